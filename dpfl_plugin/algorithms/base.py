@@ -1,0 +1,105 @@
+"""What an algorithm is: a page of a paper that sees flat vectors and a private oracle, never records.
+
+Download, uploads and states are named vectors (`Vectors`). The server's are (d,), silos' are stacks (m, d), so
+that one implementation serves one silo in an adapter and a GPU full of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from torch import Tensor
+
+from dpfl_plugin.core.vectors import Vectors
+
+
+class Oracle(Protocol):
+    """What an algorithm may ask of the silos it advances; see `dpfl_plugin.oracle`."""
+
+    num_silos: int
+
+    def gradient(self, y: Tensor) -> Tensor:
+        """Private gradients (m, d) at ``y`` (m, d): a fresh batch and fresh noise at each call."""
+        ...
+
+    def release(self, update: Tensor) -> Tensor:
+        """``update`` (m, d), fit to be sent at the run's privacy unit."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """Public facts about a federation, for planning.
+
+    Attributes:
+        num_silos: M.
+        num_participants: S = floor(l M), silos in a round of sampled participation; at least 1.
+        silo_rate: l.
+        record_rate: s, the share of a silo's records in a batch, if it is the same for all silos.
+    """
+
+    num_silos: int
+    num_participants: int
+    silo_rate: float
+    record_rate: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundPlan:
+    """What a round does, decided by the algorithm at the server before the round starts.
+
+    Attributes:
+        local_steps: K.
+        local_lr: eta_l of this round.
+        num_gradients: private gradients that each participant will ask for; what the budget is checked for.
+        participation: "all" silos, or a "sampled" share of them (drawn by the framework, which accounts for it).
+        share: the part [first, last) of each silo's records that may be read: localized phases.
+        phase: a name that the algorithm gives the round.
+        participants: ids, ascending; filled in by the framework.
+        weights: of each participant's upload in the mean, adding up to 1; filled in by the framework.
+        silo_share: S/M, or the participants' part of all silos' weights; filled in by the framework.
+    """
+
+    local_steps: int
+    local_lr: float
+    num_gradients: int
+    participation: str = "sampled"
+    share: tuple[float, float] = (0.0, 1.0)
+    phase: str = "train"
+    participants: tuple[int, ...] = ()
+    weights: tuple[float, ...] = field(default=(), repr=False)
+    silo_share: float = 1.0
+
+
+class Algorithm(Protocol):
+    """A federated algorithm. Implementations are frozen dataclasses of their options."""
+
+    def init_server(self, model: Tensor, setting: Setting) -> Vectors:
+        """The server's state before the first round; "model" (d,) is the global model."""
+        ...
+
+    def init_silos(self, model: Tensor, num_silos: int) -> Vectors:
+        """State (m, d) that silos keep between rounds; {} for none."""
+        ...
+
+    def round_plan(self, server: Vectors, round: int, setting: Setting, rng: np.random.Generator) -> RoundPlan:
+        """What round ``round`` (from 0) does; ``rng`` is the server's stream of this round."""
+        ...
+
+    def download(self, server: Vectors) -> Vectors:
+        """What the server sends to every participant, (d,) each."""
+        ...
+
+    def local_update(self, down: Vectors, silos: Vectors, oracle: Oracle, plan: RoundPlan) -> tuple[Vectors, Vectors]:
+        """(uploads, new silo states), (m, d) each, of m silos advanced together."""
+        ...
+
+    def aggregate(self, server: Vectors, mean_up: Vectors, plan: RoundPlan) -> Vectors:
+        """The server's next state, from the weighted mean of the uploads, (d,) each. Must not change ``server``."""
+        ...
+
+    def notes(self, server: Vectors) -> list[str]:
+        """What a reader of the result should know about this run."""
+        ...

@@ -1,0 +1,120 @@
+"""The command line: parse, call, print. torch is imported when a command runs, not before."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, NoReturn, Optional
+
+import typer
+
+import dpfl_plugin
+from dpfl_plugin.errors import DpflError
+
+app = typer.Typer(
+    name="dpfl",
+    help="Differentially private federated learning with drift control.",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Settings = Annotated[
+    Optional[list[str]],  # noqa: UP045 (typer reads it)
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the file, e.g. --set privacy.clip_norm=0.5."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else, on stdout.")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"dpfl {dpfl_plugin.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def run(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file, e.g. configs/quickstart.yaml.")],
+    settings: Settings = None,
+    out: Annotated[Optional[Path], typer.Option(help="Folder of run folders (default: the file's, else runs).")] = None,  # noqa: UP045
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint, if there is one.")] = False,
+    json: AsJson = False,
+) -> None:
+    """Train as a file says; several runs if it has variants.
+
+    Exit codes: 0 done, 1 failed, 2 bad configuration or input, 3 budget exhausted, 4 interrupted with a checkpoint.
+    """
+    from dpfl_plugin.cli.run import run_file
+
+    raise typer.Exit(run_file(config, settings or [], out, resume=resume, as_json=json))
+
+
+@app.command()
+def account(
+    config: Annotated[Optional[Path], typer.Argument(metavar="[CONFIG]", help="A configuration, or a run's folder.")] = None,  # noqa: UP045
+    settings: Settings = None,
+    mechanism: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="gaussian-wor (fixed-size, replace one), gaussian-poisson (add or remove one), or gaussian."),
+    ] = None,
+    q: Annotated[float, typer.Option("--q", help="Share of the records in a batch.")] = 1.0,
+    sigma: Annotated[Optional[float], typer.Option("--sigma", help="Noise std / L2 sensitivity.")] = None,  # noqa: UP045
+    steps: Annotated[Optional[int], typer.Option("--steps", help="Number of releases.")] = None,  # noqa: UP045
+    delta: Annotated[Optional[float], typer.Option("--delta")] = None,  # noqa: UP045
+    accountant: Annotated[str, typer.Option(help="See dpfl list accountants.")] = "pld",
+    json: AsJson = False,
+) -> None:
+    """Epsilon of a configuration, of a run's ledger, or of a mechanism given by its numbers."""
+    from dpfl_plugin.cli.account import account_file, account_mechanism
+
+    if (config is None) == (mechanism is None):
+        raise typer.BadParameter("give either CONFIG or --mechanism.")
+    if config is not None:
+        account_file(config, settings or [], as_json=json)
+    else:
+        account_mechanism(str(mechanism), q, sigma, steps, delta, accountant, as_json=json)
+
+
+@app.command("list")
+def list_plugins(
+    group: Annotated[Optional[str], typer.Argument(help="algorithms, engines, datasets, ...; all if left out.")] = None,  # noqa: UP045
+    json: AsJson = False,
+) -> None:
+    """Plugins that are installed, with their options."""
+    from dpfl_plugin.cli.plugins import list_group
+
+    list_group(group, as_json=json)
+
+
+@app.command()
+def schema() -> None:
+    """JSON schema of configuration files, for editors."""
+    import json
+
+    from dpfl_plugin.config.load import json_schema
+
+    print(json.dumps(json_schema(), indent=2))
+
+
+def main() -> NoReturn:
+    """Run the command line; every error that a user can mend is one message and an exit code."""
+    try:
+        app()
+    except DpflError as error:
+        print(f"dpfl: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:  # `dpfl ... | head`
+        sys.stderr.close()
+        sys.exit(1)
+    except KeyboardInterrupt:
+        print("dpfl: interrupted.", file=sys.stderr)
+        sys.exit(4)
+    raise AssertionError("typer exits by itself")

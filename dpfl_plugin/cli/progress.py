@@ -1,0 +1,117 @@
+"""Progress: a bar in a terminal, plain lines in a batch log."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from dpfl_plugin.training import experiment
+
+SECONDS_BETWEEN_LINES = 10.0
+
+
+class PlainReporter:
+    """One line at most every ten seconds, besides the last one."""
+
+    def __init__(self, label: str) -> None:
+        self._prefix = f"[{label}] " if label else ""
+        self._printed_at = 0.0
+        self._line: dict[str, Any] = {}
+        self._pace = _Pace()
+
+    def note(self, text: str) -> None:
+        self._print(text)
+
+    def start(self, rounds: int, done: int) -> None:
+        self._pace.start(rounds, done)
+
+    def evaluated(self, line: dict[str, Any]) -> None:
+        self._line = line
+        if time.monotonic() - self._printed_at >= SECONDS_BETWEEN_LINES:
+            self._show()
+
+    def ticked(self, progress: experiment.Progress) -> None:
+        self._pace.done = progress.rounds
+
+    def end(self) -> None:
+        if self._line:
+            self._show()
+
+    def _show(self) -> None:
+        self._printed_at = time.monotonic()
+        self._print(f"round {self._line['round']}/{self._pace.rounds}  {numbers(self._line)}  {self._pace.eta()}")
+
+    def _print(self, text: str) -> None:
+        print(self._prefix + text.rstrip(), file=sys.stderr, flush=True)
+
+
+class BarReporter:
+    """A bar with round, loss, accuracy, epsilon so far and the time that is left."""
+
+    def __init__(self, label: str, console: Console) -> None:
+        self._label, self._console = label, console
+        self._pace = _Pace()
+        self._bar: Progress | None = None
+
+    def note(self, text: str) -> None:
+        prefix = f"[{self._label}] " if self._label else ""
+        self._console.print(prefix + text, style="dim", markup=False, highlight=False)
+
+    def start(self, rounds: int, done: int) -> None:
+        self._pace.start(rounds, done)
+        columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[text]}"))
+        self._bar = Progress(*columns, console=self._console)
+        self._task = self._bar.add_task(self._label or "training", total=rounds, completed=done, text="")
+        self._text = ""
+        self._bar.start()
+
+    def evaluated(self, line: dict[str, Any]) -> None:
+        self._text = numbers(line)
+
+    def ticked(self, progress: experiment.Progress) -> None:
+        self._pace.done = progress.rounds
+        text = f"{progress.rounds}/{self._pace.rounds}  {self._text}  {self._pace.eta()}"
+        if self._bar is not None:
+            self._bar.update(self._task, completed=progress.rounds, text=text)
+
+    def end(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
+class _Pace:
+    def __init__(self) -> None:
+        self.rounds = self.done = self._first = 0
+        self._began = time.monotonic()
+
+    def start(self, rounds: int, done: int) -> None:
+        self.rounds, self.done, self._first, self._began = rounds, done, done, time.monotonic()
+
+    def eta(self) -> str:
+        finished, left = self.done - self._first, self.rounds - self.done
+        if finished <= 0 or left <= 0:
+            return ""
+        return f"{duration((time.monotonic() - self._began) / finished * left)} left"
+
+
+def numbers(line: dict[str, Any]) -> str:
+    """An evaluation in few words."""
+    loss, accuracy = line["train_loss"], line["test_accuracy"]
+    text = f"loss {loss:.4f}  accuracy {accuracy:.4f}"
+    epsilon = line["epsilon"]["server"]
+    return text + (f"  epsilon {epsilon:.3f}" if epsilon is not None else "")
+
+
+def duration(seconds: float) -> str:
+    """ "42 s", "3 min 5 s" or "2 h 14 min"."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"

@@ -1,0 +1,199 @@
+"""YAML to a checked `Config`; every error names file, key, value and what is allowed."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pydantic
+import yaml
+
+from dpfl_plugin.config.schema import Config
+from dpfl_plugin.errors import ConfigError
+from dpfl_plugin.registry import describe, nearest
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1 with two traps removed: 1e-5 is a number, and a key given twice is an error."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+            if key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+_FLOAT = re.compile(r"^[-+]?(\d+\.\d*|\.\d+|\d+)([eE][-+]?\d+)?$")
+_INT = re.compile(r"^[-+]?\d+$")
+_Loader.add_implicit_resolver("tag:yaml.org,2002:int", _INT, list("-+0123456789"))
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One run of a file: its label (None if the file has one run only) and configuration."""
+
+    label: str | None
+    config: Config
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file.
+
+    Raises:
+        ConfigError: the file is missing, is not YAML, gives a key twice, or is not a mapping.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}.") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not UTF-8 text (byte {error.start}).") from error
+    try:
+        values = yaml.load(text, Loader=_Loader)  # a SafeLoader
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise ConfigError(f"{path}{where}: {getattr(error, 'problem', None) or error}.") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: holds no mapping of keys to values.")
+    return values
+
+
+def load(path: Path, settings: Iterable[str] = ()) -> list[Variant]:
+    """The runs that a file describes, with ``settings`` ("key.path=value") applied to each.
+
+    ``variants: {label: {...}}`` in a file gives one run for each label: the rest of the file, changed by it.
+
+    Raises:
+        ConfigError: anything in it is wrong.
+    """
+    values = read_yaml(path)
+    variants = values.pop("variants", None)
+    changes = [_parse_setting(setting) for setting in settings]
+    if variants is None:
+        return [Variant(None, _check(_merged(values, *changes), str(path)))]
+    if not isinstance(variants, dict) or not variants or not all(isinstance(v, dict) for v in variants.values()):
+        raise ConfigError(f"{path}: variants must map labels to changes of this file, e.g. {{fedavg: {{seed: 1}}}}.")
+    return [
+        Variant(str(label), _check(_merged(values, change, *changes), f"{path} (variant {label})"))
+        for label, change in variants.items()
+    ]
+
+
+def _parse_setting(setting: str) -> dict[str, Any]:
+    """ "a.b=1" as {"a": {"b": 1}}; the value is YAML."""
+    key, equals, value = setting.partition("=")
+    if not equals or not key or not all(key.split(".")):
+        raise ConfigError(f"--set {setting!r} is not of the form key=value, e.g. --set privacy.clip_norm=0.5.")
+    try:
+        result: Any = yaml.load(value, Loader=_Loader)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--set {setting!r}: the value is not YAML: {getattr(error, 'problem', error)}.") from error
+    for part in reversed(key.split(".")):
+        result = {part: result}
+    return dict(result)
+
+
+def _merged(base: Mapping[str, Any], *changes: Mapping[str, Any]) -> dict[str, Any]:
+    """``base`` with mappings merged key by key; a block whose name changes starts afresh with its new options only
+    where the file says so: options of the old plugin that the new one lacks are an error, not silence."""
+    result = copy.deepcopy(dict(base))
+    for change in changes:
+        for key, value in change.items():
+            old = result.get(key)
+            if isinstance(old, str) and isinstance(value, dict) and "name" not in value:
+                old = {"name": old}  # `model: mlp` with a later --set model.hidden=[50]
+            if isinstance(old, dict) and isinstance(value, dict):
+                result[key] = _merged(old, value)
+            else:
+                result[key] = copy.deepcopy(value)
+    return result
+
+
+def _check(values: dict[str, Any], source: str) -> Config:
+    try:
+        return Config(**{str(key): value for key, value in values.items()})
+    except pydantic.ValidationError as error:
+        problems = [_describe(problem) for problem in error.errors()]
+        raise ConfigError(f"{source}: " + ";\n  ".join(problems) + ".") from error
+
+
+def _describe(problem: Any) -> str:
+    if problem["type"] == "extra_forbidden":
+        *parents, key = problem["loc"]
+        known = _known_keys(parents)
+        path = ".".join(map(str, problem["loc"]))
+        return f"{path} is not a known key{nearest(str(key), known)}. Known: {', '.join(known)}"
+    if problem["type"] == "value_error":
+        where = ".".join(map(str, problem["loc"]))
+        return (f"{where}: " if where else "") + str(problem["ctx"]["error"])
+    return describe(problem)
+
+
+def _known_keys(parents: list[Any]) -> list[str]:
+    model: type[pydantic.BaseModel] = Config
+    for parent in parents:
+        annotation = model.model_fields[str(parent)].annotation
+        assert isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel)
+        model = annotation
+    return list(model.model_fields)
+
+
+# Where and how often files are written does not change what is computed.
+_NOT_IN_ID = {"out": True, "description": True, "checkpoint": True, "data": {"folder"}}
+
+
+def resolved(config: Config) -> dict[str, Any]:
+    """Every value of the configuration, defaults included, as plain data."""
+    return config.model_dump(mode="json")
+
+
+def run_id(config: Config) -> str:
+    """12 hex digits that name a run: a hash of all that determines its result."""
+    values = config.model_dump(mode="json", exclude=_NOT_IN_ID)
+    canonical = json.dumps(values, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()[:12]
+
+
+def to_yaml(config: Config) -> str:
+    """The resolved configuration, which `load` reads back to the same."""
+    return yaml.safe_dump(_with_infinities(resolved_python(config)), sort_keys=False, allow_unicode=True)
+
+
+def resolved_python(config: Config) -> dict[str, Any]:
+    return config.model_dump(mode="python")
+
+
+def _with_infinities(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _with_infinities(item) for key, item in value.items() if item is not None}
+    return [_with_infinities(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON schema of configuration files, for editors."""
+    schema = Config.model_json_schema()
+    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    schema["title"] = "dpfl configuration"
+    schema["properties"]["variants"] = {
+        "type": "object",
+        "description": "label: changes of this file; one run for each",
+        "additionalProperties": {"type": "object"},
+    }
+    block = schema["$defs"]["Block"]
+    block["oneOf"] = [{"required": ["name"]}, {"required": ["module"]}]
+    for holder in (schema, *schema["$defs"].values()):
+        for field in holder.get("properties", {}).values():
+            if field.get("$ref") == "#/$defs/Block":
+                field["anyOf"] = [{"type": "string"}, {"$ref": field.pop("$ref")}]
+    return schema

@@ -1,0 +1,141 @@
+"""The configuration of a run: frozen, checked once, every key used.
+
+A *block* names a plugin and its options: ``{name: dirichlet, alpha: 0.1}``, or just ``dirichlet``. The plugin's own
+signature says which options there are; they are checked when it is built.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=True)
+
+
+class Block(BaseModel):
+    """A plugin by ``name`` (or ``module: package.module:factory``, where users' own code is allowed) and its options."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    name: str | None = None
+    module: str | None = None
+
+    @model_validator(mode="after")
+    def _one_of(self) -> Block:
+        if (self.name is None) == (self.module is None):
+            raise ValueError("a block needs exactly one of name (a registered plugin) and module (package.module:name)")
+        return self
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return dict(self.__pydantic_extra__ or {})
+
+
+def _block(value: Any) -> Any:
+    return {"name": value} if isinstance(value, str) else value
+
+
+PluginBlock = Annotated[Block, BeforeValidator(_block)]
+
+
+class DataConfig(_Strict):
+    """Which records, at which silos."""
+
+    dataset: PluginBlock = Field(default=Block(name="digits"), description="data set plugin and its options")
+    partition: PluginBlock = Field(default=Block(name="iid"), description="how records are dealt to silos")
+    num_silos: int | None = Field(None, ge=1, description="M; left out where the data set has silos of its own")
+    max_records_per_silo: int | None = Field(None, ge=2, description="keep at most so many records of a silo")
+    test: Literal["split", "own"] = Field("split", description="test on a share of each silo, or on the set's own test part")
+    test_fraction: float = Field(0.2, gt=0, lt=1, description="share of a silo's records held out (test: split)")
+    preprocess: list[PluginBlock] = Field(default=[], description="steps in order: standardise, unit_norm, pca, scale")
+    folder: str | None = Field(None, description="where data files are; else $DPFL_DATA, else ~/.cache/dpfl")
+
+
+class PrivacyConfig(_Strict):
+    """How releases are made private, and how much may be spent."""
+
+    unit: Literal["record", "silo"] = Field("record", description="what neighbouring data sets differ in")
+    neighbouring: Literal["replace_one", "add_or_remove"] | None = Field(
+        None, description="default: what the sampler is accounted under; replace_one for unit: silo"
+    )
+    mechanism: PluginBlock = Block(name="gaussian")
+    clip_norm: float = Field(gt=0, description="C, L2 bound of one example's gradient (inf: no clipping)")
+    noise_multiplier: float = Field(ge=0, lt=math.inf, description="sigma_g = noise std / L2 sensitivity; 0: not private")
+    sampler: Literal["fixed", "poisson", "full"] = "fixed"
+    record_rate: float | None = Field(None, gt=0, le=1, description="s, share of a silo's records in a batch")
+    batch_size: int | None = Field(None, ge=1, description="instead of record_rate, the same count at every silo")
+    epsilon: float | None = Field(None, gt=0, description="budget: the run stops before the round that would pass it")
+    delta: float = Field(1e-5, gt=0, lt=1)
+    budget_view: Literal["server", "third_party"] = Field("server", description="whose epsilon the budget bounds")
+    accountant: PluginBlock = Block(name="pld")
+
+
+class EvaluationConfig(_Strict):
+    """What is measured while training. Measurements read records without noise: they are for the experimenter."""
+
+    every: int | None = Field(None, ge=1, description="rounds between evaluations; default: about 100 in a run")
+    dissimilarity: bool = Field(False, description="also 1/M sum ||grad F_i||^2 - ||grad F||^2, at one pass over the data")
+
+
+class CheckpointConfig(_Strict):
+    """When the state is saved, besides at the end and when interrupted."""
+
+    every: int | None = Field(None, ge=1, description="rounds between checkpoints")
+    seconds: float = Field(30.0, ge=0, description="or seconds between them; 0: after every round")
+
+
+class RuntimeConfig(_Strict):
+    """How it is computed. Results are the same bits for every stack, on the same kind of device and threads."""
+
+    dtype: Literal["float32", "float64"] = "float32"
+    device: str = "cpu"
+    threads: int = Field(1, ge=1, description="torch threads")
+    stack: int = Field(1, ge=1, description="silos advanced together")
+    chunk_mb: int = Field(256, ge=1, description="memory for per-example gradients")
+
+
+class Config(_Strict):
+    """A run: data, model, algorithm, privacy, and how it is computed."""
+
+    name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="folder name under out")
+    description: str = ""
+    seed: int = Field(0, ge=0, lt=2**63)
+    rounds: int | None = Field(None, ge=1, description="T; left out: as many as privacy.epsilon allows")
+    silo_rate: float = Field(1.0, gt=0, le=1, description="l, share of silos in a round")
+    silo_weights: Literal["equal", "records"] = Field("equal", description="of each silo in the mean")
+    data: DataConfig = DataConfig()
+    model: PluginBlock = Block(name="softmax")
+    loss: str = Field("auto", description="auto, cross_entropy, logistic, or package.module:function")
+    l2: float = Field(0.0, ge=0, lt=math.inf, description="lambda of lambda/2 ||y||^2, added after clipping and noise")
+    algorithm: PluginBlock
+    privacy: PrivacyConfig
+    engine: str = Field("auto", description="per-example gradient engine")
+    evaluation: EvaluationConfig = EvaluationConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    runtime: RuntimeConfig = RuntimeConfig()
+    out: str = Field("runs", description="folder of run folders")
+
+    @field_validator("algorithm", "privacy", mode="before")
+    @classmethod
+    def _present(cls, value: Any) -> Any:
+        return {} if value is None else value
+
+    @model_validator(mode="after")
+    def _ends(self) -> Config:
+        if self.rounds is None and self.privacy.epsilon is None:
+            raise ValueError("rounds is missing: give rounds, or privacy.epsilon to run for as long as it lasts")
+        if self.privacy.epsilon is not None and self.privacy.noise_multiplier == 0:
+            raise ValueError(
+                "privacy.epsilon with privacy.noise_multiplier: 0: without noise no epsilon holds; leave epsilon out, "
+                "or give a noise_multiplier above 0"
+            )
+        if self.silo_weights == "records" and self.privacy.sampler == "poisson":
+            raise ValueError(
+                "silo_weights: records publishes each silo's number of records, which is what add-or-remove "
+                "neighbours (sampler: poisson) differ in; use silo_weights: equal, or sampler: fixed"
+            )
+        return self

@@ -1,0 +1,13 @@
+"""Floors of exact decimals."""
+
+from __future__ import annotations
+
+from decimal import ROUND_FLOOR, Decimal
+
+
+def floor_share(rate: float, count: int) -> int:
+    """floor(rate * count) with ``rate`` read as the decimal that a person wrote.
+
+    In binary floating point 0.29 * 100 is 28.999999999999996, whose floor loses one; here it is 29.
+    """
+    return int((Decimal(repr(float(rate))) * count).to_integral_value(ROUND_FLOOR))

@@ -1,0 +1,56 @@
+"""One random stream per (seed, purpose, round, silo, step).
+
+Results then depend neither on the order in which silos run, nor on the rank or the stack that runs them,
+and two silos never share noise. The key is hashed to 256 bits: `torch.Generator.manual_seed` keeps only 32
+of them on the CPU, so that a long run would meet two streams with the same seed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from typing import Final
+
+import numpy as np
+
+# Numbers are part of every recorded result: append, never renumber.
+PURPOSES: Final[dict[str, int]] = {
+    "noise": 1,  # privacy noise of a silo
+    "batch": 2,  # which records of a silo are in a batch
+    "participants": 3,  # which silos take part in a round
+    "plan": 4,  # the server's own coins (e.g. the number of local steps)
+    "partition": 5,  # which record goes to which silo
+    "split": 6,  # training and test records of a silo
+    "data": 7,  # synthetic data
+    "model": 8,  # initial parameters
+    "algorithm": 9,  # an algorithm's own coins at a silo; never privacy noise
+}
+
+
+def stream_key(seed: int, purpose: str, round: int = 0, silo: int = 0, step: int = 0, attempt: int = 0) -> bytes:
+    """The 32-byte key of a stream. ``attempt`` separates a round that is run again with fresh noise."""
+    fields = struct.pack("<6q", seed, PURPOSES[purpose], round, silo, step, attempt)
+    return hashlib.blake2b(fields, digest_size=32, person=b"dpfl.stream.v1").digest()
+
+
+class Stream:
+    """A numpy generator that can be moved to any stream; moving costs 2 us, building one 20."""
+
+    def __init__(self) -> None:
+        self._bits = np.random.SFC64(0)
+        self._state = self._bits.state
+        self.generator = np.random.Generator(self._bits)
+
+    def seek(self, key: bytes) -> np.random.Generator:
+        """The generator at the start of the stream named by ``key`` (32 bytes)."""
+        self._state["state"]["state"] = np.frombuffer(key, dtype="<u8").astype(np.uint64)
+        self._state["has_uint32"] = 0
+        self._bits.state = self._state
+        return self.generator
+
+
+def stream(
+    seed: int, purpose: str, round: int = 0, silo: int = 0, step: int = 0, attempt: int = 0
+) -> np.random.Generator:
+    """A generator of its own for one purpose, round, silo and step."""
+    return Stream().seek(stream_key(seed, purpose, round, silo, step, attempt))

@@ -1,0 +1,135 @@
+"""From a data set's name to silos in memory: load, partition, split, preprocess."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from dpfl_plugin import registry
+from dpfl_plugin.core.exact import floor_share
+from dpfl_plugin.core.streams import stream
+from dpfl_plugin.data.base import Dataset, Features, Federation, Integers, Silo, validate
+from dpfl_plugin.data.fetch import DataSource
+from dpfl_plugin.data.preprocess import preprocess as apply_steps
+from dpfl_plugin.errors import ConfigError, DataError, PluginError, require
+
+FEWER = "Use fewer silos, a larger alpha, or a larger min_records."
+WHOLE_TEST_PART = -1  # the place, beyond all silos, of the stream that deals out a data set's own test part
+
+
+def build_federation(
+    *,
+    dataset: Callable[..., Any],
+    dataset_options: Mapping[str, Any],
+    partitioner: Callable[..., Any],
+    partition_options: Mapping[str, Any],
+    num_silos: int | None,
+    seed: int,
+    test: Literal["split", "own"] = "split",
+    test_fraction: float = 0.2,
+    preprocess: Sequence[str | Mapping[str, Any]] = (),
+    max_records_per_silo: int | None = None,
+    folder: Path | None = None,
+    base: Path | None = None,
+    name: str = "",
+) -> Federation:
+    """The silos of an experiment; the same arguments give the same silos.
+
+    test: "split" makes ceil(test_fraction * n) of a silo's n records test records, at random, and leaves the data
+    set's own test part unused; "own" takes that part, by natural silo where silos are natural ones, else dealt out
+    at random in equal shares. max_records_per_silo: keep that many of a silo's records, at random, before the split.
+    folder: of data files; base: the configuration file's folder, where relative paths start. preprocess: see
+    `dpfl_plugin.data.preprocess`.
+
+    Raises:
+        ConfigError: an option is unknown, wrong, or impossible with this data set.
+        DataError: a file is missing or damaged, or a silo has too few records.
+    """
+    require(test in ("split", "own"), "data.test", test, "be 'split' or 'own'")
+    require(0 < test_fraction < 1, "data.test_fraction", test_fraction, "be between 0 and 1, both excluded")
+    limit = max_records_per_silo
+    require(limit is None or limit >= 2, "data.max_records_per_silo", limit, "be 2 or more")
+    name = name or getattr(dataset, "__name__", "data set")
+    base = base or Path()
+    source = DataSource(folder=folder, seed=seed, num_silos=num_silos, base=base)
+    data = _call(dataset, dataset_options, source, where="data.dataset")
+    if not isinstance(data, Dataset):
+        raise PluginError(
+            f"data set {name!r}: the plugin returned a {type(data).__name__}, not a dpfl_plugin.data.base.Dataset."
+        )
+    validate(data, name)
+    rng = stream(seed, "partition")
+    rows = _call(partitioner, partition_options, data.labels, num_silos, rng, data.groups, where="data.partition")
+    _check_partition(rows, len(data.labels), num_silos)
+    silos = _split(data, rows, seed, test_fraction, limit) if test == "split" else _own_test(data, rows, seed, limit)
+    federation = Federation(silos, data.num_classes, data.features.shape[1:], list(data.caveats), name)
+    apply_steps(federation, preprocess, base)
+    return federation
+
+
+def _call(plugin: Callable[..., Any], given: Mapping[str, Any], *context: Any, where: str) -> Any:
+    """As `registry.build`, but num_silos is the federation's option, not the plugin's."""
+    options = registry.check_options(plugin, given, where=where)
+    try:
+        return plugin(*context, **options)
+    except ConfigError as error:
+        key = "data" if str(error).startswith("num_silos") else where
+        raise type(error)(f"{key}.{error}") from error
+
+
+def _check_partition(rows: Sequence[Integers], n: int, num_silos: int | None) -> None:
+    if not len(rows) or (num_silos is not None and len(rows) != num_silos):
+        raise PluginError(f"data.partition: the partitioner made {len(rows)} silos where {num_silos} were asked for.")
+    for i, silo in enumerate(rows):
+        if len(silo) < 2:
+            raise DataError(
+                f"silo {i} has {len(silo)} records; it needs one to train on and one to test at least. {FEWER}"
+            )
+    used = np.concatenate(list(rows))
+    if used.min() < 0 or used.max() >= n or np.bincount(used, minlength=n).max() > 1:
+        raise PluginError("data.partition: the partitioner used a record twice, or one that does not exist.")
+
+
+def _split(data: Dataset, rows: Sequence[Integers], seed: int, test_fraction: float, limit: int | None) -> list[Silo]:
+    silos = []
+    for i, silo in enumerate(rows):
+        kept = silo[stream(seed, "split", silo=i).permutation(len(silo))][:limit]
+        num_test = -floor_share(-test_fraction, len(kept))  # the ceiling, so that training gets floor((1 - f) n)
+        if num_test >= len(kept):
+            raise DataError(
+                f"silo {i}: test_fraction={test_fraction} of its {len(kept)} records leaves none to train on. {FEWER}"
+            )
+        # Sorted: neighbours in memory stay neighbours, and gathering is faster.
+        held_out, train = np.sort(kept[:num_test]), np.sort(kept[num_test:])
+        silos.append(Silo(*_take(data, train), *_take(data, held_out)))
+    return silos
+
+
+def _take(data: Dataset, rows: Integers) -> tuple[Features, Integers]:
+    # In C order whatever the plugin's was: preprocessing works on views of whole records.
+    return np.ascontiguousarray(data.features[rows]), data.labels[rows]
+
+
+def _own_test(data: Dataset, rows: Sequence[Integers], seed: int, limit: int | None) -> list[Silo]:
+    if data.test is None:
+        raise ConfigError("data.test='own': this data set has no test part of its own. Use test: split.")
+    test_rows = _deal_out_test(data, data.test, rows, seed)
+    silos = []
+    for i, (silo, held_out) in enumerate(zip(rows, test_rows, strict=True)):
+        if not len(held_out):
+            raise DataError(f"silo {i} has no record in the data set's own test part. Use test: split, or fewer silos.")
+        train = np.sort(silo[stream(seed, "split", silo=i).permutation(len(silo))][:limit])
+        silos.append(Silo(*_take(data, train), *_take(data.test, held_out)))
+    return silos
+
+
+def _deal_out_test(data: Dataset, test: Dataset, rows: Sequence[Integers], seed: int) -> list[Integers]:
+    if data.groups is not None and test.groups is not None:
+        natural = [np.unique(data.groups[silo]) for silo in rows]
+        if all(len(groups) == 1 for groups in natural):
+            return [np.flatnonzero(test.groups == groups[0]) for groups in natural]
+    order = stream(seed, "split", silo=WHOLE_TEST_PART).permutation(len(test.labels))
+    return [np.sort(part) for part in np.array_split(order, len(rows))]

@@ -1,0 +1,184 @@
+"""Files of data sets: found in a folder, checked against a digest, or fetched into the folder."""
+
+from __future__ import annotations
+
+import glob
+import gzip
+import hashlib
+import logging
+import os
+import shutil
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pooch
+
+from dpfl_plugin.errors import DataError
+
+CONNECT_SECONDS = 4.0  # a machine without a network must say so in seconds
+READ_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class DataSource:
+    """What a data set plugin is given.
+
+    folder: where the files are and where fetched ones go (None: $DPFL_DATA, else ~/.cache/dpfl); seed: of the
+    experiment; num_silos: as configured; base: the folder of the configuration file, from which a user's relative
+    paths start.
+    """
+
+    folder: Path | None = None
+    seed: int = 0
+    num_silos: int | None = None
+    base: Path = field(default_factory=Path)
+
+    @property
+    def root(self) -> Path:
+        """The folder in use."""
+        if self.folder is not None:
+            return self.base / self.folder.expanduser()
+        return Path(os.environ.get("DPFL_DATA") or "~/.cache/dpfl").expanduser()
+
+    def file(
+        self,
+        relative: str,
+        *,
+        url: str | None,
+        sha256: str | None = None,
+        alternatives: Sequence[str] = (),
+        download_hash: str | None = None,
+        archive: str | None = None,
+    ) -> bytes:
+        """The uncompressed content of a data file, e.g. ``mnist/train-labels-idx1-ubyte``, plain or as .gz.
+
+        sha256: of the uncompressed content (a .gz of the same bytes can differ); alternatives: other names of the
+        same file; download_hash: pooch's "md5:..." or "sha256:..." of what the URL delivers; archive: the name of a
+        zip file in the folder, which the URL delivers and which holds the file.
+
+        Raises:
+            DataError: the file is damaged, or is neither in the folder nor to be had from the URL.
+        """
+        names = (relative, *alternatives)
+        content = self._local(names, archive)
+        if content is None:
+            if url is None:
+                raise DataError(f"{relative} (or {relative}.gz) is not in {self.root}. Put it there.")
+            self._fetch(relative, url, sha256, download_hash, archive)
+            content = self._local(names, archive)
+        if content is None:
+            raise DataError(f"{archive} from {url} holds no {Path(relative).name}.gz.")
+        where, data = content
+        _check_digest(data, sha256, where)
+        return data
+
+    def matching(self, pattern: str) -> list[Path]:
+        """The files in the folder that match a glob pattern, sorted by name."""
+        return sorted(path for path in self.root.glob(pattern) if path.is_file())
+
+    def paths(self, named: str | Sequence[str], key: str) -> list[Path]:
+        """The files of a user's own: one path, a list, or a glob pattern; relative ones start at ``base``.
+
+        Raises:
+            DataError: there is no such file; the message names the key and the full path.
+        """
+        found: list[Path] = []
+        for name in [named] if isinstance(named, str) else named:
+            path = self.base / Path(name).expanduser()
+            matches = [path] if path.is_file() else sorted(map(Path, glob.glob(str(path), recursive=True)))
+            if not any(match.is_file() for match in matches):
+                raise DataError(f"{key}={name!r}: there is no such file; looked for {path.absolute()}.")
+            found += [match for match in matches if match.is_file()]
+        if not found:
+            raise DataError(f"{key} names no file.")
+        return found
+
+    def _local(self, names: Sequence[str], archive: str | None) -> tuple[Path, bytes] | None:
+        for name in names:
+            for path in (self.root / name, self.root / f"{name}.gz"):
+                if path.is_file():
+                    return path, read_file(path)
+        if archive is None or not (self.root / archive).is_file():
+            return None
+        return _read_zip(self.root / archive, names)
+
+    def _fetch(
+        self, relative: str, url: str, sha256: str | None, download_hash: str | None, zipped: str | None
+    ) -> None:
+        name = zipped or (f"{relative}.gz" if url.endswith(".gz") else relative)
+        target = self.root / name
+        help_text = f"Download {url} on a machine with a network and put it at {target}."
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            temporary = Path(tempfile.mkdtemp(prefix=".fetch-", dir=target.parent))
+        except OSError as error:
+            raise DataError(
+                f"{relative} is not in {self.root}, which cannot be written to: {error}. {help_text}"
+            ) from error
+        try:
+            part = _download(url, temporary, target.name, download_hash)
+            if not zipped:
+                _check_digest(read_file(part), sha256, Path(url))
+            os.replace(part, target)  # whole and checked, or not there at all
+        except DataError:
+            raise
+        except Exception as error:  # requests, urllib3 and pooch each raise their own
+            reason = f"{type(error).__name__}: {error}"[:200]
+            raise DataError(
+                f"{relative} is not in {self.root} and could not be fetched ({reason}). {help_text}"
+            ) from error
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _download(url: str, folder: Path, name: str, download_hash: str | None) -> Path:
+    downloader = pooch.HTTPDownloader(timeout=(CONNECT_SECONDS, READ_SECONDS))
+    log = pooch.get_logger()
+    level = log.level
+    log.setLevel(logging.WARNING)  # without a known hash pooch prints advice for programmers
+    try:
+        return Path(pooch.retrieve(url, known_hash=download_hash, fname=name, path=folder, downloader=downloader))
+    finally:
+        log.setLevel(level)
+
+
+def read_file(path: Path) -> bytes:
+    """The content of a file, uncompressed if its name ends in .gz.
+
+    Raises:
+        DataError: it cannot be read, or the compressed stream is damaged or cut short.
+    """
+    try:
+        data = path.read_bytes()
+        return gzip.decompress(data) if path.suffix == ".gz" else data
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(f"{path} is damaged ({error}). Remove it and fetch it again.") from error
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error}.") from error
+
+
+def _read_zip(path: Path, names: Sequence[str]) -> tuple[Path, bytes] | None:
+    wanted = {f"{Path(name).name}.gz" for name in names}
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for member in archive.namelist():
+                if Path(member).name in wanted:
+                    return path / member, gzip.decompress(archive.read(member))
+    except (OSError, EOFError, zlib.error, zipfile.BadZipFile) as error:
+        raise DataError(f"{path} is damaged ({error}). Remove it and fetch it again.") from error
+    return None
+
+
+def _check_digest(data: bytes, sha256: str | None, where: Path) -> None:
+    if sha256 is None:
+        return
+    found = hashlib.sha256(data).hexdigest()
+    if found != sha256:
+        raise DataError(
+            f"{where} is not the published file: sha256 of its uncompressed content is {found}, "
+            f"expected {sha256}. Remove it and fetch it again."
+        )

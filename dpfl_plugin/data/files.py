@@ -1,0 +1,348 @@
+"""Tables and arrays of a user's own: CSV and NPZ files."""
+
+from __future__ import annotations
+
+import csv as csv_module
+import gzip
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpfl_plugin.data.base import Dataset, Features, Integers
+from dpfl_plugin.data.fetch import DataSource
+from dpfl_plugin.errors import ConfigError, DataError
+from dpfl_plugin.registry import nearest
+
+ROWS_AT_ONCE = 20_000  # text is turned into numbers in pieces, so that memory holds the table as float32 only
+MAX_CLASSES = 1000
+
+
+class Table(NamedTuple):
+    """One file: features [n, *shape], labels [n] and silo names [n] as written there, names of the features."""
+
+    path: Path
+    features: Features
+    labels: NDArray[Any]
+    silos: NDArray[Any] | None
+    columns: tuple[str, ...]
+
+
+def csv(
+    source: DataSource,
+    *,
+    files: str | list[str],
+    test_files: str | list[str] | None = None,
+    label_column: str = "label",
+    silo_column: str | None = None,
+    ignore_columns: list[str] | None = None,
+    classes: list[int | str] | None = None,
+    delimiter: str = ",",
+) -> Dataset:
+    """Records from CSV files with a header (also .csv.gz): one file for each silo, or a column that names the silo.
+
+    files, test_files: paths or glob patterns, relative ones from the configuration file's folder; several files are
+    one silo each unless ``silo_column`` is given. Every column but the label, the silo and ``ignore_columns`` is a
+    feature and must be numeric; all files have the same columns, in any order. classes: the labels in order, which
+    then are not read from private records; by default all values found, sorted.
+
+    Raises:
+        DataError: a file is missing or not such a table; the message names file, line, column and value.
+        ConfigError: an option names no column, or the test files do not match the files.
+    """
+    if len(delimiter) != 1:
+        raise ConfigError(f"delimiter={delimiter!r} must be one character.")
+    columns = _Columns(label_column, silo_column, tuple(ignore_columns or ()), delimiter)
+    return _dataset(source, files, test_files, classes, columns.read)
+
+
+def npz(
+    source: DataSource,
+    *,
+    files: str | list[str],
+    test_files: str | list[str] | None = None,
+    classes: list[int | str] | None = None,
+) -> Dataset:
+    """Records from NumPy .npz files with arrays x (or features) [n, *shape], y (or labels) [n] and perhaps silo [n].
+
+    Options as in `csv`: several files are one silo each, unless they hold an array ``silo``. Pickled objects are
+    never read.
+
+    Raises:
+        DataError: a file is missing or does not hold such arrays; the message names the file.
+        ConfigError: the test files do not match the files.
+    """
+    return _dataset(source, files, test_files, classes, _read_arrays)
+
+
+def _dataset(
+    source: DataSource,
+    files: str | list[str],
+    test_files: str | list[str] | None,
+    classes: list[int | str] | None,
+    read: Callable[[Path], Table],
+) -> Dataset:
+    train = [read(path) for path in source.paths(files, "files")]
+    test = [read(path) for path in source.paths(test_files, "test_files")] if test_files else []
+    train, test = ([_reorder(table, train[0]) for table in part] for part in (train, test))
+    shape, with_silos = train[0].features.shape[1:], train[0].silos is not None
+    for table in (*train, *test):
+        if table.features.shape[1:] != shape or (table.silos is not None) != with_silos:
+            raise DataError(
+                f"{table.path}: features {table.features.shape[1:]}, silo names {table.silos is not None}; "
+                f"{train[0].path} has {shape}, {with_silos}. All files must agree."
+            )
+    labels, names, derived = _label_numbers([*train, *test], classes)
+    train_groups, test_groups = _groups(train, test)
+    num_train = sum(len(table.labels) for table in train)
+    listed = ", ".join(f"{name} -> {number}" for number, name in enumerate(names[:20]))
+    mapping = f"labels: {listed}{', ...' if len(names) > 20 else ''}"
+    caveat = "the classes were read from the records of all silos; name them in `classes` to keep that from leaking"
+    test_part = None
+    if test:
+        test_x = np.concatenate([table.features for table in test])
+        test_part = Dataset(test_x, labels[num_train:], len(names), test_groups)
+    features = np.concatenate([table.features for table in train]) if len(train) > 1 else train[0].features
+    caveats = (mapping, caveat) if derived else (mapping,)
+    return Dataset(features, labels[:num_train], len(names), train_groups, test_part, caveats)
+
+
+def _reorder(table: Table, first: Table) -> Table:
+    """The table with its features in the first file's order of columns."""
+    if table.columns == first.columns:
+        return table
+    missing, extra = set(first.columns) - set(table.columns), set(table.columns) - set(first.columns)
+    if missing or extra:
+        raise DataError(
+            f"{table.path}: other columns than {first.path}: lacks {sorted(missing) or 'none'}, "
+            f"has also {sorted(extra) or 'none'}."
+        )
+    order = [table.columns.index(name) for name in first.columns]
+    return table._replace(features=table.features[:, order], columns=first.columns)
+
+
+def _groups(train: list[Table], test: list[Table]) -> tuple[Integers | None, Integers | None]:
+    if train[0].silos is not None:
+        written = [_plain(table.silos) for table in train if table.silos is not None]
+        number = {
+            name: index for index, name in enumerate(sorted({name for names in written for name in names}, key=_order))
+        }
+        train_groups = np.array([number[name] for names in written for name in names], dtype=np.int64)
+        if not test:
+            return train_groups, None
+        test_groups: list[int] = []
+        for table in test:
+            for name in _plain(table.silos) if table.silos is not None else []:
+                if name not in number:
+                    raise DataError(f"{table.path}: silo {name!r} has no training records.")
+                test_groups.append(number[name])
+        return train_groups, np.array(test_groups, dtype=np.int64)
+    if len(train) == 1:
+        return None, None
+    if len(test) not in (0, 1, len(train)):
+        raise ConfigError(
+            f"test_files names {len(test)} files, files names {len(train)}: give one for each silo, or one for all."
+        )
+    return _numbered(train), _numbered(test) if len(test) == len(train) else None
+
+
+def _numbered(tables: list[Table]) -> Integers:
+    return np.repeat(np.arange(len(tables), dtype=np.int64), [len(table.labels) for table in tables])
+
+
+def _label_numbers(tables: list[Table], classes: list[int | str] | None) -> tuple[Integers, list[str], bool]:
+    """Labels as numbers over all tables, the class names in order, and whether these came from the records."""
+    written = [_plain(table.labels) for table in tables]
+    if classes is not None:
+        order = [str(name) for name in classes]
+        if len(set(order)) != len(order):
+            raise ConfigError(f"classes={classes!r} names a class twice.")
+    else:
+        order = sorted({name for names in written for name in names}, key=_order)
+        if len(order) > MAX_CLASSES:
+            raise DataError(
+                f"{tables[0].path}: more than {MAX_CLASSES} different labels; is this the column of the class?"
+            )
+        if len(order) < 2:
+            raise DataError(f"{tables[0].path}: all labels are {order[0]!r}; a classifier needs 2 classes at least.")
+    number = {name: index for index, name in enumerate(order)}
+    for table, names in zip(tables, written, strict=True):
+        unknown = next((row for row, name in enumerate(names) if name not in number), None)
+        if unknown is not None:
+            raise DataError(
+                f"{table.path}: the label of record {unknown} is {names[unknown]!r}, not one of {order[:20]}."
+            )
+    return np.array([number[name] for names in written for name in names], dtype=np.int64), order, classes is None
+
+
+def _plain(values: NDArray[Any]) -> list[str]:
+    return [str(value) for value in values.tolist()]
+
+
+def _order(name: str) -> tuple[int, float, str]:
+    """Numbers by value, before words."""
+    try:
+        return 0, float(name), name
+    except ValueError:
+        return 1, 0.0, name
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    label: str
+    silo: str | None
+    ignored: tuple[str, ...]
+    delimiter: str
+
+    def read(self, path: Path) -> Table:
+        """One CSV file."""
+        try:
+            # -sig: spreadsheets begin a file with a byte order mark
+            with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8-sig", newline="") as text:
+                return self._parse(path, csv_module.reader(text, delimiter=self.delimiter, strict=True))
+        except (UnicodeDecodeError, csv_module.Error, EOFError, zlib.error, OSError) as error:
+            raise DataError(f"{path} is not a CSV file in UTF-8: {error}.") from error
+
+    def _parse(self, path: Path, reader: Any) -> Table:
+        header = [name.strip() for name in next(reader, [])]
+        places = self._features(path, header)
+        columns = tuple(header[place] for place in places)
+        label, silo = header.index(self.label), header.index(self.silo) if self.silo is not None else None
+        features: list[Features] = []
+        labels: list[str] = []
+        silos: list[str] = []
+        for rows, lines in _pieces(path, reader, len(header)):
+            features.append(_numbers(path, header, places, rows, lines))
+            labels += [row[label].strip() for row in rows]
+            if silo is not None:
+                silos += [row[silo].strip() for row in rows]
+        if not labels:
+            raise DataError(f"{path} holds a header and no records.")
+        return Table(
+            path, np.concatenate(features), np.array(labels), np.array(silos) if silo is not None else None, columns
+        )
+
+    def _features(self, path: Path, header: list[str]) -> list[int]:
+        if not header or all(_is_number(name) for name in header):
+            raise DataError(f"{path} has no header: its first line must name the columns, {self.label!r} among them.")
+        if len(set(header)) != len(header):
+            twice = next(name for name in header if header.count(name) > 1)
+            raise DataError(f"{path}: two columns have the name {twice!r}.")
+        special = {"label_column": (self.label,), "silo_column": (self.silo,), "ignore_columns": self.ignored}
+        for key, names in special.items():
+            for name in names:
+                if name is not None and name not in header:
+                    known = ", ".join(header[:30])
+                    raise ConfigError(
+                        f"{key}={name!r}{nearest(name, header)}: {path} has no such column. Columns: {known}."
+                    )
+        others = {self.label, self.silo, *self.ignored}
+        places = [place for place, name in enumerate(header) if name not in others]
+        if not places:
+            raise DataError(f"{path} has no feature column beside {', '.join(header)}.")
+        return places
+
+
+def _pieces(path: Path, reader: Any, width: int) -> Iterator[tuple[list[list[str]], list[int]]]:
+    rows: list[list[str]] = []
+    lines: list[int] = []
+    for row in reader:
+        if not row:  # an empty line
+            continue
+        if len(row) != width:
+            raise DataError(f"{path}, line {reader.line_num}: {len(row)} columns, the header has {width}.")
+        rows.append(row)
+        lines.append(reader.line_num)
+        if len(rows) == ROWS_AT_ONCE:
+            yield rows, lines
+            rows, lines = [], []
+    if rows:
+        yield rows, lines
+
+
+def _numbers(path: Path, header: list[str], places: list[int], rows: list[list[str]], lines: list[int]) -> Features:
+    x = np.empty((len(rows), len(places)), dtype=np.float32)
+    for j, place in enumerate(places):
+        try:
+            with np.errstate(over="ignore"):  # beyond float32 is infinite, found below
+                x[:, j] = [float(row[place]) for row in rows]
+        except ValueError as error:
+            i = next(i for i, row in enumerate(rows) if not _is_number(row[place]))
+            raise DataError(
+                f"{path}, line {lines[i]}, column {header[place]!r}: {rows[i][place]!r} is not a number. "
+                "Encode it as numbers, or name the column in ignore_columns."
+            ) from error
+    finite = np.isfinite(x)
+    if not finite.all():
+        i, j = (int(index) for index in np.argwhere(~finite)[0])
+        value, name = rows[i][places[j]], header[places[j]]
+        raise DataError(
+            f"{path}, line {lines[i]}, column {name!r}: {value!r} is not a finite number. "
+            "Remove the record or fill it in."
+        )
+    return x
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _read_arrays(path: Path) -> Table:
+    arrays = read_npz(path)
+    x, y = _first(arrays, ("x", "features"), path), _first(arrays, ("y", "labels"), path)
+    silo = arrays.get("silo")
+    for name, array in {"labels": y, "silo": silo}.items():
+        if array is not None and (array.shape != (len(x),) or array.dtype.kind not in "iubUS"):
+            raise DataError(
+                f"{path}: {name} must be one integer or string for each of the {len(x)} rows of features, "
+                f"got {array.dtype} {array.shape}."
+            )
+    return Table(path, numeric_features(x, path), y, silo, ())
+
+
+def read_npz(path: Path) -> dict[str, NDArray[Any]]:
+    """All arrays of an NPZ file; pickled objects are refused.
+
+    Raises:
+        DataError: it is no NPZ file, is damaged, or holds pickled objects.
+    """
+    try:
+        # Opened here: NumPy leaves a file that it cannot read open.
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in arrays.files}
+    except (OSError, ValueError, EOFError, AttributeError, TypeError, zipfile.BadZipFile) as error:
+        raise DataError(
+            f"{path} is not an NPZ file of plain arrays: {error}. Write it with numpy.savez(x=..., y=...)."
+        ) from error
+
+
+def _first(arrays: dict[str, NDArray[Any]], names: Sequence[str], path: Path) -> NDArray[Any]:
+    for name in names:
+        if name in arrays and arrays[name].ndim > 0:
+            return arrays[name]
+    raise DataError(f"{path} holds no array {' or '.join(names)}; it holds {', '.join(arrays) or 'nothing'}.")
+
+
+def numeric_features(x: NDArray[Any], path: Path) -> Features:
+    """Features [n, *shape] as float32.
+
+    Raises:
+        DataError: they are not numbers, not [n, *shape], or too large for float32 (or not finite).
+    """
+    if x.dtype.kind not in "fiub" or x.ndim < 2:
+        raise DataError(f"{path}: features must be numbers of shape [records, ...], got {x.dtype} {x.shape}.")
+    with np.errstate(over="ignore"):
+        features = x.astype(np.float32)
+    if not np.isfinite(features).all():
+        place = tuple(int(index) for index in np.argwhere(~np.isfinite(features))[0])
+        raise DataError(f"{path}: the feature at {place} is {x[place]}. Remove the record or fill it in.")
+    return features

@@ -1,0 +1,178 @@
+"""Preprocessing of a federation's features, with what each step means for privacy.
+
+A step changes the silos in place and returns caveats. What is fitted is fitted on training records only. A step
+fitted on private records is outside the privacy guarantee, and says so; the data-free steps cost nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # scikit-learn depends on it
+
+from dpfl_plugin import registry
+from dpfl_plugin.data.base import Features, Federation
+from dpfl_plugin.data.files import numeric_features, read_npz
+from dpfl_plugin.errors import ConfigError, DataError, require
+
+Doubles = NDArray[np.float64]
+Step = Callable[..., list[str]]
+
+
+def preprocess(federation: Federation, steps: Sequence[str | Mapping[str, Any]], base: Path) -> None:
+    """Apply steps in order, each a name or ``{name: ..., option: ...}``, and add their caveats to the federation.
+
+    Raises:
+        ConfigError: a step or an option is unknown or wrong; the message names ``data.preprocess[i]``.
+    """
+    for index, given in enumerate(steps):
+        where = f"data.preprocess[{index}]"
+        block = {"name": given} if isinstance(given, str) else dict(given)
+        name = block.pop("name", None)
+        if name not in STEPS:
+            raise ConfigError(
+                f"{where}.name={name!r} is unknown{registry.nearest(str(name), STEPS)}. Known: {', '.join(STEPS)}."
+            )
+        federation.caveats += registry.build(STEPS[name], block, federation, base, where=where)
+        federation.feature_shape = federation.silos[0].train_x.shape[1:]
+
+
+def standardise(
+    federation: Federation,
+    base: Path,
+    *,
+    fit: Literal["pooled", "silo", "none"] = "pooled",
+    mean: float | None = None,
+    std: float | None = None,
+) -> list[str]:
+    """Subtract the mean of each feature and divide by its standard deviation; a constant feature becomes 0.
+
+    fit: the statistics of all silos' training records ("pooled"), of each silo's own ("silo"), or the public
+    constants ``mean`` and ``std`` for every feature ("none"; data-free).
+    """
+    if (fit == "none") != (mean is not None and std is not None) or (fit != "none" and (mean, std) != (None, None)):
+        raise ConfigError(f"fit={fit!r}: give mean and std with fit: none, and only there.")
+    if fit == "none":
+        require(std is not None and 0 < std < np.inf, "std", std, "be positive and finite")
+        for silo in federation.silos:
+            for x in (silo.train_x, silo.test_x):
+                x -= np.float32(mean or 0.0)
+                x /= np.float32(std or 1.0)
+        return []
+    pooled = _moments([silo.train_x for silo in federation.silos]) if fit == "pooled" else None
+    for silo in federation.silos:
+        centre, scale_ = pooled or _moments([silo.train_x])
+        for x in (silo.train_x, silo.test_x):
+            x -= centre.astype(np.float32)
+            x *= np.divide(1, scale_, out=np.zeros_like(scale_), where=scale_ > 0).astype(np.float32)
+    whose = "all silos' private training records" if fit == "pooled" else "each silo's private training records"
+    return [
+        f"standardise: mean and standard deviation were taken from {whose} without noise, which the privacy guarantee "
+        "does not cover; use fit: none with public constants"
+    ]
+
+
+def unit_norm(federation: Federation, base: Path) -> list[str]:
+    """Scale each record to L2 norm 1 over all its features; a record of zeros stays. Data-free."""
+    for silo in federation.silos:
+        for x in (silo.train_x, silo.test_x):
+            flat = x.reshape(len(x), -1)
+            norms = np.sqrt(np.einsum("nd,nd->n", flat, flat, dtype=np.float64))
+            flat /= np.where(norms > 0, norms, 1.0).astype(np.float32)[:, None]
+    return []
+
+
+def scale(federation: Federation, base: Path, *, factor: float = 1.0, offset: float = 0.0) -> list[str]:
+    """x * factor + offset. Data-free."""
+    require(np.isfinite(factor) and factor != 0, "factor", factor, "be finite and not 0")
+    require(np.isfinite(offset), "offset", offset, "be finite")
+    for silo in federation.silos:
+        for x in (silo.train_x, silo.test_x):
+            x *= np.float32(factor)
+            x += np.float32(offset)
+    return []
+
+
+def pca(federation: Federation, base: Path, *, dims: int, fit: str = "train") -> list[str]:
+    """Project centred features [*shape] on the ``dims`` directions of largest variance; features become [dims].
+
+    fit: "train" (all silos' training records), or the path of an NPZ file of public records with an array x (or
+    features) [n, *shape], relative to the configuration file's folder. Signs are fixed: the largest entry of each
+    direction is positive.
+    """
+    d = int(np.prod(federation.feature_shape))
+    require(1 <= dims <= d, "dims", dims, f"be from 1 to {d}, the number of features")
+    public = None if fit == "train" else _public_features(base / Path(fit).expanduser(), d)
+    fitted_on = [public] if public is not None else [silo.train_x.reshape(-1, d) for silo in federation.silos]
+    centre, directions = _principal_directions(fitted_on, dims)
+    for silo in federation.silos:
+        silo.train_x = _project(silo.train_x.reshape(-1, d), centre, directions)
+        silo.test_x = _project(silo.test_x.reshape(-1, d), centre, directions)
+    if public is not None:
+        return [f"pca: fitted on the records of {fit}, which are taken to be public"]
+    return [
+        "pca: fitted on all silos' private training records without noise, which the privacy guarantee does not cover; "
+        "use fit: with a file of public records"
+    ]
+
+
+def parity(federation: Federation, base: Path) -> list[str]:
+    """Labels become 1 where odd and 0 where even (after the partition, which sees the original ones). Data-free.
+
+    Gao et al. 2024, "Private Heterogeneous Federated Learning Without a Trusted Server Revisited", Sec. 4.
+    """
+    for silo in federation.silos:
+        silo.train_y, silo.test_y = silo.train_y % 2, silo.test_y % 2
+    federation.num_classes = 2
+    return []
+
+
+STEPS: Final[dict[str, Step]] = {
+    "standardise": standardise,
+    "unit_norm": unit_norm,
+    "pca": pca,
+    "scale": scale,
+    "parity": parity,
+}
+
+
+def _moments(parts: Sequence[Features]) -> tuple[Doubles, Doubles]:
+    """Mean and standard deviation [*shape] over the records of all parts."""
+    n = sum(len(x) for x in parts)
+    mean: Doubles = sum(x.sum(axis=0, dtype=np.float64) for x in parts) / np.float64(n)
+    squares: Doubles = sum(np.square(x - mean, dtype=np.float64).sum(axis=0) for x in parts) / np.float64(n)
+    constant = np.max([x.max(axis=0) for x in parts], axis=0) == np.min([x.min(axis=0) for x in parts], axis=0)
+    return mean, np.where(constant, 0.0, np.sqrt(squares))  # rounding must not blow a constant up
+
+
+def _principal_directions(parts: Sequence[Features], dims: int) -> tuple[Doubles, Doubles]:
+    """The mean [d] and directions [d, dims] of the records [n, d] of all parts."""
+    n, d = sum(len(x) for x in parts), parts[0].shape[1]
+    mean: Doubles = sum(x.sum(axis=0, dtype=np.float64) for x in parts) / np.float64(n)
+    scatter = np.zeros((d, d))
+    with threadpool_limits(1):  # the same bits on every rank, however many cores it has
+        for x in parts:
+            centred = x - mean
+            scatter += centred.T @ centred
+        vectors: Doubles = np.linalg.eigh(scatter)[1][:, ::-1][:, :dims]
+    largest = vectors[np.abs(vectors).argmax(axis=0), np.arange(dims)]
+    return mean, vectors * np.sign(largest)
+
+
+def _project(x: Features, centre: Doubles, directions: Doubles) -> Features:
+    with threadpool_limits(1):
+        return ((x - centre) @ directions).astype(np.float32)
+
+
+def _public_features(path: Path, d: int) -> Features:
+    if not path.is_file():
+        raise DataError(f"pca.fit: there is no file {path.absolute()}.")
+    arrays = read_npz(path)
+    x = arrays.get("x", arrays.get("features"))
+    if x is None or x.ndim < 2 or int(np.prod(x.shape[1:])) != d:
+        raise DataError(f"{path} must hold an array x (or features) of records with {d} features.")
+    return numeric_features(x, path).reshape(len(x), d)

@@ -1,0 +1,45 @@
+"""Errors that a user can mend: each says what is wrong, where, and how to mend it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class DpflError(Exception):
+    """Base of every error shown to a user as one message, without a traceback."""
+
+    exit_code = 1
+
+
+class ConfigError(DpflError, ValueError):
+    """A value in the configuration is wrong; the message names the key and what is allowed."""
+
+    exit_code = 2
+
+
+class DataError(DpflError, ValueError):
+    """A data file is missing, damaged or unusable; the message names the file."""
+
+    exit_code = 2
+
+
+class PluginError(ConfigError):
+    """A plugin is unknown, broken or registered twice; the message names it."""
+
+
+class UnsupportedError(ConfigError):
+    """No sound way to do what was asked is known here; nothing is approximated in silence."""
+
+
+class LedgerError(DpflError):
+    """The ledger is damaged; the message names the line and what is still proven."""
+
+
+class TrainingError(DpflError):
+    """A run failed; the message says in which round, and what is left behind."""
+
+
+def require(ok: bool, key: str, value: Any, must: str, mend: str = "") -> None:
+    """Raise ConfigError unless ``ok``: "key=value must <must>. <mend>"."""
+    if not ok:
+        raise ConfigError(f"{key}={value!r} must {must}." + (f" {mend}" if mend else ""))

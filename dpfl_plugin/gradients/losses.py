@@ -1,0 +1,48 @@
+"""Losses, one value for each example."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from torch import Tensor
+from torch.nn import functional
+
+from dpfl_plugin import registry
+from dpfl_plugin.errors import ConfigError
+from dpfl_plugin.gradients.base import Loss
+
+
+def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
+    """-log softmax(outputs)[label]; outputs (n, num_classes)."""
+    return functional.cross_entropy(outputs, labels, reduction="none")
+
+
+def logistic(outputs: Tensor, labels: Tensor) -> Tensor:
+    """log(1 + exp(-z)) for label 1 and log(1 + exp(z)) for label 0; outputs (n, 1) or (n,)."""
+    scores = outputs.reshape(outputs.shape[0])
+    return functional.binary_cross_entropy_with_logits(scores, labels.to(scores.dtype), reduction="none")
+
+
+LOSSES: Final[dict[str, Loss]] = {"cross_entropy": cross_entropy, "logistic": logistic}
+
+
+def find(name: str, num_outputs: int) -> Loss:
+    """The loss ``name``: "auto" (logistic for one output, else cross_entropy), a name above, or package.module:name.
+
+    Raises:
+        ConfigError: there is no such loss.
+    """
+    if name == "auto":
+        return logistic if num_outputs == 1 else cross_entropy
+    if ":" in name:
+        return registry.load_object(name, "loss")
+    if name not in LOSSES:
+        raise ConfigError(f"loss={name!r} is unknown{registry.nearest(name, LOSSES)}. Known: auto, {', '.join(LOSSES)}.")
+    return LOSSES[name]
+
+
+def predict(outputs: Tensor) -> Tensor:
+    """Classes (n,): the largest output, or whether the only one is positive."""
+    if outputs.dim() == 1 or outputs.shape[1] == 1:
+        return (outputs.reshape(outputs.shape[0]) > 0).long()
+    return outputs.argmax(dim=1)

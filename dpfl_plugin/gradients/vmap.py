@@ -1,0 +1,66 @@
+"""Per-example gradients of any functional module by vmap(grad): the reference for the other engines."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, grad, vmap
+
+from dpfl_plugin.core.vectors import Layout
+from dpfl_plugin.gradients.base import Loss, Records
+
+
+class Vmap:
+    """Instantiates each example's gradient, a chunk of the batch at a time."""
+
+    name = "vmap"
+
+    def __init__(self, model: torch.nn.Module, loss: Loss, chunk_bytes: int) -> None:
+        self._layout = Layout.of(model)
+        self._chunk_bytes = chunk_bytes
+
+        def loss_of_one(parameters: dict[str, Tensor], features: Tensor, label: Tensor) -> Tensor:
+            outputs = functional_call(model, parameters, (features.unsqueeze(0),))
+            return loss(outputs, label.unsqueeze(0))[0]
+
+        self._gradients = vmap(grad(loss_of_one), in_dims=(None, 0, 0))
+
+    @staticmethod
+    def unsupported(model: torch.nn.Module, loss: Loss) -> str | None:
+        """Modules whose output for one example depends on others, or on hidden random state, are refused."""
+        for name, module in model.named_modules():
+            kind = type(module).__name__
+            if isinstance(module, torch.nn.modules.batchnorm._BatchNorm) and not isinstance(
+                module, torch.nn.modules.instancenorm._InstanceNorm
+            ):
+                return f"{name}: {kind} mixes the records of a batch, so no example has a gradient of its own"
+            if isinstance(module, torch.nn.modules.dropout._DropoutNd) and module.p > 0:
+                return f"{name}: {kind} draws from torch's global generator, so no run could be repeated or resumed"
+        return None
+
+    def prepare(self, records: Records) -> Records:
+        return records
+
+    def clipped_sum(self, y: Tensor, batch: Records, clip_norm: float, out: Tensor) -> None:
+        out.zero_()
+        parameters = self._layout.unflatten(y)
+        for chunk in self._chunks(batch, y):
+            by_name = self._gradients(parameters, chunk.features, chunk.labels)
+            gradients = torch.cat([by_name[name].flatten(1) for name in self._layout.names], dim=1)
+            if math.isinf(clip_norm):
+                out += gradients.sum(dim=0)
+                continue
+            norms = gradients.norm(dim=1)
+            if not torch.isfinite(norms).all():
+                bad = ~torch.isfinite(norms)
+                gradients[bad], norms[bad] = 0.0, 0.0
+            out += (clip_norm / norms.clamp(min=clip_norm)) @ gradients
+
+    def _chunks(self, batch: Records, y: Tensor) -> Iterator[Records]:
+        # About three copies of the gradients live at once: by name, joined, and vmap's own.
+        size = max(1, self._chunk_bytes // (3 * y.numel() * y.element_size()))
+        for first in range(0, len(batch), size):
+            yield batch.between(first, min(first + size, len(batch)))

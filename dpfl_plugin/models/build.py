@@ -1,0 +1,116 @@
+"""Models from a configuration block, refused where per-example privacy would not hold."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpfl_plugin import registry
+from dpfl_plugin.core.streams import stream_key
+from dpfl_plugin.errors import ConfigError, PluginError, UnsupportedError
+
+TRIAL_RECORDS = 3
+
+
+def build_model(block: Mapping[str, Any], feature_shape: tuple[int, ...], num_classes: int, seed: int) -> nn.Module:
+    """The model of ``{name: ..., options}`` (a plugin) or ``{module: "package.module:factory", options}``.
+
+    A factory is called as ``factory(feature_shape, num_classes, **options)``. Initial parameters depend on the seed
+    only; torch's global generator is left as it was. The model is tried on made-up records, never on private ones.
+
+    Raises:
+        ConfigError: the block, or an option, is wrong; PluginError: the factory is unknown, fails, or makes no model;
+        UnsupportedError: the model mixes records, is random, or shares parameters.
+    """
+    factory, name, options = _factory(block)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(int.from_bytes(stream_key(seed, "model")[:8], "little"))
+        try:
+            model = registry.build(factory, options, feature_shape, num_classes, where="model")
+        except ConfigError:
+            raise
+        except Exception as error:  # a stranger's code may fail in any way
+            raise PluginError(f"model {name!r} failed to build: {type(error).__name__}: {error}.") from error
+        if not isinstance(model, nn.Module):
+            raise PluginError(f"model {name!r}: the factory returned a {type(model).__name__}, not a torch.nn.Module.")
+        _check_layers(model, name)
+        _check_trial(model, name, feature_shape, num_classes)
+    _check_parameters(model, name)
+    return model
+
+
+def _factory(block: Mapping[str, Any]) -> tuple[Any, str, dict[str, Any]]:
+    given = [key for key in ("name", "module") if block.get(key) is not None]
+    if len(given) != 1:
+        raise ConfigError(f"model must have either name (one of {', '.join(registry.names('models'))}) or module.")
+    name = str(block[given[0]])
+    factory = registry.load("models", name) if given == ["name"] else registry.load_object(name, "model.module")
+    return factory, name, {key: value for key, value in block.items() if key not in ("name", "module")}
+
+
+def _check_layers(model: nn.Module, name: str) -> None:
+    for path, layer in model.named_modules():
+        place = f"model {name!r}, layer {path or 'itself'} ({type(layer).__name__})"
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm) or getattr(layer, "track_running_stats", False):
+            raise UnsupportedError(
+                f"{place}: batch statistics mix records, and then no gradient belongs to one record. "
+                "Use GroupNorm: nn.GroupNorm(num_groups, num_channels), where num_groups divides num_channels; "
+                "opacus.validators.ModuleValidator.fix(model) replaces all of them."
+            )
+        rate = layer.p if isinstance(layer, nn.modules.dropout._DropoutNd) else getattr(layer, "dropout", 0.0)
+        if isinstance(rate, float) and rate > 0:
+            raise UnsupportedError(
+                f"{place}: dropout draws from a generator that belongs to no silo, so that no run could be repeated. "
+                "Remove it or set it to 0; clipping and noise regularise already."
+            )
+
+
+def _check_trial(model: nn.Module, name: str, feature_shape: tuple[int, ...], num_classes: int) -> None:
+    # Random numbers, not zeros: with equal records one would not see that the model mixes them.
+    x = torch.randn((TRIAL_RECORDS, *feature_shape), generator=torch.Generator().manual_seed(0))
+    try:
+        with torch.no_grad():
+            first, again, alone = model(x), model(x), model(x[:1])
+    except Exception as error:
+        raise PluginError(
+            f"model {name!r} fails on features of shape {tuple(x.shape)}: {type(error).__name__}: {error}."
+        ) from error
+    allowed = [(TRIAL_RECORDS, num_classes)] + ([(TRIAL_RECORDS, 1), (TRIAL_RECORDS,)] if num_classes == 2 else [])
+    shape = tuple(first.shape) if isinstance(first, Tensor) else type(first).__name__
+    if shape not in allowed:
+        raise PluginError(
+            f"model {name!r} maps features {tuple(x.shape)} to {shape}; "
+            f"for {num_classes} classes it must be {' or '.join(map(str, allowed))}."
+        )
+    if not bool(torch.isfinite(first).all()):
+        raise PluginError(f"model {name!r} gives outputs that are not finite on standard normal features.")
+    if not torch.equal(first, again):
+        raise UnsupportedError(
+            f"model {name!r} gives other outputs the second time: it is random, or changes itself in forward. "
+            "Remove that."
+        )
+    if not torch.allclose(first[:1], alone, rtol=1e-3, atol=1e-4):
+        raise UnsupportedError(
+            f"model {name!r}: the output for a record depends on the other records of the batch, and then no gradient "
+            "belongs to one record. Normalise each record by itself, e.g. with nn.GroupNorm."
+        )
+
+
+def _check_parameters(model: nn.Module, name: str) -> None:
+    places = defaultdict(list)
+    for path, parameter in model.named_parameters(remove_duplicate=False):
+        places[parameter.data_ptr() if parameter.numel() else id(parameter)].append(path)
+        if parameter.dtype != torch.float32:
+            raise UnsupportedError(f"model {name!r}: {path} is {parameter.dtype}. Use float32: call .float() on it.")
+    shared = next((paths for paths in places.values() if len(paths) > 1), None)
+    if shared:
+        raise UnsupportedError(
+            f"model {name!r}: {' and '.join(shared)} are the same parameter. Per-example gradients of shared "
+            "parameters are not supported; give each layer its own."
+        )
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise PluginError(f"model {name!r} has no trainable parameters.")

@@ -1,0 +1,36 @@
+"""Linear classifiers."""
+
+from __future__ import annotations
+
+import math
+
+from torch import nn
+
+from dpfl_plugin.errors import ConfigError
+
+
+def softmax(feature_shape: tuple[int, ...], num_classes: int, *, bias: bool = True) -> nn.Module:
+    """Multinomial logistic regression: one score for each class, [n, *feature_shape] -> [n, num_classes].
+
+    All parameters start at 0: the loss is convex, so nothing is gained by a random start, and F(x^0) is
+    log(num_classes) in every run, whatever the seed.
+    """
+    return nn.Sequential(nn.Flatten(), _zero_linear(math.prod(feature_shape), num_classes, bias))
+
+
+def logistic(feature_shape: tuple[int, ...], num_classes: int, *, bias: bool = True) -> nn.Module:
+    """Logistic regression: the log-odds of label 1, [n, *feature_shape] -> [n, 1]; starts at 0 as `softmax` does.
+
+    Raises:
+        ConfigError: there are not two classes.
+    """
+    if num_classes != 2:
+        raise ConfigError(f"name='logistic' is for 2 classes and the data has {num_classes}. Use softmax.")
+    return nn.Sequential(nn.Flatten(), _zero_linear(math.prod(feature_shape), 1, bias))
+
+
+def _zero_linear(num_inputs: int, num_outputs: int, bias: bool) -> nn.Linear:
+    layer = nn.Linear(num_inputs, num_outputs, bias=bias)
+    for parameter in layer.parameters():
+        nn.init.zeros_(parameter)
+    return layer

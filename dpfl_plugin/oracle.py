@@ -1,0 +1,216 @@
+"""The private oracle: the only path from records to an algorithm.
+
+    H(y) = 1/b * sum_{j in batch} clip(grad f(y, d_j), C)  +  Delta * sigma_g * N(0, I)      [N] Alg. 1, l. 8-13
+
+sampler -> clipped sum -> noise -> charge. What comes back is private, so whatever an algorithm computes from it
+and sends is post-processing. sigma_g = 0 and C = inf give the non-private algorithm by the same path.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dpfl_plugin.core.streams import Stream, stream_key
+from dpfl_plugin.core.vectors import Vectors
+from dpfl_plugin.errors import ConfigError, TrainingError, UnsupportedError, require
+from dpfl_plugin.gradients.base import Engine, Records
+from dpfl_plugin.privacy.events import Charge, Neighbouring, SampledGaussian, Unit
+from dpfl_plugin.privacy.mechanisms import Mechanism
+from dpfl_plugin.privacy.samplers import Sampler
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrivacyRules:
+    """How every release of a run is made; the same for all silos.
+
+    Attributes:
+        unit: "record": `gradient` is clipped and noised; "silo": `release` is, and `gradient` is not.
+        neighbouring: the relation of a "silo" release; a record's is its sampler's.
+        clip_norm: C, the L2 bound of one example's gradient, or of one silo's update.
+        l2: lambda of the regulariser lambda/2 ||y||^2. A function of y alone: added after clipping and noise.
+    """
+
+    unit: Unit
+    neighbouring: Neighbouring
+    clip_norm: float
+    mechanism: Mechanism
+    sampler: Sampler
+    l2: float = 0.0
+
+    def __post_init__(self) -> None:
+        require(self.clip_norm > 0, "privacy.clip_norm", self.clip_norm, "be positive (inf: no clipping)")
+        require(0 <= self.l2 < math.inf, "l2", self.l2, "be finite and at least 0")
+        sigma = self.release(1.0).noise_multiplier
+        if math.isinf(self.clip_norm) and sigma > 0:
+            raise ConfigError(
+                "privacy.clip_norm=inf with privacy.noise_multiplier > 0: without a clipping norm no noise is enough. "
+                "Give a finite clip_norm, or noise_multiplier: 0 for a run without privacy."
+            )
+        if self.unit == "record" and self.neighbouring != self.sampler.neighbouring:
+            raise UnsupportedError(
+                f"privacy.neighbouring={self.neighbouring!r} is not proven for sampler: {self.sampler.name} at record "
+                f"level, which is accounted under {self.sampler.neighbouring!r}. Leave neighbouring out."
+            )
+
+    def release(self, rate: float) -> SampledGaussian:
+        """What one release is charged as, where a record is in a batch with probability ``rate``."""
+        if self.unit == "silo":
+            return self.mechanism.event("full", 1.0, self.neighbouring, "silo")
+        # Sampling all records is no sampling, and has an exact accountant.
+        sampler = self.sampler.name if rate < 1 else "full"
+        return self.mechanism.event(sampler, rate, self.neighbouring, "record")
+
+    def pattern(self, num_records: int, share: tuple[float, float], num_gradients: int) -> tuple[SampledGaussian, int]:
+        """(release, count) that a round will cost a silo, known before it runs."""
+        first, last = share_bounds(share, num_records)
+        if self.unit == "silo":
+            return self.release(1.0), 1
+        return self.release(self.sampler.rate(last - first)), num_gradients
+
+
+def share_bounds(share: tuple[float, float], num_records: int) -> tuple[int, int]:
+    """The records [first, last) of a share of a silo; shares that are disjoint give disjoint records."""
+    first, last = (round(part * num_records) for part in share)
+    require(0 <= first < last <= num_records, "share", share, f"hold at least one of {num_records} records")
+    return first, last
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """Names every random stream of a round. ``attempt`` counts re-runs that must not repeat their noise."""
+
+    seed: int
+    round: int
+    attempt: int = 0
+
+    def key(self, purpose: str, silo: int, step: int) -> bytes:
+        return stream_key(self.seed, purpose, self.round, silo, step, self.attempt)
+
+
+class PrivateOracle:
+    """Answers one round of m silos, and keeps the charges of what it answered.
+
+    Args:
+        silos: their records; ``ids``: their ids, in the same order.
+        max_gradients: calls of `gradient` that the budget was checked for; one more is refused.
+        share: the part of each silo's records that this round may read.
+        noise_id: names the random bits in the ledger.
+    """
+
+    def __init__(
+        self,
+        rules: PrivacyRules,
+        engine: Engine,
+        silos: Sequence[Records],
+        ids: Sequence[int],
+        draw: Draw,
+        *,
+        max_gradients: int,
+        share: tuple[float, float] = (0.0, 1.0),
+        noise_id: str,
+    ) -> None:
+        self.num_silos = len(silos)
+        self._rules, self._engine, self._draw = rules, engine, draw
+        self._silos = [silo.between(*share_bounds(share, len(silo))) for silo in silos]
+        self._ids, self._share, self._noise_id = tuple(ids), share, noise_id
+        self._max_gradients = max_gradients
+        self._stream = Stream()
+        self._gradient_calls = 0
+        self._released: list[Tensor] = []
+
+    def gradient(self, y: Tensor) -> Tensor:
+        """H(y), shape (m, d), plus the gradient of the regulariser.
+
+        Raises:
+            TrainingError: the algorithm asks for more gradients than its plan said and the budget allowed.
+        """
+        step = self._gradient_calls
+        if step >= self._max_gradients:
+            raise TrainingError(
+                f"the algorithm asked for more than the {self._max_gradients} gradients of its round plan: "
+                "raise num_gradients in round_plan, so that the budget is checked for what is released."
+            )
+        self._gradient_calls += 1
+        out = torch.empty_like(y, memory_format=torch.contiguous_format)
+        for row, (silo, records) in enumerate(zip(self._ids, self._silos, strict=True)):
+            self._one_gradient(y[row], silo, records, step, out[row])
+        return out.add_(y, alpha=self._rules.l2) if self._rules.l2 else out
+
+    def _one_gradient(self, y: Tensor, silo: int, records: Records, step: int, out: Tensor) -> None:
+        rules, draw, stream = self._rules, self._draw, self._stream
+        index = rules.sampler.draw(len(records), stream.seek(draw.key("batch", silo, step)))
+        batch = records if index is None else records.select(torch.from_numpy(index).to(y.device))
+        divisor = rules.sampler.divisor(len(records))
+        if rules.unit == "silo":  # protected by `release`, not here
+            self._engine.clipped_sum(y, batch, math.inf, out)
+        else:
+            self._engine.clipped_sum(y, batch, rules.clip_norm, out)
+            sensitivity = rules.sampler.sensitivity * rules.clip_norm
+            # inf * 0: no clipping goes with no noise (checked in PrivacyRules)
+            rules.mechanism(out, sensitivity, stream.seek(draw.key("noise", silo, step)))
+        out.div_(divisor)
+
+    def release(self, update: Tensor) -> Tensor:
+        """At record level ``update`` itself: it was computed from private gradients. At silo level
+
+            clip(update, C) + Delta * sigma * N(0, I),  Delta = 2C (replace a silo) or C (add or remove one)
+
+        [S] Alg. 1, l. 8 and Alg. 2, l. 7; charged once for each call.
+        """
+        if self._rules.unit == "record":
+            return update
+        rules = self._rules
+        out = update.clone(memory_format=torch.contiguous_format)
+        sensitivity = (2.0 if rules.neighbouring == "replace_one" else 1.0) * rules.clip_norm
+        step = len(self._released)
+        if step:
+            raise TrainingError("the algorithm released twice in a round at silo level; its budget was checked for one.")
+        for row, silo in enumerate(self._ids):
+            if not math.isinf(rules.clip_norm):
+                norm = float(out[row].norm())
+                # A silo whose update is not finite sends noise alone, so that its failure does not show.
+                out[row] = out[row] / max(1.0, norm / rules.clip_norm) if math.isfinite(norm) else 0.0
+            rules.mechanism(out[row], sensitivity, self._stream.seek(self._draw.key("noise", silo, step)))
+        self._released.append(out)
+        return out
+
+    def check_upload(self, up: Vectors) -> None:
+        """Raise unless everything in ``up`` (m, d) may leave the silos.
+
+        Raises:
+            UnsupportedError: at silo level, a vector is not what `release` gave: its noise would not cover it.
+        """
+        if self._rules.unit == "record":
+            return
+        for name, value in up.items():
+            if not any(value is released for released in self._released):
+                raise UnsupportedError(
+                    f"privacy.unit='silo': this algorithm sends {name!r} without releasing it, so that no guarantee "
+                    "would hold. Use unit: record, or an algorithm that sends one released update (fedavg)."
+                )
+
+    def charges(self) -> list[Charge]:
+        """What this round released, a charge for each silo; to be in the ledger before any of it leaves."""
+        charges = []
+        for silo, records in zip(self._ids, self._silos, strict=True):
+            if self._rules.unit == "silo":
+                release, count = self._rules.release(1.0), len(self._released)
+            else:
+                release, count = self._rules.release(self._rules.sampler.rate(len(records))), self._gradient_calls
+            if count:
+                charges.append(
+                    Charge(
+                        round=self._draw.round,
+                        silo=silo,
+                        release=release,
+                        count=count,
+                        share=self._share,
+                        noise_id=self._noise_id,
+                    )
+                )
+        return charges

@@ -1,0 +1,81 @@
+"""A budget: asked before every round, so that a run stops before the round that would pass it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from dpfl_plugin.errors import ConfigError
+from dpfl_plugin.privacy.accountants import Accountant, max_rounds
+from dpfl_plugin.privacy.events import Term
+from dpfl_plugin.privacy.pld import check_delta
+from dpfl_plugin.privacy.views import Planned, Spending, Terms, undominated
+
+_LIMIT = 10**7  # releases; far beyond any run, so that a budget which nothing exhausts ends the search
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a round may run; true or false as itself.
+
+    Attributes:
+        silo: a silo whose budget the round would pass, or None.
+    """
+
+    allowed: bool
+    silo: int | None = None
+
+    def __bool__(self) -> bool:
+        return self.allowed
+
+
+class Budget:
+    """(epsilon, delta) that no silo's releases may pass, in the server's view.
+
+    Args:
+        epsilon: at least 0; math.inf for no limit.
+        delta: in (0, 1).
+
+    Raises:
+        ConfigError: a number is out of range.
+    """
+
+    def __init__(self, epsilon: float, delta: float, accountant: Accountant) -> None:
+        if not epsilon >= 0:
+            raise ConfigError(f"epsilon={epsilon!r} must be at least 0.")
+        check_delta(delta)
+        self.epsilon, self.delta, self.accountant = float(epsilon), float(delta), accountant
+        self._most: dict[Term, int] = {}
+        self._verdicts: dict[Terms, bool] = {}
+
+    def allows(self, spent: Spending, planned: Mapping[int, Iterable[Planned]]) -> Verdict:
+        """Whether every silo stays within the budget if it makes the planned releases on top of what it spent.
+
+        Asking changes nothing: charge what was really released to ``spent``. Cheap before every round: silos that cost
+        no more than another are not looked at, and as long as the release stays the same one search serves all rounds.
+
+        Args:
+            planned: for each silo that will take part (or may: ask for all of them if the choice must not depend on
+                the answer), what it will release.
+
+        Raises:
+            ConfigError, UnsupportedError: as `Accountant.epsilon` and `Spending.compositions`.
+        """
+        silos: dict[Terms, int] = {}
+        for silo, plans in planned.items():
+            for terms in spent.compositions(silo, plans):
+                silos.setdefault(terms, silo)
+        for terms in undominated(silos):
+            if not self._fits(terms):
+                return Verdict(False, silos[terms])
+        return Verdict(True)
+
+    def _fits(self, terms: Terms) -> bool:
+        if len(terms) == 1:
+            one = replace(terms[0], rounds=1)
+            if one not in self._most:
+                self._most[one] = max_rounds(self.accountant, one, (), self.epsilon, self.delta, _LIMIT)
+            return terms[0].rounds <= self._most[one]
+        if terms not in self._verdicts:
+            self._verdicts[terms] = self.accountant.epsilon(terms, self.delta) <= self.epsilon
+        return self._verdicts[terms]

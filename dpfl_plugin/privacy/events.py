@@ -1,0 +1,66 @@
+"""What was released, as data. Events never change meaning; accountants and reports read nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Sampler = Literal["fixed", "poisson", "full"]
+Neighbouring = Literal["replace_one", "add_or_remove"]
+Unit = Literal["record", "silo"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledGaussian:
+    """Gaussian noise on a sum over a sample: what an accountant needs to know of one release.
+
+    Attributes:
+        noise_multiplier: noise standard deviation / L2 sensitivity under ``neighbouring``.
+        sampler: "fixed": ``batch_size`` of ``num_records`` without replacement, fresh for every release;
+            "poisson": each record independently with probability ``rate``; "full": no sampling.
+        rate: batch_size / num_records, the Poisson rate, or 1.
+        neighbouring: which data sets are neighbours; fixes the sensitivity (2C for replace_one, C else).
+        unit: what a neighbour differs in: one record of a silo, or all of them.
+    """
+
+    noise_multiplier: float
+    sampler: Sampler
+    rate: float
+    neighbouring: Neighbouring
+    unit: Unit = "record"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Charge:
+    """The releases of one silo in one round.
+
+    Attributes:
+        round: communication round, from 0.
+        silo: silo id, from 0.
+        release: the mechanism.
+        count: how many releases of it.
+        share: the part [first, last) of the silo's records that they read; disjoint parts compose in parallel.
+        noise_id: names the random bits. The same bits released again are the same release: charged once.
+    """
+
+    round: int
+    silo: int
+    release: SampledGaussian
+    count: int
+    share: tuple[float, float] = (0.0, 1.0)
+    noise_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Term:
+    """A factor of a composition: ``rounds`` independent rounds, each of which, with probability
+    ``participation`` (publicly drawn, independently of the data), makes ``count`` releases, else none."""
+
+    release: SampledGaussian
+    count: int
+    rounds: int
+    participation: float = 1.0
+
+
+Composition = Sequence[Term]

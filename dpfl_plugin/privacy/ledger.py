@@ -1,0 +1,354 @@
+"""The ledger: every charge on disk before anything that it covers leaves.
+
+One JSON object a line. The first line holds the facts of the run, each further line the same charge of some silos, or
+a note. Each line ends in a checksum over itself and the line before, so that damage and missing lines show; it is no
+signature: whoever may write the file can write another history.
+
+A crash can lose what was not synced, and nothing of that has left. So a last line without its newline is the one
+damage that proves nothing wrong: it is set aside in a file beside the ledger, and noted. All else is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Final
+
+from dpfl_plugin.errors import LedgerError
+from dpfl_plugin.privacy.events import Charge, SampledGaussian
+
+SCHEMA: Final = 1
+_CHECK: Final = re.compile(rb',"check":"([0-9a-f]{16})"\}')
+_CHECK_BYTES: Final = len(b',"check":"0123456789abcdef"}')
+
+_Key = tuple[int, int, tuple[float, float], SampledGaussian, str]
+
+
+class Ledger:
+    """An append-only list of charges, in memory or in a file.
+
+    ``append``, then ``sync``, and only then may values leave. The same (round, silo, share, release, noise_id) is the
+    same release and counts once, with the largest ``count`` it was charged with; another noise_id counts again.
+
+    Attributes:
+        facts: what the caller wrote into the first line.
+        notes: what was found and mended, in words.
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | None = None, facts: Mapping[str, Any] | None = None) -> None:
+        """A new ledger; None keeps it in memory.
+
+        Raises:
+            LedgerError: the file exists already (see `open`) or cannot be written.
+        """
+        self.path = None if path is None else Path(path)
+        self.facts: dict[str, Any] = dict(facts or {})
+        self.notes: list[str] = []
+        self._counts: dict[_Key, int] = {}
+        self._check = ""
+        self._file: BinaryIO | None = None
+        self._usable = True
+        if self.path is None:
+            return
+        try:
+            self._file = self.path.open("xb")
+        except FileExistsError as error:
+            raise LedgerError(f"{self.path} exists: open it to go on, or choose another folder.") from error
+        except OSError as error:
+            raise LedgerError(f"{self.path} cannot be written: {error.strerror}.") from error
+        self._write({"ledger": SCHEMA, "facts": self.facts})
+        self.sync()
+        _sync_folder(self.path.parent)
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], *, append: bool = True) -> Ledger:
+        """Read and verify a ledger; with ``append``, go on with it.
+
+        Raises:
+            LedgerError: it is missing, or a line is damaged; names the line, and what is still proven.
+        """
+        self = cls()
+        self.path = Path(path)
+        try:
+            data = self.path.read_bytes()
+        except OSError as error:
+            raise LedgerError(f"{self.path} cannot be read: {error.strerror}.") from error
+        *lines, rest = data.split(b"\n")
+        for number, line in enumerate(lines, start=1):
+            self._read(line, number)
+        complete = bool(rest) and self._is_complete(rest, len(lines) + 1)
+        if complete:
+            self._read(rest, len(lines) + 1)
+        if not lines and not complete:
+            raise LedgerError(
+                f"{self.path} holds no complete first line, so nothing was charged or left yet: delete it and start "
+                "again."
+            )
+        if append:
+            self._go_on(len(data), rest, complete)
+        elif rest and not complete:
+            self.notes.append(_torn(len(rest), "left in place"))
+        self._usable = append
+        return self
+
+    def append(self, charges: Iterable[Charge]) -> None:
+        """Add charges; they are safe after the next `sync`. What is known already is not written again.
+
+        Raises:
+            LedgerError: a charge makes no sense (then none is added), or the file cannot be written.
+        """
+        self._require_usable()
+        groups: dict[tuple[int, tuple[float, float], SampledGaussian, int], dict[str, set[int]]] = {}
+        new: dict[_Key, int] = {}
+        for charge in charges:
+            _check_charge(charge)
+            key = _key(charge)
+            if max(self._counts.get(key, 0), new.get(key, 0)) >= charge.count:
+                continue
+            new[key] = charge.count
+            group = groups.setdefault((charge.round, charge.share, charge.release, charge.count), {})
+            group.setdefault(charge.noise_id, set()).add(charge.silo)
+        for (round_, share, release, count), silos in groups.items():
+            named: dict[tuple[int, ...], list[str]] = {}
+            for noise_id, members in silos.items():
+                named.setdefault(tuple(sorted(members)), []).append(noise_id)
+            noise = [[ranges, ids] for ranges, ids in ((_to_ranges(m), sorted(i)) for m, i in named.items())]
+            self._write(
+                {
+                    "round": round_,
+                    "share": list(share),
+                    "release": {
+                        "noise_multiplier": release.noise_multiplier,
+                        "sampler": release.sampler,
+                        "rate": release.rate,
+                        "neighbouring": release.neighbouring,
+                        "unit": release.unit,
+                    },
+                    "count": count,
+                    "silos": noise,
+                }
+            )
+        self._counts.update(new)
+
+    def note(self, text: str) -> None:
+        """Add a remark for whoever reads the ledger later."""
+        self._require_usable()
+        self._write({"note": text})
+        self.notes.append(text)
+
+    def sync(self) -> None:
+        """Return once everything appended is on disk.
+
+        Raises:
+            LedgerError: it is not; nothing that was appended since the last sync may leave.
+        """
+        self._require_usable()
+        if self._file is None:
+            return
+        try:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def close(self) -> None:
+        """Sync and close; the charges stay readable."""
+        if self._file is None:
+            return
+        if self._usable:
+            self.sync()
+        file, self._file, self._usable = self._file, None, False
+        file.close()
+
+    @property
+    def head(self) -> str:
+        """The last line's checksum. Noted elsewhere, it shows later whether whole lines are missing at the end."""
+        return self._check
+
+    def __iter__(self) -> Iterator[Charge]:
+        for (round_, silo, share, release, noise_id), count in self._counts.items():
+            yield Charge(round=round_, silo=silo, release=release, count=count, share=share, noise_id=noise_id)
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # Writing
+
+    def _require_usable(self) -> None:
+        if not self._usable:
+            raise LedgerError(
+                f"{self.path} is closed, open for reading only, or failed before: nothing can be charged."
+            )
+
+    def _failed(self, error: OSError) -> LedgerError:
+        # After a failed write or fsync it is unknown what is on disk; a second try could report success wrongly.
+        self._usable = False
+        return LedgerError(f"{self.path} could not be written ({error.strerror}): nothing that it covers may leave.")
+
+    def _write(self, content: dict[str, Any]) -> None:
+        if self._file is None:
+            return
+        body = _canonical(content)
+        check = _checksum(self._check, body)
+        try:
+            self._file.write(body[:-1] + b',"check":"' + check.encode() + b'"}\n')
+        except OSError as error:
+            raise self._failed(error) from error
+        self._check = check
+
+    def _go_on(self, size: int, rest: bytes, complete: bool) -> None:
+        assert self.path is not None
+        try:
+            if rest and not complete:
+                aside = _set_aside(self.path, rest)
+                with self.path.open("r+b") as file:
+                    file.truncate(size - len(rest))
+                    os.fsync(file.fileno())
+            self._file = self.path.open("ab")
+            if complete:
+                self._file.write(b"\n")
+        except OSError as error:
+            raise self._failed(error) from error
+        if rest and not complete:
+            self.note(_torn(len(rest), f"set aside in {aside.name}"))
+        self.sync()
+
+    # Reading
+
+    def _is_complete(self, rest: bytes, number: int) -> bool:
+        """Whether a last line without newline is whole; a torn one is a strict beginning of a line.
+
+        Raises:
+            LedgerError: it is neither: something follows the whole line, so it was not torn but changed.
+        """
+        found = _CHECK.search(rest)
+        if found and found.end() < len(rest):
+            raise self._damaged(number, "something follows its end")
+        return found is not None
+
+    def _read(self, line: bytes, number: int) -> None:
+        found = _CHECK.fullmatch(line, max(0, len(line) - _CHECK_BYTES))
+        if not found:
+            raise self._damaged(number, "it does not end in a checksum")
+        body = line[: found.start()] + b"}"
+        check = found.group(1).decode()
+        if check != _checksum(self._check, body):
+            raise self._damaged(number, "its checksum is wrong: it, or the order of the lines, was changed")
+        try:
+            self._take(json.loads(body), number)
+        except (ValueError, KeyError, TypeError) as error:
+            raise self._damaged(number, f"it cannot be understood ({type(error).__name__}: {error})") from error
+        self._check = check
+
+    def _take(self, content: dict[str, Any], number: int) -> None:
+        if (number == 1) != ("ledger" in content):
+            raise ValueError("the first line, and no other, must hold the facts of the run")
+        if "ledger" in content:
+            if content["ledger"] != SCHEMA:
+                raise ValueError(f"schema version {content['ledger']!r} is not {SCHEMA}; use the version that wrote it")
+            self.facts = content["facts"]
+        elif "note" in content:
+            self.notes.append(content["note"])
+        else:
+            release = SampledGaussian(**content["release"])
+            first, last = content["share"]
+            for ranges, noise_ids in content["silos"]:
+                for silo in _from_ranges(ranges):
+                    for noise_id in noise_ids:
+                        key = (content["round"], silo, (first, last), release, noise_id)
+                        self._counts[key] = max(self._counts.get(key, 0), content["count"])
+
+    def _damaged(self, number: int, what: str) -> LedgerError:
+        proven = f"lines 1 to {number - 1} are intact" if number > 1 else "nothing in it is proven"
+        rounds = {key[0] for key in self._counts}
+        upto = f" and prove {len(self._counts)} charges up to round {max(rounds)}" if rounds else ""
+        return LedgerError(
+            f"{self.path}, line {number}: {what}. {proven[0].upper()}{proven[1:]}{upto}; later charges are unknown, "
+            "so no epsilon can be stated. Restore the file from a copy."
+        )
+
+
+def _canonical(content: dict[str, Any]) -> bytes:
+    try:
+        return json.dumps(content, separators=(",", ":"), sort_keys=True, allow_nan=False).encode()
+    except (TypeError, ValueError) as error:
+        raise LedgerError(f"a ledger line must be plain JSON: {error}.") from error
+
+
+def _checksum(previous: str, body: bytes) -> str:
+    return hashlib.sha256(previous.encode() + body).hexdigest()[:16]
+
+
+def _key(charge: Charge) -> _Key:
+    return (charge.round, charge.silo, charge.share, charge.release, charge.noise_id)
+
+
+def _check_charge(charge: Charge) -> None:
+    first, last = charge.share
+    numbers = (charge.release.noise_multiplier, charge.release.rate, first, last)
+    integers = (charge.round, charge.silo, charge.count)
+    if (
+        not all(math.isfinite(x) for x in numbers)
+        or not all(type(x) is int and x >= 0 for x in integers)
+        or charge.count < 1
+        or not 0 <= first < last <= 1
+        or not charge.noise_id
+    ):
+        raise LedgerError(f"{charge} makes no sense: numbers must be finite, and a share a part of [0, 1).")
+
+
+def _to_ranges(numbers: Iterable[int]) -> list[list[int]]:
+    """Ascending distinct numbers as [first, last] pairs."""
+    ranges: list[list[int]] = []
+    for number in numbers:
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    return ranges
+
+
+def _from_ranges(ranges: Iterable[list[int]]) -> Iterator[int]:
+    for first, last in ranges:
+        yield from range(first, last + 1)
+
+
+def _torn(size: int, where: str) -> str:
+    return f"a last line of {size} bytes was cut off by a crash before it was synced: nothing of it had left; {where}."
+
+
+def _set_aside(path: Path, rest: bytes) -> Path:
+    number = 1
+    while (aside := path.with_name(f"{path.name}.torn-{number}")).exists():
+        number += 1
+    with aside.open("xb") as file:
+        file.write(rest)
+        file.flush()
+        os.fsync(file.fileno())
+    _sync_folder(path.parent)
+    return aside
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a new file's name durable, where the system lets a folder be synced."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,54 @@
+"""Mechanisms: a value goes in, the noisy value and the event that accounts for it come out together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpfl_plugin.errors import require
+from dpfl_plugin.privacy.events import Neighbouring, SampledGaussian, Sampler, Unit
+
+
+class Mechanism(Protocol):
+    """Makes a value of known L2 sensitivity private."""
+
+    def event(self, sampler: Sampler, rate: float, neighbouring: Neighbouring, unit: Unit) -> SampledGaussian:
+        """What a release will be charged as."""
+        ...
+
+    def __call__(self, value: Tensor, sensitivity: float, rng: np.random.Generator) -> None:
+        """Add noise to ``value`` (d,) in place."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Gaussian:
+    """value + sensitivity * noise_multiplier * N(0, I). [N] Alg. 1, l. 13.
+
+    The normals are drawn in float64 and rounded once, so that the tails are those of a 53-bit ziggurat.
+    """
+
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        require(
+            0 <= self.noise_multiplier < float("inf"),
+            "privacy.noise_multiplier",
+            self.noise_multiplier,
+            "be finite and at least 0 (0: no noise, and no privacy guarantee)",
+        )
+
+    def event(self, sampler: Sampler, rate: float, neighbouring: Neighbouring, unit: Unit) -> SampledGaussian:
+        return SampledGaussian(
+            noise_multiplier=self.noise_multiplier, sampler=sampler, rate=rate, neighbouring=neighbouring, unit=unit
+        )
+
+    def __call__(self, value: Tensor, sensitivity: float, rng: np.random.Generator) -> None:
+        if self.noise_multiplier == 0:
+            return
+        normals = torch.from_numpy(rng.standard_normal(value.numel()))
+        value.add_(normals.to(value), alpha=sensitivity * self.noise_multiplier)

@@ -1,0 +1,154 @@
+"""Which records are in a batch, and what that choice means for sensitivity and accounting.
+
+Each sampler fixes its neighbouring relation: the accountants' theorems hold for these pairs and no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpfl_plugin.core.exact import floor_share
+from dpfl_plugin.errors import ConfigError, require
+from dpfl_plugin.privacy.events import Neighbouring
+from dpfl_plugin.privacy.events import Sampler as SamplerName
+
+
+class Sampler(Protocol):
+    """Draws a fresh batch for every release.
+
+    Attributes:
+        neighbouring: the relation under which amplification by this sampler is proven.
+        sensitivity: L2 sensitivity of a sum of vectors of norm <= 1 over the batch: 2 or 1.
+    """
+
+    name: SamplerName
+    neighbouring: Neighbouring
+    sensitivity: float
+
+    def divisor(self, num_records: int) -> float:
+        """What the sum is divided by: the batch size, or its expectation where it varies."""
+        ...
+
+    def rate(self, num_records: int) -> float:
+        """The probability that a given record is in the batch."""
+        ...
+
+    def draw(self, num_records: int, rng: np.random.Generator) -> NDArray[np.int64] | None:
+        """Indices of the batch (b,), or None for all records."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FixedSize:
+    """floor(rate * n) records without replacement, or ``batch_size`` of them. [N] Alg. 1, l. 8."""
+
+    record_rate: float | None = None
+    batch_size: int | None = None
+    name: SamplerName = "fixed"
+    neighbouring: Neighbouring = "replace_one"
+    sensitivity: float = 2.0
+
+    def divisor(self, num_records: int) -> float:
+        """b. Raises ConfigError if it is 0 or exceeds the number of records."""
+        if self.record_rate is not None:
+            size = floor_share(self.record_rate, num_records)
+            require(
+                size >= 1,
+                "privacy.record_rate",
+                self.record_rate,
+                f"give at least one record of a silo that has {num_records}: floor({self.record_rate} * {num_records})"
+                " is 0",
+                f"Use at least {1 / num_records:.4g}, or larger silos.",
+            )
+            return size
+        assert self.batch_size is not None
+        require(
+            self.batch_size <= num_records,
+            "privacy.batch_size",
+            self.batch_size,
+            f"be at most the number of records of every silo: one has {num_records}",
+            "Use a smaller batch, record_rate, or larger silos.",
+        )
+        return self.batch_size
+
+    def rate(self, num_records: int) -> float:
+        return self.divisor(num_records) / num_records
+
+    def draw(self, num_records: int, rng: np.random.Generator) -> NDArray[np.int64] | None:
+        size = int(self.divisor(num_records))
+        return rng.choice(num_records, size, replace=False, shuffle=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Poisson:
+    """Each record independently with probability ``record_rate``; the batch may be empty.
+
+    The sum is divided by its expected size s n, where n counts as public.
+    """
+
+    record_rate: float
+    name: SamplerName = "poisson"
+    neighbouring: Neighbouring = "add_or_remove"
+    sensitivity: float = 1.0
+
+    def divisor(self, num_records: int) -> float:
+        return self.record_rate * num_records
+
+    def rate(self, num_records: int) -> float:
+        return self.record_rate
+
+    def draw(self, num_records: int, rng: np.random.Generator) -> NDArray[np.int64] | None:
+        return np.flatnonzero(rng.random(num_records) < self.record_rate)
+
+
+@dataclass(frozen=True, slots=True)
+class FullBatch:
+    """All records, every time."""
+
+    name: SamplerName = "full"
+    neighbouring: Neighbouring = "replace_one"
+    sensitivity: float = 2.0
+
+    def divisor(self, num_records: int) -> float:
+        return num_records
+
+    def rate(self, num_records: int) -> float:
+        return 1.0
+
+    def draw(self, num_records: int, rng: np.random.Generator) -> NDArray[np.int64] | None:
+        return None
+
+
+SAMPLERS: Final[tuple[SamplerName, ...]] = ("fixed", "poisson", "full")
+
+
+def make(name: str, record_rate: float | None, batch_size: int | None) -> Sampler:
+    """The sampler that a configuration names.
+
+    Raises:
+        ConfigError: its rate or batch size is missing, given twice, or of no use to it.
+    """
+    given = {"record_rate": record_rate, "batch_size": batch_size}
+    makers: dict[str, Callable[[], Sampler]] = {
+        "fixed": lambda: FixedSize(record_rate, batch_size),
+        "poisson": lambda: Poisson(_given("poisson", record_rate)),
+        "full": FullBatch,
+    }
+    require(name in makers, "privacy.sampler", name, f"be one of {', '.join(SAMPLERS)}")
+    useful = {"fixed": set(given), "poisson": {"record_rate"}, "full": set()}[name]
+    for key, value in given.items():
+        require(value is None or key in useful, f"privacy.{key}", value, f"be left out with sampler: {name}")
+    if name == "fixed" and (record_rate is None) == (batch_size is None):
+        raise ConfigError("privacy: sampler: fixed needs exactly one of record_rate (a share) and batch_size (a count).")
+    return makers[name]()
+
+
+def _given(sampler: str, record_rate: float | None) -> float:
+    if record_rate is None:
+        raise ConfigError(f"privacy.record_rate is missing: sampler: {sampler} needs it.")
+    return record_rate

@@ -1,0 +1,364 @@
+"""From charges to statements: what each observer could learn, as (epsilon, delta).
+
+The server sees every message of every silo, so that a silo's own releases are composed and nobody else's noise helps.
+A third party sees global models only, functions of the server's view; if who takes part is drawn honestly and
+independently of the data, its guarantee is the mixture of taking part and not (no secrecy of the draw is needed).
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from dpfl_plugin.errors import ConfigError, LedgerError, UnsupportedError
+from dpfl_plugin.privacy.accountants import Accountant
+from dpfl_plugin.privacy.events import Charge, Neighbouring, SampledGaussian, Term, Unit
+from dpfl_plugin.privacy.pld import normalise
+
+Terms = tuple[Term, ...]
+Share = tuple[float, float]
+View = Literal["server", "third_party"]
+
+_PER_SILO_LIMIT = 64  # distinct compositions up to which each silo's own epsilon is worked out
+_KEPT_LIMIT = 200  # incomparable compositions beyond which looking for dominated ones costs more than it saves
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What one round makes of one silo, if it takes part: ``count`` times ``release``, reading ``share``."""
+
+    release: SampledGaussian
+    count: int
+    share: Share = (0.0, 1.0)
+
+
+Pattern = Callable[[int, int], Iterable[Planned]]
+"""(silo, round) -> what the silo is charged in that round if it takes part; depends on its number of records."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ViewEpsilon:
+    """One guarantee, with all that it depends on.
+
+    Attributes:
+        view: who looks.
+        epsilon, delta: the guarantee; epsilon is math.inf where there is none.
+        neighbouring, unit: what it protects; None where nothing was released.
+        accountant: its name.
+        worst_silo: the silo whose epsilon this is; None where nothing was released.
+        basis: what was composed, in a sentence.
+        per_silo: each silo's own epsilon, where that is cheap; else empty.
+    """
+
+    view: View
+    epsilon: float
+    delta: float
+    neighbouring: Neighbouring | None
+    unit: Unit | None
+    accountant: str
+    worst_silo: int | None
+    basis: str
+    per_silo: Mapping[int, float] = field(default_factory=dict)
+
+
+class Spending:
+    """Per silo, how often each release was made on each share; grows with the ledger."""
+
+    def __init__(self, charges: Iterable[Charge] = ()) -> None:
+        self._counts: dict[int, Counter[tuple[Share, SampledGaussian]]] = {}
+        self._seen: dict[tuple[int, int, Share, SampledGaussian, str], int] = {}
+        self.add(charges)
+
+    def add(self, charges: Iterable[Charge]) -> None:
+        """Add charges. The same bits released again count once, as in the ledger."""
+        for charge in charges:
+            key = (charge.round, charge.silo, charge.share, charge.release, charge.noise_id)
+            more = charge.count - self._seen.get(key, 0)
+            if more > 0:
+                self._seen[key] = charge.count
+                self._counts.setdefault(charge.silo, Counter())[charge.share, charge.release] += more
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._counts)
+
+    def compositions(self, silo: int, planned: Iterable[Planned] = ()) -> tuple[Terms, ...]:
+        """The silo's compositions, one for each group of overlapping shares, were ``planned`` released too.
+
+        Raises:
+            ConfigError: neighbouring relations or units are mixed.
+            UnsupportedError: see `share_groups`.
+        """
+        counts = Counter(self._counts.get(silo, Counter()))
+        for plan in planned:
+            counts[plan.share, plan.release] += plan.count
+        return _compose([(share, Term(release=r, count=n, rounds=1)) for (share, r), n in counts.items()])
+
+
+def silo_compositions(charges: Iterable[Charge]) -> dict[int, tuple[Terms, ...]]:
+    """Per silo its compositions, one for each group of overlapping record shares; a record is in one group only.
+
+    Raises:
+        ConfigError, UnsupportedError: as `Spending.compositions`.
+    """
+    spending = Spending(charges)
+    return {silo: spending.compositions(silo) for silo in sorted(spending)}
+
+
+def share_groups(shares: Iterable[Share], neighbouring: Neighbouring, unit: Unit) -> dict[Share, int]:
+    """A group number for each share; shares of different groups have no record in common.
+
+    Replacing one record changes one group, so that groups compose in parallel (McSherry 2009, Thm 4). Chains of
+    overlaps make one group, which can only overstate. Replacing a silo changes every group: all shares are one.
+
+    Raises:
+        UnsupportedError: parts of the records under add_or_remove: adding a record moves others between parts.
+    """
+    ordered = sorted(set(shares))
+    if unit == "silo":
+        return dict.fromkeys(ordered, 0)
+    if neighbouring == "add_or_remove" and any(share != (0.0, 1.0) for share in ordered):
+        raise UnsupportedError(
+            "releases that read a part of a silo's records have no accountant under add_or_remove: adding a record "
+            "moves others from one part to the next. Use fixed-size batches (replace_one)."
+        )
+    groups: dict[Share, int] = {}
+    group, reach = -1, float("-inf")
+    for first, last in ordered:
+        if first >= reach:
+            group += 1
+        reach = max(reach, last)
+        groups[first, last] = group
+    return groups
+
+
+def _compose(parts: Sequence[tuple[Share, Term]]) -> tuple[Terms, ...]:
+    normalise(term for _, term in parts)  # one neighbouring relation and unit over all groups
+    if not parts:
+        return ()
+    release = parts[0][1].release
+    groups = share_groups((share for share, _ in parts), release.neighbouring, release.unit)
+    members: defaultdict[int, list[Term]] = defaultdict(list)
+    for share, term in parts:
+        members[groups[share]].append(term)
+    composed = {normalise(terms) for terms in members.values()}
+    return tuple(sorted((terms for terms in composed if terms), key=repr))
+
+
+# Views
+
+
+def server_view(charges: Iterable[Charge], accountant: Accountant, delta: float) -> ViewEpsilon:
+    """What the server learned: each silo's realised releases, the worst silo.
+
+    Raises:
+        ConfigError: neighbouring relations or units are mixed, or delta is outside (0, 1).
+        UnsupportedError: no sound bound is known for a release.
+    """
+    basis = "all releases that each silo made, in the rounds it took part in; disjoint record shares in parallel"
+    return _statement("server", silo_compositions(charges), accountant, delta, basis)
+
+
+def worst_case_view(
+    charges: Iterable[Charge],
+    accountant: Accountant,
+    delta: float,
+    *,
+    silos: Iterable[int],
+    rounds: Sequence[int],
+    pattern: Pattern,
+    cap: int | None = None,
+) -> ViewEpsilon:
+    """What the server could have learned by picking a silo in every round that was run, or in ``cap`` of them.
+
+    Args:
+        charges: what was released; each must be part of the pattern. A round released afresh after a crash counts as
+            often as it was released.
+        silos: ids to state it for; one of each kind (number of records) is enough.
+        rounds: the rounds that were run.
+        cap: the most rounds that a silo may take part in; used if all rounds are alike, else ignored, which can only
+            overstate.
+
+    Raises:
+        LedgerError: a charge is not in the pattern.
+        ConfigError, UnsupportedError: as `server_view`.
+    """
+    if cap is not None and cap < 0:
+        raise ConfigError(f"cap={cap!r} must be at least 0.")
+    attempts = _attempts(charges, rounds, pattern)
+    capped = False
+    compositions = {}
+    for silo in silos:
+        plans = [tuple(pattern(silo, round_)) for round_ in rounds]
+        times = [attempts[round_] for round_ in rounds]
+        if cap is not None and len(set(plans)) == 1 and set(times) == {1} and cap < len(plans):
+            capped, plans, times = True, plans[:cap], times[:cap]
+        totals: Counter[Planned] = Counter()
+        for plan, number in zip(plans, times, strict=True):
+            for planned in plan:
+                totals[planned] += number
+        parts = [(p.share, Term(release=p.release, count=p.count, rounds=n)) for p, n in totals.items()]
+        compositions[silo] = _compose(parts)
+    where = f"in {cap} rounds, the cap" if capped else f"in each of the {len(rounds)} rounds run"
+    basis = f"all releases that a silo would make by taking part {where}; disjoint record shares in parallel"
+    return _statement("server", compositions, accountant, delta, basis)
+
+
+def third_party_view(
+    charges: Iterable[Charge],
+    accountant: Accountant,
+    delta: float,
+    *,
+    silos: Iterable[int],
+    participation: Mapping[int, float],
+    pattern: Pattern,
+) -> ViewEpsilon:
+    """What anyone learns from the global models, when participation was drawn honestly and independently of the data.
+
+    Ex ante: a round that a silo takes part in with probability p costs the mixture of its releases, with
+    probability p, and nothing. With p = 1 that is the worst case of the server's view, and never more than that.
+    Silos that were never picked have this epsilon too.
+
+    Args:
+        charges: as `worst_case_view`. A round that was released more than once is composed as certain, as often as
+            it was released: whether its attempts drew their silos anew is not known here.
+        participation: for each round that was run, the probability that a given silo takes part (S / M).
+
+    Raises:
+        ConfigError: a probability is outside [0, 1], or as `server_view`.
+        LedgerError: a charge is not in the pattern, or in a round without a probability.
+        UnsupportedError: a round that is not certain makes different releases on the same records; or as `server_view`.
+    """
+    for round_, probability in participation.items():
+        if not 0 <= probability <= 1:
+            raise ConfigError(f"participation={probability!r} in round {round_} must be in [0, 1].")
+    attempts = _attempts(charges, participation.keys(), pattern)
+    compositions = {}
+    for silo in silos:
+        totals: Counter[tuple[tuple[Planned, ...], float]] = Counter()
+        for round_, probability in participation.items():
+            number = attempts[round_]
+            totals[tuple(pattern(silo, round_)), 1.0 if number > 1 else probability] += number
+        compositions[silo] = _mixtures(totals)
+    basis = (
+        "for each round run, the mixture of a silo's releases (with the probability that it takes part, drawn honestly "
+        "and independently of the data) and none; disjoint record shares in parallel"
+    )
+    return _statement("third_party", compositions, accountant, delta, basis)
+
+
+def _mixtures(totals: Mapping[tuple[tuple[Planned, ...], float], int]) -> tuple[Terms, ...]:
+    """Compositions of rounds that either make all their releases or none."""
+    shares = [p.share for plan, _ in totals for p in plan]
+    releases = [p.release for plan, _ in totals for p in plan]
+    groups = share_groups(shares, releases[0].neighbouring, releases[0].unit) if releases else {}
+    parts: list[tuple[Share, Term]] = []
+    for (plan, probability), rounds in totals.items():
+        merged: Counter[tuple[int, SampledGaussian]] = Counter()
+        example: dict[int, Share] = {}
+        for planned in plan:
+            merged[groups[planned.share], planned.release] += planned.count
+            example[groups[planned.share]] = planned.share
+        if probability < 1 and len({group for group, _ in merged}) < len(merged):
+            raise UnsupportedError(
+                "a round that a silo takes part in with a probability below 1 makes different releases on the same "
+                "records: their mixture is not implemented. State the server's worst case, which holds here too."
+            )
+        for (group, release), count in merged.items():
+            term = Term(release=release, count=count, rounds=rounds, participation=probability)
+            parts.append((example[group], term))
+    return _compose(parts)
+
+
+def _attempts(charges: Iterable[Charge], rounds: Iterable[int], pattern: Pattern) -> dict[int, int]:
+    """For each round how often some silo released it (1 where nobody did); checks the charges against the pattern."""
+    attempts = dict.fromkeys(rounds, 1)
+    made: defaultdict[tuple[int, int, Share, SampledGaussian], dict[str, int]] = defaultdict(dict)
+    for charge in charges:
+        noise = made[charge.round, charge.silo, charge.share, charge.release]
+        noise[charge.noise_id] = max(noise.get(charge.noise_id, 0), charge.count)
+    for (round_, silo, share, release), noise in made.items():
+        if round_ not in attempts:
+            raise LedgerError(f"round {round_} has charges, but is not among the rounds that the view was asked for.")
+        planned = sum(p.count for p in pattern(silo, round_) if (p.share, p.release) == (share, release))
+        if max(noise.values()) > planned:
+            raise LedgerError(
+                f"silo {silo} was charged {max(noise.values())} releases in round {round_} where the run's pattern has "
+                f"{planned} ({release} on {share}): the configuration is not the one that made the ledger."
+            )
+        attempts[round_] = max(attempts[round_], len(noise))
+    return attempts
+
+
+def _statement(
+    view: View, compositions: Mapping[int, tuple[Terms, ...]], accountant: Accountant, delta: float, basis: str
+) -> ViewEpsilon:
+    kinds: dict[tuple[Terms, ...], int] = {}
+    for silo in sorted(compositions):
+        kinds.setdefault(compositions[silo], silo)
+    meanings = {(t.release.neighbouring, t.release.unit) for kind in kinds for terms in kind for t in terms}
+    if len(meanings) > 1:
+        named = ", ".join(sorted(f"{neighbouring} of a {unit}" for neighbouring, unit in meanings))
+        raise ConfigError(f"silos' releases have different neighbouring relations or units: {named}. State them apart.")
+    neighbouring, unit = next(iter(meanings), (None, None))
+    known: dict[Terms, float] = {(): accountant.epsilon((), delta)}
+
+    def of(kind: tuple[Terms, ...]) -> float:
+        for terms in kind:
+            if terms not in known:
+                known[terms] = accountant.epsilon(terms, delta)
+        return max((known[terms] for terms in kind), default=known[()])
+
+    per_silo: dict[int, float] = {}
+    if len(kinds) <= _PER_SILO_LIMIT:
+        per_silo = {silo: of(kind) for silo, kind in compositions.items()}
+    kept = set(undominated(terms for kind in kinds for terms in kind))
+    candidates = [kind for kind in kinds if not kept.isdisjoint(kind)]
+    worst = max(candidates, key=of, default=None)
+    return ViewEpsilon(
+        view=view,
+        epsilon=known[()] if worst is None else of(worst),
+        delta=delta,
+        neighbouring=neighbouring,
+        unit=unit,
+        accountant=accountant.name,
+        worst_silo=None if worst is None else kinds[worst],
+        basis=basis,
+        per_silo=per_silo,
+    )
+
+
+def undominated(compositions: Iterable[Terms]) -> list[Terms]:
+    """The compositions that may be worst: not those that another is at least as costly as, term by term."""
+    kept: list[Terms] = []
+    for terms in sorted(set(compositions), key=_size, reverse=True):
+        if not any(_dominates(other, terms) for other in kept[:_KEPT_LIMIT]):
+            kept.append(terms)
+    return kept
+
+
+def _size(terms: Terms) -> tuple[float, ...]:
+    return (
+        sum(t.count * t.rounds * t.participation * t.release.rate for t in terms),
+        sum(t.count * t.rounds for t in terms),
+        -sum(t.release.noise_multiplier for t in terms),
+    )
+
+
+def _dominates(more: Terms, less: Terms) -> bool:
+    """Whether ``less`` is a post-processing of ``more``, or has the smaller privacy profile, term by term.
+
+    More noise, fewer releases and less participation are post-processing; the profile of a sampled release grows
+    with its rate (its delta(epsilon) is a convex combination with that of no release at all).
+    """
+    return len(more) == len(less) and all(
+        (m.release.sampler, m.release.neighbouring, m.release.unit)
+        == (n.release.sampler, n.release.neighbouring, n.release.unit)
+        and m.release.noise_multiplier <= n.release.noise_multiplier
+        and m.release.rate >= n.release.rate
+        and m.count >= n.count
+        and m.rounds >= n.rounds
+        and m.participation >= n.participation
+        for m, n in zip(more, less, strict=True)
+    )

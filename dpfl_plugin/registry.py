@@ -1,0 +1,134 @@
+"""Plugins by entry points: ours and strangers' register in the same way.
+
+A plugin is a callable. What the framework gives it is positional; what a user may set in the configuration
+are its keyword-only parameters, with their types and defaults. A config block ``{name: dirichlet, alpha: 0.1}``
+is checked against them, so that every option is known, typed and used.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from importlib import metadata
+from typing import Any, Final
+
+import pydantic
+
+from dpfl_plugin.errors import ConfigError, PluginError
+
+GROUPS: Final = ("algorithms", "mechanisms", "accountants", "engines", "datasets", "models", "partitioners")
+
+
+@functools.cache
+def _entry_points(group: str) -> dict[str, list[metadata.EntryPoint]]:
+    found: dict[str, list[metadata.EntryPoint]] = {}
+    for point in metadata.entry_points(group=f"dpfl_plugin.{group}"):
+        same = found.setdefault(point.name, [])
+        if point.value not in [other.value for other in same]:
+            same.append(point)
+    return found
+
+
+def names(group: str) -> list[str]:
+    """Names of the registered plugins of a group, sorted."""
+    return sorted(_entry_points(group))
+
+
+def origin(group: str, name: str) -> str:
+    """The distribution that registers a plugin, e.g. ``dpfl-plugin 0.1.0``."""
+    dist = _entry_points(group)[name][0].dist
+    return f"{dist.name} {dist.version}" if dist else "unknown"
+
+
+def load(group: str, name: str) -> Callable[..., Any]:
+    """The plugin ``name`` of ``group``.
+
+    Raises:
+        PluginError: it is unknown, registered by two packages, or cannot be imported.
+    """
+    kind = group.rstrip("s")
+    points = _entry_points(group).get(name, [])
+    if not points:
+        raise PluginError(f"there is no {kind} {name!r}{nearest(name, names(group))}. Known: {', '.join(names(group))}.")
+    if len(points) > 1:
+        packages = ", ".join(f"{p.dist.name if p.dist else '?'} ({p.value})" for p in points)
+        raise PluginError(f"{kind} {name!r} is registered by more than one package: {packages}. Uninstall all but one.")
+    return _import(points[0].value, f"{kind} plugin {name!r} (from {origin(group, name)})")
+
+
+def load_object(path: str, what: str) -> Callable[..., Any]:
+    """The object at ``package.module:name``, for users' own code named in a configuration."""
+    if path.count(":") != 1 or not all(path.split(":")):
+        raise PluginError(f"{what}: {path!r} is not of the form package.module:name.")
+    return _import(path, f"{what} {path!r}")
+
+
+def _import(path: str, what: str) -> Callable[..., Any]:
+    module, _, attribute = path.partition(":")
+    try:
+        plugin = functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
+    except Exception as error:  # a stranger's code may fail in any way
+        raise PluginError(f"{what} cannot be loaded: {type(error).__name__}: {error}.") from error
+    if not callable(plugin):
+        raise PluginError(f"{what} is not callable.")
+    return plugin
+
+
+def nearest(word: str, known: typing.Iterable[str]) -> str:
+    """ "; did you mean 'x'?" or nothing."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def options(plugin: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """The options of a plugin that a configuration may set: its keyword-only parameters."""
+    parameters = inspect.signature(plugin).parameters
+    return {name: p for name, p in parameters.items() if p.kind is inspect.Parameter.KEYWORD_ONLY}
+
+
+def build(plugin: Callable[..., Any], given: Mapping[str, Any], *context: Any, where: str) -> Any:
+    """Call ``plugin(*context, **given)`` after checking ``given`` against its keyword-only parameters.
+
+    Raises:
+        ConfigError: an option is unknown, missing, of the wrong type or out of range; names ``where.option``.
+    """
+    checked = check_options(plugin, given, where=where)
+    try:
+        return plugin(*context, **checked)
+    except ConfigError as error:
+        if str(error).startswith(where):
+            raise
+        raise type(error)(f"{where}.{error}") from error
+
+
+def check_options(plugin: Callable[..., Any], given: Mapping[str, Any], *, where: str) -> dict[str, Any]:
+    """``given`` with types converted and defaults filled in. Raises ConfigError as `build` does."""
+    allowed = options(plugin)
+    for key in given:
+        if key not in allowed:
+            known = ", ".join(allowed) or "none"
+            raise ConfigError(f"{where}.{key} is not a known option{nearest(key, allowed)}. Known options: {known}.")
+    hints = typing.get_type_hints(plugin.__init__ if inspect.isclass(plugin) else plugin)
+    fields: dict[str, Any] = {
+        name: (hints.get(name, Any), ... if p.default is inspect.Parameter.empty else p.default)
+        for name, p in allowed.items()
+    }
+    config = pydantic.ConfigDict(arbitrary_types_allowed=True, strict=False)
+    model = pydantic.create_model("Options", __config__=config, **fields)
+    try:
+        return {name: getattr(values, name) for values in [model(**given)] for name in allowed}
+    except pydantic.ValidationError as error:
+        raise ConfigError("; ".join(describe(problem, where) for problem in error.errors()) + ".") from error
+
+
+def describe(problem: Any, where: str = "") -> str:
+    """One pydantic problem as "key=value: what is wrong"."""
+    path = ".".join(str(part) for part in (where, *problem["loc"]) if part != "")
+    if problem["type"] == "missing":
+        return f"{path} is missing; it is required"
+    message = problem["msg"][0].lower() + problem["msg"][1:]
+    return f"{path}={problem['input']!r}: {message}"

@@ -1,0 +1,66 @@
+"""All silos in this process: nothing else to install."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from dpfl_plugin.algorithms.base import RoundPlan
+from dpfl_plugin.core.average import WeightedSum
+from dpfl_plugin.core.vectors import Vectors, stack
+from dpfl_plugin.oracle import Draw
+from dpfl_plugin.training.host import SiloHost, SiloMetrics
+from dpfl_plugin.training.runtime import ChargeSink, Interrupted, Observer
+
+
+class InProcess:
+    """Runs one stack of silos after another.
+
+    Args:
+        stack_size: silos advanced together; the result does not depend on it.
+        stop: asked between stacks; true ends the round with `Interrupted`, before any state changed.
+        observers: get every round's single uploads, which then are kept for the round (O(S d) memory).
+    """
+
+    def __init__(
+        self,
+        host: SiloHost,
+        charges: ChargeSink,
+        *,
+        stack_size: int = 1,
+        stop: Callable[[], bool] = lambda: False,
+        observers: Sequence[Observer] = (),
+    ) -> None:
+        self._host, self._charges, self._stack_size = host, charges, stack_size
+        self._stop, self._observers = stop, observers
+
+    def run_round(self, down: Vectors, plan: RoundPlan, draw: Draw) -> Vectors:
+        self._host.discard()  # what an earlier, abandoned round left
+        total, seen = WeightedSum(), []
+        for first in range(0, len(plan.participants), self._stack_size):
+            if self._stop():
+                self._host.discard()
+                raise Interrupted
+            part = slice(first, first + self._stack_size)
+            up, charges = self._host.run(plan.participants[part], down, plan, draw)
+            self._charges.append(charges)
+            total.add(up, plan.weights[part])
+            if self._observers:
+                seen.append(up)
+        self._charges.sync()  # before the sum, or any single upload, is handed on
+        for observer in self._observers:
+            observer(draw.round, plan.participants, stack(seen))
+        return total.total
+
+    def commit(self) -> None:
+        self._host.commit()
+
+    def evaluate(self, model: Tensor, dissimilarity: bool) -> dict[int, SiloMetrics]:
+        return self._host.evaluate(model, dissimilarity)
+
+    def states(self) -> Vectors:
+        return self._host.states
+
+    def load_states(self, states: Vectors) -> None:
+        self._host.states = states

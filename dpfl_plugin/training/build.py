@@ -1,0 +1,217 @@
+"""From a checked configuration to the parts of a run; every option of every plugin is checked here, before work."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dpfl_plugin import registry
+from dpfl_plugin.algorithms.base import Algorithm, Setting
+from dpfl_plugin.config.load import run_id
+from dpfl_plugin.config.schema import Block, Config
+from dpfl_plugin.core.exact import floor_share
+from dpfl_plugin.core.vectors import Layout
+from dpfl_plugin.data.base import Federation
+from dpfl_plugin.data.federation import build_federation
+from dpfl_plugin.errors import ConfigError, require
+from dpfl_plugin.gradients import base as engines
+from dpfl_plugin.gradients import losses
+from dpfl_plugin.gradients.base import Records
+from dpfl_plugin.models.build import build_model
+from dpfl_plugin.privacy import samplers
+from dpfl_plugin.privacy.accountants import Accountant
+from dpfl_plugin.oracle import PrivacyRules
+from dpfl_plugin.training.host import SiloHost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What a run is made of.
+
+    Attributes:
+        model: the initial global model (d,).
+        num_records: training records of each silo.
+        weights: of each silo, adding up to 1.
+        engine_reason: why this engine.
+        data_sha256: fingerprint of all records, by which a resumed run knows that they are the same.
+    """
+
+    host: SiloHost
+    algorithm: Algorithm
+    setting: Setting
+    rules: PrivacyRules
+    accountant: Accountant
+    model: torch.Tensor
+    num_records: tuple[int, ...]
+    weights: tuple[float, ...]
+    caveats: tuple[str, ...]
+    engine_name: str
+    engine_reason: str
+    data_sha256: str
+
+
+def build(config: Config, base: Path) -> Parts:
+    """All parts of a run; ``base`` is the folder from which a configuration's relative paths start.
+
+    Raises:
+        ConfigError, DataError: something in the configuration or in the data files is wrong.
+    """
+    # Cheap parts first, so that a misspelt option is found before data are loaded.
+    algorithm = build_plugin("algorithms", config.algorithm, where="algorithm")
+    accountant = build_plugin("accountants", config.privacy.accountant, where="privacy.accountant")
+    rules = privacy_rules(config)
+    federation = federate(config, base)
+    dtype, device = getattr(torch, config.runtime.dtype), _device(config.runtime.device)
+    module = build_model(_model_block(config.model), federation.feature_shape, federation.num_classes, config.seed)
+    module = module.to(device=device, dtype=dtype)
+    loss = losses.find(config.loss, _num_outputs(module, federation, dtype, device))
+    engine, reason = engines.choose(config.engine, module, loss, config.runtime.chunk_mb * 2**20)
+
+    num_records = tuple(len(silo.train_y) for silo in federation.silos)
+    for silo, count in enumerate(num_records):
+        _check_batch(rules, silo, count)
+    setting = make_setting(config, len(federation.silos))
+    layout = Layout.of(module)
+    model = layout.flatten(dict(module.named_parameters()))
+    host = SiloHost(
+        model=module,
+        loss=loss,
+        algorithm=algorithm,
+        rules=rules,
+        engine=engine,
+        train={i: _records(s.train_x, s.train_y, dtype, device) for i, s in enumerate(federation.silos)},
+        test={i: _records(s.test_x, s.test_y, dtype, device) for i, s in enumerate(federation.silos)},
+        states=algorithm.init_silos(model, len(federation.silos)),
+        noise_id=run_id(config),
+    )
+    return Parts(
+        host=host,
+        algorithm=algorithm,
+        setting=setting,
+        rules=rules,
+        accountant=accountant,
+        model=model,
+        num_records=num_records,
+        weights=_weights(config, num_records),
+        caveats=tuple(federation.caveats),
+        engine_name=engine.name,
+        engine_reason=reason,
+        data_sha256=fingerprint(federation),
+    )
+
+
+def build_plugin(group: str, block: Block, *context: object, where: str):  # type: ignore[no-untyped-def]
+    """The plugin that a block names, called with its options."""
+    return registry.build(_plugin(group, block, where), block.options, *context, where=where)
+
+
+def _plugin(group: str, block: Block, where: str) -> Callable[..., Any]:
+    if block.name is None:
+        return registry.load_object(str(block.module), where)
+    return registry.load(group, block.name)
+
+
+def privacy_rules(config: Config) -> PrivacyRules:
+    """How releases are made."""
+    privacy = config.privacy
+    sampler = samplers.make(privacy.sampler, privacy.record_rate, privacy.batch_size)
+    default = sampler.neighbouring if privacy.unit == "record" else "replace_one"
+    return PrivacyRules(
+        unit=privacy.unit,
+        neighbouring=privacy.neighbouring or default,
+        clip_norm=privacy.clip_norm,
+        mechanism=build_plugin("mechanisms", privacy.mechanism, privacy.noise_multiplier, where="privacy.mechanism"),
+        sampler=sampler,
+        l2=config.l2,
+    )
+
+
+def _model_block(block: Block) -> dict[str, Any]:
+    chosen = {"name": block.name} if block.module is None else {"module": block.module}
+    return {**chosen, **block.options}
+
+
+def make_setting(config: Config, num_silos: int) -> Setting:
+    participants = floor_share(config.silo_rate, num_silos)
+    require(
+        participants >= 1,
+        "silo_rate",
+        config.silo_rate,
+        f"give at least one of {num_silos} silos: floor({config.silo_rate} * {num_silos}) is 0",
+        f"Use at least {1 / num_silos:.4g}.",
+    )
+    rate = 1.0 if config.privacy.sampler == "full" else config.privacy.record_rate
+    return Setting(
+        num_silos=num_silos, num_participants=participants, silo_rate=config.silo_rate, record_rate=rate
+    )
+
+
+def federate(config: Config, base: Path) -> Federation:
+    """The silos' records."""
+    data = config.data
+    dataset, partition = _plugin("datasets", data.dataset, "data.dataset"), data.partition
+    return build_federation(
+        dataset=dataset,
+        dataset_options=data.dataset.options,
+        partitioner=_plugin("partitioners", partition, "data.partition"),
+        partition_options=partition.options,
+        num_silos=data.num_silos,
+        seed=config.seed,
+        test=data.test,
+        test_fraction=data.test_fraction,
+        preprocess=[{"name": step.name, **step.options} for step in data.preprocess],
+        max_records_per_silo=data.max_records_per_silo,
+        folder=Path(data.folder) if data.folder else None,
+        base=base,
+        name=data.dataset.name or str(data.dataset.module),
+    )
+
+
+def fingerprint(federation: Federation) -> str:
+    """sha256 over all silos' records, in order."""
+    digest = hashlib.sha256()
+    for silo in federation.silos:
+        for array in (silo.train_x, silo.train_y, silo.test_x, silo.test_y):
+            digest.update(repr((array.shape, str(array.dtype))).encode())
+            digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
+
+
+def _check_batch(rules: PrivacyRules, silo: int, count: int) -> None:
+    try:
+        rules.sampler.divisor(count)
+    except ConfigError as error:
+        raise ConfigError(f"silo {silo}: {error}") from error
+
+
+def _records(x: NDArray[np.float32], y: NDArray[np.int64], dtype: torch.dtype, device: torch.device) -> Records:
+    return Records(torch.from_numpy(x).to(device=device, dtype=dtype), torch.from_numpy(y).to(device))
+
+
+def _weights(config: Config, num_records: Sequence[int]) -> tuple[float, ...]:
+    if config.silo_weights == "equal":
+        return (1 / len(num_records),) * len(num_records)
+    return tuple(count / sum(num_records) for count in num_records)
+
+
+def _num_outputs(module: torch.nn.Module, federation: Federation, dtype: torch.dtype, device: torch.device) -> int:
+    """Width of the model's output, seen on a record of zeros: no private data is needed for it."""
+    with torch.no_grad():
+        outputs = module.eval()(torch.zeros(1, *federation.feature_shape, dtype=dtype, device=device))
+    return 1 if outputs.dim() == 1 else int(outputs.shape[1])
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"runtime.device={name!r} cannot be used here: {str(error).splitlines()[0]}") from error
+    return device

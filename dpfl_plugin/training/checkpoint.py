@@ -1,0 +1,82 @@
+"""Checkpoints: a folder a round, written aside and renamed, so that there is always a whole one."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from dpfl_plugin.core.vectors import Vectors
+from dpfl_plugin.errors import DataError
+from dpfl_plugin.training.folder import sync_folder, to_json
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The state after ``rounds`` rounds; ``facts`` are plain JSON values."""
+
+    rounds: int
+    server: Vectors
+    silos: Vectors
+    facts: dict[str, Any]
+
+
+def save(folder: Path, checkpoint: Checkpoint) -> None:
+    """Write a checkpoint, then delete the older ones."""
+    final = folder / f"round-{checkpoint.rounds:08d}"
+    temporary = folder / f".tmp-{os.getpid()}"
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    for name, vectors in (("server", checkpoint.server), ("silos", checkpoint.silos)):
+        path = temporary / f"{name}.safetensors"
+        save_file({key: value.contiguous() for key, value in vectors.items()}, path)
+        _sync(path)
+    facts = temporary / "facts.json"
+    facts.write_text(to_json({"schema": SCHEMA, "rounds": checkpoint.rounds, **checkpoint.facts}))
+    _sync(facts)
+    shutil.rmtree(final, ignore_errors=True)  # the same round again: the same state
+    os.rename(temporary, final)
+    sync_folder(folder)
+    for old in _all(folder):
+        if old != final:
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def load(folder: Path) -> Checkpoint | None:
+    """The newest checkpoint, or None if there is none.
+
+    Raises:
+        DataError: it is damaged; the message names the file.
+    """
+    found = _all(folder)
+    if not found:
+        return None
+    newest = found[-1]
+    try:
+        facts = json.loads((newest / "facts.json").read_text())
+        server, silos = (load_file(newest / f"{name}.safetensors") for name in ("server", "silos"))
+    except (OSError, ValueError, SafetensorError) as error:
+        raise DataError(
+            f"{newest}: the checkpoint cannot be read: {error}. "
+            "Restore it from a copy, or remove the run's folder to start from round 0."
+        ) from error
+    if facts.get("schema") != SCHEMA:
+        raise DataError(f"{newest}: a checkpoint of schema {facts.get('schema')}; this version reads {SCHEMA}.")
+    return Checkpoint(int(facts["rounds"]), server, silos, facts)
+
+
+def _all(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("round-*") if path.is_dir())
+
+
+def _sync(path: Path) -> None:
+    with open(path, "rb+") as file:
+        os.fsync(file.fileno())

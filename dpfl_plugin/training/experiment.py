@@ -1,0 +1,176 @@
+"""T rounds of an algorithm: who takes part, the budget, evaluation, checkpoints."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+
+from dpfl_plugin.algorithms.base import Algorithm, RoundPlan, Setting
+from dpfl_plugin.core.streams import stream
+from dpfl_plugin.core.vectors import Vectors, all_finite
+from dpfl_plugin.errors import ConfigError
+from dpfl_plugin.oracle import Draw
+from dpfl_plugin.training.accounting import PrivacyAccount, draw_participants
+from dpfl_plugin.training.host import SiloMetrics
+from dpfl_plugin.training.runtime import Interrupted, Runtime
+
+Status = Literal["done", "budget_exhausted", "interrupted", "failed"]
+
+
+@dataclass(slots=True)
+class Progress:
+    """What goes on from one round to the next, and into a checkpoint."""
+
+    server: Vectors
+    rounds: int = 0
+    seconds: float = 0.0
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended; ``reason`` in words where it did not simply finish."""
+
+    status: Status
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experiment:
+    """A run, ready to go.
+
+    Attributes:
+        weights: of each silo, adding up to 1.
+        rounds: T; expected_rounds: where the budget is expected to end it, by which evaluations are scheduled.
+    """
+
+    algorithm: Algorithm
+    setting: Setting
+    runtime: Runtime
+    account: PrivacyAccount
+    weights: tuple[float, ...]
+    rounds: int
+    expected_rounds: int
+    seed: int
+    attempt: int
+    evaluate_every: int
+    dissimilarity: bool
+    checkpoint_every: int | None
+    checkpoint_seconds: float
+
+    def run(
+        self,
+        progress: Progress,
+        *,
+        save: Callable[[Progress], None],
+        record: Callable[[dict[str, Any]], None],
+        tick: Callable[[Progress], None],
+        stop: Callable[[], bool],
+    ) -> Outcome:
+        """Go on from ``progress`` to the last round, or to what ends the run before it.
+
+        Args:
+            save: writes a checkpoint; record: gets each evaluation as plain values; tick: called after every round;
+            stop: asked before every round, true ends the run.
+        """
+        saved_at, saved_rounds, began = time.monotonic(), progress.rounds, time.monotonic() - progress.seconds
+        last_finite = progress.rounds
+        outcome = Outcome("done")
+        while progress.rounds < self.rounds:
+            plan = self.plan(progress.server, progress.rounds)
+            if not self.account.affords(progress.rounds, plan):
+                outcome = Outcome("budget_exhausted", self.account.why_not())
+                break
+            try:
+                if stop():
+                    raise Interrupted
+                server = self.advance(progress, plan)
+            except Interrupted:
+                outcome = Outcome("interrupted", f"asked to stop in round {progress.rounds + 1}")
+                break
+            if not all_finite(server):
+                reason = f"the global model is not finite after round {progress.rounds + 1}"
+                outcome = Outcome("failed", f"{reason}; its loss was last finite after round {last_finite}")
+                break
+            self.runtime.commit()
+            progress.server, progress.rounds = server, progress.rounds + 1
+            progress.seconds = time.monotonic() - began
+            if self._evaluates(progress.rounds):
+                line = self.evaluation(progress, plan)
+                record(line)
+                if not math.isfinite(line["train_loss"]):
+                    reason = f"the training loss is {line['train_loss']} after round {progress.rounds}"
+                    return Outcome("failed", f"{reason}; it was last finite after round {last_finite}")
+                last_finite = progress.rounds
+            tick(progress)
+            due = self.checkpoint_every is not None and progress.rounds - saved_rounds >= self.checkpoint_every
+            if due or time.monotonic() - saved_at >= self.checkpoint_seconds:
+                save(progress)
+                saved_at, saved_rounds = time.monotonic(), progress.rounds
+        if outcome.status == "budget_exhausted" and progress.rounds and not self._evaluates(progress.rounds):
+            record(self.evaluation(progress, self.plan(progress.server, progress.rounds - 1)))
+        save(progress)
+        return outcome
+
+    def plan(self, server: Vectors, round: int) -> RoundPlan:
+        """The algorithm's plan for a round, with who takes part."""
+        plan = self.algorithm.round_plan(server, round, self.setting, stream(self.seed, "plan", round))
+        silos = self.setting.num_silos
+        if plan.participation not in ("all", "sampled"):
+            raise ConfigError(f"the algorithm's round plan has participation {plan.participation!r}: all or sampled.")
+        sampled = plan.participation == "sampled"
+        chosen = draw_participants(self.seed, round, self.setting) if sampled else list(range(silos))
+        share = math.fsum(self.weights[silo] for silo in chosen)
+        weights = tuple(self.weights[silo] / share for silo in chosen)
+        # exactly S/M with equal weights, whatever their floating sum
+        share = len(chosen) / silos if len(set(self.weights)) == 1 else share
+        return replace(plan, participants=tuple(chosen), weights=weights, silo_share=share)
+
+    def advance(self, progress: Progress, plan: RoundPlan) -> Vectors:
+        """One round; returns the server's next state."""
+        down = self.algorithm.download(progress.server)
+        draw = Draw(self.seed, progress.rounds, self.attempt)
+        self.account.begin_round(progress.rounds, plan)
+        mean_up = self.runtime.run_round(down, plan, draw)
+        progress.bytes_down += len(plan.participants) * _size(down)
+        progress.bytes_up += len(plan.participants) * _size(mean_up)
+        return self.algorithm.aggregate(progress.server, mean_up, plan)
+
+    def evaluation(self, progress: Progress, plan: RoundPlan) -> dict[str, Any]:
+        """Metrics of the global model, means over silos, and what has been spent."""
+        by_silo = self.runtime.evaluate(progress.server["model"], self.dissimilarity)
+        metrics = list(by_silo.values())
+        line: dict[str, Any] = {
+            "round": progress.rounds,
+            "phase": plan.phase,
+            "train_loss": math.fsum(m.train_loss for m in metrics) / len(metrics),
+            "test_accuracy": math.fsum(m.test_accuracy for m in metrics) / len(metrics),
+            "epsilon": self.account.so_far(),
+            "seconds": round(progress.seconds, 4),
+            "bytes_up": progress.bytes_up,
+            "bytes_down": progress.bytes_down,
+        }
+        if self.dissimilarity:
+            line["gradient_dissimilarity"] = gradient_dissimilarity(metrics)
+        return line
+
+    def _evaluates(self, rounds: int) -> bool:
+        """Every so often, and in all of the last 10 % of rounds, whose mean is the number to report."""
+        last = self.expected_rounds
+        return rounds % self.evaluate_every == 0 or rounds > last - math.ceil(last / 10)
+
+
+def gradient_dissimilarity(metrics: list[SiloMetrics]) -> float:
+    """1/M sum ||grad F_i||^2 - ||grad F||^2 ([N] App. D.3.1)."""
+    gradients = torch.stack([m.gradient.double() for m in metrics if m.gradient is not None])
+    return float(gradients.square().sum(dim=1).mean() - gradients.mean(dim=0).square().sum())
+
+
+def _size(vectors: Vectors) -> int:
+    return sum(value.numel() * value.element_size() for value in vectors.values())

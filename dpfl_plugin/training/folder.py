@@ -1,0 +1,110 @@
+"""Run folders: plain files that survive crashes and parallel file systems. No pickle is read or written."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from dpfl_plugin.errors import ConfigError
+
+
+def write_atomic(path: Path, content: bytes | str) -> None:
+    """Write a whole file or nothing: temporary, fsync, rename."""
+    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    with open(temporary, "wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in a folder durable; file systems that cannot are left as they are."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def to_json(value: Any, indent: int | None = 2) -> str:
+    """JSON by the standard: infinities and NaN become null."""
+    return json.dumps(_finite(value), indent=indent, allow_nan=False, sort_keys=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+class RunFolder:
+    """The files of one run, `<out>/<name>/<id>/`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.yaml"
+        self.metrics = path / "metrics.jsonl"
+        self.ledger = path / "ledger.jsonl"
+        self.statement = path / "ledger.json"
+        self.model = path / "model.safetensors"
+        self.checkpoint = path / "checkpoint"
+        self.result = path / "result.json"
+        self.environment = path / "environment.json"
+        self.log = path / "log.txt"
+        self.curves = path / "curves.png"
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep a second process out of the folder.
+
+        Raises:
+            ConfigError: another process is at work in it.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        with open(self.path / ".lock", "a+") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                lock.seek(0)
+                holder = lock.read().strip() or "unknown"
+                raise ConfigError(
+                    f"{self.path}: another process ({holder}) is running this very configuration. "
+                    "Wait for it, end it, or use another --out."
+                ) from error
+            except OSError:  # a file system without locks: go on as before they were asked for
+                pass
+            lock.truncate(0)
+            lock.write(f"pid {os.getpid()} on {os.uname().nodename}")
+            lock.flush()
+            yield
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """The evaluations so far; a torn last line (a crash while writing) is left out."""
+        if not self.metrics.exists():
+            return []
+        found = []
+        for line in self.metrics.read_text().splitlines():
+            with contextlib.suppress(json.JSONDecodeError):
+                found.append(json.loads(line))
+        return found
+
+    def keep_metrics(self, last_round: int) -> list[dict[str, Any]]:
+        """Keep the evaluations up to a checkpoint's round; the later ones will be made again."""
+        kept = [line for line in self.read_metrics() if line["round"] <= last_round]
+        write_atomic(self.metrics, "".join(to_json(line, None) + "\n" for line in kept))
+        return kept
+
+    def add_metrics(self, line: Mapping[str, Any]) -> None:
+        with open(self.metrics, "a") as file:
+            file.write(to_json(line, None) + "\n")

@@ -1,0 +1,119 @@
+"""Silos of one process: their records, their states, and the work of a round. Every runtime has one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from dpfl_plugin.algorithms.base import Algorithm, RoundPlan
+from dpfl_plugin.core.vectors import Layout, Vectors
+from dpfl_plugin.gradients.base import Engine, Loss, Records
+from dpfl_plugin.gradients.losses import predict
+from dpfl_plugin.privacy.events import Charge
+from dpfl_plugin.oracle import Draw, PrivacyRules, PrivateOracle
+
+# Records in one forward pass of an evaluation; bounds its memory, not its result's meaning.
+EVALUATION_CHUNK = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class SiloMetrics:
+    """A silo's mean training loss and test accuracy; ``gradient`` (d,) of its training loss where asked for."""
+
+    train_loss: float
+    test_accuracy: float
+    gradient: Tensor | None = None
+
+
+class SiloHost:
+    """Runs rounds for the silos whose records it holds.
+
+    Args:
+        train, test: records by silo id.
+        states: (len(train), d) each, rows in the order of ascending ids.
+        noise_id: names this run's random bits in the ledger.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: torch.nn.Module,
+        loss: Loss,
+        algorithm: Algorithm,
+        rules: PrivacyRules,
+        engine: Engine,
+        train: Mapping[int, Records],
+        test: Mapping[int, Records],
+        states: Vectors,
+        noise_id: str,
+    ) -> None:
+        self.ids = sorted(train)
+        self._row = {silo: row for row, silo in enumerate(self.ids)}
+        self._model, self._loss, self._layout = model.eval(), loss, Layout.of(model)
+        self._algorithm, self._rules, self._engine = algorithm, rules, engine
+        self._train = {silo: engine.prepare(records) for silo, records in train.items()}
+        self._test = test
+        self._noise_id = noise_id
+        self.states = states
+        self._pending: list[tuple[list[int], Vectors]] = []
+
+    def run(self, ids: Sequence[int], down: Vectors, plan: RoundPlan, draw: Draw) -> tuple[Vectors, list[Charge]]:
+        """(uploads (m, d), charges) of the silos ``ids``, advanced together.
+
+        The charges must be in the ledger before anything else is done with the uploads. New states wait for `commit`.
+        """
+        rows = [self._row[silo] for silo in ids]
+        oracle = PrivateOracle(
+            self._rules,
+            self._engine,
+            [self._train[silo] for silo in ids],
+            ids,
+            draw,
+            max_gradients=plan.num_gradients,
+            share=plan.share,
+            noise_id=f"{self._noise_id}.{draw.attempt}",
+        )
+        old = {name: value[rows] for name, value in self.states.items()}
+        up, new = self._algorithm.local_update(down, old, oracle, plan)
+        oracle.check_upload(up)
+        self._pending.append((rows, new))
+        return up, oracle.charges()
+
+    def commit(self) -> None:
+        for rows, new in self._pending:
+            for name, value in new.items():
+                self.states[name][rows] = value
+        self._pending.clear()
+
+    def discard(self) -> None:
+        """Forget the new states of a round that does not count."""
+        self._pending.clear()
+
+    @torch.no_grad()
+    def evaluate(self, model: Tensor, dissimilarity: bool) -> dict[int, SiloMetrics]:
+        parameters = self._layout.unflatten(model)
+        metrics = {}
+        for silo in self.ids:
+            train, test = self._train[silo], self._test[silo]
+            loss, correct = 0.0, 0
+            for outputs, labels in self._outputs(parameters, train):
+                loss += float(self._loss(outputs, labels).double().sum())
+            for outputs, labels in self._outputs(parameters, test):
+                correct += int((predict(outputs) == labels).sum())
+            gradient = None
+            if dissimilarity:
+                gradient = torch.empty_like(model)
+                self._engine.clipped_sum(model, train, math.inf, gradient)
+                gradient /= len(train)
+            metrics[silo] = SiloMetrics(loss / len(train), correct / len(test), gradient)
+        return metrics
+
+    def _outputs(self, parameters: dict[str, Tensor], records: Records):  # type: ignore[no-untyped-def]
+        for first in range(0, len(records), EVALUATION_CHUNK):
+            chunk = records.between(first, min(first + EVALUATION_CHUNK, len(records)))
+            yield functional_call(self._model, parameters, (chunk.features,)), chunk.labels

@@ -1,0 +1,58 @@
+"""The protocol of runtimes: run one round at the silos, return the mean of what they sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from dpfl_plugin.algorithms.base import RoundPlan
+from dpfl_plugin.core.vectors import Vectors
+from dpfl_plugin.oracle import Draw
+from dpfl_plugin.privacy.events import Charge
+from dpfl_plugin.training.host import SiloMetrics
+
+Observer = Callable[[int, Sequence[int], Vectors], None]
+"""(round, silo ids, their uploads (S, d)): what the honest-but-curious server sees."""
+
+
+class ChargeSink(Protocol):
+    """Where charges go: a ledger, or an account that keeps one."""
+
+    def append(self, charges: Sequence[Charge], /) -> None: ...
+
+    def sync(self) -> None:
+        """Return once all charges are on disk."""
+        ...
+
+
+class Interrupted(Exception):
+    """Somebody asked the run to stop; no state was changed since the last finished round."""
+
+
+class Runtime(Protocol):
+    """Where silos live, and how their messages travel."""
+
+    def run_round(self, down: Vectors, plan: RoundPlan, draw: Draw) -> Vectors:
+        """The weighted mean of the participants' uploads, (d,) each.
+
+        When it returns, what the silos released is in the ledger and on disk. Silos' states change at `commit`.
+        """
+        ...
+
+    def commit(self) -> None:
+        """The round counts: silos keep their new states."""
+        ...
+
+    def evaluate(self, model: Tensor, dissimilarity: bool) -> dict[int, SiloMetrics]:
+        """Each silo's metrics at ``model`` (d,), by ascending id."""
+        ...
+
+    def states(self) -> Vectors:
+        """The committed states of all silos, (M, d) each, in the order of their ids; for checkpoints."""
+        ...
+
+    def load_states(self, states: Vectors) -> None:
+        """Back to the states of a checkpoint."""
+        ...

@@ -1,0 +1,322 @@
+"""One run in its folder: start it, resume it, or find that it is finished; and say how it ended."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors.torch import save_file
+
+from dpfl_plugin.config.load import run_id, to_yaml
+from dpfl_plugin.config.schema import Config
+from dpfl_plugin.errors import ConfigError, DataError
+from dpfl_plugin.privacy.ledger import Ledger
+from dpfl_plugin.training import checkpoint as checkpoints
+from dpfl_plugin.training import environment
+from dpfl_plugin.training.accounting import PrivacyAccount, RoundCost, statement
+from dpfl_plugin.training.build import Parts, build
+from dpfl_plugin.training.checkpoint import Checkpoint
+from dpfl_plugin.training.experiment import Experiment, Outcome, Progress
+from dpfl_plugin.training.folder import RunFolder, to_json, write_atomic
+from dpfl_plugin.training.runtime import ChargeSink, Runtime
+
+RESULT_SCHEMA = 1
+EVALUATIONS = 100  # about so many in a run, unless the configuration says otherwise
+MOST_ROUNDS = 10**6  # where only a budget ends a run
+
+Result = dict[str, Any]
+MakeRuntime = Callable[[Parts, ChargeSink, Config, Callable[[], bool]], Runtime]
+
+
+class Reporter(Protocol):
+    """Tells a person how it goes."""
+
+    def note(self, text: str) -> None: ...
+
+    def start(self, rounds: int, done: int) -> None: ...
+
+    def evaluated(self, line: dict[str, Any]) -> None: ...
+
+    def ticked(self, progress: Progress) -> None: ...
+
+    def end(self) -> None: ...
+
+
+def folder_of(config: Config) -> RunFolder:
+    """`<out>/<name>/<id>`."""
+    return RunFolder(Path(config.out) / config.name / run_id(config))
+
+
+def finished_result(folder: RunFolder) -> Result | None:
+    """The result of a run that ended for good, or None."""
+    if not folder.result.exists():
+        return None
+    result: Result = json.loads(folder.result.read_text())
+    return result if result["status"] in ("done", "budget_exhausted") else None
+
+
+def run_session(
+    config: Config,
+    base: Path,
+    *,
+    resume: bool,
+    make_runtime: MakeRuntime,
+    reporter: Reporter,
+    stop: Callable[[], bool],
+) -> Result:
+    """Run ``config`` to its end, or until it is stopped; returns what `result.json` holds.
+
+    Raises:
+        ConfigError: the configuration is wrong, or the folder holds an unfinished run and ``resume`` is not set.
+        DataError: data files are missing or damaged, or are not those that the unfinished run began with.
+    """
+    folder = folder_of(config)
+    result = finished_result(folder)
+    if result is not None:
+        return result
+    _refuse_unfinished(folder, resume)
+    parts = build(config, base)  # bad input is found before anything is written
+    torch.set_num_threads(config.runtime.threads)
+    with folder.locked():
+        _refuse_unfinished(folder, resume)
+        return _run(config, folder, parts, make_runtime, _logged(reporter, folder), stop)
+
+
+def _refuse_unfinished(folder: RunFolder, resume: bool) -> None:
+    if not resume and (folder.ledger.exists() or folder.checkpoint.exists()):
+        raise ConfigError(
+            f"{folder.path} holds an unfinished run of this configuration. Use --resume to go on with it, "
+            "or another --out to begin anew (what was released so far stays released)."
+        )
+
+
+def _run(
+    config: Config,
+    folder: RunFolder,
+    parts: Parts,
+    make_runtime: MakeRuntime,
+    reporter: Reporter,
+    stop: Callable[[], bool],
+) -> Result:
+    here = environment.arithmetic(config.runtime.device, config.runtime.threads)
+    found = checkpoints.load(folder.checkpoint)
+    if found is not None and found.facts["data_sha256"] != parts.data_sha256:
+        raise DataError(
+            f"{folder.path}: the records are not those that this run began with (sha256 {parts.data_sha256[:16]}..., "
+            f"then {found.facts['data_sha256'][:16]}...). Restore the data files, or begin anew with another --out."
+        )
+    write_atomic(folder.config, to_yaml(config))
+    write_atomic(folder.environment, to_json({**environment.describe(), "arithmetic": here}))
+    ledger = _ledger(folder, config)
+    for note in ledger.notes:
+        reporter.note(f"ledger: {note}")
+    attempt = _attempt(found, ledger, here)
+    if attempt > (0 if found is None else found.facts["attempt"]):
+        reporter.note(
+            "rounds that were released already cannot be repeated bit for bit here, because the machine or the versions "
+            "differ: they are run with fresh noise and charged again."
+        )
+    account = PrivacyAccount(
+        config,
+        rules=parts.rules,
+        accountant=parts.accountant,
+        setting=parts.setting,
+        num_records=parts.num_records,
+        ledger=ledger,
+        costs=_costs(found),
+    )
+    runtime = make_runtime(parts, account, config, stop)
+    if found is None:
+        progress = Progress(server=parts.algorithm.init_server(parts.model, parts.setting))
+        folder.keep_metrics(-1)
+    else:
+        progress = _progress(found)
+        runtime.load_states(found.silos)
+        folder.keep_metrics(found.rounds)
+        reporter.note(f"resumed after round {found.rounds}")
+
+    facts = {"run": run_id(config), "data_sha256": parts.data_sha256, "arithmetic": here, "attempt": attempt}
+
+    def save(progress: Progress) -> None:
+        spent = {"seconds": progress.seconds, "bytes_up": progress.bytes_up, "bytes_down": progress.bytes_down}
+        costs = [[round, *asdict(cost).values()] for round, cost in sorted(account.costs.items())]
+        state = Checkpoint(progress.rounds, progress.server, runtime.states(), {**facts, **spent, "costs": costs})
+        checkpoints.save(folder.checkpoint, state)
+
+    def record(line: dict[str, Any]) -> None:
+        folder.add_metrics(line)
+        reporter.evaluated(line)
+
+    if found is None:
+        save(progress)  # so that --resume always has one to go on from
+    experiment = _experiment(config, parts, account, runtime, progress, attempt)
+    reporter.note(f"engine {parts.engine_name}: {parts.engine_reason}")
+    reporter.start(experiment.expected_rounds, progress.rounds)
+    try:
+        outcome = experiment.run(progress, save=save, record=record, tick=reporter.ticked, stop=stop)
+    finally:
+        reporter.end()
+        ledger.close()
+    if config.rounds is None and outcome.status == "budget_exhausted":
+        outcome = Outcome("done", outcome.reason)  # the budget was what the run was asked to use up
+    return _write_result(config, folder, parts, account, progress, outcome)
+
+
+def _experiment(
+    config: Config, parts: Parts, account: PrivacyAccount, runtime: Runtime, progress: Progress, attempt: int
+) -> Experiment:
+    limit = config.rounds or MOST_ROUNDS
+    experiment = Experiment(
+        algorithm=parts.algorithm,
+        setting=parts.setting,
+        runtime=runtime,
+        account=account,
+        weights=parts.weights,
+        rounds=limit,
+        expected_rounds=limit,
+        seed=config.seed,
+        attempt=attempt,
+        evaluate_every=1,
+        dissimilarity=config.evaluation.dissimilarity,
+        checkpoint_every=config.checkpoint.every,
+        checkpoint_seconds=config.checkpoint.seconds,
+    )
+    expected = account.expected_rounds(experiment.plan(progress.server, progress.rounds), limit)
+    if expected == 0:
+        raise ConfigError(
+            f"privacy.epsilon={config.privacy.epsilon} does not last for one round. Raise it, or noise_multiplier; "
+            "or lower record_rate or local_steps."
+        )
+    every = config.evaluation.every or max(1, expected // EVALUATIONS)
+    return replace(experiment, expected_rounds=expected, evaluate_every=every)
+
+
+def _ledger(folder: RunFolder, config: Config) -> Ledger:
+    if folder.ledger.exists():
+        return Ledger.open(folder.ledger)
+    return Ledger(folder.ledger, {"run": run_id(config), "name": config.name})
+
+
+def _attempt(found: Checkpoint | None, ledger: Ledger, here: dict[str, Any]) -> int:
+    """0, or one more than before if rounds in the ledger will be run again and may not give the same bits."""
+    before = 0 if found is None else int(found.facts["attempt"])
+    replayed = any(charge.round >= (found.rounds if found else 0) for charge in ledger)
+    same_bits = found is not None and found.facts["arithmetic"] == here
+    if not replayed or same_bits:
+        return before
+    return 1 + max(int(charge.noise_id.rpartition(".")[2]) for charge in ledger)
+
+
+def _costs(found: Checkpoint | None) -> dict[int, RoundCost]:
+    if found is None:
+        return {}
+    return {
+        int(round): RoundCost(int(gradients), (float(share[0]), float(share[1])), float(probability))
+        for round, gradients, share, probability in found.facts["costs"]
+    }
+
+
+def _progress(found: Checkpoint) -> Progress:
+    facts = found.facts
+    return Progress(
+        server=found.server,
+        rounds=found.rounds,
+        seconds=float(facts["seconds"]),
+        bytes_up=int(facts["bytes_up"]),
+        bytes_down=int(facts["bytes_down"]),
+    )
+
+
+def _write_result(
+    config: Config,
+    folder: RunFolder,
+    parts: Parts,
+    account: PrivacyAccount,
+    progress: Progress,
+    outcome: Outcome,
+) -> Result:
+    model = progress.server["model"]
+    save_file({"model": model.contiguous()}, folder.model.with_suffix(".tmp"))
+    folder.model.with_suffix(".tmp").replace(folder.model)
+    lines = [line for line in folder.read_metrics() if line["round"] <= progress.rounds]
+    notes = [*parts.caveats, *parts.algorithm.notes(progress.server), *account.ledger.notes]
+    result: Result = {
+        "schema": RESULT_SCHEMA,
+        "status": outcome.status,
+        "reason": outcome.reason,
+        "name": config.name,
+        "id": run_id(config),
+        "algorithm": config.algorithm.name or config.algorithm.module,
+        "seed": config.seed,
+        "rounds": progress.rounds,
+        "num_silos": parts.setting.num_silos,
+        "test_accuracy": _last(lines, "test_accuracy"),
+        "train_loss": _last(lines, "train_loss"),
+        "epsilon": account.views(),
+        "seconds": round(progress.seconds, 3),
+        "bytes_up": progress.bytes_up,
+        "bytes_down": progress.bytes_down,
+        "engine": parts.engine_name,
+        "model_sha256": model_sha256(model),
+        "notes": notes,
+        "folder": str(folder.path),
+        "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+    write_atomic(folder.statement, to_json(statement(config, account, parts.caveats, notes)))
+    write_atomic(folder.result, to_json(result))
+    return result
+
+
+def _last(lines: list[dict[str, Any]], key: str) -> dict[str, float | None]:
+    """The last value, and the mean over the last 10 % of rounds ([N] D.3.2)."""
+    if not lines:
+        return {"last": None, "mean_last_10_percent": None}
+    rounds = lines[-1]["round"]
+    tail = [line[key] for line in lines if line["round"] > rounds - math.ceil(rounds / 10)]
+    mean = math.fsum(tail) / len(tail) if all(value is not None for value in tail) else None
+    return {"last": lines[-1][key], "mean_last_10_percent": mean}
+
+
+def model_sha256(model: torch.Tensor) -> str:
+    """Digest of the model's bits."""
+    return hashlib.sha256(model.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
+
+
+def _logged(reporter: Reporter, folder: RunFolder) -> Reporter:
+    return _Log(reporter, folder.log)
+
+
+class _Log:
+    """Passes everything on, and writes notes and evaluations to log.txt with the time."""
+
+    def __init__(self, reporter: Reporter, path: Path) -> None:
+        self._reporter, self._path = reporter, path
+
+    def _write(self, text: str) -> None:
+        with open(self._path, "a") as file:
+            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+
+    def note(self, text: str) -> None:
+        self._write(text)
+        self._reporter.note(text)
+
+    def start(self, rounds: int, done: int) -> None:
+        self._write(f"rounds {done + 1} to {rounds}")
+        self._reporter.start(rounds, done)
+
+    def evaluated(self, line: dict[str, Any]) -> None:
+        self._write(to_json(line, None))
+        self._reporter.evaluated(line)
+
+    def ticked(self, progress: Progress) -> None:
+        self._reporter.ticked(progress)
+
+    def end(self) -> None:
+        self._reporter.end()

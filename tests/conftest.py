@@ -1,0 +1,36 @@
+"""What every test may use. Data that are not in the repository are looked for, never downloaded."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+BESIDE = Path(__file__).resolve().parents[2] / "shared"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Tests run in parallel processes; more threads than cores only slow them down."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def data_folder() -> Path:
+    """The folder of the real data sets: $DPFL_DATA, or ../shared/data beside the repository."""
+    return _folder("DPFL_DATA", BESIDE / "data")
+
+
+@pytest.fixture(scope="session")
+def reference_folder() -> Path:
+    """The folder of independently computed values: $DPFL_REFERENCE, or ../shared/reference beside the repository."""
+    return _folder("DPFL_REFERENCE", BESIDE / "reference")
+
+
+def _folder(variable: str, default: Path) -> Path:
+    folder = Path(os.environ.get(variable) or default)
+    if not folder.is_dir():
+        pytest.skip(f"{folder} is not there; set {variable} to the folder that has these files")
+    return folder

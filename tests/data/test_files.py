@@ -1,0 +1,241 @@
+"""A user's own CSV and NPZ files, and the errors that say where they are wrong."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpfl_plugin.data import files
+from dpfl_plugin.data.base import Dataset, validate
+from dpfl_plugin.data.fetch import DataSource
+from dpfl_plugin.errors import ConfigError, DataError
+
+
+def read_csv(folder: Path, **options: Any) -> Dataset:
+    data = files.csv(DataSource(base=folder), **options)
+    validate(data, "csv")
+    return data
+
+
+def write(folder: Path, name: str, text: str) -> Path:
+    (folder / name).write_text(text, encoding="utf-8")
+    return folder / name
+
+
+TABLE = "age,label,income,site\n30,yes,1.5,b\n40,no,-2e3,a\n\n50,yes,0,b\n"
+
+
+def test_one_file_with_a_silo_column(tmp_path: Path) -> None:
+    write(tmp_path, "all.csv", TABLE)
+    data = read_csv(tmp_path, files="all.csv", silo_column="site")
+    assert data.features.tolist() == [[30, 1.5], [40, -2000], [50, 0]]
+    assert data.labels.tolist() == [1, 0, 1]
+    assert data.num_classes == 2
+    assert data.groups is not None
+    assert data.groups.tolist() == [1, 0, 1]
+    assert data.caveats[0] == "labels: no -> 0, yes -> 1"
+    assert "classes" in data.caveats[1]
+
+
+def test_one_file_without_silos_has_no_groups(tmp_path: Path) -> None:
+    write(tmp_path, "all.csv", TABLE)
+    data = read_csv(tmp_path, files=["all.csv"], ignore_columns=["site"], classes=["yes", "no", "maybe"])
+    assert data.groups is None
+    assert data.num_classes == 3
+    assert data.labels.tolist() == [0, 1, 0]
+    assert len(data.caveats) == 1  # nothing was read from the records
+
+
+def test_one_file_for_each_silo_with_columns_in_any_order(tmp_path: Path) -> None:
+    write(tmp_path, "s1.csv", "u,v,label\n1,2,0\n3,4,1\n")
+    write(tmp_path, "s2.csv", "label,v,u\n1,20,10\n")
+    data = read_csv(tmp_path, files="s*.csv")
+    assert data.features.tolist() == [[1, 2], [3, 4], [10, 20]]
+    assert data.groups is not None
+    assert data.groups.tolist() == [0, 0, 1]
+    assert data.labels.tolist() == [0, 1, 1]
+
+
+def test_test_files_belong_to_the_same_silos(tmp_path: Path) -> None:
+    for name in ("s1", "s2", "t1", "t2"):
+        write(tmp_path, f"{name}.csv", f"u,label\n{name[1]},0\n{name[1]},1\n")
+    data = read_csv(tmp_path, files="s*.csv", test_files=["t1.csv", "t2.csv"])
+    assert data.test is not None
+    assert data.test.groups is not None
+    assert data.test.groups.tolist() == [0, 0, 1, 1]
+    assert data.test.features.ravel().tolist() == [1, 1, 2, 2]
+    one = read_csv(tmp_path, files="s*.csv", test_files="t1.csv")
+    assert one.test is not None
+    assert one.test.groups is None
+    write(tmp_path, "t3.csv", "u,label\n3,0\n")
+    with pytest.raises(ConfigError, match="test_files names 3 files, files names 2"):
+        read_csv(tmp_path, files="s*.csv", test_files="t*.csv")
+
+
+def test_silos_of_the_test_files_must_be_known(tmp_path: Path) -> None:
+    write(tmp_path, "all.csv", TABLE)
+    write(tmp_path, "test.csv", "age,label,income,site\n30,yes,1.5,a\n30,yes,1.5,z\n")
+    with pytest.raises(DataError, match=r"test\.csv: silo 'z' has no training records"):
+        read_csv(tmp_path, files="all.csv", test_files="test.csv", silo_column="site")
+
+
+def test_gzip_byte_order_mark_quotes_and_other_delimiters(tmp_path: Path) -> None:
+    (tmp_path / "a.csv.gz").write_bytes(gzip.compress(b'\xef\xbb\xbf"u";label\r\n"1.5";"x;y"\r\n2;z\r\n'))
+    data = read_csv(tmp_path, files="a.csv.gz", delimiter=";")
+    assert data.features.ravel().tolist() == [1.5, 2]
+    assert data.caveats[0] == "labels: x;y -> 0, z -> 1"
+
+
+def test_number_labels_are_sorted_by_value(tmp_path: Path) -> None:
+    write(tmp_path, "a.csv", "u,label\n1,10\n1,9\n1,-1\n")
+    assert read_csv(tmp_path, files="a.csv").labels.tolist() == [2, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("u,label\n1,0\nred,1\n", r"a\.csv, line 3, column 'u': 'red' is not a number"),
+        ("u,label\n1,0\n,1\n", r"a\.csv, line 3, column 'u': '' is not a number"),
+        ("u,label\n1,0\nnan,1\n", r"a\.csv, line 3, column 'u': 'nan' is not a finite"),
+        ("u,label\ninf,0\n1,1\n", r"a\.csv, line 2, column 'u': 'inf'"),
+        ("u,label\n1e39,0\n1,1\n", r"a\.csv, line 2, column 'u': '1e39'"),
+        ("u,label\n1,0\n\n1,1,2\n", r"a\.csv, line 4: 3 columns, the header has 2"),
+        ("1,0\n2,1\n", r"a\.csv has no header"),
+        ("", r"a\.csv has no header"),
+        ("u,label\n", r"a\.csv holds a header and no records"),
+        ("u,u,label\n1,1,0\n", "two columns have the name 'u'"),
+        ("label\n1\n", "no feature column"),
+        ("u,label\n1,0\n1,0\n", "all labels are '0'"),
+        ('u,label\n1,"0\n1,1\n', "not a CSV file"),
+        ("u,label\n" + "".join(f"1,{i}\n" for i in range(1001)), "more than 1000 different labels"),
+    ],
+)
+def test_csv_errors_name_file_line_column_and_value(tmp_path: Path, text: str, message: str) -> None:
+    write(tmp_path, "a.csv", text)
+    with pytest.raises(DataError, match=message):
+        read_csv(tmp_path, files="a.csv")
+
+
+@pytest.mark.parametrize("row", [0, 19_999, 20_000, 45_000])
+def test_a_bad_value_is_found_in_any_piece_of_a_long_file(tmp_path: Path, row: int) -> None:
+    lines = [f"{i},{i % 2}" for i in range(50_000)]
+    lines[row] = "oops,1"
+    write(tmp_path, "a.csv", "u,label\n" + "\n".join(lines))
+    with pytest.raises(DataError, match=f"line {row + 2}, column 'u': 'oops'"):
+        read_csv(tmp_path, files="a.csv")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"label_column": "labl"}, "label_column='labl'; did you mean 'label'"),
+        ({"silo_column": "hospital"}, "silo_column='hospital'"),
+        ({"ignore_columns": ["x"]}, "ignore_columns='x'"),
+        ({"ignore_columns": ["site"], "classes": ["yes", "yes"]}, "names a class twice"),
+        ({"delimiter": "::"}, "delimiter='::'"),
+    ],
+)
+def test_options_that_name_nothing_are_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    write(tmp_path, "a.csv", TABLE)
+    with pytest.raises(ConfigError, match=message):
+        read_csv(tmp_path, files="a.csv", **options)
+
+
+def test_a_label_outside_the_given_classes_is_named(tmp_path: Path) -> None:
+    write(tmp_path, "a.csv", "u,label\n1,0\n1,2\n")
+    with pytest.raises(DataError, match=r"a\.csv: the label of record 1 is '2', not one of \['0', '1'\]"):
+        read_csv(tmp_path, files="a.csv", classes=[0, 1])
+
+
+def test_files_with_other_columns_are_refused(tmp_path: Path) -> None:
+    write(tmp_path, "s1.csv", "u,v,label\n1,2,0\n")
+    write(tmp_path, "s2.csv", "u,w,label\n1,2,1\n")
+    with pytest.raises(DataError, match=r"s2\.csv: other columns .* lacks \['v'\], has also \['w'\]"):
+        read_csv(tmp_path, files="s*.csv")
+
+
+def test_binary_and_cut_files_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b"\xff\xfe\x00\x01")
+    (tmp_path / "b.csv.gz").write_bytes(gzip.compress(TABLE.encode() * 50)[:-12])
+    for name in ("a.csv", "b.csv.gz"):
+        with pytest.raises(DataError, match=f"{name} is not a CSV file"):
+            read_csv(tmp_path, files=name)
+
+
+@given(
+    x=st.lists(st.tuples(*[st.floats(width=32, allow_nan=False, allow_infinity=False)] * 3), min_size=2, max_size=30)
+)
+@settings(max_examples=30, deadline=None)
+def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, x: list[tuple[float, ...]]) -> None:
+    folder = tmp_path_factory.mktemp("csv")
+    rows = "".join(f"{a!r},{b!r},{c!r},{i % 2}\n" for i, (a, b, c) in enumerate(x))
+    write(folder, "a.csv", "a,b,c,label\n" + rows)
+    assert np.array_equal(read_csv(folder, files="a.csv").features, np.array(x, np.float32))
+
+
+# --- NPZ --------------------------------------------------------------------------------------------------------
+
+
+def read_npz(folder: Path, **options: Any) -> Dataset:
+    data = files.npz(DataSource(base=folder), **options)
+    validate(data, "npz")
+    return data
+
+
+def test_npz_with_images_and_silos(tmp_path: Path) -> None:
+    x = np.arange(24, dtype=np.float64).reshape(3, 2, 2, 2)
+    np.savez(tmp_path / "a.npz", x=x, y=np.array(["cat", "dog", "cat"]), silo=np.array([12, 2, 12]))
+    data = read_npz(tmp_path, files="a.npz")
+    assert np.array_equal(data.features, x)
+    assert data.labels.tolist() == [0, 1, 0]
+    assert data.groups is not None
+    assert data.groups.tolist() == [1, 0, 1]
+
+
+def test_npz_one_file_for_each_silo(tmp_path: Path) -> None:
+    for i in (1, 2):
+        np.savez(tmp_path / f"s{i}.npz", features=np.full((2, 3), i), labels=np.array([0, 1]))
+    data = read_npz(tmp_path, files=["s2.npz", "s1.npz"], test_files=["s2.npz", "s1.npz"])
+    assert data.features[:, 0].tolist() == [2, 2, 1, 1]
+    assert data.test is not None
+    assert data.groups is not None
+    assert data.groups.tolist() == [0, 0, 1, 1]
+
+
+GOOD: dict[str, Any] = {"x": np.ones((2, 3)), "y": np.array([0, 1])}
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        (GOOD | {"y": np.array([0.5, 1.0])}, "labels must be one integer or string"),
+        (GOOD | {"y": np.array([0])}, "labels must be one integer or string"),
+        (GOOD | {"silo": np.array([0, 1, 2])}, "silo must be one integer or string"),
+        (GOOD | {"x": np.array([[1, 2, 3], [4, np.nan, 6]])}, r"the feature at \(1, 1\) is nan"),
+        (GOOD | {"x": np.array([[1, 2], [1e300, 6]])}, r"the feature at \(1, 0\) is 1e\+300"),
+        (GOOD | {"x": np.ones(2)}, "features must be numbers of shape"),
+        (GOOD | {"x": np.array([["a"], ["b"]])}, "features must be numbers"),
+        ({"x": np.ones((2, 3))}, "holds no array y or labels; it holds x"),
+        (GOOD | {"y": np.array([{"a": 1}, None])}, "is not an NPZ file of plain arrays"),
+    ],
+)
+def test_npz_errors(tmp_path: Path, arrays: dict[str, Any], message: str) -> None:
+    np.savez(tmp_path / "a.npz", **arrays)
+    with pytest.raises(DataError, match=rf"a\.npz.*{message}"):
+        read_npz(tmp_path, files="a.npz")
+
+
+def test_npz_that_is_none(tmp_path: Path) -> None:
+    (tmp_path / "text.npz").write_text("hello")
+    np.save(tmp_path / "plain.npy", np.ones(3))
+    np.savez(tmp_path / "whole.npz", **GOOD)
+    (tmp_path / "cut.npz").write_bytes((tmp_path / "whole.npz").read_bytes()[:-40])
+    for name in ("text.npz", "plain.npy", "cut.npz"):
+        with pytest.raises(DataError, match=f"{name} is not an NPZ file"):
+            read_npz(tmp_path, files=name)

@@ -1,0 +1,152 @@
+"""Every engine against autograd one example at a time, and the closed form against vmap."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from dpfl_plugin.core.vectors import Layout
+from dpfl_plugin.errors import ConfigError, UnsupportedError
+from dpfl_plugin.gradients import losses
+from dpfl_plugin.gradients.base import Records, choose
+from dpfl_plugin.gradients.closed_form import ClosedForm
+from dpfl_plugin.gradients.vmap import Vmap
+
+
+def linear(features: int, outputs: int, bias: bool = True) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(features, outputs, bias=bias)).double()
+
+
+def records(count: int, features: int, classes: int, seed: int = 0) -> Records:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(count, features, generator=generator, dtype=torch.float64) * 2
+    return Records(x, torch.randint(0, classes, (count,), generator=generator))
+
+
+def one_by_one(model, loss, y, batch, clip_norm):
+    """sum_j clip(grad f(y, d_j), C) by backward passes, straight from the definition."""
+    layout = Layout.of(model)
+    total = torch.zeros_like(y)
+    for j in range(len(batch)):
+        parameters = {name: value.clone().requires_grad_() for name, value in layout.unflatten(y).items()}
+        outputs = torch.func.functional_call(model, parameters, (batch.features[j : j + 1],))
+        loss(outputs, batch.labels[j : j + 1]).sum().backward()
+        gradient = torch.cat([parameters[name].grad.flatten() for name in layout.names])
+        total += gradient / max(1.0, float(gradient.norm()) / clip_norm)
+    return total
+
+
+def clipped_sum(engine, y, batch, clip_norm):
+    out = torch.full_like(y, math.nan)  # an engine has to overwrite it
+    engine.clipped_sum(y, engine.prepare(batch), clip_norm, out)
+    return out
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    count=st.integers(0, 9),
+    features=st.integers(1, 6),
+    classes=st.integers(2, 20),
+    bias=st.booleans(),
+    clip_norm=st.sampled_from([1e-3, 0.5, 2.0, 1e6, math.inf]),
+    logistic=st.booleans(),
+    seed=st.integers(0, 100),
+)
+def test_both_engines_are_the_definition(count, features, classes, bias, clip_norm, logistic, seed):
+    classes = 2 if logistic else classes
+    loss = losses.logistic if logistic else losses.cross_entropy
+    model = linear(features, 1 if logistic else classes, bias)
+    batch = records(count, features, classes, seed)
+    y = torch.randn(Layout.of(model).dimension, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    expected = one_by_one(model, loss, y, batch, clip_norm)
+    for engine in (ClosedForm(model, loss, 2**20), Vmap(model, loss, 2**20)):
+        torch.testing.assert_close(clipped_sum(engine, y, batch, clip_norm), expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 2000, 2**20])
+def test_vmap_of_a_network_is_the_definition_whatever_the_chunk(chunk_bytes):
+    model = nn.Sequential(
+        nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 3 * 3, 3)
+    ).double()
+    generator = torch.Generator().manual_seed(1)
+    batch = Records(
+        torch.randn(6, 2, 5, 5, generator=generator, dtype=torch.float64), torch.tensor([0, 1, 2, 2, 1, 0])
+    )
+    y = torch.randn(Layout.of(model).dimension, generator=generator, dtype=torch.float64)
+    result = clipped_sum(Vmap(model, losses.cross_entropy, chunk_bytes), y, batch, 0.7)
+    torch.testing.assert_close(result, one_by_one(model, losses.cross_entropy, y, batch, 0.7), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("clip_norm", [0.5, math.inf])
+def test_fifty_steps_agree_to_one_in_a_million(dtype, clip_norm):
+    model = linear(12, 10).to(dtype)
+    batch = records(64, 12, 10)
+    batch = Records(batch.features.to(dtype), batch.labels)
+    ends = []
+    for engine in (ClosedForm(model, losses.cross_entropy, 2**20), Vmap(model, losses.cross_entropy, 2**20)):
+        y = torch.zeros(Layout.of(model).dimension, dtype=dtype)
+        for _ in range(50):
+            y = y - 0.5 / 64 * clipped_sum(engine, y, batch, clip_norm)
+        ends.append(y)
+    assert (ends[0] - ends[1]).abs().max() < 1e-6 * ends[1].abs().max()
+
+
+@pytest.mark.parametrize("make", [ClosedForm, Vmap])
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan, 1e200])
+def test_an_example_without_a_finite_gradient_adds_nothing(make, bad):
+    """Else one record could turn the whole sum into NaN, whatever the clipping norm."""
+    model = linear(3, 4)
+    engine = make(model, losses.cross_entropy, 2**20)
+    y = torch.randn(Layout.of(model).dimension, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    good = records(5, 3, 4)
+    features = torch.cat([good.features, torch.tensor([[bad, 1.0, -bad]], dtype=torch.float64)])
+    both = Records(features, torch.cat([good.labels, torch.tensor([1])]))
+    result = clipped_sum(engine, y, both, 0.5)
+    assert torch.isfinite(result).all()
+    assert (result - clipped_sum(engine, y, good, 0.5)).norm() <= 0.5 * (1 + 1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(scale=st.floats(1e-6, 1e6), clip_norm=st.floats(1e-3, 1e3), seed=st.integers(0, 1000))
+def test_one_example_adds_at_most_the_clip_norm(scale, clip_norm, seed):
+    model = linear(4, 3)
+    batch = records(1, 4, 3, seed)
+    batch = Records(batch.features * scale, batch.labels)
+    y = torch.randn(Layout.of(model).dimension, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    for engine in (ClosedForm(model, losses.cross_entropy, 2**20), Vmap(model, losses.cross_entropy, 2**20)):
+        assert clipped_sum(engine, y, batch, clip_norm).norm() <= clip_norm * (1 + 1e-12)
+
+
+def test_auto_takes_the_closed_form_where_it_holds_and_vmap_elsewhere():
+    assert choose("auto", linear(3, 4), losses.cross_entropy, 1)[0].name == "closed_form"
+    assert choose("auto", linear(3, 1), losses.logistic, 1)[0].name == "closed_form"
+    deep = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2))
+    assert choose("auto", deep, losses.cross_entropy, 1)[0].name == "vmap"
+    assert choose("vmap", linear(3, 4), losses.cross_entropy, 1)[0].name == "vmap"
+
+
+def test_a_frozen_layer_or_a_loss_of_ones_own_goes_to_vmap():
+    frozen = linear(3, 4)
+    frozen[1].bias.requires_grad_(False)
+    assert choose("auto", frozen, losses.cross_entropy, 1)[0].name == "vmap"
+    assert choose("auto", linear(3, 4), lambda outputs, labels: outputs.sum(dim=1), 1)[0].name == "vmap"
+
+
+@pytest.mark.parametrize(
+    ("layer", "word"), [(nn.BatchNorm1d(3), "BatchNorm1d"), (nn.Dropout(0.1), "Dropout")], ids=["batch norm", "dropout"]
+)
+def test_layers_without_gradients_of_single_examples_are_refused(layer, word):
+    model = nn.Sequential(nn.Linear(3, 3), layer, nn.Linear(3, 2))
+    with pytest.raises(UnsupportedError, match=word):
+        choose("auto", model, losses.cross_entropy, 1)
+    with pytest.raises(UnsupportedError, match="cannot be used"):
+        choose("closed_form", model, losses.cross_entropy, 1)
+
+
+def test_unknown_loss_names_the_known():
+    with pytest.raises(ConfigError, match="did you mean 'cross_entropy'"):
+        losses.find("cross_entrpy", 3)

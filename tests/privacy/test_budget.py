@@ -1,0 +1,114 @@
+"""A budget stops a run before the round that would pass it, and not a round earlier."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from dpfl_plugin.errors import ConfigError, UnsupportedError
+from dpfl_plugin.privacy.accountants import PLD, RDP
+from dpfl_plugin.privacy.budget import Budget
+from dpfl_plugin.privacy.events import Charge, SampledGaussian, Term
+from dpfl_plugin.privacy.views import Planned, Spending, server_view
+
+DELTA = 1e-5
+A = SampledGaussian(noise_multiplier=20.0, sampler="fixed", rate=0.1, neighbouring="replace_one")
+
+
+def charges(round: int, silos: Sequence[int], plan: Planned) -> list[Charge]:
+    return [
+        Charge(round=round, silo=s, release=plan.release, count=plan.count, share=plan.share, noise_id="s")
+        for s in silos
+    ]
+
+
+class Counting(PLD):
+    """Counts what it is asked."""
+
+    asked = 0
+
+    def epsilon(self, composition: Sequence[Term], delta: float) -> float:
+        Counting.asked += 1
+        return PLD().epsilon(composition, delta)
+
+
+@pytest.mark.parametrize("schedule", ["constant", "alternating"])
+def test_stops_before_the_round_that_would_pass(schedule: str) -> None:
+    def plan(t: int) -> Planned:
+        return Planned(A if schedule == "constant" or t % 2 else replace(A, noise_multiplier=15.0), 50)
+
+    budget, spent, made = Budget(1.0, DELTA, PLD()), Spending(), []
+    for t in range(1000):
+        silos = [0, 1] if t % 3 else [1]
+        if not budget.allows(spent, {s: [plan(t)] for s in silos}):
+            break
+        made += charges(t, silos, plan(t))
+        spent.add(charges(t, silos, plan(t)))
+    assert server_view(made, PLD(), DELTA).epsilon <= 1.0
+    assert server_view([*made, *charges(t, [1], plan(t))], PLD(), DELTA).epsilon > 1.0
+    assert 2 < t < 999
+
+
+def test_names_the_silo_that_stops_it() -> None:
+    spent = Spending([c for t in range(40) for c in charges(t, [4], Planned(A, 50))])
+    verdict = Budget(1.0, DELTA, PLD()).allows(spent, {s: [Planned(A, 50)] for s in range(6)})
+    assert not verdict and verdict.silo == 4
+    others = Budget(1.0, DELTA, PLD()).allows(spent, {s: [Planned(A, 50)] for s in (0, 5)})
+    assert others and others.silo is None
+
+
+def test_one_search_serves_all_rounds_with_the_same_release() -> None:
+    Counting.asked = 0
+    budget, spent = Budget(4.0, DELTA, Counting()), Spending()
+    for t in range(100):
+        assert budget.allows(spent, {s: [Planned(A, 5)] for s in range(20)})
+        if t == 0:
+            first = Counting.asked
+        spent.add(charges(t, range(20), Planned(A, 5)))
+    assert Counting.asked == first
+
+
+def test_a_thousand_silos_of_their_own_sizes_are_quick() -> None:
+    spent, plans = Spending(), {s: [Planned(replace(A, rate=20 / (200 + s)), 5)] for s in range(1000)}
+    budget = Budget(1.0, DELTA, PLD())
+    start = time.process_time()
+    for t in range(5):
+        assert budget.allows(spent, plans)
+        spent.add(c for s, (plan,) in plans.items() for c in charges(t, [s], plan))
+    assert time.process_time() - start < 3
+
+
+def test_disjoint_shares_have_a_budget_each() -> None:
+    budget = Budget(1.0, DELTA, PLD())
+    most = 0
+    while budget.allows(Spending(), {0: [Planned(A, most + 50)]}):
+        most += 50
+    spent = Spending(charges(0, [0], Planned(A, most, (0.0, 0.5))))
+    assert budget.allows(spent, {0: [Planned(A, most, (0.5, 1.0))]})
+    assert not budget.allows(spent, {0: [Planned(A, 50, (0.0, 0.5))]})
+    assert not budget.allows(spent, {0: [Planned(A, 50, (0.4, 1.0))]})
+
+
+def test_no_noise_fits_no_finite_budget() -> None:
+    plan = {0: [Planned(replace(A, noise_multiplier=0.0), 1)]}
+    assert not Budget(1e6, DELTA, PLD()).allows(Spending(), plan)
+    assert not Budget(0.0, DELTA, PLD()).allows(Spending(), {0: [Planned(A, 500)]})
+    assert Budget(0.0, DELTA, PLD()).allows(Spending(), {0: []})
+
+
+def test_the_accountant_decides() -> None:
+    plan = {0: [Planned(A, 2500)]}
+    assert Budget(1.8, DELTA, PLD()).allows(Spending(), plan)
+    assert not Budget(1.8, DELTA, RDP()).allows(Spending(), plan)
+
+
+def test_refusals() -> None:
+    for epsilon, delta in ((-1.0, DELTA), (math.nan, DELTA), (1.0, 0.0), (1.0, 1.0)):
+        with pytest.raises(ConfigError):
+            Budget(epsilon, delta, PLD())
+    with pytest.raises(UnsupportedError):
+        Budget(1.0, DELTA, PLD()).allows(Spending(), {0: [Planned(replace(A, sampler="poisson"), 1)]})

@@ -1,0 +1,296 @@
+"""Views: who composes what, and which silo is worst."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpfl_plugin.errors import ConfigError, LedgerError, UnsupportedError
+from dpfl_plugin.privacy.accountants import PLD, RDP
+from dpfl_plugin.privacy.events import Charge, SampledGaussian, Term
+from dpfl_plugin.privacy.pld import normalise
+from dpfl_plugin.privacy.views import (
+    Planned,
+    Spending,
+    server_view,
+    share_groups,
+    silo_compositions,
+    third_party_view,
+    undominated,
+    worst_case_view,
+)
+
+DELTA = 1e-5
+A = SampledGaussian(noise_multiplier=20.0, sampler="fixed", rate=0.1, neighbouring="replace_one")
+B = replace(A, noise_multiplier=5.0)
+SILO = SampledGaussian(noise_multiplier=10.0, sampler="full", rate=1.0, neighbouring="replace_one", unit="silo")
+POISSON = replace(A, sampler="poisson", neighbouring="add_or_remove")
+FIRST, SECOND = (0.0, 0.5), (0.5, 1.0)
+
+
+def charge(
+    round: int, silo: int = 0, release: SampledGaussian = A, count: int = 5, share: tuple[float, float] = (0.0, 1.0),
+    noise_id: str = "s",
+) -> Charge:  # fmt: skip
+    return Charge(round=round, silo=silo, release=release, count=count, share=share, noise_id=noise_id)
+
+
+def pattern(silo: int, round: int) -> Iterable[Planned]:
+    return [Planned(A, 5)]
+
+
+def epsilon(*terms: tuple[SampledGaussian, int] | tuple[SampledGaussian, int, int, float]) -> float:
+    return PLD().epsilon([Term(release=t[0], count=t[1], rounds=t[2] if t[2:] else 1,
+                               participation=t[3] if t[3:] else 1.0) for t in terms], DELTA)  # fmt: skip
+
+
+# Composition of one silo
+
+
+def test_a_silos_releases_are_composed() -> None:
+    charges = [charge(0), charge(1), charge(2, release=B, count=2), charge(0, silo=3)]
+    compositions = silo_compositions(charges)
+    assert set(compositions) == {0, 3}
+    assert compositions[0] == (normalise([Term(release=A, count=10, rounds=1), Term(release=B, count=2, rounds=1)]),)
+    assert compositions[3] == (normalise([Term(release=A, count=5, rounds=1)]),)
+
+
+def test_disjoint_shares_compose_in_parallel() -> None:
+    """The worst share counts, not the sum."""
+    both = server_view([charge(0, share=FIRST, count=50), charge(1, share=SECOND, release=B)], PLD(), DELTA)
+    assert both.epsilon == max(epsilon((A, 50)), epsilon((B, 5)))
+    same = server_view([charge(t, share=FIRST) for t in (0, 1)], PLD(), DELTA)
+    assert same.epsilon == epsilon((A, 10))
+
+
+def test_overlapping_shares_are_composed_together() -> None:
+    overlapping = server_view([charge(0, share=(0.0, 0.51)), charge(1, share=SECOND)], PLD(), DELTA)
+    assert overlapping.epsilon == epsilon((A, 10))
+    whole = server_view([charge(0, share=FIRST), charge(1, share=SECOND), charge(2)], PLD(), DELTA)
+    assert whole.epsilon == epsilon((A, 15))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 12), st.integers(1, 6)), min_size=1, max_size=8))
+def test_groups_are_the_connected_components_of_overlap(starts: list[tuple[int, int]]) -> None:
+    shares = [(a / 18, (a + n) / 18) for a, n in starts]
+    groups = share_groups(shares, "replace_one", "record")
+    component = {share: {share} for share in shares}
+    for x, y in itertools.combinations(set(shares), 2):
+        if x[0] < y[1] and y[0] < x[1]:
+            merged = component[x] | component[y]
+            for member in merged:
+                component[member] = merged
+    for x, y in itertools.product(shares, shares):
+        assert (groups[x] == groups[y]) == (y in component[x])
+
+
+def test_replacing_a_silo_changes_every_share() -> None:
+    charges = [charge(0, share=FIRST, release=SILO, count=1), charge(1, share=SECOND, release=SILO, count=1)]
+    assert server_view(charges, PLD(), DELTA).epsilon == epsilon((SILO, 2))
+
+
+def test_parts_of_records_under_add_or_remove_are_refused() -> None:
+    with pytest.raises(UnsupportedError, match="add_or_remove"):
+        silo_compositions([charge(0, release=POISSON, share=FIRST)])
+    assert silo_compositions([charge(0, release=POISSON)])
+
+
+def test_replayed_bits_count_once_and_fresh_bits_again() -> None:
+    assert server_view([charge(0), charge(0)], PLD(), DELTA).epsilon == epsilon((A, 5))
+    assert server_view([charge(0), charge(0, count=8)], PLD(), DELTA).epsilon == epsilon((A, 8))
+    assert server_view([charge(0), charge(0, noise_id="t")], PLD(), DELTA).epsilon == epsilon((A, 10))
+
+
+def test_planned_releases_are_added_without_being_spent() -> None:
+    spending = Spending([charge(0)])
+    (planned,) = spending.compositions(0, [Planned(A, 3), Planned(A, 4)])
+    assert planned == normalise([Term(release=A, count=12, rounds=1)])
+    assert spending.compositions(0) == (normalise([Term(release=A, count=5, rounds=1)]),)
+    assert spending.compositions(7) == ()
+
+
+# The server's view
+
+
+def test_the_worst_silo_is_named() -> None:
+    charges = [charge(0, s) for s in range(4)] + [charge(1, 2), charge(1, 3, release=replace(A, rate=0.05))]
+    view = server_view(charges, PLD(), DELTA)
+    assert (view.view, view.worst_silo, view.delta, view.accountant) == ("server", 2, DELTA, "PLD")
+    assert (view.neighbouring, view.unit) == ("replace_one", "record")
+    assert view.epsilon == epsilon((A, 10)) == max(view.per_silo.values())
+    assert view.per_silo[0] == view.per_silo[1] == epsilon((A, 5))
+    assert view.per_silo[3] == epsilon((A, 5), (replace(A, rate=0.05), 5))
+
+
+def test_no_noise_in_one_silo_is_no_guarantee() -> None:
+    view = server_view([charge(0), charge(0, 1, release=replace(A, noise_multiplier=0.0), count=1)], PLD(), DELTA)
+    assert view.epsilon == math.inf and view.worst_silo == 1
+
+
+def test_no_charges_are_no_cost() -> None:
+    view = server_view([], PLD(), DELTA)
+    assert view.epsilon == 0.0 and view.worst_silo is None and view.neighbouring is None
+
+
+def test_mixed_meanings_are_refused_even_between_silos() -> None:
+    for other in (POISSON, SILO):
+        for silo in (0, 1):
+            with pytest.raises(ConfigError, match="neighbouring|unit"):
+                server_view([charge(0), charge(1, silo, release=other)], PLD(), DELTA)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 5), st.sampled_from([0.05, 0.1, 0.3]), st.sampled_from([5.0, 20.0]), st.integers(1, 9)
+        ),
+        min_size=1,
+        max_size=12,
+    )
+)
+def test_pruning_never_drops_the_worst(made: list[tuple[int, float, float, int]]) -> None:
+    charges = [
+        charge(t, silo, release=replace(A, rate=q, noise_multiplier=sigma), count=count)
+        for t, (silo, q, sigma, count) in enumerate(made)
+    ]
+    truth = max(RDP().epsilon(terms, DELTA) for groups in silo_compositions(charges).values() for terms in groups)
+    assert server_view(charges, RDP(), DELTA).epsilon == pytest.approx(truth, rel=1e-12)
+
+
+def test_pruning_is_by_every_number_of_a_term() -> None:
+    def terms(sigma: float, rate: float, rounds: int, count: int, p: float) -> tuple[Term, ...]:
+        one = replace(A, noise_multiplier=sigma, rate=rate)
+        return normalise([Term(release=one, count=count, rounds=rounds, participation=p)])
+
+    worst = terms(5.0, 0.2, 9, 4, 0.5)
+    below = [
+        (6.0, 0.2, 9, 4, 0.5),
+        (5.0, 0.1, 9, 4, 0.5),
+        (5.0, 0.2, 8, 4, 0.5),
+        (5.0, 0.2, 9, 3, 0.5),
+        (5.0, 0.2, 9, 4, 0.4),
+    ]
+    above = [
+        (4.0, 0.1, 9, 4, 0.5),
+        (6.0, 0.3, 9, 4, 0.5),
+        (5.0, 0.1, 99, 4, 0.5),
+        (5.0, 0.1, 9, 9, 0.5),
+        (5.0, 0.1, 9, 4, 0.9),
+    ]
+    assert undominated([worst, *(terms(*b) for b in below)]) == [worst]
+    for other in above:
+        assert set(undominated([worst, terms(*other)])) == {worst, terms(*other)}
+
+
+def test_ten_thousand_silos_of_their_own_sizes_are_quick() -> None:
+    charges = [charge(t, s, release=replace(A, rate=20 / (200 + s))) for s in range(10_000) for t in range(2)]
+    start = time.process_time()
+    assert server_view(charges, PLD(), DELTA).worst_silo == 0
+    assert time.process_time() - start < 5
+
+
+# Worst case and third party
+
+
+def views(
+    charges: list[Charge], rounds: int, p: float, shape: object = pattern, silos: Iterable[int] = (0,)
+) -> tuple[float, float, float]:
+    given_ = {"silos": list(silos), "pattern": shape}
+    return (
+        server_view(charges, PLD(), DELTA).epsilon,
+        worst_case_view(charges, PLD(), DELTA, rounds=range(rounds), **given_).epsilon,  # type: ignore[arg-type]
+        third_party_view(charges, PLD(), DELTA, participation=dict.fromkeys(range(rounds), p), **given_).epsilon,  # type: ignore[arg-type]
+    )
+
+
+def test_third_party_is_the_mixture_and_the_worst_case_all_rounds() -> None:
+    realised, worst, third = views([charge(t) for t in (0, 5, 6)], 30, 0.2)
+    assert realised == epsilon((A, 15))
+    assert worst == epsilon((A, 150))
+    assert third == epsilon((A, 5, 30, 0.2))
+    assert third < worst
+
+
+def test_certain_participation_makes_all_views_one() -> None:
+    realised, worst, third = views([charge(t) for t in range(30)], 30, 1.0)
+    assert realised == worst == third
+
+
+@pytest.mark.parametrize("p", [0.0, 0.01, 0.5, 0.999999])
+def test_third_party_never_exceeds_the_worst_case(p: float) -> None:
+    _, worst, third = views([], 40, p)
+    assert third <= worst
+
+
+def test_a_silo_that_was_never_picked_has_an_ex_ante_epsilon() -> None:
+    def by_size(silo: int, round: int) -> list[Planned]:
+        return [Planned(replace(A, rate=0.3 if silo == 7 else 0.1), 5)]
+
+    view = third_party_view(
+        [charge(0)], PLD(), DELTA, silos=[0, 7], participation=dict.fromkeys(range(10), 0.1), pattern=by_size
+    )
+    assert view.worst_silo == 7 and view.view == "third_party"
+    assert view.per_silo[0] == epsilon((A, 5, 10, 0.1)) < view.per_silo[7]
+
+
+def test_rounds_with_different_probabilities() -> None:
+    view = third_party_view([], PLD(), DELTA, silos=[0], participation={0: 1.0, 1: 0.1, 2: 0.1}, pattern=pattern)
+    assert view.epsilon == epsilon((A, 5, 1, 1.0), (A, 5, 2, 0.1))
+
+
+def test_a_round_released_twice_counts_twice_and_as_certain() -> None:
+    charges = [charge(3), charge(3, noise_id="again")]
+    realised, worst, third = views(charges, 10, 0.1)
+    assert realised == epsilon((A, 10))
+    assert worst == epsilon((A, 55))
+    assert third == epsilon((A, 10, 1, 1.0), (A, 5, 9, 0.1))
+
+
+def test_disjoint_shares_in_the_other_views() -> None:
+    def phases(silo: int, round: int) -> list[Planned]:
+        return [Planned(A, 5, FIRST if round < 10 else SECOND)]
+
+    _, worst, third = views([], 30, 0.2, phases)
+    assert worst == epsilon((A, 100))
+    assert third == epsilon((A, 5, 20, 0.2))
+
+
+def test_a_round_on_two_shares_and_one_with_two_releases() -> None:
+    both = lambda silo, round: [Planned(A, 5, FIRST), Planned(B, 2, SECOND)]  # noqa: E731
+    assert views([], 9, 0.2, both)[2] == max(epsilon((A, 5, 9, 0.2)), epsilon((B, 2, 9, 0.2)))
+    twice = lambda silo, round: [Planned(A, 5), Planned(A, 2)]  # noqa: E731
+    assert views([], 9, 0.2, twice)[2] == epsilon((A, 7, 9, 0.2))
+    mixed = lambda silo, round: [Planned(A, 5), Planned(B, 2)]  # noqa: E731
+    assert views([], 9, 1.0, mixed)[2] == epsilon((A, 45), (B, 18))
+    with pytest.raises(UnsupportedError, match="different releases"):
+        views([], 9, 0.2, mixed)
+
+
+def test_a_cap_on_participation() -> None:
+    common = {"silos": [0], "rounds": range(30), "pattern": pattern}
+    capped = worst_case_view([charge(0)], PLD(), DELTA, cap=4, **common)  # type: ignore[arg-type]
+    assert capped.epsilon == epsilon((A, 20)) and "4 rounds, the cap" in capped.basis
+    assert worst_case_view([], PLD(), DELTA, cap=99, **common).epsilon == epsilon((A, 150))  # type: ignore[arg-type]
+    repeated = [charge(0), charge(0, noise_id="again")]  # rounds differ: the cap is not relied on
+    assert worst_case_view(repeated, PLD(), DELTA, cap=4, **common).epsilon == epsilon((A, 155))  # type: ignore[arg-type]
+    uneven = lambda silo, round: [Planned(A if round % 2 else B, 5)]  # noqa: E731
+    view = worst_case_view([], PLD(), DELTA, cap=4, silos=[0], rounds=range(30), pattern=uneven)
+    assert view.epsilon == epsilon((A, 75), (B, 75)) and "each of the 30 rounds" in view.basis
+
+
+def test_charges_outside_the_pattern_are_refused() -> None:
+    for bad in (charge(99), charge(0, count=6), charge(0, release=B), charge(0, share=FIRST)):
+        with pytest.raises(LedgerError):
+            views([bad], 10, 0.5)
+    for p in (-0.1, 1.1, math.nan):
+        with pytest.raises(ConfigError, match="participation"):
+            views([], 10, p)

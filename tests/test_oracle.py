@@ -1,0 +1,300 @@
+"""The oracle: sensitivity, noise, sampling and charges, by identities and by counting."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import nn
+
+from dpfl_plugin.core.vectors import Layout
+from dpfl_plugin.errors import ConfigError, TrainingError, UnsupportedError
+from dpfl_plugin.gradients import losses
+from dpfl_plugin.gradients.base import Records
+from dpfl_plugin.gradients.closed_form import ClosedForm
+from dpfl_plugin.gradients.vmap import Vmap
+from dpfl_plugin.oracle import Draw, PrivateOracle, share_bounds
+from dpfl_plugin.privacy.samplers import FixedSize, FullBatch, Poisson
+from tests.quadratics import rules
+
+ALPHA = 1e-6  # false alarm of each statistical assertion; seeds are fixed, so it can only fail once
+MODEL = nn.Sequential(nn.Flatten(), nn.Linear(4, 3)).double()
+DIMENSION = Layout.of(MODEL).dimension
+ENGINES = {"closed_form": ClosedForm, "vmap": Vmap}
+
+
+def silo(count, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(count, 4, generator=generator, dtype=torch.float64)
+    return Records(x, torch.randint(0, 3, (count,), generator=generator))
+
+
+def oracle(silos, made_by, *, ids=None, round=0, attempt=0, seed=0, steps=10**6, share=(0.0, 1.0), engine="closed_form"):
+    made = ENGINES[engine](MODEL, losses.cross_entropy, 2**20)
+    ids = range(len(silos)) if ids is None else ids
+    prepared = [made.prepare(records) for records in silos]
+    draw = Draw(seed, round, attempt)
+    return PrivateOracle(made_by, made, prepared, ids, draw, max_gradients=steps, share=share, noise_id=f"t.{attempt}")
+
+
+def zeros(m=1):
+    return torch.zeros(m, DIMENSION, dtype=torch.float64)
+
+
+SAMPLERS = [FixedSize(0.25), FixedSize(batch_size=3), Poisson(0.25), FullBatch()]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda s: s.name)
+def test_without_noise_the_mean_over_the_drawn_batch(sampler, engine):
+    records, made_by = silo(12), rules(sampler=sampler, clip_norm=0.3)
+    result = oracle([records], made_by, engine=engine).gradient(zeros())[0]
+    index = sampler.draw(12, np.random.Generator(_bits("batch", 0)))
+    batch = records if index is None else records.select(torch.from_numpy(index))
+    expected = zeros()[0]
+    reference = Vmap(MODEL, losses.cross_entropy, 2**20)
+    reference.clipped_sum(zeros()[0], batch, 0.3, expected)
+    torch.testing.assert_close(result, expected / sampler.divisor(12))
+
+
+def _bits(purpose, step):
+    from dpfl_plugin.core.streams import stream
+
+    return stream(0, purpose, 0, 0, step).bit_generator
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("clip_norm", [0.1, 1.0])
+def test_sensitivity_is_reached_and_never_passed_by_the_worst_neighbours(engine, clip_norm):
+    """Opposite huge records: the two clipped gradients differ by 2C, so the mean over b by 2C/b: [N] l. 13's Delta.
+
+    A clip after averaging, or of the batch's mean, moves the mean by far more than this for the huge record.
+    """
+    made_by = rules(clip_norm=clip_norm)  # full batch, replace one
+    records = silo(8)
+    worst, other = records.features.clone(), records.features.clone()
+    worst[3], other[3] = 1e6, -1e6
+    first, second = (
+        oracle([Records(x, records.labels)], made_by, engine=engine).gradient(zeros())[0] for x in (worst, other)
+    )
+    distance = float((first - second).norm())
+    assert distance <= 2 * clip_norm / 8 * (1 + 1e-9)
+    # ||(x, 1)|| is dominated by x, which is opposite: nearly the whole 2C is reached
+    assert distance >= 0.99 * 2 * clip_norm / 8
+
+
+def test_add_or_remove_changes_a_poisson_sum_by_at_most_c_over_expected_size():
+    """The divisor is the expected size s n with a public n, so removing a record moves the sum by its own gradient."""
+    made_by = rules(sampler=Poisson(1.0), clip_norm=0.5)
+    records = silo(8)
+    full = oracle([records], made_by).gradient(zeros())[0] * 8
+    less = oracle([records.between(0, 7)], made_by).gradient(zeros())[0] * 7
+    assert float((full - less).norm()) <= 0.5 * (1 + 1e-9)
+    assert float((full - less).norm()) >= 0.49
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda s: s.name)
+def test_noise_has_the_stated_std_and_is_normal(sampler):
+    """sigma_g * Delta with Delta = 2C/b (fixed, full) or C/(s n) (Poisson). 60,000 draws: 3 % off would show."""
+    sigma, clip_norm, n = 2.5, 0.4, 12
+    asked = oracle([silo(n)], rules(sigma, clip_norm, sampler), seed=1)
+    silent = oracle([silo(n)], rules(0.0, clip_norm, sampler), seed=1)
+    noise = torch.cat([asked.gradient(zeros())[0] - silent.gradient(zeros())[0] for _ in range(4000)]).numpy()
+    delta = {"fixed": 2, "full": 2, "poisson": 1}[sampler.name] * clip_norm / sampler.divisor(n)
+    assert stats.kstest(noise, stats.norm(scale=sigma * delta).cdf).pvalue > ALPHA
+    assert stats.kstest(noise, stats.norm(scale=1.05 * sigma * delta).cdf).pvalue < ALPHA
+
+
+def test_noise_is_independent_between_silos_steps_and_rounds():
+    """|r| < 0.1 at 15,000 pairs: 12 standard deviations; equal noise would give 1."""
+    asked = [oracle([silo(5), silo(5)], rules(1.0, 1.0), round=t) for t in range(1000)]
+    draws = np.array([[o.gradient(zeros(2)).numpy(), o.gradient(zeros(2)).numpy()] for o in asked])
+    draws -= draws.mean(axis=0)  # the gradient itself; [round, step, silo, d]
+    pairs = {
+        "silos": (draws[:, :, 0], draws[:, :, 1]),
+        "steps": (draws[:, 0], draws[:, 1]),
+        "rounds": (draws[:-1], draws[1:]),
+        "coordinates": (draws[..., :-1], draws[..., 1:]),
+    }
+    for name, (a, b) in pairs.items():
+        assert abs(np.corrcoef(a.ravel(), b.ravel())[0, 1]) < 0.1, name
+
+
+def test_batches_are_fresh_at_every_step_and_silo_and_uniform():
+    """4,000 batches of 10 of 40 records; would notice a record that is drawn 10 % more often."""
+    sampler = FixedSize(0.25)
+    batches = [
+        frozenset(sampler.draw(40, np.random.Generator(_batch_bits(i, k))).tolist()) for i in range(4) for k in range(1000)
+    ]
+    assert len(set(batches)) == 4000
+    assert all(len(batch) == 10 for batch in batches)
+    counts = np.bincount([record for batch in batches for record in batch], minlength=40)
+    assert stats.chisquare(counts).pvalue > ALPHA
+    skewed = counts * np.where(np.arange(40) % 2, 1.05, 0.95)
+    assert stats.chisquare(skewed, np.full(40, skewed.mean())).pvalue < ALPHA
+
+
+def _batch_bits(silo, step):
+    from dpfl_plugin.core.streams import stream
+
+    return stream(0, "batch", 0, silo, step).bit_generator
+
+
+def test_the_regulariser_is_added_after_clipping_and_noise():
+    y = torch.full((1, DIMENSION), 100.0, dtype=torch.float64)
+    without = oracle([silo(5)], rules(1.0, 0.1)).gradient(y)
+    with_l2 = oracle([silo(5)], rules(1.0, 0.1, l2=0.01)).gradient(y)
+    torch.testing.assert_close(with_l2 - without, 0.01 * y)
+
+
+def test_a_stack_gives_each_silo_what_it_gets_alone():
+    silos = [silo(5, seed) for seed in range(3)]
+    y = torch.randn(3, DIMENSION, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    made_by = rules(1.0, 0.5, FixedSize(0.4))
+    together = oracle(silos, made_by).gradient(y)
+    for i in range(3):
+        assert torch.equal(together[i], oracle([silos[i]], made_by, ids=[i]).gradient(y[i : i + 1])[0])
+
+
+def test_the_same_round_again_gives_the_same_bits_and_another_attempt_others():
+    made_by = rules(1.0, 0.5)
+    first = oracle([silo(5)], made_by, round=3).gradient(zeros())
+    assert torch.equal(first, oracle([silo(5)], made_by, round=3).gradient(zeros()))
+    assert not torch.equal(first, oracle([silo(5)], made_by, round=3, attempt=1).gradient(zeros()))
+
+
+def test_more_gradients_than_the_plan_said_are_refused():
+    asked = oracle([silo(5)], rules(1.0, 0.5), steps=2)
+    asked.gradient(zeros())
+    asked.gradient(zeros())
+    with pytest.raises(TrainingError, match="more than the 2 gradients"):
+        asked.gradient(zeros())
+    assert asked.charges()[0].count == 2
+
+
+def test_a_charge_for_each_silo_says_what_was_done():
+    asked = oracle([silo(12), silo(20)], rules(3.0, 0.5, FixedSize(0.25)), ids=[4, 9], round=7)
+    assert asked.charges() == []
+    for _ in range(5):
+        asked.gradient(zeros(2))
+    first, second = asked.charges()
+    assert (first.silo, second.silo, first.round, first.count) == (4, 9, 7, 5)
+    assert first.release.rate == 3 / 12
+    assert second.release.rate == 5 / 20
+    assert (first.release.noise_multiplier, first.release.sampler) == (3.0, "fixed")
+    assert first.release.neighbouring == "replace_one"
+
+
+def test_what_is_charged_is_what_the_plan_was_checked_for():
+    for sampler in SAMPLERS:
+        made_by = rules(3.0, 0.5, sampler)
+        asked = oracle([silo(12)], made_by)
+        for _ in range(3):
+            asked.gradient(zeros())
+        charge = asked.charges()[0]
+        assert (charge.release, charge.count) == made_by.pattern(12, (0.0, 1.0), 3)
+
+
+def test_sampling_everything_is_charged_as_no_sampling():
+    asked = oracle([silo(12)], rules(3.0, 0.5, FixedSize(1.0)))
+    asked.gradient(zeros())
+    assert asked.charges()[0].release.sampler == "full"
+
+
+def test_disjoint_shares_read_disjoint_records():
+    parts = [(0.0, 1 / 3), (1 / 3, 2 / 3), (2 / 3, 1.0)]
+    for count in (3, 7, 10, 1734):
+        bounds = [share_bounds(part, count) for part in parts]
+        assert bounds[0][0] == 0
+        assert bounds[-1][1] == count
+        assert all(a[1] == b[0] for a, b in zip(bounds, bounds[1:], strict=False))
+    records = silo(10)
+    only = oracle([records], rules(0.0, 0.5), share=(0.5, 1.0)).gradient(zeros())
+    torch.testing.assert_close(only, oracle([records.between(5, 10)], rules(0.0, 0.5)).gradient(zeros()))
+    with pytest.raises(ConfigError, match="share"):
+        share_bounds((0.5, 0.51), 10)
+
+
+# Silo level
+
+
+def test_a_silo_release_is_clipped_noised_and_charged_once():
+    made_by = rules(2.0, 0.5, unit="silo", neighbouring="replace_one")
+    silent = rules(0.0, 0.5, unit="silo", neighbouring="replace_one")
+    update = torch.full((1, DIMENSION), 3.0, dtype=torch.float64)
+    noise = []
+    for t in range(2000):
+        asked = oracle([silo(5)], made_by, round=t)
+        noise.append((asked.release(update) - oracle([silo(5)], silent, round=t).release(update))[0])
+    assert float(oracle([silo(5)], silent).release(update).norm()) == pytest.approx(0.5)
+    noise = torch.cat(noise).numpy()
+    assert stats.kstest(noise, stats.norm(scale=2.0 * 2 * 0.5).cdf).pvalue > ALPHA
+    assert stats.kstest(noise, stats.norm(scale=1.05 * 2.0 * 2 * 0.5).cdf).pvalue < ALPHA
+    (charge,) = asked.charges()
+    assert (charge.count, charge.release.unit, charge.release.sampler, charge.release.rate) == (1, "silo", "full", 1.0)
+    with pytest.raises(TrainingError, match="twice"):
+        asked.release(update)
+
+
+def test_add_or_remove_of_a_silo_needs_half_the_noise():
+    noisy, silent = (rules(s, 0.5, unit="silo", neighbouring="add_or_remove") for s in (2.0, 0.0))
+    half = oracle([silo(5)], noisy).release(zeros()) - oracle([silo(5)], silent).release(zeros())
+    full = oracle([silo(5)], rules(2.0, 0.5, unit="silo", neighbouring="replace_one")).release(zeros())
+    torch.testing.assert_close(2 * half, full)
+
+
+def test_at_silo_level_gradients_are_plain_and_what_was_not_released_may_not_leave():
+    asked = oracle([silo(5)], rules(2.0, 1e-3, unit="silo", neighbouring="replace_one"))
+    gradient = asked.gradient(zeros())
+    plain = oracle([silo(5)], rules(0.0, math.inf)).gradient(zeros())
+    torch.testing.assert_close(gradient, plain)
+    with pytest.raises(UnsupportedError, match="without releasing it"):
+        asked.check_upload({"model": gradient})
+    released = asked.release(gradient)
+    asked.check_upload({"model": released})
+    with pytest.raises(UnsupportedError, match="'control'"):
+        asked.check_upload({"model": released, "control": gradient})
+
+
+def test_a_diverged_silo_releases_noise_alone():
+    asked = oracle([silo(5)], rules(2.0, 0.5, unit="silo", neighbouring="replace_one"))
+    broken = torch.full((1, DIMENSION), math.nan, dtype=torch.float64)
+    assert torch.equal(asked.release(broken), oracle([silo(5)], rules(2.0, 0.5, unit="silo", neighbouring="replace_one")).release(zeros()))
+
+
+def test_at_record_level_release_is_post_processing():
+    update = zeros()
+    asked = oracle([silo(5)], rules(2.0, 0.5))
+    assert asked.release(update) is update
+    assert asked.charges() == []
+
+
+# Refusals
+
+
+def test_combinations_that_are_not_proven_are_refused():
+    with pytest.raises(ConfigError, match="no noise is enough"):
+        rules(1.0, math.inf)
+    with pytest.raises(UnsupportedError, match="not proven"):
+        rules(1.0, 0.5, Poisson(0.1), neighbouring="replace_one")
+    with pytest.raises(UnsupportedError, match="not proven"):
+        rules(1.0, 0.5, FixedSize(0.1), neighbouring="add_or_remove")
+    with pytest.raises(ConfigError, match="clip_norm"):
+        rules(1.0, 0.0)
+    with pytest.raises(ConfigError, match="l2"):
+        rules(1.0, 0.5, l2=-1.0)
+
+
+def test_a_batch_of_no_records_or_of_too_many_is_refused():
+    with pytest.raises(ConfigError, match=r"floor\(0.05 \* 12\)"):
+        FixedSize(0.05).divisor(12)
+    with pytest.raises(ConfigError, match="at most"):
+        FixedSize(batch_size=13).divisor(12)
+    assert FixedSize(0.29).divisor(100) == 29
+
+
+def test_an_empty_poisson_batch_still_releases_noise():
+    asked = oracle([silo(5)], rules(1.0, 0.5, Poisson(1e-9)))
+    assert float(asked.gradient(zeros()).norm()) > 0
+    assert asked.charges()[0].count == 1

@@ -1,0 +1,80 @@
+"""The package as installed: its version, types, entry points and start-up."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+import tomllib
+import typing
+from importlib import metadata, resources
+from pathlib import Path
+
+import pytest
+
+import dpfl_plugin
+from dpfl_plugin import registry
+
+DISTRIBUTION = "dpfl-plugin"
+PYPROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
+PLUGINS = [
+    (group, name)
+    for group in registry.GROUPS
+    for name in registry.names(group)
+    if registry.origin(group, name).startswith(f"{DISTRIBUTION} ")
+]
+
+HELP = """
+import sys
+from dpfl_plugin.cli.main import main
+
+sys.argv = ["dpfl", "--help"]
+try:
+    main()
+except SystemExit as end:
+    assert not end.code, end.code
+heavy = {"torch", "scipy", "sklearn", "matplotlib", "opacus", "dp_accounting"} & set(sys.modules)
+assert not heavy, f"`dpfl --help` imported {sorted(heavy)}"
+"""
+
+
+def test_help_starts_without_heavy_imports() -> None:
+    done = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "run" in done.stdout
+
+
+def test_dpfl_is_a_command() -> None:
+    (script,) = metadata.entry_points(group="console_scripts", name="dpfl")
+    assert callable(script.load())
+
+
+def test_version_is_the_same_everywhere() -> None:
+    assert dpfl_plugin.__version__ == PYPROJECT["project"]["version"] == metadata.version(DISTRIBUTION)
+
+
+def test_types_are_shipped() -> None:
+    assert resources.files(dpfl_plugin).joinpath("py.typed").is_file()
+    assert "py.typed" in PYPROJECT["tool"]["setuptools"]["package-data"]["dpfl_plugin"]
+
+
+def test_the_installed_entry_points_are_those_declared() -> None:
+    declared = PYPROJECT["project"]["entry-points"]
+    assert set(declared) <= {f"dpfl_plugin.{group}" for group in registry.GROUPS}
+    assert sorted(PLUGINS) == sorted((group.split(".")[1], name) for group in declared for name in declared[group]), (
+        "pyproject.toml has changed since the last install: run launchers/env"
+    )
+
+
+@pytest.mark.parametrize(("group", "name"), PLUGINS)
+def test_plugin_loads(group: str, name: str) -> None:
+    assert callable(registry.load(group, name))
+
+
+@pytest.mark.parametrize(("group", "name"), PLUGINS)
+def test_every_option_of_a_plugin_has_a_type(group: str, name: str) -> None:
+    """A configuration is checked against these types: an option without one would accept anything."""
+    plugin = registry.load(group, name)
+    hints = typing.get_type_hints(plugin.__init__ if inspect.isclass(plugin) else plugin)
+    untyped = [option for option in registry.options(plugin) if hints.get(option, typing.Any) is typing.Any]
+    assert not untyped
