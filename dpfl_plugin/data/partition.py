@@ -224,8 +224,7 @@ def _even_sizes(n: int, parts: int) -> Integers:
 
 def _shares(n: int, proportions: NDArray[np.float64]) -> Integers:
     """Sizes that sum to n, each within one of ``n * proportions``."""
-    ends = np.floor(np.cumsum(proportions) * n + 0.5).astype(np.int64).clip(0, n)
-    ends[-1] = n  # the cumulative sum ends at 1 up to rounding only
+    ends = np.floor(np.cumsum(proportions) * n + 0.5).astype(np.int64)  # the last is n: the sum is 1 up to rounding
     return np.diff(ends, prepend=0)
 
 

@@ -212,7 +212,7 @@ class StepLoss:
     @functools.cached_property
     def _support(self) -> tuple[Array, Array]:
         positive = self.mass[self.mass > 0]
-        return self.index * self.dl, np.log(positive)
+        return self.index.astype(np.float64) * self.dl, np.log(positive)
 
     @property
     def largest(self) -> float:

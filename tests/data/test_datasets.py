@@ -217,6 +217,10 @@ def test_libsvm_lines_are_checked() -> None:
             parse_libsvm(b"1 1:1\n" + bad + b"\n", 3, "file")
 
 
+def test_adult_numbers_are_clipped_to_their_range() -> None:
+    assert adult_module.encode(["-5", "50", "200"], (0.0, 100.0), "age", True).ravel().tolist() == [0, 0.5, 1]
+
+
 def test_adult_refuses_an_unknown_category() -> None:
     with pytest.raises(DataError, match="sex of row 1 is 'Robot'"):
         adult_module.encode(["Male", "Robot"], ("Female", "Male"), "sex", True)
@@ -262,6 +266,7 @@ def test_femnist_groups_are_writers_whatever_the_file(tmp_path: Path) -> None:
         ({"users": None}, "not LEAF's JSON"),
         ({"user_data": {"bob": {"x": [[0.5] * 783] * 2, "y": [0, 1]}}}, "784 pixels"),
         ({"user_data": {"bob": {"x": [[0.5] * 784, [0.5]], "y": [0, 1]}}}, "'bob' are not images"),
+        ({"user_data": {"bob": {"x": [[0.5] * 784] * 2, "y": [0]}}}, "1 labels; num_samples says 2"),
         ({"user_data": {"bob": {"y": [0, 1]}}}, "'bob' are not images"),
     ],
 )

@@ -83,6 +83,12 @@ def test_labels_are_a_linear_model_of_each_silo_and_silos_differ() -> None:
     assert fitted.score(x[1], y[1]) < 0.9
 
 
+def test_labels_depend_on_a_bias() -> None:
+    """With one feature and no bias, a silo's labels are the largest and the smallest weight's: two classes."""
+    data = synthetic(DataSource(seed=9, num_silos=10), num_features=1, records_per_silo=2000, label_noise=0.0)
+    assert max(len(np.unique(y)) for y in data.labels.reshape(10, -1)) > 2
+
+
 def test_label_noise_changes_five_percent_to_any_other_class() -> None:
     source = DataSource(seed=6, num_silos=4)
     size = {"num_features": 2, "records_per_silo": 100_000}

@@ -110,6 +110,12 @@ def test_blocks_must_name_one_model() -> None:
         build_model({"module": OURS["mlp"], "width": 3}, (6,), 3, seed=0)
 
 
+@pytest.mark.parametrize("name", OURS)
+def test_built_in_models_go_by_name(name: str) -> None:
+    model = build_model({"name": name}, (1, 8, 8), 2, seed=0)
+    assert model(torch.zeros(3, 1, 8, 8)).shape == (3, 1 if name == "logistic" else 2)
+
+
 Shape = tuple[int, ...]
 
 
@@ -119,6 +125,11 @@ def plain(shape: Shape, num_classes: int, *, width: int = 4) -> nn.Module:
 
 def batch_norm(shape: Shape, num_classes: int) -> nn.Module:
     return nn.Sequential(nn.Linear(shape[0], 4), nn.BatchNorm1d(4), nn.Linear(4, num_classes))
+
+
+def batch_norm_without_statistics(shape: Shape, num_classes: int) -> nn.Module:
+    norm = nn.BatchNorm1d(4, track_running_stats=False)
+    return nn.Sequential(nn.Linear(shape[0], 4), norm, nn.Linear(4, num_classes))
 
 
 def instance_norm(shape: Shape, num_classes: int) -> nn.Module:
@@ -209,6 +220,7 @@ def test_a_users_factory_is_taken_with_its_options() -> None:
     ("factory", "error", "message"),
     [
         ("batch_norm", UnsupportedError, r"layer 1 \(BatchNorm1d\).*Use GroupNorm: nn\.GroupNorm"),
+        ("batch_norm_without_statistics", UnsupportedError, r"layer 1 \(BatchNorm1d\).*Use GroupNorm"),
         ("instance_norm", UnsupportedError, r"layer 1 \(InstanceNorm1d\).*GroupNorm"),
         ("dropout", UnsupportedError, r"layer 1 \(Dropout\): dropout draws"),
         ("recurrent_dropout", UnsupportedError, r"layer 0 \(LSTM\): dropout"),

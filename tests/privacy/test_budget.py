@@ -54,7 +54,7 @@ def test_stops_before_the_round_that_would_pass(schedule: str) -> None:
 
 
 def test_names_the_silo_that_stops_it() -> None:
-    spent = Spending([c for t in range(40) for c in charges(t, [4], Planned(A, 50))])
+    spent = Spending([c for t in range(60) for c in charges(t, [4], Planned(A, 50))])
     verdict = Budget(1.0, DELTA, PLD()).allows(spent, {s: [Planned(A, 50)] for s in range(6)})
     assert not verdict and verdict.silo == 4
     others = Budget(1.0, DELTA, PLD()).allows(spent, {s: [Planned(A, 50)] for s in (0, 5)})
