@@ -169,7 +169,9 @@ class PrivateOracle:
         sensitivity = (2.0 if rules.neighbouring == "replace_one" else 1.0) * rules.clip_norm
         step = len(self._released)
         if step:
-            raise TrainingError("the algorithm released twice in a round at silo level; its budget was checked for one.")
+            raise TrainingError(
+                "the algorithm released twice in a round at silo level; the budget was checked for one."
+            )
         for row, silo in enumerate(self._ids):
             if not math.isinf(rules.clip_norm):
                 norm = float(out[row].norm())

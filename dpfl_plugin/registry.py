@@ -53,7 +53,9 @@ def load(group: str, name: str) -> Callable[..., Any]:
     kind = group.rstrip("s")
     points = _entry_points(group).get(name, [])
     if not points:
-        raise PluginError(f"there is no {kind} {name!r}{nearest(name, names(group))}. Known: {', '.join(names(group))}.")
+        raise PluginError(
+            f"there is no {kind} {name!r}{nearest(name, names(group))}. Known: {', '.join(names(group))}."
+        )
     if len(points) > 1:
         packages = ", ".join(f"{p.dist.name if p.dist else '?'} ({p.value})" for p in points)
         raise PluginError(f"{kind} {name!r} is registered by more than one package: {packages}. Uninstall all but one.")

@@ -1,5 +1,6 @@
 """The oracle: sensitivity, noise, sampling and charges, by identities and by counting."""
 
+import itertools
 import math
 
 import numpy as np
@@ -30,7 +31,9 @@ def silo(count, seed=0):
     return Records(x, torch.randint(0, 3, (count,), generator=generator))
 
 
-def oracle(silos, made_by, *, ids=None, round=0, attempt=0, seed=0, steps=10**6, share=(0.0, 1.0), engine="closed_form"):
+def oracle(
+    silos, made_by, *, ids=None, round=0, attempt=0, seed=0, steps=10**6, share=(0.0, 1.0), engine="closed_form"
+):
     made = ENGINES[engine](MODEL, losses.cross_entropy, 2**20)
     ids = range(len(silos)) if ids is None else ids
     prepared = [made.prepare(records) for records in silos]
@@ -125,7 +128,9 @@ def test_batches_are_fresh_at_every_step_and_silo_and_uniform():
     """4,000 batches of 10 of 40 records; would notice a record that is drawn 10 % more often."""
     sampler = FixedSize(0.25)
     batches = [
-        frozenset(sampler.draw(40, np.random.Generator(_batch_bits(i, k))).tolist()) for i in range(4) for k in range(1000)
+        frozenset(sampler.draw(40, np.random.Generator(_batch_bits(i, k))).tolist())
+        for i in range(4)
+        for k in range(1000)
     ]
     assert len(set(batches)) == 4000
     assert all(len(batch) == 10 for batch in batches)
@@ -208,7 +213,7 @@ def test_disjoint_shares_read_disjoint_records():
         bounds = [share_bounds(part, count) for part in parts]
         assert bounds[0][0] == 0
         assert bounds[-1][1] == count
-        assert all(a[1] == b[0] for a, b in zip(bounds, bounds[1:], strict=False))
+        assert all(a[1] == b[0] for a, b in itertools.pairwise(bounds))
     records = silo(10)
     only = oracle([records], rules(0.0, 0.5), share=(0.5, 1.0)).gradient(zeros())
     torch.testing.assert_close(only, oracle([records.between(5, 10)], rules(0.0, 0.5)).gradient(zeros()))
@@ -260,7 +265,10 @@ def test_at_silo_level_gradients_are_plain_and_what_was_not_released_may_not_lea
 def test_a_diverged_silo_releases_noise_alone():
     asked = oracle([silo(5)], rules(2.0, 0.5, unit="silo", neighbouring="replace_one"))
     broken = torch.full((1, DIMENSION), math.nan, dtype=torch.float64)
-    assert torch.equal(asked.release(broken), oracle([silo(5)], rules(2.0, 0.5, unit="silo", neighbouring="replace_one")).release(zeros()))
+    assert torch.equal(
+        asked.release(broken),
+        oracle([silo(5)], rules(2.0, 0.5, unit="silo", neighbouring="replace_one")).release(zeros()),
+    )
 
 
 def test_at_record_level_release_is_post_processing():

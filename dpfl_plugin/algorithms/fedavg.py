@@ -1,4 +1,7 @@
-"""FedAvg and FedSGD; with a private oracle DP-FedAvg and DP-FedSGD. [N] is Noble et al., AISTATS 2022 (hal-03905078v1)."""
+"""FedAvg and FedSGD; with a private oracle DP-FedAvg and DP-FedSGD.
+
+[N] is Noble et al., AISTATS 2022 (hal-03905078v1).
+"""
 
 from __future__ import annotations
 
@@ -63,7 +66,7 @@ class FedSGD(_Averaging):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.local_steps != 1:
-            raise ConfigError(f"local_steps={self.local_steps}: fedsgd takes 1/record_rate or 1, by form. Leave it out.")
+            raise ConfigError(f"local_steps={self.local_steps}: fedsgd takes 1/record_rate or 1 by form. Leave it out.")
 
     def round_plan(self, server: Vectors, round: int, setting: Setting, rng: np.random.Generator) -> RoundPlan:
         K = 1 if self.form == "single" else self._steps_of_an_epoch(setting)

@@ -1,4 +1,7 @@
-"""Server optimisers on the mean update (Reddi et al. 2021, arXiv:2003.00295, Alg. 2): post-processing, free of charge."""
+"""Server optimisers on the mean update: post-processing, free of charge.
+
+Reddi et al. 2021, arXiv:2003.00295, Alg. 2.
+"""
 
 from __future__ import annotations
 

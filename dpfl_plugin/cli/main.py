@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn, Optional
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -21,7 +21,7 @@ app = typer.Typer(
 )
 
 Settings = Annotated[
-    Optional[list[str]],  # noqa: UP045 (typer reads it)
+    list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the file, e.g. --set privacy.clip_norm=0.5."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else, on stdout.")]
@@ -35,7 +35,9 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _root(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     pass
 
@@ -44,7 +46,7 @@ def _root(
 def run(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file, e.g. configs/quickstart.yaml.")],
     settings: Settings = None,
-    out: Annotated[Optional[Path], typer.Option(help="Folder of run folders (default: the file's, else runs).")] = None,  # noqa: UP045
+    out: Annotated[Path | None, typer.Option(help="Folder of run folders (default: the file's, else runs).")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint, if there is one.")] = False,
     json: AsJson = False,
 ) -> None:
@@ -59,16 +61,18 @@ def run(
 
 @app.command()
 def account(
-    config: Annotated[Optional[Path], typer.Argument(metavar="[CONFIG]", help="A configuration, or a run's folder.")] = None,  # noqa: UP045
+    config: Annotated[
+        Path | None, typer.Argument(metavar="[CONFIG]", help="A configuration, or a run's folder.")
+    ] = None,
     settings: Settings = None,
     mechanism: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option(help="gaussian-wor (fixed-size, replace one), gaussian-poisson (add or remove one), or gaussian."),
     ] = None,
     q: Annotated[float, typer.Option("--q", help="Share of the records in a batch.")] = 1.0,
-    sigma: Annotated[Optional[float], typer.Option("--sigma", help="Noise std / L2 sensitivity.")] = None,  # noqa: UP045
-    steps: Annotated[Optional[int], typer.Option("--steps", help="Number of releases.")] = None,  # noqa: UP045
-    delta: Annotated[Optional[float], typer.Option("--delta")] = None,  # noqa: UP045
+    sigma: Annotated[float | None, typer.Option("--sigma", help="Noise std / L2 sensitivity.")] = None,
+    steps: Annotated[int | None, typer.Option("--steps", help="Number of releases.")] = None,
+    delta: Annotated[float | None, typer.Option("--delta")] = None,
     accountant: Annotated[str, typer.Option(help="See dpfl list accountants.")] = "pld",
     json: AsJson = False,
 ) -> None:
@@ -85,7 +89,7 @@ def account(
 
 @app.command("list")
 def list_plugins(
-    group: Annotated[Optional[str], typer.Argument(help="algorithms, engines, datasets, ...; all if left out.")] = None,  # noqa: UP045
+    group: Annotated[str | None, typer.Argument(help="algorithms, engines, datasets, ...; all if left out.")] = None,
     json: AsJson = False,
 ) -> None:
     """Plugins that are installed, with their options."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -14,10 +15,9 @@ from rich.console import Console
 from rich.table import Table
 
 from dpfl_plugin.cli.plot import curves
-from dpfl_plugin.cli.progress import BarReporter, PlainReporter, duration
-from dpfl_plugin.config.load import Variant, load
+from dpfl_plugin.cli.progress import BarReporter, PlainReporter
+from dpfl_plugin.config.load import Plan, Variant, load
 from dpfl_plugin.config.schema import Config
-from dpfl_plugin.errors import TrainingError
 from dpfl_plugin.runtimes.in_process import InProcess
 from dpfl_plugin.training.build import Parts
 from dpfl_plugin.training.folder import RunFolder, to_json
@@ -31,23 +31,22 @@ def run_file(path: Path, settings: list[str], out: Path | None, *, resume: bool,
     """Run what a file describes and print how it went; returns the exit code (the most severe of several runs)."""
     if out is not None:
         settings = [*settings, f"out={json.dumps(str(out))}"]
-    variants = load(path, settings)
+    plan = load(path, settings)
     console = Console(stderr=True)
     results: dict[str, Result] = {}
     with _stopping() as stop:
-        for variant in variants:
+        for variant in plan.variants:
             label = variant.label or variant.config.name
             results[label] = _run_one(variant, path.parent, resume, stop, console)
             if results[label]["status"] == "interrupted":
                 break
     if as_json:
-        values = list(results.values())
-        print(to_json(results if variants[0].label is not None else values[0]))
+        print(to_json(results if plan.variants[0].label is not None else next(iter(results.values()))))
     else:
-        _show(variants, results)
+        _show(plan, results)
     for label, result in results.items():
         if result["status"] != "done":
-            prefix = f"{label}: " if len(variants) > 1 else ""
+            prefix = f"{label}: " if len(plan.variants) > 1 else ""
             print(f"dpfl: {prefix}{_ending(result, path)}", file=sys.stderr)
     return max((EXIT_CODES[result["status"]] for result in results.values()), default=0)
 
@@ -57,13 +56,13 @@ def _run_one(variant: Variant, base: Path, resume: bool, stop: Callable[[], bool
     reporter = BarReporter(label, console) if console.is_terminal else PlainReporter(label)
     if finished_result(folder_of(variant.config)) is not None:
         reporter.note(f"finished before, not run again: {folder_of(variant.config).path}")
-    result = run_session(
-        variant.config, base, resume=resume, make_runtime=_in_process, reporter=reporter, stop=stop
-    )
+    result = run_session(variant.config, base, resume=resume, make_runtime=_in_process, reporter=reporter, stop=stop)
     folder = RunFolder(Path(result["folder"]))
     lines = folder.read_metrics()
     if lines and not folder.curves.exists():
-        curves(folder.curves, {label or variant.config.name: lines}, _title(variant.config), variant.config.privacy.delta)
+        curves(
+            folder.curves, {label or variant.config.name: lines}, _title(variant.config), variant.config.privacy.delta
+        )
     return result
 
 
@@ -107,62 +106,80 @@ def _title(config: Config) -> str:
     return f"{config.name}: {config.algorithm.name or config.algorithm.module} on {config.data.dataset.name}"
 
 
-def _show(variants: list[Variant], results: dict[str, Result]) -> None:
-    """The table at the end, and where the files are."""
-    console = Console(highlight=False)
-    config = variants[0].config
+def _show(plan: Plan, results: dict[str, Result]) -> None:
+    """The table at the end, what it means, and where the files are."""
+    config = plan.variants[0].config
+    # Without a terminal to fit into, lines are as long as they are.
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
     table = Table(title=config.name, title_justify="left")
-    for column in ("run", "rounds", "test accuracy", "epsilon, server", "epsilon, third party", "seconds"):
-        table.add_column(column, justify="left" if column == "run" else "right")
+    table.add_column("run")
+    for column in ("rounds", "test accuracy\nlast round", "test accuracy\nlast 10 %", "epsilon\nserver"):
+        table.add_column(column, justify="right")
+    for column in ("epsilon\nthird party", "delta", "seconds"):
+        table.add_column(column, justify="right")
     for label, result in results.items():
-        epsilon = result["epsilon"]
+        server, third_party = result["epsilon"]["server"], result["epsilon"]["third_party"]
+        last, mean = result["test_accuracy"]["last"], result["test_accuracy"]["mean_last_10_percent"]
         table.add_row(
             label,
             str(result["rounds"]),
-            _accuracy(result["test_accuracy"]),
-            _epsilon(epsilon["server"]),
-            _epsilon(epsilon["third_party"]),
+            *("-" if value is None else f"{value:.4f}" for value in (last, mean)),
+            *("none" if view["epsilon"] is None else f"{view['epsilon']:.3f}" for view in (server, third_party)),
+            f"{server['delta']:g}",
             f"{result['seconds']:.1f}",
         )
     console.print(table)
-    _explain(console, results)
-    if len(variants) > 1:
-        _compare(console, variants, results)
-    for label, result in results.items():
-        console.print(f"{label}: {result['folder']}", soft_wrap=True, markup=False)
+    for line in [*_meaning(results), *_comparisons(plan, results), *_files(plan, results)]:
+        console.print(line, soft_wrap=True, markup=False)
 
 
-def _accuracy(values: dict[str, float | None]) -> str:
-    last, mean = values["last"], values["mean_last_10_percent"]
-    return "-" if last is None or mean is None else f"{last:.4f} (mean of last 10 %: {mean:.4f})"
-
-
-def _epsilon(view: dict[str, Any]) -> str:
-    return "none" if view["epsilon"] is None else f"{view['epsilon']:.3f}"
-
-
-def _explain(console: Console, results: dict[str, Result]) -> None:
+def _meaning(results: dict[str, Result]) -> list[str]:
     """What the epsilons mean, and what else a reader should know; each sentence once."""
-    views = [view for result in results.values() for view in result["epsilon"].values() if view["epsilon"] is not None]
-    meanings = dict.fromkeys(
-        f"epsilon at delta = {view['delta']:g}, {view['unit']} level, {view['neighbouring'].replace('_', '-')} neighbours, "
-        f"accountant {view['accountant']}"
+    views = [result["epsilon"]["server"] for result in results.values()]
+    lines = [
+        f"epsilon: {view['unit']} level, {view['neighbouring'].replace('_', '-')} neighbours, the worst silo, "
+        f"accountant {view['accountant']}. Server: sees every message. Third party: sees the global models."
         for view in views
-    )
-    for meaning in meanings:
-        console.print(meaning + ".", soft_wrap=True)
-    if len(views) < 2 * len(results):
-        console.print("epsilon none: no noise, so nothing is guaranteed.", soft_wrap=True)
-    for note in dict.fromkeys(note for result in results.values() for note in result["notes"]):
-        console.print(f"note: {note}", soft_wrap=True, markup=False)
+        if view["epsilon"] is not None
+    ]
+    if any(view["epsilon"] is None for view in views):
+        lines.append("epsilon none: no noise was added, so nothing is guaranteed.")
+    lines += [f"note: {note}" for result in results.values() for note in result["notes"]]
+    return list(dict.fromkeys(lines))
 
 
-def _compare(console: Console, variants: list[Variant], results: dict[str, Result]) -> None:
-    """One picture of all variants, beside their folders."""
-    config = variants[0].config
-    lines = {label: RunFolder(Path(result["folder"])).read_metrics() for label, result in results.items()}
-    if not all(lines.values()):
-        raise TrainingError("a run has no evaluations to draw.")
-    path = Path(config.out) / config.name / "curves.png"
-    curves(path, lines, config.name, config.privacy.delta)
-    console.print(f"picture: {path}", soft_wrap=True, markup=False)
+def _comparisons(plan: Plan, results: dict[str, Result]) -> list[str]:
+    """The pairs that the file asks for, and whether their difference is more than chance would make."""
+    lines = []
+    for first, second in plan.compare:
+        if first in results and second in results:
+            a, b = (results[label]["test_accuracy"]["mean_last_10_percent"] for label in (first, second))
+            if a is not None and b is not None:
+                lines.append(f"{first} against {second}: {difference(a, b, results[first]['num_test_records'])}")
+    return lines
+
+
+def difference(a: float, b: float, count: int) -> str:
+    """Two accuracies on ``count`` test records in words, with the normal approximation's standard error.
+
+    The same records test both, so the error of the difference is at most that of independent ones.
+    """
+    error = math.sqrt((a * (1 - a) + b * (1 - b)) / count)
+    points = f"{100 * (a - b):+.1f} points ({a:.3f}, {b:.3f})"
+    if abs(a - b) > 2 * error:
+        return f"{points}, more than two standard errors ({200 * error:.1f}): a difference, for this seed."
+    return f"{points}, within two standard errors ({200 * error:.1f}): one run does not show a difference."
+
+
+def _files(plan: Plan, results: dict[str, Result]) -> list[str]:
+    """Where the results are; one picture of all variants beside their folders."""
+    lines = [f"{label}: {result['folder']}" for label, result in results.items()]
+    if len(plan.variants) > 1:
+        config = plan.variants[0].config
+        measured = {label: RunFolder(Path(result["folder"])).read_metrics() for label, result in results.items()}
+        path = Path(config.out) / config.name / "curves.png"
+        curves(path, {label: rows for label, rows in measured.items() if rows}, config.name, config.privacy.delta)
+        lines.append(f"picture: {path}")
+    else:
+        lines += [f"picture: {RunFolder(Path(result['folder'])).curves}" for result in results.values()]
+    return lines

@@ -25,7 +25,7 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+            key = self.construct_object(key_node, deep=True)
             if key in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", key_node.start_mark)
             seen.add(key)
@@ -69,25 +69,46 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return values
 
 
-def load(path: Path, settings: Iterable[str] = ()) -> list[Variant]:
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The runs of a file, and which of them to compare: pairs of labels."""
+
+    variants: tuple[Variant, ...]
+    compare: tuple[tuple[str, str], ...] = ()
+
+
+def load(path: Path, settings: Iterable[str] = ()) -> Plan:
     """The runs that a file describes, with ``settings`` ("key.path=value") applied to each.
 
     ``variants: {label: {...}}`` in a file gives one run for each label: the rest of the file, changed by it.
+    ``compare: [[label, label], ...]`` names pairs of them whose difference is to be stated.
 
     Raises:
         ConfigError: anything in it is wrong.
     """
     values = read_yaml(path)
-    variants = values.pop("variants", None)
+    variants, compare = values.pop("variants", None), values.pop("compare", [])
     changes = [_parse_setting(setting) for setting in settings]
     if variants is None:
-        return [Variant(None, _check(_merged(values, *changes), str(path)))]
+        if compare:
+            raise ConfigError(f"{path}: compare names variants, but the file has none.")
+        return Plan((Variant(None, _check(_merged(values, *changes), str(path))),))
     if not isinstance(variants, dict) or not variants or not all(isinstance(v, dict) for v in variants.values()):
         raise ConfigError(f"{path}: variants must map labels to changes of this file, e.g. {{fedavg: {{seed: 1}}}}.")
-    return [
-        Variant(str(label), _check(_merged(values, change, *changes), f"{path} (variant {label})"))
-        for label, change in variants.items()
+    labels = [str(label) for label in variants]
+    checked = [
+        Variant(label, _check(_merged(values, change, *changes), f"{path} (variant {label})"))
+        for label, change in zip(labels, variants.values(), strict=True)
     ]
+    return Plan(tuple(checked), _pairs(compare, labels, path))
+
+
+def _pairs(compare: Any, labels: list[str], path: Path) -> tuple[tuple[str, str], ...]:
+    pairs = compare if isinstance(compare, list) else [compare]
+    for pair in pairs:
+        if not isinstance(pair, list) or len(pair) != 2 or not {str(label) for label in pair} <= set(labels):
+            raise ConfigError(f"{path}: compare={pair!r} must be a pair of two of the variants: {', '.join(labels)}.")
+    return tuple((str(first), str(second)) for first, second in pairs)
 
 
 def _parse_setting(setting: str) -> dict[str, Any]:
@@ -105,8 +126,10 @@ def _parse_setting(setting: str) -> dict[str, Any]:
 
 
 def _merged(base: Mapping[str, Any], *changes: Mapping[str, Any]) -> dict[str, Any]:
-    """``base`` with mappings merged key by key; a block whose name changes starts afresh with its new options only
-    where the file says so: options of the old plugin that the new one lacks are an error, not silence."""
+    """``base`` with mappings merged key by key.
+
+    A block whose name changes keeps its other options: those that the new plugin lacks are an error, not silence.
+    """
     result = copy.deepcopy(dict(base))
     for change in changes:
         for key, value in change.items():
@@ -150,12 +173,7 @@ def _known_keys(parents: list[Any]) -> list[str]:
 
 
 # Where and how often files are written does not change what is computed.
-_NOT_IN_ID = {"out": True, "description": True, "checkpoint": True, "data": {"folder"}}
-
-
-def resolved(config: Config) -> dict[str, Any]:
-    """Every value of the configuration, defaults included, as plain data."""
-    return config.model_dump(mode="json")
+_NOT_IN_ID: Any = {"out": True, "description": True, "checkpoint": True, "data": {"folder"}}
 
 
 def run_id(config: Config) -> str:
@@ -167,17 +185,14 @@ def run_id(config: Config) -> str:
 
 def to_yaml(config: Config) -> str:
     """The resolved configuration, which `load` reads back to the same."""
-    return yaml.safe_dump(_with_infinities(resolved_python(config)), sort_keys=False, allow_unicode=True)
+    return yaml.safe_dump(_plain(config.model_dump(mode="python")), sort_keys=False, allow_unicode=True)
 
 
-def resolved_python(config: Config) -> dict[str, Any]:
-    return config.model_dump(mode="python")
-
-
-def _with_infinities(value: Any) -> Any:
+def _plain(value: Any) -> Any:
+    """Without the keys that are not set, and with lists for tuples, as YAML has them."""
     if isinstance(value, dict):
-        return {key: _with_infinities(item) for key, item in value.items() if item is not None}
-    return [_with_infinities(item) for item in value] if isinstance(value, list | tuple) else value
+        return {key: _plain(item) for key, item in value.items() if item is not None}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def json_schema() -> dict[str, Any]:
@@ -189,6 +204,11 @@ def json_schema() -> dict[str, Any]:
         "type": "object",
         "description": "label: changes of this file; one run for each",
         "additionalProperties": {"type": "object"},
+    }
+    schema["properties"]["compare"] = {
+        "type": "array",
+        "description": "pairs of variants whose difference is stated at the end",
+        "items": {"type": "array", "items": {"type": "string"}, "minItems": 2, "maxItems": 2},
     }
     block = schema["$defs"]["Block"]
     block["oneOf"] = [{"required": ["name"]}, {"required": ["module"]}]

@@ -17,7 +17,7 @@ class _Strict(BaseModel):
 
 
 class Block(BaseModel):
-    """A plugin by ``name`` (or ``module: package.module:factory``, where users' own code is allowed) and its options."""
+    """A plugin by ``name``, or users' own code by ``module: package.module:factory``; and its options."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -49,7 +49,7 @@ class DataConfig(_Strict):
     partition: PluginBlock = Field(default=Block(name="iid"), description="how records are dealt to silos")
     num_silos: int | None = Field(None, ge=1, description="M; left out where the data set has silos of its own")
     max_records_per_silo: int | None = Field(None, ge=2, description="keep at most so many records of a silo")
-    test: Literal["split", "own"] = Field("split", description="test on a share of each silo, or on the set's own test part")
+    test: Literal["split", "own"] = Field("split", description="test on a share of each silo, or on the set's own part")
     test_fraction: float = Field(0.2, gt=0, lt=1, description="share of a silo's records held out (test: split)")
     preprocess: list[PluginBlock] = Field(default=[], description="steps in order: standardise, unit_norm, pca, scale")
     folder: str | None = Field(None, description="where data files are; else $DPFL_DATA, else ~/.cache/dpfl")
@@ -64,7 +64,7 @@ class PrivacyConfig(_Strict):
     )
     mechanism: PluginBlock = Block(name="gaussian")
     clip_norm: float = Field(gt=0, description="C, L2 bound of one example's gradient (inf: no clipping)")
-    noise_multiplier: float = Field(ge=0, lt=math.inf, description="sigma_g = noise std / L2 sensitivity; 0: not private")
+    noise_multiplier: float = Field(ge=0, lt=math.inf, description="sigma_g, noise std / L2 sensitivity; 0: none")
     sampler: Literal["fixed", "poisson", "full"] = "fixed"
     record_rate: float | None = Field(None, gt=0, le=1, description="s, share of a silo's records in a batch")
     batch_size: int | None = Field(None, ge=1, description="instead of record_rate, the same count at every silo")
@@ -78,7 +78,7 @@ class EvaluationConfig(_Strict):
     """What is measured while training. Measurements read records without noise: they are for the experimenter."""
 
     every: int | None = Field(None, ge=1, description="rounds between evaluations; default: about 100 in a run")
-    dissimilarity: bool = Field(False, description="also 1/M sum ||grad F_i||^2 - ||grad F||^2, at one pass over the data")
+    dissimilarity: bool = Field(False, description="also 1/M sum ||grad F_i||^2 - ||grad F||^2: a pass over the data")
 
 
 class CheckpointConfig(_Strict):

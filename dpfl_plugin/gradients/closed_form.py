@@ -93,6 +93,7 @@ class ClosedForm:
 
     def _without_bad_examples(self, y: Tensor, batch: Records, clip_norm: float, out: Tensor) -> None:
         """The same sum over the examples whose gradient is finite; a slow path for a broken model or record."""
+        assert batch.constants is not None
         residuals = self._residuals(y, batch)
         norms = (residuals.square().sum(dim=1) * batch.constants).sqrt_()
         good = torch.isfinite(norms).nonzero().squeeze(1)

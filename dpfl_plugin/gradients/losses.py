@@ -37,7 +37,8 @@ def find(name: str, num_outputs: int) -> Loss:
     if ":" in name:
         return registry.load_object(name, "loss")
     if name not in LOSSES:
-        raise ConfigError(f"loss={name!r} is unknown{registry.nearest(name, LOSSES)}. Known: auto, {', '.join(LOSSES)}.")
+        known = ", ".join(["auto", *LOSSES])
+        raise ConfigError(f"loss={name!r} is unknown{registry.nearest(name, LOSSES)}. Known: {known}.")
     return LOSSES[name]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -71,6 +72,8 @@ class Budget:
         return Verdict(True)
 
     def _fits(self, terms: Terms) -> bool:
+        if self.epsilon == math.inf:
+            return True
         if len(terms) == 1:
             one = replace(terms[0], rounds=1)
             if one not in self._most:

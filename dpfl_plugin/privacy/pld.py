@@ -122,7 +122,7 @@ def _order(term: Term) -> tuple[object, ...]:
 def epsilon(terms: Sequence[Term], delta: float, *, refine: int = 1) -> float:
     """Smallest epsilon >= 0 at which the upper bound on delta(epsilon) of the composition is at most ``delta``.
 
-    An upper bound; about 2e-4 above the composition's exact value (relative; grid), tested by halving the grid.
+    An upper bound; 3e-5 to 5e-4 (relative) above the exact value, by what changes when the grid is made finer.
 
     Args:
         terms: the composition; the order does not matter.

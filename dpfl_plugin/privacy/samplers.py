@@ -26,9 +26,14 @@ class Sampler(Protocol):
         sensitivity: L2 sensitivity of a sum of vectors of norm <= 1 over the batch: 2 or 1.
     """
 
-    name: SamplerName
-    neighbouring: Neighbouring
-    sensitivity: float
+    @property
+    def name(self) -> SamplerName: ...
+
+    @property
+    def neighbouring(self) -> Neighbouring: ...
+
+    @property
+    def sensitivity(self) -> float: ...
 
     def divisor(self, num_records: int) -> float:
         """What the sum is divided by: the batch size, or its expectation where it varies."""
@@ -144,7 +149,7 @@ def make(name: str, record_rate: float | None, batch_size: int | None) -> Sample
     for key, value in given.items():
         require(value is None or key in useful, f"privacy.{key}", value, f"be left out with sampler: {name}")
     if name == "fixed" and (record_rate is None) == (batch_size is None):
-        raise ConfigError("privacy: sampler: fixed needs exactly one of record_rate (a share) and batch_size (a count).")
+        raise ConfigError("privacy: sampler: fixed needs one of record_rate (a share) and batch_size (a count).")
     return makers[name]()
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from dpfl_plugin.algorithms.base import RoundPlan, Setting
 from dpfl_plugin.config.schema import Config
-from dpfl_plugin.core.streams import stream
 from dpfl_plugin.oracle import PrivacyRules
 from dpfl_plugin.privacy.accountants import Accountant, max_rounds
 from dpfl_plugin.privacy.budget import Budget
@@ -25,6 +24,7 @@ from dpfl_plugin.privacy.views import (
     undominated,
     worst_case_view,
 )
+from dpfl_plugin.training.planning import draw_participants
 
 STATEMENT_SCHEMA = 1
 
@@ -36,15 +36,6 @@ class RoundCost:
     num_gradients: int
     share: tuple[float, float]
     probability: float
-
-
-def draw_participants(seed: int, round: int, setting: Setting) -> list[int]:
-    """S of M silos, uniformly, without replacement, independently of all data; ascending."""
-    if setting.num_participants == setting.num_silos:
-        return list(range(setting.num_silos))
-    rng = stream(seed, "participants", round)
-    chosen = rng.choice(setting.num_silos, setting.num_participants, replace=False)
-    return sorted(int(silo) for silo in chosen)
 
 
 class PrivacyAccount:
@@ -158,6 +149,19 @@ class PrivacyAccount:
             "third_party": _plain(self._third_party(costs, checked=True)),
         }
 
+    def ahead(self) -> tuple[float, float]:
+        """Epsilon of all rounds that were begun: of a silo in every one of them, and a third party's."""
+        costs = self.costs
+        everywhere = worst_case_view(
+            (),
+            self._accountant,
+            self._privacy.delta,
+            silos=self._silos(),
+            rounds=sorted(costs),
+            pattern=lambda silo, round: [self._planned(silo, costs[round])],
+        )
+        return everywhere.epsilon, self._third_party(costs).epsilon
+
     def per_silo(self) -> list[dict[str, Any]]:
         """Each silo's records, participation and epsilon towards the server."""
         realised = server_view(self.ledger, self._accountant, self._privacy.delta)
@@ -256,11 +260,11 @@ ASSUMPTIONS = (
     "Who takes part is drawn independently of the data. The server's epsilon needs no more; a third party's needs "
     "that it was drawn with the stated probability.",
     "The seed of the run is not known to those against whom it protects: with the seed the noise can be computed. "
-    "A simulation's seed is in its configuration, so its epsilon is that of the algorithm, not of publishing this folder.",
+    "A simulation's seed is in its configuration: its epsilon is the algorithm's, not that of publishing this folder.",
     "The numbers of records of the silos are public.",
 )
 MEASUREMENTS = (
     "Losses and accuracies in metrics.jsonl, result.json and curves.png are computed from records without noise, for "
     "the experimenter; publishing them is not covered by any epsilon here.",
-    "Noise is added in floating-point arithmetic, which is not the real-valued Gaussian of the theorems (Mironov 2012).",
+    "Noise is added in floating-point arithmetic, not the real-valued Gaussian of the theorems (Mironov 2012).",
 )

@@ -25,9 +25,9 @@ from dpfl_plugin.gradients import base as engines
 from dpfl_plugin.gradients import losses
 from dpfl_plugin.gradients.base import Records
 from dpfl_plugin.models.build import build_model
+from dpfl_plugin.oracle import PrivacyRules
 from dpfl_plugin.privacy import samplers
 from dpfl_plugin.privacy.accountants import Accountant
-from dpfl_plugin.oracle import PrivacyRules
 from dpfl_plugin.training.host import SiloHost
 
 
@@ -50,6 +50,7 @@ class Parts:
     accountant: Accountant
     model: torch.Tensor
     num_records: tuple[int, ...]
+    num_test_records: int
     weights: tuple[float, ...]
     caveats: tuple[str, ...]
     engine_name: str
@@ -99,6 +100,7 @@ def build(config: Config, base: Path) -> Parts:
         accountant=accountant,
         model=model,
         num_records=num_records,
+        num_test_records=sum(len(silo.test_y) for silo in federation.silos),
         weights=_weights(config, num_records),
         caveats=tuple(federation.caveats),
         engine_name=engine.name,
@@ -148,9 +150,7 @@ def make_setting(config: Config, num_silos: int) -> Setting:
         f"Use at least {1 / num_silos:.4g}.",
     )
     rate = 1.0 if config.privacy.sampler == "full" else config.privacy.record_rate
-    return Setting(
-        num_silos=num_silos, num_participants=participants, silo_rate=config.silo_rate, record_rate=rate
-    )
+    return Setting(num_silos=num_silos, num_participants=participants, silo_rate=config.silo_rate, record_rate=rate)
 
 
 def federate(config: Config, base: Path) -> Federation:

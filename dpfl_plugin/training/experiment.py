@@ -5,18 +5,17 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 
-from dpfl_plugin.algorithms.base import Algorithm, RoundPlan, Setting
-from dpfl_plugin.core.streams import stream
+from dpfl_plugin.algorithms.base import RoundPlan
 from dpfl_plugin.core.vectors import Vectors, all_finite
-from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.oracle import Draw
-from dpfl_plugin.training.accounting import PrivacyAccount, draw_participants
+from dpfl_plugin.training.accounting import PrivacyAccount
 from dpfl_plugin.training.host import SiloMetrics
+from dpfl_plugin.training.planning import Planner
 from dpfl_plugin.training.runtime import Interrupted, Runtime
 
 Status = Literal["done", "budget_exhausted", "interrupted", "failed"]
@@ -46,18 +45,14 @@ class Experiment:
     """A run, ready to go.
 
     Attributes:
-        weights: of each silo, adding up to 1.
         rounds: T; expected_rounds: where the budget is expected to end it, by which evaluations are scheduled.
     """
 
-    algorithm: Algorithm
-    setting: Setting
+    planner: Planner
     runtime: Runtime
     account: PrivacyAccount
-    weights: tuple[float, ...]
     rounds: int
     expected_rounds: int
-    seed: int
     attempt: int
     evaluate_every: int
     dissimilarity: bool
@@ -83,7 +78,7 @@ class Experiment:
         last_finite = progress.rounds
         outcome = Outcome("done")
         while progress.rounds < self.rounds:
-            plan = self.plan(progress.server, progress.rounds)
+            plan = self.planner.plan(progress.server, progress.rounds)
             if not self.account.affords(progress.rounds, plan):
                 outcome = Outcome("budget_exhausted", self.account.why_not())
                 break
@@ -114,33 +109,19 @@ class Experiment:
                 save(progress)
                 saved_at, saved_rounds = time.monotonic(), progress.rounds
         if outcome.status == "budget_exhausted" and progress.rounds and not self._evaluates(progress.rounds):
-            record(self.evaluation(progress, self.plan(progress.server, progress.rounds - 1)))
+            record(self.evaluation(progress, self.planner.plan(progress.server, progress.rounds - 1)))
         save(progress)
         return outcome
 
-    def plan(self, server: Vectors, round: int) -> RoundPlan:
-        """The algorithm's plan for a round, with who takes part."""
-        plan = self.algorithm.round_plan(server, round, self.setting, stream(self.seed, "plan", round))
-        silos = self.setting.num_silos
-        if plan.participation not in ("all", "sampled"):
-            raise ConfigError(f"the algorithm's round plan has participation {plan.participation!r}: all or sampled.")
-        sampled = plan.participation == "sampled"
-        chosen = draw_participants(self.seed, round, self.setting) if sampled else list(range(silos))
-        share = math.fsum(self.weights[silo] for silo in chosen)
-        weights = tuple(self.weights[silo] / share for silo in chosen)
-        # exactly S/M with equal weights, whatever their floating sum
-        share = len(chosen) / silos if len(set(self.weights)) == 1 else share
-        return replace(plan, participants=tuple(chosen), weights=weights, silo_share=share)
-
     def advance(self, progress: Progress, plan: RoundPlan) -> Vectors:
         """One round; returns the server's next state."""
-        down = self.algorithm.download(progress.server)
-        draw = Draw(self.seed, progress.rounds, self.attempt)
+        down = self.planner.algorithm.download(progress.server)
+        draw = Draw(self.planner.seed, progress.rounds, self.attempt)
         self.account.begin_round(progress.rounds, plan)
         mean_up = self.runtime.run_round(down, plan, draw)
         progress.bytes_down += len(plan.participants) * _size(down)
         progress.bytes_up += len(plan.participants) * _size(mean_up)
-        return self.algorithm.aggregate(progress.server, mean_up, plan)
+        return self.planner.algorithm.aggregate(progress.server, mean_up, plan)
 
     def evaluation(self, progress: Progress, plan: RoundPlan) -> dict[str, Any]:
         """Metrics of the global model, means over silos, and what has been spent."""

@@ -14,8 +14,8 @@ from dpfl_plugin.algorithms.base import Algorithm, RoundPlan
 from dpfl_plugin.core.vectors import Layout, Vectors
 from dpfl_plugin.gradients.base import Engine, Loss, Records
 from dpfl_plugin.gradients.losses import predict
-from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.oracle import Draw, PrivacyRules, PrivateOracle
+from dpfl_plugin.privacy.events import Charge
 
 # Records in one forward pass of an evaluation; bounds its memory, not its result's meaning.
 EVALUATION_CHUNK = 8192

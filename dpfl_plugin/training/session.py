@@ -25,6 +25,7 @@ from dpfl_plugin.training.build import Parts, build
 from dpfl_plugin.training.checkpoint import Checkpoint
 from dpfl_plugin.training.experiment import Experiment, Outcome, Progress
 from dpfl_plugin.training.folder import RunFolder, to_json, write_atomic
+from dpfl_plugin.training.planning import Planner
 from dpfl_plugin.training.runtime import ChargeSink, Runtime
 
 RESULT_SCHEMA = 1
@@ -120,8 +121,8 @@ def _run(
     attempt = _attempt(found, ledger, here)
     if attempt > (0 if found is None else found.facts["attempt"]):
         reporter.note(
-            "rounds that were released already cannot be repeated bit for bit here, because the machine or the versions "
-            "differ: they are run with fresh noise and charged again."
+            "rounds that were released already cannot be repeated bit for bit here, because the machine or the "
+            "versions differ: they are run with fresh noise and charged again."
         )
     account = PrivacyAccount(
         config,
@@ -174,21 +175,18 @@ def _experiment(
 ) -> Experiment:
     limit = config.rounds or MOST_ROUNDS
     experiment = Experiment(
-        algorithm=parts.algorithm,
-        setting=parts.setting,
+        planner=Planner(parts.algorithm, parts.setting, parts.weights, config.seed),
         runtime=runtime,
         account=account,
-        weights=parts.weights,
         rounds=limit,
         expected_rounds=limit,
-        seed=config.seed,
         attempt=attempt,
         evaluate_every=1,
         dissimilarity=config.evaluation.dissimilarity,
         checkpoint_every=config.checkpoint.every,
         checkpoint_seconds=config.checkpoint.seconds,
     )
-    expected = account.expected_rounds(experiment.plan(progress.server, progress.rounds), limit)
+    expected = account.expected_rounds(experiment.planner.plan(progress.server, progress.rounds), limit)
     if expected == 0:
         raise ConfigError(
             f"privacy.epsilon={config.privacy.epsilon} does not last for one round. Raise it, or noise_multiplier; "
@@ -257,6 +255,8 @@ def _write_result(
         "seed": config.seed,
         "rounds": progress.rounds,
         "num_silos": parts.setting.num_silos,
+        "num_train_records": sum(parts.num_records),
+        "num_test_records": parts.num_test_records,
         "test_accuracy": _last(lines, "test_accuracy"),
         "train_loss": _last(lines, "train_loss"),
         "epsilon": account.views(),

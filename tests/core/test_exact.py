@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 from dpfl_plugin.core.exact import floor_share
 
 
-@pytest.mark.parametrize(("rate", "count", "floor"), [(0.29, 100, 29), (0.2, 35, 7), (0.57, 100, 57), (1.0, 3, 3), (0.3, 3, 0)])
+@pytest.mark.parametrize(
+    ("rate", "count", "floor"), [(0.29, 100, 29), (0.2, 35, 7), (0.57, 100, 57), (1.0, 3, 3), (0.3, 3, 0)]
+)
 def test_floor_of_the_decimal_that_was_written(rate, count, floor):
     assert floor_share(rate, count) == floor
 

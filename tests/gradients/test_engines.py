@@ -72,9 +72,7 @@ def test_vmap_of_a_network_is_the_definition_whatever_the_chunk(chunk_bytes):
         nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 3 * 3, 3)
     ).double()
     generator = torch.Generator().manual_seed(1)
-    batch = Records(
-        torch.randn(6, 2, 5, 5, generator=generator, dtype=torch.float64), torch.tensor([0, 1, 2, 2, 1, 0])
-    )
+    batch = Records(torch.randn(6, 2, 5, 5, generator=generator, dtype=torch.float64), torch.tensor([0, 1, 2, 2, 1, 0]))
     y = torch.randn(Layout.of(model).dimension, generator=generator, dtype=torch.float64)
     result = clipped_sum(Vmap(model, losses.cross_entropy, chunk_bytes), y, batch, 0.7)
     torch.testing.assert_close(result, one_by_one(model, losses.cross_entropy, y, batch, 0.7), rtol=1e-9, atol=1e-12)

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from dpfl_plugin.errors import ConfigError, UnsupportedError
-from dpfl_plugin.privacy.accountants import PLD, RDP
+from dpfl_plugin.privacy.accountants import PLD, RDP, max_rounds
 from dpfl_plugin.privacy.budget import Budget
 from dpfl_plugin.privacy.events import Charge, SampledGaussian, Term
 from dpfl_plugin.privacy.views import Planned, Spending, server_view
@@ -51,6 +51,15 @@ def test_stops_before_the_round_that_would_pass(schedule: str) -> None:
     assert server_view(made, PLD(), DELTA).epsilon <= 1.0
     assert server_view([*made, *charges(t, [1], plan(t))], PLD(), DELTA).epsilon > 1.0
     assert 2 < t < 999
+
+
+def test_allows_exactly_what_fits() -> None:
+    budget, one = Budget(1.0, DELTA, PLD()), Term(release=A, count=1, rounds=1)
+    most = max_rounds(PLD(), one, [], 1.0, DELTA, 10**6)
+    assert budget.allows(Spending(), {0: [Planned(A, most)]})
+    assert not budget.allows(Spending(), {0: [Planned(A, most + 1)]})
+    spent = Spending(charges(0, [0], Planned(A, most - 3)))
+    assert [bool(budget.allows(spent, {0: [Planned(A, n)]})) for n in (2, 3, 4)] == [True, True, False]
 
 
 def test_names_the_silo_that_stops_it() -> None:
@@ -98,6 +107,7 @@ def test_no_noise_fits_no_finite_budget() -> None:
     assert not Budget(1e6, DELTA, PLD()).allows(Spending(), plan)
     assert not Budget(0.0, DELTA, PLD()).allows(Spending(), {0: [Planned(A, 500)]})
     assert Budget(0.0, DELTA, PLD()).allows(Spending(), {0: []})
+    assert Budget(math.inf, DELTA, PLD()).allows(Spending(), plan)
 
 
 def test_the_accountant_decides() -> None:

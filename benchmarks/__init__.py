@@ -1,0 +1,1 @@
+"""Benchmarks: `python -m benchmarks.rounds`, `python -m benchmarks.startup`, `python -m benchmarks.report`."""
