@@ -82,14 +82,25 @@ def share_bounds(share: tuple[float, float], num_records: int) -> tuple[int, int
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """Names every random stream of a round. ``attempt`` counts re-runs that must not repeat their noise."""
+    """Names every random stream of a round.
+
+    Attributes:
+        run: names the run; others of the same seed draw other batches and other noise.
+        attempt: counts re-runs that must not repeat their noise.
+    """
 
     seed: int
     round: int
     attempt: int = 0
+    run: str = ""
+
+    @property
+    def noise_id(self) -> str:
+        """Names the random bits in the ledger."""
+        return f"{self.run}.{self.attempt}"
 
     def key(self, purpose: str, silo: int, step: int) -> bytes:
-        return stream_key(self.seed, purpose, self.round, silo, step, self.attempt)
+        return stream_key(self.seed, purpose, self.round, silo, step, self.attempt, self.run)
 
 
 class PrivateOracle:
@@ -99,7 +110,6 @@ class PrivateOracle:
         silos: their records; ``ids``: their ids, in the same order.
         max_gradients: calls of `gradient` that the budget was checked for; one more is refused.
         share: the part of each silo's records that this round may read.
-        noise_id: names the random bits in the ledger.
     """
 
     def __init__(
@@ -112,12 +122,11 @@ class PrivateOracle:
         *,
         max_gradients: int,
         share: tuple[float, float] = (0.0, 1.0),
-        noise_id: str,
     ) -> None:
         self.num_silos = len(silos)
         self._rules, self._engine, self._draw = rules, engine, draw
         self._silos = [silo.between(*share_bounds(share, len(silo))) for silo in silos]
-        self._ids, self._share, self._noise_id = tuple(ids), share, noise_id
+        self._ids, self._share = tuple(ids), share
         self._max_gradients = max_gradients
         self._stream = Stream()
         self._gradient_calls = 0
@@ -212,7 +221,7 @@ class PrivateOracle:
                         release=release,
                         count=count,
                         share=self._share,
-                        noise_id=self._noise_id,
+                        noise_id=self._draw.noise_id,
                     )
                 )
         return charges

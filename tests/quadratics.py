@@ -78,7 +78,6 @@ class Lab:
             train=dict(enumerate(self.silos)),
             test=dict(enumerate(self.silos)),
             states=self.algorithm.init_silos(x, count),
-            noise_id="lab",
         )
         self.ledger = Ledger()
         self.uploads: list[Vectors] = []

@@ -38,7 +38,7 @@ def oracle(
     ids = range(len(silos)) if ids is None else ids
     prepared = [made.prepare(records) for records in silos]
     draw = Draw(seed, round, attempt)
-    return PrivateOracle(made_by, made, prepared, ids, draw, max_gradients=steps, share=share, noise_id=f"t.{attempt}")
+    return PrivateOracle(made_by, made, prepared, ids, draw, max_gradients=steps, share=share)
 
 
 def zeros(m=1):
@@ -306,3 +306,18 @@ def test_an_empty_poisson_batch_still_releases_noise():
     asked = oracle([silo(5)], rules(1.0, 0.5, Poisson(1e-9)))
     assert float(asked.gradient(zeros()).norm()) > 0
     assert asked.charges()[0].count == 1
+
+
+def test_runs_of_one_seed_share_neither_noise_nor_batches():
+    """Else the difference of what two runs release would be free of noise."""
+    made_by = rules(1.0, 0.5, FixedSize(0.4))
+    made = ENGINES["closed_form"](MODEL, losses.cross_entropy, 2**20)
+    one, other = (
+        PrivateOracle(made_by, made, [made.prepare(silo(50))], [0], Draw(0, 0, run=run), max_gradients=1)
+        for run in ("a", "b")
+    )
+    noise = [o.gradient(zeros())[0] for o in (one, other)]
+    assert not torch.equal(*noise)
+    assert {o.charges()[0].noise_id for o in (one, other)} == {"a.0", "b.0"}
+    keys = [Draw(0, 0, run=run).key("batch", 0, 0) for run in ("a", "b")]
+    assert keys[0] != keys[1]

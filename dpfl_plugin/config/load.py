@@ -172,13 +172,31 @@ def _known_keys(parents: list[Any]) -> list[str]:
     return list(model.model_fields)
 
 
-# Where and how often files are written does not change what is computed.
-_NOT_IN_ID: Any = {"out": True, "description": True, "checkpoint": True, "data": {"folder"}}
+# Where and how often files are written, and how silos are stacked, changes no bit of a result.
+_NOT_IN_ID: Any = {
+    "name": True,
+    "out": True,
+    "description": True,
+    "checkpoint": True,
+    "data": {"folder"},
+    "runtime": {"stack"},
+}
 
 
 def run_id(config: Config) -> str:
     """12 hex digits that name a run: a hash of all that determines its result."""
-    values = config.model_dump(mode="json", exclude=_NOT_IN_ID)
+    return _digest(config.model_dump(mode="json", exclude=_NOT_IN_ID))
+
+
+def noise_name(config: Config) -> str:
+    """Names the random bits of a run's batches and noise: runs that release different values draw different ones.
+
+    What is only measured does not count: with another evaluation schedule the same values are released again.
+    """
+    return _digest(config.model_dump(mode="json", exclude={**_NOT_IN_ID, "evaluation": True}))
+
+
+def _digest(values: dict[str, Any]) -> str:
     canonical = json.dumps(values, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 

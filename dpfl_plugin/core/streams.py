@@ -27,10 +27,18 @@ PURPOSES: Final[dict[str, int]] = {
 }
 
 
-def stream_key(seed: int, purpose: str, round: int = 0, silo: int = 0, step: int = 0, attempt: int = 0) -> bytes:
-    """The 32-byte key of a stream. ``attempt`` separates a round that is run again with fresh noise."""
+def stream_key(
+    seed: int, purpose: str, round: int = 0, silo: int = 0, step: int = 0, attempt: int = 0, run: str = ""
+) -> bytes:
+    """The 32-byte key of a stream.
+
+    Args:
+        attempt: separates a round that is run again with fresh noise.
+        run: at most 64 bytes; separates runs of the same seed. Two runs that shared their noise would cancel it in
+            the difference of what they release.
+    """
     fields = struct.pack("<6q", seed, PURPOSES[purpose], round, silo, step, attempt)
-    return hashlib.blake2b(fields, digest_size=32, person=b"dpfl.stream.v1").digest()
+    return hashlib.blake2b(fields, digest_size=32, person=b"dpfl.stream.v1", key=run.encode()).digest()
 
 
 class Stream:

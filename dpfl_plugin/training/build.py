@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from dpfl_plugin import registry
 from dpfl_plugin.algorithms.base import Algorithm, Setting
-from dpfl_plugin.config.load import run_id
 from dpfl_plugin.config.schema import Block, Config
 from dpfl_plugin.core.exact import floor_share
 from dpfl_plugin.core.vectors import Layout
@@ -90,7 +89,6 @@ def build(config: Config, base: Path) -> Parts:
         train={i: _records(s.train_x, s.train_y, dtype, device) for i, s in enumerate(federation.silos)},
         test={i: _records(s.test_x, s.test_y, dtype, device) for i, s in enumerate(federation.silos)},
         states=algorithm.init_silos(model, len(federation.silos)),
-        noise_id=run_id(config),
     )
     return Parts(
         host=host,

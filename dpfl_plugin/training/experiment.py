@@ -45,6 +45,7 @@ class Experiment:
     """A run, ready to go.
 
     Attributes:
+        run_name: names the run's random bits, with ``attempt``.
         rounds: T; expected_rounds: where the budget is expected to end it, by which evaluations are scheduled.
     """
 
@@ -53,6 +54,7 @@ class Experiment:
     account: PrivacyAccount
     rounds: int
     expected_rounds: int
+    run_name: str
     attempt: int
     evaluate_every: int
     dissimilarity: bool
@@ -116,7 +118,7 @@ class Experiment:
     def advance(self, progress: Progress, plan: RoundPlan) -> Vectors:
         """One round; returns the server's next state."""
         down = self.planner.algorithm.download(progress.server)
-        draw = Draw(self.planner.seed, progress.rounds, self.attempt)
+        draw = Draw(self.planner.seed, progress.rounds, self.attempt, self.run_name)
         self.account.begin_round(progress.rounds, plan)
         mean_up = self.runtime.run_round(down, plan, draw)
         progress.bytes_down += len(plan.participants) * _size(down)

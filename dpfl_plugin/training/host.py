@@ -36,7 +36,6 @@ class SiloHost:
     Args:
         train, test: records by silo id.
         states: (len(train), d) each, rows in the order of ascending ids.
-        noise_id: names this run's random bits in the ledger.
     """
 
     def __init__(
@@ -50,7 +49,6 @@ class SiloHost:
         train: Mapping[int, Records],
         test: Mapping[int, Records],
         states: Vectors,
-        noise_id: str,
     ) -> None:
         self.ids = sorted(train)
         self._row = {silo: row for row, silo in enumerate(self.ids)}
@@ -58,7 +56,6 @@ class SiloHost:
         self._algorithm, self._rules, self._engine = algorithm, rules, engine
         self._train = {silo: engine.prepare(records) for silo, records in train.items()}
         self._test = test
-        self._noise_id = noise_id
         self.states = states
         self._pending: list[tuple[list[int], Vectors]] = []
 
@@ -76,7 +73,6 @@ class SiloHost:
             draw,
             max_gradients=plan.num_gradients,
             share=plan.share,
-            noise_id=f"{self._noise_id}.{draw.attempt}",
         )
         old = {name: value[rows] for name, value in self.states.items()}
         up, new = self._algorithm.local_update(down, old, oracle, plan)

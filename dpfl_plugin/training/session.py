@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from safetensors.torch import save_file
 
-from dpfl_plugin.config.load import run_id, to_yaml
+from dpfl_plugin.config.load import noise_name, run_id, to_yaml
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.errors import ConfigError, DataError
 from dpfl_plugin.privacy.ledger import Ledger
@@ -106,7 +106,7 @@ def _run(
     reporter: Reporter,
     stop: Callable[[], bool],
 ) -> Result:
-    here = environment.arithmetic(config.runtime.device, config.runtime.threads)
+    here = {**environment.arithmetic(config.runtime.device, config.runtime.threads), "engine": parts.engine_name}
     found = checkpoints.load(folder.checkpoint)
     if found is not None and found.facts["data_sha256"] != parts.data_sha256:
         raise DataError(
@@ -180,6 +180,7 @@ def _experiment(
         account=account,
         rounds=limit,
         expected_rounds=limit,
+        run_name=noise_name(config),
         attempt=attempt,
         evaluate_every=1,
         dissimilarity=config.evaluation.dissimilarity,

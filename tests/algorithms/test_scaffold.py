@@ -52,9 +52,7 @@ def test_one_local_step_makes_the_control_variate_the_private_gradient():
         x, t = lab.server["model"], lab.round
         lab.step()
         for i in range(3):
-            asked = PrivateOracle(
-                lab.rules, lab.host._engine, [THREE[i]], [i], Draw(0, t), max_gradients=1, noise_id="check"
-            )
+            asked = PrivateOracle(lab.rules, lab.host._engine, [THREE[i]], [i], Draw(0, t), max_gradients=1)
             torch.testing.assert_close(lab.host.states["control"][i], asked.gradient(x.unsqueeze(0))[0])
 
 
@@ -118,7 +116,7 @@ def test_option_one_takes_the_gradient_at_the_global_model_and_pays_for_it():
     lab = Lab(Scaffold(local_steps=3, local_lr=0.05, option="I"), THREE, rules(0.0, 2.0), START)
     x = lab.server["model"]
     lab.step()
-    asked = PrivateOracle(lab.rules, lab.host._engine, [THREE[1]], [1], Draw(0, 0), max_gradients=1, noise_id="check")
+    asked = PrivateOracle(lab.rules, lab.host._engine, [THREE[1]], [1], Draw(0, 0), max_gradients=1)
     torch.testing.assert_close(lab.host.states["control"][1], asked.gradient(x.unsqueeze(0))[0])
     assert {charge.count for charge in lab.ledger} == {4}
 
