@@ -52,10 +52,10 @@ class Profile:
 def measure(load: Workload, rounds: int) -> Profile:
     """Wrapped and plain rounds in turn."""
     ours = Ours(OURS, ClosedForm, load, load.silos())
-    ours.round(load.plan(0), Draw(load.seed, 0))
+    ours.round(load.plan(0), load.draw(0))
     plain, wrapped, parts = [], [], defaultdict[str, list[float]](list)
     for number in range(1, 2 * rounds + 1):
-        plan, draw = load.plan(number), Draw(load.seed, number)
+        plan, draw = load.plan(number), load.draw(number)
         began = time.perf_counter()
         if number % 2:
             ours.round(plan, draw)

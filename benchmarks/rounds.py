@@ -21,7 +21,6 @@ from benchmarks import machine, profile
 from benchmarks.contenders import OURS, contenders
 from benchmarks.table import table
 from benchmarks.workloads import WORKLOADS, Workload, describe
-from dpfl_plugin.oracle import Draw
 
 Times = dict[str, list[float]]
 """Seconds of each round, by contender."""
@@ -32,12 +31,10 @@ def measure(load: Workload, rounds: int) -> Times:
     entrants = contenders(load, load.silos())
     warm_up = replace(load.plan(0), local_steps=2, num_gradients=2)
     for entrant in entrants:
-        # The algorithm has its own K; only the baselines, which are the slow ones, take it from the plan.
-        plan = load.plan(0) if entrant.name == OURS else warm_up
-        entrant.round(plan, Draw(load.seed, 0))
+        entrant.round(warm_up, load.draw(0))
     times: Times = {entrant.name: [] for entrant in entrants}
     for number in range(1, rounds + 1):
-        plan, draw = load.plan(number), Draw(load.seed, number)
+        plan, draw = load.plan(number), load.draw(number)
         turn = number % len(entrants)
         for entrant in (*entrants[turn:], *entrants[:turn]):
             began = time.perf_counter()

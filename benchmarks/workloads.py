@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,6 +11,7 @@ from dpfl_plugin.algorithms.base import RoundPlan
 from dpfl_plugin.algorithms.scaffold import Scaffold
 from dpfl_plugin.core.streams import stream
 from dpfl_plugin.gradients.base import Records
+from dpfl_plugin.oracle import Draw
 from dpfl_plugin.privacy.samplers import FixedSize
 
 
@@ -66,6 +66,10 @@ class Workload:
             silo_share=len(chosen) / self.num_silos,
         )
 
+    def draw(self, round: int) -> Draw:
+        """The names of a round's random streams, the same for all that are compared."""
+        return Draw(self.seed, round, run="benchmark")
+
     def silos(self) -> list[Records]:
         """Normal features and uniform labels of all silos."""
         return [self._silo(silo) for silo in range(self.num_silos)]
@@ -94,8 +98,3 @@ def describe(workload: Workload) -> str:
         f"softmax regression {w.num_features} -> {w.num_classes} on {w.num_silos} silos of {w.num_records} records; "
         f"a round is {w.num_participants} silos x {w.local_steps} local steps on {w.batch_size} records"
     )
-
-
-def names(chosen: Sequence[str] | None) -> list[str]:
-    """The workloads ``chosen``, all of them if none was."""
-    return list(chosen or WORKLOADS)

@@ -20,20 +20,23 @@ from dpfl_plugin.registry import describe, nearest
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1 with two traps removed: 1e-5 is a number, and a key given twice is an error."""
+    """YAML 1.1 with three traps removed: 1e-5 is a number, a date is text, and a key given twice is an error."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", key_node.start_mark)
-            seen.add(key)
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(None, None, "a key is no plain word", key_node.start_mark)
+            if key_node.value in seen:
+                what = f"key {key_node.value!r} is given twice"
+                raise yaml.constructor.ConstructorError(None, None, what, key_node.start_mark)
+            seen.add(key_node.value)
         return super().construct_mapping(node, deep)
 
 
 _FLOAT = re.compile(r"^[-+]?(\d+\.\d*|\.\d+|\d+)([eE][-+]?\d+)?$")
 _INT = re.compile(r"^[-+]?\d+$")
+_Loader.add_constructor("tag:yaml.org,2002:timestamp", yaml.SafeLoader.construct_yaml_str)
 _Loader.add_implicit_resolver("tag:yaml.org,2002:int", _INT, list("-+0123456789"))
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
 
@@ -87,7 +90,7 @@ def load(path: Path, settings: Iterable[str] = ()) -> Plan:
         ConfigError: anything in it is wrong.
     """
     values = read_yaml(path)
-    variants, compare = values.pop("variants", None), values.pop("compare", [])
+    variants, compare = values.pop("variants", None), values.pop("compare", None) or []
     changes = [_parse_setting(setting) for setting in settings]
     if variants is None:
         if compare:
@@ -95,7 +98,7 @@ def load(path: Path, settings: Iterable[str] = ()) -> Plan:
         return Plan((Variant(None, _check(_merged(values, *changes), str(path))),))
     if not isinstance(variants, dict) or not variants or not all(isinstance(v, dict) for v in variants.values()):
         raise ConfigError(f"{path}: variants must map labels to changes of this file, e.g. {{fedavg: {{seed: 1}}}}.")
-    labels = [str(label) for label in variants]
+    labels = [str(label) for label in variants]  # distinct: the loader compares keys as they are written
     checked = [
         Variant(label, _check(_merged(values, change, *changes), f"{path} (variant {label})"))
         for label, change in zip(labels, variants.values(), strict=True)
@@ -137,6 +140,8 @@ def _merged(base: Mapping[str, Any], *changes: Mapping[str, Any]) -> dict[str, A
             if isinstance(old, str) and isinstance(value, dict) and "name" not in value:
                 old = {"name": old}  # `model: mlp` with a later --set model.hidden=[50]
             if isinstance(old, dict) and isinstance(value, dict):
+                if ("name" in value) != ("module" in value):  # a plugin in place of users' own code, or the reverse
+                    old = {k: v for k, v in old.items() if k not in ("name", "module")}
                 result[key] = _merged(old, value)
             else:
                 result[key] = copy.deepcopy(value)
@@ -152,6 +157,10 @@ def _check(values: dict[str, Any], source: str) -> Config:
 
 
 def _describe(problem: Any) -> str:
+    if problem["type"] == "model_type":
+        path = ".".join(map(str, problem["loc"]))
+        what = "a plugin's name, or a mapping" if problem["ctx"]["class_name"] == "Block" else "a mapping"
+        return f"{path}={problem['input']!r}: must be {what} of keys to values"
     if problem["type"] == "extra_forbidden":
         *parents, key = problem["loc"]
         known = _known_keys(parents)
@@ -207,9 +216,12 @@ def to_yaml(config: Config) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Without the keys that are not set, and with lists for tuples, as YAML has them."""
+    """With lists for tuples, as YAML has them, and without the one of a block's name and module that is not set.
+
+    Other values that are null stay: to a plugin, null need not mean its default.
+    """
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items() if item is not None}
+        return {k: _plain(v) for k, v in value.items() if v is not None or k not in ("name", "module")}
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 

@@ -62,16 +62,16 @@ class PrivacyConfig(_Strict):
     neighbouring: Literal["replace_one", "add_or_remove"] | None = Field(
         None, description="default: what the sampler is accounted under; replace_one for unit: silo"
     )
-    mechanism: PluginBlock = Block(name="gaussian")
+    mechanism: PluginBlock = Field(default=Block(name="gaussian"), description="what makes a value noisy")
     clip_norm: float = Field(gt=0, description="C, L2 bound of one example's gradient (inf: no clipping)")
     noise_multiplier: float = Field(ge=0, lt=math.inf, description="sigma_g, noise std / L2 sensitivity; 0: none")
-    sampler: Literal["fixed", "poisson", "full"] = "fixed"
+    sampler: Literal["fixed", "poisson", "full"] = Field("fixed", description="how a batch is drawn")
     record_rate: float | None = Field(None, gt=0, le=1, description="s, share of a silo's records in a batch")
     batch_size: int | None = Field(None, ge=1, description="instead of record_rate, the same count at every silo")
     epsilon: float | None = Field(None, gt=0, description="budget: the run stops before the round that would pass it")
-    delta: float = Field(1e-5, gt=0, lt=1)
+    delta: float = Field(1e-5, gt=0, lt=1, description="at which epsilon is stated; well below 1 / records")
     budget_view: Literal["server", "third_party"] = Field("server", description="whose epsilon the budget bounds")
-    accountant: PluginBlock = Block(name="pld")
+    accountant: PluginBlock = Field(default=Block(name="pld"), description="what composes the releases")
 
 
 class EvaluationConfig(_Strict):
@@ -91,8 +91,8 @@ class CheckpointConfig(_Strict):
 class RuntimeConfig(_Strict):
     """How it is computed. Results are the same bits for every stack, on the same kind of device and threads."""
 
-    dtype: Literal["float32", "float64"] = "float32"
-    device: str = "cpu"
+    dtype: Literal["float32", "float64"] = Field("float32", description="of model, gradients and noise")
+    device: str = Field("cpu", description="torch device")
     threads: int = Field(1, ge=1, description="torch threads")
     stack: int = Field(1, ge=1, description="silos advanced together")
     chunk_mb: int = Field(256, ge=1, description="memory for per-example gradients")
@@ -102,16 +102,18 @@ class Config(_Strict):
     """A run: data, model, algorithm, privacy, and how it is computed."""
 
     name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="folder name under out")
-    description: str = ""
-    seed: int = Field(0, ge=0, lt=2**63)
+    description: str = Field("", description="for readers")
+    seed: int = Field(
+        0, ge=0, lt=2**63, description="of everything that is drawn; whoever knows it can compute the noise"
+    )
     rounds: int | None = Field(None, ge=1, description="T; left out: as many as privacy.epsilon allows")
     silo_rate: float = Field(1.0, gt=0, le=1, description="l, share of silos in a round")
     silo_weights: Literal["equal", "records"] = Field("equal", description="of each silo in the mean")
     data: DataConfig = DataConfig()
-    model: PluginBlock = Block(name="softmax")
+    model: PluginBlock = Field(default=Block(name="softmax"), description="model plugin, or module")
     loss: str = Field("auto", description="auto, cross_entropy, logistic, or package.module:function")
     l2: float = Field(0.0, ge=0, lt=math.inf, description="lambda of lambda/2 ||y||^2, added after clipping and noise")
-    algorithm: PluginBlock
+    algorithm: PluginBlock = Field(description="algorithm plugin and its options")
     privacy: PrivacyConfig
     engine: str = Field("auto", description="per-example gradient engine")
     evaluation: EvaluationConfig = EvaluationConfig()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +46,8 @@ class PrivacyAccount:
     Args:
         num_records: of each silo.
         costs: of the rounds that were begun before a resume, from the checkpoint.
+        repeats: whether a charge of the ledger will be made again bit for bit, in a round after the checkpoint. Until
+            then neither the budget nor an evaluation counts it, so that a resumed run takes the undisturbed one's way.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class PrivacyAccount:
         num_records: Sequence[int],
         ledger: Ledger,
         costs: Mapping[int, RoundCost] | None = None,
+        repeats: Callable[[Charge], bool] = lambda charge: False,
     ) -> None:
         self._seed, self._privacy = config.seed, config.privacy
         self._rules, self._setting, self._accountant = rules, setting, accountant
@@ -67,9 +70,13 @@ class PrivacyAccount:
         )
         self.ledger = ledger
         self.costs = dict(costs or {})
-        self._spending = Spending(ledger)
-        # A resumed run may hold rounds that its checkpoint does not know, or that were released twice.
-        self._resumed = len(ledger) > 0
+        final = [charge for charge in ledger if not repeats(charge)]
+        self._spending = Spending(final)
+        # Rounds that the checkpoint does not know, and how often each round was released.
+        self._found = _rounds_in(final)
+        self._noise_ids: defaultdict[int, set[str]] = defaultdict(set)
+        for charge in final:
+            self._noise_ids[charge.round].add(charge.noise_id)
         # One silo of each number of records: the others cost the same.
         self._kinds = {count: silo for silo, count in reversed(list(enumerate(num_records)))}
 
@@ -78,6 +85,8 @@ class PrivacyAccount:
     def append(self, charges: Sequence[Charge]) -> None:
         self.ledger.append(charges)
         self._spending.add(charges)
+        for charge in charges:
+            self._noise_ids[charge.round].add(charge.noise_id)
 
     def sync(self) -> None:
         self.ledger.sync()
@@ -94,7 +103,9 @@ class PrivacyAccount:
             return True
         cost = self._cost(plan)
         if self._privacy.budget_view == "third_party":
-            return self._third_party({**self.costs, round: cost}).epsilon <= self._budget.epsilon
+            costs = {**self._found, **self.costs, round: cost}
+            again = self._released_again(costs, {round: {*self._noise_ids[round], "the next"}})
+            return self._third_party(costs, again).epsilon <= self._budget.epsilon
         planned = {silo: [self._planned(silo, cost)] for silo in plan.participants}
         return bool(self._budget.allows(self._spending, planned))
 
@@ -106,9 +117,10 @@ class PrivacyAccount:
         """Epsilon spent in each view; None where nothing is guaranteed."""
         compositions = (terms for silo in self._spending for terms in self._spending.compositions(silo))
         spent = (self._accountant.epsilon(terms, self._privacy.delta) for terms in undominated(compositions))
+        costs = {**self._found, **self.costs}
         return {
             "server": _finite(max(spent, default=0.0)),
-            "third_party": _finite(self._third_party(self._begun()).epsilon),
+            "third_party": _finite(self._third_party(costs, self._released_again(costs)).epsilon),
         }
 
     def expected_rounds(self, plan: RoundPlan, limit: int) -> int:
@@ -134,7 +146,8 @@ class PrivacyAccount:
 
     def views(self) -> dict[str, Any]:
         """The guarantees as plain values: the server's (realised, and the worst case) and a third party's."""
-        costs = self._begun()
+        # Of a run that was killed, only the ledger may know the last rounds.
+        costs = {**_rounds_in(self.ledger), **self.costs}
         realised = server_view(self.ledger, self._accountant, self._privacy.delta)
         worst = worst_case_view(
             self.ledger,
@@ -146,7 +159,7 @@ class PrivacyAccount:
         )
         return {
             "server": {**_plain(realised), "worst_case_epsilon": _finite(worst.epsilon)},
-            "third_party": _plain(self._third_party(costs, checked=True)),
+            "third_party": _plain(self._third_party(costs, self.ledger)),
         }
 
     def ahead(self) -> tuple[float, float]:
@@ -160,7 +173,7 @@ class PrivacyAccount:
             rounds=sorted(costs),
             pattern=lambda silo, round: [self._planned(silo, costs[round])],
         )
-        return everywhere.epsilon, self._third_party(costs).epsilon
+        return everywhere.epsilon, self._third_party(costs, ()).epsilon
 
     def per_silo(self) -> list[dict[str, Any]]:
         """Each silo's records, participation and epsilon towards the server."""
@@ -186,20 +199,21 @@ class PrivacyAccount:
         release, count = self._rules.pattern(self._num_records[silo], cost.share, cost.num_gradients)
         return Planned(release, count, cost.share)
 
-    def _begun(self) -> dict[int, RoundCost]:
-        """The rounds that were begun, those too that only the ledger knows: of a run that was killed after its last
-        checkpoint. How probable these were is not known here, so they count as certain."""
-        costs = dict(self.costs)
-        if self._resumed:
-            for charge in self.ledger:
-                known = costs.get(charge.round)
-                if charge.round not in self.costs and (known is None or charge.count > known.num_gradients):
-                    costs[charge.round] = RoundCost(charge.count, charge.share, 1.0)
-        return costs
+    def _released_again(
+        self, costs: Mapping[int, RoundCost], more: Mapping[int, set[str]] | None = None
+    ) -> list[Charge]:
+        """Charges of one silo, as good as any, for each round that was released more than once with fresh noise."""
+        silo, charges = self._silos()[0], []
+        for round, noise_ids in {**self._noise_ids, **(more or {})}.items():
+            if len(noise_ids) > 1:
+                planned = self._planned(silo, costs[round])
+                facts = {"round": round, "silo": silo, "release": planned.release, "share": planned.share}
+                charges += [Charge(**facts, count=planned.count, noise_id=noise_id) for noise_id in noise_ids]
+        return charges
 
-    def _third_party(self, costs: Mapping[int, RoundCost], checked: bool = False) -> ViewEpsilon:
+    def _third_party(self, costs: Mapping[int, RoundCost], charges: Iterable[Charge]) -> ViewEpsilon:
         return third_party_view(
-            self.ledger if checked or self._resumed else (),
+            charges,
             self._accountant,
             self._privacy.delta,
             silos=self._silos(),
@@ -214,6 +228,16 @@ class PrivacyAccount:
         planned = self._planned(silo, cost)
         term = Term(release=planned.release, count=planned.count, rounds=1, participation=probability)
         return max_rounds(self._accountant, term, (), epsilon, self._privacy.delta, limit)
+
+
+def _rounds_in(charges: Iterable[Charge]) -> dict[int, RoundCost]:
+    """Costs as charges show them. How probable the rounds were does not show, so they count as certain."""
+    costs: dict[int, RoundCost] = {}
+    for charge in charges:
+        known = costs.get(charge.round)
+        if known is None or charge.count > known.num_gradients:
+            costs[charge.round] = RoundCost(charge.count, charge.share, 1.0)
+    return costs
 
 
 def _finite(epsilon: float) -> float | None:

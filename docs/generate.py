@@ -1,0 +1,101 @@
+"""`python docs/generate.py`: writes the reference part of configuration.md from the schema and the plugins."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import typing
+from pathlib import Path
+from typing import Any
+
+import pydantic
+from pydantic_core import PydanticUndefined
+
+from dpfl_plugin import registry
+from dpfl_plugin.config.schema import Block, Config
+
+PAGE = Path(__file__).with_name("configuration.md")
+BEGIN, END = "<!-- reference: begin -->", "<!-- reference: end -->"
+TITLES = {
+    "algorithms": ("algorithm",),
+    "datasets": ("data.dataset",),
+    "partitioners": ("data.partition",),
+    "models": ("model",),
+    "engines": ("engine",),
+    "mechanisms": ("privacy.mechanism",),
+    "accountants": ("privacy.accountant",),
+}
+
+
+def keys(model: type[pydantic.BaseModel], prefix: str = "") -> list[str]:
+    """Table rows of a model's keys, its nested models' after them."""
+    rows, nested = [], []
+    for name, field in model.model_fields.items():
+        kind = field.annotation
+        if inspect.isclass(kind) and issubclass(kind, pydantic.BaseModel) and kind is not Block:
+            nested += keys(kind, f"{prefix}{name}.")
+            continue
+        rows.append(
+            f"| `{prefix}{name}` | {_type(kind)} | {_default(field)} | {(field.description or '').replace('|', chr(92) + '|')} |"
+        )
+    return rows + nested
+
+
+def _type(kind: Any) -> str:
+    arguments = typing.get_args(kind)
+    if kind is Block or Block in arguments:
+        return "list of blocks" if typing.get_origin(kind) is list else "block"
+    if typing.get_origin(kind) is typing.Literal:
+        return ", ".join(f"`{value}`" for value in arguments)
+    if arguments and type(None) in arguments:
+        return " or ".join(_type(argument) for argument in arguments if argument is not type(None))
+    return "list of blocks" if typing.get_origin(kind) is list else getattr(kind, "__name__", str(kind))
+
+
+def _default(field: Any) -> str:
+    if field.default is PydanticUndefined:
+        return "required"
+    if isinstance(field.default, Block):
+        return f"`{field.default.name}`"
+    return "" if field.default in (None, "", []) else f"`{field.default}`"
+
+
+def plugins(group: str) -> list[str]:
+    """Table rows of a group's built-in plugins."""
+    rows = []
+    for name in registry.names(group):
+        if not registry.origin(group, name).startswith("dpfl-plugin "):
+            continue
+        plugin = registry.load(group, name)
+        options = ", ".join(_option(option) for option in registry.options(plugin).values())
+        rows.append(f"| `{name}` | {(inspect.getdoc(plugin) or '').splitlines()[0]} | {options} |")
+    return rows
+
+
+def _option(option: inspect.Parameter) -> str:
+    required = option.default is inspect.Parameter.empty
+    return f"`{option.name}`" if required else f"`{option.name}={option.default!r}`"
+
+
+def reference() -> str:
+    """The whole part between the marks."""
+    lines = ["### Keys", "", "| key | value | default | meaning |", "| --- | --- | --- | --- |", *keys(Config)]
+    for group, (key,) in TITLES.items():
+        lines += [
+            "",
+            f"### {group.capitalize()} (`{key}`)",
+            "",
+            "| name | what it is | options |",
+            "| --- | --- | --- |",
+        ]
+        lines += plugins(group)
+    return "\n".join(lines)
+
+
+def page() -> str:
+    """The page as it should be."""
+    return re.compile(f"{BEGIN}.*{END}", re.DOTALL).sub(lambda _: f"{BEGIN}\n{reference()}\n{END}", PAGE.read_text())
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
