@@ -35,9 +35,8 @@ def keys(model: type[pydantic.BaseModel], prefix: str = "") -> list[str]:
         if inspect.isclass(kind) and issubclass(kind, pydantic.BaseModel) and kind is not Block:
             nested += keys(kind, f"{prefix}{name}.")
             continue
-        rows.append(
-            f"| `{prefix}{name}` | {_type(kind)} | {_default(field)} | {(field.description or '').replace('|', chr(92) + '|')} |"
-        )
+        meaning = (field.description or "").replace("|", "\\|")
+        rows.append(f"| `{prefix}{name}` | {_type(kind)} | {_default(field)} | {meaning} |")
     return rows + nested
 
 
