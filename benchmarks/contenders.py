@@ -31,7 +31,7 @@ from dpfl_plugin.training.host import SiloHost
 
 # The default of `runtime.chunk_mb`.
 CHUNK_BYTES = 256 * 2**20
-OURS = "dpfl closed_form"
+OURS, VMAP = "dpfl closed_form", "dpfl vmap"
 
 
 class Contender(Protocol):
@@ -201,7 +201,7 @@ def contenders(load: Workload, silos: Sequence[Records]) -> list[Contender]:
     """All that are compared, ours first."""
     return [
         Ours(OURS, ClosedForm, load, silos),
-        Ours("dpfl vmap", Vmap, load, silos),
+        Ours(VMAP, Vmap, load, silos),
         OpacusHooks(load, silos),
         PlainSGD(load, silos),
     ]

@@ -92,11 +92,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     times = {name: measure(load, options.rounds) for name, load in chosen.items()}
     if options.json:
-        print(json.dumps({name: medians(found) for name, found in times.items()}))
+        print(json.dumps({name: medians(times[name]) for name in chosen}))
         return
     print("; ".join(f"{key}: {value}" for key, value in machine.facts().items()), "\n")
-    for name, found in times.items():
-        print(f"{name}: {describe(chosen[name])}\n\n{times_table(chosen[name], found)}\n")
+    for name, load in chosen.items():
+        print(f"{name}: {describe(load)}\n\n{times_table(load, times[name])}\n")
 
 
 if __name__ == "__main__":

@@ -196,14 +196,8 @@ class PrivateOracle:
         Raises:
             UnsupportedError: at silo level, a vector is not what `release` gave: its noise would not cover it.
         """
-        if self._rules.unit == "record":
-            return
-        for name, value in up.items():
-            if not any(value is released for released in self._released):
-                raise UnsupportedError(
-                    f"privacy.unit='silo': this algorithm sends {name!r} without releasing it, so that no guarantee "
-                    "would hold. Use unit: record, or an algorithm that sends one released update (fedavg)."
-                )
+        if self._rules.unit == "silo":
+            check_released(up, self._released)
 
     def charges(self) -> list[Charge]:
         """What this round released, a charge for each silo; to be in the ledger before any of it leaves."""
@@ -225,3 +219,13 @@ class PrivateOracle:
                     )
                 )
         return charges
+
+
+def check_released(up: Vectors, released: Sequence[Tensor]) -> None:
+    """Raise UnsupportedError unless every vector of ``up`` is one of ``released``: what is sent at silo level."""
+    for name, value in up.items():
+        if not any(value is known for known in released):
+            raise UnsupportedError(
+                f"privacy.unit='silo': this algorithm sends {name!r} without releasing it, so that no guarantee "
+                "would hold. Use unit: record, or an algorithm that sends one released update (fedavg)."
+            )

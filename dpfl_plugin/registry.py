@@ -87,8 +87,15 @@ def nearest(word: str, known: typing.Iterable[str]) -> str:
 
 
 def options(plugin: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """The options of a plugin that a configuration may set: its keyword-only parameters."""
-    parameters = inspect.signature(plugin).parameters
+    """The options of a plugin that a configuration may set: its keyword-only parameters.
+
+    Raises:
+        PluginError: it has no signature, as some callables that are not written in Python.
+    """
+    try:
+        parameters = inspect.signature(plugin).parameters
+    except ValueError as error:
+        raise PluginError(f"{plugin!r} cannot be a plugin: {error}.") from error
     return {name: p for name, p in parameters.items() if p.kind is inspect.Parameter.KEYWORD_ONLY}
 
 
@@ -114,7 +121,10 @@ def check_options(plugin: Callable[..., Any], given: Mapping[str, Any], *, where
         if key not in allowed:
             known = ", ".join(allowed) or "none"
             raise ConfigError(f"{where}.{key} is not a known option{nearest(key, allowed)}. Known options: {known}.")
-    hints = typing.get_type_hints(plugin.__init__ if inspect.isclass(plugin) else plugin)
+    try:
+        hints = typing.get_type_hints(plugin.__init__ if inspect.isclass(plugin) else plugin) if allowed else {}
+    except Exception as error:  # a stranger's annotations may name anything
+        raise PluginError(f"{where}: the types of its options cannot be read: {error}.") from error
     fields: dict[str, Any] = {
         name: (hints.get(name, Any), ... if p.default is inspect.Parameter.empty else p.default)
         for name, p in allowed.items()

@@ -115,4 +115,4 @@ class ScaffoldWarm(Scaffold):
         if not missed:
             return []
         some = ", ".join(map(str, missed[:10])) + (", ..." if len(missed) > 10 else "")
-        return [f"warm-up: {len(missed)} silos were never picked and began with a control variate of 0: {some}."]
+        return [f"warm-up: {len(missed)} silos were not picked in it and have the control variate 0 to begin with: {some}."]

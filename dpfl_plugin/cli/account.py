@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from dpfl_plugin.privacy.views import server_view
 from dpfl_plugin.training.accounting import PrivacyAccount
 from dpfl_plugin.training.build import build_plugin, federate, make_setting, privacy_rules
 from dpfl_plugin.training.folder import to_json
-from dpfl_plugin.training.planning import Planner
+from dpfl_plugin.training.planning import Planner, rehearse
 from dpfl_plugin.training.session import MOST_ROUNDS
 
 MECHANISMS = {
@@ -85,25 +87,28 @@ def account_file(path: Path, settings: list[str], *, as_json: bool) -> None:
     if as_json:
         print(to_json(rows if len(rows) > 1 else next(iter(rows.values()))))
         return
+    _show(rows)
+
+
+def _show(rows: dict[str, list[dict[str, Any]]]) -> None:
+    """A line for each run and view, a column for each accountant; then what the numbers are of."""
+    accountants = list(dict.fromkeys(view["accountant"] for views in rows.values() for view in views))
     table = Table(box=None, pad_edge=False)
-    for column in ("run", "view", "epsilon", "delta", "neighbours", "accountant", "what was composed"):
-        table.add_column(column, overflow="fold", justify="right" if column in ("epsilon", "delta") else "left")
+    for column in ("run", "view", *(f"epsilon, {name}" for name in accountants), "delta"):
+        table.add_column(column, justify="left" if column in ("run", "view") else "right")
+    explained = []
     for label, views in rows.items():
-        for view in views:
-            epsilon = "none" if view["epsilon"] is None else f"{view['epsilon']:.4f}"
-            relation = str(view["neighbouring"] or "-").replace("_", "-")
-            basis = str(view["basis"])
-            table.add_row(
-                label,
-                view["view"],
-                epsilon,
-                f"{view['delta']:g}",
-                relation,
-                view["accountant"],
-                basis,
-                end_section=True,
-            )
-    Console(highlight=False).print(table)
+        for name in dict.fromkeys(view["view"] for view in views):
+            of = {view["accountant"]: view for view in views if view["view"] == name}
+            values = ["none" if of[a]["epsilon"] is None else f"{of[a]['epsilon']:.4f}" for a in accountants]
+            some = of[accountants[0]]
+            table.add_row(label, name, *values, f"{some['delta']:g}")
+            relation = str(some["neighbouring"] or "no").replace("_", "-")
+            explained.append(f"{name} view: {some['basis']}; {relation} neighbours.")
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
+    console.print(table)
+    for line in dict.fromkeys(explained):
+        console.print(line, soft_wrap=True, markup=False)
 
 
 def _of_ledger(folder: Path) -> list[dict[str, Any]]:
@@ -129,25 +134,37 @@ def _of_config(config: Config, base: Path) -> list[dict[str, Any]]:
         rules.sampler.divisor(count)
     setting = make_setting(config, len(num_records))
     weights = (1 / len(num_records),) * len(num_records)  # they change no epsilon
-    planner, server = Planner(algorithm, setting, weights, config.seed), algorithm.init_server(torch.zeros(1), setting)
+    own: Accountant = build_plugin("accountants", config.privacy.accountant, where="privacy.accountant")
+    account_with = functools.partial(PrivacyAccount, config, rules=rules, setting=setting, num_records=num_records)
+    account = account_with(accountant=own, ledger=Ledger())
+    _rehearse_all(account, Planner(algorithm, setting, weights, config.seed), config.rounds or MOST_ROUNDS)
+    releases = sum(account.num_releases(0, round) for round in account.costs)
+    basis = f"{len(account.costs)} rounds, {releases} releases"
+    neighbouring = rules.release(1.0).neighbouring
     views = []
     for name in registry.names("accountants"):
         accountant: Accountant = registry.build(registry.load("accountants", name), {}, where="accountant")
-        account = PrivacyAccount(
-            config, rules=rules, accountant=accountant, setting=setting, num_records=num_records, ledger=Ledger()
-        )
-        plan = planner.plan(server, 0)
-        rounds = account.expected_rounds(plan, config.rounds or MOST_ROUNDS)
-        for round in range(rounds):
-            account.begin_round(round, plan)
-        neighbouring = rules.release(1.0).neighbouring
-        basis = f"{rounds} rounds of {plan.num_gradients} releases"
-        everywhere, mixture = account.ahead()
+        same = account_with(accountant=accountant, ledger=Ledger(), costs=account.costs)
+        everywhere, mixture = same.ahead()
         whole = "; a silo that takes part in all of them"
         views.append(_row("server", everywhere, config, neighbouring, accountant.name, basis + whole))
         drawn = f"; each with probability {setting.num_participants}/{setting.num_silos}"
         views.append(_row("third party", mixture, config, neighbouring, accountant.name, basis + drawn))
     return views
+
+
+def _rehearse_all(account: PrivacyAccount, planner: Planner, limit: int) -> None:
+    """Plan, charge and begin all rounds that a run would make."""
+    algorithm = planner.algorithm
+    server = algorithm.init_server(torch.zeros(1), planner.setting)
+    for round in range(limit):
+        plan = planner.plan(server, round)
+        if not account.affords(round, plan):
+            return
+        account.begin_round(round, plan)
+        account.append(account.charges(round, plan))
+        up, _ = rehearse(algorithm, server, plan)
+        server = algorithm.aggregate(server, {name: value[0] for name, value in up.items()}, plan)
 
 
 def _row(

@@ -118,6 +118,9 @@ def main() -> NoReturn:
     except BrokenPipeError:  # `dpfl ... | head`
         sys.stderr.close()
         sys.exit(1)
+    except OSError as error:  # a full or vanished disk
+        print(f"dpfl: {error}", file=sys.stderr)
+        sys.exit(1)
     except KeyboardInterrupt:
         print("dpfl: interrupted.", file=sys.stderr)
         sys.exit(4)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from dpfl_plugin.training.folder import write_atomic
 
 Lines = Sequence[Mapping[str, Any]]
 
@@ -38,8 +41,10 @@ def curves(path: Path, runs: Mapping[str, Lines], title: str, delta: float) -> N
     for axis in axes[:, 0]:
         axis.grid(alpha=0.3)
         axis.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=150)
+    picture = io.BytesIO()
+    figure.savefig(picture, dpi=150, format="png")
     pyplot.close(figure)
+    write_atomic(path, picture.getvalue())
 
 
 def _epsilon(axis: Any, label: str, lines: Lines, colour: str) -> None:

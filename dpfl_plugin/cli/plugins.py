@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import inspect
 import json
+import sys
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from dpfl_plugin import registry
@@ -23,13 +25,13 @@ def list_group(group: str | None, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(found, indent=2))
         return
-    console = Console()
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
     for name, plugins in found.items():
         table = Table(title=name, title_justify="left", box=None, pad_edge=False, title_style="bold")
         for column in ("name", "what it is", "options"):
             table.add_column(column, overflow="fold")
         for plugin in plugins:
-            table.add_row(plugin["name"], plugin["summary"], ", ".join(plugin["options"]))
+            table.add_row(plugin["name"], escape(plugin["summary"]), escape(", ".join(plugin["options"])))
         console.print(table)
         console.print()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from dpfl_plugin.cli.plot import curves
 from dpfl_plugin.cli.progress import BarReporter, PlainReporter
 from dpfl_plugin.config.load import Plan, Variant, load
 from dpfl_plugin.config.schema import Config
+from dpfl_plugin.errors import ConfigError, DataError
 from dpfl_plugin.runtimes.in_process import InProcess
 from dpfl_plugin.training.build import Parts
 from dpfl_plugin.training.folder import RunFolder, to_json
@@ -37,7 +39,10 @@ def run_file(path: Path, settings: list[str], out: Path | None, *, resume: bool,
     with _stopping() as stop:
         for variant in plan.variants:
             label = variant.label or variant.config.name
-            results[label] = _run_one(variant, path.parent, resume, stop, console)
+            try:
+                results[label] = _run_one(variant, path.parent, resume, stop, console)
+            except (ConfigError, DataError) as error:
+                raise type(error)(f"{path}{f' (variant {label})' if variant.label else ''}: {error}") from error
             if results[label]["status"] == "interrupted":
                 break
     if as_json:
@@ -52,17 +57,16 @@ def run_file(path: Path, settings: list[str], out: Path | None, *, resume: bool,
 
 
 def _run_one(variant: Variant, base: Path, resume: bool, stop: Callable[[], bool], console: Console) -> Result:
-    label = variant.label or ""
+    label, config = variant.label or "", variant.config
     reporter = BarReporter(label, console) if console.is_terminal else PlainReporter(label)
-    if finished_result(folder_of(variant.config)) is not None:
-        reporter.note(f"finished before, not run again: {folder_of(variant.config).path}")
-    result = run_session(variant.config, base, resume=resume, make_runtime=_in_process, reporter=reporter, stop=stop)
-    folder = RunFolder(Path(result["folder"]))
+    folder = folder_of(config)
+    finished = finished_result(folder) is not None
+    if finished:
+        reporter.note(f"finished before, not run again: {folder.path}")
+    result = run_session(config, base, resume=resume, make_runtime=_in_process, reporter=reporter, stop=stop)
     lines = folder.read_metrics()
-    if lines and not folder.curves.exists():
-        curves(
-            folder.curves, {label or variant.config.name: lines}, _title(variant.config), variant.config.privacy.delta
-        )
+    if lines and not (finished and folder.curves.exists()):
+        curves(folder.curves, {label or config.name: lines}, _title(config), config.privacy.delta)
     return result
 
 
@@ -81,7 +85,8 @@ def _stopping() -> Iterator[Callable[[], bool]]:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
         asked.append(number)
-        print("\ndpfl: stopping after this silo's work; once more to stop at once.", file=sys.stderr, flush=True)
+        # Not print: the signal may have come in the middle of one.
+        os.write(2, b"\ndpfl: stopping after this silo's work; once more to stop at once.\n")
 
     before = {number: signal.signal(number, ask) for number in signals}
     try:

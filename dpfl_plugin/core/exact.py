@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from decimal import ROUND_FLOOR, Decimal
 
 
+@functools.lru_cache(maxsize=65536)  # asked twice for every private gradient
 def floor_share(rate: float, count: int) -> int:
     """floor(rate * count) with ``rate`` read as the decimal that a person wrote.
 

@@ -142,6 +142,14 @@ class PrivacyAccount:
                     return round
         return limit
 
+    def charges(self, round: int, plan: RoundPlan) -> list[Charge]:
+        """What a round will charge, for rehearsals."""
+        return [self._charge(silo, round, self._cost(plan), "rehearsal") for silo in plan.participants]
+
+    def num_releases(self, silo: int, round: int) -> int:
+        """How often a silo that takes part in a round which was begun releases something."""
+        return self._planned(silo, self.costs[round]).count
+
     # What a result says
 
     def views(self) -> dict[str, Any]:
@@ -206,10 +214,19 @@ class PrivacyAccount:
         silo, charges = self._silos()[0], []
         for round, noise_ids in {**self._noise_ids, **(more or {})}.items():
             if len(noise_ids) > 1:
-                planned = self._planned(silo, costs[round])
-                facts = {"round": round, "silo": silo, "release": planned.release, "share": planned.share}
-                charges += [Charge(**facts, count=planned.count, noise_id=noise_id) for noise_id in noise_ids]
+                charges += [self._charge(silo, round, costs[round], noise_id) for noise_id in noise_ids]
         return charges
+
+    def _charge(self, silo: int, round: int, cost: RoundCost, noise_id: str) -> Charge:
+        planned = self._planned(silo, cost)
+        return Charge(
+            round=round,
+            silo=silo,
+            release=planned.release,
+            count=planned.count,
+            share=planned.share,
+            noise_id=noise_id,
+        )
 
     def _third_party(self, costs: Mapping[int, RoundCost], charges: Iterable[Charge]) -> ViewEpsilon:
         return third_party_view(

@@ -16,18 +16,20 @@ from dpfl_plugin import registry
 from dpfl_plugin.algorithms.base import Algorithm, Setting
 from dpfl_plugin.config.schema import Block, Config
 from dpfl_plugin.core.exact import floor_share
+from dpfl_plugin.core.streams import stream
 from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.data.base import Federation
 from dpfl_plugin.data.federation import build_federation
-from dpfl_plugin.errors import ConfigError, require
+from dpfl_plugin.errors import ConfigError, PluginError, require
 from dpfl_plugin.gradients import base as engines
 from dpfl_plugin.gradients import losses
 from dpfl_plugin.gradients.base import Records
 from dpfl_plugin.models.build import build_model
-from dpfl_plugin.oracle import PrivacyRules
+from dpfl_plugin.oracle import PrivacyRules, check_released
 from dpfl_plugin.privacy import samplers
 from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.training.host import SiloHost
+from dpfl_plugin.training.planning import rehearse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +73,11 @@ def build(config: Config, base: Path) -> Parts:
     dtype, device = getattr(torch, config.runtime.dtype), _device(config.runtime.device)
     module = build_model(_model_block(config.model), federation.feature_shape, federation.num_classes, config.seed)
     module = module.to(device=device, dtype=dtype)
-    loss = losses.find(config.loss, _num_outputs(module, federation, dtype, device))
+    trial = torch.zeros(2, *federation.feature_shape, dtype=dtype, device=device)
+    with torch.no_grad():
+        outputs = module.eval()(trial)
+    loss = losses.find(config.loss, 1 if outputs.dim() == 1 else int(outputs.shape[1]))
+    _check_loss(config.loss, loss, outputs)
     engine, reason = engines.choose(config.engine, module, loss, config.runtime.chunk_mb * 2**20)
 
     num_records = tuple(len(silo.train_y) for silo in federation.silos)
@@ -80,6 +86,11 @@ def build(config: Config, base: Path) -> Parts:
     setting = make_setting(config, len(federation.silos))
     layout = Layout.of(module)
     model = layout.flatten(dict(module.named_parameters()))
+    if rules.unit == "silo":  # found here, not when the first round is on disk
+        server = algorithm.init_server(model, setting)
+        plan = algorithm.round_plan(server, 0, setting, stream(config.seed, "plan"))
+        up, rehearsal = rehearse(algorithm, server, plan)
+        check_released(up, rehearsal.released)
     host = SiloHost(
         model=module,
         loss=loss,
@@ -199,11 +210,14 @@ def _weights(config: Config, num_records: Sequence[int]) -> tuple[float, ...]:
     return tuple(count / sum(num_records) for count in num_records)
 
 
-def _num_outputs(module: torch.nn.Module, federation: Federation, dtype: torch.dtype, device: torch.device) -> int:
-    """Width of the model's output, seen on a record of zeros: no private data is needed for it."""
-    with torch.no_grad():
-        outputs = module.eval()(torch.zeros(1, *federation.feature_shape, dtype=dtype, device=device))
-    return 1 if outputs.dim() == 1 else int(outputs.shape[1])
+def _check_loss(name: str, loss: engines.Loss, outputs: torch.Tensor) -> None:
+    labels = torch.zeros(len(outputs), dtype=torch.int64, device=outputs.device)
+    try:
+        shape = tuple(loss(outputs, labels).shape)
+    except Exception as error:  # a stranger's code may fail in any way
+        raise PluginError(f"loss={name!r} fails on made-up records: {type(error).__name__}: {error}.") from error
+    if shape != (len(outputs),):
+        raise PluginError(f"loss={name!r} must give one value for each record, ({len(outputs)},); it gives {shape}.")
 
 
 def _device(name: str) -> torch.device:

@@ -30,8 +30,11 @@ class Checkpoint:
 
 
 def save(folder: Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint, then delete the older ones."""
-    final = folder / f"round-{checkpoint.rounds:08d}"
+    """Write a checkpoint, then delete the older ones; the caller has the run's folder to itself."""
+    name, older = f"round-{checkpoint.rounds:08d}", [*_all(folder), *folder.glob(".tmp-*")]
+    # A checkpoint of the same round gets another name: between deleting and renaming there would be none at all.
+    again = 1 + max((int(path.suffix[1:] or 0) for path in older if path.stem == name), default=-1)
+    final = folder / f"{name}.{again:03d}"
     temporary = folder / f".tmp-{os.getpid()}"
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
@@ -42,12 +45,10 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
     facts = temporary / "facts.json"
     facts.write_text(to_json({"schema": SCHEMA, "rounds": checkpoint.rounds, **checkpoint.facts}))
     _sync(facts)
-    shutil.rmtree(final, ignore_errors=True)  # the same round again: the same state
     os.rename(temporary, final)
     sync_folder(folder)
-    for old in _all(folder):
-        if old != final:
-            shutil.rmtree(old, ignore_errors=True)
+    for path in older:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def load(folder: Path) -> Checkpoint | None:

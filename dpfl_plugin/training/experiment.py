@@ -12,6 +12,7 @@ import torch
 
 from dpfl_plugin.algorithms.base import RoundPlan
 from dpfl_plugin.core.vectors import Vectors, all_finite
+from dpfl_plugin.errors import TrainingError
 from dpfl_plugin.oracle import Draw
 from dpfl_plugin.training.accounting import PrivacyAccount
 from dpfl_plugin.training.host import SiloMetrics
@@ -47,6 +48,7 @@ class Experiment:
     Attributes:
         run_name: names the run's random bits, with ``attempt``.
         rounds: T; expected_rounds: where the budget is expected to end it, by which evaluations are scheduled.
+        evaluated: the last round that a run which is resumed was evaluated after; 0 for none.
     """
 
     planner: Planner
@@ -60,6 +62,7 @@ class Experiment:
     dissimilarity: bool
     checkpoint_every: int | None
     checkpoint_seconds: float
+    evaluated: int = 0
 
     def run(
         self,
@@ -77,7 +80,7 @@ class Experiment:
             stop: asked before every round, true ends the run.
         """
         saved_at, saved_rounds, began = time.monotonic(), progress.rounds, time.monotonic() - progress.seconds
-        last_finite = progress.rounds
+        evaluated = last_finite = self.evaluated
         outcome = Outcome("done")
         while progress.rounds < self.rounds:
             plan = self.planner.plan(progress.server, progress.rounds)
@@ -91,6 +94,9 @@ class Experiment:
             except Interrupted:
                 outcome = Outcome("interrupted", f"asked to stop in round {progress.rounds + 1}")
                 break
+            except TrainingError as error:
+                outcome = Outcome("failed", f"round {progress.rounds + 1}: {error}")
+                break
             if not all_finite(server):
                 reason = f"the global model is not finite after round {progress.rounds + 1}"
                 outcome = Outcome("failed", f"{reason}; its loss was last finite after round {last_finite}")
@@ -101,6 +107,7 @@ class Experiment:
             if self._evaluates(progress.rounds):
                 line = self.evaluation(progress, plan)
                 record(line)
+                evaluated = progress.rounds
                 if not math.isfinite(line["train_loss"]):
                     reason = f"the training loss is {line['train_loss']} after round {progress.rounds}"
                     return Outcome("failed", f"{reason}; it was last finite after round {last_finite}")
@@ -110,7 +117,7 @@ class Experiment:
             if due or time.monotonic() - saved_at >= self.checkpoint_seconds:
                 save(progress)
                 saved_at, saved_rounds = time.monotonic(), progress.rounds
-        if outcome.status == "budget_exhausted" and progress.rounds and not self._evaluates(progress.rounds):
+        if outcome.status == "budget_exhausted" and progress.rounds > evaluated:
             record(self.evaluation(progress, self.planner.plan(progress.server, progress.rounds - 1)))
         save(progress)
         return outcome

@@ -69,10 +69,16 @@ class RunFolder:
         """Keep a second process out of the folder.
 
         Raises:
-            ConfigError: another process is at work in it.
+            ConfigError: another process is at work in it, or it cannot be written to.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
-        with open(self.path / ".lock", "a+") as lock:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = (self.path / ".lock").open("a+")
+        except OSError as error:
+            raise ConfigError(
+                f"{self.path}: the run's folder cannot be written to ({error.strerror}). Use another --out."
+            ) from error
+        with lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
@@ -94,7 +100,7 @@ class RunFolder:
         if not self.metrics.exists():
             return []
         found = []
-        for line in self.metrics.read_text().splitlines():
+        for line in self.metrics.read_text(errors="replace").splitlines():
             with contextlib.suppress(json.JSONDecodeError):
                 found.append(json.loads(line))
         return found

@@ -1,9 +1,15 @@
-"""Who takes part in a round, and with what weight: drawn from the run's seed, never from data."""
+"""What a round will do, known without any record: who takes part, with what weight, and what silos will send.
+
+Participants are drawn from the run's seed, never from data.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
 
 from dpfl_plugin.algorithms.base import Algorithm, RoundPlan, Setting
 from dpfl_plugin.core.streams import stream
@@ -50,3 +56,26 @@ class Planner:
             share = math.fsum(self.weights[silo] for silo in chosen)
             weights = tuple(self.weights[silo] / share for silo in chosen)
         return replace(plan, participants=tuple(chosen), weights=weights, silo_share=share)
+
+
+@dataclass(slots=True)
+class Rehearsal:
+    """Stands in for the oracle of one silo, without records: its gradients are zero."""
+
+    num_silos: int = 1
+    released: list[Tensor] = field(default_factory=list)
+
+    def gradient(self, y: Tensor) -> Tensor:
+        return torch.zeros_like(y)
+
+    def release(self, update: Tensor) -> Tensor:
+        self.released.append(update.clone())
+        return self.released[-1]
+
+
+def rehearse(algorithm: Algorithm, server: Vectors, plan: RoundPlan) -> tuple[Vectors, Rehearsal]:
+    """What one silo would send in a round, (1, d) each, and what it released: known without any record."""
+    oracle = Rehearsal()
+    silos = algorithm.init_silos(server["model"], 1)
+    up, _ = algorithm.local_update(algorithm.download(server), silos, oracle, plan)
+    return up, oracle

@@ -7,16 +7,17 @@ import json
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save as serialise
 
 from dpfl_plugin.config.load import noise_name, run_id, to_yaml
 from dpfl_plugin.config.schema import Config
-from dpfl_plugin.errors import ConfigError, DataError
+from dpfl_plugin.core.vectors import Vectors
+from dpfl_plugin.errors import ConfigError, DataError, LedgerError
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.training import checkpoint as checkpoints
 from dpfl_plugin.training import environment
@@ -31,6 +32,10 @@ from dpfl_plugin.training.runtime import ChargeSink, Runtime
 RESULT_SCHEMA = 1
 EVALUATIONS = 100  # about so many in a run, unless the configuration says otherwise
 MOST_ROUNDS = 10**6  # where only a budget ends a run
+FRESH_NOISE = (
+    "rounds that were released already cannot be repeated bit for bit here, because the machine or the versions "
+    "differ: they are run with fresh noise and charged again."
+)
 
 Result = dict[str, Any]
 MakeRuntime = Callable[[Parts, ChargeSink, Config, Callable[[], bool]], Runtime]
@@ -59,8 +64,15 @@ def finished_result(folder: RunFolder) -> Result | None:
     """The result of a run that ended for good, or None."""
     if not folder.result.exists():
         return None
-    result: Result = json.loads(folder.result.read_text())
-    return result if result["status"] in ("done", "budget_exhausted") else None
+    try:
+        result: Result = json.loads(folder.result.read_text())
+        schema, status = result["schema"], result["status"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{folder.result} cannot be read ({error}). Remove it, and use --resume.") from error
+    if schema != RESULT_SCHEMA:
+        raise DataError(f"{folder.result} has schema {schema}; this version reads {RESULT_SCHEMA}. Use another --out.")
+    # The folder may have been moved, or be seen from another place.
+    return {**result, "folder": str(folder.path)} if status in ("done", "budget_exhausted") else None
 
 
 def run_session(
@@ -84,10 +96,14 @@ def run_session(
         return result
     _refuse_unfinished(folder, resume)
     parts = build(config, base)  # bad input is found before anything is written
+    expected = _expected_rounds(config, parts)
     torch.set_num_threads(config.runtime.threads)
     with folder.locked():
+        result = finished_result(folder)
+        if result is not None:  # by another process, while this one was loading its data
+            return result
         _refuse_unfinished(folder, resume)
-        return _run(config, folder, parts, make_runtime, _logged(reporter, folder), stop)
+        return _run(config, folder, parts, expected, make_runtime, _logged(reporter, folder), stop)
 
 
 def _refuse_unfinished(folder: RunFolder, resume: bool) -> None:
@@ -102,6 +118,7 @@ def _run(
     config: Config,
     folder: RunFolder,
     parts: Parts,
+    expected: int,
     make_runtime: MakeRuntime,
     reporter: Reporter,
     stop: Callable[[], bool],
@@ -113,91 +130,117 @@ def _run(
             f"{folder.path}: the records are not those that this run began with (sha256 {parts.data_sha256[:16]}..., "
             f"then {found.facts['data_sha256'][:16]}...). Restore the data files, or begin anew with another --out."
         )
-    write_atomic(folder.config, to_yaml(config))
-    write_atomic(folder.environment, to_json({**environment.describe(), "arithmetic": here}))
-    ledger = _ledger(folder, config)
-    for note in ledger.notes:
-        reporter.note(f"ledger: {note}")
-    attempt = _attempt(found, ledger, here)
-    if attempt > (0 if found is None else found.facts["attempt"]):
-        reporter.note(
-            "rounds that were released already cannot be repeated bit for bit here, because the machine or the "
-            "versions differ: they are run with fresh noise and charged again."
+    with _ledger(folder, config, found) as ledger:
+        write_atomic(folder.config, to_yaml(config))
+        write_atomic(folder.environment, to_json({**environment.describe(), "arithmetic": here}))
+        for note in ledger.notes:
+            reporter.note(f"ledger: {note}")
+        attempt = _attempt(found, ledger, here)
+        if attempt > (0 if found is None else found.facts["attempt"]):
+            ledger.note(FRESH_NOISE)
+            reporter.note(FRESH_NOISE)
+        noise_id = f"{noise_name(config)}.{attempt}"
+        account = PrivacyAccount(
+            config,
+            rules=parts.rules,
+            accountant=parts.accountant,
+            setting=parts.setting,
+            num_records=parts.num_records,
+            ledger=ledger,
+            costs=_costs(found),
+            repeats=lambda charge: charge.noise_id == noise_id and charge.round >= (found.rounds if found else 0),
         )
+        runtime = make_runtime(parts, account, config, stop)
+        if found is None:
+            progress = Progress(server=parts.algorithm.init_server(parts.model, parts.setting))
+            lines = folder.keep_metrics(-1)
+        else:
+            device = parts.model.device
+            progress = _progress(found, device)
+            runtime.load_states(_moved(found.silos, device))
+            lines = folder.keep_metrics(found.rounds)
+            reporter.note(f"resumed after round {found.rounds}")
+
+        facts = {"run": run_id(config), "data_sha256": parts.data_sha256, "arithmetic": here, "attempt": attempt}
+
+        def save(progress: Progress) -> None:
+            spent = {"seconds": progress.seconds, "bytes_up": progress.bytes_up, "bytes_down": progress.bytes_down}
+            costs = [[round, *asdict(cost).values()] for round, cost in sorted(account.costs.items())]
+            account.sync()  # so that the ledger never holds less than a checkpoint says
+            more = {**spent, "costs": costs, "charges": len(ledger)}
+            state = Checkpoint(progress.rounds, progress.server, runtime.states(), {**facts, **more})
+            checkpoints.save(folder.checkpoint, state)
+
+        def record(line: dict[str, Any]) -> None:
+            folder.add_metrics(line)
+            reporter.evaluated(line)
+
+        if found is None:
+            save(progress)  # so that --resume always has one to go on from
+        experiment = Experiment(
+            planner=_planner(config, parts),
+            runtime=runtime,
+            account=account,
+            rounds=config.rounds or MOST_ROUNDS,
+            expected_rounds=expected,
+            run_name=noise_name(config),
+            attempt=attempt,
+            evaluate_every=config.evaluation.every or max(1, expected // EVALUATIONS),
+            evaluated=lines[-1]["round"] if lines else 0,
+            dissimilarity=config.evaluation.dissimilarity,
+            checkpoint_every=config.checkpoint.every,
+            checkpoint_seconds=config.checkpoint.seconds,
+        )
+        reporter.note(f"engine {parts.engine_name}: {parts.engine_reason}")
+        reporter.start(experiment.expected_rounds, progress.rounds)
+        try:
+            outcome = experiment.run(progress, save=save, record=record, tick=reporter.ticked, stop=stop)
+        finally:
+            reporter.end()
+    if config.rounds is None and outcome.status == "budget_exhausted":
+        outcome = Outcome("done", outcome.reason)  # the budget was what the run was asked to use up
+    return _write_result(config, folder, parts, account, progress, outcome)
+
+
+def _planner(config: Config, parts: Parts) -> Planner:
+    return Planner(parts.algorithm, parts.setting, parts.weights, config.seed)
+
+
+def _expected_rounds(config: Config, parts: Parts) -> int:
+    """How many rounds the budget will allow; the same before a run and when it is resumed."""
     account = PrivacyAccount(
         config,
         rules=parts.rules,
         accountant=parts.accountant,
         setting=parts.setting,
         num_records=parts.num_records,
-        ledger=ledger,
-        costs=_costs(found),
+        ledger=Ledger(),
     )
-    runtime = make_runtime(parts, account, config, stop)
-    if found is None:
-        progress = Progress(server=parts.algorithm.init_server(parts.model, parts.setting))
-        folder.keep_metrics(-1)
-    else:
-        progress = _progress(found)
-        runtime.load_states(found.silos)
-        folder.keep_metrics(found.rounds)
-        reporter.note(f"resumed after round {found.rounds}")
-
-    facts = {"run": run_id(config), "data_sha256": parts.data_sha256, "arithmetic": here, "attempt": attempt}
-
-    def save(progress: Progress) -> None:
-        spent = {"seconds": progress.seconds, "bytes_up": progress.bytes_up, "bytes_down": progress.bytes_down}
-        costs = [[round, *asdict(cost).values()] for round, cost in sorted(account.costs.items())]
-        state = Checkpoint(progress.rounds, progress.server, runtime.states(), {**facts, **spent, "costs": costs})
-        checkpoints.save(folder.checkpoint, state)
-
-    def record(line: dict[str, Any]) -> None:
-        folder.add_metrics(line)
-        reporter.evaluated(line)
-
-    if found is None:
-        save(progress)  # so that --resume always has one to go on from
-    experiment = _experiment(config, parts, account, runtime, progress, attempt)
-    reporter.note(f"engine {parts.engine_name}: {parts.engine_reason}")
-    reporter.start(experiment.expected_rounds, progress.rounds)
-    try:
-        outcome = experiment.run(progress, save=save, record=record, tick=reporter.ticked, stop=stop)
-    finally:
-        reporter.end()
-        ledger.close()
-    if config.rounds is None and outcome.status == "budget_exhausted":
-        outcome = Outcome("done", outcome.reason)  # the budget was what the run was asked to use up
-    return _write_result(config, folder, parts, account, progress, outcome)
-
-
-def _experiment(
-    config: Config, parts: Parts, account: PrivacyAccount, runtime: Runtime, progress: Progress, attempt: int
-) -> Experiment:
-    limit = config.rounds or MOST_ROUNDS
-    experiment = Experiment(
-        planner=Planner(parts.algorithm, parts.setting, parts.weights, config.seed),
-        runtime=runtime,
-        account=account,
-        rounds=limit,
-        expected_rounds=limit,
-        run_name=noise_name(config),
-        attempt=attempt,
-        evaluate_every=1,
-        dissimilarity=config.evaluation.dissimilarity,
-        checkpoint_every=config.checkpoint.every,
-        checkpoint_seconds=config.checkpoint.seconds,
-    )
-    expected = account.expected_rounds(experiment.planner.plan(progress.server, progress.rounds), limit)
+    server = parts.algorithm.init_server(parts.model, parts.setting)
+    expected = account.expected_rounds(_planner(config, parts).plan(server, 0), config.rounds or MOST_ROUNDS)
     if expected == 0:
         raise ConfigError(
             f"privacy.epsilon={config.privacy.epsilon} does not last for one round. Raise it, or noise_multiplier; "
             "or lower record_rate or local_steps."
         )
-    every = config.evaluation.every or max(1, expected // EVALUATIONS)
-    return replace(experiment, expected_rounds=expected, evaluate_every=every)
+    return expected
 
 
-def _ledger(folder: RunFolder, config: Config) -> Ledger:
+def _ledger(folder: RunFolder, config: Config, found: Checkpoint | None) -> Ledger:
+    """A new ledger, or the one that is there.
+
+    Raises:
+        LedgerError: it is damaged, or lacks charges that the checkpoint knows of.
+    """
+    if found is None and folder.ledger.exists() and b"\n" not in folder.ledger.read_bytes():
+        folder.ledger.unlink()  # the process ended while it wrote the first line: nothing was charged
+    known = 0 if found is None else int(found.facts["charges"])
+    held = len(Ledger.open(folder.ledger, append=False)) if folder.ledger.exists() else 0
+    if held < known:
+        raise LedgerError(
+            f"{folder.ledger} holds {held} charges where the checkpoint knows of {known}: its end is missing, and "
+            "without it no epsilon can be stated. Restore the file from a copy."
+        )
     if folder.ledger.exists():
         return Ledger.open(folder.ledger)
     return Ledger(folder.ledger, {"run": run_id(config), "name": config.name})
@@ -222,10 +265,14 @@ def _costs(found: Checkpoint | None) -> dict[int, RoundCost]:
     }
 
 
-def _progress(found: Checkpoint) -> Progress:
+def _moved(vectors: Vectors, device: torch.device) -> Vectors:
+    return {name: value.to(device) for name, value in vectors.items()}
+
+
+def _progress(found: Checkpoint, device: torch.device) -> Progress:
     facts = found.facts
     return Progress(
-        server=found.server,
+        server=_moved(found.server, device),
         rounds=found.rounds,
         seconds=float(facts["seconds"]),
         bytes_up=int(facts["bytes_up"]),
@@ -242,8 +289,7 @@ def _write_result(
     outcome: Outcome,
 ) -> Result:
     model = progress.server["model"]
-    save_file({"model": model.contiguous()}, folder.model.with_suffix(".tmp"))
-    folder.model.with_suffix(".tmp").replace(folder.model)
+    write_atomic(folder.model, serialise({"model": model.contiguous()}))
     lines = [line for line in folder.read_metrics() if line["round"] <= progress.rounds]
     notes = [*parts.caveats, *parts.algorithm.notes(progress.server), *account.ledger.notes]
     result: Result = {

@@ -181,8 +181,8 @@ def test_warm_up_ends_when_all_were_picked_or_at_its_limit_and_says_who_was_miss
         assert lab.plan([0, 1]).phase == "warm-up", t
         lab.step([0, 1])
     assert lab.plan([0, 1]).phase == "train"
-    assert "1 silos were never picked" in lab.algorithm.notes(lab.server)[0]
-    assert lab.algorithm.notes(lab.server)[0].endswith("0: 2.")
+    assert "1 silos were not picked" in lab.algorithm.notes(lab.server)[0]
+    assert lab.algorithm.notes(lab.server)[0].endswith("begin with: 2.")
     early = Lab(ScaffoldWarm(local_steps=2, local_lr=0.05), THREE, rules(), START, silo_rate=2 / 3)
     early.step([0, 1])
     early.step([1, 2])

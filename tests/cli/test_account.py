@@ -1,0 +1,125 @@
+"""`dpfl account`: of numbers, of a run that is yet to come, and of a ledger."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.command import dpfl, one_message, run, write
+
+NUMBERS = {"--q": "0.2", "--sigma": "60", "--steps": "20000", "--delta": "2.5e-6"}
+
+
+def by_numbers(mechanism: str, **changes: str | None) -> list[str]:
+    given = {**NUMBERS, **{f"--{key}": value for key, value in changes.items()}}
+    words = [word for key, value in given.items() if value is not None for word in (key, value)]
+    return ["account", "--mechanism", mechanism, *words, "--json"]
+
+
+def test_batches_without_replacement() -> None:
+    """Where the public DP-SCAFFOLD reference has 13.4; the value is that of an independent computation."""
+    result = dpfl(*by_numbers("gaussian-wor")).json
+    assert result["epsilon"] == pytest.approx(2.030, abs=5e-4) and result["neighbouring"] == "replace_one"
+
+
+def test_other_mechanisms() -> None:
+    poisson = dpfl(*by_numbers("gaussian-poisson")).json
+    assert 0.5 < poisson["epsilon"] < 2.030 and poisson["neighbouring"] == "add_or_remove"
+    # One Gaussian of 60 / sqrt(20000) = 0.42426.
+    full = dpfl(*by_numbers("gaussian", q=None)).json
+    one = dpfl(*by_numbers("gaussian", q=None, sigma=str(60 / 20000**0.5), steps="1")).json
+    assert full["epsilon"] == pytest.approx(one["epsilon"], rel=1e-9) and full["epsilon"] > 10
+    assert dpfl(*by_numbers("gaussian-wor", sigma="0")).json["epsilon"] is None
+    assert dpfl(*by_numbers("gaussian-wor", steps="0")).json["epsilon"] == 0
+    rdp = dpfl(*by_numbers("gaussian-wor"), "--accountant", "rdp").json
+    assert rdp["epsilon"] > 2.030
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"sigma": None}, "--sigma is missing"),
+        ({"steps": None}, "--steps is missing"),
+        ({"delta": None}, "--delta is missing"),
+        ({"sigma": "-1"}, "--sigma=-1.0"),
+        ({"sigma": "nan"}, "--sigma=nan"),
+        ({"sigma": "inf"}, "--sigma=inf"),
+        ({"q": "0"}, "--q=0.0"),
+        ({"q": "1.5"}, "--q=1.5"),
+        ({"q": "nan"}, "--q=nan"),
+        ({"steps": "-1"}, "--steps=-1"),
+        ({"delta": "0"}, "delta=0.0"),
+        ({"delta": "1"}, "delta=1.0"),
+        ({"delta": "nan"}, "delta=nan"),
+    ],
+)
+def test_wrong_numbers(changes: dict[str, Any], part: str) -> None:
+    one_message(dpfl(*by_numbers("gaussian-wor", **changes)), part)
+
+
+def test_wrong_words() -> None:
+    one_message(dpfl(*by_numbers("gauss")), "--mechanism='gauss'", "gaussian-wor, gaussian-poisson, gaussian")
+    one_message(dpfl(*by_numbers("gaussian")), "--q=0.2", "samples nothing")
+    one_message(dpfl(*by_numbers("gaussian-wor"), "--accountant", "pdl"), "'pdl'", "did you mean 'pld'")
+    for words in (["account"], ["account", "x.yaml", "--mechanism", "gaussian"], by_numbers("gaussian", steps="many")):
+        done = dpfl(*words)
+        assert done.code == 2 and "Traceback" not in done.err and not done.out
+    one_message(dpfl("account", "nowhere.yaml"), "nowhere.yaml", "No such file")
+
+
+AHEAD = {
+    "all": {},
+    "sampled": {"silo_rate": 0.5},
+    "unequal silos": {"data": {"partition": {"name": "quantity_skew", "alpha": 1.0, "min_records": 4}}},
+    "poisson": {"privacy": {"sampler": "poisson"}, "silo_rate": 0.5},
+    "silo": {
+        "algorithm": {"name": "fedavg"},
+        "privacy": {"unit": "silo", "sampler": "full", "record_rate": None, "noise_multiplier": 20.0},
+    },
+    # Its warm-up releases K gradients a round, its other rounds K + 1.
+    "warm-up": {"algorithm": {"name": "scaffold_warm", "option": "I"}, "silo_rate": 0.5, "rounds": 12},
+    "budget": {"privacy": {"epsilon": 2.0}, "rounds": None},
+    "budget, sampled": {"privacy": {"epsilon": 2.0}, "rounds": None, "silo_rate": 0.5},
+    "budget, warm-up": {
+        "privacy": {"epsilon": 2.0},
+        "rounds": None,
+        "silo_rate": 0.5,
+        "algorithm": {"name": "scaffold_warm", "option": "I"},
+    },
+    "budget of another accountant": {"privacy": {"epsilon": 9.0, "accountant": "rdp"}, "rounds": None},
+    "third party's budget": {
+        "privacy": {"epsilon": 2.0, "budget_view": "third_party"},
+        "rounds": None,
+        "silo_rate": 0.5,
+    },
+}
+
+
+@pytest.mark.parametrize("changes", AHEAD.values(), ids=AHEAD)
+def test_what_is_said_ahead_is_what_the_run_reports(tmp_path: Path, changes: dict[str, Any]) -> None:
+    path = write(tmp_path, changes)
+    rows = dpfl("account", path, "--json").json
+    result = run(path)
+    views = result["epsilon"]
+    ahead = {row["view"]: row["epsilon"] for row in rows if row["accountant"] == views["server"]["accountant"]}
+    assert ahead == {"server": views["server"]["worst_case_epsilon"], "third party": views["third_party"]["epsilon"]}
+    assert all(row["basis"].startswith(f"{result['rounds']} rounds") for row in rows)
+    folder = Path(result["folder"])
+    after = dpfl("account", folder, "--json").json
+    realised = {row["accountant"]: row["epsilon"] for row in after if row["view"] == "server"}
+    assert realised[views["server"]["accountant"]] == views["server"]["epsilon"]
+    assert json.loads((folder / "ledger.json").read_text())["views"] == views
+
+
+def test_a_folder_that_holds_no_run(tmp_path: Path) -> None:
+    one_message(dpfl("account", tmp_path), "ledger.jsonl")
+    folder = Path(run(write(tmp_path))["folder"])
+    one_message(dpfl("account", folder, "--set", "rounds=3"), "--set")
+
+
+def test_a_table_for_people(tmp_path: Path) -> None:
+    done = dpfl("account", write(tmp_path, {"silo_rate": 0.5, "variants": {"a": {}, "b": {"rounds": 2}}}))
+    assert done.code == 0 and "third party" in done.out and "replace-one" in done.out

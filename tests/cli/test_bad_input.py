@@ -1,0 +1,294 @@
+"""What is wrong with a configuration or with data is said in one message, before anything is written."""
+
+from __future__ import annotations
+
+import gzip
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from tests.cli.command import BASE, dpfl, merged, one_message, write
+
+FILES = {
+    "": ["holds no mapping"],
+    "[1, 2]": ["holds no mapping"],
+    "a: [1": ["line 1, column 6"],
+    "seed: 1\nrounds: 2\nseed: 1": ["line 3", "'seed' is given twice"],
+    "data: {num_silos: 1, num_silos: 2}": ["'num_silos' is given twice"],
+    "[1]: 2": ["line 1", "key"],
+    "{a: 1}: 2": ["line 1", "key"],
+    "\tseed: 1": ["line 1, column 1"],
+    "a: !!python/object:os.system x": ["line 1", "python/object"],
+    "a: &b {c: *b}": ["a is not a known key"],
+    "seed: 99999999999999999999": ["seed=99999999999999999999"],
+    "null: 1": ["None is not a known key"],
+    "rounds: 3": ["algorithm is missing", "privacy is missing"],
+    "name: 2024-99-99": ["algorithm is missing"],
+}
+
+
+@pytest.mark.parametrize(("text", "parts"), FILES.items(), ids=map(repr, FILES))
+def test_files(tmp_path: Path, text: str, parts: list[str]) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(text)
+    one_message(dpfl("run", path, "--out", tmp_path / "runs"), str(path), *parts)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    one_message(dpfl("run", tmp_path / "no.yaml"), "no.yaml", "No such file")
+    one_message(dpfl("run", tmp_path), str(tmp_path), "directory")
+    (tmp_path / "latin.yaml").write_bytes(b"description: \xe9")
+    one_message(dpfl("run", tmp_path / "latin.yaml"), "latin.yaml", "UTF-8")
+    (tmp_path / "zero.yaml").write_bytes(b"\0")
+    one_message(dpfl("run", tmp_path / "zero.yaml"), "zero.yaml")
+
+
+SETTINGS = {
+    # unknown keys
+    "seeed=1": ["seeed", "did you mean 'seed'"],
+    "privacy.record_rte=1": ["privacy.record_rte", "did you mean 'record_rate'"],
+    "algorithm.local_stps=3": ["algorithm.local_stps", "did you mean 'local_steps'", "Known options"],
+    "data.dataset.num_feature=3": ["data.dataset.num_feature", "did you mean 'num_features'"],
+    "model={name: mlp, hiden: [3]}": ["model.hiden", "did you mean 'hidden'"],
+    "model.hidden=3": ["model", "exactly one of name"],
+    "variants=5": ["variants is not a known key"],
+    # types
+    "rounds=many": ["rounds='many'"],
+    "rounds=2.5": ["rounds=2.5"],
+    "seed=": ["seed=None"],
+    "privacy=3": ["privacy=3", "a mapping"],
+    "model=3": ["model=3", "a plugin's name, or a mapping"],
+    "algorithm.local_steps=x": ["algorithm.local_steps='x'"],
+    "data.preprocess=unit_norm": ["data.preprocess='unit_norm'", "list"],
+    "runtime.dtype=float16": ["runtime.dtype='float16'", "float32"],
+    "data.folder=3": ["data.folder=3"],
+    # ranges
+    "algorithm.local_steps=0": ["algorithm.local_steps=0", "at least 1"],
+    "algorithm.local_lr=nan": ["algorithm.local_lr=nan"],
+    "algorithm.local_lr=0": ["algorithm.local_lr=0"],
+    "algorithm.server_lr=-1": ["algorithm.server_lr=-1"],
+    "algorithm.eta_0=1": ["algorithm", "local_lr", "eta_0", "exactly one"],
+    "privacy.clip_norm=0": ["privacy.clip_norm=0"],
+    "privacy.clip_norm=-1": ["privacy.clip_norm=-1"],
+    "privacy.clip_norm=nan": ["privacy.clip_norm='nan'"],
+    "privacy.clip_norm=inf": ["privacy.clip_norm=inf", "finite clip_norm"],
+    "privacy.noise_multiplier=-1": ["privacy.noise_multiplier=-1"],
+    "privacy.noise_multiplier=inf": ["privacy.noise_multiplier='inf'"],
+    "privacy.delta=0": ["privacy.delta=0"],
+    "privacy.delta=1": ["privacy.delta=1"],
+    "privacy.delta=2": ["privacy.delta=2"],
+    "privacy.epsilon=0": ["privacy.epsilon=0"],
+    "privacy.epsilon=nan": ["privacy.epsilon"],
+    "privacy.record_rate=0": ["privacy.record_rate=0"],
+    "privacy.record_rate=1.5": ["privacy.record_rate=1.5"],
+    "privacy.record_rate=0.01": ["silo 0", "privacy.record_rate=0.01", "is 0", "Use at least 0.04167"],
+    "privacy.record_rate=null": ["record_rate", "batch_size"],
+    "privacy.batch_size=5": ["record_rate", "batch_size", "one of"],
+    "privacy={batch_size: 25, record_rate: null}": ["silo 0", "privacy.batch_size=25", "24"],
+    "privacy={noise_multiplier: 0, epsilon: 1}": ["privacy.epsilon", "privacy.noise_multiplier: 0"],
+    "privacy={sampler: poisson, record_rate: null, batch_size: 3}": ["privacy", "poisson"],
+    "silo_rate=0": ["silo_rate=0"],
+    "silo_rate=2": ["silo_rate=2"],
+    "silo_rate=0.2": ["silo_rate=0.2", "Use at least 0.25"],
+    "data.test_fraction=1": ["data.test_fraction=1"],
+    "data.test_fraction=0.99": ["silo 0", "test_fraction=0.99"],
+    "data.max_records_per_silo=1": ["data.max_records_per_silo=1"],
+    "data.num_silos=0": ["data.num_silos=0"],
+    "seed=-1": ["seed=-1"],
+    "rounds=0": ["rounds=0"],
+    "rounds=null": ["rounds is missing", "privacy.epsilon"],
+    "l2=-1": ["l2=-1"],
+    "evaluation.every=0": ["evaluation.every=0"],
+    "checkpoint.seconds=-1": ["checkpoint.seconds=-1"],
+    "runtime.stack=0": ["runtime.stack=0"],
+    "name=a/b": ["name='a/b'"],
+    # plugins
+    "algorithm.name=scafold": ["'scafold'", "did you mean 'scaffold'", "Known: "],
+    "algorithm.name=null": ["algorithm", "exactly one of name"],
+    "model=softmx": ["'softmx'", "did you mean 'softmax'"],
+    "data.dataset.name=synthtic": ["'synthtic'", "did you mean 'synthetic'"],
+    "data.partition=dirichle": ["'dirichle'", "did you mean 'dirichlet'"],
+    "data.partition=dirichlet": ["data.partition.alpha", "missing"],
+    "data.partition={name: dirichlet, alpha: 1e-9}": ["data.partition.alpha=1e-09", "larger alpha"],
+    "data.preprocess=[unit_nrm]": ["data.preprocess[0]", "did you mean 'unit_norm'"],
+    "engine=vmpa": ["'vmpa'", "did you mean 'vmap'"],
+    "privacy.accountant=pdl": ["'pdl'", "did you mean 'pld'"],
+    "privacy.mechanism=gausian": ["'gausian'", "did you mean 'gaussian'"],
+    "loss=crossentropy": ["loss='crossentropy'", "did you mean 'cross_entropy'"],
+    "runtime.device=tpu": ["runtime.device='tpu'"],
+    # that do not go together
+    "data.test=own": ["data.test='own'", "split"],
+    "privacy.neighbouring=add_or_remove": ["privacy.neighbouring='add_or_remove'", "replace_one"],
+    "privacy.unit=user": ["privacy.unit='user'", "'record' or 'silo'"],
+    "privacy={unit: silo}": ["privacy.unit='silo'", "fedavg"],
+    "compare=[[a, b]]": ["compare"],
+    # --set itself
+    "rounds": ["--set 'rounds'", "key=value"],
+    "=3": ["--set '=3'"],
+    "a..b=3": ["--set 'a..b=3'"],
+    "seed=[": ["--set 'seed=['", "not YAML"],
+    # users' own code
+    "algorithm={module: no_such_module:x}": ["no_such_module", "ModuleNotFoundError"],
+    "algorithm={module: os.path}": ["algorithm", "package.module:name"],
+    "model={module: broken:make}": ["broken:make", "ZeroDivisionError"],
+    "model={module: mine:missing}": ["mine:missing", "AttributeError"],
+    "model={module: mine:no_model}": ["mine:no_model", "int", "torch.nn.Module"],
+    "model={module: mine:fails}": ["mine:fails", "RuntimeError: no luck"],
+    "model={module: mine:batch_norm}": ["mine:batch_norm", "BatchNorm1d", "GroupNorm"],
+    "model={module: mine:number}": ["mine:number", "not callable"],
+    "data.dataset={module: mine:no_model}": ["data.dataset"],
+    "loss=mine:missing": ["mine:missing"],
+    "loss=mine:scalar_loss": ["loss='mine:scalar_loss'", "one value for each record"],
+    "loss=mine:fails": ["loss='mine:fails'", "RuntimeError: no luck"],
+}
+
+MINE = """
+from torch import nn
+from torch.nn import functional
+
+number = 3
+
+def no_model(*args): return 3
+def fails(*args): raise RuntimeError("no luck")
+def scalar_loss(outputs, labels): return functional.cross_entropy(outputs, labels)
+def batch_norm(shape, classes): return nn.Sequential(nn.Linear(*shape, classes), nn.BatchNorm1d(classes))
+"""
+
+
+@pytest.fixture
+def own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.py").write_text(MINE)
+    (tmp_path / "broken.py").write_text("1 / 0")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("mine", "broken"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+
+@pytest.mark.parametrize(("setting", "parts"), SETTINGS.items(), ids=list(SETTINGS))
+def test_settings(tmp_path: Path, own_code: None, setting: str, parts: list[str]) -> None:
+    done = dpfl("run", write(tmp_path), "--out", tmp_path / "runs", "--set", setting)
+    one_message(done, *parts)
+    assert not (tmp_path / "runs").exists()
+    if not setting.startswith(("rounds", "=3", "a..b", "seed=[")) or setting == "rounds=0":
+        assert "config.yaml" in done.err
+
+
+def test_an_engine_that_does_not_fit_the_model(tmp_path: Path) -> None:
+    settings = ["--set", "model={name: mlp, hidden: [3]}", "--set", "engine=closed_form"]
+    one_message(dpfl("run", write(tmp_path), *settings), "engine='closed_form'", "engine: auto")
+
+
+VARIANTS = {
+    "variants: 5": ["variants must map labels"],
+    "variants: {}": ["variants must map labels"],
+    "variants: {a: 5}": ["variants must map labels"],
+    "variants: {a: {seeed: 1}}": ["(variant a)", "seeed", "did you mean 'seed'"],
+    "compare: [[a, b]]": ["compare", "has none"],
+    "variants: {a: {}, b: {}}\ncompare: [[a, c]]": ["compare=['a', 'c']", "a, b"],
+    "variants: {a: {}, b: {}}\ncompare: [a, b]": ["compare='a'", "pair"],
+    "variants: {a: {}, b: {}}\ncompare: [[a, b, a]]": ["pair"],
+    "variants: {a: {}, b: {}}\ncompare: 3": ["compare=3", "pair"],
+    "variants: {1: {}, '1': {}}": ["given twice"],
+}
+
+
+@pytest.mark.parametrize(("text", "parts"), VARIANTS.items(), ids=list(VARIANTS))
+def test_variants(tmp_path: Path, text: str, parts: list[str]) -> None:
+    path = write(tmp_path)
+    path.write_text(path.read_text() + text)
+    one_message(dpfl("run", path, "--out", tmp_path / "runs"), "config.yaml", *parts)
+    assert not (tmp_path / "runs").exists()
+
+
+# Data files
+
+CSV = "a,b,label,site\n" + "".join(f"{i},{i * i},{i % 2},{i % 3}\n" for i in range(40))
+TABLES = {
+    "nan": (CSV.replace("\n5,", "\nnan,"), {}, ["records.csv, line 7", "'a'", "not a finite number"]),
+    "inf": (CSV.replace("\n5,", "\ninf,"), {}, ["records.csv, line 7", "'a'", "not a finite number"]),
+    "word": (CSV.replace("\n5,", "\nfive,"), {}, ["records.csv, line 7", "'five'", "not a number"]),
+    "short line": (CSV.replace("\n5,25,", "\n5,"), {}, ["records.csv, line 7"]),
+    "no label": (CSV, {"label_column": "lable"}, ["lable", "did you mean 'label'"]),
+    "classes": (CSV, {"classes": [0, 2]}, ["records.csv", "'1'", "not one of"]),
+    "one class": (CSV, {"label_column": "site", "classes": [0]}, ["records.csv"]),
+    "empty": ("", {}, ["records.csv"]),
+    "header only": ("a,b,label,site\n", {}, ["records.csv"]),
+    "binary": ("a\0,b,label\n\x80", {}, ["records.csv"]),
+}
+
+
+def with_files(tmp_path: Path, **dataset: Any) -> Path:
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(merged(BASE, {"data": None}) | {"data": {"dataset": dataset, "num_silos": 3}}))
+    return path
+
+
+@pytest.mark.parametrize(("text", "options", "parts"), TABLES.values(), ids=list(TABLES))
+def test_tables(tmp_path: Path, text: str, options: dict[str, Any], parts: list[str]) -> None:
+    (tmp_path / "records.csv").write_bytes(text.encode("latin-1"))
+    path = with_files(tmp_path, name="csv", files="records.csv", **options)
+    one_message(dpfl("run", path, "--out", tmp_path / "runs"), *parts)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_good_table_runs(tmp_path: Path) -> None:
+    (tmp_path / "records.csv").write_text(CSV)
+    path = with_files(tmp_path, name="csv", files="records.csv", classes=[0, 1], silo_column="site")
+    done = dpfl("run", path, "--out", tmp_path / "runs", "--set", "data={num_silos: null, partition: natural}")
+    assert done.code == 0, done.err
+
+
+def test_arrays(tmp_path: Path) -> None:
+    good = tmp_path / "good.npz"
+    np.savez(good, x=np.ones((20, 2), np.float32), y=np.arange(20) % 2)
+    (tmp_path / "cut.npz").write_bytes(good.read_bytes()[:-80])
+    np.savez(tmp_path / "objects.npz", x=np.array([{}] * 4), y=np.arange(4) % 2)
+    np.savez(tmp_path / "lengths.npz", x=np.ones((20, 2)), y=np.arange(19) % 2)
+    np.savez(tmp_path / "nan.npz", x=np.full((20, 2), np.nan), y=np.arange(20) % 2)
+    for name in ("cut", "objects", "lengths", "nan", "missing"):
+        path = with_files(tmp_path, name="npz", files=f"{name}.npz")
+        one_message(dpfl("run", path, "--out", tmp_path / "runs"), f"{name}.npz")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_truncated_gz_and_a_missing_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "records.csv.gz").write_bytes(gzip.compress(CSV.encode())[:-20])
+    path = with_files(tmp_path, name="csv", files="records.csv.gz")
+    one_message(dpfl("run", path), "records.csv.gz")
+
+    def no_network(*args: Any) -> None:
+        raise OSError("no network here")
+
+    monkeypatch.setattr("dpfl_plugin.data.fetch._download", no_network)
+    path = with_files(tmp_path, name="mnist")
+    one_message(dpfl("run", path, "--set", f"data.folder={tmp_path}/nowhere"), f"{tmp_path}/nowhere", "no network here")
+
+
+# Folders
+
+
+def test_out_is_a_file_or_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    one_message(dpfl("run", write(tmp_path), "--out", tmp_path / "file"), f"{tmp_path}/file", "--out")
+    assert (tmp_path / "file").read_text() == "mine"
+    one_message(dpfl("run", write(tmp_path), "--out", "/proc/runs"), "/proc/runs", "--out")
+
+
+def test_a_full_disk_ends_the_run_with_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, content: bytes | str) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr("dpfl_plugin.training.session.write_atomic", full)
+    one_message(dpfl("run", write(tmp_path), "--out", tmp_path / "runs"), "No space left on device", code=1)
+
+
+def test_a_result_that_was_changed_by_hand(tmp_path: Path) -> None:
+    done = dpfl("run", write(tmp_path), "--out", tmp_path / "runs", "--json")
+    result = Path(done.json["folder"]) / "result.json"
+    result.write_text(result.read_text()[:50])
+    one_message(dpfl("run", tmp_path / "config.yaml", "--out", tmp_path / "runs"), "result.json", "cannot be read")

@@ -1,0 +1,102 @@
+"""Runs that fail while they train: the round is named, the last good state is kept, and no file holds a NaN."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.cli.command import charges, dpfl, metrics, run, write
+
+NOT_PRIVATE = {"noise_multiplier": 0, "clip_norm": float("inf")}
+
+MINE = """
+import torch
+from torch.nn import functional
+
+from dpfl_plugin.algorithms.fedavg import FedAvg
+
+calls = 0
+
+def nan_from(call):
+    def loss(outputs, labels):
+        global calls
+        calls += 1
+        losses = functional.cross_entropy(outputs, labels, reduction="none")
+        return losses * float("nan") if calls > call else losses
+    return loss
+
+nan_later = nan_from(30)
+
+class TooMany(FedAvg):
+    def local_update(self, down, silos, oracle, plan):
+        for _ in range(plan.num_gradients + 1):
+            oracle.gradient(down["model"].expand(oracle.num_silos, -1))
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "failing.py").write_text(MINE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "failing", raising=False)
+
+
+def failed(config: Path) -> dict[str, Any]:
+    """The result of a run that fails, after checking what it left behind."""
+    done = dpfl("run", config, "--out", config.parent / "runs", "--json")
+    assert done.code == 1 and "Traceback" not in done.err, done.err
+    result: dict[str, Any] = done.json
+    assert result["status"] == "failed" and result["reason"] in done.err and "checkpoint" in done.err
+    folder = Path(result["folder"])
+    assert json.loads((folder / "result.json").read_text()) == result
+    for path in (*folder.glob("*.json*"), *folder.glob("checkpoint/*/facts.json")):
+        assert not {"NaN", "Infinity"} & set(path.read_text().replace(",", " ").replace(":", " ").split())
+    (checkpoint,) = (folder / "checkpoint").iterdir()
+    for path in (folder / "model.safetensors", checkpoint / "server.safetensors", checkpoint / "silos.safetensors"):
+        assert all(torch.isfinite(value).all() for value in load_file(path).values())
+    return result
+
+
+def test_a_model_that_is_no_longer_finite(tmp_path: Path) -> None:
+    changes = {"algorithm": {"name": "fedavg", "local_lr": 1e30}, "privacy": NOT_PRIVATE, "l2": 1.0, "rounds": 20}
+    result = failed(write(tmp_path, changes))
+    rounds = result["rounds"]
+    assert f"not finite after round {rounds + 1}" in result["reason"]
+    assert f"last finite after round {rounds}" in result["reason"]
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold"])
+def test_a_loss_that_becomes_nan(tmp_path: Path, algorithm: str) -> None:
+    changes = {"loss": "failing:nan_later", "algorithm": {"name": algorithm}, "rounds": 20, "privacy": NOT_PRIVATE}
+    result = failed(write(tmp_path, changes))
+    assert "after round" in result["reason"] and "last finite after round" in result["reason"]
+    assert {charge.round for charge in charges(result["folder"])} >= set(range(result["rounds"]))
+
+
+def test_a_private_loss_that_becomes_nan(tmp_path: Path) -> None:
+    """Its gradients add nothing, so that the model stays finite; the loss tells."""
+    result = failed(write(tmp_path, {"loss": "failing:nan_later", "rounds": 20}))
+    assert f"training loss is nan after round {result['rounds']}" in result["reason"]
+    assert metrics(result)[-1]["train_loss"] is None and result["train_loss"]["last"] is None
+    assert result["epsilon"]["server"]["epsilon"] > 0
+
+
+def test_an_algorithm_that_asks_for_more_than_it_planned(tmp_path: Path) -> None:
+    result = failed(write(tmp_path, {"algorithm": {"name": None, "module": "failing:TooMany"}}))
+    assert result["reason"].startswith("round 1: the algorithm asked for more than the 2 gradients")
+    assert result["rounds"] == 0
+
+
+def test_a_failed_run_fails_again_when_resumed(tmp_path: Path) -> None:
+    changes = {"algorithm": {"name": "fedavg", "local_lr": 1e30}, "privacy": NOT_PRIVATE, "l2": 1.0, "rounds": 20}
+    first = failed(write(tmp_path, changes))
+    again = run(tmp_path / "config.yaml", "--resume", code=1)
+    assert {k: first[k] for k in ("reason", "rounds", "model_sha256")} == {
+        k: again[k] for k in ("reason", "rounds", "model_sha256")
+    }

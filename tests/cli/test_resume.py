@@ -1,0 +1,396 @@
+"""Interrupted and killed runs go on as if nothing had happened, and nothing is charged twice or forgotten."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from dpfl_plugin.runtimes.in_process import InProcess
+from dpfl_plugin.training import session
+from dpfl_plugin.training.experiment import Experiment
+from dpfl_plugin.training.folder import RunFolder
+from dpfl_plugin.training.host import SiloHost
+from tests.cli.command import charges, dpfl, metrics, one_message, run, write
+
+ROOT = Path(__file__).parents[2]
+# A budget that lasts for a dozen rounds, silos with states, two of four in a round, a warm-up.
+CHANGES: dict[str, Any] = {
+    "rounds": None,
+    "silo_rate": 0.5,
+    "algorithm": {"name": "scaffold_warm", "option": "I", "server_optimizer": "adam", "server_lr": 0.1},
+    "privacy": {"epsilon": 3.0},
+    "checkpoint": {"every": 2},
+}
+
+
+def folder_of(config: Path) -> Path:
+    (ledger,) = (config.parent / "runs").glob("*/*/ledger.jsonl")
+    return ledger.parent
+
+
+def same(one: dict[str, Any], other: dict[str, Any]) -> None:
+    """Two runs gave the same, their times apart."""
+    differs = {"seconds", "finished", "folder", "notes"}
+    assert {k: v for k, v in one.items() if k not in differs} == {k: v for k, v in other.items() if k not in differs}
+    assert metrics(one) == metrics(other)
+    assert charges(one["folder"]) == charges(other["folder"])
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    result = run(write(tmp_path_factory.mktemp("undisturbed"), CHANGES))
+    assert 10 < result["rounds"] < 20 and result["status"] == "done"
+    return result
+
+
+class Crash(BaseException):
+    """Ends a run as nothing in the package expects."""
+
+
+@pytest.fixture
+def crashed(tmp_path: Path) -> Path:
+    """A run that ended in its 8th round, after some of it was charged, with the last checkpoint after round 6."""
+    return crash(write(tmp_path, CHANGES), 8)
+
+
+def crash(config: Path, number: int, *args: object) -> Path:
+    rounds = 0
+    real = InProcess.run_round
+
+    def run_round(self: InProcess, *given: Any) -> Any:
+        nonlocal rounds
+        rounds += 1
+        result = real(self, *given)
+        if rounds == number:
+            raise Crash
+        return result
+
+    with mock.patch.object(InProcess, "run_round", run_round), pytest.raises(Crash):
+        dpfl("run", config, "--out", config.parent / "runs", *args)
+    return config
+
+
+# Signals
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("calls", [1, 2, 7, 11])
+def test_interrupted_and_resumed(
+    tmp_path: Path, undisturbed: dict[str, Any], monkeypatch: pytest.MonkeyPatch, number: int, calls: int
+) -> None:
+    """The signal comes while the silos of a stack are at work; ``calls`` counts stacks, of which a round has two."""
+    config, seen, real = write(tmp_path, CHANGES), 0, SiloHost.run
+
+    def work(self: SiloHost, *args: Any) -> Any:
+        nonlocal seen
+        seen += 1
+        if seen == calls:
+            signal.raise_signal(number)
+        return real(self, *args)
+
+    monkeypatch.setattr(SiloHost, "run", work)
+    done = dpfl("run", config, "--out", tmp_path / "runs", "--json")
+    assert done.code == 4 and f"dpfl run {config} --resume" in done.err
+    assert done.json["status"] == "interrupted" and done.json["rounds"] == calls // 2
+    assert json.loads((folder_of(config) / "result.json").read_text()) == done.json
+    assert len(list((folder_of(config) / "checkpoint").iterdir())) == 1
+    same(run(config, "--resume"), undisturbed)
+
+
+def test_interrupted_while_data_are_loaded(
+    tmp_path: Path, undisturbed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, config = session.build, write(tmp_path, CHANGES)
+
+    def build(*args: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        return real(*args)
+
+    monkeypatch.setattr(session, "build", build)
+    result = run(config, code=4)
+    assert (result["rounds"], result["epsilon"]["server"]["epsilon"]) == (0, 0)
+    assert result["test_accuracy"] == {"last": None, "mean_last_10_percent": None}
+    monkeypatch.setattr(session, "build", real)
+    same(run(config, "--resume"), undisturbed)
+
+
+def test_interrupted_between_variants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = write(tmp_path, {"rounds": 2, "variants": {"a": {}, "b": {"seed": 5}, "c": {"seed": 6}}})
+    real = RunFolder.read_metrics
+
+    def read_metrics(self: RunFolder) -> Any:
+        monkeypatch.setattr(RunFolder, "read_metrics", real)
+        signal.raise_signal(signal.SIGTERM)
+        return real(self)
+
+    monkeypatch.setattr("dpfl_plugin.cli.run.RunFolder.read_metrics", read_metrics)
+    results = run(config, code=4)
+    assert [result["status"] for result in results.values()] in (["done", "interrupted"], ["interrupted"])
+    monkeypatch.setattr(RunFolder, "read_metrics", real)
+    assert [result["status"] for result in run(config, "--resume").values()] == ["done"] * 3
+
+
+def test_the_signal_handlers_are_put_back(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    run(write(tmp_path))
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def killer(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.cli.killer"],
+        input=json.dumps(jobs),
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=300,
+        check=True,
+    )
+    return json.loads(done.stdout)  # type: ignore[no-any-return]
+
+
+def test_real_signals_to_real_processes(tmp_path: Path) -> None:
+    """One asks politely, a second one ends the process at once; so does SIGKILL, and each of them can be resumed."""
+    config = write(tmp_path, CHANGES)
+    jobs = []
+    for number, signals in enumerate(
+        ([[60, "SIGTERM"]], [[60, "SIGINT"]], [[60, "SIGINT"], [60, "SIGINT"]], [[60, "SIGKILL"]])
+    ):
+        for resume, sent in (([], signals), (["--resume"], [])):
+            out = str(tmp_path / str(number))
+            jobs.append({"argv": ["run", str(config), "--json", "--out", out, *resume], "signals": sent})
+    results = killer(jobs)
+    assert [result["status"] for result in results] == [4, 0, 4, 0, -signal.SIGINT, 0, -signal.SIGKILL, 0]
+    assert all("Traceback" not in result["err"] for result in results)
+    assert len({json.loads(result["out"])["model_sha256"] for result in results[1::2]}) == 1
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_killed_again_and_again(tmp_path: Path, undisturbed: dict[str, Any], every: int) -> None:
+    """SIGKILL at drawn file operations, ten times and more; the places are printed when it fails."""
+    config = write(tmp_path, {**CHANGES, "checkpoint": {"every": every}})
+    rng = random.Random(every)
+    argv = ["run", str(config), "--json", "--out", str(tmp_path / "runs"), "--resume"]
+    places = [rng.randint(1, 90) for _ in range(14)]
+    results = killer(
+        [{"argv": argv, "signals": [[place, "SIGKILL"]]} for place in places] + [{"argv": argv, "signals": []}]
+    )
+    print(places, [result["status"] for result in results])
+    assert results[-1]["status"] == 0, results[-1]["err"]
+    assert {result["status"] for result in results} <= {-signal.SIGKILL, 0}
+    assert sum(result["status"] == -signal.SIGKILL for result in results) >= 8
+    same(json.loads(results[-1]["out"]), undisturbed)
+
+
+def test_killed_at_every_place_of_the_end(tmp_path: Path, undisturbed: dict[str, Any]) -> None:
+    """From the last rounds to the last file: whatever was being written, the run can be resumed and ends the same."""
+    config = write(tmp_path, CHANGES)
+    argv = ["run", str(config), "--json", "--out"]
+    jobs = []
+    for place in [*range(1, 24), *range(24, 420, 36)]:
+        out = str(tmp_path / str(place))
+        jobs.append({"argv": [*argv, out], "signals": [[place, "SIGKILL"]]})
+        jobs.append({"argv": [*argv, out, "--resume"], "signals": []})
+    results = killer(jobs)
+    killed = [result["status"] for result in results[::2]]
+    assert killed.count(-signal.SIGKILL) > 28 and killed[-1] == 0, "places beyond the end of the run"
+    for result in results[1::2]:
+        assert result["status"] == 0, result["err"]
+        same(json.loads(result["out"]), undisturbed)
+
+
+# Crashes
+
+
+def test_crashed_and_resumed(crashed: Path, undisturbed: dict[str, Any]) -> None:
+    assert not (folder_of(crashed) / "result.json").exists()
+    before = charges(folder_of(crashed))
+    assert {charge.round for charge in before} == set(range(8))
+    same(run(crashed, "--resume"), undisturbed)
+
+
+@pytest.mark.parametrize("rounds", [3, 7, 9])
+def test_crashed_twice(tmp_path: Path, undisturbed: dict[str, Any], rounds: int) -> None:
+    """The second time in the middle of repeating what was released, or after it."""
+    config = crash(write(tmp_path, {**CHANGES, "checkpoint": {"every": 5}}), 9)
+    crash(config, {3: 1, 7: 2, 9: 4}[rounds], "--resume")
+    same(run(config, "--resume"), undisturbed)
+
+
+def test_an_unfinished_run_is_not_overwritten(crashed: Path) -> None:
+    files = {path: path.read_bytes() for path in folder_of(crashed).rglob("*") if path.is_file()}
+    one_message(dpfl("run", crashed, "--out", crashed.parent / "runs"), "unfinished run", "--resume", "--out")
+    assert {path: path.read_bytes() for path in folder_of(crashed).rglob("*") if path.is_file()} == files
+
+
+def test_two_processes_in_one_folder(crashed: Path) -> None:
+    with open(folder_of(crashed) / ".lock", "a+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        one_message(dpfl("run", crashed, "--out", crashed.parent / "runs", "--resume"), "another process", "pid")
+    run(crashed, "--resume")
+
+
+def test_finished_by_another_process_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While this one loaded its data: no error, and no second run."""
+    config, real = write(tmp_path), session.build
+    other: list[dict[str, Any]] = []
+
+    def build(*args: Any) -> Any:
+        monkeypatch.setattr(session, "build", real)
+        other.append(run(config))
+        return real(*args)
+
+    monkeypatch.setattr(session, "build", build)
+    assert run(config) == other[0]
+
+
+def test_changed_data_are_refused(tmp_path: Path) -> None:
+    table = tmp_path / "records.csv"
+    table.write_text("a,b,label\n" + "".join(f"{i},{i % 7},{i % 2}\n" for i in range(60)))
+    dataset = {"name": "csv", "files": "records.csv", "classes": [0, 1]}
+    for key in ("num_features", "num_classes", "records_per_silo"):
+        dataset[key] = None
+    config = crash(write(tmp_path, {"data": {"dataset": dataset}, "checkpoint": {"every": 1}}), 3)
+    text, ledger = table.read_text(), (folder_of(config) / "ledger.jsonl").read_bytes()
+    table.write_text(text.replace("\n5,", "\n6,"))
+    one_message(dpfl("run", config, "--out", tmp_path / "runs", "--resume"), "records", "Restore the data files")
+    assert (folder_of(config) / "ledger.jsonl").read_bytes() == ledger
+    table.write_text(text)
+    run(config, "--resume")
+
+
+# Another machine
+
+
+def pretend_another_machine(folder: Path) -> None:
+    (facts,) = (folder / "checkpoint").glob("round-*/facts.json")
+    found = json.loads(facts.read_text())
+    found["arithmetic"]["machine"] = "another"
+    facts.write_text(json.dumps(found))
+
+
+@pytest.mark.parametrize("view", ["server", "third_party"])
+def test_fresh_noise_where_bits_differ(tmp_path: Path, view: str) -> None:
+    """What was released and cannot be repeated is paid for twice, within the budget."""
+    changes = {**CHANGES, "privacy": {"epsilon": 3.0, "budget_view": view}}
+    whole = run(write(tmp_path / _folder(tmp_path, "whole"), changes))
+    config = crash(write(tmp_path / _folder(tmp_path, "crashed"), changes), 8)
+    before = charges(folder_of(config))
+    pretend_another_machine(folder_of(config))
+    result = run(config, "--resume")
+    after = charges(folder_of(config))
+    assert before <= after and result["model_sha256"] != whole["model_sha256"]
+    again = {(c.round, c.silo) for c in before} & {(c.round, c.silo) for c in after - before}
+    assert {round for round, _ in again} == {6, 7}  # after the checkpoint
+    assert any("fresh noise" in note for note in result["notes"])
+    assert "fresh noise" in (folder_of(config) / "log.txt").read_text()
+    assert result["epsilon"][view]["epsilon"] <= 3.0 and result["rounds"] < whole["rounds"]
+    assert result["epsilon"]["server"]["worst_case_epsilon"] > 0
+
+
+def _folder(path: Path, name: str) -> str:
+    (path / name).mkdir()
+    return name
+
+
+def test_fresh_noise_costs_more(tmp_path: Path) -> None:
+    changes = {"checkpoint": {"every": 4, "seconds": 1000}}
+    whole = run(write(tmp_path / _folder(tmp_path, "whole"), changes))
+    config = crash(write(tmp_path / _folder(tmp_path, "crashed"), changes), 6)
+    pretend_another_machine(folder_of(config))
+    result = run(config, "--resume")
+    for view in ("server", "third_party"):
+        assert result["epsilon"][view]["epsilon"] > whole["epsilon"][view]["epsilon"]
+    eight = run(config, "--set", "rounds=8")
+    assert result["epsilon"]["server"]["epsilon"] == eight["epsilon"]["server"]["epsilon"]  # 6 rounds and 2 again
+
+
+def test_another_machine_with_nothing_to_repeat(tmp_path: Path, undisturbed: dict[str, Any]) -> None:
+    """The checkpoint is as far as the ledger: no noise is drawn twice, so none has to be fresh."""
+    stop = Experiment.run
+
+    config = write(tmp_path, {**CHANGES, "checkpoint": {"every": 1}})
+
+    def run_five(self: Experiment, progress: Any, **given: Any) -> Any:
+        return stop(self, progress, **{**given, "stop": lambda: progress.rounds == 5})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Experiment, "run", run_five)
+        assert run(config, code=4)["rounds"] == 5
+    pretend_another_machine(folder_of(config))
+    result = run(config, "--resume")
+    same(result, undisturbed)
+    assert not result["notes"]
+
+
+# Damage
+
+
+def test_torn_last_lines_are_survived(crashed: Path, undisturbed: dict[str, Any]) -> None:
+    folder = folder_of(crashed)
+    for name in ("metrics.jsonl", "ledger.jsonl"):
+        path = folder / name
+        lines = path.read_bytes().splitlines(keepends=True)
+        path.write_bytes(b"".join(lines[:-1]) + lines[-1][: len(lines[-1]) // 2])
+    result = run(crashed, "--resume")
+    same(result, undisturbed)
+    assert any("cut off" in note for note in result["notes"])
+
+
+def test_a_metrics_file_of_zeros_is_survived(crashed: Path, undisturbed: dict[str, Any]) -> None:
+    """As after a power cut on some file systems; the evaluations are made again from the checkpoint on."""
+    path = folder_of(crashed) / "metrics.jsonl"
+    path.write_bytes(path.read_bytes() + b"\0\0\xff\0")
+    same(run(crashed, "--resume"), undisturbed)
+
+
+def damage(folder: Path, how: str) -> None:
+    path = folder / "ledger.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    match how:
+        case "changed":
+            lines[3] = lines[3].replace(b'"count":', b'"count":1', 1)
+        case "missing":
+            del lines[3]
+        case "end missing":
+            lines = lines[:6]
+    path.write_bytes(b"".join(lines))
+    if how == "gone":
+        path.unlink()
+
+
+@pytest.mark.parametrize(
+    ("how", "part"),
+    [("changed", "line 4"), ("missing", "line 4"), ("end missing", "holds 5 charges"), ("gone", "holds 0 charges")],
+)
+def test_a_damaged_ledger_is_refused(crashed: Path, how: str, part: str) -> None:
+    folder = folder_of(crashed)
+    damage(folder, how)
+    files = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
+    done = dpfl("run", crashed, "--out", crashed.parent / "runs", "--resume")
+    one_message(done, "ledger.jsonl", part, "Restore", code=1)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"} == files
+
+
+def test_a_damaged_checkpoint_is_refused(crashed: Path) -> None:
+    (server,) = (folder_of(crashed) / "checkpoint").glob("round-*/server.safetensors")
+    server.write_bytes(server.read_bytes()[:40])
+    one_message(dpfl("run", crashed, "--out", crashed.parent / "runs", "--resume"), "round-00000006", "checkpoint")
+
+
+def test_a_ledger_without_its_first_line_was_never_used(tmp_path: Path, undisturbed: dict[str, Any]) -> None:
+    config = crash(write(tmp_path, CHANGES), 1)
+    folder = folder_of(config)
+    shutil.rmtree(folder / "checkpoint")
+    (folder / "ledger.jsonl").write_bytes(b'{"facts":')
+    same(run(config, "--resume"), undisturbed)

@@ -1,0 +1,122 @@
+"""YAML to configurations: what is read as what, merging, and the way back."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpfl_plugin.config.load import json_schema, load, noise_name, run_id, to_yaml
+from dpfl_plugin.config.schema import Config
+from dpfl_plugin.errors import ConfigError
+
+TEXT = """
+rounds: 3
+algorithm: {name: fedavg, local_steps: 2, local_lr: 0.1}
+privacy: {clip_norm: 1, noise_multiplier: 2, record_rate: 0.5}
+"""
+
+
+def read(tmp_path: Path, more: str = "", *settings: str) -> Config:
+    path = tmp_path / "config.yaml"
+    path.write_text(TEXT + more)
+    (variant,) = load(path, settings).variants
+    return variant.config
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("1e-5", 1e-5), ("1E-5", 1e-5), ("1.0e-5", 1e-5), (".5", 0.5), ("2.5e-6", 2.5e-6)]
+)
+def test_numbers(tmp_path: Path, text: str, value: float) -> None:
+    assert read(tmp_path, "", f"privacy.delta={text}").privacy.delta == value
+    assert read(tmp_path, "", f"algorithm.local_lr={text}").algorithm.options["local_lr"] == value  # no string
+
+
+def test_infinity_may_be_written_in_two_ways(tmp_path: Path) -> None:
+    for text in ("inf", ".inf"):
+        config = read(tmp_path, "", f"privacy.clip_norm={text}", "privacy.noise_multiplier=0")
+        assert config.privacy.clip_norm == math.inf
+
+
+def test_dates_are_text_and_merge_keys_work(tmp_path: Path) -> None:
+    assert read(tmp_path, "name: 2024-01-31").name == "2024-01-31"
+    config = read(tmp_path, "data: &d {num_silos: 3}\nevaluation: {every: 1}\n", "data={<<: {num_silos: 4}}")
+    assert config.data.num_silos == 4
+
+
+def test_settings_are_applied_in_order_after_variants(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(TEXT + "variants: {a: {seed: 1}, 2: {seed: 2, privacy: {clip_norm: 3}}}\ncompare: [[a, 2]]")
+    plan = load(path, ["seed=5", "seed=6"])
+    assert [variant.label for variant in plan.variants] == ["a", "2"] and plan.compare == (("a", "2"),)
+    assert [variant.config.seed for variant in plan.variants] == [6, 6]
+    assert [variant.config.privacy.clip_norm for variant in plan.variants] == [1, 3]
+    assert all(variant.config.privacy.record_rate == 0.5 for variant in plan.variants)
+
+
+def test_a_block_keeps_its_options_when_its_name_changes(tmp_path: Path) -> None:
+    config = read(tmp_path, "", "algorithm.name=scaffold", "model=mlp", "model.hidden=[50]")
+    assert config.algorithm.name == "scaffold" and config.algorithm.options == {"local_steps": 2, "local_lr": 0.1}
+    assert config.model.name == "mlp" and config.model.options == {"hidden": [50]}
+
+
+def test_own_code_takes_a_plugins_place_and_back(tmp_path: Path) -> None:
+    mine = read(tmp_path, "", "algorithm.module=my.code:thing")
+    assert (mine.algorithm.name, mine.algorithm.module) == (None, "my.code:thing")
+    assert mine.algorithm.options == {"local_steps": 2, "local_lr": 0.1}
+    back = read(tmp_path, "", "algorithm.module=my.code:thing", "algorithm.name=fedavg")
+    assert (back.algorithm.name, back.algorithm.module) == ("fedavg", None)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        [],
+        ["privacy.clip_norm=inf", "privacy.noise_multiplier=0"],
+        ["algorithm.eta_0=null", "model={name: mlp, hidden: [3, 4]}", "description='a: b # c'"],
+        ["data.preprocess=[unit_norm, {name: pca, components: 5}]", "seed=9223372036854775807"],
+        ["privacy.delta=1e-300", "l2=0.1"],
+    ],
+)
+def test_what_is_written_reads_back_the_same(tmp_path: Path, settings: list[str]) -> None:
+    config = read(tmp_path, "", *settings)
+    path = tmp_path / "resolved.yaml"
+    path.write_text(to_yaml(config))
+    (variant,) = load(path).variants
+    assert variant.config == config
+    assert run_id(variant.config) == run_id(config) and noise_name(variant.config) == noise_name(config)
+
+
+def test_the_id_of_a_run_and_of_its_noise(tmp_path: Path) -> None:
+    base = read(tmp_path)
+    for setting in ("name=x", "out=x", "description=x", "checkpoint.every=1", "data.folder=x", "runtime.stack=2"):
+        assert run_id(read(tmp_path, "", setting)) == run_id(base), setting
+        assert noise_name(read(tmp_path, "", setting)) == noise_name(base), setting
+    measured = read(tmp_path, "", "evaluation.every=2")
+    assert run_id(measured) != run_id(base) and noise_name(measured) == noise_name(base)
+    for setting in ("seed=1", "rounds=4", "privacy.clip_norm=2", "algorithm.local_lr=0.2", "l2=1", "model=mlp"):
+        assert run_id(read(tmp_path, "", setting)) != run_id(base), setting
+        assert noise_name(read(tmp_path, "", setting)) != noise_name(base), setting
+
+
+def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read(tmp_path, "", "seed=-1", "privacy.delta=2", "sed=1")
+    assert all(part in str(caught.value) for part in ("seed=-1", "privacy.delta=2", "did you mean 'seed'"))
+
+
+def keys(model: Any, schema: dict[str, Any]) -> None:
+    for name, field in schema["properties"].items():
+        if name in ("variants", "compare"):
+            continue
+        assert name in model.model_fields
+        assert "description" in field or "$ref" in field or "anyOf" in field, name
+
+
+def test_the_schema_names_every_key() -> None:
+    schema = json_schema()
+    keys(Config, schema)
+    assert set(schema["properties"]) == {*Config.model_fields, "variants", "compare"}
+    assert schema["additionalProperties"] is False and set(schema["required"]) == {"algorithm", "privacy"}

@@ -1,0 +1,130 @@
+"""What a run has spent and may spend: before, during and after a resume."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dpfl_plugin.algorithms.base import RoundPlan, Setting
+from dpfl_plugin.config.schema import Config
+from dpfl_plugin.core.streams import stream
+from dpfl_plugin.oracle import PrivacyRules
+from dpfl_plugin.privacy.accountants import PLD
+from dpfl_plugin.privacy.events import Charge
+from dpfl_plugin.privacy.ledger import Ledger
+from dpfl_plugin.privacy.mechanisms import Gaussian
+from dpfl_plugin.privacy.samplers import FixedSize
+from dpfl_plugin.training.accounting import PrivacyAccount, RoundCost
+from dpfl_plugin.training.planning import draw_participants
+
+SIGMA, RATE, RECORDS = 4.0, 0.5, 20
+PLAN = RoundPlan(local_steps=2, local_lr=0.1, num_gradients=2, participants=(0, 1))
+
+
+def account(view: str = "server", num_participants: int = 2, epsilon: float | None = 2.0, **given: Any):  # type: ignore[no-untyped-def]
+    privacy = {"clip_norm": 1, "noise_multiplier": SIGMA, "record_rate": RATE, "epsilon": epsilon, "budget_view": view}
+    rules = PrivacyRules(
+        unit="record",
+        neighbouring="replace_one",
+        clip_norm=1.0,
+        mechanism=Gaussian(SIGMA),
+        sampler=FixedSize(record_rate=RATE),
+    )
+    setting = Setting(num_silos=2, num_participants=num_participants, silo_rate=num_participants / 2, record_rate=RATE)
+    return PrivacyAccount(
+        Config(algorithm={"name": "fedavg"}, privacy=privacy, rounds=100),
+        rules=rules,
+        accountant=PLD(),
+        setting=setting,
+        num_records=[RECORDS, RECORDS],
+        **{"ledger": Ledger(), **given},
+    )
+
+
+def spend(of: PrivacyAccount, rounds: range, noise_id: str = "run.0", silos: tuple[int, ...] = (0, 1)) -> int:
+    """Run so many of the rounds as the budget allows; the next one's number."""
+    for round in rounds:
+        if not of.affords(round, PLAN):
+            return round
+        of.begin_round(round, PLAN)
+        charges = [charge for charge in of.charges(round, PLAN) if charge.silo in silos]
+        of.append([_with(charge, noise_id) for charge in charges])
+    return rounds.stop
+
+
+def _with(charge: Charge, noise_id: str) -> Charge:
+    return Charge(round=charge.round, silo=charge.silo, release=charge.release, count=charge.count, noise_id=noise_id)
+
+
+def epsilon(of: PrivacyAccount, view: str) -> float:
+    return float(of.views()[view]["epsilon"])
+
+
+@pytest.mark.parametrize("view", ["server", "third_party"])
+def test_the_budget_is_used_up_and_not_passed(view: str) -> None:
+    one = account(view)
+    rounds = spend(one, range(100))
+    assert 2 < rounds < 100 and epsilon(one, view) <= 2.0
+    assert one.expected_rounds(PLAN, 100) == rounds
+    more = account(view, epsilon=None)
+    spend(more, range(rounds + 1))
+    assert epsilon(more, view) > 2.0
+
+
+@pytest.mark.parametrize("view", ["server", "third_party"])
+@pytest.mark.parametrize("known", [0, 2, 4])
+def test_a_resumed_account_decides_as_the_undisturbed_one(view: str, known: int) -> None:
+    """The checkpoint knows ``known`` rounds; the ledger all, which are repeated with the same noise."""
+    one = account(view)
+    rounds = spend(one, range(100))
+    costs = {round: RoundCost(2, (0.0, 1.0), 1.0) for round in range(known)}
+    again = account(view, ledger=one.ledger, costs=costs, repeats=lambda charge: charge.round >= known)
+    assert again.views()["server"] == one.views()["server"]  # nothing is forgotten, wherever it ends
+    before = len(one.ledger)
+    assert spend(again, range(known, 100)) == rounds
+    assert len(again.ledger) == before and again.views() == one.views()
+
+
+@pytest.mark.parametrize("view", ["server", "third_party"])
+def test_fresh_noise_counts_again(view: str) -> None:
+    one = account(view)
+    rounds = spend(one, range(100))
+    costs = {round: RoundCost(2, (0.0, 1.0), 1.0) for round in range(2)}
+    short = account(view, ledger=Ledger(), epsilon=None)
+    spend(short, range(rounds - 2))
+    resumed = account(view, ledger=short.ledger, costs=costs)
+    end = spend(resumed, range(2, 100), "run.1")
+    assert rounds - 2 + (end - 2) == rounds  # of the two rounds that were left, both were spent on repeating
+    assert epsilon(resumed, view) == epsilon(one, view)
+
+
+def test_what_was_spent_so_far_on_the_way() -> None:
+    """An evaluation of a round that is repeated says what that round's model cost, as it did the first time."""
+    one, said = account(epsilon=None), []
+    for round in range(6):
+        spend(one, range(round, round + 1))
+        said.append(one.so_far())
+    costs = {round: RoundCost(2, (0.0, 1.0), 1.0) for round in range(3)}
+    again = account(epsilon=None, ledger=one.ledger, costs=costs, repeats=lambda charge: charge.round >= 3)
+    for round in range(3, 6):
+        spend(again, range(round, round + 1))
+        assert again.so_far() == said[round]
+
+
+def test_sampled_silos_spend_when_they_take_part() -> None:
+    setting = Setting(num_silos=10, num_participants=3, silo_rate=0.3, record_rate=None)
+    drawn = [draw_participants(7, round, setting) for round in range(400)]
+    assert all(len(set(silos)) == 3 and silos == sorted(silos) for silos in drawn)
+    counts = [sum(silo in silos for silos in drawn) for silo in range(10)]
+    # Binomial(400, 0.3) has a standard deviation of 9.2; the seed is fixed.
+    assert min(counts) > 120 - 46 and max(counts) < 120 + 46
+    # The stream that all recorded results were made with; it is not any silo's.
+    expected = stream(7, "participants", 5).choice(10, 3, replace=False)
+    assert drawn[5] == sorted(expected.tolist())
+    assert drawn != [draw_participants(8, round, setting) for round in range(400)]
+    assert draw_participants(0, 0, Setting(num_silos=3, num_participants=3, silo_rate=1.0, record_rate=None)) == [
+        0,
+        1,
+        2,
+    ]

@@ -1,0 +1,54 @@
+"""Files of a run: whole or not there, and JSON by the standard."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpfl_plugin.errors import ConfigError
+from dpfl_plugin.training.folder import RunFolder, to_json, write_atomic
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    write_atomic(path, "first")
+
+    def fails(*args: Any) -> None:
+        raise OSError("no")
+
+    monkeypatch.setattr(os, "fsync", fails)
+    with pytest.raises(OSError, match="no"):
+        write_atomic(path, "second")
+    assert path.read_text() == "first"
+
+
+def test_json_has_no_nan() -> None:
+    values = {"a": math.nan, "b": [math.inf, 1.5, (-math.inf,)], 3: "x"}
+    assert json.loads(to_json(values)) == {"a": None, "b": [None, 1.5, [None]], "3": "x"}
+
+
+def test_metrics(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    assert folder.read_metrics() == []
+    for number in (1, 2, 3):
+        folder.add_metrics({"round": number, "train_loss": math.nan})
+    assert [line["round"] for line in folder.read_metrics()] == [1, 2, 3]
+    with folder.metrics.open("a") as file:
+        file.write('{"round": 4, "tr')
+    assert [line["round"] for line in folder.keep_metrics(2)] == [1, 2]
+    assert [line["round"] for line in folder.read_metrics()] == [1, 2]
+    folder.add_metrics({"round": 3})
+    assert [line["round"] for line in folder.read_metrics()] == [1, 2, 3]
+
+
+def test_a_folder_is_locked_for_others(tmp_path: Path) -> None:
+    first, second = RunFolder(tmp_path / "run"), RunFolder(tmp_path / "run")
+    with first.locked(), pytest.raises(ConfigError, match=rf"another process \(pid {os.getpid()} on "), second.locked():
+        pass
+    with second.locked():
+        pass
