@@ -132,12 +132,15 @@ class PrivateOracle:
         self._gradient_calls = 0
         self._released: list[Tensor] = []
 
+    @torch.no_grad()
     def gradient(self, y: Tensor) -> Tensor:
         """H(y), shape (m, d), plus the gradient of the regulariser.
 
         Raises:
             TrainingError: the algorithm asks for more gradients than its plan said and the budget allowed.
         """
+        self._check_rows(y)
+        y = y.detach()  # with no_grad: nothing may flow back from the noisy gradient to the records
         step = self._gradient_calls
         if step >= self._max_gradients:
             raise TrainingError(
@@ -164,6 +167,7 @@ class PrivateOracle:
             rules.mechanism(out, sensitivity, stream.seek(draw.key("noise", silo, step)))
         out.div_(divisor)
 
+    @torch.no_grad()
     def release(self, update: Tensor) -> Tensor:
         """At record level ``update`` itself: it was computed from private gradients. At silo level
 
@@ -173,6 +177,7 @@ class PrivateOracle:
         """
         if self._rules.unit == "record":
             return update
+        self._check_rows(update)
         rules = self._rules
         out = update.clone(memory_format=torch.contiguous_format)
         sensitivity = (2.0 if rules.neighbouring == "replace_one" else 1.0) * rules.clip_norm
@@ -183,12 +188,17 @@ class PrivateOracle:
             )
         for row, silo in enumerate(self._ids):
             if not math.isinf(rules.clip_norm):
-                norm = float(out[row].norm())
+                norm = float(torch.linalg.vector_norm(out[row], dtype=torch.float64))
                 # A silo whose update is not finite sends noise alone, so that its failure does not show.
                 out[row] = out[row] / max(1.0, norm / rules.clip_norm) if math.isfinite(norm) else 0.0
             rules.mechanism(out[row], sensitivity, self._stream.seek(self._draw.key("noise", silo, step)))
-        self._released.append(out)
+        self._released.append(out.clone())  # what was released, whatever the algorithm does to its copy
         return out
+
+    def _check_rows(self, value: Tensor) -> None:
+        """Raise TrainingError unless there is a row for each silo: others would be neither noised nor charged."""
+        if value.dim() != 2 or value.shape[0] != self.num_silos:
+            raise TrainingError(f"the algorithm asked for shape {tuple(value.shape)}; it has {self.num_silos} silos.")
 
     def check_upload(self, up: Vectors) -> None:
         """Raise unless everything in ``up`` (m, d) may leave the silos.
@@ -222,10 +232,10 @@ class PrivateOracle:
 
 
 def check_released(up: Vectors, released: Sequence[Tensor]) -> None:
-    """Raise UnsupportedError unless every vector of ``up`` is one of ``released``: what is sent at silo level."""
+    """Raise UnsupportedError unless every vector of ``up`` equals one of ``released``: what is sent at silo level."""
     for name, value in up.items():
-        if not any(value is known for known in released):
+        if not any(torch.equal(value, known) for known in released):
             raise UnsupportedError(
-                f"privacy.unit='silo': this algorithm sends {name!r} without releasing it, so that no guarantee "
+                f"privacy.unit='silo': this algorithm sends {name!r} without releasing it as it is: no guarantee "
                 "would hold. Use unit: record, or an algorithm that sends one released update (fedavg)."
             )

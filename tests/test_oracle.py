@@ -9,6 +9,7 @@ import torch
 from scipy import stats
 from torch import nn
 
+from dpfl_plugin.core.streams import stream
 from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.errors import ConfigError, TrainingError, UnsupportedError
 from dpfl_plugin.gradients import losses
@@ -62,8 +63,6 @@ def test_without_noise_the_mean_over_the_drawn_batch(sampler, engine):
 
 
 def _bits(purpose, step):
-    from dpfl_plugin.core.streams import stream
-
     return stream(0, purpose, 0, 0, step).bit_generator
 
 
@@ -141,8 +140,6 @@ def test_batches_are_fresh_at_every_step_and_silo_and_uniform():
 
 
 def _batch_bits(silo, step):
-    from dpfl_plugin.core.streams import stream
-
     return stream(0, "batch", 0, silo, step).bit_generator
 
 
@@ -308,16 +305,79 @@ def test_an_empty_poisson_batch_still_releases_noise():
     assert asked.charges()[0].count == 1
 
 
-def test_runs_of_one_seed_share_neither_noise_nor_batches():
-    """Else the difference of what two runs release would be free of noise."""
-    made_by = rules(1.0, 0.5, FixedSize(0.4))
+@pytest.mark.parametrize("other", [Draw(1, 0), Draw(0, 1), Draw(0, 0, attempt=1), Draw(0, 0, run="b")])
+def test_other_seeds_rounds_attempts_and_runs_share_neither_noise_nor_batches(other):
+    """Else the difference of what two of them release would be free of noise."""
     made = ENGINES["closed_form"](MODEL, losses.cross_entropy, 2**20)
-    one, other = (
-        PrivateOracle(made_by, made, [made.prepare(silo(50))], [0], Draw(0, 0, run=run), max_gradients=1)
-        for run in ("a", "b")
-    )
-    noise = [o.gradient(zeros())[0] for o in (one, other)]
-    assert not torch.equal(*noise)
-    assert {o.charges()[0].noise_id for o in (one, other)} == {"a.0", "b.0"}
-    keys = [Draw(0, 0, run=run).key("batch", 0, 0) for run in ("a", "b")]
-    assert keys[0] != keys[1]
+    for made_by in (rules(1.0, 0.5), rules(0.0, 0.5, FixedSize(0.4))):  # noise alone; batch alone
+        one, two = (
+            PrivateOracle(made_by, made, [made.prepare(silo(50))], [0], draw, max_gradients=1)
+            for draw in (Draw(0, 0), other)
+        )
+        assert not torch.equal(one.gradient(zeros()), two.gradient(zeros()))
+        same_bits = (other.run, other.attempt) == ("", 0)
+        assert (one.charges()[0].noise_id == two.charges()[0].noise_id) == same_bits
+
+
+def test_noise_comes_from_the_stream_of_its_name():
+    noisy, silent = (oracle([silo(9)], rules(sigma, 0.5), round=4, seed=6) for sigma in (1.5, 0.0))
+    for step in range(2):
+        noise = noisy.gradient(zeros()) - silent.gradient(zeros())
+        normals = stream(6, "noise", 4, 0, step).standard_normal(DIMENSION)
+        torch.testing.assert_close(noise[0], torch.from_numpy(normals) * 1.5 * 2 * 0.5 / 9)
+
+
+def test_every_step_of_a_round_has_a_batch_of_its_own():
+    asked = oracle([silo(50)], rules(0.0, 0.5, FixedSize(0.2)))
+    gradients = [asked.gradient(zeros()) for _ in range(5)]
+    assert all(not torch.equal(a, b) for a, b in itertools.combinations(gradients, 2))
+
+
+def test_silos_of_a_stack_release_independent_noise():
+    made_by = rules(1.0, 0.5, unit="silo", neighbouring="replace_one")
+    released = torch.stack([oracle([silo(5)] * 2, made_by, round=t).release(zeros(2)) for t in range(500)])
+    r = np.corrcoef(released[:, 0].flatten().numpy(), released[:, 1].flatten().numpy())[0, 1]
+    assert abs(r) < 0.1  # 7,500 pairs: more than 8 standard deviations
+
+
+def test_what_was_released_may_not_be_changed_before_it_is_sent():
+    asked = oracle([silo(5)], rules(2.0, 1e-3, unit="silo", neighbouring="replace_one"))
+    released = asked.release(zeros())
+    asked.check_upload({"model": released})
+    released += 1.0
+    with pytest.raises(UnsupportedError, match="as it is"):
+        asked.check_upload({"model": released})
+
+
+@pytest.mark.parametrize("shape", [(2, DIMENSION), (DIMENSION,), (0, DIMENSION)])
+def test_only_a_row_for_each_silo_is_answered(shape):
+    wrong = torch.zeros(shape, dtype=torch.float64)
+    with pytest.raises(TrainingError, match="it has 1 silos"):
+        oracle([silo(5)], rules(1.0, 0.5)).gradient(wrong)
+    with pytest.raises(TrainingError, match="it has 1 silos"):
+        oracle([silo(5)], rules(1.0, 0.5, unit="silo", neighbouring="replace_one")).release(wrong)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_nothing_flows_back_to_the_records(engine):
+    """Else backward() through a noisy gradient would give derivatives of it that have no noise."""
+    y = zeros().requires_grad_()
+    result = oracle([silo(5)], rules(1.0, 0.5), engine=engine).gradient(y)
+    assert not result.requires_grad
+    assert result.grad_fn is None
+
+
+def test_a_share_is_charged_at_its_own_rate():
+    made_by = rules(1.0, 0.5, FixedSize(batch_size=3))
+    asked = oracle([silo(12)], made_by, share=(0.5, 1.0))
+    asked.gradient(zeros())
+    assert asked.charges()[0].release.rate == 3 / 6
+    assert made_by.pattern(12, (0.5, 1.0), 1) == (asked.charges()[0].release, 1)
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.25, 1.0])
+def test_poisson_draws_and_charges_the_same_rate(rate):
+    sampler = Poisson(rate)
+    assert sampler.rate(123) == rate
+    sizes = [len(sampler.draw(1000, stream(0, "batch", 0, 0, k))) for k in range(400)]
+    assert abs(np.mean(sizes) - 1000 * rate) <= 5.5 * math.sqrt(1000 * rate * (1 - rate) / 400)

@@ -115,4 +115,4 @@ class ScaffoldWarm(Scaffold):
         if not missed:
             return []
         some = ", ".join(map(str, missed[:10])) + (", ..." if len(missed) > 10 else "")
-        return [f"warm-up: {len(missed)} silos were not picked in it and have the control variate 0 to begin with: {some}."]
+        return [f"warm-up: {len(missed)} silos were not picked and have the control variate 0 to begin with: {some}."]

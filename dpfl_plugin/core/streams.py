@@ -52,7 +52,6 @@ class Stream:
     def seek(self, key: bytes) -> np.random.Generator:
         """The generator at the start of the stream named by ``key`` (32 bytes)."""
         self._state["state"]["state"] = np.frombuffer(key, dtype="<u8").astype(np.uint64)
-        self._state["has_uint32"] = 0
         self._bits.state = self._state
         return self.generator
 

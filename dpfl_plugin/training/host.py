@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from dpfl_plugin.algorithms.base import Algorithm, RoundPlan
-from dpfl_plugin.core.vectors import Layout, Vectors
+from dpfl_plugin.core.vectors import Layout, Vectors, stack
 from dpfl_plugin.gradients.base import Engine, Loss, Records
 from dpfl_plugin.gradients.losses import predict
 from dpfl_plugin.oracle import Draw, PrivacyRules, PrivateOracle
@@ -64,6 +64,10 @@ class SiloHost:
 
         The charges must be in the ledger before anything else is done with the uploads. New states wait for `commit`.
         """
+        if self._rules.unit == "silo" and len(ids) > 1:
+            # Rows of a stack are raw gradients here: one silo at a time, none can end up in another's upload.
+            parts = [self.run([silo], down, plan, draw) for silo in ids]
+            return stack([up for up, _ in parts]), [charge for _, charges in parts for charge in charges]
         rows = [self._row[silo] for silo in ids]
         oracle = PrivateOracle(
             self._rules,

@@ -1,0 +1,87 @@
+"""The order of a round: charges on disk, then observers, then the mean; states only when the round counts."""
+
+import pytest
+import torch
+
+from dpfl_plugin.algorithms.fedavg import FedAvg
+from dpfl_plugin.algorithms.scaffold import Scaffold
+from dpfl_plugin.oracle import Draw
+from dpfl_plugin.runtimes.in_process import InProcess
+from dpfl_plugin.training.runtime import Interrupted
+from tests.quadratics import Lab, rules, silo
+
+SILOS = [silo([1.0], [2.0]), silo([3.0], [-1.0]), silo([2.0], [0.5])]
+
+
+class Sink:
+    def __init__(self, log):
+        self.log = log
+
+    def append(self, charges):
+        self.log.append(("charged", [charge.silo for charge in charges]))
+
+    def sync(self):
+        self.log.append("synced")
+
+
+def lab(**options):
+    return Lab(Scaffold(local_steps=2, local_lr=0.1), SILOS, rules(1.0, 1.0), [1.0], **options)
+
+
+def test_charges_are_synced_before_anybody_sees_an_upload():
+    made, log = lab(), []
+    runtime = InProcess(made.host, Sink(log), stack_size=2, observers=[lambda *seen: log.append("observed")])
+    runtime.run_round(made.algorithm.download(made.server), made.plan(), Draw(0, 0))
+    assert log == [("charged", [0, 1]), ("charged", [2]), "synced", "observed"]
+
+
+def test_a_sync_that_fails_keeps_everything_in():
+    class Broken(Sink):
+        def sync(self):
+            raise OSError("disk full")
+
+    made, seen = lab(), []
+    runtime = InProcess(made.host, Broken([]), observers=[lambda *what: seen.append(what)])
+    with pytest.raises(OSError, match="disk full"):
+        runtime.run_round(made.algorithm.download(made.server), made.plan(), Draw(0, 0))
+    assert seen == []
+
+
+def test_states_change_at_commit_and_not_before():
+    made = lab()
+    made.runtime.run_round(made.algorithm.download(made.server), made.plan(), Draw(0, 0))
+    assert torch.equal(made.host.states["control"], torch.zeros(3, 1, dtype=torch.float64))
+    made.runtime.commit()
+    assert not torch.equal(made.host.states["control"], torch.zeros(3, 1, dtype=torch.float64))
+
+
+def test_an_interrupted_round_leaves_no_state_and_can_be_run_again_to_the_same_bits():
+    whole, cut = lab(), lab()
+    whole.step()
+    answers = iter([False, False, True])
+    runtime = InProcess(cut.host, cut.ledger, stop=lambda: next(answers))
+    with pytest.raises(Interrupted):
+        runtime.run_round(cut.algorithm.download(cut.server), cut.plan(), Draw(0, 0))
+    runtime.commit()
+    assert torch.equal(cut.host.states["control"], torch.zeros(3, 1, dtype=torch.float64))
+    cut.step()
+    assert torch.equal(whole.host.states["control"], cut.host.states["control"])
+    assert len(cut.ledger) == 3  # the two silos that had run are charged once
+
+
+def test_at_silo_level_a_stack_never_mixes_silos():
+    """An algorithm that normalises over the whole stack by mistake: each silo still sees itself alone."""
+
+    class Careless(FedAvg):
+        def local_update(self, down, silos, oracle, plan):
+            y = down["model"].expand(oracle.num_silos, -1)
+            update = -oracle.gradient(y)
+            return {"model": oracle.release(update / update.norm())}, {}
+
+    ends = []
+    for last in (0.5, 50.0):
+        silos = [*SILOS[:2], silo([2.0], [last])]
+        made = Lab(Careless(local_steps=1, local_lr=0.1), silos, rules(0.0, 1.0, unit="silo"), [1.0], stack=3)
+        made.step()
+        ends.append(made.uploads[0]["model"][:2])
+    assert torch.equal(*ends)
