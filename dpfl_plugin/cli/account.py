@@ -20,11 +20,10 @@ from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.events import SampledGaussian, Term
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.views import server_view
-from dpfl_plugin.training.accounting import PrivacyAccount
+from dpfl_plugin.training.accounting import MOST_ROUNDS, PrivacyAccount
 from dpfl_plugin.training.build import build_plugin, federate, make_setting, privacy_rules
 from dpfl_plugin.training.folder import to_json
 from dpfl_plugin.training.planning import Planner, rehearse
-from dpfl_plugin.training.session import MOST_ROUNDS
 
 MECHANISMS = {
     "gaussian-wor": ("fixed", "replace_one"),

@@ -142,7 +142,7 @@ def _meaning(results: dict[str, Result]) -> list[str]:
     """What the epsilons mean, and what else a reader should know; each sentence once."""
     views = [result["epsilon"]["server"] for result in results.values()]
     lines = [
-        f"epsilon: {view['unit']} level, {view['neighbouring'].replace('_', '-')} neighbours, the worst silo, "
+        f"epsilon: {view['unit']} level, {_neighbours(view['neighbouring'])}, the worst silo, "
         f"accountant {view['accountant']}. Server: sees every message. Third party: sees the global models."
         for view in views
         if view["epsilon"] is not None
@@ -151,6 +151,12 @@ def _meaning(results: dict[str, Result]) -> list[str]:
         lines.append("epsilon none: no noise was added, so nothing is guaranteed.")
     lines += [f"note: {note}" for result in results.values() for note in result["notes"]]
     return list(dict.fromkeys(lines))
+
+
+def _neighbours(relation: str) -> str:
+    """The relation in words; where something is added or removed, its number stays public."""
+    words = relation.replace("_", "-") + " neighbours"
+    return words + " (added or removed: counted as zero or not; the numbers are public)" * (relation == "add_or_remove")
 
 
 def _comparisons(plan: Plan, results: dict[str, Result]) -> list[str]:

@@ -197,12 +197,15 @@ def run_id(config: Config) -> str:
     return _digest(config.model_dump(mode="json", exclude=_NOT_IN_ID))
 
 
-def noise_name(config: Config) -> str:
+def noise_name(config: Config, data_sha256: str) -> str:
     """Names the random bits of a run's batches and noise: runs that release different values draw different ones.
 
-    What is only measured does not count: with another evaluation schedule the same values are released again.
+    What is only measured does not count: with another evaluation schedule the same values are released again. The
+    digest of the records does, as the same noise on changed records would show the change; the seed is part of what
+    is hashed, so that without it the name tells nothing of the records.
     """
-    return _digest(config.model_dump(mode="json", exclude={**_NOT_IN_ID, "evaluation": True}))
+    values = config.model_dump(mode="json", exclude={**_NOT_IN_ID, "evaluation": True})
+    return _digest({**values, "data_sha256": data_sha256})
 
 
 def _digest(values: dict[str, Any]) -> str:

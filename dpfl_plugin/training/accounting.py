@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dpfl_plugin.algorithms.base import RoundPlan, Setting
@@ -27,6 +27,7 @@ from dpfl_plugin.privacy.views import (
 from dpfl_plugin.training.planning import draw_participants
 
 STATEMENT_SCHEMA = 1
+MOST_ROUNDS = 10**6  # where only a budget ends a run
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class PrivacyAccount:
         costs: Mapping[int, RoundCost] | None = None,
         repeats: Callable[[Charge], bool] = lambda charge: False,
     ) -> None:
-        self._seed, self._privacy = config.seed, config.privacy
+        self._seed, self._privacy, self._config_rounds = config.seed, config.privacy, config.rounds
         self._rules, self._setting, self._accountant = rules, setting, accountant
         self._num_records = tuple(num_records)
         self._budget = (
@@ -78,6 +79,7 @@ class PrivacyAccount:
         for charge in final:
             self._noise_ids[charge.round].add(charge.noise_id)
         # One silo of each number of records: the others cost the same.
+        self._most: dict[RoundCost, int] = {}
         self._kinds = {count: silo for silo, count in reversed(list(enumerate(num_records)))}
 
     # What a runtime does
@@ -103,8 +105,12 @@ class PrivacyAccount:
             return True
         cost = self._cost(plan)
         if self._privacy.budget_view == "third_party":
-            costs = {**self._found, **self.costs, round: cost}
+            costs = _dearest({**self._found, **self.costs, round: cost})
             again = self._released_again(costs, {round: {*self._noise_ids[round], "the next"}})
+            if not again and set(costs.values()) == {cost}:  # all alike: one search serves all rounds
+                if cost not in self._most:
+                    self._most[cost] = self._most_alike(cost, self._budget.epsilon, MOST_ROUNDS)
+                return len(costs) <= self._most[cost]
             return self._third_party(costs, again).epsilon <= self._budget.epsilon
         planned = {silo: [self._planned(silo, cost)] for silo in plan.participants}
         return bool(self._budget.allows(self._spending, planned))
@@ -117,11 +123,11 @@ class PrivacyAccount:
         """Epsilon spent in each view; None where nothing is guaranteed."""
         compositions = (terms for silo in self._spending for terms in self._spending.compositions(silo))
         spent = (self._accountant.epsilon(terms, self._privacy.delta) for terms in undominated(compositions))
-        costs = {**self._found, **self.costs}
-        return {
-            "server": _finite(max(spent, default=0.0)),
-            "third_party": _finite(self._third_party(costs, self._released_again(costs)).epsilon),
-        }
+        costs = _dearest({**self._found, **self.costs})
+        third_party = self._third_party(costs, self._released_again(costs)).epsilon
+        if self._budget is not None and self._privacy.budget_view == "server":
+            third_party = min(third_party, self._budget.epsilon)  # which holds towards the server, whoever is drawn
+        return {"server": _finite(max(spent, default=0.0)), "third_party": _finite(third_party)}
 
     def expected_rounds(self, plan: RoundPlan, limit: int) -> int:
         """How many rounds like ``plan`` the budget allows in all, up to ``limit``; for schedules and the ETA only."""
@@ -130,7 +136,7 @@ class PrivacyAccount:
         cost = self._cost(plan)
         allowed = self._budget.epsilon
         if self._privacy.budget_view == "third_party":
-            return min(self._most_rounds(silo, cost, cost.probability, allowed, limit) for silo in self._kinds.values())
+            return self._most_alike(cost, allowed, limit)
         most = {count: self._most_rounds(silo, cost, 1.0, allowed, limit) for count, silo in self._kinds.items()}
         if cost.probability == 1:
             return min(most.values())
@@ -145,6 +151,11 @@ class PrivacyAccount:
     def charges(self, round: int, plan: RoundPlan) -> list[Charge]:
         """What a round will charge, for rehearsals."""
         return [self._charge(silo, round, self._cost(plan), "rehearsal") for silo in plan.participants]
+
+    @property
+    def neighbouring(self) -> str:
+        """The relation that all releases of the run are accounted under."""
+        return self._rules.release(1.0).neighbouring
 
     def num_releases(self, silo: int, round: int) -> int:
         """How often a silo that takes part in a round which was begun releases something."""
@@ -167,7 +178,7 @@ class PrivacyAccount:
         )
         return {
             "server": {**_plain(realised), "worst_case_epsilon": _finite(worst.epsilon)},
-            "third_party": _plain(self._third_party(costs, self.ledger)),
+            "third_party": _plain(self._stated_third_party(costs, self.ledger)),
         }
 
     def ahead(self) -> tuple[float, float]:
@@ -181,7 +192,7 @@ class PrivacyAccount:
             rounds=sorted(costs),
             pattern=lambda silo, round: [self._planned(silo, costs[round])],
         )
-        return everywhere.epsilon, self._third_party(costs, ()).epsilon
+        return everywhere.epsilon, self._stated_third_party(costs, ()).epsilon
 
     def per_silo(self) -> list[dict[str, Any]]:
         """Each silo's records, participation and epsilon towards the server."""
@@ -238,13 +249,53 @@ class PrivacyAccount:
             pattern=lambda silo, round: [self._planned(silo, costs[round])],
         )
 
+    def _stated_third_party(self, costs: Mapping[int, RoundCost], charges: Iterable[Charge]) -> ViewEpsilon:
+        """The third party's guarantee where the draws of participants may decide how a run goes.
+
+        With a budget in the server's view a run ends when some silo has been drawn too often. Its length then depends
+        on the draws, and the mixture over the rounds that happened to run proves nothing. What holds is the mixture
+        over the most rounds that any draws allow, and the budget itself, which no silo passes whatever is drawn.
+        """
+        alike = _dearest(costs)
+        certain = all(cost.probability == 1 for cost in costs.values())
+        if certain or self._budget is None or self._privacy.budget_view != "server":
+            return self._third_party(alike, charges)
+        limit = self._most_rounds_of_any_draws(next(iter(alike.values())))
+        last = alike[max(alike)]
+        padded = {**alike, **{round: last for round in range(limit) if round not in alike}}
+        mixture = self._third_party(padded, charges)
+        if mixture.epsilon <= self._budget.epsilon:
+            return replace(mixture, basis=f"{mixture.basis}; over the {len(padded)} rounds that the budget may allow")
+        basis = "the budget, which no silo's releases pass, whoever is drawn"
+        return replace(mixture, epsilon=self._budget.epsilon, basis=basis)
+
+    def _most_rounds_of_any_draws(self, cost: RoundCost) -> int:
+        """The most rounds before every silo has used up its budget, or those of the configuration if that is fewer."""
+        assert self._budget is not None
+        limit = self._config_rounds or MOST_ROUNDS
+        most = {n: self._most_rounds(silo, cost, 1.0, self._budget.epsilon, limit) for n, silo in self._kinds.items()}
+        return min(limit, sum(most[count] for count in self._num_records) // self._setting.num_participants)
+
     def _silos(self) -> list[int]:
         return sorted(self._kinds.values())
+
+    def _most_alike(self, cost: RoundCost, epsilon: float, limit: int) -> int:
+        return min(self._most_rounds(silo, cost, cost.probability, epsilon, limit) for silo in self._kinds.values())
 
     def _most_rounds(self, silo: int, cost: RoundCost, probability: float, epsilon: float, limit: int) -> int:
         planned = self._planned(silo, cost)
         term = Term(release=planned.release, count=planned.count, rounds=1, participation=probability)
         return max_rounds(self._accountant, term, (), epsilon, self._privacy.delta, limit)
+
+
+def _dearest(costs: Mapping[int, RoundCost]) -> dict[int, RoundCost]:
+    """Rounds that are drawn count as the dearest of them: which rounds cost more may depend on earlier draws, as the
+    end of a warm-up does, and the mixture is proven for costs that do not."""
+    drawn = [cost.num_gradients for cost in costs.values() if cost.probability < 1]
+    if len(set(drawn)) < 2:
+        return dict(costs)
+    most = max(drawn)
+    return {n: replace(c, num_gradients=most) if c.probability < 1 else c for n, c in costs.items()}
 
 
 def _rounds_in(charges: Iterable[Charge]) -> dict[int, RoundCost]:
@@ -290,7 +341,7 @@ def statement(config: Config, account: PrivacyAccount, caveats: Sequence[str], n
         "views": account.views(),
         "silos": account.per_silo(),
         "num_charges": len(account.ledger),
-        "assumptions": [*ASSUMPTIONS],
+        "assumptions": [*ASSUMPTIONS, *(ZERO_OUT if account.neighbouring == "add_or_remove" else ())],
         "caveats": [*caveats, *MEASUREMENTS],
         "notes": list(notes),
     }
@@ -302,10 +353,19 @@ ASSUMPTIONS = (
     "that it was drawn with the stated probability.",
     "The seed of the run is not known to those against whom it protects: with the seed the noise can be computed. "
     "A simulation's seed is in its configuration: its epsilon is the algorithm's, not that of publishing this folder.",
+    "One seed is used for one run on one set of records, on one kind of machine: another run of the very same "
+    "configuration with changed records, or computed with other roundings, must have another seed.",
     "The numbers of records of the silos are public.",
+)
+ZERO_OUT = (
+    "add_or_remove means that a record (or a silo's update) is there or counts as zero, while the public numbers of "
+    "records and silos stay as they are; that these numbers changed is not hidden.",
 )
 MEASUREMENTS = (
     "Losses and accuracies in metrics.jsonl, result.json and curves.png are computed from records without noise, for "
     "the experimenter; publishing them is not covered by any epsilon here.",
-    "Noise is added in floating-point arithmetic, not the real-valued Gaussian of the theorems (Mironov 2012).",
+    "A run that ends because its loss is not finite, or because somebody looked at these measurements, ends at a round "
+    "that depends on records; epsilon does not cover what that tells.",
+    "Clipping and noise are computed in floating-point arithmetic, not with the real numbers of the theorems (Mironov "
+    "2012), and the noise comes from a statistical generator (SFC64), not a cryptographic one.",
 )

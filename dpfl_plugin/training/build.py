@@ -42,6 +42,7 @@ class Parts:
         weights: of each silo, adding up to 1.
         engine_reason: why this engine.
         data_sha256: fingerprint of all records, by which a resumed run knows that they are the same.
+        plugins: what computes the releases; if their code changes, so may the bits.
     """
 
     host: SiloHost
@@ -57,6 +58,7 @@ class Parts:
     engine_name: str
     engine_reason: str
     data_sha256: str
+    plugins: tuple[object, ...]
 
 
 def build(config: Config, base: Path) -> Parts:
@@ -115,6 +117,7 @@ def build(config: Config, base: Path) -> Parts:
         engine_name=engine.name,
         engine_reason=reason,
         data_sha256=fingerprint(federation),
+        plugins=(algorithm, rules.mechanism, rules.sampler, engine, module, *module.modules(), loss),
     )
 
 

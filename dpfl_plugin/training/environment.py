@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import inspect
 import os
 import platform
 import sys
+from collections.abc import Sequence
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -30,17 +35,47 @@ def describe() -> dict[str, Any]:
     }
 
 
-def arithmetic(device: str, threads: int) -> dict[str, Any]:
-    """What decides the bits of a result: two runs that agree in all of it agree in their bits."""
+def arithmetic(device: str, threads: int, plugins: Sequence[object] = ()) -> dict[str, Any]:
+    """What decides the bits of a result: two runs that agree in all of it, and repeat, agree in their bits.
+
+    Args:
+        plugins: the algorithm, model and so on in use; their source files count.
+    """
+    cuda = device.startswith("cuda")
     return {
+        "repeats": not cuda,  # kernels on a GPU may add up in another order each time
         "dpfl_plugin": dpfl_plugin.__version__,
+        "source": _source_sha256(plugins),
+        "processor": _processor(),
         "torch": torch.__version__,
         "numpy": numpy.__version__,
         "machine": platform.machine(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else device,
+        "device": torch.cuda.get_device_name(device) if cuda else device,
         "threads": threads,
     }
+
+
+def _source_sha256(plugins: Sequence[object]) -> str:
+    """Digest of the package's source files and of those that define the plugins."""
+    files = set(Path(dpfl_plugin.__file__).parent.rglob("*.py"))
+    for plugin in plugins:
+        module = inspect.getmodule(plugin if inspect.isfunction(plugin) else type(plugin))
+        if module is not None and getattr(module, "__file__", None):
+            files.add(Path(str(module.__file__)))
+    digest = hashlib.sha256()
+    for content in sorted(path.read_bytes() for path in files if path.is_file()):
+        digest.update(hashlib.sha256(content).digest())
+    return digest.hexdigest()
+
+
+def _processor() -> str:
+    """The processor's model: libraries choose their kernels by it."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith(("model name", "CPU part")):
+                return line.partition(":")[2].strip()
+    return platform.processor()
 
 
 def _version(package: str) -> str | None:

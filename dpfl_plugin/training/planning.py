@@ -69,7 +69,7 @@ class Rehearsal:
         return torch.zeros_like(y)
 
     def release(self, update: Tensor) -> Tensor:
-        self.released.append(update.clone())
+        self.released.append(update + 1)  # as noise would, it tells what was released from what was not
         return self.released[-1]
 
 

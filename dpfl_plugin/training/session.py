@@ -21,7 +21,7 @@ from dpfl_plugin.errors import ConfigError, DataError, LedgerError
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.training import checkpoint as checkpoints
 from dpfl_plugin.training import environment
-from dpfl_plugin.training.accounting import PrivacyAccount, RoundCost, statement
+from dpfl_plugin.training.accounting import MOST_ROUNDS, PrivacyAccount, RoundCost, statement
 from dpfl_plugin.training.build import Parts, build
 from dpfl_plugin.training.checkpoint import Checkpoint
 from dpfl_plugin.training.experiment import Experiment, Outcome, Progress
@@ -31,7 +31,6 @@ from dpfl_plugin.training.runtime import ChargeSink, Runtime
 
 RESULT_SCHEMA = 1
 EVALUATIONS = 100  # about so many in a run, unless the configuration says otherwise
-MOST_ROUNDS = 10**6  # where only a budget ends a run
 FRESH_NOISE = (
     "rounds that were released already cannot be repeated bit for bit here, because the machine or the versions "
     "differ: they are run with fresh noise and charged again."
@@ -123,7 +122,9 @@ def _run(
     reporter: Reporter,
     stop: Callable[[], bool],
 ) -> Result:
-    here = {**environment.arithmetic(config.runtime.device, config.runtime.threads), "engine": parts.engine_name}
+    here = environment.arithmetic(config.runtime.device, config.runtime.threads, parts.plugins)
+    here["engine"] = parts.engine_name
+    run_name = noise_name(config, parts.data_sha256)
     found = checkpoints.load(folder.checkpoint)
     if found is not None and found.facts["data_sha256"] != parts.data_sha256:
         raise DataError(
@@ -139,7 +140,7 @@ def _run(
         if attempt > (0 if found is None else found.facts["attempt"]):
             ledger.note(FRESH_NOISE)
             reporter.note(FRESH_NOISE)
-        noise_id = f"{noise_name(config)}.{attempt}"
+        noise_id = f"{run_name}.{attempt}"
         account = PrivacyAccount(
             config,
             rules=parts.rules,
@@ -175,15 +176,15 @@ def _run(
             folder.add_metrics(line)
             reporter.evaluated(line)
 
-        if found is None:
-            save(progress)  # so that --resume always has one to go on from
+        # So that --resume always has one to go on from, and knows on what machine the rounds to come were released.
+        save(progress)
         experiment = Experiment(
             planner=_planner(config, parts),
             runtime=runtime,
             account=account,
             rounds=config.rounds or MOST_ROUNDS,
             expected_rounds=expected,
-            run_name=noise_name(config),
+            run_name=run_name,
             attempt=attempt,
             evaluate_every=config.evaluation.every or max(1, expected // EVALUATIONS),
             evaluated=lines[-1]["round"] if lines else 0,
@@ -250,7 +251,7 @@ def _attempt(found: Checkpoint | None, ledger: Ledger, here: dict[str, Any]) -> 
     """0, or one more than before if rounds in the ledger will be run again and may not give the same bits."""
     before = 0 if found is None else int(found.facts["attempt"])
     replayed = any(charge.round >= (found.rounds if found else 0) for charge in ledger)
-    same_bits = found is not None and found.facts["arithmetic"] == here
+    same_bits = found is not None and found.facts["arithmetic"] == here and here["repeats"]
     if not replayed or same_bits:
         return before
     return 1 + max(int(charge.noise_id.rpartition(".")[2]) for charge in ledger)

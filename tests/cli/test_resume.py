@@ -394,3 +394,20 @@ def test_a_ledger_without_its_first_line_was_never_used(tmp_path: Path, undistur
     shutil.rmtree(folder / "checkpoint")
     (folder / "ledger.jsonl").write_bytes(b'{"facts":')
     same(run(config, "--resume"), undisturbed)
+
+
+def test_machine_a_then_b_then_a_again(tmp_path: Path) -> None:
+    """What B released is not what A would: when A goes on after B was cut off, it draws fresh noise once more."""
+    config = crash(write(tmp_path, CHANGES), 8)
+    pretend_another_machine(folder_of(config))  # the checkpoint is of A
+    crash(config, 2, "--resume")  # this machine is B; it releases two rounds and dies before its next checkpoint
+    (facts,) = (folder_of(config) / "checkpoint").glob("round-*/facts.json")
+    found = json.loads(facts.read_text())
+    assert found["arithmetic"]["machine"] != "another"
+    assert found["attempt"] == 1
+    before = charges(folder_of(config))
+    pretend_another_machine(folder_of(config))  # seen from A
+    run(config, "--resume")
+    attempts = {charge.noise_id.rpartition(".")[2] for charge in charges(folder_of(config))}
+    assert attempts == {"0", "1", "2"}
+    assert before <= charges(folder_of(config))

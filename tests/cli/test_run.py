@@ -155,8 +155,23 @@ def test_without_noise_there_is_no_epsilon(tmp_path: Path) -> None:
     assert "none" in json.loads((Path(result["folder"]) / "ledger.json").read_text())["guarantee"]
 
 
-def test_an_algorithm_that_sends_unreleased_vectors_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    path = write(tmp_path, {**SILO, "algorithm": {"name": "scaffold"}})
+HALF_RELEASED = """
+from dpfl_plugin.algorithms.scaffold import Scaffold
+
+class Half(Scaffold):
+    def local_update(self, down, silos, oracle, plan):
+        up, new = super().local_update(down, silos, oracle, plan)
+        return {**up, "model": oracle.release(up["model"])}, new
+"""
+
+
+@pytest.mark.parametrize("algorithm", [{"name": "scaffold"}, {"name": None, "module": "half_released:Half"}])
+def test_an_algorithm_that_sends_unreleased_vectors_is_refused_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algorithm: dict[str, Any]
+) -> None:
+    (tmp_path / "half_released.py").write_text(HALF_RELEASED)
+    monkeypatch.syspath_prepend(tmp_path)
+    path = write(tmp_path, {**SILO, "algorithm": algorithm})
     one_message(dpfl("run", path, "--out", tmp_path / "runs"), "privacy.unit='silo'", "fedavg")
     assert not (tmp_path / "runs").exists()
 

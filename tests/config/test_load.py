@@ -86,19 +86,19 @@ def test_what_is_written_reads_back_the_same(tmp_path: Path, settings: list[str]
     path.write_text(to_yaml(config))
     (variant,) = load(path).variants
     assert variant.config == config
-    assert run_id(variant.config) == run_id(config) and noise_name(variant.config) == noise_name(config)
+    assert run_id(variant.config) == run_id(config) and noise_name(variant.config, "data") == noise_name(config, "data")
 
 
 def test_the_id_of_a_run_and_of_its_noise(tmp_path: Path) -> None:
     base = read(tmp_path)
     for setting in ("name=x", "out=x", "description=x", "checkpoint.every=1", "data.folder=x", "runtime.stack=2"):
         assert run_id(read(tmp_path, "", setting)) == run_id(base), setting
-        assert noise_name(read(tmp_path, "", setting)) == noise_name(base), setting
+        assert noise_name(read(tmp_path, "", setting), "data") == noise_name(base, "data"), setting
     measured = read(tmp_path, "", "evaluation.every=2")
-    assert run_id(measured) != run_id(base) and noise_name(measured) == noise_name(base)
+    assert run_id(measured) != run_id(base) and noise_name(measured, "data") == noise_name(base, "data")
     for setting in ("seed=1", "rounds=4", "privacy.clip_norm=2", "algorithm.local_lr=0.2", "l2=1", "model=mlp"):
         assert run_id(read(tmp_path, "", setting)) != run_id(base), setting
-        assert noise_name(read(tmp_path, "", setting)) != noise_name(base), setting
+        assert noise_name(read(tmp_path, "", setting), "data") != noise_name(base, "data"), setting
 
 
 def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
@@ -120,3 +120,9 @@ def test_the_schema_names_every_key() -> None:
     keys(Config, schema)
     assert set(schema["properties"]) == {*Config.model_fields, "variants", "compare"}
     assert schema["additionalProperties"] is False and set(schema["required"]) == {"algorithm", "privacy"}
+
+
+def test_changed_records_draw_other_noise(tmp_path):
+    """The same noise on two sets of records would show what changed between them."""
+    config = read(tmp_path, "")
+    assert noise_name(config, "these") != noise_name(config, "those")

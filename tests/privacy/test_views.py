@@ -294,3 +294,13 @@ def test_charges_outside_the_pattern_are_refused() -> None:
     for p in (-0.1, 1.1, math.nan):
         with pytest.raises(ConfigError, match="participation"):
             views([], 10, p)
+
+
+def test_fewer_releases_at_a_larger_rate_can_be_the_worst():
+    """A composition is not dominated by one of more releases that sees fewer of the records."""
+    many, few = (replace(A, noise_multiplier=5.0, rate=rate) for rate in (0.1, 0.8))
+    charges = [charge(0, silo=0, release=many, count=100), charge(0, silo=1, release=few, count=10)]
+    view = server_view(charges, PLD(), DELTA)
+    alone = [server_view([one], PLD(), DELTA).epsilon for one in charges]
+    assert alone[1] > 1.5 * alone[0]
+    assert (view.worst_silo, view.epsilon) == (1, alone[1])

@@ -18,7 +18,7 @@ from dpfl_plugin.privacy.samplers import FixedSize
 from dpfl_plugin.training.accounting import PrivacyAccount, RoundCost
 from dpfl_plugin.training.planning import draw_participants
 
-SIGMA, RATE, RECORDS = 4.0, 0.5, 20
+SIGMA, RATE, RECORDS = 8.0, 0.5, 20
 PLAN = RoundPlan(local_steps=2, local_lr=0.1, num_gradients=2, participants=(0, 1))
 
 
@@ -65,7 +65,7 @@ def epsilon(of: PrivacyAccount, view: str) -> float:
 def test_the_budget_is_used_up_and_not_passed(view: str) -> None:
     one = account(view)
     rounds = spend(one, range(100))
-    assert 2 < rounds < 100 and epsilon(one, view) <= 2.0
+    assert 8 < rounds < 100 and epsilon(one, view) <= 2.0
     assert one.expected_rounds(PLAN, 100) == rounds
     more = account(view, epsilon=None)
     spend(more, range(rounds + 1))
@@ -128,3 +128,38 @@ def test_sampled_silos_spend_when_they_take_part() -> None:
         1,
         2,
     ]
+
+
+# A third party where draws decide when the run ends
+
+
+def test_a_third_partys_epsilon_does_not_depend_on_how_long_the_draws_let_a_run_go_on():
+    """With the server's budget the length is a function of the draws: each must come with the same statement.
+
+    Silo 0 alone was drawn (the shortest run), or both in turn (the longest): the mixture over the realised rounds
+    would promise more after the shorter one.
+    """
+    stated, realised = [], []
+    for silos in ((0,), (0, 1)):
+        of = account(num_participants=1)
+        for round in range(1000):
+            plan = RoundPlan(local_steps=2, local_lr=0.1, num_gradients=2, participants=(silos[round % len(silos)],))
+            if not of.affords(round, plan):
+                break
+            of.begin_round(round, plan)
+            of.append(of.charges(round, plan))
+        stated.append(of.views()["third_party"]["epsilon"])
+        realised.append(of.so_far()["third_party"])
+    assert stated[0] == stated[1]
+    assert realised[0] < stated[0] <= 2.0
+    assert realised[1] <= stated[1]
+
+
+def test_rounds_that_cost_more_by_the_draws_all_count_as_dearest():
+    of, dear = account(num_participants=1, epsilon=None), account(num_participants=1, epsilon=None)
+    for round in range(6):
+        cost = 3 if round >= 3 else 2
+        for account_of, num_gradients in ((of, cost), (dear, 3)):
+            plan = RoundPlan(local_steps=2, local_lr=0.1, num_gradients=num_gradients, participants=(0,))
+            account_of.begin_round(round, plan)
+    assert of.ahead()[1] == dear.ahead()[1]
