@@ -15,7 +15,7 @@ from rich.table import Table
 from dpfl_plugin import registry
 from dpfl_plugin.config.load import load
 from dpfl_plugin.config.schema import Config
-from dpfl_plugin.errors import ConfigError, DataError, require
+from dpfl_plugin.errors import ConfigError, DataError, UnsupportedError, require
 from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.events import SampledGaussian, Term
 from dpfl_plugin.privacy.ledger import Ledger
@@ -99,8 +99,8 @@ def _show(rows: dict[str, list[dict[str, Any]]]) -> None:
     for label, views in rows.items():
         for name in dict.fromkeys(view["view"] for view in views):
             of = {view["accountant"]: view for view in views if view["view"] == name}
-            values = ["none" if of[a]["epsilon"] is None else f"{of[a]['epsilon']:.4f}" for a in accountants]
-            some = of[accountants[0]]
+            some = next(iter(of.values()))
+            values = [_number(of[accountant]) if accountant in of else "-" for accountant in accountants]
             table.add_row(label, name, *values, f"{some['delta']:g}")
             relation = str(some["neighbouring"] or "no").replace("_", "-")
             explained.append(f"{name} view: {some['basis']}; {relation} neighbours.")
@@ -108,6 +108,10 @@ def _show(rows: dict[str, list[dict[str, Any]]]) -> None:
     console.print(table)
     for line in dict.fromkeys(explained):
         console.print(line, soft_wrap=True, markup=False)
+
+
+def _number(view: dict[str, Any]) -> str:
+    return "none" if view["epsilon"] is None else f"{view['epsilon']:.4f}"
 
 
 def _of_ledger(folder: Path) -> list[dict[str, Any]]:
@@ -119,7 +123,10 @@ def _of_ledger(folder: Path) -> list[dict[str, Any]]:
     views = []
     for name in registry.names("accountants"):
         accountant: Accountant = registry.build(registry.load("accountants", name), {}, where="accountant")
-        view = server_view(ledger, accountant, config.privacy.delta)
+        try:
+            view = server_view(ledger, accountant, config.privacy.delta)
+        except UnsupportedError:  # this accountant does not know the mechanism; others do
+            continue
         views.append(_row("server", view.epsilon, config, view.neighbouring, accountant.name, view.basis))
     return views
 
@@ -144,7 +151,10 @@ def _of_config(config: Config, base: Path) -> list[dict[str, Any]]:
     for name in registry.names("accountants"):
         accountant: Accountant = registry.build(registry.load("accountants", name), {}, where="accountant")
         same = account_with(accountant=accountant, ledger=Ledger(), costs=account.costs)
-        everywhere, mixture = same.ahead()
+        try:
+            everywhere, mixture = same.ahead()
+        except UnsupportedError:  # this accountant does not know the mechanism; others do
+            continue
         whole = "; a silo that takes part in all of them"
         views.append(_row("server", everywhere, config, neighbouring, accountant.name, basis + whole))
         drawn = f"; each with probability {setting.num_participants}/{setting.num_silos}"

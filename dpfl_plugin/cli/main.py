@@ -110,6 +110,8 @@ def schema() -> None:
 
 def main() -> NoReturn:
     """Run the command line; every error that a user can mend is one message and an exit code."""
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # users' own modules, as with python -m
     try:
         app()
     except DpflError as error:

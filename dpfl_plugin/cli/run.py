@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -31,8 +32,10 @@ EXIT_CODES = {"done": 0, "failed": 1, "budget_exhausted": 3, "interrupted": 4}
 
 def run_file(path: Path, settings: list[str], out: Path | None, *, resume: bool, as_json: bool) -> int:
     """Run what a file describes and print how it went; returns the exit code (the most severe of several runs)."""
+    command = ["dpfl", "run", str(path), *(f"--set={setting}" for setting in settings)]
     if out is not None:
         settings = [*settings, f"out={json.dumps(str(out))}"]
+        command += ["--out", str(out)]
     plan = load(path, settings)
     console = Console(stderr=True)
     results: dict[str, Result] = {}
@@ -52,7 +55,7 @@ def run_file(path: Path, settings: list[str], out: Path | None, *, resume: bool,
     for label, result in results.items():
         if result["status"] != "done":
             prefix = f"{label}: " if len(plan.variants) > 1 else ""
-            print(f"dpfl: {prefix}{_ending(result, path)}", file=sys.stderr)
+            print(f"dpfl: {prefix}{_ending(result, shlex.join([*command, '--resume']))}", file=sys.stderr)
     return max((EXIT_CODES[result["status"]] for result in results.values()), default=0)
 
 
@@ -96,11 +99,11 @@ def _stopping() -> Iterator[Callable[[], bool]]:
             signal.signal(number, handler)
 
 
-def _ending(result: Result, path: Path) -> str:
+def _ending(result: Result, resume: str) -> str:
     done = f"{result['rounds']} rounds are done"
     match result["status"]:
         case "interrupted":
-            return f"interrupted; {done} and saved. Go on with: dpfl run {path} --resume"
+            return f"interrupted; {done} and saved. Go on with: {resume}"
         case "budget_exhausted":
             return f"stopped by the budget after {result['rounds']} rounds: {result['reason']}."
         case _:
