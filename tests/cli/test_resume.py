@@ -100,7 +100,7 @@ def test_interrupted_and_resumed(
 
     monkeypatch.setattr(SiloHost, "run", work)
     done = dpfl("run", config, "--out", tmp_path / "runs", "--json")
-    assert done.code == 4 and f"dpfl run {config} --resume" in done.err
+    assert done.code == 4 and f"dpfl run {config} --out {config.parent / 'runs'} --resume" in done.err
     assert done.json["status"] == "interrupted" and done.json["rounds"] == calls // 2
     assert json.loads((folder_of(config) / "result.json").read_text()) == done.json
     assert len(list((folder_of(config) / "checkpoint").iterdir())) == 1

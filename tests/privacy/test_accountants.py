@@ -1,4 +1,4 @@
-"""The accountants' contract, and epsilons that others computed."""
+"""Epsilons that others computed, and what sets one accountant apart; their contract is in test_accountant_contract."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpfl_plugin import registry
 from dpfl_plugin.errors import ConfigError, UnsupportedError
-from dpfl_plugin.privacy.accountants import PLD, RDP, Accountant, max_rounds
+from dpfl_plugin.privacy.accountants import PLD, PRV, RDP, Accountant, Gaussian, max_rounds
 from dpfl_plugin.privacy.events import SampledGaussian, Sampler, Term
+from dpfl_plugin.privacy.paper import Paper
 
 BOTH = pytest.mark.parametrize("accountant", [PLD(), RDP()], ids=lambda a: a.name)
 SAMPLERS: tuple[Sampler, ...] = ("fixed", "poisson", "full")
@@ -72,6 +72,29 @@ def test_reference_rdp(reference_folder: Path) -> None:
         assert of(RDP(), row) == pytest.approx(float(row["epsilon"]), rel=1e-4, abs=1e-6), row
 
 
+def test_reference_gaussian(reference_folder: Path) -> None:
+    checked = rows(reference_folder, "exact (Balle-Wang)")
+    assert len(checked) == 8
+    for row in checked:
+        assert of(Gaussian(), row) == of(PLD(), row) == pytest.approx(float(row["epsilon"]), abs=1e-6), row
+
+
+def test_reference_prv(reference_folder: Path) -> None:
+    checked = rows(reference_folder, "opacus-1.6.0 PRV(upper, eps_error=.01)")
+    assert len(checked) == 4
+    for row in checked:
+        assert of(PRV(), row) == pytest.approx(float(row["epsilon"]), abs=2e-6), row
+    for row in rows(reference_folder, "prv-accountant-0.2.0 upper"):
+        assert of(PRV(), row) == pytest.approx(float(row["epsilon"]), abs=1e-5), row
+
+
+def test_reference_paper(reference_folder: Path) -> None:
+    checked = rows(reference_folder, "Noble et al. Lemma B.7, Mironov conversion")
+    assert len(checked) == 23
+    for row in checked:
+        assert of(Paper(), row) == pytest.approx(float(row["epsilon"]), rel=1e-6), row
+
+
 # Each against the others
 
 
@@ -103,6 +126,48 @@ def test_rdp_mixture_is_the_moment_of_a_coin() -> None:
         moments = np.log1p(p * np.expm1(np.minimum((a - 1) * a / (2 * sigma**2), 700.0))) / (a - 1)
     expected = compute_epsilon(a[a < 64], moments[a < 64], 1e-5)[0]
     assert RDP().epsilon([term("full", 1.0, sigma, participation=p)], 1e-5) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("eps_error", [0.1, 0.01, 0.001])
+@pytest.mark.parametrize(
+    "composition",
+    [
+        [term("poisson", 0.2, 60.0, 400, 50)],
+        [term("poisson", 0.01, 0.8, 100), term("poisson", 0.05, 5.0, 300), term("poisson", 0.05, 4.0, 30)],
+        [term("poisson", 0.1, 8.0, 5), term("poisson", 1.0, 20.0, 30)],
+    ],
+)
+def test_prv_lies_where_it_says(composition: list[Term], eps_error: float) -> None:
+    """Above the exact value, by at most 2.2 eps_error; PLD is at most 5e-4 above that, too."""
+    found, tight = PRV(eps_error=eps_error).epsilon(composition, 2.5e-6), PLD().epsilon(composition, 2.5e-6)
+    assert tight / (1 + 5e-4) <= found <= tight + 2.2 * eps_error
+
+
+def test_prv_of_the_smallest_delta() -> None:
+    for composition in ([term("poisson", 0.001, 1.0, 100_000)], [term("poisson", 0.2, 60.0, 20_000)]):
+        assert 0 < PRV().epsilon(composition, 1e-9) - PLD().epsilon(composition, 1e-9) < 0.022
+    with pytest.raises(UnsupportedError, match=r"delta=9e-10.*Use pld"):
+        PRV().epsilon([term("poisson", 0.2, 60.0)], 9e-10)
+
+
+def test_prv_refuses_grids_that_do_not_fit() -> None:
+    for eps_error, sigma, number in ((1e-4, 1.0, 100_000), (0.01, 0.04, 1), (0.01, 0.5, 10**6)):
+        with pytest.raises(UnsupportedError, match="grid points"):
+            PRV(eps_error=eps_error).epsilon([term("poisson", 0.2, sigma, number)], 1e-5)
+    for bad in (0.0, -1.0, 2.0, math.nan):
+        with pytest.raises(ConfigError, match="eps_error"):
+            PRV(eps_error=bad)
+
+
+def test_rdp_takes_rounding_for_no_evidence_of_privacy() -> None:
+    """dp_accounting's divergence of this release is -3e-25, which it takes for an epsilon of 0 at any delta."""
+    assert RDP().epsilon([term("poisson", 1e-12, 1000.0)], 1e-25) > 0
+
+
+def test_noise_beyond_what_doubles_bear_is_not_credited() -> None:
+    for accountant in (PLD(), RDP(), PRV(), Gaussian(), Paper()):
+        most = accountant.epsilon([term("full", 1.0, 1e4)], 1e-9)
+        assert accountant.epsilon([term("full", 1.0, 1e7)], 1e-9) == most > 0
 
 
 # max_rounds
