@@ -104,10 +104,16 @@ def _show(rows: dict[str, list[dict[str, Any]]]) -> None:
             table.add_row(label, name, *values, f"{some['delta']:g}")
             relation = str(some["neighbouring"] or "no").replace("_", "-")
             explained.append(f"{name} view: {some['basis']}; {relation} neighbours.")
+    explained += [f"{view['accountant']} {view['caveat']}." for vs in rows.values() for view in vs if view["caveat"]]
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
     console.print(table)
     for line in dict.fromkeys(explained):
         console.print(line, soft_wrap=True, markup=False)
+
+
+def _accountants() -> list[str]:
+    """All registered accountants, the default one first."""
+    return sorted(registry.names("accountants"), key=lambda name: (name != "pld", name))
 
 
 def _number(view: dict[str, Any]) -> str:
@@ -121,13 +127,13 @@ def _of_ledger(folder: Path) -> list[dict[str, Any]]:
     config = load(folder / "config.yaml").variants[0].config
     ledger = Ledger.open(folder / "ledger.jsonl", append=False)
     views = []
-    for name in registry.names("accountants"):
+    for name in _accountants():
         accountant: Accountant = registry.build(registry.load("accountants", name), {}, where="accountant")
         try:
             view = server_view(ledger, accountant, config.privacy.delta)
         except UnsupportedError:  # this accountant does not know the mechanism; others do
             continue
-        views.append(_row("server", view.epsilon, config, view.neighbouring, accountant.name, view.basis))
+        views.append(_row("server", view.epsilon, config, view.neighbouring, accountant, view.basis))
     return views
 
 
@@ -148,7 +154,7 @@ def _of_config(config: Config, base: Path) -> list[dict[str, Any]]:
     basis = f"{len(account.costs)} rounds, {releases} releases"
     neighbouring = rules.release(1.0).neighbouring
     views = []
-    for name in registry.names("accountants"):
+    for name in _accountants():
         accountant: Accountant = registry.build(registry.load("accountants", name), {}, where="accountant")
         same = account_with(accountant=accountant, ledger=Ledger(), costs=account.costs)
         try:
@@ -156,9 +162,9 @@ def _of_config(config: Config, base: Path) -> list[dict[str, Any]]:
         except UnsupportedError:  # this accountant does not know the mechanism; others do
             continue
         whole = "; a silo that takes part in all of them"
-        views.append(_row("server", everywhere, config, neighbouring, accountant.name, basis + whole))
+        views.append(_row("server", everywhere, config, neighbouring, accountant, basis + whole))
         drawn = f"; each with probability {setting.num_participants}/{setting.num_silos}"
-        views.append(_row("third party", mixture, config, neighbouring, accountant.name, basis + drawn))
+        views.append(_row("third party", mixture, config, neighbouring, accountant, basis + drawn))
     return views
 
 
@@ -177,13 +183,14 @@ def _rehearse_all(account: PrivacyAccount, planner: Planner, limit: int) -> None
 
 
 def _row(
-    view: str, epsilon: float, config: Config, neighbouring: str | None, accountant: str, basis: str
+    view: str, epsilon: float, config: Config, neighbouring: str | None, accountant: Accountant, basis: str
 ) -> dict[str, Any]:
     return {
         "view": view,
         "epsilon": epsilon if math.isfinite(epsilon) else None,
         "delta": config.privacy.delta,
         "neighbouring": neighbouring,
-        "accountant": accountant,
+        "accountant": accountant.name,
+        "caveat": accountant.caveat,
         "basis": basis,
     }

@@ -143,8 +143,8 @@ class PLD(Checked):
 
     name: ClassVar[str] = "PLD"
     error: ClassVar[str] = (
-        "never below the exact epsilon; 3e-5 to 5e-4 (relative) above it, up to 2e-3 where a single release loses "
-        "more than ten; exact without sampling"
+        "never below the exact epsilon; 1e-5 to 5e-4 (relative) above it for noise multipliers from 0.2 on, up to 1 % "
+        "below 0.2, where epsilon is in the hundreds; exact without sampling"
     )
 
     def bound(self, terms: tuple[Term, ...], delta: float) -> float:
@@ -162,7 +162,7 @@ class Gaussian(Checked):
 
     name: ClassVar[str] = "Gaussian"
     caveat: ClassVar[str] = "holds for full batches in every round only, and refuses everything else"
-    error: ClassVar[str] = "exact, to the 1e-12 of its root finding"
+    error: ClassVar[str] = "exact, but for rounding: delta is met to 1e-8 (relative)"
 
     def refusal(self, term: Term) -> str:
         """See `Checked.refusal`."""
