@@ -81,9 +81,9 @@ def _import(path: str, what: str) -> Callable[..., Any]:
 
 
 def nearest(word: str, known: typing.Iterable[str]) -> str:
-    """ "; did you mean 'x'?" or nothing."""
+    """ " (did you mean 'x'?)" or nothing."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def options(plugin: Callable[..., Any]) -> dict[str, inspect.Parameter]:

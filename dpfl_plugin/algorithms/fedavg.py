@@ -54,7 +54,7 @@ class FedAvg(_Averaging):
 
 @dataclass(frozen=True, kw_only=True)
 class FedSGD(_Averaging):
-    """FedAvg that passes over its records once a round. Two forms:
+    """FedAvg whose rounds pass over a silo's records once, in 1/s local steps or in one.
 
     * "epoch": K = 1/s steps ([N] sec. 5: "FedAvg with K s = 1");
     * "single": K = 1, the mean gradient at the global model (McMahan et al. 2017).

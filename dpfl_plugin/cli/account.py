@@ -34,7 +34,7 @@ MECHANISMS = {
 
 def account_mechanism(
     mechanism: str,
-    q: float,
+    q: float | None,
     sigma: float | None,
     steps: int | None,
     delta: float | None,
@@ -51,6 +51,7 @@ def account_mechanism(
     assert sigma is not None
     assert steps is not None
     assert delta is not None
+    q = 1.0 if q is None else q
     require(0 < q <= 1, "--q", q, "be in (0, 1]: the share of the records in a batch")
     require(0 <= sigma < math.inf, "--sigma", sigma, "be finite and at least 0: noise std / L2 sensitivity")
     require(steps >= 0, "--steps", steps, "be at least 0")
@@ -81,6 +82,7 @@ def account_file(path: Path, settings: list[str], *, as_json: bool) -> None:
             raise ConfigError("--set has no meaning for a run's folder: what was released was released.")
         rows = {path.name: _of_ledger(path)}
     else:
+        sys.path.append(str(path.parent.resolve()))  # users' own modules may lie beside their configuration
         plan = load(path, settings)
         rows = {v.label or v.config.name: _of_config(v.config, path.parent) for v in plan.variants}
     if as_json:
@@ -151,7 +153,9 @@ def _of_config(config: Config, base: Path) -> list[dict[str, Any]]:
     account = account_with(accountant=own, ledger=Ledger())
     _rehearse_all(account, Planner(algorithm, setting, weights, config.seed), config.rounds or MOST_ROUNDS)
     releases = sum(account.num_releases(0, round) for round in account.costs)
-    basis = f"{len(account.costs)} rounds, {releases} releases"
+    ran, asked = len(account.costs), config.rounds
+    fit = f" of the {asked} asked for fit epsilon {config.privacy.epsilon:g}" if asked and ran < asked else ""
+    basis = f"{ran} rounds{fit}, {releases} releases"
     neighbouring = rules.release(1.0).neighbouring
     views = []
     for name in _accountants():

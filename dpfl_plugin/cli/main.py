@@ -9,7 +9,7 @@ from typing import Annotated, NoReturn
 import typer
 
 import dpfl_plugin
-from dpfl_plugin.errors import DpflError
+from dpfl_plugin.errors import ConfigError, DpflError
 
 app = typer.Typer(
     name="dpfl",
@@ -69,11 +69,11 @@ def account(
         str | None,
         typer.Option(help="gaussian-wor (fixed-size, replace one), gaussian-poisson (add or remove one), or gaussian."),
     ] = None,
-    q: Annotated[float, typer.Option("--q", help="Share of the records in a batch.")] = 1.0,
+    q: Annotated[float | None, typer.Option("--q", help="Share of the records in a batch (default: 1).")] = None,
     sigma: Annotated[float | None, typer.Option("--sigma", help="Noise std / L2 sensitivity.")] = None,
     steps: Annotated[int | None, typer.Option("--steps", help="Number of releases.")] = None,
     delta: Annotated[float | None, typer.Option("--delta")] = None,
-    accountant: Annotated[str, typer.Option(help="See dpfl list accountants.")] = "pld",
+    accountant: Annotated[str | None, typer.Option(help="See dpfl list accountants (default: pld).")] = None,
     json: AsJson = False,
 ) -> None:
     """Epsilon of a configuration, of a run's ledger, or of a mechanism given by its numbers."""
@@ -82,9 +82,15 @@ def account(
     if (config is None) == (mechanism is None):
         raise typer.BadParameter("give either CONFIG or --mechanism.")
     if config is not None:
+        given = {"--q": q, "--sigma": sigma, "--steps": steps, "--delta": delta, "--accountant": accountant}
+        for option, value in given.items():
+            if value is not None:
+                raise ConfigError(
+                    f"{option} belongs to --mechanism. Change a configuration by --set, e.g. privacy.delta."
+                )
         account_file(config, settings or [], as_json=json)
     else:
-        account_mechanism(str(mechanism), q, sigma, steps, delta, accountant, as_json=json)
+        account_mechanism(str(mechanism), q, sigma, steps, delta, accountant or "pld", as_json=json)
 
 
 @app.command("list")

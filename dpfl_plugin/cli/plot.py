@@ -18,6 +18,7 @@ def curves(path: Path, runs: Mapping[str, Lines], title: str, delta: float) -> N
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
+    from matplotlib.ticker import MaxNLocator
 
     private = {label: lines for label, lines in runs.items() if lines and lines[-1]["epsilon"]["server"] is not None}
     figure, axes = pyplot.subplots(
@@ -31,12 +32,13 @@ def curves(path: Path, runs: Mapping[str, Lines], title: str, delta: float) -> N
     axes[0, 0].set_ylabel("test accuracy (mean over silos)")
     axes[0, 0].set_title(title, fontsize=10)
     axes[0, 0].legend(fontsize=8, frameon=False, loc="lower right")
-    for label, lines in private.items():
-        _epsilon(axes[1, 0], label, lines, colours[label])
+    for label, lines in _one_of_each(private).items():
+        _epsilon(axes[1, 0], label, lines, colours.get(label, "black"))
     if private:
         axes[1, 0].set_ylabel(f"epsilon at delta = {delta:g}")
         axes[1, 0].set_ylim(bottom=0)
         axes[1, 0].legend(fontsize=8, frameon=False, loc="lower right")
+    axes[-1, 0].xaxis.set_major_locator(MaxNLocator(integer=True))
     axes[-1, 0].set_xlabel("communication rounds")
     for axis in axes[:, 0]:
         axis.grid(alpha=0.3)
@@ -54,3 +56,11 @@ def _epsilon(axis: Any, label: str, lines: Lines, colour: str) -> None:
     axis.plot(rounds, server, color=colour, label=f"{label}, server")
     if third_party != server:
         axis.plot(rounds, third_party, "--", color=colour, label=f"{label}, third party")
+
+
+def _one_of_each(runs: Mapping[str, Lines]) -> dict[str, Lines]:
+    """Runs by label; if all have the same epsilons, one of them as "all private runs"."""
+    spent = [[(line["round"], line["epsilon"]) for line in lines] for lines in runs.values()]
+    if len(spent) > 1 and all(each == spent[0] for each in spent):
+        return {"all private runs": next(iter(runs.values()))}
+    return dict(runs)

@@ -21,6 +21,7 @@ class PlainReporter:
         self._prefix = f"[{label}] " if label else ""
         self._printed_at = 0.0
         self._line: dict[str, Any] = {}
+        self._shown: dict[str, Any] = {}
         self._pace = _Pace()
 
     def note(self, text: str) -> None:
@@ -38,11 +39,11 @@ class PlainReporter:
         self._pace.done = progress.rounds
 
     def end(self) -> None:
-        if self._line:
+        if self._line and self._line is not self._shown:
             self._show()
 
     def _show(self) -> None:
-        self._printed_at = time.monotonic()
+        self._printed_at, self._shown = time.monotonic(), self._line
         self._print(f"round {self._line['round']}/{self._pace.rounds}  {numbers(self._line)}  {self._pace.eta()}")
 
     def _print(self, text: str) -> None:

@@ -36,6 +36,7 @@ def run_file(path: Path, settings: list[str], out: Path | None, *, resume: bool,
     if out is not None:
         settings = [*settings, f"out={json.dumps(str(out))}"]
         command += ["--out", str(out)]
+    sys.path.append(str(path.parent.resolve()))  # users' own modules may lie beside their configuration
     plan = load(path, settings)
     console = Console(stderr=True)
     results: dict[str, Result] = {}
@@ -64,8 +65,6 @@ def _run_one(variant: Variant, base: Path, resume: bool, stop: Callable[[], bool
     reporter = BarReporter(label, console) if console.is_terminal else PlainReporter(label)
     folder = folder_of(config)
     finished = finished_result(folder) is not None
-    if finished:
-        reporter.note(f"finished before, not run again: {folder.path}")
     result = run_session(config, base, resume=resume, make_runtime=_in_process, reporter=reporter, stop=stop)
     lines = folder.read_metrics()
     if lines and not (finished and folder.curves.exists()):
@@ -148,8 +147,10 @@ def _meaning(results: dict[str, Result]) -> list[str]:
         f"epsilon: {view['unit']} level, {_neighbours(view['neighbouring'])}, the worst silo, "
         f"accountant {view['accountant']}. Server: sees every message. Third party: sees the global models."
         for view in views
-        if view["epsilon"] is not None
+        if view["epsilon"] is not None and view["neighbouring"] is not None
     ]
+    if any(view["neighbouring"] is None for view in views):
+        lines.append("epsilon 0 where no round began: nothing was released.")
     if any(view["epsilon"] is None for view in views):
         lines.append("epsilon none: no noise was added, so nothing is guaranteed.")
     lines += [f"note: {note}" for result in results.values() for note in result["notes"]]
@@ -192,8 +193,9 @@ def _files(plan: Plan, results: dict[str, Result]) -> list[str]:
         config = plan.variants[0].config
         measured = {label: RunFolder(Path(result["folder"])).read_metrics() for label, result in results.items()}
         path = Path(config.out) / config.name / "curves.png"
-        curves(path, {label: rows for label, rows in measured.items() if rows}, config.name, config.privacy.delta)
-        lines.append(f"picture: {path}")
+        drawn = {label: rows for label, rows in measured.items() if rows}
+        if drawn:
+            curves(path, drawn, config.name, config.privacy.delta)
     else:
-        lines += [f"picture: {RunFolder(Path(result['folder'])).curves}" for result in results.values()]
-    return lines
+        path = RunFolder(Path(next(iter(results.values()))["folder"])).curves
+    return [*lines, f"picture: {path}"] if path.exists() else lines

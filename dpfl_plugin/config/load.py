@@ -14,6 +14,7 @@ from typing import Any
 import pydantic
 import yaml
 
+from dpfl_plugin import registry
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.registry import describe, nearest
@@ -91,7 +92,7 @@ def load(path: Path, settings: Iterable[str] = ()) -> Plan:
     """
     values = read_yaml(path)
     variants, compare = values.pop("variants", None), values.pop("compare", None) or []
-    changes = [_parse_setting(setting) for setting in settings]
+    changes = [_joined(_parse_setting(setting) for setting in settings)]
     if variants is None:
         if compare:
             raise ConfigError(f"{path}: compare names variants, but the file has none.")
@@ -128,11 +129,18 @@ def _parse_setting(setting: str) -> dict[str, Any]:
     return dict(result)
 
 
-def _merged(base: Mapping[str, Any], *changes: Mapping[str, Any]) -> dict[str, Any]:
-    """``base`` with mappings merged key by key.
+_GROUPS = {
+    ("algorithm",): "algorithms",
+    ("model",): "models",
+    ("data", "dataset"): "datasets",
+    ("data", "partition"): "partitioners",
+    ("privacy", "mechanism"): "mechanisms",
+    ("privacy", "accountant"): "accountants",
+}
 
-    A block whose name changes keeps its other options: those that the new plugin lacks are an error, not silence.
-    """
+
+def _merged(base: Mapping[str, Any], *changes: Mapping[str, Any], path: tuple[str, ...] = ()) -> dict[str, Any]:
+    """``base`` with mappings merged key by key; a block that names another plugin keeps what that one knows."""
     result = copy.deepcopy(dict(base))
     for change in changes:
         for key, value in change.items():
@@ -140,12 +148,40 @@ def _merged(base: Mapping[str, Any], *changes: Mapping[str, Any]) -> dict[str, A
             if isinstance(old, str) and isinstance(value, dict) and "name" not in value:
                 old = {"name": old}  # `model: mlp` with a later --set model.hidden=[50]
             if isinstance(old, dict) and isinstance(value, dict):
-                if ("name" in value) != ("module" in value):  # a plugin in place of users' own code, or the reverse
-                    old = {k: v for k, v in old.items() if k not in ("name", "module")}
-                result[key] = _merged(old, value)
+                if "name" in value or "module" in value:
+                    old = _kept(old, value, _GROUPS.get((*path, str(key)), ""))
+                result[key] = _merged(old, value, path=(*path, str(key)))
             else:
                 result[key] = copy.deepcopy(value)
     return result
+
+
+def _joined(settings: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """Settings as one change, so that their order does not matter to which options of a block are kept."""
+    result: dict[str, Any] = {}
+    for setting in settings:
+        for key, value in setting.items():
+            old = result.get(key)
+            if isinstance(value, dict) and isinstance(old, str):
+                old = {"name": old}  # model=mlp, then model.hidden=[50]
+            if isinstance(value, dict) and isinstance(old, dict):
+                value = _joined([old, value])
+            result[key] = value
+            if key in ("name", "module"):  # the last one counts
+                result.pop("module" if key == "name" else "name", None)
+    return result
+
+
+def _kept(old: dict[str, Any], new: Mapping[str, Any], group: str) -> dict[str, Any]:
+    """The options of a block that the plugin which takes its place has, too."""
+    if all(old.get(key) == new.get(key) for key in ("name", "module")):
+        return old
+    try:
+        name, module = new.get("name"), new.get("module")
+        known = registry.options(registry.load(group, name) if name else registry.load_object(str(module), group))
+    except (ConfigError, ValueError, TypeError):  # told when the block is built
+        return {key: value for key, value in old.items() if key not in ("name", "module")}
+    return {key: value for key, value in old.items() if key in known}
 
 
 def _check(values: dict[str, Any], source: str) -> Config:

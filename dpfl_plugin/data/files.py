@@ -102,6 +102,9 @@ def _dataset(
     num_train = sum(len(table.labels) for table in train)
     listed = ", ".join(f"{name} -> {number}" for number, name in enumerate(names[:20]))
     mapping = f"labels: {listed}{', ...' if len(names) > 20 else ''}"
+    if train[0].columns:
+        shown = ", ".join(train[0].columns[:30]) + (", ..." if len(train[0].columns) > 30 else "")
+        mapping = f"{len(train[0].columns)} features: {shown}; {mapping}"
     caveat = "the classes were read from the records of all silos; name them in `classes` to keep that from leaking"
     test_part = None
     if test:

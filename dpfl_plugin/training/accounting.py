@@ -124,16 +124,18 @@ class PrivacyAccount:
         compositions = (terms for silo in self._spending for terms in self._spending.compositions(silo))
         spent = (self._accountant.epsilon(terms, self._privacy.delta) for terms in undominated(compositions))
         costs = _dearest({**self._found, **self.costs})
-        third_party = self._third_party(costs, self._released_again(costs)).epsilon
+        again = self._released_again(costs)
+        third_party = self._third_party(costs, again).epsilon if again else self._mixture(costs)
         if self._budget is not None and self._privacy.budget_view == "server":
             third_party = min(third_party, self._budget.epsilon)  # which holds towards the server, whoever is drawn
         return {"server": _finite(max(spent, default=0.0)), "third_party": _finite(third_party)}
 
     def expected_rounds(self, plan: RoundPlan, limit: int) -> int:
         """How many rounds like ``plan`` the budget allows in all, up to ``limit``; for schedules and the ETA only."""
+        cost = self._cost(plan)
+        self._check_accountant(cost)
         if self._budget is None:
             return limit
-        cost = self._cost(plan)
         allowed = self._budget.epsilon
         if self._privacy.budget_view == "third_party":
             return self._most_alike(cost, allowed, limit)
@@ -147,6 +149,14 @@ class PrivacyAccount:
                 if used[silo] > most[self._num_records[silo]]:
                     return round
         return limit
+
+    def _check_accountant(self, cost: RoundCost) -> None:
+        """Raise UnsupportedError now if the accountant does not know what will be released, not after it was."""
+        for silo in self._silos():
+            planned = self._planned(silo, cost)
+            for probability in {1.0, cost.probability}:
+                term = Term(release=planned.release, count=planned.count, rounds=1, participation=probability)
+                self._accountant.epsilon([term], self._privacy.delta)
 
     def charges(self, round: int, plan: RoundPlan) -> list[Charge]:
         """What a round will charge, for rehearsals."""
@@ -248,6 +258,22 @@ class PrivacyAccount:
             participation={round: cost.probability for round, cost in costs.items()},
             pattern=lambda silo, round: [self._planned(silo, costs[round])],
         )
+
+    def _mixture(self, costs: Mapping[int, RoundCost]) -> float:
+        """`_third_party`'s epsilon, round by round counted and not looked at, where that is the same."""
+        counted = Counter(costs.values())
+        if any(cost.share != (0.0, 1.0) for cost in counted):
+            return self._third_party(costs, ()).epsilon
+        worst = 0.0
+        for silo in self._silos():
+            terms = []
+            for cost, rounds in counted.items():
+                planned = self._planned(silo, cost)
+                terms.append(
+                    Term(release=planned.release, count=planned.count, rounds=rounds, participation=cost.probability)
+                )
+            worst = max(worst, self._accountant.epsilon(terms, self._privacy.delta))
+        return worst
 
     def _stated_third_party(self, costs: Mapping[int, RoundCost], charges: Iterable[Charge]) -> ViewEpsilon:
         """The third party's guarantee where the draws of participants may decide how a run goes.

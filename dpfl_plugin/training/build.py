@@ -59,6 +59,7 @@ class Parts:
     engine_reason: str
     data_sha256: str
     plugins: tuple[object, ...]
+    layout: Layout
 
 
 def build(config: Config, base: Path) -> Parts:
@@ -69,6 +70,7 @@ def build(config: Config, base: Path) -> Parts:
     """
     # Cheap parts first, so that a misspelt option is found before data are loaded.
     algorithm = build_plugin("algorithms", config.algorithm, where="algorithm")
+    _check_algorithm(algorithm)
     accountant = build_plugin("accountants", config.privacy.accountant, where="privacy.accountant")
     rules = privacy_rules(config)
     federation = federate(config, base)
@@ -113,12 +115,35 @@ def build(config: Config, base: Path) -> Parts:
         num_records=num_records,
         num_test_records=sum(len(silo.test_y) for silo in federation.silos),
         weights=_weights(config, num_records),
-        caveats=tuple(federation.caveats),
+        caveats=(*federation.caveats, *_delta_caveat(config, num_records)),
         engine_name=engine.name,
         engine_reason=reason,
         data_sha256=fingerprint(federation),
+        layout=layout,
         plugins=(algorithm, rules.mechanism, rules.sampler, engine, module, *module.modules(), loss),
     )
+
+
+def _check_algorithm(algorithm: object) -> None:
+    methods = ("init_server", "init_silos", "round_plan", "download", "local_update", "aggregate", "notes")
+    missing = [name for name in methods if not callable(getattr(algorithm, name, None))]
+    if missing:
+        raise PluginError(
+            f"algorithm: {type(algorithm).__name__} has no {', '.join(missing)}; see Algorithm in "
+            "dpfl_plugin/algorithms/base.py."
+        )
+
+
+def _delta_caveat(config: Config, num_records: Sequence[int]) -> list[str]:
+    """A warning where delta alone would let the records of the smallest silo, or a silo, be published."""
+    units = min(num_records) if config.privacy.unit == "record" else len(num_records)
+    if config.privacy.noise_multiplier == 0 or config.privacy.delta < 1 / units:
+        return []
+    what = "the records of the smallest silo" if config.privacy.unit == "record" else "the silos"
+    return [
+        f"privacy.delta={config.privacy.delta:g} is not below 1/{units}, one over {what}: publishing one of them at "
+        "random would satisfy such a guarantee. Use a much smaller delta."
+    ]
 
 
 def build_plugin(group: str, block: Block, *context: object, where: str):  # type: ignore[no-untyped-def]

@@ -19,6 +19,8 @@ from dpfl_plugin.training.host import SiloMetrics
 from dpfl_plugin.training.planning import Planner
 from dpfl_plugin.training.runtime import Interrupted, Runtime
 
+MOST_IN_TAIL = 50
+
 Status = Literal["done", "budget_exhausted", "interrupted", "failed"]
 
 
@@ -151,9 +153,11 @@ class Experiment:
         return line
 
     def _evaluates(self, rounds: int) -> bool:
-        """Every so often, and in all of the last 10 % of rounds, whose mean is the number to report."""
+        """Every so often, and in the last 10 % of rounds, whose mean is the number to report: in all, or 50 of them."""
         last = self.expected_rounds
-        return rounds % self.evaluate_every == 0 or rounds > last - math.ceil(last / 10)
+        tail = math.ceil(last / 10)
+        in_tail = rounds > last - tail and (last - rounds) % math.ceil(tail / MOST_IN_TAIL) == 0
+        return rounds % self.evaluate_every == 0 or in_tail
 
 
 def gradient_dissimilarity(metrics: list[SiloMetrics]) -> float:

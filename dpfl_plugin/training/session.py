@@ -22,7 +22,7 @@ from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.training import checkpoint as checkpoints
 from dpfl_plugin.training import environment
 from dpfl_plugin.training.accounting import MOST_ROUNDS, PrivacyAccount, RoundCost, statement
-from dpfl_plugin.training.build import Parts, build
+from dpfl_plugin.training.build import Parts, build, federate, fingerprint
 from dpfl_plugin.training.checkpoint import Checkpoint
 from dpfl_plugin.training.experiment import Experiment, Outcome, Progress
 from dpfl_plugin.training.folder import RunFolder, to_json, write_atomic
@@ -92,6 +92,7 @@ def run_session(
     folder = folder_of(config)
     result = finished_result(folder)
     if result is not None:
+        _check_records(config, base, folder, reporter)
         return result
     _refuse_unfinished(folder, resume)
     parts = build(config, base)  # bad input is found before anything is written
@@ -105,7 +106,34 @@ def run_session(
         return _run(config, folder, parts, expected, make_runtime, _logged(reporter, folder), stop)
 
 
+def _check_records(config: Config, base: Path, folder: RunFolder, reporter: Reporter) -> None:
+    """Say that a finished run is shown, and refuse to if the records are others by now.
+
+    Raises:
+        DataError: they are.
+    """
+    found = checkpoints.load(folder.checkpoint)
+    try:
+        now = fingerprint(federate(config, base))
+    except DataError as error:
+        reporter.note(f"the records of this finished run cannot be read any more: {error}")
+        return
+    if found is not None and found.facts["data_sha256"] != now:
+        raise DataError(
+            f"{folder.path} holds the result of this configuration on other records than it names now. Use another "
+            "--out for the new ones."
+        )
+    reporter.note(f"finished before, not run again: {folder.path}")
+
+
 def _refuse_unfinished(folder: RunFolder, resume: bool) -> None:
+    if folder.result.exists() and not resume:
+        last = json.loads(folder.result.read_text())
+        if last["status"] == "failed":
+            raise ConfigError(
+                f"{folder.path} holds a run of this configuration that failed: {last['reason']}. Change the "
+                "configuration, or use --resume to try again from its last good state."
+            )
     if not resume and (folder.ledger.exists() or folder.checkpoint.exists()):
         raise ConfigError(
             f"{folder.path} holds an unfinished run of this configuration. Use --resume to go on with it, "
@@ -290,9 +318,12 @@ def _write_result(
     outcome: Outcome,
 ) -> Result:
     model = progress.server["model"]
-    write_atomic(folder.model, serialise({"model": model.contiguous()}))
+    named = {name: value.cpu().contiguous().clone() for name, value in parts.layout.unflatten(model).items()}
+    write_atomic(folder.model, serialise(named, metadata={"run": run_id(config)}))
     lines = [line for line in folder.read_metrics() if line["round"] <= progress.rounds]
     notes = [*parts.caveats, *parts.algorithm.notes(progress.server), *account.ledger.notes]
+    if lines and all(line["phase"] == "warm-up" for line in lines):
+        notes.append("all rounds were warm-up: the model was never trained. Use more rounds, or fewer warm_rounds.")
     result: Result = {
         "schema": RESULT_SCHEMA,
         "status": outcome.status,

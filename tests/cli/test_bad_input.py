@@ -141,7 +141,7 @@ SETTINGS = {
     "model={module: mine:fails}": ["mine:fails", "RuntimeError: no luck"],
     "model={module: mine:batch_norm}": ["mine:batch_norm", "BatchNorm1d", "GroupNorm"],
     "model={module: mine:number}": ["mine:number", "not callable"],
-    "data.dataset={module: mine:no_model}": ["data.dataset"],
+    "data.dataset={module: mine:no_model}": ["mine:no_model", "not a dpfl_plugin.data.base.Dataset"],
     "loss=mine:missing": ["mine:missing"],
     "loss=mine:scalar_loss": ["loss='mine:scalar_loss'", "one value for each record"],
     "loss=mine:fails": ["loss='mine:fails'", "RuntimeError: no luck"],

@@ -71,6 +71,16 @@ def test_own_code_takes_a_plugins_place_and_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "settings", [["algorithm.name=fedsgd", "algorithm.form=single"], ["algorithm.form=single", "algorithm.name=fedsgd"]]
+)
+def test_another_plugin_keeps_the_options_that_it_has(tmp_path: Path, settings: list[str]) -> None:
+    text = "data: {partition: {name: similarity, gamma: 10}}\n"
+    config = read(tmp_path, text, "data.partition={name: dirichlet, alpha: 0.1}", *settings)
+    assert config.data.partition.options == {"alpha": 0.1}
+    assert config.algorithm.options == {"local_steps": 2, "local_lr": 0.1, "form": "single"}
+
+
+@pytest.mark.parametrize(
     "settings",
     [
         [],

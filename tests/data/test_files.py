@@ -39,7 +39,7 @@ def test_one_file_with_a_silo_column(tmp_path: Path) -> None:
     assert data.num_classes == 2
     assert data.groups is not None
     assert data.groups.tolist() == [1, 0, 1]
-    assert data.caveats[0] == "labels: no -> 0, yes -> 1"
+    assert data.caveats[0] == "2 features: age, income; labels: no -> 0, yes -> 1"
     assert "classes" in data.caveats[1]
 
 
@@ -89,7 +89,7 @@ def test_gzip_byte_order_mark_quotes_and_other_delimiters(tmp_path: Path) -> Non
     (tmp_path / "a.csv.gz").write_bytes(gzip.compress(b'\xef\xbb\xbf"u";label\r\n"1.5";"x;y"\r\n2;z\r\n'))
     data = read_csv(tmp_path, files="a.csv.gz", delimiter=";")
     assert data.features.ravel().tolist() == [1.5, 2]
-    assert data.caveats[0] == "labels: x;y -> 0, z -> 1"
+    assert data.caveats[0] == "1 features: u; labels: x;y -> 0, z -> 1"
 
 
 def test_number_labels_are_sorted_by_value(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_a_bad_value_is_found_in_any_piece_of_a_long_file(tmp_path: Path, row: i
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"label_column": "labl"}, "label_column='labl'; did you mean 'label'"),
+        ({"label_column": "labl"}, "label_column='labl' .did you mean 'label'"),
         ({"silo_column": "hospital"}, "silo_column='hospital'"),
         ({"ignore_columns": ["x"]}, "ignore_columns='x'"),
         ({"ignore_columns": ["site"], "classes": ["yes", "yes"]}, "names a class twice"),

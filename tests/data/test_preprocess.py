@@ -140,7 +140,7 @@ def test_steps_run_in_order() -> None:
 @pytest.mark.parametrize(
     ("step", "message"),
     [
-        ("standardize", r"data\.preprocess\[1\]\.name='standardize' is unknown; did you mean 'standardise'"),
+        ("standardize", r"data\.preprocess\[1\]\.name='standardize' is unknown .did you mean 'standardise'"),
         ({"name": "pca"}, r"data\.preprocess\[1\]\.dims is missing"),
         ({"name": "pca", "dims": 7}, r"data\.preprocess\[1\]\.dims=7 must be from 1 to 6"),
         ({"name": "pca", "dims": 2, "whiten": True}, r"data\.preprocess\[1\]\.whiten is not a known option"),

@@ -1,0 +1,90 @@
+"""What a person is told in situations that are easy to misread."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpfl_plugin.training.host import SiloHost
+from tests.cli.command import dpfl, run, write
+
+CSV = """
+rounds: 3
+data: {dataset: {name: csv, files: "*.csv"}, partition: natural}
+model: logistic
+algorithm: {name: fedavg, local_steps: 2, local_lr: 0.1}
+privacy: {clip_norm: 1, noise_multiplier: 4, record_rate: 0.5}
+"""
+
+
+@pytest.mark.parametrize("option", [("--delta", 1e-6), ("--sigma", 3), ("--q", 0.5), ("--accountant", "rdp")])
+def test_account_does_not_ignore_an_option_that_a_configuration_has_no_use_for(tmp_path: Path, option: Any) -> None:
+    done = dpfl("account", write(tmp_path, {}), *option)
+    assert done.code == 2
+    assert f"{option[0]} belongs to --mechanism" in done.err
+
+
+def test_account_says_how_many_of_the_rounds_fit(tmp_path: Path) -> None:
+    done = dpfl("account", write(tmp_path, {"rounds": 500, "privacy": {"epsilon": 2.0}}))
+    assert "of the 500 asked for fit epsilon 2" in done.out
+
+
+def silos(folder: Path, shift: float = 0.0) -> None:
+    for site in ("a", "b"):
+        rows = [f"{i + shift},{(i * 7) % 5},{('no', 'yes')[i % 2]}" for i in range(20)]
+        (folder / f"{site}.csv").write_text("\n".join(["age,dose,label", *rows]))
+
+
+def test_a_finished_run_is_not_shown_for_other_records(tmp_path: Path) -> None:
+    silos(tmp_path)
+    config = tmp_path / "config.yaml"
+    config.write_text(CSV)
+    first = run(config)
+    assert any("2 features: age, dose" in note for note in first["notes"])
+    again = dpfl("run", config, "--out", tmp_path / "runs", "--json")
+    assert again.json == first
+    assert "finished before" in again.err
+    silos(tmp_path, shift=1.0)
+    changed = dpfl("run", config, "--out", tmp_path / "runs")
+    assert changed.code == 2
+    assert "other records" in changed.err
+    for path in tmp_path.glob("*.csv"):
+        path.unlink()
+    gone = dpfl("run", config, "--out", tmp_path / "runs", "--json")
+    assert gone.json == first
+    assert "cannot be read any more" in gone.err
+
+
+def test_interrupted_before_anything_was_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(self: SiloHost, *args: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        return real(self, *args)
+
+    real = SiloHost.run
+    monkeypatch.setattr(SiloHost, "run", interrupted)
+    config = write(tmp_path, {"checkpoint": {"every": 1}})
+    done = dpfl("run", config, "--out", tmp_path / "runs")
+    assert done.code == 4
+    assert "Go on with" in done.err
+    assert "picture" not in done.out
+
+
+def test_an_accountant_that_does_not_know_the_sampler_is_refused_before_anything_is_released(tmp_path: Path) -> None:
+    done = dpfl("run", write(tmp_path, {"privacy": {"accountant": "prv"}}), "--out", tmp_path / "runs")
+    assert done.code == 2
+    assert "PRV" in done.err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_delta_that_protects_nobody_is_remarked_on(tmp_path: Path) -> None:
+    result = run(write(tmp_path, {"privacy": {"delta": 0.05}}))
+    assert any("privacy.delta=0.05 is not below 1/24" in note for note in result["notes"])
+    assert not any("delta" in note for note in run(write(tmp_path, {"name": "small"}))["notes"])
+
+
+def test_a_run_that_was_all_warm_up_says_so(tmp_path: Path) -> None:
+    result = run(write(tmp_path, {"algorithm": {"name": "scaffold_warm"}, "silo_rate": 0.5, "rounds": 1}))
+    assert any("never trained" in note for note in result["notes"])
