@@ -7,6 +7,7 @@ is checked against them, so that every option is known, typed and used.
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import functools
 import importlib
@@ -122,7 +123,7 @@ def check_options(plugin: Callable[..., Any], given: Mapping[str, Any], *, where
             known = ", ".join(allowed) or "none"
             raise ConfigError(f"{where}.{key} is not a known option{nearest(key, allowed)}. Known options: {known}.")
     try:
-        hints = typing.get_type_hints(plugin.__init__ if inspect.isclass(plugin) else plugin) if allowed else {}
+        hints = typing.get_type_hints(_annotated(plugin)) if allowed else {}
     except Exception as error:  # a stranger's annotations may name anything
         raise PluginError(f"{where}: the types of its options cannot be read: {error}.") from error
     fields: dict[str, Any] = {
@@ -135,6 +136,13 @@ def check_options(plugin: Callable[..., Any], given: Mapping[str, Any], *, where
         return {name: getattr(values, name) for values in [model(**given)] for name in allowed}
     except pydantic.ValidationError as error:
         raise ConfigError("; ".join(describe(problem, where) for problem in error.errors()) + ".") from error
+
+
+def _annotated(plugin: Callable[..., Any]) -> Any:
+    """Where the types of a plugin's parameters stand; a dataclass's inherited ones, each in its own module."""
+    if dataclasses.is_dataclass(plugin) or not inspect.isclass(plugin):
+        return plugin
+    return plugin.__init__
 
 
 def describe(problem: Any, where: str = "") -> str:

@@ -58,7 +58,7 @@ def test_an_unknown_plugin() -> None:
     ("value", "message"),
     [
         ("burning:algorithm", r"'theirs' \(from elsewhere 7.0\) cannot be loaded: RuntimeError: on fire"),
-        ("nowhere:algorithm", r"'theirs' .* ModuleNotFoundError: No module named 'nowhere'"),
+        ("no_such_package:algorithm", r"'theirs' .* ModuleNotFoundError: No module named 'no_such_package'"),
         ("stranger:bad", r"'theirs' .* AttributeError: .*'bad'"),
         ("stranger:number", r"'theirs' .* is not callable"),
     ],
