@@ -13,7 +13,7 @@ from dpfl_plugin.errors import ConfigError, UnsupportedError
 from dpfl_plugin.gradients import losses
 from dpfl_plugin.gradients.base import Records, choose
 from dpfl_plugin.gradients.closed_form import ClosedForm
-from dpfl_plugin.gradients.vmap import Vmap
+from dpfl_plugin.gradients.vmap import Vmap, _norms
 
 
 def linear(features: int, outputs: int, bias: bool = True) -> nn.Module:
@@ -148,3 +148,10 @@ def test_layers_without_gradients_of_single_examples_are_refused(layer, word):
 def test_unknown_loss_names_the_known():
     with pytest.raises(ConfigError, match="did you mean 'cross_entropy'"):
         losses.find("cross_entrpy", 3)
+
+
+@pytest.mark.parametrize("size", [10**3, 2**20, 3 * 10**6])
+def test_norms_of_long_gradients_do_not_come_out_small(size):
+    gradients = torch.randn(2, size, generator=torch.Generator().manual_seed(0))
+    exact = gradients.double().norm(dim=1)
+    assert ((_norms(gradients).double() - exact).abs() < 1e-6 * exact).all()
