@@ -69,4 +69,4 @@ class Vmap:
 def _norms(gradients: Tensor) -> Tensor:
     """(b,) L2 norms. norm() adds up one by one and comes out too small for millions of parameters (7e-5 at 10^7),
     which a clipped gradient would exceed its bound by; sum() does not, but needs a copy."""
-    return gradients.norm(dim=1) if gradients.shape[1] <= 2**20 else gradients.square().sum(dim=1).sqrt_()
+    return gradients.norm(dim=1) if gradients.shape[1] <= 2**16 else gradients.square().sum(dim=1).sqrt_()

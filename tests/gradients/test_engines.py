@@ -150,7 +150,7 @@ def test_unknown_loss_names_the_known():
         losses.find("cross_entrpy", 3)
 
 
-@pytest.mark.parametrize("size", [10**3, 2**20, 3 * 10**6])
+@pytest.mark.parametrize("size", [10**3, 2**16, 3 * 10**6])
 def test_norms_of_long_gradients_do_not_come_out_small(size):
     gradients = torch.randn(2, size, generator=torch.Generator().manual_seed(0))
     exact = gradients.double().norm(dim=1)
