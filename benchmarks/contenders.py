@@ -51,7 +51,15 @@ class Contender(Protocol):
 class Ours:
     """The package's own path: silo host, in-process runtime, private oracle, ledger in memory."""
 
-    def __init__(self, name: str, engine: type[ClosedForm] | type[Vmap], load: Workload, silos: Sequence[Records]):
+    def __init__(
+        self,
+        name: str,
+        engine: type[ClosedForm] | type[Vmap],
+        load: Workload,
+        silos: Sequence[Records],
+        *,
+        secure: bool = False,
+    ) -> None:
         self.name = name
         module = _module(load)
         x = Layout.of(module).flatten(dict(module.named_parameters()))
@@ -68,6 +76,7 @@ class Ours:
             clip_norm=load.clip_norm,
             mechanism=Gaussian(load.noise_multiplier),
             sampler=sampler,
+            secure=secure,
         )
         self.engine: Engine = engine(module, cross_entropy, CHUNK_BYTES)
         host = SiloHost(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import re
 import tempfile
 from pathlib import Path
 
-from benchmarks.quickstart import ROOT, run, table
+from benchmarks.pages import ROOT, put
+from benchmarks.quickstart import run, table
 
 PUBLISHED = "| Noble et al., Table 1 | 0.435 ± 0.015 | not stated; third party 3 | 2.5e-06 |"
 
@@ -23,9 +23,7 @@ def main() -> None:
     text = f"{table(results)}\n{PUBLISHED}\n\n"
     text += f"Third party: {third_party:.2f}. A silo that took part in every round: {worst_case:.2f} (server)."
     print(text)
-    page = ROOT / "docs" / "papers.md"
-    begin, end = "<!-- noble_table1: begin -->", "<!-- noble_table1: end -->"
-    page.write_text(re.compile(f"{begin}.*{end}", re.DOTALL).sub(f"{begin}\n{text}\n{end}", page.read_text()))
+    put("docs/papers.md", "noble_table1", text)
 
 
 if __name__ == "__main__":

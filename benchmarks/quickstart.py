@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import re
 import statistics
 import tempfile
 from pathlib import Path
 
 from typer.testing import CliRunner
 
+from benchmarks.pages import ROOT, put
 from dpfl_plugin.cli.main import app
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 def run(config: Path, seeds: int, out: Path) -> dict[str, list[dict]]:
@@ -50,10 +48,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         text = table(run(ROOT / "configs" / "quickstart.yaml", arguments.seeds, Path(folder)))
     print(text)
-    readme = ROOT / "README.md"
-    begin, end = "<!-- quickstart table: begin -->", "<!-- quickstart table: end -->"
-    pattern = re.compile(f"{begin}.*{end}", re.DOTALL)
-    readme.write_text(pattern.sub(f"{begin}\n{text}\n{end}", readme.read_text()))
+    put("README.md", "quickstart table", text)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dpfl_plugin.core.streams import Stream, stream_key
+from dpfl_plugin.core.streams import SecureStream, Source, Stream, stream_key
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import ConfigError, TrainingError, UnsupportedError, require
 from dpfl_plugin.gradients.base import Engine, Records
@@ -33,6 +33,7 @@ class PrivacyRules:
         neighbouring: the relation of a "silo" release; a record's is its sampler's.
         clip_norm: C, the L2 bound of one example's gradient, or of one silo's update.
         l2: lambda of the regulariser lambda/2 ||y||^2. A function of y alone: added after clipping and noise.
+        secure: batches and noise from the operating system's randomness, not from the run's seed.
     """
 
     unit: Unit
@@ -41,6 +42,7 @@ class PrivacyRules:
     mechanism: Mechanism
     sampler: Sampler
     l2: float = 0.0
+    secure: bool = False
 
     def __post_init__(self) -> None:
         require(self.clip_norm > 0, "privacy.clip_norm", self.clip_norm, "be positive (inf: no clipping)")
@@ -128,7 +130,7 @@ class PrivateOracle:
         self._silos = [silo.between(*share_bounds(share, len(silo))) for silo in silos]
         self._ids, self._share = tuple(ids), share
         self._max_gradients = max_gradients
-        self._stream = Stream()
+        self._stream: Source = SecureStream() if rules.secure else Stream()
         self._gradient_calls = 0
         self._released: list[Tensor] = []
 

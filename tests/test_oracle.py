@@ -381,3 +381,35 @@ def test_poisson_draws_and_charges_the_same_rate(rate):
     assert sampler.rate(123) == rate
     sizes = [len(sampler.draw(1000, stream(0, "batch", 0, 0, k))) for k in range(400)]
     assert abs(np.mean(sizes) - 1000 * rate) <= 5.5 * math.sqrt(1000 * rate * (1 - rate) / 400)
+
+
+def secure_messages(count, sampler, seed=0):
+    """Secure messages of a silo, one for each oracle, all of the same names."""
+    made_by = rules(sigma=3.0, clip_norm=0.5, sampler=sampler, secure=True)
+    return torch.stack([oracle([silo(12)], made_by, seed=seed).gradient(zeros())[0] for _ in range(count)])
+
+
+def test_secure_noise_is_another_each_time_and_does_not_depend_on_the_seed():
+    messages = secure_messages(4, FullBatch())
+    assert len({float(value) for value in messages[:, 0]}) == 4
+    steps = oracle([silo(12), silo(12)], rules(sigma=3.0, clip_norm=0.5, secure=True))
+    first, second = steps.gradient(zeros(2)), steps.gradient(zeros(2))
+    assert len({float(row[0]) for row in (*first, *second)}) == 4  # neither silos nor steps share it
+
+
+@pytest.mark.statistical
+def test_secure_noise_has_the_standard_deviation_that_is_charged():
+    """False alarm 1e-6 for each of two tests; the sum of 6,000 squares shows a standard deviation that is 10 % off."""
+    messages = secure_messages(400, FullBatch())
+    without = oracle([silo(12)], rules(clip_norm=0.5)).gradient(zeros())[0]
+    noise = ((messages - without) / (3.0 * 2 * 0.5 / 12)).flatten().numpy()
+    assert stats.kstest(noise, "norm").pvalue > ALPHA
+    low, high = stats.chi2(noise.size).interval(1 - ALPHA)
+    assert low < (noise**2).sum() < high
+    assert 1.1**2 * low > high
+
+
+def test_secure_batches_are_another_each_time():
+    made_by = rules(clip_norm=0.5, sampler=FixedSize(0.5), secure=True)
+    seen = {tuple(oracle([silo(12)], made_by).gradient(zeros())[0].tolist()) for _ in range(8)}
+    assert len(seen) > 1  # of 924 batches; all eight alike has probability 1e-20

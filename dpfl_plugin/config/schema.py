@@ -72,6 +72,9 @@ class PrivacyConfig(_Strict):
     delta: float = Field(1e-5, gt=0, lt=1, description="at which epsilon is stated; well below 1 / records")
     budget_view: Literal["server", "third_party"] = Field("server", description="whose epsilon the budget bounds")
     accountant: PluginBlock = Field(default=Block(name="pld"), description="what composes the releases")
+    secure: bool = Field(
+        False, description="batches and noise from the operating system's randomness, not from seed: for real use"
+    )
 
 
 class EvaluationConfig(_Strict):

@@ -8,8 +8,9 @@ of them on the CPU, so that a long run would meet two streams with the same seed
 from __future__ import annotations
 
 import hashlib
+import os
 import struct
-from typing import Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 
@@ -41,6 +42,14 @@ def stream_key(
     return hashlib.blake2b(fields, digest_size=32, person=b"dpfl.stream.v1", key=run.encode()).digest()
 
 
+class Source(Protocol):
+    """Where random bits come from: `Stream`, which repeats itself, or `SecureStream`, which nobody can repeat."""
+
+    def seek(self, key: bytes) -> np.random.Generator:
+        """The generator for the stream named by ``key`` (32 bytes)."""
+        ...
+
+
 class Stream:
     """A numpy generator that can be moved to any stream; moving costs 2 us, building one 20."""
 
@@ -61,3 +70,37 @@ def stream(
 ) -> np.random.Generator:
     """A generator of its own for one purpose, round, silo and step."""
     return Stream().seek(stream_key(seed, purpose, round, silo, step, attempt))
+
+
+class SecureStream:
+    """Random bits of AES-128 in counter mode (NIST SP 800-38A), under a key of its own from the operating system.
+
+    The key is drawn when the object is made, is never shown, and is gone with the object: the bits cannot be had
+    again, by whoever knows the run's seed or by the run itself.
+    """
+
+    def __init__(self) -> None:
+        from randomgen import AESCounter
+
+        self._generator = SumOfFour(AESCounter(key=int.from_bytes(os.urandom(16), "little"), counter=0))
+
+    def seek(self, key: bytes) -> np.random.Generator:
+        """The generator, wherever it is: each draw is fresh, so a name for it means nothing."""
+        return self._generator
+
+
+class SumOfFour(np.random.Generator):
+    """A generator whose standard normals are sums of four, halved: (Z1 + Z2 + Z3 + Z4) / 2.
+
+    That is a standard normal again. A single floating-point normal takes few of the values near it, by which its
+    holder may tell what it was added to (Mironov 2012); of a sum of four there are too many preimages to go through
+    (Holohan, Braghin 2021, "Secure random sampling in differential privacy", section 5).
+    """
+
+    def standard_normal(self, size: Any = None, dtype: Any = np.float64, out: Any = None) -> Any:
+        """See `numpy.random.Generator.standard_normal`."""
+        total = super().standard_normal(size, dtype, out)
+        for _ in range(3):
+            total += super().standard_normal(size, dtype)
+        total *= 0.5
+        return total

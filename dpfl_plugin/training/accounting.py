@@ -367,8 +367,12 @@ def statement(config: Config, account: PrivacyAccount, caveats: Sequence[str], n
         "views": account.views(),
         "silos": account.per_silo(),
         "num_charges": len(account.ledger),
-        "assumptions": [*ASSUMPTIONS, *(ZERO_OUT if account.neighbouring == "add_or_remove" else ())],
-        "caveats": [*caveats, *MEASUREMENTS],
+        "assumptions": [
+            *ASSUMPTIONS,
+            *(SECURE if config.privacy.secure else SEEDED),
+            *(ZERO_OUT if account.neighbouring == "add_or_remove" else ()),
+        ],
+        "caveats": [*caveats, *MEASUREMENTS, FLOATS, *(() if config.privacy.secure else (STATISTICAL_GENERATOR,))],
         "notes": list(notes),
     }
 
@@ -377,11 +381,17 @@ ASSUMPTIONS = (
     "The server is honest but curious: it sees every message of every silo, and who took part.",
     "Who takes part is drawn independently of the data. The server's epsilon needs no more; a third party's needs "
     "that it was drawn with the stated probability.",
+    "The numbers of records of the silos are public.",
+)
+SEEDED = (
     "The seed of the run is not known to those against whom it protects: with the seed the noise can be computed. "
     "A simulation's seed is in its configuration: its epsilon is the algorithm's, not that of publishing this folder.",
     "One seed is used for one run on one set of records, on one kind of machine: another run of the very same "
     "configuration with changed records, or computed with other roundings, must have another seed.",
-    "The numbers of records of the silos are public.",
+)
+SECURE = (
+    "Batches and noise came from AES-128 in counter mode under keys that each silo drew from its operating system, "
+    "used for one round and never stored: the seed of the run does not tell them.",
 )
 ZERO_OUT = (
     "add_or_remove means that a record (or a silo's update) is there or counts as zero, while the public numbers of "
@@ -392,6 +402,9 @@ MEASUREMENTS = (
     "the experimenter; publishing them is not covered by any epsilon here.",
     "A run that ends because its loss is not finite, or because somebody looked at these measurements, ends at a round "
     "that depends on records; epsilon does not cover what that tells.",
-    "Clipping and noise are computed in floating-point arithmetic, not with the real numbers of the theorems (Mironov "
-    "2012), and the noise comes from a statistical generator (SFC64), not a cryptographic one.",
 )
+FLOATS = (
+    "Clipping and noise are computed in floating-point arithmetic, not with the real numbers of the theorems (Mironov "
+    "2012)."
+)
+STATISTICAL_GENERATOR = "Noise comes from a statistical generator (SFC64), not a cryptographic one: see privacy.secure."

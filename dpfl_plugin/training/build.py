@@ -169,6 +169,7 @@ def privacy_rules(config: Config) -> PrivacyRules:
         mechanism=build_plugin("mechanisms", privacy.mechanism, privacy.noise_multiplier, where="privacy.mechanism"),
         sampler=sampler,
         l2=config.l2,
+        secure=privacy.secure,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import secrets
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -33,7 +34,7 @@ RESULT_SCHEMA = 1
 EVALUATIONS = 100  # about so many in a run, unless the configuration says otherwise
 FRESH_NOISE = (
     "rounds that were released already cannot be repeated bit for bit here, because the machine or the versions "
-    "differ: they are run with fresh noise and charged again."
+    "differ, or the noise is secure: they are run with fresh noise and charged again."
 )
 
 Result = dict[str, Any]
@@ -152,7 +153,9 @@ def _run(
 ) -> Result:
     here = environment.arithmetic(config.runtime.device, config.runtime.threads, parts.plugins)
     here["engine"] = parts.engine_name
-    run_name = noise_name(config, parts.data_sha256)
+    here["repeats"] = here["repeats"] and not parts.rules.secure
+    # Noise that no name can bring back has a name of its own each time, so that it is never taken for a repetition.
+    run_name = secrets.token_hex(6) if parts.rules.secure else noise_name(config, parts.data_sha256)
     found = checkpoints.load(folder.checkpoint)
     if found is not None and found.facts["data_sha256"] != parts.data_sha256:
         raise DataError(

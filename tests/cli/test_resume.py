@@ -411,3 +411,25 @@ def test_machine_a_then_b_then_a_again(tmp_path: Path) -> None:
     attempts = {charge.noise_id.rpartition(".")[2] for charge in charges(folder_of(config))}
     assert attempts == {"0", "1", "2"}
     assert before <= charges(folder_of(config))
+
+
+def test_secure_noise_is_charged_again_when_rounds_are_run_again(tmp_path: Path) -> None:
+    """Nobody can repeat it: what was released before a crash and is not in the checkpoint was released twice."""
+    config = crash(write(tmp_path, {**CHANGES, "privacy": {"epsilon": 3.0, "secure": True}}), 8)
+    before = charges(folder_of(config))
+    result = run(config, "--resume")
+    after = charges(folder_of(config))
+    again = {(c.round, c.silo) for c in before} & {(c.round, c.silo) for c in after - before}
+    assert before <= after and {round for round, _ in again} == {6, 7}
+    assert result["epsilon"]["server"]["epsilon"] <= 3.0
+    assert any("fresh noise" in note for note in result["notes"])
+
+
+def test_secure_runs_of_one_seed_are_two_releases(tmp_path: Path) -> None:
+    """The same configuration in two folders: other noise, other names in the ledger, and no trace of a key."""
+    one, other = (run(write(tmp_path / _folder(tmp_path, name), {"privacy": {"secure": True}})) for name in "ab")
+    assert one["model_sha256"] != other["model_sha256"] and one["id"] == other["id"]
+    assert not {c.noise_id for c in charges(one["folder"])} & {c.noise_id for c in charges(other["folder"])}
+    statement = json.loads((Path(one["folder"]) / "ledger.json").read_text())
+    assert any("AES-128" in text for text in statement["assumptions"])
+    assert "the noise can be computed" not in str(statement) and "SFC64" not in str(statement)

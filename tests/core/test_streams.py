@@ -1,9 +1,10 @@
 import itertools
 
 import numpy as np
+from randomgen import AESCounter
 from scipy import stats
 
-from dpfl_plugin.core.streams import PURPOSES, Stream, stream, stream_key
+from dpfl_plugin.core.streams import PURPOSES, SecureStream, Stream, SumOfFour, stream, stream_key
 
 ALPHA = 1e-6  # false alarm of each statistical assertion; seeds are fixed, so it can only fail once
 
@@ -46,3 +47,38 @@ def test_first_draws_of_neighbouring_streams_are_independent_normals():
     assert stats.kstest(draws, "norm").pvalue > ALPHA
     assert stats.kstest(1.03 * draws, "norm").pvalue < ALPHA
     assert stats.pearsonr(draws[:-1], draws[1:]).pvalue > ALPHA
+
+
+def test_secure_bits_are_those_of_aes_in_counter_mode(monkeypatch):
+    """FIPS 197, appendix C.1: the cipher; and what the operating system gave is the key, all of it."""
+    key, block = bytes(range(16)), bytes.fromhex("00112233445566778899aabbccddeeff")
+    cipher = AESCounter(key=int.from_bytes(key, "little"), counter=int.from_bytes(block, "little"))
+    assert cipher.random_raw(2).astype("<u8").tobytes().hex() == "69c4e0d86a7b0430d8cdb78070b4c55a"
+    monkeypatch.setattr("os.urandom", lambda size: bytes(range(size)))
+    ours = SecureStream().seek(b"any name").bit_generator
+    same = AESCounter(key=int.from_bytes(key, "little"), counter=0)
+    assert np.array_equal(ours.random_raw(1000), same.random_raw(1000))
+
+
+def test_secure_streams_never_repeat_themselves_or_each_other():
+    source = SecureStream()
+    first = source.seek(stream_key(1, "noise")).standard_normal(4)
+    again = source.seek(stream_key(1, "noise")).standard_normal(4)
+    other = SecureStream().seek(stream_key(1, "noise")).standard_normal(4)
+    assert len({*first, *again, *other}) == 12
+
+
+def test_secure_normals_are_standard_normals():
+    """Of a fixed key, so that it fails always or never; a halved sum of three would have variance 0.75."""
+    generator = SumOfFour(np.random.Philox(8))
+    draws = generator.standard_normal(100_000)
+    assert stats.kstest(draws, "norm").pvalue > ALPHA
+    assert stats.kstest(1.03 * draws, "norm").pvalue < ALPHA
+    assert stats.pearsonr(draws[:-1], draws[1:]).pvalue > ALPHA
+
+
+def test_a_secure_normal_is_half_the_sum_of_four():
+    plain = np.random.Generator(np.random.Philox(8))
+    parts = [plain.standard_normal((2, 3)) for _ in range(4)]
+    assert np.allclose(SumOfFour(np.random.Philox(8)).standard_normal((2, 3)), sum(parts) / 2, rtol=0, atol=1e-15)
+    assert isinstance(SumOfFour(np.random.Philox(8)).standard_normal(), float)

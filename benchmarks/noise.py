@@ -1,0 +1,77 @@
+"""What secure noise costs: `python -m benchmarks.noise`; writes a table in docs/privacy.md.
+
+Rounds with and without it take turns on one torch thread, so that a machine that is busy is busy for both.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+import torch
+
+from benchmarks.contenders import Ours
+from benchmarks.pages import put
+from benchmarks.table import table
+from benchmarks.workloads import WORKLOADS
+from dpfl_plugin.core.streams import SecureStream, Stream
+from dpfl_plugin.gradients.closed_form import ClosedForm
+
+NUMBERS: Final = 200_000
+TURNS: Final = 15
+
+
+def seconds(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def normals() -> tuple[list[str], list[str]]:
+    """Nanoseconds of a standard normal: of the run's streams, of AES alone, and of a sum of four of those."""
+    secure = SecureStream().seek(b"")
+    generators = {
+        "seeded": Stream().seek(bytes(32)),
+        "aes": np.random.Generator(secure.bit_generator),
+        "secure": secure,
+    }
+    found: dict[str, list[float]] = {name: [] for name in generators}
+    for _ in range(TURNS):
+        for name, generator in generators.items():
+            found[name].append(seconds(lambda g=generator: g.standard_normal(NUMBERS)))  # type: ignore[misc]
+    nano = {name: statistics.median(times) / NUMBERS * 1e9 for name, times in found.items()}
+    ratio = statistics.median(s / p for s, p in zip(found["secure"], found["seeded"], strict=True))
+    row = ["a standard normal", f"{nano['seeded']:.1f} ns", f"{nano['secure']:.1f} ns", f"{ratio:.2f}"]
+    alone = statistics.median(s / p for s, p in zip(found["aes"], found["seeded"], strict=True))
+    return row, ["the same, not summed", "", f"{nano['aes']:.1f} ns", f"{alone:.2f}"]
+
+
+def a_round(name: str) -> list[str]:
+    """Seconds of a round of DP-SCAFFOLD."""
+    load = WORKLOADS[name]
+    silos = load.silos()
+    contenders = {secure: Ours(name, ClosedForm, load, silos, secure=secure) for secure in (False, True)}
+    found: dict[bool, list[float]] = {False: [], True: []}
+    for turn in range(TURNS + 1):
+        for secure, contender in contenders.items():
+            took = seconds(lambda c=contender, t=turn: c.round(load.plan(t), load.draw(t)))  # type: ignore[misc]
+            if turn:  # the first one warms up
+                found[secure].append(took)
+    ratio = statistics.median(s / p for s, p in zip(found[True], found[False], strict=True))
+    medians = [f"{statistics.median(found[secure]):.3f} s" for secure in (False, True)]
+    return [f"a round of {name}", *medians, f"{ratio:.2f}"]
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    rows = [*normals(), *(a_round(name) for name in ("W1", "W2"))]
+    text = table(["", "from the seed", "secure", "times"], rows)
+    print(text)
+    put("docs/privacy.md", "secure noise", text)
+
+
+if __name__ == "__main__":
+    main()
