@@ -7,9 +7,10 @@ independently of the data, its guarantee is the mixture of taking part and not (
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from dpfl_plugin.errors import ConfigError, LedgerError, UnsupportedError
@@ -19,7 +20,7 @@ from dpfl_plugin.privacy.pld import normalise
 
 Terms = tuple[Term, ...]
 Share = tuple[float, float]
-View = Literal["server", "third_party"]
+View = Literal["server", "third_party", "outsider"]
 
 _PER_SILO_LIMIT = 64  # distinct compositions up to which each silo's own epsilon is worked out
 _KEPT_LIMIT = 200  # incomparable compositions beyond which looking for dominated ones costs more than it saves
@@ -246,6 +247,58 @@ def third_party_view(
         "and independently of the data) and none; disjoint record shares in parallel"
     )
     return _statement("third_party", compositions, accountant, delta, basis)
+
+
+def outsider_view(
+    charges: Iterable[Charge],
+    accountant: Accountant,
+    delta: float,
+    *,
+    release: SampledGaussian,
+    rounds: Mapping[int, tuple[int, int]],
+) -> ViewEpsilon:
+    """What the global models tell of a whole silo to someone who does not know who took part.
+
+    In a round such an observer sees a function of the mean of S updates, each clipped to C and noised with 2 C sigma,
+    of S silos drawn out of M without replacement. Replacing one silo's data moves one update by at most 2 C, and the
+    noise of the sum is sqrt(S) times that of one: a Gaussian mechanism of noise multiplier sqrt(S) sigma on a sample of
+    S of M. Sampling amplifies here, as it does not at record level, because a round without the silo has another silo
+    in its place: the sets that are compared are of the same size.
+
+    This holds where an update depends on the download and on the silo's own data only (no state is kept between
+    rounds), all uploads have the same weight, who took part stays secret, and no silo tells its own noise. A round
+    that was released n times, to the same silos, is one sample with n sums: noise multiplier sqrt(S / n) sigma.
+
+    Args:
+        charges: what was released.
+        release: the one release of a silo in a round.
+        rounds: (S, M) of each round.
+
+    Raises:
+        UnsupportedError: the releases are not of whole silos under replacement.
+        LedgerError: a charge is another release, or in a round that ``rounds`` does not know.
+    """
+    if (release.unit, release.neighbouring) != ("silo", "replace_one"):
+        raise UnsupportedError(
+            "what someone learns who does not know who took part is only proven for unit: silo, neighbouring: "
+            f"replace_one; not for unit={release.unit!r}, neighbouring={release.neighbouring!r}."
+        )
+    noise: defaultdict[int, set[str]] = defaultdict(set)
+    for charge in charges:
+        if charge.release != release or charge.count != 1 or charge.round not in rounds:
+            raise LedgerError(f"{charge} is not one release {release} in a round that the view was asked for.")
+        noise[charge.round].add(charge.noise_id)
+    totals = Counter((S, M, max(1, len(noise[round_]))) for round_, (S, M) in rounds.items())
+    terms = []
+    for (S, M, number), count in totals.items():
+        sigma = release.noise_multiplier * math.sqrt(S / number)
+        seen = replace(release, noise_multiplier=sigma, sampler="fixed" if S < M else "full", rate=S / M)
+        terms.append(Term(release=seen, count=1, rounds=count))
+    basis = (
+        "for each round run, the sum of all uploads with the noise of all of them, of silos drawn without replacement; "
+        "whoever looks knows neither who took part nor any silo's noise"
+    )
+    return _statement("outsider", {0: (normalise(terms),)} if terms else {}, accountant, delta, basis)
 
 
 def _mixtures(totals: Mapping[tuple[tuple[Planned, ...], float], int]) -> tuple[Terms, ...]:

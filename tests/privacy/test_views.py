@@ -8,9 +8,11 @@ import time
 from collections.abc import Iterable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
 from dpfl_plugin.errors import ConfigError, LedgerError, UnsupportedError
 from dpfl_plugin.privacy.accountants import PLD, RDP
@@ -19,6 +21,7 @@ from dpfl_plugin.privacy.pld import normalise
 from dpfl_plugin.privacy.views import (
     Planned,
     Spending,
+    outsider_view,
     server_view,
     share_groups,
     silo_compositions,
@@ -304,3 +307,70 @@ def test_fewer_releases_at_a_larger_rate_can_be_the_worst():
     alone = [server_view([one], PLD(), DELTA).epsilon for one in charges]
     assert alone[1] > 1.5 * alone[0]
     assert (view.worst_silo, view.epsilon) == (1, alone[1])
+
+
+# Someone who does not know who took part
+
+
+def outsider(rounds: dict[int, tuple[int, int]], *charges: Charge, release: SampledGaussian = SILO) -> float:
+    return outsider_view(charges, PLD(), DELTA, release=release, rounds=rounds).epsilon
+
+
+def sums(sigma: float, rate: float) -> SampledGaussian:
+    return replace(SILO, noise_multiplier=sigma, rate=rate, sampler="fixed" if rate < 1 else "full")
+
+
+def test_an_outsider_sees_sums_over_a_sample_of_silos() -> None:
+    rounds = dict.fromkeys(range(8), (9, 90))
+    assert outsider(rounds) == pytest.approx(epsilon((sums(30.0, 0.1), 8)), rel=1e-12)
+    assert outsider(dict.fromkeys(range(8), (90, 90))) == pytest.approx(
+        epsilon((sums(10.0 * math.sqrt(90), 1.0), 8)), rel=1e-12
+    )
+    assert outsider({}) == 0
+
+
+def test_an_outsider_never_learns_more_than_a_third_party() -> None:
+    """Who knows all single uploads and who sent them knows the sums."""
+    charges = [charge(round, release=SILO, count=1) for round in range(8)]
+    third = third_party_view(
+        charges,
+        PLD(),
+        DELTA,
+        silos=[0],
+        participation=dict.fromkeys(range(8), 0.1),
+        pattern=lambda silo, round: [Planned(SILO, 1)],
+    )
+    assert outsider(dict.fromkeys(range(8), (9, 90)), *charges) < third.epsilon
+
+
+def test_a_sampled_sum_is_no_more_private_than_its_profile_says() -> None:
+    """Three silos of one number each, one of them drawn: the exact hockey-stick divergence of the two mixtures.
+
+    Silo 0 goes from C to -C while the others stay at -C, the worst case: the mixture of N(C, s) and N(-C, s) with
+    probability 1/3, 2/3 against N(-C, s) alone.
+    """
+    sigma, rate = 0.7, 1 / 3
+    release = replace(SILO, noise_multiplier=sigma)
+    value = outsider_view((), PLD(), 0.01, release=release, rounds={0: (1, 3)}).epsilon
+    x = np.linspace(-12, 14, 400_001)
+    density = stats.norm.pdf
+    first = rate * density(x, 1, sigma) + (1 - rate) * density(x, 0, sigma)
+    other = density(x, 0, sigma)
+    exact = max(np.trapezoid(np.maximum(p - math.exp(value) * q, 0), x) for p, q in ((first, other), (other, first)))
+    assert 0.99 * 0.01 < exact <= 0.01
+
+
+def test_a_round_released_again_to_the_same_silos_is_one_sample_with_less_noise() -> None:
+    charges = [charge(0, release=SILO, count=1), charge(0, silo=4, release=SILO, count=1, noise_id="again")]
+    assert outsider({0: (9, 90), 1: (9, 90)}, *charges) == pytest.approx(
+        epsilon((sums(30.0, 0.1), 1), (sums(30.0 / math.sqrt(2), 0.1), 1)), rel=1e-12
+    )
+
+
+def test_an_outsider_view_of_records_or_of_removed_silos_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="unit: silo"):
+        outsider({0: (1, 2)}, release=A)
+    with pytest.raises(UnsupportedError, match="replace_one"):
+        outsider({0: (1, 2)}, release=replace(SILO, neighbouring="add_or_remove"))
+    with pytest.raises(LedgerError, match="not one release"):
+        outsider({0: (1, 2)}, charge(1, release=SILO, count=1))
