@@ -23,6 +23,7 @@ TITLES = {
     "models": ("model",),
     "engines": ("engine",),
     "mechanisms": ("privacy.mechanism",),
+    "clippings": ("privacy.clip",),
     "accountants": ("privacy.accountant",),
 }
 

@@ -9,8 +9,8 @@ and sends is post-processing. sigma_g = 0 and C = inf give the non-private algor
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -18,7 +18,8 @@ from torch import Tensor
 from dpfl_plugin.core.streams import SecureStream, Source, Stream, stream_key
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import ConfigError, TrainingError, UnsupportedError, require
-from dpfl_plugin.gradients.base import Engine, Records
+from dpfl_plugin.gradients.base import Engine, Records, clipped_sum_and_norms
+from dpfl_plugin.privacy.clipping import Clipping, Flat, clip_update
 from dpfl_plugin.privacy.events import Charge, Neighbouring, SampledGaussian, Unit
 from dpfl_plugin.privacy.mechanisms import Mechanism
 from dpfl_plugin.privacy.samplers import Sampler
@@ -32,6 +33,7 @@ class PrivacyRules:
         unit: "record": `gradient` is clipped and noised; "silo": `release` is, and `gradient` is not.
         neighbouring: the relation of a "silo" release; a record's is its sampler's.
         clip_norm: C, the L2 bound of one example's gradient, or of one silo's update.
+        clipping: how C bounds it, and whether C changes.
         l2: lambda of the regulariser lambda/2 ||y||^2. A function of y alone: added after clipping and noise.
         secure: batches and noise from the operating system's randomness, not from the run's seed.
     """
@@ -41,6 +43,7 @@ class PrivacyRules:
     clip_norm: float
     mechanism: Mechanism
     sampler: Sampler
+    clipping: Clipping = field(default_factory=Flat)
     l2: float = 0.0
     secure: bool = False
 
@@ -53,6 +56,7 @@ class PrivacyRules:
                 "privacy.clip_norm=inf with privacy.noise_multiplier > 0: without a clipping norm no noise is enough. "
                 "Give a finite clip_norm, or noise_multiplier: 0 for a run without privacy."
             )
+        self.clipping.check(self.unit, self.clip_norm, sigma)
         if self.unit == "record" and self.neighbouring != self.sampler.neighbouring:
             raise UnsupportedError(
                 f"privacy.neighbouring={self.neighbouring!r} is not proven for sampler: {self.sampler.name} at record "
@@ -62,10 +66,10 @@ class PrivacyRules:
     def release(self, rate: float) -> SampledGaussian:
         """What one release is charged as, where a record is in a batch with probability ``rate``."""
         if self.unit == "silo":
-            return self.mechanism.event("full", 1.0, self.neighbouring, "silo")
+            return self.clipping.charged(self.mechanism.event("full", 1.0, self.neighbouring, "silo"))
         # Sampling all records is no sampling, and has an exact accountant.
         sampler = self.sampler.name if rate < 1 else "full"
-        return self.mechanism.event(sampler, rate, self.neighbouring, "record")
+        return self.clipping.charged(self.mechanism.event(sampler, rate, self.neighbouring, "record"))
 
     def pattern(self, num_records: int, share: tuple[float, float], num_gradients: int) -> tuple[SampledGaussian, int]:
         """(release, count) that a round will cost a silo, known before it runs."""
@@ -112,6 +116,8 @@ class PrivateOracle:
         silos: their records; ``ids``: their ids, in the same order.
         max_gradients: calls of `gradient` that the budget was checked for; one more is refused.
         share: the part of each silo's records that this round may read.
+        layers: the model's, {name: number of parameters}, for clipping by layer.
+        clip_norms: C_i of each silo, where the clipping adapts it; in the end, what it was adapted to.
     """
 
     def __init__(
@@ -124,12 +130,17 @@ class PrivateOracle:
         *,
         max_gradients: int,
         share: tuple[float, float] = (0.0, 1.0),
+        layers: Mapping[str, int] | None = None,
+        clip_norms: Sequence[float] | None = None,
     ) -> None:
         self.num_silos = len(silos)
         self._rules, self._engine, self._draw = rules, engine, draw
         self._silos = [silo.between(*share_bounds(share, len(silo))) for silo in silos]
         self._ids, self._share = tuple(ids), share
         self._max_gradients = max_gradients
+        self._layer_sizes = tuple((layers or {}).values())
+        self._bounds = rules.clipping.bounds(rules.clip_norm, layers or {})
+        self.clip_norms = list(clip_norms or [rules.clip_norm] * len(silos))
         self._stream: Source = SecureStream() if rules.secure else Stream()
         self._gradient_calls = 0
         self._released: list[Tensor] = []
@@ -151,23 +162,47 @@ class PrivateOracle:
             )
         self._gradient_calls += 1
         out = torch.empty_like(y, memory_format=torch.contiguous_format)
-        for row, (silo, records) in enumerate(zip(self._ids, self._silos, strict=True)):
-            self._one_gradient(y[row], silo, records, step, out[row])
+        for row in range(self.num_silos):
+            self._one_gradient(y[row], row, step, out[row])
         return out.add_(y, alpha=self._rules.l2) if self._rules.l2 else out
 
-    def _one_gradient(self, y: Tensor, silo: int, records: Records, step: int, out: Tensor) -> None:
+    def _one_gradient(self, y: Tensor, row: int, step: int, out: Tensor) -> None:
         rules, draw, stream = self._rules, self._draw, self._stream
+        silo, records = self._ids[row], self._silos[row]
         index = rules.sampler.draw(len(records), stream.seek(draw.key("batch", silo, step)))
         batch = records if index is None else records.select(torch.from_numpy(index).to(y.device))
         divisor = rules.sampler.divisor(len(records))
         if rules.unit == "silo":  # protected by `release`, not here
             self._engine.clipped_sum(y, batch, math.inf, out)
+        elif rules.clipping.adapts:
+            self._adaptive_sum(y, batch, row, step, out)
         else:
-            self._engine.clipped_sum(y, batch, rules.clip_norm, out)
-            sensitivity = rules.sampler.sensitivity * rules.clip_norm
+            clip_norm, bounds = rules.clip_norm, self._bounds
+            if rules.clipping.measures:  # which voids the guarantee, and is charged so
+                norms = clipped_sum_and_norms(self._engine, y, batch, 1.0, out)
+                clip_norm = bounds = rules.clipping.measured(norms)
+            self._engine.clipped_sum(y, batch, bounds, out)
             # inf * 0: no clipping goes with no noise (checked in PrivacyRules)
+            sensitivity = rules.sampler.sensitivity * clip_norm
             rules.mechanism(out, sensitivity, stream.seek(draw.key("noise", silo, step)))
         out.div_(divisor)
+
+    def _adaptive_sum(self, y: Tensor, batch: Records, row: int, step: int, out: Tensor) -> None:
+        """The clipped sum and the count of gradients within C_i, noised as one release; then the next C_i.
+
+        Noise of multiplier z / sqrt(1 - w^2) on the one and z / w on the other is that of one Gaussian release with
+        multiplier z of both, which is what is charged; the proof is at `Adaptive`.
+        """
+        rules, draw, stream, silo = self._rules, self._draw, self._stream, self._ids[row]
+        size, clip_norm = rules.sampler.divisor(len(self._silos[row])), self.clip_norms[row]
+        norms = clipped_sum_and_norms(self._engine, y, batch, clip_norm, out)
+        # As 1/2 or -1/2, a record's bit moves the count by half as much as its clipped gradient moves the sum, over C.
+        count = torch.tensor([float((norms <= clip_norm).sum()) - len(batch) / 2], dtype=torch.float64)
+        of_sum, of_count = rules.sampler.sensitivity * clip_norm, rules.sampler.sensitivity / 2
+        w = rules.clipping.bit_weight(rules.release(1.0).noise_multiplier, size, of_count)
+        rules.mechanism(out, of_sum / math.sqrt(1 - w**2), stream.seek(draw.key("noise", silo, step)))
+        rules.mechanism(count, of_count / w, stream.seek(draw.key("bits", silo, step)))
+        self.clip_norms[row] = rules.clipping.adapted(clip_norm, float(count) / size + 0.5, rules.clip_norm)
 
     @torch.no_grad()
     def release(self, update: Tensor) -> Tensor:
@@ -190,9 +225,7 @@ class PrivateOracle:
             )
         for row, silo in enumerate(self._ids):
             if not math.isinf(rules.clip_norm):
-                norm = float(torch.linalg.vector_norm(out[row], dtype=torch.float64))
-                # A silo whose update is not finite sends noise alone, so that its failure does not show.
-                out[row] = out[row] / max(1.0, norm / rules.clip_norm) if math.isfinite(norm) else 0.0
+                clip_update(out[row], self._bounds, self._layer_sizes)
             rules.mechanism(out[row], sensitivity, self._stream.seek(self._draw.key("noise", silo, step)))
         self._released.append(out.clone())  # what was released, whatever the algorithm does to its copy
         return out

@@ -21,7 +21,16 @@ import pydantic
 
 from dpfl_plugin.errors import ConfigError, PluginError
 
-GROUPS: Final = ("algorithms", "mechanisms", "accountants", "engines", "datasets", "models", "partitioners")
+GROUPS: Final = (
+    "algorithms",
+    "mechanisms",
+    "clippings",
+    "accountants",
+    "engines",
+    "datasets",
+    "models",
+    "partitioners",
+)
 
 
 @functools.cache

@@ -152,7 +152,7 @@ def _meaning(results: dict[str, Result]) -> list[str]:
     if any(view["neighbouring"] is None for view in views):
         lines.append("epsilon 0 where no round began: nothing was released.")
     if any(view["epsilon"] is None for view in views):
-        lines.append("epsilon none: no noise was added, so nothing is guaranteed.")
+        lines.append("epsilon none: no noise covers what was released, so nothing is guaranteed.")
     lines += [f"note: {note}" for result in results.values() for note in result["notes"]]
     return list(dict.fromkeys(lines))
 

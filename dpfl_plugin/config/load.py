@@ -135,6 +135,7 @@ _GROUPS = {
     ("data", "dataset"): "datasets",
     ("data", "partition"): "partitioners",
     ("privacy", "mechanism"): "mechanisms",
+    ("privacy", "clip"): "clippings",
     ("privacy", "accountant"): "accountants",
 }
 

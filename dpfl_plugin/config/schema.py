@@ -64,6 +64,7 @@ class PrivacyConfig(_Strict):
     )
     mechanism: PluginBlock = Field(default=Block(name="gaussian"), description="what makes a value noisy")
     clip_norm: float = Field(gt=0, description="C, L2 bound of one example's gradient (inf: no clipping)")
+    clip: PluginBlock = Field(default=Block(name="flat"), description="how C bounds an example, and who chooses it")
     noise_multiplier: float = Field(ge=0, lt=math.inf, description="sigma_g, noise std / L2 sensitivity; 0: none")
     sampler: Literal["fixed", "poisson", "full"] = Field("fixed", description="how a batch is drawn")
     record_rate: float | None = Field(None, gt=0, le=1, description="s, share of a silo's records in a batch")

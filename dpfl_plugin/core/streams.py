@@ -25,6 +25,7 @@ PURPOSES: Final[dict[str, int]] = {
     "data": 7,  # synthetic data
     "model": 8,  # initial parameters
     "algorithm": 9,  # an algorithm's own coins at a silo; never privacy noise
+    "bits": 10,  # privacy noise of a silo's count of gradients within its clipping norm
 }
 
 

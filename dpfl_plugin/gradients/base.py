@@ -5,6 +5,7 @@ Sampling, noise, averaging, the drift step and the ledger stay outside: one audi
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -13,7 +14,8 @@ import torch
 from torch import Tensor
 
 from dpfl_plugin import registry
-from dpfl_plugin.errors import UnsupportedError
+from dpfl_plugin.core.vectors import Layout
+from dpfl_plugin.errors import PluginError, UnsupportedError
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(outputs (n, ...), labels (n,)) -> losses (n,), one for each example."""
@@ -61,13 +63,52 @@ class Engine(Protocol):
         """The silo's records with what the engine precomputes; called once per silo."""
         ...
 
-    def clipped_sum(self, y: Tensor, batch: Records, clip_norm: float, out: Tensor) -> None:
+    def clipped_sum(
+        self, y: Tensor, batch: Records, clip_norm: float | tuple[float, ...], out: Tensor
+    ) -> Tensor | None:
         """Write the sum of the batch's clipped gradients at parameters ``y`` (d,) to ``out`` (d,).
 
         clip(g, C) = g / max(1, ||g|| / C), so that one example adds a vector of norm at most C whatever it is:
         a gradient that is not finite adds nothing, unless ``clip_norm`` is inf. An empty batch gives zeros.
+
+        Args:
+            clip_norm: C; or a finite bound for each of the model's `layers`, each of which is clipped by itself.
+
+        Returns:
+            The norms before clipping, (b,) or (b, L) for L layers, inf for examples whose gradient is not finite. None
+            where ``clip_norm`` is inf, or from an engine that does not tell.
         """
         ...
+
+
+def layers(layout: Layout) -> dict[str, int]:
+    """{layer: its number of parameters}, consecutive parts of the flat vector in its order.
+
+    A layer is a module that owns parameters directly: its weight and its bias together.
+    """
+    sizes: Counter[str] = Counter()
+    for name, size in zip(layout.names, layout.sizes, strict=True):
+        sizes[name.rpartition(".")[0]] += size
+    return dict(sizes)
+
+
+def clipped_sum_and_norms(
+    engine: Engine, y: Tensor, batch: Records, clip_norm: float | tuple[float, ...], out: Tensor
+) -> Tensor:
+    """`Engine.clipped_sum` where its norms are needed.
+
+    Raises:
+        PluginError: the engine does not return them.
+    """
+    norms = engine.clipped_sum(y, batch, clip_norm, out)
+    shape = (len(batch), len(clip_norm)) if isinstance(clip_norm, tuple) else (len(batch),)
+    if norms is None or tuple(norms.shape) != shape:
+        found = None if norms is None else tuple(norms.shape)
+        raise PluginError(
+            f"engine: {engine.name} must return the gradients' norms, of shape {shape}, for this privacy.clip; it "
+            f"returned {found}. Use another engine, or clip: flat."
+        )
+    return norms
 
 
 def choose(name: str, model: torch.nn.Module, loss: Loss, chunk_bytes: int) -> tuple[Engine, str]:

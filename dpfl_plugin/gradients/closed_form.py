@@ -55,18 +55,27 @@ class ClosedForm:
         squares = features.square().sum(dim=1) + (1.0 if self._bias else 0.0)
         return Records(features.contiguous(), records.labels, squares)
 
-    def clipped_sum(self, y: Tensor, batch: Records, clip_norm: float, out: Tensor) -> None:
+    def clipped_sum(
+        self, y: Tensor, batch: Records, clip_norm: float | tuple[float, ...], out: Tensor
+    ) -> Tensor | None:
+        if isinstance(clip_norm, tuple):
+            (bound,) = clip_norm  # the model is one layer
+            norms = self.clipped_sum(y, batch, bound, out)
+            return None if norms is None else norms.unsqueeze(1)
         if len(batch) == 0:
             out.zero_()
-            return
+            return None if math.isinf(clip_norm) else y.new_empty(0)
         assert batch.constants is not None
         residuals = self._residuals(y, batch)
-        if not math.isinf(clip_norm):
-            norms = (residuals.square().sum(dim=1) * batch.constants).sqrt_()
-            residuals.mul_((clip_norm / norms.clamp_(min=clip_norm)).unsqueeze(1))
+        if math.isinf(clip_norm):
+            self._outer_sum(residuals, batch.features, out)
+            return None
+        norms = (residuals.square().sum(dim=1) * batch.constants).sqrt_()
+        residuals.mul_((clip_norm / norms.clamp(min=clip_norm)).unsqueeze(1))
         self._outer_sum(residuals, batch.features, out)
-        if not math.isinf(clip_norm) and not math.isfinite(float(out.sum())):
-            self._without_bad_examples(y, batch, clip_norm, out)
+        if not math.isfinite(float(out.sum())):
+            self._without_bad_examples(y, batch, norms, clip_norm, out)
+        return norms
 
     def _residuals(self, y: Tensor, batch: Records) -> Tensor:
         """(b, padded): derivative of each example's loss by its outputs."""
@@ -91,13 +100,15 @@ class ClosedForm:
         if self._bias:
             out[size:] = residuals.sum(dim=0)[: self._outputs]
 
-    def _without_bad_examples(self, y: Tensor, batch: Records, clip_norm: float, out: Tensor) -> None:
-        """The same sum over the examples whose gradient is finite; a slow path for a broken model or record."""
-        assert batch.constants is not None
+    def _without_bad_examples(self, y: Tensor, batch: Records, norms: Tensor, clip_norm: float, out: Tensor) -> None:
+        """The same sum over the examples whose gradient is finite; a slow path for a broken model or record.
+
+        The ``norms`` of the others become inf. (Without this path all are finite or inf: NaN is in the sum at once.)
+        """
         residuals = self._residuals(y, batch)
-        norms = (residuals.square().sum(dim=1) * batch.constants).sqrt_()
+        norms.nan_to_num_(nan=math.inf, posinf=math.inf)
         good = torch.isfinite(norms).nonzero().squeeze(1)
-        factors = clip_norm / norms[good].clamp_(min=clip_norm)
+        factors = clip_norm / norms[good].clamp(min=clip_norm)
         self._outer_sum(residuals[good] * factors.unsqueeze(1), batch.features[good], out)
 
 

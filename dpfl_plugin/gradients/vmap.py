@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
 from dpfl_plugin.core.vectors import Layout
-from dpfl_plugin.gradients.base import Loss, Records
+from dpfl_plugin.gradients.base import Loss, Records, layers
 
 
 class Vmap:
@@ -20,6 +20,7 @@ class Vmap:
 
     def __init__(self, model: torch.nn.Module, loss: Loss, chunk_bytes: int) -> None:
         self._layout = Layout.of(model)
+        self._layer_sizes = list(layers(self._layout).values())
         self._chunk_bytes = chunk_bytes
 
         def loss_of_one(parameters: dict[str, Tensor], features: Tensor, label: Tensor) -> Tensor:
@@ -44,26 +45,46 @@ class Vmap:
     def prepare(self, records: Records) -> Records:
         return records
 
-    def clipped_sum(self, y: Tensor, batch: Records, clip_norm: float, out: Tensor) -> None:
+    def clipped_sum(
+        self, y: Tensor, batch: Records, clip_norm: float | tuple[float, ...], out: Tensor
+    ) -> Tensor | None:
         out.zero_()
+        norms = []
         parameters = self._layout.unflatten(y)
         for chunk in self._chunks(batch, y):
             by_name = self._gradients(parameters, chunk.features, chunk.labels)
             gradients = torch.cat([by_name[name].flatten(1) for name in self._layout.names], dim=1)
-            if math.isinf(clip_norm):
+            if clip_norm == math.inf:
                 out += gradients.sum(dim=0)
-                continue
-            norms = _norms(gradients)
-            if not torch.isfinite(norms).all():
-                bad = ~torch.isfinite(norms)
-                gradients[bad], norms[bad] = 0.0, 0.0
-            out += (clip_norm / norms.clamp(min=clip_norm)) @ gradients
+            elif isinstance(clip_norm, tuple):
+                norms.append(_add_clipped(gradients, self._layer_sizes, clip_norm, out))
+            else:
+                norms.append(_add_clipped(gradients, [out.numel()], (clip_norm,), out)[:, 0])
+        if clip_norm == math.inf:
+            return None
+        none = (0, len(clip_norm)) if isinstance(clip_norm, tuple) else (0,)
+        return torch.cat(norms) if norms else y.new_empty(none)
 
     def _chunks(self, batch: Records, y: Tensor) -> Iterator[Records]:
         # About four copies of the gradients live at once: by name, joined, squared, and vmap's own.
         size = max(1, self._chunk_bytes // (4 * y.numel() * y.element_size()))
         for first in range(0, len(batch), size):
             yield batch.between(first, min(first + size, len(batch)))
+
+
+def _add_clipped(gradients: Tensor, sizes: list[int], bounds: tuple[float, ...], out: Tensor) -> Tensor:
+    """Add to ``out`` (d,) the sum of ``gradients`` (b, d) with each part clipped to its bound; returns norms (b, L).
+
+    Examples that are not finite in some part add nothing in any, and get the norms inf.
+    """
+    parts = gradients.split(sizes, dim=1)
+    norms = torch.stack([_norms(part) for part in parts], dim=1)
+    if not torch.isfinite(norms).all():
+        bad = ~torch.isfinite(norms).all(dim=1)
+        gradients[bad], norms[bad] = 0.0, math.inf
+    for part, norm, bound, total in zip(parts, norms.unbind(1), bounds, out.split(sizes), strict=True):
+        total += (bound / norm.clamp(min=bound)) @ part
+    return norms
 
 
 def _norms(gradients: Tensor) -> Tensor:

@@ -163,6 +163,11 @@ class PrivacyAccount:
         return [self._charge(silo, round, self._cost(plan), "rehearsal") for silo in plan.participants]
 
     @property
+    def rules(self) -> PrivacyRules:
+        """How the run's releases are made."""
+        return self._rules
+
+    @property
     def neighbouring(self) -> str:
         """The relation that all releases of the run are accounted under."""
         return self._rules.release(1.0).neighbouring
@@ -352,12 +357,12 @@ def _plain(view: ViewEpsilon) -> dict[str, Any]:
 
 def statement(config: Config, account: PrivacyAccount, caveats: Sequence[str], notes: Sequence[str]) -> dict[str, Any]:
     """What `ledger.json` holds: the guarantee, for whom, and on what assumptions."""
-    private = config.privacy.noise_multiplier > 0
     return {
         "schema": STATEMENT_SCHEMA,
-        "guarantee": "differential privacy, as stated in views" if private else "none: no noise was added",
+        "guarantee": _guarantee(account.rules),
         "mechanism": {
             "name": config.privacy.mechanism.name or config.privacy.mechanism.module,
+            "clip": {**config.privacy.clip.model_dump(exclude_none=True), "what": account.rules.clipping.statement},
             "clip_norm": _finite(config.privacy.clip_norm),
             "noise_multiplier": config.privacy.noise_multiplier,
             "sampler": config.privacy.sampler,
@@ -375,6 +380,13 @@ def statement(config: Config, account: PrivacyAccount, caveats: Sequence[str], n
         "caveats": [*caveats, *MEASUREMENTS, FLOATS, *(() if config.privacy.secure else (STATISTICAL_GENERATOR,))],
         "notes": list(notes),
     }
+
+
+def _guarantee(rules: PrivacyRules) -> str:
+    if rules.clipping.measures:
+        return f"none: {rules.clipping.statement}"
+    private = rules.release(1.0).noise_multiplier > 0
+    return "differential privacy, as stated in views" if private else "none: no noise was added"
 
 
 ASSUMPTIONS = (

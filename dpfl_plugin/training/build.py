@@ -23,11 +23,12 @@ from dpfl_plugin.data.federation import build_federation
 from dpfl_plugin.errors import ConfigError, PluginError, require
 from dpfl_plugin.gradients import base as engines
 from dpfl_plugin.gradients import losses
-from dpfl_plugin.gradients.base import Records
+from dpfl_plugin.gradients.base import Records, layers
 from dpfl_plugin.models.build import build_model
 from dpfl_plugin.oracle import PrivacyRules, check_released
 from dpfl_plugin.privacy import samplers
 from dpfl_plugin.privacy.accountants import Accountant
+from dpfl_plugin.privacy.clipping import Clipping
 from dpfl_plugin.training.host import SiloHost
 from dpfl_plugin.training.planning import rehearse
 
@@ -90,6 +91,7 @@ def build(config: Config, base: Path) -> Parts:
     setting = make_setting(config, len(federation.silos))
     layout = Layout.of(module)
     model = layout.flatten(dict(module.named_parameters()))
+    _check_engine(engine, rules, layout, model, trial)
     if rules.unit == "silo":  # found here, not when the first round is on disk
         server = algorithm.init_server(model, setting)
         plan = algorithm.round_plan(server, 0, setting, stream(config.seed, "plan"))
@@ -115,12 +117,12 @@ def build(config: Config, base: Path) -> Parts:
         num_records=num_records,
         num_test_records=sum(len(silo.test_y) for silo in federation.silos),
         weights=_weights(config, num_records),
-        caveats=(*federation.caveats, *_delta_caveat(config, num_records)),
+        caveats=(*federation.caveats, *_delta_caveat(config, num_records), *_no_guarantee(rules)),
         engine_name=engine.name,
         engine_reason=reason,
         data_sha256=fingerprint(federation),
         layout=layout,
-        plugins=(algorithm, rules.mechanism, rules.sampler, engine, module, *module.modules(), loss),
+        plugins=(algorithm, rules.mechanism, rules.clipping, rules.sampler, engine, module, *module.modules(), loss),
     )
 
 
@@ -146,6 +148,10 @@ def _delta_caveat(config: Config, num_records: Sequence[int]) -> list[str]:
     ]
 
 
+def _no_guarantee(rules: PrivacyRules) -> list[str]:
+    return [f"no privacy guarantee holds: {rules.clipping.statement}."] if rules.clipping.measures else []
+
+
 def build_plugin(group: str, block: Block, *context: object, where: str):  # type: ignore[no-untyped-def]
     """The plugin that a block names, called with its options."""
     return registry.build(_plugin(group, block, where), block.options, *context, where=where)
@@ -166,11 +172,26 @@ def privacy_rules(config: Config) -> PrivacyRules:
         unit=privacy.unit,
         neighbouring=privacy.neighbouring or default,
         clip_norm=privacy.clip_norm,
+        clipping=_clipping(config),
         mechanism=build_plugin("mechanisms", privacy.mechanism, privacy.noise_multiplier, where="privacy.mechanism"),
         sampler=sampler,
         l2=config.l2,
         secure=privacy.secure,
     )
+
+
+def _clipping(config: Config) -> Clipping:
+    clipping = build_plugin("clippings", config.privacy.clip, where="privacy.clip")
+    if not isinstance(clipping, Clipping):
+        raise PluginError(
+            f"privacy.clip: {type(clipping).__name__} must derive from Clipping in dpfl_plugin/privacy/clipping.py."
+        )
+    if clipping.measures and config.privacy.epsilon is not None:
+        raise ConfigError(
+            f"privacy.epsilon={config.privacy.epsilon:g} cannot be kept: {clipping.statement}, so no epsilon holds. "
+            "Leave epsilon out, or use clip: adaptive, which does the like with noised counts."
+        )
+    return clipping
 
 
 def _model_block(block: Block) -> dict[str, Any]:
@@ -237,6 +258,26 @@ def _weights(config: Config, num_records: Sequence[int]) -> tuple[float, ...]:
     if config.silo_weights == "equal":
         return (1 / len(num_records),) * len(num_records)
     return tuple(count / sum(num_records) for count in num_records)
+
+
+def _check_engine(
+    engine: engines.Engine, rules: PrivacyRules, layout: Layout, model: torch.Tensor, trial: torch.Tensor
+) -> None:
+    """Raise unless the clipping fits the model, and the engine does what it asks, on made-up records."""
+    bounds = rules.clipping.bounds(rules.clip_norm, layers(layout))
+    if rules.unit == "silo" or not (rules.clipping.adapts or rules.clipping.measures or isinstance(bounds, tuple)):
+        return
+    batch = engine.prepare(Records(trial, torch.zeros(len(trial), dtype=torch.int64, device=trial.device)))
+    bounds = bounds if isinstance(bounds, tuple) else 1.0
+    try:
+        with torch.no_grad():
+            engines.clipped_sum_and_norms(engine, model, batch, bounds, torch.empty_like(model))
+    except PluginError:
+        raise
+    except Exception as error:  # a stranger's code may fail in any way
+        raise PluginError(
+            f"engine: {engine.name} fails with this privacy.clip on made-up records: {type(error).__name__}: {error}."
+        ) from error
 
 
 def _check_loss(name: str, loss: engines.Loss, outputs: torch.Tensor) -> None:

@@ -12,11 +12,13 @@ from torch.func import functional_call
 
 from dpfl_plugin.algorithms.base import Algorithm, RoundPlan
 from dpfl_plugin.core.vectors import Layout, Vectors, stack
-from dpfl_plugin.gradients.base import Engine, Loss, Records
+from dpfl_plugin.gradients.base import Engine, Loss, Records, layers
 from dpfl_plugin.gradients.losses import predict
 from dpfl_plugin.oracle import Draw, PrivacyRules, PrivateOracle
 from dpfl_plugin.privacy.events import Charge
 
+# A silo's state beside the algorithm's, which never sees it: C_i (m, 1), where the clipping adapts it.
+CLIP_NORM = "oracle.clip_norm"
 # Records in one forward pass of an evaluation; bounds its memory, not its result's meaning.
 EVALUATION_CHUNK = 8192
 
@@ -57,6 +59,10 @@ class SiloHost:
         self._train = {silo: engine.prepare(records) for silo, records in train.items()}
         self._test = test
         self.states = states
+        if rules.clipping.adapts:  # in float64 on any device, so that a checkpoint has all of it
+            start = torch.full((len(train), 1), rules.clip_norm, dtype=torch.float64)
+            self.states = {**states, CLIP_NORM: start}
+        self._layers = layers(self._layout)
         self._pending: list[tuple[list[int], Vectors]] = []
 
     def run(self, ids: Sequence[int], down: Vectors, plan: RoundPlan, draw: Draw) -> tuple[Vectors, list[Charge]]:
@@ -77,10 +83,14 @@ class SiloHost:
             draw,
             max_gradients=plan.num_gradients,
             share=plan.share,
+            layers=self._layers,
+            clip_norms=self.states[CLIP_NORM][rows, 0].tolist() if CLIP_NORM in self.states else None,
         )
-        old = {name: value[rows] for name, value in self.states.items()}
+        old = {name: value[rows] for name, value in self.states.items() if name != CLIP_NORM}
         up, new = self._algorithm.local_update(down, old, oracle, plan)
         oracle.check_upload(up)
+        if CLIP_NORM in self.states:
+            new = {**new, CLIP_NORM: self.states[CLIP_NORM].new_tensor(oracle.clip_norms).unsqueeze(1)}
         self._pending.append((rows, new))
         return up, oracle.charges()
 
