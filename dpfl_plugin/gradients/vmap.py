@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -57,9 +57,11 @@ class Vmap:
             if clip_norm == math.inf:
                 out += gradients.sum(dim=0)
             elif isinstance(clip_norm, tuple):
-                norms.append(_add_clipped(gradients, self._layer_sizes, clip_norm, out))
+                sizes = self._layer_sizes
+                parts = _add_clipped(gradients, gradients.split(sizes, dim=1), clip_norm, out.split(sizes))
+                norms.append(torch.stack(parts, dim=1))
             else:
-                norms.append(_add_clipped(gradients, [out.numel()], (clip_norm,), out)[:, 0])
+                norms += _add_clipped(gradients, (gradients,), (clip_norm,), (out,))
         if clip_norm == math.inf:
             return None
         none = (0, len(clip_norm)) if isinstance(clip_norm, tuple) else (0,)
@@ -72,17 +74,20 @@ class Vmap:
             yield batch.between(first, min(first + size, len(batch)))
 
 
-def _add_clipped(gradients: Tensor, sizes: list[int], bounds: tuple[float, ...], out: Tensor) -> Tensor:
-    """Add to ``out`` (d,) the sum of ``gradients`` (b, d) with each part clipped to its bound; returns norms (b, L).
+def _add_clipped(
+    gradients: Tensor, parts: Sequence[Tensor], bounds: Sequence[float], totals: Sequence[Tensor]
+) -> list[Tensor]:
+    """Add up each of the ``parts`` of ``gradients`` (b, d), clipped to its bound, and return their norms (b,).
 
     Examples that are not finite in some part add nothing in any, and get the norms inf.
     """
-    parts = gradients.split(sizes, dim=1)
-    norms = torch.stack([_norms(part) for part in parts], dim=1)
-    if not torch.isfinite(norms).all():
-        bad = ~torch.isfinite(norms).all(dim=1)
-        gradients[bad], norms[bad] = 0.0, math.inf
-    for part, norm, bound, total in zip(parts, norms.unbind(1), bounds, out.split(sizes), strict=True):
+    norms = [_norms(part) for part in parts]
+    if not all(bool(torch.isfinite(norm).all()) for norm in norms):
+        bad = ~torch.isfinite(torch.stack(norms)).all(dim=0)
+        gradients[bad] = 0.0
+        for norm in norms:
+            norm[bad] = math.inf
+    for part, norm, bound, total in zip(parts, norms, bounds, totals, strict=True):
         total += (bound / norm.clamp(min=bound)) @ part
     return norms
 

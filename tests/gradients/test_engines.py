@@ -11,7 +11,7 @@ from torch import nn
 from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.errors import ConfigError, UnsupportedError
 from dpfl_plugin.gradients import losses
-from dpfl_plugin.gradients.base import Records, choose
+from dpfl_plugin.gradients.base import Records, choose, layers
 from dpfl_plugin.gradients.closed_form import ClosedForm
 from dpfl_plugin.gradients.vmap import Vmap, _norms
 
@@ -155,3 +155,74 @@ def test_norms_of_long_gradients_do_not_come_out_small(size):
     gradients = torch.randn(2, size, generator=torch.Generator().manual_seed(0))
     exact = gradients.double().norm(dim=1)
     assert ((_norms(gradients).double() - exact).abs() < 1e-6 * exact).all()
+
+
+# Norms and layers
+
+
+def all_engines(model, loss=losses.cross_entropy):
+    deep = sum(isinstance(module, nn.Linear) for module in model.modules()) > 1
+    return [
+        make(model, loss, chunk) for make, chunk in ((Vmap, 2**20), (Vmap, 1), *([] if deep else [(ClosedForm, 1)]))
+    ]
+
+
+DEEP = nn.Sequential(nn.Flatten(), nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 4, bias=False)).double()
+
+
+@pytest.mark.parametrize("model", [linear(3, 4), DEEP], ids=["linear", "deep"])
+@pytest.mark.parametrize("count", [0, 1, 7])
+def test_engines_return_norms_before_clipping(model, count):
+    batch = records(count, 3, 4)
+    y = torch.randn(Layout.of(model).dimension, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    sizes = list(layers(Layout.of(model)).values())
+    alone = [one_by_one(model, losses.cross_entropy, y, batch.between(j, j + 1), math.inf) for j in range(count)]
+    whole = torch.tensor([float(g.norm()) for g in alone]).double()
+    parts = torch.tensor([[float(p.norm()) for p in g.split(sizes)] for g in alone]).double().reshape(count, len(sizes))
+    for engine in all_engines(model):
+        out = torch.full_like(y, math.nan)
+        prepared = engine.prepare(batch)
+        torch.testing.assert_close(engine.clipped_sum(y, prepared, 0.3, out), whole, rtol=1e-6, atol=1e-9)
+        bounds = tuple(0.1 * (l + 1) for l in range(len(sizes)))
+        torch.testing.assert_close(engine.clipped_sum(y, prepared, bounds, out), parts, rtol=1e-6, atol=1e-9)
+        expected = torch.zeros_like(y)
+        for gradient in alone:
+            for total, part, bound in zip(expected.split(sizes), gradient.split(sizes), bounds, strict=True):
+                total += part / max(1.0, float(part.norm()) / bound)
+        torch.testing.assert_close(out, expected, rtol=1e-9, atol=1e-12)
+        assert engine.clipped_sum(y, prepared, math.inf, out) is None
+
+
+@pytest.mark.parametrize("model", [linear(3, 4), DEEP], ids=["linear", "deep"])
+@pytest.mark.parametrize("bad", [math.inf, math.nan])
+def test_the_norm_of_an_example_that_is_not_finite_is_infinite(model, bad):
+    batch = records(3, 3, 4)
+    batch.features[1] = torch.tensor([bad, 1.0, -bad], dtype=torch.float64)
+    y = torch.randn(Layout.of(model).dimension, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    bounds = (0.2,) * len(layers(Layout.of(model)))
+    good = torch.tensor([0, 2])
+    for engine in all_engines(model):
+        expected, out = torch.empty_like(y), torch.empty_like(y)
+        for clip in (0.5, bounds):
+            found = engine.clipped_sum(y, engine.prepare(batch), clip, out)
+            known = engine.clipped_sum(y, engine.prepare(batch.select(good)), clip, expected)
+            finite = torch.isfinite(found).reshape(3, -1).all(dim=1)
+            assert finite.tolist() == [True, False, True] and not torch.isnan(found).any()
+            torch.testing.assert_close(found[good], known)
+            torch.testing.assert_close(out, expected)
+
+
+def test_a_layer_is_a_module_that_owns_parameters():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(2))
+            self.first = nn.Linear(3, 4)
+            self.block = nn.Sequential(nn.GroupNorm(2, 4), nn.Linear(4, 4, bias=False))
+            self.again = self.first
+            self.block[0].bias.requires_grad_(False)
+
+    model = Tied()
+    found = layers(Layout.of(model))
+    assert found == {"": 2, "first": 16, "block.0": 4, "block.1": 16}
+    assert sum(found.values()) == Layout.of(model).dimension
