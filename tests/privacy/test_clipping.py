@@ -90,8 +90,9 @@ def zeros(model=MODEL, m=1):
 def in_units_of_noise(clipping, sampler, records, engine, model=MODEL, y=None):
     """All that one release noises, as one vector: the sum, and the count if there is one."""
     released = []
-    made_by = replace(rules(Z, C, sampler, clipping=clipping), mechanism=Recorder(Z, released))
-    asked = oracle(made_by, records, model=model, engine=engine)
+    start, now = (5 * C, [C]) if clipping.adapts else (C, None)  # C_i has moved away from where it began
+    made_by = replace(rules(Z, start, sampler, clipping=clipping), mechanism=Recorder(Z, released))
+    asked = oracle(made_by, records, model=model, engine=engine, clip_norms=now)
     asked.gradient(zeros(model) if y is None else y)
     assert asked.charges()[0].release.noise_multiplier == Z
     return torch.cat(released)
