@@ -24,6 +24,7 @@ from dpfl_plugin.gradients.losses import cross_entropy
 from dpfl_plugin.gradients.vmap import Vmap
 from dpfl_plugin.models.linear import softmax
 from dpfl_plugin.oracle import Draw, PrivacyRules
+from dpfl_plugin.privacy.clipping import Clipping, Flat
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.mechanisms import Gaussian
 from dpfl_plugin.runtimes.in_process import InProcess
@@ -59,6 +60,7 @@ class Ours:
         silos: Sequence[Records],
         *,
         secure: bool = False,
+        clipping: Clipping | None = None,
     ) -> None:
         self.name = name
         module = _module(load)
@@ -74,6 +76,7 @@ class Ours:
             unit="record",
             neighbouring=sampler.neighbouring,
             clip_norm=load.clip_norm,
+            clipping=clipping or Flat(),
             mechanism=Gaussian(load.noise_multiplier),
             sampler=sampler,
             secure=secure,

@@ -13,7 +13,7 @@ from dpfl_plugin.errors import ConfigError, UnsupportedError
 from dpfl_plugin.gradients import losses
 from dpfl_plugin.gradients.base import Records, choose, layers
 from dpfl_plugin.gradients.closed_form import ClosedForm
-from dpfl_plugin.gradients.vmap import Vmap, _norms
+from dpfl_plugin.gradients.vmap import Vmap, _add_clipped, _norms
 
 
 def linear(features: int, outputs: int, bias: bool = True) -> nn.Module:
@@ -210,6 +210,14 @@ def test_the_norm_of_an_example_that_is_not_finite_is_infinite(model, bad):
             assert finite.tolist() == [True, False, True] and not torch.isnan(found).any()
             torch.testing.assert_close(found[good], known)
             torch.testing.assert_close(out, expected)
+
+
+def test_an_example_that_is_not_finite_in_one_layer_adds_nothing_in_any():
+    gradients = torch.tensor([[3.0, 0.0, 4.0], [math.inf, 1.0, 1.0], [1.0, math.nan, 1.0], [0.5, 0.0, 0.5]])
+    out = torch.zeros(3)
+    norms = _add_clipped(gradients, gradients.split([1, 2], dim=1), (1.0, 2.0), out.split([1, 2]))
+    assert torch.stack(norms, dim=1).tolist() == [[3.0, 4.0], [math.inf] * 2, [math.inf] * 2, [0.5, 0.5]]
+    assert out.tolist() == [1.5, 0.0, 2.5]
 
 
 def test_a_layer_is_a_module_that_owns_parameters():
