@@ -21,7 +21,7 @@ class Mechanism(Protocol):
         ...
 
     def __call__(self, value: Tensor, sensitivity: float, rng: np.random.Generator) -> None:
-        """Add noise to ``value`` (d,) in place."""
+        """Add noise to ``value`` (d,) in place, of a standard deviation in proportion to ``sensitivity``."""
         ...
 
 

@@ -10,9 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks import profile, rounds
+from benchmarks import clipping, profile, rounds
 from benchmarks.contenders import OURS, PlainSGD, contenders
 from benchmarks.workloads import WORKLOADS, Workload
+from dpfl_plugin import registry
+from dpfl_plugin.gradients.closed_form import ClosedForm
 
 PLAIN = PlainSGD.name
 TINY = Workload(
@@ -80,6 +82,12 @@ def test_tables_and_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     assert all(value > 0 for value in seconds.values())
     rounds.main(["--rounds", "2"])
     assert OURS in capsys.readouterr().out
+
+
+def test_every_way_to_clip_is_timed_against_flat(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(WORKLOADS, "W1", replace(TINY, noise_multiplier=1.0))
+    found = clipping.ratios(ClosedForm, rounds=1)
+    assert set(found) == set(registry.names("clippings")) and found["flat"] == 1.0
 
 
 def test_the_parts_of_a_round_add_up_to_it() -> None:
