@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from dpfl_plugin.core.streams import SecureStream, Source, Stream, stream_key
 from dpfl_plugin.core.vectors import Vectors
-from dpfl_plugin.errors import ConfigError, TrainingError, UnsupportedError, require
+from dpfl_plugin.errors import ConfigError, PluginError, TrainingError, UnsupportedError, require
 from dpfl_plugin.gradients.base import Engine, Records, clipped_sum_and_norms
 from dpfl_plugin.privacy.clipping import Clipping, Flat, clip_update
 from dpfl_plugin.privacy.events import Charge, Neighbouring, SampledGaussian, Unit
@@ -66,10 +66,22 @@ class PrivacyRules:
     def release(self, rate: float) -> SampledGaussian:
         """What one release is charged as, where a record is in a batch with probability ``rate``."""
         if self.unit == "silo":
-            return self.clipping.charged(self.mechanism.event("full", 1.0, self.neighbouring, "silo"))
+            return self.mechanism.event("full", 1.0, self.neighbouring, "silo")
         # Sampling all records is no sampling, and has an exact accountant.
         sampler = self.sampler.name if rate < 1 else "full"
-        return self.clipping.charged(self.mechanism.event(sampler, rate, self.neighbouring, "record"))
+        event = self.mechanism.event(sampler, rate, self.neighbouring, "record")
+        # No noise covers a clipping norm that was read from private gradients.
+        return replace(event, noise_multiplier=0.0) if self.clipping.measures else event
+
+    def bounds(self, layers: Mapping[str, int]) -> float | tuple[float, ...]:
+        """C, or a bound for each of the model's layers, {name: number of parameters}; together they are C at most."""
+        bounds = self.clipping.bounds(self.clip_norm, layers)
+        whole = math.hypot(*bounds) if isinstance(bounds, tuple) else bounds
+        if not whole <= self.clip_norm * (1 + 1e-9):
+            raise PluginError(
+                f"privacy.clip gives the bounds {bounds}, together {whole:g}; clip_norm={self.clip_norm}."
+            )
+        return bounds
 
     def pattern(self, num_records: int, share: tuple[float, float], num_gradients: int) -> tuple[SampledGaussian, int]:
         """(release, count) that a round will cost a silo, known before it runs."""
@@ -139,7 +151,7 @@ class PrivateOracle:
         self._ids, self._share = tuple(ids), share
         self._max_gradients = max_gradients
         self._layer_sizes = tuple((layers or {}).values())
-        self._bounds = rules.clipping.bounds(rules.clip_norm, layers or {})
+        self._bounds = rules.bounds(layers or {})
         self.clip_norms = list(clip_norms or [rules.clip_norm] * len(silos))
         self._stream: Source = SecureStream() if rules.secure else Stream()
         self._gradient_calls = 0

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dpfl_plugin.errors import ConfigError, UnsupportedError, require
-from dpfl_plugin.privacy.events import SampledGaussian, Unit
+from dpfl_plugin.privacy.events import Unit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,8 @@ class Clipping:
 
     Attributes:
         adapts: every silo has its own C, renewed after each release from a noised count (`bit_weight`, `adapted`).
-        measures: C is computed from a batch's norms without noise (`measured`): no guarantee can hold.
+        measures: C is computed from a batch's norms without noise (`measured`): no guarantee can hold, and a release is
+            charged as noise multiplier 0.
         statement: for the privacy statement, in words.
     """
 
@@ -36,10 +37,6 @@ class Clipping:
 
     def check(self, unit: Unit, clip_norm: float, noise_multiplier: float) -> None:
         """Raise ConfigError unless releases can be made in this way at this unit."""
-
-    def charged(self, release: SampledGaussian) -> SampledGaussian:
-        """What a release is charged as, of which ``release`` is the mechanism's own event."""
-        return release
 
     def bounds(self, clip_norm: float, layers: Mapping[str, int]) -> float | tuple[float, ...]:
         """C; or a bound for each layer, with squares that add up to C^2: then C bounds the whole vector, too.
@@ -221,16 +218,6 @@ class Median(Clipping):
                 "privacy.clip: median needs unit: record: a silo's update is one vector, and its median is its norm. "
                 "Use clip: flat or per_layer."
             )
-
-    def charged(self, release: SampledGaussian) -> SampledGaussian:
-        """Noise multiplier 0: no noise covers the median."""
-        return SampledGaussian(
-            noise_multiplier=0.0,
-            sampler=release.sampler,
-            rate=release.rate,
-            neighbouring=release.neighbouring,
-            unit=release.unit,
-        )
 
     def measured(self, norms: Tensor) -> float:
         """The median of those that are finite; where there are none, or it is 0, next to nothing, but positive."""

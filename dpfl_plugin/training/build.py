@@ -264,7 +264,7 @@ def _check_engine(
     engine: engines.Engine, rules: PrivacyRules, layout: Layout, model: torch.Tensor, trial: torch.Tensor
 ) -> None:
     """Raise unless the clipping fits the model, and the engine does what it asks, on made-up records."""
-    bounds = rules.clipping.bounds(rules.clip_norm, layers(layout))
+    bounds = rules.bounds(layers(layout))
     if rules.unit == "silo" or not (rules.clipping.adapts or rules.clipping.measures or isinstance(bounds, tuple)):
         return
     batch = engine.prepare(Records(trial, torch.zeros(len(trial), dtype=torch.int64, device=trial.device)))

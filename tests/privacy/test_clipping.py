@@ -20,7 +20,7 @@ from dpfl_plugin.gradients.closed_form import ClosedForm
 from dpfl_plugin.gradients.vmap import Vmap
 from dpfl_plugin.oracle import Draw, PrivateOracle
 from dpfl_plugin.privacy.accountants import PLD, RDP
-from dpfl_plugin.privacy.clipping import Adaptive, Flat, Median, PerLayer, clip_update
+from dpfl_plugin.privacy.clipping import Adaptive, Clipping, Flat, Median, PerLayer, clip_update
 from dpfl_plugin.privacy.events import SampledGaussian, Term
 from dpfl_plugin.privacy.mechanisms import Gaussian
 from dpfl_plugin.privacy.samplers import FixedSize, FullBatch, Poisson
@@ -459,6 +459,22 @@ def test_bits_must_be_noised_more_than_the_whole():
     for option in ({"quantile": 0.0}, {"quantile": 1.0}, {"lr": 0.0}, {"bit_noise_multiplier": -1.0}):
         with pytest.raises(ConfigError, match=next(iter(option))):
             Adaptive(**option)
+
+
+class Greedy(Clipping):
+    """A stranger's: C for each layer."""
+
+    def bounds(self, clip_norm, layers):
+        return (clip_norm,) * len(layers)
+
+
+def test_bounds_that_are_more_than_c_together_are_refused():
+    made_by = rules(1.0, 0.5, clipping=Greedy())
+    assert made_by.bounds({"a": 3}) == (0.5,)
+    with pytest.raises(PluginError, match=r"together 0\.707"):
+        made_by.bounds({"a": 3, "b": 4})
+    for sizes in (1, 2, 7, 100):
+        assert rules(1.0, 0.5, clipping=PerLayer()).bounds(dict.fromkeys(map(str, range(sizes)), 1))
 
 
 class Silent:
