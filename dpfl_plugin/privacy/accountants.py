@@ -88,7 +88,7 @@ class Checked(abc.ABC):
             self._check(term)
         if not terms:
             return 0.0
-        if min(term.release.noise_multiplier for term in terms) < _LEAST_NOISE:
+        if min(term.release.noise_multiplier for term in terms) < LEAST_NOISE:
             return math.inf
         return self.bound(pld.normalise(map(_clamped, terms)), delta)
 
@@ -107,13 +107,13 @@ class Checked(abc.ABC):
             raise UnsupportedError(f"{self.name} has no bound for {_described(term)}: {why}")
 
 
-_LEAST_NOISE: Final = 0.01  # one release costs thousands: infinity is an upper bound, and numbers that large overflow
-_MOST_NOISE: Final = 1e4  # more is accounted for as this much, which is an upper bound: tiny numbers cancel
+LEAST_NOISE: Final = 0.01  # one release costs thousands: infinity is an upper bound, and numbers that large overflow
+MOST_NOISE: Final = 1e4  # more is accounted for as this much, which is an upper bound: tiny numbers cancel
 
 
 def _clamped(term: Term) -> Term:
     release = term.release
-    return replace(term, release=replace(release, noise_multiplier=min(release.noise_multiplier, _MOST_NOISE)))
+    return replace(term, release=replace(release, noise_multiplier=min(release.noise_multiplier, MOST_NOISE)))
 
 
 def _described(term: Term) -> str:
@@ -332,34 +332,3 @@ def _prv(groups: tuple[tuple[float, float, int], ...], delta: float, eps_error: 
         except (RuntimeError, ValueError) as error:  # it checks what it computes
             raise UnsupportedError(f"PRV does not find an epsilon at delta={delta!r}: {error} Use pld.") from error
     return max(0.0, upper)
-
-
-def max_rounds(
-    accountant: Accountant, per_round: Term, spent: Sequence[Term], epsilon: float, delta: float, limit: int
-) -> int:
-    """The largest n <= limit such that ``spent`` and n more times ``per_round`` stay within (epsilon, delta).
-
-    Doubling, then bisection; the answer's own epsilon has been computed and fits. 0 if not one fits.
-
-    Raises:
-        ConfigError: epsilon is negative or not a number, or as `Accountant.epsilon`.
-    """
-    if not epsilon >= 0:
-        raise ConfigError(f"epsilon={epsilon!r} must be at least 0.")
-
-    def fits(rounds: int) -> bool:
-        return accountant.epsilon([*spent, _repeated(per_round, rounds)], delta) <= epsilon
-
-    if limit <= 0 or not fits(0) or not fits(1):
-        return 0
-    low, high = 1, 2
-    while high < limit and fits(high):
-        low, high = high, 2 * high
-    if high >= limit:
-        high = limit
-        if fits(limit):
-            return limit
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low

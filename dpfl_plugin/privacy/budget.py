@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from dpfl_plugin.errors import ConfigError
-from dpfl_plugin.privacy.accountants import Accountant, max_rounds
+from dpfl_plugin.privacy.accountants import Accountant
+from dpfl_plugin.privacy.calibration import max_rounds
 from dpfl_plugin.privacy.events import Term
 from dpfl_plugin.privacy.pld import check_delta
 from dpfl_plugin.privacy.views import Planned, Spending, Terms, undominated

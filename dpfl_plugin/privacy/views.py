@@ -178,32 +178,56 @@ def worst_case_view(
             often as it was released.
         silos: ids to state it for; one of each kind (number of records) is enough.
         rounds: the rounds that were run.
-        cap: the most rounds that a silo may take part in; used if all rounds are alike, else ignored, which can only
-            overstate.
+        cap: the most rounds that a silo may take part in; see `worst_case_terms`.
 
     Raises:
         LedgerError: a charge is not in the pattern.
-        ConfigError, UnsupportedError: as `server_view`.
+        ConfigError, UnsupportedError: as `server_view` and `worst_case_terms`.
     """
-    if cap is not None and cap < 0:
-        raise ConfigError(f"cap={cap!r} must be at least 0.")
     attempts = _attempts(charges, rounds, pattern)
-    capped = False
     compositions = {}
     for silo in silos:
-        plans = [tuple(pattern(silo, round_)) for round_ in rounds]
-        times = [attempts[round_] for round_ in rounds]
-        if cap is not None and len(set(plans)) == 1 and set(times) == {1} and cap < len(plans):
-            capped, plans, times = True, plans[:cap], times[:cap]
-        totals: Counter[Planned] = Counter()
-        for plan, number in zip(plans, times, strict=True):
-            for planned in plan:
-                totals[planned] += number
-        parts = [(p.share, Term(release=p.release, count=p.count, rounds=n)) for p, n in totals.items()]
-        compositions[silo] = _compose(parts)
+        plans: Counter[tuple[Planned, ...]] = Counter()
+        for round_ in rounds:
+            plans[tuple(pattern(silo, round_))] += attempts[round_]
+        compositions[silo] = worst_case_terms(plans, cap)
+    capped = cap is not None and cap < sum(attempts.values())
     where = f"in {cap} rounds, the cap" if capped else f"in each of the {len(rounds)} rounds run"
     basis = f"all releases that a silo would make by taking part {where}; disjoint record shares in parallel"
     return _statement("server", compositions, accountant, delta, basis)
+
+
+def worst_case_terms(plans: Mapping[tuple[Planned, ...], int], cap: int | None = None) -> tuple[Terms, ...]:
+    """A silo's compositions, had it taken part in every round, or in the dearest ``cap`` of them.
+
+    With a cap each release on each share is counted in those ``cap`` rounds that make most of it. Where rounds differ
+    only in how often they make one release, these are the dearest rounds; else it can only overstate.
+
+    Args:
+        plans: what a round makes of the silo, and how many rounds do, each as often as it was released.
+        cap: the most rounds, fresh releases of a round included, that a silo may take part in.
+
+    Raises:
+        ConfigError: the cap is below 0, or as `Spending.compositions`.
+        UnsupportedError: as `Spending.compositions`.
+    """
+    if cap is not None and cap < 0:
+        raise ConfigError(f"cap={cap!r} must be at least 0.")
+    rounds: defaultdict[tuple[Share, SampledGaussian], Counter[int]] = defaultdict(Counter)
+    for plan, number in plans.items():
+        counts: Counter[tuple[Share, SampledGaussian]] = Counter()
+        for planned in plan:
+            counts[planned.share, planned.release] += planned.count
+        for key, count in counts.items():
+            rounds[key][count] += number
+    parts = []
+    for (share, release), numbers in rounds.items():
+        left = sum(numbers.values()) if cap is None else cap
+        for count in sorted(numbers, reverse=True):
+            taken = min(left, numbers[count])
+            left -= taken
+            parts.append((share, Term(release=release, count=count, rounds=taken)))
+    return _compose(parts)
 
 
 def third_party_view(

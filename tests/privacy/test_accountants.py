@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from dpfl_plugin.errors import ConfigError, UnsupportedError
-from dpfl_plugin.privacy.accountants import PLD, PRV, RDP, Accountant, Gaussian, max_rounds
+from dpfl_plugin.privacy.accountants import PLD, PRV, RDP, Accountant, Gaussian
+from dpfl_plugin.privacy.calibration import max_rounds
 from dpfl_plugin.privacy.events import SampledGaussian, Sampler, Term
 from dpfl_plugin.privacy.paper import Paper
 

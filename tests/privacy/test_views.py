@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -27,6 +28,7 @@ from dpfl_plugin.privacy.views import (
     silo_compositions,
     third_party_view,
     undominated,
+    worst_case_terms,
     worst_case_view,
 )
 
@@ -283,11 +285,45 @@ def test_a_cap_on_participation() -> None:
     capped = worst_case_view([charge(0)], PLD(), DELTA, cap=4, **common)  # type: ignore[arg-type]
     assert capped.epsilon == epsilon((A, 20)) and "4 rounds, the cap" in capped.basis
     assert worst_case_view([], PLD(), DELTA, cap=99, **common).epsilon == epsilon((A, 150))  # type: ignore[arg-type]
-    repeated = [charge(0), charge(0, noise_id="again")]  # rounds differ: the cap is not relied on
-    assert worst_case_view(repeated, PLD(), DELTA, cap=4, **common).epsilon == epsilon((A, 155))  # type: ignore[arg-type]
-    uneven = lambda silo, round: [Planned(A if round % 2 else B, 5)]  # noqa: E731
-    view = worst_case_view([], PLD(), DELTA, cap=4, silos=[0], rounds=range(30), pattern=uneven)
-    assert view.epsilon == epsilon((A, 75), (B, 75)) and "each of the 30 rounds" in view.basis
+    repeated = [charge(0), charge(0, noise_id="again")]  # a silo that was in both has used up two rounds of its cap
+    assert worst_case_view(repeated, PLD(), DELTA, cap=4, **common).epsilon == epsilon((A, 20))  # type: ignore[arg-type]
+    all_of_them = worst_case_view(repeated, PLD(), DELTA, cap=31, **common)  # type: ignore[arg-type]
+    assert all_of_them.epsilon == epsilon((A, 155)) and "each of the 30 rounds" in all_of_them.basis
+
+
+def test_a_cap_takes_the_dearest_rounds() -> None:
+    """The worst choice of 4 rounds is found, or overstated; never less."""
+    plans = {(Planned(A, 5),): 3, (Planned(A, 7),): 2, (Planned(A, 1), Planned(A, 1)): 9}
+    (dearest,) = worst_case_terms(plans, 4)
+    assert PLD().epsilon(dearest, DELTA) == epsilon((A, 2 * 7 + 2 * 5))
+    mixed = {(Planned(A, 5),): 15, (Planned(B, 5),): 15}
+    (bound,) = worst_case_terms(mixed, 4)
+    assert PLD().epsilon(bound, DELTA) == epsilon((A, 20), (B, 20)) > max(epsilon((A, 20)), epsilon((B, 20)))
+    phases = {(Planned(A, 5, FIRST),): 3, (Planned(A, 5, SECOND),): 15}
+    assert set(worst_case_terms(phases, 4)) == {_one(A, 15), _one(A, 20)}
+    assert worst_case_terms(plans, 0) == () and worst_case_terms({}, 4) == ()
+    with pytest.raises(ConfigError, match="cap=-1"):
+        worst_case_terms(plans, -1)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.lists(st.tuples(st.booleans(), st.integers(1, 4)), min_size=1, max_size=2), min_size=1, max_size=6),
+    st.integers(0, 6),
+)
+def test_no_choice_of_rounds_within_the_cap_costs_more(rounds: list[list[tuple[bool, int]]], cap: int) -> None:
+    """Term by term: every choice of at most ``cap`` rounds makes no more of any release."""
+    made = [tuple(Planned(A if first else B, count) for first, count in one) for one in rounds]
+    bound = Counter({t.release: t.count * t.rounds for terms in worst_case_terms(Counter(made), cap) for t in terms})
+    for chosen in itertools.combinations(made, min(cap, len(made))):
+        total = Counter()  # type: ignore[var-annotated]
+        for planned in (p for plan in chosen for p in plan):
+            total[planned.release] += planned.count
+        assert total <= bound
+
+
+def _one(release: SampledGaussian, count: int) -> tuple[Term, ...]:
+    return normalise([Term(release=release, count=count, rounds=1)])
 
 
 def test_charges_outside_the_pattern_are_refused() -> None:

@@ -1,0 +1,137 @@
+"""Calibration: from (epsilon, delta) to noise, rounds, steps or a cap, by root finding on the accountant that is asked.
+
+Every answer is on the safe side: its own epsilon has been computed, by the accountant that will account for the run,
+and it fits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from decimal import ROUND_CEILING, Decimal
+from typing import Final
+
+from dpfl_plugin.errors import ConfigError, UnsupportedError, require
+from dpfl_plugin.privacy.accountants import LEAST_NOISE, MOST_NOISE, Accountant
+from dpfl_plugin.privacy.events import Term
+from dpfl_plugin.privacy.views import Terms, undominated
+
+_DIGITS: Final = 5
+_STEP: Final = 4.0  # from the most noise downwards: an epsilon of too little noise is the dearest to compute
+_LOG_CLIP: Final = 50.0
+_TOLERANCE: Final = 1e-6  # relative, of the noise multiplier before it is rounded up
+
+
+def worst_epsilon(accountant: Accountant, compositions: Iterable[Terms], delta: float) -> float:
+    """The largest epsilon of compositions that hold side by side: of silos, and of disjoint shares of their records.
+
+    Raises:
+        ConfigError, UnsupportedError: as `Accountant.epsilon`.
+    """
+    return max((accountant.epsilon(terms, delta) for terms in undominated(compositions)), default=0.0)
+
+
+def with_noise(terms: Sequence[Term], noise_multiplier: float) -> Terms:
+    """``terms`` with every noise multiplier times ``noise_multiplier``: a schedule keeps its proportions."""
+    return tuple(
+        replace(t, release=replace(t.release, noise_multiplier=t.release.noise_multiplier * noise_multiplier))
+        for t in terms
+    )
+
+
+def least_noise(
+    epsilon_at: Callable[[float], float], epsilon: float, fits: Callable[[float], bool] | None = None
+) -> float:
+    """The least noise multiplier, rounded up to 5 significant digits, whose epsilon is at most ``epsilon``.
+
+    Brent's method on the logarithms, of which one is nearly linear in the other. The epsilon of the answer has been
+    computed and is at most ``epsilon``; it falls short of it by less than 1e-3 (relative) for an epsilon above 0.01.
+
+    Args:
+        epsilon_at: epsilon of a noise multiplier; falls as that grows. Where it is not supported it counts as infinite.
+        fits: what else the answer has to meet; more noise meets it sooner or later.
+
+    Raises:
+        ConfigError: epsilon is not a positive number, or no noise that is supported meets it.
+        UnsupportedError: as ``epsilon_at`` at much noise.
+    """
+    from scipy.optimize import brentq
+
+    require(0 < epsilon < math.inf, "epsilon", epsilon, "be positive and finite")
+    if (least := epsilon_at(MOST_NOISE)) > epsilon:
+        raise ConfigError(
+            f"epsilon={epsilon!r} is out of reach: with noise_multiplier {MOST_NOISE:g} it is still {least:.4g}. "
+            "Ask for a larger epsilon or delta, for fewer rounds or local steps, or use a tighter accountant (pld)."
+        )
+
+    def known(noise: float) -> float:
+        try:
+            return epsilon_at(noise)
+        except UnsupportedError:  # of very little noise: its losses need too large a grid
+            return math.inf
+
+    def excess(log_noise: float) -> float:
+        found = known(math.exp(log_noise))
+        return max(-_LOG_CLIP, min(_LOG_CLIP, math.log(found / epsilon))) if found > 0 else -_LOG_CLIP
+
+    high = low = MOST_NOISE
+    while low > LEAST_NOISE and known(low) <= epsilon:
+        high, low = low, max(low / _STEP, LEAST_NOISE)
+    if known(low) <= epsilon:
+        answer = low
+    else:
+        answer = math.exp(brentq(excess, math.log(low), math.log(high), xtol=_TOLERANCE))
+    answer = _round_up(answer)
+    while not (known(answer) <= epsilon and (fits is None or fits(answer))):
+        answer = _round_up(answer, more=1)
+        if answer > MOST_NOISE:
+            raise ConfigError(f"epsilon={epsilon!r} is out of reach with noise_multiplier up to {MOST_NOISE:g}.")
+    return answer
+
+
+def _round_up(value: float, more: int = 0) -> float:
+    """``value`` rounded up to 5 significant digits, and ``more`` units of the last of them."""
+    exact = Decimal(repr(value))
+    unit = Decimal(1).scaleb(exact.adjusted() - _DIGITS + 1)
+    return float(exact.quantize(unit, rounding=ROUND_CEILING) + more * unit)
+
+
+def most(fits: Callable[[int], bool], limit: int) -> int:
+    """The largest n <= limit that ``fits``, where all smaller ones fit, too; 0 if not even 1 does.
+
+    Doubling, then bisection; the answer has been tried and fits.
+    """
+    if limit <= 0 or not fits(1):
+        return 0
+    low, high = 1, 2
+    while high < limit and fits(high):
+        low, high = high, 2 * high
+    if high >= limit:
+        high = limit
+        if fits(limit):
+            return limit
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def max_rounds(
+    accountant: Accountant, per_round: Term, spent: Sequence[Term], epsilon: float, delta: float, limit: int
+) -> int:
+    """The largest n <= limit such that ``spent`` and n more times ``per_round`` stay within (epsilon, delta).
+
+    The answer's own epsilon has been computed and fits. 0 if not one fits.
+
+    Raises:
+        ConfigError: epsilon is negative or not a number, or as `Accountant.epsilon`.
+    """
+    if not epsilon >= 0:
+        raise ConfigError(f"epsilon={epsilon!r} must be at least 0.")
+
+    def fits(rounds: int) -> bool:
+        more = replace(per_round, rounds=per_round.rounds * rounds)
+        return accountant.epsilon([*spent, more], delta) <= epsilon
+
+    return most(fits, limit) if fits(0) else 0
