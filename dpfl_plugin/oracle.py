@@ -50,8 +50,7 @@ class PrivacyRules:
     def __post_init__(self) -> None:
         require(self.clip_norm > 0, "privacy.clip_norm", self.clip_norm, "be positive (inf: no clipping)")
         require(0 <= self.l2 < math.inf, "l2", self.l2, "be finite and at least 0")
-        sigma = self.release(1.0).noise_multiplier
-        if math.isinf(self.clip_norm) and sigma > 0:
+        if math.isinf(self.clip_norm) and self.noise_multiplier > 0:
             raise ConfigError(
                 "privacy.clip_norm=inf with privacy.noise_multiplier > 0: without a clipping norm no noise is enough. "
                 "Give a finite clip_norm, or noise_multiplier: 0 for a run without privacy."
@@ -62,6 +61,11 @@ class PrivacyRules:
                 f"privacy.neighbouring={self.neighbouring!r} is not proven for sampler: {self.sampler.name} at record "
                 f"level, which is accounted under {self.sampler.neighbouring!r}. Leave neighbouring out."
             )
+
+    @property
+    def noise_multiplier(self) -> float:
+        """sigma_g, noise standard deviation / L2 sensitivity: given, or solved for."""
+        return self.release(1.0).noise_multiplier
 
     def release(self, rate: float) -> SampledGaussian:
         """What one release is charged as, where a record is in a batch with probability ``rate``."""

@@ -2,34 +2,47 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
 from dpfl_plugin import registry
+from dpfl_plugin.algorithms.base import Setting
 from dpfl_plugin.config.load import load
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.errors import ConfigError, DataError, UnsupportedError, require
+from dpfl_plugin.oracle import PrivacyRules
 from dpfl_plugin.privacy.accountants import Accountant
-from dpfl_plugin.privacy.events import SampledGaussian, Term
+from dpfl_plugin.privacy.events import Neighbouring, SampledGaussian, Sampler, Term
 from dpfl_plugin.privacy.ledger import Ledger
+from dpfl_plugin.privacy.paper import NOBLE_THIRD_PARTY_UNSOUND, noble_third_party_epsilon
 from dpfl_plugin.privacy.views import server_view
-from dpfl_plugin.training.accounting import MOST_ROUNDS, PrivacyAccount
-from dpfl_plugin.training.build import build_plugin, federate, make_setting, privacy_rules
-from dpfl_plugin.training.folder import to_json
-from dpfl_plugin.training.planning import Planner, rehearse
+from dpfl_plugin.training import checkpoint
+from dpfl_plugin.training.accounting import MOST_ROUNDS, PrivacyAccount, RoundCost
+from dpfl_plugin.training.build import make_setting, privacy_rules, prospect
+from dpfl_plugin.training.folder import RunFolder, to_json
+from dpfl_plugin.training.prospect import rehearsal
+from dpfl_plugin.training.session import read_costs
 
-MECHANISMS = {
+MECHANISMS: Final[dict[str, tuple[Sampler, Neighbouring]]] = {
     "gaussian-wor": ("fixed", "replace_one"),
     "gaussian-poisson": ("poisson", "add_or_remove"),
     "gaussian": ("full", "replace_one"),
 }
+WIDTH: Final = 100  # where there is no terminal to fit into
+RECIPE: Final = "published recipe, NOT A GUARANTEE"
+RECIPE_IN_SHORT: Final = (
+    "Noble et al. 2022, third party. Not sound: it credits the other silos' noise, which is not proven for K > 1, "
+    "amplifies by the sampling of silos as if of records, and takes control variates for free. See --json."
+)
+
+Row = dict[str, Any]
 
 
 def account_mechanism(
@@ -43,36 +56,44 @@ def account_mechanism(
     as_json: bool,
 ) -> None:
     """Print epsilon of ``steps`` releases of a mechanism."""
-    known = ", ".join(MECHANISMS)
-    require(mechanism in MECHANISMS, "--mechanism", mechanism, f"be one of {known}")
     for name, value in (("--sigma", sigma), ("--steps", steps), ("--delta", delta)):
         if value is None:
             raise ConfigError(f"{name} is missing: --mechanism needs --sigma, --steps and --delta (and --q).")
     assert sigma is not None
     assert steps is not None
     assert delta is not None
-    q = 1.0 if q is None else q
-    require(0 < q <= 1, "--q", q, "be in (0, 1]: the share of the records in a batch")
     require(0 <= sigma < math.inf, "--sigma", sigma, "be finite and at least 0: noise std / L2 sensitivity")
     require(steps >= 0, "--steps", steps, "be at least 0")
-    if mechanism == "gaussian":
-        require(q == 1, "--q", q, "be 1 (left out) for --mechanism gaussian, which samples nothing")
-    sampler, neighbouring = MECHANISMS[mechanism]
-    release = SampledGaussian(
-        noise_multiplier=sigma,
-        sampler="full" if q == 1 else sampler,  # type: ignore[arg-type]
-        rate=q,
-        neighbouring=neighbouring,  # type: ignore[arg-type]
-    )
-    chosen: Accountant = registry.build(registry.load("accountants", accountant), {}, where="--accountant")
+    release = mechanism_release(mechanism, q, sigma)
+    chosen = named_accountant(accountant)
     epsilon = chosen.epsilon([Term(release=release, count=steps, rounds=1)], delta)
     if as_json:
-        print(to_json({"epsilon": epsilon, "delta": delta, "neighbouring": neighbouring, "accountant": chosen.name}))
+        print(to_json({"epsilon": epsilon, "delta": delta, "neighbouring": release.neighbouring, **_named(chosen)}))
     elif math.isinf(epsilon):
         print("epsilon: none (without noise nothing is guaranteed)")
     else:
-        relation = neighbouring.replace("_", "-")
+        relation = release.neighbouring.replace("_", "-")
         print(f"epsilon {epsilon:.6g} at delta {delta:g} ({relation} neighbours, accountant {chosen.name})")
+
+
+def mechanism_release(mechanism: str, q: float | None, sigma: float) -> SampledGaussian:
+    """One release of a mechanism of the command line."""
+    known = ", ".join(MECHANISMS)
+    require(mechanism in MECHANISMS, "--mechanism", mechanism, f"be one of {known}")
+    q = 1.0 if q is None else q
+    require(0 < q <= 1, "--q", q, "be in (0, 1]: the share of the records in a batch")
+    if mechanism == "gaussian":
+        require(q == 1, "--q", q, "be 1 (left out) for --mechanism gaussian, which samples nothing")
+    sampler, neighbouring = MECHANISMS[mechanism]
+    return SampledGaussian(
+        noise_multiplier=sigma, sampler="full" if q == 1 else sampler, rate=q, neighbouring=neighbouring
+    )
+
+
+def named_accountant(name: str) -> Accountant:
+    """The accountant that --accountant names."""
+    accountant: Accountant = registry.build(registry.load("accountants", name), {}, where="--accountant")
+    return accountant
 
 
 def account_file(path: Path, settings: list[str], *, as_json: bool) -> None:
@@ -80,7 +101,7 @@ def account_file(path: Path, settings: list[str], *, as_json: bool) -> None:
     if path.is_dir():
         if settings:
             raise ConfigError("--set has no meaning for a run's folder: what was released was released.")
-        rows = {path.name: _of_ledger(path)}
+        rows = {path.name: _of_folder(path)}
     else:
         sys.path.append(str(path.parent.resolve()))  # users' own modules may lie beside their configuration
         plan = load(path, settings)
@@ -91,110 +112,220 @@ def account_file(path: Path, settings: list[str], *, as_json: bool) -> None:
     _show(rows)
 
 
-def _show(rows: dict[str, list[dict[str, Any]]]) -> None:
+# What is printed
+
+
+def _show(rows: Mapping[str, list[Row]]) -> None:
     """A line for each run and view, a column for each accountant; then what the numbers are of."""
-    accountants = list(dict.fromkeys(view["accountant"] for views in rows.values() for view in views))
-    table = Table(box=None, pad_edge=False)
-    for column in ("run", "view", *(f"epsilon, {name}" for name in accountants), "delta"):
-        table.add_column(column, justify="left" if column in ("run", "view") else "right")
-    explained = []
+    sound = [row for views in rows.values() for row in views if row["view"] != RECIPE]
+    accountants = list(dict.fromkeys(row["accountant"] for row in sound))
+    table = Table(box=None, pad_edge=False, title="epsilon, by accountant", title_justify="left")
+    table.add_column("run", overflow="fold")
+    table.add_column("view", no_wrap=True)
+    for column in (*accountants, "delta"):
+        table.add_column(column, justify="right", no_wrap=True)
     for label, views in rows.items():
-        for name in dict.fromkeys(view["view"] for view in views):
-            of = {view["accountant"]: view for view in views if view["view"] == name}
-            some = next(iter(of.values()))
+        for name in dict.fromkeys(row["view"] for row in views):
+            of = {row["accountant"]: row for row in views if row["view"] == name}
+            if name == RECIPE:
+                continue
             values = [_number(of[accountant]) if accountant in of else "-" for accountant in accountants]
-            table.add_row(label, name, *values, f"{some['delta']:g}")
-            relation = str(some["neighbouring"] or "no").replace("_", "-")
-            explained.append(f"{name} view: {some['basis']}; {relation} neighbours.")
-    explained += [f"{view['accountant']} {view['caveat']}." for vs in rows.values() for view in vs if view["caveat"]]
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
+            table.add_row(label, name, *values, f"{next(iter(of.values()))['delta']:g}")
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
     console.print(table)
-    for line in dict.fromkeys(explained):
-        console.print(line, soft_wrap=True, markup=False)
+    for title, lines in (
+        ("views", _bases(rows)),
+        ("accountants", {row["accountant"]: _sentences(row["caveat"], row["error"]) for row in sound}),
+        (RECIPE, _recipes(rows)),
+    ):
+        if lines:
+            console.print(_explained(title, lines))
+    for row in sound:
+        if "note" in row:
+            console.print(row["note"])
+            break
 
 
-def _accountants() -> list[str]:
-    """All registered accountants, the default one first."""
-    return sorted(registry.names("accountants"), key=lambda name: (name != "pld", name))
+def _explained(title: str, lines: Mapping[str, str]) -> Table:
+    grid = Table(box=None, pad_edge=False, show_header=False, title=f"\n{title}", title_justify="left")
+    grid.add_column(no_wrap=True)
+    grid.add_column()
+    for term, text in lines.items():
+        grid.add_row(f"  {term}", text)
+    return grid
 
 
-def _number(view: dict[str, Any]) -> str:
-    return "none" if view["epsilon"] is None else f"{view['epsilon']:.4f}"
+def _bases(rows: Mapping[str, list[Row]]) -> dict[str, str]:
+    """What each view is of; with the runs' names where it is not the same for all."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for label, views in rows.items():
+        for row in views:
+            relation = str(row["neighbouring"] or "no").replace("_", "-")
+            runs = found.setdefault(row["view"], {}).setdefault(f"{row['basis']}; {relation} neighbours", [])
+            if row["view"] != RECIPE and label not in runs:
+                runs.append(label)
+    return {
+        view: "; or ".join(f"{basis} ({', '.join(runs)})" if len(bases) > 1 else basis for basis, runs in bases.items())
+        for view, bases in found.items()
+        if view != RECIPE
+    }
 
 
-def _of_ledger(folder: Path) -> list[dict[str, Any]]:
-    """The server's view of a run's ledger, by every accountant."""
-    if not (folder / "ledger.jsonl").exists():
-        raise DataError(f"{folder}: holds no ledger.jsonl, so it is no run's folder.")
-    config = load(folder / "config.yaml").variants[0].config
-    ledger = Ledger.open(folder / "ledger.jsonl", append=False)
-    views = []
-    for name in _accountants():
-        accountant: Accountant = registry.build(registry.load("accountants", name), {}, where="accountant")
-        try:
-            view = server_view(ledger, accountant, config.privacy.delta)
-        except UnsupportedError:  # this accountant does not know the mechanism; others do
-            continue
-        views.append(_row("server", view.epsilon, config, view.neighbouring, accountant, view.basis))
-    return views
+def _recipes(rows: Mapping[str, list[Row]]) -> dict[str, str]:
+    values = {label: row["epsilon"] for label, views in rows.items() for row in views if row["view"] == RECIPE}
+    lines = {label: f"{epsilon:.4f}" for label, epsilon in values.items()}
+    return {**lines, "why": RECIPE_IN_SHORT} if lines else {}
 
 
-def _of_config(config: Config, base: Path) -> list[dict[str, Any]]:
-    """The views of all rounds of a configuration, by every accountant; nothing is trained."""
-    rules = privacy_rules(config)
-    algorithm = build_plugin("algorithms", config.algorithm, where="algorithm")
-    num_records = [len(silo.train_y) for silo in federate(config, base).silos]
-    for count in num_records:
-        rules.sampler.divisor(count)
-    setting = make_setting(config, len(num_records))
-    weights = (1 / len(num_records),) * len(num_records)  # they change no epsilon
-    own: Accountant = build_plugin("accountants", config.privacy.accountant, where="privacy.accountant")
-    account_with = functools.partial(PrivacyAccount, config, rules=rules, setting=setting, num_records=num_records)
-    account = account_with(accountant=own, ledger=Ledger())
-    _rehearse_all(account, Planner(algorithm, setting, weights, config.seed), config.rounds or MOST_ROUNDS)
-    releases = sum(account.num_releases(0, round) for round in account.costs)
-    ran, asked = len(account.costs), config.rounds
-    fit = f" of the {asked} asked for fit epsilon {config.privacy.epsilon:g}" if asked and ran < asked else ""
-    basis = f"{ran} rounds{fit}, {releases} releases"
-    neighbouring = rules.release(1.0).neighbouring
-    views = []
-    for name in _accountants():
-        accountant: Accountant = registry.build(registry.load("accountants", name), {}, where="accountant")
-        same = account_with(accountant=accountant, ledger=Ledger(), costs=account.costs)
-        try:
-            everywhere, mixture = same.ahead()
-        except UnsupportedError:  # this accountant does not know the mechanism; others do
-            continue
-        whole = "; a silo that takes part in all of them"
-        views.append(_row("server", everywhere, config, neighbouring, accountant, basis + whole))
-        drawn = f"; each with probability {setting.num_participants}/{setting.num_silos}"
-        views.append(_row("third party", mixture, config, neighbouring, accountant, basis + drawn))
-    return views
+def _sentences(*texts: str) -> str:
+    return ". ".join(text[0].upper() + text[1:] for text in texts if text) + "."
 
 
-def _rehearse_all(account: PrivacyAccount, planner: Planner, limit: int) -> None:
-    """Plan, charge and begin all rounds that a run would make."""
-    algorithm = planner.algorithm
-    server = algorithm.init_server(torch.zeros(1), planner.setting)
-    for round in range(limit):
-        plan = planner.plan(server, round)
-        if not account.affords(round, plan):
-            return
-        account.begin_round(round, plan)
-        account.append(account.charges(round, plan))
-        up, _ = rehearse(algorithm, server, plan)
-        server = algorithm.aggregate(server, {name: value[0] for name, value in up.items()}, plan)
+def _number(row: Row) -> str:
+    return "none" if row["epsilon"] is None else f"{row['epsilon']:.4f}"
+
+
+# What is computed
+
+
+def _named(accountant: Accountant) -> Row:
+    return {
+        "accountant": accountant.name,
+        "sound": accountant.sound,
+        "caveat": accountant.caveat,
+        "error": accountant.error,
+    }
 
 
 def _row(
-    view: str, epsilon: float, config: Config, neighbouring: str | None, accountant: Accountant, basis: str
-) -> dict[str, Any]:
-    return {
-        "view": view,
-        "epsilon": epsilon if math.isfinite(epsilon) else None,
-        "delta": config.privacy.delta,
-        "neighbouring": neighbouring,
-        "accountant": accountant.name,
-        "caveat": accountant.caveat,
-        "basis": basis,
-    }
+    view: str, epsilon: float | None, config: Config, neighbouring: str | None, basis: str, accountant: Row
+) -> Row:
+    finite = epsilon if epsilon is not None and math.isfinite(epsilon) else None
+    delta = config.privacy.delta
+    return {"view": view, "epsilon": finite, "delta": delta, "neighbouring": neighbouring, **accountant, "basis": basis}
+
+
+def _by_all_accountants(rows_of: Callable[[Accountant], list[Row]]) -> list[Row]:
+    """Rows by every registered accountant that knows the mechanism, the default one first."""
+    rows = []
+    for name in sorted(registry.names("accountants"), key=lambda name: (name != "pld", name)):
+        try:
+            rows += rows_of(named_accountant(name))
+        except UnsupportedError:  # this accountant does not know the mechanism; others do
+            continue
+    return rows
+
+
+def _of_folder(folder: Path) -> list[Row]:
+    """All views of what a run's ledger holds, from its folder alone: no data are read."""
+    files = RunFolder(folder)
+    if not files.ledger.exists():
+        raise DataError(f"{folder}: holds no ledger.jsonl, so it is no run's folder.")
+    config = load(files.config).variants[0].config
+    ledger = Ledger.open(files.ledger, append=False)
+    num_records = ledger.facts.get("num_records")
+    if num_records is None:
+        return _by_all_accountants(lambda accountant: [_realised(config, ledger, accountant)])
+    setting = make_setting(config, len(num_records))
+    rules = privacy_rules(config, ledger.facts["noise_multiplier"])
+    costs = read_costs(checkpoint.load_facts(files.checkpoint))
+
+    def account(accountant: Accountant) -> PrivacyAccount:
+        return PrivacyAccount(
+            config,
+            rules=rules,
+            accountant=accountant,
+            setting=setting,
+            num_records=num_records,
+            ledger=ledger,
+            costs=costs,
+        )
+
+    def rows_of(accountant: Accountant) -> list[Row]:
+        views = account(accountant).views()
+        server, third_party, named = views["server"], views["third_party"], _named(accountant)
+        neighbouring, everywhere = server["neighbouring"], server["worst_case_epsilon"]
+        return [
+            _row("server", server["epsilon"], config, neighbouring, server["basis"], named),
+            _row("server, worst case", everywhere, config, neighbouring, server["worst_case_basis"], named),
+            _row("third party", third_party["epsilon"], config, neighbouring, third_party["basis"], named),
+        ]
+
+    return [*_by_all_accountants(rows_of), *_recipe(config, rules, setting, num_records, costs.values())]
+
+
+def _realised(config: Config, ledger: Ledger, accountant: Accountant) -> Row:
+    """What a ledger without the silos' numbers of records says."""
+    view = server_view(ledger, accountant, config.privacy.delta)
+    note = "The run is of an older version, whose ledger lacks the silos' numbers of records: no other view is known."
+    row = _row("server", view.epsilon, config, view.neighbouring, view.basis, _named(accountant))
+    return {**row, "note": note}
+
+
+def _of_config(config: Config, base: Path) -> list[Row]:
+    """The views of all rounds of a configuration; nothing is trained."""
+    ahead = prospect(config, base)
+    noise = config.privacy.noise_multiplier
+    solved = noise is None
+    noise = ahead.noise() if noise is None else noise
+    account = ahead.account(noise)
+    for _ in rehearsal(account, ahead.planner, config.rounds or MOST_ROUNDS):
+        pass
+    rules, costs, setting = privacy_rules(config, noise), account.costs, ahead.setting
+    rounds = _rounds_ahead(config, account) + (f", noise_multiplier {noise:g} as solved for" if solved else "")
+    cap = config.max_participations
+    where = "all of them" if cap is None or cap >= len(costs) else f"{cap} of them, the cap"
+    drawn = f"each with probability {setting.num_participants}/{setting.num_silos}"
+    if cap is not None and cap < (config.rounds or MOST_ROUNDS):
+        drawn = "with a cap draws depend on earlier ones: the server's worst case, no mixture"
+
+    def rows_of(accountant: Accountant) -> list[Row]:
+        everywhere, mixture = replace(ahead, accountant=accountant).account(noise, costs).ahead()
+        relation, named = rules.release(1.0).neighbouring, _named(accountant)
+        whole = f"{rounds}; a silo that takes part in {where}"
+        return [
+            _row("server, worst case", everywhere, config, relation, whole, named),
+            _row("third party", mixture, config, relation, f"{rounds}; {drawn}", named),
+        ]
+
+    return [*_by_all_accountants(rows_of), *_recipe(config, rules, setting, ahead.num_records, costs.values())]
+
+
+def _rounds_ahead(config: Config, account: PrivacyAccount) -> str:
+    releases = sum(account.num_releases(0, round) for round in account.costs)
+    ran, asked = len(account.costs), config.rounds
+    fit = ""
+    if asked and ran < asked:
+        limits = [] if config.privacy.epsilon is None else [f"epsilon {config.privacy.epsilon:g}"]
+        limits += [] if config.max_participations is None else [f"max_participations {config.max_participations}"]
+        fit = f" of the {asked} asked for fit {' and '.join(limits)}"
+    return f"{ran} rounds{fit}, {releases} releases"
+
+
+def _recipe(
+    config: Config, rules: PrivacyRules, setting: Setting, num_records: Iterable[int], costs: Iterable[RoundCost]
+) -> list[Row]:
+    """What Noble et al. would publish, where their recipe applies; the worst silo's."""
+    costs = list(costs)
+    kinds, fixed = set(costs), rules.sampler.name == "fixed" and rules.unit == "record"
+    share = setting.num_participants / setting.num_silos
+    if not fixed or not rules.noise_multiplier or len(kinds) != 1:
+        return []
+    (kind,) = kinds
+    if kind.share != (0.0, 1.0) or kind.probability != share:
+        return []
+    epsilon = max(
+        noble_third_party_epsilon(
+            noise_multiplier=rules.noise_multiplier,
+            local_steps=kind.num_gradients,
+            rounds=len(costs),
+            silo_rate=share,
+            record_rate=rules.sampler.rate(count),
+            num_silos=setting.num_silos,
+            delta=config.privacy.delta,
+        )
+        for count in set(num_records)
+    )
+    named = {"accountant": "Noble et al. 2022", "sound": False, "caveat": NOBLE_THIRD_PARTY_UNSOUND, "error": ""}
+    basis = f"the recipe of their appendix B.4 for {len(costs)} rounds; not sound"
+    return [_row(RECIPE, epsilon, config, "replace_one", basis, named)]

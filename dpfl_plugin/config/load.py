@@ -234,14 +234,17 @@ def run_id(config: Config) -> str:
     return _digest(config.model_dump(mode="json", exclude=_NOT_IN_ID))
 
 
-def noise_name(config: Config, data_sha256: str) -> str:
+def noise_name(config: Config, data_sha256: str, noise_multiplier: float | None = None) -> str:
     """Names the random bits of a run's batches and noise: runs that release different values draw different ones.
 
     What is only measured does not count: with another evaluation schedule the same values are released again. The
     digest of the records does, as the same noise on changed records would show the change; the seed is part of what
-    is hashed, so that without it the name tells nothing of the records.
+    is hashed, so that without it the name tells nothing of the records. A ``noise_multiplier`` that was solved for
+    counts as if it had been given: of the same normals times two numbers the records could be computed.
     """
     values = config.model_dump(mode="json", exclude={**_NOT_IN_ID, "evaluation": True})
+    if noise_multiplier is not None:
+        values["privacy"]["noise_multiplier"] = noise_multiplier
     return _digest({**values, "data_sha256": data_sha256})
 
 

@@ -7,9 +7,11 @@ signature says which options there are; they are checked when it is built.
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+
+RECORD_RATE: Final = 0.2  # s of Noble et al.; a smaller one takes less noise, and more local steps for a pass
 
 
 class _Strict(BaseModel):
@@ -63,11 +65,18 @@ class PrivacyConfig(_Strict):
         None, description="default: what the sampler is accounted under; replace_one for unit: silo"
     )
     mechanism: PluginBlock = Field(default=Block(name="gaussian"), description="what makes a value noisy")
-    clip_norm: float = Field(gt=0, description="C, L2 bound of one example's gradient (inf: no clipping)")
+    clip_norm: float = Field(1.0, gt=0, description="C, L2 bound of one example's gradient (inf: no clipping)")
     clip: PluginBlock = Field(default=Block(name="flat"), description="how C bounds an example, and who chooses it")
-    noise_multiplier: float = Field(ge=0, lt=math.inf, description="sigma_g, noise std / L2 sensitivity; 0: none")
+    noise_multiplier: float | None = Field(
+        None,
+        ge=0,
+        lt=math.inf,
+        description="sigma_g, noise std / L2 sensitivity; 0: none; left out: the least that affords all rounds",
+    )
     sampler: Literal["fixed", "poisson", "full"] = Field("fixed", description="how a batch is drawn")
-    record_rate: float | None = Field(None, gt=0, le=1, description="s, share of a silo's records in a batch")
+    record_rate: float | None = Field(
+        None, gt=0, le=1, description="s, share of a silo's records in a batch; 0.2 if batch_size is left out, too"
+    )
     batch_size: int | None = Field(None, ge=1, description="instead of record_rate, the same count at every silo")
     epsilon: float | None = Field(None, gt=0, description="budget: the run stops before the round that would pass it")
     delta: float = Field(1e-5, gt=0, lt=1, description="at which epsilon is stated; well below 1 / records")
@@ -76,6 +85,15 @@ class PrivacyConfig(_Strict):
     secure: bool = Field(
         False, description="batches and noise from the operating system's randomness, not from seed: for real use"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _batches(cls, values: Any) -> Any:
+        """The default depends on other keys, and is written out, so that a run's folder says what was done."""
+        if not isinstance(values, dict) or values.get("sampler", "fixed") == "full":
+            return values
+        given = any(values.get(key) is not None for key in ("record_rate", "batch_size"))
+        return values if given else {**values, "record_rate": RECORD_RATE}
 
 
 class EvaluationConfig(_Strict):
@@ -112,6 +130,9 @@ class Config(_Strict):
     )
     rounds: int | None = Field(None, ge=1, description="T; left out: as many as privacy.epsilon allows")
     silo_rate: float = Field(1.0, gt=0, le=1, description="l, share of silos in a round")
+    max_participations: int | None = Field(
+        None, ge=1, description="the most rounds that a silo takes part in; the run ends when too few are left"
+    )
     silo_weights: Literal["equal", "records"] = Field("equal", description="of each silo in the mean")
     data: DataConfig = DataConfig()
     model: PluginBlock = Field(default=Block(name="softmax"), description="model plugin, or module")
@@ -132,6 +153,16 @@ class Config(_Strict):
 
     @model_validator(mode="after")
     def _ends(self) -> Config:
+        if self.privacy.epsilon is None and self.privacy.noise_multiplier is None:
+            raise ValueError(
+                "privacy.epsilon is missing: give epsilon, for which the least noise is found, or noise_multiplier "
+                "(0 for a run without privacy)"
+            )
+        if self.rounds is None and self.privacy.noise_multiplier is None:
+            raise ValueError(
+                "rounds is missing: give rounds, so that the least noise with which all of them fit privacy.epsilon "
+                "can be found, or privacy.noise_multiplier"
+            )
         if self.rounds is None and self.privacy.epsilon is None:
             raise ValueError("rounds is missing: give rounds, or privacy.epsilon to run for as long as it lasts")
         if self.privacy.epsilon is not None and self.privacy.noise_multiplier == 0:

@@ -13,7 +13,7 @@ from typing import ClassVar, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfl_plugin.errors import ConfigError, UnsupportedError, require
+from dpfl_plugin.errors import UnsupportedError, require
 from dpfl_plugin.privacy import pld
 from dpfl_plugin.privacy.events import SampledGaussian, Term
 

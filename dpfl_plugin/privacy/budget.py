@@ -68,11 +68,12 @@ class Budget:
             for terms in spent.compositions(silo, plans):
                 silos.setdefault(terms, silo)
         for terms in undominated(silos):
-            if not self._fits(terms):
+            if not self.fits(terms):
                 return Verdict(False, silos[terms])
         return Verdict(True)
 
-    def _fits(self, terms: Terms) -> bool:
+    def fits(self, terms: Terms) -> bool:
+        """Whether a composition stays within the budget."""
         if self.epsilon == math.inf:
             return True
         if len(terms) == 1:

@@ -78,11 +78,9 @@ def least_noise(
     high = low = MOST_NOISE
     while low > LEAST_NOISE and known(low) <= epsilon:
         high, low = low, max(low / _STEP, LEAST_NOISE)
-    if known(low) <= epsilon:
-        answer = low
-    else:
-        answer = math.exp(brentq(excess, math.log(low), math.log(high), xtol=_TOLERANCE))
-    answer = _round_up(answer)
+    if known(low) > epsilon:
+        low = math.exp(brentq(excess, math.log(low), math.log(high), xtol=_TOLERANCE))
+    answer = _round_up(low)
     while not (known(answer) <= epsilon and (fits is None or fits(answer))):
         answer = _round_up(answer, more=1)
         if answer > MOST_NOISE:

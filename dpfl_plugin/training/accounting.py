@@ -11,17 +11,22 @@ from typing import Any
 from dpfl_plugin.algorithms.base import RoundPlan, Setting
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.oracle import PrivacyRules
-from dpfl_plugin.privacy.accountants import Accountant, max_rounds
+from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.budget import Budget
+from dpfl_plugin.privacy.calibration import max_rounds, worst_epsilon
 from dpfl_plugin.privacy.events import Charge, Term
 from dpfl_plugin.privacy.ledger import Ledger
+from dpfl_plugin.privacy.pld import normalise
 from dpfl_plugin.privacy.views import (
     Planned,
     Spending,
+    Terms,
+    View,
     ViewEpsilon,
     server_view,
     third_party_view,
     undominated,
+    worst_case_terms,
     worst_case_view,
 )
 from dpfl_plugin.training.planning import draw_participants
@@ -65,6 +70,7 @@ class PrivacyAccount:
     ) -> None:
         self._seed, self._privacy, self._config_rounds = config.seed, config.privacy, config.rounds
         self._rules, self._setting, self._accountant = rules, setting, accountant
+        self._cap = config.max_participations
         self._num_records = tuple(num_records)
         self._budget = (
             None if config.privacy.epsilon is None else Budget(config.privacy.epsilon, config.privacy.delta, accountant)
@@ -76,8 +82,8 @@ class PrivacyAccount:
         # Rounds that the checkpoint does not know, and how often each round was released.
         self._found = _rounds_in(final)
         self._noise_ids: defaultdict[int, set[str]] = defaultdict(set)
-        for charge in final:
-            self._noise_ids[charge.round].add(charge.noise_id)
+        self._participations: defaultdict[int, set[tuple[int, str]]] = defaultdict(set)
+        self._note(final)
         # One silo of each number of records: the others cost the same.
         self._most: dict[RoundCost, int] = {}
         self._kinds = {count: silo for silo, count in reversed(list(enumerate(num_records)))}
@@ -87,13 +93,29 @@ class PrivacyAccount:
     def append(self, charges: Sequence[Charge]) -> None:
         self.ledger.append(charges)
         self._spending.add(charges)
-        for charge in charges:
-            self._noise_ids[charge.round].add(charge.noise_id)
+        self._note(charges)
 
     def sync(self) -> None:
         self.ledger.sync()
 
     # What the loop asks
+
+    def eligible(self) -> list[int] | None:
+        """The silos that may take part once more; None where nothing caps it.
+
+        What was released counts, not what was planned: the same on a resume, where charges that will be made again
+        bit for bit are not counted before they are.
+        """
+        if self._cap is None:
+            return None
+        return [silo for silo in range(self._setting.num_silos) if len(self._participations[silo]) < self._cap]
+
+    def why_nobody_is_left(self) -> str:
+        left = len(self.eligible() or ())
+        return (
+            f"too few silos may take part in another round: {left} of {self._setting.num_silos} took part in fewer "
+            f"than max_participations={self._cap}"
+        )
 
     def begin_round(self, round: int, plan: RoundPlan) -> None:
         """The round is about to run: it counts from here on, whether it finishes or not."""
@@ -134,19 +156,25 @@ class PrivacyAccount:
         """How many rounds like ``plan`` the budget allows in all, up to ``limit``; for schedules and the ETA only."""
         cost = self._cost(plan)
         self._check_accountant(cost)
-        if self._budget is None:
-            return limit
-        allowed = self._budget.epsilon
-        if self._privacy.budget_view == "third_party":
-            return self._most_alike(cost, allowed, limit)
-        most = {count: self._most_rounds(silo, cost, 1.0, allowed, limit) for count, silo in self._kinds.items()}
+        each = dict.fromkeys(self._kinds, limit if self._cap is None else min(limit, self._cap))
+        if self._budget is not None and self._privacy.budget_view == "third_party":
+            limit = self._most_alike(cost, self._budget.epsilon, limit)
+        elif self._budget is not None:
+            each = {n: self._most_rounds(s, cost, 1.0, self._budget.epsilon, each[n]) for n, s in self._kinds.items()}
         if cost.probability == 1:
-            return min(most.values())
+            return min(limit, *each.values())
+        if min(each.values()) >= limit:
+            return limit
         used: Counter[int] = Counter()
         for round in range(limit):
-            for silo in draw_participants(self._seed, round, self._setting):
+            eligible = None
+            if self._cap is not None:
+                eligible = [silo for silo in range(self._setting.num_silos) if used[silo] < self._cap]
+                if len(eligible) < self._setting.num_participants:
+                    return round
+            for silo in draw_participants(self._seed, round, self._setting, eligible):
                 used[silo] += 1
-                if used[silo] > most[self._num_records[silo]]:
+                if used[silo] > each[self._num_records[silo]]:
                     return round
         return limit
 
@@ -166,6 +194,11 @@ class PrivacyAccount:
     def rules(self) -> PrivacyRules:
         """How the run's releases are made."""
         return self._rules
+
+    @property
+    def noise_multiplier(self) -> float:
+        """sigma_g of all releases of the run, given or solved for."""
+        return self._rules.noise_multiplier
 
     @property
     def neighbouring(self) -> str:
@@ -190,24 +223,37 @@ class PrivacyAccount:
             silos=self._silos(),
             rounds=sorted(costs),
             pattern=lambda silo, round: [self._planned(silo, costs[round])],
+            cap=self._cap,
         )
         return {
-            "server": {**_plain(realised), "worst_case_epsilon": _finite(worst.epsilon)},
+            "server": {
+                **_plain(realised),
+                "worst_case_epsilon": _finite(worst.epsilon),
+                "worst_case_basis": worst.basis,
+            },
             "third_party": _plain(self._stated_third_party(costs, self.ledger)),
         }
 
     def ahead(self) -> tuple[float, float]:
-        """Epsilon of all rounds that were begun: of a silo in every one of them, and a third party's."""
-        costs = self.costs
-        everywhere = worst_case_view(
-            (),
-            self._accountant,
-            self._privacy.delta,
-            silos=self._silos(),
-            rounds=sorted(costs),
-            pattern=lambda silo, round: [self._planned(silo, costs[round])],
-        )
-        return everywhere.epsilon, self._stated_third_party(costs, ()).epsilon
+        """Epsilon of all rounds that were begun: of a silo in as many of them as may be, and a third party's."""
+        return self.epsilon_ahead("server"), self._stated_third_party(self.costs, ()).epsilon
+
+    def epsilon_ahead(self, view: View) -> float:
+        """Epsilon of all rounds that were begun, whoever is drawn; of no budget, which may end a run before."""
+        if view == "server":
+            return worst_epsilon(self._accountant, self._everywhere(self.costs), self._privacy.delta)
+        return self._mixture(_dearest(self.costs))
+
+    def affords_all(self) -> bool:
+        """Whether the budget lets all rounds happen that were begun, whoever is drawn."""
+        if self._budget is None:
+            return True
+        if self._privacy.budget_view == "server":
+            return all(self._budget.fits(terms) for terms in undominated(self._everywhere(self.costs)))
+        alike = set(self.costs.values())
+        if len(alike) == 1:
+            return len(self.costs) <= self._most_alike(alike.pop(), self._budget.epsilon, MOST_ROUNDS)
+        return self.epsilon_ahead("third_party") <= self._budget.epsilon
 
     def per_silo(self) -> list[dict[str, Any]]:
         """Each silo's records, participation and epsilon towards the server."""
@@ -224,6 +270,26 @@ class PrivacyAccount:
         ]
 
     # Inside
+
+    def _note(self, charges: Iterable[Charge]) -> None:
+        for charge in charges:
+            self._noise_ids[charge.round].add(charge.noise_id)
+            self._participations[charge.silo].add((charge.round, charge.noise_id))
+
+    def _cap_matters(self) -> bool:
+        """Whether a silo may reach the cap, so that who is drawn later depends on who was drawn before."""
+        if self._cap is None:
+            return False
+        again = sum(len(noise_ids) - 1 for noise_ids in self._noise_ids.values())
+        return self._cap < (self._config_rounds or MOST_ROUNDS) + again
+
+    def _everywhere(self, costs: Mapping[int, RoundCost]) -> list[Terms]:
+        """Compositions of silos that take part in every round, or in as many as they may; one of each kind."""
+        counted = Counter(costs.values())
+        found: list[Terms] = []
+        for silo in self._silos():
+            found += worst_case_terms({(self._planned(silo, c),): n for c, n in counted.items()}, self._cap)
+        return found
 
     def _cost(self, plan: RoundPlan) -> RoundCost:
         probability = 1.0 if plan.participation == "all" else self._setting.num_participants / self._setting.num_silos
@@ -255,21 +321,25 @@ class PrivacyAccount:
         )
 
     def _third_party(self, costs: Mapping[int, RoundCost], charges: Iterable[Charge]) -> ViewEpsilon:
-        return third_party_view(
-            charges,
-            self._accountant,
-            self._privacy.delta,
-            silos=self._silos(),
-            participation={round: cost.probability for round, cost in costs.items()},
-            pattern=lambda silo, round: [self._planned(silo, costs[round])],
-        )
+        """The mixture of taking part and not; where a cap makes draws depend on each other, the server's worst case."""
+        pattern = lambda silo, round: [self._planned(silo, costs[round])]  # noqa: E731
+        accountant, delta, silos = self._accountant, self._privacy.delta, self._silos()
+        if not self._cap_matters():
+            chances = {round: cost.probability for round, cost in costs.items()}
+            return third_party_view(charges, accountant, delta, silos=silos, participation=chances, pattern=pattern)
+        rounds = sorted(costs)
+        worst = worst_case_view(charges, accountant, delta, silos=silos, rounds=rounds, pattern=pattern, cap=self._cap)
+        why = "with a cap draws depend on earlier ones, so that the server's worst case is claimed and no mixture"
+        return replace(worst, view="third_party", basis=f"{worst.basis}; {why}")
 
     def _mixture(self, costs: Mapping[int, RoundCost]) -> float:
         """`_third_party`'s epsilon, round by round counted and not looked at, where that is the same."""
+        if self._cap_matters():
+            return worst_epsilon(self._accountant, self._everywhere(costs), self._privacy.delta)
         counted = Counter(costs.values())
         if any(cost.share != (0.0, 1.0) for cost in counted):
             return self._third_party(costs, ()).epsilon
-        worst = 0.0
+        compositions = []
         for silo in self._silos():
             terms = []
             for cost, rounds in counted.items():
@@ -277,8 +347,8 @@ class PrivacyAccount:
                 terms.append(
                     Term(release=planned.release, count=planned.count, rounds=rounds, participation=cost.probability)
                 )
-            worst = max(worst, self._accountant.epsilon(terms, self._privacy.delta))
-        return worst
+            compositions.append(normalise(terms))
+        return worst_epsilon(self._accountant, compositions, self._privacy.delta)
 
     def _stated_third_party(self, costs: Mapping[int, RoundCost], charges: Iterable[Charge]) -> ViewEpsilon:
         """The third party's guarantee where the draws of participants may decide how a run goes.
@@ -291,14 +361,21 @@ class PrivacyAccount:
         certain = all(cost.probability == 1 for cost in costs.values())
         if certain or self._budget is None or self._privacy.budget_view != "server":
             return self._third_party(alike, charges)
+        if self._cap_matters():
+            return self._within_budget(self._third_party(costs, charges))
         limit = self._most_rounds_of_any_draws(next(iter(alike.values())))
         last = alike[max(alike)]
         padded = {**alike, **{round: last for round in range(limit) if round not in alike}}
         mixture = self._third_party(padded, charges)
-        if mixture.epsilon <= self._budget.epsilon:
-            return replace(mixture, basis=f"{mixture.basis}; over the {len(padded)} rounds that the budget may allow")
+        named = replace(mixture, basis=f"{mixture.basis}; over the {len(padded)} rounds that the budget may allow")
+        return self._within_budget(named)
+
+    def _within_budget(self, view: ViewEpsilon) -> ViewEpsilon:
+        assert self._budget is not None
+        if view.epsilon <= self._budget.epsilon:
+            return view
         basis = "the budget, which no silo's releases pass, whoever is drawn"
-        return replace(mixture, epsilon=self._budget.epsilon, basis=basis)
+        return replace(view, epsilon=self._budget.epsilon, basis=basis)
 
     def _most_rounds_of_any_draws(self, cost: RoundCost) -> int:
         """The most rounds before every silo has used up its budget, or those of the configuration if that is fewer."""
@@ -311,6 +388,12 @@ class PrivacyAccount:
         return sorted(self._kinds.values())
 
     def _most_alike(self, cost: RoundCost, epsilon: float, limit: int) -> int:
+        """How many rounds of this cost a third party's budget allows, up to ``limit``."""
+        if self._cap_matters():
+            assert self._cap is not None
+            last = min(self._cap, limit)
+            most = min(self._most_rounds(silo, cost, 1.0, epsilon, last) for silo in self._kinds.values())
+            return limit if most == self._cap else most
         return min(self._most_rounds(silo, cost, cost.probability, epsilon, limit) for silo in self._kinds.values())
 
     def _most_rounds(self, silo: int, cost: RoundCost, probability: float, epsilon: float, limit: int) -> int:
@@ -364,11 +447,13 @@ def statement(config: Config, account: PrivacyAccount, caveats: Sequence[str], n
             "name": config.privacy.mechanism.name or config.privacy.mechanism.module,
             "clip": {**config.privacy.clip.model_dump(exclude_none=True), "what": account.rules.clipping.statement},
             "clip_norm": _finite(config.privacy.clip_norm),
-            "noise_multiplier": config.privacy.noise_multiplier,
+            "noise_multiplier": account.noise_multiplier,
+            "noise_multiplier_solved": config.privacy.noise_multiplier is None,
             "sampler": config.privacy.sampler,
             "record_rate": config.privacy.record_rate,
             "batch_size": config.privacy.batch_size,
         },
+        "max_participations": config.max_participations,
         "views": account.views(),
         "silos": account.per_silo(),
         "num_charges": len(account.ledger),

@@ -31,6 +31,7 @@ from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.clipping import Clipping
 from dpfl_plugin.training.host import SiloHost
 from dpfl_plugin.training.planning import rehearse
+from dpfl_plugin.training.prospect import Prospect
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +39,7 @@ class Parts:
     """What a run is made of.
 
     Attributes:
+        noise_multiplier: what the mechanism was made with: given, or solved for.
         model: the initial global model (d,).
         num_records: training records of each silo.
         weights: of each silo, adding up to 1.
@@ -50,6 +52,7 @@ class Parts:
     algorithm: Algorithm
     setting: Setting
     rules: PrivacyRules
+    noise_multiplier: float
     accountant: Accountant
     model: torch.Tensor
     num_records: tuple[int, ...]
@@ -63,8 +66,11 @@ class Parts:
     layout: Layout
 
 
-def build(config: Config, base: Path) -> Parts:
+def build(config: Config, base: Path, noise_multiplier: float | None = None) -> Parts:
     """All parts of a run; ``base`` is the folder from which a configuration's relative paths start.
+
+    Args:
+        noise_multiplier: what was solved for when the run began; None to solve now, if the configuration asks for it.
 
     Raises:
         ConfigError, DataError: something in the configuration or in the data files is wrong.
@@ -89,6 +95,10 @@ def build(config: Config, base: Path) -> Parts:
     for silo, count in enumerate(num_records):
         _check_batch(rules, silo, count)
     setting = make_setting(config, len(federation.silos))
+    noise = config.privacy.noise_multiplier
+    if noise is None:
+        noise = noise_multiplier or Prospect(config, algorithm, accountant, setting, num_records, privacy_rules).noise()
+        rules = privacy_rules(config, noise)
     layout = Layout.of(module)
     model = layout.flatten(dict(module.named_parameters()))
     _check_engine(engine, rules, layout, model, trial)
@@ -112,18 +122,36 @@ def build(config: Config, base: Path) -> Parts:
         algorithm=algorithm,
         setting=setting,
         rules=rules,
+        noise_multiplier=noise,
         accountant=accountant,
         model=model,
         num_records=num_records,
         num_test_records=sum(len(silo.test_y) for silo in federation.silos),
         weights=_weights(config, num_records),
-        caveats=(*federation.caveats, *_delta_caveat(config, num_records), *_no_guarantee(rules)),
+        caveats=(*federation.caveats, *_delta_caveat(config, rules, num_records), *_no_guarantee(rules)),
         engine_name=engine.name,
         engine_reason=reason,
         data_sha256=fingerprint(federation),
         layout=layout,
         plugins=(algorithm, rules.mechanism, rules.clipping, rules.sampler, engine, module, *module.modules(), loss),
     )
+
+
+def prospect(config: Config, base: Path) -> Prospect:
+    """What is known of a run before it begins; nothing of its records but their numbers is kept.
+
+    Raises:
+        ConfigError, DataError: as `build`.
+    """
+    algorithm = build_plugin("algorithms", config.algorithm, where="algorithm")
+    _check_algorithm(algorithm)
+    accountant = build_plugin("accountants", config.privacy.accountant, where="privacy.accountant")
+    rules = privacy_rules(config)
+    num_records = tuple(len(silo.train_y) for silo in federate(config, base).silos)
+    for silo, count in enumerate(num_records):
+        _check_batch(rules, silo, count)
+    setting = make_setting(config, len(num_records))
+    return Prospect(config, algorithm, accountant, setting, num_records, privacy_rules)
 
 
 def _check_algorithm(algorithm: object) -> None:
@@ -136,10 +164,10 @@ def _check_algorithm(algorithm: object) -> None:
         )
 
 
-def _delta_caveat(config: Config, num_records: Sequence[int]) -> list[str]:
+def _delta_caveat(config: Config, rules: PrivacyRules, num_records: Sequence[int]) -> list[str]:
     """A warning where delta alone would let the records of the smallest silo, or a silo, be published."""
     units = min(num_records) if config.privacy.unit == "record" else len(num_records)
-    if config.privacy.noise_multiplier == 0 or config.privacy.delta < 1 / units:
+    if rules.noise_multiplier == 0 or config.privacy.delta < 1 / units:
         return []
     what = "the records of the smallest silo" if config.privacy.unit == "record" else "the silos"
     return [
@@ -163,9 +191,10 @@ def _plugin(group: str, block: Block, where: str) -> Callable[..., Any]:
     return registry.load(group, block.name)
 
 
-def privacy_rules(config: Config) -> PrivacyRules:
-    """How releases are made."""
+def privacy_rules(config: Config, noise_multiplier: float = 1.0) -> PrivacyRules:
+    """How releases are made; ``noise_multiplier`` is used where the configuration leaves it to be solved for."""
     privacy = config.privacy
+    noise = noise_multiplier if privacy.noise_multiplier is None else privacy.noise_multiplier
     sampler = samplers.make(privacy.sampler, privacy.record_rate, privacy.batch_size)
     default = sampler.neighbouring if privacy.unit == "record" else "replace_one"
     return PrivacyRules(
@@ -173,7 +202,7 @@ def privacy_rules(config: Config) -> PrivacyRules:
         neighbouring=privacy.neighbouring or default,
         clip_norm=privacy.clip_norm,
         clipping=_clipping(config),
-        mechanism=build_plugin("mechanisms", privacy.mechanism, privacy.noise_multiplier, where="privacy.mechanism"),
+        mechanism=build_plugin("mechanisms", privacy.mechanism, noise, where="privacy.mechanism"),
         sampler=sampler,
         l2=config.l2,
         secure=privacy.secure,

@@ -57,21 +57,36 @@ def load(folder: Path) -> Checkpoint | None:
     Raises:
         DataError: it is damaged; the message names the file.
     """
+    facts = load_facts(folder)
+    if facts is None:
+        return None
+    newest = _all(folder)[-1]
+    try:
+        server, silos = (load_file(newest / f"{name}.safetensors") for name in ("server", "silos"))
+    except (OSError, ValueError, SafetensorError) as error:
+        raise _unreadable(newest, error) from error
+    return Checkpoint(int(facts["rounds"]), server, silos, facts)
+
+
+def load_facts(folder: Path) -> dict[str, Any] | None:
+    """The facts of the newest checkpoint, without its vectors; raises as `load`."""
     found = _all(folder)
     if not found:
         return None
-    newest = found[-1]
     try:
-        facts = json.loads((newest / "facts.json").read_text())
-        server, silos = (load_file(newest / f"{name}.safetensors") for name in ("server", "silos"))
-    except (OSError, ValueError, SafetensorError) as error:
-        raise DataError(
-            f"{newest}: the checkpoint cannot be read: {error}. "
-            "Restore it from a copy, or remove the run's folder to start from round 0."
-        ) from error
+        facts: dict[str, Any] = json.loads((found[-1] / "facts.json").read_text())
+    except (OSError, ValueError) as error:
+        raise _unreadable(found[-1], error) from error
     if facts.get("schema") != SCHEMA:
-        raise DataError(f"{newest}: a checkpoint of schema {facts.get('schema')}; this version reads {SCHEMA}.")
-    return Checkpoint(int(facts["rounds"]), server, silos, facts)
+        raise DataError(f"{found[-1]}: a checkpoint of schema {facts.get('schema')}; this version reads {SCHEMA}.")
+    return facts
+
+
+def _unreadable(checkpoint: Path, error: Exception) -> DataError:
+    return DataError(
+        f"{checkpoint}: the checkpoint cannot be read: {error}. "
+        "Restore it from a copy, or remove the run's folder to start from round 0."
+    )
 
 
 def _all(folder: Path) -> list[Path]:

@@ -85,7 +85,10 @@ class Experiment:
         evaluated = last_finite = self.evaluated
         outcome = Outcome("done")
         while progress.rounds < self.rounds:
-            plan = self.planner.plan(progress.server, progress.rounds)
+            plan = self.planner.plan(progress.server, progress.rounds, self.account.eligible())
+            if plan is None:
+                outcome = Outcome("budget_exhausted", self.account.why_nobody_is_left())
+                break
             if not self.account.affords(progress.rounds, plan):
                 outcome = Outcome("budget_exhausted", self.account.why_not())
                 break
@@ -107,7 +110,7 @@ class Experiment:
             progress.server, progress.rounds = server, progress.rounds + 1
             progress.seconds = time.monotonic() - began
             if self._evaluates(progress.rounds):
-                line = self.evaluation(progress, plan)
+                line = self.evaluation(progress, plan.phase)
                 record(line)
                 evaluated = progress.rounds
                 if not math.isfinite(line["train_loss"]):
@@ -120,7 +123,7 @@ class Experiment:
                 save(progress)
                 saved_at, saved_rounds = time.monotonic(), progress.rounds
         if outcome.status == "budget_exhausted" and progress.rounds > evaluated:
-            record(self.evaluation(progress, self.planner.plan(progress.server, progress.rounds - 1)))
+            record(self.evaluation(progress, self.planner.asks(progress.server, progress.rounds - 1).phase))
         save(progress)
         return outcome
 
@@ -134,13 +137,13 @@ class Experiment:
         progress.bytes_up += len(plan.participants) * _size(mean_up)
         return self.planner.algorithm.aggregate(progress.server, mean_up, plan)
 
-    def evaluation(self, progress: Progress, plan: RoundPlan) -> dict[str, Any]:
+    def evaluation(self, progress: Progress, phase: str) -> dict[str, Any]:
         """Metrics of the global model, means over silos, and what has been spent."""
         by_silo = self.runtime.evaluate(progress.server["model"], self.dissimilarity)
         metrics = list(by_silo.values())
         line: dict[str, Any] = {
             "round": progress.rounds,
-            "phase": plan.phase,
+            "phase": phase,
             "train_loss": math.fsum(m.train_loss for m in metrics) / len(metrics),
             "test_accuracy": math.fsum(m.test_accuracy for m in metrics) / len(metrics),
             "epsilon": self.account.so_far(),

@@ -6,6 +6,7 @@ Participants are drawn from the run's seed, never from data.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -17,13 +18,18 @@ from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import ConfigError
 
 
-def draw_participants(seed: int, round: int, setting: Setting) -> list[int]:
-    """S of M silos, uniformly, without replacement, independently of all data; ascending."""
-    if setting.num_participants == setting.num_silos:
-        return list(range(setting.num_silos))
+def draw_participants(seed: int, round: int, setting: Setting, eligible: Sequence[int] | None = None) -> list[int]:
+    """S of the silos, uniformly, without replacement, independently of all data; ascending.
+
+    Args:
+        eligible: who may be drawn, ascending, at least S of them; None for all.
+    """
+    pool = range(setting.num_silos) if eligible is None else eligible
+    if setting.num_participants == len(pool):
+        return list(pool)
     rng = stream(seed, "participants", round)
-    chosen = rng.choice(setting.num_silos, setting.num_participants, replace=False)
-    return sorted(int(silo) for silo in chosen)
+    chosen = rng.choice(len(pool), setting.num_participants, replace=False)
+    return sorted(pool[int(index)] for index in chosen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +45,8 @@ class Planner:
     weights: tuple[float, ...]
     seed: int
 
-    def plan(self, server: Vectors, round: int) -> RoundPlan:
-        """The plan of a round, with its participants and their weights.
+    def asks(self, server: Vectors, round: int) -> RoundPlan:
+        """The algorithm's plan of a round, before anybody is drawn.
 
         Raises:
             ConfigError: the algorithm asks for a participation that is not known.
@@ -48,10 +54,24 @@ class Planner:
         plan = self.algorithm.round_plan(server, round, self.setting, stream(self.seed, "plan", round))
         if plan.participation not in ("all", "sampled"):
             raise ConfigError(f"the algorithm's round plan has participation {plan.participation!r}: all or sampled.")
-        sampled = plan.participation == "sampled"
-        chosen = draw_participants(self.seed, round, self.setting) if sampled else list(range(self.setting.num_silos))
+        return plan
+
+    def plan(self, server: Vectors, round: int, eligible: Sequence[int] | None = None) -> RoundPlan | None:
+        """The plan of a round, with its participants and their weights; None if too few silos are eligible.
+
+        Args:
+            eligible: silos that may still take part, ascending; None for all.
+
+        Raises:
+            ConfigError: as `asks`.
+        """
+        plan = self.asks(server, round)
+        num_silos, sampled = self.setting.num_silos, plan.participation == "sampled"
+        if eligible is not None and len(eligible) < (self.setting.num_participants if sampled else num_silos):
+            return None
+        chosen = draw_participants(self.seed, round, self.setting, eligible) if sampled else list(range(num_silos))
         if len(set(self.weights)) == 1:  # exactly 1/S and S/M, whatever their floating sum
-            weights, share = (1 / len(chosen),) * len(chosen), len(chosen) / self.setting.num_silos
+            weights, share = (1 / len(chosen),) * len(chosen), len(chosen) / num_silos
         else:
             share = math.fsum(self.weights[silo] for silo in chosen)
             weights = tuple(self.weights[silo] / share for silo in chosen)

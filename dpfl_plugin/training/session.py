@@ -96,7 +96,7 @@ def run_session(
         _check_records(config, base, folder, reporter)
         return result
     _refuse_unfinished(folder, resume)
-    parts = build(config, base)  # bad input is found before anything is written
+    parts = build(config, base, _begun_with(config, folder))  # bad input is found before anything is written
     expected = _expected_rounds(config, parts)
     torch.set_num_threads(config.runtime.threads)
     with folder.locked():
@@ -155,14 +155,16 @@ def _run(
     here["engine"] = parts.engine_name
     here["repeats"] = here["repeats"] and not parts.rules.secure
     # Noise that no name can bring back has a name of its own each time, so that it is never taken for a repetition.
-    run_name = secrets.token_hex(6) if parts.rules.secure else noise_name(config, parts.data_sha256)
+    run_name = (
+        secrets.token_hex(6) if parts.rules.secure else noise_name(config, parts.data_sha256, parts.noise_multiplier)
+    )
     found = checkpoints.load(folder.checkpoint)
     if found is not None and found.facts["data_sha256"] != parts.data_sha256:
         raise DataError(
             f"{folder.path}: the records are not those that this run began with (sha256 {parts.data_sha256[:16]}..., "
             f"then {found.facts['data_sha256'][:16]}...). Restore the data files, or begin anew with another --out."
         )
-    with _ledger(folder, config, found) as ledger:
+    with _ledger(folder, config, parts, found) as ledger:
         write_atomic(folder.config, to_yaml(config))
         write_atomic(folder.environment, to_json({**environment.describe(), "arithmetic": here}))
         for note in ledger.notes:
@@ -179,7 +181,7 @@ def _run(
             setting=parts.setting,
             num_records=parts.num_records,
             ledger=ledger,
-            costs=_costs(found),
+            costs=read_costs(None if found is None else found.facts),
             repeats=lambda charge: charge.noise_id == noise_id and charge.round >= (found.rounds if found else 0),
         )
         runtime = make_runtime(parts, account, config, stop)
@@ -224,6 +226,8 @@ def _run(
             checkpoint_seconds=config.checkpoint.seconds,
         )
         reporter.note(f"engine {parts.engine_name}: {parts.engine_reason}")
+        if config.privacy.noise_multiplier is None:
+            reporter.note(f"noise_multiplier solved: {parts.noise_multiplier:g}, {_solved_for(config)}")
         reporter.start(experiment.expected_rounds, progress.rounds)
         try:
             outcome = experiment.run(progress, save=save, record=record, tick=reporter.ticked, stop=stop)
@@ -232,6 +236,12 @@ def _run(
     if config.rounds is None and outcome.status == "budget_exhausted":
         outcome = Outcome("done", outcome.reason)  # the budget was what the run was asked to use up
     return _write_result(config, folder, parts, account, progress, outcome)
+
+
+def _solved_for(config: Config) -> str:
+    privacy = config.privacy
+    view = privacy.budget_view.replace("_", " ")
+    return f"for {config.rounds} rounds within epsilon {privacy.epsilon:g} at delta {privacy.delta:g} ({view} view)"
 
 
 def _planner(config: Config, parts: Parts) -> Planner:
@@ -249,7 +259,7 @@ def _expected_rounds(config: Config, parts: Parts) -> int:
         ledger=Ledger(),
     )
     server = parts.algorithm.init_server(parts.model, parts.setting)
-    expected = account.expected_rounds(_planner(config, parts).plan(server, 0), config.rounds or MOST_ROUNDS)
+    expected = account.expected_rounds(_planner(config, parts).asks(server, 0), config.rounds or MOST_ROUNDS)
     if expected == 0:
         raise ConfigError(
             f"privacy.epsilon={config.privacy.epsilon} does not last for one round. Raise it, or noise_multiplier; "
@@ -258,7 +268,17 @@ def _expected_rounds(config: Config, parts: Parts) -> int:
     return expected
 
 
-def _ledger(folder: RunFolder, config: Config, found: Checkpoint | None) -> Ledger:
+def _begun_with(config: Config, folder: RunFolder) -> float | None:
+    """The noise multiplier that an unfinished run solved for, whatever would be found today; None if there is none."""
+    if config.privacy.noise_multiplier is not None or not folder.ledger.exists():
+        return None
+    if b"\n" not in folder.ledger.read_bytes():  # nothing was charged: see `_ledger`
+        return None
+    known = Ledger.open(folder.ledger, append=False).facts.get("noise_multiplier")
+    return None if known is None else float(known)
+
+
+def _ledger(folder: RunFolder, config: Config, parts: Parts, found: Checkpoint | None) -> Ledger:
     """A new ledger, or the one that is there.
 
     Raises:
@@ -275,7 +295,8 @@ def _ledger(folder: RunFolder, config: Config, found: Checkpoint | None) -> Ledg
         )
     if folder.ledger.exists():
         return Ledger.open(folder.ledger)
-    return Ledger(folder.ledger, {"run": run_id(config), "name": config.name})
+    facts = {"noise_multiplier": parts.noise_multiplier, "num_records": list(parts.num_records)}
+    return Ledger(folder.ledger, {"run": run_id(config), "name": config.name, **facts})
 
 
 def _attempt(found: Checkpoint | None, ledger: Ledger, here: dict[str, Any]) -> int:
@@ -288,12 +309,11 @@ def _attempt(found: Checkpoint | None, ledger: Ledger, here: dict[str, Any]) -> 
     return 1 + max(int(charge.noise_id.rpartition(".")[2]) for charge in ledger)
 
 
-def _costs(found: Checkpoint | None) -> dict[int, RoundCost]:
-    if found is None:
-        return {}
+def read_costs(facts: dict[str, Any] | None) -> dict[int, RoundCost]:
+    """What the rounds that a checkpoint knows cost, from its facts."""
     return {
         int(round): RoundCost(int(gradients), (float(share[0]), float(share[1])), float(probability))
-        for round, gradients, share, probability in found.facts["costs"]
+        for round, gradients, share, probability in (facts or {"costs": ()})["costs"]
     }
 
 
@@ -341,6 +361,7 @@ def _write_result(
         "num_test_records": parts.num_test_records,
         "test_accuracy": _last(lines, "test_accuracy"),
         "train_loss": _last(lines, "train_loss"),
+        "noise_multiplier": parts.noise_multiplier,
         "epsilon": account.views(),
         "seconds": round(progress.seconds, 3),
         "bytes_up": progress.bytes_up,
