@@ -42,6 +42,12 @@ RECIPE_IN_SHORT: Final = (
     "amplifies by the sampling of silos as if of records, and takes control variates for free. See --json."
 )
 
+SEES: Final = {
+    "server": "Sees every message, and who took part: ",
+    "server, worst case": "As the server, whoever is drawn: ",
+    "third party": "Sees the global models only: ",
+}
+
 Row = dict[str, Any]
 
 
@@ -165,7 +171,8 @@ def _bases(rows: Mapping[str, list[Row]]) -> dict[str, str]:
             if row["view"] != RECIPE and label not in runs:
                 runs.append(label)
     return {
-        view: "; or ".join(f"{basis} ({', '.join(runs)})" if len(bases) > 1 else basis for basis, runs in bases.items())
+        view: SEES[view]
+        + "; or ".join(f"{basis} ({', '.join(runs)})" if len(bases) > 1 else basis for basis, runs in bases.items())
         for view, bases in found.items()
         if view != RECIPE
     }

@@ -93,6 +93,47 @@ def account(
         account_mechanism(str(mechanism), q, sigma, steps, delta, accountant or "pld", as_json=json)
 
 
+@app.command()
+def plan(
+    config: Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="A configuration.")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="The budget (default: the configuration's).")] = None,
+    delta: Annotated[float | None, typer.Option(help="Its delta (default: the configuration's).")] = None,
+    view: Annotated[
+        str | None, typer.Option(help="Whose epsilon: server or third_party (default: the configuration's).")
+    ] = None,
+    solve: Annotated[
+        str | None,
+        typer.Option(help="sigma (default): the least noise. rounds, steps (local), cap (participations): the most."),
+    ] = None,
+    settings: Settings = None,
+    mechanism: Annotated[
+        str | None, typer.Option(help="Instead of CONFIG: gaussian-wor, gaussian-poisson or gaussian; see account.")
+    ] = None,
+    q: Annotated[float | None, typer.Option("--q", help="Share of the records in a batch (default: 1).")] = None,
+    sigma: Annotated[
+        float | None, typer.Option("--sigma", help="Noise std / L2 sensitivity: solves for steps.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option("--steps", help="Number of releases: solves for sigma.")] = None,
+    accountant: Annotated[str | None, typer.Option(help="Of --mechanism (default: pld).")] = None,
+    json: AsJson = False,
+) -> None:
+    """The noise, rounds, local steps or cap that a privacy budget allows, before anything is trained."""
+    from dpfl_plugin.cli.plan import plan_file, plan_mechanism
+
+    if (config is None) == (mechanism is None):
+        raise typer.BadParameter("give either CONFIG or --mechanism.")
+    if config is not None:
+        for option, value in {"--q": q, "--sigma": sigma, "--steps": steps, "--accountant": accountant}.items():
+            if value is not None:
+                raise ConfigError(f"{option} belongs to --mechanism. Change a configuration by --set.")
+        plan_file(config, settings or [], epsilon, delta, view, solve or "sigma", as_json=json)
+    else:
+        for option, given in {"--view": view, "--set": settings}.items():
+            if given:
+                raise ConfigError(f"{option} belongs to CONFIG: a mechanism by its numbers is seen by the server.")
+        plan_mechanism(str(mechanism), q, sigma, steps, epsilon, delta, solve, accountant or "pld", as_json=json)
+
+
 @app.command("list")
 def list_plugins(
     group: Annotated[str | None, typer.Argument(help="algorithms, engines, datasets, ...; all if left out.")] = None,

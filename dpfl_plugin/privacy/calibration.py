@@ -80,7 +80,7 @@ def least_noise(
         high, low = low, max(low / _STEP, LEAST_NOISE)
     if known(low) > epsilon:
         low = math.exp(brentq(excess, math.log(low), math.log(high), xtol=_TOLERANCE))
-    answer = _round_up(low)
+    answer = min(_round_up(low), MOST_NOISE)
     while not (known(answer) <= epsilon and (fits is None or fits(answer))):
         answer = _round_up(answer, more=1)
         if answer > MOST_NOISE:

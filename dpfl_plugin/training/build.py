@@ -185,6 +185,11 @@ def build_plugin(group: str, block: Block, *context: object, where: str):  # typ
     return registry.build(_plugin(group, block, where), block.options, *context, where=where)
 
 
+def algorithm_options(config: Config) -> list[str]:
+    """The options that a configuration's algorithm has."""
+    return list(registry.options(_plugin("algorithms", config.algorithm, "algorithm")))
+
+
 def _plugin(group: str, block: Block, where: str) -> Callable[..., Any]:
     if block.name is None:
         return registry.load_object(str(block.module), where)

@@ -110,7 +110,7 @@ class Prospect:
             raise type(error)(f"privacy.{error}" if str(error).startswith("epsilon=") else str(error)) from error
 
     def rounds(self) -> int:
-        """The most rounds that fit the budget with the configuration's noise, whoever is drawn; at most `MOST_PLANNED`."""
+        """The most rounds that fit the budget with the given noise, whoever is drawn; at most `MOST_PLANNED`."""
         rehearsed = self.changed(epsilon=None, rounds=MOST_PLANNED)
         account = rehearsed.account()
         steps = rehearsal(account, rehearsed.planner, MOST_PLANNED)
@@ -137,9 +137,8 @@ class Prospect:
     def max_participations(self) -> int:
         """The largest cap with which all rounds fit the budget; all of them if none is needed, 0 if none is enough."""
         assert self.config.rounds is not None
-        costs = replace(self, config=self.config.model_copy(update={"max_participations": None})).costs(
-            self.config.rounds
-        )
+        uncapped = replace(self, config=self.config.model_copy(update={"max_participations": None}))
+        costs = uncapped.costs(self.config.rounds)
 
         def fits(cap: int) -> bool:
             return self._fits(self.changed(max_participations=cap).account(costs=costs))

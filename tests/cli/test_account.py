@@ -10,6 +10,7 @@ import pytest
 
 from tests.cli.command import dpfl, one_message, run, write
 
+RECIPE = "published recipe, NOT A GUARANTEE"
 NUMBERS = {"--q": "0.2", "--sigma": "60", "--steps": "20000", "--delta": "2.5e-6"}
 
 
@@ -90,6 +91,28 @@ AHEAD = {
         "algorithm": {"name": "scaffold_warm", "option": "I"},
     },
     "budget of another accountant": {"privacy": {"epsilon": 9.0, "accountant": "rdp"}, "rounds": None},
+    "cap": {"max_participations": 4, "silo_rate": 0.5, "rounds": 7},
+    "cap that ends it": {"max_participations": 3, "silo_rate": 0.5, "rounds": 20},
+    "cap that nobody reaches": {"max_participations": 6, "silo_rate": 0.5},
+    "cap and budget": {"max_participations": 4, "silo_rate": 0.5, "rounds": None, "privacy": {"epsilon": 2.0}},
+    "cap and warm-up": {
+        "max_participations": 5,
+        "silo_rate": 0.5,
+        "rounds": 8,
+        "algorithm": {"name": "scaffold_warm", "option": "I"},
+    },
+    "cap and third party's budget": {
+        "max_participations": 9,
+        "silo_rate": 0.5,
+        "rounds": 30,
+        "privacy": {"epsilon": 2.0, "budget_view": "third_party"},
+    },
+    "epsilon alone": {"privacy": {"epsilon": 2.0, "noise_multiplier": None, "record_rate": None, "clip_norm": None}},
+    "epsilon alone, sampled": {"privacy": {"epsilon": 2.0, "noise_multiplier": None}, "silo_rate": 0.5},
+    "epsilon alone, third party": {
+        "privacy": {"epsilon": 2.0, "noise_multiplier": None, "budget_view": "third_party"},
+        "silo_rate": 0.5,
+    },
     "third party's budget": {
         "privacy": {"epsilon": 2.0, "budget_view": "third_party"},
         "rounds": None,
@@ -98,19 +121,28 @@ AHEAD = {
 }
 
 
+ENDS_EARLY = {"cap that ends it": 3, "cap and third party's budget": 3}
+
+
 @pytest.mark.parametrize("changes", AHEAD.values(), ids=AHEAD)
-def test_what_is_said_ahead_is_what_the_run_reports(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_what_is_said_ahead_is_what_the_run_reports(
+    tmp_path: Path, changes: dict[str, Any], request: pytest.FixtureRequest
+) -> None:
     path = write(tmp_path, changes)
     rows = dpfl("account", path, "--json").json
-    result = run(path)
+    result = run(path, code=ENDS_EARLY.get(request.node.callspec.id, 0))
     views = result["epsilon"]
     ahead = {row["view"]: row["epsilon"] for row in rows if row["accountant"] == views["server"]["accountant"]}
-    assert ahead == {"server": views["server"]["worst_case_epsilon"], "third party": views["third_party"]["epsilon"]}
-    assert all(row["basis"].startswith(f"{result['rounds']} rounds") for row in rows)
+    assert ahead == {
+        "server, worst case": views["server"]["worst_case_epsilon"],
+        "third party": views["third_party"]["epsilon"],
+    }
+    assert all(row["basis"].startswith(f"{result['rounds']} rounds") for row in rows if row["view"] != RECIPE)
     folder = Path(result["folder"])
     after = dpfl("account", folder, "--json").json
-    realised = {row["accountant"]: row["epsilon"] for row in after if row["view"] == "server"}
-    assert realised[views["server"]["accountant"]] == views["server"]["epsilon"]
+    same = {row["view"]: row["epsilon"] for row in after if row["accountant"] == views["server"]["accountant"]}
+    assert same == {**ahead, "server": views["server"]["epsilon"]}
+    assert {row["accountant"] for row in after} == {row["accountant"] for row in rows}
     assert json.loads((folder / "ledger.json").read_text())["views"] == views
 
 

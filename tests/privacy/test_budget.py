@@ -11,8 +11,8 @@ import pytest
 
 from dpfl_plugin.errors import ConfigError, UnsupportedError
 from dpfl_plugin.privacy.accountants import PLD, RDP
-from dpfl_plugin.privacy.calibration import max_rounds
 from dpfl_plugin.privacy.budget import Budget
+from dpfl_plugin.privacy.calibration import max_rounds
 from dpfl_plugin.privacy.events import Charge, SampledGaussian, Term
 from dpfl_plugin.privacy.views import Planned, Spending, server_view
 

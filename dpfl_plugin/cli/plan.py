@@ -1,0 +1,236 @@
+"""`dpfl plan`: the noise, rounds, local steps or participation cap that a privacy budget allows."""
+
+from __future__ import annotations
+
+import functools
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+from rich.table import Table
+
+from dpfl_plugin.algorithms.base import Algorithm
+from dpfl_plugin.cli.account import WIDTH, mechanism_release, named_accountant
+from dpfl_plugin.config.load import Variant, load
+from dpfl_plugin.config.schema import Block, Config
+from dpfl_plugin.errors import ConfigError, require
+from dpfl_plugin.privacy.calibration import least_noise, max_rounds
+from dpfl_plugin.privacy.events import Term
+from dpfl_plugin.privacy.pld import check_delta
+from dpfl_plugin.training.build import algorithm_options, build_plugin, prospect
+from dpfl_plugin.training.folder import to_json
+from dpfl_plugin.training.prospect import MOST_PLANNED, Prospect
+
+MOST_RELEASES: Final = 10**7
+KEYS: Final = {
+    "sigma": "privacy.noise_multiplier",
+    "rounds": "rounds",
+    "steps": "algorithm.local_steps",
+    "cap": "max_participations",
+}
+
+Answer = dict[str, Any]
+
+
+# By numbers
+
+
+def plan_mechanism(
+    mechanism: str,
+    q: float | None,
+    sigma: float | None,
+    steps: int | None,
+    epsilon: float | None,
+    delta: float | None,
+    solve: str | None,
+    accountant: str,
+    *,
+    as_json: bool,
+) -> None:
+    """Print the least noise of ``steps`` releases, or the most releases at noise ``sigma``."""
+    solve = solve or ("sigma" if sigma is None else "steps")
+    require(
+        solve in ("sigma", "steps"),
+        "--solve",
+        solve,
+        "be sigma or steps with --mechanism",
+        "rounds and cap need CONFIG.",
+    )
+    given: dict[str, float | None] = {"--sigma": sigma, "--steps": steps, "--epsilon": epsilon, "--delta": delta}
+    solved = f"--{solve}"
+    if given.pop(solved) is not None:
+        raise ConfigError(f"{solved} is what --solve {solve} finds: leave it out, or solve for another.")
+    for name, value in given.items():
+        if value is None:
+            raise ConfigError(
+                f"{name} is missing: --mechanism with --solve {solve} needs {', '.join(given)} (and --q)."
+            )
+    assert epsilon is not None
+    assert delta is not None
+    _check_budget(epsilon, delta)
+    chosen = named_accountant(accountant)
+
+    def term(noise: float, releases: int) -> Term:
+        return Term(release=mechanism_release(mechanism, q, noise), count=1, rounds=releases)
+
+    if solve == "sigma":
+        assert steps is not None
+        require(steps >= 1, "--steps", steps, "be at least 1")
+        releases = steps
+        sigma = least_noise(lambda noise: chosen.epsilon([term(noise, releases)], delta), epsilon)
+        found = f"noise_multiplier {sigma:g}"
+    else:
+        assert sigma is not None
+        require(0 < sigma < math.inf, "--sigma", sigma, "be positive and finite: without noise no epsilon holds")
+        steps = max_rounds(chosen, term(sigma, 1), (), epsilon, delta, MOST_RELEASES)
+        found = f"{steps} releases" + (" or more" if steps == MOST_RELEASES else "")
+    own = chosen.epsilon([term(sigma, steps)], delta)
+    if as_json:
+        numbers = {"noise_multiplier": sigma, "steps": steps, "epsilon": own, "delta": delta}
+        print(
+            to_json(
+                {
+                    "solved": KEYS["sigma"].split(".")[1] if solve == "sigma" else "steps",
+                    **numbers,
+                    "accountant": chosen.name,
+                }
+            )
+        )
+    else:
+        print(f"{found}: epsilon {own:.6g} at delta {delta:g} (accountant {chosen.name})")
+
+
+def _check_budget(epsilon: float, delta: float) -> None:
+    require(0 < epsilon < math.inf, "--epsilon", epsilon, "be positive and finite")
+    check_delta(delta)
+
+
+# Of a configuration
+
+
+def plan_file(
+    path: Path,
+    settings: list[str],
+    epsilon: float | None,
+    delta: float | None,
+    view: str | None,
+    solve: str,
+    *,
+    as_json: bool,
+) -> None:
+    """Print what is solved for, for each variant of a file."""
+    require(solve in KEYS, "--solve", solve, f"be one of {', '.join(KEYS)}")
+    require(view in (None, "server", "third_party"), "--view", view, "be server or third_party")
+    sys.path.append(str(path.parent.resolve()))  # users' own modules may lie beside their configuration
+    answers: dict[str, Answer] = {}
+    variants = load(path, settings).variants
+    for variant in variants:
+        label = variant.label or variant.config.name
+        if variant.config.privacy.noise_multiplier == 0 and len(variants) > 1:
+            answers[label] = {"solved": solve, "value": None, "why": "not private: its noise_multiplier is 0"}
+        else:
+            answers[label] = _solved(prospect(_asked(variant, epsilon, delta, view), path.parent), solve)
+    if as_json:
+        print(to_json(answers if len(answers) > 1 else next(iter(answers.values()))))
+        return
+    _show(answers, solve, path)
+
+
+def _asked(variant: Variant, epsilon: float | None, delta: float | None, view: str | None) -> Config:
+    """The variant's configuration with the budget of the command line."""
+    privacy = variant.config.privacy
+    given = {"epsilon": epsilon, "delta": delta, "budget_view": view}
+    privacy = privacy.model_copy(update={key: value for key, value in given.items() if value is not None})
+    if privacy.epsilon is None:
+        raise ConfigError("--epsilon is missing, and the configuration has no privacy.epsilon.")
+    _check_budget(privacy.epsilon, privacy.delta)
+    return variant.config.model_copy(update={"privacy": privacy})
+
+
+def _solved(ahead: Prospect, solve: str) -> Answer:
+    config = ahead.config
+    if solve != "rounds" and config.rounds is None:
+        raise ConfigError(f"rounds is missing: --solve {solve} needs it. Use --set rounds=..., or --solve rounds.")
+    if solve != "sigma" and not config.privacy.noise_multiplier:
+        what = "is missing" if config.privacy.noise_multiplier is None else "is 0, and without noise no epsilon holds"
+        raise ConfigError(f"privacy.noise_multiplier {what}: --solve {solve} needs it above 0.")
+    match solve:
+        case "sigma":
+            return _answer(ahead, solve, noise := ahead.noise(), ahead.changed(noise_multiplier=noise))
+        case "rounds":
+            return _answer(ahead, solve, rounds := ahead.rounds(), ahead.changed(rounds=rounds))
+        case "steps":
+            with_steps = _with_steps(config)
+            steps = ahead.local_steps(with_steps)
+            return _answer(ahead, solve, steps, replace(ahead, algorithm=with_steps(max(1, steps))))
+        case _:
+            cap = ahead.max_participations()
+            return _answer(ahead, solve, cap, ahead.changed(max_participations=max(1, cap)))
+
+
+def _with_steps(config: Config) -> Callable[[int], Algorithm]:
+    options = algorithm_options(config)
+    name = config.algorithm.name or config.algorithm.module
+    if "local_steps" not in options:
+        raise ConfigError(
+            f"algorithm: {name} has no option local_steps for --solve steps to solve for; it has {', '.join(options)}."
+        )
+
+    def with_steps(steps: int) -> Algorithm:
+        block = Block(**{**config.algorithm.model_dump(), "local_steps": steps})
+        algorithm: Algorithm = build_plugin("algorithms", block, where="algorithm")
+        return algorithm
+
+    return functools.cache(with_steps)
+
+
+def _answer(ahead: Prospect, solve: str, value: float, then: Prospect) -> Answer:
+    """The value with the epsilons that it gives, and the rounds that will be run with it."""
+    privacy = ahead.config.privacy
+    asked = {"epsilon": privacy.epsilon, "delta": privacy.delta, "view": privacy.budget_view}
+    answer: Answer = {"solved": solve, "value": value or None, "asked": asked, "accountant": ahead.accountant.name}
+    if not value:
+        return {**answer, "why": f"not even 1 fits epsilon {privacy.epsilon:g} with this noise"}
+    costs = then.costs(then.config.rounds or MOST_PLANNED)
+    account = then.changed(epsilon=None).account(costs=costs)
+    server, third_party = (account.epsilon_ahead(view) for view in ("server", "third_party"))
+    return {
+        **answer,
+        "set": f"{KEYS[solve]}={value:g}" if solve == "sigma" else f"{KEYS[solve]}={value}",
+        "at_limit": solve in ("rounds", "steps") and value == MOST_PLANNED,
+        "rounds": len(costs),
+        "epsilon": {"server": server, "third_party": third_party},
+    }
+
+
+def _show(answers: dict[str, Answer], solve: str, path: Path) -> None:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("run", overflow="fold")
+    for column in (solve, "rounds", "epsilon, server", "third party", "delta"):
+        table.add_column(column, justify="right", no_wrap=True)
+    lines = []
+    for label, answer in answers.items():
+        if answer["value"] is None:
+            table.add_row(label, "-", "-", "-", "-", "-")
+            lines.append(f"{label}: {answer['why']}.")
+            continue
+        value = f"{answer['value']:g}" if solve == "sigma" else str(answer["value"])
+        epsilons = [f"{answer['epsilon'][view]:.4f}" for view in ("server", "third_party")]
+        more = " or more" if answer["at_limit"] else ""
+        table.add_row(label, value + more, str(answer["rounds"]), *epsilons, f"{answer['asked']['delta']:g}")
+        lines.append(f"{label}: dpfl run {path} --set {answer['set']}")
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
+    console.print(table)
+    asked = next((answer for answer in answers.values() if "asked" in answer), None)
+    if asked is not None:
+        view = asked["asked"]["view"].replace("_", " ")
+        console.print(
+            f"Solved for {solve}: {view} view, accountant {asked['accountant']}. The server's epsilon is that of a "
+            "silo in every round, or in as many as its cap allows: it holds whoever is drawn."
+        )
+    for line in lines:
+        console.print(line, soft_wrap=True, markup=False)
