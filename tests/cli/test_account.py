@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from dpfl_plugin.privacy.ledger import Ledger
+from dpfl_plugin.privacy.paper import NOBLE_THIRD_PARTY_UNSOUND, noble_third_party_epsilon
 from tests.cli.command import dpfl, one_message, run, write
 
 RECIPE = "published recipe, NOT A GUARANTEE"
@@ -155,3 +157,63 @@ def test_a_folder_that_holds_no_run(tmp_path: Path) -> None:
 def test_a_table_for_people(tmp_path: Path) -> None:
     done = dpfl("account", write(tmp_path, {"silo_rate": 0.5, "variants": {"a": {}, "b": {"rounds": 2}}}))
     assert done.code == 0 and "third party" in done.out and "replace-one" in done.out
+    assert RECIPE in done.out and "Not sound" in done.out and "never below the exact" in done.out.lower()
+    assert max(map(len, done.out.splitlines())) <= 100
+
+
+def test_accountants_say_how_far_off_they_may_be(tmp_path: Path) -> None:
+    for row in dpfl("account", write(tmp_path), "--json").json:
+        if row["view"] == RECIPE:
+            assert row["sound"] is False and row["caveat"] == NOBLE_THIRD_PARTY_UNSOUND
+        else:
+            assert row["sound"] is True and row["error"]
+
+
+def test_the_published_recipe_is_shown_where_it_applies(tmp_path: Path) -> None:
+    """Noble et al.'s settings give their number; the worst of unequal silos counts; elsewhere there is none."""
+
+    def recipe(**changes: Any) -> list[float]:
+        rows = dpfl("account", write(tmp_path, changes), "--json").json
+        return [row["epsilon"] for row in rows if row["view"] == RECIPE]
+
+    own: dict[str, Any] = {"noise_multiplier": 4.0, "local_steps": 2, "rounds": 6, "record_rate": 0.5, "delta": 1e-5}
+    assert recipe(silo_rate=0.5) == [noble_third_party_epsilon(silo_rate=0.5, num_silos=4, **own)]
+    folder = Path(run(write(tmp_path, {"silo_rate": 0.5}))["folder"])
+    assert [row["epsilon"] for row in dpfl("account", folder, "--json").json if row["view"] == RECIPE] == recipe(
+        silo_rate=0.5
+    )
+    skew = {"partition": {"name": "quantity_skew", "alpha": 1.0, "min_records": 4}}
+    (worst,) = recipe(data=skew, privacy={"record_rate": None, "batch_size": 3})
+    assert worst > recipe(privacy={"record_rate": None, "batch_size": 3})[0]
+    warm = {"name": "scaffold_warm", "option": "I"}
+    for other in ({"algorithm": warm}, {"privacy": {"sampler": "poisson"}}, {"privacy": {"noise_multiplier": 0}}):
+        assert recipe(silo_rate=0.5, **other) == []
+
+
+def test_a_folder_tells_all_views_without_its_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = run(write(tmp_path, {"silo_rate": 0.5}))
+
+    def no_data(*args: Any) -> None:
+        raise AssertionError("records were read")
+
+    monkeypatch.setattr("dpfl_plugin.training.build.federate", no_data)
+    (tmp_path / "config.yaml").unlink()
+    rows = dpfl("account", result["folder"], "--json").json
+    said = {row["view"]: row["epsilon"] for row in rows if row["accountant"] == "PLD"}
+    views = result["epsilon"]
+    assert said["server"] == views["server"]["epsilon"]
+    assert said["server, worst case"] == views["server"]["worst_case_epsilon"]
+    assert said["third party"] == views["third_party"]["epsilon"]
+
+
+def test_a_folder_of_an_older_version_tells_the_servers_view(tmp_path: Path) -> None:
+    result = run(write(tmp_path))
+    path = Path(result["folder"]) / "ledger.jsonl"
+    charges = list(Ledger.open(path, append=False))
+    path.unlink()
+    with Ledger(path, {"run": result["id"], "name": "run"}) as older:
+        older.append(charges)
+    rows = dpfl("account", result["folder"], "--json").json
+    assert {row["view"] for row in rows} == {"server"}
+    assert rows[0]["epsilon"] == result["epsilon"]["server"]["epsilon"]
+    assert "older version" in dpfl("account", result["folder"]).out

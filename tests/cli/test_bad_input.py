@@ -87,7 +87,11 @@ SETTINGS = {
     "privacy.record_rate=0": ["privacy.record_rate=0"],
     "privacy.record_rate=1.5": ["privacy.record_rate=1.5"],
     "privacy.record_rate=0.01": ["silo 0", "privacy.record_rate=0.01", "is 0", "Use at least 0.04167"],
-    "privacy.record_rate=null": ["record_rate", "batch_size"],
+    "privacy={noise_multiplier: null}": ["privacy.epsilon is missing", "noise_multiplier"],
+    "privacy={noise_multiplier: null, epsilon: 1e-9}": ["privacy.epsilon=1e-09", "out of reach", "fewer rounds"],
+    "privacy={noise_multiplier: null, epsilon: 1, clip_norm: .inf}": ["privacy.clip_norm=inf", "finite clip_norm"],
+    "max_participations=0": ["max_participations=0"],
+    "max_participations=1.5": ["max_participations=1.5"],
     "privacy.batch_size=5": ["record_rate", "batch_size", "one of"],
     "privacy={batch_size: 25, record_rate: null}": ["silo 0", "privacy.batch_size=25", "24"],
     "privacy={noise_multiplier: 0, epsilon: 1}": ["privacy.epsilon", "privacy.noise_multiplier: 0"],
@@ -167,6 +171,11 @@ def own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     for name in ("mine", "broken"):
         monkeypatch.delitem(sys.modules, name, raising=False)
+
+
+def test_rounds_or_noise_must_be_given(tmp_path: Path) -> None:
+    path = write(tmp_path, {"rounds": None, "privacy": {"noise_multiplier": None, "epsilon": 2.0}})
+    one_message(dpfl("run", path, "--out", tmp_path / "runs"), "rounds is missing", "or privacy.noise_multiplier")
 
 
 @pytest.mark.parametrize(("setting", "parts"), SETTINGS.items(), ids=list(SETTINGS))

@@ -1,0 +1,290 @@
+"""`dpfl plan`, runs whose noise is solved for, and caps on participation: end to end."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import yaml
+
+from dpfl_plugin.training.prospect import Prospect
+from tests.cli.command import charges, dpfl, metrics, one_message, run, write
+from tests.cli.test_resume import crash, folder_of, pretend_another_machine, same
+
+ALONE: dict[str, Any] = {"privacy": {"epsilon": 2.0, "noise_multiplier": None, "clip_norm": None, "record_rate": None}}
+CAPPED: dict[str, Any] = {"max_participations": 4, "silo_rate": 0.5, "rounds": 40, "checkpoint": {"every": 2}}
+
+
+def plan(config: Path, *args: object) -> dict[str, Any]:
+    done = dpfl("plan", config, *args, "--json")
+    assert done.code == 0, done.err
+    answer: dict[str, Any] = done.json
+    return answer
+
+
+def worst(config: Path, *settings: str) -> float:
+    """The worst case of the configuration with these settings, by its own accountant."""
+    rows = dpfl("account", config, *(word for one in settings for word in ("--set", one)), "--json").json
+    (row,) = [row for row in rows if (row["view"], row["accountant"]) == ("server, worst case", "PLD")]
+    return float(row["epsilon"])
+
+
+# Noise that is solved for
+
+
+def test_epsilon_alone_is_enough(tmp_path: Path) -> None:
+    path = write(tmp_path, {**ALONE, "silo_rate": 0.5})
+    result = run(path)
+    assert (result["status"], result["rounds"]) == ("done", 6)
+    server = result["epsilon"]["server"]
+    assert 2.0 * (1 - 1e-3) < server["worst_case_epsilon"] <= 2.0 and server["epsilon"] <= 2.0
+    folder = Path(result["folder"])
+    said = json.loads((folder / "ledger.json").read_text())["mechanism"]
+    assert said["noise_multiplier"] == result["noise_multiplier"] and said["noise_multiplier_solved"] is True
+    assert (said["clip_norm"], said["record_rate"]) == (1.0, 0.2)
+    assert {charge.release.noise_multiplier for charge in charges(folder)} == {result["noise_multiplier"]}
+    assert f"noise_multiplier solved: {result['noise_multiplier']:g}, for 6 rounds" in (folder / "log.txt").read_text()
+    assert plan(path)["value"] == result["noise_multiplier"]
+    again = yaml.safe_load((folder / "config.yaml").read_text())["privacy"]
+    assert (again["noise_multiplier"], again["record_rate"]) == (None, 0.2)
+
+
+def test_other_noise_has_other_normals(tmp_path: Path) -> None:
+    """The same number, given or solved for, is the same run; another one has other noise."""
+    path = write(tmp_path, ALONE)
+    result = run(path)
+    given = run(path, "--set", f"privacy.noise_multiplier={result['noise_multiplier']}")
+    assert given["model_sha256"] == result["model_sha256"] and charges(given["folder"]) == charges(result["folder"])
+    with mock.patch.object(Prospect, "noise", return_value=2 * result["noise_multiplier"]):
+        other = run(path, "--out", tmp_path / "elsewhere")
+    noise = [{charge.noise_id for charge in charges(one["folder"])} for one in (result, other)]
+    assert noise[0].isdisjoint(noise[1])
+
+
+@pytest.mark.parametrize("view", ["server", "third_party"])
+def test_the_draws_of_a_warm_up_do_not_end_the_run(tmp_path: Path, view: str) -> None:
+    """Rounds of K and of K + 1 gradients, as the draws have it; all rounds are run, for any seed."""
+    warm = {"algorithm": {"name": "scaffold_warm", "option": "I"}, "silo_rate": 0.5, "rounds": 12}
+    path = write(tmp_path, {**ALONE, **warm, "privacy": {**ALONE["privacy"], "budget_view": view}})
+    for seed in (1, 2, 3):
+        result = run(path, "--set", f"seed={seed}")
+        assert (result["status"], result["rounds"]) == ("done", 12)
+        assert result["epsilon"][view]["epsilon"] <= 2.0
+
+
+def test_an_unfinished_run_keeps_its_noise(tmp_path: Path) -> None:
+    """Even if a later version would solve for another number."""
+    changes = {**ALONE, "checkpoint": {"every": 2}}
+    for name in ("whole", "crashed"):
+        (tmp_path / name).mkdir()
+    whole = run(write(tmp_path / "whole", changes))
+    config = crash(write(tmp_path / "crashed", changes), 4)
+    with mock.patch.object(Prospect, "noise", return_value=99.0):
+        resumed = run(config, "--resume")
+        same(resumed, whole)
+        assert resumed["noise_multiplier"] == whole["noise_multiplier"] < 99
+        other = run(config, "--set", "seed=8")
+        assert other["noise_multiplier"] == 99.0  # which is what a run that begins now takes
+    assert {charge.noise_id for charge in charges(resumed["folder"])} == {c.noise_id for c in charges(whole["folder"])}
+
+
+def test_a_ledger_cut_before_its_first_line_solves_anew(tmp_path: Path) -> None:
+    config = crash(write(tmp_path, ALONE), 1)
+    folder = folder_of(config)
+    for path in sorted((folder / "checkpoint").rglob("*"), reverse=True):
+        path.unlink() if path.is_file() else path.rmdir()
+    (folder / "ledger.jsonl").write_bytes(b'{"facts":')
+    assert run(config, "--resume")["rounds"] == 6
+
+
+# dpfl plan
+
+
+@pytest.mark.parametrize("view", ["server", "third_party"])
+@pytest.mark.parametrize("solve", ["sigma", "rounds", "steps"])
+def test_what_is_solved_for_fits_and_more_does_not(tmp_path: Path, solve: str, view: str) -> None:
+    path = write(tmp_path, {"silo_rate": 0.5})
+    answer = plan(path, "--epsilon", 3.0, "--delta", 1e-4, "--solve", solve, "--view", view)
+    assert answer["asked"] == {"epsilon": 3.0, "delta": 1e-4, "view": view}
+    key, _, value = answer["set"].partition("=")
+    more = {"sigma": 0.999 * answer["value"], "rounds": answer["value"] + 1, "steps": answer["value"] + 1}
+    name = {"server": "server, worst case", "third_party": "third party"}[view]
+    found = []
+    for number in (value, more[solve]):
+        rows = dpfl("account", path, "--set", f"{key}={number}", "--set", "privacy.delta=1e-4", "--json").json
+        found += [row["epsilon"] for row in rows if (row["view"], row["accountant"]) == (name, "PLD")]
+    assert found[0] == answer["epsilon"][view] <= 3.0 < found[1]
+
+
+def test_the_cap_that_fits(tmp_path: Path) -> None:
+    path = write(tmp_path, {"silo_rate": 0.5, "rounds": 20, "privacy": {"epsilon": 1.9}})
+    answer = plan(path, "--solve", "cap")
+    cap = answer["value"]
+    assert 1 < cap < 20 and answer["epsilon"]["server"] == answer["epsilon"]["third_party"] <= 1.9
+    assert worst(path, f"max_participations={cap}", "privacy.epsilon=null") == answer["epsilon"]["server"]
+    assert worst(path, f"max_participations={cap + 1}", "privacy.epsilon=null") > 1.9
+    done = run(path, "--set", f"max_participations={cap}", code=3 if answer["rounds"] < 20 else 0)
+    assert done["rounds"] == answer["rounds"]
+    assert plan(path, "--solve", "cap", "--epsilon", 50)["value"] == 20  # no cap is needed
+
+
+def test_a_cap_saves_noise(tmp_path: Path) -> None:
+    path = write(tmp_path, {**ALONE, "silo_rate": 0.5, "rounds": 20})
+    assert plan(path, "--set", "max_participations=12")["value"] < 0.85 * plan(path)["value"]
+
+
+def test_unequal_silos_count_as_the_worst(tmp_path: Path) -> None:
+    """floor(s R) / R differs from silo to silo; the largest share is what the noise has to be enough for."""
+    skew = {"data": {"partition": {"name": "quantity_skew", "alpha": 1.0, "min_records": 4}}, "rounds": 5}
+    path = write(tmp_path, {**ALONE, **skew})
+    result = run(path, "--set", "privacy.batch_size=3", "--set", "privacy.record_rate=null")
+    silos = json.loads((Path(result["folder"]) / "ledger.json").read_text())["silos"]
+    assert max(silos, key=lambda silo: silo["epsilon"])["num_records"] == min(silo["num_records"] for silo in silos)
+    assert 2.0 * (1 - 1e-3) < max(silo["epsilon"] for silo in silos) <= 2.0
+
+
+def test_a_table_for_people(tmp_path: Path) -> None:
+    variants = {"a": {}, "b": {"rounds": 9}, "open": {"privacy": {"noise_multiplier": 0, "epsilon": None}}}
+    done = dpfl("plan", write(tmp_path, {"privacy": {"epsilon": 2.0}, "variants": variants}))
+    assert done.code == 0 and "open: not private" in done.out and max(map(len, done.out.splitlines()[:5])) <= 100
+    values = re.findall(r"--set privacy.noise_multiplier=([0-9.]+)", done.out)
+    assert len(values) == 2 and float(values[0]) < float(values[1])
+
+
+NUMBERS = ["plan", "--mechanism", "gaussian-wor", "--q", "0.2", "--epsilon", "2", "--delta", "2.5e-6"]
+
+
+def test_by_numbers() -> None:
+    noise = dpfl(*NUMBERS, "--steps", 20000, "--json").json
+    assert noise["noise_multiplier"] == pytest.approx(60.8, abs=0.1) and 1.998 < noise["epsilon"] <= 2
+    steps = dpfl(*NUMBERS, "--sigma", 60, "--json").json
+    assert 19_000 < steps["steps"] < 20_000 and 1.998 < steps["epsilon"] <= 2
+    back = dpfl(*NUMBERS, "--steps", steps["steps"], "--json").json
+    assert back["noise_multiplier"] == pytest.approx(60, rel=1e-3)
+    rdp = dpfl(*NUMBERS, "--steps", 20000, "--accountant", "rdp", "--json").json
+    assert rdp["noise_multiplier"] > 1.8 * noise["noise_multiplier"]
+    assert "releases: epsilon" in dpfl(*NUMBERS, "--sigma", 60, "--solve", "steps").out
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        ([], "--steps is missing"),
+        (["--steps", "5", "--sigma", "3"], "--steps is what --solve steps finds"),
+        (["--steps", "5", "--sigma", "3", "--solve", "sigma"], "--sigma is what --solve sigma finds"),
+        (["--solve", "steps"], "--sigma is missing"),
+        (["--solve", "rounds", "--steps", "5"], "--solve='rounds'"),
+        (["--steps", "0"], "--steps=0"),
+        (["--sigma", "0"], "--sigma=0.0"),
+        (["--sigma", "nan"], "--sigma=nan"),
+        (["--steps", "5", "--delta", "1"], "delta=1.0"),
+        (["--steps", "5", "--epsilon", "0"], "--epsilon=0.0"),
+        (["--steps", "5", "--epsilon", "inf"], "--epsilon=inf"),
+        (["--steps", "20000", "--epsilon", "1e-7"], "epsilon=1e-07 is out of reach"),
+        (["--steps", "5", "--accountant", "pdl"], "did you mean 'pld'"),
+        (["--steps", "5", "--view", "server"], "--view belongs to CONFIG"),
+        (["--steps", "5", "--set", "seed=1"], "--set belongs to CONFIG"),
+    ],
+)
+def test_wrong_numbers(words: list[str], part: str) -> None:
+    one_message(dpfl(*NUMBERS, *words), part)
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        ([], "--epsilon is missing"),
+        (["--epsilon", "1", "--delta", "1"], "delta=1.0"),
+        (["--epsilon", "-1"], "--epsilon=-1.0"),
+        (["--epsilon", "1e-9"], "privacy.epsilon=1e-09 is out of reach"),
+        (["--epsilon", "1", "--solve", "noise"], "--solve='noise' must be one of sigma, rounds, steps, cap"),
+        (["--epsilon", "1", "--view", "clients"], "--view='clients'"),
+        (["--epsilon", "1", "--q", "0.2"], "--q belongs to --mechanism"),
+        (["--epsilon", "1", "--set", "privacy.noise_multiplier=0", "--solve", "rounds"], "without noise"),
+        (
+            ["--epsilon", "1", "--set", "rounds=null", "--set", "privacy.epsilon=1", "--solve", "cap"],
+            "rounds is missing",
+        ),
+        (["--epsilon", "1", "--set", "algorithm={name: fedsgd, form: single}", "--solve", "steps"], "fedsgd takes"),
+        (["--epsilon", "1", "--set", "privacy.accountant=gaussian"], "Gaussian has no bound"),
+    ],
+)
+def test_wrong_words(tmp_path: Path, words: list[str], part: str) -> None:
+    one_message(dpfl("plan", write(tmp_path), *words), part)
+
+
+def test_an_algorithm_without_local_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "oneshot.py").write_text(
+        "from dpfl_plugin.algorithms.fedavg import FedAvg\n"
+        "def make(*, lr: float = 1.0):\n    return FedAvg(local_steps=2, local_lr=lr)\n"
+    )
+    config = write(tmp_path, {"algorithm": None})
+    text = config.read_text() + "algorithm: {module: 'oneshot:make'}\n"
+    config.write_text(text)
+    one_message(dpfl("plan", config, "--epsilon", 1, "--solve", "steps"), "oneshot:make", "no option local_steps", "lr")
+    assert plan(config, "--epsilon", 1)["value"] > 0
+
+
+# A cap on participation
+
+
+def participations(folder: Path | str) -> Counter[int]:
+    return Counter(silo for silo, _, _ in {(c.silo, c.round, c.noise_id) for c in charges(folder)})
+
+
+def test_a_cap_is_never_passed_and_ends_the_run(tmp_path: Path) -> None:
+    path = write(tmp_path, CAPPED)
+    result = run(path, code=3)
+    counts = participations(result["folder"])
+    # 16 places, 2 a round; the run ends when 3 of the 4 silos have used theirs up.
+    assert max(counts.values()) == 4 and sum(n < 4 for n in counts.values()) + (4 - len(counts)) < 2
+    assert result["status"] == "budget_exhausted" and "max_participations=4" in result["reason"]
+    free = run(path, "--set", "max_participations=null", "--set", f"rounds={result['rounds']}")
+    assert max(participations(free["folder"]).values()) > 4, "the cap has to matter"
+    four = run(path, "--set", "max_participations=null", "--set", "rounds=4")["epsilon"]["server"]["worst_case_epsilon"]
+    views = result["epsilon"]
+    assert views["server"]["worst_case_epsilon"] == views["third_party"]["epsilon"] == four
+    assert "no mixture" in views["third_party"]["basis"]
+    assert [line["round"] for line in metrics(result)][-1] == result["rounds"]
+
+
+def test_a_cap_that_nobody_can_reach_changes_nothing(tmp_path: Path) -> None:
+    path = write(tmp_path, {"silo_rate": 0.5})
+    free, capped = run(path), run(path, "--set", "max_participations=6")
+    assert capped["epsilon"] == free["epsilon"]
+    drawn = [{(c.silo, c.round) for c in charges(one["folder"])} for one in (free, capped)]
+    assert drawn[0] == drawn[1]
+
+
+def test_all_silos_in_a_round_need_all_below_the_cap(tmp_path: Path) -> None:
+    result = run(write(tmp_path, {**CAPPED, "silo_rate": 1.0}), code=3)
+    assert result["rounds"] == 4 and set(participations(result["folder"]).values()) == {4}
+
+
+@pytest.fixture(scope="module")
+def capped(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return run(write(tmp_path_factory.mktemp("capped"), CAPPED), code=3)
+
+
+@pytest.mark.parametrize("number", range(1, 8))
+def test_a_capped_run_is_resumed_to_the_same_bits(tmp_path: Path, capped: dict[str, Any], number: int) -> None:
+    """What was released after the checkpoint is repeated by the silos that made it, who are counted once."""
+    config = crash(write(tmp_path, CAPPED), min(number, capped["rounds"]))
+    same(run(config, "--resume", code=3), capped)
+
+
+@pytest.mark.parametrize("number", [3, 5, 6])
+def test_rounds_with_fresh_noise_count_towards_the_cap(tmp_path: Path, capped: dict[str, Any], number: int) -> None:
+    config = crash(write(tmp_path, {**CAPPED, "checkpoint": {"every": 4, "seconds": 1000}}), number)
+    pretend_another_machine(folder_of(config))
+    crash(config, 1, "--resume")  # and once more, after a round on this machine
+    result = run(config, "--resume", code=3)
+    counts = participations(result["folder"])
+    assert max(counts.values()) == 4 and result["rounds"] < capped["rounds"]
+    assert result["epsilon"]["server"]["worst_case_epsilon"] == capped["epsilon"]["server"]["worst_case_epsilon"]
+    assert {c.noise_id.rpartition(".")[2] for c in charges(result["folder"])} == {"0", "1"}
