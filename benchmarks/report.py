@@ -1,6 +1,7 @@
 """Write docs/benchmarks.md: `python -m benchmarks.report [--out FILE]`. Takes about five minutes.
 
-Every number of the page is measured, or computed from what was measured, by this program.
+Every number of the page is measured, or computed from what was measured, by this program; but for the section on
+accountants, which is kept as `python -m benchmarks.accountants` wrote it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Final
 
 import torch
 
-from benchmarks import machine, profile, rounds, startup
+from benchmarks import accountants, machine, profile, rounds, startup
 from benchmarks.contenders import OURS, VMAP, OpacusHooks, PlainSGD
 from benchmarks.table import table
 from benchmarks.workloads import WORKLOADS, describe
@@ -68,12 +69,17 @@ Whole processes, {starts} runs each. `dpfl --help` does not import torch; a comm
 
 {startup}
 
+## Accountants
+
+{accountants}
+
 ## Repeat it
 
 ```console
 $ python -m benchmarks.rounds --workload W1 --rounds 9
 $ python -m benchmarks.rounds --workload W1 --profile
 $ python -m benchmarks.startup
+$ python -m benchmarks.accountants
 $ python -m benchmarks.report
 ```
 """
@@ -120,6 +126,7 @@ def page() -> str:
         profiles="\n".join(parts),
         starts=STARTS,
         startup=startup.times_table(startup.measure(STARTS)),
+        accountants=accountants.kept(PAGE),
     )
 
 

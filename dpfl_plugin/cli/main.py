@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -159,6 +160,7 @@ def main() -> NoReturn:
     """Run the command line; every error that a user can mend is one message and an exit code."""
     if "" not in sys.path:
         sys.path.insert(0, "")  # users' own modules, as with python -m
+    logging.getLogger("absl").setLevel(logging.ERROR)  # dp_accounting warns of orders that it leaves out, soundly
     try:
         app()
     except DpflError as error:

@@ -10,6 +10,7 @@ import mpmath
 import numpy as np
 import pytest
 
+from benchmarks.papers import TABLE_1, TABLE_1_STEPS
 from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.privacy import paper
 from dpfl_plugin.privacy.accountants import PLD, RDP
@@ -92,16 +93,6 @@ def test_noble_third_party(setting: dict[str, Any], published: float, computed: 
 
 
 # Noble et al. 2022, Table 1: the largest T; epsilon = 3, l = 0.05, s = 0.2, synthetic data
-STEPS = (1, 5, 10, 20, 40)
-TABLE_1 = {
-    10: (542, 488, 428, 324, 72),
-    20: (545, 502, 451, 352, 83),
-    40: (546, 505, 457, 360, 86),
-    80: (546, 506, 458, 362, 87),
-    160: (546, 506, 458, 362, 87),
-}
-
-
 def test_noble_table_1() -> None:
     """22 of 25 cells exactly; at sigma_g = 160 three are one more, where the paper repeats the row above."""
     setting: dict[str, Any] = {
@@ -112,7 +103,7 @@ def test_noble_table_1() -> None:
     }
     more = {}
     for sigma, row in TABLE_1.items():
-        for steps, published in zip(STEPS, row, strict=True):
+        for steps, published in zip(TABLE_1_STEPS, row, strict=True):
             one = {"noise_multiplier": float(sigma), "local_steps": steps, **setting}
             found = noble_largest_rounds(epsilon=3.0, **one)
             if found != published:
