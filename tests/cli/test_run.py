@@ -29,7 +29,17 @@ FILES = {
 }
 FIELDS = {
     *("schema", "status", "reason", "name", "id", "algorithm", "seed", "rounds", "num_silos", "num_train_records"),
-    *("num_test_records", "test_accuracy", "train_loss", "epsilon", "seconds", "bytes_up", "bytes_down", "engine"),
+    *(
+        "num_test_records",
+        "test_accuracy",
+        "train_loss",
+        "noise_multiplier",
+        "epsilon",
+        "seconds",
+        "bytes_up",
+        "bytes_down",
+        "engine",
+    ),
     *("model_sha256", "notes", "folder", "finished"),
 }
 POISSON = {"privacy": {"sampler": "poisson", "noise_multiplier": 8.0}}
@@ -200,7 +210,8 @@ VIEWS = ["server", "third_party"]
 def spent_by(config: Path, rounds: int, view: str, accountant: str = "PLD") -> float:
     """Epsilon ahead of time of so many rounds without a budget; the server's for a silo in all of them."""
     done = dpfl("account", config, "--json", "--set", f"rounds={rounds}", "--set", "privacy.epsilon=null")
-    (row,) = (r for r in done.json if r["view"] == view.replace("_", " ") and r["accountant"] == accountant)
+    name = {"server": "server, worst case", "third_party": "third party"}[view]
+    (row,) = (r for r in done.json if (r["view"], r["accountant"]) == (name, accountant))
     return float(row["epsilon"])
 
 
