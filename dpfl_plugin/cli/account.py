@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,7 +24,7 @@ from dpfl_plugin.privacy.paper import NOBLE_THIRD_PARTY_UNSOUND, noble_third_par
 from dpfl_plugin.privacy.views import server_view
 from dpfl_plugin.training import checkpoint
 from dpfl_plugin.training.accounting import MOST_ROUNDS, PrivacyAccount, RoundCost
-from dpfl_plugin.training.build import make_setting, privacy_rules, prospect
+from dpfl_plugin.training.build import build_plugin, make_setting, privacy_rules, prospect
 from dpfl_plugin.training.folder import RunFolder, to_json
 from dpfl_plugin.training.prospect import rehearsal
 from dpfl_plugin.training.session import read_costs
@@ -170,9 +169,12 @@ def _bases(rows: Mapping[str, list[Row]]) -> dict[str, str]:
             runs = found.setdefault(row["view"], {}).setdefault(f"{row['basis']}; {relation} neighbours", [])
             if row["view"] != RECIPE and label not in runs:
                 runs.append(label)
+    several = len(rows) > 1
     return {
         view: SEES[view]
-        + "; or ".join(f"{basis} ({', '.join(runs)})" if len(bases) > 1 else basis for basis, runs in bases.items())
+        + "; or ".join(
+            f"{basis} ({', '.join(runs)})" if several and len(bases) > 1 else basis for basis, runs in bases.items()
+        )
         for view, bases in found.items()
         if view != RECIPE
     }
@@ -236,12 +238,14 @@ def _of_folder(folder: Path) -> list[Row]:
     setting = make_setting(config, len(num_records))
     rules = privacy_rules(config, ledger.facts["noise_multiplier"])
     costs = read_costs(checkpoint.load_facts(files.checkpoint))
+    own: Accountant = build_plugin("accountants", config.privacy.accountant, where="privacy.accountant")
 
     def account(accountant: Accountant) -> PrivacyAccount:
         return PrivacyAccount(
             config,
             rules=rules,
             accountant=accountant,
+            budget_accountant=own,
             setting=setting,
             num_records=num_records,
             ledger=ledger,
@@ -287,7 +291,7 @@ def _of_config(config: Config, base: Path) -> list[Row]:
         drawn = "with a cap draws depend on earlier ones: the server's worst case, no mixture"
 
     def rows_of(accountant: Accountant) -> list[Row]:
-        everywhere, mixture = replace(ahead, accountant=accountant).account(noise, costs).ahead()
+        everywhere, mixture = ahead.account(noise, costs, accountant).ahead()
         relation, named = rules.release(1.0).neighbouring, _named(accountant)
         whole = f"{rounds}; a silo that takes part in {where}"
         return [

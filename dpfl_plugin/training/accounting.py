@@ -54,6 +54,7 @@ class PrivacyAccount:
         costs: of the rounds that were begun before a resume, from the checkpoint.
         repeats: whether a charge of the ledger will be made again bit for bit, in a round after the checkpoint. Until
             then neither the budget nor an evaluation counts it, so that a resumed run takes the undisturbed one's way.
+        budget_accountant: what the budget of the run goes by, where ``accountant`` is a second opinion.
     """
 
     def __init__(
@@ -67,14 +68,15 @@ class PrivacyAccount:
         ledger: Ledger,
         costs: Mapping[int, RoundCost] | None = None,
         repeats: Callable[[Charge], bool] = lambda charge: False,
+        budget_accountant: Accountant | None = None,
     ) -> None:
         self._seed, self._privacy, self._config_rounds = config.seed, config.privacy, config.rounds
         self._rules, self._setting, self._accountant = rules, setting, accountant
         self._cap = config.max_participations
         self._num_records = tuple(num_records)
-        self._budget = (
-            None if config.privacy.epsilon is None else Budget(config.privacy.epsilon, config.privacy.delta, accountant)
-        )
+        self._budget = None
+        if config.privacy.epsilon is not None:
+            self._budget = Budget(config.privacy.epsilon, config.privacy.delta, budget_accountant or accountant)
         self.ledger = ledger
         self.costs = dict(costs or {})
         final = [charge for charge in ledger if not repeats(charge)]
@@ -372,8 +374,8 @@ class PrivacyAccount:
 
     def _within_budget(self, view: ViewEpsilon) -> ViewEpsilon:
         assert self._budget is not None
-        if view.epsilon <= self._budget.epsilon:
-            return view
+        if view.epsilon <= self._budget.epsilon or self._budget.accountant != self._accountant:
+            return view  # a second opinion does not lean on what another accountant allowed
         basis = "the budget, which no silo's releases pass, whoever is drawn"
         return replace(view, epsilon=self._budget.epsilon, basis=basis)
 
@@ -399,7 +401,8 @@ class PrivacyAccount:
     def _most_rounds(self, silo: int, cost: RoundCost, probability: float, epsilon: float, limit: int) -> int:
         planned = self._planned(silo, cost)
         term = Term(release=planned.release, count=planned.count, rounds=1, participation=probability)
-        return max_rounds(self._accountant, term, (), epsilon, self._privacy.delta, limit)
+        accountant = self._accountant if self._budget is None else self._budget.accountant
+        return max_rounds(accountant, term, (), epsilon, self._privacy.delta, limit)
 
 
 def _dearest(costs: Mapping[int, RoundCost]) -> dict[int, RoundCost]:

@@ -62,12 +62,18 @@ class Prospect:
             values["rounds"] = rounds
         return replace(self, config=self.config.model_copy(update=values))
 
-    def account(self, noise_multiplier: float = 1.0, costs: Mapping[int, RoundCost] | None = None) -> PrivacyAccount:
-        """An account of rounds that cost ``costs``, of which nobody has been charged."""
+    def account(
+        self,
+        noise_multiplier: float = 1.0,
+        costs: Mapping[int, RoundCost] | None = None,
+        second_opinion: Accountant | None = None,
+    ) -> PrivacyAccount:
+        """An account of rounds that cost ``costs``, of which nobody has been charged; the budget stays the run's."""
         return PrivacyAccount(
             self.config,
             rules=self.rules(self.config, noise_multiplier),
-            accountant=self.accountant,
+            accountant=second_opinion or self.accountant,
+            budget_accountant=self.accountant,
             setting=self.setting,
             num_records=self.num_records,
             ledger=Ledger(),

@@ -161,6 +161,16 @@ def test_a_table_for_people(tmp_path: Path) -> None:
     assert max(map(len, done.out.splitlines())) <= 100
 
 
+def test_a_second_opinion_does_not_lean_on_the_budget(tmp_path: Path) -> None:
+    """The run's own accountant allowed the rounds; another one says what it finds for them, however much that is."""
+    path = write(tmp_path, {"silo_rate": 0.5, "rounds": None, "privacy": {"epsilon": 2.0}})
+    folder = run(path)["folder"]
+    for where in (path, folder):
+        of = {row["accountant"]: row for row in dpfl("account", where, "--json").json if row["view"] == "third party"}
+        assert of["PLD"]["epsilon"] <= 2.0 < of["RDP"]["epsilon"] < of["Paper"]["epsilon"]
+        assert "which no silo's releases pass" not in of["RDP"]["basis"]
+
+
 def test_accountants_say_how_far_off_they_may_be(tmp_path: Path) -> None:
     for row in dpfl("account", write(tmp_path), "--json").json:
         if row["view"] == RECIPE:
