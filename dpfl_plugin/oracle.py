@@ -55,7 +55,7 @@ class PrivacyRules:
                 "privacy.clip_norm=inf with privacy.noise_multiplier > 0: without a clipping norm no noise is enough. "
                 "Give a finite clip_norm, or noise_multiplier: 0 for a run without privacy."
             )
-        self.clipping.check(self.unit, self.clip_norm, sigma)
+        self.clipping.check(self.unit, self.clip_norm, self.noise_multiplier)
         if self.unit == "record" and self.neighbouring != self.sampler.neighbouring:
             raise UnsupportedError(
                 f"privacy.neighbouring={self.neighbouring!r} is not proven for sampler: {self.sampler.name} at record "

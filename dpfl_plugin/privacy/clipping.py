@@ -210,7 +210,7 @@ class Median(Clipping):
 
     @property
     def statement(self) -> str:
-        return "clip: median takes its clipping norm from private gradients without noise"
+        return "clip: median takes its clipping norm (instead of clip_norm) from private gradients without noise"
 
     def check(self, unit: Unit, clip_norm: float, noise_multiplier: float) -> None:
         if unit == "silo":

@@ -28,7 +28,7 @@ from dpfl_plugin.models.build import build_model
 from dpfl_plugin.oracle import PrivacyRules, check_released
 from dpfl_plugin.privacy import samplers
 from dpfl_plugin.privacy.accountants import Accountant
-from dpfl_plugin.privacy.clipping import Clipping
+from dpfl_plugin.privacy.clipping import Adaptive, Clipping
 from dpfl_plugin.training.host import SiloHost
 from dpfl_plugin.training.planning import rehearse
 from dpfl_plugin.training.prospect import Prospect
@@ -219,6 +219,11 @@ def _clipping(config: Config) -> Clipping:
     if not isinstance(clipping, Clipping):
         raise PluginError(
             f"privacy.clip: {type(clipping).__name__} must derive from Clipping in dpfl_plugin/privacy/clipping.py."
+        )
+    if isinstance(clipping, Adaptive) and clipping.bit_noise_multiplier and config.privacy.noise_multiplier is None:
+        raise ConfigError(
+            "privacy.clip.bit_noise_multiplier needs privacy.noise_multiplier, which it has to exceed: give both, or "
+            "leave out both."
         )
     if clipping.measures and config.privacy.epsilon is not None:
         raise ConfigError(
