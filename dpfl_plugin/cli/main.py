@@ -135,6 +135,30 @@ def plan(
         plan_mechanism(str(mechanism), q, sigma, steps, epsilon, delta, solve, accountant or "pld", as_json=json)
 
 
+@app.command()
+def audit(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file, e.g. configs/quickstart.yaml.")],
+    settings: Settings = None,
+    variant: Annotated[str | None, typer.Option(help="One variant of the file (default: every private one).")] = None,
+    canaries: Annotated[int, typer.Option(help="Records to replace by canaries, at most half of a silo's.")] = 1000,
+    silos: Annotated[int | None, typer.Option(help="Silos to plant them in (default: up to 10).")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Fewer rounds than the file says.")] = None,
+    seed: Annotated[int, typer.Option(help="Of canaries, batches and noise; try another to repeat it.")] = 0,
+    json: AsJson = False,
+    picture: Annotated[Path | None, typer.Option(help="Draw the canaries' scores to this PNG file.")] = None,
+) -> None:
+    """Check by experiment that the privacy of a configuration is what its accountant says.
+
+    Plants canary gradients in silos, runs the configuration and looks at the uploads as the server does. Trains anew,
+    writes no run folder. Exit codes: 0 consistent (or nothing claimed), 1 contradicted, 2 bad configuration or input.
+    """
+    from dpfl_plugin.cli.audit import audit_file
+    from dpfl_plugin.training.audit import Options
+
+    options = Options(canaries=canaries, silos=silos, rounds=rounds, seed=seed)
+    raise typer.Exit(audit_file(config, settings or [], variant, options, as_json=json, picture=picture))
+
+
 @app.command("list")
 def list_plugins(
     group: Annotated[str | None, typer.Argument(help="algorithms, engines, datasets, ...; all if left out.")] = None,

@@ -26,6 +26,7 @@ PURPOSES: Final[dict[str, int]] = {
     "model": 8,  # initial parameters
     "algorithm": 9,  # an algorithm's own coins at a silo; never privacy noise
     "bits": 10,  # privacy noise of a silo's count of gradients within its clipping norm
+    "audit": 11,  # an audit's secret bits, and where its canaries are
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -64,6 +65,21 @@ class SiloHost:
             self.states = {**states, CLIP_NORM: start}
         self._layers = layers(self._layout)
         self._pending: list[tuple[list[int], Vectors]] = []
+
+    @property
+    def engine(self) -> Engine:
+        return self._engine
+
+    @property
+    def train(self) -> Mapping[int, Records]:
+        """The training records by silo id, as the engine prepared them."""
+        return self._train
+
+    def planted(self, engine: Engine, train: Mapping[int, Records], states: Vectors) -> SiloHost:
+        """The same silos with an engine around their own, and with records that theirs has prepared; for audits."""
+        other = copy.copy(self)
+        other._engine, other._train, other.states, other._pending = engine, dict(train), states, []
+        return other
 
     def run(self, ids: Sequence[int], down: Vectors, plan: RoundPlan, draw: Draw) -> tuple[Vectors, list[Charge]]:
         """(uploads (m, d), charges) of the silos ``ids``, advanced together.

@@ -1,0 +1,152 @@
+"""`dpfl audit`."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from dpfl_plugin.config.load import Variant, load
+from dpfl_plugin.errors import ConfigError, DataError, require
+from dpfl_plugin.privacy.audit import Correlation, Interval
+from dpfl_plugin.runtimes.in_process import InProcess
+from dpfl_plugin.training.audit import FALSE_ALARM, Options, Report, audit
+from dpfl_plugin.training.folder import to_json
+from dpfl_plugin.training.host import SiloHost
+from dpfl_plugin.training.runtime import ChargeSink, Observer, Runtime
+
+
+def audit_file(
+    path: Path, settings: list[str], variant: str | None, options: Options, *, as_json: bool, picture: Path | None
+) -> int:
+    """Audit the private runs of a file, or the one that is named; 1 if one of them is contradicted, else 0."""
+    sys.path.append(str(path.parent.resolve()))  # users' own modules may lie beside their configuration
+    variants = _chosen(load(path, settings).variants, variant, path)
+    reports: dict[str, Report] = {}
+    for chosen in variants:
+        label = chosen.label or chosen.config.name
+        if variant is None and len(variants) > 1 and chosen.config.privacy.noise_multiplier == 0:
+            print(f"{label}: not private, so there is nothing to audit.", file=sys.stderr)
+            continue
+        try:
+            reports[label] = audit(chosen.config, path.parent, options, _in_process)
+        except (ConfigError, DataError) as error:
+            raise type(error)(f"{path}{f' (variant {label})' if chosen.label else ''}: {error}") from error
+    if picture is not None and reports:
+        from dpfl_plugin.cli.plot import audits
+
+        audits(picture, reports)
+    if as_json:
+        plain = {label: as_plain(report) for label, report in reports.items()}
+        print(to_json(plain if variants[0].label is not None and variant is None else next(iter(plain.values()))))
+    else:
+        show(reports, picture)
+    return 0 if all(report.consistent for report in reports.values()) else 1
+
+
+def _chosen(variants: tuple[Variant, ...], wanted: str | None, path: Path) -> tuple[Variant, ...]:
+    if wanted is None:
+        return variants
+    labels = [variant.label for variant in variants if variant.label is not None]
+    if not labels:
+        raise ConfigError(f"--variant {wanted!r}: {path} has no variants. Leave it out.")
+    require(wanted in labels, "--variant", wanted, f"be one of {', '.join(labels)}")
+    return tuple(variant for variant in variants if variant.label == wanted)
+
+
+def _in_process(host: SiloHost, charges: ChargeSink, observer: Observer) -> Runtime:
+    return InProcess(host, charges, observers=[observer])
+
+
+def as_plain(report: Report) -> dict[str, Any]:
+    """A report as plain values, without single scores."""
+    plain: dict[str, Any] = {"consistent": report.consistent, **dataclasses.asdict(report)}
+    return {key: value for key, value in plain.items() if key not in ("scores", "bits")}
+
+
+def show(reports: Mapping[str, Report], picture: Path | None) -> None:
+    """A column for each run, a line for each thing that was looked at; then verdicts in words."""
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 100)
+    for label, report in reports.items():
+        table = Table(title=f"{label}: {_what(report)}", title_justify="left")
+        for column, justify in (("seen by the server", "left"), ("found", "right"), ("claimed", "right")):
+            table.add_column(column, justify=justify, overflow="fold")  # type: ignore[arg-type]
+        for row in rows(report):
+            table.add_row(*row)
+        console.print(table, markup=False)
+        for line in verdict(report):
+            console.print(line, soft_wrap=True, markup=False)
+        console.print()
+    if picture is not None and reports:
+        console.print(f"picture: {picture}", soft_wrap=True, markup=False)
+
+
+def _what(report: Report) -> str:
+    return f"{report.canaries} canaries in {report.silos} silos, {report.rounds} rounds, {report.seconds:.1f} s"
+
+
+def rows(report: Report) -> list[tuple[str, str, str]]:
+    """(what, found, claimed) for a table."""
+    claimed, strict = _epsilon(report.epsilon, report), _epsilon(report.strict_epsilon, report)
+    lines = [
+        (f"epsilon at delta {report.delta:g}, lower bound, 95 %", f"{report.epsilon_bound:.2f}", claimed),
+        (f"epsilon at {report.strict_delta:g}, lower bound, {_strict()}", f"{report.strict_bound:.2f}", strict),
+    ]
+    if report.gaussian is not None:
+        lines.append((f"epsilon at {report.delta:g} if Gaussian, 95 %", _interval(report.gaussian, 2), claimed))
+    if report.separation is not None and report.expected is not None:
+        lines.append(("distance of scores / deviation", _interval(report.separation, 2), f"{report.expected:.2f}"))
+    if report.noise is not None:
+        lines.append(("noise / claimed noise, 95 %", _interval(report.noise, 3), "1"))
+    if report.spread is not None:
+        lines.append(("spread of scores / of fresh batches, 95 %", _interval(report.spread, 2), "1"))
+    for correlation, what in ((report.between_silos, "silos"), (report.between_rounds, "rounds")):
+        if correlation.pairs:
+            lines.append((f"correlation of noise, largest |r| of {what}", *_correlated(correlation)))
+    if report.normality is not None:
+        lines.append(("normality of noise, p-value", f"{report.normality:.2g}", f"above {FALSE_ALARM:g}"))
+    if report.influence is not None:
+        lines.append(("most that one real record changes, in C", f"{report.influence:.3f}", "at most 1"))
+    lines.append(("releases charged / made", f"{report.charged} / {report.made}", "all"))
+    return lines
+
+
+def _epsilon(value: float | None, report: Report) -> str:
+    return "none" if value is None else f"at most {value:.2f} ({report.accountant})"
+
+
+def _strict() -> str:
+    return f"{100 * (1 - FALSE_ALARM):.5f} %"
+
+
+def _interval(interval: Interval, digits: int) -> str:
+    low, estimate, high = (
+        f"{value:.{digits}f}" if math.isfinite(value) else "inf"
+        for value in (interval.low, interval.estimate, interval.high)
+    )
+    return f"{estimate} ({low} to {high})"
+
+
+def _correlated(correlation: Correlation) -> tuple[str, str]:
+    return f"{correlation.largest:.3f}", f"0; by chance up to {correlation.threshold:.3f}"
+
+
+def verdict(report: Report) -> list[str]:
+    """The result in words."""
+    relation = report.neighbouring.replace("_", "-")
+    lines = [f"note: {note}" for note in report.notes]
+    if report.epsilon is None:
+        return [*lines, "NOTHING CLAIMED, nothing to contradict."]
+    if report.consistent:
+        return [
+            *lines,
+            f"CONSISTENT: nothing in the server's transcript contradicts epsilon {report.epsilon:.2f} at delta "
+            f"{report.delta:g} ({report.unit} level, {relation} neighbours).",
+        ]
+    return [*lines, *(f"CONTRADICTED: {violation}." for violation in report.violations)]

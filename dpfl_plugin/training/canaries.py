@@ -1,0 +1,121 @@
+"""Canaries: gradients of known size and direction among the real ones, for audits.
+
+A canary's gradient lies along a coordinate of its own, behind the model's d: nothing else moves it, so that real
+records, batches, clipping, noise, algorithm and ledger are those of the run, and any two canaries are orthogonal.
+The last coordinates are moved by nobody: what is seen there is noise.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dpfl_plugin.core.streams import stream
+from dpfl_plugin.errors import require
+from dpfl_plugin.gradients.base import Engine, Records
+from dpfl_plugin.oracle import PrivacyRules
+
+# A canary's gradient before clipping, in clipping norms: whatever the code takes for its bound is what is left of it.
+RAW = 10.0
+# At silo level the whole update is clipped, after steps of any size.
+RAW_UPDATE = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Planting:
+    """Which canary is where, and the secret bits.
+
+    Attributes:
+        silo: (m,) of each canary.
+        bits: (m,) fair coins: which of two neighbouring data sets holds.
+        quiet: number of coordinates that no record moves.
+    """
+
+    silo: NDArray[np.int64]
+    bits: NDArray[np.bool_]
+    quiet: int
+
+    @property
+    def num_canaries(self) -> int:
+        return len(self.silo)
+
+    @property
+    def width(self) -> int:
+        """Coordinates behind the model's."""
+        return self.num_canaries + self.quiet
+
+    def of(self, silo: int) -> NDArray[np.int64]:
+        """The canaries of a silo."""
+        return np.flatnonzero(self.silo == silo)
+
+    def gradients(self, rules: PrivacyRules) -> NDArray[np.float64]:
+        """(m,) each canary's gradient in units of its size: 1 or -1 where records are replaced, else 1 or none."""
+        other = -1.0 if rules.neighbouring == "replace_one" else 0.0
+        return np.where(self.bits, 1.0, other)
+
+
+class CanaryEngine:
+    """The run's engine on the first d coordinates, and the canaries on theirs.
+
+    A record is canary i if its label is -1 - i.
+    """
+
+    def __init__(self, engine: Engine, dimension: int, planting: Planting, rules: PrivacyRules) -> None:
+        self.name = engine.name
+        self._engine, self._dimension = engine, dimension
+        scale = rules.clip_norm if math.isfinite(rules.clip_norm) else 1 / RAW
+        self._raw = scale * (RAW if rules.unit == "record" else RAW_UPDATE)
+        self._gradients = torch.from_numpy(planting.gradients(rules))
+
+    @staticmethod
+    def unsupported(model: torch.nn.Module, loss: object) -> str | None:
+        return "it is for audits"
+
+    def prepare(self, records: Records) -> Records:
+        return records
+
+    def clipped_sum(self, y: Tensor, batch: Records, clip_norm: float, out: Tensor) -> None:
+        d = self._dimension
+        out[d:].zero_()
+        planted = batch.labels < 0
+        if bool(planted.any()):
+            index = -1 - batch.labels[planted]
+            gradients = self._gradients.to(out)[index] * min(self._raw, clip_norm)
+            out[d:].index_add_(0, index, gradients)
+            batch = batch.select((~planted).nonzero().squeeze(1))
+        self._engine.clipped_sum(y[:d], batch, clip_norm, out[:d])
+
+
+def plant(
+    train: Mapping[int, Records], silos: list[int], canaries: int, quiet: int, seed: int, unit: str
+) -> tuple[Planting, dict[int, Records]]:
+    """Replace records of ``silos`` by canaries: about ``canaries`` in all, at most half of each silo's records.
+
+    At silo level every one of ``silos`` is one canary, with all its records.
+    """
+    rng = stream(seed, "audit")
+    share = -(-canaries // len(silos))
+    found: list[int] = []
+    marked = dict(train)
+    for silo in silos:
+        records = train[silo]
+        if unit == "silo":
+            labels = torch.full_like(records.labels, -1 - len(found))
+            found.append(silo)
+        else:
+            count = min(share, len(records) // 2)
+            where = torch.from_numpy(rng.choice(len(records), count, replace=False)).to(records.labels.device)
+            labels = records.labels.clone()
+            labels[where] = -1 - torch.arange(len(found), len(found) + count, device=labels.device)
+            found += [silo] * count
+        marked[silo] = dataclasses.replace(records, labels=labels)
+    require(len(found) > 0, "--silos", silos, "have at least two records each, one of which a canary can replace")
+    bits = rng.random(len(found)) < 0.5
+    return Planting(np.array(found), bits, quiet), marked
