@@ -1,0 +1,225 @@
+"""`python -m benchmarks.audit`: what `dpfl audit` finds in correct code and in broken code; writes docs/privacy.md.
+
+Every mutant is a defect that private learning code has had, applied to the running code and taken off again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from unittest import mock
+
+from torch import Tensor
+
+from benchmarks.pages import ROOT, put
+from benchmarks.table import table
+from dpfl_plugin.algorithms.scaffold import Scaffold
+from dpfl_plugin.config.load import load
+from dpfl_plugin.oracle import Draw, PrivacyRules, PrivateOracle
+from dpfl_plugin.privacy.mechanisms import Gaussian
+from dpfl_plugin.runtimes.in_process import InProcess
+from dpfl_plugin.training.audit import Options, Report, audit
+
+QUICKSTART: Final = ROOT / "configs" / "quickstart.yaml"
+# The quickstart's noise without its budget: a sampler or an algorithm that costs more runs just as long.
+PLAIN: Final = ("privacy.epsilon=null",)
+POISSON: Final = ("privacy.sampler=poisson",)
+FULL: Final = ("privacy.sampler=full", "privacy.record_rate=null", "privacy.noise_multiplier=30")
+WARM: Final = ("algorithm={name: scaffold_warm}",)
+
+CORRECT: Final[dict[str, tuple[str, ...]]] = {
+    "DP-SCAFFOLD": (),
+    "DP-FedAvg": ("algorithm={name: fedavg}",),
+    "DP-SCAFFOLD, Poisson batches": POISSON,
+    "DP-SCAFFOLD, full batches": FULL,
+    "DP-SCAFFOLD-warm, 3 of 5 silos": (*WARM, "silo_rate=0.6"),
+    "DP-FedAvg, server Adam": ("algorithm={name: fedavg, server_optimizer: adam, server_lr: 0.05}",),
+    "DP-FedAvg, unit: silo": ("algorithm={name: fedavg}", "privacy.unit=silo"),
+}
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A defect.
+
+    Attributes:
+        patches: what is replaced: (object, attribute, replacement made from the original).
+        seen: whether an audit is expected to contradict; ``settings``: of the configuration that shows it.
+    """
+
+    patches: tuple[tuple[Any, str, Callable[[Any], Any]], ...]
+    settings: tuple[str, ...] = ()
+    seen: bool = True
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for owner, name, make in self.patches:
+                stack.enter_context(mock.patch.object(owner, name, make(getattr(owner, name))))
+            yield
+
+
+def _louder(factor: float) -> Callable[[Any], Any]:
+    """The mechanism with other noise than it says."""
+    return lambda call: lambda self, value, sensitivity, rng: call(self, value, factor * sensitivity, rng)
+
+
+def _same(purpose: str, **fixed: Any) -> Callable[[Any], Any]:
+    """Streams of a purpose that do not tell rounds, silos or steps apart."""
+
+    def make(key: Any) -> Any:
+        def changed(self: Draw, wanted: str, silo: int, step: int) -> Any:
+            if wanted != purpose:
+                return key(self, wanted, silo, step)
+            draw = dataclasses.replace(self, round=fixed.get("round", self.round))
+            return key(draw, wanted, fixed.get("silo", silo), fixed.get("step", step))
+
+        return changed
+
+    return make
+
+
+class _Engine:
+    """Clips as ``change`` says instead of as asked."""
+
+    def __init__(self, engine: Any, change: Callable[[Any, Tensor, Any, float, Tensor], Any]) -> None:
+        self._engine, self._change = engine, change
+        self.name = engine.name
+
+    def clipped_sum(self, y: Tensor, batch: Any, clip_norm: float, out: Tensor) -> Any:
+        return self._change(self._engine, y, batch, clip_norm, out)
+
+
+def _clipping(change: Callable[[Any, Tensor, Any, float, Tensor], Any]) -> tuple[Any, str, Callable[[Any], Any]]:
+    def make(init: Any) -> Any:
+        def changed(self: PrivateOracle, rules: Any, engine: Any, *args: Any, **options: Any) -> None:
+            init(self, rules, _Engine(engine, change), *args, **options)
+
+        return changed
+
+    return (PrivateOracle, "__init__", make)
+
+
+def _twice(engine: Any, y: Tensor, batch: Any, clip_norm: float, out: Tensor) -> Any:
+    return engine.clipped_sum(y, batch, 2 * clip_norm, out)
+
+
+def _mean_only(engine: Any, y: Tensor, batch: Any, clip_norm: float, out: Tensor) -> Any:
+    norms = engine.clipped_sum(y, batch, 1e9, out)
+    most = clip_norm * max(1, len(batch))
+    out.mul_(min(1.0, most / max(float(out.norm()), 1e-30)))
+    return norms
+
+
+def _free_warm_up(charges: Any) -> Any:
+    return lambda self: [] if self._draw.round == 0 else charges(self)
+
+
+def _half_rate(release: Any) -> Any:
+    return lambda self, rate: release(self, rate / 2 if rate < 1 else rate)
+
+
+def _half_divisor(one: Any) -> Any:
+    def changed(self: PrivateOracle, y: Tensor, silo: int, records: Any, step: int, out: Tensor) -> None:
+        one(self, y, silo, records, step, out)
+        out.mul_(2.0)
+
+    return changed
+
+
+def _clip_after_noise(one: Any) -> Any:
+    def changed(self: PrivateOracle, y: Tensor, silo: int, records: Any, step: int, out: Tensor) -> None:
+        one(self, y, silo, records, step, out)
+        out.mul_(min(1.0, self._rules.clip_norm / float(out.norm())))
+
+    return changed
+
+
+def _flipped(update: Any) -> Any:
+    """SCAFFOLD with the signs of c and c_i changed in its steps: it drifts twice as fast."""
+
+    def changed(self: Scaffold, down: Any, silos: Any, oracle: Any, plan: Any) -> Any:
+        x, K, eta = down["model"], plan.local_steps, plan.local_lr
+        y = x.expand_as(silos["control"])
+        for _ in range(K):
+            y = y - eta * (oracle.gradient(y) - down["control"] + silos["control"])
+        c_new = silos["control"] - down["control"] + (x - y) / (K * eta)
+        return {"model": y - x, "control": c_new - silos["control"]}, {"control": c_new}
+
+    return changed
+
+
+MUTANTS: Final[dict[str, Mutant]] = {
+    "noise halved": Mutant(((Gaussian, "__call__", _louder(0.5)),)),
+    "noise of sensitivity C, not 2C": Mutant(((Gaussian, "__call__", _louder(0.5)),), ("algorithm={name: fedavg}",)),
+    "noise 10 % too small": Mutant(((Gaussian, "__call__", _louder(0.9)),)),
+    "no noise": Mutant(((Gaussian, "__call__", lambda call: lambda self, *args: None),)),
+    "same noise at every step": Mutant(((Draw, "key", _same("noise", step=0)),)),
+    "same noise in every round": Mutant(((Draw, "key", _same("noise", round=0)),)),
+    "same noise at all silos": Mutant(((Draw, "key", _same("noise", silo=0)),)),
+    "batch drawn once for all": Mutant(((Draw, "key", _same("batch", round=0, step=0)),)),
+    "clipped to 2C": Mutant((_clipping(_twice),)),
+    "the batch's mean clipped, not examples": Mutant((_clipping(_mean_only),)),
+    "clipped after the noise": Mutant(((PrivateOracle, "_one_gradient", _clip_after_noise),)),
+    "divided by half the batch": Mutant(((PrivateOracle, "_one_gradient", _half_divisor),)),
+    "half the sampling rate charged": Mutant(((PrivacyRules, "release", _half_rate),)),
+    "warm-up not charged": Mutant(((PrivateOracle, "charges", _free_warm_up),), WARM),
+    "batch drawn once a round": Mutant(((Draw, "key", _same("batch", step=0)),), seen=False),
+    "same batch at all silos": Mutant(((Draw, "key", _same("batch", silo=0)),), seen=False),
+    "signs of control variates changed": Mutant(((Scaffold, "local_update", _flipped),), seen=False),
+    "twice the noise": Mutant(((Gaussian, "__call__", _louder(2.0)),)),
+}
+
+
+def report(settings: tuple[str, ...], options: Options, config: Path = QUICKSTART) -> Report:
+    """An audit of the first run of a file, changed."""
+    chosen = load(config, [*PLAIN, *settings]).variants[0].config
+    return audit(chosen, config.parent, options, lambda host, charges, seen: InProcess(host, charges, observers=[seen]))
+
+
+def row(name: str, found: Report) -> list[str]:
+    """What an audit found, in a line."""
+    gaussian = "none" if found.gaussian is None else _number(found.gaussian.estimate)
+    claimed = "none" if found.epsilon is None else _number(found.epsilon)
+    noise = "none" if found.noise is None else f"{found.noise.estimate:.3f}"
+    spread = "none" if found.spread is None else f"{found.spread.estimate:.2f}"
+    most = max(found.between_silos.largest, found.between_rounds.largest)
+    verdict = "consistent" if found.consistent else "**contradicted**"
+    return [
+        name,
+        f"{found.epsilon_bound:.2f}",
+        gaussian,
+        claimed,
+        noise,
+        spread,
+        f"{most:.2f}",
+        verdict,
+        f"{found.seconds:.1f}",
+    ]
+
+
+def _number(value: float) -> str:
+    return "inf" if math.isinf(value) else f"{value:.2f}"
+
+
+HEADER: Final = ("code", "proven", "if Gaussian", "accountant", "noise", "spread", "corr.", "verdict", "s")
+
+
+def main() -> None:
+    options = Options()
+    rows = [row(name, report(settings, options)) for name, settings in CORRECT.items()]
+    for name, mutant in MUTANTS.items():
+        with mutant.applied():
+            rows.append(row(name, report(mutant.settings, options)))
+    text = table(HEADER, rows)
+    print(text)
+    put("docs/privacy.md", "audits", text)
+
+
+if __name__ == "__main__":
+    main()
