@@ -49,12 +49,13 @@ class Mutant:
 
     Attributes:
         patches: what is replaced: (object, attribute, replacement made from the original).
-        seen: whether an audit is expected to contradict; ``settings``: of the configuration that shows it.
+        settings: of the configuration that shows it.
+        reason: what the audit is expected to say, in part; empty: it cannot see the defect.
     """
 
     patches: tuple[tuple[Any, str, Callable[[Any], Any]], ...]
     settings: tuple[str, ...] = ()
-    seen: bool = True
+    reason: str = "times what independent claimed noise"
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -156,22 +157,21 @@ def _flipped(update: Any) -> Any:
 
 MUTANTS: Final[dict[str, Mutant]] = {
     "noise halved": Mutant(((Gaussian, "__call__", _louder(0.5)),)),
-    "noise of sensitivity C, not 2C": Mutant(((Gaussian, "__call__", _louder(0.5)),), ("algorithm={name: fedavg}",)),
     "noise 10 % too small": Mutant(((Gaussian, "__call__", _louder(0.9)),)),
     "no noise": Mutant(((Gaussian, "__call__", lambda call: lambda self, *args: None),)),
     "same noise at every step": Mutant(((Draw, "key", _same("noise", step=0)),)),
-    "same noise in every round": Mutant(((Draw, "key", _same("noise", round=0)),)),
-    "same noise at all silos": Mutant(((Draw, "key", _same("noise", silo=0)),)),
-    "batch drawn once for all": Mutant(((Draw, "key", _same("batch", round=0, step=0)),)),
-    "clipped to 2C": Mutant((_clipping(_twice),)),
-    "the batch's mean clipped, not examples": Mutant((_clipping(_mean_only),)),
+    "same noise in every round": Mutant(((Draw, "key", _same("noise", round=0)),), reason="two rounds"),
+    "same noise at all silos": Mutant(((Draw, "key", _same("noise", silo=0)),), reason="two silos"),
+    "batch drawn once for all": Mutant(((Draw, "key", _same("batch", round=0, step=0)),), reason="fresh batches"),
+    "clipped to 2C": Mutant((_clipping(_twice),), reason="as far apart"),
+    "the batch's mean clipped, not examples": Mutant((_clipping(_mean_only),), reason="as far apart"),
     "clipped after the noise": Mutant(((PrivateOracle, "_one_gradient", _clip_after_noise),)),
     "divided by half the batch": Mutant(((PrivateOracle, "_one_gradient", _half_divisor),)),
-    "half the sampling rate charged": Mutant(((PrivacyRules, "release", _half_rate),)),
-    "warm-up not charged": Mutant(((PrivateOracle, "charges", _free_warm_up),), WARM),
-    "batch drawn once a round": Mutant(((Draw, "key", _same("batch", step=0)),), seen=False),
-    "same batch at all silos": Mutant(((Draw, "key", _same("batch", silo=0)),), seen=False),
-    "signs of control variates changed": Mutant(((Scaffold, "local_update", _flipped),), seen=False),
+    "half the sampling rate charged": Mutant(((PrivacyRules, "release", _half_rate),), reason="not as what they were"),
+    "warm-up not charged": Mutant(((PrivateOracle, "charges", _free_warm_up),), WARM, reason="not in the ledger"),
+    "batch drawn once a round": Mutant(((Draw, "key", _same("batch", step=0)),), reason=""),
+    "same batch at all silos": Mutant(((Draw, "key", _same("batch", silo=0)),), reason=""),
+    "signs of control variates changed": Mutant(((Scaffold, "local_update", _flipped),), reason=""),
     "twice the noise": Mutant(((Gaussian, "__call__", _louder(2.0)),)),
 }
 

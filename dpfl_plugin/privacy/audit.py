@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import optimize, stats
+from scipy import optimize, special, stats
 
 Array = NDArray[np.float64]
 Bits = NDArray[np.bool_]
@@ -41,10 +41,13 @@ def one_run_p_value(num_canaries: int, guesses: int, correct: int, epsilon: floa
 
     P[B >= v] + 2 m delta max_i P[v > B >= v - i] / i,   B ~ Binomial(r, e^eps / (1 + e^eps))      [S] Thm 5.2
     """
-    binomial = stats.binom(guesses, 1 / (1 + math.exp(-epsilon)))
-    tail = float(binomial.sf(correct - 1))
-    below = np.cumsum(binomial.pmf(np.arange(correct - 1, -1, -1)))
-    worst = float(np.max(below / np.arange(1, correct + 1), initial=0.0))
+    tail = float(special.bdtrc(correct - 1, guesses, special.expit(epsilon))) if correct else 1.0
+    if delta == 0 or correct == 0:
+        return tail
+    k = np.arange(correct - 1, -1, -1)
+    ways = special.gammaln(guesses + 1) - special.gammaln(k + 1) - special.gammaln(guesses - k + 1)
+    below = np.cumsum(np.exp(ways - epsilon * (guesses - k) - guesses * math.log1p(math.exp(-epsilon))))
+    worst = float(np.max(below / np.arange(1, correct + 1)))
     return min(1.0, tail + 2 * num_canaries * delta * worst)
 
 

@@ -413,7 +413,7 @@ class _Measured:
             squares[at] += np.square(seen).sum(axis=1)[:, None]
             counts[at] += seen.shape[1]
         i, j = np.triu_indices(len(names), 1)
-        some = counts[i, j] > 0
+        some = squares[i, j] * squares[j, i] > 0
         i, j = i[some], j[some]
         r = products[i, j] / np.sqrt(squares[i, j] * squares[j, i])
         return statistics.striking(list(zip(r.tolist(), counts[i, j].tolist(), strict=True)), FALSE_ALARM)

@@ -1,0 +1,103 @@
+"""Audits of the running code: correct code is consistent, code with a defect in it is contradicted.
+
+All are statistical: a false alarm of correct code has a probability below 1e-6 for each audit. The seeds are new ones
+in every run of the tests.
+"""
+
+import secrets
+from pathlib import Path
+
+import pytest
+
+from benchmarks.audit import CORRECT, MUTANTS, report
+from dpfl_plugin.config.load import load
+from dpfl_plugin.errors import ConfigError, UnsupportedError
+from dpfl_plugin.runtimes.in_process import InProcess
+from dpfl_plugin.training.audit import Options, audit
+from tests.cli.command import write
+
+# 12 rounds with less noise: the claim is about that of 40.
+SHORT = ("privacy.noise_multiplier=3", "algorithm.local_steps=20")
+
+
+def short(*settings: str, rounds: int = 12):
+    return report((*SHORT, *settings), Options(rounds=rounds, seed=secrets.randbits(32)))
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("name", CORRECT)
+def test_correct_code_is_consistent_and_nearly_reaches_its_epsilon(name):
+    """Below 1e-6. Power: the Gaussian estimate is 0.6 to 1 of the accountant's epsilon, within its limits."""
+    found = short(*CORRECT[name])
+    assert found.consistent, found.violations
+    assert found.charged == found.made > 0
+    if found.unit == "record":
+        assert found.canaries > 700
+        # The limits are wrong in 5 % of cases; three times as wide, in 1e-8.
+        g = found.gaussian
+        assert g.estimate + 3 * (g.high - g.estimate) > 0.6 * found.epsilon
+        assert g.estimate - 3 * (g.estimate - g.low) < found.epsilon
+        assert found.epsilon_bound < found.epsilon
+        assert found.influence == pytest.approx(1.0, abs=1e-3)
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("name", MUTANTS)
+def test_defects_are_contradicted_for_what_they_are(name):
+    """Below 1e-6 for a miss: every defect that can be seen is far beyond its limit."""
+    mutant = MUTANTS[name]
+    with mutant.applied():
+        found = short(*mutant.settings)
+    assert found.consistent == (not mutant.reason), found.violations
+    assert any(mutant.reason in violation for violation in found.violations) or not mutant.reason
+
+
+def run(path: Path, **options):
+    config = load(path).variants[0].config
+    return audit(
+        config, path.parent, Options(**options), lambda host, sink, seen: InProcess(host, sink, observers=[seen])
+    )
+
+
+def test_an_audit_can_be_repeated_and_another_seed_is_another_audit():
+    options = Options(rounds=3, seed=5)
+    first, again, other = (report((), o) for o in (options, options, Options(rounds=3, seed=6)))
+    assert (first.scores == again.scores).all() and (first.bits == again.bits).all()
+    assert not (first.bits == other.bits).all() and not (first.scores[:50] == other.scores[:50]).any()
+
+
+def test_a_budget_ends_an_audit_where_it_ends_the_run(tmp_path):
+    path = write(tmp_path, {"rounds": None, "privacy": {"epsilon": 3.0, "delta": 1e-3}})
+    found = run(path)
+    assert 1 < found.rounds < 100 and found.epsilon <= 3.0
+    assert run(path, rounds=1).rounds == 1
+
+
+def test_silos_that_take_part_most_are_chosen(tmp_path):
+    path = write(tmp_path, {"silo_rate": 0.5, "rounds": 9})
+    every, one = run(path), run(path, silos=1)
+    assert one.silos == 1 and one.epsilon == pytest.approx(every.epsilon)  # the worst of all is among them
+
+
+def test_without_noise_nothing_is_claimed():
+    found = report(("privacy.noise_multiplier=0",), Options(rounds=5))
+    assert found.consistent and found.epsilon is None and found.noise is None
+    assert found.epsilon_bound > 3 and "claims no epsilon" in found.notes[0]
+
+
+def test_what_cannot_be_audited_is_refused(tmp_path):
+    silo = {"algorithm": {"name": "fedavg"}, "privacy": {"unit": "silo"}, "l2": 0.1}
+    with pytest.raises(UnsupportedError, match="l2"):
+        run(write(tmp_path, silo))
+    with pytest.raises(ConfigError, match="this algorithm sends"):
+        run(write(tmp_path, {"privacy": {"unit": "silo"}}))
+    with pytest.raises(ConfigError, match="one round"):
+        run(write(tmp_path, {"privacy": {"epsilon": 0.01, "delta": 1e-9}}))
+
+
+def test_few_canaries_say_little_and_say_so(tmp_path):
+    found = run(write(tmp_path), canaries=1, silos=1)
+    assert found.canaries == 1 and found.gaussian is None and found.spread is None and found.consistent
+    assert "too few canaries" in found.notes[0]
+    silo = run(write(tmp_path, {"algorithm": {"name": "fedavg"}, "privacy": {"unit": "silo"}}))
+    assert silo.canaries == 4 and "4 bits" in silo.notes[0]
