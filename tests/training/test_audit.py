@@ -16,8 +16,8 @@ from dpfl_plugin.runtimes.in_process import InProcess
 from dpfl_plugin.training.audit import Options, audit
 from tests.cli.command import write
 
-# 12 rounds with less noise: the claim is about that of 40.
-SHORT = ("privacy.noise_multiplier=3", "algorithm.local_steps=20")
+# Fewer and shorter rounds with less noise: the claim is about that of the quickstart.
+SHORT = ("privacy.noise_multiplier=2", "algorithm.local_steps=10")
 
 
 def short(*settings: str, rounds: int = 12):
