@@ -39,6 +39,12 @@ CORRECT: Final[dict[str, tuple[str, ...]]] = {
     "DP-SCAFFOLD, full batches": FULL,
     "DP-SCAFFOLD-warm, 3 of 5 silos": (*WARM, "silo_rate=0.6"),
     "DP-FedAvg, server Adam": ("algorithm={name: fedavg, server_optimizer: adam, server_lr: 0.05}",),
+    "DP-SCAFFOLD, clip: adaptive": ("privacy.clip=adaptive",),
+    "DP-FedAvg on an MLP, clip: per_layer": (
+        "algorithm={name: fedavg}",
+        "model={name: mlp, hidden: [8]}",
+        "privacy.clip=per_layer",
+    ),
     "DP-FedAvg, unit: silo": ("algorithm={name: fedavg}", "privacy.unit=silo"),
 }
 
@@ -126,16 +132,17 @@ def _half_rate(release: Any) -> Any:
 
 
 def _half_divisor(one: Any) -> Any:
-    def changed(self: PrivateOracle, y: Tensor, silo: int, records: Any, step: int, out: Tensor) -> None:
-        one(self, y, silo, records, step, out)
-        out.mul_(2.0)
+    def changed(self: PrivateOracle, *args: Any) -> None:
+        one(self, *args)
+        args[-1].mul_(2.0)
 
     return changed
 
 
 def _clip_after_noise(one: Any) -> Any:
-    def changed(self: PrivateOracle, y: Tensor, silo: int, records: Any, step: int, out: Tensor) -> None:
-        one(self, y, silo, records, step, out)
+    def changed(self: PrivateOracle, *args: Any) -> None:
+        one(self, *args)
+        out = args[-1]
         out.mul_(min(1.0, self._rules.clip_norm / float(out.norm())))
 
     return changed

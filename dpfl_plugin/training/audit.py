@@ -24,7 +24,7 @@ from dpfl_plugin.config.load import noise_name
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import ConfigError, UnsupportedError, require
-from dpfl_plugin.gradients.base import Engine, Records
+from dpfl_plugin.gradients.base import Records, layers
 from dpfl_plugin.oracle import PrivacyRules
 from dpfl_plugin.privacy import audit as statistics
 from dpfl_plugin.privacy.accountants import Accountant
@@ -158,6 +158,11 @@ def audit(config: Config, base: Path, options: Options, make_runtime: MakeRuntim
             f"l2={rules.l2:g} with privacy.unit='silo': the regulariser is part of the update that is clipped, and no "
             "canary is all of it then. Use --set l2=0."
         )
+    if rules.unit == "silo" and isinstance(rules.bounds(layers(parts.layout)), tuple):
+        raise UnsupportedError(
+            "privacy.clip: per_layer with privacy.unit='silo': a canary's update has a layer of its own, which has no "
+            "bound. Use --set privacy.clip=flat, which costs and hides the same."
+        )
     torch.set_num_threads(config.runtime.threads)
     silos = _canary_silos(config, parts, options.silos)
     planting, train = plant(parts.host.train, silos, options.canaries, QUIET, options.seed, rules.unit)
@@ -183,7 +188,7 @@ def audit(config: Config, base: Path, options: Options, make_runtime: MakeRuntim
         strict_delta=strict_delta,
         strict_epsilon=_claimed(charges, parts.accountant, strict_delta, optional=True) if measured.noisy else None,
         **measured.results(config.privacy.delta, strict_delta),
-        influence=_influence(parts.host.engine, train, silos, parts.model, rules) if rules.unit == "record" else None,
+        influence=_influence(parts, train, silos) if rules.unit == "record" else None,
         made=sum(len(participants[t]) * count for t, count in enumerate(releases)),
         charged=sum(charge.count for charge in ledger),
         seconds=round(time.monotonic() - began, 3),
@@ -228,11 +233,8 @@ def _transcript(
     """Run as `dpfl run` does, with an observer at the server."""
     d = parts.model.numel()
     model = torch.cat([parts.model, parts.model.new_zeros(planting.width)])
-    host = parts.host.planted(
-        CanaryEngine(parts.host.engine, d, planting, parts.rules),
-        train,
-        parts.algorithm.init_silos(model, parts.setting.num_silos),
-    )
+    engine = CanaryEngine(parts.host.engine, d, planting, parts.rules)
+    host = parts.host.planted(engine, train, parts.algorithm.init_silos(model, parts.setting.num_silos))
     ledger = Ledger()
     account = PrivacyAccount(
         config,
@@ -261,11 +263,16 @@ def _transcript(
             raise UnsupportedError("dpfl audit cannot read rounds that use a part of the records (share) only.")
         down = parts.algorithm.download(progress.server)
         _check_wide(down, model.numel())
+        engine.bounds.clear()
         server = experiment.advance(progress, plan)
         experiment.runtime.commit()
         rows, up = uploads.pop()
         seen_down = {name: value[d:].cpu().double() for name, value in down.items()}
-        rounds.append(SeenRound(plan, rows, seen_down, up))
+        scales = None
+        if parts.rules.clipping.adapts:  # one silo after another made its releases
+            mine = [i for i, silo in enumerate(plan.participants) if silo in silos]
+            scales = np.array(engine.bounds).reshape(len(plan.participants), -1)[mine] / parts.rules.clip_norm
+        rounds.append(SeenRound(plan, rows, seen_down, up, scales))
         progress.server, progress.rounds = server, progress.rounds + 1
     return rounds, ledger
 
@@ -305,7 +312,8 @@ class _Measured:
 
     The claim is computed here from the configuration's numbers, not asked of the code that makes the noise:
     standard deviation sigma 2C / b where records are replaced and sigma C / b where one is added or removed, with
-    b = rate n; at silo level without the b.
+    b = rate n; at silo level without the b. Where clipping norms are adapted, C is that of each release, and sigma is
+    larger by as much as the count of gradients within C costs.
     """
 
     def __init__(
@@ -326,25 +334,35 @@ class _Measured:
         expected = []
         for silo, records, response in zip(silos, num_records, found, strict=True):
             rate = rules.sampler.rate(records) if rules.unit == "record" else 1.0
-            seen = response.innovations(self._claimed_std(rate * records))
+            sigma = self._sigma * self._grown(rate * records)
+            seen = response.innovations(self._claimed_std(sigma, rate * records))
             size = float(np.linalg.norm(response.mean))
             own = planting.of(silo)
             if size > 0:
                 self.scores[own] = response.mean / size @ seen[:, own]
             self._quiet.append(seen[:, planting.num_canaries :])
             if self.noisy:
-                replaced = 2.0 if rules.neighbouring == "replace_one" else 1.0
+                replaced = self._sensitivity
                 present = np.ones(len(own)) if replaced == 2.0 else planting.bits[own].astype(float)
-                self._chance[own] = present * rate * (1 - rate) / (replaced * self._sigma) ** 2
-                expected += [rate * size / self._sigma] * len(own)
+                self._chance[own] = present * rate * (1 - rate) / (replaced * sigma) ** 2
+                expected += [rate * size / sigma] * len(own)
         self._expected = float(np.mean(expected)) if expected else None
 
-    def _claimed_std(self, batch: float) -> float:
-        rules = self._rules
+    @property
+    def _sensitivity(self) -> float:
+        return 2.0 if self._rules.neighbouring == "replace_one" else 1.0
+
+    def _grown(self, batch: float) -> float:
+        """z_g / z: how much larger the noise of a gradient is for the sake of a count."""
+        clipping = self._rules.clipping
+        if not self.noisy or not clipping.adapts:
+            return 1.0
+        return 1 / math.sqrt(1 - clipping.bit_weight(self._sigma, batch, self._sensitivity / 2) ** 2)
+
+    def _claimed_std(self, sigma: float, batch: float) -> float:
         if not self.noisy:
             return 1.0
-        sensitivity = (2.0 if rules.neighbouring == "replace_one" else 1.0) * rules.clip_norm
-        return self._sigma * sensitivity / (batch if rules.unit == "record" else 1.0)
+        return sigma * self._sensitivity * self._rules.clip_norm / (batch if self._rules.unit == "record" else 1.0)
 
     def results(self, delta: float, strict_delta: float) -> dict[str, Any]:
         bits, scores = self._planting.bits, self.scores
@@ -419,21 +437,21 @@ class _Measured:
         return statistics.striking(list(zip(r.tolist(), counts[i, j].tolist(), strict=True)), FALSE_ALARM)
 
 
-def _influence(
-    engine: Engine, train: dict[int, Records], silos: list[int], model: torch.Tensor, rules: PrivacyRules
-) -> float | None:
+def _influence(parts: Parts, train: dict[int, Records], silos: list[int]) -> float | None:
     """The most that leaving out one of a few real records changes the engine's clipped sum, in clipping norms."""
-    if math.isinf(rules.clip_norm):
+    engine, model = parts.host.engine, parts.model
+    if math.isinf(parts.rules.clip_norm):
         return None
+    bounds = parts.rules.bounds(layers(parts.layout))
     whole, less, most = torch.empty_like(model), torch.empty_like(model), 0.0
     for silo in silos:
         real = (train[silo].labels >= 0).nonzero().squeeze(1)[:PROBED]
-        engine.clipped_sum(model, train[silo].select(real), rules.clip_norm, whole)
+        engine.clipped_sum(model, train[silo].select(real), bounds, whole)
         for index in range(len(real)):
             others = torch.cat([real[:index], real[index + 1 :]])
-            engine.clipped_sum(model, train[silo].select(others), rules.clip_norm, less)
+            engine.clipped_sum(model, train[silo].select(others), bounds, less)
             most = max(most, float((whole - less).double().norm()))
-    return most / rules.clip_norm
+    return most / parts.rules.clip_norm
 
 
 def _uncharged(

@@ -23,9 +23,8 @@ from dpfl_plugin.gradients.base import Engine, Records
 from dpfl_plugin.oracle import PrivacyRules
 
 # A canary's gradient before clipping, in clipping norms: whatever the code takes for its bound is what is left of it.
-RAW = 10.0
-# At silo level the whole update is clipped, after steps of any size.
-RAW_UPDATE = 1e6
+# At silo level the whole update is clipped, after steps of any size; and bounds may be adapted.
+RAW = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +63,18 @@ class Planting:
 class CanaryEngine:
     """The run's engine on the first d coordinates, and the canaries on theirs.
 
-    A record is canary i if its label is -1 - i.
+    A record is canary i if its label is -1 - i. A canary is clipped to what the bounds of all layers are together: the
+    norm that a release is charged for.
+
+    Attributes:
+        bounds: of each call, in their order.
     """
 
     def __init__(self, engine: Engine, dimension: int, planting: Planting, rules: PrivacyRules) -> None:
         self.name = engine.name
         self._engine, self._dimension = engine, dimension
-        scale = rules.clip_norm if math.isfinite(rules.clip_norm) else 1 / RAW
-        self._raw = scale * (RAW if rules.unit == "record" else RAW_UPDATE)
+        self._raw = RAW * rules.clip_norm if math.isfinite(rules.clip_norm) else 1.0
+        self.bounds: list[float] = []
         self._gradients = torch.from_numpy(planting.gradients(rules))
 
     @staticmethod
@@ -81,16 +84,23 @@ class CanaryEngine:
     def prepare(self, records: Records) -> Records:
         return records
 
-    def clipped_sum(self, y: Tensor, batch: Records, clip_norm: float, out: Tensor) -> None:
+    def clipped_sum(
+        self, y: Tensor, batch: Records, clip_norm: float | tuple[float, ...], out: Tensor
+    ) -> Tensor | None:
         d = self._dimension
         out[d:].zero_()
+        bound = math.hypot(*clip_norm) if isinstance(clip_norm, tuple) else clip_norm
+        self.bounds.append(bound)
         planted = batch.labels < 0
-        if bool(planted.any()):
-            index = -1 - batch.labels[planted]
-            gradients = self._gradients.to(out)[index] * min(self._raw, clip_norm)
-            out[d:].index_add_(0, index, gradients)
-            batch = batch.select((~planted).nonzero().squeeze(1))
-        self._engine.clipped_sum(y[:d], batch, clip_norm, out[:d])
+        index = -1 - batch.labels[planted]
+        out[d:].index_add_(0, index, self._gradients.to(out)[index] * min(self._raw, bound))
+        real = batch.select((~planted).nonzero().squeeze(1))
+        known = self._engine.clipped_sum(y[:d], real, clip_norm, out[:d])
+        if known is None:
+            return None
+        norms = known.new_full((len(batch), *known.shape[1:]), self._raw)
+        norms[~planted] = known
+        return norms
 
 
 def plant(

@@ -59,10 +59,7 @@ class SiloHost:
         self._algorithm, self._rules, self._engine = algorithm, rules, engine
         self._train = {silo: engine.prepare(records) for silo, records in train.items()}
         self._test = test
-        self.states = states
-        if rules.clipping.adapts:  # in float64 on any device, so that a checkpoint has all of it
-            start = torch.full((len(train), 1), rules.clip_norm, dtype=torch.float64)
-            self.states = {**states, CLIP_NORM: start}
+        self.states = self._begun(states)
         self._layers = layers(self._layout)
         self._pending: list[tuple[list[int], Vectors]] = []
 
@@ -78,8 +75,16 @@ class SiloHost:
     def planted(self, engine: Engine, train: Mapping[int, Records], states: Vectors) -> SiloHost:
         """The same silos with an engine around their own, and with records that theirs has prepared; for audits."""
         other = copy.copy(self)
-        other._engine, other._train, other.states, other._pending = engine, dict(train), states, []
+        other._engine, other._train, other._pending = engine, dict(train), []
+        other.states = self._begun(states)
         return other
+
+    def _begun(self, states: Vectors) -> Vectors:
+        """With C_i, where the clipping adapts it; in float64 on any device, so that a checkpoint has all of it."""
+        if not self._rules.clipping.adapts:
+            return states
+        start = torch.full((len(self._train), 1), self._rules.clip_norm, dtype=torch.float64)
+        return {**states, CLIP_NORM: start}
 
     def run(self, ids: Sequence[int], down: Vectors, plan: RoundPlan, draw: Draw) -> tuple[Vectors, list[Charge]]:
         """(uploads (m, d), charges) of the silos ``ids``, advanced together.

@@ -38,12 +38,14 @@ class SeenRound:
     Attributes:
         silos: rows, among the canary silos, that took part.
         down: (w,) each; up: (len(silos), w) each. In float64.
+        scales: (len(silos), releases): the claimed noise of each, in the unit of all; None: 1.
     """
 
     plan: RoundPlan
     silos: tuple[int, ...]
     down: Vectors
     up: Vectors
+    scales: Array | None = None
 
 
 class _Told:
@@ -143,7 +145,7 @@ def responses(
         drawn = np.stack([trials.draw(t, k).numpy() for t, k in block])
         for silo, own in enumerate(names):
             if own:
-                moments[silo].add(_of(answered, rounds, silo, own), drawn)
+                moments[silo].add(_of(answered, rounds, silo, own), drawn, _scales(rounds, silo, block))
     found = []
     for silo, own in enumerate(names):
         seen_rows = _of([seen.up for seen in rounds], rounds, silo, own) if own else np.zeros((0, 0))
@@ -207,16 +209,27 @@ def _of(uploads: Sequence[Vectors], rounds: Sequence[SeenRound], silo: int, name
     return np.stack([uploads[t][name][rounds[t].silos.index(silo)].double().numpy() for t, name in names])
 
 
+def _scales(rounds: Sequence[SeenRound], silo: int, block: list[tuple[int, int]]) -> Array:
+    """(len(block),) the silo's noise in each release; 1 in those it did not make."""
+    found = np.ones(len(block))
+    for i, (t, k) in enumerate(block):
+        seen = rounds[t]
+        if seen.scales is not None and silo in seen.silos:
+            found[i] = seen.scales[seen.silos.index(silo), k]
+    return found
+
+
 class _Moments:
-    """R R^T, R 1 and R times the trials, of the blocks of R."""
+    """R R^T and R 1, with each release in units of its noise, and R times the trials, of the blocks of R."""
 
     def __init__(self, rows: int) -> None:
         self.square, self.ones, self.trials = np.zeros((rows, rows)), np.zeros(rows), np.zeros((rows, TRIALS))
 
-    def add(self, block: Array, drawn: Array) -> None:
-        self.square += block @ block.T
-        self.ones += block.sum(axis=1)
+    def add(self, block: Array, drawn: Array, scales: Array) -> None:
         self.trials += block @ drawn
+        scaled = block * scales
+        self.square += scaled @ scaled.T
+        self.ones += scaled.sum(axis=1)
 
 
 def _response(names: list[tuple[int, str]], moments: _Moments, uploads: Array) -> Response:

@@ -5,13 +5,16 @@ in every run of the tests.
 """
 
 import secrets
+from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from benchmarks.audit import CORRECT, MUTANTS, report
 from dpfl_plugin.config.load import load
 from dpfl_plugin.errors import ConfigError, UnsupportedError
+from dpfl_plugin.oracle import PrivateOracle
 from dpfl_plugin.runtimes.in_process import InProcess
 from dpfl_plugin.training.audit import Options, audit
 from tests.cli.command import write
@@ -89,10 +92,42 @@ def test_what_cannot_be_audited_is_refused(tmp_path):
     silo = {"algorithm": {"name": "fedavg"}, "privacy": {"unit": "silo"}, "l2": 0.1}
     with pytest.raises(UnsupportedError, match="l2"):
         run(write(tmp_path, silo))
+    layered = {
+        "algorithm": {"name": "fedavg"},
+        "model": {"name": "mlp"},
+        "privacy": {"unit": "silo", "clip": "per_layer"},
+    }
+    with pytest.raises(UnsupportedError, match="per_layer"):
+        run(write(tmp_path, layered))
     with pytest.raises(ConfigError, match="this algorithm sends"):
         run(write(tmp_path, {"privacy": {"unit": "silo"}}))
     with pytest.raises(ConfigError, match="one round"):
         run(write(tmp_path, {"privacy": {"epsilon": 0.01, "delta": 1e-9}}))
+
+
+@pytest.mark.statistical
+def test_an_adapted_bound_that_noise_does_not_follow_is_contradicted():
+    """Below 1e-6: the noise is that of the first clipping norm, while the bound grows."""
+
+    def fixed(sum_: object) -> object:
+        def changed(self, y, batch, row, step, out):
+            noise = self._rules.mechanism
+            start, now = self._rules.clip_norm, self.clip_norms[row]
+
+            def louder(value, sensitivity, rng):
+                noise(value, sensitivity * start / now if len(value) > 1 else sensitivity, rng)
+
+            louder.event = noise.event
+            rules = replace(self._rules, mechanism=louder)
+            with mock.patch.object(self, "_rules", rules):
+                sum_(self, y, batch, row, step, out)
+
+        return changed
+
+    settings = ("privacy.clip={name: adaptive, lr: 0.5}",)
+    with mock.patch.object(PrivateOracle, "_adaptive_sum", fixed(PrivateOracle._adaptive_sum)):
+        assert not short(*settings).consistent
+    assert short(*settings).consistent
 
 
 def test_few_canaries_say_little_and_say_so(tmp_path):
