@@ -148,10 +148,7 @@ def audit(config: Config, base: Path, options: Options, make_runtime: MakeRuntim
         UnsupportedError: the algorithm's uploads cannot be read, or rounds read parts of the records only.
     """
     began = time.monotonic()
-    if options.rounds is not None:
-        most = min(options.rounds, config.rounds or options.rounds)
-        config = config.model_copy(update={"rounds": most})
-    parts = build(config, base)
+    parts = build(config, base)  # as for all rounds, however many are tried
     rules = parts.rules
     if rules.unit == "silo" and rules.l2 > 0:
         raise UnsupportedError(
@@ -164,9 +161,9 @@ def audit(config: Config, base: Path, options: Options, make_runtime: MakeRuntim
             "bound. Use --set privacy.clip=flat, which costs and hides the same."
         )
     torch.set_num_threads(config.runtime.threads)
-    silos = _canary_silos(config, parts, options.silos)
+    silos = _canary_silos(config, parts, options)
     planting, train = plant(parts.host.train, silos, options.canaries, QUIET, options.seed, rules.unit)
-    rounds, ledger = _transcript(config, parts, planting, train, silos, options.seed, make_runtime)
+    rounds, ledger = _transcript(config, parts, planting, train, silos, options, make_runtime)
     if not rounds:
         raise ConfigError("the budget does not last for one round: there is nothing to audit. Raise privacy.epsilon.")
     found, releases = responses(parts.algorithm, rules, rounds, len(silos))
@@ -209,11 +206,15 @@ def _claimed(charges: Sequence[Charge], accountant: Accountant, delta: float, op
     return epsilon if math.isfinite(epsilon) else None
 
 
-def _canary_silos(config: Config, parts: Parts, wanted: int | None) -> list[int]:
+def _most_rounds(config: Config, options: Options) -> int:
+    return min(options.rounds or MOST_ROUNDS, config.rounds or MOST_ROUNDS)
+
+
+def _canary_silos(config: Config, parts: Parts, options: Options) -> list[int]:
     """Those that take part most often as far as it is drawn, the first of them; ascending."""
     setting = parts.setting
-    count = min(wanted or 10, setting.num_silos)
-    rounds = min(config.rounds or 100, 10_000)
+    count = min(options.silos or 10, setting.num_silos)
+    rounds = min(_most_rounds(config, options), 1000)
     often = Counter(silo for round in range(rounds) for silo in draw_participants(config.seed, round, setting))
     return sorted(sorted(range(setting.num_silos), key=lambda silo: (-often[silo], silo))[:count])
 
@@ -227,7 +228,7 @@ def _transcript(
     planting: Planting,
     train: dict[int, Records],
     silos: list[int],
-    seed: int,
+    options: Options,
     make_runtime: MakeRuntime,
 ) -> tuple[list[SeenRound], Ledger]:
     """Run as `dpfl run` does, with an observer at the server."""
@@ -251,11 +252,11 @@ def _transcript(
         rows = tuple(silos.index(ids[row]) for row in mine)
         uploads.append((rows, {name: value[mine, d:].cpu().double() for name, value in up.items()}))
 
-    run_name = f"audit.{seed}.{noise_name(config, parts.data_sha256)}"  # no run's own batches or noise
+    run_name = f"audit.{options.seed}.{noise_name(config, parts.data_sha256)}"  # no run's own batches or noise
     experiment = _experiment(parts, config, make_runtime(host, account, observe), account, run_name)
     progress = Progress(server=parts.algorithm.init_server(model, parts.setting))
     rounds: list[SeenRound] = []
-    while progress.rounds < experiment.rounds:
+    while progress.rounds < _most_rounds(config, options):
         plan = experiment.planner.plan(progress.server, progress.rounds)
         if not account.affords(progress.rounds, plan):
             break
