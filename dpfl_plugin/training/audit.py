@@ -252,13 +252,14 @@ def _transcript(
         rows = tuple(silos.index(ids[row]) for row in mine)
         uploads.append((rows, {name: value[mine, d:].cpu().double() for name, value in up.items()}))
 
-    run_name = f"audit.{options.seed}.{noise_name(config, parts.data_sha256)}"  # no run's own batches or noise
+    # No run's own batches or noise.
+    run_name = f"audit.{options.seed}.{noise_name(config, parts.data_sha256, parts.noise_multiplier)}"
     experiment = _experiment(parts, config, make_runtime(host, account, observe), account, run_name)
     progress = Progress(server=parts.algorithm.init_server(model, parts.setting))
     rounds: list[SeenRound] = []
     while progress.rounds < _most_rounds(config, options):
-        plan = experiment.planner.plan(progress.server, progress.rounds)
-        if not account.affords(progress.rounds, plan):
+        plan = experiment.planner.plan(progress.server, progress.rounds, account.eligible())
+        if plan is None or not account.affords(progress.rounds, plan):
             break
         if plan.share != (0.0, 1.0):
             raise UnsupportedError("dpfl audit cannot read rounds that use a part of the records (share) only.")
