@@ -159,6 +159,28 @@ def audit(
     raise typer.Exit(audit_file(config, settings or [], variant, options, as_json=json, picture=picture))
 
 
+@app.command()
+def attack(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file, e.g. configs/quickstart.yaml.")],
+    settings: Settings = None,
+    variant: Annotated[str | None, typer.Option(help="Which of the file's variants (default: the first).")] = None,
+    silo: Annotated[int, typer.Option(help="Whose messages the server attacks, from 0.")] = 0,
+    rounds: Annotated[int | None, typer.Option(help="Rounds to listen to (default: the file's).")] = None,
+    repeats: Annotated[int, typer.Option(help="Seeds to repeat the membership attack over.")] = 10,
+    out: Annotated[Path | None, typer.Option(help="Folder of the pictures (default: attack/<name>).")] = None,
+    json: AsJson = False,
+) -> None:
+    """What a curious server could learn from a silo's messages: who is in the data, and what records look like.
+
+    Membership inference and gradient inversion, with the configured noise and without any; two pictures.
+    """
+    from dpfl_plugin.cli.attack import attack_file
+
+    attack_file(
+        config, settings or [], variant=variant, silo=silo, rounds=rounds, repeats=repeats, out=out, as_json=json
+    )
+
+
 @app.command("list")
 def list_plugins(
     group: Annotated[str | None, typer.Argument(help="algorithms, engines, datasets, ...; all if left out.")] = None,

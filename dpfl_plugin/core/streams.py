@@ -27,6 +27,7 @@ PURPOSES: Final[dict[str, int]] = {
     "algorithm": 9,  # an algorithm's own coins at a silo; never privacy noise
     "bits": 10,  # privacy noise of a silo's count of gradients within its clipping norm
     "audit": 11,  # an audit's secret bits, and where its canaries are
+    "attack": 12,  # what a demonstration of an attack draws: which records it shows, resamples of its scores
 }
 
 

@@ -46,6 +46,8 @@ class Parts:
         engine_reason: why this engine.
         data_sha256: fingerprint of all records, by which a resumed run knows that they are the same.
         plugins: what computes the releases; if their code changes, so may the bits.
+        module, loss, engine: the model and its per-example gradients.
+        train, test: records by silo id; for the experimenter, who holds them all.
     """
 
     host: SiloHost
@@ -64,6 +66,11 @@ class Parts:
     data_sha256: str
     plugins: tuple[object, ...]
     layout: Layout
+    module: torch.nn.Module
+    loss: engines.Loss
+    engine: engines.Engine
+    train: dict[int, Records]
+    test: dict[int, Records]
 
 
 def build(config: Config, base: Path, noise_multiplier: float | None = None) -> Parts:
@@ -107,14 +114,16 @@ def build(config: Config, base: Path, noise_multiplier: float | None = None) -> 
         plan = algorithm.round_plan(server, 0, setting, stream(config.seed, "plan"))
         up, rehearsal = rehearse(algorithm, server, plan)
         check_released(up, rehearsal.released)
+    train = {i: _records(s.train_x, s.train_y, dtype, device) for i, s in enumerate(federation.silos)}
+    test = {i: _records(s.test_x, s.test_y, dtype, device) for i, s in enumerate(federation.silos)}
     host = SiloHost(
         model=module,
         loss=loss,
         algorithm=algorithm,
         rules=rules,
         engine=engine,
-        train={i: _records(s.train_x, s.train_y, dtype, device) for i, s in enumerate(federation.silos)},
-        test={i: _records(s.test_x, s.test_y, dtype, device) for i, s in enumerate(federation.silos)},
+        train=train,
+        test=test,
         states=algorithm.init_silos(model, len(federation.silos)),
     )
     return Parts(
@@ -134,6 +143,11 @@ def build(config: Config, base: Path, noise_multiplier: float | None = None) -> 
         data_sha256=fingerprint(federation),
         layout=layout,
         plugins=(algorithm, rules.mechanism, rules.clipping, rules.sampler, engine, module, *module.modules(), loss),
+        module=module,
+        loss=loss,
+        engine=engine,
+        train=train,
+        test=test,
     )
 
 

@@ -1,0 +1,168 @@
+"""`membership.png` and `inversion.png`: the pictures of `dpfl attack`."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from dpfl_plugin.attacks import roc
+from dpfl_plugin.attacks.demonstration import FPR, Inversion, Membership
+from dpfl_plugin.training.folder import write_atomic
+
+# Okabe and Ito's palette, told apart by colour-blind readers too; styles differ as well, for print.
+STYLES = {"without noise": ("#D55E00", "-"), "with noise": ("#0072B2", "-")}
+BOUND, CHANCE = "#000000", "#888888"
+_LEAST = 1e-3
+
+
+def membership(path: Path, measured: Mapping[str, Membership], title: str, delta: float) -> None:
+    """ROC curves of the measured attacks below the bound on all attacks, on linear and on logarithmic axes."""
+    figure, (linear, logarithmic) = _pyplot().subplots(1, 2, figsize=(9.6, 4.9), layout="constrained")
+    least = _LEAST
+    for name, one in measured.items():
+        colour, style = STYLES[name]
+        members, others = roc.pooled(one.runs)
+        false, true = roc.curve(members, others)
+        least = min(least, 0.5 / len(others))
+        label = f"attack {name}: AUC {one.auc.value:.2f} ({one.auc.low:.2f} to {one.auc.high:.2f})"
+        for axis in (linear, logarithmic):
+            axis.plot(false, true, style, color=colour, linewidth=1.8, label=label, drawstyle="steps-post")
+    grid = np.concatenate([np.geomspace(least, 1, 400), np.linspace(0, 1, 400)])
+    grid.sort()
+    private = measured.get("with noise")
+    for axis in (linear, logarithmic):
+        if private is not None:
+            limit = private.bound.tpr(grid)
+            label = f"no attack exceeds this at ε = {private.epsilon:.2f}, δ = {delta:g}: AUC {private.bound.auc():.2f}"
+            axis.plot(grid, limit, "--", color=BOUND, linewidth=1.4, label=label)
+            axis.fill_between(grid, limit, 1, color=BOUND, alpha=0.06, linewidth=0)
+        axis.plot(grid, grid, ":", color=CHANCE, linewidth=1.4, label="guessing: AUC 0.50")
+        axis.set_xlabel("false positive rate: non-members called members")
+        axis.grid(alpha=0.25)
+        axis.spines[["top", "right"]].set_visible(False)
+    linear.set(xlim=(0, 1), ylim=(0, 1.005), ylabel="true positive rate: members found", aspect="equal")
+    logarithmic.set(xscale="log", yscale="log", xlim=(least, 1), ylim=(least, 1.1))
+    logarithmic.axvline(FPR, color=CHANCE, linewidth=0.8)
+    logarithmic.annotate(
+        f"{FPR:.0%}", (FPR, least), xytext=(3, 3), textcoords="offset points", fontsize=8, color="#555555"
+    )
+    linear.set_title("linear axes", fontsize=10)
+    logarithmic.set_title("logarithmic axes: few false positives", fontsize=10)
+    figure.suptitle(f"Was this record trained on? The server's guess from the uploads\n{title}", fontsize=11)
+    handles, labels = linear.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=2, fontsize=9, frameon=False)
+    _save(figure, path)
+
+
+def inversion(path: Path, inverted: Mapping[str, Inversion], shape: tuple[int, ...], title: str) -> None:
+    """Rows: records, and what was read off the messages without noise and with it; columns: records.
+
+    Features that make no image are drawn as strips of colour, one column of it for each feature.
+    """
+    some = next(iter(inverted.values()))
+    size = image_shape(shape)
+    groups = [f"{len(some.single)} messages, each the gradient of one record"]
+    counts = [len(some.single)]
+    if some.batch is not None:
+        counts.append(len(some.batch.originals))
+        groups.append(f"one message, the mean gradient of {counts[1]} records")
+    figure, axes = _grid(1 + len(inverted), counts, title)
+    for which, group in enumerate(groups):
+        first = sum(counts[:which])
+        columns = axes[:, first : first + counts[which]]
+        for column, original in enumerate(_columns(some, which)[0]):
+            _draw(columns[0, column], original, size)
+        for row, one in enumerate(inverted.values(), start=1):
+            _, found, correlations = _columns(one, which)
+            for column, (features, correlation) in enumerate(zip(found, correlations, strict=True)):
+                _draw(columns[row, column], features, size)
+                columns[row, column].set_xlabel(f"{correlation:.2f}", fontsize=8, labelpad=2)
+        left, right = columns[0, 0].get_position(), columns[0, -1].get_position()
+        middle = (left.x0 + right.x1) / 2
+        figure.text(middle, right.y1 + 0.02, group, ha="center", va="bottom", fontsize=9)
+    for row, name in enumerate(["record", *(f"recovered\n{name}" for name in inverted)]):
+        axes[row, 0].set_ylabel(name, fontsize=9, rotation=0, ha="right", va="center", labelpad=6)
+    _save(figure, path)
+
+
+def _grid(rows: int, counts: list[int], title: str) -> tuple[Any, Any]:
+    """(figure, axes (rows, sum of counts)) of small squares, with a gap between groups of columns."""
+    cell, label, above, below = 0.62, 1.15, 0.85, 0.5  # inches
+    ratios = [1.0] * counts[0] + ([0.4] + [1.0] * counts[1] if len(counts) > 1 else [])
+    width, height = max(6.4, label + cell * sum(ratios) + 0.1), above + below + 0.82 * rows
+    figure = _pyplot().figure(figsize=(width, height))
+    right = (label + cell * sum(ratios)) / width
+    grid = figure.add_gridspec(
+        rows,
+        len(ratios),
+        width_ratios=ratios,
+        left=label / width,
+        right=right,
+        bottom=below / height,
+        top=1 - above / height,
+        wspace=0.08,
+        hspace=0.3,
+    )
+    columns = [column for column, ratio in enumerate(ratios) if ratio == 1]
+    axes = np.array([[figure.add_subplot(grid[row, column]) for column in columns] for row in range(rows)])
+    figure.suptitle(f"What did the record look like? A silo's first message, read by the server\n{title}", fontsize=11)
+    figure.text(
+        0.5,
+        0.1 / height,
+        "Numbers: correlation with the record (1: recovered up to brightness and contrast). Each has its own scale.",
+        ha="center",
+        fontsize=8,
+        color="#555555",
+    )
+    return figure, axes
+
+
+def _columns(one: Inversion, which: int) -> tuple[list[Tensor], list[Tensor], list[float]]:
+    """(originals, reconstructions, correlations) of the single messages (0) or of the batch (1)."""
+    parts = one.single if which == 0 else (one.batch,)
+    known = [part for part in parts if part is not None]
+    return (
+        [row for part in known for row in part.originals],
+        [row for part in known for row in part.found],
+        [value for part in known for value in part.correlations.tolist()],
+    )
+
+
+def image_shape(shape: tuple[int, ...]) -> tuple[int, int] | None:
+    """(height, width) of features that are a grey image, also a flattened square of 8 x 8 or more; else None."""
+    if len(shape) in (2, 3) and (len(shape) == 2 or shape[0] == 1):
+        return int(shape[-2]), int(shape[-1])
+    side = math.isqrt(shape[0]) if len(shape) == 1 else 0
+    return (side, side) if side >= 8 and side * side == shape[0] else None
+
+
+def _draw(axis: Any, features: Tensor, size: tuple[int, int] | None) -> None:
+    picture = features.reshape(size or (1, -1)).numpy()
+    axis.imshow(
+        picture, cmap="gray_r" if size else "viridis", aspect="equal" if size else "auto", interpolation="nearest"
+    )
+    axis.set(xticks=[], yticks=[])
+    for spine in axis.spines.values():
+        spine.set(color="#bbbbbb", linewidth=0.6)
+
+
+def _pyplot() -> Any:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot
+
+
+def _save(figure: Any, path: Path) -> None:
+    picture = io.BytesIO()
+    figure.savefig(picture, dpi=120, format="png")
+    _pyplot().close(figure)
+    write_atomic(path, picture.getvalue())
