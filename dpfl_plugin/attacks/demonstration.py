@@ -55,8 +55,8 @@ def is_private(config: Config, base: Path) -> bool:
 
 
 def noise_multiplier(rules: PrivacyRules) -> float:
-    """sigma_g."""
-    return rules.release(1.0).noise_multiplier
+    """sigma_g of what is added, which a release that reads data without noise as well is not charged as."""
+    return rules.mechanism.event("full", 1.0, rules.neighbouring, rules.unit).noise_multiplier
 
 
 def check_silo(silo: int, parts: Parts) -> None:

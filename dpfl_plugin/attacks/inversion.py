@@ -134,7 +134,7 @@ def _overheard(parts: Parts, silo: int, batch: Records, seed: int, message: int)
     algorithm, engine = parts.algorithm, parts.engine
     server = algorithm.init_server(parts.model, parts.setting)
     plan = _one_step(Planner(algorithm, parts.setting, parts.weights, seed).plan(server, 0))
-    rules = replace(parts.rules, unit="record", neighbouring="replace_one", sampler=FullBatch())
+    rules = replace(parts.rules, neighbouring="replace_one", sampler=FullBatch())
     oracle = PrivateOracle(
         rules,
         engine,

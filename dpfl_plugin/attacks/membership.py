@@ -26,9 +26,10 @@ from dpfl_plugin.oracle import PrivacyRules, share_bounds
 from dpfl_plugin.training.build import Parts
 
 MOST_CANDIDATES = 500  # of members, and of non-members: the attack solves systems of this size in every round
-MOST_BYTES = 2**28  # of candidates' gradients
-POINTS = 8  # of a silo's local path at which each candidate's gradient is taken
-_MODEL_ERROR = 1e-6  # part of a record's contribution that the model is never sure of
+MOST_BYTES = 2**27  # of candidates' gradients
+POINTS = 32  # most steps of a local path at which each candidate's gradient is taken: drift spoils the model fast
+# Parts of a record's contribution, and of its variance by sampling, that the model is never sure of.
+_MODEL_ERROR, _SAMPLING_ERROR = 1e-5, 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,15 +103,16 @@ class Attack:
     def _add(self, seen: Seen) -> None:
         """Fold in a round: GLS with the covariance of noise and sampling, in the N dimensions of the candidates."""
         gradients = self.contributions(seen)
-        residual = (seen.mean - gradients.mean(dim=0)).double().cpu()
-        u = gradients.double().cpu() / self._num_records
-        gram = u @ u.t()
+        residual = seen.mean - gradients.mean(dim=0)
+        # Products in the run's own precision: its rounding is far below what the model is unsure of.
+        gram = (gradients @ gradients.t()).double().cpu() / self._num_records**2
+        aligned = (gradients @ residual).double().cpu() / self._num_records
         noise, sampling = self._variances(seen)
         scale = float(gram.diagonal().mean())
-        floor = noise + (_MODEL_ERROR + 1e-3 * sampling) * scale
+        floor = noise + (_MODEL_ERROR + _SAMPLING_ERROR * sampling) * scale
         covariance = sampling * gram + floor * torch.eye(len(gram), dtype=torch.float64)
         # U (noise I + sampling U^T U)^-1 = (noise I + sampling U U^T)^-1 U
-        solved = torch.linalg.solve(covariance, torch.cat([gram, (u @ residual).unsqueeze(1)], dim=1))
+        solved = torch.linalg.solve(covariance, torch.cat([gram, aligned.unsqueeze(1)], dim=1))
         self._precision += solved[:, :-1]
         self._evidence += solved[:, -1]
 
@@ -119,8 +121,8 @@ class Attack:
         rules, total = self._parts.rules, float(seen.weights.square().sum())
         first, last = share_bounds(seen.plan.share, self._num_records)
         divisor, rate = rules.sampler.divisor(last - first), rules.sampler.rate(last - first)
-        sigma = rules.release(rate).noise_multiplier
-        std = 0.0 if sigma == 0 else rules.sampler.sensitivity * clip_bound(rules) * sigma / divisor
+        sigma = rules.mechanism.event("full", 1.0, rules.neighbouring, rules.unit).noise_multiplier
+        std = 0.0 if sigma == 0 else rules.sampler.sensitivity * rules.clip_norm * sigma / divisor
         others = (self._num_records - self.candidates.num_members) / len(self.candidates)
         return std**2 * total, self._share * total * (1 - rate) / rate + others
 
@@ -144,15 +146,10 @@ class Attack:
 
     def _clipped(self, y: Tensor) -> Tensor:
         gradients: Tensor = self._gradients(y, self.candidates.records)
-        bound = clip_bound(self._parts.rules)
+        bound = self._parts.rules.clip_norm
         if not math.isinf(bound):
             gradients *= (bound / gradients.norm(dim=1).clamp(min=bound)).unsqueeze(1)
         return gradients
-
-
-def clip_bound(rules: PrivacyRules) -> float:
-    """C."""
-    return rules.clip_norm
 
 
 def log_likelihood_ratios(precision: Tensor, evidence: Tensor, share: float) -> Tensor:

@@ -43,7 +43,9 @@ def attack_file(
     require(silo >= 0, "--silo", silo, "be 0 or more")
     require(repeats >= 1, "--repeats", repeats, "be at least 1")
     sys.path.append(str(path.parent.resolve()))  # users' own modules may lie beside their configuration
-    settings = settings if rounds is None else [*settings, f"rounds={rounds}"]
+    settings = [*settings, "privacy.secure=false"]  # a demonstration that can be repeated
+    if rounds is not None:
+        settings.append(f"rounds={rounds}")
     chosen = _variant(path, settings, variant)
     config, base = chosen.config, path.parent
     if config.privacy.unit == "silo":

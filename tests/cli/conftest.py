@@ -14,4 +14,5 @@ def pictures() -> None:
 def no_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A picture takes longer than a small run: drawn for those tests only that ask for `pictures`."""
     if "pictures" not in request.fixturenames:
-        monkeypatch.setattr("dpfl_plugin.cli.run.curves", lambda *args: None)
+        for name in ("run.curves", "attack.attack_plot.membership", "attack.attack_plot.inversion"):
+            monkeypatch.setattr(f"dpfl_plugin.cli.{name}", lambda *args: None)

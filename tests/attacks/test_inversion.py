@@ -1,0 +1,102 @@
+"""Gradient inversion: exact where the mathematics says so, nothing under noise, refused elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from scipy.stats import beta
+from torch import nn
+
+from dpfl_plugin.attacks import demonstration
+from dpfl_plugin.attacks.inversion import batches, first_layer, nearest, reconstructions
+from dpfl_plugin.errors import ConfigError, UnsupportedError
+from dpfl_plugin.training.build import build
+from tests.attacks.simulated import HERE, config
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "softmax, scaffold": {},
+    "softmax, option I, l2": {"algorithm": {"option": "I"}, "l2": 0.1},
+    "mlp, fedavg": {"model": {"name": "mlp", "hidden": [20]}, "algorithm": {"name": "fedavg"}},
+    "logistic, poisson": {
+        "model": "logistic",
+        "data": {"preprocess": ["unit_norm", "parity"]},
+        "privacy": {"sampler": "poisson"},
+    },
+}
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("change", SETTINGS.values(), ids=SETTINGS)
+def test_one_record_is_recovered_without_noise_and_not_with_it(change: dict[str, Any]) -> None:
+    """With noise, a row is a random direction in 63 dimensions; the best of 8 messages' at most 40 rows each correlates
+    above 0.85 with probability below 1e-6, as the last line checks."""
+    quiet, noisy = demonstration.inversion(config(change), HERE, 0)
+    assert noisy is not None and len(quiet.single) == len(noisy.single) == 8
+    for one in quiet.single:
+        assert float(one.errors[0]) < 1e-3 and float(one.correlations[0]) > 0.999
+    assert max(float(one.correlations[0]) for one in noisy.single) < 0.85
+    assert 8 * 40 * beta(31, 31).sf((1 + 0.85) / 2) < 1e-6  # (1 + r) / 2 of a uniform direction
+
+
+def test_a_batch_gives_the_means_of_its_classes() -> None:
+    """Softmax that starts at 0, no clipping in effect: a class's row minus an absent class's, over the biases'."""
+    wanted = config({"privacy": {"clip_norm": 100.0}, "data": {"partition": {"name": "labels_per_silo", "labels": 4}}})
+    parts = build(wanted, HERE)
+    quiet, _ = demonstration.inversion(wanted, HERE, 0)
+    (batch,) = batches(parts.num_records[0], wanted.seed, [1] * 8 + [8])[8:]
+    features, labels = parts.train[0].features[batch].double(), parts.train[0].labels[batch]
+    means = torch.stack([features[labels == label].mean(dim=0) for label in labels.unique()])
+    assert quiet.batch is not None
+    _, correlations = nearest(means, quiet.batch.found)
+    assert float(correlations.min()) > 0.9999
+    assert quiet.batch.correlations.mean() > quiet.batch.control
+
+
+def test_a_unit_that_one_record_activates_gives_it_away() -> None:
+    x = torch.tensor([[1.0, 0.0, 0.2], [0.0, 1.0, 0.5]])
+    model = nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 2))
+    with torch.no_grad():
+        model[0].weight.copy_(torch.tensor([[1.0, -1.0, 0.0], [-1.0, 1.0, 0.0]]))
+        model[0].bias.zero_()
+    nn.functional.cross_entropy(model(x), torch.tensor([0, 1])).backward()
+    gradient = {name: p.grad for name, p in model.named_parameters()}
+    found = reconstructions(first_layer(model), gradient)
+    torch.testing.assert_close(found, x.double())
+
+
+def test_units_without_a_gradient_are_left_out() -> None:
+    layer = first_layer(nn.Sequential(nn.Flatten(), nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)))
+    found = reconstructions(layer, {"1.weight": torch.zeros(4, 3), "1.bias": torch.zeros(4)})
+    assert found.shape == (0, 3)
+    closest, correlations = nearest(torch.ones(2, 3, dtype=torch.float64), found)
+    assert not closest.any() and not correlations.any()
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(2, 2)),
+        nn.Sequential(nn.Flatten(), nn.Linear(3, 2, bias=False)),
+        nn.Sequential(nn.Flatten(), nn.ReLU(), nn.Linear(3, 2)),
+        nn.LSTM(3, 2),
+    ],
+    ids=["convolution", "no bias", "activation first", "no sequence of layers"],
+)
+def test_other_models_are_refused(model: nn.Module) -> None:
+    with pytest.raises(UnsupportedError, match="softmax, logistic and mlp"):
+        first_layer(model)
+
+
+def test_batches_share_no_record_and_may_run_out() -> None:
+    found = batches(100, 0, [1, 1, 8])
+    assert [len(batch) for batch in found] == [1, 1, 8]
+    assert len(torch.cat(found).unique()) == 10
+    assert [len(batch) for batch in batches(4, 0, [1, 1, 8])] == [1, 1, 2]
+    assert [len(batch) for batch in batches(2, 0, [1, 1, 8])] == [1, 1]
+
+
+def test_the_silo_has_to_exist() -> None:
+    with pytest.raises(ConfigError, match="--silo=9"):
+        demonstration.inversion(config(), HERE, 9)
