@@ -5,7 +5,7 @@ With (epsilon, delta) for neighbouring data sets, a test of one against the othe
     TPR <= e^epsilon FPR + delta    and    1 - FPR <= e^epsilon (1 - TPR) + delta
 
 (Kairouz, Oh, Viswanath 2015, Thm 2.1). All pairs (epsilon, delta) hold together, so the smallest bound counts
-(Dong, Roth, Su 2022, Prop. 2.5). A membership attack obeys it on average over which of a silo's records were drawn to
+(Dong, Roth, Su 2022, sec. 2). A membership attack obeys it on average over which of a silo's records were drawn to
 train on: exchanging a member and a non-member is replacing one record.
 """
 
@@ -44,7 +44,7 @@ class Bound:
     def tpr(self, fpr: Array | float) -> Array:
         """The bound at false positive rates ``fpr``, in [0, 1]; 1 where nothing is guaranteed."""
         rate = np.asarray(fpr, dtype=np.float64)
-        for _ in range(self.exchanges):  # Dong, Roth, Su 2022, Thm 2.14: neighbours of neighbours
+        for _ in range(self.exchanges):  # neighbours of neighbours: Dong, Roth, Su 2022, sec. 2.5
             rate = self._once(rate)
         return rate
 

@@ -1,8 +1,8 @@
 """Gradient inversion: the records behind a gradient, read off a first layer that is linear and has a bias.
 
 A record x adds r_u x^T to row u of the layer's weight gradient and r_u to entry u of its bias gradient, whatever comes
-after the layer. So row / entry is x itself for one record (Phong et al. 2018, sec. 3), and for several a mixture of
-those that unit u reacts to: of one only, for a ReLU that only one record activates (Geiping et al. 2020, Prop. 3.1).
+after the layer. So row / entry is x itself for one record (Phong et al. 2018, sec. III), and for several a mixture of
+those that unit u reacts to: of one only, for a ReLU that only one record activates (Boenisch et al. 2023).
 Where the layer is all there is and starts at 0, a class's row minus that of a class which no record has gives the mean
 of the class's records. Clipping scales a record's gradient and changes none of this; noise does.
 """

@@ -22,7 +22,7 @@ def full_batches(sigma: float, count: int = 1, neighbouring: str = "replace_one"
 
 @pytest.mark.parametrize("mu", [0.3, 1.0, 2.5])
 def test_full_batches_have_the_gaussian_trade_off(mu: float) -> None:
-    """Phi(Phi^-1(FPR) + mu), Dong, Roth, Su 2022, eq. 6: never below it, and nowhere far above."""
+    """Phi(Phi^-1(FPR) + mu), Dong, Roth, Su 2022, sec. 2.3: never below it, and nowhere far above."""
     found = bound(Gaussian(), [full_batches(2 / mu, count=4)], replace_one=True)
     exact = norm.cdf(norm.ppf(RATES) + mu)
     assert (found.tpr(RATES) >= exact - 1e-6).all()
