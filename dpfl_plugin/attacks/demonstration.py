@@ -19,6 +19,7 @@ from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.streams import stream
 from dpfl_plugin.errors import ConfigError, require
 from dpfl_plugin.oracle import PrivacyRules
+from dpfl_plugin.privacy.clipping import Flat
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.mechanisms import Gaussian
 from dpfl_plugin.privacy.views import silo_compositions
@@ -141,7 +142,7 @@ def inversion(config: Config, base: Path, silo: int) -> tuple[Inversion, Inversi
 
 
 def _inversion(parts: Parts, silo: int, seed: int, chosen: Sequence[torch.Tensor], *, noise: bool) -> Inversion:
-    rules = parts.rules if noise else replace(parts.rules, mechanism=Gaussian(0.0))
+    rules = parts.rules if noise else replace(parts.rules, mechanism=Gaussian(0.0), clipping=Flat())
     quiet = replace(parts, rules=rules)
     found = [invert(quiet, silo, batch, seed, message) for message, batch in enumerate(chosen)]
     single = tuple(one for one in found if len(one.originals) == 1)

@@ -22,6 +22,7 @@ from dpfl_plugin.core.streams import stream
 from dpfl_plugin.errors import UnsupportedError
 from dpfl_plugin.gradients.base import Records
 from dpfl_plugin.oracle import Draw, PrivateOracle
+from dpfl_plugin.privacy.clipping import Flat
 from dpfl_plugin.privacy.samplers import FullBatch
 from dpfl_plugin.training.build import Parts
 from dpfl_plugin.training.planning import Planner
@@ -111,7 +112,8 @@ class Inverted:
 def invert(parts: Parts, silo: int, batch: Tensor, seed: int, message: int) -> Inverted:
     """Attack the first message of a round of one local step on the records ``batch`` (b,) of a silo.
 
-    It is clipped and noised by ``parts.rules``; ``message`` numbers its random bits.
+    It is noised by ``parts.rules`` and clipped to their C as a whole, whatever the clipping does later;
+    ``message`` numbers its random bits.
 
     Raises:
         UnsupportedError: the model or the algorithm is not known to the attack.
@@ -134,7 +136,7 @@ def _overheard(parts: Parts, silo: int, batch: Records, seed: int, message: int)
     algorithm, engine = parts.algorithm, parts.engine
     server = algorithm.init_server(parts.model, parts.setting)
     plan = _one_step(Planner(algorithm, parts.setting, parts.weights, seed).plan(server, 0))
-    rules = replace(parts.rules, neighbouring="replace_one", sampler=FullBatch())
+    rules = replace(parts.rules, neighbouring="replace_one", sampler=FullBatch(), clipping=Flat())
     oracle = PrivateOracle(
         rules,
         engine,

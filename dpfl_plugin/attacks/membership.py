@@ -127,7 +127,7 @@ class Attack:
         return std**2 * total, self._share * total * (1 - rate) / rate + others
 
     def contributions(self, seen: Seen) -> Tensor:
-        """(N, d) clipped gradients of the candidates, averaged over the path that the silo's local steps took.
+        """(N, d) gradients of the candidates, clipped to C as a whole, averaged over the path of the local steps.
 
         The path is replayed with the candidates' mean gradient in place of the silo's, shifted so that it ends where
         the silo's ended.

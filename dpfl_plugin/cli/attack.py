@@ -21,7 +21,7 @@ from dpfl_plugin.training.build import federate
 from dpfl_plugin.training.folder import to_json, write_atomic
 
 NOISE, QUIET = "with noise", "without noise"
-WITHOUT_NOISE = ("privacy.noise_multiplier=0", "privacy.clip_norm=inf", "privacy.epsilon=null")
+WITHOUT_NOISE = ("privacy.noise_multiplier=0", "privacy.clip_norm=inf", "privacy.clip=flat", "privacy.epsilon=null")
 SIMULATION = (
     "A simulation by you, who hold all records: no run folder is written, no budget is charged. The pictures show "
     "records of the silo as they are: keep them where the records may be kept."

@@ -67,6 +67,14 @@ def test_a_model_that_inversion_does_not_know_is_attacked_by_the_other(tmp_path:
     assert not (tmp_path / "attack" / "inversion.png").exists()
 
 
+@pytest.mark.parametrize("clip", ["per_layer", "adaptive", "median"])
+def test_other_clippings(tmp_path: Path, clip: str) -> None:
+    found = attack(write(tmp_path, {"privacy": {"clip": clip}, "rounds": 2}), "--json").json
+    assert list(found["membership"]) == list(found["inversion"]) == ["without noise", "with noise"]
+    noisy = found["membership"]["with noise"]
+    assert (noisy["epsilon"] is None, noisy["auc_bound"] == 1) == (clip == "median",) * 2
+
+
 def test_a_silo_of_few_records(tmp_path: Path) -> None:
     """Fewer than the messages that would be shown."""
     config = write(tmp_path, {"data": {"max_records_per_silo": 5}, "rounds": 1})
