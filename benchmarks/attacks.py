@@ -20,10 +20,11 @@ from dpfl_plugin.cli.main import app
 from dpfl_plugin.errors import DataError
 
 PICTURES = ROOT / "docs" / "pictures"
-RUNS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "quickstart": ("quickstart.yaml", ()),
-    "quickstart-fedavg": ("quickstart.yaml", ("--variant", "DP-FedAvg")),
-    "mnist": ("attack_mnist.yaml", ()),
+# What to attack: configuration, options, seeds.
+RUNS: dict[str, tuple[str, tuple[str, ...], int]] = {
+    "quickstart": ("quickstart.yaml", (), 10),
+    "quickstart-fedavg": ("quickstart.yaml", ("--variant", "DP-FedAvg"), 10),
+    "mnist": ("attack_mnist.yaml", (), 3),
 }
 DRAWN = ("quickstart", "mnist")
 
@@ -68,16 +69,15 @@ def _range(value: dict[str, float]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--only", choices=RUNS, help="one of the runs")
     arguments = parser.parse_args()
     PICTURES.mkdir(exist_ok=True)
-    for name, (config, options) in RUNS.items():
+    for name, (config, options, seeds) in RUNS.items():
         if arguments.only not in (None, name):
             continue
         with tempfile.TemporaryDirectory() as folder:
             try:
-                result = attack(ROOT / "configs" / config, options, arguments.seeds, Path(folder))
+                result = attack(ROOT / "configs" / config, options, seeds, Path(folder))
             except DataError as error:
                 print(f"{name}: left as it was: {error}")
                 continue

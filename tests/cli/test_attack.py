@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.attacks import rows
 from dpfl_plugin.cli.attack_plot import image_shape
 from tests.cli.command import Done, dpfl, one_message, write
 
@@ -95,6 +96,15 @@ def test_a_silo_of_few_records(tmp_path: Path) -> None:
 )
 def test_bad_input(tmp_path: Path, changes: dict[str, Any], args: tuple[object, ...], part: str) -> None:
     one_message(attack(write(tmp_path, changes), *args), part)
+
+
+def test_the_pages_table_says_what_was_measured(tmp_path: Path) -> None:
+    result = attack(write(tmp_path, {"rounds": 2}), "--json").json
+    text = rows(result)
+    noisy = result["membership"]["with noise"]
+    for number in (noisy["auc"]["value"], noisy["auc"]["low"], noisy["auc_bound"], noisy["tpr_bound"]):
+        assert f"{number:.3f}" in text
+    assert "24 members, 6 others, 1 seeds" in text and len(text.splitlines()) == 7
 
 
 def test_which_features_are_images() -> None:
