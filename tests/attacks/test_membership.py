@@ -58,6 +58,22 @@ def test_the_replayed_path_ends_near_where_the_silo_ended() -> None:
     torch.testing.assert_close(attack.contributions(seen).mean(dim=0), seen.mean, rtol=1e-3, atol=1e-5)
 
 
+def test_the_replayed_path_follows_the_noise_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Much noise: 1/8 of the way before its end, the replay is 1/8 of the way from where the silo ended."""
+    change = {"rounds": 1, "algorithm": {"name": "fedavg", "local_steps": 8}, "privacy": {"noise_multiplier": 30.0}}
+    wanted = config(change, {"runtime": {"dtype": "float64"}})
+    parts = build(wanted, HERE)
+    attack = Attack(parts, 0)
+    (seen,) = listen(wanted, parts, 0, Ledger(), "test")
+    visited: list[torch.Tensor] = []
+    clipped = attack._clipped
+    monkeypatch.setattr(attack, "_clipped", lambda y: visited.append(y) or clipped(y))
+    attack.contributions(seen)
+    way = -8 * seen.mean  # local_lr is 1
+    left = parts.model + way - visited[-1]
+    assert float(left.norm() / way.norm()) == pytest.approx(1 / 8, rel=0.05)
+
+
 def test_more_records_than_the_attack_solves_for_are_thinned() -> None:
     records = Records(torch.arange(2000.0).unsqueeze(1), torch.zeros(2000, dtype=torch.int64))
     few = candidates(records, records.between(0, 20), dimension=1)
