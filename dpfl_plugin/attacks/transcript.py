@@ -153,8 +153,8 @@ def listen(config: Config, parts: Parts, silo: int, ledger: Ledger, run: str) ->
     listener = Listener(algorithm, parts.setting, parts.model, parts.rules.l2)
     server = algorithm.init_server(parts.model, parts.setting)
     for round in range(config.rounds or MOST_ROUNDS):
-        plan = planner.plan(server, round)
-        if not account.affords(round, plan):
+        plan = planner.plan(server, round, account.eligible())
+        if plan is None or not account.affords(round, plan):
             return
         account.begin_round(round, plan)
         down = algorithm.download(server)

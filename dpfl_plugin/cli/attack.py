@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -50,6 +51,7 @@ def attack_file(
     config, base = chosen.config, path.parent
     if config.privacy.unit == "silo":
         raise UnsupportedError("privacy.unit='silo': these attacks are on records. Use unit: record.")
+    torch.set_num_threads(config.runtime.threads)  # as `dpfl run` does; more are slower on vectors this small
     folder = out or Path("attack") / config.name
     title = f"{config.name}: {chosen.label or config.algorithm.name or config.algorithm.module}, silo {silo}"
 
