@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dpfl_plugin.algorithms.base import Algorithm, RoundPlan, Setting
+from dpfl_plugin.core.streams import stream
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.gradients.base import Records
 from dpfl_plugin.gradients.vmap import Vmap
@@ -92,7 +93,7 @@ class Lab:
 
     def plan(self, participants: Sequence[int] | None = None) -> RoundPlan:
         chosen = tuple(range(len(self.silos))) if participants is None else tuple(participants)
-        plan = self.algorithm.round_plan(self.server, self.round, self.setting, None)
+        plan = self.algorithm.round_plan(self.server, self.round, self.setting, stream(self.seed, "plan", self.round))
         weights = (1 / len(chosen),) * len(chosen)
         return replace(plan, participants=chosen, weights=weights, silo_share=len(chosen) / len(self.silos))
 

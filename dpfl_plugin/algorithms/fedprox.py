@@ -1,0 +1,35 @@
+"""FedProx (Li et al. 2020, arXiv:1812.06127v5, Alg. 2); with a private oracle DP-FedProx."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dpfl_plugin.algorithms.base import Oracle, RoundPlan
+from dpfl_plugin.algorithms.fedavg import FedAvg
+from dpfl_plugin.core.vectors import Vectors
+from dpfl_plugin.errors import require
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedProx(FedAvg):
+    """FedAvg whose local steps are pulled back to the global model: on f_i(y) + mu/2 ||y - x||^2.
+
+    The paper solves this problem up to some inexactness; K gradient steps are the solver here, as in its experiments.
+
+    Attributes:
+        mu: of the proximal term, at least 0; 0 is FedAvg.
+    """
+
+    mu: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 <= self.mu < float("inf"), "mu", self.mu, "be finite and at least 0 (0: FedAvg)")
+
+    def local_update(self, down: Vectors, silos: Vectors, oracle: Oracle, plan: RoundPlan) -> tuple[Vectors, Vectors]:
+        x = down["model"]
+        y = x.expand(oracle.num_silos, -1)
+        for _ in range(plan.local_steps):
+            # The proximal term is a function of y and x alone: added after clipping and noise.
+            y = y - plan.local_lr * (oracle.gradient(y) + self.mu * (y - x))  # l. 5
+        return {"model": oracle.release(y - x)}, {}

@@ -1,0 +1,91 @@
+"""ScaffNew (Mishchenko et al. 2022, arXiv:2202.09357); with a private oracle DP-ScaffNew.
+
+[S] is "Balancing Privacy and Performance for Private Federated Learning Algorithms" (under review, no authors named).
+Its iterations between two communications are one round here. The coins theta_t are the server's, one for all silos,
+and independent of all data, so that the number of local steps of a round is geometric and known before it starts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from dpfl_plugin.algorithms.base import Oracle, RoundPlan, Setting
+from dpfl_plugin.core.vectors import Vectors
+from dpfl_plugin.errors import ConfigError, require
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaffNew:
+    """Local steps shifted by h_i, y -= eta (g - h_i), for a random number of steps. [S] Alg. 2.
+
+    At silo level (``unit: silo``) Delta_i = clip(y - x, C) + noise is all that leaves a silo, as in [S]; at record
+    level the gradients are private and the release is plain. h_i is a function of what was sent and received.
+
+    Attributes:
+        local_lr: eta.
+        p: the probability of communicating after an iteration, in (0, 1].
+        local_steps: instead of p, a fixed number of local steps K, with p = 1/K in the shifts ([S] sec. 3 runs it so).
+    """
+
+    local_lr: float
+    p: float | None = None
+    local_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        require(0 < self.local_lr < float("inf"), "local_lr", self.local_lr, "be positive and finite")
+        if (self.p is None) == (self.local_steps is None):
+            raise ConfigError("p (probability of communicating) and local_steps (a fixed number): give exactly one.")
+        require(self.p is None or 0 < self.p <= 1, "p", self.p, "be in (0, 1]: with p = 0 nothing is ever sent")
+        steps = self.local_steps
+        require(steps is None or steps >= 1, "local_steps", steps, "be at least 1")
+
+    @property
+    def probability(self) -> float:
+        """p, or 1/K."""
+        return self.p if self.p is not None else 1 / (self.local_steps or 1)
+
+    def init_server(self, model: torch.Tensor, setting: Setting) -> Vectors:
+        if setting.num_participants != setting.num_silos:
+            raise ConfigError(
+                f"silo_rate={setting.silo_rate} must be 1 for scaffnew: every silo needs every mean. Leave it out, or "
+                "use scaffold."
+            )
+        return {"model": model, "mean_update": torch.zeros_like(model)}
+
+    def init_silos(self, model: torch.Tensor, num_silos: int) -> Vectors:
+        zeros = model.new_zeros(num_silos, model.numel())
+        return {"control": zeros, "update": zeros.clone()}  # sum_i h_i = 0, l. 1
+
+    def round_plan(self, server: Vectors, round: int, setting: Setting, rng: np.random.Generator) -> RoundPlan:
+        # l. 3: iterations up to the first theta_t = 1
+        K = int(rng.geometric(self.p)) if self.p is not None else self.local_steps or 1
+        return RoundPlan(local_steps=K, local_lr=self.local_lr, num_gradients=K, participation="all")
+
+    def download(self, server: Vectors) -> Vectors:
+        return {"model": server["model"], "mean_update": server["mean_update"]}
+
+    def local_update(self, down: Vectors, silos: Vectors, oracle: Oracle, plan: RoundPlan) -> tuple[Vectors, Vectors]:
+        x, eta, p = down["model"], plan.local_lr, self.probability
+        # l. 9 of the round before, whose mean arrives only now; both are 0 before the first round.
+        h_i = silos["control"] + (p / eta) * (down["mean_update"] - silos["update"])
+        y = x.expand_as(h_i)
+        for _ in range(plan.local_steps):
+            y = y - eta * (oracle.gradient(y) - h_i)  # l. 5-6
+        update = oracle.release(y - x)  # l. 7
+        return {"update": update}, {"control": h_i, "update": update}
+
+    def aggregate(self, server: Vectors, mean_up: Vectors, plan: RoundPlan) -> Vectors:
+        mean_update = mean_up["update"]
+        return {"model": server["model"] + mean_update, "mean_update": mean_update}  # l. 8
+
+    def notes(self, server: Vectors) -> list[str]:
+        theorem = (
+            "scaffnew: Theorem 1 of its paper presumes strongly convex losses, local_lr at most 1/L, gradients of all "
+            "records without noise (sampler: full, unit: silo) and a clip_norm that no update reaches"
+        )
+        if self.p is None:
+            return [f"{theorem}; and a random number of local steps: with a fixed one it does not apply."]
+        return [f"{theorem}. Where one of these fails it does not apply."]
