@@ -3,6 +3,7 @@ import torch
 
 from dpfl_plugin.algorithms.base import Setting
 from dpfl_plugin.algorithms.fedavg import FedAvg, FedSGD
+from dpfl_plugin.core.streams import stream
 from dpfl_plugin.errors import ConfigError
 from tests.quadratics import Lab, rules, silo
 
@@ -57,3 +58,32 @@ def test_at_silo_level_the_update_is_clipped_and_charged_once():
     assert silent.uploads[0]["model"].abs().flatten().tolist() == pytest.approx([0.25, 0.25])
     assert not torch.equal(lab.uploads[0]["model"], silent.uploads[0]["model"])
     assert {(charge.count, charge.release.unit) for charge in lab.ledger} == {(1, "silo")}
+
+
+@pytest.mark.parametrize(("neighbouring", "sensitivity"), [("replace_one", 2.0), ("add_or_remove", 1.0)])
+def test_at_silo_level_it_is_client_level_dp_fedavg(neighbouring, sensitivity):
+    """ "Balancing Privacy and Performance", Alg. 1: tau SGD steps, clip(x_tau - x, C) + N(0, sigma^2 I), x += mean.
+
+    sigma is noise_multiplier times the sensitivity: 2 C where a client is replaced, as in the paper's neighbours.
+    """
+    tau, eta, C, multiplier = 3, 0.2, 0.25, 0.5
+    lab = Lab(
+        FedAvg(local_steps=tau, local_lr=eta), TWO, rules(multiplier, C, unit="silo", neighbouring=neighbouring), [9.0]
+    )
+    x = torch.tensor([9.0], dtype=torch.float64)
+    for t in range(4):
+        deltas = []
+        for i, (a, b) in enumerate(((1.0, 2.0), (3.0, -1.0))):
+            y = x
+            for _ in range(tau):
+                y = y - eta * a * (y - b)  # l. 6-7
+            noise = torch.from_numpy(stream(0, "noise", t, i, 0).standard_normal(1))
+            clipped = (y - x) * min(1.0, C / float((y - x).norm()))  # l. 8
+            deltas.append(clipped + sensitivity * C * multiplier * noise)  # l. 9
+        lab.step()
+        torch.testing.assert_close(lab.uploads[t]["model"], torch.stack(deltas))
+        x = x + torch.stack(deltas).mean(dim=0)  # l. 11
+        torch.testing.assert_close(lab.server["model"], x)
+    assert {(c.count, c.release.unit, c.release.sampler, c.release.neighbouring) for c in lab.ledger} == {
+        (1, "silo", "full", neighbouring)
+    }

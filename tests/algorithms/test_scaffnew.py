@@ -135,7 +135,7 @@ def test_the_number_of_local_steps_is_geometric_public_and_the_budgets():
     steps = [plan.local_steps for plan in plans]
     # The seed is fixed: what follows does not depend on chance.
     for k in (1, 2, 5):
-        assert sum(K == k for K in steps) / len(steps) == pytest.approx(p * (1 - p) ** (k - 1), abs=0.02)
+        assert sum(k == K for K in steps) / len(steps) == pytest.approx(p * (1 - p) ** (k - 1), abs=0.02)
     assert sum(steps) / len(steps) == pytest.approx(1 / p, rel=0.05)
 
 
