@@ -1,0 +1,132 @@
+"""Corollary 1 of "Balancing Privacy and Performance" against numerical minima of the bound that it minimises."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize_scalar
+
+from dpfl_plugin.algorithms.planners import ScaffNewProblem, curvature, public_curvature
+from dpfl_plugin.errors import ConfigError
+
+PROBLEM = ScaffNewProblem(
+    mu=0.05, L=2.0, psi_0=300.0, clip_norm=0.5, num_silos=10, dimension=20, epsilon=50.0, delta=1e-5
+)
+
+
+@pytest.mark.parametrize("mu", [0.001, 0.05, 0.5, 1.9])
+@pytest.mark.parametrize("iterations", [1, 30, 400])
+def test_no_step_and_no_probability_is_better(mu, iterations):
+    """eta* and p* minimise the bound of any T: over p on a fine grid, with the largest step and with smaller ones."""
+    problem = replace(PROBLEM, mu=mu)
+    best = problem.bound(problem.local_lr, problem.p, iterations)
+    for p in np.linspace(1e-3, 1, 500):
+        assert problem.bound(problem.local_lr, p, iterations) >= best * (1 - 1e-12)
+    for smaller in (0.3, 0.9):
+        bound = min(problem.bound(smaller * problem.local_lr, p, iterations) for p in np.linspace(1e-3, 1, 500))
+        assert bound >= best * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("mu", [0.001, 0.05, 0.5])
+@pytest.mark.parametrize("epsilon", [5.0, 50.0, 500.0])
+def test_the_number_of_iterations_is_the_numerical_minimum(mu, epsilon):
+    problem = replace(PROBLEM, mu=mu, epsilon=epsilon)
+    found = minimize_scalar(
+        lambda T: problem.bound(problem.local_lr, problem.p, T),
+        bounds=(1, 1e5),
+        method="bounded",
+        options={"xatol": 1e-4},
+    )
+    assert problem.iterations == pytest.approx(found.x, abs=0.01, rel=1e-4)
+
+
+def test_by_hand():
+    """mu / L = 1 - 1/e, so that every logarithm is a whole number: T* = ln(psi_0 eps^2 / (v C^2 N d ln(1/delta)))."""
+    problem = ScaffNewProblem(
+        mu=1 - math.exp(-1),
+        L=1.0,
+        psi_0=math.exp(7),
+        clip_norm=1,
+        num_silos=1,
+        dimension=1,
+        epsilon=1,
+        delta=math.exp(-1),
+        v=1,
+    )
+    assert problem.iterations == pytest.approx(7)
+    assert problem.local_lr == 1 and problem.p == pytest.approx(math.sqrt(1 - math.exp(-1)))
+
+
+def test_more_privacy_wants_fewer_iterations_and_the_same_probability():
+    """[S] Observation 3 for T, and Corollary 1 for p."""
+    private, open_ = replace(PROBLEM, epsilon=5.0), replace(PROBLEM, epsilon=500.0)
+    assert 1 <= private.iterations < open_.iterations and private.p == open_.p
+    assert replace(PROBLEM, epsilon=1e-3).iterations == 1 == replace(PROBLEM, mu=2.0).iterations
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"mu": 0.0},
+        {"mu": 2.1},
+        {"L": math.inf},
+        {"psi_0": 0.0},
+        {"epsilon": -1.0},
+        {"delta": 1.0},
+        {"num_silos": 0},
+        {"clip_norm": math.nan},
+    ],
+)
+def test_impossible_problems_are_refused(change):
+    with pytest.raises(ConfigError, match=next(iter(change))):
+        replace(PROBLEM, **change)
+
+
+@pytest.mark.parametrize(("local_lr", "p"), [(0.6, 0.5), (0.0, 0.5), (0.5, 0.0), (0.5, 1.1)])
+def test_the_bound_is_refused_where_the_theorem_says_nothing(local_lr, p):
+    with pytest.raises(ConfigError, match="must be in"):
+        PROBLEM.bound(local_lr, p, 10)
+
+
+# mu and L of the losses
+
+
+def hessian(x, labels, l2, model, w):
+    """Of the mean loss with its regulariser, at the flat parameters w, by automatic differentiation."""
+    x1 = torch.column_stack([x, torch.ones(len(x), dtype=x.dtype)])
+
+    def loss(w):
+        scores = x1 @ w.reshape(-1, x1.shape[1]).T
+        if model == "softmax":
+            mean = torch.nn.functional.cross_entropy(scores, labels)
+        else:
+            mean = torch.nn.functional.binary_cross_entropy_with_logits(scores[:, 0], labels.double())
+        return mean + l2 / 2 * w.square().sum()
+
+    return torch.autograd.functional.hessian(loss, w)
+
+
+@pytest.mark.parametrize(("model", "outputs"), [("logistic", 1), ("softmax", 2), ("softmax", 4)])
+def test_mu_and_l_bound_the_hessian(model, outputs):
+    """Everywhere; and at 0 L is attained where all probabilities are 1/2."""
+    rng = torch.Generator().manual_seed(1)
+    x = torch.randn(30, 3, generator=rng, dtype=torch.float64)
+    x = x / x.norm(dim=1, keepdim=True)
+    labels = torch.randint(0, max(outputs, 2), (30,), generator=rng)
+    mu, L = curvature(x.numpy(), 0.01, model=model)
+    public_mu, public_L = public_curvature(1.0, 0.01, model=model)
+    assert mu == public_mu == 0.01 and public_L >= L
+    for scale in (0.0, 1.0, 10.0):
+        w = scale * torch.randn(4 * outputs, generator=rng, dtype=torch.float64)
+        eigenvalues = torch.linalg.eigvalsh(hessian(x, labels, 0.01, model, w))
+        assert mu - 1e-9 <= eigenvalues.min() and eigenvalues.max() <= L + 1e-9
+        if scale == 0 and outputs <= 2:
+            assert eigenvalues.max().item() == pytest.approx(L)
+
+
+def test_without_a_bias():
+    x = np.array([[2.0, 0.0], [0.0, 1.0]])
+    assert curvature(x, 0.5, model="logistic", bias=False) == (0.5, pytest.approx(0.25 * 4 / 2 + 0.5))
+    assert public_curvature(2.0, 0.5, model="logistic", bias=False) == (0.5, 1.5)
