@@ -2,12 +2,15 @@
 
 import importlib.util
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
 import yaml
 
+from dpfl_plugin import registry
 from dpfl_plugin.config.load import load
+from tests.cli.command import run, write
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -42,3 +45,31 @@ def test_links_in_the_documents_lead_somewhere():
     for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
         for target in re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_example_of_an_algorithm_of_ones_own_works(tmp_path, monkeypatch):
+    """CONTRIBUTING's plugin trains, at both privacy units, under a name that no built-in algorithm has."""
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (project,) = (
+        tomllib.loads(text) for text in re.findall(r"```toml\n(.*?)```", page, re.DOTALL) if "[project]" in text
+    )
+    (options,) = (yaml.safe_load(text)["algorithm"] for text in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL))
+    ((name, target),) = project["project"]["entry-points"]["dpfl_plugin.algorithms"].items()
+    assert name == options.pop("name") and name not in registry.names("algorithms")
+    assert f'{{module: "{target}"' in page
+    (module,) = project["tool"]["setuptools"]["py-modules"]
+    assert target.startswith(f"{module}:")
+    (tmp_path / f"{module}.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    algorithm = {"name": None, "module": target, **options, "local_steps": 3}
+    record = run(write(tmp_path, {"algorithm": algorithm, "rounds": 2}))
+    silo_level = {"unit": "silo", "noise_multiplier": 20.0}
+    silo = run(write(tmp_path, {"algorithm": algorithm, "rounds": 2, "privacy": silo_level}))
+    assert record["epsilon"]["server"]["unit"] == "record" and silo["epsilon"]["server"]["unit"] == "silo"
+    plain = {"algorithm": {**algorithm, "beta": 0.0}, "rounds": 2}
+    fedavg = {"algorithm": {"name": "fedavg", "local_lr": options["local_lr"], "local_steps": 3}, "rounds": 2}
+    assert run(write(tmp_path, plain))["train_loss"] != record["train_loss"]
+    quiet = {"privacy": {"noise_multiplier": 0.0, "sampler": "full", "record_rate": None}}
+    ends = [run(write(tmp_path, {**changes, **quiet}))["model_sha256"] for changes in (plain, fedavg)]
+    assert ends[0] == ends[1]  # no momentum is FedAvg

@@ -12,9 +12,10 @@ from dpfl_plugin.errors import require
 
 @dataclass(frozen=True, kw_only=True)
 class FedProx(FedAvg):
-    """FedAvg whose local steps are pulled back to the global model: on f_i(y) + mu/2 ||y - x||^2.
+    """FedAvg whose local steps are pulled back to the global model by a proximal term. Li et al. 2020, Alg. 2.
 
-    The paper solves this problem up to some inexactness; K gradient steps are the solver here, as in its experiments.
+    They go along the gradient of f_i(y) + mu/2 ||y - x||^2. The paper minimises it inexactly, by a solver left open;
+    here that is K steps.
 
     Attributes:
         mu: of the proximal term, at least 0; 0 is FedAvg.

@@ -1,8 +1,8 @@
 """The noise that Li, Wang, Wu claim to be enough: for comparison only, no ledger uses it.
 
-[L] is "Convergence Analysis for Differentially Private Federated Averaging in Heterogeneous Settings", Mathematics 2025,
-13(3), 497. Its Lemma 3 treats a round of Q batches of b records, drawn afresh for every local step, as one sample of
-Q b records without replacement. It gives no proof of that; its Lemma 1 (Dwork and Roth 2014) is for epsilon below 1,
+[L] is "Convergence Analysis for Differentially Private Federated Averaging in Heterogeneous Settings", Mathematics
+2025, 13(3), 497. Its Lemma 3 treats a round of Q batches of b records, drawn afresh for every local step, as one sample
+of Q b records without replacement. It gives no proof of that; its Lemma 1 (Dwork and Roth 2014) is for epsilon below 1,
 which the epsilon before amplification often passes, as it does in [L] sec. 4. Over a run its Theorem 2 has a constant
 that is not stated, so that no number follows from it.
 """
@@ -17,7 +17,7 @@ from dpfl_plugin.errors import require
 def noise_scale(*, local_steps: int, batch_size: int, num_records: int, epsilon: float, delta: float) -> float:
     """sigma_k / (G eta): the standard deviation of the noise on silo k's model that [L] eq. 20 wants for a round.
 
-    sqrt(2 ln(1.25 / delta')) (4 Q G eta) / epsilon', with epsilon' = epsilon / (2 q), delta' = delta / q, q = Q b / n_k.
+    sqrt(2 ln(1.25 / delta')) (4 Q G eta) / epsilon', where epsilon' = epsilon / (2 q), delta' = delta / q, q = Q b / n.
     """
     q = _share(local_steps, batch_size, num_records)
     require(0 < epsilon < math.inf, "epsilon", epsilon, "be positive and finite")
