@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import subprocess
 import sys
 import tomllib
@@ -75,6 +74,6 @@ def test_plugin_loads(group: str, name: str) -> None:
 def test_every_option_of_a_plugin_has_a_type(group: str, name: str) -> None:
     """A configuration is checked against these types: an option without one would accept anything."""
     plugin = registry.load(group, name)
-    hints = typing.get_type_hints(plugin.__init__ if inspect.isclass(plugin) else plugin)
+    hints = typing.get_type_hints(registry._annotated(plugin))  # where `registry.build` reads them
     untyped = [option for option in registry.options(plugin) if hints.get(option, typing.Any) is typing.Any]
     assert not untyped
