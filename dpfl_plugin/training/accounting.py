@@ -290,7 +290,10 @@ class PrivacyAccount:
         counted = Counter(costs.values())
         found: list[Terms] = []
         for silo in self._silos():
-            found += worst_case_terms({(self._planned(silo, c),): n for c, n in counted.items()}, self._cap)
+            plans: Counter[tuple[Planned, ...]] = Counter()  # rounds of different costs may make the same releases
+            for cost, rounds in counted.items():
+                plans[(self._planned(silo, cost),)] += rounds
+            found += worst_case_terms(plans, self._cap)
         return found
 
     def _cost(self, plan: RoundPlan) -> RoundCost:

@@ -46,7 +46,10 @@ def test_what_is_said_ahead_is_what_the_run_reports_and_a_crash_changes_nothing(
     views = result["epsilon"]
     accountant = views["server"]["accountant"]
     ahead = {row["view"]: row["epsilon"] for row in rows if row["accountant"] == accountant}
-    assert ahead == {"server": views["server"]["worst_case_epsilon"], "third party": views["third_party"]["epsilon"]}
+    assert ahead == {
+        "server, worst case": views["server"]["worst_case_epsilon"],
+        "third party": views["third_party"]["epsilon"],
+    }
     budget = changes.get("privacy", {}).get("epsilon")
     if budget is not None:
         assert result["rounds"] > 3 and 0.5 * budget < views["server"]["epsilon"] <= budget
@@ -56,6 +59,13 @@ def test_what_is_said_ahead_is_what_the_run_reports_and_a_crash_changes_nothing(
     (tmp_path / "again").mkdir()
     again = crash(write(tmp_path / "again", changes), 4)
     same(run(again, "--resume"), result)
+
+
+@pytest.mark.parametrize("unit", ["record", "silo"])
+def test_scaffnews_noise_is_solved_for_the_rounds_that_its_coins_will_make(tmp_path: Path, unit: str) -> None:
+    privacy = {"noise_multiplier": None, "epsilon": 3.0, "unit": unit}
+    result = run(write(tmp_path, {"algorithm": SCAFFNEW, "rounds": 8, "privacy": privacy}))
+    assert result["rounds"] == 8 and 2.9 < result["epsilon"]["server"]["epsilon"] <= 3.0
 
 
 def test_scaffnews_rounds_cost_what_the_coins_say(tmp_path: Path) -> None:
