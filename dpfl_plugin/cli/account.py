@@ -13,6 +13,7 @@ from rich.table import Table
 
 from dpfl_plugin import registry
 from dpfl_plugin.algorithms.base import Setting
+from dpfl_plugin.cli.ledger_report import is_ledger, ledger_rows, tell_notes
 from dpfl_plugin.config.load import load
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.errors import ConfigError, DataError, UnsupportedError, require
@@ -24,7 +25,7 @@ from dpfl_plugin.privacy.paper import NOBLE_THIRD_PARTY_UNSOUND, noble_third_par
 from dpfl_plugin.privacy.views import server_view
 from dpfl_plugin.training import checkpoint
 from dpfl_plugin.training.accounting import MOST_ROUNDS, PrivacyAccount, RoundCost
-from dpfl_plugin.training.build import build_plugin, make_setting, privacy_rules, prospect
+from dpfl_plugin.training.build import build_plugin, delta_caveat, make_setting, privacy_rules, prospect
 from dpfl_plugin.training.folder import RunFolder, to_json
 from dpfl_plugin.training.prospect import rehearsal
 from dpfl_plugin.training.session import read_costs
@@ -102,11 +103,13 @@ def named_accountant(name: str) -> Accountant:
 
 
 def account_file(path: Path, settings: list[str], *, as_json: bool) -> None:
-    """Print the epsilons of a configuration that was not run yet, or of what a run's ledger holds."""
+    """Print the epsilons of a configuration that was not run yet, or of what a run's or a shared ledger holds."""
     if path.is_dir():
         if settings:
             raise ConfigError("--set has no meaning for a run's folder: what was released was released.")
         rows = {path.name: _of_folder(path)}
+    elif is_ledger(path):
+        rows = ledger_rows(path, settings, _by_all_accountants, _named)
     else:
         sys.path.append(str(path.parent.resolve()))  # users' own modules may lie beside their configuration
         plan = load(path, settings)
@@ -232,6 +235,7 @@ def _of_folder(folder: Path) -> list[Row]:
         raise DataError(f"{folder}: holds no ledger.jsonl, so it is no run's folder.")
     config = load(files.config).variants[0].config
     ledger = Ledger.open(files.ledger, append=False)
+    tell_notes(ledger)
     num_records = ledger.facts.get("num_records")
     if num_records is None:
         return _by_all_accountants(lambda accountant: [_realised(config, ledger, accountant)])
@@ -283,6 +287,8 @@ def _of_config(config: Config, base: Path) -> list[Row]:
     for _ in rehearsal(account, ahead.planner, config.rounds or MOST_ROUNDS):
         pass
     rules, costs, setting = privacy_rules(config, noise), account.costs, ahead.setting
+    for caveat in delta_caveat(config, rules, ahead.num_records):
+        print(f"dpfl: note: {caveat}", file=sys.stderr)
     rounds = _rounds_ahead(config, account) + (f", noise_multiplier {noise:g} as solved for" if solved else "")
     cap = config.max_participations
     where = "all of them" if cap is None or cap >= len(costs) else f"{cap} of them, the cap"

@@ -49,6 +49,10 @@ def run(
     settings: Settings = None,
     out: Annotated[Path | None, typer.Option(help="Folder of run folders (default: the file's, else runs).")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint, if there is one.")] = False,
+    ledger: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Shared with other runs on the same data: privacy.epsilon bounds them all."),
+    ] = None,
     json: AsJson = False,
 ) -> None:
     """Train as a file says; several runs if it has variants.
@@ -57,13 +61,13 @@ def run(
     """
     from dpfl_plugin.cli.run import run_file
 
-    raise typer.Exit(run_file(config, settings or [], out, resume=resume, as_json=json))
+    raise typer.Exit(run_file(config, settings or [], out, resume=resume, as_json=json, ledger=ledger))
 
 
 @app.command()
 def account(
     config: Annotated[
-        Path | None, typer.Argument(metavar="[CONFIG]", help="A configuration, or a run's folder.")
+        Path | None, typer.Argument(metavar="[CONFIG]", help="A configuration, a run's folder, or a shared ledger.")
     ] = None,
     settings: Settings = None,
     mechanism: Annotated[

@@ -30,12 +30,16 @@ from dpfl_plugin.training.session import Result, finished_result, folder_of, run
 EXIT_CODES = {"done": 0, "failed": 1, "budget_exhausted": 3, "interrupted": 4}
 
 
-def run_file(path: Path, settings: list[str], out: Path | None, *, resume: bool, as_json: bool) -> int:
+def run_file(
+    path: Path, settings: list[str], out: Path | None, *, resume: bool, as_json: bool, ledger: Path | None = None
+) -> int:
     """Run what a file describes and print how it went; returns the exit code (the most severe of several runs)."""
     command = ["dpfl", "run", str(path), *(f"--set={setting}" for setting in settings)]
     if out is not None:
         settings = [*settings, f"out={json.dumps(str(out))}"]
         command += ["--out", str(out)]
+    if ledger is not None:
+        command += ["--ledger", str(ledger)]
     sys.path.append(str(path.parent.resolve()))  # users' own modules may lie beside their configuration
     plan = load(path, settings)
     console = Console(stderr=True)
@@ -44,7 +48,7 @@ def run_file(path: Path, settings: list[str], out: Path | None, *, resume: bool,
         for variant in plan.variants:
             label = variant.label or variant.config.name
             try:
-                results[label] = _run_one(variant, path.parent, resume, stop, console)
+                results[label] = _run_one(variant, path.parent, resume, stop, console, ledger)
             except (ConfigError, DataError) as error:
                 raise type(error)(f"{path}{f' (variant {label})' if variant.label else ''}: {error}") from error
             if results[label]["status"] == "interrupted":
@@ -60,12 +64,16 @@ def run_file(path: Path, settings: list[str], out: Path | None, *, resume: bool,
     return max((EXIT_CODES[result["status"]] for result in results.values()), default=0)
 
 
-def _run_one(variant: Variant, base: Path, resume: bool, stop: Callable[[], bool], console: Console) -> Result:
+def _run_one(
+    variant: Variant, base: Path, resume: bool, stop: Callable[[], bool], console: Console, ledger: Path | None
+) -> Result:
     label, config = variant.label or "", variant.config
     reporter = BarReporter(label, console) if console.is_terminal else PlainReporter(label)
     folder = folder_of(config)
     finished = finished_result(folder) is not None
-    result = run_session(config, base, resume=resume, make_runtime=_in_process, reporter=reporter, stop=stop)
+    result = run_session(
+        config, base, resume=resume, make_runtime=_in_process, reporter=reporter, stop=stop, ledger=ledger
+    )
     lines = folder.read_metrics()
     if lines and not (finished and folder.curves.exists()):
         curves(folder.curves, {label or config.name: lines}, _title(config), config.privacy.delta)
@@ -131,7 +139,7 @@ def _show(plan: Plan, results: dict[str, Result]) -> None:
             label,
             str(result["rounds"]),
             *("-" if value is None else f"{value:.4f}" for value in (last, mean)),
-            *("none" if view["epsilon"] is None else f"{view['epsilon']:.3f}" for view in (server, third_party)),
+            *(_epsilon(view) for view in (server, third_party)),
             f"{server['delta']:g}",
             f"{result['seconds']:.1f}",
         )
@@ -153,8 +161,19 @@ def _meaning(results: dict[str, Result]) -> list[str]:
         lines.append("epsilon 0 where no round began: nothing was released.")
     if any(view["epsilon"] is None for view in views):
         lines.append("epsilon none: no noise covers what was released, so nothing is guaranteed.")
+    for result in results.values():
+        if "total" in result["epsilon"]:
+            total = result["epsilon"]["total"]
+            lines.append(
+                f"{result['name']} with the runs before it in the shared ledger: epsilon "
+                f"{_epsilon(total['server'])} (server), {_epsilon(total['third_party'])} (third party)."
+            )
     lines += [f"note: {note}" for result in results.values() for note in result["notes"]]
     return list(dict.fromkeys(lines))
+
+
+def _epsilon(view: dict[str, Any]) -> str:
+    return "none" if view["epsilon"] is None else f"{view['epsilon']:.3f}"
 
 
 def _neighbours(relation: str) -> str:

@@ -1,8 +1,9 @@
 """The ledger: every charge on disk before anything that it covers leaves.
 
-One JSON object a line. The first line holds the facts of the run, each further line the same charge of some silos, or
-a note. Each line ends in a checksum over itself and the line before, so that damage and missing lines show; it is no
-signature: whoever may write the file can write another history.
+One JSON object a line. The first line holds the facts of the ledger, each further line the same charge of some silos,
+a note, or, in a ledger that several runs share, the facts of the run whose charges follow. Each line ends in a checksum
+over itself and the line before, so that damage and missing lines show; it is no signature: whoever may write the file
+can write another history.
 
 A crash can lose what was not synced, and nothing of that has left. So a last line without its newline is the one
 damage that proves nothing wrong: it is set aside in a file beside the ledger, and noted. All else is refused.
@@ -39,6 +40,7 @@ class Ledger:
     Attributes:
         facts: what the caller wrote into the first line.
         notes: what was found and mended, in words.
+        runs: the facts of the runs that share it, in the order in which they began or went on.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None, facts: Mapping[str, Any] | None = None) -> None:
@@ -50,6 +52,9 @@ class Ledger:
         self.path = None if path is None else Path(path)
         self.facts: dict[str, Any] = dict(facts or {})
         self.notes: list[str] = []
+        self.runs: list[dict[str, Any]] = []
+        self._run_of: dict[str, str] = {}  # noise_id -> the run that released it first
+        self._checks: set[str] = set()
         self._counts: dict[_Key, int] = {}
         self._check = ""
         self._file: BinaryIO | None = None
@@ -135,7 +140,18 @@ class Ledger:
                     "silos": noise,
                 }
             )
-        self._counts.update(new)
+        for key, count in new.items():
+            self._know(key, count)
+
+    def begin_run(self, facts: Mapping[str, Any]) -> None:
+        """Name the run whose charges follow; ``facts["noise"]`` is what it is known by."""
+        self._require_usable()
+        self._write({"run": dict(facts)})
+        self.runs.append(dict(facts))
+
+    def of_run(self, noise: str) -> list[Charge]:
+        """The charges of the run that is known by ``noise``."""
+        return [charge for charge in self if self._run_of[charge.noise_id] == noise]
 
     def note(self, text: str) -> None:
         """Add a remark for whoever reads the ledger later."""
@@ -171,6 +187,10 @@ class Ledger:
     def head(self) -> str:
         """The last line's checksum. Noted elsewhere, it shows later whether whole lines are missing at the end."""
         return self._check
+
+    def holds(self, head: str) -> bool:
+        """Whether some line has this checksum: whether the ledger is one that once had this `head`, and grew since."""
+        return head in self._checks
 
     def __iter__(self) -> Iterator[Charge]:
         for (round_, silo, share, release, noise_id), count in self._counts.items():
@@ -209,7 +229,15 @@ class Ledger:
             self._file.write(body[:-1] + b',"check":"' + check.encode() + b'"}\n')
         except OSError as error:
             raise self._failed(error) from error
+        self._advance(check)
+
+    def _advance(self, check: str) -> None:
         self._check = check
+        self._checks.add(check)
+
+    def _know(self, key: _Key, count: int) -> None:
+        self._counts[key] = max(self._counts.get(key, 0), count)
+        self._run_of.setdefault(key[-1], self.runs[-1]["noise"] if self.runs else "")
 
     def _go_on(self, size: int, rest: bytes, complete: bool) -> None:
         assert self.path is not None
@@ -242,25 +270,26 @@ class Ledger:
             self._take(json.loads(body), number)
         except (ValueError, KeyError, TypeError) as error:
             raise self._damaged(number, f"it cannot be understood ({type(error).__name__}: {error})") from error
-        self._check = check
+        self._advance(check)
 
     def _take(self, content: dict[str, Any], number: int) -> None:
         if (number == 1) != ("ledger" in content):
-            raise ValueError("the first line, and no other, must hold the facts of the run")
+            raise ValueError("the first line, and no other, must hold the facts of the ledger")
         if "ledger" in content:
             if content["ledger"] != SCHEMA:
                 raise ValueError(f"schema version {content['ledger']!r} is not {SCHEMA}; use the version that wrote it")
             self.facts = content["facts"]
         elif "note" in content:
             self.notes.append(content["note"])
+        elif "run" in content:
+            self.runs.append({"noise": content["run"]["noise"], **content["run"]})
         else:
             release = SampledGaussian(**content["release"])
             first, last = content["share"]
             for ranges, noise_ids in content["silos"]:
                 for silo in _from_ranges(ranges):
                     for noise_id in noise_ids:
-                        key = (content["round"], silo, (first, last), release, noise_id)
-                        self._counts[key] = max(self._counts.get(key, 0), content["count"])
+                        self._know((content["round"], silo, (first, last), release, noise_id), content["count"])
 
     def _damaged(self, number: int, what: str) -> LedgerError:
         proven = f"lines 1 to {number - 1} are intact" if number > 1 else "nothing in it is proven"

@@ -38,6 +38,11 @@ class Planned:
 Pattern = Callable[[int, int], Iterable[Planned]]
 """(silo, round) -> what the silo is charged in that round if it takes part; depends on its number of records."""
 
+Earlier = Mapping[int, Sequence[Planned]]
+"""For each silo, releases of earlier runs that a record which is there now may have been in; see `privacy.prior`."""
+
+NOTHING_EARLIER: Earlier = {}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewEpsilon:
@@ -97,14 +102,14 @@ class Spending:
         return _compose([(share, Term(release=r, count=n, rounds=1)) for (share, r), n in counts.items()])
 
 
-def silo_compositions(charges: Iterable[Charge]) -> dict[int, tuple[Terms, ...]]:
+def silo_compositions(charges: Iterable[Charge], earlier: Earlier = NOTHING_EARLIER) -> dict[int, tuple[Terms, ...]]:
     """Per silo its compositions, one for each group of overlapping record shares; a record is in one group only.
 
     Raises:
         ConfigError, UnsupportedError: as `Spending.compositions`.
     """
     spending = Spending(charges)
-    return {silo: spending.compositions(silo) for silo in sorted(spending)}
+    return {silo: spending.compositions(silo, earlier.get(silo, ())) for silo in sorted({*spending, *earlier})}
 
 
 def share_groups(shares: Iterable[Share], neighbouring: Neighbouring, unit: Unit) -> dict[Share, int]:
@@ -150,15 +155,20 @@ def _compose(parts: Sequence[tuple[Share, Term]]) -> tuple[Terms, ...]:
 # Views
 
 
-def server_view(charges: Iterable[Charge], accountant: Accountant, delta: float) -> ViewEpsilon:
+def server_view(
+    charges: Iterable[Charge], accountant: Accountant, delta: float, *, earlier: Earlier = NOTHING_EARLIER
+) -> ViewEpsilon:
     """What the server learned: each silo's realised releases, the worst silo.
+
+    Args:
+        earlier: what is to be composed with them.
 
     Raises:
         ConfigError: neighbouring relations or units are mixed, or delta is outside (0, 1).
         UnsupportedError: no sound bound is known for a release.
     """
     basis = "all releases that each silo made, in the rounds it took part in; disjoint record shares in parallel"
-    return _statement("server", silo_compositions(charges), accountant, delta, basis)
+    return _statement("server", silo_compositions(charges, earlier), accountant, delta, basis)
 
 
 def worst_case_view(
@@ -170,6 +180,7 @@ def worst_case_view(
     rounds: Sequence[int],
     pattern: Pattern,
     cap: int | None = None,
+    earlier: Earlier = NOTHING_EARLIER,
 ) -> ViewEpsilon:
     """What the server could have learned by picking a silo in every round that was run, or in ``cap`` of them.
 
@@ -179,6 +190,7 @@ def worst_case_view(
         silos: ids to state it for; one of each kind (number of records) is enough.
         rounds: the rounds that were run.
         cap: the most rounds that a silo may take part in; see `worst_case_terms`.
+        earlier: as `server_view`.
 
     Raises:
         LedgerError: a charge is not in the pattern.
@@ -190,14 +202,16 @@ def worst_case_view(
         plans: Counter[tuple[Planned, ...]] = Counter()
         for round_ in rounds:
             plans[tuple(pattern(silo, round_))] += attempts[round_]
-        compositions[silo] = worst_case_terms(plans, cap)
+        compositions[silo] = worst_case_terms(plans, cap, earlier.get(silo, ()))
     capped = cap is not None and cap < sum(attempts.values())
     where = f"in {cap} rounds, the cap" if capped else f"in each of the {len(rounds)} rounds run"
     basis = f"all releases that a silo would make by taking part {where}; disjoint record shares in parallel"
     return _statement("server", compositions, accountant, delta, basis)
 
 
-def worst_case_terms(plans: Mapping[tuple[Planned, ...], int], cap: int | None = None) -> tuple[Terms, ...]:
+def worst_case_terms(
+    plans: Mapping[tuple[Planned, ...], int], cap: int | None = None, earlier: Iterable[Planned] = ()
+) -> tuple[Terms, ...]:
     """A silo's compositions, had it taken part in every round, or in the dearest ``cap`` of them.
 
     With a cap each release on each share is counted in those ``cap`` rounds that make most of it. Where rounds differ
@@ -206,6 +220,7 @@ def worst_case_terms(plans: Mapping[tuple[Planned, ...], int], cap: int | None =
     Args:
         plans: what a round makes of the silo, and how many rounds do, each as often as it was released.
         cap: the most rounds, fresh releases of a round included, that a silo may take part in.
+        earlier: releases of earlier runs, to be composed with them.
 
     Raises:
         ConfigError: the cap is below 0, or as `Spending.compositions`.
@@ -220,7 +235,7 @@ def worst_case_terms(plans: Mapping[tuple[Planned, ...], int], cap: int | None =
             counts[planned.share, planned.release] += planned.count
         for key, count in counts.items():
             rounds[key][count] += number
-    parts = []
+    parts = _certain(earlier)
     for (share, release), numbers in rounds.items():
         left = sum(numbers.values()) if cap is None else cap
         for count in sorted(numbers, reverse=True):
@@ -238,6 +253,7 @@ def third_party_view(
     silos: Iterable[int],
     participation: Mapping[int, float],
     pattern: Pattern,
+    earlier: Earlier = NOTHING_EARLIER,
 ) -> ViewEpsilon:
     """What anyone learns from the global models, when participation was drawn honestly and independently of the data.
 
@@ -249,6 +265,7 @@ def third_party_view(
         charges: as `worst_case_view`. A round that was released more than once is composed as certain, as often as
             it was released: whether its attempts drew their silos anew is not known here.
         participation: for each round that was run, the probability that a given silo takes part (S / M).
+        earlier: as `server_view`; composed as certain.
 
     Raises:
         ConfigError: a probability is outside [0, 1], or as `server_view`.
@@ -265,7 +282,7 @@ def third_party_view(
         for round_, probability in participation.items():
             number = attempts[round_]
             totals[tuple(pattern(silo, round_)), 1.0 if number > 1 else probability] += number
-        compositions[silo] = _mixtures(totals)
+        compositions[silo] = _mixtures(totals, earlier.get(silo, ()))
     basis = (
         "for each round run, the mixture of a silo's releases (with the probability that it takes part, drawn honestly "
         "and independently of the data) and none; disjoint record shares in parallel"
@@ -325,12 +342,16 @@ def outsider_view(
     return _statement("outsider", {0: (normalise(terms),)} if terms else {}, accountant, delta, basis)
 
 
-def _mixtures(totals: Mapping[tuple[tuple[Planned, ...], float], int]) -> tuple[Terms, ...]:
-    """Compositions of rounds that either make all their releases or none."""
-    shares = [p.share for plan, _ in totals for p in plan]
-    releases = [p.release for plan, _ in totals for p in plan]
+def _certain(planned: Iterable[Planned]) -> list[tuple[Share, Term]]:
+    return [(p.share, Term(release=p.release, count=p.count, rounds=1)) for p in planned]
+
+
+def _mixtures(totals: Mapping[tuple[tuple[Planned, ...], float], int], earlier: Sequence[Planned]) -> tuple[Terms, ...]:
+    """Compositions of rounds that either make all their releases or none, and of ``earlier`` releases."""
+    everything = [*earlier, *(p for plan, _ in totals for p in plan)]
+    shares, releases = [p.share for p in everything], [p.release for p in everything]
     groups = share_groups(shares, releases[0].neighbouring, releases[0].unit) if releases else {}
-    parts: list[tuple[Share, Term]] = []
+    parts = _certain(earlier)
     for (plan, probability), rounds in totals.items():
         merged: Counter[tuple[int, SampledGaussian]] = Counter()
         example: dict[int, Share] = {}

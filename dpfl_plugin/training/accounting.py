@@ -17,6 +17,7 @@ from dpfl_plugin.privacy.calibration import max_rounds, worst_epsilon
 from dpfl_plugin.privacy.events import Charge, Term
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.pld import normalise
+from dpfl_plugin.privacy.prior import Prior
 from dpfl_plugin.privacy.views import (
     Planned,
     Spending,
@@ -31,8 +32,8 @@ from dpfl_plugin.privacy.views import (
 )
 from dpfl_plugin.training.planning import draw_participants
 
-STATEMENT_SCHEMA = 1
 MOST_ROUNDS = 10**6  # where only a budget ends a run
+NO_PRIOR = Prior()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +48,12 @@ class RoundCost:
 class PrivacyAccount:
     """The ledger of a run with its accountant, its budget and its views.
 
-    Runtimes `append` charges and `sync` before anything leaves; both go to the ledger.
+    Runtimes `append` charges and `sync` before anything leaves; both go to the ledger, and to the shared one before.
 
     Args:
         num_records: of each silo.
+        shared: a ledger that other runs on the same data write to as well, and what it holds of them (``prior``): the
+            budget is for all of it together.
         costs: of the rounds that were begun before a resume, from the checkpoint.
         repeats: whether a charge of the ledger will be made again bit for bit, in a round after the checkpoint. Until
             then neither the budget nor an evaluation counts it, so that a resumed run takes the undisturbed one's way.
@@ -66,6 +69,8 @@ class PrivacyAccount:
         setting: Setting,
         num_records: Sequence[int],
         ledger: Ledger,
+        shared: Ledger | None = None,
+        prior: Prior = NO_PRIOR,
         costs: Mapping[int, RoundCost] | None = None,
         repeats: Callable[[Charge], bool] = lambda charge: False,
         budget_accountant: Accountant | None = None,
@@ -77,7 +82,7 @@ class PrivacyAccount:
         self._budget = None
         if config.privacy.epsilon is not None:
             self._budget = Budget(config.privacy.epsilon, config.privacy.delta, budget_accountant or accountant)
-        self.ledger = ledger
+        self.ledger, self.shared, self.prior = ledger, shared, prior
         self.costs = dict(costs or {})
         final = [charge for charge in ledger if not repeats(charge)]
         self._spending = Spending(final)
@@ -86,18 +91,24 @@ class PrivacyAccount:
         self._noise_ids: defaultdict[int, set[str]] = defaultdict(set)
         self._participations: defaultdict[int, set[tuple[int, str]]] = defaultdict(set)
         self._note(final)
-        # One silo of each number of records: the others cost the same.
+        # One silo of each number of records and each past: the others cost the same.
         self._most: dict[RoundCost, int] = {}
-        self._kinds = {count: silo for silo, count in reversed(list(enumerate(num_records)))}
+        self._kinds = {self._kind(silo): silo for silo in reversed(range(len(self._num_records)))}
 
     # What a runtime does
 
     def append(self, charges: Sequence[Charge]) -> None:
+        if self.shared is not None:
+            self.shared.append(charges)
         self.ledger.append(charges)
         self._spending.add(charges)
         self._note(charges)
 
     def sync(self) -> None:
+        # The shared ledger first: what a run's own ledger holds, other runs have to know of too. After a crash between
+        # the two nothing has left, and a resume adds to each what only the other holds.
+        if self.shared is not None:
+            self.shared.sync()
         self.ledger.sync()
 
     # What the loop asks
@@ -129,19 +140,28 @@ class PrivacyAccount:
             return True
         cost = self._cost(plan)
         if self._privacy.budget_view == "third_party":
-            costs = _dearest({**self._found, **self.costs, round: cost})
+            costs = _drawn(_dearest({**self._found, **self.costs, round: cost}), self.prior)
+            cost = costs[round]
             again = self._released_again(costs, {round: {*self._noise_ids[round], "the next"}})
             if not again and set(costs.values()) == {cost}:  # all alike: one search serves all rounds
                 if cost not in self._most:
                     self._most[cost] = self._most_alike(cost, self._budget.epsilon, MOST_ROUNDS)
                 return len(costs) <= self._most[cost]
-            return self._third_party(costs, again).epsilon <= self._budget.epsilon
-        planned = {silo: [self._planned(silo, cost)] for silo in plan.participants}
+            return self._third_party(costs, again, self.prior).epsilon <= self._budget.epsilon
+        earlier = self.prior.realised
+        planned = {silo: [self._planned(silo, cost), *earlier.get(silo, ())] for silo in plan.participants}
         return bool(self._budget.allows(self._spending, planned))
 
     def why_not(self) -> str:
         view = self._privacy.budget_view.replace("_", " ")
-        return f"one more would pass epsilon {self._privacy.epsilon:g} at delta {self._privacy.delta:g} ({view} view)"
+        what = f"one more would pass epsilon {self._privacy.epsilon:g} at delta {self._privacy.delta:g} ({view} view)"
+        return f"{what}, with what the shared ledger holds of other runs" if self.prior.runs else what
+
+    def held(self) -> float:
+        """Epsilon of what earlier runs released, this run apart, in the view that the budget bounds."""
+        third_party = self._privacy.budget_view == "third_party"
+        earlier = self.prior.certain if third_party else self.prior.realised
+        return server_view((), self._accountant, self._privacy.delta, earlier=earlier).epsilon
 
     def so_far(self) -> dict[str, float | None]:
         """Epsilon spent in each view; None where nothing is guaranteed."""
@@ -160,9 +180,14 @@ class PrivacyAccount:
         self._check_accountant(cost)
         each = dict.fromkeys(self._kinds, limit if self._cap is None else min(limit, self._cap))
         if self._budget is not None and self._privacy.budget_view == "third_party":
-            limit = self._most_alike(cost, self._budget.epsilon, limit)
+            limit = self._most_alike(_drawn({0: cost}, self.prior)[0], self._budget.epsilon, limit)
         elif self._budget is not None:
-            each = {n: self._most_rounds(s, cost, 1.0, self._budget.epsilon, each[n]) for n, s in self._kinds.items()}
+            each = {
+                kind: self._most_rounds(
+                    silo, cost, self._budget.epsilon, each[kind], self.prior.terms(silo, cost.share)
+                )
+                for kind, silo in self._kinds.items()
+            }
         if cost.probability == 1:
             return min(limit, *each.values())
         if min(each.values()) >= limit:
@@ -176,7 +201,7 @@ class PrivacyAccount:
                     return round
             for silo in draw_participants(self._seed, round, self._setting, eligible):
                 used[silo] += 1
-                if used[silo] > each[self._num_records[silo]]:
+                if used[silo] > each[self._kind(silo)]:
                     return round
         return limit
 
@@ -186,7 +211,7 @@ class PrivacyAccount:
             planned = self._planned(silo, cost)
             for probability in {1.0, cost.probability}:
                 term = Term(release=planned.release, count=planned.count, rounds=1, participation=probability)
-                self._accountant.epsilon([term], self._privacy.delta)
+                self._accountant.epsilon([term, *self.prior.terms(silo, cost.share)], self._privacy.delta)
 
     def charges(self, round: int, plan: RoundPlan) -> list[Charge]:
         """What a round will charge, for rehearsals."""
@@ -214,10 +239,17 @@ class PrivacyAccount:
     # What a result says
 
     def views(self) -> dict[str, Any]:
-        """The guarantees as plain values: the server's (realised, and the worst case) and a third party's."""
+        """The guarantees as plain values: the server's (realised, and the worst case) and a third party's.
+
+        With a shared ledger, ``total`` holds the same of this run together with the earlier ones.
+        """
+        views = self._views(NO_PRIOR)
+        return views if self.shared is None else {**views, "total": self._views(self.prior)}
+
+    def _views(self, prior: Prior) -> dict[str, Any]:
         # Of a run that was killed, only the ledger may know the last rounds.
         costs = {**_rounds_in(self.ledger), **self.costs}
-        realised = server_view(self.ledger, self._accountant, self._privacy.delta)
+        realised = server_view(self.ledger, self._accountant, self._privacy.delta, earlier=prior.realised)
         worst = worst_case_view(
             self.ledger,
             self._accountant,
@@ -226,25 +258,34 @@ class PrivacyAccount:
             rounds=sorted(costs),
             pattern=lambda silo, round: [self._planned(silo, costs[round])],
             cap=self._cap,
+            earlier=prior.realised,
         )
+        third_party = self._stated_third_party(costs, self.ledger, prior)
+        if (
+            prior.runs and worst.epsilon < third_party.epsilon
+        ):  # earlier runs count as realised there, and that holds too
+            third_party = replace(third_party, epsilon=worst.epsilon, basis="the server's worst case")
         return {
             "server": {
-                **_plain(realised),
+                **_plain(realised, prior),
                 "worst_case_epsilon": _finite(worst.epsilon),
-                "worst_case_basis": worst.basis,
+                "worst_case_basis": _basis(worst, prior),
             },
-            "third_party": _plain(self._stated_third_party(costs, self.ledger)),
+            "third_party": _plain(third_party, prior),
         }
 
     def ahead(self) -> tuple[float, float]:
         """Epsilon of all rounds that were begun: of a silo in as many of them as may be, and a third party's."""
-        return self.epsilon_ahead("server"), self._stated_third_party(self.costs, ()).epsilon
+        return self.epsilon_ahead("server"), self._stated_third_party(self.costs, (), self.prior).epsilon
 
     def epsilon_ahead(self, view: View) -> float:
-        """Epsilon of all rounds that were begun, whoever is drawn; of no budget, which may end a run before."""
+        """Epsilon of all rounds that were begun, whoever is drawn; of no budget, which may end a run before.
+
+        What earlier runs released is in it: noise is solved for what they left.
+        """
         if view == "server":
             return worst_epsilon(self._accountant, self._everywhere(self.costs), self._privacy.delta)
-        return self._mixture(_dearest(self.costs))
+        return self._mixture(_drawn(_dearest(self.costs), self.prior), self.prior)
 
     def affords_all(self) -> bool:
         """Whether the budget lets all rounds happen that were begun, whoever is drawn."""
@@ -252,21 +293,24 @@ class PrivacyAccount:
             return True
         if self._privacy.budget_view == "server":
             return all(self._budget.fits(terms) for terms in undominated(self._everywhere(self.costs)))
-        alike = set(self.costs.values())
+        alike = set(_drawn(self.costs, self.prior).values())
         if len(alike) == 1:
             return len(self.costs) <= self._most_alike(alike.pop(), self._budget.epsilon, MOST_ROUNDS)
         return self.epsilon_ahead("third_party") <= self._budget.epsilon
 
     def per_silo(self) -> list[dict[str, Any]]:
-        """Each silo's records, participation and epsilon towards the server."""
-        realised = server_view(self.ledger, self._accountant, self._privacy.delta)
+        """Each silo's records, participation and epsilon towards the server; in all, with a shared ledger."""
+        delta = self._privacy.delta
+        alone = server_view(self.ledger, self._accountant, delta).per_silo
+        total = server_view(self.ledger, self._accountant, delta, earlier=self.prior.realised).per_silo
         rounds = Counter(silo for silo, _ in {(charge.silo, charge.round) for charge in self.ledger})
         return [
             {
                 "silo": silo,
                 "num_records": count,
                 "rounds": rounds[silo],
-                "epsilon": _finite(realised.per_silo.get(silo, 0.0 if realised.per_silo else math.nan)),
+                "epsilon": _of_silo(silo, alone) if rounds[silo] else 0.0,
+                **({} if self.shared is None else {"total_epsilon": _of_silo(silo, total)}),
             }
             for silo, count in enumerate(self._num_records)
         ]
@@ -278,6 +322,9 @@ class PrivacyAccount:
             self._noise_ids[charge.round].add(charge.noise_id)
             self._participations[charge.silo].add((charge.round, charge.noise_id))
 
+    def _kind(self, silo: int) -> tuple[int, tuple[Planned, ...]]:
+        return self._num_records[silo], tuple(self.prior.realised.get(silo, ()))
+
     def _cap_matters(self) -> bool:
         """Whether a silo may reach the cap, so that who is drawn later depends on who was drawn before."""
         if self._cap is None:
@@ -285,15 +332,16 @@ class PrivacyAccount:
         again = sum(len(noise_ids) - 1 for noise_ids in self._noise_ids.values())
         return self._cap < (self._config_rounds or MOST_ROUNDS) + again
 
-    def _everywhere(self, costs: Mapping[int, RoundCost]) -> list[Terms]:
+    def _everywhere(self, costs: Mapping[int, RoundCost], prior: Prior | None = None) -> list[Terms]:
         """Compositions of silos that take part in every round, or in as many as they may; one of each kind."""
         counted = Counter(costs.values())
+        earlier = (self.prior if prior is None else prior).realised
         found: list[Terms] = []
         for silo in self._silos():
             plans: Counter[tuple[Planned, ...]] = Counter()  # rounds of different costs may make the same releases
             for cost, rounds in counted.items():
                 plans[(self._planned(silo, cost),)] += rounds
-            found += worst_case_terms(plans, self._cap)
+            found += worst_case_terms(plans, self._cap, earlier.get(silo, ()))
         return found
 
     def _cost(self, plan: RoundPlan) -> RoundCost:
@@ -325,28 +373,45 @@ class PrivacyAccount:
             noise_id=noise_id,
         )
 
-    def _third_party(self, costs: Mapping[int, RoundCost], charges: Iterable[Charge]) -> ViewEpsilon:
+    def _third_party(
+        self, costs: Mapping[int, RoundCost], charges: Iterable[Charge], prior: Prior = NO_PRIOR
+    ) -> ViewEpsilon:
         """The mixture of taking part and not; where a cap makes draws depend on each other, the server's worst case."""
         pattern = lambda silo, round: [self._planned(silo, costs[round])]  # noqa: E731
         accountant, delta, silos = self._accountant, self._privacy.delta, self._silos()
         if not self._cap_matters():
-            chances = {round: cost.probability for round, cost in costs.items()}
-            return third_party_view(charges, accountant, delta, silos=silos, participation=chances, pattern=pattern)
-        rounds = sorted(costs)
-        worst = worst_case_view(charges, accountant, delta, silos=silos, rounds=rounds, pattern=pattern, cap=self._cap)
+            return third_party_view(
+                charges,
+                accountant,
+                delta,
+                silos=silos,
+                participation={round: cost.probability for round, cost in costs.items()},
+                pattern=pattern,
+                earlier=prior.certain,
+            )
+        worst = worst_case_view(
+            charges,
+            accountant,
+            delta,
+            silos=silos,
+            rounds=sorted(costs),
+            pattern=pattern,
+            cap=self._cap,
+            earlier=prior.realised,
+        )
         why = "with a cap draws depend on earlier ones, so that the server's worst case is claimed and no mixture"
         return replace(worst, view="third_party", basis=f"{worst.basis}; {why}")
 
-    def _mixture(self, costs: Mapping[int, RoundCost]) -> float:
+    def _mixture(self, costs: Mapping[int, RoundCost], prior: Prior = NO_PRIOR) -> float:
         """`_third_party`'s epsilon, round by round counted and not looked at, where that is the same."""
         if self._cap_matters():
-            return worst_epsilon(self._accountant, self._everywhere(costs), self._privacy.delta)
+            return worst_epsilon(self._accountant, self._everywhere(costs, prior), self._privacy.delta)
         counted = Counter(costs.values())
         if any(cost.share != (0.0, 1.0) for cost in counted):
-            return self._third_party(costs, ()).epsilon
+            return self._third_party(costs, (), prior).epsilon
         compositions = []
         for silo in self._silos():
-            terms = []
+            terms = prior.terms(silo, third_party=True)
             for cost, rounds in counted.items():
                 planned = self._planned(silo, cost)
                 terms.append(
@@ -355,23 +420,25 @@ class PrivacyAccount:
             compositions.append(normalise(terms))
         return worst_epsilon(self._accountant, compositions, self._privacy.delta)
 
-    def _stated_third_party(self, costs: Mapping[int, RoundCost], charges: Iterable[Charge]) -> ViewEpsilon:
+    def _stated_third_party(
+        self, costs: Mapping[int, RoundCost], charges: Iterable[Charge], prior: Prior
+    ) -> ViewEpsilon:
         """The third party's guarantee where the draws of participants may decide how a run goes.
 
         With a budget in the server's view a run ends when some silo has been drawn too often. Its length then depends
         on the draws, and the mixture over the rounds that happened to run proves nothing. What holds is the mixture
         over the most rounds that any draws allow, and the budget itself, which no silo passes whatever is drawn.
         """
-        alike = _dearest(costs)
-        certain = all(cost.probability == 1 for cost in costs.values())
+        alike = _drawn(_dearest(costs), prior)
+        certain = all(cost.probability == 1 for cost in alike.values())
         if certain or self._budget is None or self._privacy.budget_view != "server":
-            return self._third_party(alike, charges)
+            return self._third_party(alike, charges, prior)
         if self._cap_matters():
-            return self._within_budget(self._third_party(costs, charges))
+            return self._within_budget(self._third_party(costs, charges, prior))
         limit = self._most_rounds_of_any_draws(next(iter(alike.values())))
         last = alike[max(alike)]
         padded = {**alike, **{round: last for round in range(limit) if round not in alike}}
-        mixture = self._third_party(padded, charges)
+        mixture = self._third_party(padded, charges, prior)
         named = replace(mixture, basis=f"{mixture.basis}; over the {len(padded)} rounds that the budget may allow")
         return self._within_budget(named)
 
@@ -383,10 +450,14 @@ class PrivacyAccount:
         return replace(view, epsilon=self._budget.epsilon, basis=basis)
 
     def _most_rounds_of_any_draws(self, cost: RoundCost) -> int:
-        """The most rounds before every silo has used up its budget, or those of the configuration if that is fewer."""
+        """The most rounds before every silo has used up its budget, or those of the configuration if that is fewer.
+
+        As if no earlier run had used any of it: what one did, other draws would have changed too.
+        """
         assert self._budget is not None
         limit = self._config_rounds or MOST_ROUNDS
-        most = {n: self._most_rounds(silo, cost, 1.0, self._budget.epsilon, limit) for n, silo in self._kinds.items()}
+        counts = {self._num_records[silo]: silo for silo in self._silos()}
+        most = {n: self._most_rounds(silo, cost, self._budget.epsilon, limit) for n, silo in counts.items()}
         return min(limit, sum(most[count] for count in self._num_records) // self._setting.num_participants)
 
     def _silos(self) -> list[int]:
@@ -397,15 +468,31 @@ class PrivacyAccount:
         if self._cap_matters():
             assert self._cap is not None
             last = min(self._cap, limit)
-            most = min(self._most_rounds(silo, cost, 1.0, epsilon, last) for silo in self._kinds.values())
+            most = min(
+                self._most_rounds(silo, cost, epsilon, last, self.prior.terms(silo, cost.share))
+                for silo in self._kinds.values()
+            )
             return limit if most == self._cap else most
-        return min(self._most_rounds(silo, cost, cost.probability, epsilon, limit) for silo in self._kinds.values())
+        return min(
+            self._most_rounds(
+                silo, cost, epsilon, limit, self.prior.terms(silo, cost.share, third_party=True), cost.probability
+            )
+            for silo in self._kinds.values()
+        )
 
-    def _most_rounds(self, silo: int, cost: RoundCost, probability: float, epsilon: float, limit: int) -> int:
+    def _most_rounds(
+        self,
+        silo: int,
+        cost: RoundCost,
+        epsilon: float,
+        limit: int,
+        spent: Sequence[Term] = (),
+        probability: float = 1.0,
+    ) -> int:
         planned = self._planned(silo, cost)
         term = Term(release=planned.release, count=planned.count, rounds=1, participation=probability)
         accountant = self._accountant if self._budget is None else self._budget.accountant
-        return max_rounds(accountant, term, (), epsilon, self._privacy.delta, limit)
+        return max_rounds(accountant, term, spent, epsilon, self._privacy.delta, limit)
 
 
 def _dearest(costs: Mapping[int, RoundCost]) -> dict[int, RoundCost]:
@@ -418,6 +505,13 @@ def _dearest(costs: Mapping[int, RoundCost]) -> dict[int, RoundCost]:
     return {n: replace(c, num_gradients=most) if c.probability < 1 else c for n, c in costs.items()}
 
 
+def _drawn(costs: Mapping[int, RoundCost], prior: Prior) -> dict[int, RoundCost]:
+    """Rounds count as certain where nothing is proven for drawn ones; see `dpfl_plugin.privacy.prior`."""
+    if not prior.draws_decided:
+        return dict(costs)
+    return {round: replace(cost, probability=1.0) for round, cost in costs.items()}
+
+
 def _rounds_in(charges: Iterable[Charge]) -> dict[int, RoundCost]:
     """Costs as charges show them. How probable the rounds were does not show, so they count as certain."""
     costs: dict[int, RoundCost] = {}
@@ -428,11 +522,20 @@ def _rounds_in(charges: Iterable[Charge]) -> dict[int, RoundCost]:
     return costs
 
 
+def earlier_runs(prior: Prior) -> str:
+    return f"{len(prior.runs)} earlier run{'s' * (len(prior.runs) > 1)}"
+
+
 def _finite(epsilon: float) -> float | None:
     return epsilon if math.isfinite(epsilon) else None
 
 
-def _plain(view: ViewEpsilon) -> dict[str, Any]:
+def _of_silo(silo: int, per_silo: Mapping[int, float]) -> float | None:
+    """None where each silo's own epsilon was not worked out."""
+    return _finite(per_silo.get(silo, 0.0)) if per_silo else None
+
+
+def _plain(view: ViewEpsilon, prior: Prior) -> dict[str, Any]:
     return {
         "epsilon": _finite(view.epsilon),
         "delta": view.delta,
@@ -440,74 +543,9 @@ def _plain(view: ViewEpsilon) -> dict[str, Any]:
         "unit": view.unit,
         "accountant": view.accountant,
         "worst_silo": view.worst_silo,
-        "basis": view.basis,
+        "basis": _basis(view, prior),
     }
 
 
-def statement(config: Config, account: PrivacyAccount, caveats: Sequence[str], notes: Sequence[str]) -> dict[str, Any]:
-    """What `ledger.json` holds: the guarantee, for whom, and on what assumptions."""
-    return {
-        "schema": STATEMENT_SCHEMA,
-        "guarantee": _guarantee(account.rules),
-        "mechanism": {
-            "name": config.privacy.mechanism.name or config.privacy.mechanism.module,
-            "clip": {**config.privacy.clip.model_dump(exclude_none=True), "what": account.rules.clipping.statement},
-            "clip_norm": _finite(config.privacy.clip_norm),
-            "noise_multiplier": account.noise_multiplier,
-            "noise_multiplier_solved": config.privacy.noise_multiplier is None,
-            "sampler": config.privacy.sampler,
-            "record_rate": config.privacy.record_rate,
-            "batch_size": config.privacy.batch_size,
-        },
-        "max_participations": config.max_participations,
-        "views": account.views(),
-        "silos": account.per_silo(),
-        "num_charges": len(account.ledger),
-        "assumptions": [
-            *ASSUMPTIONS,
-            *(SECURE if config.privacy.secure else SEEDED),
-            *(ZERO_OUT if account.neighbouring == "add_or_remove" else ()),
-        ],
-        "caveats": [*caveats, *MEASUREMENTS, FLOATS, *(() if config.privacy.secure else (STATISTICAL_GENERATOR,))],
-        "notes": list(notes),
-    }
-
-
-def _guarantee(rules: PrivacyRules) -> str:
-    if rules.clipping.measures:
-        return f"none: {rules.clipping.statement}"
-    private = rules.release(1.0).noise_multiplier > 0
-    return "differential privacy, as stated in views" if private else "none: no noise was added"
-
-
-ASSUMPTIONS = (
-    "The server is honest but curious: it sees every message of every silo, and who took part.",
-    "Who takes part is drawn independently of the data. The server's epsilon needs no more; a third party's needs "
-    "that it was drawn with the stated probability.",
-    "The numbers of records of the silos are public.",
-)
-SEEDED = (
-    "The seed of the run is not known to those against whom it protects: with the seed the noise can be computed. "
-    "A simulation's seed is in its configuration: its epsilon is the algorithm's, not that of publishing this folder.",
-    "One seed is used for one run on one set of records, on one kind of machine: another run of the very same "
-    "configuration with changed records, or computed with other roundings, must have another seed.",
-)
-SECURE = (
-    "Batches and noise came from AES-128 in counter mode under keys that each silo drew from its operating system, "
-    "used for one round and never stored: the seed of the run does not tell them.",
-)
-ZERO_OUT = (
-    "add_or_remove means that a record (or a silo's update) is there or counts as zero, while the public numbers of "
-    "records and silos stay as they are; that these numbers changed is not hidden.",
-)
-MEASUREMENTS = (
-    "Losses and accuracies in metrics.jsonl, result.json and curves.png are computed from records without noise, for "
-    "the experimenter; publishing them is not covered by any epsilon here.",
-    "A run that ends because its loss is not finite, or because somebody looked at these measurements, ends at a round "
-    "that depends on records; epsilon does not cover what that tells.",
-)
-FLOATS = (
-    "Clipping and noise are computed in floating-point arithmetic, not with the real numbers of the theorems (Mironov "
-    "2012)."
-)
-STATISTICAL_GENERATOR = "Noise comes from a statistical generator (SFC64), not a cryptographic one: see privacy.secure."
+def _basis(view: ViewEpsilon, prior: Prior) -> str:
+    return view.basis + (f"; and what {earlier_runs(prior)} released" if prior.runs else "")

@@ -29,6 +29,8 @@ from dpfl_plugin.oracle import PrivacyRules, check_released
 from dpfl_plugin.privacy import samplers
 from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.clipping import Adaptive, Clipping
+from dpfl_plugin.privacy.prior import Prior
+from dpfl_plugin.training.accounting import NO_PRIOR
 from dpfl_plugin.training.host import SiloHost
 from dpfl_plugin.training.planning import rehearse
 from dpfl_plugin.training.prospect import Prospect
@@ -73,11 +75,17 @@ class Parts:
     test: dict[int, Records]
 
 
-def build(config: Config, base: Path, noise_multiplier: float | None = None) -> Parts:
+def build(
+    config: Config,
+    base: Path,
+    noise_multiplier: float | None = None,
+    prior: Callable[[str, int, PrivacyRules], Prior] = lambda data_sha256, num_silos, rules: NO_PRIOR,
+) -> Parts:
     """All parts of a run; ``base`` is the folder from which a configuration's relative paths start.
 
     Args:
         noise_multiplier: what was solved for when the run began; None to solve now, if the configuration asks for it.
+        prior: what earlier runs released, for silos with these records: noise is solved for what they left.
 
     Raises:
         ConfigError, DataError: something in the configuration or in the data files is wrong.
@@ -102,9 +110,14 @@ def build(config: Config, base: Path, noise_multiplier: float | None = None) -> 
     for silo, count in enumerate(num_records):
         _check_batch(rules, silo, count)
     setting = make_setting(config, len(federation.silos))
+    data_sha256 = fingerprint(federation)
     noise = config.privacy.noise_multiplier
     if noise is None:
-        noise = noise_multiplier or Prospect(config, algorithm, accountant, setting, num_records, privacy_rules).noise()
+        if noise_multiplier is None:
+            before = prior(data_sha256, setting.num_silos, rules)
+            ahead = Prospect(config, algorithm, accountant, setting, num_records, privacy_rules, before)
+            noise_multiplier = ahead.noise()
+        noise = noise_multiplier
         rules = privacy_rules(config, noise)
     layout = Layout.of(module)
     model = layout.flatten(dict(module.named_parameters()))
@@ -137,10 +150,10 @@ def build(config: Config, base: Path, noise_multiplier: float | None = None) -> 
         num_records=num_records,
         num_test_records=sum(len(silo.test_y) for silo in federation.silos),
         weights=_weights(config, num_records),
-        caveats=(*federation.caveats, *_delta_caveat(config, rules, num_records), *_no_guarantee(rules)),
+        caveats=(*federation.caveats, *delta_caveat(config, rules, num_records), *_no_guarantee(rules)),
         engine_name=engine.name,
         engine_reason=reason,
-        data_sha256=fingerprint(federation),
+        data_sha256=data_sha256,
         layout=layout,
         plugins=(algorithm, rules.mechanism, rules.clipping, rules.sampler, engine, module, *module.modules(), loss),
         module=module,
@@ -178,7 +191,7 @@ def _check_algorithm(algorithm: object) -> None:
         )
 
 
-def _delta_caveat(config: Config, rules: PrivacyRules, num_records: Sequence[int]) -> list[str]:
+def delta_caveat(config: Config, rules: PrivacyRules, num_records: Sequence[int]) -> list[str]:
     """A warning where delta alone would let the records of the smallest silo, or a silo, be published."""
     units = min(num_records) if config.privacy.unit == "record" else len(num_records)
     if rules.noise_multiplier == 0 or config.privacy.delta < 1 / units:

@@ -48,6 +48,40 @@ def _finite(value: Any) -> Any:
     return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
+@contextlib.contextmanager
+def locked(path: Path, taken: str, *, optional: bool) -> Iterator[None]:
+    """Hold a lock file; the system lets go of it when the process ends, however it ends.
+
+    Args:
+        taken: the message for whom finds it held; ``{holder}`` says by which process.
+        optional: go on without on a file system that has no locks.
+
+    Raises:
+        ConfigError: another process holds it, or it cannot be written.
+    """
+    try:
+        lock = path.open("a+")
+    except OSError as error:
+        raise _unwritable(path.parent, error, "--out" if optional else "folder") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            lock.seek(0)
+            raise ConfigError(taken.replace("{holder}", lock.read().strip() or "unknown")) from error
+        except OSError as error:
+            if not optional:
+                raise ConfigError(f"{path} cannot be locked ({error.strerror}): use another file system.") from error
+        lock.truncate(0)
+        lock.write(f"pid {os.getpid()} on {os.uname().nodename}")
+        lock.flush()
+        yield
+
+
+def _unwritable(folder: Path, error: OSError, other: str) -> ConfigError:
+    return ConfigError(f"{folder}: the folder cannot be written to ({error.strerror}). Use another {other}.")
+
+
 class RunFolder:
     """The files of one run, `<out>/<name>/<id>/`."""
 
@@ -57,6 +91,7 @@ class RunFolder:
         self.metrics = path / "metrics.jsonl"
         self.ledger = path / "ledger.jsonl"
         self.statement = path / "ledger.json"
+        self.privacy = path / "privacy.md"
         self.model = path / "model.safetensors"
         self.checkpoint = path / "checkpoint"
         self.result = path / "result.json"
@@ -73,26 +108,10 @@ class RunFolder:
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            lock = (self.path / ".lock").open("a+")
         except OSError as error:
-            raise ConfigError(
-                f"{self.path}: the run's folder cannot be written to ({error.strerror}). Use another --out."
-            ) from error
-        with lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                lock.seek(0)
-                holder = lock.read().strip() or "unknown"
-                raise ConfigError(
-                    f"{self.path}: another process ({holder}) is running this very configuration. "
-                    "Wait for it, end it, or use another --out."
-                ) from error
-            except OSError:  # a file system without locks: go on as before they were asked for
-                pass
-            lock.truncate(0)
-            lock.write(f"pid {os.getpid()} on {os.uname().nodename}")
-            lock.flush()
+            raise _unwritable(self.path, error, "--out") from error
+        what = f"{self.path}: another process ({{holder}}) is running this very configuration. "
+        with locked(self.path / ".lock", what + "Wait for it, end it, or use another --out.", optional=True):
             yield
 
     def read_metrics(self) -> list[dict[str, Any]]:

@@ -14,7 +14,8 @@ from dpfl_plugin.oracle import PrivacyRules
 from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.calibration import least_noise, most
 from dpfl_plugin.privacy.ledger import Ledger
-from dpfl_plugin.training.accounting import PrivacyAccount, RoundCost
+from dpfl_plugin.privacy.prior import Prior
+from dpfl_plugin.training.accounting import NO_PRIOR, PrivacyAccount, RoundCost, earlier_runs
 from dpfl_plugin.training.planning import Planner, rehearse
 
 MOST_PLANNED = 10**5  # rounds, local steps
@@ -42,6 +43,7 @@ class Prospect:
     Attributes:
         num_records: of each silo.
         rules: how releases are made with a noise multiplier, if the configuration leaves that open.
+        prior: what earlier runs released; the budget is for all together.
     """
 
     config: Config
@@ -50,6 +52,7 @@ class Prospect:
     setting: Setting
     num_records: tuple[int, ...]
     rules: Callable[[Config, float], PrivacyRules]
+    prior: Prior = NO_PRIOR
 
     def changed(
         self, *, max_participations: int | None = None, rounds: int | None = None, **privacy: object
@@ -77,6 +80,7 @@ class Prospect:
             setting=self.setting,
             num_records=self.num_records,
             ledger=Ledger(),
+            prior=self.prior,
             costs=costs,
         )
 
@@ -105,7 +109,7 @@ class Prospect:
         assert config.rounds is not None
         assert config.privacy.epsilon is not None
         open_ended = self.changed(noise_multiplier=None)
-        costs = self.costs(config.rounds)
+        costs, account = self.costs(config.rounds), self.account()
         try:
             return least_noise(
                 lambda noise: open_ended.account(noise, costs).epsilon_ahead(config.privacy.budget_view),
@@ -113,7 +117,11 @@ class Prospect:
                 lambda noise: open_ended.account(noise, costs).affords_all(),
             )
         except ConfigError as error:
-            raise type(error)(f"privacy.{error}" if str(error).startswith("epsilon=") else str(error)) from error
+            what = f"privacy.{error}" if str(error).startswith("epsilon=") else str(error)
+            held = f" The ledger holds {earlier_runs(self.prior)}, at epsilon {account.held():.4g}." * bool(
+                self.prior.runs
+            )
+            raise type(error)(what + held) from error
 
     def rounds(self) -> int:
         """The most rounds that fit the budget with the given noise, whoever is drawn; at most `MOST_PLANNED`."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,25 +19,25 @@ from safetensors.torch import save as serialise
 from dpfl_plugin.config.load import noise_name, run_id, to_yaml
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.vectors import Vectors
-from dpfl_plugin.errors import ConfigError, DataError, LedgerError
+from dpfl_plugin.errors import ConfigError, DataError
+from dpfl_plugin.oracle import PrivacyRules
+from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.ledger import Ledger
+from dpfl_plugin.privacy.prior import Prior, prior_of
 from dpfl_plugin.training import checkpoint as checkpoints
 from dpfl_plugin.training import environment
-from dpfl_plugin.training.accounting import MOST_ROUNDS, PrivacyAccount, RoundCost, statement
+from dpfl_plugin.training.accounting import MOST_ROUNDS, NO_PRIOR, PrivacyAccount, RoundCost, earlier_runs
 from dpfl_plugin.training.build import Parts, build, federate, fingerprint
 from dpfl_plugin.training.checkpoint import Checkpoint
 from dpfl_plugin.training.experiment import Experiment, Outcome, Progress
 from dpfl_plugin.training.folder import RunFolder, to_json, write_atomic
+from dpfl_plugin.training.ledgers import Ledgers, check_shared, locked_shared, open_ledgers
 from dpfl_plugin.training.planning import Planner
 from dpfl_plugin.training.runtime import ChargeSink, Runtime
+from dpfl_plugin.training.statement import markdown, statement
 
 RESULT_SCHEMA = 1
 EVALUATIONS = 100  # about so many in a run, unless the configuration says otherwise
-FRESH_NOISE = (
-    "rounds that were released already cannot be repeated bit for bit here, because the machine or the versions "
-    "differ, or the noise is secure: they are run with fresh noise and charged again."
-)
-
 Result = dict[str, Any]
 MakeRuntime = Callable[[Parts, ChargeSink, Config, Callable[[], bool]], Runtime]
 
@@ -75,6 +76,27 @@ def finished_result(folder: RunFolder) -> Result | None:
     return {**result, "folder": str(folder.path)} if status in ("done", "budget_exhausted") else None
 
 
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A run that passed every check that can be made before anything is written.
+
+    Attributes:
+        shared: the ledger that it shares with other runs, locked; prior: what that holds of them.
+        noise: names the run: what it computes, of which records.
+        bits: names its random bits: the same, unless they are secure.
+        expected: how many rounds the budget will allow; the same before a run and when it is resumed.
+    """
+
+    config: Config
+    folder: RunFolder
+    parts: Parts
+    shared: Path | None
+    prior: Prior
+    noise: str
+    bits: str
+    expected: int
+
+
 def run_session(
     config: Config,
     base: Path,
@@ -83,28 +105,70 @@ def run_session(
     make_runtime: MakeRuntime,
     reporter: Reporter,
     stop: Callable[[], bool],
+    ledger: Path | None = None,
 ) -> Result:
     """Run ``config`` to its end, or until it is stopped; returns what `result.json` holds.
+
+    Args:
+        ledger: a file that several runs on the same data share, so that the budget is for all of them together.
 
     Raises:
         ConfigError: the configuration is wrong, or the folder holds an unfinished run and ``resume`` is not set.
         DataError: data files are missing or damaged, or are not those that the unfinished run began with.
+        LedgerError: a ledger is damaged.
     """
     folder = folder_of(config)
     result = finished_result(folder)
     if result is not None:
+        if ledger is not None:
+            with locked_shared(ledger) as shared:
+                check_shared(folder, ledger, shared)
         _check_records(config, base, folder, reporter)
         return result
     _refuse_unfinished(folder, resume)
-    parts = build(config, base, _begun_with(config, folder))  # bad input is found before anything is written
-    expected = _expected_rounds(config, parts)
-    torch.set_num_threads(config.runtime.threads)
-    with folder.locked():
-        result = finished_result(folder)
-        if result is not None:  # by another process, while this one was loading its data
-            return result
-        _refuse_unfinished(folder, resume)
-        return _run(config, folder, parts, expected, make_runtime, _logged(reporter, folder), stop)
+    with locked_shared(ledger) as shared:
+        check_shared(folder, ledger, shared)
+        # Bad input is found before anything is written.
+        parts = build(config, base, _begun_with(config, folder), functools.partial(_prior, ledger, shared, ""))
+        torch.set_num_threads(config.runtime.threads)
+        job = _job(config, folder, parts, ledger, shared)
+        with folder.locked():
+            result = finished_result(folder)
+            if result is not None:  # by another process, while this one was loading its data
+                return result
+            _refuse_unfinished(folder, resume)
+            return _run(job, make_runtime, _logged(reporter, folder), stop)
+
+
+def _job(config: Config, folder: RunFolder, parts: Parts, path: Path | None, shared: Ledger | None) -> _Job:
+    noise = noise_name(config, parts.data_sha256, parts.noise_multiplier)
+    prior = _prior(path, shared, noise, parts.data_sha256, parts.setting.num_silos, parts.rules)
+    expected = _expected_rounds(config, parts, prior, path)
+    # Noise that no name can bring back has a name of its own each time, so that it is never taken for a repetition.
+    bits = secrets.token_hex(6) if parts.rules.secure else noise
+    return _Job(config, folder, parts, path, prior, noise, bits, expected)
+
+
+def _prior(
+    path: Path | None, shared: Ledger | None, noise: str, data_sha256: str, num_silos: int, rules: PrivacyRules
+) -> Prior:
+    """What a shared ledger holds of other runs than ``noise``.
+
+    Raises:
+        ConfigError: no one epsilon bounds them together with this run.
+    """
+    if shared is None:
+        return NO_PRIOR
+    release = rules.release(1.0)
+    if release.noise_multiplier == 0:
+        raise ConfigError(
+            f"--ledger {path}: no noise covers what this run would release, so that after it nothing that the ledger "
+            "holds would have an epsilon. Leave --ledger out."
+        )
+    try:
+        return prior_of(shared, noise=noise, data_sha256=data_sha256, num_silos=num_silos, release=release)
+    except ConfigError as error:
+        raise type(error)(f"--ledger {path}: {error}") from error
 
 
 def _check_records(config: Config, base: Path, folder: RunFolder, reporter: Reporter) -> None:
@@ -142,68 +206,29 @@ def _refuse_unfinished(folder: RunFolder, resume: bool) -> None:
         )
 
 
-def _run(
-    config: Config,
-    folder: RunFolder,
-    parts: Parts,
-    expected: int,
-    make_runtime: MakeRuntime,
-    reporter: Reporter,
-    stop: Callable[[], bool],
-) -> Result:
+def _run(job: _Job, make_runtime: MakeRuntime, reporter: Reporter, stop: Callable[[], bool]) -> Result:
+    config, folder, parts = job.config, job.folder, job.parts
     here = environment.arithmetic(config.runtime.device, config.runtime.threads, parts.plugins)
     here["engine"] = parts.engine_name
     here["repeats"] = here["repeats"] and not parts.rules.secure
-    # Noise that no name can bring back has a name of its own each time, so that it is never taken for a repetition.
-    run_name = (
-        secrets.token_hex(6) if parts.rules.secure else noise_name(config, parts.data_sha256, parts.noise_multiplier)
-    )
-    found = checkpoints.load(folder.checkpoint)
-    if found is not None and found.facts["data_sha256"] != parts.data_sha256:
-        raise DataError(
-            f"{folder.path}: the records are not those that this run began with (sha256 {parts.data_sha256[:16]}..., "
-            f"then {found.facts['data_sha256'][:16]}...). Restore the data files, or begin anew with another --out."
-        )
-    with _ledger(folder, config, parts, found) as ledger:
+    found = _found(folder, parts)
+    with open_ledgers(folder, _facts(job), found, here, job.shared, _run_facts(job)) as ledgers:
         write_atomic(folder.config, to_yaml(config))
         write_atomic(folder.environment, to_json({**environment.describe(), "arithmetic": here}))
-        for note in ledger.notes:
+        for note in ledgers.own.notes:
             reporter.note(f"ledger: {note}")
-        attempt = _attempt(found, ledger, here)
-        if attempt > (0 if found is None else found.facts["attempt"]):
-            ledger.note(FRESH_NOISE)
-            reporter.note(FRESH_NOISE)
-        noise_id = f"{run_name}.{attempt}"
-        account = PrivacyAccount(
-            config,
-            rules=parts.rules,
-            accountant=parts.accountant,
-            setting=parts.setting,
-            num_records=parts.num_records,
-            ledger=ledger,
-            costs=read_costs(None if found is None else found.facts),
-            repeats=lambda charge: charge.noise_id == noise_id and charge.round >= (found.rounds if found else 0),
-        )
+        account = _account_of(job, ledgers, found)
         runtime = make_runtime(parts, account, config, stop)
-        if found is None:
-            progress = Progress(server=parts.algorithm.init_server(parts.model, parts.setting))
-            lines = folder.keep_metrics(-1)
-        else:
-            device = parts.model.device
-            progress = _progress(found, device)
-            runtime.load_states(_moved(found.silos, device))
-            lines = folder.keep_metrics(found.rounds)
-            reporter.note(f"resumed after round {found.rounds}")
-
-        facts = {"run": run_id(config), "data_sha256": parts.data_sha256, "arithmetic": here, "attempt": attempt}
+        progress, lines = _start(job, runtime, found, reporter)
+        facts = {
+            "run": run_id(config),
+            "data_sha256": parts.data_sha256,
+            "arithmetic": here,
+            "attempt": ledgers.attempt,
+        }
 
         def save(progress: Progress) -> None:
-            spent = {"seconds": progress.seconds, "bytes_up": progress.bytes_up, "bytes_down": progress.bytes_down}
-            costs = [[round, *asdict(cost).values()] for round, cost in sorted(account.costs.items())]
-            account.sync()  # so that the ledger never holds less than a checkpoint says
-            more = {**spent, "costs": costs, "charges": len(ledger)}
-            state = Checkpoint(progress.rounds, progress.server, runtime.states(), {**facts, **more})
-            checkpoints.save(folder.checkpoint, state)
+            checkpoints.save(folder.checkpoint, _checkpoint(progress, runtime, account, facts))
 
         def record(line: dict[str, Any]) -> None:
             folder.add_metrics(line)
@@ -211,20 +236,7 @@ def _run(
 
         # So that --resume always has one to go on from, and knows on what machine the rounds to come were released.
         save(progress)
-        experiment = Experiment(
-            planner=_planner(config, parts),
-            runtime=runtime,
-            account=account,
-            rounds=config.rounds or MOST_ROUNDS,
-            expected_rounds=expected,
-            run_name=run_name,
-            attempt=attempt,
-            evaluate_every=config.evaluation.every or max(1, expected // EVALUATIONS),
-            evaluated=lines[-1]["round"] if lines else 0,
-            dissimilarity=config.evaluation.dissimilarity,
-            checkpoint_every=config.checkpoint.every,
-            checkpoint_seconds=config.checkpoint.seconds,
-        )
+        experiment = _experiment(job, runtime, account, ledgers.attempt, lines)
         reporter.note(f"engine {parts.engine_name}: {parts.engine_reason}")
         if config.privacy.noise_multiplier is None:
             reporter.note(f"noise_multiplier solved: {parts.noise_multiplier:g}, {_solved_for(config)}")
@@ -244,25 +256,140 @@ def _solved_for(config: Config) -> str:
     return f"for {config.rounds} rounds within epsilon {privacy.epsilon:g} at delta {privacy.delta:g} ({view} view)"
 
 
-def _planner(config: Config, parts: Parts) -> Planner:
-    return Planner(parts.algorithm, parts.setting, parts.weights, config.seed)
+def _found(folder: RunFolder, parts: Parts) -> Checkpoint | None:
+    found = checkpoints.load(folder.checkpoint)
+    if found is not None and found.facts["data_sha256"] != parts.data_sha256:
+        raise DataError(
+            f"{folder.path}: the records are not those that this run began with (sha256 {parts.data_sha256[:16]}..., "
+            f"then {found.facts['data_sha256'][:16]}...). Restore the data files, or begin anew with another --out."
+        )
+    return found
 
 
-def _expected_rounds(config: Config, parts: Parts) -> int:
-    """How many rounds the budget will allow; the same before a run and when it is resumed."""
-    account = PrivacyAccount(
+def _facts(job: _Job) -> dict[str, Any]:
+    """What a run's own ledger says of it."""
+    parts = job.parts
+    numbers = {"noise_multiplier": parts.noise_multiplier, "num_records": list(parts.num_records)}
+    return {"run": run_id(job.config), "name": job.config.name, **numbers}
+
+
+def _run_facts(job: _Job) -> dict[str, Any]:
+    """What a shared ledger says of a run."""
+    privacy, setting = job.config.privacy, job.parts.setting
+    drawn = setting.num_participants < setting.num_silos
+    ended = (privacy.epsilon is not None and privacy.budget_view == "server") or job.config.max_participations
+    return {
+        "noise": job.noise,
+        "name": job.config.name,
+        "data_sha256": job.parts.data_sha256,
+        "num_silos": setting.num_silos,
+        "delta": privacy.delta,
+        "draws_decided": drawn and bool(ended),
+    }
+
+
+def _account_of(job: _Job, ledgers: Ledgers, found: Checkpoint | None) -> PrivacyAccount:
+    noise_id, rounds = f"{job.bits}.{ledgers.attempt}", found.rounds if found else 0
+    return _account(
+        job.config,
+        job.parts,
+        job.prior,
+        ledgers.own,
+        shared=ledgers.shared,
+        costs=read_costs(None if found is None else found.facts),
+        repeats=lambda charge: charge.noise_id == noise_id and charge.round >= rounds,
+    )
+
+
+def _account(
+    config: Config,
+    parts: Parts,
+    prior: Prior,
+    ledger: Ledger,
+    *,
+    shared: Ledger | None = None,
+    costs: dict[int, RoundCost] | None = None,
+    repeats: Callable[[Charge], bool] = lambda charge: False,
+) -> PrivacyAccount:
+    return PrivacyAccount(
         config,
         rules=parts.rules,
         accountant=parts.accountant,
         setting=parts.setting,
         num_records=parts.num_records,
-        ledger=Ledger(),
+        ledger=ledger,
+        shared=shared,
+        prior=prior,
+        costs=costs,
+        repeats=repeats,
     )
+
+
+def _start(
+    job: _Job, runtime: Runtime, found: Checkpoint | None, reporter: Reporter
+) -> tuple[Progress, list[dict[str, Any]]]:
+    """The state to go on from, and the evaluations that it comes with."""
+    parts = job.parts
+    if found is None:
+        server = parts.algorithm.init_server(parts.model, parts.setting)
+        return Progress(server=server), job.folder.keep_metrics(-1)
+    device = parts.model.device
+    runtime.load_states(_moved(found.silos, device))
+    reporter.note(f"resumed after round {found.rounds}")
+    return _progress(found, device), job.folder.keep_metrics(found.rounds)
+
+
+def _checkpoint(progress: Progress, runtime: Runtime, account: PrivacyAccount, facts: dict[str, Any]) -> Checkpoint:
+    spent = {"seconds": progress.seconds, "bytes_up": progress.bytes_up, "bytes_down": progress.bytes_down}
+    costs = [[round, *asdict(cost).values()] for round, cost in sorted(account.costs.items())]
+    account.sync()  # so that the ledger never holds less than a checkpoint says
+    more = {**spent, "costs": costs, "charges": len(account.ledger)}
+    return Checkpoint(progress.rounds, progress.server, runtime.states(), {**facts, **more})
+
+
+def _experiment(
+    job: _Job, runtime: Runtime, account: PrivacyAccount, attempt: int, lines: list[dict[str, Any]]
+) -> Experiment:
+    config = job.config
+    return Experiment(
+        planner=_planner(config, job.parts),
+        runtime=runtime,
+        account=account,
+        rounds=config.rounds or MOST_ROUNDS,
+        expected_rounds=job.expected,
+        run_name=job.bits,
+        attempt=attempt,
+        evaluate_every=config.evaluation.every or max(1, job.expected // EVALUATIONS),
+        evaluated=lines[-1]["round"] if lines else 0,
+        dissimilarity=config.evaluation.dissimilarity,
+        checkpoint_every=config.checkpoint.every,
+        checkpoint_seconds=config.checkpoint.seconds,
+    )
+
+
+def _planner(config: Config, parts: Parts) -> Planner:
+    return Planner(parts.algorithm, parts.setting, parts.weights, config.seed)
+
+
+def _expected_rounds(config: Config, parts: Parts, prior: Prior, shared: Path | None) -> int:
+    """How many rounds the budget will allow.
+
+    Raises:
+        ConfigError: not one.
+    """
+    account = _account(config, parts, prior, Ledger())
     server = parts.algorithm.init_server(parts.model, parts.setting)
     expected = account.expected_rounds(_planner(config, parts).asks(server, 0), config.rounds or MOST_ROUNDS)
+    epsilon = config.privacy.epsilon
+    if epsilon is not None and prior.runs and (expected == 0 or account.held() > epsilon):
+        raise ConfigError(
+            f"--ledger {shared} holds {earlier_runs(prior)}, at epsilon {account.held():.4g} at "
+            f"delta {config.privacy.delta:g}: privacy.epsilon={epsilon} does not last for one more "
+            "round. Raise it, or noise_multiplier; or lower record_rate or local_steps."
+        )
     if expected == 0:
         raise ConfigError(
-            f"privacy.epsilon={config.privacy.epsilon} does not last for one round. Raise it, or noise_multiplier; "
+            f"privacy.epsilon={epsilon} does not last for one round. Raise it, or noise_multiplier; "
             "or lower record_rate or local_steps."
         )
     return expected
@@ -272,41 +399,10 @@ def _begun_with(config: Config, folder: RunFolder) -> float | None:
     """The noise multiplier that an unfinished run solved for, whatever would be found today; None if there is none."""
     if config.privacy.noise_multiplier is not None or not folder.ledger.exists():
         return None
-    if b"\n" not in folder.ledger.read_bytes():  # nothing was charged: see `_ledger`
+    if b"\n" not in folder.ledger.read_bytes():  # nothing was charged: see `open_ledgers`
         return None
     known = Ledger.open(folder.ledger, append=False).facts.get("noise_multiplier")
     return None if known is None else float(known)
-
-
-def _ledger(folder: RunFolder, config: Config, parts: Parts, found: Checkpoint | None) -> Ledger:
-    """A new ledger, or the one that is there.
-
-    Raises:
-        LedgerError: it is damaged, or lacks charges that the checkpoint knows of.
-    """
-    if found is None and folder.ledger.exists() and b"\n" not in folder.ledger.read_bytes():
-        folder.ledger.unlink()  # the process ended while it wrote the first line: nothing was charged
-    known = 0 if found is None else int(found.facts["charges"])
-    held = len(Ledger.open(folder.ledger, append=False)) if folder.ledger.exists() else 0
-    if held < known:
-        raise LedgerError(
-            f"{folder.ledger} holds {held} charges where the checkpoint knows of {known}: its end is missing, and "
-            "without it no epsilon can be stated. Restore the file from a copy."
-        )
-    if folder.ledger.exists():
-        return Ledger.open(folder.ledger)
-    facts = {"noise_multiplier": parts.noise_multiplier, "num_records": list(parts.num_records)}
-    return Ledger(folder.ledger, {"run": run_id(config), "name": config.name, **facts})
-
-
-def _attempt(found: Checkpoint | None, ledger: Ledger, here: dict[str, Any]) -> int:
-    """0, or one more than before if rounds in the ledger will be run again and may not give the same bits."""
-    before = 0 if found is None else int(found.facts["attempt"])
-    replayed = any(charge.round >= (found.rounds if found else 0) for charge in ledger)
-    same_bits = found is not None and found.facts["arithmetic"] == here and here["repeats"]
-    if not replayed or same_bits:
-        return before
-    return 1 + max(int(charge.noise_id.rpartition(".")[2]) for charge in ledger)
 
 
 def read_costs(facts: dict[str, Any] | None) -> dict[int, RoundCost]:
@@ -347,6 +443,22 @@ def _write_result(
     notes = [*parts.caveats, *parts.algorithm.notes(progress.server), *account.ledger.notes]
     if lines and all(line["phase"] == "warm-up" for line in lines):
         notes.append("all rounds were warm-up: the model was never trained. Use more rounds, or fewer warm_rounds.")
+    said = statement(
+        config,
+        account,
+        rules=parts.rules,
+        accountant=parts.accountant,
+        run={
+            "name": config.name,
+            "id": run_id(config),
+            "num_silos": parts.setting.num_silos,
+            "rounds": progress.rounds,
+            "status": outcome.status,
+            "reason": outcome.reason,
+        },
+        caveats=parts.caveats,
+        notes=notes,
+    )
     result: Result = {
         "schema": RESULT_SCHEMA,
         "status": outcome.status,
@@ -362,7 +474,7 @@ def _write_result(
         "test_accuracy": _last(lines, "test_accuracy"),
         "train_loss": _last(lines, "train_loss"),
         "noise_multiplier": parts.noise_multiplier,
-        "epsilon": account.views(),
+        "epsilon": said["views"],
         "seconds": round(progress.seconds, 3),
         "bytes_up": progress.bytes_up,
         "bytes_down": progress.bytes_down,
@@ -372,7 +484,8 @@ def _write_result(
         "folder": str(folder.path),
         "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
-    write_atomic(folder.statement, to_json(statement(config, account, parts.caveats, notes)))
+    write_atomic(folder.statement, to_json(said))
+    write_atomic(folder.privacy, markdown(said))
     write_atomic(folder.result, to_json(result))
     return result
 

@@ -101,6 +101,14 @@ def charges(folder: Path | str) -> set[Charge]:
     return set(Ledger.open(Path(folder) / "ledger.jsonl", append=False))
 
 
+def pretend_another_machine(folder: Path, name: str = "another") -> None:
+    """As if the checkpoint of a run had been written elsewhere."""
+    for facts in (folder / "checkpoint").glob("round-*/facts.json"):
+        found = json.loads(facts.read_text())
+        found["arithmetic"]["machine"] = name
+        facts.write_text(json.dumps(found))
+
+
 def one_message(done: Done, *parts: str, code: int = 2) -> None:
     """The command failed with one message that says each of ``parts``, and printed no result."""
     assert done.code == code, done.err

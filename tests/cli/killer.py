@@ -1,23 +1,31 @@
 """Runs `dpfl` in processes of their own that get signals at exact places; torch is imported once, for all of them.
 
 Reads a JSON list of jobs from stdin: {"argv": [...], "signals": [[place, name], ...]}. A place is the number of a file
-operation below the folder that follows --out (opening, renaming, deleting, fsync), counted from 1. Writes to stdout a
-JSON list of {"status": exit code or minus the signal, "out": ..., "err": ...}.
+operation below the folder that follows --out (opening, renaming, deleting, fsync), counted from 1. A job may also have
+"after": seconds until SIGKILL; "machine": the name of the machine that the checkpoint is said to be of; and "watch":
+true to be told what left the silos. Writes to stdout a JSON list of {"status": exit code or minus the signal,
+"out": ..., "err": ...}; what was watched has, too, "left": [[round, silo, noise_id, digest of the upload], ...] and
+"ledgers": {path: content}.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import json
 import os
 import signal
 import sys
 import tempfile
+import time
+from pathlib import Path
 from typing import Any
 
 import dpfl_plugin.cli.run
 from dpfl_plugin.cli.main import main
+from dpfl_plugin.runtimes.in_process import InProcess
+from tests.cli.command import pretend_another_machine
 
 EVENTS = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "shutil.rmtree"}
 
@@ -49,35 +57,71 @@ def send_signals(folder: str, wanted: list[tuple[int, str]]) -> None:
     sys.addaudithook(hook)
 
 
-def child(job: dict[str, Any], out: int, err: int) -> None:
+def tell_what_leaves(file: int) -> None:
+    """Write a line for each upload when the runtime hands it on: at once, so that no signal can take it back."""
+    make, run_round, noise = InProcess.__init__, InProcess.run_round, ""
+
+    def init(self: InProcess, *args: Any, **options: Any) -> None:
+        make(self, *args, **{**options, "observers": [left]})
+
+    def remember(self: InProcess, down: Any, plan: Any, draw: Any) -> Any:
+        nonlocal noise
+        noise = draw.noise_id
+        return run_round(self, down, plan, draw)
+
+    def left(round: int, silos: Any, up: Any) -> None:
+        for row, silo in enumerate(silos):
+            bits = b"".join(up[name][row].numpy().tobytes() for name in sorted(up))
+            os.write(file, json.dumps([round, silo, noise, hashlib.sha256(bits).hexdigest()[:16]]).encode() + b"\n")
+
+    InProcess.__init__ = init  # type: ignore[method-assign]
+    InProcess.run_round = remember  # type: ignore[method-assign]
+
+
+def child(job: dict[str, Any], out: int, err: int, left: int) -> None:
     os.dup2(out, 1)
     os.dup2(err, 2)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     argv = job["argv"]
+    if job.get("watch"):
+        tell_what_leaves(left)
     send_signals(argv[argv.index("--out") + 1], job["signals"])
     sys.argv = ["dpfl", *argv]
     main()
 
 
 def ran(job: dict[str, Any]) -> dict[str, Any]:
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+    folder = Path(job["argv"][job["argv"].index("--out") + 1])
+    if "machine" in job:
+        for ledger in folder.glob("*/*/ledger.jsonl"):
+            pretend_another_machine(ledger.parent, job["machine"])
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, tempfile.TemporaryFile() as left:
         pid = os.fork()
         if pid == 0:
             code = 99
             try:
-                child(job, out.fileno(), err.fileno())
+                child(job, out.fileno(), err.fileno(), left.fileno())
             except SystemExit as end:
                 code = int(end.code or 0)
             finally:
                 sys.stdout.flush()
                 sys.stderr.flush()
                 os._exit(code)
+        if "after" in job:
+            time.sleep(job["after"])
+            os.kill(pid, signal.SIGKILL)  # not waited for yet, so that the id is still its own
         _, status = os.waitpid(pid, 0)
         texts = {}
-        for name, file in (("out", out), ("err", err)):
+        for name, file in (("out", out), ("err", err), ("left", left)):
             file.seek(0)
             texts[name] = file.read().decode()
-    return {"status": os.waitstatus_to_exitcode(status), **texts}
+    result: dict[str, Any] = {"status": os.waitstatus_to_exitcode(status), **texts}
+    if job.get("watch"):
+        result["left"] = [json.loads(line) for line in texts["left"].splitlines()]
+        result["ledgers"] = {
+            str(path): path.read_text() for path in folder.rglob("*.jsonl") if "metrics" not in path.name
+        }
+    return result
 
 
 def warm_up(job: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ import numpy as np
 import pytest
 import yaml
 
-from tests.cli.command import BASE, dpfl, merged, one_message, write
+from dpfl_plugin.privacy.samplers import Poisson
+from tests.cli.command import BASE, charges, dpfl, merged, one_message, write
 
 FILES = {
     "": ["holds no mapping"],
@@ -125,6 +127,10 @@ SETTINGS = {
     "privacy.mechanism=gausian": ["'gausian'", "did you mean 'gaussian'"],
     "loss=crossentropy": ["loss='crossentropy'", "did you mean 'cross_entropy'"],
     "runtime.device=tpu": ["runtime.device='tpu'"],
+    # accountants that do not know what would be released
+    "privacy.accountant=gaussian": ["Gaussian has no bound", "sampler=fixed", "Use pld"],
+    "privacy.accountant=prv": ["PRV has no bound", "sampler=fixed", "Use pld"],
+    "privacy={accountant: paper, sampler: poisson}": ["Paper has no bound", "sampler=poisson"],
     # that do not go together
     "data.test=own": ["data.test='own'", "split"],
     "privacy.neighbouring=add_or_remove": ["privacy.neighbouring='add_or_remove'", "replace_one"],
@@ -185,6 +191,74 @@ def test_settings(tmp_path: Path, own_code: None, setting: str, parts: list[str]
     assert not (tmp_path / "runs").exists()
     if not setting.startswith(("rounds", "=3", "a..b", "seed=[")) or setting == "rounds=0":
         assert "config.yaml" in done.err
+
+
+def test_an_accountant_that_does_not_know_drawn_rounds(tmp_path: Path) -> None:
+    settings = ["--set", "privacy={accountant: prv, sampler: poisson}", "--set", "silo_rate=0.5"]
+    done = dpfl("run", write(tmp_path), "--out", tmp_path / "runs", *settings)
+    one_message(done, "PRV has no bound", "participation=0.5", "certain rounds only")
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("setting", "part"),
+    [
+        ("privacy={noise_multiplier: 0, epsilon: 1}", "without noise no epsilon holds"),
+        ("privacy.delta=1", "privacy.delta=1"),
+        ("privacy.delta=1.5", "privacy.delta=1.5"),
+        ("privacy.accountant=pdl", "did you mean 'pld'"),
+    ],
+)
+def test_account_refuses_what_run_refuses(tmp_path: Path, setting: str, part: str) -> None:
+    one_message(dpfl("account", write(tmp_path), "--set", setting), part)
+
+
+def test_a_delta_that_protects_nobody_is_remarked_on_ahead_too(tmp_path: Path) -> None:
+    done = dpfl("account", write(tmp_path), "--set", "privacy.delta=0.05", "--json")
+    assert done.code == 0 and "privacy.delta=0.05 is not below 1/24" in done.err and done.json
+    assert "delta" not in dpfl("account", tmp_path / "config.yaml").err
+    bare = dpfl("account", tmp_path / "config.yaml", "--set", "privacy={noise_multiplier: 0, delta: 0.05}")
+    assert bare.code == 0 and "delta" not in bare.err  # nothing is claimed at any delta
+
+
+def test_account_of_a_run_whose_ledger_is_damaged(tmp_path: Path) -> None:
+    folder = Path(dpfl("run", write(tmp_path), "--out", tmp_path / "runs", "--json").json["folder"])
+    ledger = folder / "ledger.jsonl"
+    lines = ledger.read_bytes().splitlines(keepends=True)
+    whole = b"".join(lines)
+    for damage, line in (
+        (whole.replace(b'"round":2', b'"round":1', 1), "line 10"),
+        (b"".join(lines[:4] + lines[5:]), "line 5"),
+        (b"".join([*lines[:6], b"\0" * len(lines[6]), *lines[7:]]), "line 7"),
+    ):
+        ledger.write_bytes(damage)
+        one_message(dpfl("account", folder), "ledger.jsonl", line, "are intact and prove", "Restore", code=1)
+        assert ledger.read_bytes() == damage
+    ledger.write_bytes(whole[:-5])  # torn: said, and left as it is
+    done = dpfl("account", folder)
+    assert done.code == 0 and "cut off by a crash" in done.err and ledger.read_bytes() == whole[:-5]
+
+
+@pytest.mark.parametrize("engine", ["closed_form", "vmap"])
+@pytest.mark.parametrize("sigma", [0.0, 4.0])
+def test_an_empty_poisson_batch_releases_noise_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str, sigma: float
+) -> None:
+    """Without noise the model stays where it began, to the bit; with it, it moves, and every silo is charged."""
+    monkeypatch.setattr(Poisson, "draw", lambda self, n, rng: np.flatnonzero(rng.random(n) < 0))
+    privacy = {"sampler": "poisson", "record_rate": 0.02, "noise_multiplier": sigma}
+    config = write(tmp_path, {"privacy": privacy, "engine": engine, "algorithm": {"name": "fedavg"}})
+    done = [dpfl("run", config, "--out", tmp_path / "runs", "--json", "--set", f"rounds={n}").json for n in (1, 6)]
+    assert all(math.isfinite(result["train_loss"]["last"]) for result in done)
+    assert (done[0]["model_sha256"] == done[1]["model_sha256"]) == (sigma == 0)
+    assert len(charges(done[1]["folder"])) == 6 * 4
+
+
+def test_batches_that_are_sometimes_empty(tmp_path: Path) -> None:
+    """Of 24 records with probability 0.02 each, six batches of ten are empty; the ledger does not tell which."""
+    privacy = {"sampler": "poisson", "record_rate": 0.02, "noise_multiplier": 8.0}
+    result = dpfl("run", write(tmp_path, {"privacy": privacy}), "--out", tmp_path / "runs", "--json").json
+    assert {charge.count for charge in charges(result["folder"])} == {2} and result["status"] == "done"
 
 
 def test_an_engine_that_does_not_fit_the_model(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from dpfl_plugin.training import session
 from dpfl_plugin.training.experiment import Experiment
 from dpfl_plugin.training.folder import RunFolder
 from dpfl_plugin.training.host import SiloHost
-from tests.cli.command import charges, dpfl, metrics, one_message, run, write
+from tests.cli.command import charges, dpfl, metrics, one_message, pretend_another_machine, run, write
 
 ROOT = Path(__file__).parents[2]
 # A budget that lasts for a dozen rounds, silos with states, two of four in a round, a warm-up.
@@ -270,13 +270,6 @@ def test_changed_data_are_refused(tmp_path: Path) -> None:
 
 
 # Another machine
-
-
-def pretend_another_machine(folder: Path) -> None:
-    (facts,) = (folder / "checkpoint").glob("round-*/facts.json")
-    found = json.loads(facts.read_text())
-    found["arithmetic"]["machine"] = "another"
-    facts.write_text(json.dumps(found))
 
 
 @pytest.mark.parametrize("view", ["server", "third_party"])

@@ -20,6 +20,7 @@ FILES = {
     "metrics.jsonl",
     "ledger.jsonl",
     "ledger.json",
+    "privacy.md",
     "model.safetensors",
     "checkpoint",
     "result.json",

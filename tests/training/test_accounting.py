@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,10 +12,12 @@ from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.streams import stream
 from dpfl_plugin.oracle import PrivacyRules
 from dpfl_plugin.privacy.accountants import PLD
-from dpfl_plugin.privacy.events import Charge
+from dpfl_plugin.privacy.events import Charge, Term
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.mechanisms import Gaussian
+from dpfl_plugin.privacy.prior import Prior
 from dpfl_plugin.privacy.samplers import FixedSize
+from dpfl_plugin.privacy.views import Planned
 from dpfl_plugin.training.accounting import PrivacyAccount, RoundCost
 from dpfl_plugin.training.planning import draw_participants
 
@@ -97,6 +100,29 @@ def test_fresh_noise_counts_again(view: str) -> None:
     end = spend(resumed, range(2, 100), "run.1")
     assert rounds - 2 + (end - 2) == rounds  # of the two rounds that were left, both were spent on repeating
     assert epsilon(resumed, view) == epsilon(one, view)
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_earlier_runs_use_up_a_third_partys_budget(alike: bool) -> None:
+    """Whether all rounds cost the same, so that one search serves them, or each is looked at by itself."""
+    release = account().charges(0, PLAN)[0].release
+    prior = Prior(certain=dict.fromkeys((0, 1), (Planned(release, 10),)))
+
+    def plan(round: int) -> RoundPlan:
+        return PLAN if alike or round % 2 else replace(PLAN, num_gradients=3)
+
+    def releases(of: PrivacyAccount) -> int:
+        for round in range(100):
+            if not of.affords(round, plan(round)):
+                return sum(plan(t).num_gradients for t in range(round))
+            of.begin_round(round, plan(round))
+            of.append(of.charges(round, plan(round)))
+        raise AssertionError("the budget ends it")
+
+    alone, after = releases(account("third_party")), releases(account("third_party", prior=prior))
+    assert alone - 13 <= after <= alone - 10 + 2
+    spent = [Term(release=release, count=after + 10, rounds=1)]
+    assert PLD().epsilon(spent, 1e-5) <= 2.0
 
 
 def test_what_was_spent_so_far_on_the_way() -> None:

@@ -1,0 +1,175 @@
+"""What earlier runs on the same data released: one budget across runs.
+
+A ledger that several runs share says of each run which charges are its own and, by a fingerprint, which records were at
+which silo. What a run may still spend is what these earlier runs left, as follows.
+
+**Claim.** Let x be a record that is at silo i in this run. Under replacing x (or letting it count as zero), what the
+server saw of this run and of the earlier runs R_1, ..., R_k together is dominated by the composition of
+
+* this run's releases of silo i,
+* for each R_j on the same records (equal fingerprints): R_j's releases of silo i;
+* for each other R_j: the envelope E_j, which dominates the releases of every one of R_j's silos.
+
+**Proof.** In a run whose fingerprint is equal, x is at silo i. In any other run (another partition, split or
+preprocessing) x is at one silo s_j at most, for each record is at one silo in each run; where x was a test record or
+absent, the run's releases do not depend on it, and the identity is dominated by anything. Given everything seen before,
+the messages of silos that do not hold x do not depend on x: they are the same function of what was seen and of fresh,
+independent noise. So R_j is dominated by its releases of s_j, and these by E_j. A pair of distributions that dominates
+each factor, factor by factor, dominates the adaptive composition (Zhu, Dong, Wang 2022, Thm 10); noise and batches of
+different runs are independent, since each run draws its own. []
+
+**Envelope.** Group a run's releases by all but their rate: sampler, noise_multiplier, neighbouring, unit. E_j makes,
+for each group, the largest number of releases that a silo made, at the largest rate that a silo had. More releases
+dominate fewer, which are a part of them. A larger rate dominates a smaller one, q < q':
+
+* batches without replacement: for a >= 1 the profile is h_q(a) = q g((a - 1) / q) with g(u) = delta_G(1 + u) convex,
+  decreasing and at least 0; its derivative in q is g(u) - u g'(u) >= 0 at u = (a - 1) / q. Below 1 the profile is
+  1 - a + a h_q(1 / a), which grows with it.
+* Poisson batches: with t = q / q', (1 - q) P_0 + q P_1 = (1 - t) P_0 + t ((1 - q') P_0 + q' P_1). H_a is jointly
+  convex, so that H_a(q, P_0) <= (1 - t) H_a(P_0, P_0) + t H_a(q', P_0); and H_a(P_0, P_0) = max(0, 1 - a) is the least
+  value that H_a has. The same the other way round.
+
+Parts of records: with equal fingerprints a share [first, last) is the same records, so that shares stay what they are.
+In other runs x may have been in any share: they all count as reading everything.
+
+**A third party** sees global models. Its guarantee averages over the draws of participants, and two runs of one seed
+draw the same ones, so that an earlier run's realised draws say what this run's will be. Therefore earlier runs count as
+if every silo had taken part in each of their rounds. Given the draws D, what a third party saw is then dominated by
+(all rounds of earlier runs) x (this run's rounds in which D has silo i); averaged over D, that is (all rounds of
+earlier runs) x (this run's mixture), whatever the earlier draws had to do with this run's. Only a number of rounds that
+itself depends on draws breaks the argument (a budget in the server's view does that): after such a run,
+`draws_decided` says to count this run's rounds as certain too, which holds for each D by itself.
+
+Taken as given, as within one run: how records are dealt to silos. A partitioner that looks at labels could deal other
+records elsewhere if one were replaced; replacing a record means at the silo where it is. And a silo's whole data set
+(``unit: silo``) may have been spread over many silos in a run on other records: that is refused.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from dpfl_plugin.errors import ConfigError, UnsupportedError
+from dpfl_plugin.privacy.events import Charge, SampledGaussian, Term
+from dpfl_plugin.privacy.ledger import Ledger
+from dpfl_plugin.privacy.views import Earlier, Planned, Share, share_groups
+
+WHOLE: Share = (0.0, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Prior:
+    """What earlier runs released of the records of this run.
+
+    Attributes:
+        realised: for each silo, towards the server.
+        certain: for each silo, towards a third party: as if it had taken part in every round.
+        draws_decided: whether the draws of participants decided how long some earlier run was.
+        runs: facts of the earlier runs, once each, with ``same_records`` and ``num_charges``.
+    """
+
+    realised: Earlier = field(default_factory=dict)
+    certain: Earlier = field(default_factory=dict)
+    draws_decided: bool = False
+    runs: tuple[Mapping[str, Any], ...] = ()
+
+    def terms(self, silo: int, share: Share = WHOLE, *, third_party: bool = False) -> list[Term]:
+        """What to compose with a silo's releases that read ``share``: for budgets, and to solve for what is left."""
+        earlier = (self.certain if third_party else self.realised).get(silo, ())
+        if not earlier:
+            return []
+        release = earlier[0].release
+        groups = share_groups([share, *(p.share for p in earlier)], release.neighbouring, release.unit)
+        return [Term(release=p.release, count=p.count, rounds=1) for p in earlier if groups[p.share] == groups[share]]
+
+
+def prior_of(ledger: Ledger, *, noise: str, data_sha256: str, num_silos: int, release: SampledGaussian) -> Prior:
+    """What ``ledger`` holds besides the run known by ``noise``, for that run's silos.
+
+    Args:
+        release: one of the run's, for what it protects.
+
+    Raises:
+        ConfigError: an earlier run has another neighbouring relation or unit.
+        UnsupportedError: at silo level, an earlier run was on other records.
+    """
+    everywhere: list[Planned] = []
+    certain: list[Planned] = []
+    of_silo: defaultdict[int, list[Planned]] = defaultdict(list)
+    runs = []
+    for facts in runs_in(ledger):
+        if facts["noise"] == noise:
+            continue
+        charges = ledger.of_run(facts["noise"])
+        same = facts["data_sha256"] == data_sha256
+        runs.append({**facts, "same_records": same, "num_charges": len(charges)})
+        _check_meaning(facts, charges, release, same)
+        charges = charges if same else [replace(charge, share=WHOLE) for charge in charges]
+        certain += envelope(charges, every_round=True)
+        if same:
+            for charge in charges:
+                of_silo[charge.silo].append(Planned(charge.release, charge.count, charge.share))
+        else:
+            everywhere += envelope(charges)
+    return Prior(
+        realised={silo: tuple(_merged([*everywhere, *of_silo[silo]])) for silo in range(num_silos)} if runs else {},
+        certain=dict.fromkeys(range(num_silos), tuple(_merged(certain))) if runs else {},
+        draws_decided=any(run["draws_decided"] for run in runs),
+        runs=tuple(runs),
+    )
+
+
+def runs_in(ledger: Ledger) -> list[dict[str, Any]]:
+    """The facts of each run of a shared ledger, as it was begun first; what any session said of the draws counts."""
+    runs: dict[str, dict[str, Any]] = {}
+    for facts in ledger.runs:
+        known = runs.setdefault(facts["noise"], dict(facts))
+        known["draws_decided"] = known["draws_decided"] or facts["draws_decided"]
+    return list(runs.values())
+
+
+def envelope(charges: Iterable[Charge], *, every_round: bool = False) -> list[Planned]:
+    """Releases that dominate those of each silo; with ``every_round``, of a silo that takes part in all rounds."""
+    rates: dict[tuple[Share, SampledGaussian], float] = {}
+    counts: defaultdict[tuple[Share, SampledGaussian], defaultdict[Any, Counter[int]]]
+    counts = defaultdict(lambda: defaultdict(Counter))
+    for charge in charges:
+        kind = (charge.share, replace(charge.release, rate=1.0))
+        rates[kind] = max(rates.get(kind, 0.0), charge.release.rate)
+        counts[kind][(charge.round, charge.noise_id) if every_round else None][charge.silo] += charge.count
+    return [
+        Planned(
+            replace(release, rate=rates[share, release]),
+            sum(max(by_silo.values()) for by_silo in rounds.values()),
+            share,
+        )
+        for (share, release), rounds in counts.items()
+    ]
+
+
+def _merged(planned: Iterable[Planned]) -> list[Planned]:
+    """Equal releases as one, in an order that does not depend on how they came."""
+    counts: Counter[tuple[SampledGaussian, Share]] = Counter()
+    for one in planned:
+        counts[one.release, one.share] += one.count
+    merged = [Planned(release, count, share) for (release, share), count in counts.items()]
+    return sorted(merged, key=repr)
+
+
+def _check_meaning(facts: Mapping[str, Any], charges: Iterable[Charge], release: SampledGaussian, same: bool) -> None:
+    for charge in charges:
+        other = charge.release
+        if (other.neighbouring, other.unit) != (release.neighbouring, release.unit):
+            raise ConfigError(
+                f"it holds run {facts['name']!r}, which protects against {other.neighbouring} of a {other.unit}, and "
+                f"this run protects against {release.neighbouring} of a {release.unit}: no one epsilon bounds both. "
+                "Use a ledger for each."
+            )
+        if other.unit == "silo" and not same:
+            raise UnsupportedError(
+                f"it holds run {facts['name']!r} on other records than this run's, and with unit: silo the data of one "
+                "silo here may have been at many silos there: no bound is known. Use a ledger for each set of records."
+            )

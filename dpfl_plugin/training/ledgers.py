@@ -1,0 +1,191 @@
+"""A run's own ledger, and the one that it may share with other runs on the same data (`dpfl run --ledger FILE`)."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpfl_plugin.errors import ConfigError, LedgerError
+from dpfl_plugin.privacy.ledger import Ledger
+from dpfl_plugin.training.checkpoint import Checkpoint
+from dpfl_plugin.training.folder import RunFolder, locked
+
+FRESH_NOISE = (
+    "rounds that were released already cannot be repeated bit for bit here, because the machine or the versions "
+    "differ, or the noise is secure: they are run with fresh noise and charged again."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Ledgers:
+    """What a session charges to.
+
+    Attributes:
+        attempt: 0, or one more than before if rounds in the ledgers will be run again and may not give the same bits.
+    """
+
+    own: Ledger
+    shared: Ledger | None
+    attempt: int
+
+
+@contextlib.contextmanager
+def locked_shared(path: Path | None) -> Iterator[Ledger | None]:
+    """Keep other runs from a shared ledger, and read what it holds; None stays None.
+
+    Raises:
+        ConfigError: another run has it, it cannot be written to, or it is one run's own ledger.
+        LedgerError: it is damaged; names the line, and what is still proven.
+    """
+    if path is None:
+        yield None
+        return
+    if not path.parent.is_dir() or path.is_dir():
+        raise ConfigError(f"--ledger {path}: must be a file in a folder that exists.")
+    taken = f"--ledger {path}: another run ({{holder}}) is writing to it. Wait for that run, or end it."
+    real = path.resolve()  # by whatever name it is given
+    with locked(real.with_name(f"{real.name}.lock"), taken, optional=False):
+        yield read_shared(path) if _has_a_line(path) else Ledger()
+
+
+def read_shared(path: Path) -> Ledger:
+    """A shared ledger, for reading.
+
+    Raises:
+        ConfigError: it is one run's own ledger.
+        LedgerError: it is damaged.
+    """
+    ledger = Ledger.open(path, append=False)
+    if "shared" not in ledger.facts:
+        raise ConfigError(f"{path} is the ledger of one run. Give a file of its own, or a new name, for several runs.")
+    return ledger
+
+
+def check_shared(folder: RunFolder, path: Path | None, shared: Ledger | None) -> None:
+    """Check that a run goes on, or is shown, with the shared ledger that it began with.
+
+    Raises:
+        ConfigError: it began with one and none is given, or it began without.
+        LedgerError: it began with another one, or the end of this one is missing.
+    """
+    if not _has_a_line(folder.ledger):
+        return
+    began_with = Ledger.open(folder.ledger, append=False).facts.get("shared")
+    if began_with is None and shared is not None:
+        raise ConfigError(
+            f"{folder.path}: this run began without --ledger, so what it released is not in that ledger. Leave "
+            "--ledger out, or begin anew with another --out."
+        )
+    if began_with is not None and shared is None:
+        raise ConfigError(
+            f"{folder.path}: this run shares its budget with others by the ledger {began_with['file']}, which has to "
+            f"know what this one releases. Give it by --ledger .../{began_with['file']}."
+        )
+    if began_with is not None and shared is not None and not shared.holds(began_with["head"]):
+        raise LedgerError(
+            f"--ledger {path}: is not the ledger {began_with['file']} that this run began with, or "
+            "its end is missing, and with it what other runs released. Restore the file from a copy."
+        )
+
+
+@contextlib.contextmanager
+def open_ledgers(
+    folder: RunFolder,
+    facts: Mapping[str, Any],
+    found: Checkpoint | None,
+    here: Mapping[str, Any],
+    path: Path | None,
+    run: Mapping[str, Any],
+) -> Iterator[Ledgers]:
+    """Both ledgers, holding the same charges of this run.
+
+    Args:
+        facts: what the own ledger is to say of the run.
+        found: the checkpoint to go on from; here: the arithmetic of this session (`environment.arithmetic`).
+        path: of the shared ledger, which the caller has locked; run: what its line is to say of this run.
+
+    Raises:
+        LedgerError: a ledger is damaged, or lacks charges that the checkpoint knows of.
+    """
+    with contextlib.ExitStack() as stack:
+        shared = None if path is None else stack.enter_context(_open_shared(path))
+        own = stack.enter_context(_open_own(folder, facts, found, shared))
+        noise = run["noise"]
+        if shared is not None:
+            _add_missing(own, shared, noise)
+        before = 0 if found is None else int(found.facts["attempt"])
+        attempt = _attempt(found, own, _arithmetics(found, shared, noise, before), here)
+        if attempt > before:
+            own.note(FRESH_NOISE)
+        if shared is not None:
+            now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+            shared.begin_run({**run, "attempt": attempt, "arithmetic": _digest(here), "started": now})
+            shared.append(own)
+            shared.sync()
+        own.sync()
+        yield Ledgers(own, shared, attempt)
+
+
+def _open_shared(path: Path) -> Ledger:
+    if _has_a_line(path):
+        return Ledger.open(path)
+    path.unlink(missing_ok=True)  # a process ended while it wrote the first line: nothing was charged
+    return Ledger(path, {"shared": uuid.uuid4().hex})
+
+
+def _open_own(folder: RunFolder, facts: Mapping[str, Any], found: Checkpoint | None, shared: Ledger | None) -> Ledger:
+    if found is None and folder.ledger.exists() and not _has_a_line(folder.ledger):
+        folder.ledger.unlink()  # the process ended while it wrote the first line: nothing was charged
+    known = 0 if found is None else int(found.facts["charges"])
+    held = len(Ledger.open(folder.ledger, append=False)) if folder.ledger.exists() else 0
+    if held < known:
+        raise LedgerError(
+            f"{folder.ledger} holds {held} charges where the checkpoint knows of {known}: its end is missing, and "
+            "without it no epsilon can be stated. Restore the file from a copy."
+        )
+    if folder.ledger.exists():
+        return Ledger.open(folder.ledger)
+    if shared is not None and shared.path is not None:
+        facts = {**facts, "shared": {"file": shared.path.name, "head": shared.head}}
+    return Ledger(folder.ledger, facts)
+
+
+def _add_missing(own: Ledger, shared: Ledger, noise: str) -> None:
+    """Add what only the shared ledger knows of this run."""
+    before = len(own)
+    own.append(shared.of_run(noise))
+    if len(own) > before:
+        own.note(
+            f"{len(own) - before} charges that only the shared ledger held were added: a crash came between the two, "
+            "or this very run was computed elsewhere."
+        )
+
+
+def _arithmetics(found: Checkpoint | None, shared: Ledger | None, noise: str, attempt: int) -> set[str]:
+    """On what the rounds of an attempt were computed, as far as is known."""
+    known = set() if found is None else {_digest(found.facts["arithmetic"])}
+    runs = [] if shared is None else shared.runs
+    return known | {run["arithmetic"] for run in runs if (run["noise"], run["attempt"]) == (noise, attempt)}
+
+
+def _attempt(found: Checkpoint | None, own: Ledger, arithmetics: set[str], here: Mapping[str, Any]) -> int:
+    before, rounds = (0, 0) if found is None else (int(found.facts["attempt"]), found.rounds)
+    replayed = any(charge.round >= rounds for charge in own)
+    if not replayed or (here["repeats"] and arithmetics == {_digest(here)}):
+        return before
+    return 1 + max(int(charge.noise_id.rpartition(".")[2]) for charge in own)
+
+
+def _digest(arithmetic: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(arithmetic, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _has_a_line(path: Path) -> bool:
+    return path.exists() and b"\n" in path.read_bytes()

@@ -1,0 +1,419 @@
+"""`dpfl run --ledger FILE`: one budget for several runs, and what happens to FILE when things go wrong."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from dpfl_plugin.privacy.events import Charge
+from dpfl_plugin.privacy.ledger import Ledger
+from dpfl_plugin.runtimes.in_process import InProcess
+from tests.cli.command import charges, dpfl, one_message, pretend_another_machine, run, write
+
+BUDGET: dict[str, Any] = {"rounds": None, "privacy": {"epsilon": 2.0, "noise_multiplier": 8.0}}
+SILO = {
+    "algorithm": {"name": "fedavg"},
+    "privacy": {"unit": "silo", "sampler": "full", "record_rate": None, "noise_multiplier": 20.0},
+}
+
+
+def held(path: Path) -> set[Charge]:
+    return set(Ledger.open(path, append=False))
+
+
+def totals(result: dict[str, Any]) -> tuple[float, float]:
+    """Epsilon towards the server: of the run alone, and with the others."""
+    epsilon = result["epsilon"]
+    return epsilon["server"]["epsilon"], epsilon["total"]["server"]["epsilon"]
+
+
+class Crash(BaseException):
+    """Ends a run as nothing in the package expects."""
+
+
+def crash(config: Path, number: int, *args: object) -> None:
+    """End a run in its round ``number``, after what it charged is on disk."""
+    rounds, real = 0, InProcess.run_round
+
+    def run_round(self: InProcess, *given: Any) -> Any:
+        nonlocal rounds
+        rounds += 1
+        result = real(self, *given)
+        if rounds == number:
+            raise Crash
+        return result
+
+    with mock.patch.object(InProcess, "run_round", run_round), pytest.raises(Crash):
+        dpfl("run", config, "--out", config.parent / "runs", *args)
+
+
+def folder_of(config: Path) -> Path:
+    (ledger,) = (config.parent / "runs").glob("*/*/ledger.jsonl")
+    return ledger.parent
+
+
+# Budgets
+
+
+def test_the_budget_bounds_all_runs_together(tmp_path: Path) -> None:
+    config, ledger = write(tmp_path, BUDGET), tmp_path / "all.jsonl"
+    whole = run(config, "--ledger", ledger)["rounds"]
+    assert whole > 12
+    alone, total = totals(run(config, "--ledger", ledger, "--resume"))
+    assert alone == total <= 2.0  # nothing is held besides this run itself
+    done = dpfl("run", config, "--out", tmp_path / "runs", "--ledger", ledger, "--set", "algorithm.local_lr=0.1")
+    one_message(done, str(ledger), "1 earlier run,", f"epsilon {total:.4g}", "privacy.epsilon=2.0", "does not last")
+    # Two runs on the same records share the rounds that one would have had.
+    parts = tmp_path / "parts.jsonl"
+    first = run(config, "--ledger", parts, "--set", "rounds=5", "--set", "algorithm.local_lr=0.2")
+    rest = run(config, "--ledger", parts, "--set", "algorithm.local_lr=0.3")
+    assert (first["rounds"], rest["rounds"]) == (5, whole - 5)
+    assert totals(first)[0] == totals(first)[1] < totals(rest)[1] == total
+    assert held(parts) == charges(first["folder"]) | charges(rest["folder"])
+
+
+def test_other_records_add_up_as_if_every_record_had_been_at_the_dearest_silo(tmp_path: Path) -> None:
+    """The second seed deals other records to the silos; of four drawn silos, the one drawn most often counts."""
+    config, ledger = write(tmp_path, {"silo_rate": 0.5}), tmp_path / "all.jsonl"
+    first, second = (run(config, "--ledger", ledger, "--set", f"seed={seed}") for seed in (1, 2))
+    assert [run["same_records"] for run in shared_of(second)["runs"]] == [False]
+    most = [max(silo["rounds"] for silo in of_silos(result)) for result in (first, second)]
+    numbers = ["--q", 0.5, "--sigma", 4, "--delta", 1e-5, "--steps", 2 * sum(most)]
+    expected = dpfl("account", "--mechanism", "gaussian-wor", *numbers, "--json").json["epsilon"]
+    assert totals(second)[1] == pytest.approx(expected, rel=1e-9) and totals(first)[0] == totals(first)[1]
+
+
+def test_a_budget_that_others_passed_already_is_refused_whoever_is_drawn(tmp_path: Path) -> None:
+    """Another silo than the first round's spent too much; the first rounds to come would do without it."""
+    config = write(tmp_path, {"seed": 24, "silo_rate": 0.25, "privacy": {"epsilon": 1.2}})
+    ledger = tmp_path / "all.jsonl"
+    first = run(config, "--ledger", ledger, "--set", "privacy.epsilon=null", "--set", "rounds=6")
+    assert [silo["rounds"] for silo in of_silos(first)] == [1, 1, 0, 4] and totals(first)[0] > 1.2
+    assert {charge.silo for charge in held(ledger) if charge.round == 0} == {1}
+    one_message(dpfl("run", config, "--out", tmp_path / "runs", "--ledger", ledger), "does not last", "1 earlier run,")
+
+
+def of_silos(result: dict[str, Any]) -> list[dict[str, Any]]:
+    return list(json.loads((Path(result["folder"]) / "ledger.json").read_text())["silos"])
+
+
+def shared_of(result: dict[str, Any]) -> dict[str, Any]:
+    return dict(json.loads((Path(result["folder"]) / "ledger.json").read_text())["shared"])
+
+
+def test_a_third_partys_budget_counts_earlier_runs_as_certain(tmp_path: Path) -> None:
+    changes = {"silo_rate": 0.5, "rounds": None, "privacy": {"epsilon": 3.0, "budget_view": "third_party"}}
+    config, ledger = write(tmp_path, changes), tmp_path / "all.jsonl"
+    run(config, "--ledger", ledger, "--set", "rounds=3", "--set", "algorithm.local_lr=0.1")
+    second = run(config, "--ledger", ledger)
+    total = second["epsilon"]["total"]
+    assert total["third_party"]["epsilon"] <= 3.0
+    assert second["epsilon"]["third_party"]["epsilon"] < total["third_party"]["epsilon"]
+    fresh = run(config, "--ledger", tmp_path / "fresh.jsonl", "--set", "rounds=100", code=3)
+    assert second["rounds"] < fresh["rounds"]
+
+
+def test_draws_that_decided_how_long_an_earlier_run_was_leave_no_mixture(tmp_path: Path) -> None:
+    config, ledger = write(tmp_path, {"silo_rate": 0.5}), tmp_path / "all.jsonl"
+    long = ["--set", "rounds=30"]
+    run(config, "--ledger", ledger, "--set", "rounds=null", "--set", "privacy.epsilon=1")
+    views = run(config, "--ledger", ledger, *long)["epsilon"]
+    assert views["third_party"]["epsilon"] < 0.8 * views["server"]["worst_case_epsilon"]
+    assert views["total"]["third_party"]["epsilon"] == views["total"]["server"]["worst_case_epsilon"]
+    other = tmp_path / "other.jsonl"  # as many rounds, which no draw decided on
+    run(config, "--ledger", other, "--set", "rounds=2", "--set", "algorithm.local_lr=0.1")
+    total = run(config, "--ledger", other, *long, "--set", "algorithm.local_lr=0.2")["epsilon"]["total"]
+    assert total["third_party"]["epsilon"] < 0.9 * total["server"]["worst_case_epsilon"]
+
+
+@pytest.mark.parametrize("view", ["server", "third_party"])
+def test_noise_is_solved_for_what_is_left(tmp_path: Path, view: str) -> None:
+    changes = {"silo_rate": 0.5, "rounds": 10, "privacy": {"epsilon": 3.0, "budget_view": view}}
+    config, ledger = write(tmp_path, changes), tmp_path / "all.jsonl"
+    first = run(config, "--ledger", ledger, "--set", "rounds=3")
+    solve = ["--set", "privacy.noise_multiplier=null", "--set", "algorithm.local_lr=0.1"]
+    second = run(config, "--ledger", ledger, *solve)
+    alone = dpfl("run", config, "--out", tmp_path / "alone", "--json", *solve).json
+    assert second["noise_multiplier"] > alone["noise_multiplier"] and second["rounds"] == 10
+    key = {"server": ("server", "worst_case_epsilon"), "third_party": ("third_party", "epsilon")}[view]
+    total = second["epsilon"]["total"][key[0]][key[1]]
+    assert total <= 3.0 and second["epsilon"][key[0]][key[1]] < total
+    assert view == "server" or total > 2.99  # towards the server silos were drawn more often than earlier runs had them
+    assert run(config, "--ledger", ledger, *solve, "--resume")["model_sha256"] == second["model_sha256"]
+    done = dpfl("run", config, "--out", tmp_path / "runs", "--ledger", ledger, *solve, "--set", "privacy.epsilon=0.5")
+    one_message(done, "out of reach", "holds 2 earlier runs, at epsilon")
+    assert first["noise_multiplier"] == 4.0
+
+
+def test_the_very_same_run_elsewhere_is_the_same_release(tmp_path: Path) -> None:
+    config, ledger = write(tmp_path), tmp_path / "all.jsonl"
+    first = run(config, "--ledger", ledger)
+    before = held(ledger)
+    again = dpfl("run", config, "--out", tmp_path / "elsewhere", "--ledger", ledger, "--json").json
+    assert again["model_sha256"] == first["model_sha256"] and again["epsilon"] == first["epsilon"]
+    assert held(ledger) == before == charges(again["folder"])
+
+
+def test_the_very_same_run_on_another_machine_draws_fresh_noise(tmp_path: Path) -> None:
+    """With other roundings it would be the same noise on other values."""
+    config, ledger = write(tmp_path), tmp_path / "all.jsonl"
+    first = run(config, "--ledger", ledger)
+    with mock.patch("dpfl_plugin.training.environment._processor", return_value="another"):
+        done = dpfl("run", config, "--out", tmp_path / "elsewhere", "--ledger", ledger, "--json")
+    again = done.json
+    assert again["model_sha256"] != first["model_sha256"] and "fresh noise" in done.err
+    assert len(held(ledger)) == 2 * len(charges(first["folder"])) and held(ledger) == charges(again["folder"])
+    assert totals(again)[0] > totals(first)[0]
+
+
+def test_secure_noise_is_a_release_of_its_own_each_time(tmp_path: Path) -> None:
+    config, ledger = write(tmp_path, {"privacy": {"secure": True}, "checkpoint": {"every": 2}}), tmp_path / "all.jsonl"
+    crash(config, 4, "--ledger", ledger)
+    result = run(config, "--resume", "--ledger", ledger)
+    assert held(ledger) == charges(result["folder"]) and len(held(ledger)) == (4 + 4) * 4
+    again = dpfl("run", config, "--out", tmp_path / "elsewhere", "--ledger", ledger, "--json").json
+    assert held(ledger) == charges(again["folder"]) and len(held(ledger)) == (4 + 4 + 6) * 4
+    (row,) = (
+        row for row in dpfl("account", ledger, "--json").json["total at delta 1e-05"] if row["accountant"] == "PLD"
+    )
+    assert row["epsilon"] == totals(again)[0] > totals(result)[0]
+
+
+# Resuming
+
+
+def test_resuming_needs_the_ledger_that_it_began_with(tmp_path: Path) -> None:
+    config, ledger = write(tmp_path, {"checkpoint": {"every": 2}}), tmp_path / "all.jsonl"
+    run(config, "--ledger", ledger, "--set", "seed=7")
+    shutil.rmtree(tmp_path / "runs")
+    crash(config, 4, "--ledger", ledger)
+    out = ["--out", tmp_path / "runs", "--resume"]
+    one_message(dpfl("run", config, *out), "all.jsonl", "shares its budget", "--ledger")
+    run(config, "--ledger", tmp_path / "other.jsonl", "--set", "seed=8")
+    done = dpfl("run", config, *out, "--ledger", tmp_path / "other.jsonl")
+    one_message(done, "other.jsonl", "not the ledger all.jsonl", code=1)
+    one_message(dpfl("run", config, *out, "--ledger", tmp_path / "new.jsonl"), "all.jsonl", code=1)
+    whole = dpfl("run", config, "--out", tmp_path / "whole", "--json").json
+    result = run(config, "--resume", "--ledger", ledger)
+    assert result["model_sha256"] == whole["model_sha256"] and not result["notes"]
+    assert charges(result["folder"]) == charges(whole["folder"]) <= held(ledger)
+
+
+def test_a_run_that_began_without_is_not_taken_for_one_that_is_in_it(tmp_path: Path) -> None:
+    config, ledger = write(tmp_path, {"checkpoint": {"every": 2}}), tmp_path / "all.jsonl"
+    crash(config, 4)
+    done = dpfl("run", config, "--out", tmp_path / "runs", "--resume", "--ledger", ledger)
+    one_message(done, "began without --ledger", "another --out")
+    run(config, "--resume")
+    done = dpfl("run", config, "--out", tmp_path / "runs", "--ledger", ledger)  # finished, and not in it
+    one_message(done, "began without --ledger")
+    assert not ledger.exists()
+
+
+def test_a_finished_run_is_shown_with_or_without_its_ledger(tmp_path: Path) -> None:
+    config, ledger = write(tmp_path), tmp_path / "all.jsonl"
+    first = run(config, "--ledger", ledger)
+    assert run(config) == first == run(config, "--ledger", ledger)
+    ledger.unlink()
+    one_message(dpfl("run", config, "--out", tmp_path / "runs", "--ledger", ledger), "all.jsonl", code=1)
+
+
+@pytest.mark.parametrize("behind", ["own", "shared"])
+def test_charges_that_only_one_ledger_has_are_added_to_the_other(tmp_path: Path, behind: str) -> None:
+    """As after a crash between the two: here the last round's lines are cut from one of them."""
+    config, ledger = write(tmp_path, {"checkpoint": {"every": 2}}), tmp_path / "all.jsonl"
+    crash(config, 4, "--ledger", ledger)
+    whole = dpfl("run", config, "--out", tmp_path / "whole", "--json").json
+    path = ledger if behind == "shared" else folder_of(config) / "ledger.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:-4]))
+    assert {charge.round for charge in held(path)} == {0, 1, 2}
+    with pytest.MonkeyPatch.context() as patch:  # both are whole again before the first round runs
+        patch.setattr(InProcess, "run_round", lambda *args: (_ for _ in ()).throw(Crash))
+        with pytest.raises(Crash):
+            dpfl("run", config, "--out", tmp_path / "runs", "--resume", "--ledger", ledger)
+    assert held(ledger) == charges(folder_of(config)) and {c.round for c in held(path)} == {0, 1, 2, 3}
+    result = run(config, "--resume", "--ledger", ledger)
+    assert result["model_sha256"] == whole["model_sha256"]
+    assert charges(result["folder"]) == charges(whole["folder"]) == held(ledger)
+    assert any("only the shared ledger held" in note for note in result["notes"]) == (behind == "own")
+
+
+def test_fresh_noise_is_charged_again_in_both(tmp_path: Path) -> None:
+    config, ledger = write(tmp_path, {"checkpoint": {"every": 2}}), tmp_path / "all.jsonl"
+    crash(config, 4, "--ledger", ledger)
+    before = held(ledger)
+    pretend_another_machine(folder_of(config))
+    result = run(config, "--resume", "--ledger", ledger)
+    assert held(ledger) == charges(result["folder"]) and before < held(ledger)
+    again = {(c.round, c.silo) for c in before} & {(c.round, c.silo) for c in held(ledger) - before}
+    assert {round for round, _ in again} == {2, 3}
+
+
+@pytest.mark.parametrize("first", ["shared", "own"])
+def test_nothing_leaves_until_both_are_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str) -> None:
+    """The disk fails under one of the two in the third round: no mean of that round comes back."""
+    config, ledger, rounds, real = write(tmp_path), tmp_path / "all.jsonl", 0, InProcess.run_round
+    fsync = os.fsync
+
+    def fail(handle: int) -> None:
+        name = os.readlink(f"/proc/self/fd/{handle}")
+        if rounds == 2 and name.endswith("all.jsonl" if first == "shared" else "ledger.jsonl"):
+            raise OSError(28, "No space left on device")
+        fsync(handle)
+
+    def run_round(self: InProcess, *args: Any) -> Any:
+        nonlocal rounds
+        result = real(self, *args)
+        rounds += 1
+        return result
+
+    monkeypatch.setattr(InProcess, "run_round", run_round)
+    monkeypatch.setattr(os, "fsync", fail)
+    one_message(
+        dpfl("run", config, "--out", tmp_path / "runs", "--ledger", ledger), "nothing that it covers may leave", code=1
+    )
+    assert rounds == 2
+
+
+# What is refused
+
+
+def test_two_runs_at_once(tmp_path: Path) -> None:
+    config, ledger = write(tmp_path), tmp_path / "all.jsonl"
+    with open(tmp_path / "all.jsonl.lock", "a+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.write("pid 7 on there")
+        lock.flush()
+        done = dpfl("run", config, "--out", tmp_path / "runs", "--ledger", ledger)
+    one_message(done, "all.jsonl", "another run (pid 7 on there)")
+    assert not (tmp_path / "runs").exists() and not ledger.exists()
+
+
+def test_it_is_locked_for_the_whole_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, ledger, real = write(tmp_path, {"rounds": 2}), tmp_path / "all.jsonl", InProcess.run_round
+    tried = []
+
+    def run_round(self: InProcess, *args: Any) -> Any:
+        with open(tmp_path / "all.jsonl.lock", "a+") as lock, pytest.raises(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        tried.append(1)
+        return real(self, *args)
+
+    monkeypatch.setattr(InProcess, "run_round", run_round)
+    run(config, "--ledger", ledger)
+    assert len(tried) == 2
+
+
+@pytest.mark.parametrize("changes", [{"privacy": {"sampler": "poisson"}}, SILO], ids=["relation", "unit"])
+def test_other_meanings_are_refused_before_anything_runs(tmp_path: Path, changes: dict[str, Any]) -> None:
+    ledger = tmp_path / "all.jsonl"
+    run(write(tmp_path, {"name": "first"}), "--ledger", ledger)
+    before = ledger.read_bytes()
+    config = write(tmp_path, changes, "second.yaml")
+    done = dpfl("run", config, "--out", tmp_path / "second", "--ledger", ledger)
+    one_message(done, str(ledger), "'first'", "replace_one of a record", "no one epsilon")
+    assert ledger.read_bytes() == before and not (tmp_path / "second").exists()
+
+
+def test_silos_on_other_records_and_runs_without_noise_are_refused(tmp_path: Path) -> None:
+    config, ledger = write(tmp_path, SILO), tmp_path / "all.jsonl"
+    run(config, "--ledger", ledger)
+    run(config, "--ledger", ledger, "--set", "algorithm.local_lr=0.1")
+    out = ["--out", tmp_path / "second"]
+    one_message(dpfl("run", config, *out, "--ledger", ledger, "--set", "seed=9"), "unit: silo", "other records")
+    bare = dpfl("run", config, *out, "--ledger", ledger, "--set", "privacy.noise_multiplier=0")
+    one_message(bare, "no noise covers", "--ledger")
+    median = write(tmp_path, {"privacy": {"clip": "median"}}, "median.yaml")
+    one_message(dpfl("run", median, *out, "--ledger", tmp_path / "new.jsonl"), "no noise covers", "--ledger")
+    assert not (tmp_path / "second").exists()
+
+
+def test_an_accountant_that_does_not_know_what_is_held(tmp_path: Path) -> None:
+    config, ledger = write(tmp_path), tmp_path / "all.jsonl"
+    run(config, "--ledger", ledger)
+    full = write(tmp_path, {"privacy": {"sampler": "full", "record_rate": None, "accountant": "gaussian"}}, "full.yaml")
+    done = dpfl("run", full, "--out", tmp_path / "full", "--ledger", ledger)
+    one_message(done, "Gaussian has no bound", "sampler=fixed")
+    assert not (tmp_path / "full").exists()
+
+
+def test_files_that_are_no_shared_ledger(tmp_path: Path) -> None:
+    config = write(tmp_path)
+    own = Path(run(config)["folder"]) / "ledger.jsonl"
+    again = ["--out", tmp_path / "again", "--ledger"]
+    one_message(dpfl("run", config, *again, own), str(own), "the ledger of one run")
+    (tmp_path / "link.jsonl").symlink_to(tmp_path / "all.jsonl")
+    with open(tmp_path / "all.jsonl.lock", "a+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        one_message(dpfl("run", config, *again, tmp_path / "link.jsonl"), "another run")
+    one_message(dpfl("run", config, *again, tmp_path), str(tmp_path), "must be a file")
+    one_message(dpfl("run", config, *again, tmp_path / "no" / "all.jsonl"), "folder that exists")
+    one_message(dpfl("run", config, *again, "/proc/all.jsonl"), "/proc")
+    one_message(dpfl("account", own), str(own), "the ledger of one run")
+    assert not (tmp_path / "again").exists()
+
+
+def damaged(tmp_path: Path) -> tuple[Path, Path]:
+    config, ledger = write(tmp_path), tmp_path / "all.jsonl"
+    run(config, "--ledger", ledger)
+    lines = ledger.read_bytes().splitlines(keepends=True)
+    lines[7] = lines[7].replace(b'"count":2', b'"count":1')
+    ledger.write_bytes(b"".join(lines))
+    return config, ledger
+
+
+def test_a_damaged_ledger_is_refused_with_what_is_still_proven(tmp_path: Path) -> None:
+    config, ledger = damaged(tmp_path)
+    before = ledger.read_bytes()
+    parts = [str(ledger), "line 8", "Lines 1 to 7 are intact and prove 5 charges up to round 1", "Restore"]
+    done = dpfl("run", config, "--out", tmp_path / "second", "--ledger", ledger, "--set", "seed=5")
+    one_message(done, *parts, code=1)
+    one_message(dpfl("account", ledger), *parts, code=1)
+    one_message(dpfl("run", config, "--out", tmp_path / "runs", "--ledger", ledger), *parts, code=1)
+    assert ledger.read_bytes() == before and not (tmp_path / "second").exists()
+
+
+def test_a_torn_last_line_and_a_torn_first_line(tmp_path: Path) -> None:
+    config, ledger = write(tmp_path), tmp_path / "all.jsonl"
+    ledger.write_bytes(b'{"facts":{"sha')  # a crash while it was made: nothing was charged
+    first = run(config, "--ledger", ledger)
+    known, size = held(ledger), ledger.stat().st_size
+    ledger.write_bytes(ledger.read_bytes() + b'{"count":3,"rel')
+    result = run(config, "--ledger", ledger, "--set", "seed=4")
+    assert held(ledger) == known | charges(result["folder"]) and known == charges(first["folder"])
+    assert (tmp_path / "all.jsonl.torn-1").read_bytes() == b'{"count":3,"rel' and size > 0
+
+
+# Reading it
+
+
+def test_account_of_a_shared_ledger(tmp_path: Path) -> None:
+    config, ledger = write(tmp_path), tmp_path / "all.jsonl"
+    runs = [run(config, "--ledger", ledger, "--set", change) for change in ("seed=1", "seed=2", "rounds=4")]
+    done = dpfl("account", ledger, "--json")
+    *each, total = (next(row for row in rows if row["accountant"] == "PLD") for rows in done.json.values())
+    assert [row["epsilon"] for row in each] == [totals(result)[0] for result in runs]
+    assert total["epsilon"] == pytest.approx(totals(runs[-1])[1], rel=1e-9) and total["delta"] == 1e-5
+    assert list(done.json)[-1] == "total at delta 1e-05" and "run, " in next(iter(done.json))
+    shown = dpfl("account", ledger)
+    assert shown.code == 0 and shown.out.count("server") >= 4 and "total" in shown.out
+    one_message(dpfl("account", ledger, "--set", "rounds=3"), "--set")
+
+
+def test_people_are_told_the_total(tmp_path: Path) -> None:
+    config, ledger = write(tmp_path), tmp_path / "all.jsonl"
+    run(config, "--ledger", ledger, "--set", "algorithm.local_lr=0.1")
+    done = dpfl("run", config, "--out", tmp_path / "runs", "--ledger", ledger)
+    total = totals(run(config))[1]
+    assert f"epsilon {total:.3f} (server)" in done.out
+    stopped = dpfl("run", config, "--out", tmp_path / "runs", "--ledger", ledger, "--set", "rounds=900",
+                   "--set", "privacy.epsilon=4")  # fmt: skip
+    assert stopped.code == 3 and "what the shared ledger holds" in stopped.err
