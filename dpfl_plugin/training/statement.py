@@ -261,8 +261,8 @@ def _how(said: dict[str, Any]) -> str:
         f"Before anything left a silo, {clipped} was clipped, with {clip_norm}, and Gaussian noise was added. A "
         "release is\n",
         f"    {mechanism['formula']}\n",
-        f"* mechanism: {mechanism['name']}, noise_multiplier sigma = {_number(mechanism['noise_multiplier'])}{solved} (noise "
-        "standard deviation / L2 sensitivity under the relation above)",
+        f"* mechanism: {mechanism['name']}, noise_multiplier sigma = {_number(mechanism['noise_multiplier'])}{solved} "
+        "(noise standard deviation / L2 sensitivity under the relation above)",
         f"* clipping: {mechanism['clip']['what']}",
         f"* batch (`sampler: {mechanism['sampler']}`): {sampler}{'; ' + ', '.join(sizes) if sizes else ''}",
         f"* releases: {said['num_releases']} in all, in {said['num_charges']} charges (a charge is what one silo "

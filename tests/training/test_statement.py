@@ -35,7 +35,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "adaptive": {"privacy": {"clip": "adaptive"}},
     "per layer": {"privacy": {"clip": "per_layer"}},
     "solved": {"privacy": {"noise_multiplier": None, "epsilon": 2.5}},
-    "capped": {"max_participations": 3, "silo_rate": 0.5},
+    "capped": {"max_participations": 3, "silo_rate": 0.5, "rounds": 4},
     "secure": {"privacy": {"secure": True}},
     "one of several": {},
 }
