@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -46,6 +47,7 @@ SEES: Final = {
     "server": "Sees every message, and who took part: ",
     "server, worst case": "As the server, whoever is drawn: ",
     "third party": "Sees the global models only: ",
+    "outsider": "As a third party, but knowing less: ",
 }
 
 Row = dict[str, Any]
@@ -243,6 +245,7 @@ def _of_folder(folder: Path) -> list[Row]:
     rules = privacy_rules(config, ledger.facts["noise_multiplier"])
     costs = read_costs(checkpoint.load_facts(files.checkpoint))
     own: Accountant = build_plugin("accountants", config.privacy.accountant, where="privacy.accountant")
+    algorithm = build_plugin("algorithms", config.algorithm, where="algorithm")
 
     def account(accountant: Accountant) -> PrivacyAccount:
         return PrivacyAccount(
@@ -254,6 +257,7 @@ def _of_folder(folder: Path) -> list[Row]:
             num_records=num_records,
             ledger=ledger,
             costs=costs,
+            stateless=not algorithm.init_silos(torch.zeros(1), 1),
         )
 
     def rows_of(accountant: Accountant) -> list[Row]:
@@ -264,6 +268,11 @@ def _of_folder(folder: Path) -> list[Row]:
             _row("server", server["epsilon"], config, neighbouring, server["basis"], named),
             _row("server, worst case", everywhere, config, neighbouring, server["worst_case_basis"], named),
             _row("third party", third_party["epsilon"], config, neighbouring, third_party["basis"], named),
+            *(
+                _row("outsider", view["epsilon"], config, neighbouring, view["basis"], named)
+                for view in [views.get("outsider")]
+                if view is not None
+            ),
         ]
 
     return [*_by_all_accountants(rows_of), *_recipe(config, rules, setting, num_records, costs.values())]
@@ -297,12 +306,18 @@ def _of_config(config: Config, base: Path) -> list[Row]:
         drawn = "with a cap draws depend on earlier ones: the server's worst case, no mixture"
 
     def rows_of(accountant: Accountant) -> list[Row]:
-        everywhere, mixture = ahead.account(noise, costs, accountant).ahead()
+        account = ahead.account(noise, costs, accountant)
+        everywhere, mixture = account.ahead()
         relation, named = rules.release(1.0).neighbouring, _named(accountant)
         whole = f"{rounds}; a silo that takes part in {where}"
         return [
             _row("server, worst case", everywhere, config, relation, whole, named),
             _row("third party", mixture, config, relation, f"{rounds}; {drawn}", named),
+            *(
+                _row("outsider", view.epsilon, config, relation, f"{rounds}; {view.basis}", named)
+                for view in [account.outsider()]
+                if view is not None
+            ),
         ]
 
     return [*_by_all_accountants(rows_of), *_recipe(config, rules, setting, ahead.num_records, costs.values())]

@@ -24,6 +24,7 @@ from dpfl_plugin.privacy.views import (
     Terms,
     View,
     ViewEpsilon,
+    outsider_view,
     server_view,
     third_party_view,
     undominated,
@@ -58,6 +59,8 @@ class PrivacyAccount:
         repeats: whether a charge of the ledger will be made again bit for bit, in a round after the checkpoint. Until
             then neither the budget nor an evaluation counts it, so that a resumed run takes the undisturbed one's way.
         budget_accountant: what the budget of the run goes by, where ``accountant`` is a second opinion.
+        stateless: whether silos keep nothing between rounds, so that an update depends on the download and on the
+            silo's own data alone.
     """
 
     def __init__(
@@ -74,10 +77,12 @@ class PrivacyAccount:
         costs: Mapping[int, RoundCost] | None = None,
         repeats: Callable[[Charge], bool] = lambda charge: False,
         budget_accountant: Accountant | None = None,
+        stateless: bool = False,
     ) -> None:
         self._seed, self._privacy, self._config_rounds = config.seed, config.privacy, config.rounds
         self._rules, self._setting, self._accountant = rules, setting, accountant
-        self._cap = config.max_participations
+        self._cap, self._stateless = config.max_participations, stateless
+        self._equal_weights = config.silo_weights == "equal"
         self._num_records = tuple(num_records)
         self._budget = None
         if config.privacy.epsilon is not None:
@@ -244,6 +249,9 @@ class PrivacyAccount:
         With a shared ledger, ``total`` holds the same of this run together with the earlier ones.
         """
         views = self._views(NO_PRIOR)
+        outsider = self.outsider()
+        if outsider is not None:
+            views["outsider"] = _plain(outsider, NO_PRIOR)
         return views if self.shared is None else {**views, "total": self._views(self.prior)}
 
     def _views(self, prior: Prior) -> dict[str, Any]:
@@ -273,6 +281,27 @@ class PrivacyAccount:
             },
             "third_party": _plain(third_party, prior),
         }
+
+    def outsider(self) -> ViewEpsilon | None:
+        """`outsider_view` of all rounds that were begun, or None where its conditions are not met.
+
+        The ends of runs count among them: where the draws decide how long a run lasts, its length tells of them.
+        """
+        certain = all(cost.probability == 1 for cost in self.costs.values())
+        drawn_end = not certain and self._budget is not None and self._privacy.budget_view == "server"
+        known = all(charge.round in self.costs for charge in self.ledger)
+        release = self._rules.release(1.0)
+        if (
+            (release.unit, release.neighbouring) != ("silo", "replace_one")
+            or not (self._stateless and self._equal_weights and known and self.costs)
+            or self._cap_matters()
+            or drawn_end
+            or self.prior.runs
+        ):
+            return None
+        S, M = self._setting.num_participants, self._setting.num_silos
+        rounds = {round: (M if cost.probability == 1 else S, M) for round, cost in self.costs.items()}
+        return outsider_view(self.ledger, self._accountant, self._privacy.delta, release=release, rounds=rounds)
 
     def ahead(self) -> tuple[float, float]:
         """Epsilon of all rounds that were begun: of a silo in as many of them as may be, and a third party's."""

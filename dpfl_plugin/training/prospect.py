@@ -82,6 +82,7 @@ class Prospect:
             ledger=Ledger(),
             prior=self.prior,
             costs=costs,
+            stateless=not self.algorithm.init_silos(torch.zeros(1), 1),
         )
 
     @property

@@ -322,6 +322,7 @@ def _account(
         prior=prior,
         costs=costs,
         repeats=repeats,
+        stateless=not parts.algorithm.init_silos(parts.model[:1], 1),
     )
 
 

@@ -43,6 +43,10 @@ SHARED = (
     "is at one silo at most, and how records are dealt to silos is taken as given: a partitioner that looks at labels "
     "could deal other records elsewhere if one were replaced.",
 )
+OUTSIDER = (
+    "What is said of an outsider needs more: nobody tells who took part in which round (whoever knows the seed can "
+    "compute it), and no silo tells its noise.",
+)
 MEASUREMENTS = (
     "Losses and accuracies in metrics.jsonl, result.json and curves.png are computed from records without noise, for "
     "the experimenter; publishing them is not covered by any epsilon here.",
@@ -106,6 +110,7 @@ def statement(
             *ASSUMPTIONS,
             *(SECURE if rules.secure else SEEDED),
             *(ZERO_OUT if release.neighbouring == "add_or_remove" else ()),
+            *(OUTSIDER if "outsider" in views else ()),
             *(SHARED if account.shared is not None else ()),
         ],
         "caveats": [*caveats, *MEASUREMENTS, FLOATS, *(() if rules.secure else (STATISTICAL_GENERATOR,))],
@@ -296,6 +301,10 @@ def _table(views: dict[str, Any]) -> list[str]:
         ("server, worst case", server["worst_case_epsilon"], server["worst_case_basis"]),
         ("third party", third_party["epsilon"], third_party["basis"]),
     ]
+    if "outsider" in views:
+        rows.append(
+            ("third party who does not know who took part", views["outsider"]["epsilon"], views["outsider"]["basis"])
+        )
     head = ["| seen by | epsilon | delta | what was counted |", "| --- | --- | --- | --- |"]
     delta = _number(server["delta"])
     lines = [*head, *(f"| {who} | {_epsilon(value)} | {delta} | {basis} |" for who, value, basis in rows)]

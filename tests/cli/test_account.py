@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from dpfl_plugin.privacy.accountants import PLD
+from dpfl_plugin.privacy.events import SampledGaussian, Term
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.paper import NOBLE_THIRD_PARTY_UNSOUND, noble_third_party_epsilon
-from tests.cli.command import dpfl, one_message, run, write
+from tests.cli.command import dpfl, merged, one_message, run, write
 
 RECIPE = "published recipe, NOT A GUARANTEE"
 NUMBERS = {"--q": "0.2", "--sigma": "60", "--steps": "20000", "--delta": "2.5e-6"}
@@ -138,6 +142,7 @@ def test_what_is_said_ahead_is_what_the_run_reports(
     assert ahead == {
         "server, worst case": views["server"]["worst_case_epsilon"],
         "third party": views["third_party"]["epsilon"],
+        **({"outsider": views["outsider"]["epsilon"]} if "outsider" in views else {}),
     }
     assert all(row["basis"].startswith(f"{result['rounds']} rounds") for row in rows if row["view"] != RECIPE)
     folder = Path(result["folder"])
@@ -227,3 +232,47 @@ def test_a_folder_of_an_older_version_tells_the_servers_view(tmp_path: Path) -> 
     assert {row["view"] for row in rows} == {"server"}
     assert rows[0]["epsilon"] == result["epsilon"]["server"]["epsilon"]
     assert "older version" in dpfl("account", result["folder"]).out
+
+
+SILO: dict[str, Any] = {
+    "silo_rate": 0.5,
+    "algorithm": {"name": "fedavg"},
+    "privacy": {"unit": "silo", "noise_multiplier": 2.0, "record_rate": None, "sampler": "full"},
+}
+
+
+def views_of(path: Path) -> dict[str, float]:
+    return {row["view"]: row["epsilon"] for row in dpfl("account", path, "--json").json if row["accountant"] == "PLD"}
+
+
+def test_an_outsider_gets_the_sampled_sum_in_config_run_and_folder(tmp_path: Path) -> None:
+    """6 rounds of 2 of 4 silos: Gaussian releases of noise multiplier 2 sqrt(2) on a sample at rate 1/2."""
+    path = write(tmp_path, SILO)
+    release = SampledGaussian(
+        noise_multiplier=2 * math.sqrt(2), sampler="fixed", rate=0.5, neighbouring="replace_one", unit="silo"
+    )
+    expected = PLD().epsilon([Term(release=release, count=1, rounds=6)], 1e-5)
+    ahead, result = views_of(path), run(path)
+    assert ahead["outsider"] == expected < ahead["third party"] < ahead["server, worst case"]
+    assert result["epsilon"]["outsider"]["epsilon"] == expected == views_of(Path(result["folder"]))["outsider"]
+    words = (Path(result["folder"]) / "privacy.md").read_text()
+    assert "third party who does not know who took part" in words and "nobody tells who took part" in words
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"privacy": {"unit": "record"}},
+        {"privacy": {"neighbouring": "add_or_remove"}},
+        {"silo_weights": "records"},
+        {"max_participations": 4},
+        {"privacy": {"epsilon": 30.0}},
+        {"algorithm": {"name": "scaffnew", "local_steps": None, "p": 0.5}, "silo_rate": 1.0},
+    ],
+    ids=lambda changes: str(next(iter(changes))),
+)
+def test_an_outsiders_view_is_not_stated_where_its_conditions_fail(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """Records, removed silos, unequal weights, draws or lengths that depend on draws, silos that keep a state."""
+    path = write(tmp_path, SILO)
+    path.write_text(yaml.safe_dump(merged(yaml.safe_load(path.read_text()), changes)))
+    assert "outsider" not in views_of(path)
