@@ -1,0 +1,228 @@
+"""What has to conform: every mechanism, engine and runtime that there is, with every sampler and privacy unit.
+
+Mechanisms and engines come from the registry, so that a new one is covered as soon as it is registered; if it cannot
+be built without options, or does not support the model here, `test_coverage` says so. A new runtime is one line in
+`RUNTIMES`, a new algorithm one in `ALGORITHMS`.
+
+The model is softmax regression without a bias, asked at y = 0: there a record (x, label) has the gradient
+(1/3 - e_label) x^T, so that -x has exactly the opposite one, and x = 0 none.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from dpfl_plugin import registry
+from dpfl_plugin.algorithms.base import RoundPlan
+from dpfl_plugin.core.vectors import Layout, Vectors
+from dpfl_plugin.gradients import losses
+from dpfl_plugin.gradients.base import Engine, Records
+from dpfl_plugin.oracle import Draw, PrivacyRules
+from dpfl_plugin.privacy.events import Charge, Neighbouring, SampledGaussian, Unit
+from dpfl_plugin.privacy.samplers import FixedSize, FullBatch, Poisson, Sampler
+from dpfl_plugin.runtimes.in_process import InProcess
+from dpfl_plugin.training.host import SiloHost
+from dpfl_plugin.training.runtime import ChargeSink, Observer, Runtime
+
+CLASSES = 3
+C = 0.5
+N = 22  # records of a silo: 0.25 of them are 5.5, so that b, s n and n all differ
+SAMPLERS: dict[str, Sampler] = {"fixed": FixedSize(0.25), "poisson": Poisson(0.25), "full": FullBatch()}
+
+MakeRuntime = Callable[[SiloHost, ChargeSink, Sequence[Observer]], Runtime]
+RUNTIMES: dict[str, MakeRuntime] = {
+    "in_process, stack 1": lambda host, sink, observers: InProcess(host, sink, stack_size=1, observers=observers),
+    "in_process, stack 3": lambda host, sink, observers: InProcess(host, sink, stack_size=3, observers=observers),
+}
+MECHANISM_OPTIONS: dict[str, dict[str, Any]] = {}  # of mechanisms that have options without a default
+ALGORITHMS: dict[str, tuple[dict[str, Any], ...]] = {
+    "fedavg": ({"local_steps": 3, "local_lr": 0.1},),
+    "fedsgd": ({"local_lr": 0.1}, {"local_lr": 0.1, "form": "single"}),
+    "scaffold": ({"local_steps": 3, "local_lr": 0.1}, {"local_steps": 2, "local_lr": 0.1, "option": "I"}),
+    "scaffold_warm": ({"local_steps": 3, "local_lr": 0.1}, {"local_steps": 2, "local_lr": 0.1, "option": "I"}),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One combination; `released` runs it, and `claimed_sensitivity` is what its ledger says of it."""
+
+    mechanism: str
+    engine: str
+    runtime: str
+    sampler: str
+    unit: Unit
+    neighbouring: Neighbouring
+
+    def __str__(self) -> str:
+        unit = self.sampler if self.unit == "record" else f"silo {self.neighbouring}"
+        return f"{self.mechanism}-{self.engine}-{self.runtime}-{unit}"
+
+    def rules(self, sigma: float, clip_norm: float = C) -> PrivacyRules:
+        mechanism = registry.load("mechanisms", self.mechanism)(sigma, **MECHANISM_OPTIONS.get(self.mechanism, {}))
+        return PrivacyRules(
+            unit=self.unit,
+            neighbouring=self.neighbouring,
+            clip_norm=clip_norm,
+            mechanism=mechanism,
+            sampler=SAMPLERS[self.sampler],
+        )
+
+
+def cases() -> list[Case]:
+    """Every mechanism x engine x runtime x (sampler at record level, neighbouring relation at silo level)."""
+    kinds: list[tuple[str, Unit, Neighbouring]] = [
+        *((name, "record", sampler.neighbouring) for name, sampler in SAMPLERS.items()),
+        ("full", "silo", "replace_one"),
+        ("fixed", "silo", "add_or_remove"),
+    ]
+    return [
+        Case(mechanism=mechanism, engine=engine, runtime=runtime, sampler=sampler, unit=unit, neighbouring=neighbouring)
+        for mechanism, engine, runtime, (sampler, unit, neighbouring) in itertools.product(
+            registry.names("mechanisms"), registry.names("engines"), RUNTIMES, kinds
+        )
+    ]
+
+
+@functools.cache
+def model(num_features: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(num_features, CLASSES, bias=False)).double()
+
+
+@functools.cache
+def engine(name: str, num_features: int) -> Engine:
+    module, loss = model(num_features), losses.cross_entropy
+    made: Engine = registry.load("engines", name)(module, loss, 2**22)
+    return made
+
+
+def zero_records(num_features: int, count: int = N) -> Records:
+    """Records without a gradient: what is released is noise."""
+    return Records(torch.zeros(count, num_features, dtype=torch.float64), torch.arange(count) % CLASSES)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Sends the private gradients at y = 0 as they are; at silo level one released update."""
+
+    steps: int
+    unit: Unit
+
+    def init_server(self, model: torch.Tensor, setting: object) -> Vectors:
+        return {"model": model}
+
+    def init_silos(self, model: torch.Tensor, num_silos: int) -> Vectors:
+        return {}
+
+    def round_plan(self, *_: object) -> RoundPlan:
+        return RoundPlan(local_steps=self.steps, local_lr=1.0, num_gradients=self.steps)
+
+    def download(self, server: Vectors) -> Vectors:
+        return dict(server)
+
+    def local_update(self, down: Vectors, silos: Vectors, oracle: Any, plan: RoundPlan) -> tuple[Vectors, Vectors]:
+        y = down["model"].expand(oracle.num_silos, -1)
+        if self.unit == "silo":
+            return {"0": oracle.release(oracle.gradient(y))}, {}
+        return {str(step): oracle.gradient(y) for step in range(self.steps)}, {}
+
+    def aggregate(self, server: Vectors, mean_up: Vectors, plan: RoundPlan) -> Vectors:
+        return server
+
+    def notes(self, server: Vectors) -> list[str]:
+        return []
+
+
+class Spy(Protocol):
+    def append(self, charges: Sequence[Charge], /) -> None: ...
+
+    def sync(self) -> None: ...
+
+
+class Kept:
+    """A sink that keeps the charges."""
+
+    def __init__(self) -> None:
+        self.charges: list[Charge] = []
+
+    def append(self, charges: Sequence[Charge]) -> None:
+        self.charges += charges
+
+    def sync(self) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """What the server saw.
+
+    Attributes:
+        values: (rounds, steps, silos, d); at silo level there is one release, steps = 1.
+    """
+
+    values: NDArray[np.float64]
+    charges: tuple[Charge, ...]
+
+    @property
+    def event(self) -> SampledGaussian:
+        (event,) = {charge.release for charge in self.charges}
+        return event
+
+
+def run(
+    case: Case,
+    silos: Sequence[Records],
+    *,
+    sigma: float,
+    steps: int,
+    rounds: int = 1,
+    clip_norm: float = C,
+    draw: Mapping[str, Any] | None = None,
+) -> Transcript:
+    """The releases of ``rounds`` rounds in which all silos take part, ``steps`` in each; at silo level as many rounds
+    more with one release each.
+
+    Args:
+        draw: seed, attempt or run of the streams, where they are not 0, 0 and "".
+    """
+    if case.unit == "silo":
+        steps, rounds = 1, steps * rounds
+    num_features = silos[0].features.shape[1]
+    algorithm, sink, seen = Probe(steps, case.unit), Kept(), []
+    host = SiloHost(
+        model=model(num_features),
+        loss=losses.cross_entropy,
+        algorithm=algorithm,
+        rules=case.rules(sigma, clip_norm),
+        engine=engine(case.engine, num_features),
+        train=dict(enumerate(silos)),
+        test={},
+        states={},
+    )
+    runtime = RUNTIMES[case.runtime](host, sink, [lambda round, ids, up: seen.append(up)])
+    down = {"model": torch.zeros(Layout.of(model(num_features)).dimension, dtype=torch.float64)}
+    everybody = tuple(range(len(silos)))
+    plan = dataclasses.replace(
+        algorithm.round_plan(), participants=everybody, weights=(1 / len(silos),) * len(silos), silo_share=1.0
+    )
+    for round in range(rounds):
+        runtime.run_round(down, plan, Draw(**{"seed": 0, "round": round, **(draw or {})}))
+        runtime.commit()
+    values = torch.stack([torch.stack([up[str(step)] for step in range(steps)]) for up in seen])
+    return Transcript(values.numpy(), tuple(sink.charges))
+
+
+def claimed_sensitivity(event: SampledGaussian, clip_norm: float = C, num_records: int = N) -> float:
+    """L2 sensitivity of a release, by what the ledger says alone: 2C/b, C/(s n), 2C or C."""
+    distance = {"replace_one": 2.0, "add_or_remove": 1.0}[event.neighbouring] * clip_norm
+    return distance / (event.rate * num_records) if event.unit == "record" else distance

@@ -1,0 +1,167 @@
+"""Every registered algorithm: a charge for each release that left, saying what it was, before anything is handed on."""
+
+import dataclasses
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dpfl_plugin import registry
+from dpfl_plugin.algorithms.base import Setting
+from dpfl_plugin.errors import UnsupportedError
+from dpfl_plugin.gradients import losses
+from dpfl_plugin.gradients.base import Records
+from dpfl_plugin.oracle import Draw, PrivateOracle
+from dpfl_plugin.privacy.events import Unit
+from dpfl_plugin.privacy.mechanisms import Gaussian
+from dpfl_plugin.training.host import SiloHost
+from dpfl_plugin.training.planning import Planner
+from tests.conformance.cases import ALGORITHMS, CLASSES, RUNTIMES, Case, engine, model
+
+SIZES, F, ROUNDS = (22, 9, 40, 13), 4, 7
+CASES = [(name, options) for name in sorted(ALGORITHMS) for options in ALGORITHMS[name]]
+EVERY = pytest.mark.parametrize(("name", "options"), CASES, ids=lambda x: x if isinstance(x, str) else "-".join(x))
+
+
+class Log:
+    """A sink, an observer and a mechanism that write down what happens, in order."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, Any]] = []
+
+    def append(self, charges: Any) -> None:
+        self.events.append(("charged", tuple(charges)))
+
+    def sync(self) -> None:
+        self.events.append(("synced", None))
+
+    def observe(self, round: int, ids: Any, up: Any) -> None:
+        self.events.append(("left", (round, tuple(ids))))
+
+
+def rounds(
+    monkeypatch: pytest.MonkeyPatch, name: str, options: dict[str, Any], runtime: str, unit: Unit = "record"
+) -> tuple[Log, list[Counter[int]], Case]:
+    """The log of some rounds in which two of four silos take part; and how often each made noise, round by round."""
+    case = Case(mechanism="gaussian", engine="vmap", runtime=runtime, sampler="fixed", unit=unit,
+                neighbouring="replace_one")  # fmt: skip
+    algorithm = registry.load("algorithms", name)(**options)
+    generator = torch.Generator().manual_seed(0)
+    silos = {
+        i: Records(torch.randn(n, F, generator=generator, dtype=torch.float64), torch.arange(n) % CLASSES)
+        for i, n in enumerate(SIZES)
+    }
+    setting = Setting(num_silos=4, num_participants=2, silo_rate=0.5, record_rate=0.25)
+    x = torch.zeros(F * CLASSES, dtype=torch.float64)
+    log, noised = Log(), []
+    made_noise, current = Gaussian.__call__, [-1]
+
+    def noise(self: Gaussian, *given: Any) -> None:
+        noised[-1][current[0]] += 1
+        made_noise(self, *given)
+
+    seek = Draw.key
+
+    def key(self: Draw, purpose: str, silo: int, step: int) -> bytes:
+        current[0] = silo
+        return seek(self, purpose, silo, step)
+
+    monkeypatch.setattr(Gaussian, "__call__", noise)
+    monkeypatch.setattr(Draw, "key", key)
+    host = SiloHost(
+        model=model(F),
+        loss=losses.cross_entropy,
+        algorithm=algorithm,
+        rules=case.rules(3.0),
+        engine=engine(case.engine, F),
+        train=silos,
+        test={},
+        states=algorithm.init_silos(x, 4),
+    )
+    made = RUNTIMES[runtime](host, log, [log.observe])
+    planner, server = Planner(algorithm, setting, (0.25,) * 4, seed=0), algorithm.init_server(x, setting)
+    for t in range(ROUNDS):
+        plan = planner.plan(server, t)
+        noised.append(Counter())
+        mean_up = made.run_round(algorithm.download(server), plan, Draw(0, t))
+        log.events.append(("returned", t))
+        server = algorithm.aggregate(server, mean_up, plan)
+        made.commit()
+    return log, noised, case
+
+
+@EVERY
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_as_many_charges_as_releases(
+    monkeypatch: pytest.MonkeyPatch, name: str, options: dict[str, Any], runtime: str
+) -> None:
+    log, noised, _ = rounds(monkeypatch, name, options, runtime)
+    charges = [charge for kind, what in log.events if kind == "charged" for charge in what]
+    for t in range(ROUNDS):
+        assert {c.silo: c.count for c in charges if c.round == t} == dict(noised[t])
+        assert len(noised[t]) == 2 and min(noised[t].values()) >= 1
+    for charge in charges:
+        n = SIZES[charge.silo]
+        release = charge.release
+        assert release.rate == (n // 4) / n
+        assert (release.noise_multiplier, release.sampler, release.neighbouring) == (3.0, "fixed", "replace_one")
+        assert (release.unit, charge.share) == ("record", (0.0, 1.0))
+
+
+@EVERY
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_charges_are_safe_before_anything_is_handed_on(
+    monkeypatch: pytest.MonkeyPatch, name: str, options: dict[str, Any], runtime: str
+) -> None:
+    log, noised, _ = rounds(monkeypatch, name, options, runtime)
+    pending, charged = 0, Counter[tuple[int, int]]()
+    for kind, what in log.events:
+        if kind == "charged":
+            pending += len(what)
+            charged.update((charge.round, charge.silo) for charge in what)
+        elif kind == "synced":
+            pending = 0
+        elif kind == "left":
+            round, ids = what
+            assert pending == 0
+            assert all(charged[round, silo] == 1 for silo in ids)
+        else:
+            assert pending == 0
+            assert {silo for round, silo in charged if round == what} == set(noised[what])
+    assert len(charged) == 2 * ROUNDS
+
+
+@EVERY
+def test_at_silo_level_one_release_a_round_or_a_refusal(
+    monkeypatch: pytest.MonkeyPatch, name: str, options: dict[str, Any]
+) -> None:
+    runtime = next(iter(RUNTIMES))
+    try:
+        log, noised, _ = rounds(monkeypatch, name, options, runtime, "silo")
+    except UnsupportedError:
+        assert name in ("scaffold", "scaffold_warm")  # they send a control variate, too
+        return
+    assert name in ("fedavg", "fedsgd")
+    charges = [charge for kind, what in log.events if kind == "charged" for charge in what]
+    assert [(c.count, c.release.unit, c.release.rate) for c in charges] == [(1, "silo", 1.0)] * 2 * ROUNDS
+    assert all(set(made.values()) == {1} for made in noised)
+
+
+def test_the_warm_up_is_among_them() -> None:
+    algorithm = registry.load("algorithms", "scaffold_warm")(local_steps=3, local_lr=0.1)
+    setting = Setting(num_silos=4, num_participants=2, silo_rate=0.5, record_rate=0.25)
+    server = algorithm.init_server(torch.zeros(12), setting)
+    assert algorithm.round_plan(server, 0, setting, np.random.default_rng(0)).phase == "warm-up"
+
+
+def test_a_release_that_is_not_charged_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = PrivateOracle.charges
+    monkeypatch.setattr(
+        PrivateOracle,
+        "charges",
+        lambda self: [dataclasses.replace(c, count=c.count - 1) for c in real(self) if c.count > 1],
+    )
+    with pytest.raises(AssertionError):
+        test_as_many_charges_as_releases(monkeypatch, "fedavg", ALGORITHMS["fedavg"][0], next(iter(RUNTIMES)))

@@ -1,0 +1,45 @@
+"""Nothing that makes or carries releases is left out of the conformance tests."""
+
+import pkgutil
+
+import pytest
+from torch import nn
+
+import dpfl_plugin.privacy.samplers
+import dpfl_plugin.runtimes
+from dpfl_plugin import registry
+from dpfl_plugin.gradients import losses
+from tests.conformance.cases import ALGORITHMS, MECHANISM_OPTIONS, RUNTIMES, SAMPLERS, cases, model
+
+HERE = "tests/conformance/cases.py"
+
+
+@pytest.mark.parametrize("name", registry.names("mechanisms"))
+def test_every_mechanism_can_be_built(name: str) -> None:
+    needed = {key for key, option in registry.options(registry.load("mechanisms", name)).items()
+              if option.default is option.empty}  # fmt: skip
+    assert needed <= set(MECHANISM_OPTIONS.get(name, ())), f"give {name} its options in MECHANISM_OPTIONS of {HERE}"
+
+
+@pytest.mark.parametrize("name", registry.names("engines"))
+def test_every_engine_supports_the_model(name: str) -> None:
+    reason = registry.load("engines", name).unsupported(model(4), losses.cross_entropy)
+    assert reason is None, f"engine {name} has no conformance case ({reason}): give it a model of its own in {HERE}"
+
+
+def test_every_runtime_sampler_and_algorithm_has_a_case() -> None:
+    modules = {module.name for module in pkgutil.iter_modules(dpfl_plugin.runtimes.__path__)}
+    assert {name.partition(",")[0] for name in RUNTIMES} == modules, f"a runtime has no line in RUNTIMES of {HERE}"
+    assert set(SAMPLERS) == set(dpfl_plugin.privacy.samplers.SAMPLERS), f"a sampler is missing in {HERE}"
+    assert set(ALGORITHMS) == set(registry.names("algorithms")), f"an algorithm has no line in ALGORITHMS of {HERE}"
+
+
+def test_every_combination_is_there() -> None:
+    combinations = {(c.mechanism, c.engine, c.runtime, c.sampler, c.unit) for c in cases()}
+    expected = len(registry.names("mechanisms")) * len(registry.names("engines")) * len(RUNTIMES)
+    assert len(combinations) == expected * 5
+
+
+def test_a_model_that_an_engine_does_not_support_would_be_noticed() -> None:
+    deep = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3))
+    assert registry.load("engines", "closed_form").unsupported(deep, losses.cross_entropy)
