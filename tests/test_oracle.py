@@ -303,6 +303,8 @@ def test_an_empty_poisson_batch_still_releases_noise():
     asked = oracle([silo(5)], rules(1.0, 0.5, Poisson(1e-9)))
     assert float(asked.gradient(zeros()).norm()) > 0
     assert asked.charges()[0].count == 1
+    silent = oracle([silo(5)], rules(0.0, 0.5, Poisson(1e-9)))
+    assert float(silent.gradient(zeros()).norm()) == 0  # no record stands in for the empty batch
 
 
 @pytest.mark.parametrize("other", [Draw(1, 0), Draw(0, 1), Draw(0, 0, attempt=1), Draw(0, 0, run="b")])

@@ -308,6 +308,28 @@ def test_fresh_noise_costs_more(tmp_path: Path) -> None:
     assert result["epsilon"]["server"]["epsilon"] == eight["epsilon"]["server"]["epsilon"]  # 6 rounds and 2 again
 
 
+def attempts(folder: Path) -> set[str]:
+    return {charge.noise_id.rpartition(".")[2] for charge in charges(folder)}
+
+
+def test_fresh_noise_where_bits_never_repeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: the same machine and versions are no promise."""
+    real = session.environment.arithmetic
+    monkeypatch.setattr(session.environment, "arithmetic", lambda *given: {**real(*given), "repeats": False})
+    config = crash(write(tmp_path, CHANGES), 8)
+    run(config, "--resume")
+    assert attempts(folder_of(config)) == {"0", "1"}
+
+
+def test_a_checkpoint_that_was_lost_twice(tmp_path: Path) -> None:
+    """Only the ledger knows which noise was drawn: none of it may come again around other values."""
+    config = crash(write(tmp_path, CHANGES), 4)
+    for resumed in (1, 2):
+        shutil.rmtree(folder_of(config) / "checkpoint")
+        crash(config, 2, "--resume")
+        assert attempts(folder_of(config)) == set(map(str, range(resumed + 1)))
+
+
 def test_another_machine_with_nothing_to_repeat(tmp_path: Path, undisturbed: dict[str, Any]) -> None:
     """The checkpoint is as far as the ledger: no noise is drawn twice, so none has to be fresh."""
     stop = Experiment.run

@@ -202,6 +202,23 @@ def test_warm_up_with_sampled_silos(tmp_path: Path) -> None:
     assert set.union(*(by_round[round] for round in range(warm))) == {0, 1, 2, 3}
 
 
+def test_changed_records_have_noise_of_their_own(tmp_path: Path) -> None:
+    """The same configuration on neighbouring data sets: with the same noise their difference would show the record."""
+    table = tmp_path / "records.csv"
+    rows = [f"{i},{i % 7},{i % 2}" for i in range(60)]
+    dataset = {"name": "csv", "files": "records.csv", "classes": [0, 1]}
+    for key in ("num_features", "num_classes", "records_per_silo"):
+        dataset[key] = None
+    path, names = write(tmp_path, {"rounds": 2, "data": {"dataset": dataset}}), []
+    for number, changed in enumerate((rows, rows, ["70,0,1", *rows[1:]])):
+        table.write_text("\n".join(["a,b,label", *changed]))
+        out = tmp_path / str(number)
+        assert dpfl("run", path, "--out", out).code == 0
+        (ledger,) = out.glob("*/*/ledger.jsonl")
+        names.append({charge.noise_id for charge in charges(ledger.parent)})
+    assert names[0] == names[1] and not names[0] & names[2]
+
+
 # Budgets
 
 BUDGET = {"privacy": {"epsilon": 2.0}}

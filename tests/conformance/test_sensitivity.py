@@ -15,7 +15,7 @@ SMALL = HUGE * 1e-8
 NAN = torch.full((F,), math.nan, dtype=torch.float64)
 INFINITE = torch.tensor([math.inf, 1.0, -math.inf, 0.0], dtype=torch.float64)
 NONE = torch.zeros(F, dtype=torch.float64)
-CHANGED = 3  # the record, and the silo, that is changed
+CHANGED = 5  # the record that is changed
 REPLACED = [(HUGE, -HUGE), (HUGE, NONE), (NAN, HUGE), (INFINITE, -HUGE), (SMALL, -HUGE), (SMALL, -SMALL)]
 REMOVED = [(HUGE, NONE), (NAN, NONE), (INFINITE, NONE), (SMALL, NONE)]
 
@@ -32,7 +32,7 @@ def records(seed: int, changed: torch.Tensor | None = None) -> Records:
 def distances(case: Case, before: Records, after: Records) -> tuple[np.ndarray, float]:
     """(rounds, steps) distances of the changed silo's releases; and Delta. The others' must not change at all."""
     others = [records(seed) for seed in range(3)]
-    first, second = (run(case, [*others, one], sigma=0.0, steps=6, rounds=3) for one in (before, after))
+    first, second = (run(case, [*others, one], sigma=0.0, steps=8, rounds=3) for one in (before, after))
     assert np.array_equal(first.values[:, :, :3], second.values[:, :, :3])
     assert np.isfinite(first.values).all() and np.isfinite(second.values).all()
     far = np.linalg.norm(first.values[:, :, 3] - second.values[:, :, 3], axis=-1)

@@ -18,6 +18,15 @@ def test_a_stream_is_named_by_its_key_and_nothing_else():
     assert np.array_equal(first, stream(7, "noise", 1, 2, 3).standard_normal(5))
 
 
+def test_every_byte_of_a_key_counts():
+    shared, key = Stream(), stream_key(7, "noise")
+    first = shared.seek(key).standard_normal(5)
+    for byte in range(32):
+        other = bytearray(key)
+        other[byte] ^= 1
+        assert not np.array_equal(shared.seek(bytes(other)).standard_normal(5), first), byte
+
+
 def test_seek_leaves_no_half_used_word():
     shared = Stream()
     expected = shared.seek(stream_key(1, "batch")).integers(0, 2**32, 4, dtype=np.uint32)

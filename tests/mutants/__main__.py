@@ -1,0 +1,42 @@
+"""`python -m tests.mutants [NAME ...]`: break the package in every way of the catalogue, see that tests notice.
+
+Without names, all of them, and the table in docs/privacy.md is written anew. Exit code 1 if a mutant survives.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from tests.mutants import harness, table
+from tests.mutants.catalogue import MUTANTS, suites
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="mutants to try (all)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time (one for each core)")
+    parser.add_argument("--serve", action="store_true", help="read names from stdin, write results to stdout")
+    arguments = parser.parse_args()
+    if arguments.serve:
+        harness.serve()
+        return 0
+    known = {mutant.name: mutant for mutant in MUTANTS}
+    chosen = [known[name] for name in arguments.names] or MUTANTS
+    with harness.Workshop() as workshop:
+        green = workshop.all([("", suite) for suite in suites(chosen)], arguments.jobs)
+        for result in green:
+            if not result.green:
+                print(f"NOT GREEN without a mutation: {result.tests}\n{result.output}")
+        results = workshop.all([(mutant.name, mutant.tests) for mutant in chosen], arguments.jobs, say=print)
+    survivors = [result for result in results if not result.killed]
+    for result in survivors:
+        print(f"SURVIVES: {result.mutant} ({result.verdict})\n{result.output}")
+    print(f"{len(results) - len(survivors)} of {len(results)} mutants killed")
+    if not arguments.names and not survivors:
+        table.write(results)
+    return 0 if not survivors and all(result.green for result in green) else 1
+
+
+sys.exit(main())

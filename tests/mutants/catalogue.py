@@ -1,0 +1,1142 @@
+"""Privacy bugs that somebody could write, as replacements in the real source; each must turn a test red.
+
+A mutant names everyday tests that should notice it, the most likely first. Text that is not found exactly once is an
+error, so that the list follows the code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One bug.
+
+    Attributes:
+        bug: what it breaks, in words.
+        file: in the package; ``old``: its text, found once; ``new``: what takes its place.
+        tests: files, or tests, that should notice.
+    """
+
+    name: str
+    bug: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+    def applied(self, source: str) -> str:
+        """``source`` with the bug.
+
+        Raises:
+            ValueError: the text is not there exactly once.
+        """
+        if source.count(self.old) != 1:
+            raise ValueError(f"mutant {self.name}: {self.old!r} is {source.count(self.old)} times in {self.file}")
+        return source.replace(self.old, self.new)
+
+
+def suites(mutants: Iterable[Mutant]) -> list[tuple[str, ...]]:
+    """What has to be green without a mutation: each file or test that some mutant names, once."""
+    named = {test for mutant in mutants for test in mutant.tests}
+    return [(test,) for test in sorted(named) if test.partition("::")[0] not in named - {test}]
+
+
+ORACLE = "tests/test_oracle.py"
+ENGINES = "tests/gradients/test_engines.py"
+STREAMS = "tests/core/test_streams.py"
+LEDGER = "tests/privacy/test_ledger.py"
+VIEWS = "tests/privacy/test_views.py"
+PLD = "tests/privacy/test_pld.py"
+ACCOUNTANTS = "tests/privacy/test_accountants.py"
+CONTRACT = "tests/privacy/test_accountant_contract.py"
+BUDGET = "tests/privacy/test_budget.py"
+ACCOUNT = "tests/training/test_accounting.py"
+IN_PROCESS = "tests/runtimes/test_in_process.py"
+SCAFFOLD = "tests/algorithms/test_scaffold.py"
+RESUME = "tests/cli/test_resume.py"
+RUN = "tests/cli/test_run.py"
+NOISE = "tests/conformance/test_noise.py"
+BATCHES = "tests/conformance/test_batches.py"
+SENSITIVITY = "tests/conformance/test_sensitivity.py"
+CHARGES = "tests/conformance/test_charges.py"
+
+MECHANISMS = (
+    Mutant(
+        "halved-noise",
+        "half of the noise that is charged",
+        "privacy/mechanisms.py",
+        "alpha=sensitivity * self.noise_multiplier)",
+        "alpha=0.5 * sensitivity * self.noise_multiplier)",
+        (ORACLE,),
+    ),
+    Mutant(
+        "noise-lost",
+        "noise is added to a copy",
+        "privacy/mechanisms.py",
+        "value.add_(normals",
+        "value.add(normals",
+        (ORACLE,),
+    ),
+    Mutant(
+        "noise-of-a-variance",
+        "noise_multiplier is taken for a variance",
+        "privacy/mechanisms.py",
+        "alpha=sensitivity * self.noise_multiplier)",
+        "alpha=sensitivity * self.noise_multiplier**0.5)",
+        (ORACLE,),
+    ),
+    Mutant(
+        "noise-cut-off",
+        "noise without tails: beyond 4 standard deviations a release would be certain of its record",
+        "privacy/mechanisms.py",
+        "rng.standard_normal(value.numel())",
+        "rng.standard_normal(value.numel()).clip(-4, 4)",
+        (NOISE + "::test_tails_of_the_mechanism",),
+    ),
+    Mutant(
+        "noise-uniform",
+        "uniform noise of the right standard deviation",
+        "privacy/mechanisms.py",
+        "rng.standard_normal(value.numel())",
+        "rng.uniform(-(3**0.5), 3**0.5, value.numel())",
+        (ORACLE,),
+    ),
+    Mutant(
+        "noise-of-a-32-bit-seed",
+        "noise from torch's generator, which keeps 32 bits of its seed, in float32",
+        "privacy/mechanisms.py",
+        "torch.from_numpy(rng.standard_normal(value.numel()))",
+        "torch.randn(value.numel(), generator=torch.Generator().manual_seed(int(rng.integers(2**32))))",
+        (ORACLE,),
+    ),
+    Mutant(
+        "noise-in-proportion",
+        "less noise on small values",
+        "privacy/mechanisms.py",
+        "value.add_(normals.to(value), alpha=sensitivity * self.noise_multiplier)",
+        "value.add_(normals.to(value) * value.abs().clamp(max=1.0), alpha=sensitivity * self.noise_multiplier)",
+        (ORACLE,),
+    ),
+    Mutant(
+        "noise-overstated",
+        "a release is charged with twice the noise that it got",
+        "privacy/mechanisms.py",
+        "noise_multiplier=self.noise_multiplier, sampler=sampler",
+        "noise_multiplier=2 * self.noise_multiplier, sampler=sampler",
+        (ORACLE,),
+    ),
+    Mutant(
+        "unit-forgotten",
+        "a silo's release is charged as if it protected a record",
+        "privacy/mechanisms.py",
+        "neighbouring=neighbouring, unit=unit",
+        'neighbouring=neighbouring, unit="record"',
+        (ORACLE,),
+    ),
+)
+
+STREAM_KEYS = (
+    Mutant(
+        "noise-reused-over-steps",
+        "all steps of a round have the same noise",
+        "oracle.py",
+        'rules.mechanism(out, sensitivity, stream.seek(draw.key("noise", silo, step)))',
+        'rules.mechanism(out, sensitivity, stream.seek(draw.key("noise", silo, 0)))',
+        (ORACLE,),
+    ),
+    Mutant(
+        "noise-reused-over-rounds",
+        "all rounds have the same noise and batches",
+        "oracle.py",
+        "stream_key(self.seed, purpose, self.round, silo",
+        "stream_key(self.seed, purpose, 0, silo",
+        (ORACLE,),
+    ),
+    Mutant(
+        "batch-drawn-once",
+        "one batch for all steps of a round",
+        "oracle.py",
+        'stream.seek(draw.key("batch", silo, step))',
+        'stream.seek(draw.key("batch", silo, 0))',
+        (ORACLE,),
+    ),
+    Mutant(
+        "shared-silo-seeds",
+        "all silos have the same noise",
+        "oracle.py",
+        "stream_key(self.seed, purpose, self.round, silo, step",
+        "stream_key(self.seed, purpose, self.round, 0, step",
+        (ORACLE,),
+    ),
+    Mutant(
+        "shared-silo-seeds-at-silo-level",
+        "all silos of a stack have the same noise in their releases",
+        "oracle.py",
+        'self._stream.seek(self._draw.key("noise", silo, step))',
+        'self._stream.seek(self._draw.key("noise", self._ids[0], step))',
+        (ORACLE,),
+    ),
+    Mutant(
+        "attempt-not-in-the-key",
+        "a round that is charged again as fresh has its old noise, around other values",
+        "oracle.py",
+        "silo, step, self.attempt, self.run)",
+        "silo, step, 0, self.run)",
+        (ORACLE,),
+    ),
+    Mutant(
+        "run-not-in-the-key",
+        "runs of one seed share noise: it cancels in their difference",
+        "oracle.py",
+        "silo, step, self.attempt, self.run)",
+        'silo, step, self.attempt, "")',
+        (ORACLE,),
+    ),
+    Mutant(
+        "records-not-in-the-run",
+        "the same configuration on changed records has the same noise",
+        "training/session.py",
+        "run_name = noise_name(config, parts.data_sha256)",
+        'run_name = noise_name(config, "")',
+        (RUN + "::test_changed_records_have_noise_of_their_own",),
+    ),
+    Mutant(
+        "purpose-not-in-the-key",
+        "noise and batches come from the same stream",
+        "core/streams.py",
+        'struct.pack("<6q", seed, PURPOSES[purpose], round',
+        'struct.pack("<6q", seed, 1, round',
+        (STREAMS,),
+    ),
+    Mutant(
+        "seed-of-32-bits",
+        "seeds that agree in their low 32 bits share everything",
+        "core/streams.py",
+        'struct.pack("<6q", seed,',
+        'struct.pack("<6q", seed % 2**32,',
+        (STREAMS,),
+    ),
+    Mutant(
+        "key-of-32-bits",
+        "32 bits of a stream's key are used: of 100,000 streams two are likely the same",
+        "core/streams.py",
+        'np.frombuffer(key, dtype="<u8").astype(np.uint64)',
+        "np.random.SeedSequence(int.from_bytes(key[:4])).generate_state(4, np.uint64)",
+        (STREAMS,),
+    ),
+    Mutant(
+        "half-used-stream",
+        "a stream goes on where the last one ended",
+        "core/streams.py",
+        "        self._bits.state = self._state\n",
+        "",
+        (STREAMS,),
+    ),
+)
+
+CLIPPING = (
+    Mutant(
+        "clip-on-the-batch-mean",
+        "every gradient is scaled by the norm of the batch's mean",
+        "gradients/vmap.py",
+        "norms = _norms(gradients)",
+        "norms = _norms(gradients.mean(dim=0, keepdim=True)).expand(len(gradients)).clone()",
+        (ENGINES,),
+    ),
+    Mutant(
+        "clip-after-averaging",
+        "the sum of plain gradients is clipped, not each gradient",
+        "oracle.py",
+        "            self._engine.clipped_sum(y, batch, rules.clip_norm, out)\n",
+        "            self._engine.clipped_sum(y, batch, math.inf, out)\n"
+        "            out.mul_(1 / max(1.0, float(out.norm()) / (rules.clip_norm * max(1, len(batch)))))\n",
+        (ORACLE,),
+    ),
+    Mutant(
+        "noise-before-clipping",
+        "the sum is clipped once more after the noise: it loses most of it",
+        "oracle.py",
+        'stream.seek(draw.key("noise", silo, step)))\n        out.div_(divisor)',
+        'stream.seek(draw.key("noise", silo, step)))\n'
+        "            out.mul_(1 / max(1.0, float(out.norm()) / (rules.clip_norm * len(batch))))\n        out.div_(divisor)",
+        (ORACLE,),
+    ),
+    Mutant(
+        "silo-noise-before-clipping",
+        "a silo's update is clipped after the noise",
+        "oracle.py",
+        "        self._released.append(out.clone())",
+        "            out[row] /= max(1.0, float(out[row].norm()) / rules.clip_norm)\n"
+        "        self._released.append(out.clone())",
+        (ORACLE,),
+    ),
+    Mutant(
+        "silo-not-clipped",
+        "a silo's update is not clipped",
+        "oracle.py",
+        "out[row] / max(1.0, norm / rules.clip_norm) if math.isfinite(norm) else 0.0",
+        "out[row] if math.isfinite(norm) else 0.0",
+        (ORACLE,),
+    ),
+    Mutant(
+        "silo-not-finite",
+        "a silo's update that is not finite is sent as it is",
+        "oracle.py",
+        " if math.isfinite(norm) else 0.0",
+        "",
+        (ORACLE,),
+    ),
+    Mutant(
+        "norm-of-half-the-parameters",
+        "the norm leaves out half of the parameters",
+        "gradients/vmap.py",
+        "norms = _norms(gradients)",
+        "norms = _norms(gradients[:, : (gradients.shape[1] + 1) // 2])",
+        (ENGINES,),
+    ),
+    Mutant(
+        "norm-of-the-largest",
+        "gradients are clipped by their largest entry",
+        "gradients/vmap.py",
+        "gradients.norm(dim=1) if",
+        "gradients.abs().amax(dim=1) if",
+        (ENGINES,),
+    ),
+    Mutant(
+        "norm-too-small",
+        "norms of millions of parameters are added up one by one in float32 and come out too small",
+        "gradients/vmap.py",
+        "<= 2**16",
+        "<= 2**40",
+        (ENGINES,),
+    ),
+    Mutant(
+        "norm-without-bias",
+        "the closed form forgets the bias in a gradient's norm",
+        "gradients/closed_form.py",
+        "(1.0 if self._bias else 0.0)",
+        "0.0",
+        (ENGINES,),
+    ),
+    Mutant(
+        "norm-without-root",
+        "the closed form divides by the squared norm's root of the features only",
+        "gradients/closed_form.py",
+        "norms = (residuals.square().sum(dim=1) * batch.constants).sqrt_()\n            residuals.mul_",
+        "norms = residuals.square().sum(dim=1).sqrt_()\n            residuals.mul_",
+        (ENGINES,),
+    ),
+    Mutant(
+        "not-finite-kept",
+        "an infinite gradient counts as a large one, unclipped",
+        "gradients/vmap.py",
+        "gradients[bad], norms[bad] = 0.0, 0.0",
+        "gradients[bad], norms[bad] = torch.nan_to_num(gradients[bad], posinf=1e6, neginf=-1e6), 0.0",
+        (ENGINES,),
+    ),
+    Mutant(
+        "not-finite-spreads",
+        "one broken record turns the closed form's sum into NaN, which tells of it",
+        "gradients/closed_form.py",
+        "        if not math.isinf(clip_norm) and not math.isfinite(float(out.sum())):\n",
+        "        if False:\n",
+        (ENGINES,),
+    ),
+    Mutant(
+        "slow-path-unclipped",
+        "beside a broken record the closed form clips nobody",
+        "gradients/closed_form.py",
+        "factors = clip_norm / norms[good].clamp_(min=clip_norm)",
+        "factors = torch.ones_like(norms[good])",
+        (ENGINES, SENSITIVITY),
+    ),
+    Mutant(
+        "clipped-regulariser",
+        "the regulariser is clipped with the noisy gradient",
+        "oracle.py",
+        "return out.add_(y, alpha=self._rules.l2) if self._rules.l2 else out",
+        "out.add_(y, alpha=self._rules.l2)\n"
+        "        return out / (out.norm(dim=1, keepdim=True) / (3 * self._rules.clip_norm)).clamp(min=1.0)",
+        (ORACLE,),
+    ),
+)
+
+SAMPLING = (
+    Mutant(
+        "sensitivity-of-one",
+        "noise for C where a record is replaced: 2C",
+        "privacy/samplers.py",
+        'neighbouring: Neighbouring = "replace_one"\n    sensitivity: float = 2.0\n\n'
+        '    def divisor(self, num_records: int) -> float:\n        """b.',
+        'neighbouring: Neighbouring = "replace_one"\n    sensitivity: float = 1.0\n\n'
+        '    def divisor(self, num_records: int) -> float:\n        """b.',
+        (ORACLE,),
+    ),
+    Mutant(
+        "silo-sensitivity-of-one",
+        "noise for C where a silo is replaced: 2C",
+        "oracle.py",
+        '(2.0 if rules.neighbouring == "replace_one" else 1.0)',
+        "1.0",
+        (ORACLE,),
+    ),
+    Mutant(
+        "wrong-divisor",
+        "sums are divided by R instead of b",
+        "oracle.py",
+        "divisor = rules.sampler.divisor(len(records))",
+        "divisor = float(len(records))",
+        (ORACLE,),
+    ),
+    Mutant(
+        "realised-poisson-size",
+        "a Poisson sum is divided by the size of the batch, which depends on the record",
+        "oracle.py",
+        "divisor = rules.sampler.divisor(len(records))",
+        "divisor = float(max(1, len(batch)))",
+        (ORACLE,),
+    ),
+    Mutant(
+        "poisson-as-fixed",
+        "Poisson batches are accounted for as fixed ones",
+        "privacy/samplers.py",
+        'name: SamplerName = "poisson"\n    neighbouring: Neighbouring = "add_or_remove"',
+        'name: SamplerName = "fixed"\n    neighbouring: Neighbouring = "replace_one"',
+        (ORACLE, CHARGES, "tests/conformance/test_coverage.py"),
+    ),
+    Mutant(
+        "rate-rounded",
+        "q is the nearest tenth instead of b/R",
+        "privacy/samplers.py",
+        "return self.divisor(num_records) / num_records",
+        "return max(0.1, round(self.divisor(num_records) / num_records, 1))",
+        (ORACLE,),
+    ),
+    Mutant(
+        "rate-rounded-up",
+        "b is the ceiling of s R in the accounting, the floor in the draw",
+        "privacy/samplers.py",
+        "return self.divisor(num_records) / num_records",
+        "return min(1.0, -(-num_records * (self.record_rate or 0) // 1) / num_records or self.divisor(num_records) / num_records)",
+        (CHARGES, ORACLE),
+    ),
+    Mutant(
+        "batch-of-one-more",
+        "a batch has one record more than is accounted for",
+        "privacy/samplers.py",
+        "size = int(self.divisor(num_records))",
+        "size = min(num_records, int(self.divisor(num_records)) + 1)",
+        (ORACLE, BATCHES),
+    ),
+    Mutant(
+        "with-replacement",
+        "a record can be in a batch several times",
+        "privacy/samplers.py",
+        "replace=False, shuffle=False",
+        "replace=True, shuffle=False",
+        (ORACLE, BATCHES),
+    ),
+    Mutant(
+        "first-records",
+        "every batch is the first b records",
+        "privacy/samplers.py",
+        "return rng.choice(num_records, size, replace=False, shuffle=False)",
+        "return np.arange(size)",
+        (ORACLE,),
+    ),
+    Mutant(
+        "runs-of-records",
+        "a batch is b neighbours, from a random place on: each record as often, but not each pair",
+        "privacy/samplers.py",
+        "return rng.choice(num_records, size, replace=False, shuffle=False)",
+        "return (rng.integers(num_records) + np.arange(size)) % num_records",
+        (BATCHES,),
+    ),
+    Mutant(
+        "one-coin-for-all",
+        "a Poisson batch is everybody or nobody",
+        "privacy/samplers.py",
+        "np.flatnonzero(rng.random(num_records) < self.record_rate)",
+        "np.flatnonzero(np.full(num_records, rng.random()) < self.record_rate)",
+        (ORACLE, BATCHES),
+    ),
+    Mutant(
+        "poisson-never-empty",
+        "an empty Poisson batch is drawn again: it has the first record",
+        "privacy/samplers.py",
+        "return np.flatnonzero(rng.random(num_records) < self.record_rate)",
+        "found = np.flatnonzero(rng.random(num_records) < self.record_rate)\n"
+        "        return found if len(found) else np.zeros(1, dtype=np.int64)",
+        (ORACLE, BATCHES),
+    ),
+    Mutant(
+        "shares-overlap",
+        "neighbouring shares of a silo have a record in common, and are composed in parallel",
+        "oracle.py",
+        "first, last = (round(part * num_records) for part in share)",
+        "first, last = math.floor(share[0] * num_records), math.ceil(share[1] * num_records)",
+        (ORACLE,),
+    ),
+    Mutant(
+        "share-at-the-silos-rate",
+        "a share is charged at the rate of the whole silo, which is lower",
+        "oracle.py",
+        "self._rules.release(self._rules.sampler.rate(len(records))), self._gradient_calls",
+        "self._rules.release(self._rules.sampler.rate(round(len(records) / (self._share[1] - self._share[0])))), "
+        "self._gradient_calls",
+        (ORACLE,),
+    ),
+    Mutant(
+        "share-planned-at-the-silos-rate",
+        "the budget is checked for the rate of the whole silo, which is lower than a share's",
+        "oracle.py",
+        "self.release(self.sampler.rate(last - first)), num_gradients",
+        "self.release(self.sampler.rate(num_records)), num_gradients",
+        (ORACLE,),
+    ),
+    Mutant(
+        "unproven-neighbours",
+        "a sampler may be charged under a relation that its theorem does not cover",
+        "oracle.py",
+        'if self.unit == "record" and self.neighbouring != self.sampler.neighbouring:',
+        "if False:",
+        (ORACLE,),
+    ),
+    Mutant(
+        "participants-by-their-records",
+        "silos with more records are drawn more often, while a third party is promised S/M",
+        "training/planning.py",
+        "chosen = draw_participants(self.seed, round, self.setting) if sampled",
+        'chosen = sorted(stream(self.seed, "participants", round).choice(self.setting.num_silos, '
+        "self.setting.num_participants, replace=False, p=self.weights).tolist()) if sampled",
+        ("tests/training/test_planning.py",),
+    ),
+)
+
+CHARGING = (
+    Mutant(
+        "warm-start-uncharged",
+        "warm-up rounds cost nothing",
+        "training/host.py",
+        "return up, oracle.charges()",
+        'return up, [] if plan.phase == "warm-up" else oracle.charges()',
+        (SCAFFOLD,),
+    ),
+    Mutant(
+        "last-release-uncharged",
+        "of a round's releases the last is not charged",
+        "oracle.py",
+        "self._rules.sampler.rate(len(records))), self._gradient_calls",
+        "self._rules.sampler.rate(len(records))), self._gradient_calls - 1",
+        (ORACLE,),
+    ),
+    Mutant(
+        "round-charged-as-one",
+        "a round's K releases are charged as one",
+        "oracle.py",
+        "self._rules.sampler.rate(len(records))), self._gradient_calls",
+        "self._rules.sampler.rate(len(records))), min(1, self._gradient_calls)",
+        (ORACLE,),
+    ),
+    Mutant(
+        "one-gradient-too-many",
+        "an algorithm may ask for one gradient more than the budget was checked for",
+        "oracle.py",
+        "if step >= self._max_gradients:",
+        "if step > self._max_gradients:",
+        (ORACLE,),
+    ),
+    Mutant(
+        "second-release",
+        "a silo may release twice in a round",
+        "oracle.py",
+        "        if step:\n",
+        "        if step > 1:\n",
+        (ORACLE,),
+    ),
+    Mutant(
+        "first-silo-charged",
+        "of a stack only the first silo is charged",
+        "oracle.py",
+        "        for silo, records in zip(self._ids, self._silos, strict=True):\n            if self._rules.unit",
+        "        for silo, records in zip(self._ids[:1], self._silos):\n            if self._rules.unit",
+        (CHARGES,),
+    ),
+    Mutant(
+        "upload-unchecked",
+        "at silo level anything may be sent",
+        "oracle.py",
+        'if self._rules.unit == "silo":\n            check_released',
+        "if False:\n            check_released",
+        (ORACLE,),
+    ),
+    Mutant(
+        "released-in-place",
+        "what was released may be changed before it is sent",
+        "oracle.py",
+        "self._released.append(out.clone())",
+        "self._released.append(out)",
+        (ORACLE,),
+    ),
+    Mutant(
+        "stack-mixes-silos",
+        "raw gradients of several silos are in an algorithm's hands at once, and one ends up in another's upload",
+        "training/host.py",
+        'if self._rules.unit == "silo" and len(ids) > 1:',
+        "if False:",
+        (IN_PROCESS,),
+    ),
+    Mutant(
+        "rows-unchecked",
+        "rows beyond the silos' are answered without a charge",
+        "oracle.py",
+        "if value.dim() != 2 or value.shape[0] != self.num_silos:",
+        "if value.dim() != 2:",
+        (ORACLE,),
+    ),
+    Mutant(
+        "records-differentiable",
+        "derivatives flow back from a noisy gradient to the records",
+        "oracle.py",
+        "y = y.detach()  # with no_grad:",
+        "torch.set_grad_enabled(True)  # with no_grad:",
+        (ORACLE,),
+    ),
+    Mutant(
+        "charged-after-hand-over",
+        "the ledger is on disk after the uploads were handed on",
+        "runtimes/in_process.py",
+        "        self._charges.sync()  # before the sum, or any single upload, is handed on\n"
+        "        for observer in self._observers:\n"
+        "            observer(draw.round, plan.participants, stack(seen))\n",
+        "        for observer in self._observers:\n"
+        "            observer(draw.round, plan.participants, stack(seen))\n"
+        "        self._charges.sync()\n",
+        (IN_PROCESS,),
+    ),
+    Mutant(
+        "never-synced",
+        "charges are appended, and wait in a buffer",
+        "runtimes/in_process.py",
+        "        self._charges.sync()  # before the sum, or any single upload, is handed on\n",
+        "",
+        (IN_PROCESS,),
+    ),
+    Mutant(
+        "last-stack-uncharged",
+        "the last stack of a round is not charged",
+        "runtimes/in_process.py",
+        "            self._charges.append(charges)\n",
+        "            if first + self._stack_size < len(plan.participants):\n                self._charges.append(charges)\n",
+        (IN_PROCESS,),
+    ),
+    Mutant(
+        "correction-reversed",
+        "c_i has the wrong sign: SCAFFOLD doubles the drift",
+        "algorithms/scaffold.py",
+        "correction = c - c_i",
+        "correction = c_i - c",
+        (SCAFFOLD + "::test_the_correction_has_the_papers_sign", SCAFFOLD),
+    ),
+)
+
+LEDGERS = (
+    Mutant(
+        "fresh-noise-not-charged",
+        "the ledger takes fresh noise for the old bits",
+        "privacy/ledger.py",
+        "return (charge.round, charge.silo, charge.share, charge.release, charge.noise_id)",
+        'return (charge.round, charge.silo, charge.share, charge.release, "-")',
+        (LEDGER,),
+    ),
+    Mutant(
+        "fresh-noise-not-named",
+        "all attempts have the same name in the ledger",
+        "oracle.py",
+        'return f"{self.run}.{self.attempt}"',
+        'return f"{self.run}.0"',
+        (ORACLE,),
+    ),
+    Mutant(
+        "fresh-noise-not-counted",
+        "the views count fresh noise as the old bits",
+        "privacy/views.py",
+        "charge.release, charge.noise_id)\n            more",
+        'charge.release, "")\n            more',
+        (VIEWS,),
+    ),
+    Mutant(
+        "fresh-noise-not-drawn",
+        "after a crash other bits are released with the old noise",
+        "training/session.py",
+        'return 1 + max(int(charge.noise_id.rpartition(".")[2]) for charge in ledger)',
+        "return before",
+        (RESUME + "::test_fresh_noise_where_bits_differ",),
+    ),
+    Mutant(
+        "fresh-noise-twice",
+        "after a second loss of the checkpoint, fresh noise is that which was fresh after the first",
+        "training/session.py",
+        'return 1 + max(int(charge.noise_id.rpartition(".")[2]) for charge in ledger)',
+        "return before + 1",
+        (RESUME + "::test_a_checkpoint_that_was_lost_twice",),
+    ),
+    Mutant(
+        "replay-unseen",
+        "a resumed run forgets which rounds it had released",
+        "training/session.py",
+        "replayed = any(charge.round >= (found.rounds if found else 0) for charge in ledger)",
+        "replayed = any(charge.round > (found.rounds if found else 0) + 100 for charge in ledger)",
+        (RESUME + "::test_fresh_noise_costs_more",),
+    ),
+    Mutant(
+        "gpu-trusted",
+        "a GPU is trusted to repeat its bits",
+        "training/session.py",
+        ' == here and here["repeats"]',
+        " == here",
+        (RESUME + "::test_fresh_noise_where_bits_never_repeat",),
+    ),
+    Mutant(
+        "more-of-a-round-not-charged",
+        "further releases of a round that the ledger knows are not charged",
+        "privacy/ledger.py",
+        "if max(self._counts.get(key, 0), new.get(key, 0)) >= charge.count:",
+        "if max(self._counts.get(key, 0), new.get(key, 0)):",
+        (LEDGER,),
+    ),
+    Mutant(
+        "sync-without-fsync",
+        "a power cut loses charges of what had left",
+        "privacy/ledger.py",
+        "            os.fsync(self._file.fileno())\n        except OSError as error:\n            raise self._failed(error) from error\n\n    def close",
+        "        except OSError as error:\n            raise self._failed(error) from error\n\n    def close",
+        (LEDGER,),
+    ),
+    Mutant(
+        "sync-without-flush",
+        "a killed process loses charges of what had left",
+        "privacy/ledger.py",
+        "            self._file.flush()\n            os.fsync(self._file.fileno())\n",
+        "            os.fsync(self._file.fileno())\n",
+        (LEDGER,),
+    ),
+    Mutant(
+        "checksum-unchecked",
+        "a changed line of the ledger is believed",
+        "privacy/ledger.py",
+        "if check != _checksum(self._check, body):",
+        "if len(check) != 16:",
+        (LEDGER,),
+    ),
+    Mutant(
+        "lines-unchained",
+        "whole lines may be missing from the ledger",
+        "privacy/ledger.py",
+        "hashlib.sha256(previous.encode() + body)",
+        "hashlib.sha256(body)",
+        (LEDGER,),
+    ),
+    Mutant(
+        "end-of-the-ledger-missing",
+        "a ledger that lost its last lines is believed",
+        "training/session.py",
+        "    if held < known:\n",
+        "    if held < 0:\n",
+        (RESUME + "::test_a_damaged_ledger_is_refused",),
+    ),
+    Mutant(
+        "earlier-attempts-forgotten",
+        "the budget forgets what was released before a crash",
+        "training/accounting.py",
+        "final = [charge for charge in ledger if not repeats(charge)]",
+        "final: list[Charge] = []",
+        (ACCOUNT,),
+    ),
+)
+
+VIEWING = (
+    Mutant(
+        "best-silo",
+        "the server's epsilon is the best silo's",
+        "privacy/views.py",
+        "worst = max(candidates, key=of, default=None)",
+        "worst = min(candidates, key=of, default=None)",
+        (VIEWS,),
+    ),
+    Mutant(
+        "mean-silo",
+        "the server's epsilon is the mean over silos",
+        "privacy/views.py",
+        "epsilon=known[()] if worst is None else of(worst)",
+        "epsilon=known[()] if worst is None else sum(of(kind) for kind in kinds) / len(kinds)",
+        (VIEWS,),
+    ),
+    Mutant(
+        "rates-not-compared",
+        "a silo is left out as dominated although its rate is larger",
+        "privacy/views.py",
+        "        and m.release.rate >= n.release.rate\n",
+        "",
+        (VIEWS,),
+    ),
+    Mutant(
+        "overlapping-shares-in-parallel",
+        "shares with records in common are composed in parallel",
+        "privacy/views.py",
+        "        if first >= reach:\n",
+        "        if first >= 0:\n",
+        (VIEWS,),
+    ),
+    Mutant(
+        "chains-of-shares-cut",
+        "a share that lies within an earlier, longer one starts a group of its own",
+        "privacy/views.py",
+        "reach = max(reach, last)",
+        "reach = last",
+        (VIEWS,),
+    ),
+    Mutant(
+        "shares-of-a-silo-in-parallel",
+        "shares are composed in parallel where a whole silo is replaced",
+        "privacy/views.py",
+        '    if unit == "silo":\n        return dict.fromkeys(ordered, 0)\n',
+        "",
+        (VIEWS,),
+    ),
+    Mutant(
+        "shares-of-added-records",
+        "shares are composed in parallel where adding a record moves others between them",
+        "privacy/views.py",
+        'if neighbouring == "add_or_remove" and any(share != (0.0, 1.0) for share in ordered):',
+        "if False:",
+        (VIEWS,),
+    ),
+    Mutant(
+        "mixture-swapped",
+        "a silo takes part with probability 1 - p",
+        "privacy/pld.py",
+        "reach, dl), t.count, t.rounds, t.participation)",
+        "reach, dl), t.count, t.rounds, 1 - t.participation if t.participation < 1 else 1.0)",
+        (PLD,),
+    ),
+    Mutant(
+        "mixture-amplifies",
+        "epsilon is multiplied by the probability of taking part, as if the draw were secret (Noble et al.)",
+        "privacy/accountants.py",
+        "        return self.bound(pld.normalise(map(_clamped, terms)), delta)",
+        "        p = min(term.participation for term in terms)\n"
+        "        certain = [replace(term, participation=1.0) for term in terms]\n"
+        "        return p * self.bound(pld.normalise(map(_clamped, certain)), delta)",
+        (CONTRACT, ACCOUNTANTS),
+    ),
+    Mutant(
+        "renyi-mixture-swapped",
+        "the Renyi bound weighs the empty round with p",
+        "privacy/accountants.py",
+        "mixed = np.logaddexp(absent, math.log(participation) + (orders - 1) * present)",
+        "mixed = np.logaddexp(math.log(participation), absent + (orders - 1) * present)",
+        (ACCOUNTANTS,),
+    ),
+    Mutant(
+        "attempts-counted-once",
+        "a third party's epsilon forgets that a round was released twice",
+        "privacy/views.py",
+        "attempts[round_] = max(attempts[round_], len(noise))",
+        "attempts[round_] = max(attempts[round_], 1)",
+        (VIEWS,),
+    ),
+    Mutant(
+        "repeats-amplified",
+        "a round that was released twice is amplified as if its draw had been made once",
+        "privacy/views.py",
+        "1.0 if number > 1 else probability",
+        "probability",
+        (VIEWS,),
+    ),
+    Mutant(
+        "mixture-over-the-realised-rounds",
+        "a third party is promised the mixture over as many rounds as the draws happened to allow",
+        "training/accounting.py",
+        'if certain or self._budget is None or self._privacy.budget_view != "server":',
+        "if True:",
+        (ACCOUNT,),
+    ),
+    Mutant(
+        "rounds-of-the-warm-up-cheap",
+        "drawn rounds count with what they cost, which depends on earlier draws",
+        "training/accounting.py",
+        "    if len(set(drawn)) < 2:\n",
+        "    if len(set(drawn)) < 9:\n",
+        (ACCOUNT,),
+    ),
+    Mutant(
+        "participation-understated",
+        "a third party is promised a smaller probability of taking part than S/M",
+        "training/accounting.py",
+        "self._setting.num_participants / self._setting.num_silos",
+        "self._setting.num_participants / (self._setting.num_silos + 1)",
+        (ACCOUNT, RUN),
+    ),
+    Mutant(
+        "everybody-taken-for-sampled",
+        "rounds that all silos take part in are amplified as sampled ones",
+        "training/accounting.py",
+        'probability = 1.0 if plan.participation == "all" else',
+        'probability = 1.0 if plan.participation == "none" else',
+        (ACCOUNT, RUN),
+    ),
+    Mutant(
+        "no-noise-guarantees",
+        "a run without noise states a guarantee",
+        "training/accounting.py",
+        "private = config.privacy.noise_multiplier > 0",
+        "private = config.privacy.noise_multiplier >= 0",
+        (RUN + "::test_without_noise_there_is_no_epsilon",),
+    ),
+)
+
+ACCOUNTING = (
+    Mutant(
+        "optimistic-grid",
+        "losses are rounded down on the grid",
+        "privacy/pld.py",
+        "up = np.clip(np.expm1(cell * dl - loss) / math.expm1(-dl), 0.0, 1.0)",
+        "up = np.zeros_like(loss)",
+        (PLD,),
+    ),
+    Mutant(
+        "middling-grid",
+        "losses are rounded to the nearest point of the grid",
+        "privacy/pld.py",
+        "up = np.clip(np.expm1(cell * dl - loss) / math.expm1(-dl), 0.0, 1.0)",
+        "up = np.round(loss / dl - cell)",
+        (PLD,),
+    ),
+    Mutant(
+        "tails-dropped",
+        "mass beyond the grid counts as no loss instead of an infinite one",
+        "privacy/pld.py",
+        "self.infinite = sum(f.count * f.rounds * f.step.infinite for f in factors)",
+        "self.infinite = 0.0",
+        (PLD,),
+    ),
+    Mutant(
+        "window-dropped",
+        "what lies above the window of the Fourier transform counts as no loss",
+        "privacy/pld.py",
+        "math.exp(slack) + beyond + self.infinite",
+        "math.exp(slack) + self.infinite",
+        (PLD,),
+    ),
+    Mutant(
+        "rounding-dropped",
+        "rounding errors of the Fourier transform are taken for privacy",
+        "privacy/pld.py",
+        "bound = (sums + rounding) * math.exp(slack)",
+        "bound = sums * math.exp(slack)",
+        (PLD,),
+    ),
+    Mutant(
+        "one-round-less",
+        "n rounds are composed as n - 1",
+        "privacy/pld.py",
+        "product *= psi**factor.rounds",
+        "product *= psi ** max(1, factor.rounds - 1)",
+        (PLD,),
+    ),
+    Mutant(
+        "one-step-less",
+        "a round of K steps is composed as K - 1",
+        "privacy/pld.py",
+        "psi = fft.rfft(folded) ** factor.count",
+        "psi = fft.rfft(folded) ** max(1, factor.count - 1)",
+        (PLD,),
+    ),
+    Mutant(
+        "profile-below-one",
+        "below a = 1 a fixed batch's profile loses what is left: its mass at a loss of 0 goes to the far left",
+        "privacy/pld.py",
+        "return [(loss, upper), (-loss, lower), (np.zeros(1), np.array([atom]))]",
+        "return [(loss, upper), (-loss, lower), (-loss[-1:], np.array([atom]))]",
+        (PLD,),
+    ),
+    Mutant(
+        "fixed-as-the-mixture",
+        "replacing a record of a fixed batch is accounted for as the mixture against N(0, s^2), one direction only",
+        "privacy/pld.py",
+        '("remove", "add") if any(_is_directed(t.release) for t in terms) else ("symmetric",)',
+        '("remove", "add") if any(t.release.rate < 1 for t in terms) else ("symmetric",)',
+        (PLD,),
+    ),
+    Mutant(
+        "one-direction",
+        "of adding and removing a record the cheaper is accounted for",
+        "privacy/pld.py",
+        '("remove", "add") if any',
+        '("add",) if any',
+        (PLD,),
+    ),
+    Mutant(
+        "amplified-twice",
+        "amplification by sampling counts twice: q^2",
+        "privacy/pld.py",
+        "sigma, rate = release.noise_multiplier, release.rate\n    z, weight",
+        "sigma, rate = release.noise_multiplier, release.rate**2\n    z, weight",
+        (PLD,),
+    ),
+    Mutant(
+        "delta-split",
+        "each direction may spend all of delta, and half again",
+        "privacy/pld.py",
+        "return min(_first_below(*self.curve(share * tilt, delta), delta) for share in _TILTS)",
+        "return min(_first_below(*self.curve(share * tilt, delta), 1.5 * delta) for share in _TILTS)",
+        (PLD,),
+    ),
+    Mutant(
+        "parts-not-added",
+        "equal releases of several rounds count as those of the last",
+        "privacy/pld.py",
+        "rounds[key] = rounds.get(key, 0) + term.rounds",
+        "rounds[key] = term.rounds",
+        (PLD,),
+    ),
+    Mutant(
+        "any-sampler",
+        "a sampler is accounted for under neighbours that no theorem covers",
+        "privacy/pld.py",
+        "    if sound[release.sampler] != release.neighbouring:\n",
+        "    if False:\n",
+        (PLD,),
+    ),
+    Mutant(
+        "meanings-mixed",
+        "releases under different neighbouring relations are added up",
+        "privacy/pld.py",
+        "    if len(meanings) > 1:\n",
+        "    if len(meanings) > 9:\n",
+        (PLD,),
+    ),
+    Mutant(
+        "largest-gaussian",
+        "of several Gaussians only the largest counts",
+        "privacy/accountants.py",
+        "mu = math.hypot(*(math.sqrt(t.count * t.rounds) / t.release.noise_multiplier for t in terms))",
+        "mu = max(math.sqrt(t.count * t.rounds) / t.release.noise_multiplier for t in terms)",
+        (ACCOUNTANTS, CONTRACT),
+    ),
+    Mutant(
+        "renyi-of-half-the-sensitivity",
+        "the Renyi accountant reads the noise as a multiple of C where it is one of 2C",
+        "privacy/accountants.py",
+        "gaussian = dp_event.GaussianDpEvent(release.noise_multiplier)",
+        "gaussian = dp_event.GaussianDpEvent(2 * release.noise_multiplier)",
+        (CONTRACT,),
+    ),
+    Mutant(
+        "prv-estimate",
+        "the PRV accountant states its estimate instead of its upper bound",
+        "privacy/accountants.py",
+        "composed.compute_epsilon(delta, delta_error, eps_error)[2]",
+        "composed.compute_epsilon(delta, delta_error, eps_error)[1]",
+        (ACCOUNTANTS, CONTRACT),
+    ),
+    Mutant(
+        "prv-delta",
+        "the PRV accountant takes a delta ten times as large",
+        "privacy/accountants.py",
+        "return _prv(tuple(groups), delta, self.eps_error)",
+        "return _prv(tuple(groups), 10 * delta, self.eps_error)",
+        (ACCOUNTANTS,),
+    ),
+    Mutant(
+        "no-noise-has-an-epsilon",
+        "releases without noise have a finite epsilon",
+        "privacy/accountants.py",
+        "            return math.inf\n        return self.bound",
+        "            return 1e4\n        return self.bound",
+        (CONTRACT,),
+    ),
+)
+
+BUDGETING = (
+    Mutant(
+        "budget-after-the-round",
+        "the budget is checked for what was spent, not for the round to come",
+        "training/accounting.py",
+        "planned = {silo: [self._planned(silo, cost)] for silo in plan.participants}",
+        "planned: dict[int, list[Planned]] = {silo: [] for silo in plan.participants}",
+        (ACCOUNT,),
+    ),
+    Mutant(
+        "budget-of-another-delta",
+        "the budget holds at ten times the delta",
+        "training/accounting.py",
+        "Budget(config.privacy.epsilon, config.privacy.delta, accountant)",
+        "Budget(config.privacy.epsilon, 10 * config.privacy.delta, accountant)",
+        (ACCOUNT,),
+    ),
+    Mutant(
+        "budget-of-one-silo",
+        "the budget looks at one silo",
+        "privacy/budget.py",
+        "for terms in undominated(silos):",
+        "for terms in undominated(silos)[-1:]:",
+        (BUDGET,),
+    ),
+    Mutant(
+        "budget-off-by-one",
+        "one release more than the budget allows",
+        "privacy/budget.py",
+        "return terms[0].rounds <= self._most[one]",
+        "return terms[0].rounds <= self._most[one] + 1",
+        (BUDGET,),
+    ),
+    Mutant(
+        "first-that-does-not-fit",
+        "the search returns the first number of rounds that does not fit",
+        "privacy/accountants.py",
+        "low, high = (middle, high) if fits(middle) else (low, middle)\n    return low",
+        "low, high = (middle, high) if fits(middle) else (low, middle)\n    return high",
+        (ACCOUNTANTS,),
+    ),
+    Mutant(
+        "budget-ignored",
+        "the loop runs the round that the budget refused",
+        "training/experiment.py",
+        "            if not self.account.affords(progress.rounds, plan):\n",
+        "            if progress.rounds and not self.account.affords(progress.rounds - 1, plan):\n",
+        (RUN + "::test_a_budget_ends_the_run_before_it_is_passed", RUN + "::test_a_budget_in_a_third_partys_view"),
+    ),
+    Mutant(
+        "budget-without-begun-rounds",
+        "a third party's budget forgets rounds that were begun and not finished",
+        "training/accounting.py",
+        "costs = _dearest({**self._found, **self.costs, round: cost})\n            again",
+        "costs = _dearest({**self.costs, round: cost})\n            again",
+        (ACCOUNT, RESUME + "::test_fresh_noise_where_bits_differ"),
+    ),
+    Mutant(
+        "third-party-fresh-noise-free",
+        "in a third party's budget rounds that were released again cost nothing",
+        "training/accounting.py",
+        'again = self._released_again(costs, {round: {*self._noise_ids[round], "the next"}})',
+        "again: list[Charge] = []",
+        (ACCOUNT, RESUME + "::test_fresh_noise_where_bits_differ"),
+    ),
+)
+
+MUTANTS: tuple[Mutant, ...] = (
+    *MECHANISMS,
+    *STREAM_KEYS,
+    *CLIPPING,
+    *SAMPLING,
+    *CHARGING,
+    *LEDGERS,
+    *VIEWING,
+    *ACCOUNTING,
+    *BUDGETING,
+)

@@ -1,0 +1,239 @@
+"""Runs tests on a copy of the repository in which one piece of source text was replaced.
+
+A parent imports the libraries once, but nothing of the package, and forks a child for each mutant. The child writes
+the mutated file into a tree of its own, puts that tree first on the path, and runs pytest on it.
+"""
+
+from __future__ import annotations
+
+import compileall
+import importlib
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tests.mutants.catalogue import MUTANTS
+
+ROOT = Path(__file__).resolve().parents[2]
+COPIED = ("dpfl_plugin", "tests", "pyproject.toml")
+SECONDS = 300  # a mutant that takes longer hangs
+LINES = 40  # of a child's output that are kept
+
+KILLED, SURVIVED, BROKEN = "killed", "survived", "broken"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What pytest made of a tree.
+
+    Attributes:
+        mutant: its name; "" for the tree as it is.
+        verdict: "killed": an assertion of a test failed; "survived": all passed; "broken": anything else, as an error
+            while tests are collected, no tests at all, a child that died.
+        by: the test that failed.
+    """
+
+    mutant: str
+    tests: tuple[str, ...]
+    verdict: str
+    by: str
+    seconds: float
+    output: str
+
+    @property
+    def killed(self) -> bool:
+        return self.verdict == KILLED
+
+    @property
+    def green(self) -> bool:
+        return self.verdict == SURVIVED
+
+
+class _Verdict:
+    """A pytest plugin: how many tests passed, and whether the first failure is an assertion of the test."""
+
+    def __init__(self) -> None:
+        self.passed, self.verdict, self.by = 0, "", ""
+
+    def pytest_runtest_makereport(self, item: Any, call: Any) -> None:
+        import pytest
+
+        if call.excinfo is None:
+            self.passed += call.when == "call"
+        elif not call.excinfo.errisinstance(pytest.skip.Exception) and not self.by:
+            asserted = call.when == "call" and _asserts(call.excinfo.value)
+            self.by, self.verdict = item.nodeid, KILLED if asserted else BROKEN
+
+    def pytest_collectreport(self, report: Any) -> None:
+        if report.failed and not self.by:
+            self.by, self.verdict = report.nodeid, BROKEN
+
+
+def _asserts(error: BaseException) -> bool:
+    """An AssertionError or what pytest.raises and pytest.fail raise; of a group, each of them."""
+    import pytest
+
+    if isinstance(error, BaseExceptionGroup):  # hypothesis, when an example fails in several ways
+        return all(map(_asserts, error.exceptions))
+    return isinstance(error, AssertionError | pytest.fail.Exception)
+
+
+class Workshop:
+    """A temporary place for trees, and the parent of their tests."""
+
+    def __init__(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="mutants-"))
+        self._number = 0
+        for name in COPIED:
+            source = ROOT / name
+            if source.is_dir():
+                shutil.copytree(source, self._folder / "whole" / name, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                shutil.copy(source, self._folder / "whole" / name)
+        compileall.compile_dir(self._folder / "whole" / "dpfl_plugin", quiet=2)
+        _import_libraries()
+
+    def __enter__(self) -> Workshop:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        shutil.rmtree(self._folder)
+
+    def all(
+        self, jobs: Sequence[tuple[str, Sequence[str]]], at_a_time: int = 1, say: Callable[[str], None] | None = None
+    ) -> list[Result]:
+        """The results of (mutant, tests) pairs, in their order."""
+        waiting, running, done = list(enumerate(jobs)), {}, {}
+        while waiting or running:
+            while waiting and len(running) < at_a_time:
+                place, (name, tests) = waiting.pop(0)
+                pid, tree = self._fork(name, tests)
+                running[pid] = (place, name, tuple(tests), tree, time.monotonic())
+            pid, status = os.wait()
+            place, name, tests, tree, began = running.pop(pid)
+            done[place] = result = self._collect(name, tests, tree, status, time.monotonic() - began)
+            if say:
+                say(
+                    f"{result.verdict:8} {name or 'unmutated'}: {result.by or ' '.join(tests)} ({result.seconds:.1f} s)"
+                )
+        return [done[place] for place in range(len(jobs))]
+
+    def _fork(self, name: str, tests: Sequence[str]) -> tuple[int, Path]:
+        self._number += 1
+        tree = self._folder / str(self._number)
+        sys.stdout.flush()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                signal.alarm(SECONDS)
+                _child(self._folder / "whole", tree, name, tests)
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(3)  # `_child` exits with 0
+        return pid, tree
+
+    def _collect(self, name: str, tests: tuple[str, ...], tree: Path, status: int, seconds: float) -> Result:
+        output = tree / "output.txt"
+        lines = output.read_text(errors="replace").splitlines() if output.exists() else ["no output"]
+        text = "\n".join(lines[-LINES:])
+        verdict, by = BROKEN, ""
+        if status == 0:
+            verdict, by = json.loads((tree / "verdict.json").read_text())
+        shutil.rmtree(tree, ignore_errors=True)
+        return Result(name, tests, verdict, by, round(seconds, 1), text)
+
+
+OPTIONS = (
+    *("-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"),
+    *("-W", "ignore:Module already imported"),  # by the parent, on purpose
+    *("-k", "not speed and not quick"),  # which is no matter of privacy, and a slow machine would kill every mutant
+)
+LIBRARIES = (
+    "dp_accounting.gaussian_mechanism",
+    "dp_accounting.pld.privacy_loss_distribution",
+    "dp_accounting.rdp",
+    "hypothesis.extra.numpy",
+    "matplotlib.pyplot",
+    "mpmath",
+    "opacus.accountants.analysis.prv",
+    "pydantic",
+    "safetensors.torch",
+    "scipy.integrate",
+    "scipy.optimize",
+    "scipy.signal",
+    "scipy.stats",
+    "sklearn.datasets",
+    "torch.func",
+    "typer.testing",
+    "yaml",
+)
+
+
+def _import_libraries() -> None:
+    """What takes seconds to import, here once for all children."""
+    for name in LIBRARIES:
+        importlib.import_module(name)
+    import hypothesis
+
+    # Else what hypothesis finds would depend on chance, and would be tried again in later runs of the real tests.
+    hypothesis.settings.register_profile("mutants", derandomize=True, database=None)
+    hypothesis.settings.load_profile("mutants")
+
+
+def _child(whole: Path, tree: Path, name: str, tests: Sequence[str]) -> None:
+    """Build the tree, run its tests, write the verdict; does not return."""
+    import pytest
+
+    tree.mkdir()
+    output = os.open(tree / "output.txt", os.O_WRONLY | os.O_CREAT)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    shutil.copytree(whole, tree, dirs_exist_ok=True)
+    for mutant in MUTANTS:
+        if mutant.name == name:
+            file = tree / "dpfl_plugin" / mutant.file
+            file.write_text(mutant.applied(file.read_text()))
+            for stale in (file.parent / "__pycache__").glob(f"{file.stem}.*"):
+                stale.unlink()
+    sys.dont_write_bytecode = True
+    for module in [m for m in sys.modules if m.partition(".")[0] in ("tests", "dpfl_plugin")]:
+        assert module.startswith("tests"), "the parent has imported the package"
+        del sys.modules[module]
+    os.chdir(tree)
+    sys.path[:] = [str(tree), *(path for path in sys.path if path not in ("", str(ROOT)))]
+    os.environ.update(PYTHONPATH=str(tree), PYTHONDONTWRITEBYTECODE="1", OMP_NUM_THREADS="1")
+    plugin = _Verdict()
+    try:
+        code = int(pytest.main([*OPTIONS, "--rootdir", str(tree), *tests], plugins=[plugin]))
+    except Exception:  # after the tests: what a failed one left open is an error then
+        traceback.print_exc()
+        code = 1
+    import dpfl_plugin
+
+    assert Path(dpfl_plugin.__file__).is_relative_to(tree), "the tests ran on another package"
+    verdict = plugin.verdict or (SURVIVED if code == 0 and plugin.passed else BROKEN)
+    (tree / "verdict.json").write_text(json.dumps([verdict, plugin.by]))
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def serve() -> None:
+    """A line of JSON [mutant, tests] on stdin gives a line with the result on stdout, until stdin ends."""
+    with Workshop() as workshop:
+        for line in sys.stdin:
+            name, tests = json.loads(line)
+            (result,) = workshop.all([(name, tests)])
+            print(json.dumps(asdict(result)), flush=True)

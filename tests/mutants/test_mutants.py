@@ -1,0 +1,86 @@
+"""Every mutant of the catalogue turns a test red, and the table in the documentation lists them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.mutants import harness, table
+from tests.mutants.catalogue import MUTANTS, Mutant, suites
+from tests.mutants.harness import Result
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "dpfl_plugin"
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_the_text_to_replace_is_there_once(mutant: Mutant) -> None:
+    """Else the code has moved on: write the mutant anew for what is there now."""
+    source = (PACKAGE / mutant.file).read_text()
+    assert mutant.old != mutant.new
+    compile(mutant.applied(source), mutant.file, "exec")
+    assert source.count(mutant.old) == 1
+
+
+def test_names_are_unique_and_tests_are_there() -> None:
+    assert max(Counter(mutant.name for mutant in MUTANTS).values()) == 1
+    for path in {test.partition("::")[0] for mutant in MUTANTS for test in mutant.tests}:
+        assert (ROOT / path).exists(), path
+
+
+def test_the_table_lists_the_mutants_of_the_catalogue() -> None:
+    """Else: python -m tests.mutants"""
+    assert table.listed() == [(mutant.name, mutant.bug) for mutant in MUTANTS]
+
+
+# Slow: the mutants themselves
+
+Ask = Callable[[str, Sequence[str]], Result]
+
+
+@pytest.fixture(scope="module")
+def ask() -> Iterator[Ask]:
+    """A process that has imported the libraries and forks for each mutant; one for each process of xdist."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
+    command = [sys.executable, "-m", "tests.mutants", "--serve"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment
+    ) as server:
+        assert server.stdin is not None and server.stdout is not None
+        talk, listen = server.stdin, server.stdout
+
+        def answer(name: str, tests: Sequence[str]) -> Result:
+            talk.write(json.dumps([name, list(tests)]) + "\n")
+            talk.flush()
+            values = json.loads(listen.readline())
+            return Result(**{**values, "tests": tuple(values["tests"])})
+
+        yield answer
+        talk.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_mutant_is_killed(ask: Ask, mutant: Mutant) -> None:
+    result = ask(mutant.name, mutant.tests)
+    assert result.verdict == harness.KILLED, f"{mutant.bug}: {result.verdict}\n{result.output}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suite", suites(MUTANTS), ids=" ".join)
+def test_without_a_mutation_the_same_tests_are_green(ask: Ask, suite: Sequence[str]) -> None:
+    result = ask("", suite)
+    assert result.verdict == harness.SURVIVED, result.output
+
+
+@pytest.mark.slow
+def test_a_file_that_does_not_parse_or_tests_that_are_not_there_kill_nothing(ask: Ask) -> None:
+    assert ask("", ["tests/core/test_exact.py", "-k", "no such test"]).verdict == harness.BROKEN
+    assert ask("", ["tests/core/no_such_file.py"]).verdict == harness.BROKEN
