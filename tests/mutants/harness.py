@@ -189,7 +189,9 @@ def _import_libraries() -> None:
     import hypothesis
 
     # Else what hypothesis finds would depend on chance, and would be tried again in later runs of the real tests.
-    hypothesis.settings.register_profile("mutants", derandomize=True, database=None)
+    # Nor is the simplest example of interest.
+    phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
+    hypothesis.settings.register_profile("mutants", derandomize=True, database=None, phases=phases)
     hypothesis.settings.load_profile("mutants")
 
 

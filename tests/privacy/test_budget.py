@@ -71,6 +71,19 @@ def test_names_the_silo_that_stops_it() -> None:
     assert others and others.silo is None
 
 
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_the_dearest_of_silos_that_cannot_be_compared_stops_it(order: tuple[int, int]) -> None:
+    """More releases at a smaller rate, or fewer at a larger one: epsilon decides, not the number of records."""
+    plans = [Planned(replace(A, noise_multiplier=5.0, rate=r), n) for r, n in ((0.1, 100), (0.8, 10))]
+    alone = [PLD().epsilon([Term(release=p.release, count=p.count, rounds=1)], DELTA) for p in plans]
+    assert alone[1] > 1.5 * alone[0]
+    budget = Budget(1.2 * alone[0], DELTA, PLD())
+    verdict = budget.allows(Spending(), {silo: [plans[silo]] for silo in order})
+    assert not verdict and verdict.silo == 1
+    roomy = Budget(1.2 * alone[1], DELTA, PLD())
+    assert roomy.allows(Spending(), {silo: [plans[silo]] for silo in order})
+
+
 def test_one_search_serves_all_rounds_with_the_same_release() -> None:
     Counting.asked = 0
     budget, spent = Budget(4.0, DELTA, Counting()), Spending()

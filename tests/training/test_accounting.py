@@ -156,6 +156,18 @@ def test_sampled_silos_spend_when_they_take_part() -> None:
     ]
 
 
+@pytest.mark.parametrize(("participation", "probability"), [("sampled", 0.5), ("all", 1.0)])
+def test_a_third_party_is_promised_the_probability_of_the_draw(participation: str, probability: float) -> None:
+    """S/M where silos are drawn, and no amplification where all take part."""
+    of = account(num_participants=1, epsilon=None)
+    plan = RoundPlan(local_steps=2, local_lr=0.1, num_gradients=2, participation=participation, participants=(0,))
+    for round in range(6):
+        of.begin_round(round, plan)
+    (release,) = {charge.release for charge in of.charges(0, plan)}
+    term = Term(release=release, count=2, rounds=6, participation=probability)
+    assert epsilon(of, "third_party") == PLD().epsilon([term], 1e-5)
+
+
 # A third party where draws decide when the run ends
 
 
