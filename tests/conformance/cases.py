@@ -63,10 +63,11 @@ class Case:
     sampler: str
     unit: Unit
     neighbouring: Neighbouring
+    secure: bool = False
 
     def __str__(self) -> str:
         unit = self.sampler if self.unit == "record" else f"silo {self.neighbouring}"
-        return f"{self.mechanism}-{self.engine}-{self.runtime}-{unit}"
+        return f"{self.mechanism}-{self.engine}-{self.runtime}-{unit}" + ("-secure" if self.secure else "")
 
     def rules(self, sigma: float, clip_norm: float = C) -> PrivacyRules:
         mechanism = registry.load("mechanisms", self.mechanism)(sigma, **MECHANISM_OPTIONS.get(self.mechanism, {}))
@@ -76,22 +77,26 @@ class Case:
             clip_norm=clip_norm,
             mechanism=mechanism,
             sampler=SAMPLERS[self.sampler],
+            secure=self.secure,
         )
 
 
 def cases() -> list[Case]:
-    """Every mechanism x engine x runtime x (sampler at record level, neighbouring relation at silo level)."""
+    """Every mechanism x engine x runtime x (sampler at record level, neighbouring relation at silo level), seeded; and
+    secure with the first engine, since engines see no randomness."""
     kinds: list[tuple[str, Unit, Neighbouring]] = [
         *((name, "record", sampler.neighbouring) for name, sampler in SAMPLERS.items()),
         ("full", "silo", "replace_one"),
         ("fixed", "silo", "add_or_remove"),
     ]
-    return [
+    seeded = [
         Case(mechanism=mechanism, engine=engine, runtime=runtime, sampler=sampler, unit=unit, neighbouring=neighbouring)
         for mechanism, engine, runtime, (sampler, unit, neighbouring) in itertools.product(
             registry.names("mechanisms"), registry.names("engines"), RUNTIMES, kinds
         )
     ]
+    first = seeded[0].engine
+    return [*seeded, *(dataclasses.replace(case, secure=True) for case in seeded if case.engine == first)]
 
 
 @functools.cache

@@ -1,6 +1,7 @@
 """Statistical checks whose false-alarm rate is stated, to be tried on what they should and should not notice.
 
-Seeds are fixed, so that a check can only fail when code changes; ALPHA is its rate per fresh seed.
+Where seeds are fixed a check can only fail when code changes; ALPHA is its rate per fresh seed, and secure noise has a
+fresh one each time.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-ALPHA = 1e-7
+ALPHA = 1e-9
 Array = NDArray[np.float64]
 
 

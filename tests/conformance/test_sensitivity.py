@@ -9,6 +9,7 @@ import torch
 from dpfl_plugin.gradients.base import Records
 from tests.conformance.cases import C, Case, cases, claimed_sensitivity, run, zero_records
 
+SAME_BATCHES = [case for case in cases() if not case.secure]  # which can be drawn twice
 F = 4
 HUGE = torch.tensor([3e5, -1e5, 2e5, 7e5], dtype=torch.float64)  # a gradient a million times C
 SMALL = HUGE * 1e-8
@@ -31,16 +32,16 @@ def records(seed: int, changed: torch.Tensor | None = None) -> Records:
 
 def distances(case: Case, before: Records, after: Records) -> tuple[np.ndarray, float]:
     """(rounds, steps) distances of the changed silo's releases; and Delta. The others' must not change at all."""
-    others = [records(seed) for seed in range(3)]
-    first, second = (run(case, [*others, one], sigma=0.0, steps=8, rounds=3) for one in (before, after))
-    assert np.array_equal(first.values[:, :, :3], second.values[:, :, :3])
+    others = [records(seed) for seed in range(2)]
+    first, second = (run(case, [*others, one], sigma=0.0, steps=8, rounds=2) for one in (before, after))
+    assert np.array_equal(first.values[:, :, :2], second.values[:, :, :2])
     assert np.isfinite(first.values).all() and np.isfinite(second.values).all()
-    far = np.linalg.norm(first.values[:, :, 3] - second.values[:, :, 3], axis=-1)
-    (event,) = {charge.release for charge in first.charges if charge.silo == 3}
+    far = np.linalg.norm(first.values[:, :, 2] - second.values[:, :, 2], axis=-1)
+    (event,) = {charge.release for charge in first.charges if charge.silo == 2}
     return far, claimed_sensitivity(event)
 
 
-@pytest.mark.parametrize("case", [c for c in cases() if c.unit == "record"], ids=str)
+@pytest.mark.parametrize("case", [c for c in SAME_BATCHES if c.unit == "record"], ids=str)
 def test_one_record_changes_a_release_by_at_most_delta_and_the_worst_by_delta(case: Case) -> None:
     far = []
     for before, after in REPLACED if case.neighbouring == "replace_one" else REMOVED:
@@ -57,7 +58,7 @@ def test_one_record_changes_a_release_by_at_most_delta_and_the_worst_by_delta(ca
         assert 0 < drawn.mean() < 1, "batches are drawn afresh: the record is in some of them"
 
 
-@pytest.mark.parametrize("case", [c for c in cases() if c.unit == "silo"], ids=str)
+@pytest.mark.parametrize("case", [c for c in SAME_BATCHES if c.unit == "silo"], ids=str)
 def test_a_silos_data_set_changes_its_release_by_at_most_delta_and_the_worst_by_delta(case: Case) -> None:
     scaled = {
         value: Records(records(9).features * value, records(9).labels) for value in (1e6, -1e6, 1e-3, 0.0, math.nan)

@@ -200,8 +200,8 @@ STREAM_KEYS = (
         "records-not-in-the-run",
         "the same configuration on changed records has the same noise",
         "training/session.py",
-        "run_name = noise_name(config, parts.data_sha256)",
-        'run_name = noise_name(config, "")',
+        "else noise_name(config, parts.data_sha256)",
+        'else noise_name(config, "")',
         (RUN + "::test_changed_records_have_noise_of_their_own",),
     ),
     Mutant(
@@ -238,6 +238,65 @@ STREAM_KEYS = (
     ),
 )
 
+SECURE = (
+    Mutant(
+        "secure-seeded",
+        "secure runs have the noise of their seed",
+        "oracle.py",
+        "SecureStream() if rules.secure else Stream()",
+        "Stream()",
+        (ORACLE + "::test_secure_noise_is_another_each_time_and_does_not_depend_on_the_seed",),
+    ),
+    Mutant(
+        "secure-key-of-32-bits",
+        "the key of secure noise is 32 bits of the operating system's",
+        "core/streams.py",
+        "os.urandom(16)",
+        "os.urandom(4)",
+        (STREAMS + "::test_secure_bits_are_those_of_aes_in_counter_mode",),
+    ),
+    Mutant(
+        "secure-key-of-the-process",
+        "all secure streams of a process have one key: silos share their noise",
+        "core/streams.py",
+        "key=int.from_bytes(os.urandom(16), ",
+        "key=int.from_bytes(os.getpid().to_bytes(16), ",
+        (STREAMS + "::test_secure_streams_never_repeat_themselves_or_each_other",),
+    ),
+    Mutant(
+        "sum-of-four-in-quarters",
+        "the sum of four normals is divided by four: half of the noise",
+        "core/streams.py",
+        "        total *= 0.5\n",
+        "        total *= 0.25\n",
+        (STREAMS + "::test_secure_normals_are_standard_normals",),
+    ),
+    Mutant(
+        "sum-of-four-not-halved",
+        "the sum of four normals is not divided by two",
+        "core/streams.py",
+        "        total *= 0.5\n",
+        "",
+        (STREAMS + "::test_secure_normals_are_standard_normals",),
+    ),
+    Mutant(
+        "sum-of-four-of-one",
+        "the sum of four is four times one normal, halved twice: as few values as a single one",
+        "core/streams.py",
+        "            total += super().standard_normal(size, dtype)\n        total *= 0.5\n",
+        "            total += total / 3\n        total *= 27 / 64\n",
+        (STREAMS + "::test_a_secure_normal_is_half_the_sum_of_four",),
+    ),
+    Mutant(
+        "secure-noise-of-an-old-name",
+        "secure noise has its configuration's name in the ledger: what is released again passes for a repetition",
+        "training/session.py",
+        "secrets.token_hex(6) if parts.rules.secure else noise_name",
+        "noise_name",
+        (RESUME + "::test_secure_runs_of_one_seed_are_two_releases",),
+    ),
+)
+
 CLIPPING = (
     Mutant(
         "clip-on-the-batch-mean",
@@ -262,7 +321,8 @@ CLIPPING = (
         "oracle.py",
         'stream.seek(draw.key("noise", silo, step)))\n        out.div_(divisor)',
         'stream.seek(draw.key("noise", silo, step)))\n'
-        "            out.mul_(1 / max(1.0, float(out.norm()) / (rules.clip_norm * len(batch))))\n        out.div_(divisor)",
+        "            out.mul_(1 / max(1.0, float(out.norm()) / (rules.clip_norm * len(batch))))\n"
+        "        out.div_(divisor)",
         (ORACLE + "::test_noise_has_the_stated_std_and_is_normal",),
     ),
     Mutant(
@@ -421,7 +481,7 @@ SAMPLING = (
         "b is the ceiling of s R in the accounting, the floor in the draw",
         "privacy/samplers.py",
         "return self.divisor(num_records) / num_records",
-        "return min(1.0, -(-num_records * (self.record_rate or 0) // 1) / num_records or self.divisor(num_records) / num_records)",
+        "return -(-num_records * (self.record_rate or 1.0) // 1) / num_records",
         (CHARGES + "::test_as_many_charges_as_releases",),
     ),
     Mutant(
@@ -631,7 +691,8 @@ CHARGING = (
         "the last stack of a round is not charged",
         "runtimes/in_process.py",
         "            self._charges.append(charges)\n",
-        "            if first + self._stack_size < len(plan.participants):\n                self._charges.append(charges)\n",
+        "            if first + self._stack_size < len(plan.participants):\n"
+        "                self._charges.append(charges)\n",
         (IN_PROCESS + "::test_charges_are_synced_before_anybody_sees_an_upload",),
     ),
     Mutant(
@@ -713,8 +774,8 @@ LEDGERS = (
         "sync-without-fsync",
         "a power cut loses charges of what had left",
         "privacy/ledger.py",
-        "            os.fsync(self._file.fileno())\n        except OSError as error:\n            raise self._failed(error) from error\n\n    def close",
-        "        except OSError as error:\n            raise self._failed(error) from error\n\n    def close",
+        "            self._file.flush()\n            os.fsync(self._file.fileno())\n",
+        "            self._file.flush()\n",
         (LEDGER + "::test_after_a_failed_sync_nothing_more_is_accepted",),
     ),
     Mutant(
@@ -857,6 +918,30 @@ VIEWING = (
         "1.0 if number > 1 else probability",
         "probability",
         (VIEWS + "::test_a_round_released_twice_counts_twice_and_as_certain",),
+    ),
+    Mutant(
+        "outsider-noise-of-all",
+        "an outsider's noise is S times one silo's, not sqrt(S) times",
+        "privacy/views.py",
+        "release.noise_multiplier * math.sqrt(S / number)",
+        "release.noise_multiplier * S / number",
+        (VIEWS + "::test_an_outsider_sees_sums_over_a_sample_of_silos",),
+    ),
+    Mutant(
+        "outsider-repeats-forgotten",
+        "an outsider's epsilon forgets that a round was released twice",
+        "privacy/views.py",
+        "max(1, len(noise[round_]))) for round_",
+        "1) for round_",
+        (VIEWS + "::test_a_round_released_again_to_the_same_silos_is_one_sample_with_less_noise",),
+    ),
+    Mutant(
+        "outsider-of-records",
+        "amplification by sampling silos is granted to records, for whom it is not proven",
+        "privacy/views.py",
+        'if (release.unit, release.neighbouring) != ("silo", "replace_one"):',
+        'if release.neighbouring != "replace_one":',
+        (VIEWS + "::test_an_outsider_view_of_records_or_of_removed_silos_is_refused",),
     ),
     Mutant(
         "mixture-over-the-realised-rounds",
@@ -1086,7 +1171,7 @@ BUDGETING = (
         "privacy/budget.py",
         "for terms in undominated(silos):",
         "for terms in undominated(silos)[:1]:",
-        (BUDGET,),
+        (BUDGET + "::test_the_dearest_of_silos_that_cannot_be_compared_stops_it",),
     ),
     Mutant(
         "budget-off-by-one",
@@ -1133,6 +1218,7 @@ BUDGETING = (
 MUTANTS: tuple[Mutant, ...] = (
     *MECHANISMS,
     *STREAM_KEYS,
+    *SECURE,
     *CLIPPING,
     *SAMPLING,
     *CHARGING,

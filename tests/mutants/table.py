@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from pathlib import Path
 
+from benchmarks.pages import ROOT, put
 from tests.mutants.catalogue import MUTANTS
 from tests.mutants.harness import Result
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "privacy.md"
-BEGIN, END = "<!-- mutants: begin -->", "<!-- mutants: end -->"
+PAGE = "docs/privacy.md"
 
 
 def write(results: Sequence[Result]) -> None:
     """Write the table of all mutants into the page."""
-    text = PAGE.read_text()
-    assert BEGIN in text and END in text, f"{PAGE} has no place for the table"
-    before, after = text[: text.index(BEGIN)], text[text.index(END) :]
-    PAGE.write_text(f"{before}{BEGIN}\n{table(results)}\n{after}")
+    put(PAGE, "mutants", table(results))
 
 
 def table(results: Sequence[Result]) -> str:
@@ -35,6 +31,5 @@ def _test(nodeid: str) -> str:
 
 def listed() -> list[tuple[str, str]]:
     """(name, bug) of each row of the page."""
-    text = PAGE.read_text()
-    rows = re.findall(r"^\| `([^`]+)` \| (.*?) \| `", text[text.index(BEGIN) : text.index(END)], re.MULTILINE)
-    return [(name, bug) for name, bug in rows]
+    (part,) = re.findall("<!-- mutants: begin -->(.*)<!-- mutants: end -->", (ROOT / PAGE).read_text(), re.DOTALL)
+    return re.findall(r"^\| `([^`]+)` \| (.*?) \| `", part, re.MULTILINE)
