@@ -29,7 +29,7 @@ def main() -> int:
         for result in green:
             if not result.green:
                 print(f"NOT GREEN without a mutation: {result.tests}\n{result.output}")
-        results = workshop.all([(mutant.name, mutant.tests) for mutant in chosen], arguments.jobs, say=print)
+        results = workshop.all([(mutant.name, mutant.tests) for mutant in chosen], arguments.jobs, say=_say)
     survivors = [result for result in results if not result.killed]
     for result in survivors:
         print(f"SURVIVES: {result.mutant} ({result.verdict})\n{result.output}")
@@ -39,4 +39,9 @@ def main() -> int:
     return 0 if not survivors and all(result.green for result in green) else 1
 
 
-sys.exit(main())
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -62,8 +62,8 @@ class Result:
 class _Verdict:
     """A pytest plugin: how many tests passed, and whether the first failure is an assertion of the test."""
 
-    def __init__(self) -> None:
-        self.passed, self.verdict, self.by = 0, "", ""
+    def __init__(self, tree: Path) -> None:
+        self.tree, self.passed, self.verdict, self.by = tree, 0, "", ""
 
     def pytest_runtest_makereport(self, item: Any, call: Any) -> None:
         import pytest
@@ -71,7 +71,7 @@ class _Verdict:
         if call.excinfo is None:
             self.passed += call.when == "call"
         elif not call.excinfo.errisinstance(pytest.skip.Exception) and not self.by:
-            asserted = call.when == "call" and _asserts(call.excinfo.value)
+            asserted = call.when == "call" and _asserts(call.excinfo.value, self.tree)
             self.by, self.verdict = item.nodeid, KILLED if asserted else BROKEN
 
     def pytest_collectreport(self, report: Any) -> None:
@@ -79,13 +79,16 @@ class _Verdict:
             self.by, self.verdict = report.nodeid, BROKEN
 
 
-def _asserts(error: BaseException) -> bool:
-    """An AssertionError or what pytest.raises and pytest.fail raise; of a group, each of them."""
+def _asserts(error: BaseException, tree: Path) -> bool:
+    """An AssertionError, but none of the package's own, or what pytest.raises raises; of a group, each
+    of them."""
     import pytest
 
     if isinstance(error, BaseExceptionGroup):  # hypothesis, when an example fails in several ways
-        return all(map(_asserts, error.exceptions))
-    return isinstance(error, AssertionError | pytest.fail.Exception)
+        return all(_asserts(one, tree) for one in error.exceptions)
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    of_the_package = Path(frame.f_code.co_filename).is_relative_to(tree / "dpfl_plugin")
+    return isinstance(error, AssertionError | pytest.fail.Exception) and not of_the_package
 
 
 class Workshop:
@@ -217,7 +220,7 @@ def _child(whole: Path, tree: Path, name: str, tests: Sequence[str]) -> None:
     os.chdir(tree)
     sys.path[:] = [str(tree), *(path for path in sys.path if path not in ("", str(ROOT)))]
     os.environ.update(PYTHONPATH=str(tree), PYTHONDONTWRITEBYTECODE="1", OMP_NUM_THREADS="1")
-    plugin = _Verdict()
+    plugin = _Verdict(tree)
     try:
         code = int(pytest.main([*OPTIONS, "--rootdir", str(tree), *tests], plugins=[plugin]))
     except Exception:  # after the tests: what a failed one left open is an error then
