@@ -44,6 +44,7 @@ RUNTIMES: dict[str, MakeRuntime] = {
     "in_process, stack 1": lambda host, sink, observers: InProcess(host, sink, stack_size=1, observers=observers),
     "in_process, stack 3": lambda host, sink, observers: InProcess(host, sink, stack_size=3, observers=observers),
 }
+CLIPPING_OPTIONS: dict[str, dict[str, Any]] = {}
 MECHANISM_OPTIONS: dict[str, dict[str, Any]] = {}  # of mechanisms that have options without a default
 ALGORITHMS: dict[str, tuple[dict[str, Any], ...]] = {
     "fedavg": ({"local_steps": 3, "local_lr": 0.1},),
@@ -64,10 +65,12 @@ class Case:
     unit: Unit
     neighbouring: Neighbouring
     secure: bool = False
+    clipping: str = "flat"
 
     def __str__(self) -> str:
         unit = self.sampler if self.unit == "record" else f"silo {self.neighbouring}"
-        return f"{self.mechanism}-{self.engine}-{self.runtime}-{unit}" + ("-secure" if self.secure else "")
+        more = ("-secure" if self.secure else "") + (f"-{self.clipping}" if self.clipping != "flat" else "")
+        return f"{self.mechanism}-{self.engine}-{self.runtime}-{unit}{more}"
 
     def rules(self, sigma: float, clip_norm: float = C) -> PrivacyRules:
         mechanism = registry.load("mechanisms", self.mechanism)(sigma, **MECHANISM_OPTIONS.get(self.mechanism, {}))
@@ -78,6 +81,7 @@ class Case:
             mechanism=mechanism,
             sampler=SAMPLERS[self.sampler],
             secure=self.secure,
+            clipping=registry.load("clippings", self.clipping)(**CLIPPING_OPTIONS.get(self.clipping, {})),
         )
 
 
@@ -193,12 +197,14 @@ def run(
     rounds: int = 1,
     clip_norm: float = C,
     draw: Mapping[str, Any] | None = None,
+    rules: PrivacyRules | None = None,
 ) -> Transcript:
     """The releases of ``rounds`` rounds in which all silos take part, ``steps`` in each; at silo level as many rounds
     more with one release each.
 
     Args:
         draw: seed, attempt or run of the streams, where they are not 0, 0 and "".
+        rules: instead of the case's.
     """
     if case.unit == "silo":
         steps, rounds = 1, steps * rounds
@@ -208,7 +214,7 @@ def run(
         model=model(num_features),
         loss=losses.cross_entropy,
         algorithm=algorithm,
-        rules=case.rules(sigma, clip_norm),
+        rules=rules or case.rules(sigma, clip_norm),
         engine=engine(case.engine, num_features),
         train=dict(enumerate(silos)),
         test={},

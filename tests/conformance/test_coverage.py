@@ -9,16 +9,19 @@ import dpfl_plugin.privacy.samplers
 import dpfl_plugin.runtimes
 from dpfl_plugin import registry
 from dpfl_plugin.gradients import losses
-from tests.conformance.cases import ALGORITHMS, MECHANISM_OPTIONS, RUNTIMES, SAMPLERS, cases, model
+from tests.conformance.cases import ALGORITHMS, CLIPPING_OPTIONS, MECHANISM_OPTIONS, RUNTIMES, SAMPLERS, cases, model
 
 HERE = "tests/conformance/cases.py"
 
 
-@pytest.mark.parametrize("name", registry.names("mechanisms"))
-def test_every_mechanism_can_be_built(name: str) -> None:
-    needed = {key for key, option in registry.options(registry.load("mechanisms", name)).items()
-              if option.default is option.empty}  # fmt: skip
-    assert needed <= set(MECHANISM_OPTIONS.get(name, ())), f"give {name} its options in MECHANISM_OPTIONS of {HERE}"
+@pytest.mark.parametrize(
+    ("group", "name"), [(group, name) for group in ("mechanisms", "clippings") for name in registry.names(group)]
+)
+def test_every_mechanism_and_clipping_can_be_built(group: str, name: str) -> None:
+    options = registry.options(registry.load(group, name))
+    needed = {key for key, option in options.items() if option.default is option.empty}
+    given = {"mechanisms": MECHANISM_OPTIONS, "clippings": CLIPPING_OPTIONS}[group]
+    assert needed <= set(given.get(name, ())), f"give {name} its options in {HERE}"
 
 
 @pytest.mark.parametrize("name", registry.names("engines"))

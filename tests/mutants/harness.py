@@ -14,7 +14,6 @@ import shutil
 import signal
 import sys
 import tempfile
-import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -41,6 +40,7 @@ class Result:
         verdict: "killed": an assertion of a test failed; "survived": all passed; "broken": anything else, as an error
             while tests are collected, no tests at all, a child that died.
         by: the test that failed.
+        seconds: of processor time.
     """
 
     mutant: str
@@ -123,10 +123,10 @@ class Workshop:
             while waiting and len(running) < at_a_time:
                 place, (name, tests) = waiting.pop(0)
                 pid, tree = self._fork(name, tests)
-                running[pid] = (place, name, tuple(tests), tree, time.monotonic())
-            pid, status = os.wait()
-            place, name, tests, tree, began = running.pop(pid)
-            done[place] = result = self._collect(name, tests, tree, status, time.monotonic() - began)
+                running[pid] = (place, name, tuple(tests), tree)
+            pid, status, used = os.wait4(-1, 0)
+            place, name, tests, tree = running.pop(pid)
+            done[place] = result = self._collect(name, tests, tree, status, used.ru_utime + used.ru_stime)
             if say:
                 say(
                     f"{result.verdict:8} {name or 'unmutated'}: {result.by or ' '.join(tests)} ({result.seconds:.1f} s)"
