@@ -59,6 +59,7 @@ ACCOUNT = "tests/training/test_accounting.py"
 IN_PROCESS = "tests/runtimes/test_in_process.py"
 SCAFFOLD = "tests/algorithms/test_scaffold.py"
 RESUME = "tests/cli/test_resume.py"
+PLAN_TESTS = "tests/cli/test_plan.py"
 RUN = "tests/cli/test_run.py"
 NOISE = "tests/conformance/test_noise.py"
 BATCHES = "tests/conformance/test_batches.py"
@@ -201,8 +202,8 @@ STREAM_KEYS = (
         "records-not-in-the-run",
         "the same configuration on changed records has the same noise",
         "training/session.py",
-        "else noise_name(config, parts.data_sha256)",
-        'else noise_name(config, "")',
+        "else noise_name(config, parts.data_sha256, parts.noise_multiplier)",
+        'else noise_name(config, "", parts.noise_multiplier)',
         (RUN + "::test_changed_records_have_noise_of_their_own",),
     ),
     Mutant(
@@ -292,8 +293,8 @@ SECURE = (
         "secure-noise-of-an-old-name",
         "secure noise has its configuration's name in the ledger: what is released again passes for a repetition",
         "training/session.py",
-        "secrets.token_hex(6) if parts.rules.secure else noise_name",
-        "noise_name",
+        "secrets.token_hex(6) if parts.rules.secure else noise_name(",
+        "noise_name(",
         (RESUME + "::test_secure_runs_of_one_seed_are_two_releases",),
     ),
 )
@@ -672,7 +673,7 @@ SAMPLING = (
         "participants-by-their-records",
         "silos with more records are drawn more often, while a third party is promised S/M",
         "training/planning.py",
-        "chosen = draw_participants(self.seed, round, self.setting) if sampled",
+        "chosen = draw_participants(self.seed, round, self.setting, eligible) if sampled",
         'chosen = sorted(stream(self.seed, "participants", round).choice(self.setting.num_silos, '
         "self.setting.num_participants, replace=False, p=self.weights).tolist()) if sampled",
         ("tests/training/test_planning.py::test_silos_with_more_records_weigh_more_and_are_drawn_no_more_often",),
@@ -1263,8 +1264,8 @@ BUDGETING = (
         "budget-of-another-delta",
         "the budget holds at ten times the delta",
         "training/accounting.py",
-        "Budget(config.privacy.epsilon, config.privacy.delta, accountant)",
-        "Budget(config.privacy.epsilon, 10 * config.privacy.delta, accountant)",
+        "Budget(config.privacy.epsilon, config.privacy.delta, budget_accountant",
+        "Budget(config.privacy.epsilon, 10 * config.privacy.delta, budget_accountant",
         (ACCOUNT + "::test_the_budget_is_used_up_and_not_passed",),
     ),
     Mutant(
@@ -1286,7 +1287,7 @@ BUDGETING = (
     Mutant(
         "first-that-does-not-fit",
         "the search returns the first number of rounds that does not fit",
-        "privacy/accountants.py",
+        "privacy/calibration.py",
         "low, high = (middle, high) if fits(middle) else (low, middle)\n    return low",
         "low, high = (middle, high) if fits(middle) else (low, middle)\n    return high",
         (ACCOUNTANTS + "::test_max_rounds_is_the_last_that_fits",),
@@ -1317,6 +1318,84 @@ BUDGETING = (
     ),
 )
 
+CAPPING = (
+    Mutant(
+        "cap-off-by-one",
+        "a silo takes part once more than max_participations",
+        "training/accounting.py",
+        "len(self._participations[silo]) < self._cap]",
+        "len(self._participations[silo]) <= self._cap]",
+        (ACCOUNT + "::test_the_cap_is_used_up_and_not_passed",),
+    ),
+    Mutant(
+        "cap-without-fresh-noise",
+        "a round that is released again with fresh noise does not count towards the cap",
+        "training/accounting.py",
+        "self._participations[charge.silo].add((charge.round, charge.noise_id))",
+        'self._participations[charge.silo].add((charge.round, ""))',
+        (ACCOUNT + "::test_a_resumed_cap_draws_as_the_undisturbed_one",),
+    ),
+    Mutant(
+        "cap-of-the-cheapest",
+        "under a cap the worst case is the cheapest rounds",
+        "privacy/views.py",
+        "for count in sorted(numbers, reverse=True):",
+        "for count in sorted(numbers):",
+        (VIEWS + "::test_a_cap_takes_the_dearest_rounds",),
+    ),
+    Mutant(
+        "cap-and-mixture",
+        "a third party is promised the mixture although under a cap draws depend on each other",
+        "training/accounting.py",
+        "return self._cap < (self._config_rounds or MOST_ROUNDS) + again",
+        "return False",
+        (ACCOUNT + "::test_the_most_frequent_silo_is_what_a_third_partys_epsilon_allows_for_under_a_cap",),
+    ),
+    Mutant(
+        "solved-for-the-best-silo",
+        "noise is solved for the silo that needs the least",
+        "privacy/calibration.py",
+        "return max((accountant.epsilon(terms, delta) for terms in undominated(compositions)), default=0.0)",
+        "return min((accountant.epsilon(terms, delta) for terms in undominated(compositions)), default=0.0)",
+        ("tests/privacy/test_calibration.py::test_the_worst_of_all_silos_and_shares_counts",),
+    ),
+    Mutant(
+        "solved-anew-on-resume",
+        "a resumed run solves for its noise anew, after rounds with another",
+        "training/session.py",
+        "    return None if known is None else float(known)\n",
+        "    return None\n",
+        (PLAN_TESTS + "::test_an_unfinished_run_keeps_its_noise",),
+    ),
+    Mutant(
+        "solved-noise-not-in-the-run",
+        "runs that differ in the noise they solved for share their normals",
+        "training/session.py",
+        "noise_name(config, parts.data_sha256, parts.noise_multiplier)",
+        "noise_name(config, parts.data_sha256, 1.0)",
+        (PLAN_TESTS + "::test_other_noise_has_other_normals",),
+    ),
+)
+
+AUDITING = (
+    Mutant(
+        "audit-without-selection",
+        "the best of nine one-run bounds is taken, each of which fails half of the time",
+        "privacy/audit.py",
+        "false_alarm / len(GUESSES))",
+        "0.5)",
+        ("tests/privacy/test_audit.py::test_the_one_run_bound_exceeds_the_truth_no_more_often_than_it_says",),
+    ),
+    Mutant(
+        "audit-without-delta",
+        "the one-run bound forgets that the mechanism may fail with probability delta",
+        "privacy/audit.py",
+        "return min(1.0, tail + 2 * num_canaries * delta * worst)",
+        "return min(1.0, tail)",
+        ("tests/privacy/test_audit.py::test_the_p_value_by_its_formula_term_by_term",),
+    ),
+)
+
 MUTANTS: tuple[Mutant, ...] = (
     *MECHANISMS,
     *STREAM_KEYS,
@@ -1329,4 +1408,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *VIEWING,
     *ACCOUNTING,
     *BUDGETING,
+    *CAPPING,
+    *AUDITING,
 )
