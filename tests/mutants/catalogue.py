@@ -59,6 +59,8 @@ ACCOUNT = "tests/training/test_accounting.py"
 IN_PROCESS = "tests/runtimes/test_in_process.py"
 SCAFFOLD = "tests/algorithms/test_scaffold.py"
 RESUME = "tests/cli/test_resume.py"
+SHARED = "tests/cli/test_shared_ledger.py"
+PRIOR = "tests/privacy/test_prior.py"
 PLAN_TESTS = "tests/cli/test_plan.py"
 RUN = "tests/cli/test_run.py"
 NOISE = "tests/conformance/test_noise.py"
@@ -202,8 +204,8 @@ STREAM_KEYS = (
         "records-not-in-the-run",
         "the same configuration on changed records has the same noise",
         "training/session.py",
-        "else noise_name(config, parts.data_sha256, parts.noise_multiplier)",
-        'else noise_name(config, "", parts.noise_multiplier)',
+        "noise = noise_name(config, parts.data_sha256, parts.noise_multiplier)",
+        'noise = noise_name(config, "", parts.noise_multiplier)',
         (RUN + "::test_changed_records_have_noise_of_their_own",),
     ),
     Mutant(
@@ -293,8 +295,8 @@ SECURE = (
         "secure-noise-of-an-old-name",
         "secure noise has its configuration's name in the ledger: what is released again passes for a repetition",
         "training/session.py",
-        "secrets.token_hex(6) if parts.rules.secure else noise_name(",
-        "noise_name(",
+        "bits = secrets.token_hex(6) if parts.rules.secure else noise",
+        "bits = noise",
         (RESUME + "::test_secure_runs_of_one_seed_are_two_releases",),
     ),
 )
@@ -836,33 +838,33 @@ LEDGERS = (
     Mutant(
         "fresh-noise-not-drawn",
         "after a crash other bits are released with the old noise",
-        "training/session.py",
-        'return 1 + max(int(charge.noise_id.rpartition(".")[2]) for charge in ledger)',
+        "training/ledgers.py",
+        'return 1 + max(int(charge.noise_id.rpartition(".")[2]) for charge in own)',
         "return before",
         (RESUME + "::test_fresh_noise_where_bits_differ",),
     ),
     Mutant(
         "fresh-noise-twice",
         "after a second loss of the checkpoint, fresh noise is that which was fresh after the first",
-        "training/session.py",
-        'return 1 + max(int(charge.noise_id.rpartition(".")[2]) for charge in ledger)',
+        "training/ledgers.py",
+        'return 1 + max(int(charge.noise_id.rpartition(".")[2]) for charge in own)',
         "return before + 1",
         (RESUME + "::test_a_checkpoint_that_was_lost_twice",),
     ),
     Mutant(
         "replay-unseen",
         "a resumed run forgets which rounds it had released",
-        "training/session.py",
-        "replayed = any(charge.round >= (found.rounds if found else 0) for charge in ledger)",
-        "replayed = any(charge.round > (found.rounds if found else 0) + 100 for charge in ledger)",
+        "training/ledgers.py",
+        "replayed = any(charge.round >= rounds for charge in own)",
+        "replayed = any(charge.round > rounds + 100 for charge in own)",
         (RESUME + "::test_fresh_noise_costs_more",),
     ),
     Mutant(
         "gpu-trusted",
         "a GPU is trusted to repeat its bits",
-        "training/session.py",
-        ' == here and here["repeats"]',
-        " == here",
+        "training/ledgers.py",
+        '(here["repeats"] and arithmetics == {_digest(here)})',
+        "(arithmetics == {_digest(here)})",
         (RESUME + "::test_fresh_noise_where_bits_never_repeat",),
     ),
     Mutant(
@@ -908,7 +910,7 @@ LEDGERS = (
     Mutant(
         "end-of-the-ledger-missing",
         "a ledger that lost its last lines is believed",
-        "training/session.py",
+        "training/ledgers.py",
         "    if held < known:\n",
         "    if held < 0:\n",
         (RESUME + "::test_a_damaged_ledger_is_refused",),
@@ -1081,7 +1083,7 @@ VIEWING = (
     Mutant(
         "no-noise-guarantees",
         "a run without noise states a guarantee",
-        "training/accounting.py",
+        "training/statement.py",
         "private = rules.release(1.0).noise_multiplier > 0",
         "private = rules.release(1.0).noise_multiplier >= 0",
         (RUN + "::test_without_noise_there_is_no_epsilon",),
@@ -1256,8 +1258,8 @@ BUDGETING = (
         "budget-after-the-round",
         "the budget is checked for what was spent, not for the round to come",
         "training/accounting.py",
-        "planned = {silo: [self._planned(silo, cost)] for silo in plan.participants}",
-        "planned: dict[int, list[Planned]] = {silo: [] for silo in plan.participants}",
+        "planned = {silo: [self._planned(silo, cost), *earlier.get(silo, ())] for silo in plan.participants}",
+        "planned = {silo: [*earlier.get(silo, ())] for silo in plan.participants}",
         (ACCOUNT + "::test_the_budget_is_used_up_and_not_passed",),
     ),
     Mutant(
@@ -1304,8 +1306,8 @@ BUDGETING = (
         "budget-without-begun-rounds",
         "a third party's budget forgets rounds that were begun and not finished",
         "training/accounting.py",
-        "costs = _dearest({**self._found, **self.costs, round: cost})\n            again",
-        "costs = _dearest({**self.costs, round: cost})\n            again",
+        "costs = _drawn(_dearest({**self._found, **self.costs, round: cost}), self.prior)",
+        "costs = _drawn(_dearest({**self.costs, round: cost}), self.prior)",
         (ACCOUNT + "::test_fresh_noise_counts_again",),
     ),
     Mutant(
@@ -1377,6 +1379,65 @@ CAPPING = (
     ),
 )
 
+SHARING = (
+    Mutant(
+        "earlier-runs-free",
+        "the budget of a shared ledger forgets what earlier runs released",
+        "training/accounting.py",
+        "planned = {silo: [self._planned(silo, cost), *earlier.get(silo, ())] for silo in plan.participants}",
+        "planned = {silo: [self._planned(silo, cost)] for silo in plan.participants}",
+        (SHARED + "::test_the_budget_bounds_all_runs_together",),
+    ),
+    Mutant(
+        "shared-ledger-unsynced",
+        "uploads leave while the shared ledger is not on disk",
+        "training/accounting.py",
+        "            self.shared.sync()\n",
+        "            pass\n",
+        (SHARED + "::test_nothing_leaves_until_both_are_on_disk",),
+    ),
+    Mutant(
+        "other-records-at-the-same-silo",
+        "a record is taken to be at the same silo in a run that was dealt other records",
+        "privacy/prior.py",
+        'same = facts["data_sha256"] == data_sha256',
+        "same = True",
+        (PRIOR + "::test_runs_on_other_records_count_at_every_silo",),
+    ),
+    Mutant(
+        "earlier-draws-amplify",
+        "towards a third party earlier runs count as their draws went, by which this run's are known",
+        "privacy/prior.py",
+        "certain += envelope(charges, every_round=True)",
+        "certain += envelope(charges)",
+        (PRIOR + "::test_a_third_party_gets_no_amplification_for_earlier_runs",),
+    ),
+    Mutant(
+        "lengths-that-draws-decided",
+        "the mixture is promised after a run whose length the draws decided",
+        "training/accounting.py",
+        "    if not prior.draws_decided:\n",
+        "    if True:\n",
+        (SHARED + "::test_draws_that_decided_how_long_an_earlier_run_was_leave_no_mixture",),
+    ),
+    Mutant(
+        "envelope-of-the-luckiest",
+        "an earlier run on other records counts as its cheapest silo",
+        "privacy/prior.py",
+        "sum(max(by_silo.values()) for by_silo in rounds.values())",
+        "sum(min(by_silo.values()) for by_silo in rounds.values())",
+        (PRIOR + "::test_the_envelope_costs_at_least_what_each_silo_does",),
+    ),
+    Mutant(
+        "envelope-of-the-last-rate",
+        "an earlier run on other records counts with the last silo's rate, not the largest",
+        "privacy/prior.py",
+        "rates[kind] = max(rates.get(kind, 0.0), charge.release.rate)",
+        "rates[kind] = charge.release.rate",
+        (PRIOR + "::test_the_envelope_costs_at_least_what_each_silo_does",),
+    ),
+)
+
 AUDITING = (
     Mutant(
         "audit-without-selection",
@@ -1409,5 +1470,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *ACCOUNTING,
     *BUDGETING,
     *CAPPING,
+    *SHARING,
     *AUDITING,
 )
