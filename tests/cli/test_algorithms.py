@@ -49,6 +49,7 @@ def test_what_is_said_ahead_is_what_the_run_reports_and_a_crash_changes_nothing(
     assert ahead == {
         "server, worst case": views["server"]["worst_case_epsilon"],
         "third party": views["third_party"]["epsilon"],
+        **({"outsider": views["outsider"]["epsilon"]} if "outsider" in views else {}),
     }
     budget = changes.get("privacy", {}).get("epsilon")
     if budget is not None:
