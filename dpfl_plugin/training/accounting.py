@@ -301,6 +301,11 @@ class PrivacyAccount:
             return None
         S, M = self._setting.num_participants, self._setting.num_silos
         rounds = {round: (M if cost.probability == 1 else S, M) for round, cost in self.costs.items()}
+        seen: defaultdict[int, set[int]] = defaultdict(set)
+        for charge in self.ledger:
+            seen[charge.round].add(charge.silo)
+        if any(len(silos) != rounds[round][0] for round, silos in seen.items()):
+            return None  # a round that counts as certain, or was cut short, has not the noise of all these silos
         return outsider_view(self.ledger, self._accountant, self._privacy.delta, release=release, rounds=rounds)
 
     def ahead(self) -> tuple[float, float]:

@@ -27,7 +27,7 @@ PLAN = RoundPlan(local_steps=2, local_lr=0.1, num_gradients=2, participants=(0, 
 
 def account(view: str = "server", num_participants: int = 2, epsilon: float | None = 2.0, **given: Any):  # type: ignore[no-untyped-def]
     privacy = {"clip_norm": 1, "noise_multiplier": SIGMA, "record_rate": RATE, "epsilon": epsilon, "budget_view": view}
-    rules = PrivacyRules(
+    rules = given.pop("rules", None) or PrivacyRules(
         unit="record",
         neighbouring="replace_one",
         clip_norm=1.0,
@@ -286,3 +286,16 @@ def test_draws_are_uniform_among_those_who_may() -> None:
     assert all(abs(count - 1000) < 150 for count in counts.values())
     assert draw_participants(1, 5, setting, list(range(9))) == draw_participants(1, 5, setting)
     assert draw_participants(1, 5, setting, [2, 7]) == [2, 7]
+
+
+def test_an_outsider_is_promised_no_noise_of_silos_that_sent_nothing() -> None:
+    """A round that counts as certain though half of the silos were drawn, as after runs that share its ledger."""
+    rules = replace(account().rules, unit="silo")
+    made = account(epsilon=None, num_participants=1, rules=rules, stateless=True)
+    everybody = replace(PLAN, participation="all")
+    made.begin_round(0, everybody)
+    made.append(made.charges(0, everybody))
+    assert made.outsider() is not None
+    made.begin_round(1, everybody)
+    made.append(made.charges(1, replace(everybody, participants=(1,))))
+    assert made.outsider() is None
