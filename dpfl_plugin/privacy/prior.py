@@ -34,11 +34,13 @@ In other runs x may have been in any share: they all count as reading everything
 
 **A third party** sees global models. Its guarantee averages over the draws of participants, and two runs of one seed
 draw the same ones, so that an earlier run's realised draws say what this run's will be. Therefore earlier runs count as
-if every silo had taken part in each of their rounds. Given the draws D, what a third party saw is then dominated by
+if every silo had taken part in each of their rounds, at the largest rate that any silo has, drawn or not: who was
+drawn must not show in what is counted. Given the draws D, what a third party saw is then dominated by
 (all rounds of earlier runs) x (this run's rounds in which D has silo i); averaged over D, that is (all rounds of
 earlier runs) x (this run's mixture), whatever the earlier draws had to do with this run's. Only a number of rounds that
 itself depends on draws breaks the argument (a budget in the server's view does that): after such a run,
-`draws_decided` says to count this run's rounds as certain too, which holds for each D by itself.
+`draws_decided` says to count this run's rounds as certain too, which holds for each D by itself. So does noise that was
+solved for what silos that were `drawn` had left.
 
 Taken as given, as within one run: how records are dealt to silos. A partitioner that looks at labels could deal other
 records elsewhere if one were replaced; replacing a record means at the silo where it is. And a silo's whole data set
@@ -68,12 +70,14 @@ class Prior:
         realised: for each silo, towards the server.
         certain: for each silo, towards a third party: as if it had taken part in every round.
         draws_decided: whether the draws of participants decided how long some earlier run was.
+        drawn: whether participants of some earlier run were drawn, so that ``realised`` depends on the draws.
         runs: facts of the earlier runs, once each, with ``same_records`` and ``num_charges``.
     """
 
     realised: Earlier = field(default_factory=dict)
     certain: Earlier = field(default_factory=dict)
     draws_decided: bool = False
+    drawn: bool = False
     runs: tuple[Mapping[str, Any], ...] = ()
 
     def terms(self, silo: int, share: Share = WHOLE, *, third_party: bool = False) -> list[Term]:
@@ -107,8 +111,11 @@ def prior_of(ledger: Ledger, *, noise: str, data_sha256: str, num_silos: int, re
         same = facts["data_sha256"] == data_sha256
         runs.append({**facts, "same_records": same, "num_charges": len(charges)})
         _check_meaning(facts, charges, release, same)
+        # At which rate a silo that was never drawn would have read a part of its records is not known.
+        parts = any(charge.share != WHOLE for charge in charges)
+        largest = 1.0 if parts and facts["drawn"] else facts["largest_rate"]
         charges = charges if same else [replace(charge, share=WHOLE) for charge in charges]
-        certain += envelope(charges, every_round=True)
+        certain += [_at_least(largest, planned) for planned in envelope(charges, every_round=True)]
         if same:
             for charge in charges:
                 of_silo[charge.silo].append(Planned(charge.release, charge.count, charge.share))
@@ -118,6 +125,7 @@ def prior_of(ledger: Ledger, *, noise: str, data_sha256: str, num_silos: int, re
         realised={silo: tuple(_merged([*everywhere, *of_silo[silo]])) for silo in range(num_silos)} if runs else {},
         certain=dict.fromkeys(range(num_silos), tuple(_merged(certain))) if runs else {},
         draws_decided=any(run["draws_decided"] for run in runs),
+        drawn=any(run["drawn"] for run in runs),
         runs=tuple(runs),
     )
 
@@ -148,6 +156,14 @@ def envelope(charges: Iterable[Charge], *, every_round: bool = False) -> list[Pl
         )
         for (share, release), rounds in counts.items()
     ]
+
+
+def _at_least(rate: float, planned: Planned) -> Planned:
+    """The same releases at no smaller rate; at rate 1 nothing is sampled."""
+    release = planned.release
+    if rate <= release.rate:
+        return planned
+    return replace(planned, release=replace(release, rate=rate, sampler=release.sampler if rate < 1 else "full"))
 
 
 def _merged(planned: Iterable[Planned]) -> list[Planned]:

@@ -88,7 +88,12 @@ class PrivacyAccount:
         if config.privacy.epsilon is not None:
             self._budget = Budget(config.privacy.epsilon, config.privacy.delta, budget_accountant or accountant)
         self.ledger, self.shared, self.prior = ledger, shared, prior
-        self.costs = dict(costs or {})
+        # Where the draws of earlier runs decide the length or the noise of this one, which may draw the same silos, no
+        # mixture is proven.
+        solved, of_server = config.privacy.noise_multiplier is None, config.privacy.budget_view == "server"
+        told = prior.drawn and solved if of_server else prior.draws_decided
+        self._certain = config.privacy.epsilon is not None and told
+        self.costs = _made_certain(costs or {}) if self._certain else dict(costs or {})
         final = [charge for charge in ledger if not repeats(charge)]
         self._spending = Spending(final)
         # Rounds that the checkpoint does not know, and how often each round was released.
@@ -193,7 +198,7 @@ class PrivacyAccount:
                 )
                 for kind, silo in self._kinds.items()
             }
-        if cost.probability == 1:
+        if plan.participation == "all" or self._setting.num_participants == self._setting.num_silos:
             return min(limit, *each.values())
         if min(each.values()) >= limit:
             return limit
@@ -379,7 +384,8 @@ class PrivacyAccount:
         return found
 
     def _cost(self, plan: RoundPlan) -> RoundCost:
-        probability = 1.0 if plan.participation == "all" else self._setting.num_participants / self._setting.num_silos
+        everybody = plan.participation == "all" or self._certain
+        probability = 1.0 if everybody else self._setting.num_participants / self._setting.num_silos
         return RoundCost(plan.num_gradients, plan.share, probability)
 
     def _planned(self, silo: int, cost: RoundCost) -> Planned:
@@ -469,9 +475,11 @@ class PrivacyAccount:
             return self._third_party(alike, charges, prior)
         if self._cap_matters():
             return self._within_budget(self._third_party(costs, charges, prior))
-        limit = self._most_rounds_of_any_draws(next(iter(alike.values())))
-        last = alike[max(alike)]
-        padded = {**alike, **{round: last for round in range(limit) if round not in alike}}
+        # The cheapest rounds last longest, and count as the dearest.
+        limit = max(self._most_rounds_of_any_draws(cost) for cost in set(costs.values()) if cost.probability < 1)
+        drawn = [cost for cost in alike.values() if cost.probability < 1]
+        first = max(alike) + 1
+        padded = {**alike, **dict.fromkeys(range(first, first + limit - len(drawn)), drawn[-1])}
         mixture = self._third_party(padded, charges, prior)
         named = replace(mixture, basis=f"{mixture.basis}; over the {len(padded)} rounds that the budget may allow")
         return self._within_budget(named)
@@ -541,8 +549,10 @@ def _dearest(costs: Mapping[int, RoundCost]) -> dict[int, RoundCost]:
 
 def _drawn(costs: Mapping[int, RoundCost], prior: Prior) -> dict[int, RoundCost]:
     """Rounds count as certain where nothing is proven for drawn ones; see `dpfl_plugin.privacy.prior`."""
-    if not prior.draws_decided:
-        return dict(costs)
+    return _made_certain(costs) if prior.draws_decided else dict(costs)
+
+
+def _made_certain(costs: Mapping[int, RoundCost]) -> dict[int, RoundCost]:
     return {round: replace(cost, probability=1.0) for round, cost in costs.items()}
 
 

@@ -275,7 +275,7 @@ def _facts(job: _Job) -> dict[str, Any]:
 
 def _run_facts(job: _Job) -> dict[str, Any]:
     """What a shared ledger says of a run."""
-    privacy, setting = job.config.privacy, job.parts.setting
+    privacy, setting, rules = job.config.privacy, job.parts.setting, job.parts.rules
     drawn = setting.num_participants < setting.num_silos
     ended = (privacy.epsilon is not None and privacy.budget_view == "server") or job.config.max_participations
     return {
@@ -284,7 +284,9 @@ def _run_facts(job: _Job) -> dict[str, Any]:
         "data_sha256": job.parts.data_sha256,
         "num_silos": setting.num_silos,
         "delta": privacy.delta,
+        "drawn": drawn,
         "draws_decided": drawn and bool(ended),
+        "largest_rate": max(rules.release(rules.sampler.rate(count)).rate for count in job.parts.num_records),
     }
 
 

@@ -33,7 +33,16 @@ def shared(*runs: tuple[str, str, list[Charge]], **facts: Any) -> Ledger:
     ledger = Ledger()
     for noise, records, charges in runs:
         ledger.begin_run(
-            {"noise": noise, "name": noise, "data_sha256": records, "num_silos": 3, "draws_decided": False, **facts}
+            {
+                "noise": noise,
+                "name": noise,
+                "data_sha256": records,
+                "num_silos": 3,
+                "drawn": False,
+                "draws_decided": False,
+                "largest_rate": 0.1,
+                **facts,
+            }
         )
         ledger.append(replace(one, noise_id=f"{noise}.0") for one in charges)
     return ledger
@@ -216,3 +225,13 @@ def test_fixed_and_full_batches_go_together() -> None:
     full = replace(A, sampler="full", rate=1.0)
     before = prior(shared(("old", "here", [charge(0, release=full, count=2)])))
     assert total([charge(0)], before) == epsilon((A, 5), (full, 2))
+
+
+def test_a_third_party_gets_no_credit_for_who_was_drawn_before() -> None:
+    """The one silo that was drawn samples a tenth of its records, another a half, and might have been drawn."""
+    facts = {"drawn": True, "largest_rate": 0.5}
+    before = prior(shared(("one", "here", [charge(0)]), ("two", "there", [charge(0)]), **facts))
+    assert before.certain[1] == (Planned(replace(A, rate=0.5), 10),) and before.drawn
+    assert before.realised[1] == (Planned(A, 5),)  # towards the server it is known who was
+    parts = prior(shared(("one", "there", [charge(0, share=FIRST)]), **facts))
+    assert parts.certain[1] == (Planned(replace(A, rate=1.0, sampler="full"), 5),)

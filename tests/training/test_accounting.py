@@ -36,7 +36,7 @@ def account(view: str = "server", num_participants: int = 2, epsilon: float | No
     )
     setting = Setting(num_silos=2, num_participants=num_participants, silo_rate=num_participants / 2, record_rate=RATE)
     return PrivacyAccount(
-        Config(algorithm={"name": "fedavg"}, privacy=privacy, rounds=100),
+        given.pop("config", Config(algorithm={"name": "fedavg"}, privacy=privacy, rounds=100)),
         rules=rules,
         accountant=PLD(),
         setting=setting,
@@ -299,3 +299,42 @@ def test_an_outsider_is_promised_no_noise_of_silos_that_sent_nothing() -> None:
     made.begin_round(1, everybody)
     made.append(made.charges(1, replace(everybody, participants=(1,))))
     assert made.outsider() is None
+
+
+def test_noise_solved_for_what_drawn_silos_left_gives_no_mixture() -> None:
+    """Who was drawn then decided the noise of now, and one seed draws the same silos in both runs."""
+    release = account().charges(0, PLAN)[0].release
+    costs = {round: RoundCost(2, (0.0, 1.0), 0.5) for round in range(8)}
+    for drawn in (True, False):
+        prior = Prior(realised={0: (Planned(release, 4),)}, drawn=drawn, runs=({},))
+        solved = Config(
+            algorithm={"name": "fedavg"}, privacy={"record_rate": RATE, "epsilon": 9.0, "clip_norm": 1}, rounds=8
+        )
+        one = account(num_participants=1, config=solved, prior=prior, costs=costs)
+        views = one.views()
+        assert (views["third_party"]["epsilon"] == views["server"]["worst_case_epsilon"]) == drawn
+        one.begin_round(8, PLAN)
+        assert one.costs[8].probability == (1.0 if drawn else 0.5)
+
+
+def test_a_third_partys_budget_after_draws_decided_a_length_gives_no_mixture() -> None:
+    for decided in (True, False):
+        one = account("third_party", num_participants=1, prior=Prior(drawn=True, draws_decided=decided, runs=({},)))
+        spend(one, range(5), silos=(0,))
+        views = one.views()
+        assert (views["third_party"]["epsilon"] == views["server"]["worst_case_epsilon"]) == decided
+
+
+def test_other_draws_may_have_made_more_of_the_cheap_rounds() -> None:
+    """A dear round comes first; what any draws allow is counted in rounds of the cheap kind."""
+    dear, cheap = RoundCost(9, (0.0, 1.0), 1.0), RoundCost(2, (0.0, 1.0), 0.5)
+    one = account(num_participants=1, costs={0: dear, 1: cheap}, epsilon=2.5)
+    release = one.charges(0, PLAN)[0].release
+    limit = 2 * account(epsilon=2.5).expected_rounds(PLAN, 100)  # each of two silos
+    assert limit < 100
+    stated = one.views()["third_party"]["epsilon"]
+    mixture = [
+        Term(release=release, count=9, rounds=1),
+        Term(release=release, count=2, rounds=limit, participation=0.5),
+    ]
+    assert stated == pytest.approx(min(2.5, PLD().epsilon(mixture, 1e-5)), rel=1e-12)
