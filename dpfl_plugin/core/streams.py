@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
-from typing import Any, Final, Protocol
+from typing import Any, Final, NoReturn, Protocol
 
 import numpy as np
 
@@ -79,17 +79,27 @@ class SecureStream:
     """Random bits of AES-128 in counter mode (NIST SP 800-38A), under a key of its own from the operating system.
 
     The key is drawn when the object is made, is never shown, and is gone with the object: the bits cannot be had
-    again, by whoever knows the run's seed or by the run itself.
+    again, by whoever knows the run's seed or by the run itself. It cannot be copied or sent to another process, and a
+    forked process draws a key of its own: two holders of one key would draw the same noise.
     """
 
     def __init__(self) -> None:
-        from randomgen import AESCounter
-
-        self._generator = SumOfFour(AESCounter(key=int.from_bytes(os.urandom(16), "little"), counter=0))
+        self._process, self._generator = os.getpid(), _fresh()
 
     def seek(self, key: bytes) -> np.random.Generator:
         """The generator, wherever it is: each draw is fresh, so a name for it means nothing."""
+        if self._process != os.getpid():
+            self._process, self._generator = os.getpid(), _fresh()
         return self._generator
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a SecureStream cannot be copied: two of one key would draw the same noise. Make another one.")
+
+
+def _fresh() -> np.random.Generator:
+    from randomgen import AESCounter
+
+    return SumOfFour(AESCounter(key=int.from_bytes(os.urandom(16), "little"), counter=0))
 
 
 class SumOfFour(np.random.Generator):

@@ -1,6 +1,11 @@
+import copy
 import itertools
+import os
+import pickle
+import warnings
 
 import numpy as np
+import pytest
 from randomgen import AESCounter
 from scipy import stats
 
@@ -91,3 +96,21 @@ def test_a_secure_normal_is_half_the_sum_of_four():
     parts = [plain.standard_normal((2, 3)) for _ in range(4)]
     assert np.allclose(SumOfFour(np.random.Philox(8)).standard_normal((2, 3)), sum(parts) / 2, rtol=0, atol=1e-15)
     assert isinstance(SumOfFour(np.random.Philox(8)).standard_normal(), float)
+
+
+def test_no_two_holders_of_a_secure_stream_draw_the_same() -> None:
+    source = SecureStream()
+    for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="same noise"):
+            copied(source)
+    read, write = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forking where threads are: the child ends at once
+        child = os.fork()
+    if child == 0:
+        os.write(write, source.seek(b"").bytes(16))
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(read, 16) != source.seek(b"").bytes(16)
+    os.close(read)
+    os.close(write)
