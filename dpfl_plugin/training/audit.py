@@ -192,7 +192,7 @@ def audit(config: Config, base: Path, options: Options, make_runtime: MakeRuntim
         bits=planting.bits,
     )
     missing = _uncharged(list(ledger), participants, releases, rules, parts.num_records)
-    return _judged(report, missing)
+    return _judged(report, missing, adapts=rules.clipping.adapts)
 
 
 def _claimed(charges: Sequence[Charge], accountant: Accountant, delta: float, optional: bool = False) -> float | None:
@@ -463,14 +463,15 @@ def _uncharged(
     rules: PrivacyRules,
     num_records: Sequence[int],
 ) -> int:
-    """How many releases the ledger lacks, or has with more noise or smaller batches than they had."""
+    """How many releases the ledger lacks, or has with more noise, smaller batches or fewer records than they had."""
     charged: Counter[tuple[int, int]] = Counter()
     sigma = rules.release(1.0).noise_multiplier
     for charge in charges:
         rate = rules.sampler.rate(num_records[charge.silo]) if rules.unit == "record" else 1.0
         release = charge.release
         meant = release.unit == rules.unit and release.neighbouring == rules.neighbouring
-        if meant and release.noise_multiplier <= sigma and release.rate >= rate * (1 - 1e-9):
+        whole = charge.share == (0.0, 1.0)  # other rounds are refused; disjoint parts would compose in parallel
+        if meant and whole and release.noise_multiplier <= sigma and release.rate >= rate * (1 - 1e-9):
             charged[charge.round, charge.silo] += charge.count
     made = {(t, silo): count for t, count in enumerate(releases) for silo in participants[t]}
     return sum(max(0, count - charged[where]) for where, count in made.items())
@@ -479,12 +480,17 @@ def _uncharged(
 # The verdict
 
 
-def _judged(report: Report, missing: int) -> Report:
+def _judged(report: Report, missing: int, *, adapts: bool) -> Report:
     notes = []
     if report.unit == "silo":
         notes.append(
             f"at silo level a silo is one canary, so that {report.canaries} bits decide: little can be shown by them, "
             "and the noise is the better witness."
+        )
+    if adapts:
+        notes.append(
+            "the noise on the counts that clipping norms follow is part of the claim, but does not show in uploads: it is "
+            "not tried here."
         )
     if report.separation is None:
         notes.append("too few canaries for two groups of scores: no Gaussian estimate. Use more --canaries or --silos.")

@@ -136,3 +136,20 @@ def test_few_canaries_say_little_and_say_so(tmp_path):
     assert "too few canaries" in found.notes[0]
     silo = run(write(tmp_path, {"algorithm": {"name": "fedavg"}, "privacy": {"unit": "silo"}}))
     assert silo.canaries == 4 and "4 bits" in silo.notes[0]
+
+
+def test_releases_charged_as_if_they_had_read_disjoint_parts_are_contradicted(tmp_path):
+    real = PrivateOracle.charges
+
+    def parted(self):
+        return [replace(one, share=(0.0, 0.5) if one.round % 2 else (0.5, 1.0)) for one in real(self)]
+
+    with mock.patch.object(PrivateOracle, "charges", parted):
+        found = run(write(tmp_path))
+    assert any("are not in the ledger, or not as what they were" in violation for violation in found.violations)
+
+
+def test_what_adaptive_clipping_hides_from_an_audit_is_said(tmp_path):
+    found = run(write(tmp_path, {"privacy": {"clip": "adaptive"}}))
+    assert any("counts" in note for note in found.notes)
+    assert not any("counts" in note for note in run(write(tmp_path)).notes)
