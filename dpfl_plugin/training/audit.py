@@ -489,8 +489,8 @@ def _judged(report: Report, missing: int, *, adapts: bool) -> Report:
         )
     if adapts:
         notes.append(
-            "the noise on the counts that clipping norms follow is part of the claim, but does not show in uploads: it is "
-            "not tried here."
+            "the noise on the counts that clipping norms follow is part of the claim, but does not show in uploads: "
+            "it is not tried here."
         )
     if report.separation is None:
         notes.append("too few canaries for two groups of scores: no Gaussian estimate. Use more --canaries or --silos.")

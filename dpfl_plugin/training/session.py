@@ -21,6 +21,7 @@ from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import ConfigError, DataError
 from dpfl_plugin.oracle import PrivacyRules
+from dpfl_plugin.privacy.accountants import LEAST_NOISE
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.prior import Prior, prior_of
@@ -160,10 +161,11 @@ def _prior(
     if shared is None:
         return NO_PRIOR
     release = rules.release(1.0)
-    if release.noise_multiplier == 0:
+    if release.noise_multiplier < LEAST_NOISE:
         raise ConfigError(
-            f"--ledger {path}: no noise covers what this run would release, so that after it nothing that the ledger "
-            "holds would have an epsilon. Leave --ledger out."
+            f"--ledger {path}: no noise covers what this run would release (noise_multiplier "
+            f"{release.noise_multiplier:g}), so that after it nothing that the ledger holds would have an epsilon. "
+            "Leave --ledger out."
         )
     try:
         return prior_of(shared, noise=noise, data_sha256=data_sha256, num_silos=num_silos, release=release)

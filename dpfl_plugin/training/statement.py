@@ -78,7 +78,7 @@ def statement(
     views, release = account.views(), rules.release(1.0)
     return {
         "schema": STATEMENT_SCHEMA,
-        "guarantee": _guarantee(rules),
+        "guarantee": _guarantee(rules, views),
         "run": run,
         "protects": {"unit": release.unit, "neighbouring": release.neighbouring},
         "mechanism": {
@@ -118,11 +118,15 @@ def statement(
     }
 
 
-def _guarantee(rules: PrivacyRules) -> str:
+def _guarantee(rules: PrivacyRules, views: dict[str, Any]) -> str:
     if rules.clipping.measures:
         return f"none: {rules.clipping.statement}"
-    private = rules.release(1.0).noise_multiplier > 0
-    return "differential privacy, as stated in views" if private else "none: no noise was added"
+    noise = rules.release(1.0).noise_multiplier
+    if noise == 0:
+        return "none: no noise was added"
+    if views["server"]["worst_case_epsilon"] is None:
+        return f"none: noise_multiplier {noise:g} is too little for any epsilon to be stated"
+    return "differential privacy, as stated in views"
 
 
 def _shared(account: PrivacyAccount) -> dict[str, Any] | None:

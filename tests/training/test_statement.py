@@ -31,6 +31,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "silo, add or remove": merged(SILO, {"privacy": {"neighbouring": "add_or_remove"}}),
     "many silos": {"data": {"num_silos": 30, "dataset": {"records_per_silo": 10}}, "silo_rate": 0.1},
     "not private": {"privacy": {"noise_multiplier": 0, "clip_norm": float("inf")}},
+    "next to no noise": {"privacy": {"noise_multiplier": 0.005}},
     "median": {"privacy": {"clip": "median"}},
     "adaptive": {"privacy": {"clip": "adaptive"}},
     "per layer": {"privacy": {"clip": "per_layer"}},
@@ -54,6 +55,7 @@ WORDS = {
     "silo, add or remove": ["the update of one silo had counted as zero", "clip(update, C) + C sigma"],
     "many silos": ["`ledger.json` has all of them"],
     "not private": ["**Nothing is protected**: no noise was added.", "no epsilon"],
+    "next to no noise": ["**Nothing is protected**: noise_multiplier 0.005 is too little", "no epsilon"],
     "median": ["**Nothing is protected**: clip: median takes", "no epsilon"],
     "adaptive": ["clip(gradient, C_i)", "noised count", "quantile"],
     "per layer": ["a bound of its own"],
@@ -100,12 +102,12 @@ def test_it_holds_no_number_of_its_own(tmp_path: Path, kind: str) -> None:
     for part in WORDS[kind]:
         assert part in text, text
     assert said["head"] in text and "dpfl account FOLDER" in text
-    if kind not in ("not private", "median"):
+    if kind not in ("not private", "next to no noise", "median"):
         assert _epsilon(said["views"]["server"]["epsilon"]) in found
         assert _epsilon(said["views"]["third_party"]["epsilon"]) in found
 
 
-@pytest.mark.parametrize("kind", ["not private", "median"])
+@pytest.mark.parametrize("kind", ["not private", "next to no noise", "median"])
 def test_without_noise_nothing_else_is_claimed(tmp_path: Path, kind: str) -> None:
     _, text = made(tmp_path, kind)
     for word in ("Accountant", "factor", "Assumptions", "against whom", "| epsilon |"):
