@@ -290,7 +290,8 @@ class PrivacyAccount:
     def outsider(self) -> ViewEpsilon | None:
         """`outsider_view` of all rounds that were begun, or None where its conditions are not met.
 
-        The ends of runs count among them: where the draws decide how long a run lasts, its length tells of them.
+        The ends of runs count among them: where the draws decide how long a run lasts, its length tells of them. So
+        does a shared ledger: runs of one seed draw the same silos, and a sample that is used twice amplifies once.
         """
         certain = all(cost.probability == 1 for cost in self.costs.values())
         drawn_end = not certain and self._budget is not None and self._privacy.budget_view == "server"
@@ -302,6 +303,7 @@ class PrivacyAccount:
             or self._cap_matters()
             or drawn_end
             or self.prior.runs
+            or "shared" in self.ledger.facts
         ):
             return None
         S, M = self._setting.num_participants, self._setting.num_silos

@@ -276,3 +276,14 @@ def test_an_outsiders_view_is_not_stated_where_its_conditions_fail(tmp_path: Pat
     path = write(tmp_path, SILO)
     path.write_text(yaml.safe_dump(merged(yaml.safe_load(path.read_text()), changes)))
     assert "outsider" not in views_of(path)
+
+
+def test_an_outsiders_view_is_not_stated_of_runs_that_share_a_ledger(tmp_path: Path) -> None:
+    """Runs of one seed draw the same silos; and rounds that count as certain then are no rounds of all silos."""
+    path = write(tmp_path, merged(SILO, {"privacy": {"noise_multiplier": 20.0}}))
+    ledger = ["--ledger", tmp_path / "all.jsonl"]
+    first = run(path, *ledger)
+    solved = ["--set", "privacy.noise_multiplier=null", "--set", "privacy.epsilon=3"]
+    for result in (first, run(path, *ledger, *solved)):
+        assert "outsider" not in result["epsilon"] and "outsider" not in views_of(Path(result["folder"]))
+    assert "outsider" in views_of(path)
