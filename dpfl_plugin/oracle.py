@@ -15,10 +15,11 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from dpfl_plugin.core.streams import SecureStream, Source, Stream, stream_key
+from dpfl_plugin.core.streams import SecureStream, Source, Stream, stream, stream_key
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import ConfigError, PluginError, TrainingError, UnsupportedError, require
 from dpfl_plugin.gradients.base import Engine, Records, clipped_sum_and_norms
+from dpfl_plugin.gradients.smoothing import Convolution
 from dpfl_plugin.privacy.clipping import Clipping, Flat, clip_update
 from dpfl_plugin.privacy.events import Charge, Neighbouring, SampledGaussian, Unit
 from dpfl_plugin.privacy.mechanisms import Mechanism
@@ -102,6 +103,18 @@ def share_bounds(share: tuple[float, float], num_records: int) -> tuple[int, int
     return first, last
 
 
+def part_of(records: Records, share: tuple[float, float], silo: int) -> Records:
+    """A share of a silo's records, in a random order: files are often sorted, by label say.
+
+    The order is the same for every seed: shares that are disjoint have to be so over all runs that one ledger holds.
+    """
+    if share == (0.0, 1.0):
+        return records
+    first, last = share_bounds(share, len(records))
+    order = stream(0, "share", silo=silo).permutation(len(records))
+    return records.select(torch.from_numpy(order[first:last]).to(records.features.device))
+
+
 @dataclass(frozen=True, slots=True)
 class Draw:
     """Names every random stream of a round.
@@ -151,7 +164,7 @@ class PrivateOracle:
     ) -> None:
         self.num_silos = len(silos)
         self._rules, self._engine, self._draw = rules, engine, draw
-        self._silos = [silo.between(*share_bounds(share, len(silo))) for silo in silos]
+        self._silos = [part_of(records, share, silo) for records, silo in zip(silos, ids, strict=True)]
         self._ids, self._share = tuple(ids), share
         self._max_gradients = max_gradients
         self._layer_sizes = tuple((layers or {}).values())
@@ -188,6 +201,8 @@ class PrivateOracle:
         index = rules.sampler.draw(len(records), stream.seek(draw.key("batch", silo, step)))
         batch = records if index is None else records.select(torch.from_numpy(index).to(y.device))
         divisor = rules.sampler.divisor(len(records))
+        if isinstance(self._engine, Convolution):
+            self._engine.rng = stream.seek(draw.key("algorithm", silo, step))
         if rules.unit == "silo":  # protected by `release`, not here
             self._engine.clipped_sum(y, batch, math.inf, out)
         elif rules.clipping.adapts:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -62,13 +63,17 @@ class Lab:
     silo_rate: float = 1.0
     stack: int = 1
     seed: int = 0
+    known: Mapping[str, Any] = field(default_factory=dict)  # what else the algorithm knows of its setting
 
     def __post_init__(self) -> None:
         model = Quadratic(self.start)
         count = len(self.silos)
         x = torch.tensor(self.start, dtype=torch.float64)
         self.setting = Setting(
-            num_silos=count, num_participants=int(self.silo_rate * count), silo_rate=self.silo_rate, record_rate=None
+            **{"record_rate": None, **self.known},
+            num_silos=count,
+            num_participants=int(self.silo_rate * count),
+            silo_rate=self.silo_rate,
         )
         self.host = SiloHost(
             model=model,

@@ -16,7 +16,7 @@ from dpfl_plugin.gradients import losses
 from dpfl_plugin.gradients.base import Records
 from dpfl_plugin.gradients.closed_form import ClosedForm
 from dpfl_plugin.gradients.vmap import Vmap
-from dpfl_plugin.oracle import Draw, PrivateOracle, share_bounds
+from dpfl_plugin.oracle import Draw, PrivateOracle, part_of, share_bounds
 from dpfl_plugin.privacy.samplers import FixedSize, FullBatch, Poisson
 from tests.quadratics import rules
 
@@ -212,8 +212,14 @@ def test_disjoint_shares_read_disjoint_records():
         assert bounds[-1][1] == count
         assert all(a[1] == b[0] for a, b in itertools.pairwise(bounds))
     records = silo(10)
-    only = oracle([records], rules(0.0, 0.5), share=(0.5, 1.0)).gradient(zeros())
-    torch.testing.assert_close(only, oracle([records.between(5, 10)], rules(0.0, 0.5)).gradient(zeros()))
+    parts_of_it = [part_of(records, part, 3) for part in parts]
+    read = torch.cat([part.features for part in parts_of_it])
+    assert sorted(read.flatten(1).sum(dim=1).tolist()) == sorted(records.features.flatten(1).sum(dim=1).tolist())
+    assert not torch.equal(read, records.features), "in an order of its own, not the file's"
+    again = part_of(records, (1 / 3, 2 / 3), 3)
+    assert torch.equal(again.features, parts_of_it[1].features), "the same in every round"
+    halves = [oracle([records], rules(0.0, 0.5), share=half).gradient(zeros()) for half in ((0.0, 0.5), (0.5, 1.0))]
+    torch.testing.assert_close((halves[0] + halves[1]) / 2, oracle([records], rules(0.0, 0.5)).gradient(zeros()))
     with pytest.raises(ConfigError, match="share"):
         share_bounds((0.5, 0.51), 10)
 

@@ -38,12 +38,23 @@ class Setting:
         num_participants: S = floor(l M), silos in a round of sampled participation; at least 1.
         silo_rate: l.
         record_rate: s, the share of a silo's records in a batch, if it is the same for all silos.
+        batch_size: the number of records in a batch, if that is the same for all silos.
+        num_records: n, training records of the smallest silo; None where nobody counted.
+        rounds: T; None if only a budget ends the run.
+        clip_norm: C, if it is finite and the same in all rounds.
+        epsilon, delta: of the configuration; epsilon is None if there is no budget.
     """
 
     num_silos: int
     num_participants: int
     silo_rate: float
     record_rate: float | None
+    batch_size: int | None = None
+    num_records: int | None = None
+    rounds: int | None = None
+    clip_norm: float | None = None
+    epsilon: float | None = None
+    delta: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +66,9 @@ class RoundPlan:
         local_lr: eta_l of this round.
         num_gradients: private gradients that each participant will ask for; what the budget is checked for.
         participation: "all" silos, or a "sampled" share of them (drawn by the framework, which accounts for it).
-        share: the part [first, last) of each silo's records that may be read: localized phases.
+        share: the part [first, last) of each silo's records, in a fixed random order, that may be read.
+        smoothing: what replaces every record's loss, see `dpfl_plugin.gradients.smoothing`: ("convolution", radius)
+            or ("moreau", beta); None for nothing.
         phase: a name that the algorithm gives the round.
         participants: ids, ascending; filled in by the framework.
         weights: of each participant's upload in the mean, adding up to 1; filled in by the framework.
@@ -68,6 +81,7 @@ class RoundPlan:
     participation: str = "sampled"
     share: tuple[float, float] = (0.0, 1.0)
     phase: str = "train"
+    smoothing: tuple[str, float] | None = None
     participants: tuple[int, ...] = ()
     weights: tuple[float, ...] = field(default=(), repr=False)
     silo_share: float = 1.0

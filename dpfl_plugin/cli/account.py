@@ -241,7 +241,7 @@ def _of_folder(folder: Path) -> list[Row]:
     num_records = ledger.facts.get("num_records")
     if num_records is None:
         return _by_all_accountants(lambda accountant: [_realised(config, ledger, accountant)])
-    setting = make_setting(config, len(num_records))
+    setting = make_setting(config, num_records)
     rules = privacy_rules(config, ledger.facts["noise_multiplier"])
     costs = read_costs(checkpoint.load_facts(files.checkpoint))
     own: Accountant = build_plugin("accountants", config.privacy.accountant, where="privacy.accountant")

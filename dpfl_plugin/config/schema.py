@@ -136,7 +136,7 @@ class Config(_Strict):
     silo_weights: Literal["equal", "records"] = Field("equal", description="of each silo in the mean")
     data: DataConfig = DataConfig()
     model: PluginBlock = Field(default=Block(name="softmax"), description="model plugin, or module")
-    loss: str = Field("auto", description="auto, cross_entropy, logistic, or package.module:function")
+    loss: str = Field("auto", description="auto, cross_entropy, logistic, hinge, or package.module:function")
     l2: float = Field(0.0, ge=0, lt=math.inf, description="lambda of lambda/2 ||y||^2, added after clipping and noise")
     algorithm: PluginBlock = Field(description="algorithm plugin and its options")
     privacy: PrivacyConfig

@@ -28,6 +28,7 @@ PURPOSES: Final[dict[str, int]] = {
     "bits": 10,  # privacy noise of a silo's count of gradients within its clipping norm
     "audit": 11,  # an audit's secret bits, and where its canaries are
     "attack": 12,  # what a demonstration of an attack draws: which records it shows, resamples of its scores
+    "share": 13,  # the order of a silo's records from which shares are cut
 }
 
 

@@ -1,8 +1,8 @@
-"""Softmax and logistic regression in closed form: no gradient is instantiated, no autograd is run.
+"""Linear models in closed form (softmax, logistic, hinge): no gradient is instantiated, no autograd is run.
 
-The gradient of example j is the outer product of its residual r_j = softmax(W x_j + b) - e_label (or
-sigmoid(z) - label) and (x_j, 1), so its norm is ||r_j|| sqrt(||x_j||^2 + 1) and the clipped sum is one product
-of matrices, (clip factor * r)^T X.
+The gradient of example j is the outer product of its residual r_j and (x_j, 1), so its norm is ||r_j|| times
+sqrt(||x_j||^2 + 1) and the clipped sum is one product of matrices, (clip factor * r)^T X. The residual, the derivative
+by the outputs, is softmax(W x_j + b) - e_label, or sigmoid(z) - label, or the hinge's -1, 0 or 1.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ PADDING_BIAS = -1e4
 
 
 class ClosedForm:
-    """Clipped sums of a single linear layer with cross-entropy or logistic loss."""
+    """Clipped sums of a single linear layer with cross-entropy, logistic or hinge loss."""
 
     name = "closed_form"
 
     def __init__(self, model: torch.nn.Module, loss: Loss, chunk_bytes: int) -> None:
-        linear = _linear_layer(model)
+        linear = linear_layer(model)
         assert linear is not None
-        self._logistic = loss is losses.logistic
+        self._loss = loss
         self._bias = linear.bias is not None
         self._outputs, self._features = linear.out_features, linear.in_features
-        self._padded = 1 if self._logistic else math.ceil(self._outputs / LANES) * LANES
+        self._padded = math.ceil(self._outputs / LANES) * LANES if loss is losses.cross_entropy else 1
         self._layout = Layout.of(model)
         self._weight = torch.empty(0)
         self._offset = torch.empty(0)
 
     @staticmethod
     def unsupported(model: torch.nn.Module, loss: Loss) -> str | None:
-        linear = _linear_layer(model)
+        linear = linear_layer(model)
         if linear is None:
             return "the model is not one Linear layer (after Flatten), all of it trainable"
         if loss is losses.cross_entropy and linear.out_features > 1:
             return None
-        if loss is losses.logistic and linear.out_features == 1:
+        if loss in (losses.logistic, losses.hinge) and linear.out_features == 1:
             return None
-        return "the loss is neither cross_entropy of several outputs nor logistic of one"
+        return "the loss is neither cross_entropy of several outputs nor logistic or hinge of one"
 
     def prepare(self, records: Records) -> Records:
         """Adds each record's ||(x, 1)||^2 (without the 1 if there is no bias)."""
@@ -88,8 +88,11 @@ class ClosedForm:
         if self._bias:
             self._offset[: self._outputs] = y[size:]
         outputs = torch.addmm(self._offset, batch.features, self._weight.t())
-        if self._logistic:
+        if self._loss is losses.logistic:
             return outputs.sigmoid_().sub_(batch.labels.unsqueeze(1))
+        if self._loss is losses.hinge:
+            signs = 2 * batch.labels.unsqueeze(1).to(y.dtype) - 1
+            return (signs * outputs < 1) * -signs
         residuals = torch.softmax(outputs, dim=1)
         minus_one = residuals.new_full((1, 1), -1.0).expand(len(batch), 1)
         return residuals.scatter_add_(1, batch.labels.unsqueeze(1), minus_one)
@@ -112,7 +115,7 @@ class ClosedForm:
         self._outer_sum(residuals[good] * factors.unsqueeze(1), batch.features[good], out)
 
 
-def _linear_layer(model: torch.nn.Module) -> torch.nn.Linear | None:
+def linear_layer(model: torch.nn.Module) -> torch.nn.Linear | None:
     """The one Linear layer of a model that is nothing else, or None."""
     layers = [module for module in model.modules() if not list(module.children())]
     linear = [module for module in layers if isinstance(module, torch.nn.Linear)]

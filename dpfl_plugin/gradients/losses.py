@@ -24,7 +24,13 @@ def logistic(outputs: Tensor, labels: Tensor) -> Tensor:
     return functional.binary_cross_entropy_with_logits(scores, labels.to(scores.dtype), reduction="none")
 
 
-LOSSES: Final[dict[str, Loss]] = {"cross_entropy": cross_entropy, "logistic": logistic}
+def hinge(outputs: Tensor, labels: Tensor) -> Tensor:
+    """max(0, 1 - z) for label 1 and max(0, 1 + z) for label 0; outputs (n, 1) or (n,). Its subgradient at 0 is 0."""
+    scores = outputs.reshape(outputs.shape[0])
+    return functional.relu(1 - (2 * labels.to(scores.dtype) - 1) * scores)
+
+
+LOSSES: Final[dict[str, Loss]] = {"cross_entropy": cross_entropy, "logistic": logistic, "hinge": hinge}
 
 
 def find(name: str, num_outputs: int) -> Loss:

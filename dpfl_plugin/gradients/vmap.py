@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -27,7 +27,9 @@ class Vmap:
             outputs = functional_call(model, parameters, (features.unsqueeze(0),))
             return loss(outputs, label.unsqueeze(0))[0]
 
-        self._gradients = vmap(grad(loss_of_one), in_dims=(None, 0, 0))
+        self._gradients: Callable[[dict[str, Tensor], Tensor, Tensor], dict[str, Tensor]] = vmap(
+            grad(loss_of_one), in_dims=(None, 0, 0)
+        )
 
     @staticmethod
     def unsupported(model: torch.nn.Module, loss: Loss) -> str | None:

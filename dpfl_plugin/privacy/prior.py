@@ -86,7 +86,7 @@ class Prior:
         if not earlier:
             return []
         release = earlier[0].release
-        groups = share_groups([share, *(p.share for p in earlier)], release.neighbouring, release.unit)
+        groups = share_groups([share, *(p.share for p in earlier)], release.unit)
         return [Term(release=p.release, count=p.count, rounds=1) for p in earlier if groups[p.share] == groups[share]]
 
 

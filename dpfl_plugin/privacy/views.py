@@ -112,23 +112,17 @@ def silo_compositions(charges: Iterable[Charge], earlier: Earlier = NOTHING_EARL
     return {silo: spending.compositions(silo, earlier.get(silo, ())) for silo in sorted({*spending, *earlier})}
 
 
-def share_groups(shares: Iterable[Share], neighbouring: Neighbouring, unit: Unit) -> dict[Share, int]:
+def share_groups(shares: Iterable[Share], unit: Unit) -> dict[Share, int]:
     """A group number for each share; shares of different groups have no record in common.
 
-    Replacing one record changes one group, so that groups compose in parallel (McSherry 2009, Thm 4). Chains of
-    overlaps make one group, which can only overstate. Replacing a silo changes every group: all shares are one.
-
-    Raises:
-        UnsupportedError: parts of the records under add_or_remove: adding a record moves others between parts.
+    Replacing one record changes one group, so that groups compose in parallel (McSherry 2009, Thm 4). So does a record
+    that is there or counts as zero, which is what add_or_remove means here: the number of records is public, and no
+    other record changes its place. Chains of overlaps make one group, which can only overstate. Replacing a silo
+    changes every group: all shares are one.
     """
     ordered = sorted(set(shares))
     if unit == "silo":
         return dict.fromkeys(ordered, 0)
-    if neighbouring == "add_or_remove" and any(share != (0.0, 1.0) for share in ordered):
-        raise UnsupportedError(
-            "releases that read a part of a silo's records have no accountant under add_or_remove: adding a record "
-            "moves others from one part to the next. Use fixed-size batches (replace_one)."
-        )
     groups: dict[Share, int] = {}
     group, reach = -1, float("-inf")
     for first, last in ordered:
@@ -144,7 +138,7 @@ def _compose(parts: Sequence[tuple[Share, Term]]) -> tuple[Terms, ...]:
     if not parts:
         return ()
     release = parts[0][1].release
-    groups = share_groups((share for share, _ in parts), release.neighbouring, release.unit)
+    groups = share_groups((share for share, _ in parts), release.unit)
     members: defaultdict[int, list[Term]] = defaultdict(list)
     for share, term in parts:
         members[groups[share]].append(term)
@@ -350,7 +344,7 @@ def _mixtures(totals: Mapping[tuple[tuple[Planned, ...], float], int], earlier: 
     """Compositions of rounds that either make all their releases or none, and of ``earlier`` releases."""
     everything = [*earlier, *(p for plan, _ in totals for p in plan)]
     shares, releases = [p.share for p in everything], [p.release for p in everything]
-    groups = share_groups(shares, releases[0].neighbouring, releases[0].unit) if releases else {}
+    groups = share_groups(shares, releases[0].unit) if releases else {}
     parts = _certain(earlier)
     for (plan, probability), rounds in totals.items():
         merged: Counter[tuple[int, SampledGaussian]] = Counter()

@@ -189,7 +189,9 @@ class PrivacyAccount:
         cost = self._cost(plan)
         self._check_accountant(cost)
         each = dict.fromkeys(self._kinds, limit if self._cap is None else min(limit, self._cap))
-        if self._budget is not None and self._privacy.budget_view == "third_party":
+        if cost.share != (0.0, 1.0) and self.affords(0, plan):
+            pass  # what later rounds add to the cost of this one depends on which records they read
+        elif self._budget is not None and self._privacy.budget_view == "third_party":
             limit = self._most_alike(_drawn({0: cost}, self.prior)[0], self._budget.epsilon, limit)
         elif self._budget is not None:
             each = {
@@ -477,9 +479,12 @@ class PrivacyAccount:
             return self._third_party(alike, charges, prior)
         if self._cap_matters():
             return self._within_budget(self._third_party(costs, charges, prior))
-        # The cheapest rounds last longest, and count as the dearest.
-        limit = max(self._most_rounds_of_any_draws(cost) for cost in set(costs.values()) if cost.probability < 1)
+        limit = self._config_rounds or MOST_ROUNDS
         drawn = [cost for cost in alike.values() if cost.probability < 1]
+        if all(cost.share == (0.0, 1.0) for cost in drawn):
+            # The cheapest rounds last longest, and count as the dearest. Rounds on other records may go on where more
+            # on the same would not: of these all are counted, as if they read the last ones.
+            limit = max(self._most_rounds_of_any_draws(cost) for cost in set(costs.values()) if cost.probability < 1)
         first = max(alike) + 1
         padded = {**alike, **dict.fromkeys(range(first, first + limit - len(drawn)), drawn[-1])}
         mixture = self._third_party(padded, charges, prior)

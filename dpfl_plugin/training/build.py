@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ from dpfl_plugin.data.base import Federation
 from dpfl_plugin.data.federation import build_federation
 from dpfl_plugin.errors import ConfigError, PluginError, require
 from dpfl_plugin.gradients import base as engines
-from dpfl_plugin.gradients import losses
+from dpfl_plugin.gradients import losses, smoothing
 from dpfl_plugin.gradients.base import Records, layers
 from dpfl_plugin.models.build import build_model
 from dpfl_plugin.oracle import PrivacyRules, check_released
@@ -109,7 +110,7 @@ def build(
     num_records = tuple(len(silo.train_y) for silo in federation.silos)
     for silo, count in enumerate(num_records):
         _check_batch(rules, silo, count)
-    setting = make_setting(config, len(federation.silos))
+    setting = make_setting(config, num_records)
     data_sha256 = fingerprint(federation)
     noise = config.privacy.noise_multiplier
     if noise is None:
@@ -122,10 +123,11 @@ def build(
     layout = Layout.of(module)
     model = layout.flatten(dict(module.named_parameters()))
     _check_engine(engine, rules, layout, model, trial)
+    first = algorithm.round_plan(algorithm.init_server(model, setting), 0, setting, stream(config.seed, "plan"))
+    if first.smoothing is not None:
+        smoothing.engine(first.smoothing, module, loss)  # refused here, not when the first round is on disk
     if rules.unit == "silo":  # found here, not when the first round is on disk
-        server = algorithm.init_server(model, setting)
-        plan = algorithm.round_plan(server, 0, setting, stream(config.seed, "plan"))
-        up, rehearsal = rehearse(algorithm, server, plan)
+        up, rehearsal = rehearse(algorithm, algorithm.init_server(model, setting), first)
         check_released(up, rehearsal.released)
     train = {i: _records(s.train_x, s.train_y, dtype, device) for i, s in enumerate(federation.silos)}
     test = {i: _records(s.test_x, s.test_y, dtype, device) for i, s in enumerate(federation.silos)}
@@ -177,7 +179,7 @@ def prospect(config: Config, base: Path) -> Prospect:
     num_records = tuple(len(silo.train_y) for silo in federate(config, base).silos)
     for silo, count in enumerate(num_records):
         _check_batch(rules, silo, count)
-    setting = make_setting(config, len(num_records))
+    setting = make_setting(config, num_records)
     return Prospect(config, algorithm, accountant, setting, num_records, privacy_rules)
 
 
@@ -265,7 +267,9 @@ def _model_block(block: Block) -> dict[str, Any]:
     return {**chosen, **block.options}
 
 
-def make_setting(config: Config, num_silos: int) -> Setting:
+def make_setting(config: Config, num_records: Sequence[int]) -> Setting:
+    """What an algorithm may know of a run; ``num_records`` of each silo."""
+    privacy, num_silos = config.privacy, len(num_records)
     participants = floor_share(config.silo_rate, num_silos)
     require(
         participants >= 1,
@@ -274,8 +278,20 @@ def make_setting(config: Config, num_silos: int) -> Setting:
         f"give at least one of {num_silos} silos: floor({config.silo_rate} * {num_silos}) is 0",
         f"Use at least {1 / num_silos:.4g}.",
     )
-    rate = 1.0 if config.privacy.sampler == "full" else config.privacy.record_rate
-    return Setting(num_silos=num_silos, num_participants=participants, silo_rate=config.silo_rate, record_rate=rate)
+    clipping = _clipping(config)
+    changes = clipping.adapts or clipping.measures
+    return Setting(
+        num_silos=num_silos,
+        num_participants=participants,
+        silo_rate=config.silo_rate,
+        record_rate=1.0 if privacy.sampler == "full" else privacy.record_rate,
+        batch_size=privacy.batch_size,
+        num_records=min(num_records),
+        rounds=config.rounds,
+        clip_norm=privacy.clip_norm if math.isfinite(privacy.clip_norm) and not changes else None,
+        epsilon=privacy.epsilon,
+        delta=privacy.delta,
+    )
 
 
 def federate(config: Config, base: Path) -> Federation:

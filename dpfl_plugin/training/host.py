@@ -13,6 +13,7 @@ from torch.func import functional_call
 
 from dpfl_plugin.algorithms.base import Algorithm, RoundPlan
 from dpfl_plugin.core.vectors import Layout, Vectors, stack
+from dpfl_plugin.gradients import smoothing
 from dpfl_plugin.gradients.base import Engine, Loss, Records, layers
 from dpfl_plugin.gradients.losses import predict
 from dpfl_plugin.oracle import Draw, PrivacyRules, PrivateOracle
@@ -62,6 +63,7 @@ class SiloHost:
         self.states = self._begun(states)
         self._layers = layers(self._layout)
         self._pending: list[tuple[list[int], Vectors]] = []
+        self._smoothed: dict[smoothing.Kind, Engine] = {}
 
     @property
     def engine(self) -> Engine:
@@ -98,7 +100,7 @@ class SiloHost:
         rows = [self._row[silo] for silo in ids]
         oracle = PrivateOracle(
             self._rules,
-            self._engine,
+            self._engine_for(plan),
             [self._train[silo] for silo in ids],
             ids,
             draw,
@@ -114,6 +116,13 @@ class SiloHost:
             new = {**new, CLIP_NORM: self.states[CLIP_NORM].new_tensor(oracle.clip_norms).unsqueeze(1)}
         self._pending.append((rows, new))
         return up, oracle.charges()
+
+    def _engine_for(self, plan: RoundPlan) -> Engine:
+        if plan.smoothing is None:
+            return self._engine
+        if plan.smoothing not in self._smoothed:
+            self._smoothed[plan.smoothing] = smoothing.engine(plan.smoothing, self._model, self._loss)
+        return self._smoothed[plan.smoothing]
 
     def commit(self) -> None:
         for rows, new in self._pending:

@@ -86,7 +86,7 @@ def test_overlapping_shares_are_composed_together() -> None:
 @given(st.lists(st.tuples(st.integers(0, 12), st.integers(1, 6)), min_size=1, max_size=8))
 def test_groups_are_the_connected_components_of_overlap(starts: list[tuple[int, int]]) -> None:
     shares = [(a / 18, (a + n) / 18) for a, n in starts]
-    groups = share_groups(shares, "replace_one", "record")
+    groups = share_groups(shares, "record")
     component = {share: {share} for share in shares}
     for x, y in itertools.combinations(set(shares), 2):
         if x[0] < y[1] and y[0] < x[1]:
@@ -102,10 +102,10 @@ def test_replacing_a_silo_changes_every_share() -> None:
     assert server_view(charges, PLD(), DELTA).epsilon == epsilon((SILO, 2))
 
 
-def test_parts_of_records_under_add_or_remove_are_refused() -> None:
-    with pytest.raises(UnsupportedError, match="add_or_remove"):
-        silo_compositions([charge(0, release=POISSON, share=FIRST)])
-    assert silo_compositions([charge(0, release=POISSON)])
+def test_parts_of_records_under_add_or_remove_compose_in_parallel() -> None:
+    """A record is there or counts as zero: it has its place in one part, and moves no other record to another."""
+    parts = [charge(0, release=POISSON, share=FIRST, count=4), charge(1, release=POISSON, share=SECOND, count=3)]
+    assert server_view(parts, PLD(), DELTA).epsilon == epsilon((POISSON, 4))
 
 
 def test_replayed_bits_count_once_and_fresh_bits_again() -> None:
