@@ -58,7 +58,7 @@ def test_phases_read_disjoint_records_and_half_as_many_each(algorithm: OneGradie
 
 
 def test_runs_of_every_seed_cut_the_same_shares() -> None:
-    """One ledger may hold several runs: phase 1 of one and phase 2 of another have to be as disjoint as they are called."""
+    """One ledger may hold several runs: phase 1 of one has to be disjoint from phase 2 of another."""
     seen = []
     for seed in (0, 1):
         known = {"rounds": 3, "num_records": 40}
