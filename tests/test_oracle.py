@@ -15,6 +15,7 @@ from dpfl_plugin.errors import ConfigError, TrainingError, UnsupportedError
 from dpfl_plugin.gradients import losses
 from dpfl_plugin.gradients.base import Records
 from dpfl_plugin.gradients.closed_form import ClosedForm
+from dpfl_plugin.gradients.smoothing import Convolution
 from dpfl_plugin.gradients.vmap import Vmap
 from dpfl_plugin.oracle import Draw, PrivateOracle, part_of, share_bounds
 from dpfl_plugin.privacy.samplers import FixedSize, FullBatch, Poisson
@@ -224,6 +225,19 @@ def test_disjoint_shares_read_disjoint_records():
         share_bounds((0.5, 0.51), 10)
 
 
+@pytest.mark.parametrize("other", [Draw(1, 0), Draw(0, 1), Draw(0, 0, attempt=1), Draw(0, 0, run="b")])
+def test_a_share_is_the_same_records_for_every_seed_round_attempt_and_run(other):
+    """Else shares that look disjoint, and compose in parallel, would have records in common."""
+    made = ENGINES["closed_form"](MODEL, losses.cross_entropy, 2**20)
+    one, two = (
+        PrivateOracle(
+            rules(0.0, 0.5), made, [made.prepare(silo(50))], [3], draw, max_gradients=1, share=(0.5, 1.0)
+        ).gradient(zeros())
+        for draw in (Draw(0, 0), other)
+    )
+    assert torch.equal(one, two)
+
+
 # Silo level
 
 
@@ -333,6 +347,16 @@ def test_noise_comes_from_the_stream_of_its_name():
         noise = noisy.gradient(zeros()) - silent.gradient(zeros())
         normals = stream(6, "noise", 4, 0, step).standard_normal(DIMENSION)
         torch.testing.assert_close(noise[0], torch.from_numpy(normals) * 1.5 * 2 * 0.5 / 9)
+
+
+def test_points_of_a_smoothed_loss_come_from_another_stream_than_the_noise():
+    """Else the noise would be a function of the points, which the gradient depends on."""
+    asked, alone = (Convolution(MODEL, losses.cross_entropy, 0.5) for _ in range(2))
+    asked = PrivateOracle(rules(0.0, 0.5), asked, [silo(9)], [2], Draw(6, 4), max_gradients=2)
+    for step in range(2):
+        alone.rng, expected = stream(6, "algorithm", 4, 2, step), zeros()[0]
+        alone.clipped_sum(zeros()[0], silo(9), 0.5, expected)
+        torch.testing.assert_close(asked.gradient(zeros())[0], expected / 9)
 
 
 def test_every_step_of_a_round_has_a_batch_of_its_own():

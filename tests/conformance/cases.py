@@ -26,7 +26,7 @@ from dpfl_plugin import registry
 from dpfl_plugin.algorithms.base import RoundPlan
 from dpfl_plugin.core.vectors import Layout, Vectors
 from dpfl_plugin.gradients import losses
-from dpfl_plugin.gradients.base import Engine, Records
+from dpfl_plugin.gradients.base import Engine, Loss, Records
 from dpfl_plugin.oracle import Draw, PrivacyRules
 from dpfl_plugin.privacy.events import Charge, Neighbouring, SampledGaussian, Unit
 from dpfl_plugin.privacy.samplers import FixedSize, FullBatch, Poisson, Sampler
@@ -46,6 +46,7 @@ RUNTIMES: dict[str, MakeRuntime] = {
 }
 CLIPPING_OPTIONS: dict[str, dict[str, Any]] = {}
 MECHANISM_OPTIONS: dict[str, dict[str, Any]] = {}  # of mechanisms that have options without a default
+PHASES: dict[str, Any] = {"phase_rounds": (4, 3), "regularisation": 0.5}
 ALGORITHMS: dict[str, tuple[dict[str, Any], ...]] = {
     "fedavg": ({"local_steps": 3, "local_lr": 0.1},),
     "fedsgd": ({"local_lr": 0.1}, {"local_lr": 0.1, "form": "single"}),
@@ -54,7 +55,22 @@ ALGORITHMS: dict[str, tuple[dict[str, Any], ...]] = {
     "scaffnew": ({"local_lr": 0.1, "local_steps": 3}, {"local_lr": 0.1, "p": 0.4}),
     "scaffold": ({"local_steps": 3, "local_lr": 0.1}, {"local_steps": 2, "local_lr": 0.1, "option": "I"}),
     "scaffold_warm": ({"local_steps": 3, "local_lr": 0.1}, {"local_steps": 2, "local_lr": 0.1, "option": "I"}),
+    "mb_sgd": ({"lr": 0.1}, {"lr": 0.1, "passes": "one"}),
+    "accelerated_mb_sgd": ({"smoothness": 1.0},),
+    "multistage_mb_sgd": ({"smoothness": 1.0, "strong_convexity": 0.5, "stage_rounds": (4, 3)},),
+    "localized_mb_sgd": (
+        {**PHASES, "lr": 0.1},
+        {**PHASES, "subsolver": "accelerated", "smoothness": 1.0},
+        {**PHASES, "subsolver": "multistage", "smoothness": 1.0},
+    ),
+    "noisy_subgradient": ({"lr": 0.1}, {"strong_convexity": 0.5, "passes": "one"}),
+    "localized_subgradient": ({"phase_rounds": (4, 3), "eta": 0.1},),
+    "convolution_mb_sgd": ({"smoothing_radius": 0.3},),
+    "localized_convolution": ({**PHASES, "smoothing_radius": 0.3},),
+    "localized_nesterov": ({**PHASES, "envelope": 2.0},),
 }
+NON_SMOOTH = ("convolution_mb_sgd", "localized_convolution", "localized_nesterov")
+"""Algorithms that smooth the hinge loss of a single score, not softmax regression's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,14 +123,13 @@ def cases() -> list[Case]:
 
 
 @functools.cache
-def model(num_features: int) -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(num_features, CLASSES, bias=False)).double()
+def model(num_features: int, num_outputs: int = CLASSES) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(num_features, num_outputs, bias=False)).double()
 
 
 @functools.cache
-def engine(name: str, num_features: int) -> Engine:
-    module, loss = model(num_features), losses.cross_entropy
-    made: Engine = registry.load("engines", name)(module, loss, 2**22)
+def engine(name: str, num_features: int, num_outputs: int = CLASSES, loss: Loss = losses.cross_entropy) -> Engine:
+    made: Engine = registry.load("engines", name)(model(num_features, num_outputs), loss, 2**22)
     return made
 
 

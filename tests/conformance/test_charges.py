@@ -1,7 +1,7 @@
 """Every registered algorithm: a charge for each release that left, saying what it was, before anything is handed on."""
 
 import dataclasses
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import Any
 
 import numpy as np
@@ -9,19 +9,20 @@ import pytest
 import torch
 
 from dpfl_plugin import registry
-from dpfl_plugin.algorithms.base import Setting
+from dpfl_plugin.algorithms.base import RoundPlan, Setting
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import ConfigError, UnsupportedError
 from dpfl_plugin.gradients import losses
 from dpfl_plugin.gradients.base import Records
 from dpfl_plugin.oracle import Draw, PrivateOracle
-from dpfl_plugin.privacy.events import Unit
+from dpfl_plugin.privacy.events import Charge, Unit
 from dpfl_plugin.privacy.mechanisms import Gaussian
+from dpfl_plugin.privacy.samplers import FixedSize
 from dpfl_plugin.training.host import SiloHost
 from dpfl_plugin.training.planning import Planner
-from tests.conformance.cases import ALGORITHMS, CLASSES, RUNTIMES, Case, engine, model
+from tests.conformance.cases import ALGORITHMS, CLASSES, NON_SMOOTH, RUNTIMES, C, Case, engine, model
 
-SIZES, F, ROUNDS = (22, 9, 40, 13), 4, 7
+SIZES, F, ROUNDS = (30, 29, 40, 33), 4, 7  # a seventh of each silo, and a quarter, gives a batch a record
 CASES = [(name, options) for name in sorted(ALGORITHMS) for options in ALGORITHMS[name]]
 EVERY = pytest.mark.parametrize(("name", "options"), CASES, ids=lambda x: x if isinstance(x, str) else "-".join(x))
 
@@ -42,27 +43,42 @@ class Log:
         self.events.append(("left", (round, tuple(ids))))
 
 
+@dataclasses.dataclass
+class Seen:
+    """What a round did: its plan; how often each silo made noise; and {silo: [(b, of how many records)]} drawn."""
+
+    plan: RoundPlan
+    noised: Counter[int] = dataclasses.field(default_factory=Counter)
+    drawn: defaultdict[int, list[tuple[int, int]]] = dataclasses.field(default_factory=lambda: defaultdict(list))
+
+
 def rounds(
     monkeypatch: pytest.MonkeyPatch, name: str, options: dict[str, Any], runtime: str, unit: Unit = "record"
-) -> tuple[Log, list[Counter[int]], Case]:
-    """The log of some rounds in which two of four silos take part, or all if the algorithm wants that; and how often
-    each made noise, round by round."""
+) -> tuple[Log, list[Seen]]:
+    """The log of some rounds in which two of four silos take part, or all if the algorithm wants that; and what each
+    did."""
     case = Case(mechanism="gaussian", engine="vmap", runtime=runtime, sampler="fixed", unit=unit,
                 neighbouring="replace_one")  # fmt: skip
     algorithm = registry.load("algorithms", name)(**options)
+    outputs, loss = (1, losses.hinge) if name in NON_SMOOTH else (CLASSES, losses.cross_entropy)
     generator = torch.Generator().manual_seed(0)
     silos = {
-        i: Records(torch.randn(n, F, generator=generator, dtype=torch.float64), torch.arange(n) % CLASSES)
+        i: Records(torch.randn(n, F, generator=generator, dtype=torch.float64), torch.arange(n) % max(2, outputs))
         for i, n in enumerate(SIZES)
     }
-    x = torch.zeros(F * CLASSES, dtype=torch.float64)
+    x = torch.zeros(F * outputs, dtype=torch.float64)
     setting, server = begun(algorithm, x)
-    log, noised = Log(), []
-    made_noise, current = Gaussian.__call__, [-1]
+    log, seen = Log(), list[Seen]()
+    made_noise, made_batch, current = Gaussian.__call__, FixedSize.draw, [-1]
 
     def noise(self: Gaussian, *given: Any) -> None:
-        noised[-1][current[0]] += 1
+        seen[-1].noised[current[0]] += 1
         made_noise(self, *given)
+
+    def batch(self: FixedSize, num_records: int, rng: np.random.Generator) -> Any:
+        index = made_batch(self, num_records, rng)
+        seen[-1].drawn[current[0]].append((len(index), num_records))
+        return index
 
     seek = Draw.key
 
@@ -71,13 +87,14 @@ def rounds(
         return seek(self, purpose, silo, step)
 
     monkeypatch.setattr(Gaussian, "__call__", noise)
+    monkeypatch.setattr(FixedSize, "draw", batch)
     monkeypatch.setattr(Draw, "key", key)
     host = SiloHost(
-        model=model(F),
-        loss=losses.cross_entropy,
+        model=model(F, outputs),
+        loss=loss,
         algorithm=algorithm,
         rules=case.rules(3.0),
-        engine=engine(case.engine, F),
+        engine=engine(case.engine, F, outputs, loss),
         train=silos,
         test={},
         states=algorithm.init_silos(x, 4),
@@ -86,17 +103,26 @@ def rounds(
     planner = Planner(algorithm, setting, (0.25,) * 4, seed=0)
     for t in range(ROUNDS):
         plan = planner.plan(server, t)
-        noised.append(Counter())
+        assert plan is not None
+        seen.append(Seen(plan))
         mean_up = made.run_round(algorithm.download(server), plan, Draw(0, t))
         log.events.append(("returned", t))
         server = algorithm.aggregate(server, mean_up, plan)
         made.commit()
-    return log, noised, case
+    return log, seen
 
 
 def begun(algorithm: Any, x: torch.Tensor) -> tuple[Setting, Vectors]:
     """The setting of two of four silos, or of all; with the server's first state."""
-    two = Setting(num_silos=4, num_participants=2, silo_rate=0.5, record_rate=0.25)
+    two = Setting(
+        num_silos=4,
+        num_participants=2,
+        silo_rate=0.5,
+        record_rate=0.25,
+        num_records=min(SIZES),
+        rounds=ROUNDS,
+        clip_norm=C,
+    )
     try:
         return two, algorithm.init_server(x, two)
     except ConfigError:  # it wants all
@@ -109,17 +135,19 @@ def begun(algorithm: Any, x: torch.Tensor) -> tuple[Setting, Vectors]:
 def test_as_many_charges_as_releases(
     monkeypatch: pytest.MonkeyPatch, name: str, options: dict[str, Any], runtime: str
 ) -> None:
-    log, noised, _ = rounds(monkeypatch, name, options, runtime)
+    log, seen = rounds(monkeypatch, name, options, runtime)
     charges = [charge for kind, what in log.events if kind == "charged" for charge in what]
-    for t in range(ROUNDS):
-        assert {c.silo: c.count for c in charges if c.round == t} == dict(noised[t])
-        assert len(noised[t]) == (4 if name == "scaffnew" else 2) and min(noised[t].values()) >= 1
+    for t, made in enumerate(seen):
+        assert {c.silo: c.count for c in charges if c.round == t} == dict(made.noised)
+        assert len(made.noised) == (4 if name == "scaffnew" else 2) and min(made.noised.values()) >= 1
     for charge in charges:
-        n = SIZES[charge.silo]
-        release = charge.release
-        assert release.rate == (n // 4) / n
+        made, release = seen[charge.round], charge.release
+        first, last = (round(edge * SIZES[charge.silo]) for edge in made.plan.share)
+        n = last - first
+        assert made.drawn[charge.silo] == [(n // 4, n)] * charge.count
+        assert (release.rate, charge.share) == ((n // 4) / n, made.plan.share)
         assert (release.noise_multiplier, release.sampler, release.neighbouring) == (3.0, "fixed", "replace_one")
-        assert (release.unit, charge.share) == ("record", (0.0, 1.0))
+        assert release.unit == "record"
 
 
 @EVERY
@@ -127,7 +155,7 @@ def test_as_many_charges_as_releases(
 def test_charges_are_safe_before_anything_is_handed_on(
     monkeypatch: pytest.MonkeyPatch, name: str, options: dict[str, Any], runtime: str
 ) -> None:
-    log, noised, _ = rounds(monkeypatch, name, options, runtime)
+    log, seen = rounds(monkeypatch, name, options, runtime)
     pending, charged = 0, Counter[tuple[int, int]]()
     for kind, what in log.events:
         if kind == "charged":
@@ -141,7 +169,7 @@ def test_charges_are_safe_before_anything_is_handed_on(
             assert all(charged[round, silo] == 1 for silo in ids)
         else:
             assert pending == 0
-            assert {silo for round, silo in charged if round == what} == set(noised[what])
+            assert {silo for round, silo in charged if round == what} == set(seen[what].noised)
     assert len(charged) == (4 if name == "scaffnew" else 2) * ROUNDS
 
 
@@ -151,15 +179,15 @@ def test_at_silo_level_one_release_a_round_or_a_refusal(
 ) -> None:
     runtime = next(iter(RUNTIMES))
     try:
-        log, noised, _ = rounds(monkeypatch, name, options, runtime, "silo")
+        log, seen = rounds(monkeypatch, name, options, runtime, "silo")
     except UnsupportedError:
         assert name in ("scaffold", "scaffold_warm")  # they send a control variate, too
         return
-    assert name in ("fedavg", "fedavg_sync", "fedprox", "fedsgd", "scaffnew")
+    assert name not in ("scaffold", "scaffold_warm")
     charges = [charge for kind, what in log.events if kind == "charged" for charge in what]
     assert {(c.count, c.release.unit, c.release.rate) for c in charges} == {(1, "silo", 1.0)}
     assert len(charges) == (4 if name == "scaffnew" else 2) * ROUNDS
-    assert all(set(made.values()) == {1} for made in noised)
+    assert all(set(made.noised.values()) == {1} for made in seen)
 
 
 def test_the_warm_up_is_among_them() -> None:
@@ -167,6 +195,32 @@ def test_the_warm_up_is_among_them() -> None:
     setting = Setting(num_silos=4, num_participants=2, silo_rate=0.5, record_rate=0.25)
     server = algorithm.init_server(torch.zeros(12), setting)
     assert algorithm.round_plan(server, 0, setting, np.random.default_rng(0)).phase == "warm-up"
+
+
+def test_shares_of_one_size_and_of_another_and_smoothing_are_among_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = next(iter(RUNTIMES))
+    _, phases = rounds(monkeypatch, "localized_nesterov", ALGORITHMS["localized_nesterov"][0], runtime)
+    assert [made.plan.share for made in phases] == [(0.0, 0.5)] * 4 + [(0.5, 0.75)] * 3
+    assert {made.plan.smoothing for made in phases} == {("moreau", 2.0)}
+    _, one_pass = rounds(monkeypatch, "mb_sgd", ALGORITHMS["mb_sgd"][1], runtime)
+    assert len({made.plan.share for made in one_pass}) == ROUNDS
+
+
+@pytest.mark.parametrize("wrong", [{"share": (0.0, 1.0)}, {"rate": 0.2}], ids=["whole", "rate"])
+def test_a_share_that_is_charged_as_another_would_be_noticed(
+    monkeypatch: pytest.MonkeyPatch, wrong: dict[str, Any]
+) -> None:
+    real = PrivateOracle.charges
+
+    def charges(self: PrivateOracle) -> list[Charge]:
+        if "rate" in wrong:
+            return [dataclasses.replace(c, release=dataclasses.replace(c.release, **wrong)) for c in real(self)]
+        return [dataclasses.replace(c, **wrong) for c in real(self)]
+
+    monkeypatch.setattr(PrivateOracle, "charges", charges)
+    options = ALGORITHMS["localized_mb_sgd"][0]
+    with pytest.raises(AssertionError):
+        test_as_many_charges_as_releases(monkeypatch, "localized_mb_sgd", options, next(iter(RUNTIMES)))
 
 
 def test_a_release_that_is_not_charged_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

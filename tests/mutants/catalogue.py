@@ -647,6 +647,47 @@ SAMPLING = (
         (ORACLE + "::test_disjoint_shares_read_disjoint_records",),
     ),
     Mutant(
+        "shares-of-every-run-another",
+        "the order that shares are cut from depends on the seed: shares of two runs of a ledger overlap",
+        "oracle.py",
+        "part_of(records, share, silo) for",
+        "part_of(records, share, silo + 1000 * draw.seed) for",
+        (
+            "tests/algorithms/test_localized.py::test_runs_of_every_seed_cut_the_same_shares",
+            ORACLE + "::test_a_share_is_the_same_records_for_every_seed_round_attempt_and_run",
+        ),
+    ),
+    Mutant(
+        "shares-of-every-round-another",
+        "the order that shares are cut from is another in every round: shares of two phases overlap",
+        "oracle.py",
+        "part_of(records, share, silo) for",
+        "part_of(records, share, silo + 1000 * draw.round) for",
+        (
+            "tests/algorithms/test_localized.py::test_phases_read_disjoint_records_and_half_as_many_each",
+            ORACLE + "::test_a_share_is_the_same_records_for_every_seed_round_attempt_and_run",
+        ),
+    ),
+    Mutant(
+        "share-not-cut",
+        "a round reads all records of a silo, and is charged for a share of them",
+        "oracle.py",
+        "part_of(records, share, silo) for",
+        "records for",
+        (
+            "tests/algorithms/test_localized.py::test_phases_read_disjoint_records_and_half_as_many_each",
+            CHARGES + "::test_as_many_charges_as_releases",
+        ),
+    ),
+    Mutant(
+        "points-from-the-noise",
+        "the points at which a smoothed loss is taken are drawn from the stream of the noise",
+        "oracle.py",
+        'self._engine.rng = stream.seek(draw.key("algorithm", silo, step))',
+        'self._engine.rng = stream.seek(draw.key("noise", silo, step))',
+        (ORACLE + "::test_points_of_a_smoothed_loss_come_from_another_stream_than_the_noise",),
+    ),
+    Mutant(
         "share-at-the-silos-rate",
         "a share is charged at the rate of the whole silo, which is lower",
         "oracle.py",
@@ -973,14 +1014,6 @@ VIEWING = (
         '    if unit == "silo":\n        return dict.fromkeys(ordered, 0)\n',
         "",
         (VIEWS + "::test_replacing_a_silo_changes_every_share",),
-    ),
-    Mutant(
-        "shares-of-added-records",
-        "shares are composed in parallel where adding a record moves others between them",
-        "privacy/views.py",
-        'if neighbouring == "add_or_remove" and any(share != (0.0, 1.0) for share in ordered):',
-        "if False:",
-        (VIEWS + "::test_parts_of_records_under_add_or_remove_are_refused",),
     ),
     Mutant(
         "mixture-swapped",
@@ -1457,6 +1490,28 @@ AUDITING = (
     ),
 )
 
+PROJECTING = (
+    Mutant(
+        "projection-onto-twice-the-ball",
+        "points outside a ball are put at twice its radius",
+        "core/balls.py",
+        "(ball.radius / norm)",
+        "(2 * ball.radius / norm)",
+        (
+            "tests/core/test_balls.py::test_a_point_outside_goes_to_the_surface_along_the_line_to_the_center",
+            "tests/algorithms/test_mb_sgd.py::test_the_projection_keeps_the_model_in_the_ball",
+        ),
+    ),
+    Mutant(
+        "phases-twice-as-wide",
+        "a localized phase may go twice as far from its center as its theorem says",
+        "algorithms/isrl.py",
+        'Ball(server["center"], stage.radius)',
+        'Ball(server["center"], 2 * stage.radius)',
+        ("tests/algorithms/test_localized.py::test_a_phase_stays_within_its_ball",),
+    ),
+)
+
 MUTANTS: tuple[Mutant, ...] = (
     *MECHANISMS,
     *STREAM_KEYS,
@@ -1472,4 +1527,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *CAPPING,
     *SHARING,
     *AUDITING,
+    *PROJECTING,
 )
