@@ -847,7 +847,7 @@ CHARGING = (
         "algorithms/scaffold.py",
         "correction = c - c_i",
         "correction = c_i - c",
-        (SCAFFOLD + "::test_three_quadratics_scaffold_reaches_the_optimum_where_fedavg_does_not",),
+        (SCAFFOLD + "::test_the_correction_has_the_papers_sign",),
     ),
 )
 
@@ -930,7 +930,7 @@ LEDGERS = (
         "privacy/ledger.py",
         "            self._file.flush()\n            os.fsync(self._file.fileno())\n",
         "            os.fsync(self._file.fileno())\n",
-        (LEDGER + "::test_killed_anywhere_nothing_that_left_is_missing",),
+        (LEDGER + "::test_after_a_sync_all_of_it_is_in_the_file",),
     ),
     Mutant(
         "checksum-unchecked",

@@ -248,6 +248,17 @@ def test_a_senseless_charge_is_refused_before_anything_is_written(tmp_path: Path
     assert list(Ledger.open(path, append=False)) == [charge()]
 
 
+def test_after_a_sync_all_of_it_is_in_the_file(tmp_path: Path) -> None:
+    """While the ledger is open: nothing waits in this process, which may be killed."""
+    path = tmp_path / "ledger.jsonl"
+    with Ledger(path) as ledger:
+        for t in range(3):
+            ledger.append([charge(t)])
+            ledger.sync()
+            assert path.read_bytes().count(b"\n") == t + 2  # facts, and a line for each charge
+            assert set(Ledger.open(path, append=False)) == {charge(round) for round in range(t + 1)}
+
+
 def test_after_a_failed_sync_nothing_more_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = Ledger(tmp_path / "ledger.jsonl")
     ledger.append([charge()])
