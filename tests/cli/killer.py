@@ -1,11 +1,12 @@
 """Runs `dpfl` in processes of their own that get signals at exact places; torch is imported once, for all of them.
 
 Reads a JSON list of jobs from stdin: {"argv": [...], "signals": [[place, name], ...]}. A place is the number of a file
-operation below the folder that follows --out (opening, renaming, deleting, fsync), counted from 1. A job may also have
-"after": seconds until SIGKILL; "machine": the name of the machine that the checkpoint is said to be of; and "watch":
-true to be told what left the silos. Writes to stdout a JSON list of {"status": exit code or minus the signal,
-"out": ..., "err": ...}; what was watched has, too, "left": [[round, silo, noise_id, digest of the upload], ...] and
-"ledgers": {path: content}.
+operation below the folder that follows --out (opening, renaming, deleting, fsync), counted from 1. Writes to stdout a
+JSON list of {"status": exit code or minus the signal, "out": ..., "err": ...}.
+
+A job may also have "watch": true, to be told what left the silos: "left": [[round, silo, noise_id, digest of the
+upload], ...] and "ledgers": {path: content}; "after": [uploads, seconds], for SIGKILL so many seconds after so many
+uploads left, whatever the process is at; and "machine": the name of the machine that the checkpoint is said to be of.
 """
 
 from __future__ import annotations
@@ -90,6 +91,13 @@ def child(job: dict[str, Any], out: int, err: int, left: int) -> None:
     main()
 
 
+def wait_for(pid: int, file: int, uploads: int) -> None:
+    """Return once so many lines are in the file, or the process ended."""
+    ended = os.WEXITED | os.WNOWAIT | os.WNOHANG
+    while os.pread(file, 2**20, 0).count(b"\n") < uploads and os.waitid(os.P_PID, pid, ended) is None:
+        time.sleep(0.0005)
+
+
 def ran(job: dict[str, Any]) -> dict[str, Any]:
     folder = Path(job["argv"][job["argv"].index("--out") + 1])
     if "machine" in job:
@@ -108,7 +116,8 @@ def ran(job: dict[str, Any]) -> dict[str, Any]:
                 sys.stderr.flush()
                 os._exit(code)
         if "after" in job:
-            time.sleep(job["after"])
+            wait_for(pid, left.fileno(), job["after"][0])
+            time.sleep(job["after"][1])
             os.kill(pid, signal.SIGKILL)  # not waited for yet, so that the id is still its own
         _, status = os.waitpid(pid, 0)
         texts = {}

@@ -19,7 +19,7 @@ from dpfl_plugin.privacy.ledger import Ledger
 from tests.cli.command import write
 
 ROOT = Path(__file__).parents[2]
-CHAINS, KILLS = 20, 5  # a chain is a run that is killed and resumed, and at last left alone
+CHAINS, KILLS = 24, 5  # a chain is a run that is killed and resumed, and at last left alone
 KINDS: dict[str, dict[str, Any]] = {
     "record": {
         "rounds": None,
@@ -61,14 +61,14 @@ class Chain:
         return ["run", str(self.config), "--json", "--out", str(self.out), "--resume", *ledger]
 
     def jobs(self, rng: random.Random) -> list[dict[str, Any]]:
-        """Half of the kills at a file operation, half at a time, of a run that takes about as long."""
+        """Half of the kills at a file operation, half at some time after an upload; few come after the end."""
         jobs = []
         for attempt in range(KILLS):
             job: dict[str, Any] = {"argv": self.argv, "signals": [], "watch": True}
             if rng.random() < 0.5:
-                job["signals"] = [[rng.randint(1, 90), "SIGKILL"]]
+                job["signals"] = [[rng.randint(1, 80), "SIGKILL"]]
             else:
-                job["after"] = rng.uniform(0.02, 0.3)
+                job["after"] = [rng.randint(0, 12), rng.uniform(0, 0.01)]
             if self.fresh:
                 job["machine"] = f"machine {attempt}"
             jobs.append(job)
@@ -137,7 +137,7 @@ pytestmark = pytest.mark.slow
 def test_there_were_a_hundred_kills(killed: list[Chain], seed: int) -> None:
     statuses = [done["status"] for chain in killed if chain.number >= 0 for done in chain.done[:-1]]
     assert len(statuses) == CHAINS * KILLS and set(statuses) <= {0, -signal.SIGKILL}, (seed, statuses)
-    assert statuses.count(-signal.SIGKILL) > 60, "most came while the run was going on"
+    assert statuses.count(-signal.SIGKILL) >= 100, (seed, "too many came after the end")
     errors = [done["err"] for chain in killed for done in chain.done[-1:] if done["status"] != 0]
     assert not errors, (seed, errors)
     cut_short = [chain for chain in killed if chain.number >= 0 and any(done["left"] for done in chain.done[:-1])]
