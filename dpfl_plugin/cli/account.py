@@ -15,6 +15,7 @@ from rich.table import Table
 from dpfl_plugin import registry
 from dpfl_plugin.algorithms.base import Setting
 from dpfl_plugin.cli.ledger_report import is_ledger, ledger_rows, tell_notes
+from dpfl_plugin.cli.rounding import digits, places
 from dpfl_plugin.config.load import load
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.errors import ConfigError, DataError, UnsupportedError, require
@@ -40,7 +41,8 @@ WIDTH: Final = 100  # where there is no terminal to fit into
 RECIPE: Final = "published recipe, NOT A GUARANTEE"
 RECIPE_IN_SHORT: Final = (
     "Noble et al. 2022, third party. Not sound: it credits the other silos' noise, which is not proven for K > 1, "
-    "amplifies by the sampling of silos as if of records, and takes control variates for free. See --json."
+    "amplifies by the sampling of silos as if of records, and takes control variates for free. That it may be "
+    "the larger number all the same is due to Lemma B.7, which is loose. See --json."
 )
 
 SEES: Final = {
@@ -81,7 +83,7 @@ def account_mechanism(
         print("epsilon: none (without noise nothing is guaranteed)")
     else:
         relation = release.neighbouring.replace("_", "-")
-        print(f"epsilon {epsilon:.6g} at delta {delta:g} ({relation} neighbours, accountant {chosen.name})")
+        print(f"epsilon {digits(epsilon, 6)} at delta {delta:g} ({relation} neighbours, accountant {chosen.name})")
 
 
 def mechanism_release(mechanism: str, q: float | None, sigma: float) -> SampledGaussian:
@@ -187,7 +189,7 @@ def _bases(rows: Mapping[str, list[Row]]) -> dict[str, str]:
 
 def _recipes(rows: Mapping[str, list[Row]]) -> dict[str, str]:
     values = {label: row["epsilon"] for label, views in rows.items() for row in views if row["view"] == RECIPE}
-    lines = {label: f"{epsilon:.4f}" for label, epsilon in values.items()}
+    lines = {label: places(epsilon, 4) for label, epsilon in values.items()}
     return {**lines, "why": RECIPE_IN_SHORT} if lines else {}
 
 
@@ -196,7 +198,7 @@ def _sentences(*texts: str) -> str:
 
 
 def _number(row: Row) -> str:
-    return "none" if row["epsilon"] is None else f"{row['epsilon']:.4f}"
+    return "none" if row["epsilon"] is None else places(row["epsilon"], 4)
 
 
 # What is computed

@@ -24,12 +24,12 @@ _LEAST = 1e-3
 def membership(path: Path, measured: Mapping[str, Membership], title: str, delta: float) -> None:
     """ROC curves of the measured attacks below the bound on all attacks, on linear and on logarithmic axes."""
     figure, (linear, logarithmic) = _pyplot().subplots(1, 2, figsize=(9.6, 4.9), layout="constrained")
-    least = _LEAST
+    least = _LEAST  # left of some three non-members, all is chance
     for name, one in measured.items():
         colour, style = STYLES[name]
         members, others = roc.pooled(one.runs)
         false, true = roc.curve(members, others)
-        least = min(least, 0.5 / len(others))
+        least = max(least, 3 / len(others))
         label = f"attack {name}: AUC {one.auc.value:.2f} ({one.auc.low:.2f} to {one.auc.high:.2f})"
         for axis in (linear, logarithmic):
             axis.plot(false, true, style, color=colour, linewidth=1.8, label=label, drawstyle="steps-post")
@@ -39,7 +39,8 @@ def membership(path: Path, measured: Mapping[str, Membership], title: str, delta
     for axis in (linear, logarithmic):
         if private is not None:
             limit = private.bound.tpr(grid)
-            label = f"no attack exceeds this at ε = {private.epsilon:.2f}, δ = {delta:g}: AUC {private.bound.auc():.2f}"
+            guarantee = f"ε = {private.epsilon:.2f}, δ = {delta:g}"
+            label = f"on average no attack exceeds this at {guarantee}: AUC {private.bound.auc():.2f}"
             axis.plot(grid, limit, "--", color=BOUND, linewidth=1.4, label=label)
             axis.fill_between(grid, limit, 1, color=BOUND, alpha=0.06, linewidth=0)
         axis.plot(grid, grid, ":", color=CHANCE, linewidth=1.4, label="guessing: AUC 0.50")
@@ -48,10 +49,11 @@ def membership(path: Path, measured: Mapping[str, Membership], title: str, delta
         axis.spines[["top", "right"]].set_visible(False)
     linear.set(xlim=(0, 1), ylim=(0, 1.005), ylabel="true positive rate: members found", aspect="equal")
     logarithmic.set(xscale="log", yscale="log", xlim=(least, 1), ylim=(least, 1.1))
-    logarithmic.axvline(FPR, color=CHANCE, linewidth=0.8)
-    logarithmic.annotate(
-        f"{FPR:.0%}", (FPR, least), xytext=(3, 3), textcoords="offset points", fontsize=8, color="#555555"
-    )
+    if least < FPR:
+        logarithmic.axvline(FPR, color=CHANCE, linewidth=0.8)
+        logarithmic.annotate(
+            f"{FPR:.0%}", (FPR, least), xytext=(3, 3), textcoords="offset points", fontsize=8, color="#555555"
+        )
     linear.set_title("linear axes", fontsize=10)
     logarithmic.set_title("logarithmic axes: few false positives", fontsize=10)
     figure.suptitle(f"Was this record trained on? The server's guess from the uploads\n{title}", fontsize=11)

@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from dpfl_plugin.cli.rounding import places
 from dpfl_plugin.training import experiment
 
 SECONDS_BETWEEN_LINES = 10.0
@@ -105,7 +106,7 @@ def numbers(line: dict[str, Any]) -> str:
     loss, accuracy = line["train_loss"], line["test_accuracy"]
     text = f"loss {loss:.4f}  accuracy {accuracy:.4f}"
     epsilon = line["epsilon"]["server"]
-    return text + (f"  epsilon {epsilon:.3f}" if epsilon is not None else "")
+    return text + (f"  epsilon {places(epsilon, 3)}" if epsilon is not None else "")
 
 
 def duration(seconds: float) -> str:

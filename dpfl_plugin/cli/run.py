@@ -18,6 +18,7 @@ from rich.table import Table
 
 from dpfl_plugin.cli.plot import curves
 from dpfl_plugin.cli.progress import BarReporter, PlainReporter
+from dpfl_plugin.cli.rounding import places
 from dpfl_plugin.config.load import Plan, Variant, load
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.errors import ConfigError, DataError
@@ -173,7 +174,7 @@ def _meaning(results: dict[str, Result]) -> list[str]:
 
 
 def _epsilon(view: dict[str, Any]) -> str:
-    return "none" if view["epsilon"] is None else f"{view['epsilon']:.3f}"
+    return "none" if view["epsilon"] is None else places(view["epsilon"], 3)
 
 
 def _neighbours(relation: str) -> str:

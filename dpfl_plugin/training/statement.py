@@ -151,8 +151,9 @@ def _formula(rules: PrivacyRules) -> str:
     factor, divisor = {"fixed": ("2 ", "b"), "poisson": ("", "(s n)"), "full": ("2 ", "n")}[rules.sampler.name]
     if rules.clipping.adapts:
         return (
-            f"(sum over the batch of clip(gradient, C_i) + {factor}C_i sigma_g N(0, I)) / {divisor}, with a noised "
-            "count of the gradients within C_i: together one Gaussian release with sigma"
+            f"(sum over the batch of clip(gradient, C_i) + {factor}C_i sigma' N(0, I)) / {divisor}, with a noised "
+            "count of the gradients within C_i; sigma' exceeds sigma by so much that both together are one Gaussian "
+            "release with sigma"
         )
     return f"(sum over the batch of clip(gradient, C) + {factor}C sigma N(0, I)) / {divisor}"
 
@@ -264,7 +265,8 @@ def _how(said: dict[str, Any]) -> str:
     sizes = [f"{key} {_number(mechanism[key])}" for key in ("record_rate", "batch_size") if mechanism[key] is not None]
     clipped = "each record's gradient" if said["protects"]["unit"] == "record" else "each silo's whole update"
     solved = ", solved for the budget" * mechanism["noise_multiplier_solved"]
-    clip_norm = f"C = {_number(mechanism['clip_norm'])}"
+    own = mechanism["clip"].get("name") == "adaptive"
+    clip_norm = f"{'C_i at first' if own else 'C ='} {_number(mechanism['clip_norm'])}"
     lines = [
         "## How\n",
         f"Before anything left a silo, {clipped} was clipped, with {clip_norm}, and Gaussian noise was added. A "

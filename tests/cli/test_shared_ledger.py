@@ -12,6 +12,7 @@ from unittest import mock
 
 import pytest
 
+from dpfl_plugin.cli.rounding import places
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.runtimes.in_process import InProcess
@@ -414,7 +415,7 @@ def test_people_are_told_the_total(tmp_path: Path) -> None:
     run(config, "--ledger", ledger, "--set", "algorithm.local_lr=0.1")
     done = dpfl("run", config, "--out", tmp_path / "runs", "--ledger", ledger)
     total = totals(run(config))[1]
-    assert f"epsilon {total:.3f} (server)" in done.out
+    assert f"epsilon {places(total, 3)} (server)" in done.out
     stopped = dpfl("run", config, "--out", tmp_path / "runs", "--ledger", ledger, "--set", "rounds=900",
                    "--set", "privacy.epsilon=4")  # fmt: skip
     assert stopped.code == 3 and "what the shared ledger holds" in stopped.err
