@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -128,12 +129,14 @@ def plan_file(
     sys.path.append(str(path.parent.resolve()))  # users' own modules may lie beside their configuration
     answers: dict[str, Answer] = {}
     variants = load(path, settings).variants
+    budget = {"privacy.epsilon": epsilon, "privacy.delta": delta, "privacy.budget_view": view}
+    given = [*settings, *(f"{key}={value}" for key, value in budget.items() if value is not None)]
     for variant in variants:
         label = variant.label or variant.config.name
         if variant.config.privacy.noise_multiplier == 0 and len(variants) > 1:
             answers[label] = {"solved": solve, "value": None, "why": "not private: its noise_multiplier is 0"}
         else:
-            answers[label] = _solved(prospect(_asked(variant, epsilon, delta, view), path.parent), solve)
+            answers[label] = _solved(prospect(_asked(variant, epsilon, delta, view), path.parent), solve, given)
     if as_json:
         print(to_json(answers if len(answers) > 1 else next(iter(answers.values()))))
         return
@@ -151,25 +154,29 @@ def _asked(variant: Variant, epsilon: float | None, delta: float | None, view: s
     return variant.config.model_copy(update={"privacy": privacy})
 
 
-def _solved(ahead: Prospect, solve: str) -> Answer:
+def _solved(ahead: Prospect, solve: str, given: list[str]) -> Answer:
     config = ahead.config
+    answer = functools.partial(_answer, ahead, solve, given)
     if solve != "rounds" and config.rounds is None:
         raise ConfigError(f"rounds is missing: --solve {solve} needs it. Use --set rounds=..., or --solve rounds.")
     if solve != "sigma" and not config.privacy.noise_multiplier:
         what = "is missing" if config.privacy.noise_multiplier is None else "is 0, and without noise no epsilon holds"
-        raise ConfigError(f"privacy.noise_multiplier {what}: --solve {solve} needs it above 0.")
+        raise ConfigError(
+            f"privacy.noise_multiplier {what}: --solve {solve} needs it above 0. "
+            "Add --set privacy.noise_multiplier=NUMBER."
+        )
     match solve:
         case "sigma":
-            return _answer(ahead, solve, noise := ahead.noise(), ahead.changed(noise_multiplier=noise))
+            return answer(noise := ahead.noise(), ahead.changed(noise_multiplier=noise))
         case "rounds":
-            return _answer(ahead, solve, rounds := ahead.rounds(), ahead.changed(rounds=rounds))
+            return answer(rounds := ahead.rounds(), ahead.changed(rounds=rounds))
         case "steps":
             with_steps = _with_steps(config)
             steps = ahead.local_steps(with_steps)
-            return _answer(ahead, solve, steps, replace(ahead, algorithm=with_steps(max(1, steps))))
+            return answer(steps, replace(ahead, algorithm=with_steps(max(1, steps))))
         case _:
             cap = ahead.max_participations()
-            return _answer(ahead, solve, cap, ahead.changed(max_participations=max(1, cap)))
+            return answer(cap, ahead.changed(max_participations=max(1, cap)))
 
 
 def _with_steps(config: Config) -> Callable[[int], Algorithm]:
@@ -188,8 +195,8 @@ def _with_steps(config: Config) -> Callable[[int], Algorithm]:
     return functools.cache(with_steps)
 
 
-def _answer(ahead: Prospect, solve: str, value: float, then: Prospect) -> Answer:
-    """The value with the epsilons that it gives, and the rounds that will be run with it."""
+def _answer(ahead: Prospect, solve: str, given: list[str], value: float, then: Prospect) -> Answer:
+    """The value with the epsilons that it gives, the rounds that will be run with it, and the settings to run them."""
     privacy = ahead.config.privacy
     asked = {"epsilon": privacy.epsilon, "delta": privacy.delta, "view": privacy.budget_view}
     answer: Answer = {"solved": solve, "value": value or None, "asked": asked, "accountant": ahead.accountant.name}
@@ -200,7 +207,7 @@ def _answer(ahead: Prospect, solve: str, value: float, then: Prospect) -> Answer
     server, third_party = (account.epsilon_ahead(view) for view in ("server", "third_party"))
     return {
         **answer,
-        "set": f"{KEYS[solve]}={value:g}" if solve == "sigma" else f"{KEYS[solve]}={value}",
+        "set": [*given, f"{KEYS[solve]}={value:g}" if solve == "sigma" else f"{KEYS[solve]}={value}"],
         "at_limit": solve in ("rounds", "steps") and value == MOST_PLANNED,
         "rounds": len(costs),
         "epsilon": {"server": server, "third_party": third_party},
@@ -222,10 +229,11 @@ def _show(answers: dict[str, Answer], solve: str, path: Path) -> None:
         epsilons = [f"{answer['epsilon'][view]:.4f}" for view in ("server", "third_party")]
         more = " or more" if answer["at_limit"] else ""
         table.add_row(label, value + more, str(answer["rounds"]), *epsilons, f"{answer['asked']['delta']:g}")
-        lines.append(f"{label}: dpfl run {path} --set {answer['set']}")
+        words = (word for setting in answer["set"] for word in ("--set", setting))
+        lines.append(f"{label}: {shlex.join(['dpfl', 'run', str(path), *words])}")
     console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
     console.print(table)
-    asked = next((answer for answer in answers.values() if "asked" in answer), None)
+    asked = next((answer for answer in answers.values() if answer["value"] is not None), None)
     if asked is not None:
         view = asked["asked"]["view"].replace("_", " ")
         console.print(

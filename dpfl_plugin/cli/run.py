@@ -23,6 +23,7 @@ from dpfl_plugin.config.load import Plan, Variant, load
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.errors import ConfigError, DataError
 from dpfl_plugin.runtimes.in_process import InProcess
+from dpfl_plugin.training.accounting import TOO_FEW_LEFT
 from dpfl_plugin.training.build import Parts
 from dpfl_plugin.training.folder import RunFolder, to_json
 from dpfl_plugin.training.runtime import ChargeSink, Runtime
@@ -113,7 +114,9 @@ def _ending(result: Result, resume: str) -> str:
         case "interrupted":
             return f"interrupted; {done} and saved. Go on with: {resume}"
         case "budget_exhausted":
-            return f"stopped by the budget after {result['rounds']} rounds: {result['reason']}."
+            capped = result["reason"].startswith(TOO_FEW_LEFT)
+            by = "max_participations" if capped else "the budget"
+            return f"stopped by {by} after {result['rounds']} rounds: {result['reason']}."
         case _:
             return f"failed: {result['reason']}. The last good state is in {result['folder']}/checkpoint."
 

@@ -148,7 +148,12 @@ def make(name: str, record_rate: float | None, batch_size: int | None) -> Sample
     useful = {"fixed": set(given), "poisson": {"record_rate"}, "full": set()}[name]
     for key, value in given.items():
         require(value is None or key in useful, f"privacy.{key}", value, f"be left out with sampler: {name}")
-    if name == "fixed" and (record_rate is None) == (batch_size is None):
+    if record_rate is not None and batch_size is not None:
+        raise ConfigError(
+            f"privacy.record_rate={record_rate} and privacy.batch_size={batch_size}: give record_rate or batch_size, "
+            "not both. A key set to null counts as left out."
+        )
+    if name == "fixed" and record_rate is None and batch_size is None:
         raise ConfigError("privacy: sampler: fixed needs one of record_rate (a share) and batch_size (a count).")
     return makers[name]()
 

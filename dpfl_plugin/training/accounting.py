@@ -35,6 +35,7 @@ from dpfl_plugin.training.planning import draw_participants
 
 MOST_ROUNDS = 10**6  # where only a budget ends a run
 NO_PRIOR = Prior()
+TOO_FEW_LEFT = "too few silos may take part in another round"  # how a reason begins that is the cap, not the budget
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +137,7 @@ class PrivacyAccount:
     def why_nobody_is_left(self) -> str:
         left = len(self.eligible() or ())
         return (
-            f"too few silos may take part in another round: {left} of {self._setting.num_silos} took part in fewer "
+            f"{TOO_FEW_LEFT}: {left} of {self._setting.num_silos} took part in fewer "
             f"than max_participations={self._cap}"
         )
 

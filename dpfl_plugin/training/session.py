@@ -255,7 +255,9 @@ def _run(job: _Job, make_runtime: MakeRuntime, reporter: Reporter, stop: Callabl
 def _solved_for(config: Config) -> str:
     privacy = config.privacy
     view = privacy.budget_view.replace("_", " ")
-    return f"for {config.rounds} rounds within epsilon {privacy.epsilon:g} at delta {privacy.delta:g} ({view} view)"
+    cap, rounds = config.max_participations, config.rounds
+    most = f"at most {cap} rounds of a silo" if cap and rounds and cap < rounds else f"{rounds} rounds"
+    return f"for {most} within epsilon {privacy.epsilon:g} at delta {privacy.delta:g} ({view} view)"
 
 
 def _found(folder: RunFolder, parts: Parts) -> Checkpoint | None:

@@ -94,7 +94,7 @@ SETTINGS = {
     "privacy={noise_multiplier: null, epsilon: 1, clip_norm: .inf}": ["privacy.clip_norm=inf", "finite clip_norm"],
     "max_participations=0": ["max_participations=0"],
     "max_participations=1.5": ["max_participations=1.5"],
-    "privacy.batch_size=5": ["record_rate", "batch_size", "one of"],
+    "privacy.batch_size=5": ["give record_rate or batch_size, not both"],
     "privacy={batch_size: 25, record_rate: null}": ["silo 0", "privacy.batch_size=25", "24"],
     "privacy={noise_multiplier: 0, epsilon: 1}": ["privacy.epsilon", "privacy.noise_multiplier: 0"],
     "privacy={sampler: poisson, record_rate: null, batch_size: 3}": ["privacy", "poisson"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -111,7 +112,9 @@ def test_what_is_solved_for_fits_and_more_does_not(tmp_path: Path, solve: str, v
     path = write(tmp_path, {"silo_rate": 0.5})
     answer = plan(path, "--epsilon", 3.0, "--delta", 1e-4, "--solve", solve, "--view", view)
     assert answer["asked"] == {"epsilon": 3.0, "delta": 1e-4, "view": view}
-    key, _, value = answer["set"].partition("=")
+    *repeated, last = answer["set"]
+    assert repeated == ["privacy.epsilon=3.0", "privacy.delta=0.0001", f"privacy.budget_view={view}"]
+    key, _, value = last.partition("=")
     more = {"sigma": 0.999 * answer["value"], "rounds": answer["value"] + 1, "steps": answer["value"] + 1}
     name = {"server": "server, worst case", "third_party": "third party"}[view]
     found = []
@@ -146,6 +149,41 @@ def test_unequal_silos_count_as_the_worst(tmp_path: Path) -> None:
     silos = json.loads((Path(result["folder"]) / "ledger.json").read_text())["silos"]
     assert max(silos, key=lambda silo: silo["epsilon"])["num_records"] == min(silo["num_records"] for silo in silos)
     assert 2.0 * (1 - 1e-3) < max(silo["epsilon"] for silo in silos) <= 2.0
+
+
+@pytest.mark.parametrize(
+    ("solve", "words"),
+    [
+        ("rounds", ["--set", "privacy.noise_multiplier=5", "--set", "rounds=3", "--epsilon", "1.5", "--delta", "1e-4"]),
+        ("sigma", ["--set", "algorithm={name: fedavg, local_steps: 3}", "--epsilon", "1.5", "--view", "third_party"]),
+        ("cap", ["--set", "privacy.noise_multiplier=12", "--set", "silo_rate=1", "--set", "privacy.epsilon=0.5"]),
+    ],
+)
+def test_the_printed_command_runs_what_was_planned(tmp_path: Path, solve: str, words: list[str]) -> None:
+    folder = tmp_path / "my runs"
+    folder.mkdir()
+    path = write(folder, {**ALONE, "silo_rate": 0.5})
+    answer = plan(path, "--solve", solve, *words)
+    (line,) = [line for line in dpfl("plan", path, "--solve", solve, *words).out.splitlines() if "dpfl run" in line]
+    command = shlex.split(line.partition(": dpfl ")[2])
+    assert command == ["run", str(path), *(word for setting in answer["set"] for word in ("--set", setting))]
+    result = dpfl(*command, "--out", folder, "--json").json
+    assert result["rounds"] == answer["rounds"]
+    assert result["epsilon"]["server"]["worst_case_epsilon"] == answer["epsilon"]["server"]
+    config = yaml.safe_load((Path(result["folder"]) / "config.yaml").read_text())
+    privacy = config["privacy"]
+    asked = {"epsilon": privacy["epsilon"], "delta": privacy["delta"], "view": privacy["budget_view"]}
+    assert asked == answer["asked"]
+    given = {"rounds": 5, "sigma": answer["value"], "cap": 12}[solve]
+    assert result["noise_multiplier"] == given and config["algorithm"].get("local_steps") == (
+        3 if solve == "sigma" else 2
+    )
+
+
+def test_what_does_not_fit_is_not_called_solved(tmp_path: Path) -> None:
+    done = dpfl("plan", write(tmp_path), "--epsilon", 0.01, "--solve", "rounds")
+    assert done.code == 0 and "not even 1 fits epsilon 0.01" in done.out
+    assert "Solved for" not in done.out and "dpfl run" not in done.out
 
 
 def test_a_table_for_people(tmp_path: Path) -> None:
@@ -204,6 +242,10 @@ def test_wrong_numbers(words: list[str], part: str) -> None:
         (["--epsilon", "1e-9"], "privacy.epsilon=1e-09 is out of reach"),
         (["--epsilon", "1", "--solve", "noise"], "--solve='noise' must be one of sigma, rounds, steps, cap"),
         (["--epsilon", "1", "--view", "clients"], "--view='clients'"),
+        (
+            ["--set", "privacy={epsilon: 1, noise_multiplier: null}", "--solve", "rounds"],
+            "privacy.noise_multiplier is missing: --solve rounds needs it above 0. Add --set privacy.noise_multiplier=",
+        ),
         (["--epsilon", "1", "--q", "0.2"], "--q belongs to --mechanism"),
         (["--epsilon", "1", "--set", "privacy.noise_multiplier=0", "--solve", "rounds"], "without noise"),
         (
@@ -264,6 +306,21 @@ def test_a_cap_that_nobody_can_reach_changes_nothing(tmp_path: Path) -> None:
 def test_all_silos_in_a_round_need_all_below_the_cap(tmp_path: Path) -> None:
     result = run(write(tmp_path, {**CAPPED, "silo_rate": 1.0}), code=3)
     assert result["rounds"] == 4 and set(participations(result["folder"]).values()) == {4}
+
+
+def test_a_run_says_that_the_cap_ended_it_and_what_its_noise_was_solved_for(tmp_path: Path) -> None:
+    path = write(tmp_path, {**ALONE, "max_participations": 5})
+    done = dpfl("run", path, "--out", tmp_path / "runs", "--json")
+    assert (done.code, done.json["status"], done.json["rounds"]) == (3, "budget_exhausted", 5)
+    assert "dpfl: stopped by max_participations after 5 rounds: too few silos" in done.err
+    said = (Path(done.json["folder"]) / "log.txt").read_text()
+    assert ", for at most 5 rounds of a silo within epsilon 2 " in said
+    dear = dpfl("run", path, "--out", tmp_path / "runs", "--set", "privacy.noise_multiplier=2", "--set", "rounds=100")
+    assert dear.code == 3 and "dpfl: stopped by max_participations after 5 rounds" in dear.err
+    dear = dpfl("run", path, "--out", tmp_path / "runs", "--set", "privacy.noise_multiplier=1", "--set", "rounds=100")
+    assert dear.code == 3 and "dpfl: stopped by the budget after " in dear.err
+    unreached = run(path, "--set", "max_participations=6")
+    assert ", for 6 rounds within epsilon 2 " in (Path(unreached["folder"]) / "log.txt").read_text()
 
 
 @pytest.fixture(scope="module")
