@@ -25,10 +25,10 @@ from dpfl_plugin.privacy.events import Neighbouring, SampledGaussian, Sampler, T
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.paper import NOBLE_THIRD_PARTY_UNSOUND, noble_third_party_epsilon
 from dpfl_plugin.privacy.views import server_view
-from dpfl_plugin.training import checkpoint
 from dpfl_plugin.training.accounting import MOST_ROUNDS, PrivacyAccount, RoundCost
 from dpfl_plugin.training.build import build_plugin, delta_caveat, make_setting, privacy_rules, prospect
 from dpfl_plugin.training.folder import RunFolder, to_json
+from dpfl_plugin.training.ledgers import read_whole
 from dpfl_plugin.training.prospect import rehearsal
 from dpfl_plugin.training.session import read_costs
 
@@ -233,19 +233,23 @@ def _by_all_accountants(rows_of: Callable[[Accountant], list[Row]]) -> list[Row]
 
 
 def _of_folder(folder: Path) -> list[Row]:
-    """All views of what a run's ledger holds, from its folder alone: no data are read."""
+    """All views of what a run's ledger holds, from its folder alone: no data are read.
+
+    Raises:
+        LedgerError: the ledger is damaged, or lacks what the checkpoint or `ledger.json` knows of.
+    """
     files = RunFolder(folder)
     if not files.ledger.exists():
         raise DataError(f"{folder}: holds no ledger.jsonl, so it is no run's folder.")
     config = load(files.config).variants[0].config
-    ledger = Ledger.open(files.ledger, append=False)
+    ledger, facts = read_whole(files)
     tell_notes(ledger)
     num_records = ledger.facts.get("num_records")
     if num_records is None:
         return _by_all_accountants(lambda accountant: [_realised(config, ledger, accountant)])
     setting = make_setting(config, num_records)
     rules = privacy_rules(config, ledger.facts["noise_multiplier"])
-    costs = read_costs(checkpoint.load_facts(files.checkpoint))
+    costs = read_costs(facts)
     own: Accountant = build_plugin("accountants", config.privacy.accountant, where="privacy.accountant")
     algorithm = build_plugin("algorithms", config.algorithm, where="algorithm")
 

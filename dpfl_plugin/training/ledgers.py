@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpfl_plugin.errors import ConfigError, LedgerError
+from dpfl_plugin.errors import ConfigError, DataError, LedgerError
 from dpfl_plugin.privacy.ledger import Ledger
-from dpfl_plugin.training.checkpoint import Checkpoint
+from dpfl_plugin.training.checkpoint import Checkpoint, load_facts
 from dpfl_plugin.training.folder import RunFolder, locked
 
+BEGINNING = b'{"facts":{'  # of every ledger's first line
 FRESH_NOISE = (
     "rounds that were released already cannot be repeated bit for bit here, because the machine or the versions "
     "differ, or the noise is secure: they are run with fresh noise and charged again."
@@ -42,12 +43,12 @@ def locked_shared(path: Path | None) -> Iterator[Ledger | None]:
 
     Raises:
         ConfigError: another run has it, it cannot be written to, or it is one run's own ledger.
-        LedgerError: it is damaged; names the line, and what is still proven.
+        LedgerError: it is damaged; names the line, and what is still proven. Or it is no ledger.
     """
     if path is None:
         yield None
         return
-    if not path.parent.is_dir() or path.is_dir():
+    if not path.parent.is_dir() or (path.exists() and not path.is_file()):
         raise ConfigError(f"--ledger {path}: must be a file in a folder that exists.")
     taken = f"--ledger {path}: another run ({{holder}}) is writing to it. Wait for that run, or end it."
     real = path.resolve()  # by whatever name it is given
@@ -145,16 +146,55 @@ def _open_own(folder: RunFolder, facts: Mapping[str, Any], found: Checkpoint | N
         folder.ledger.unlink()  # the process ended while it wrote the first line: nothing was charged
     known = 0 if found is None else int(found.facts["charges"])
     held = len(Ledger.open(folder.ledger, append=False)) if folder.ledger.exists() else 0
-    if held < known:
-        raise LedgerError(
-            f"{folder.ledger} holds {held} charges where the checkpoint knows of {known}: its end is missing, and "
-            "without it no epsilon can be stated. Restore the file from a copy."
-        )
+    _check_end(folder.ledger, held, known, "the checkpoint")
     if folder.ledger.exists():
         return Ledger.open(folder.ledger)
     if shared is not None and shared.path is not None:
         facts = {**facts, "shared": {"file": shared.path.name, "head": shared.head}}
     return Ledger(folder.ledger, facts)
+
+
+def read_whole(folder: RunFolder) -> tuple[Ledger, dict[str, Any] | None]:
+    """A run's own ledger, for reading, and the facts of its newest checkpoint, if there is one.
+
+    Raises:
+        LedgerError: it is damaged, or lacks what the checkpoint or `ledger.json` knows of.
+        DataError: one of these cannot be read.
+    """
+    # Before the ledger, which may grow meanwhile.
+    facts, said = load_facts(folder.checkpoint), _read_statement(folder.statement)
+    ledger = Ledger.open(folder.ledger, append=False)
+    _check_end(folder.ledger, len(ledger), 0 if facts is None else int(facts["charges"]), "the checkpoint")
+    if said is not None:
+        num_charges, head = said
+        _check_end(folder.ledger, len(ledger), num_charges, folder.statement.name)
+        if not ledger.holds(head):
+            raise LedgerError(
+                f"{folder.ledger} does not hold the line {head} that {folder.statement.name} names as its last: its "
+                "end is missing, and without it no epsilon can be stated. Restore the file from a copy."
+            )
+    return ledger, facts
+
+
+def _read_statement(path: Path) -> tuple[int, str] | None:
+    """How many charges a ledger held when its statement was written, and its last line's checksum."""
+    if not path.exists():
+        return None
+    try:
+        said = json.loads(path.read_text())
+        return int(said["num_charges"]), str(said["head"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"{path} cannot be read ({error}), so nothing shows whether the ledger is whole. Restore it from a copy."
+        ) from error
+
+
+def _check_end(path: Path, held: int, known: int, knower: str) -> None:
+    if held < known:
+        raise LedgerError(
+            f"{path} holds {held} charges where {knower} knows of {known}: its end is missing, and "
+            "without it no epsilon can be stated. Restore the file from a copy."
+        )
 
 
 def _add_missing(own: Ledger, shared: Ledger, noise: str) -> None:
@@ -188,4 +228,14 @@ def _digest(arithmetic: Mapping[str, Any]) -> str:
 
 
 def _has_a_line(path: Path) -> bool:
-    return path.exists() and b"\n" in path.read_bytes()
+    """Whether a ledger was begun; if not, the file is missing, or holds what a crash left of the first line.
+
+    Raises:
+        LedgerError: it holds something else, which must not be deleted.
+    """
+    data = path.read_bytes() if path.exists() else b""
+    if b"\n" in data:
+        return True
+    if data[: len(BEGINNING)] != BEGINNING[: len(data)]:
+        raise LedgerError(f"{path} is no ledger: nothing was charged to it, and it was left as it is. Name another.")
+    return False

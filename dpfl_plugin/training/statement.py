@@ -378,14 +378,15 @@ def _verify(said: dict[str, Any]) -> str:
     lines = [
         "## How to verify\n",
         "`dpfl account FOLDER`, with the folder that this file is in, reads `ledger.jsonl`, checks that no line was "
-        "changed or lost, and computes the server's epsilon anew by every accountant that knows the mechanism.",
+        "changed or is missing between others, and that its end holds what the checkpoint and `ledger.json` beside it "
+        "know of; then it computes the server's epsilon anew by every accountant that knows the mechanism.",
         f"The checksum of the ledger's last line is `{said['head']}`. Kept elsewhere, it shows later whether lines are "
-        "missing at the end.",
+        "missing at the end, also where the files beside it were set back with it.",
     ]
     if shared is not None:
         lines.append(
-            f"`dpfl account {shared['file']}` does the same for all runs together; its last line was then "
-            f"`{shared['head']}`."
+            f"`dpfl account {shared['file']}` adds up all runs. That file alone cannot show that whole lines are "
+            f"missing at its end: its last line was then `{shared['head']}`, which has to be in it still."
         )
     lines.append("`ledger.json` holds every number of this page for programs.")
     return "\n".join(lines)

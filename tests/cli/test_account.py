@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -226,12 +227,44 @@ def test_a_folder_of_an_older_version_tells_the_servers_view(tmp_path: Path) -> 
     path = Path(result["folder"]) / "ledger.jsonl"
     charges = list(Ledger.open(path, append=False))
     path.unlink()
+    path.with_name("ledger.json").unlink()  # which names this version's last line
     with Ledger(path, {"run": result["id"], "name": "run"}) as older:
         older.append(charges)
     rows = dpfl("account", result["folder"], "--json").json
     assert {row["view"] for row in rows} == {"server"}
     assert rows[0]["epsilon"] == result["epsilon"]["server"]["epsilon"]
     assert "older version" in dpfl("account", result["folder"]).out
+
+
+@pytest.mark.parametrize("known_by", ["checkpoint", "ledger.json"])
+def test_a_folder_whose_ledger_lost_whole_lines_is_refused(tmp_path: Path, known_by: str) -> None:
+    """Each of the two shows it alone; ledger.json also where the lines were no charges."""
+    folder = Path(run(write(tmp_path))["folder"])
+    ledger = folder / "ledger.jsonl"
+    with Ledger.open(ledger) as whole:
+        total = len(whole)
+    lines = ledger.read_bytes().splitlines(keepends=True)
+    ledger.write_bytes(b"".join(lines[:-1]))
+    left = len(Ledger.open(ledger, append=False))
+    assert left < total
+    if known_by == "checkpoint":
+        (folder / "ledger.json").unlink()
+    else:
+        shutil.rmtree(folder / "checkpoint")
+    refused = dpfl("account", folder)
+    one_message(refused, str(ledger), f"{left} charges", str(total), "its end is missing", "from a copy", code=1)
+
+
+def test_a_ledger_that_grew_since_its_statement_is_believed(tmp_path: Path) -> None:
+    folder = Path(run(write(tmp_path))["folder"])
+    with Ledger.open(folder / "ledger.jsonl") as ledger:
+        ledger.note("more")
+    assert dpfl("account", folder).code == 0
+    statement = folder / "ledger.json"
+    statement.write_text(json.dumps({**json.loads(statement.read_text()), "head": "0123456789abcdef"}))
+    one_message(dpfl("account", folder), "0123456789abcdef", "its end is missing", code=1)
+    statement.write_text("[")
+    one_message(dpfl("account", folder), str(statement), "cannot be read")
 
 
 SILO: dict[str, Any] = {

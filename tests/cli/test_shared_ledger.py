@@ -394,6 +394,34 @@ def test_a_torn_last_line_and_a_torn_first_line(tmp_path: Path) -> None:
     assert (tmp_path / "all.jsonl.torn-1").read_bytes() == b'{"count":3,"rel' and size > 0
 
 
+@pytest.mark.parametrize("content", [b"notes of mine", b'{"facts":7}', b"\0", b'{"facts":{"a":1}}\nmine\n'])
+def test_a_file_that_is_no_ledger_is_left_as_it_is(tmp_path: Path, content: bytes) -> None:
+    config, file = write(tmp_path), tmp_path / "notes.txt"
+    file.write_bytes(content)
+    one_message(dpfl("run", config, "--out", tmp_path / "runs", "--ledger", file), str(file), code=1)
+    assert file.read_bytes() == content and not list((tmp_path / "runs").glob("*/*/ledger.jsonl"))
+
+
+def test_a_runs_own_ledger_that_is_none_is_left_as_it_is(tmp_path: Path) -> None:
+    config = write(tmp_path)
+    ledger = Path(run(config)["folder"]) / "ledger.jsonl"
+    shutil.rmtree(ledger.parent)
+    ledger.parent.mkdir()
+    again = ("run", config, "--out", tmp_path / "runs", "--resume")
+    ledger.write_bytes(b"notes of mine")
+    one_message(dpfl(*again), str(ledger), "is no ledger", "left as it is", code=1)
+    assert ledger.read_bytes() == b"notes of mine"
+    ledger.write_bytes(b'{"fa')  # a crash while it was made
+    assert dpfl(*again).code == 0 and len(held(ledger)) > 0
+
+
+def test_a_ledger_has_to_be_a_plain_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    one_message(
+        dpfl("run", write(tmp_path), "--out", tmp_path / "runs", "--ledger", tmp_path / "pipe"), "must be a file"
+    )
+
+
 # Reading it
 
 
