@@ -234,9 +234,12 @@ def test_account_of_a_run_whose_ledger_is_damaged(tmp_path: Path) -> None:
         ledger.write_bytes(damage)
         one_message(dpfl("account", folder), "ledger.jsonl", line, "are intact and prove", "Restore", code=1)
         assert ledger.read_bytes() == damage
-    ledger.write_bytes(whole[:-5])  # torn: said, and left as it is
+    torn = whole + b'{"count":3,"rel'  # of a round that never left: said, and left as it is
+    ledger.write_bytes(torn)
     done = dpfl("account", folder)
-    assert done.code == 0 and "cut off by a crash" in done.err and ledger.read_bytes() == whole[:-5]
+    assert done.code == 0 and "cut off by a crash" in done.err and ledger.read_bytes() == torn
+    ledger.write_bytes(whole[:-5])  # a line that the checkpoint knows of
+    one_message(dpfl("account", folder), "its end is missing", code=1)
 
 
 @pytest.mark.parametrize("engine", ["closed_form", "vmap"])
