@@ -101,10 +101,7 @@ def build(
     module = build_model(_model_block(config.model), federation.feature_shape, federation.num_classes, config.seed)
     module = module.to(device=device, dtype=dtype)
     trial = torch.zeros(2, *federation.feature_shape, dtype=dtype, device=device)
-    with torch.no_grad():
-        outputs = module.eval()(trial)
-    loss = losses.find(config.loss, 1 if outputs.dim() == 1 else int(outputs.shape[1]))
-    _check_loss(config.loss, loss, outputs)
+    loss = _loss(config.loss, module, trial)
     engine, reason = engines.choose(config.engine, module, loss, config.runtime.chunk_mb * 2**20)
 
     num_records = tuple(len(silo.train_y) for silo in federation.silos)
@@ -123,12 +120,7 @@ def build(
     layout = Layout.of(module)
     model = layout.flatten(dict(module.named_parameters()))
     _check_engine(engine, rules, layout, model, trial)
-    first = algorithm.round_plan(algorithm.init_server(model, setting), 0, setting, stream(config.seed, "plan"))
-    if first.smoothing is not None:
-        smoothing.engine(first.smoothing, module, loss)  # refused here, not when the first round is on disk
-    if rules.unit == "silo":  # found here, not when the first round is on disk
-        up, rehearsal = rehearse(algorithm, algorithm.init_server(model, setting), first)
-        check_released(up, rehearsal.released)
+    _check_first_round(config.seed, algorithm, setting, rules, module, loss, model)
     train = {i: _records(s.train_x, s.train_y, dtype, device) for i, s in enumerate(federation.silos)}
     test = {i: _records(s.test_x, s.test_y, dtype, device) for i, s in enumerate(federation.silos)}
     host = SiloHost(
@@ -164,6 +156,34 @@ def build(
         train=train,
         test=test,
     )
+
+
+def _loss(name: str, module: torch.nn.Module, trial: torch.Tensor) -> engines.Loss:
+    """The loss that a configuration names, for the outputs that the model has."""
+    with torch.no_grad():
+        outputs = module.eval()(trial)
+    loss = losses.find(name, 1 if outputs.dim() == 1 else int(outputs.shape[1]))
+    _check_loss(name, loss, outputs)
+    return loss
+
+
+def _check_first_round(
+    seed: int,
+    algorithm: Algorithm,
+    setting: Setting,
+    rules: PrivacyRules,
+    module: torch.nn.Module,
+    loss: engines.Loss,
+    model: torch.Tensor,
+) -> None:
+    """Raise what the first round would, before anything is on disk."""
+    server = algorithm.init_server(model, setting)
+    first = algorithm.round_plan(server, 0, setting, stream(seed, "plan"))
+    if first.smoothing is not None:
+        smoothing.engine(first.smoothing, module, loss)
+    if rules.unit == "silo":
+        up, rehearsal = rehearse(algorithm, server, first)
+        check_released(up, rehearsal.released)
 
 
 def prospect(config: Config, base: Path) -> Prospect:
