@@ -5,6 +5,7 @@ Sampling, noise, averaging, the drift step and the ledger stay outside: one audi
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -92,6 +93,29 @@ def layers(layout: Layout) -> dict[str, int]:
     return dict(sizes)
 
 
+def squared_norms(rows: Tensor) -> Tensor:
+    """(b,) squared norms of ``rows`` (b, d), to be multiplied by those of another factor.
+
+    A square may vanish below the smallest number (1e-38 in float32) and yet matter, times the square of something very
+    long. With as much as may have been lost, added, the product is never too small.
+    """
+    return rows.square().sum(dim=1) + rows.shape[1] * torch.finfo(rows.dtype).tiny
+
+
+def clip_factors(norms: Tensor, clip_norm: float | tuple[float, ...]) -> list[Tensor]:
+    """min(1, C / norm), (b,): for norms (b,), or for each of the L layers of norms (b, L)."""
+    if isinstance(clip_norm, tuple):
+        return [c / norm.clamp(min=c) for c, norm in zip(clip_norm, norms.unbind(dim=1), strict=True)]
+    return [clip_norm / norms.clamp(min=clip_norm)]
+
+
+def mark_bad(norms: Tensor) -> Tensor:
+    """The examples (g,) whose ``norms``, (b,) or (b, L), are finite; those of the others become inf, in all layers."""
+    finite = torch.isfinite(norms).reshape(len(norms), -1).all(dim=1)
+    norms[~finite] = math.inf
+    return finite.nonzero().squeeze(1)
+
+
 def clipped_sum_and_norms(
     engine: Engine, y: Tensor, batch: Records, clip_norm: float | tuple[float, ...], out: Tensor
 ) -> Tensor:
@@ -111,27 +135,82 @@ def clipped_sum_and_norms(
     return norms
 
 
-def choose(name: str, model: torch.nn.Module, loss: Loss, chunk_bytes: int) -> tuple[Engine, str]:
+# Ours, fastest first; strangers' come after them, by name, and the general one is the last.
+OURS = ("closed_form", "dense", "bookkeeping")
+TRIAL_TOLERANCE = 1e-3  # of float32, and of bfloat16 products where torch uses them
+
+
+def choose(
+    name: str, model: torch.nn.Module, loss: Loss, chunk_bytes: int, trial: Tensor | None = None
+) -> tuple[Engine, str]:
     """The engine ``name``, or for "auto" the fastest that supports the model; and the reason in words.
+
+    Args:
+        trial: made-up features (n, *feature_shape) on the model's device: what an engine cannot tell from the model's
+            layers shows when it runs.
 
     Raises:
         UnsupportedError: no engine, or not the one that was named, supports the model.
     """
     if name != "auto":
-        engine = registry.load("engines", name)
-        reason = engine.unsupported(model, loss)  # type: ignore[attr-defined]
-        if reason:
+        engine, reason = _make(name, model, loss, chunk_bytes, trial)
+        if engine is None:
             raise UnsupportedError(f"engine={name!r} cannot be used: {reason}. Use engine: auto.")
-        return engine(model, loss, chunk_bytes), "named in the configuration"
-    # Ours first, fastest first; then strangers' by name; the general one last.
+        return engine, "named in the configuration"
     known = registry.names("engines")
-    order = ["closed_form", *(n for n in known if n not in ("closed_form", "vmap")), "vmap"]
-    reasons = []
+    order = [*OURS, *(n for n in known if n not in (*OURS, "vmap")), "vmap"]
+    reasons: list[str] = []
     for candidate in order:
-        engine = registry.load("engines", candidate)
-        reason = engine.unsupported(model, loss)  # type: ignore[attr-defined]
-        if reason is None:
-            why = f"the first that supports this model, of: {', '.join(order)}"
-            return engine(model, loss, chunk_bytes), why
+        engine, reason = _make(candidate, model, loss, chunk_bytes, trial)
+        if engine is not None:
+            return engine, f"the first that supports this model, of: {', '.join(order)}"
         reasons.append(f"{candidate}: {reason}")
     raise UnsupportedError(f"no engine supports this model. {'; '.join(reasons)}.")
+
+
+def _make(
+    name: str, model: torch.nn.Module, loss: Loss, chunk_bytes: int, trial: Tensor | None
+) -> tuple[Engine | None, str]:
+    """The engine, or None and why it does not support the model."""
+    kind = registry.load("engines", name)
+    reason = kind.unsupported(model, loss)  # type: ignore[attr-defined]
+    if reason is not None:
+        return None, reason
+    engine: Engine = kind(model, loss, chunk_bytes)
+    return (engine, "") if trial is None else _tried(engine, model, loss, trial)
+
+
+def _tried(engine: Engine, model: torch.nn.Module, loss: Loss, trial: Tensor) -> tuple[Engine | None, str]:
+    """The engine, if its unclipped sum over the ``trial`` is autograd's: a layer may be used in ways nobody sees.
+
+    And if it is the sum over the records one by one. A model that mixes the records of a batch has a gradient of the
+    sum all the same, but none of one record: what clipping then bounds would depend on the other records.
+    """
+    labels = torch.zeros(len(trial), dtype=torch.int64, device=trial.device)
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    layout = Layout.of(model)
+    y = layout.flatten(parameters)
+    found, alone = torch.full_like(y, math.nan), torch.zeros_like(y)
+    try:
+        with torch.no_grad():
+            batch = engine.prepare(Records(trial, labels))
+            engine.clipped_sum(y, batch, math.inf, found)
+            for row in range(len(trial)):
+                one = torch.full_like(y, math.nan)
+                engine.clipped_sum(y, batch.between(row, row + 1), math.inf, one)
+                alone += one
+    except UnsupportedError as error:
+        return None, str(error)
+    except Exception as error:  # an engine of a stranger, or one that meets a stranger's model, may fail in any way
+        return None, f"it fails on made-up records: {type(error).__name__}: {error}"
+    with torch.enable_grad():
+        total = loss(model(trial), labels).sum()
+        gradients = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
+    filled = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters.values(), gradients, strict=True)]
+    expected = layout.flatten(dict(zip(parameters, filled, strict=True)))
+    tolerance = TRIAL_TOLERANCE * (1 + float(expected.norm()))
+    if not float((found - expected).norm()) <= tolerance:
+        return None, "its gradients on made-up records are not autograd's"
+    if not float((alone - expected).norm()) <= tolerance:
+        return None, "the model mixes the records of a batch, so no example has a gradient of its own"
+    return engine, ""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.gradients import losses
-from dpfl_plugin.gradients.base import Loss, Records
+from dpfl_plugin.gradients.base import Loss, Records, squared_norms
 
 # torch's softmax over 16 columns is 6 times as fast as over 10: a whole vector register.
 LANES = 16
@@ -43,16 +43,12 @@ class ClosedForm:
         linear = linear_layer(model)
         if linear is None:
             return "the model is not one Linear layer (after Flatten), all of it trainable"
-        if loss is losses.cross_entropy and linear.out_features > 1:
-            return None
-        if loss in (losses.logistic, losses.hinge) and linear.out_features == 1:
-            return None
-        return "the loss is neither cross_entropy of several outputs nor logistic or hinge of one"
+        return unknown_loss(loss, linear.out_features)
 
     def prepare(self, records: Records) -> Records:
         """Adds each record's ||(x, 1)||^2 (without the 1 if there is no bias)."""
         features = records.features.flatten(1)
-        squares = features.square().sum(dim=1) + (1.0 if self._bias else 0.0)
+        squares = squared_norms(features) + (1.0 if self._bias else 0.0)
         return Records(features.contiguous(), records.labels, squares)
 
     def clipped_sum(
@@ -70,7 +66,7 @@ class ClosedForm:
         if math.isinf(clip_norm):
             self._outer_sum(residuals, batch.features, out)
             return None
-        norms = (residuals.square().sum(dim=1) * batch.constants).sqrt_()
+        norms = (squared_norms(residuals) * batch.constants).sqrt_()
         residuals.mul_((clip_norm / norms.clamp(min=clip_norm)).unsqueeze(1))
         self._outer_sum(residuals, batch.features, out)
         if not math.isfinite(float(out.sum())):
@@ -88,14 +84,7 @@ class ClosedForm:
         if self._bias:
             self._offset[: self._outputs] = y[size:]
         outputs = torch.addmm(self._offset, batch.features, self._weight.t())
-        if self._loss is losses.logistic:
-            return outputs.sigmoid_().sub_(batch.labels.unsqueeze(1))
-        if self._loss is losses.hinge:
-            signs = 2 * batch.labels.unsqueeze(1).to(y.dtype) - 1
-            return (signs * outputs < 1) * -signs
-        residuals = torch.softmax(outputs, dim=1)
-        minus_one = residuals.new_full((1, 1), -1.0).expand(len(batch), 1)
-        return residuals.scatter_add_(1, batch.labels.unsqueeze(1), minus_one)
+        return residuals(outputs, batch.labels, self._loss)
 
     def _outer_sum(self, residuals: Tensor, features: Tensor, out: Tensor) -> None:
         size = self._outputs * self._features
@@ -113,6 +102,26 @@ class ClosedForm:
         good = torch.isfinite(norms).nonzero().squeeze(1)
         factors = clip_norm / norms[good].clamp(min=clip_norm)
         self._outer_sum(residuals[good] * factors.unsqueeze(1), batch.features[good], out)
+
+
+def unknown_loss(loss: Loss, num_outputs: int) -> str | None:
+    """None if `residuals` knows the loss of this many outputs, else why not."""
+    known = (losses.cross_entropy,) if num_outputs > 1 else (losses.logistic, losses.hinge)
+    return (
+        None if loss in known else "the loss is neither cross_entropy of several outputs nor logistic or hinge of one"
+    )
+
+
+def residuals(outputs: Tensor, labels: Tensor, loss: Loss) -> Tensor:
+    """(b, c): derivative of each example's loss by its ``outputs`` (b, c), which may be overwritten."""
+    if loss is losses.logistic:
+        return outputs.sigmoid_().sub_(labels.unsqueeze(1))
+    if loss is losses.hinge:
+        signs = 2 * labels.unsqueeze(1).to(outputs.dtype) - 1
+        return (signs * outputs < 1) * -signs
+    found = torch.softmax(outputs, dim=1)
+    minus_one = found.new_full((1, 1), -1.0).expand(len(labels), 1)
+    return found.scatter_add_(1, labels.unsqueeze(1), minus_one)
 
 
 def linear_layer(model: torch.nn.Module) -> torch.nn.Linear | None:

@@ -1,0 +1,348 @@
+"""Book-keeping: one forward and one backward pass for the whole batch, for anything made of common layers.
+
+What a layer was given and the derivative of the loss by what it put out are kept. Of an example's gradient only the
+norm is worked out from these (ghost norms: Goodfellow 2015, arXiv:1510.01799; Li et al. 2022, arXiv:2110.05679), or
+the gradient of one layer at a time where that is smaller. The clipped sum comes from the same derivatives, scaled:
+there is no second backward pass (Bu et al. 2023, arXiv:2210.00038).
+
+A layer's gradient is a sum over T positions (pixels, words; 1 for a Linear layer on vectors) of outer products of
+g_t (o) and a_t (i). Its squared norm is sum_{s,t} <a_s, a_t> <g_s, g_t>, T^2 (i + o) products, or that of the sum
+itself, T i o products; whichever is cheaper is used.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from dpfl_plugin.core.vectors import Layout
+from dpfl_plugin.errors import UnsupportedError
+from dpfl_plugin.gradients.base import Loss, Records, clip_factors, mark_bad, squared_norms
+
+CONVOLUTIONS: Final = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The gradients of one parameter: squared norms (b,), and the sum of gradients times ``factors`` (b,) or 1."""
+
+    squares: Callable[[], Tensor]
+    weighted_sum: Callable[[Tensor | None], Tensor]
+
+
+class BookKeeping:
+    """Clipped sums of models whose parameters lie in Linear, Conv, Embedding, GroupNorm and LayerNorm layers."""
+
+    name = "bookkeeping"
+
+    def __init__(self, model: nn.Module, loss: Loss, chunk_bytes: int) -> None:
+        self._layout = Layout.of(model)
+        self._loss, self._chunk_bytes = loss, chunk_bytes
+        self._model = copy.deepcopy(model)  # its own: hooks, and parameters that are views of y
+        named = dict(self._model.named_modules())
+        owners = dict.fromkeys(name.rpartition(".")[0] for name in self._layout.names)
+        self._layers = {path: named[path] for path in owners}
+        for path, layer in self._layers.items():
+            layer.register_forward_hook(self._keeper(path))
+        for parameter in self._model.parameters():
+            parameter.requires_grad_(False)  # derivatives by outputs are all that backward has to compute
+        self._kept: dict[str, tuple[Tensor, Tensor, int]] = {}
+        self._bytes: dict[torch.Size, int] = {}
+
+    @staticmethod
+    def unsupported(model: nn.Module, loss: Loss) -> str | None:
+        """Layers that are called twice, or other than as modules, show only when the model runs: see `clipped_sum`."""
+        owners = {name.rpartition(".")[0] for name, p in model.named_parameters() if p.requires_grad}
+        for path, layer in model.named_modules():
+            place = f"{path or 'the model'}: {type(layer).__name__}"
+            if path in owners and (reason := _unsupported_layer(layer)):
+                return f"{place} {reason}"
+            if getattr(layer, "inplace", False):
+                return f"{place} overwrites its input, which may be another layer's output"
+            if isinstance(layer, nn.modules.batchnorm._BatchNorm) or getattr(layer, "track_running_stats", False):
+                return f"{place} mixes the records of a batch, so no example has a gradient of its own"
+            if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0:
+                return f"{place} draws from torch's global generator, so no run could be repeated or resumed"
+        return None
+
+    def prepare(self, records: Records) -> Records:
+        return records
+
+    def clipped_sum(
+        self, y: Tensor, batch: Records, clip_norm: float | tuple[float, ...], out: Tensor
+    ) -> Tensor | None:
+        """See `Engine`.
+
+        Raises:
+            UnsupportedError: a layer is not called exactly once, its parameters are used elsewhere, or its output is
+                overwritten.
+        """
+        out.zero_()
+        norms = [self._chunk_sum(y, chunk, clip_norm, out) for chunk in self._chunks(y, batch)]
+        if clip_norm == math.inf:
+            return None
+        return torch.cat(norms) if norms else y.new_empty((0, len(clip_norm)) if isinstance(clip_norm, tuple) else 0)
+
+    def _chunk_sum(self, y: Tensor, batch: Records, clip_norm: float | tuple[float, ...], out: Tensor) -> Tensor:
+        """Add the chunk's clipped sum to ``out``; returns norms, (b,) or (b, L)."""
+        layers = self._parts(y, batch)
+        if clip_norm == math.inf:
+            self._add(layers, [None], out)
+            return y.new_empty(0)
+        squares = torch.stack([torch.stack([p.squares() for p in parts]).sum(dim=0) for parts in layers], dim=1)
+        norms = (squares if isinstance(clip_norm, tuple) else squares.sum(dim=1)).sqrt_()
+        if not math.isfinite(float(norms.sum())):
+            good = mark_bad(norms)
+            if len(good):  # from the beginning: what is not finite may have spread to nobody else's derivatives
+                self._chunk_sum(y, batch.select(good), clip_norm, out)
+            return norms
+        self._add(layers, clip_factors(norms, clip_norm), out)
+        return norms
+
+    def _add(self, layers: list[list[Part]], factors: list[Any], out: Tensor) -> None:
+        places = iter(out.split(self._layout.sizes))
+        for number, parts in enumerate(layers):
+            for part in parts:
+                place = next(places)
+                place += part.weighted_sum(factors[number % len(factors)]).reshape(-1)
+
+    def _parts(self, y: Tensor, batch: Records) -> list[list[Part]]:
+        """The gradients of every parameter, by layer, in the order of the flat vector."""
+        self._forward_backward(y, batch)
+        trainable = set(self._layout.names)
+        found = []
+        for path, layer in self._layers.items():
+            a, g, _ = self._kept[path]
+            names = [name for name, _ in layer.named_parameters(recurse=False)]
+            own = [name for name in names if f"{path}.{name}".lstrip(".") in trainable]
+            found.append([_part(layer, name, a, g) for name in own])
+        self._kept = {}
+        return found
+
+    def _forward_backward(self, y: Tensor, batch: Records) -> None:
+        """Leaves each layer's input, and the derivative of the losses by its output, in ``_kept``."""
+        # A copy: products of matrices may round by where these begin in memory, and rows of a stack begin anywhere.
+        for name, value in self._layout.unflatten(y.clone()).items():
+            path, _, own = name.rpartition(".")
+            getattr(self._layers[path], own).data = value
+        self._kept = {}
+        with torch.enable_grad():
+            total = self._loss(self._model(batch.features), batch.labels).sum()
+            self._check_kept()
+            outputs = [self._kept[path][1] for path in self._layers]
+            gradients = torch.autograd.grad(total, outputs)
+        for (path, (a, _, version)), g in zip(list(self._kept.items()), gradients, strict=True):
+            self._kept[path] = (a, g, version)
+
+    def _check_kept(self) -> None:
+        for path in self._layers:
+            if path not in self._kept:
+                raise UnsupportedError(
+                    f"engine: bookkeeping: the model's layer {path or 'itself'} is not called, or its parameters are "
+                    "used without calling it. Use engine: vmap."
+                )
+            _, z, version = self._kept[path]
+            if z._version != version:
+                raise UnsupportedError(
+                    f"engine: bookkeeping: the output of the model's layer {path or 'itself'} is overwritten by what "
+                    "follows it (inplace=True, relu_, +=). Write a new tensor instead, or use engine: vmap."
+                )
+        # In the order of the flat vector, whatever the order of the calls was.
+        self._kept = {path: self._kept[path] for path in self._layers}
+
+    def _keeper(self, path: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
+        def keep(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            if path in self._kept:
+                raise UnsupportedError(
+                    f"engine: bookkeeping: the model calls its layer {path or 'itself'} more than once for a record. "
+                    "Use engine: vmap."
+                )
+            if len(inputs) != 1:
+                raise UnsupportedError(
+                    f"engine: bookkeeping: the model calls its layer {path or 'itself'} with keywords. "
+                    "Use engine: vmap."
+                )
+            if not output.requires_grad:
+                output.requires_grad_()
+            self._kept[path] = (inputs[0].detach(), output, output._version)
+
+        return keep
+
+    def _chunks(self, y: Tensor, batch: Records) -> Iterator[Records]:
+        shape = batch.features.shape[1:]
+        if len(batch) and shape not in self._bytes:
+            self._bytes[shape] = max(1, self._bytes_of_one(y, batch.between(0, 1)))
+        size = max(1, self._chunk_bytes // self._bytes.get(shape, 1))
+        for first in range(0, len(batch), size):
+            yield batch.between(first, min(first + size, len(batch)))
+
+    def _bytes_of_one(self, y: Tensor, record: Records) -> int:
+        """About what one example takes: inputs and outputs of all layers, twice, and the largest of their own needs."""
+        self._forward_backward(y, record)
+        kept, self._kept = self._kept, {}
+        own = max(_working_size(self._layers[path], a, g) for path, (a, g, _) in kept.items())
+        return (2 * sum(a.numel() + 2 * g.numel() for a, g, _ in kept.values()) + own) * y.element_size()
+
+
+def _unsupported_layer(layer: nn.Module) -> str | None:
+    if type(layer) in (nn.Linear, nn.GroupNorm, nn.LayerNorm):
+        return None
+    if type(layer) in CONVOLUTIONS:
+        return None if layer.padding_mode == "zeros" else f"with padding_mode={layer.padding_mode!r} is not known to it"
+    if type(layer) is nn.Embedding:
+        plain = layer.max_norm is None and not layer.scale_grad_by_freq and not layer.sparse
+        return None if plain else "with max_norm, scale_grad_by_freq or sparse is not known to it"
+    return "has parameters of its own and is not known to it"
+
+
+def _part(layer: nn.Module, name: str, a: Tensor, g: Tensor) -> Part:
+    """The gradients of parameter ``name`` of a layer with inputs ``a`` and derivatives by its outputs ``g``."""
+    if isinstance(layer, nn.Embedding):
+        return _embedding(layer, a, g)
+    if isinstance(layer, nn.GroupNorm | nn.LayerNorm):
+        return _normalisation(layer, name, a, g)
+    if isinstance(layer, nn.Linear):
+        g = g.flatten(1, -2) if g.dim() > 2 else g.unsqueeze(1)  # (b, T, o)
+        if name == "bias":
+            return _instantiated(g.sum(dim=1))
+        return _products((a.flatten(1, -2) if a.dim() > 2 else a.unsqueeze(1)).unsqueeze(1), g.unsqueeze(1))
+    groups = cast(int, layer.groups)
+    g = g.flatten(2)
+    if name == "bias":
+        return _instantiated(g.sum(dim=2))
+    g = g.unflatten(1, (groups, -1))  # (b, G, o / G, T)
+    patches = _patches(layer, a).unflatten(1, (groups, -1))
+    return _products(patches.transpose(2, 3), g.transpose(2, 3))
+
+
+def _instantiated(gradients: Tensor) -> Part:
+    """Gradients (b, p) of a parameter that is small."""
+    return Part(
+        squares=lambda: gradients.square().sum(dim=1),
+        weighted_sum=lambda factors: gradients.sum(dim=0) if factors is None else factors @ gradients,
+    )
+
+
+def _products(a: Tensor, g: Tensor) -> Part:
+    """Gradients sum_t g_t a_t^T of a matrix for each of G groups: ``a`` (b, G, T, i), ``g`` (b, G, T, o)."""
+    count, groups, T, i = a.shape
+    o = g.shape[3]
+    if T == 1:
+        flat_a, flat_g = a.reshape(count * groups, i), g.reshape(count * groups, o)
+
+        def squares() -> Tensor:
+            return (squared_norms(flat_a) * squared_norms(flat_g)).view(count, groups).sum(dim=1)
+
+    elif _ghost(T, i, o):
+
+        def squares() -> Tensor:
+            return _ghost_squares(a, g)
+
+    else:
+        return _instantiated_matrix(g.transpose(2, 3) @ a)
+
+    def weighted_sum(factors: Tensor | None) -> Tensor:
+        scaled = g if factors is None else g * factors.view(count, 1, 1, 1)
+        by_group = scaled.transpose(0, 1).reshape(groups, count * T, o).transpose(1, 2)
+        return by_group @ a.transpose(0, 1).reshape(groups, count * T, i)
+
+    return Part(squares=squares, weighted_sum=weighted_sum)
+
+
+def _ghost_squares(a: Tensor, g: Tensor) -> Tensor:
+    """(b,) sums over groups of ||sum_t g_t a_t^T||^2, from products of positions; ``a`` and ``g`` as `_products`."""
+    wide_a, wide_g = a.double(), g.double()
+    lengths = (wide_a.square().sum(dim=3) * wide_g.square().sum(dim=3)).sqrt_().flatten(1).sum(dim=1)
+    products = (wide_a @ wide_a.transpose(2, 3)) * (wide_g @ wide_g.transpose(2, 3))
+    return _with_slack(products.flatten(1).sum(dim=1), lengths, g.dtype)
+
+
+def _with_slack(squares: Tensor, lengths: Tensor, dtype: torch.dtype) -> Tensor:
+    """An upper bound of ``squares`` (b,), a hair above, for the sake of positions that cancel each other.
+
+    ``lengths`` (b,) are the sums of the positions' norms. Where the gradient is but a small rest of them, rounding may
+    leave nothing of its square, hence products in float64; and the gradient that is added up in ``dtype`` may be longer
+    than the exact one, by rounding errors in proportion to ``lengths``. Clipping has to cover both.
+    """
+    slack = max((256 * torch.finfo(dtype).eps) ** 2, 4096 * torch.finfo(torch.float64).eps)
+    return (squares.clamp_(min=0.0) + slack * lengths.square()).to(dtype)
+
+
+def _instantiated_matrix(gradients: Tensor) -> Part:
+    return _instantiated(gradients.flatten(1))
+
+
+def _ghost(T: int, i: int, o: int) -> bool:
+    """Whether norms come from T x T products: by operations, where the gradient of one layer is not formed."""
+    return T * (i + o) < i * o
+
+
+def _embedding(layer: nn.Embedding, index: Tensor, g: Tensor) -> Part:
+    """Rows of the table: g (b, T, i) is added to row ``index`` (b, T)."""
+    index, g = index.flatten(1), g.reshape(len(index), -1, layer.embedding_dim)
+    if layer.padding_idx is not None:
+        g = g * (index != layer.padding_idx).unsqueeze(2)
+
+    def squares() -> Tensor:
+        same = index.unsqueeze(1) == index.unsqueeze(2)
+        wide = g.double()
+        lengths = wide.square().sum(dim=2).sqrt_().sum(dim=1)
+        return _with_slack(((wide @ wide.transpose(1, 2)) * same).flatten(1).sum(dim=1), lengths, g.dtype)
+
+    def weighted_sum(factors: Tensor | None) -> Tensor:
+        scaled = g if factors is None else g * factors.view(-1, 1, 1)
+        table = g.new_zeros(layer.num_embeddings, layer.embedding_dim)
+        return table.index_add_(0, index.flatten(), scaled.flatten(0, 1))
+
+    return Part(squares=squares, weighted_sum=weighted_sum)
+
+
+def _normalisation(layer: nn.GroupNorm | nn.LayerNorm, name: str, a: Tensor, g: Tensor) -> Part:
+    if isinstance(layer, nn.GroupNorm):
+        g = g.flatten(2) if g.dim() > 2 else g.unsqueeze(2)
+        if name == "bias":
+            return _instantiated(g.sum(dim=2))
+        normal = functional.group_norm(a, layer.num_groups, None, None, layer.eps)
+        return _instantiated((g * normal.reshape(g.shape)).sum(dim=2))
+    if name == "weight":
+        g = g * functional.layer_norm(a, layer.normalized_shape, None, None, layer.eps)
+    return _instantiated(g.reshape(len(g), -1, math.prod(layer.normalized_shape)).sum(dim=1))
+
+
+def _patches(layer: nn.Module, a: Tensor) -> Tensor:
+    """(b, C * kernel, T): what each output position of a convolution sees; channels first: groups are blocks."""
+    kernel, stride, dilation = (cast(tuple[int, ...], getattr(layer, k)) for k in ("kernel_size", "stride", "dilation"))
+    pads = cast(list[int], layer._reversed_padding_repeated_twice)
+    if isinstance(layer.padding, tuple):  # else "same" or "valid", whose pads torch keeps under this name
+        pads = [pad for side in reversed(layer.padding) for pad in (side, side)]
+    a = functional.pad(a, pads)
+    dims = len(kernel)
+    for axis, (size, step, gap) in enumerate(zip(kernel, stride, dilation, strict=True)):
+        a = a.unfold(2 + axis, gap * (size - 1) + 1, step)[..., ::gap]
+    # (b, C, positions..., kernel...) -> (b, C, kernel..., positions...)
+    order = (0, 1, *range(2 + dims, 2 + 2 * dims), *range(2, 2 + dims))
+    return a.permute(order).flatten(2 + dims).flatten(1, 1 + dims)
+
+
+def _working_size(layer: nn.Module, a: Tensor, g: Tensor) -> int:
+    """Numbers that the norms of one example need at a time."""
+    if isinstance(layer, nn.Embedding):
+        return int(a.numel() ** 2 * 4 + 2 * g.numel())
+    if isinstance(layer, nn.GroupNorm | nn.LayerNorm):
+        return 2 * g.numel()
+    if isinstance(layer, nn.Linear):
+        T, i, o, patches = g.numel() // layer.out_features, layer.in_features, layer.out_features, 0
+    else:
+        T = math.prod(g.shape[2:])
+        i = math.prod(cast(Tensor, layer.weight).shape[1:])
+        o, patches = g.shape[1], T * i * cast(int, layer.groups)
+    if T == 1:
+        return patches
+    return patches + (8 * T * T + 2 * T * (i + o) if _ghost(T, i, o) else i * o)

@@ -1,0 +1,169 @@
+"""Fully connected networks in closed form: forward and backward by hand, no autograd.
+
+With a_l the input of layer l and g_l the derivative of example j's loss by that layer's output, the layer's gradient is
+the outer product of g_l and (a_l, 1). Its norm is ||g_l|| sqrt(||a_l||^2 + 1) (Goodfellow 2015, arXiv:1510.01799), and
+the clipped sum is one product of matrices, (clip factor * g_l)^T a_l: no gradient of one example is formed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from dpfl_plugin.core.vectors import Layout
+from dpfl_plugin.gradients import losses
+from dpfl_plugin.gradients.base import Loss, Records, clip_factors, mark_bad, squared_norms
+from dpfl_plugin.gradients.closed_form import LANES, PADDING_BIAS, residuals, unknown_loss
+
+Backward = Callable[[Tensor, Tensor], Tensor]
+"""(derivative by an activation's output, that output) -> derivative by its input, (b, h) each."""
+
+_ops = torch.ops.aten
+ACTIVATIONS: Final[dict[type[nn.Module], tuple[Callable[[Tensor], Tensor], Backward]]] = {
+    nn.ReLU: (torch.relu_, lambda g, a: _ops.threshold_backward(g, a, 0)),
+    nn.Tanh: (torch.tanh_, lambda g, a: _ops.tanh_backward(g, a)),
+    nn.Sigmoid: (torch.sigmoid_, lambda g, a: _ops.sigmoid_backward(g, a)),
+    nn.ELU: (nn.functional.elu_, lambda g, a: _ops.elu_backward(g, 1.0, 1.0, 1.0, True, a)),
+}
+
+
+class Dense:
+    """Clipped sums of Linear layers with activations between them, with cross-entropy, logistic or hinge loss."""
+
+    name = "dense"
+
+    def __init__(self, model: nn.Module, loss: Loss, chunk_bytes: int) -> None:
+        chain = dense_layers(model)
+        assert chain is not None
+        self._layers, activations = chain
+        self._activations = [ACTIVATIONS[type(activation)] for activation in activations]
+        self._loss, self._sizes = loss, Layout.of(model).sizes
+        self._outputs = self._layers[-1].out_features
+        self._padded = math.ceil(self._outputs / LANES) * LANES if loss is losses.cross_entropy else 1
+        self._weight, self._offset = torch.empty(0), torch.empty(0)
+        # Products of matrices may round by where these begin in memory, and silos' rows of a stack begin anywhere.
+        self._y, self._total = torch.empty(0), torch.empty(0)
+
+    @staticmethod
+    def unsupported(model: nn.Module, loss: Loss) -> str | None:
+        chain = dense_layers(model)
+        if chain is None:
+            known = ", ".join(sorted(kind.__name__ for kind in ACTIVATIONS))
+            return f"the model is not Linear layers one after another, all trainable, with one of {known} between them"
+        return unknown_loss(loss, chain[0][-1].out_features)
+
+    def prepare(self, records: Records) -> Records:
+        """Adds each record's ||x||^2."""
+        features = records.features.flatten(1)
+        return Records(features.contiguous(), records.labels, squared_norms(features))
+
+    def clipped_sum(
+        self, y: Tensor, batch: Records, clip_norm: float | tuple[float, ...], out: Tensor
+    ) -> Tensor | None:
+        count, unclipped = len(batch), clip_norm == math.inf
+        if count == 0:
+            out.zero_()
+            return None if unclipped else y.new_empty((0, len(clip_norm)) if isinstance(clip_norm, tuple) else 0)
+        if self._y.dtype != y.dtype or self._y.device != y.device or not self._y.numel():
+            self._y, self._total = torch.empty_like(y), torch.empty_like(y)
+        inputs, derivatives = self._derivatives(self._y.copy_(y), batch)
+        if unclipped:
+            self._sum(inputs, derivatives, None, out)
+            return None
+        squares = self._squares(batch, inputs, derivatives)
+        norms = (squares if isinstance(clip_norm, tuple) else squares.sum(dim=1)).sqrt_()
+        self._sum(inputs, derivatives, clip_factors(norms, clip_norm), out)
+        if not math.isfinite(float(norms.sum())):
+            good = mark_bad(norms)
+            factors = clip_factors(norms[good], clip_norm)
+            self._sum([a[good] for a in inputs], [g[good] for g in derivatives], factors, out)
+        return norms
+
+    def _derivatives(self, y: Tensor, batch: Records) -> tuple[list[Tensor], list[Tensor]]:
+        """Each layer's inputs (b, i), and the derivatives of the losses by its outputs (b, o)."""
+        parameters = self._parameters(y)
+        inputs = [batch.features]
+        for (weight, bias), (forward, _) in zip(parameters[:-1], self._activations, strict=True):
+            inputs.append(forward(_linear(inputs[-1], weight, bias)))
+        weight, bias = parameters[-1]
+        found = residuals(_linear(inputs[-1], weight, bias), batch.labels, self._loss)
+        derivatives = [found]
+        for layer in reversed(range(1, len(parameters))):
+            _, backward = self._activations[layer - 1]
+            derivatives.append(backward(derivatives[-1] @ parameters[layer][0], inputs[layer]))
+        return inputs, derivatives[::-1]
+
+    def _parameters(self, y: Tensor) -> list[tuple[Tensor, Tensor | None]]:
+        """(weight, bias) of each layer, views of ``y``; the last one's padded: see `closed_form`."""
+        parts, found = iter(y.split(self._sizes)), []
+        for layer in self._layers:
+            weight = next(parts).view(layer.out_features, layer.in_features)
+            found.append((weight, next(parts) if layer.bias is not None else None))
+        if self._padded == self._outputs:
+            return found
+        weight, bias = found[-1]
+        if self._weight.dtype != y.dtype or self._weight.device != y.device or not self._weight.numel():
+            self._weight = torch.zeros(self._padded, weight.shape[1], dtype=y.dtype, device=y.device)
+            self._offset = torch.full((self._padded,), PADDING_BIAS, dtype=y.dtype, device=y.device)
+            self._offset[: self._outputs] = 0.0
+        self._weight[: self._outputs] = weight
+        if bias is not None:
+            self._offset[: self._outputs] = bias
+        return [*found[:-1], (self._weight, self._offset)]
+
+    def _squares(self, batch: Records, inputs: Sequence[Tensor], derivatives: Sequence[Tensor]) -> Tensor:
+        """(b, L) squared norms of the layers' gradients."""
+        assert batch.constants is not None
+        of_inputs = [batch.constants, *map(squared_norms, inputs[1:])]
+        squares = torch.empty(len(batch), len(inputs), dtype=inputs[0].dtype, device=inputs[0].device)
+        for column, (layer, of_input, g) in enumerate(zip(self._layers, of_inputs, derivatives, strict=True)):
+            one = 1.0 if layer.bias is not None else 0.0
+            torch.mul(squared_norms(g), of_input + one, out=squares[:, column])
+        return squares
+
+    def _sum(
+        self, inputs: Sequence[Tensor], derivatives: Sequence[Tensor], factors: Sequence[Tensor] | None, out: Tensor
+    ) -> None:
+        """Write the sum of the gradients, each layer's times its ``factors`` (b,), to ``out``."""
+        parts = iter(self._total.split(self._sizes))
+        for number, (layer, a, g) in enumerate(zip(self._layers, inputs, derivatives, strict=True)):
+            scaled = g if factors is None else g * factors[number % len(factors)].unsqueeze(1)
+            scaled = scaled[:, : layer.out_features]
+            torch.mm(scaled.t(), a, out=next(parts).view(layer.out_features, layer.in_features))
+            if layer.bias is not None:
+                torch.sum(scaled, dim=0, out=next(parts))
+        out.copy_(self._total)
+
+
+def dense_layers(model: nn.Module) -> tuple[list[nn.Linear], list[nn.Module]] | None:
+    """The Linear layers of a model that is nothing else, and the activations between them; None if it is not that."""
+    leaves = _in_order(model)
+    if leaves is None:
+        return None
+    while leaves and type(leaves[0]) in (nn.Flatten, nn.Identity):
+        leaves.pop(0)
+    linear = [layer for layer in leaves[::2] if type(layer) is nn.Linear]
+    activations = leaves[1::2]
+    if len(leaves) % 2 == 0 or len(linear) != len(activations) + 1 or len(set(map(id, linear))) != len(linear):
+        return None
+    if not all(type(a) in ACTIVATIONS and getattr(a, "alpha", 1.0) == 1.0 for a in activations):
+        return None
+    own = sum(1 if layer.bias is None else 2 for layer in linear)  # fewer in all, where layers share a parameter
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return (linear, activations) if len(trainable) == own else None
+
+
+def _in_order(module: nn.Module) -> list[nn.Module] | None:
+    """What a Sequential of Sequentials calls, one after the other; None for any other module with parts."""
+    if type(module) is not nn.Sequential:
+        return None if list(module.children()) else [module]
+    parts = [_in_order(part) for part in module]
+    return None if any(part is None for part in parts) else [leaf for part in parts for leaf in part or ()]
+
+
+def _linear(a: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return a @ weight.t() if bias is None else torch.addmm(bias, a, weight.t())
