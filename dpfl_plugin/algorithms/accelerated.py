@@ -113,15 +113,34 @@ class MultistageMBSGD(OneGradient):
     def stages(self, facts: Facts) -> Sequence[Stage]:
         R = known_rounds(facts, "stages are cut from them")
         whole = Stage(phase=1, rounds=R, modulus=self.strong_convexity)
-        L = lipschitz_constant(self.lipschitz, facts)
-        gap = L**2 / (2 * self.strong_convexity) if self.gap is None else self.gap
+        L, gap = self._constants(facts)
         return cut(whole, self.smoothness, L, gap, self.variance, self.stage_rounds)
 
+    def theorem_rounds(self, facts: Facts) -> int:
+        """R of Lemma B.1, (14), at least 1."""
+        facts.need("num_records", "epsilon", "delta", instead="Give privacy.epsilon, and a data set of known silos.")
+        (L, gap), n, mu = self._constants(facts), facts.num_records, self.strong_convexity
+        return theory.smooth_rounds(
+            beta=self.smoothness - mu,  # beta_i + lambda_i there is the smoothness of the whole here
+            lambda_i=mu,
+            gap=gap,
+            L=L,
+            n_i=n,
+            N=facts.num_silos,
+            M=facts.num_participants,
+            K_i=facts.batch(n),
+            d=facts.dimension,
+            epsilon=facts.epsilon,
+            delta=facts.delta,
+        )
+
     def remarks(self, facts: Facts) -> Iterator[str]:
-        stages = self.stages(facts)
+        yield from short_stages(self.stages(facts), self.smoothness, *self._constants(facts))
+
+    def _constants(self, facts: Facts) -> tuple[float, float]:
+        """L and Delta."""
         L = lipschitz_constant(self.lipschitz, facts)
-        gap = L**2 / (2 * self.strong_convexity) if self.gap is None else self.gap
-        yield from short_stages(stages, self.smoothness, L, gap)
+        return L, L**2 / (2 * self.strong_convexity) if self.gap is None else self.gap
 
 
 def cut(

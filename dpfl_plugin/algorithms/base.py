@@ -7,7 +7,7 @@ that one implementation serves one silo in an adapter and a GPU full of them.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 from torch import Tensor
@@ -70,6 +70,7 @@ class RoundPlan:
         smoothing: what replaces every record's loss, see `dpfl_plugin.gradients.smoothing`: ("convolution", radius)
             or ("moreau", beta); None for nothing.
         phase: a name that the algorithm gives the round.
+        task: what silos do: a round of the algorithm, or what the framework asks of them beside its rounds.
         participants: ids, ascending; filled in by the framework.
         weights: of each participant's upload in the mean, adding up to 1; filled in by the framework.
         silo_share: S/M, or the participants' part of all silos' weights; filled in by the framework.
@@ -82,6 +83,7 @@ class RoundPlan:
     share: tuple[float, float] = (0.0, 1.0)
     phase: str = "train"
     smoothing: tuple[str, float] | None = None
+    task: Literal["train", "score", "personalise"] = "train"
     participants: tuple[int, ...] = ()
     weights: tuple[float, ...] = field(default=(), repr=False)
     silo_share: float = 1.0

@@ -94,3 +94,11 @@ def stage_scale(k: int, *, beta: float, mu: float, variance: float, gap: float, 
     """v_k = max{2 beta, sqrt(mu V^2 / (3 Delta 2^-(k-1) R (R+1) (R+2)))}; ``variance`` is V^2. Alg. 5, l. 3."""
     noisy = mu * variance / (3 * gap * 2.0 ** -(k - 1) * R * (R + 1) * (R + 2))
     return max(2 * beta, math.sqrt(noisy))
+
+
+def excess_risk(*, L: float, D: float, n: int, M: int, d: int, epsilon: float, delta: float) -> float:
+    """What the excess risk is O~ of, without constants and logarithms: (16), (29), and Theorems E.2 and G.1.
+
+    L D / sqrt(M) (1 / sqrt(n) + sqrt(d ln(1/delta)) / (epsilon n)).
+    """
+    return L * smoothing_radius(D=D, n=n, M=M, d=d, epsilon=epsilon, delta=delta)

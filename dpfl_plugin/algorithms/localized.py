@@ -33,6 +33,7 @@ class Phases(OneGradient):
     phase_rounds: tuple[int, ...] | None = None
     exponent: float | None = None
     lipschitz: float | None = None
+    theorem_name: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -53,6 +54,10 @@ class Phases(OneGradient):
 
     def refined(self, phase: Stage, facts: Facts) -> Sequence[Stage]:
         """The stages of a phase, from a stage without a rate."""
+        raise NotImplementedError
+
+    def theorem_rounds(self, facts: Facts) -> list[int]:
+        """R_i as the theorem has them; ``facts`` must have what `theorem` needs."""
         raise NotImplementedError
 
     def stages(self, facts: Facts) -> Sequence[Stage]:
@@ -175,7 +180,21 @@ class Regularised(Phases):
         most = L**2 / (2 * lambda_i)
         return min(most, L * self.diameter) if self.diameter else most
 
-    def departures_of(self, facts: Facts, beta: float) -> Iterator[str]:
+    def beta(self, facts: Facts) -> float:
+        """beta, of the loss or of what it is smoothed to."""
+        raise NotImplementedError
+
+    def theorem_rounds(self, facts: Facts) -> list[int]:
+        known = self.need_theorem(facts, "phase_rounds", self.theorem_name)
+        needed = []
+        for i in range(1, self.num_phases(facts) + 1):
+            lambda_i, n_i = self.curvature(i, facts), facts.num_records // 2**i
+            given = {**known, "n_i": n_i, "N": facts.num_silos, "K_i": facts.batch(n_i), "lambda_i": lambda_i}
+            del given["D"], given["n"]
+            needed.append(theory.smooth_rounds(beta=self.beta(facts), gap=self.gap(lambda_i, known["L"]), **given))
+        return needed
+
+    def departures_of(self, facts: Facts) -> Iterator[str]:
         """`departures`, and those from the theorem's lambda and R_i."""
         yield from self.departures(facts)
         known = self.theorem(facts)
@@ -183,13 +202,7 @@ class Regularised(Phases):
             return
         if self.regularisation not in (None, theory.regularisation(**known)):
             yield f"regularisation {self.regularisation:g}, where it has {theory.regularisation(**known):.4g}"
-        needed = []
-        for i in range(1, self.num_phases(facts) + 1):
-            lambda_i, n_i = self.curvature(i, facts), facts.num_records // 2**i
-            given = {**known, "n_i": n_i, "N": facts.num_silos, "K_i": facts.batch(n_i), "lambda_i": lambda_i}
-            del given["D"], given["n"]
-            needed.append(theory.smooth_rounds(beta=beta, gap=self.gap(lambda_i, known["L"]), **given))
-        yield from self.too_few(facts, needed)
+        yield from self.too_few(facts, self.theorem_rounds(facts))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,6 +246,11 @@ class LocalizedMBSGD(Regularised):
     def solver(self) -> Solver:
         return SGD(self.average or "last") if self.subsolver == "mb_sgd" else ACSA()
 
+    def beta(self, facts: Facts) -> float:
+        if self.smoothness is None:
+            raise ConfigError("smoothness is missing: Theorem C.1 of Gao et al. 2024 needs it.")
+        return self.smoothness
+
     def refined(self, phase: Stage, facts: Facts) -> Sequence[Stage]:
         if self.lr is not None:
             decay = 2.0 ** -self.p(facts) if self.lr_decay is None else self.lr_decay
@@ -246,7 +264,7 @@ class LocalizedMBSGD(Regularised):
         if self.smoothness is None:
             yield "Theorem C.1 of Gao et al. 2024 does not apply: its solver is Alg. 5, not MB-SGD (sec. 4)."
             return
-        departures = list(self.departures_of(facts, self.smoothness))
+        departures = list(self.departures_of(facts))
         if self.subsolver == "accelerated":
             departures.append("its solver is Alg. 5, not one call of Alg. 2")
         yield from self.remark("Theorem C.1", departures)
@@ -261,6 +279,7 @@ class LocalizedSubgradient(Phases):
     """
 
     eta: float | None = None
+    theorem_name: ClassVar[str] = "Theorem G.1"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -281,13 +300,15 @@ class LocalizedSubgradient(Phases):
     def refined(self, phase: Stage, facts: Facts) -> Sequence[Stage]:
         return [phase]
 
+    def theorem_rounds(self, facts: Facts) -> list[int]:
+        n_i = [facts.num_records // 2**i for i in range(1, self.num_phases(facts) + 1)]
+        M, d = facts.num_participants, facts.dimension
+        return [theory.nonsmooth_rounds(n_i=n, M=M, d=d, epsilon=facts.epsilon) for n in n_i]
+
     def remarks(self, facts: Facts) -> Iterator[str]:
         departures, known = list(self.departures(facts)), self.theorem(facts)
         if known is not None:
             if self.eta not in (None, theory.step_size(**known)):
                 departures.append(f"eta {self.eta:g}, where it has {theory.step_size(**known):.4g}")
-            n_i = [facts.num_records // 2**i for i in range(1, self.num_phases(facts) + 1)]
-            M, d = facts.num_participants, facts.dimension
-            needed = [theory.nonsmooth_rounds(n_i=n, M=M, d=d, epsilon=facts.epsilon) for n in n_i]
-            departures += self.too_few(facts, needed)
+            departures += self.too_few(facts, self.theorem_rounds(facts))
         yield from self.remark("Theorem G.1", departures)

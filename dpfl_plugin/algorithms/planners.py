@@ -87,6 +87,18 @@ class ScaffNewProblem:
         return size * math.log(1 / self.delta) / self.epsilon**2
 
 
+def psi_0_bound(initial_loss: float, mu: float, num_silos: int) -> float:
+    """2 N F(x_0) / mu, which psi_0 never exceeds with h_0 = 0, eta = 1/L and p = sqrt(mu/L): no data needed.
+
+    For losses f_i >= 0 that are mu-strongly convex and L-smooth: ||x_0 - x*||^2 <= 2 (F(x_0) - F*) / mu, and
+    ||grad f_i(x*)||^2 <= 2 L f_i(x*), whose sum over silos is at most 2 L N F*, times (eta/p)^2 = 1 / (L mu).
+
+    Args:
+        initial_loss: F(x_0), with its regulariser; log(number of classes) for a linear model that starts at 0.
+    """
+    return 2 * num_silos * initial_loss / mu
+
+
 Classifier = Literal["logistic", "softmax"]
 # The largest eigenvalue that the Hessian of a record's loss in its scores can have: p (1 - p), and diag(p) - p p^T.
 _CURVATURE: dict[Classifier, float] = {"logistic": 0.25, "softmax": 0.5}
@@ -111,3 +123,10 @@ def public_curvature(largest_norm: float, l2: float, *, model: Classifier, bias:
     """(mu, L) for any records of at most the norm ``largest_norm`` (1 after ``unit_norm``): no data needed."""
     require(0 <= largest_norm < math.inf, "largest_norm", largest_norm, "be finite and at least 0")
     return l2, _CURVATURE[model] * (largest_norm**2 + bias) + l2
+
+
+def public_lipschitz(largest_norm: float, *, model: Classifier, bias: bool = True) -> float:
+    """L of a record's loss, without a regulariser, for any records of at most the norm ``largest_norm``."""
+    require(0 <= largest_norm < math.inf, "largest_norm", largest_norm, "be finite and at least 0")
+    scores = 1.0 if model == "logistic" else math.sqrt(2)  # the longest gradient in the scores: p - y
+    return scores * math.sqrt(largest_norm**2 + bias)

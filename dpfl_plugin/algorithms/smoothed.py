@@ -91,7 +91,6 @@ class LocalizedConvolution(Regularised):
         return self.smoothing_radius
 
     def beta(self, facts: Facts) -> float:
-        """Of the smoothed loss."""
         L = lipschitz_constant(self.lipschitz, facts)
         return theory.convolved_smoothness(L=L, d=facts.dimension, radius=self.strength(facts))
 
@@ -99,7 +98,7 @@ class LocalizedConvolution(Regularised):
         return self.cut(phase, self.beta(facts), self.variance, facts)
 
     def remarks(self, facts: Facts) -> Iterator[str]:
-        departures, known = list(self.departures_of(facts, self.beta(facts))), self.theorem(facts)
+        departures, known = list(self.departures_of(facts)), self.theorem(facts)
         if known is not None and self.smoothing_radius not in (None, s := theory.smoothing_radius(**_without_L(known))):
             departures.append(f"smoothing_radius {self.smoothing_radius:g}, where it has {s:.4g}")
         yield from self.remark("Theorem D.5", departures)
@@ -136,11 +135,14 @@ class LocalizedNesterov(Regularised):
             return theory.envelope_smoothness(**self.need_theorem(facts, "envelope", "Theorem E.2"))
         return self.envelope
 
+    def beta(self, facts: Facts) -> float:
+        return self.strength(facts)  # Lemma E.1 (1)
+
     def refined(self, phase: Stage, facts: Facts) -> Sequence[Stage]:
-        return self.cut(phase, self.strength(facts), self.variance, facts)  # Lemma E.1 (1)
+        return self.cut(phase, self.beta(facts), self.variance, facts)
 
     def remarks(self, facts: Facts) -> Iterator[str]:
-        departures, known = list(self.departures_of(facts, self.strength(facts))), self.theorem(facts)
+        departures, known = list(self.departures_of(facts)), self.theorem(facts)
         if known is not None and self.envelope not in (None, beta := theory.envelope_smoothness(**known)):
             departures.append(f"envelope {self.envelope:g}, where it has {beta:.4g}")
         # The prox of App. E stays in the constraint set; the oracle's does not know it.

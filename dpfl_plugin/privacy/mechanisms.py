@@ -17,11 +17,17 @@ class Mechanism(Protocol):
     """Makes a value of known L2 sensitivity private."""
 
     def event(self, sampler: Sampler, rate: float, neighbouring: Neighbouring, unit: Unit) -> SampledGaussian:
-        """What a release will be charged as."""
+        """What a release will be charged as, if noise is added in proportion to its sensitivity.
+
+        Its noise multiplier is the same for every sampler, rate and unit.
+        """
         ...
 
     def __call__(self, value: Tensor, sensitivity: float, rng: np.random.Generator) -> None:
-        """Add noise to ``value`` (d,) in place, of a standard deviation in proportion to ``sensitivity``."""
+        """Add noise to ``value`` (d,) in place, of a standard deviation in proportion to ``sensitivity``.
+
+        A noise schedule says another sensitivity than the value's; the release is charged as so much more noise.
+        """
         ...
 
 

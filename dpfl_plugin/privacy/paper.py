@@ -240,6 +240,40 @@ def chang_rounds_spent(rounds: int, *, scheme: Scheme, beta: float, threshold: i
     return threshold + _geometric(log_x, local_steps * decayed) / local_steps
 
 
+def chang_theorem(
+    *,
+    by: Literal["round", "step"],
+    noise_multiplier: float,
+    beta: float,
+    threshold: int,
+    local_steps: int,
+    rounds: int,
+    silo_rate: float,
+    record_rate: float,
+) -> str:
+    """A sentence on whether [C] Thm 1 (by round) or 2 (by step) speaks of a run, and if not, why.
+
+    Their conditions are those of Bun, Dwork, Rothblum, Steinke 2018 on rho = Delta^2 / (2 sigma^2) <= 0.1 at every
+    release, so that sigma counts in units of the sensitivity, as ``noise_multiplier`` does. The theorems amplify by the
+    sampling of silos, p, as if of records; what a run states does not come from them.
+    """
+    number = 1 if by == "round" else 2
+    decays = max(0, rounds - threshold if by == "round" else local_steps * (rounds - threshold) - 1)
+    least = noise_multiplier**2 * math.exp(min(0.0, decays * math.log(beta)))
+    rate = silo_rate * record_rate
+    why = [
+        *([f"sigma_0 = {noise_multiplier:.4g} is below sqrt(5)"] if noise_multiplier < math.sqrt(5) else []),
+        *([f"p q = {rate:.4g} is above 0.1"] if rate > 0.1 * (1 + 1e-12) else []),
+        *([f"beta = {beta:g} is above 1"] if beta > 1 else []),
+        *([f"the last variance, {least:.4g}, is below 5"] if least < 5 <= noise_multiplier**2 else []),
+    ]
+    holds = f"does not apply: {'; '.join(why)}" if why else "has its conditions met"
+    return (
+        f"Theorem {number} of Chang, Seif, Tandon 2022 {holds}. No epsilon here comes from it: the accountant composes "
+        "the noise of every release."
+    )
+
+
 def _geometric(log_x: float, number: int) -> float:
     """1 + x + ... + x^(number - 1); infinite where it overflows."""
     if log_x == 0 or log_x * number > 700:

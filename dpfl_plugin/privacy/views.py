@@ -7,6 +7,7 @@ independently of the data, its guarantee is the mixture of taking part and not (
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -100,6 +101,48 @@ class Spending:
         for plan in planned:
             counts[plan.share, plan.release] += plan.count
         return _compose([(share, Term(release=r, count=n, rounds=1)) for (share, r), n in counts.items()])
+
+    def noise_multipliers(self) -> set[float]:
+        """Of all releases that were made."""
+        return {release.noise_multiplier for counts in self._counts.values() for _, release in counts}
+
+    def envelope(self, silos: Iterable[int]) -> list[Planned]:
+        """Releases that dominate those of each of ``silos``.
+
+        Of releases that differ in their noise only, it makes as many of noise up to any z as that silo which makes the
+        most. So the k-th in the order of growing noise has no more noise than the k-th of any silo.
+        """
+        kinds: defaultdict[tuple[Share, SampledGaussian], list[dict[float, int]]] = defaultdict(list)
+        for silo in silos:
+            own: defaultdict[tuple[Share, SampledGaussian], dict[float, int]] = defaultdict(dict)
+            for (share, release), count in self._counts.get(silo, Counter()).items():
+                own[share, replace(release, noise_multiplier=0.0)][release.noise_multiplier] = count
+            for kind, counts in own.items():
+                kinds[kind].append(counts)
+        return [
+            Planned(replace(release, noise_multiplier=noise), count, share)
+            for (share, release), of_silos in kinds.items()
+            for noise, count in _least_noise_first(of_silos)
+        ]
+
+
+def _least_noise_first(of_silos: Sequence[Mapping[float, int]]) -> Iterator[tuple[float, int]]:
+    """(noise, count) such that up to any noise they are as many as the most of one silo's {noise: count}."""
+    so_far, most = [0] * len(of_silos), 0
+    for noise in sorted({noise for counts in of_silos for noise in counts}):
+        so_far = [total + counts.get(noise, 0) for total, counts in zip(so_far, of_silos, strict=True)]
+        if max(so_far) > most:
+            yield noise, max(so_far) - most
+            most = max(so_far)
+
+
+def compositions(planned: Iterable[Planned]) -> tuple[Terms, ...]:
+    """Compositions of releases that are certain, one for each group of overlapping shares.
+
+    Raises:
+        ConfigError, UnsupportedError: as `Spending.compositions`.
+    """
+    return _compose(_certain(planned))
 
 
 def silo_compositions(charges: Iterable[Charge], earlier: Earlier = NOTHING_EARLIER) -> dict[int, tuple[Terms, ...]]:
@@ -208,8 +251,10 @@ def worst_case_terms(
 ) -> tuple[Terms, ...]:
     """A silo's compositions, had it taken part in every round, or in the dearest ``cap`` of them.
 
-    With a cap each release on each share is counted in those ``cap`` rounds that make most of it. Where rounds differ
-    only in how often they make one release, these are the dearest rounds; else it can only overstate.
+    With a cap these are the dearest rounds, where of any two rounds one dominates the other: it makes as many releases
+    of noise up to any z, and they differ in nothing else. Any ``cap`` rounds are then dominated by the dearest, one by
+    one. Else each release on each share is counted in those ``cap`` rounds that make most of it, which can only
+    overstate.
 
     Args:
         plans: what a round makes of the silo, and how many rounds do, each as often as it was released.
@@ -222,6 +267,8 @@ def worst_case_terms(
     """
     if cap is not None and cap < 0:
         raise ConfigError(f"cap={cap!r} must be at least 0.")
+    if cap is not None and (ordered := _dearest_first(plans)) is not None:
+        plans, cap = _first(ordered, plans, cap), None
     rounds: defaultdict[tuple[Share, SampledGaussian], Counter[int]] = defaultdict(Counter)
     for plan, number in plans.items():
         counts: Counter[tuple[Share, SampledGaussian]] = Counter()
@@ -237,6 +284,38 @@ def worst_case_terms(
             left -= taken
             parts.append((share, Term(release=release, count=count, rounds=taken)))
     return _compose(parts)
+
+
+def _dearest_first(plans: Iterable[tuple[Planned, ...]]) -> list[tuple[Planned, ...]] | None:
+    """The rounds in an order in which each dominates the next, or None if there is no such order."""
+    ordered = sorted(plans, key=_information, reverse=True)
+    kinds = {(p.share, replace(p.release, noise_multiplier=0.0)) for plan in ordered for p in plan}
+    chain = len(kinds) == 1 and all(_covers(more, less) for more, less in itertools.pairwise(ordered))
+    return ordered if chain else None
+
+
+def _information(plan: tuple[Planned, ...]) -> float:
+    """sum of 1 / sigma^2, which is not smaller for a round that dominates another."""
+    return sum(p.count / max(p.release.noise_multiplier, 1e-150) ** 2 for p in plan)
+
+
+def _covers(more: tuple[Planned, ...], less: tuple[Planned, ...]) -> bool:
+    """Whether up to any noise there are at least as many releases in ``more`` as in ``less``."""
+    counts: defaultdict[float, int] = defaultdict(int)
+    for sign, plan in ((1, more), (-1, less)):
+        for planned in plan:
+            counts[planned.release.noise_multiplier] += sign * planned.count
+    return all(total >= 0 for total in itertools.accumulate(counts[noise] for noise in sorted(counts)))
+
+
+def _first(
+    ordered: Sequence[tuple[Planned, ...]], plans: Mapping[tuple[Planned, ...], int], number: int
+) -> dict[tuple[Planned, ...], int]:
+    """The first ``number`` rounds in this order."""
+    taken: dict[tuple[Planned, ...], int] = {}
+    for plan in ordered:
+        taken[plan] = min(plans[plan], number - sum(taken.values()))
+    return taken
 
 
 def third_party_view(

@@ -97,6 +97,11 @@ def test_the_envelopes_error_is_that_of_the_theorem(epsilon: float) -> None:
     assert PUBLIC["L"] ** 2 / (2 * beta) <= PUBLIC["L"] * theory.smoothing_radius(**without_L, epsilon=epsilon)
 
 
+def test_the_risk() -> None:
+    """L D / sqrt(M) (1/4 + 6 / (16 epsilon)) = 2 * 8 / 5 (1/4 + 1/4)."""
+    assert theory.excess_risk(**PUBLIC, epsilon=1.5) == pytest.approx(16 / 5 / 2)
+
+
 def test_stages() -> None:
     """R^(k): 4 sqrt(2 * 8 / 1) = 16; 128 L^2 / (3 mu Delta) 2^(k+1) = 4 * 2^(k+1) with L^2 = 3 / 32, Delta = 1."""
     given = {"beta": 8.0, "mu": 1.0, "L": math.sqrt(3 / 32), "gap": 1.0}

@@ -8,7 +8,13 @@ import pytest
 import torch
 from scipy.optimize import minimize_scalar
 
-from dpfl_plugin.algorithms.planners import ScaffNewProblem, curvature, public_curvature
+from dpfl_plugin.algorithms.planners import (
+    ScaffNewProblem,
+    curvature,
+    psi_0_bound,
+    public_curvature,
+    public_lipschitz,
+)
 from dpfl_plugin.errors import ConfigError
 
 PROBLEM = ScaffNewProblem(
@@ -126,7 +132,62 @@ def test_mu_and_l_bound_the_hessian(model, outputs):
             assert eigenvalues.max().item() == pytest.approx(L)
 
 
+@pytest.mark.parametrize(("model", "outputs"), [("logistic", 1), ("softmax", 3)])
+def test_the_bound_on_psi_0_holds_whatever_the_records_are(model, outputs):
+    """Of silos with labels of their own and with random ones; h_0 = 0, x_0 = 0, so that F(x_0) = ln(classes)."""
+    rng = torch.Generator().manual_seed(2)
+    classes, l2, silos = max(outputs, 2), 0.05, []
+    for silo in range(3):
+        x = torch.randn(20, 3, generator=rng, dtype=torch.float64)
+        labels = torch.full((20,), silo % classes) if silo < 2 else torch.randint(0, classes, (20,), generator=rng)
+        silos.append((torch.column_stack([x / x.norm(dim=1, keepdim=True), torch.ones(20)]), labels))
+
+    def loss(w, x, labels):
+        scores = x @ w.reshape(outputs, 4).T
+        if model == "softmax":
+            mean = torch.nn.functional.cross_entropy(scores, labels)
+        else:
+            mean = torch.nn.functional.binary_cross_entropy_with_logits(scores[:, 0], labels.double())
+        return mean + l2 / 2 * w.square().sum()
+
+    w = torch.zeros(4 * outputs, dtype=torch.float64, requires_grad=True)
+    optimiser = torch.optim.LBFGS([w], max_iter=500, tolerance_grad=1e-12, tolerance_change=1e-15)
+
+    def closure():
+        optimiser.zero_grad()
+        mean = sum(loss(w, *silo) for silo in silos) / len(silos)
+        mean.backward()
+        return mean
+
+    assert closure().item() == pytest.approx(math.log(classes))
+    optimiser.step(closure)
+    mu, L = public_curvature(1.0, l2, model=model)
+    gradients = [torch.autograd.grad(loss(w, *silo), w)[0] for silo in silos]
+    psi_0 = 3 * w.square().sum() + sum(g.square().sum() for g in gradients) / (L * mu)
+    bound = psi_0_bound(math.log(classes), mu, 3)
+    assert 0.05 * bound < psi_0.item() <= bound
+
+
+@pytest.mark.parametrize(("model", "classes"), [("logistic", 2), ("softmax", 4)])
+def test_no_gradient_of_a_record_is_longer_than_the_public_constant(model, classes):
+    """And it is attained in the limit of scores that are sure and wrong."""
+    longest = public_lipschitz(1.0, model=model)
+    x = torch.tensor([1.0, 0.0, 1.0], dtype=torch.float64)  # of norm 1, and the bias
+    rng = torch.Generator().manual_seed(1)
+    found = []
+    for scale in (0.0, 1.0, 30.0):
+        w = scale * torch.randn(1 if model == "logistic" else classes, 3, generator=rng, dtype=torch.float64)
+        for label in range(classes):
+            scores = w @ x
+            gradient = scores.sigmoid() - label if model == "logistic" else scores.softmax(0)
+            if model == "softmax":
+                gradient = gradient - torch.nn.functional.one_hot(torch.tensor(label), classes)
+            found.append((gradient.norm() * x.norm()).item())
+    assert 0.99 * longest < max(found) <= longest + 1e-12
+
+
 def test_without_a_bias():
     x = np.array([[2.0, 0.0], [0.0, 1.0]])
     assert curvature(x, 0.5, model="logistic", bias=False) == (0.5, pytest.approx(0.25 * 4 / 2 + 0.5))
     assert public_curvature(2.0, 0.5, model="logistic", bias=False) == (0.5, 1.5)
+    assert public_lipschitz(2.0, model="logistic", bias=False) == 2

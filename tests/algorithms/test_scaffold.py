@@ -11,6 +11,7 @@ from dpfl_plugin.core.streams import stream
 from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.oracle import Draw, PrivateOracle
 from dpfl_plugin.privacy.samplers import FixedSize
+from dpfl_plugin.training.planning import Planner
 from tests.quadratics import Lab, rules, silo
 
 THREE = [silo([1.0, 4.0], [1.0, -2.0]), silo([2.0, 1.0], [-3.0, 0.5]), silo([8.0, 2.0], [0.5, 4.0])]
@@ -149,6 +150,83 @@ def test_server_momentum_leaves_the_controls_alone():
     plain.step()
     heavy.step()
     torch.testing.assert_close(plain.server["control"], heavy.server["control"])
+
+
+# Server optimisers, drawn silos of unequal sizes and weights, all at once
+
+FIVE = [
+    silo([1.0, 4.0], [1.0, -2.0], copies=2),
+    silo([2.0, 1.0], [-3.0, 0.5], copies=7),
+    silo([3.0, 2.0], [0.5, 4.0], copies=1),
+    silo([1.5, 1.5], [6.0, 0.0], copies=12),
+    silo([2.5, 3.0], [-1.0, -1.0], copies=4),
+]
+BY_RECORDS = tuple(len(records) / 26 for records in FIVE)
+SERVERS = {
+    "sgd": {"server_lr": 0.7},
+    "momentum": {"server_lr": 0.3, "beta_1": 0.6},
+    "adam": {"server_lr": 0.3, "beta_1": 0.5, "tau": 1.0},
+    "yogi": {"server_lr": 0.3, "beta_1": 0.5, "tau": 1.0},
+    "adagrad": {"server_lr": 2.0, "beta_1": 0.0, "tau": 1.0},
+}
+ALL_AT_ONCE = [
+    (Scaffold, "II", "sgd", None),
+    *((Scaffold, "II", name, BY_RECORDS) for name in SERVERS),
+    (Scaffold, "I", "momentum", BY_RECORDS),
+    (ScaffoldWarm, "II", "adam", BY_RECORDS),
+    (ScaffoldWarm, "I", "yogi", None),
+]
+
+
+def _drawn_lab(algorithm, option, name, weights, private_rules, seed=0):
+    made = algorithm(local_steps=3, local_lr=0.1, option=option, server_optimizer=name, **SERVERS[name])
+    lab = Lab(made, FIVE, private_rules, START, silo_rate=0.4, seed=seed, weights=weights)
+    planner = Planner(made, lab.setting, weights or (0.2,) * 5, seed)
+    return lab, lambda: planner.plan(lab.server, lab.round).participants
+
+
+@pytest.mark.parametrize(("algorithm", "option", "name", "weights"), ALL_AT_ONCE)
+def test_c_is_the_weighted_mean_of_the_c_i_after_every_round(algorithm, option, name, weights):
+    lab, draw = _drawn_lab(algorithm, option, name, weights, private())
+    of_all = torch.tensor(weights or (0.2,) * 5, dtype=torch.float64)
+    for _ in range(12):
+        lab.step(draw())
+        torch.testing.assert_close(lab.server["control"], of_all @ lab.host.states["control"])
+    assert lab.host.states["control"].abs().max() > 0.1
+
+
+@pytest.mark.parametrize(("algorithm", "option", "name", "weights"), ALL_AT_ONCE)
+def test_drawn_silos_reach_the_exact_optimum_of_the_weighted_loss(algorithm, option, name, weights):
+    lab, draw = _drawn_lab(algorithm, option, name, weights, rules())
+    for _ in range(900):
+        lab.step(draw())
+        if (lab.server["model"] - lab.optimum).norm() < 1e-7:
+            break
+    assert (lab.server["model"] - lab.optimum).norm() < 1e-6
+    a, b = torch.stack([records.features[0] for records in FIVE]).chunk(2, dim=1)
+    torch.testing.assert_close(lab.host.states["control"], a * (lab.optimum - b), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(("algorithm", "option", "name", "weights"), ALL_AT_ONCE)
+def test_at_the_optimum_nothing_moves(algorithm, option, name, weights):
+    """x* with c_i = grad f_i(x*) and an optimiser at rest is a fixed point, whoever is drawn."""
+    lab, draw = _drawn_lab(algorithm, option, name, weights, rules())
+    a, b = torch.stack([records.features[0] for records in FIVE]).chunk(2, dim=1)
+    lab.server["model"], lab.host.states["control"] = lab.optimum, a * (lab.optimum - b)
+    for _ in range(10):
+        lab.step(draw())
+    torch.testing.assert_close(lab.server["model"], lab.optimum)
+    torch.testing.assert_close(lab.server["control"], torch.zeros(2, dtype=torch.float64), atol=1e-12, rtol=0)
+
+
+def test_the_server_optimiser_rests_while_the_controls_warm_up():
+    lab, draw = _drawn_lab(ScaffoldWarm, "II", "adam", None, private())
+    while lab.plan().phase == "warm-up":
+        before = lab.server
+        lab.step(draw())
+        assert all(torch.equal(lab.server[key], before[key]) for key in ("model", "optimizer_m", "optimizer_v"))
+    lab.step(draw())
+    assert lab.server["optimizer_m"].abs().max() > 0
 
 
 # Warm-up

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from dpfl_plugin.errors import ConfigError, UnsupportedError
+from dpfl_plugin.privacy import pld
 from dpfl_plugin.privacy.accountants import PLD, PRV, RDP, Accountant, Gaussian
 from dpfl_plugin.privacy.calibration import max_rounds
 from dpfl_plugin.privacy.events import SampledGaussian, Sampler, Term
@@ -169,6 +170,29 @@ def test_noise_beyond_what_doubles_bear_is_not_credited() -> None:
     for accountant in (PLD(), RDP(), PRV(), Gaussian(), Paper()):
         most = accountant.epsilon([term("full", 1.0, 1e4)], 1e-9)
         assert accountant.epsilon([term("full", 1.0, 1e7)], 1e-9) == most > 0
+
+
+# Very many noise multipliers
+
+
+@pytest.mark.parametrize("sampler", ["fixed", "poisson"])
+def test_very_many_noise_multipliers_are_bounded_from_above(sampler: Sampler) -> None:
+    """Against the same releases with none rounded, and with all rounded down by as much as is said."""
+    noise = [12.0 * 0.997**i for i in range(100)]
+    terms = [term(sampler, 0.2, sigma, rounds=10) for sigma in noise]
+    rounded = PLD().epsilon(terms, 1e-5)
+    exact = pld.epsilon(terms, 1e-5)
+    least = pld.epsilon([term(sampler, 0.2, sigma * (1 - 0.0054), rounds=10) for sigma in noise], 1e-5)
+    assert exact * (1 + 1e-3) < rounded < least
+
+
+def test_few_noise_multipliers_and_those_without_sampling_stay_exact() -> None:
+    few = [term("fixed", 0.2, 12.0 * 0.997**i) for i in range(64)]
+    assert PLD().epsilon(few, 1e-5) == pld.epsilon(few, 1e-5)
+    noise = [12.0 * 0.997**i for i in range(1000)]
+    together = math.fsum(sigma**-2 for sigma in noise) ** -0.5
+    many = Gaussian().epsilon([term("full", 1.0, sigma) for sigma in noise], 1e-5)
+    assert many == pytest.approx(Gaussian().epsilon([term("full", 1.0, together)], 1e-5), rel=1e-9)
 
 
 # max_rounds

@@ -24,6 +24,7 @@ from dpfl_plugin.privacy.clipping import Adaptive, Clipping, Flat, Median, PerLa
 from dpfl_plugin.privacy.events import SampledGaussian, Term
 from dpfl_plugin.privacy.mechanisms import Gaussian
 from dpfl_plugin.privacy.samplers import FixedSize, FullBatch, Poisson
+from dpfl_plugin.privacy.schedules import Geometric
 from dpfl_plugin.training.host import CLIP_NORM
 from tests.quadratics import Lab, rules
 from tests.quadratics import silo as quadratic
@@ -285,6 +286,20 @@ def test_noise_of_an_adaptive_release(sampler):
     assert stats.kstest(fractions, stats.norm(scale=z_b * delta / 2 / b).cdf).pvalue > ALPHA
     assert stats.kstest(fractions, stats.norm(scale=1.3 * z_b * delta / 2 / b).cdf).pvalue < ALPHA
     assert abs(np.corrcoef(noise.reshape(2000, -1)[:, 0], fractions)[0, 1]) < 0.12  # 5 deviations of independence
+
+
+def test_an_adaptive_release_follows_the_schedule():
+    """Both parts of it, where noise grows: with the same normals, twice the noise, and a charge of twice the noise."""
+    made, values, found = ClosedForm(MODEL, losses.cross_entropy, 2**20), [3.0] * N, []
+    clipping = Adaptive(lr=0.3)
+    for sigma, beta in ((Z, 4.0), (2 * Z, 1.0), (0.0, 1.0)):
+        of = rules(sigma, 0.5, SAMPLERS["fixed"], clipping=clipping, schedule=Geometric(beta=beta))
+        asked = PrivateOracle(of, made, [made.prepare(norms(values))], [0], Draw(0, 0), max_gradients=1)
+        found.append((asked.gradient(zeros()), asked.clip_norms[0], asked.charges()))
+    (grown, clip_norm, charges), (constant, same_norm, same_charges), (silent, silent_norm, _) = found
+    torch.testing.assert_close(grown, constant)
+    assert clip_norm == pytest.approx(same_norm, rel=1e-12) and clip_norm != silent_norm and charges == same_charges
+    assert not torch.allclose(grown, silent)
 
 
 def test_without_noise_the_count_is_exact_and_nothing_is_guaranteed():

@@ -293,12 +293,15 @@ def test_a_cap_on_participation() -> None:
 
 def test_a_cap_takes_the_dearest_rounds() -> None:
     """The worst choice of 4 rounds is found, or overstated; never less."""
+    plans: dict[tuple[Planned, ...], int]
     plans = {(Planned(A, 5),): 3, (Planned(A, 7),): 2, (Planned(A, 1), Planned(A, 1)): 9}
     (dearest,) = worst_case_terms(plans, 4)
     assert PLD().epsilon(dearest, DELTA) == epsilon((A, 2 * 7 + 2 * 5))
-    mixed = {(Planned(A, 5),): 15, (Planned(B, 5),): 15}
+    (less_noise,) = worst_case_terms({(Planned(A, 5),): 15, (Planned(B, 5),): 3, (Planned(B, 5), Planned(A, 1)): 2}, 6)
+    assert PLD().epsilon(less_noise, DELTA) == epsilon((A, 7), (B, 25))
+    mixed = {(Planned(A, 9),): 15, (Planned(A, 2),): 15, (Planned(B, 5),): 15}  # less noise, but fewer releases
     (bound,) = worst_case_terms(mixed, 4)
-    assert PLD().epsilon(bound, DELTA) == epsilon((A, 20), (B, 20)) > max(epsilon((A, 20)), epsilon((B, 20)))
+    assert PLD().epsilon(bound, DELTA) == epsilon((A, 36), (B, 20)) > max(epsilon((A, 36)), epsilon((B, 20)))
     phases = {(Planned(A, 5, FIRST),): 3, (Planned(A, 5, SECOND),): 15}
     assert set(worst_case_terms(phases, 4)) == {_one(A, 15), _one(A, 20)}
     assert worst_case_terms(plans, 0) == () and worst_case_terms({}, 4) == ()
@@ -312,14 +315,37 @@ def test_a_cap_takes_the_dearest_rounds() -> None:
     st.integers(0, 6),
 )
 def test_no_choice_of_rounds_within_the_cap_costs_more(rounds: list[list[tuple[bool, int]]], cap: int) -> None:
-    """Term by term: every choice of at most ``cap`` rounds makes no more of any release."""
+    """Every choice of at most ``cap`` rounds makes no more releases with at most any noise."""
     made = [tuple(Planned(A if first else B, count) for first, count in one) for one in rounds]
-    bound = Counter({t.release: t.count * t.rounds for terms in worst_case_terms(Counter(made), cap) for t in terms})
+    bound = [t for terms in worst_case_terms(Counter(made), cap) for t in terms]
     for chosen in itertools.combinations(made, min(cap, len(made))):
-        total = Counter()  # type: ignore[var-annotated]
-        for planned in (p for plan in chosen for p in plan):
-            total[planned.release] += planned.count
-        assert total <= bound
+        for noise in (A.noise_multiplier, B.noise_multiplier):
+            most = sum(t.count * t.rounds for t in bound if t.release.noise_multiplier <= noise)
+            assert sum(p.count for plan in chosen for p in plan if p.release.noise_multiplier <= noise) <= most
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.lists(st.sampled_from([1.0, 2.0, 3.0, 5.0, 8.0]), max_size=6), min_size=1, max_size=4))
+def test_the_envelope_dominates_every_silo_and_is_no_more_than_need_be(noises: list[list[float]]) -> None:
+    """In the order of growing noise, its k-th release has the least noise of all silos' k-th ones."""
+    made = [
+        charge(round, silo=silo, count=1, release=replace(A, noise_multiplier=noise))
+        for silo, own in enumerate(noises)
+        for round, noise in enumerate(own)
+    ]
+    envelope = Spending(made).envelope(range(len(noises)))
+    found = sorted(p.release.noise_multiplier for p in envelope for _ in range(p.count))
+    ranks = itertools.zip_longest(*map(sorted, noises), fillvalue=math.inf)
+    assert found == [min(rank) for rank in ranks]
+    assert {replace(p.release, noise_multiplier=1.0) for p in envelope} <= {replace(A, noise_multiplier=1.0)}
+
+
+def test_an_envelope_keeps_shares_and_rates_apart() -> None:
+    """A release of another share, or at another rate, is neither dominated nor replaced by one of this."""
+    other = replace(A, rate=0.2)
+    made = [charge(0, silo=0, share=FIRST), charge(0, silo=1, share=SECOND), charge(0, silo=2, release=other)]
+    found = {(p.share, p.release, p.count) for p in Spending(made).envelope(range(3))}
+    assert found == {(c.share, c.release, c.count) for c in made}
 
 
 def _one(release: SampledGaussian, count: int) -> tuple[Term, ...]:
