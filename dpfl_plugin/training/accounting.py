@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from dpfl_plugin.algorithms.base import RoundPlan, Setting
 from dpfl_plugin.config.schema import Config
+from dpfl_plugin.errors import ConfigError, PluginError
 from dpfl_plugin.oracle import PrivacyRules
-from dpfl_plugin.privacy.accountants import Accountant
+from dpfl_plugin.privacy.accountants import MOST_LEVELS, Accountant, rounded_down
 from dpfl_plugin.privacy.budget import Budget
-from dpfl_plugin.privacy.calibration import max_rounds, worst_epsilon
-from dpfl_plugin.privacy.events import Charge, Term
+from dpfl_plugin.privacy.calibration import max_rounds, most, worst_epsilon
+from dpfl_plugin.privacy.events import Charge, SampledGaussian, Term
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.pld import normalise
 from dpfl_plugin.privacy.prior import Prior
@@ -24,6 +26,7 @@ from dpfl_plugin.privacy.views import (
     Terms,
     View,
     ViewEpsilon,
+    compositions,
     outsider_view,
     server_view,
     third_party_view,
@@ -31,6 +34,7 @@ from dpfl_plugin.privacy.views import (
     worst_case_terms,
     worst_case_view,
 )
+from dpfl_plugin.training.beside import NOT_RUN, Beside, Kind, beside
 from dpfl_plugin.training.planning import draw_participants
 
 MOST_ROUNDS = 10**6  # where only a budget ends a run
@@ -40,11 +44,33 @@ TOO_FEW_LEFT = "too few silos may take part in another round"  # how a reason be
 
 @dataclass(frozen=True, slots=True)
 class RoundCost:
-    """What a round asks of a silo that takes part, and how probable that was: public, and the same for all silos."""
+    """What a round asks of a silo that takes part, and how probable that was: public, and the same for all silos.
 
-    num_gradients: int
+    Attributes:
+        levels: (noise multiplier, number of releases that are charged with it).
+        share: of the silo's records that they read.
+        probability: that a given silo takes part.
+    """
+
+    levels: tuple[tuple[float, int], ...]
     share: tuple[float, float]
     probability: float
+
+    @property
+    def num_releases(self) -> int:
+        return sum(count for _, count in self.levels)
+
+    def scaled(self, factor: float) -> RoundCost:
+        """With so many times the noise."""
+        return replace(self, levels=tuple((factor * noise, count) for noise, count in self.levels))
+
+
+@dataclass(frozen=True, slots=True)
+class _Cleared:
+    """Rounds that are known to fit the budget: those before ``until``, if they are planned as ``shape`` says."""
+
+    shape: tuple[object, ...] = ()
+    until: int = 0
 
 
 class PrivacyAccount:
@@ -80,6 +106,7 @@ class PrivacyAccount:
         budget_accountant: Accountant | None = None,
         stateless: bool = False,
     ) -> None:
+        self._beside = beside(config, budget_accountant or accountant)
         self._seed, self._privacy, self._config_rounds = config.seed, config.privacy, config.rounds
         self._rules, self._setting, self._accountant = rules, setting, accountant
         self._cap, self._stateless = config.max_participations, stateless
@@ -88,7 +115,11 @@ class PrivacyAccount:
         self._budget = None
         if config.privacy.epsilon is not None:
             self._budget = Budget(config.privacy.epsilon, config.privacy.delta, budget_accountant or accountant)
-        self.ledger, self.shared, self.prior = ledger, shared, prior
+        self.ledger, self.shared, self._earlier = ledger, shared, prior
+        # Beside the rounds: (silo, round) -> names of noise, of each kind of release.
+        self._made: dict[Kind, defaultdict[tuple[int, int], set[str]]]
+        self._made = {kind: defaultdict(set) for kind in self._beside.kinds}
+        self._least: dict[Kind, float] = {}  # noise multiplier that a charge beside the rounds had
         # Where the draws of earlier runs decide the length or the noise of this one, which may draw the same silos, no
         # mixture is proven.
         solved, of_server = config.privacy.noise_multiplier is None, config.privacy.budget_view == "server"
@@ -96,23 +127,32 @@ class PrivacyAccount:
         self._certain = config.privacy.epsilon is not None and told
         self.costs = _made_certain(costs or {}) if self._certain else dict(costs or {})
         final = [charge for charge in ledger if not repeats(charge)]
-        self._spending = Spending(final)
+        in_rounds = self._in_rounds(final)
+        self._spending = Spending(in_rounds)
         # Rounds that the checkpoint does not know, and how often each round was released.
-        self._found = _rounds_in(final)
+        self._found = _rounds_in(in_rounds)
         self._noise_ids: defaultdict[int, set[str]] = defaultdict(set)
         self._participations: defaultdict[int, set[tuple[int, str]]] = defaultdict(set)
         self._note(final)
         # One silo of each number of records and each past: the others cost the same.
         self._most: dict[RoundCost, int] = {}
+        self._cleared = _Cleared()
+        self._plans: dict[tuple[int, RoundCost], dict[SampledGaussian, int]] = {}  # of a silo with so many records
         self._kinds = {self._kind(silo): silo for silo in reversed(range(len(self._num_records)))}
 
     # What a runtime does
 
     def append(self, charges: Sequence[Charge]) -> None:
+        """Charge what silos are about to send.
+
+        Raises:
+            PluginError: the noise is not what the round was checked for; nothing was charged, and nothing may leave.
+        """
+        self._check_planned(charges)
         if self.shared is not None:
             self.shared.append(charges)
         self.ledger.append(charges)
-        self._spending.add(charges)
+        self._spending.add(self._in_rounds(charges))
         self._note(charges)
 
     def sync(self) -> None:
@@ -143,25 +183,84 @@ class PrivacyAccount:
 
     def begin_round(self, round: int, plan: RoundPlan) -> None:
         """The round is about to run: it counts from here on, whether it finishes or not."""
-        self.costs[round] = self._cost(plan)
+        self.costs[round] = self._cost(round, plan)
 
     def affords(self, round: int, plan: RoundPlan) -> bool:
         """Whether a round, the next to come, stays within the budget."""
         if self._budget is None:
             return True
-        cost = self._cost(plan)
-        if self._privacy.budget_view == "third_party":
-            costs = _drawn(_dearest({**self._found, **self.costs, round: cost}), self.prior)
+        cost = self._cost(round, plan)
+        third_party = self._privacy.budget_view == "third_party"
+        if self._rules.varies:
+            return self._affords_ahead(round, plan) or (not third_party and self._affords_drawn(cost, plan))
+        if third_party:
+            costs = _drawn(self._dearest({**self._found, **self.costs, round: cost}), self.prior)
             cost = costs[round]
-            again = self._released_again(costs, {round: {*self._noise_ids[round], "the next"}})
+            again = self._released_again(costs, {round: {*self._noise_ids.get(round, ()), "the next"}})
             if not again and set(costs.values()) == {cost}:  # all alike: one search serves all rounds
                 if cost not in self._most:
                     self._most[cost] = self._most_alike(cost, self._budget.epsilon, MOST_ROUNDS)
                 return len(costs) <= self._most[cost]
             return self._third_party(costs, again, self.prior).epsilon <= self._budget.epsilon
+        return self._affords_drawn(cost, plan)
+
+    def _affords_drawn(self, cost: RoundCost, plan: RoundPlan) -> bool:
+        """Whether those who were drawn for the next round stay within a budget in the server's view."""
+        assert self._budget is not None
         earlier = self.prior.realised
-        planned = {silo: [self._planned(silo, cost), *earlier.get(silo, ())] for silo in plan.participants}
+        planned = {silo: [*self._planned(silo, cost), *earlier.get(silo, ())] for silo in plan.participants}
         return bool(self._budget.allows(self._spending, planned))
+
+    def _affords_ahead(self, round: int, plan: RoundPlan) -> bool:
+        """Whether the next round stays within the budget, whoever is drawn, where rounds differ in their noise.
+
+        Looks for how many rounds with this plan do, so that most rounds need no epsilon to be computed: releases that
+        fit together with more fit without.
+        """
+        shape = (plan.num_gradients, plan.share, plan.participation)
+        if self._cleared.shape == shape and round < self._cleared.until:
+            return True
+        limit = max(1, (self._config_rounds or MOST_ROUNDS) - round)
+        self._cleared = _Cleared(shape, round + most(lambda rounds: self._fit(round, plan, rounds), limit))
+        return round < self._cleared.until
+
+    def _fit(self, first: int, plan: RoundPlan, rounds: int) -> bool:
+        """Whether rounds ``first``, ``first`` + 1, ... with this plan stay within the budget, whoever is drawn."""
+        assert self._budget is not None
+        try:
+            costs = {round: self._cost(round, plan) for round in range(first, first + rounds)}
+            if self._privacy.budget_view == "third_party":
+                return self._third_party_ahead(costs) <= self._budget.epsilon
+            return all(self._budget.fits(terms) for terms in undominated(self._server_ahead(costs.values())))
+        except ConfigError:
+            if rounds == 1:
+                raise
+            return False  # noise so far ahead has no number, or no bound
+
+    def _server_ahead(self, costs: Iterable[RoundCost]) -> list[Terms]:
+        """Compositions that dominate what any silo has released by the end of rounds to come."""
+        counted, alike = Counter(costs), self._alike()
+        noises = {noise for cost in counted for noise, _ in cost.levels} | self._spending.noise_multipliers()
+        found: list[Terms] = []
+        for kind, silo in self._kinds.items():
+            planned = [*self._spending.envelope(alike[kind]), *self.prior.realised.get(silo, ())]
+            for cost, rounds in counted.items():
+                planned += [replace(one, count=one.count * rounds) for one in self._planned(silo, cost)]
+            if len(noises) + len(self.prior.realised.get(silo, ())) > MOST_LEVELS:
+                # A silo may have more of them than what dominates it, and be accounted for by levels.
+                planned = [replace(one, release=rounded_down(one.release)) for one in planned]
+            found += compositions(planned)
+        return found
+
+    def _third_party_ahead(self, later: Mapping[int, RoundCost]) -> float:
+        """A third party's epsilon at the end of rounds to come."""
+        if len({cost.num_releases for cost in (*self.costs.values(), *later.values())}) > 1:
+            # Which rounds are longer may depend on earlier draws, and so may where the budget ends the run.
+            self._certain = True
+            self.costs, later = _made_certain(self.costs), _made_certain(later)
+        costs = _drawn(self._dearest({**self._found, **self.costs, **later}), self.prior)
+        again = self._released_again(costs, {round: {*self._noise_ids.get(round, ()), "the next"} for round in later})
+        return self._third_party(costs, again, self.prior).epsilon if again else self._mixture(costs, self.prior)
 
     def why_not(self) -> str:
         view = self._privacy.budget_view.replace("_", " ")
@@ -176,22 +275,42 @@ class PrivacyAccount:
 
     def so_far(self) -> dict[str, float | None]:
         """Epsilon spent in each view; None where nothing is guaranteed."""
-        compositions = (terms for silo in self._spending for terms in self._spending.compositions(silo))
-        spent = (self._accountant.epsilon(terms, self._privacy.delta) for terms in undominated(compositions))
-        costs = _dearest({**self._found, **self.costs})
+        beside = self._prior(ahead=False)
+        spent = (self._accountant.epsilon(terms, self._privacy.delta) for terms in undominated(self._spent(beside)))
+        costs = self._dearest({**self._found, **self.costs})
         again = self._released_again(costs)
-        third_party = self._third_party(costs, again).epsilon if again else self._mixture(costs)
+        third_party = self._third_party(costs, again, beside).epsilon if again else self._mixture(costs, beside)
+        server = max(spent, default=0.0)
         if self._budget is not None and self._privacy.budget_view == "server":
             third_party = min(third_party, self._budget.epsilon)  # which holds towards the server, whoever is drawn
-        return {"server": _finite(max(spent, default=0.0)), "third_party": _finite(third_party)}
+            server = min(server, self._budget.epsilon) if self._rules.varies else server
+        return {"server": _finite(server), "third_party": _finite(third_party)}
+
+    def _spent(self, beside: Prior) -> Iterator[Terms]:
+        """Compositions of what silos released, in rounds and beside; with a schedule, of what dominates a kind."""
+        if not self._rules.varies:
+            for silo in {*self._spending, *beside.realised}:
+                yield from self._spending.compositions(silo, beside.realised.get(silo, ()))
+            return
+        for silos in self._alike().values():
+            yield from compositions(self._spending.envelope(silos))
+
+    def _alike(self) -> defaultdict[tuple[int, tuple[Planned, ...]], list[int]]:
+        """Those that released something, by what an epsilon of theirs depends on besides."""
+        alike: defaultdict[tuple[int, tuple[Planned, ...]], list[int]] = defaultdict(list)
+        for silo in self._spending:
+            alike[self._kind(silo)].append(silo)
+        return alike
 
     def expected_rounds(self, plan: RoundPlan, limit: int) -> int:
         """How many rounds like ``plan`` the budget allows in all, up to ``limit``; for schedules and the ETA only."""
-        cost = self._cost(plan)
+        cost = self._cost(0, plan)
         self._check_accountant(cost)
         each = dict.fromkeys(self._kinds, limit if self._cap is None else min(limit, self._cap))
         if cost.share != (0.0, 1.0) and self.affords(0, plan):
             pass  # what later rounds add to the cost of this one depends on which records they read
+        elif self._budget is not None and self._rules.varies:
+            limit = self._expected_of_draws(plan, limit)
         elif self._budget is not None and self._privacy.budget_view == "third_party":
             limit = self._most_alike(_drawn({0: cost}, self.prior)[0], self._budget.epsilon, limit)
         elif self._budget is not None:
@@ -218,17 +337,43 @@ class PrivacyAccount:
                     return round
         return limit
 
+    def _expected_of_draws(self, plan: RoundPlan, limit: int) -> int:
+        """How many rounds like ``plan`` fit, where they differ in their noise; by the silo that is drawn most."""
+        assert self._budget is not None
+        sampled = plan.participation != "all" and self._setting.num_participants < self._setting.num_silos
+        always = most(lambda rounds: self._fit(0, plan, rounds), limit)
+        if not sampled or self._privacy.budget_view == "third_party":
+            return always
+        draws: list[list[int]] = []
+
+        def fits(rounds: int) -> bool:
+            draws.extend(draw_participants(self._seed, n, self._setting) for n in range(len(draws), rounds))
+            often = Counter(silo for drawn in draws[:rounds] for silo in drawn)
+            most_drawn = {self._kind(silo): silo for silo in often if often[silo] == max(often.values())}
+            costs = {n: self._cost(n, plan) for n in range(rounds)}
+            return all(
+                self._fit_of(silo, [cost for n, cost in costs.items() if silo in draws[n]])
+                for silo in most_drawn.values()
+            )
+
+        return max(always, most(fits, limit))
+
+    def _fit_of(self, silo: int, costs: Iterable[RoundCost]) -> bool:
+        assert self._budget is not None
+        planned = [one for cost in costs for one in self._planned(silo, cost)]
+        return all(self._budget.fits(terms) for terms in compositions([*planned, *self.prior.realised.get(silo, ())]))
+
     def _check_accountant(self, cost: RoundCost) -> None:
         """Raise UnsupportedError now if the accountant does not know what will be released, not after it was."""
         for silo in self._silos():
-            planned = self._planned(silo, cost)
-            for probability in {1.0, cost.probability}:
+            for planned, probability in itertools.product(self._planned(silo, cost), {1.0, cost.probability}):
                 term = Term(release=planned.release, count=planned.count, rounds=1, participation=probability)
                 self._accountant.epsilon([term, *self.prior.terms(silo, cost.share)], self._privacy.delta)
 
-    def charges(self, round: int, plan: RoundPlan) -> list[Charge]:
+    def charges(self, round: int, plan: RoundPlan, noise_id: str = "rehearsal") -> list[Charge]:
         """What a round will charge, for rehearsals."""
-        return [self._charge(silo, round, self._cost(plan), "rehearsal") for silo in plan.participants]
+        cost = self._cost(round, plan)
+        return [one for silo in plan.participants for one in self._charges(silo, round, cost, noise_id)]
 
     @property
     def rules(self) -> PrivacyRules:
@@ -237,7 +382,7 @@ class PrivacyAccount:
 
     @property
     def noise_multiplier(self) -> float:
-        """sigma_g of all releases of the run, given or solved for."""
+        """sigma_g of the run, given or solved for; of all releases, if no schedule changes it."""
         return self._rules.noise_multiplier
 
     @property
@@ -247,7 +392,79 @@ class PrivacyAccount:
 
     def num_releases(self, silo: int, round: int) -> int:
         """How often a silo that takes part in a round which was begun releases something."""
-        return self._planned(silo, self.costs[round]).count
+        return self.costs[round].num_releases
+
+    # Beside the rounds
+
+    @property
+    def beside(self) -> Beside:
+        """What is planned beside the rounds."""
+        return self._beside
+
+    @property
+    def prior(self) -> Prior:
+        """What is to be composed with the rounds: what earlier runs released, and all that is planned beside them."""
+        return self._prior(ahead=True) if self._beside else self._earlier
+
+    def affords_beside(self, kind: Kind, round: int, noise_id: str) -> bool:
+        """Whether a release beside the rounds, the next of all silos, stays within the budget.
+
+        Together with what was spent and with all that is planned. That has room for each such release once: one that a
+        crash makes silos make again with fresh noise is another.
+        """
+        if self._budget is None:
+            return True
+        prior = self._prior(ahead=True, following=(kind, round, noise_id))
+        if self._privacy.budget_view == "third_party":
+            costs = _drawn(self._dearest({**self._found, **self.costs}), prior)
+            return self._third_party(costs, self._released_again(costs), prior).epsilon <= self._budget.epsilon
+        return bool(self._budget.allows(self._spending, prior.realised))
+
+    def charge_scores_not_made(self, rounds: Iterable[int]) -> None:
+        """Charge scores that were planned after so many ``rounds`` each, as if they had been made."""
+        one, _ = self._beside.planned("score", self._rules, 1)
+        self.append(
+            [
+                Charge(round=t, silo=silo, release=one.release, count=1, share=one.share, noise_id=NOT_RUN)
+                for t in rounds
+                for silo in range(len(self._num_records))
+            ]
+        )
+
+    def _in_rounds(self, charges: Iterable[Charge]) -> list[Charge]:
+        return [charge for charge in charges if self._beside.kind(charge) is None]
+
+    def _prior(self, *, ahead: bool, following: tuple[Kind, int, str] | None = None) -> Prior:
+        """What silos released beside the rounds; with ``ahead``, and will have by the end.
+
+        A release that was made again with fresh noise counts again. Every silo counts as the one that made most.
+
+        Args:
+            following: what all silos are about to release, after which round, and the name of its noise.
+        """
+        more = {} if following is None else {following[:2]: {following[2]}}
+        counts: dict[Kind, int] = {}
+        for kind, made in self._made.items():
+            rounds, releases = Counter[int](), Counter[int]()
+            for (silo, round), noise_ids in made.items():
+                rounds[silo] += 1
+                releases[silo] += len(noise_ids | more.get((kind, round), set()))
+            again = max((releases[silo] - rounds[silo] for silo in rounds), default=0)
+            planned = self._beside.planned(kind, self._rules, min(self._num_records))[1]
+            counts[kind] = planned + again if ahead else max(releases.values(), default=0)
+        of_size = {n: self._releases_beside(counts, n) for n in set(self._num_records)}
+        everywhere = {silo: of_size[n] for silo, n in enumerate(self._num_records) if of_size[n]}
+        return Prior(realised=everywhere, certain=everywhere)
+
+    def _releases_beside(self, counts: Mapping[Kind, int], num_records: int) -> tuple[Planned, ...]:
+        found = []
+        for kind, count in counts.items():
+            one, _ = self._beside.planned(kind, self._rules, num_records)
+            # Noise that was solved for may be found a hair different on another machine: what was charged counts.
+            noise = min(one.release.noise_multiplier, self._least.get(kind, math.inf))
+            release = replace(one.release, noise_multiplier=noise)
+            found += [replace(one, release=release, count=one.count * count)] if count else []
+        return tuple(found)
 
     # What a result says
 
@@ -264,19 +481,23 @@ class PrivacyAccount:
 
     def _views(self, prior: Prior) -> dict[str, Any]:
         # Of a run that was killed, only the ledger may know the last rounds.
-        costs = {**_rounds_in(self.ledger), **self.costs}
+        charges = self._in_rounds(self.ledger)
+        costs = {**_rounds_in(charges), **self.costs}
         realised = server_view(self.ledger, self._accountant, self._privacy.delta, earlier=prior.realised)
+        if self._beside:
+            assert not prior.runs
+            prior = self._prior(ahead=False)
         worst = worst_case_view(
-            self.ledger,
+            charges,
             self._accountant,
             self._privacy.delta,
             silos=self._silos(),
             rounds=sorted(costs),
-            pattern=lambda silo, round: [self._planned(silo, costs[round])],
+            pattern=lambda silo, round: self._planned(silo, costs[round]),
             cap=self._cap,
             earlier=prior.realised,
         )
-        third_party = self._stated_third_party(costs, self.ledger, prior)
+        third_party = self._stated_third_party(costs, charges, prior)
         if (
             prior.runs and worst.epsilon < third_party.epsilon
         ):  # earlier runs count as realised there, and that holds too
@@ -302,6 +523,7 @@ class PrivacyAccount:
         release = self._rules.release(1.0)
         if (
             (release.unit, release.neighbouring) != ("silo", "replace_one")
+            or self._rules.varies
             or not (self._stateless and self._equal_weights and known and self.costs)
             or self._cap_matters()
             or drawn_end
@@ -329,7 +551,7 @@ class PrivacyAccount:
         """
         if view == "server":
             return worst_epsilon(self._accountant, self._everywhere(self.costs), self._privacy.delta)
-        return self._mixture(_drawn(_dearest(self.costs), self.prior), self.prior)
+        return self._mixture(_drawn(self._dearest(self.costs), self.prior), self.prior)
 
     def affords_all(self) -> bool:
         """Whether the budget lets all rounds happen that were begun, whoever is drawn."""
@@ -338,7 +560,7 @@ class PrivacyAccount:
         if self._privacy.budget_view == "server":
             return all(self._budget.fits(terms) for terms in undominated(self._everywhere(self.costs)))
         alike = set(_drawn(self.costs, self.prior).values())
-        if len(alike) == 1:
+        if len(alike) == 1 and not self._rules.varies:
             return len(self.costs) <= self._most_alike(alike.pop(), self._budget.epsilon, MOST_ROUNDS)
         return self.epsilon_ahead("third_party") <= self._budget.epsilon
 
@@ -347,7 +569,8 @@ class PrivacyAccount:
         delta = self._privacy.delta
         alone = server_view(self.ledger, self._accountant, delta).per_silo
         total = server_view(self.ledger, self._accountant, delta, earlier=self.prior.realised).per_silo
-        rounds = Counter(silo for silo, _ in {(charge.silo, charge.round) for charge in self.ledger})
+        made = {(charge.silo, charge.round) for charge in self._in_rounds(self.ledger) if charge.noise_id != NOT_RUN}
+        rounds = Counter(silo for silo, _ in made)
         return [
             {
                 "silo": silo,
@@ -361,13 +584,40 @@ class PrivacyAccount:
 
     # Inside
 
+    def _check_planned(self, charges: Iterable[Charge]) -> None:
+        """Raise PluginError if silos released other than the budget was checked for.
+
+        As with a schedule that answers anew each time, or a plugin that is another one at a silo's rank.
+        """
+        for charge in self._in_rounds(charges):
+            cost = self.costs.get(charge.round)
+            if cost is None:
+                continue
+            kind = self._num_records[charge.silo], cost
+            if kind not in self._plans:
+                self._plans[kind] = {one.release: one.count for one in self._planned(charge.silo, cost)}
+            if charge.count > self._plans[kind].get(charge.release, 0):
+                levels = ", ".join(f"{count} of noise_multiplier {noise:g}" for noise, count in cost.levels)
+                raise PluginError(
+                    f"silo {charge.silo} made {charge.count} releases of noise_multiplier "
+                    f"{charge.release.noise_multiplier:g} in round {charge.round + 1}, which was planned with "
+                    f"{levels or 'none'}: the mechanism and the factors of privacy.schedule must be the same whenever, "
+                    "and wherever, they are asked for. Nothing of this left the silo."
+                )
+
     def _note(self, charges: Iterable[Charge]) -> None:
         for charge in charges:
+            kind = self._beside.kind(charge)
+            if kind is not None:
+                self._made[kind][charge.silo, charge.round].add(charge.noise_id)
+                noise = charge.release.noise_multiplier
+                self._least[kind] = min(noise, self._least.get(kind, noise))
+                continue
             self._noise_ids[charge.round].add(charge.noise_id)
             self._participations[charge.silo].add((charge.round, charge.noise_id))
 
     def _kind(self, silo: int) -> tuple[int, tuple[Planned, ...]]:
-        return self._num_records[silo], tuple(self.prior.realised.get(silo, ()))
+        return self._num_records[silo], tuple(self._earlier.realised.get(silo, ()))
 
     def _cap_matters(self) -> bool:
         """Whether a silo may reach the cap, so that who is drawn later depends on who was drawn before."""
@@ -384,18 +634,34 @@ class PrivacyAccount:
         for silo in self._silos():
             plans: Counter[tuple[Planned, ...]] = Counter()  # rounds of different costs may make the same releases
             for cost, rounds in counted.items():
-                plans[(self._planned(silo, cost),)] += rounds
+                plans[tuple(self._planned(silo, cost))] += rounds
             found += worst_case_terms(plans, self._cap, earlier.get(silo, ()))
         return found
 
-    def _cost(self, plan: RoundPlan) -> RoundCost:
-        everybody = plan.participation == "all" or self._certain
+    def _cost(self, round: int, plan: RoundPlan) -> RoundCost:
+        levels = self._rules.noise_levels(round, plan.num_gradients)
+        # Of a round that makes different releases, or none, no mixture is proven: it counts as certain.
+        everybody = plan.participation == "all" or self._certain or len(levels) > 1
         probability = 1.0 if everybody else self._setting.num_participants / self._setting.num_silos
-        return RoundCost(plan.num_gradients, plan.share, probability)
+        return RoundCost(levels, plan.share, probability)
 
-    def _planned(self, silo: int, cost: RoundCost) -> Planned:
-        release, count = self._rules.pattern(self._num_records[silo], cost.share, cost.num_gradients)
-        return Planned(release, count, cost.share)
+    def _planned(self, silo: int, cost: RoundCost) -> list[Planned]:
+        pattern = self._rules.pattern(self._num_records[silo], cost.share, cost.levels)
+        return [Planned(release, count, cost.share) for release, count in pattern]
+
+    def _dearest(self, costs: Mapping[int, RoundCost]) -> dict[int, RoundCost]:
+        """Rounds that are drawn count as the dearest of them: which rounds cost more may depend on earlier draws, as
+        the end of a warm-up does, and the mixture is proven for costs that do not. Where they differ in their noise as
+        well, that may depend on how many releases they make, and they count as certain.
+        """
+        drawn = [cost for cost in costs.values() if cost.probability < 1]
+        most_releases = max((cost.num_releases for cost in drawn), default=0)
+        if all(cost.num_releases == most_releases for cost in drawn):
+            return dict(costs)
+        if self._rules.varies:
+            return _made_certain(costs)
+        levels = ((self._rules.noise_multiplier, most_releases),)
+        return {n: replace(cost, levels=levels) if cost.probability < 1 else cost for n, cost in costs.items()}
 
     def _released_again(
         self, costs: Mapping[int, RoundCost], more: Mapping[int, set[str]] | None = None
@@ -404,25 +670,28 @@ class PrivacyAccount:
         silo, charges = self._silos()[0], []
         for round, noise_ids in {**self._noise_ids, **(more or {})}.items():
             if len(noise_ids) > 1:
-                charges += [self._charge(silo, round, costs[round], noise_id) for noise_id in noise_ids]
+                for noise_id in noise_ids:
+                    charges += self._charges(silo, round, costs[round], noise_id)
         return charges
 
-    def _charge(self, silo: int, round: int, cost: RoundCost, noise_id: str) -> Charge:
-        planned = self._planned(silo, cost)
-        return Charge(
-            round=round,
-            silo=silo,
-            release=planned.release,
-            count=planned.count,
-            share=planned.share,
-            noise_id=noise_id,
-        )
+    def _charges(self, silo: int, round: int, cost: RoundCost, noise_id: str) -> list[Charge]:
+        return [
+            Charge(
+                round=round,
+                silo=silo,
+                release=planned.release,
+                count=planned.count,
+                share=planned.share,
+                noise_id=noise_id,
+            )
+            for planned in self._planned(silo, cost)
+        ]
 
     def _third_party(
         self, costs: Mapping[int, RoundCost], charges: Iterable[Charge], prior: Prior = NO_PRIOR
     ) -> ViewEpsilon:
         """The mixture of taking part and not; where a cap makes draws depend on each other, the server's worst case."""
-        pattern = lambda silo, round: [self._planned(silo, costs[round])]  # noqa: E731
+        pattern = lambda silo, round: self._planned(silo, costs[round])  # noqa: E731
         accountant, delta, silos = self._accountant, self._privacy.delta, self._silos()
         if not self._cap_matters():
             return third_party_view(
@@ -454,16 +723,15 @@ class PrivacyAccount:
         counted = Counter(costs.values())
         if any(cost.share != (0.0, 1.0) for cost in counted):
             return self._third_party(costs, (), prior).epsilon
-        compositions = []
+        mixtures = []
         for silo in self._silos():
             terms = prior.terms(silo, third_party=True)
             for cost, rounds in counted.items():
-                planned = self._planned(silo, cost)
-                terms.append(
-                    Term(release=planned.release, count=planned.count, rounds=rounds, participation=cost.probability)
-                )
-            compositions.append(normalise(terms))
-        return worst_epsilon(self._accountant, compositions, self._privacy.delta)
+                for planned in self._planned(silo, cost):
+                    made = Term(release=planned.release, count=planned.count, rounds=rounds)
+                    terms.append(replace(made, participation=cost.probability))
+            mixtures.append(normalise(terms))
+        return worst_epsilon(self._accountant, mixtures, self._privacy.delta)
 
     def _stated_third_party(
         self, costs: Mapping[int, RoundCost], charges: Iterable[Charge], prior: Prior
@@ -473,11 +741,16 @@ class PrivacyAccount:
         With a budget in the server's view a run ends when some silo has been drawn too often. Its length then depends
         on the draws, and the mixture over the rounds that happened to run proves nothing. What holds is the mixture
         over the most rounds that any draws allow, and the budget itself, which no silo passes whatever is drawn.
+        Where rounds differ in their noise, that of the rounds that other draws would have allowed is not followed up:
+        given who was drawn, a third party sees no more than the server, and that is claimed.
         """
-        alike = _drawn(_dearest(costs), prior)
+        alike = _drawn(self._dearest(costs), prior)
         certain = all(cost.probability == 1 for cost in alike.values())
         if certain or self._budget is None or self._privacy.budget_view != "server":
-            return self._third_party(alike, charges, prior)
+            return self._named(self._third_party(alike, charges, prior), alike)
+        if self._rules.varies:
+            alike = _made_certain(alike)
+            return self._within_budget(self._named(self._third_party(alike, charges, prior), alike))
         if self._cap_matters():
             return self._within_budget(self._third_party(costs, charges, prior))
         limit = self._config_rounds or MOST_ROUNDS
@@ -491,6 +764,14 @@ class PrivacyAccount:
         mixture = self._third_party(padded, charges, prior)
         named = replace(mixture, basis=f"{mixture.basis}; over the {len(padded)} rounds that the budget may allow")
         return self._within_budget(named)
+
+    def _named(self, view: ViewEpsilon, costs: Mapping[int, RoundCost]) -> ViewEpsilon:
+        """With a word in its basis on rounds that were drawn and count as certain, for the sake of their schedule."""
+        drawn = self._setting.num_participants < self._setting.num_silos
+        if not (self._rules.varies and drawn and any(cost.probability == 1 for cost in costs.values())):
+            return view
+        why = "rounds for which no mixture is proven, by their noise schedule, count as the server's worst case"
+        return replace(view, basis=f"{view.basis}; {why}")
 
     def _within_budget(self, view: ViewEpsilon) -> ViewEpsilon:
         assert self._budget is not None
@@ -539,20 +820,12 @@ class PrivacyAccount:
         spent: Sequence[Term] = (),
         probability: float = 1.0,
     ) -> int:
-        planned = self._planned(silo, cost)
+        planned = next(iter(self._planned(silo, cost)), None)  # all that there is, where noise does not vary
+        if planned is None:
+            return limit
         term = Term(release=planned.release, count=planned.count, rounds=1, participation=probability)
         accountant = self._accountant if self._budget is None else self._budget.accountant
         return max_rounds(accountant, term, spent, epsilon, self._privacy.delta, limit)
-
-
-def _dearest(costs: Mapping[int, RoundCost]) -> dict[int, RoundCost]:
-    """Rounds that are drawn count as the dearest of them: which rounds cost more may depend on earlier draws, as the
-    end of a warm-up does, and the mixture is proven for costs that do not."""
-    drawn = [cost.num_gradients for cost in costs.values() if cost.probability < 1]
-    if len(set(drawn)) < 2:
-        return dict(costs)
-    most = max(drawn)
-    return {n: replace(c, num_gradients=most) if c.probability < 1 else c for n, c in costs.items()}
 
 
 def _drawn(costs: Mapping[int, RoundCost], prior: Prior) -> dict[int, RoundCost]:
@@ -565,13 +838,15 @@ def _made_certain(costs: Mapping[int, RoundCost]) -> dict[int, RoundCost]:
 
 
 def _rounds_in(charges: Iterable[Charge]) -> dict[int, RoundCost]:
-    """Costs as charges show them. How probable the rounds were does not show, so they count as certain."""
-    costs: dict[int, RoundCost] = {}
+    """Costs as charges show them. How probable the rounds were does not show, so they count as certain.
+
+    Of each noise multiplier a round has as many releases as one silo made of it at once, the most of all.
+    """
+    made: defaultdict[tuple[int, tuple[float, float]], dict[float, int]] = defaultdict(dict)
     for charge in charges:
-        known = costs.get(charge.round)
-        if known is None or charge.count > known.num_gradients:
-            costs[charge.round] = RoundCost(charge.count, charge.share, 1.0)
-    return costs
+        levels, noise = made[charge.round, charge.share], charge.release.noise_multiplier
+        levels[noise] = max(levels.get(noise, 0), charge.count)
+    return {round: RoundCost(tuple(levels.items()), share, 1.0) for (round, share), levels in made.items()}
 
 
 def earlier_runs(prior: Prior) -> str:

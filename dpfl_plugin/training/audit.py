@@ -33,6 +33,7 @@ from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.views import server_view
 from dpfl_plugin.training.accounting import MOST_ROUNDS, PrivacyAccount
+from dpfl_plugin.training.beside import refuse_beside
 from dpfl_plugin.training.build import Parts, build
 from dpfl_plugin.training.canaries import CanaryEngine, Planting, plant
 from dpfl_plugin.training.experiment import Experiment, Progress
@@ -148,6 +149,7 @@ def audit(config: Config, base: Path, options: Options, make_runtime: MakeRuntim
         UnsupportedError: the algorithm's uploads cannot be read, or rounds read parts of the records only.
     """
     began = time.monotonic()
+    refuse_beside(config, "an audit looks at rounds only")
     parts = build(config, base)  # as for all rounds, however many are tried
     rules = parts.rules
     if rules.unit == "silo" and rules.l2 > 0:
@@ -159,6 +161,12 @@ def audit(config: Config, base: Path, options: Options, make_runtime: MakeRuntim
         raise UnsupportedError(
             "privacy.clip: per_layer with privacy.unit='silo': a canary's update has a layer of its own, which has no "
             "bound. Use --set privacy.clip=flat, which costs and hides the same."
+        )
+    if rules.varies:
+        raise UnsupportedError(
+            f"privacy.schedule={config.privacy.schedule.name or config.privacy.schedule.module!r}: an audit weighs all "
+            "releases alike, which is right for noise that does not change. Use --set privacy.schedule=constant: the "
+            "sampler, clipping, mechanism and algorithm that are tried are the same."
         )
     torch.set_num_threads(config.runtime.threads)
     silos = _canary_silos(config, parts, options)

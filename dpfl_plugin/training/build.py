@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from dpfl_plugin.config.schema import Block, Config
 from dpfl_plugin.core.exact import floor_share
 from dpfl_plugin.core.streams import stream
 from dpfl_plugin.core.vectors import Layout
-from dpfl_plugin.data.base import Federation
+from dpfl_plugin.data.base import Federation, Holding, Ownership, survey
 from dpfl_plugin.data.federation import build_federation
 from dpfl_plugin.errors import ConfigError, PluginError, require
 from dpfl_plugin.gradients import base as engines
@@ -31,10 +30,14 @@ from dpfl_plugin.privacy import samplers
 from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.clipping import Adaptive, Clipping
 from dpfl_plugin.privacy.prior import Prior
+from dpfl_plugin.privacy.schedules import Constant, Geometric, Schedule
 from dpfl_plugin.training.accounting import NO_PRIOR
+from dpfl_plugin.training.beside import SHARED, Beside, beside, check_beside, refuse_beside, training_records
 from dpfl_plugin.training.host import SiloHost
 from dpfl_plugin.training.planning import rehearse
 from dpfl_plugin.training.prospect import Prospect
+
+Hold = Callable[[Config, Path], Holding]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,13 +47,15 @@ class Parts:
     Attributes:
         noise_multiplier: what the mechanism was made with: given, or solved for.
         model: the initial global model (d,).
-        num_records: training records of each silo.
+        num_records, num_test_records: training and test records of each silo.
         weights: of each silo, adding up to 1.
         engine_reason: why this engine.
         data_sha256: fingerprint of all records, by which a resumed run knows that they are the same.
+        beside: what silos release beside the algorithm's rounds.
         plugins: what computes the releases; if their code changes, so may the bits.
         module, loss, engine: the model and its per-example gradients.
-        train, test: records by silo id; for the experimenter, who holds them all.
+        train, test: records by silo id, of the silos that this process holds: in process all of them.
+        machines: what computes at silos elsewhere.
     """
 
     host: SiloHost
@@ -61,12 +66,13 @@ class Parts:
     accountant: Accountant
     model: torch.Tensor
     num_records: tuple[int, ...]
-    num_test_records: int
+    num_test_records: tuple[int, ...]
     weights: tuple[float, ...]
     caveats: tuple[str, ...]
     engine_name: str
     engine_reason: str
     data_sha256: str
+    beside: Beside
     plugins: tuple[object, ...]
     layout: Layout
     module: torch.nn.Module
@@ -74,6 +80,13 @@ class Parts:
     engine: engines.Engine
     train: dict[int, Records]
     test: dict[int, Records]
+    machines: tuple[Mapping[str, Any], ...]
+
+
+def hold_all(config: Config, base: Path) -> Holding:
+    """The whole federation in this process."""
+    federation = federate(config, base)
+    return Holding(survey(federation), dict(enumerate(federation.silos)))
 
 
 def build(
@@ -81,12 +94,14 @@ def build(
     base: Path,
     noise_multiplier: float | None = None,
     prior: Callable[[str, int, PrivacyRules], Prior] = lambda data_sha256, num_silos, rules: NO_PRIOR,
+    hold: Hold = hold_all,
 ) -> Parts:
     """All parts of a run; ``base`` is the folder from which a configuration's relative paths start.
 
     Args:
         noise_multiplier: what was solved for when the run began; None to solve now, if the configuration asks for it.
         prior: what earlier runs released, for silos with these records: noise is solved for what they left.
+        hold: loads the records of this process.
 
     Raises:
         ConfigError, DataError: something in the configuration or in the data files is wrong.
@@ -96,19 +111,21 @@ def build(
     _check_algorithm(algorithm)
     accountant = build_plugin("accountants", config.privacy.accountant, where="privacy.accountant")
     rules = privacy_rules(config)
-    federation = federate(config, base)
-    dtype, device = getattr(torch, config.runtime.dtype), _device(config.runtime.device)
-    module = build_model(_model_block(config.model), federation.feature_shape, federation.num_classes, config.seed)
+    holding = hold(config, base)
+    known = holding.survey
+    dtype, device = getattr(torch, config.runtime.dtype), _device(holding.device or config.runtime.device)
+    module = build_model(_model_block(config.model), known.feature_shape, known.num_classes, config.seed)
     module = module.to(device=device, dtype=dtype)
-    trial = torch.zeros(2, *federation.feature_shape, dtype=dtype, device=device)
+    trial = torch.zeros(2, *known.feature_shape, dtype=dtype, device=device)
     loss = _loss(config.loss, module, trial)
-    engine, reason = engines.choose(config.engine, module, loss, config.runtime.chunk_mb * 2**20)
+    made_up = torch.randn(trial.shape, generator=torch.Generator().manual_seed(0)).to(trial)
+    engine, reason = engines.choose(config.engine, module, loss, config.runtime.chunk_mb * 2**20, made_up)
 
-    num_records = tuple(len(silo.train_y) for silo in federation.silos)
-    for silo, count in enumerate(num_records):
-        _check_batch(rules, silo, count)
+    num_records = known.num_records
+    _check_records(config, rules, num_records)
     setting = make_setting(config, num_records)
-    data_sha256 = fingerprint(federation)
+    releases_beside = beside(config, accountant)
+    data_sha256 = known.data_sha256
     noise = config.privacy.noise_multiplier
     if noise is None:
         if noise_multiplier is None:
@@ -121,8 +138,8 @@ def build(
     model = layout.flatten(dict(module.named_parameters()))
     _check_engine(engine, rules, layout, model, trial)
     _check_first_round(config.seed, algorithm, setting, rules, module, loss, model)
-    train = {i: _records(s.train_x, s.train_y, dtype, device) for i, s in enumerate(federation.silos)}
-    test = {i: _records(s.test_x, s.test_y, dtype, device) for i, s in enumerate(federation.silos)}
+    train = {i: _records(s.train_x, s.train_y, dtype, device) for i, s in holding.silos.items()}
+    test = {i: _records(s.test_x, s.test_y, dtype, device) for i, s in holding.silos.items()}
     host = SiloHost(
         model=module,
         loss=loss,
@@ -131,7 +148,8 @@ def build(
         engine=engine,
         train=train,
         test=test,
-        states=algorithm.init_silos(model, len(federation.silos)),
+        states=algorithm.init_silos(model, len(train)),
+        scores=releases_beside.scores,
     )
     return Parts(
         host=host,
@@ -142,19 +160,31 @@ def build(
         accountant=accountant,
         model=model,
         num_records=num_records,
-        num_test_records=sum(len(silo.test_y) for silo in federation.silos),
+        num_test_records=known.num_test_records,
         weights=_weights(config, num_records),
-        caveats=(*federation.caveats, *delta_caveat(config, rules, num_records), *_no_guarantee(rules)),
+        caveats=(*known.caveats, *delta_caveat(config, rules, num_records), *_no_guarantee(rules)),
         engine_name=engine.name,
         engine_reason=reason,
         data_sha256=data_sha256,
+        beside=releases_beside,
         layout=layout,
-        plugins=(algorithm, rules.mechanism, rules.clipping, rules.sampler, engine, module, *module.modules(), loss),
+        plugins=(
+            algorithm,
+            rules.mechanism,
+            rules.clipping,
+            rules.schedule,
+            rules.sampler,
+            engine,
+            module,
+            *module.modules(),
+            loss,
+        ),
         module=module,
         loss=loss,
         engine=engine,
         train=train,
         test=test,
+        machines=holding.machines,
     )
 
 
@@ -179,6 +209,8 @@ def _check_first_round(
     """Raise what the first round would, before anything is on disk."""
     server = algorithm.init_server(model, setting)
     first = algorithm.round_plan(server, 0, setting, stream(seed, "plan"))
+    for round in {0, (setting.rounds or 1) - 1}:
+        rules.factors(round, first.num_gradients)
     if first.smoothing is not None:
         smoothing.engine(first.smoothing, module, loss)
     if rules.unit == "silo":
@@ -186,21 +218,39 @@ def _check_first_round(
         check_released(up, rehearsal.released)
 
 
-def prospect(config: Config, base: Path) -> Prospect:
+def prospect(
+    config: Config,
+    base: Path,
+    prior: Callable[[str, int, PrivacyRules], Prior] | None = None,
+    federation: Federation | None = None,
+) -> Prospect:
     """What is known of a run before it begins; nothing of its records but their numbers is kept.
+
+    Args:
+        prior: as in `build`; None for nothing.
+        federation: the silos' records, where they are at hand.
 
     Raises:
         ConfigError, DataError: as `build`.
     """
+    if prior is not None:
+        refuse_beside(config, SHARED)
     algorithm = build_plugin("algorithms", config.algorithm, where="algorithm")
     _check_algorithm(algorithm)
     accountant = build_plugin("accountants", config.privacy.accountant, where="privacy.accountant")
     rules = privacy_rules(config)
-    num_records = tuple(len(silo.train_y) for silo in federate(config, base).silos)
-    for silo, count in enumerate(num_records):
-        _check_batch(rules, silo, count)
+    federation = federate(config, base) if federation is None else federation
+    num_records = tuple(len(silo.train_y) for silo in federation.silos)
+    _check_records(config, rules, num_records)
     setting = make_setting(config, num_records)
-    return Prospect(config, algorithm, accountant, setting, num_records, privacy_rules)
+    before = NO_PRIOR if prior is None else prior(survey(federation).data_sha256, setting.num_silos, rules)
+    return Prospect(config, algorithm, accountant, setting, num_records, privacy_rules, before)
+
+
+def dimension(config: Config, federation: Federation) -> int:
+    """d, the number of the model's parameters."""
+    shape, num_classes = federation.feature_shape, federation.num_classes
+    return Layout.of(build_model(_model_block(config.model), shape, num_classes, config.seed)).dimension
 
 
 def _check_algorithm(algorithm: object) -> None:
@@ -258,6 +308,7 @@ def privacy_rules(config: Config, noise_multiplier: float = 1.0) -> PrivacyRules
         clipping=_clipping(config),
         mechanism=build_plugin("mechanisms", privacy.mechanism, noise, where="privacy.mechanism"),
         sampler=sampler,
+        schedule=_schedule(config),
         l2=config.l2,
         secure=privacy.secure,
     )
@@ -280,6 +331,28 @@ def _clipping(config: Config) -> Clipping:
             "Leave epsilon out, or use clip: adaptive, which does the like with noised counts."
         )
     return clipping
+
+
+def _schedule(config: Config) -> Schedule:
+    schedule: Schedule = build_plugin("schedules", config.privacy.schedule, where="privacy.schedule")
+    missing = [name for name in ("factors", "statement") if not hasattr(schedule, name)]
+    if missing:
+        raise PluginError(
+            f"privacy.schedule: {type(schedule).__name__} has no {' and no '.join(missing)}; see Schedule in "
+            "dpfl_plugin/privacy/schedules.py."
+        )
+    if isinstance(schedule, Geometric) and schedule.beta > 1 and config.rounds is None:
+        raise ConfigError(
+            f"rounds is missing: with privacy.schedule.beta={schedule.beta!r} noise grows, and a budget may last for "
+            "ever. Give rounds."
+        )
+    clip = config.privacy.clip
+    if type(schedule) is not Constant and clip.options.get("bit_noise_multiplier") is not None:
+        raise ConfigError(
+            f"privacy.clip.bit_noise_multiplier={clip.options['bit_noise_multiplier']!r} with privacy.schedule: it has "
+            "to exceed the noise of every release, which the schedule changes. Leave bit_noise_multiplier out."
+        )
+    return schedule
 
 
 def _model_block(block: Block) -> dict[str, Any]:
@@ -306,7 +379,7 @@ def make_setting(config: Config, num_records: Sequence[int]) -> Setting:
         silo_rate=config.silo_rate,
         record_rate=1.0 if privacy.sampler == "full" else privacy.record_rate,
         batch_size=privacy.batch_size,
-        num_records=min(num_records),
+        num_records=training_records(config, min(num_records)),
         rounds=config.rounds,
         clip_norm=privacy.clip_norm if math.isfinite(privacy.clip_norm) and not changes else None,
         epsilon=privacy.epsilon,
@@ -314,8 +387,8 @@ def make_setting(config: Config, num_records: Sequence[int]) -> Setting:
     )
 
 
-def federate(config: Config, base: Path) -> Federation:
-    """The silos' records."""
+def federate(config: Config, base: Path, ownership: Ownership | None = None) -> Federation:
+    """The silos' records; with ``ownership`` those of this process."""
     data = config.data
     dataset, partition = _plugin("datasets", data.dataset, "data.dataset"), data.partition
     return build_federation(
@@ -332,17 +405,15 @@ def federate(config: Config, base: Path) -> Federation:
         folder=Path(data.folder) if data.folder else None,
         base=base,
         name=data.dataset.name or str(data.dataset.module),
+        ownership=ownership,
     )
 
 
-def fingerprint(federation: Federation) -> str:
-    """sha256 over all silos' records, in order."""
-    digest = hashlib.sha256()
-    for silo in federation.silos:
-        for array in (silo.train_x, silo.train_y, silo.test_x, silo.test_y):
-            digest.update(repr((array.shape, str(array.dtype))).encode())
-            digest.update(np.ascontiguousarray(array).data)
-    return digest.hexdigest()
+def _check_records(config: Config, rules: PrivacyRules, num_records: Sequence[int]) -> None:
+    """Raise unless every silo has what a batch needs, and what is set apart."""
+    check_beside(config, rules, num_records)
+    for silo, count in enumerate(num_records):
+        _check_batch(rules, silo, training_records(config, count))
 
 
 def _check_batch(rules: PrivacyRules, silo: int, count: int) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import inspect
+import json
 import os
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -41,19 +42,40 @@ def arithmetic(device: str, threads: int, plugins: Sequence[object] = ()) -> dic
     Args:
         plugins: the algorithm, model and so on in use; their source files count.
     """
-    cuda = device.startswith("cuda")
     return {
-        "repeats": not cuda,  # kernels on a GPU may add up in another order each time
+        "repeats": not device.startswith("cuda"),  # kernels on a GPU may add up in another order each time
         "dpfl_plugin": dpfl_plugin.__version__,
         "source": _source_sha256(plugins),
+        **machine(device),
+        "threads": threads,
+    }
+
+
+def machine(device: str) -> dict[str, Any]:
+    """The part of `arithmetic` that a process brings along."""
+    return {
         "processor": _processor(),
         "torch": torch.__version__,
         "numpy": numpy.__version__,
         "machine": platform.machine(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "device": torch.cuda.get_device_name(device) if cuda else device,
-        "threads": threads,
+        "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else device,
     }
+
+
+def elsewhere(here: Mapping[str, Any], machines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """What other processes of a run bring along, where that is not what this one does."""
+    others = {json.dumps(dict(found), sort_keys=True) for found in machines}
+    differing = sorted(text for text in others if any(here[key] != value for key, value in json.loads(text).items()))
+    if not differing:
+        return {}
+    found = [json.loads(text) for text in differing]
+    return {"elsewhere": found, "repeats": here["repeats"] and all(item["device"] == "cpu" for item in found)}
+
+
+def package_sha256() -> str:
+    """Digest of this package's source files."""
+    return _source_sha256(())
 
 
 def _source_sha256(plugins: Sequence[object]) -> str:

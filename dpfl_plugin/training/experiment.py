@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from dpfl_plugin.algorithms.base import RoundPlan
+from dpfl_plugin.config.schema import PersonaliseConfig
 from dpfl_plugin.core.vectors import Vectors, all_finite
 from dpfl_plugin.errors import TrainingError
 from dpfl_plugin.oracle import Draw
 from dpfl_plugin.training.accounting import PrivacyAccount
+from dpfl_plugin.training.beside import NOT_RUN
 from dpfl_plugin.training.host import SiloMetrics
 from dpfl_plugin.training.planning import Planner
+from dpfl_plugin.training.prospect import rehearsal
 from dpfl_plugin.training.runtime import Interrupted, Runtime
+from dpfl_plugin.training.stopping import Score, Stopping
 
 MOST_IN_TAIL = 50
 
@@ -26,13 +32,19 @@ Status = Literal["done", "budget_exhausted", "interrupted", "failed"]
 
 @dataclass(slots=True)
 class Progress:
-    """What goes on from one round to the next, and into a checkpoint."""
+    """What goes on from one round to the next, and into a checkpoint.
+
+    Attributes:
+        scores: released so far; best: the model (d,) with the best of them, where that is the one to keep.
+    """
 
     server: Vectors
     rounds: int = 0
     seconds: float = 0.0
     bytes_up: int = 0
     bytes_down: int = 0
+    scores: list[Score] = field(default_factory=list)
+    best: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +63,7 @@ class Experiment:
         run_name: names the run's random bits, with ``attempt``.
         rounds: T; expected_rounds: where the budget is expected to end it, by which evaluations are scheduled.
         evaluated: the last round that a run which is resumed was evaluated after; 0 for none.
+        stopping: when scores end it; personalise: the steps of silos' own models; None for none.
     """
 
     planner: Planner
@@ -65,6 +78,8 @@ class Experiment:
     checkpoint_every: int | None
     checkpoint_seconds: float
     evaluated: int = 0
+    stopping: Stopping | None = None
+    personalise: PersonaliseConfig | None = None
 
     def run(
         self,
@@ -84,7 +99,14 @@ class Experiment:
         saved_at, saved_rounds, began = time.monotonic(), progress.rounds, time.monotonic() - progress.seconds
         evaluated = last_finite = self.evaluated
         outcome = Outcome("done")
-        while progress.rounds < self.rounds:
+        while True:
+            try:
+                self._score(progress, stop)
+            except Interrupted:
+                outcome = Outcome("interrupted", f"asked to stop before the score after round {progress.rounds}")
+                break
+            if self._stopped(progress) or progress.rounds >= self.rounds:
+                break
             plan = self.planner.plan(progress.server, progress.rounds, self.account.eligible())
             if plan is None:
                 outcome = Outcome("budget_exhausted", self.account.why_nobody_is_left())
@@ -122,17 +144,99 @@ class Experiment:
             if due or time.monotonic() - saved_at >= self.checkpoint_seconds:
                 save(progress)
                 saved_at, saved_rounds = time.monotonic(), progress.rounds
-        if outcome.status == "budget_exhausted" and progress.rounds > evaluated:
+        stopped = outcome.status == "done" and self._stopped(progress)
+        if (stopped or outcome.status == "budget_exhausted") and progress.rounds > evaluated:
             record(self.evaluation(progress, self.planner.asks(progress.server, progress.rounds - 1).phase))
         save(progress)
+        if stopped:
+            # Saved before: the charges of rounds that will not run must not count where a resume runs some again.
+            self._charge_what_was_planned(progress)
+            save(progress)
+            return Outcome("done", self._why_stopped(progress))
         return outcome
+
+    def _score(self, progress: Progress, stop: Callable[[], bool]) -> None:
+        """A score of the global model, if one is due, and the budget has room for it: after a crash it may not."""
+        if self.stopping is None or not self.stopping.due(progress.rounds, progress.scores):
+            return
+        if not self.account.affords_beside("score", progress.rounds, self._draw(progress.rounds).noise_id):
+            return
+        if stop():
+            raise Interrupted
+        mean = self._beside(progress, self.planner.of_all("score"), progress.rounds, progress.server["model"])
+        progress.scores.append((progress.rounds, float(mean["score"])))
+        if self.stopping.keep_best and self.stopping.best(progress.scores) == len(progress.scores) - 1:
+            progress.best = progress.server["model"]
+
+    def _beside(self, progress: Progress, plan: RoundPlan, round: int, model: Tensor) -> Vectors:
+        """What all silos do beside the algorithm's rounds; returns the mean of what they send."""
+        down = {"model": model}
+        mean_up = self.runtime.run_round(down, plan, self._draw(round))
+        progress.bytes_down += len(plan.participants) * _size(down)
+        progress.bytes_up += len(plan.participants) * _size(mean_up)
+        return mean_up
+
+    def _draw(self, round: int) -> Draw:
+        return Draw(self.planner.seed, round, self.attempt, self.run_name)
+
+    def _stopped(self, progress: Progress) -> bool:
+        return self.stopping is not None and progress.rounds < self.rounds and self.stopping.stops(progress.scores)
+
+    def _why_stopped(self, progress: Progress) -> str:
+        assert self.stopping is not None
+        best = self.stopping.best(progress.scores)
+        assert best is not None
+        rounds, score = progress.scores[best]
+        return (
+            f"stopped early after round {progress.rounds} of {self.rounds}: the best score, {score:.4f}, is that after "
+            f"round {rounds}; all {self.rounds} rounds are charged"
+        )
+
+    def _charge_what_was_planned(self, progress: Progress) -> None:
+        """Charge the rounds and scores that will not be made, as if they were.
+
+        When to stop depends on what was released, and then the composition of what was released proves nothing: its
+        length may tell of a record. The whole plan's length does not, and a run that stops is a function of it.
+        """
+        assert self.stopping is not None
+        left = rehearsal(self.account, self.planner, self.rounds, progress.server, progress.rounds, NOT_RUN)
+        for _ in left:
+            pass
+        every = self.stopping.every
+        self.account.charge_scores_not_made(range(progress.rounds + every, self.rounds + 1, every))
+        self.account.sync()
+
+    def kept(self, progress: Progress) -> Tensor:
+        """The model (d,) that is the result."""
+        return progress.server["model"] if progress.best is None else progress.best
+
+    def finish(self, progress: Progress) -> tuple[dict[int, SiloMetrics], list[str]]:
+        """(metrics of the final model at each silo, notes); before that, silos' own models, if the budget allows them.
+
+        Raises:
+            Interrupted: silos did not finish theirs.
+        """
+        model, notes = self.kept(progress), []
+        left_out = 0 if self.stopping is None else progress.rounds // self.stopping.every - len(progress.scores)
+        if left_out:
+            notes.append(
+                f"early_stopping: {left_out} scores were left out: a crash lost them after they were charged, and the "
+                "budget has no room for others."
+            )
+        if self.personalise is not None:
+            own = self.personalise
+            if self.account.affords_beside("personalise", self.rounds, self._draw(self.rounds).noise_id):
+                plan = self.planner.of_all("personalise", own.local_steps, own.local_lr)
+                self._beside(progress, plan, self.rounds, model)
+            else:
+                notes.append(f"personalise: no silo made a model of its own: {self.account.why_not()}.")
+        return self.runtime.evaluate(model, False), notes
 
     def advance(self, progress: Progress, plan: RoundPlan) -> Vectors:
         """One round; returns the server's next state."""
         down = self.planner.algorithm.download(progress.server)
-        draw = Draw(self.planner.seed, progress.rounds, self.attempt, self.run_name)
         self.account.begin_round(progress.rounds, plan)
-        mean_up = self.runtime.run_round(down, plan, draw)
+        mean_up = self.runtime.run_round(down, plan, self._draw(progress.rounds))
         progress.bytes_down += len(plan.participants) * _size(down)
         progress.bytes_up += len(plan.participants) * _size(mean_up)
         return self.planner.algorithm.aggregate(progress.server, mean_up, plan)
@@ -150,6 +254,7 @@ class Experiment:
             "seconds": round(progress.seconds, 4),
             "bytes_up": progress.bytes_up,
             "bytes_down": progress.bytes_down,
+            "test_accuracy_of_silos": spread([m.test_accuracy for m in metrics]),
         }
         if self.dissimilarity:
             line["gradient_dissimilarity"] = gradient_dissimilarity(metrics)
@@ -161,6 +266,12 @@ class Experiment:
         tail = math.ceil(last / 10)
         in_tail = rounds > last - tail and (last - rounds) % math.ceil(tail / MOST_IN_TAIL) == 0
         return rounds % self.evaluate_every == 0 or in_tail
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Minimum, 10th percentile, median and maximum of silos' values."""
+    least, tenth, median, most = np.quantile(values, [0, 0.1, 0.5, 1])
+    return {"min": float(least), "p10": float(tenth), "median": float(median), "max": float(most)}
 
 
 def gradient_dissimilarity(metrics: list[SiloMetrics]) -> float:

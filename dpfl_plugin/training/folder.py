@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from dpfl_plugin.errors import ConfigError
+from dpfl_plugin.errors import BusyError, ConfigError
 
 
 def write_atomic(path: Path, content: bytes | str) -> None:
@@ -57,7 +57,7 @@ def locked(path: Path, taken: str, *, optional: bool) -> Iterator[None]:
         optional: go on without on a file system that has no locks.
 
     Raises:
-        ConfigError: another process holds it, or it cannot be written.
+        BusyError: another process holds it; ConfigError: it cannot be written.
     """
     try:
         lock = path.open("a+")
@@ -68,7 +68,7 @@ def locked(path: Path, taken: str, *, optional: bool) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             lock.seek(0)
-            raise ConfigError(taken.replace("{holder}", lock.read().strip() or "unknown")) from error
+            raise BusyError(taken.replace("{holder}", lock.read().strip() or "unknown")) from error
         except OSError as error:
             if not optional:
                 raise ConfigError(f"{path} cannot be locked ({error.strerror}): use another file system.") from error
@@ -98,13 +98,14 @@ class RunFolder:
         self.environment = path / "environment.json"
         self.log = path / "log.txt"
         self.curves = path / "curves.png"
+        self.silos = path / "silos.csv"
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Keep a second process out of the folder.
 
         Raises:
-            ConfigError: another process is at work in it, or it cannot be written to.
+            BusyError: another process is at work in it; ConfigError: it cannot be written to.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)

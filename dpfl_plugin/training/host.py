@@ -12,12 +12,14 @@ from torch import Tensor
 from torch.func import functional_call
 
 from dpfl_plugin.algorithms.base import Algorithm, RoundPlan
+from dpfl_plugin.core.streams import SecureStream, Source, Stream
 from dpfl_plugin.core.vectors import Layout, Vectors, stack
 from dpfl_plugin.gradients import smoothing
 from dpfl_plugin.gradients.base import Engine, Loss, Records, layers
 from dpfl_plugin.gradients.losses import predict
-from dpfl_plugin.oracle import Draw, PrivacyRules, PrivateOracle
+from dpfl_plugin.oracle import Draw, PrivacyRules, PrivateOracle, part_of
 from dpfl_plugin.privacy.events import Charge
+from dpfl_plugin.privacy.scores import Scores
 
 # A silo's state beside the algorithm's, which never sees it: C_i (m, 1), where the clipping adapts it.
 CLIP_NORM = "oracle.clip_norm"
@@ -27,11 +29,15 @@ EVALUATION_CHUNK = 8192
 
 @dataclass(frozen=True, slots=True)
 class SiloMetrics:
-    """A silo's mean training loss and test accuracy; ``gradient`` (d,) of its training loss where asked for."""
+    """A silo's mean training loss and test accuracy; ``gradient`` (d,) of its training loss where asked for.
+
+    ``personalised_accuracy`` is that of the silo's own model on its test records, once it has one.
+    """
 
     train_loss: float
     test_accuracy: float
     gradient: Tensor | None = None
+    personalised_accuracy: float | None = None
 
 
 class SiloHost:
@@ -40,6 +46,7 @@ class SiloHost:
     Args:
         train, test: records by silo id.
         states: (len(train), d) each, rows in the order of ascending ids.
+        scores: how validation scores are released, if they are.
     """
 
     def __init__(
@@ -53,6 +60,7 @@ class SiloHost:
         train: Mapping[int, Records],
         test: Mapping[int, Records],
         states: Vectors,
+        scores: Scores | None = None,
     ) -> None:
         self.ids = sorted(train)
         self._row = {silo: row for row, silo in enumerate(self.ids)}
@@ -64,6 +72,8 @@ class SiloHost:
         self._layers = layers(self._layout)
         self._pending: list[tuple[list[int], Vectors]] = []
         self._smoothed: dict[smoothing.Kind, Engine] = {}
+        self._scores = scores
+        self._personal: dict[int, Tensor] = {}  # models that never leave their silo
 
     @property
     def engine(self) -> Engine:
@@ -93,12 +103,27 @@ class SiloHost:
 
         The charges must be in the ledger before anything else is done with the uploads. New states wait for `commit`.
         """
+        if plan.task == "score":
+            return self._score(ids, down["model"], draw)
+        if plan.task == "personalise":
+            return {}, self._personalise(ids, down["model"], plan, draw)
         if self._rules.unit == "silo" and len(ids) > 1:
             # Rows of a stack are raw gradients here: one silo at a time, none can end up in another's upload.
             parts = [self.run([silo], down, plan, draw) for silo in ids]
             return stack([up for up, _ in parts]), [charge for _, charges in parts for charge in charges]
+        rows, oracle = [self._row[silo] for silo in ids], self._oracle(ids, plan, draw)
+        old = {name: value[rows] for name, value in self.states.items() if name != CLIP_NORM}
+        up, new = self._algorithm.local_update(down, old, oracle, plan)
+        oracle.close()
+        oracle.check_upload(up)
+        if CLIP_NORM in self.states:
+            new = {**new, CLIP_NORM: self.states[CLIP_NORM].new_tensor(oracle.clip_norms).unsqueeze(1)}
+        self._pending.append((rows, new))
+        return up, oracle.charges()
+
+    def _oracle(self, ids: Sequence[int], plan: RoundPlan, draw: Draw) -> PrivateOracle:
         rows = [self._row[silo] for silo in ids]
-        oracle = PrivateOracle(
+        return PrivateOracle(
             self._rules,
             self._engine_for(plan),
             [self._train[silo] for silo in ids],
@@ -109,13 +134,39 @@ class SiloHost:
             layers=self._layers,
             clip_norms=self.states[CLIP_NORM][rows, 0].tolist() if CLIP_NORM in self.states else None,
         )
-        old = {name: value[rows] for name, value in self.states.items() if name != CLIP_NORM}
-        up, new = self._algorithm.local_update(down, old, oracle, plan)
-        oracle.check_upload(up)
-        if CLIP_NORM in self.states:
-            new = {**new, CLIP_NORM: self.states[CLIP_NORM].new_tensor(oracle.clip_norms).unsqueeze(1)}
-        self._pending.append((rows, new))
-        return up, oracle.charges()
+
+    @torch.no_grad()
+    def _score(self, ids: Sequence[int], model: Tensor, draw: Draw) -> tuple[Vectors, list[Charge]]:
+        """({"score": (m, 1)}, charges): the noisy count of correct predictions over the number of validation records.
+
+        Over that number it is an accuracy, which is public post-processing of the count.
+        """
+        assert self._scores is not None
+        parameters, share = self._layout.unflatten(model), self._scores.share
+        source: Source = SecureStream() if self._rules.secure else Stream()
+        values, charges = [], []
+        for silo in ids:
+            records = part_of(self._train[silo], share, silo)
+            rng = source.seek(draw.key("score", silo, 0))
+            values.append(self._scores.noisy(self._correct(parameters, records), rng) / len(records))
+            release = self._scores.release(self._rules.neighbouring)
+            charges.append(
+                Charge(round=draw.round, silo=silo, release=release, count=1, share=share, noise_id=draw.noise_id)
+            )
+        return {"score": torch.tensor(values, dtype=torch.float64).unsqueeze(1)}, charges
+
+    @torch.no_grad()
+    def _personalise(self, ids: Sequence[int], model: Tensor, plan: RoundPlan, draw: Draw) -> list[Charge]:
+        """Each silo takes private steps of its own from the global model, and keeps what comes of them."""
+        oracle = self._oracle(ids, plan, draw)
+        y = model.expand(len(ids), -1)
+        for _ in range(plan.local_steps):
+            y = y - plan.local_lr * oracle.gradient(y)
+        self._personal.update(zip(ids, y, strict=True))
+        return oracle.charges()
+
+    def _correct(self, parameters: dict[str, Tensor], records: Records) -> int:
+        return sum(int((predict(out) == labels).sum()) for out, labels in self._outputs(parameters, records))
 
     def _engine_for(self, plan: RoundPlan) -> Engine:
         if plan.smoothing is None:
@@ -140,17 +191,18 @@ class SiloHost:
         metrics = {}
         for silo in self.ids:
             train, test = self._train[silo], self._test[silo]
-            loss, correct = 0.0, 0
+            loss = 0.0
             for outputs, labels in self._outputs(parameters, train):
                 loss += float(self._loss(outputs, labels).double().sum())
-            for outputs, labels in self._outputs(parameters, test):
-                correct += int((predict(outputs) == labels).sum())
-            gradient = None
+            gradient, personalised = None, None
             if dissimilarity:
                 gradient = torch.empty_like(model)
                 self._engine.clipped_sum(model, train, math.inf, gradient)
                 gradient /= len(train)
-            metrics[silo] = SiloMetrics(loss / len(train), correct / len(test), gradient)
+            if silo in self._personal:
+                personalised = self._correct(self._layout.unflatten(self._personal[silo]), test) / len(test)
+            accuracy = self._correct(parameters, test) / len(test)
+            metrics[silo] = SiloMetrics(loss / len(train), accuracy, gradient, personalised)
         return metrics
 
     def _outputs(self, parameters: dict[str, Tensor], records: Records):  # type: ignore[no-untyped-def]

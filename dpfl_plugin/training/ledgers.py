@@ -14,6 +14,7 @@ from typing import Any
 
 from dpfl_plugin.errors import ConfigError, DataError, LedgerError
 from dpfl_plugin.privacy.ledger import Ledger
+from dpfl_plugin.training.beside import NOT_RUN
 from dpfl_plugin.training.checkpoint import Checkpoint, load_facts
 from dpfl_plugin.training.folder import RunFolder, locked
 
@@ -220,7 +221,8 @@ def _attempt(found: Checkpoint | None, own: Ledger, arithmetics: set[str], here:
     replayed = any(charge.round >= rounds for charge in own)
     if not replayed or (here["repeats"] and arithmetics == {_digest(here)}):
         return before
-    return 1 + max(int(charge.noise_id.rpartition(".")[2]) for charge in own)
+    attempts = (int(charge.noise_id.rpartition(".")[2]) for charge in own if charge.noise_id != NOT_RUN)
+    return 1 + max(attempts, default=before)
 
 
 def _digest(arithmetic: Mapping[str, Any]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -38,12 +39,14 @@ class Planner:
 
     Attributes:
         weights: of each silo, adding up to 1.
+        training: the part [0, last) of each silo's records that rounds may read; shares are shares of it.
     """
 
     algorithm: Algorithm
     setting: Setting
     weights: tuple[float, ...]
     seed: int
+    training: tuple[float, float] = (0.0, 1.0)
 
     def asks(self, server: Vectors, round: int) -> RoundPlan:
         """The algorithm's plan of a round, before anybody is drawn.
@@ -54,7 +57,22 @@ class Planner:
         plan = self.algorithm.round_plan(server, round, self.setting, stream(self.seed, "plan", round))
         if plan.participation not in ("all", "sampled"):
             raise ConfigError(f"the algorithm's round plan has participation {plan.participation!r}: all or sampled.")
-        return plan
+        first, last = plan.share
+        return replace(plan, task="train", share=(first * self.training[1], last * self.training[1]))
+
+    def of_all(self, task: Literal["score", "personalise"], local_steps: int = 0, local_lr: float = 0.0) -> RoundPlan:
+        """A plan beside the algorithm's rounds, of all silos."""
+        return RoundPlan(
+            local_steps=local_steps,
+            local_lr=local_lr,
+            num_gradients=local_steps,
+            participation="all",
+            share=self.training,
+            phase=task,
+            task=task,
+            participants=tuple(range(self.setting.num_silos)),
+            weights=self.weights,
+        )
 
     def plan(self, server: Vectors, round: int, eligible: Sequence[int] | None = None) -> RoundPlan | None:
         """The plan of a round, with its participants and their weights; None if too few silos are eligible.

@@ -7,33 +7,69 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from dpfl_plugin.algorithms.base import Algorithm, Setting
+from dpfl_plugin.algorithms.base import Algorithm, RoundPlan, Setting
 from dpfl_plugin.config.schema import Config
-from dpfl_plugin.errors import ConfigError
+from dpfl_plugin.core.vectors import Vectors
+from dpfl_plugin.errors import BudgetError, ConfigError
 from dpfl_plugin.oracle import PrivacyRules
 from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.calibration import least_noise, most
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.prior import Prior
 from dpfl_plugin.training.accounting import NO_PRIOR, PrivacyAccount, RoundCost, earlier_runs
+from dpfl_plugin.training.beside import beside
 from dpfl_plugin.training.planning import Planner, rehearse
 
 MOST_PLANNED = 10**5  # rounds, local steps
+MUCH_NOISE = 100.0  # a solved noise multiplier above it, or
+LITTLE_LEFT = 0.1  # less than this share of a shared budget being left, deserves a second thought
 
 
-def rehearsal(account: PrivacyAccount, planner: Planner, limit: int) -> Iterator[int]:
-    """Plan, charge and begin round after round that a run would make; yields how many there are by then."""
+def rehearsal(
+    account: PrivacyAccount,
+    planner: Planner,
+    limit: int,
+    server: Vectors | None = None,
+    first: int = 0,
+    noise_id: str = "rehearsal",
+) -> Iterator[int]:
+    """Plan, charge and begin round after round that a run would make; yields how many there are by then.
+
+    Args:
+        server: its state before round ``first``; None for the beginning.
+    """
     algorithm = planner.algorithm
-    server = algorithm.init_server(torch.zeros(1), planner.setting)
-    for round in range(limit):
+    server = algorithm.init_server(torch.zeros(1), planner.setting) if server is None else server
+    for round in range(first, limit):
         plan = planner.plan(server, round, account.eligible())
         if plan is None or not account.affords(round, plan):
             return
         account.begin_round(round, plan)
-        account.append(account.charges(round, plan))
+        account.append(account.charges(round, plan, noise_id))
         yield round + 1
-        up, _ = rehearse(algorithm, server, replace(plan, local_steps=1))  # made-up uploads: one step is as good as K
-        server = algorithm.aggregate(server, {name: value[0] for name, value in up.items()}, plan)
+        server = rehearsed(algorithm, server, plan)
+
+
+def rehearsed(algorithm: Algorithm, server: Vectors, plan: RoundPlan) -> Vectors:
+    """The server's state after a round with made-up uploads, of which one local step makes as good ones as K."""
+    up, _ = rehearse(algorithm, server, replace(plan, local_steps=1))
+    return algorithm.aggregate(server, {name: value[0] for name, value in up.items()}, plan)
+
+
+def strain(noise_multiplier: float, epsilon: float, held: float = 0.0) -> str:
+    """Why noise that was solved for deserves a second thought, or ""; ``held``: epsilon of earlier runs."""
+    if held > (1 - LITTLE_LEFT) * epsilon:
+        return (
+            f"earlier runs in the shared ledger hold epsilon {held:.4g} of {epsilon:g}: less than {LITTLE_LEFT:.0%} of "
+            f"the budget is left, and noise_multiplier {noise_multiplier:g} is what this run takes for it"
+        )
+    if noise_multiplier > MUCH_NOISE:
+        return (
+            f"noise_multiplier {noise_multiplier:g} is above {MUCH_NOISE:g}: the noise on a silo's mean over b records "
+            f"has a deviation of up to {2 * noise_multiplier:g} / b times clip_norm in every coordinate. Fewer rounds, "
+            "fewer local steps or a larger epsilon take less"
+        )
+    return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +121,27 @@ class Prospect:
             stateless=not self.algorithm.init_silos(torch.zeros(1), 1),
         )
 
+    def unlimited(self) -> Prospect:
+        """Without the budget, but with the noise of scores that is solved for it."""
+        scores, early = beside(self.config, self.accountant).scores, self.config.early_stopping
+        if scores is not None and early is not None:
+            early = early.model_copy(update={"noise_multiplier": scores.noise_multiplier})
+        config = self.config.model_copy(update={"early_stopping": early})
+        return replace(self, config=config).changed(epsilon=None)
+
     @property
     def planner(self) -> Planner:
         num_silos = self.setting.num_silos
-        return Planner(self.algorithm, self.setting, (1 / num_silos,) * num_silos, self.config.seed)
+        equal = (1 / num_silos,) * num_silos
+        training = beside(self.config, self.accountant).training
+        return Planner(self.algorithm, self.setting, equal, self.config.seed, training)
 
-    def costs(self, limit: int) -> dict[int, RoundCost]:
-        """What up to ``limit`` rounds cost, without a budget that would end them before; the noise does not matter."""
-        account = self.changed(epsilon=None).account()
+    def costs(self, limit: int, noise_multiplier: float = 1.0) -> dict[int, RoundCost]:
+        """What up to ``limit`` rounds cost, without a budget that would end them before.
+
+        Where the configuration leaves the noise to be solved for, with this noise multiplier.
+        """
+        account = self.changed(epsilon=None).account(noise_multiplier)
         for _ in rehearsal(account, self.planner, limit):
             pass
         return account.costs
@@ -103,26 +152,33 @@ class Prospect:
         In the server's view that is a silo which takes part in every round, or in ``max_participations`` of them.
 
         Raises:
-            ConfigError: no noise does.
+            ConfigError: no noise does; BudgetError: none after the runs that a shared ledger holds.
             UnsupportedError: the accountant does not know what will be released.
         """
         config = self.config
         assert config.rounds is not None
         assert config.privacy.epsilon is not None
         open_ended = self.changed(noise_multiplier=None)
-        costs, account = self.costs(config.rounds), self.account()
+        costs, account = open_ended.costs(config.rounds), self.account()
+
+        def with_noise(noise: float) -> PrivacyAccount:
+            return open_ended.account(noise, {round: cost.scaled(noise) for round, cost in costs.items()})
+
         try:
             return least_noise(
-                lambda noise: open_ended.account(noise, costs).epsilon_ahead(config.privacy.budget_view),
+                lambda noise: with_noise(noise).epsilon_ahead(config.privacy.budget_view),
                 config.privacy.epsilon,
-                lambda noise: open_ended.account(noise, costs).affords_all(),
+                lambda noise: with_noise(noise).affords_all(),
             )
         except ConfigError as error:
+            if self.prior.runs and type(error) is ConfigError:
+                held = f"{earlier_runs(self.prior)}, at epsilon {account.held():.4g}"
+                raise BudgetError(
+                    f"privacy.epsilon={config.privacy.epsilon!r} is out of reach: the ledger holds {held}, and leaves "
+                    "too little for this one. Raise privacy.epsilon, or ask for fewer rounds or local steps."
+                ) from error
             what = f"privacy.{error}" if str(error).startswith("epsilon=") else str(error)
-            held = f" The ledger holds {earlier_runs(self.prior)}, at epsilon {account.held():.4g}." * bool(
-                self.prior.runs
-            )
-            raise type(error)(what + held) from error
+            raise type(error)(what) from error
 
     def rounds(self) -> int:
         """The most rounds that fit the budget with the given noise, whoever is drawn; at most `MOST_PLANNED`."""
@@ -136,7 +192,7 @@ class Prospect:
             first = {round: cost for round, cost in account.costs.items() if round < rounds}
             return len(first) == rounds and self._fits(self.changed(rounds=rounds).account(costs=first))
 
-        return most(fits, MOST_PLANNED)
+        return most(_as_far_as_known(fits, account.rules), MOST_PLANNED)
 
     def local_steps(self, with_steps: Callable[[int], Algorithm]) -> int:
         """The most local steps with which all rounds fit the budget, whoever is drawn, up to `MOST_PLANNED`."""
@@ -147,7 +203,7 @@ class Prospect:
             there = replace(self, algorithm=with_steps(steps))
             return self._fits(there.account(costs=there.costs(rounds)))
 
-        return most(fits, MOST_PLANNED)
+        return most(_as_far_as_known(fits, self.account().rules), MOST_PLANNED)
 
     def max_participations(self) -> int:
         """The largest cap with which all rounds fit the budget; all of them if none is needed, 0 if none is enough."""
@@ -164,3 +220,17 @@ class Prospect:
         privacy = self.config.privacy
         assert privacy.epsilon is not None
         return account.epsilon_ahead(privacy.budget_view) <= privacy.epsilon
+
+
+def _as_far_as_known(fits: Callable[[int], bool], rules: PrivacyRules) -> Callable[[int], bool]:
+    """Of a schedule's noise far ahead there may be no number, or no bound: then nothing fits."""
+
+    def known(number: int) -> bool:
+        try:
+            return fits(number)
+        except ConfigError:
+            if number == 1 or not rules.varies:
+                raise
+            return False
+
+    return known

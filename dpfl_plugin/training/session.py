@@ -8,7 +8,7 @@ import json
 import math
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,31 +16,53 @@ from typing import Any, Protocol
 import torch
 from safetensors.torch import save as serialise
 
+from dpfl_plugin.algorithms.base import Setting
 from dpfl_plugin.config.load import noise_name, run_id, to_yaml
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.vectors import Vectors
-from dpfl_plugin.errors import ConfigError, DataError
+from dpfl_plugin.data.base import Holding
+from dpfl_plugin.errors import BudgetError, ConfigError, DataError, SiloError, UnsupportedError
 from dpfl_plugin.oracle import PrivacyRules
 from dpfl_plugin.privacy.accountants import LEAST_NOISE
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.ledger import Ledger
+from dpfl_plugin.privacy.paper import chang_theorem
 from dpfl_plugin.privacy.prior import Prior, prior_of
+from dpfl_plugin.privacy.schedules import Geometric
 from dpfl_plugin.training import checkpoint as checkpoints
-from dpfl_plugin.training import environment
+from dpfl_plugin.training import environment, strangers
 from dpfl_plugin.training.accounting import MOST_ROUNDS, NO_PRIOR, PrivacyAccount, RoundCost, earlier_runs
-from dpfl_plugin.training.build import Parts, build, federate, fingerprint
+from dpfl_plugin.training.beside import NOT_RUN, SHARED, refuse_beside
+from dpfl_plugin.training.build import Parts, build
 from dpfl_plugin.training.checkpoint import Checkpoint
-from dpfl_plugin.training.experiment import Experiment, Outcome, Progress
+from dpfl_plugin.training.experiment import Experiment, Outcome, Progress, spread
 from dpfl_plugin.training.folder import RunFolder, to_json, write_atomic
-from dpfl_plugin.training.ledgers import Ledgers, check_shared, locked_shared, open_ledgers
+from dpfl_plugin.training.host import SiloMetrics
+from dpfl_plugin.training.ledgers import Ledgers, check_shared, locked_shared, open_ledgers, read_shared
 from dpfl_plugin.training.planning import Planner
-from dpfl_plugin.training.runtime import ChargeSink, Runtime
+from dpfl_plugin.training.prospect import rehearsed, strain
+from dpfl_plugin.training.runtime import ChargeSink, Interrupted, Runtime
 from dpfl_plugin.training.statement import markdown, statement
+from dpfl_plugin.training.stopping import Score, Stopping
 
 RESULT_SCHEMA = 1
+BEST = "early_stopping.best"  # in a checkpoint, beside the server's vectors
 EVALUATIONS = 100  # about so many in a run, unless the configuration says otherwise
 Result = dict[str, Any]
-MakeRuntime = Callable[[Parts, ChargeSink, Config, Callable[[], bool]], Runtime]
+
+
+class Place(Protocol):
+    """Where silos live: a plugin of the group `runtimes`, made without arguments."""
+
+    def hold(self, config: Config, base: Path) -> Holding:
+        """Have the records loaded; those that this process holds, and what is public of all.
+
+        Raises:
+            ConfigError, DataError: something in the configuration or in the data files is wrong.
+        """
+        ...
+
+    def runtime(self, parts: Parts, charges: ChargeSink, config: Config, stop: Callable[[], bool]) -> Runtime: ...
 
 
 class Reporter(Protocol):
@@ -89,6 +111,7 @@ class _Job:
     """
 
     config: Config
+    base: Path
     folder: RunFolder
     parts: Parts
     shared: Path | None
@@ -103,7 +126,7 @@ def run_session(
     base: Path,
     *,
     resume: bool,
-    make_runtime: MakeRuntime,
+    place: Place,
     reporter: Reporter,
     stop: Callable[[], bool],
     ledger: Path | None = None,
@@ -124,30 +147,47 @@ def run_session(
         if ledger is not None:
             with locked_shared(ledger) as shared:
                 check_shared(folder, ledger, shared)
-        _check_records(config, base, folder, reporter)
+        _check_records(config, base, folder, reporter, place)
         return result
     _refuse_unfinished(folder, resume)
+    if ledger is not None:
+        refuse_beside(config, SHARED)
     with locked_shared(ledger) as shared:
         check_shared(folder, ledger, shared)
         # Bad input is found before anything is written.
-        parts = build(config, base, _begun_with(config, folder), functools.partial(_prior, ledger, shared, ""))
+        prior = functools.partial(_prior, ledger, shared, "")
+        parts = build(config, base, _begun_with(config, folder), prior, place.hold)
         torch.set_num_threads(config.runtime.threads)
-        job = _job(config, folder, parts, ledger, shared)
+        job = _job(config, base, folder, parts, ledger, shared)
         with folder.locked():
             result = finished_result(folder)
             if result is not None:  # by another process, while this one was loading its data
                 return result
             _refuse_unfinished(folder, resume)
-            return _run(job, make_runtime, _logged(reporter, folder), stop)
+            return _run(job, place, _logged(reporter, folder), stop)
 
 
-def _job(config: Config, folder: RunFolder, parts: Parts, path: Path | None, shared: Ledger | None) -> _Job:
-    noise = noise_name(config, parts.data_sha256, parts.noise_multiplier)
+def _job(config: Config, base: Path, folder: RunFolder, parts: Parts, path: Path | None, shared: Ledger | None) -> _Job:
+    noise = noise_name(_with_noise_of_scores(config, parts), parts.data_sha256, parts.noise_multiplier)
     prior = _prior(path, shared, noise, parts.data_sha256, parts.setting.num_silos, parts.rules)
+    if shared is not None and parts.rules.varies and config.privacy.epsilon is None:
+        raise ConfigError(
+            f"--ledger {path}: with privacy.schedule give privacy.epsilon: noise that falls could leave all that the "
+            "ledger holds without an epsilon."
+        )
     expected = _expected_rounds(config, parts, prior, path)
+    _check_lengths(config, parts, expected)
     # Noise that no name can bring back has a name of its own each time, so that it is never taken for a repetition.
     bits = secrets.token_hex(6) if parts.rules.secure else noise
-    return _Job(config, folder, parts, path, prior, noise, bits, expected)
+    return _Job(config, base, folder, parts, path, prior, noise, bits, expected)
+
+
+def _with_noise_of_scores(config: Config, parts: Parts) -> Config:
+    """With what was solved for, which names the run's random bits as if it had been given."""
+    if config.early_stopping is None or parts.beside.scores is None:
+        return config
+    solved = {"noise_multiplier": parts.beside.scores.noise_multiplier}
+    return config.model_copy(update={"early_stopping": config.early_stopping.model_copy(update=solved)})
 
 
 def _prior(
@@ -173,7 +213,17 @@ def _prior(
         raise type(error)(f"--ledger {path}: {error}") from error
 
 
-def _check_records(config: Config, base: Path, folder: RunFolder, reporter: Reporter) -> None:
+def shared_prior(path: Path) -> Callable[[str, int, PrivacyRules], Prior]:
+    """What a shared ledger holds, for planning a run that would share it: read, not locked; nothing if it is missing.
+
+    Raises:
+        ConfigError: it is one run's own ledger, or no one epsilon bounds its runs together with the planned one.
+        LedgerError: it is damaged.
+    """
+    return functools.partial(_prior, path, read_shared(path) if path.exists() else Ledger(), "")
+
+
+def _check_records(config: Config, base: Path, folder: RunFolder, reporter: Reporter, place: Place) -> None:
     """Say that a finished run is shown, and refuse to if the records are others by now.
 
     Raises:
@@ -181,7 +231,7 @@ def _check_records(config: Config, base: Path, folder: RunFolder, reporter: Repo
     """
     found = checkpoints.load(folder.checkpoint)
     try:
-        now = fingerprint(federate(config, base))
+        now = place.hold(config, base).survey.data_sha256
     except DataError as error:
         reporter.note(f"the records of this finished run cannot be read any more: {error}")
         return
@@ -208,19 +258,22 @@ def _refuse_unfinished(folder: RunFolder, resume: bool) -> None:
         )
 
 
-def _run(job: _Job, make_runtime: MakeRuntime, reporter: Reporter, stop: Callable[[], bool]) -> Result:
+def _run(job: _Job, place: Place, reporter: Reporter, stop: Callable[[], bool]) -> Result:
     config, folder, parts = job.config, job.folder, job.parts
-    here = environment.arithmetic(config.runtime.device, config.runtime.threads, parts.plugins)
+    here = environment.arithmetic(str(parts.model.device), config.runtime.threads, parts.plugins)
     here["engine"] = parts.engine_name
-    here["repeats"] = here["repeats"] and not parts.rules.secure
+    ordered = config.runtime.aggregation == "gather"
+    here["repeats"] = here["repeats"] and ordered and not parts.rules.secure
+    here |= environment.elsewhere(here, parts.machines)
     found = _found(folder, parts)
     with open_ledgers(folder, _facts(job), found, here, job.shared, _run_facts(job)) as ledgers:
         write_atomic(folder.config, to_yaml(config))
-        write_atomic(folder.environment, to_json({**environment.describe(), "arithmetic": here}))
+        described = {**environment.describe(), "base": str(job.base.resolve()), "arithmetic": here}
+        write_atomic(folder.environment, to_json(described))
         for note in ledgers.own.notes:
             reporter.note(f"ledger: {note}")
         account = _account_of(job, ledgers, found)
-        runtime = make_runtime(parts, account, config, stop)
+        runtime = place.runtime(parts, account, config, stop)
         progress, lines = _start(job, runtime, found, reporter)
         facts = {
             "run": run_id(config),
@@ -242,14 +295,45 @@ def _run(job: _Job, make_runtime: MakeRuntime, reporter: Reporter, stop: Callabl
         reporter.note(f"engine {parts.engine_name}: {parts.engine_reason}")
         if config.privacy.noise_multiplier is None:
             reporter.note(f"noise_multiplier solved: {parts.noise_multiplier:g}, {_solved_for(config)}")
+            assert config.privacy.epsilon is not None
+            if why := strain(parts.noise_multiplier, config.privacy.epsilon, account.held()):
+                reporter.note(f"warning: {why}.")
         reporter.start(experiment.expected_rounds, progress.rounds)
         try:
             outcome = experiment.run(progress, save=save, record=record, tick=reporter.ticked, stop=stop)
+        except Exception as error:
+            fault = str(error) if isinstance(error, SiloError) else strangers.place(error, parts.plugins)
+            if fault is None:
+                raise
+            strangers.log(folder.log, error)
+            outcome = Outcome("failed", f"round {progress.rounds + 1}: {fault}; the traceback is in log.txt")
+            save(progress)
         finally:
             reporter.end()
+        by_silo: dict[int, SiloMetrics] = {}
+        notes: list[str] = []
+        if outcome.status in ("done", "budget_exhausted"):
+            try:
+                by_silo, notes = experiment.finish(progress)
+            except Interrupted:
+                outcome = Outcome("interrupted", "asked to stop while silos made models of their own")
     if config.rounds is None and outcome.status == "budget_exhausted":
         outcome = Outcome("done", outcome.reason)  # the budget was what the run was asked to use up
-    return _write_result(config, folder, parts, account, progress, outcome)
+    final = Final(experiment.kept(progress), by_silo, tuple(notes))
+    return _write_result(config, folder, parts, account, progress, outcome, final)
+
+
+@dataclass(frozen=True, slots=True)
+class Final:
+    """What a run ended with.
+
+    Attributes:
+        model: (d,); by_silo: its metrics, and those of silos' own models; empty for a run that can go on.
+    """
+
+    model: torch.Tensor
+    by_silo: dict[int, SiloMetrics]
+    notes: tuple[str, ...]
 
 
 def _solved_for(config: Config) -> str:
@@ -296,6 +380,13 @@ def _run_facts(job: _Job) -> dict[str, Any]:
 
 def _account_of(job: _Job, ledgers: Ledgers, found: Checkpoint | None) -> PrivacyAccount:
     noise_id, rounds = f"{job.bits}.{ledgers.attempt}", found.rounds if found else 0
+    scored = {at for at, _ in _read_scores(found)}
+
+    def repeats(charge: Charge) -> bool:
+        if job.parts.beside.kind(charge) == "score" and charge.round in scored:
+            return False
+        return charge.noise_id == NOT_RUN or (charge.noise_id == noise_id and charge.round >= rounds)
+
     return _account(
         job.config,
         job.parts,
@@ -303,7 +394,7 @@ def _account_of(job: _Job, ledgers: Ledgers, found: Checkpoint | None) -> Privac
         ledgers.own,
         shared=ledgers.shared,
         costs=read_costs(None if found is None else found.facts),
-        repeats=lambda charge: charge.noise_id == noise_id and charge.round >= rounds,
+        repeats=repeats,
     )
 
 
@@ -350,8 +441,9 @@ def _checkpoint(progress: Progress, runtime: Runtime, account: PrivacyAccount, f
     spent = {"seconds": progress.seconds, "bytes_up": progress.bytes_up, "bytes_down": progress.bytes_down}
     costs = [[round, *asdict(cost).values()] for round, cost in sorted(account.costs.items())]
     account.sync()  # so that the ledger never holds less than a checkpoint says
-    more = {**spent, "costs": costs, "charges": len(account.ledger)}
-    return Checkpoint(progress.rounds, progress.server, runtime.states(), {**facts, **more})
+    more = {**spent, "costs": costs, "charges": len(account.ledger), "scores": progress.scores}
+    best = {} if progress.best is None else {BEST: progress.best.clone()}
+    return Checkpoint(progress.rounds, {**progress.server, **best}, runtime.states(), {**facts, **more})
 
 
 def _experiment(
@@ -371,25 +463,34 @@ def _experiment(
         dissimilarity=config.evaluation.dissimilarity,
         checkpoint_every=config.checkpoint.every,
         checkpoint_seconds=config.checkpoint.seconds,
+        stopping=_stopping(config),
+        personalise=config.personalise,
     )
 
 
+def _stopping(config: Config) -> Stopping | None:
+    early = config.early_stopping
+    if early is None:
+        return None
+    return Stopping(every=early.every, patience=early.patience, min_gain=early.min_gain, keep_best=early.keep == "best")
+
+
 def _planner(config: Config, parts: Parts) -> Planner:
-    return Planner(parts.algorithm, parts.setting, parts.weights, config.seed)
+    return Planner(parts.algorithm, parts.setting, parts.weights, config.seed, parts.beside.training)
 
 
 def _expected_rounds(config: Config, parts: Parts, prior: Prior, shared: Path | None) -> int:
     """How many rounds the budget will allow.
 
     Raises:
-        ConfigError: not one.
+        ConfigError: not one; BudgetError: not one after the runs that a shared ledger holds.
     """
     account = _account(config, parts, prior, Ledger())
     server = parts.algorithm.init_server(parts.model, parts.setting)
     expected = account.expected_rounds(_planner(config, parts).asks(server, 0), config.rounds or MOST_ROUNDS)
     epsilon = config.privacy.epsilon
     if epsilon is not None and prior.runs and (expected == 0 or account.held() > epsilon):
-        raise ConfigError(
+        raise BudgetError(
             f"--ledger {shared} holds {earlier_runs(prior)}, at epsilon {account.held():.4g} at "
             f"delta {config.privacy.delta:g}: privacy.epsilon={epsilon} does not last for one more "
             "round. Raise it, or noise_multiplier; or lower record_rate or local_steps."
@@ -400,6 +501,32 @@ def _expected_rounds(config: Config, parts: Parts, prior: Prior, shared: Path | 
             "or lower record_rate or local_steps."
         )
     return expected
+
+
+def _check_lengths(config: Config, parts: Parts, rounds: int) -> None:
+    """Raise UnsupportedError if a third party's budget would end where draws decide, for rounds of changing noise.
+
+    As far as plans depend on who is drawn; where they depend on more, the account sees to it.
+    """
+    privacy, setting = config.privacy, parts.setting
+    mixed = privacy.epsilon is not None and privacy.budget_view == "third_party"
+    if not (mixed and parts.rules.varies and setting.num_participants < setting.num_silos):
+        return
+    planner = _planner(config, parts)
+    server = parts.algorithm.init_server(torch.zeros(1), setting)
+    lengths = set()
+    for round in range(rounds):
+        plan = planner.plan(server, round)
+        assert plan is not None
+        lengths |= {plan.num_gradients} if plan.participation == "sampled" else set()
+        if len(lengths) > 1:
+            raise UnsupportedError(
+                "privacy.budget_view='third_party' with privacy.schedule: rounds of "
+                f"algorithm={config.algorithm.name!r} make {min(lengths)} or {max(lengths)} releases. Which do may "
+                "depend on who was drawn, and no mixture is proven for them with noise that changes as well. Use "
+                "budget_view: server."
+            )
+        server = rehearsed(parts.algorithm, server, plan)
 
 
 def _begun_with(config: Config, folder: RunFolder) -> float | None:
@@ -415,8 +542,12 @@ def _begun_with(config: Config, folder: RunFolder) -> float | None:
 def read_costs(facts: dict[str, Any] | None) -> dict[int, RoundCost]:
     """What the rounds that a checkpoint knows cost, from its facts."""
     return {
-        int(round): RoundCost(int(gradients), (float(share[0]), float(share[1])), float(probability))
-        for round, gradients, share, probability in (facts or {"costs": ()})["costs"]
+        int(round): RoundCost(
+            tuple((float(noise), int(count)) for noise, count in levels),
+            (float(share[0]), float(share[1])),
+            float(probability),
+        )
+        for round, levels, share, probability in (facts or {"costs": ()})["costs"]
     }
 
 
@@ -425,14 +556,21 @@ def _moved(vectors: Vectors, device: torch.device) -> Vectors:
 
 
 def _progress(found: Checkpoint, device: torch.device) -> Progress:
-    facts = found.facts
+    facts, server = found.facts, _moved(found.server, device)
+    best = server.pop(BEST, None)
     return Progress(
-        server=_moved(found.server, device),
+        server=server,
         rounds=found.rounds,
         seconds=float(facts["seconds"]),
         bytes_up=int(facts["bytes_up"]),
         bytes_down=int(facts["bytes_down"]),
+        scores=_read_scores(found),
+        best=best,
     )
+
+
+def _read_scores(found: Checkpoint | None) -> list[Score]:
+    return [(int(at), float(score)) for at, score in (found.facts.get("scores", ()) if found else ())]
 
 
 def _write_result(
@@ -442,12 +580,14 @@ def _write_result(
     account: PrivacyAccount,
     progress: Progress,
     outcome: Outcome,
+    final: Final,
 ) -> Result:
-    model = progress.server["model"]
+    model = final.model
     named = {name: value.cpu().contiguous().clone() for name, value in parts.layout.unflatten(model).items()}
     write_atomic(folder.model, serialise(named, metadata={"run": run_id(config)}))
     lines = [line for line in folder.read_metrics() if line["round"] <= progress.rounds]
-    notes = [*parts.caveats, *parts.algorithm.notes(progress.server), *account.ledger.notes]
+    notes = [*parts.caveats, *parts.algorithm.notes(progress.server), *account.ledger.notes, *final.notes]
+    notes += schedule_notes(parts.rules, parts.setting, parts.num_records, account)
     if lines and all(line["phase"] == "warm-up" for line in lines):
         notes.append("all rounds were warm-up: the model was never trained. Use more rounds, or fewer warm_rounds.")
     said = statement(
@@ -477,9 +617,11 @@ def _write_result(
         "rounds": progress.rounds,
         "num_silos": parts.setting.num_silos,
         "num_train_records": sum(parts.num_records),
-        "num_test_records": parts.num_test_records,
+        "num_test_records": sum(parts.num_test_records),
         "test_accuracy": _last(lines, "test_accuracy"),
         "train_loss": _last(lines, "train_loss"),
+        "silos": _of_silos(final.by_silo),
+        "early_stopping": _early_stopping(config, parts, progress),
         "noise_multiplier": parts.noise_multiplier,
         "epsilon": said["views"],
         "seconds": round(progress.seconds, 3),
@@ -491,10 +633,70 @@ def _write_result(
         "folder": str(folder.path),
         "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
+    if final.by_silo:
+        write_atomic(folder.silos, _table_of_silos(final.by_silo, parts))
     write_atomic(folder.statement, to_json(said))
     write_atomic(folder.privacy, markdown(said))
     write_atomic(folder.result, to_json(result))
     return result
+
+
+def schedule_notes(
+    rules: PrivacyRules, setting: Setting, num_records: Sequence[int], account: PrivacyAccount
+) -> list[str]:
+    """What the paper that a noise schedule is from says of a run."""
+    schedule = rules.schedule
+    if not (isinstance(schedule, Geometric) and rules.unit == "record" and rules.noise_multiplier and account.costs):
+        return []
+    theorem = chang_theorem(
+        by=schedule.by,
+        noise_multiplier=rules.noise_multiplier,
+        beta=schedule.beta,
+        threshold=schedule.threshold,
+        local_steps=account.costs[max(account.costs)].num_releases,
+        rounds=len(account.costs),
+        silo_rate=setting.num_participants / setting.num_silos,
+        record_rate=max(rules.sampler.rate(count) for count in set(num_records)),
+    )
+    return [theorem]
+
+
+def _of_silos(by_silo: dict[int, SiloMetrics]) -> dict[str, Any] | None:
+    """How the final model, and silos' own, do at the silos; None for a run that is not at its end."""
+    if not by_silo:
+        return None
+    common = [m.test_accuracy for m in by_silo.values()]
+    said: dict[str, Any] = {"test_accuracy": {**spread(common), "mean": math.fsum(common) / len(common)}}
+    own = [m.personalised_accuracy for m in by_silo.values() if m.personalised_accuracy is not None]
+    if own:
+        said["personalised_accuracy"] = {**spread(own), "mean": math.fsum(own) / len(own)}
+        pairs = list(zip(common, own, strict=True))
+        said["better_personalised"] = sum(b > a for a, b in pairs)
+        said["worse_personalised"] = sum(b < a for a, b in pairs)
+    return said
+
+
+def _table_of_silos(by_silo: dict[int, SiloMetrics], parts: Parts) -> str:
+    """`silos.csv`: a line for each silo; the last column is empty where silos have no model of their own."""
+    lines = ["silo,num_train,num_test,test_accuracy,personalised_accuracy"]
+    for silo, m in by_silo.items():
+        own = "" if m.personalised_accuracy is None else repr(m.personalised_accuracy)
+        lines.append(f"{silo},{parts.num_records[silo]},{parts.num_test_records[silo]},{m.test_accuracy!r},{own}")
+    return "\n".join(lines) + "\n"
+
+
+def _early_stopping(config: Config, parts: Parts, progress: Progress) -> dict[str, Any] | None:
+    stopping, scores = _stopping(config), parts.beside.scores
+    if stopping is None or scores is None:
+        return None
+    best = stopping.best(progress.scores)
+    kept = progress.rounds if best is None or not stopping.keep_best else progress.scores[best][0]
+    return {
+        "scores": progress.scores,
+        "noise_multiplier": scores.noise_multiplier,
+        "stopped": stopping.stops(progress.scores) and progress.rounds < (config.rounds or 0),
+        "kept_round": kept,
+    }
 
 
 def _last(lines: list[dict[str, Any]], key: str) -> dict[str, float | None]:

@@ -47,6 +47,16 @@ OUTSIDER = (
     "What is said of an outsider needs more: nobody tells who took part in which round (whoever knows the seed can "
     "compute it), and no silo tells its noise.",
 )
+EARLY_STOPPING = (
+    "Validation scores are releases too: each silo's noisy count of correct predictions on records that no gradient "
+    "reads, charged to those records, so that for each record the dearer of rounds and scores counts.",
+    "When the run ends depends on scores, which are releases. All rounds and scores that were planned are therefore "
+    "charged, also where it ended before: a shorter run is a function of the planned one.",
+)
+PERSONALISED = (
+    "Each silo's own model is made from private gradients, charged like those of a round, and stays at the silo. What "
+    "is reported of it is a measurement on test records, like every accuracy here.",
+)
 MEASUREMENTS = (
     "Losses and accuracies in metrics.jsonl, result.json and curves.png are computed from records without noise, for "
     "the experimenter; publishing them is not covered by any epsilon here.",
@@ -87,12 +97,14 @@ def statement(
             "clip_norm": _finite(rules.clip_norm),
             "noise_multiplier": account.noise_multiplier,
             "noise_multiplier_solved": config.privacy.noise_multiplier is None,
+            "schedule": {**config.privacy.schedule.model_dump(exclude_none=True), "what": rules.schedule.statement},
             "sampler": config.privacy.sampler,
             "record_rate": config.privacy.record_rate,
             "batch_size": config.privacy.batch_size,
             "secure": rules.secure,
             "formula": _formula(rules),
         },
+        "beside": _beside(config, account),
         "max_participations": config.max_participations,
         "accountant": {"name": accountant.name, "error": accountant.error, "caveat": accountant.caveat},
         "budget": {
@@ -111,6 +123,8 @@ def statement(
             *(SECURE if rules.secure else SEEDED),
             *(ZERO_OUT if release.neighbouring == "add_or_remove" else ()),
             *(OUTSIDER if "outsider" in views else ()),
+            *(EARLY_STOPPING if config.early_stopping is not None else ()),
+            *(PERSONALISED if config.personalise is not None else ()),
             *(SHARED if account.shared is not None else ()),
         ],
         "caveats": [*caveats, *MEASUREMENTS, FLOATS, *(() if rules.secure else (STATISTICAL_GENERATOR,))],
@@ -125,7 +139,8 @@ def _guarantee(rules: PrivacyRules, views: dict[str, Any]) -> str:
     if noise == 0:
         return "none: no noise was added"
     if views["server"]["worst_case_epsilon"] is None:
-        return f"none: noise_multiplier {noise:g} is too little for any epsilon to be stated"
+        falls = ", as privacy.schedule changes it," if rules.varies else ""
+        return f"none: noise_multiplier {noise:g}{falls} is too little for any epsilon to be stated"
     return "differential privacy, as stated in views"
 
 
@@ -156,6 +171,20 @@ def _formula(rules: PrivacyRules) -> str:
             "release with sigma"
         )
     return f"(sum over the batch of clip(gradient, C) + {factor}C sigma N(0, I)) / {divisor}"
+
+
+def _beside(config: Config, account: PrivacyAccount) -> list[str]:
+    """What silos release beside the rounds, in words."""
+    lines, scores, own = [], account.beside.scores, config.personalise
+    if scores is not None:
+        lines.append(
+            f"validation scores: a count of correct predictions on the last {_number(round(1 - scores.share[0], 12))} "
+            f"of each silo's records (in a fixed random order), with noise of standard deviation "
+            f"{_number(scores.noise_multiplier)}; {account.beside.num_scores} of each silo, planned in advance"
+        )
+    if own is not None:
+        lines.append(f"silos' own models: {own.local_steps} more releases of each silo, in the end")
+    return lines
 
 
 def _finite(value: float) -> float | None:
@@ -274,16 +303,24 @@ def _how(said: dict[str, Any]) -> str:
         f"    {mechanism['formula']}\n",
         f"* mechanism: {mechanism['name']}, noise_multiplier sigma = {_number(mechanism['noise_multiplier'])}{solved} "
         "(noise standard deviation / L2 sensitivity under the relation above)",
+        f"* schedule: {_schedule(mechanism['schedule'])}",
         f"* clipping: {mechanism['clip']['what']}",
         f"* batch (`sampler: {mechanism['sampler']}`): {sampler}{'; ' + ', '.join(sizes) if sizes else ''}",
         f"* releases: {said['num_releases']} in all, in {said['num_charges']} charges (a charge is what one silo "
         "released in one round); each was in the ledger, on disk, before it left",
     ]
+    lines += [f"* {line}" for line in said["beside"]]
     if said["max_participations"] is not None:
         lines.append(f"* participation: a silo takes part in {said['max_participations']} rounds at most")
     if said["protects"]["unit"] == "silo":
         lines.append("* batches do not count here: a silo's update is protected whichever of its records it used")
     return "\n".join(lines)
+
+
+def _schedule(schedule: dict[str, Any]) -> str:
+    if schedule.get("name") == "constant":
+        return str(schedule["what"])
+    return f"{schedule['what']}; sigma is that of its beginning, and every release was charged with its own"
 
 
 def _epsilons(said: dict[str, Any]) -> str:

@@ -33,6 +33,7 @@ from dpfl_plugin.privacy.samplers import FixedSize, FullBatch, Poisson, Sampler
 from dpfl_plugin.runtimes.in_process import InProcess
 from dpfl_plugin.training.host import SiloHost
 from dpfl_plugin.training.runtime import ChargeSink, Observer, Runtime
+from tests.mpi.network import loopback
 
 CLASSES = 3
 C = 0.5
@@ -42,8 +43,10 @@ SAMPLERS: dict[str, Sampler] = {"fixed": FixedSize(0.25), "poisson": Poisson(0.2
 MakeRuntime = Callable[[SiloHost, ChargeSink, Sequence[Observer]], Runtime]
 RUNTIMES: dict[str, MakeRuntime] = {
     "in_process, stack 1": lambda host, sink, observers: InProcess(host, sink, stack_size=1, observers=observers),
+    "mpi": lambda host, sink, observers: loopback([host], sink, observers=observers),
     "in_process, stack 3": lambda host, sink, observers: InProcess(host, sink, stack_size=3, observers=observers),
 }
+SCHEDULE_OPTIONS: dict[str, dict[str, Any]] = {"geometric": {"beta": 0.8, "by": "step"}}
 CLIPPING_OPTIONS: dict[str, dict[str, Any]] = {}
 MECHANISM_OPTIONS: dict[str, dict[str, Any]] = {}  # of mechanisms that have options without a default
 PHASES: dict[str, Any] = {"phase_rounds": (4, 3), "regularisation": 0.5}
@@ -71,6 +74,17 @@ ALGORITHMS: dict[str, tuple[dict[str, Any], ...]] = {
 }
 NON_SMOOTH = ("convolution_mb_sgd", "localized_convolution", "localized_nesterov")
 """Algorithms that smooth the hinge loss of a single score, not softmax regression's."""
+RECORD_LEVEL_ONLY = ("scaffold", "scaffold_warm")  # they send a control variate, too
+NEED_ALL_SILOS = ("scaffnew",)
+NEED_A_CLIP_NORM = (  # in place of a Lipschitz constant
+    "multistage_mb_sgd",
+    "localized_mb_sgd",
+    "localized_subgradient",
+    "convolution_mb_sgd",
+    "localized_convolution",
+    "localized_nesterov",
+)
+ROUNDS = 7  # what ``phase_rounds`` adds up to
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,18 +9,28 @@ import dpfl_plugin.privacy.samplers
 import dpfl_plugin.runtimes
 from dpfl_plugin import registry
 from dpfl_plugin.gradients import losses
-from tests.conformance.cases import ALGORITHMS, CLIPPING_OPTIONS, MECHANISM_OPTIONS, RUNTIMES, SAMPLERS, cases, model
+from tests.conformance.cases import (
+    ALGORITHMS,
+    CLIPPING_OPTIONS,
+    MECHANISM_OPTIONS,
+    RUNTIMES,
+    SAMPLERS,
+    SCHEDULE_OPTIONS,
+    cases,
+    model,
+)
 
 HERE = "tests/conformance/cases.py"
 
 
 @pytest.mark.parametrize(
-    ("group", "name"), [(group, name) for group in ("mechanisms", "clippings") for name in registry.names(group)]
+    ("group", "name"),
+    [(group, name) for group in ("mechanisms", "clippings", "schedules") for name in registry.names(group)],
 )
-def test_every_mechanism_and_clipping_can_be_built(group: str, name: str) -> None:
+def test_every_mechanism_clipping_and_schedule_can_be_built(group: str, name: str) -> None:
     options = registry.options(registry.load(group, name))
     needed = {key for key, option in options.items() if option.default is option.empty}
-    given = {"mechanisms": MECHANISM_OPTIONS, "clippings": CLIPPING_OPTIONS}[group]
+    given = {"mechanisms": MECHANISM_OPTIONS, "clippings": CLIPPING_OPTIONS, "schedules": SCHEDULE_OPTIONS}[group]
     assert needed <= set(given.get(name, ())), f"give {name} its options in {HERE}"
 
 

@@ -81,7 +81,7 @@ def test_a_resumed_account_decides_as_the_undisturbed_one(view: str, known: int)
     """The checkpoint knows ``known`` rounds; the ledger all, which are repeated with the same noise."""
     one = account(view)
     rounds = spend(one, range(100))
-    costs = {round: RoundCost(2, (0.0, 1.0), 1.0) for round in range(known)}
+    costs = {round: RoundCost(((SIGMA, 2),), (0.0, 1.0), 1.0) for round in range(known)}
     again = account(view, ledger=one.ledger, costs=costs, repeats=lambda charge: charge.round >= known)
     assert again.views()["server"] == one.views()["server"]  # nothing is forgotten, wherever it ends
     before = len(one.ledger)
@@ -93,7 +93,7 @@ def test_a_resumed_account_decides_as_the_undisturbed_one(view: str, known: int)
 def test_fresh_noise_counts_again(view: str) -> None:
     one = account(view)
     rounds = spend(one, range(100))
-    costs = {round: RoundCost(2, (0.0, 1.0), 1.0) for round in range(2)}
+    costs = {round: RoundCost(((SIGMA, 2),), (0.0, 1.0), 1.0) for round in range(2)}
     short = account(view, ledger=Ledger(), epsilon=None)
     spend(short, range(rounds - 2))
     resumed = account(view, ledger=short.ledger, costs=costs)
@@ -131,7 +131,7 @@ def test_what_was_spent_so_far_on_the_way() -> None:
     for round in range(6):
         spend(one, range(round, round + 1))
         said.append(one.so_far())
-    costs = {round: RoundCost(2, (0.0, 1.0), 1.0) for round in range(3)}
+    costs = {round: RoundCost(((SIGMA, 2),), (0.0, 1.0), 1.0) for round in range(3)}
     again = account(epsilon=None, ledger=one.ledger, costs=costs, repeats=lambda charge: charge.round >= 3)
     for round in range(3, 6):
         spend(again, range(round, round + 1))
@@ -304,7 +304,7 @@ def test_an_outsider_is_promised_no_noise_of_silos_that_sent_nothing() -> None:
 def test_noise_solved_for_what_drawn_silos_left_gives_no_mixture() -> None:
     """Who was drawn then decided the noise of now, and one seed draws the same silos in both runs."""
     release = account().charges(0, PLAN)[0].release
-    costs = {round: RoundCost(2, (0.0, 1.0), 0.5) for round in range(8)}
+    costs = {round: RoundCost(((SIGMA, 2),), (0.0, 1.0), 0.5) for round in range(8)}
     for drawn in (True, False):
         prior = Prior(realised={0: (Planned(release, 4),)}, drawn=drawn, runs=({},))
         solved = Config(
@@ -327,7 +327,7 @@ def test_a_third_partys_budget_after_draws_decided_a_length_gives_no_mixture() -
 
 def test_other_draws_may_have_made_more_of_the_cheap_rounds() -> None:
     """A dear round comes first; what any draws allow is counted in rounds of the cheap kind."""
-    dear, cheap = RoundCost(9, (0.0, 1.0), 1.0), RoundCost(2, (0.0, 1.0), 0.5)
+    dear, cheap = RoundCost(((SIGMA, 9),), (0.0, 1.0), 1.0), RoundCost(((SIGMA, 2),), (0.0, 1.0), 0.5)
     one = account(num_participants=1, costs={0: dear, 1: cheap}, epsilon=2.5)
     release = one.charges(0, PLAN)[0].release
     limit = 2 * account(epsilon=2.5).expected_rounds(PLAN, 100)  # each of two silos

@@ -1,0 +1,39 @@
+"""What goes wrong in plugins of other packages: told by their name and place, with the traceback in the run's log."""
+
+from __future__ import annotations
+
+import inspect
+import traceback
+from collections.abc import Iterable
+from pathlib import Path
+
+from dpfl_plugin.errors import DpflError
+
+OURS = ("dpfl_plugin", "torch")  # where an exception comes from a bug of ours, or from what a plugin called
+
+
+def place(error: Exception, plugins: Iterable[object]) -> str | None:
+    """The plugin whose code an exception came through, with the line, and what was raised; None for no stranger's.
+
+    Args:
+        plugins: functions, or instances of classes.
+    """
+    if isinstance(error, DpflError):
+        return None
+    files = {}
+    for plugin in plugins:
+        named = plugin if inspect.isfunction(plugin) else type(plugin)
+        module = inspect.getmodule(named)
+        if module is not None and module.__name__.partition(".")[0] not in OURS:
+            files[getattr(module, "__file__", None)] = f"{module.__name__}:{named.__qualname__}"
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if frame.filename in files:
+            what = f"{type(error).__name__}: {error}".rstrip(": ")
+            return f"plugin {files[frame.filename]} ({frame.filename}, line {frame.lineno}) raised {what}"
+    return None
+
+
+def log(path: Path, error: Exception) -> None:
+    """Append the traceback to a run's log."""
+    with open(path, "a") as file:
+        file.writelines(traceback.format_exception(error))

@@ -1,0 +1,117 @@
+"""The contract notices what is wrong, each by the check that is for it, and says how to mend it."""
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+from dpfl_plugin.errors import TrainingError
+from dpfl_plugin.oracle import PrivateOracle
+from dpfl_plugin.testing import AlgorithmContract, ContractError
+from dpfl_plugin.testing.guard import Trespass, guarded, unguarded
+from tests.testing.wrong import RIGHT
+
+CHECKS = sorted(name for name in vars(AlgorithmContract) if name.startswith("test_"))
+WRONG = [
+    ("NotFrozen", "test_options", "is no frozen dataclass: write @dataclass"),
+    ("OptionsThatChange", "test_options", "is not the same after its options were written"),
+    ("StateOnSelf", "test_resume", "interrupted after round . and resumed, the run ends with another model"),
+    ("StateInAGlobal", "test_resume", "neither attributes of self nor globals"),
+    ("CoinsOfItsOwn", "test_resume", "nor the state of a random generator"),
+    ("CoinsOfItsOwn", "test_stack", "no random numbers of your own"),
+    ("MoreGradients", "test_plan", r"asks for gradient 4 \(round 0, m = 1\), but its round_plan says num_gradients=3"),
+    ("FewerGradients", "test_plan", "asks for 3 gradients in round 0, and its round_plan says num_gradients=4"),
+    ("PlanOfItsOwn", "test_plan", "round_plan answers two equal questions differently"),
+    ("ChangesTheServer", "test_shapes", "aggregate changes the server's state in place: 'model' differs"),
+    ("ChangesTheMean", "test_shapes", "aggregate changes the mean of the uploads in place"),
+    ("ChangesTheDownload", "test_shapes", "local_update changes the download"),
+    ("Squeezes", "test_shapes", r"'model', of shape \(15,\); it must be \(m, d\) \(round 0, m = 1\), here \(1, 15\)"),
+    ("OnePointForAll", "test_shapes", r"gives oracle.gradient shape \(15,\) .* a point for each silo is needed"),
+    ("OfAnotherType", "test_shapes", "'control', of torch.float32; the model is torch.float64"),
+    ("StatesInOneMemory", "test_shapes", "'update' in the memory of 'control'"),
+    ("RowsInOneMemory", "test_shapes", "'anchor' in the memory of itself"),
+    ("StateFromNowhere", "test_shapes", "keeps the state 'last' .* which init_silos does not begin"),
+    (
+        "NameThatComesLater",
+        "test_shapes",
+        r"returns the states \['model', 'velocity'\] in round 0, and got \['model'\]",
+    ),
+    ("NotesAreText", "test_shapes", "notes returns 'one string'"),
+    ("MixesSilos", "test_stack", "silos advanced 2 at a time compute something else than one at a time: 'model'"),
+    ("SendsWhatWasNotReleased", "test_ledger", "sends 'model' without releasing it as it is"),
+    ("SendsMoreThanWasReleased", "test_ledger", "sends 'half' without releasing it as it is"),
+    ("IgnoresTheSiloRate", "test_partial_participation", "lets all silos take part although silo_rate is 0.5"),
+    ("RecordsInAClosure", "test_no_records", r"can reach loot, in the closure of .*: Tensor of shape \(50, 15\)"),
+    ("RecordsInAGlobal", "test_no_records", r"the global TABLE, in _first_row\['of'\]: ndarray of shape \(50, 15\)"),
+    ("LoadsTheDataItself", "test_no_records", "the global Dataset, in .*: of dpfl_plugin.data.base, which handles"),
+    ("ReadsAFile", "test_no_records", "local_update opens the file '/etc/hosts'"),
+    ("SearchesTheMemory", "test_no_records", "looks through all objects of the process"),
+    ("OpensTheOracle", "test_no_records", r"reads oracle._silos \(round 0, m = 1\)"),
+    ("LooksIntoItsCallers", "test_no_records", "with the same answers of the oracle, but other records, round 0"),
+]
+
+
+def contract(name: str) -> AlgorithmContract:
+    made = AlgorithmContract()
+    made.algorithm = {"module": f"tests.testing.wrong:{name}", **RIGHT}
+    return made
+
+
+@pytest.mark.parametrize("check", [check for check in CHECKS if check != "test_mpi"])
+def test_what_is_right_passes(check: str) -> None:
+    getattr(contract("Right"), check)()
+
+
+@pytest.mark.parametrize(("name", "check", "message"), WRONG, ids=lambda x: x.replace(" ", "-")[:40])
+def test_what_is_wrong_is_noticed(name: str, check: str, message: str) -> None:
+    with pytest.raises(ContractError, match=message):
+        getattr(contract(name), check)()
+
+
+def test_an_oracle_that_was_kept_answers_no_more() -> None:
+    with pytest.raises(TrainingError, match="an oracle of a round that is over: it would not be charged"):
+        contract("KeepsTheOracle").test_ledger()
+
+
+@pytest.mark.parametrize("unit", ["record", "silo"])
+def test_a_release_that_the_ledger_lacks_is_noticed(monkeypatch, unit) -> None:
+    real = PrivateOracle.charges
+
+    def charges(self):
+        return [charge for charge in real(self) if charge.release.unit != unit or charge.silo != 2]
+
+    monkeypatch.setattr(PrivateOracle, "charges", charges)
+    with pytest.raises(ContractError, match=r"round 0, silo 2: \d answers of oracle\.\w+, and 0 in the ledger"):
+        contract("Right").test_ledger()
+
+
+def test_pytest_collects_a_derived_class_and_skips_what_cannot_be_tried(tmp_path) -> None:
+    """As a stranger uses it: with the algorithm's name only, in a process of its own."""
+    (tmp_path / "test_mine.py").write_text(
+        "from dpfl_plugin.testing import AlgorithmContract\n\n\n"
+        "class TestMine(AlgorithmContract):\n"
+        "    algorithm = {'name': 'fedavg', 'local_steps': 2, 'local_lr': 0.1}\n"
+        "    ranks = ()\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "--override-ini=addopts="]
+    done = subprocess.run([*command, str(tmp_path)], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{len(CHECKS)} passed" in done.stdout or f"{len(CHECKS) - 1} passed, 1 skipped" in done.stdout
+
+
+def test_the_suite_is_there_without_pytest() -> None:
+    code = "import sys, dpfl_plugin.testing; assert not {'pytest', '_pytest'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_framework_may_do_in_a_guarded_block_what_the_algorithm_may_not(tmp_path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("x")
+    with guarded(), unguarded():
+        assert path.read_text() == "x"
+    with pytest.raises(Trespass, match=r"opens the file .*notes\.txt"), guarded():
+        path.read_text()
+    assert path.read_text() == "x"
+    with guarded():
+        importlib.import_module("colorsys")  # code may be imported
