@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from torch import Tensor
 
 from dpfl_plugin.algorithms.base import RoundPlan
+from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.average import WeightedSum
 from dpfl_plugin.core.vectors import Vectors, stack
+from dpfl_plugin.data.base import Holding
 from dpfl_plugin.oracle import Draw
+from dpfl_plugin.training.build import Parts, hold_all
 from dpfl_plugin.training.host import SiloHost, SiloMetrics
-from dpfl_plugin.training.runtime import ChargeSink, Interrupted, Observer
+from dpfl_plugin.training.runtime import ChargeSink, Interrupted, Observer, Runtime
 
 
 class InProcess:
@@ -64,3 +68,13 @@ class InProcess:
 
     def load_states(self, states: Vectors) -> None:
         self._host.states = states
+
+
+class InProcessPlace:
+    """All silos in one process, one stack after another."""
+
+    def hold(self, config: Config, base: Path) -> Holding:
+        return hold_all(config, base)
+
+    def runtime(self, parts: Parts, charges: ChargeSink, config: Config, stop: Callable[[], bool]) -> Runtime:
+        return InProcess(parts.host, charges, stack_size=config.runtime.stack, stop=stop)

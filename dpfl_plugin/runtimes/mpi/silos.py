@@ -1,0 +1,263 @@
+"""What a silo rank does: it holds the records of its silos and does what rank 0 asks, one message after another.
+
+A round is no loop of its own: its stacks are work that is done whenever no message waits, so that a silo rank hears
+"send" and "cancel" between two stacks. Nothing of an upload leaves before "send", which rank 0 says once the charges
+are in the ledger and on disk.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+import traceback
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dpfl_plugin.config.schema import Config
+from dpfl_plugin.core.average import WeightedSum
+from dpfl_plugin.core.vectors import Vectors, rows
+from dpfl_plugin.data.base import Holding, Ownership, Silo, digest
+from dpfl_plugin.errors import DpflError
+from dpfl_plugin.runtimes.mpi import probe, wire
+from dpfl_plugin.runtimes.mpi.link import Link, Patience, Transfer, all_done, pull_all, push_all
+from dpfl_plugin.runtimes.mpi.wire import Header
+from dpfl_plugin.training import environment, strangers
+from dpfl_plugin.training.build import build, federate
+from dpfl_plugin.training.host import SiloHost
+
+
+def owner(silo: int, size: int) -> int:
+    """The rank of a silo among ``size``: dealt out like cards, so that uploads in silo order come from all in turn."""
+    return 1 + silo % (size - 1)
+
+
+class _SomethingElse(BaseException):  # no plugin is to take it for an error of its own
+    """Rank 0 asks for something else instead of what a rank waits for."""
+
+    def __init__(self, header: Header) -> None:
+        self.header = header
+
+
+class SiloRank:
+    """Answers rank 0.
+
+    Args:
+        device: the one of this rank, for what a configuration says.
+    """
+
+    def __init__(self, link: Link, device: Callable[[str], str] = lambda name: name) -> None:
+        self._link, self._device = link, device
+        self._number = 0  # of the command that is being answered
+        self._config: Config | None = None
+        self._base = Path()
+        self._mine: Mapping[int, Silo] = {}
+        self._plugins: Sequence[object] = ()
+        self._host: SiloHost | None = None
+        self._where, self._stack_size = torch.device("cpu"), 1
+        self._work: deque[tuple[int, ...]] = deque()
+        self._round: Header = {}
+        self._down: Vectors = {}
+        self._uploads: dict[int, Vectors] = {}
+        self._leaving: list[Transfer] = []
+        self._asked_to_quit = False
+
+    def serve(self) -> None:
+        """Until rank 0 says quit."""
+        patience = Patience()
+        while not self._asked_to_quit:
+            if self.step():
+                patience.reset()
+            else:
+                patience.wait()
+
+    def step(self) -> bool:
+        """Do the next thing: what was asked first, else a stack of the round; False if there was nothing to do."""
+        found = self._link.poll()
+        if found is not None:
+            self._obey(found[1])
+        elif self._work:
+            self._guarded(self._advance)
+        else:
+            self._leaving = [transfer for transfer in self._leaving if not transfer.done()]
+            return False
+        return True
+
+    def _obey(self, header: Header) -> None:
+        self._number = header["number"]
+        self._guarded(lambda: getattr(self, f"_do_{header['do']}")(header))
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        """Tell rank 0 of an error, and wait for what it decides."""
+        try:
+            work()
+        except _SomethingElse as other:
+            self._obey(other.header)
+        except Exception as error:  # a stranger's code may fail in any way
+            self._work.clear()
+            known = type(error).__name__ if isinstance(error, DpflError) else None
+            trace = None if known else traceback.format_exc()
+            text = str(error) if known else strangers.place(error, self._plugins) or _described(error)
+            self._say("error", kind=known, text=text, trace=trace, host=platform.node())
+
+    def _say(self, say: str, **more: Any) -> None:
+        self._link.send(0, {"say": say, "number": self._number, **more})
+
+    def _finish(self, transfers: Sequence[Transfer]) -> None:
+        patience = Patience()
+        while not all_done(transfers):
+            patience.wait()
+
+    # A session
+
+    def _do_survey(self, header: Header) -> None:
+        """Load the records of the silos that are dealt to this rank."""
+        self._forget()
+        self._config, self._base = Config.model_validate(header["config"]), Path(header["base"])
+        if str(self._base) not in sys.path:
+            sys.path.append(str(self._base))  # users' own modules may lie beside their configuration
+        ownership = Ownership(lambda silo: owner(silo, self._link.size) == self._link.rank, self._agree)
+        federation = federate(self._config, self._base, ownership)
+        self._mine = federation.by_id()
+        self._say(
+            "surveyed",
+            num_silos=federation.num_silos,
+            num_classes=federation.num_classes,
+            feature_shape=federation.feature_shape,
+            caveats=federation.caveats,
+            silos=[[i, len(s.train_y), len(s.test_y), digest(s)] for i, s in self._mine.items()],
+            machine=environment.machine(self._device(self._config.runtime.device)),
+            package=environment.package_sha256(),
+        )
+
+    def _agree(self, value: Any) -> list[Any]:
+        """What every silo rank said, by way of rank 0."""
+        self._say("share", value=value)
+        patience = Patience()
+        while (found := self._link.poll()) is None:
+            patience.wait()
+        if found[1]["do"] != "shared":
+            raise _SomethingElse(found[1])
+        values: list[Any] = found[1]["values"]
+        return values
+
+    def _do_begin(self, header: Header) -> None:
+        """Get ready for rounds; ``header`` has what only rank 0 knows of all silos together."""
+        assert self._config is not None
+        torch.set_num_threads(self._config.runtime.threads)
+        device = self._device(self._config.runtime.device)
+        holding = Holding(wire.read_survey(header["survey"]), self._mine, device=device)
+        config = self._config.model_copy(update={"engine": header["engine"]})
+        parts = build(config, self._base, header["noise_multiplier"], hold=lambda config, base: holding)
+        self._plugins = parts.plugins
+        self.take(parts.host, parts.model.device, self._config.runtime.stack)
+        self._mine = {}  # what the engine made of the records takes their place
+        self._say("ready")
+
+    def take(self, host: SiloHost, device: torch.device, stack_size: int) -> None:
+        """Silos to run rounds with, on ``device``."""
+        self._host, self._where, self._stack_size = host, device, stack_size
+
+    def _do_report(self, header: Header) -> None:
+        self._say("report", facts=probe.facts(self._link.rank, self._device("cuda")))
+
+    def _do_ping(self, header: Header) -> None:
+        self._say("pong")
+
+    def _do_take(self, header: Header) -> None:
+        self._finish([self._link.pull(0, torch.empty(header["floats"]))])
+        self._say("took")
+
+    def _do_quit(self, header: Header) -> None:
+        self._forget()
+        self._asked_to_quit = True
+        self._say("bye")
+
+    def _forget(self) -> None:
+        self._work.clear()
+        self._uploads.clear()
+        self._mine, self._host = {}, None
+
+    @property
+    def _silos(self) -> SiloHost:
+        assert self._host is not None, "rank 0 begins a session first"
+        return self._host
+
+    # A round
+
+    def _do_round(self, header: Header) -> None:
+        self._down = wire.empty(wire.read_layout(header["down"]), self._where)
+        self._finish([self._link.broadcast(value) for value in self._down.values()])
+        self._silos.discard()  # what an earlier, abandoned round left
+        self._uploads.clear()
+        self._round = header
+        plan, _ = wire.read_plan(header)
+        mine, size = [silo for silo in plan.participants if silo in self._silos.train], self._stack_size
+        self._work.extend(tuple(mine[first : first + size]) for first in range(0, len(mine), size))
+
+    def _advance(self) -> None:
+        """One stack."""
+        part = self._work.popleft()
+        plan, draw = wire.read_plan(self._round)
+        up, charges = self._silos.run(part, self._down, plan, draw)
+        for row, silo in enumerate(part):
+            self._uploads[silo] = rows(up, row)
+        self._say("computed", silos=part, charges=wire.charges_header(charges), up=wire.layout(up, row=True))
+
+    def _do_send(self, header: Header) -> None:
+        for silo in header["silos"]:
+            upload = self._uploads.pop(silo)
+            self._leaving += push_all(self._link, 0, {name: value.contiguous() for name, value in upload.items()})
+
+    def _do_reduce(self, header: Header) -> None:
+        """The weighted sum of this rank's uploads is what leaves."""
+        plan, _ = wire.read_plan(self._round)
+        total = WeightedSum()
+        for silo, weight in zip(plan.participants, plan.weights, strict=True):
+            if silo in self._uploads:
+                total.add(self._uploads.pop(silo), [weight])
+        part = total.total or wire.zeros(wire.read_layout(header["up"]), self._where)
+        self._finish([self._link.reduce(part[name], None) for name in header["up"]])
+
+    def _do_cancel(self, header: Header) -> None:
+        """The round does not count; what rank 0 has asked for before is still on its way."""
+        self._work.clear()
+        self._uploads.clear()
+        self._silos.discard()
+        self._say("cancelled")
+
+    def _do_commit(self, header: Header) -> None:
+        self._silos.commit()
+
+    # Between rounds
+
+    def _do_evaluate(self, header: Header) -> None:
+        model = wire.empty(wire.read_layout(header["model"]), self._where)["model"]
+        self._finish([self._link.broadcast(model)])
+        found = self._silos.evaluate(model, header["dissimilarity"])
+        metrics = [[silo, m.train_loss, m.test_accuracy, m.personalised_accuracy] for silo, m in found.items()]
+        self._say("evaluated", metrics=metrics)
+        self._leaving += [self._link.push(0, m.gradient) for m in found.values() if m.gradient is not None]
+
+    def _do_states(self, header: Header) -> None:
+        states = self._silos.states
+        self._say("states", states=wire.layout(states, row=True))
+        for row in range(len(self._silos.ids)):
+            self._leaving += push_all(self._link, 0, {name: value[row].contiguous() for name, value in states.items()})
+
+    def _do_load(self, header: Header) -> None:
+        described = wire.read_layout(header["states"])
+        states = wire.empty(described, self._where, len(self._silos.ids))
+        for row in range(len(self._silos.ids)):
+            self._finish(pull_all(self._link, 0, {name: value[row] for name, value in states.items()}))
+        self._silos.states = states
+        self._say("loaded")
+
+
+def _described(error: BaseException) -> str:
+    """An error and where it was raised, in few words."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({last.filename}, line {last.lineno})"

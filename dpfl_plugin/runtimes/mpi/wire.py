@@ -1,0 +1,88 @@
+"""What messages say: a header is a JSON object, vectors follow as raw buffers in the order of their layout."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from dpfl_plugin.algorithms.base import RoundPlan
+from dpfl_plugin.core.vectors import Vectors
+from dpfl_plugin.data.base import Survey
+from dpfl_plugin.oracle import Draw
+from dpfl_plugin.privacy.events import Charge, SampledGaussian
+
+Header = dict[str, Any]
+Layout = dict[str, tuple[str, tuple[int, ...]]]
+"""The type and shape of vectors, by name, in the order in which they travel."""
+
+
+def encode(header: Mapping[str, Any]) -> bytes:
+    """A header as bytes; floats keep all their bits, infinities and NaN included."""
+    return json.dumps(header, separators=(",", ":")).encode()
+
+
+def decode(data: bytes | bytearray) -> Header:
+    header: Header = json.loads(data)
+    return header
+
+
+def layout(vectors: Vectors, *, row: bool = False) -> Layout:
+    """Of ``vectors`` (d,), or with ``row`` of one row of stacks (m, d)."""
+    return {name: (_name(v.dtype), tuple(v.shape[1:] if row else v.shape)) for name, v in vectors.items()}
+
+
+def read_layout(found: Mapping[str, Any]) -> Layout:
+    return {name: (str(dtype), tuple(shape)) for name, (dtype, shape) in found.items()}
+
+
+def empty(described: Layout, device: torch.device, *rows: int) -> Vectors:
+    """Vectors of a layout, to be written to: (d,) each, or (rows, d)."""
+    return {
+        name: torch.empty(*rows, *shape, dtype=getattr(torch, dtype), device=device)
+        for name, (dtype, shape) in described.items()
+    }
+
+
+def zeros(described: Layout, device: torch.device) -> Vectors:
+    return {name: value.zero_() for name, value in empty(described, device).items()}
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def plan_header(plan: RoundPlan, draw: Draw) -> Header:
+    return {"plan": asdict(plan), "draw": asdict(draw)}
+
+
+def read_plan(header: Mapping[str, Any]) -> tuple[RoundPlan, Draw]:
+    return RoundPlan(**_tuples(header["plan"])), Draw(**_tuples(header["draw"]))
+
+
+def charges_header(charges: Iterable[Charge]) -> list[Header]:
+    return [asdict(charge) for charge in charges]
+
+
+def read_charges(found: Iterable[Mapping[str, Any]]) -> list[Charge]:
+    return [Charge(**{**_tuples(item), "release": SampledGaussian(**_tuples(item["release"]))}) for item in found]
+
+
+def survey_header(survey: Survey) -> Header:
+    return asdict(survey)
+
+
+def read_survey(found: Mapping[str, Any]) -> Survey:
+    return Survey(**_tuples(found))
+
+
+def _tuples(values: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON has lists where our frozen records have tuples."""
+    return {name: _tuple(value) for name, value in values.items()}
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(_tuple(item) for item in value) if isinstance(value, list) else value

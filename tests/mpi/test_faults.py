@@ -1,0 +1,123 @@
+"""A rank that raises, dies or hangs ends the whole job: no process is left, and a resumed run has the same bits."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.command import charges, dpfl, metrics, one_message, run, write
+from tests.mpi import faulty
+from tests.mpi.launch import ANY, BOTH, Job, mpirun, needs_mpi
+
+pytestmark = needs_mpi
+
+
+def configured(folder: Path, what: str, **options: Any) -> Path:
+    """Four silos that train for 6 rounds with a checkpoint after each; ``what`` happens at rank 2 in the third."""
+    (folder / "faulty.py").write_text(Path(faulty.__file__).read_text())
+    algorithm = {"module": "faulty:Faulty", "name": None, "what": what, "marker": str(folder / "failed"), **options}
+    runtime = {"silo_timeout": 3.0}
+    return write(folder, {"algorithm": algorithm, "checkpoint": {"every": 1}, "runtime": runtime})
+
+
+def same_in_the_end(config: Path, resumed: dict[str, Any]) -> None:
+    """As if nothing had happened: what failed once does not fail again, so that an undisturbed run can be had."""
+    (config.parent / "undisturbed").mkdir()
+    again = config.parent / "undisturbed" / config.name
+    again.write_text(config.read_text())
+    (again.parent / "faulty.py").write_text(Path(faulty.__file__).read_text())
+    whole = run(again)
+    assert whole["rounds"] == resumed["rounds"] == 6
+    assert whole["model_sha256"] == resumed["model_sha256"] and whole["epsilon"] == resumed["epsilon"]
+    assert metrics(whole) == metrics(resumed)
+    assert charges(whole["folder"]) == charges(resumed["folder"])
+
+
+def resumed_here(config: Path) -> dict[str, Any]:
+    return run(config, "--resume")
+
+
+def arguments(config: Path) -> list[str]:
+    return ["run", str(config), "--out", str(config.parent / "runs"), "--json"]
+
+
+SAID = {
+    "raise": "dpfl: failed: round 3: rank 2 on {host}: plugin faulty:Faulty (",
+    "stop": "dpfl: silo rank 2 (round 3, silo 1) did not answer for 3 s",
+    "kill": "",  # mpirun says it
+    "sysexit": "",
+}
+CASES = [("raise", True), ("stop", True), ("kill", True), ("kill", False), ("sysexit", False)]
+
+
+@pytest.mark.parametrize(("what", "by_mpi4py"), CASES, ids=[f"{what}-{by}" for what, by in CASES])
+def test_a_silo_rank_that_fails_ends_the_job_with_a_checkpoint_behind_it(
+    tmp_path: Path, what: str, by_mpi4py: bool
+) -> None:
+    config = configured(tmp_path, what)
+    with Job(4, arguments(config), ANY, by_mpi4py) as job:
+        code, _, err = job.end()
+        assert code != 0 and job.nobody_is_left()
+    assert SAID[what].format(host=os.uname().nodename) in err
+    assert err.count("dpfl: ") == bool(SAID[what]) or what in ("kill", "sysexit"), err
+    assert "Traceback" not in err
+    if what == "raise":
+        (log,) = (tmp_path / "runs").glob("run/*/log.txt")
+        assert "ValueError: the disk of this silo is on fire" in err
+        assert "in local_update" in log.read_text(), "the traceback of the silo's rank"
+    assert (tmp_path / "failed").exists() and list((tmp_path / "runs").glob("run/*/checkpoint/round-0000000[12].*"))
+    same_in_the_end(config, resumed_here(config))
+
+
+@pytest.mark.parametrize("mpi", BOTH)
+@pytest.mark.parametrize("who", ["server", "silo", "launcher"])
+def test_a_kill_from_outside_leaves_no_process_and_ranks_resume_to_the_same_bits(
+    tmp_path: Path, mpi: str, who: str
+) -> None:
+    config = configured(tmp_path, "pause", rank=1, call=5)
+    with Job(3, arguments(config), mpi) as job:
+        job.wait_for(tmp_path / "failed")  # rank 1 has begun its third round, and waits
+        pids = job.pids()
+        assert sorted(pids) == [0, 1, 2]
+        os.kill({"server": pids[0], "silo": pids[2], "launcher": job.process.pid}[who], signal.SIGKILL)
+        code, _, _ = job.end()
+        assert code != 0 and job.nobody_is_left()
+    code, out, err = mpirun(4, *arguments(config), "--resume", mpi=mpi)
+    assert code == 0 and "resumed after round 2" in err, err
+    same_in_the_end(config, json.loads(out))
+
+
+def test_a_polite_signal_to_mpirun_leaves_a_checkpoint_and_exit_code_4(tmp_path: Path) -> None:
+    config = configured(tmp_path, "pause", rank=1, call=5)
+    with Job(3, arguments(config)) as job:
+        job.wait_for(tmp_path / "failed")
+        job.process.send_signal(signal.SIGUSR1)
+        (tmp_path / "go on").touch()
+        code, out, err = job.end()
+        assert code == 4 and job.nobody_is_left()
+    assert json.loads(out)["status"] == "interrupted" and "Go on with: dpfl run" in err
+    same_in_the_end(config, resumed_here(config))
+
+
+def test_bad_input_is_one_message(tmp_path: Path) -> None:
+    """Found by rank 0 (a key), by the silo ranks (a file), and by nobody but the launcher (too few ranks)."""
+    wrong = write(tmp_path, {"algorithm": {"momentum": 1}}, "wrong.yaml")
+    dataset = {
+        "name": "csv",
+        "files": "none/*.csv",
+        "num_features": None,
+        "num_classes": None,
+        "records_per_silo": None,
+    }
+    missing = write(tmp_path, {"data": {"dataset": dataset, "num_silos": None, "partition": "natural"}}, "missing.yaml")
+    for config, said in ((wrong, "algorithm.momentum is not a known option"), (missing, "none/*.csv")):
+        code, out, err = mpirun(3, *arguments(config))
+        assert code == 2 and out == "", (out, err)
+        assert err.count("dpfl: ") == 1 and said in err and "Traceback" not in err
+    alone = write(tmp_path, {"runtime": {"kind": "mpi"}}, "alone.yaml")
+    one_message(dpfl("run", alone), "runtime.kind='mpi': this process is alone")

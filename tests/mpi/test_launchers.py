@@ -1,0 +1,57 @@
+"""`launchers/mpirun` and `launchers/srun`: what they refuse, and ranks as `dpfl doctor` sees them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.mpi.launch import ALLOWED, FOUND, needs_mpi
+
+ROOT = Path(__file__).parents[2]
+
+
+def launcher(name: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    kept = {key: value for key, value in os.environ.items() if key not in ALLOWED}
+    command = [str(ROOT / "launchers" / name), *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, env={**kept, **environment}, timeout=200
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "said"),
+    [
+        ("mpirun", ["run", "x.yaml"], "the first argument must be -n N"),
+        ("mpirun", ["-n", "1", "run", "x.yaml"], "at least 2 ranks are needed"),
+        ("mpirun", ["-n", "3"], "a command of dpfl is missing"),
+        ("srun", ["--ntasks=3", "run", "x.yaml"], "write -- between"),
+        ("srun", ["--ntasks=3", "--"], "a command of dpfl is missing"),
+    ],
+)
+def test_a_wrong_call_is_one_message(name: str, arguments: list[str], said: str) -> None:
+    done = launcher(name, *arguments)
+    assert done.returncode == 1 and said in done.stderr and not done.stdout
+
+
+@pytest.mark.parametrize("name", ["mpirun", "srun"])
+def test_help_shows_how_to_call_it(name: str) -> None:
+    done = launcher(name, "--help")
+    assert done.returncode == 0 and f"launchers/{name}" in done.stdout and "set -euo" not in done.stdout
+
+
+@pytest.mark.parametrize("mpi", FOUND or [pytest.param("none", marks=needs_mpi)])
+@pytest.mark.mpi
+@pytest.mark.skipif(not (ROOT / ".venv").exists(), reason="launchers need the environment .venv of the checkout")
+def test_the_doctor_sees_every_rank_without_help_from_the_environment(mpi: str) -> None:
+    """As root and with more ranks than cores too; the mpirun named decides on the library."""
+    done = launcher("mpirun", "-n", "3", "doctor", "--json", DPFL_MPIRUN=FOUND[mpi][0])
+    found = json.loads(done.stdout)
+    assert [rank["rank"] for rank in found["ranks"]] == [0, 1, 2], done.stderr
+    assert all(rank["latency"] > 0 and rank["mb_per_second"] > 0 for rank in found["ranks"][1:])
+    assert ("Open MPI" in found["mpi"]["library"]) == (mpi == "openmpi")
+    assert not any("mpirun" in text for text in found["wrong"])
+    assert len({rank["package"] for rank in found["ranks"]}) == 1

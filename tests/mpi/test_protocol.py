@@ -1,0 +1,271 @@
+"""Rank 0 and the silo ranks in one thread, in every order: the same bits, and nothing leaves before it is charged."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Sequence
+from unittest import mock
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpfl_plugin.algorithms.fedavg import FedAvg
+from dpfl_plugin.algorithms.scaffold import Scaffold
+from dpfl_plugin.core.vectors import Vectors
+from dpfl_plugin.errors import LedgerError, SiloError, UnsupportedError
+from dpfl_plugin.oracle import Draw
+from dpfl_plugin.privacy.events import Charge, SampledGaussian
+from dpfl_plugin.privacy.ledger import Ledger
+from dpfl_plugin.privacy.samplers import FixedSize
+from dpfl_plugin.runtimes.mpi import wire
+from dpfl_plugin.runtimes.mpi.link import Patience
+from dpfl_plugin.runtimes.mpi.server import SiloLostError
+from dpfl_plugin.runtimes.mpi.silos import owner
+from dpfl_plugin.training.host import SiloHost
+from dpfl_plugin.training.runtime import Interrupted
+from tests.mpi.network import Network, loopback
+from tests.quadratics import Lab, rules, silo
+
+
+@pytest.fixture(autouse=True, scope="module")
+def impatient() -> Iterator[None]:
+    """Nobody sleeps: whoever looks moves the others on."""
+    with mock.patch.object(Patience, "wait", return_value=None):
+        yield
+
+
+SILOS = [silo([1.0 + i, 0.3], [2.0 - i, 0.1 * i], copies=4 + i) for i in range(7)]
+
+
+class Sink:
+    """A ledger that tells the network when it was synced."""
+
+    def __init__(self, network: Network, fails: bool = False) -> None:
+        self.network, self.fails, self.batches, self.synced = network, fails, [], 0
+
+    def append(self, charges: Sequence[Charge]) -> None:
+        self.batches.append([charge.silo for charge in charges])
+
+    def sync(self) -> None:
+        if self.fails:
+            raise LedgerError("disk full")
+        self.synced = sum(map(len, self.batches))
+        self.network.log.append(("synced", 0, self.synced))
+
+
+def lab(algorithm: object = None, **options: object) -> Lab:
+    made = algorithm or Scaffold(local_steps=2, local_lr=0.1)
+    return Lab(made, SILOS, rules(1.0, 1.0, FixedSize(0.5)), [1.0, 2.0], **options)
+
+
+def hosts(size: int, **options: object) -> list[SiloHost]:
+    """A host for each silo rank, with its silos and no others."""
+    found = []
+    for rank in range(1, size):
+        whole = lab(**options).host
+        mine = [i for i in range(len(SILOS)) if owner(i, size) == rank]
+        part = whole.planted(
+            whole.engine, {i: whole.train[i] for i in mine}, {k: v[mine] for k, v in whole.states.items()}
+        )
+        part.ids, part._row = mine, {silo: row for row, silo in enumerate(mine)}
+        part._test = {i: whole._test[i] for i in mine}
+        found.append(part)
+    return found
+
+
+def rounds(made: Lab, participants: Sequence[Sequence[int]]) -> list[Vectors]:
+    """The server's states after each round."""
+    states = []
+    for chosen in participants:
+        made.step(chosen)
+        states.append({name: value.clone() for name, value in made.server.items()})
+    return states
+
+
+def equal(one: Vectors, other: Vectors) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+WHO = [range(7), [0, 2, 3, 6], [1], [1, 3, 5], range(7)]
+
+
+@settings(max_examples=12, deadline=None)
+@given(size=st.integers(2, 9), stack=st.integers(1, 4), seed=st.integers(0, 2**32))
+def test_any_ranks_stacks_and_order_of_messages_give_the_bits_of_one_process(size: int, stack: int, seed: int) -> None:
+    here, there = lab(stack=stack), lab(stack=stack)
+    network, ledger = Network(size, random.Random(seed)), Ledger()
+    uploads: list[Vectors] = []
+    there.runtime = loopback(
+        hosts(size), ledger, network=network, stack_size=stack, observers=[lambda round, ids, up: uploads.append(up)]
+    )
+    assert all(equal(*pair) for pair in zip(rounds(here, WHO), rounds(there, WHO), strict=True))
+    assert equal(here.runtime.states(), there.runtime.states())
+    assert list(here.ledger) == list(ledger)
+    assert all(equal(*pair) for pair in zip(here.uploads, uploads, strict=True))
+    for dissimilarity in (False, True):
+        one, other = (made.runtime.evaluate(here.server["model"], dissimilarity) for made in (here, there))
+        assert list(one) == list(other)
+        for mine, theirs in zip(one.values(), other.values(), strict=True):
+            assert (mine.train_loss, mine.test_accuracy) == (theirs.train_loss, theirs.test_accuracy)
+            assert (mine.gradient is None) == (theirs.gradient is None) == (not dissimilarity)
+            assert mine.gradient is None or torch.equal(mine.gradient, theirs.gradient)
+    assert not any(network.headers.values()) and not any(network.vectors.values()), "something was sent for nothing"
+
+
+@settings(max_examples=12, deadline=None)
+@given(size=st.integers(2, 5), stack=st.integers(1, 4), seed=st.integers(0, 2**32))
+@pytest.mark.parametrize("aggregation", ["gather", "reduce"])
+def test_no_upload_leaves_its_rank_before_its_charge_is_on_disk(
+    aggregation: str, size: int, stack: int, seed: int
+) -> None:
+    network = Network(size, random.Random(seed))
+    sink, made = Sink(network), lab()
+    made.runtime = loopback(hosts(size), sink, network=network, stack_size=stack, aggregation=aggregation)
+    made.step()
+    assert sink.batches == [list(range(7)[first : first + stack]) for first in range(0, 7, stack)], "as in one process"
+    synced = sent = 0
+    for what, source, value in network.log:
+        if what == "synced":
+            synced = value
+        elif what == "vector" and source > 0:
+            sent += 1
+            assert (sent + 1) // 2 <= synced, "an upload has two vectors: model and control"
+        elif what == "sum":
+            sent += 1
+            assert synced == 7
+    assert sent == (14 if aggregation == "gather" else 2 * size)
+
+
+def test_a_sync_that_fails_keeps_everything_in() -> None:
+    network = Network(4)
+    made = lab()
+    made.runtime = loopback(hosts(4), Sink(network, fails=True), network=network)
+    with pytest.raises(LedgerError, match="disk full"):
+        made.step()
+    assert not [entry for entry in network.log if entry[0] in ("vector", "sum") and entry[1] > 0]
+
+
+@pytest.mark.parametrize("size", [2, 3, 5, 9])
+def test_reduce_gives_the_same_sum_up_to_rounding(size: int) -> None:
+    here, there = lab(), lab()
+    there.runtime = loopback(hosts(size), Ledger(), aggregation="reduce")
+    for one, other in zip(rounds(here, WHO), rounds(there, WHO), strict=True):
+        assert all(torch.allclose(one[name], other[name], rtol=1e-12, atol=1e-14) for name in one)
+    assert all(torch.allclose(v, there.runtime.states()[k], rtol=1e-12) for k, v in here.runtime.states().items())
+
+
+def test_reduce_has_no_single_uploads_to_show() -> None:
+    with pytest.raises(UnsupportedError, match="gather"):
+        loopback(hosts(3), Ledger(), aggregation="reduce", observers=[lambda *seen: None])
+
+
+@settings(max_examples=12, deadline=None)
+@given(looks=st.integers(0, 60), seed=st.integers(0, 2**32))
+def test_an_interrupted_round_leaves_no_state_and_can_be_run_again_to_the_same_bits(looks: int, seed: int) -> None:
+    whole, cut = lab(), lab()
+    network, left = Network(4, random.Random(seed)), [looks]
+
+    def stop() -> bool:
+        left[0] -= 1
+        return left[0] < 0
+
+    cut.runtime = loopback(hosts(4), cut.ledger, network=network, stop=stop)
+    before = cut.runtime.states()
+    try:
+        cut.step()
+    except Interrupted:
+        cut.runtime.commit()
+        assert equal(cut.runtime.states(), before)
+        left[0] = 10**9
+        cut.step()
+    whole.step()
+    assert equal(whole.server, cut.server) and equal(whole.runtime.states(), cut.runtime.states())
+    assert len(cut.ledger) == 7 and list(cut.ledger) == list(whole.ledger)
+    assert not any(network.headers.values()) and not any(network.vectors.values())
+
+
+class Failing(FedAvg):
+    """Fails in its fifth call: at some silo of some rank."""
+
+    def local_update(self, down, silos, oracle, plan):  # type: ignore[no-untyped-def]
+        CALLS[0] += 1
+        if CALLS[0] == 5:
+            raise ZeroDivisionError("by a stranger")
+        return super().local_update(down, silos, oracle, plan)
+
+
+CALLS = [0]
+
+
+@settings(max_examples=8, deadline=None)
+@given(size=st.integers(2, 5), seed=st.integers(0, 2**32))
+def test_an_error_at_a_silo_names_rank_and_place_and_the_ranks_go_on(size: int, seed: int) -> None:
+    algorithm = Failing(local_steps=2, local_lr=0.1)
+    network, made = Network(size, random.Random(seed)), lab(algorithm)
+    CALLS[0] = 0
+    made.runtime = loopback(hosts(size, algorithm=algorithm), Ledger(), network=network)
+    with pytest.raises(SiloError, match=r"rank \d on .*: ZeroDivisionError: by a stranger \(.*test_protocol.py") as met:
+        made.step()
+    assert "Traceback" in met.value.__notes__[0]
+    made.step()
+    whole = lab(FedAvg(local_steps=2, local_lr=0.1))
+    whole.step()
+    assert equal(whole.server, made.server) and equal(whole.runtime.states(), made.runtime.states())
+    assert not any(network.headers.values()) and not any(network.vectors.values())
+
+
+@pytest.mark.parametrize("stuck", [1, 2, 3])
+def test_a_rank_that_does_not_answer_is_named_with_its_silo(stuck: int) -> None:
+    network, made, now = Network(4), lab(), [0.0]
+
+    def clock() -> float:
+        now[0] += 0.5
+        return now[0]
+
+    made.runtime = loopback(hosts(4), Ledger(), network=network, timeout=20.0, clock=clock)
+    made.step()
+    network.stuck.add(stuck)
+    with pytest.raises(
+        SiloLostError, match=rf"silo rank {stuck} \(round 2, silo {stuck - 1}\) did not answer for 20 s"
+    ):
+        made.step()
+    with pytest.raises(SiloLostError, match=f"silo rank {stuck} \\(sending its states\\)"):
+        made.runtime.states()
+
+
+def test_a_rank_that_waits_for_others_is_not_given_up() -> None:
+    """Rank 2 begins late and then sends what it owes; rank 1, which hangs by then, is the only one to blame."""
+    network, made, now = Network(3), lab(), [0.0]
+
+    def clock() -> float:
+        now[0] += 1.0
+        network.stuck = {2} if now[0] < 15 else {1}
+        return now[0]
+
+    made.runtime = loopback(hosts(3), Ledger(), network=network, timeout=20.0, clock=clock)
+    network.stuck = {2}
+    with pytest.raises(SiloLostError, match=r"silo rank 1 \(round 1, silo 2\) did not answer"):
+        made.step()
+    assert now[0] > 15 + 20
+
+
+def test_states_of_a_checkpoint_go_to_their_silos() -> None:
+    made = lab()
+    made.runtime = loopback(hosts(4), Ledger())
+    states = {"control": torch.arange(14, dtype=torch.float64).reshape(7, 2)}
+    made.runtime.load_states(states)
+    assert equal(made.runtime.states(), states)
+
+
+def test_charges_plans_and_draws_come_through_as_they_are() -> None:
+    release = SampledGaussian(noise_multiplier=0.1 + 0.2, sampler="fixed", rate=1 / 3, neighbouring="replace_one")
+    charge = Charge(round=3, silo=2, release=release, count=7, share=(0.1, 1 / 3), noise_id="x.0")
+    assert wire.read_charges(wire.decode(wire.encode({"c": wire.charges_header([charge])}))["c"]) == [charge]
+    plan = lab().plan([0, 4])
+    header = wire.decode(wire.encode(wire.plan_header(plan, Draw(2**62, 3, 1, "run"))))
+    assert wire.read_plan(header) == (plan, Draw(2**62, 3, 1, "run"))
+    for value in (math.inf, -math.inf, 5e-324, 0.1):
+        assert wire.decode(wire.encode({"value": value}))["value"] == value

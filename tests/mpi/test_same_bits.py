@@ -1,0 +1,121 @@
+"""Model, metrics, ledger and checkpoint of a run on MPI ranks are those of the run in one process, to the bit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from tests.cli.command import dpfl, metrics, run, write
+from tests.cli.test_resume import crash
+from tests.mpi.launch import BOTH, mpirun, needs_mpi
+
+pytestmark = needs_mpi
+
+SILO = {"unit": "silo", "sampler": "full", "record_rate": None, "noise_multiplier": 20.0}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "scaffold": {"silo_rate": 0.6, "runtime": {"stack": 2}, "evaluation": {"dissimilarity": True}},
+    "warm": {"algorithm": {"name": "scaffold_warm", "option": "I", "server_optimizer": "adam", "server_lr": 0.1}},
+    "fedavg": {"algorithm": {"name": "fedavg"}, "silo_weights": "records", "runtime": {"stack": 3}},
+    "solved": {"privacy": {"noise_multiplier": None, "epsilon": 2.0}},
+    "budget": {"rounds": None, "privacy": {"epsilon": 2.0}},
+    "scaffnew": {"algorithm": {"name": "scaffnew", "local_steps": None, "p": 0.4}},
+    "adaptive": {"privacy": {"clip": "adaptive", "clip_norm": 0.5}},
+    "layers": {"model": {"name": "mlp", "hidden": [6]}, "privacy": {"clip": "per_layer"}, "engine": "vmap"},
+    "silo": {"algorithm": {"name": "fedavg"}, "privacy": SILO, "runtime": {"stack": 3}},
+    "poisson": {"privacy": {"sampler": "poisson"}, "runtime": {"dtype": "float64"}},
+    "localized": {
+        "algorithm": {"name": "localized_mb_sgd", "phase_rounds": [3, 2], "lr": 0.1, "regularisation": 0.5},
+        "rounds": 5,
+    },
+    "standardised": {"data": {"preprocess": ["standardise", {"name": "pca", "dims": 3}]}},
+    "files": {
+        "data": {"dataset": {"name": "csv", "files": "silo-*.csv"}, "num_silos": None, "partition": "natural"},
+        "engine": "auto",
+    },
+    "stopped and own models": {
+        "rounds": 8,
+        "silo_rate": 0.6,
+        "early_stopping": {"share": 0.25, "every": 2, "patience": 1, "min_gain": 0.99, "noise_multiplier": 2.0},
+        "personalise": {"local_steps": 2, "local_lr": 0.1},
+    },
+    "secure": {"privacy": {"secure": True}, "rounds": 2},
+}
+SOME = ("scaffold", "adaptive", "silo", "files")
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("same")
+    rng = np.random.default_rng(0)
+    for silo in range(6):
+        rows = [f"{rng.normal()},{rng.normal()},{'no' if rng.random() < 0.4 else 'yes'}" for _ in range(20 + silo)]
+        (folder / f"silo-{silo}.csv").write_text("\n".join(["a,b,label", *rows]))
+    some = {label: VARIANTS[label] for label in SOME}
+    write(folder, {"data": {"num_silos": 7}, "variants": some}, "some.yaml")
+    return write(folder, {"data": {"num_silos": 7}, "variants": VARIANTS})
+
+
+@pytest.fixture(scope="module")
+def here(config: Path) -> dict[str, Any]:
+    done = dpfl("run", config, "--out", config.parent / "here", "--json")
+    assert done.code in (0, 3), done.err
+    return done.json
+
+
+def states(result: dict[str, Any]) -> dict[str, bytes]:
+    """What the last checkpoint holds."""
+    (newest,) = (Path(result["folder"]) / "checkpoint").iterdir()
+    files = [(path, load_file(path)) for path in newest.glob("*.safetensors")]
+    return {f"{path.name} {key}": value.tobytes() for path, found in files for key, value in found.items()}
+
+
+def compare(one: dict[str, Any], other: dict[str, Any], label: str) -> None:
+    assert one["model_sha256"] == other["model_sha256"], label
+    for key in ("status", "reason", "rounds", "epsilon", "noise_multiplier", "bytes_up", "bytes_down", "notes"):
+        assert one[key] == other[key], (label, key)
+    assert metrics(one) == metrics(other), label
+    assert states(one) == states(other), label
+    assert (one["silos"], one["early_stopping"]) == (other["silos"], other["early_stopping"]), label
+    for name in ("ledger.jsonl", "ledger.json", "privacy.md", "silos.csv"):
+        assert (Path(one["folder"]) / name).read_bytes() == (Path(other["folder"]) / name).read_bytes(), (label, name)
+
+
+@pytest.mark.parametrize("size", [2, 3, 5, 9])
+def test_any_number_of_ranks_gives_the_bits_of_one_process(config: Path, here: dict[str, Any], size: int) -> None:
+    labels, path = (tuple(VARIANTS), config) if size == 5 else (SOME, config.with_name("some.yaml"))
+    code, out, err = mpirun(size, "run", path, "--out", config.parent / f"ranks-{size}", "--json")
+    assert code in (0, 3), err
+    there = json.loads(out)
+    assert tuple(there) == labels
+    for label in labels:
+        if label == "secure":  # noise of its own
+            assert there[label]["model_sha256"] != here[label]["model_sha256"]
+            assert there[label]["epsilon"] == here[label]["epsilon"]
+        else:
+            compare(here[label], there[label], label)
+
+
+@pytest.mark.parametrize("mpi", BOTH)
+def test_a_run_that_crashed_in_one_process_goes_on_at_ranks_and_is_shown_in_the_end(tmp_path: Path, mpi: str) -> None:
+    """The round that was released but lost is released again, to the same bits, and charged once."""
+    folders = [tmp_path / name for name in ("whole", "cut", "sum")]
+    for folder in folders:
+        folder.mkdir()
+    changes = {"data": {"num_silos": 7}, "checkpoint": {"every": 2}}
+    whole, cut, added = (write(folder, changes) for folder in folders)
+    result = run(whole)
+    crash(cut, 4)
+    code, out, err = mpirun(3, "run", cut, "--out", folders[1] / "runs", "--json", "--resume", mpi=mpi)
+    assert code == 0 and "resumed after round 2" in err
+    compare(result, json.loads(out), mpi)
+    code, out, err = mpirun(4, "run", whole, "--out", folders[0] / "runs", "--json", mpi=mpi)
+    assert code == 0 and json.loads(out)["model_sha256"] == result["model_sha256"]
+    assert "finished before, not run again" in err
+    code, out, err = mpirun(4, "run", added, "--set=runtime.aggregation=reduce", "--out", folders[2], "--json", mpi=mpi)
+    assert code == 0, err
+    assert json.loads(out)["epsilon"] == result["epsilon"] and json.loads(out)["rounds"] == result["rounds"]

@@ -1,0 +1,50 @@
+"""Runs of a sweep on real MPI ranks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.sweeping import began, check_same, rows, write
+from tests.cli.test_sweep import ENVIRONMENT, status, sweep
+from tests.mpi.launch import ALLOWED, ANY, FOUND, needs_mpi
+from tests.sweeps.test_supervisor import wait_for
+
+pytestmark = needs_mpi
+
+
+def with_ranks(folder: Path, changes: dict[str, object] | None = None) -> Path:
+    launcher, library = FOUND[ANY]
+    given = " ".join(f"{name}={value}" for name, value in {**ALLOWED, **library}.items())
+    started = f"env {given} {launcher} -n {{ranks}}"
+    return write(folder, {"seeds": 2, "ranks": 3, "launcher": started}, changes, "ranks.yaml")
+
+
+def test_ranks_give_the_bits_of_one_process(tmp_path: Path) -> None:
+    done = sweep(with_ranks(tmp_path, {"runtime": {"kind": "mpi"}}))  # which one process alone refuses
+    assert done.code == 0, done.err
+    plain = write(tmp_path, {"seeds": 2})
+    assert sweep(plain, out="undisturbed").code == 0
+    check_same(tmp_path / "out", tmp_path / "undisturbed")
+
+
+@pytest.mark.slow
+def test_interrupted_they_go_on_to_the_same_bits(tmp_path: Path) -> None:
+    changes = {"rounds": 600, "checkpoint": {"every": 10}}
+    path = with_ranks(tmp_path, changes)
+    command = [sys.executable, "-m", "dpfl_plugin", "sweep", str(path), "--out", str(tmp_path / "out"), "--jobs", "2"]
+    process = subprocess.Popen(command, env={**ENVIRONMENT, **os.environ}, stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: len([*tmp_path.glob("out/runs/*/*/checkpoint/round-*[1-9]*.*")]) >= 2, 120)
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 4, said
+    assert status(path)["counts"]["pending"] == 2
+    assert sweep(path).code == 0
+    assert sweep(write(tmp_path, {"seeds": 2}, changes), "--jobs", 2, out="undisturbed").code == 0
+    check_same(tmp_path / "out", tmp_path / "undisturbed")
+    assert all(len(began(tmp_path / "out", run)) == 2 for run in rows(tmp_path / "out"))
