@@ -1,0 +1,91 @@
+"""Slurm by submitit, for those who manage their jobs with it; its own files (pickles among them) are its business."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from dpfl_plugin.errors import ConfigError, DpflError
+from dpfl_plugin.sweeps.manifest import Sweep
+from dpfl_plugin.sweeps.scripts import LEAD_SECONDS
+
+DEFAULT_MINUTES = 60
+
+
+class Task:
+    """A task of a sweep as submitit wants it: something to call, which can say how to go on."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self.command = list(command)
+        self._pid = 0
+
+    def __call__(self) -> None:
+        self._pid = os.posix_spawn(self.command[0], self.command, os.environ)
+        code = self._wait()
+        if code:
+            raise DpflError(f"exit code {code} of {' '.join(self.command)}: see dpfl status.")
+
+    def checkpoint(self) -> Any:
+        """Called by submitit in its signal handler, before it queues the job again."""
+        from submitit.helpers import DelayedSubmission
+
+        os.kill(self._pid, signal.SIGUSR1)
+        self._wait()
+        return DelayedSubmission(Task(self.command))
+
+    def _wait(self) -> int:
+        # By hand, as the handler above interrupts this very function: subprocess would wait for its own lock.
+        while True:
+            try:
+                found, status = os.waitpid(self._pid, os.WNOHANG)
+            except ChildProcessError:
+                return 0
+            if found:
+                return os.waitstatus_to_exitcode(status)
+            time.sleep(0.1)
+
+
+def submit(sweep: Sweep, tasks: Sequence[int], *, at_once: int | None, pack: int, jobs: int) -> str:
+    """Hand the tasks to Slurm as one array; returns the job's number.
+
+    Raises:
+        ConfigError: submitit is not installed, or finds no Slurm.
+    """
+    try:
+        import submitit
+    except ImportError as error:
+        raise ConfigError("--on submitit: it is not installed. pip install 'dpfl-plugin[slurm]'.") from error
+    try:
+        executor = submitit.SlurmExecutor(folder=sweep.folder / "submitit" / "%j")
+    except RuntimeError as error:
+        raise ConfigError(f"--on submitit: {error}. Use --on local, or slurm/dev-cluster.") from error
+    options = {key.lstrip("-"): value for key, value in sweep.spec.slurm.items() if value is not False}
+    executor.update_parameters(
+        job_name=sweep.rows[0].name,
+        time=minutes(str(options.pop("time", DEFAULT_MINUTES))),
+        array_parallelism=at_once or len(tasks),
+        signal_delay_s=LEAD_SECONDS,
+        setup=sweep.spec.setup,
+        cpus_per_task=int(options.pop("cpus-per-task", jobs)),
+        additional_parameters=options,
+    )
+    words = [sys.executable, "-m", "dpfl_plugin", "sweep-task", str(sweep.folder)]
+    packing = ["--pack", str(pack), "--jobs", str(jobs)]
+    with executor.batch():
+        array = [executor.submit(Task([*words, str(task), *packing])) for task in tasks]
+    return str(array[0].job_id).partition("_")[0]
+
+
+def minutes(time: str) -> int:
+    """Slurm's ways to write a time limit, in minutes, rounded up: 30, 30:00, 1:30:00, 2-12, 2-12:30, 2-12:30:00."""
+    days, dash, rest = time.rpartition("-")
+    parts = [int(part) for part in rest.split(":")]
+    if dash or len(parts) == 3:
+        hours, mins, seconds = (*parts, 0, 0)[:3]
+    else:
+        hours, mins, seconds = 0, *(*parts, 0)[:2]
+    return int(days or 0) * 1440 + hours * 60 + mins + (seconds > 0)

@@ -1,0 +1,129 @@
+"""The folder of a sweep: what is to run, as text that people and programs can read.
+
+    DIR/sweeps/<digest>/manifest.jsonl    a line for each run
+                        base.yaml         the configuration that every line changes
+                        sweep.json        where the base came from, and how to run it
+                        jobs.jsonl        what was handed to Slurm
+    DIR/runs/<name>/<id>/                 the run folders
+
+Several sweeps may share DIR: a run that is in two of them has one folder, and runs once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+import dpfl_plugin
+from dpfl_plugin.config.load import read_yaml
+from dpfl_plugin.config.schema import SweepConfig
+from dpfl_plugin.config.sweep import Expansion, Row
+from dpfl_plugin.errors import ConfigError, DataError
+from dpfl_plugin.training.folder import RunFolder, to_json, write_atomic
+
+SCHEMA: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """A planned sweep.
+
+    Attributes:
+        folder: DIR/sweeps/<digest>.
+        source: the file that it was made from; paths in the configuration are relative to its folder.
+        base: what every row changes.
+    """
+
+    folder: Path
+    source: Path
+    base: dict[str, Any]
+    spec: SweepConfig
+    rows: tuple[Row, ...]
+
+    @property
+    def runs(self) -> Path:
+        return self.folder.parents[1] / "runs"
+
+    def folder_of(self, row: Row) -> RunFolder:
+        return RunFolder(self.runs / row.name / row.id)
+
+    def tasks(self, rows: Sequence[Row], pack: int) -> list[int]:
+        """The tasks, of ``pack`` successive rows of the manifest each, that hold these rows."""
+        return sorted({row.index // pack for row in rows})
+
+    def rows_of(self, task: int, pack: int) -> tuple[Row, ...]:
+        return self.rows[task * pack : (task + 1) * pack]
+
+
+def plan(expansion: Expansion, source: Path, out: Path) -> Sweep:
+    """The sweep in the folder ``out``; nothing is written."""
+    digest = hashlib.sha256((_lines(expansion.rows) + _base(expansion.base)).encode()).hexdigest()[:12]
+    folder = out.resolve() / "sweeps" / digest
+    return Sweep(folder, source.resolve(), expansion.base, expansion.spec, expansion.rows)
+
+
+def write(sweep: Sweep) -> None:
+    """Write a sweep's files; the manifest last, so that where there is one the rest is there, too.
+
+    Raises:
+        ConfigError: the folder cannot be written to.
+    """
+    try:
+        sweep.folder.mkdir(parents=True, exist_ok=True)
+        write_atomic(sweep.folder / "base.yaml", _base(sweep.base))
+        facts = {
+            "schema": SCHEMA,
+            "dpfl_plugin": dpfl_plugin.__version__,
+            "source": str(sweep.source),
+            "sweep": sweep.spec.model_dump(mode="json", by_alias=True),
+        }
+        write_atomic(sweep.folder / "sweep.json", to_json(facts))
+        write_atomic(sweep.folder / "manifest.jsonl", _lines(sweep.rows))
+    except OSError as error:
+        raise ConfigError(f"{sweep.folder}: cannot be written to ({error.strerror}). Use another --out.") from error
+
+
+def read(folder: Path) -> Sweep:
+    """The sweep in DIR/sweeps/<digest>.
+
+    Raises:
+        DataError: files are missing or damaged, or of another version.
+    """
+    try:
+        facts = json.loads((folder / "sweep.json").read_text())
+        if facts["schema"] != SCHEMA:
+            raise DataError(f"{folder}: a sweep of schema {facts['schema']}; this version reads {SCHEMA}.")
+        rows = tuple(Row(**json.loads(line)) for line in (folder / "manifest.jsonl").read_text().splitlines())
+        spec = SweepConfig.model_validate(facts["sweep"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{folder}: holds no readable sweep ({error}). Make it anew by dpfl sweep.") from error
+    return Sweep(folder.resolve(), Path(facts["source"]), read_yaml(folder / "base.yaml"), spec, rows)
+
+
+def sweeps_in(out: Path) -> list[Path]:
+    """Folders of the sweeps that share ``out``, oldest first.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    found = [path.parent for path in out.glob("sweeps/*/manifest.jsonl")]
+    if not found:
+        raise ConfigError(f"{out}: holds no sweep (sweeps/*/manifest.jsonl). Give the folder of dpfl sweep --out.")
+    return sorted(found, key=lambda folder: (folder / "manifest.jsonl").stat().st_mtime)
+
+
+def _lines(rows: Sequence[Row]) -> str:
+    # Not to_json: an infinity that a run is given has to come back as one.
+    return "".join(json.dumps(asdict(row)) + "\n" for row in rows)
+
+
+def _base(base: dict[str, Any]) -> str:
+    return yaml.safe_dump(base, sort_keys=False, allow_unicode=True)

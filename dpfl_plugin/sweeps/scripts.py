@@ -1,0 +1,135 @@
+"""Batch scripts for Slurm: for a sweep, and the ones for people in `slurm/`. All share one way to stop and go on."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import Final
+
+LEAD_SECONDS: Final = 120  # between USR1 and the time limit: for a silo's work and a checkpoint
+
+_STOPPING = """\
+# Slurm sends USR1 before the time limit: dpfl saves a checkpoint and exits with code 4, and the job is queued again.
+# TERM (preemption, scancel) saves a checkpoint, too; whether the job is queued again is then Slurm's decision.
+again=no signalled=no child=
+pass() { signalled=yes; [ -z "$child" ] || kill -s "$1" "$child" 2>/dev/null; }
+trap 'again=yes; pass USR1' USR1
+trap 'pass USR1' TERM INT
+"""
+
+_RUNNING = """\
+"${command[@]}" &
+child=$!
+while :; do
+  signalled=no
+  wait "$child" && status=0 || status=$?
+  [ "$signalled" = yes ] || break    # a signal only interrupted the waiting
+done
+# 4: saved; 138: ended by USR1 itself, before it had begun.
+if [ "$again" = yes ] && { [ "$status" = 4 ] || [ "$status" = 138 ]; }; then
+  scontrol requeue "$SLURM_JOB_ID" && exit 0
+  echo "dpfl: saved, but the job could not be queued again; submit it once more" >&2
+fi
+exit "$status"
+"""
+
+
+def script(
+    options: Mapping[str, str | int | bool], setup: list[str], command: list[str], notes: list[str] | None = None
+) -> str:
+    """A batch script: ``options`` of sbatch, shell lines of ``setup``, and a command in words of shell."""
+    lines = ["#!/usr/bin/env bash", *(f"# {note}".rstrip() for note in notes or [])]
+    lines += [f"#SBATCH --{key}" + ("" if value is True else f"={value}") for key, value in options.items()]
+    return "\n".join(
+        [*lines, "", "set -u", _STOPPING + "\n".join([*setup, f"command=({' '.join(command)})"]), _RUNNING]
+    )
+
+
+def requeueing(**options: str | int | bool) -> dict[str, str | int | bool]:
+    """Options that every script has; names with _ for -."""
+    always: dict[str, str | int | bool] = {"open-mode": "append", "requeue": True, "signal": f"B:USR1@{LEAD_SECONDS}"}
+    return {**{key.replace("_", "-"): value for key, value in options.items()}, **always}
+
+
+def sweep_script(
+    *,
+    name: str,
+    folder: str,
+    python: str,
+    tasks: str,
+    at_once: int | None,
+    pack: int,
+    jobs: int,
+    ranks: int | None,
+    slurm: Mapping[str, str | int | bool],
+    setup: list[str],
+) -> str:
+    """The script of a sweep: one array, a task for every ``pack`` successive rows of its manifest."""
+    array = tasks + (f"%{at_once}" if at_once else "")
+    options = requeueing(job_name=name, array=array, output=f"{folder}/log/%A_%a.txt", ntasks=ranks or 1)
+    if jobs > 1 and "cpus-per-task" not in slurm:
+        options["cpus-per-task"] = jobs
+    options.update({key.lstrip("-"): value for key, value in slurm.items() if value is not False})
+    words = [f'"${{DPFL_PYTHON:-{python}}}"', "-m dpfl_plugin sweep-task", shlex.quote(folder)]
+    return script(options, setup, [*words, '"$SLURM_ARRAY_TASK_ID"', f"--pack {pack} --jobs {jobs}"])
+
+
+_VARIABLES: Final = {
+    "CONFIG": "the configuration, e.g. configs/quickstart.yaml",
+    "SWEEP": "a planned sweep, DIR/sweeps/<digest>, as dpfl sweep --on slurm makes one",
+    "OUT": "folder of run folders; on a file system that all nodes see (default: the file's, else runs)",
+    "DPFL_PYTHON": "interpreter with dpfl installed (default: .venv/bin/python below the folder of sbatch)",
+    "DPFL_SETUP": "a file of shell lines to begin with, e.g. module load (default: none)",
+    "PACK": "runs in a task (default: 1)",
+    "JOBS": "of them at the same time (default: 1)",
+    "SLURM_MPI_TYPE": "how srun starts MPI: pmi2 for MPICH, pmix for Open MPI (default: the site's; srun --mpi=list)",
+}
+_SETUP: Final = [
+    "# shellcheck disable=SC1090",
+    '[ -z "${DPFL_SETUP:-}" ] || . "$DPFL_SETUP"',
+    "python=${DPFL_PYTHON:-.venv/bin/python}",
+]
+
+
+def templates() -> dict[str, str]:
+    """The scripts in `slurm/`, by file name."""
+    once = {"output": "%x-%j.txt", "time": "01:00:00"}
+    run = ["-m dpfl_plugin run", '"$CONFIG"', '${OUT:+--out "$OUT"}', "--resume"]
+    srun, mpi = "srun --kill-on-bad-exit=1", "-m mpi4py"
+    several = ["CONFIG", "OUT", "DPFL_PYTHON", "DPFL_SETUP", "SLURM_MPI_TYPE"]
+    return {
+        "one_node.sbatch": script(
+            requeueing(job_name="dpfl", nodes=1, ntasks=1, **once),
+            _SETUP,
+            ['"$python"', *run],
+            _notes("A run on one node.", "CONFIG=configs/quickstart.yaml sbatch slurm/one_node.sbatch", several[:4]),
+        ),
+        "many_nodes.sbatch": script(
+            requeueing(job_name="dpfl-mpi", nodes=2, ntasks=5, **once),
+            _SETUP,
+            [srun, '"$python"', mpi, *run],
+            _notes(
+                "A run over MPI: rank 0 is the server, the others host silos. Any number of ranks gives the same bits.",
+                "CONFIG=configs/quickstart.yaml sbatch --nodes=2 --ntasks=5 slurm/many_nodes.sbatch",
+                several,
+            ),
+        ),
+        "array.sbatch": script(
+            requeueing(job_name="dpfl-sweep", array="0-11%3", output="%x-%A_%a.txt", time="01:00:00"),
+            _SETUP,
+            ['"$python"', '-m dpfl_plugin sweep-task "$SWEEP" "$SLURM_ARRAY_TASK_ID"', *_PACKED],
+            _notes(
+                "The tasks of a sweep by hand; dpfl sweep --on slurm writes and submits its own, with the right array.",
+                "SWEEP=sweeps/NAME/sweeps/DIGEST sbatch --array=0-11%3 slurm/array.sbatch",
+                ["SWEEP", "PACK", "JOBS", "DPFL_PYTHON", "DPFL_SETUP"],
+            ),
+        ),
+    }
+
+
+_PACKED: Final = ['--pack "${PACK:-1}"', '--jobs "${JOBS:-1}"']
+
+
+def _notes(what: str, example: str, variables: list[str]) -> list[str]:
+    width = max(map(len, variables))
+    return [what, "", f"  {example}", "", *(f"  {name:{width}}  {_VARIABLES[name]}" for name in variables), ""]

@@ -1,0 +1,112 @@
+"""What is asked of Slurm, by its own commands; without sacct and squeue, files say enough."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from dpfl_plugin.errors import ConfigError, DpflError
+from dpfl_plugin.sweeps.manifest import Sweep
+
+TIMEOUT_SECONDS: Final = 20.0
+LIVE: Final = ("PENDING", "RUNNING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "CONFIGURING", "STOPPED")
+
+
+def submit(script: str, sweep: Sweep) -> str:
+    """Hand a script to sbatch, and keep it beside the manifest; returns the job's number.
+
+    Raises:
+        DpflError: sbatch is missing or refuses; the message is its own.
+    """
+    (sweep.folder / "log").mkdir(exist_ok=True)
+    (sweep.folder / "array.sbatch").write_text(script)
+    if shutil.which("sbatch") is None:
+        raise ConfigError(
+            f"--on slurm: there is no sbatch here. The script is {sweep.folder / 'array.sbatch'}; or use --on local, "
+            "or slurm/dev-cluster for a small Slurm on this machine."
+        )
+    done = subprocess.run(["sbatch", "--parsable"], input=script, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise DpflError(f"sbatch refuses: {done.stderr.strip()}. The script is {sweep.folder / 'array.sbatch'}.")
+    return done.stdout.strip().partition(";")[0]
+
+
+def remember(sweep: Sweep, job: str, pack: int, tasks: Sequence[int] | None = None) -> None:
+    """Note a job beside the manifest; ``tasks`` by their number in the array, if that is not their own."""
+    facts = {"job": job, "pack": pack, "tasks": tasks, "time": round(time.time())}
+    with open(sweep.folder / "jobs.jsonl", "a") as file:
+        file.write(json.dumps(facts) + "\n")
+
+
+def jobs_of(folder: Path) -> list[dict[str, Any]]:
+    """What was submitted for a sweep: job, pack, tasks and time of each."""
+    path = folder / "jobs.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def queue(jobs: Iterable[str]) -> dict[str, str] | None:
+    """State by task ("123_4") of those that are still in the queue; None if squeue cannot be asked."""
+    asked = ",".join(jobs)
+    if not asked:
+        return {}
+    lines = _lines(["squeue", "--noheader", "--array", "--jobs", asked, "--format=%i %T"])
+    if lines is None:  # of a job that it has forgotten squeue says that it is invalid, and then of no other
+        lines = _lines(["squeue", "--noheader", "--array", "--me", "--format=%i %T"])
+    if lines is None:
+        return None
+    wanted = set(asked.split(","))
+    found = dict(line.split() for line in lines if len(line.split()) == 2)
+    return {task: state for task, state in found.items() if task.partition("_")[0] in wanted}
+
+
+def accounting(jobs: Iterable[str]) -> dict[str, str]:
+    """State by task of all that sacct knows of, e.g. TIMEOUT or OUT_OF_MEMORY; nothing where there is no sacct."""
+    asked = ",".join(jobs)
+    lines = _lines(["sacct", "-n", "-P", "-X", "-j", asked, "-o", "JobID,State"]) if asked else None
+    return dict(line.split("|", 1) for line in lines or [] if "|" in line)
+
+
+def largest_array() -> int | None:
+    """The largest index of an array's task + 1, by the site's configuration; None if it cannot be asked."""
+    for line in _lines(["scontrol", "show", "config"]) or []:
+        if found := re.match(r"MaxArraySize\s*=\s*(\d+)", line):
+            return int(found[1])
+    return None
+
+
+def spans(numbers: Sequence[int]) -> str:
+    """[0, 1, 2, 5] as "0-2,5", as sbatch --array takes it."""
+    parts: list[list[int]] = []
+    for number in sorted(numbers):
+        if parts and number == parts[-1][1] + 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
+
+
+def live_rows(sweep: Sweep) -> set[int]:
+    """Rows of tasks that are in the queue already; raises nothing: without squeue there are none."""
+    jobs = {job["job"]: job for job in jobs_of(sweep.folder)}
+    rows: set[int] = set()
+    for name, state in (queue(jobs) or {}).items():
+        number, _, index = name.partition("_")
+        if state in LIVE:
+            job, place = jobs[number], int(index or 0)  # a single task of submitit's is no array
+            task = job["tasks"][place] if job["tasks"] is not None else place
+            rows |= {row.index for row in sweep.rows_of(task, job["pack"])}
+    return rows
+
+
+def _lines(command: list[str]) -> list[str] | None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_SECONDS)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.splitlines() if done.returncode == 0 else None

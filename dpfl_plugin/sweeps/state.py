@@ -1,0 +1,153 @@
+"""How far a run is, from its folder's files alone: nothing has to be asked, and nothing has to be alive.
+
+`task.json` says which process took a run on, and is touched every few seconds while that one is alive. What
+`result.json` says of a run that ended for good comes first.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from dpfl_plugin.training.folder import RunFolder, to_json, write_atomic
+
+BEAT_SECONDS: Final = 5.0
+STALE_SECONDS: Final = 60.0  # file servers and their clients may hold a time back for half of it
+
+Status = Literal["pending", "running", "done", "failed", "lost"]
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What is known of a run.
+
+    Attributes:
+        status: lost is a run whose process ended without a word; it is run again as pending ones are.
+        reason: of a failure or loss, or why a run ended before its last round.
+        round: the last one that was evaluated; eta: seconds that are left, by the pace so far.
+        task: what its `task.json` says.
+    """
+
+    status: Status
+    reason: str = ""
+    round: int = 0
+    eta: float | None = None
+    accuracy: float | None = None
+    epsilon: float | None = None
+    seconds: float | None = None
+    task: dict[str, Any] | None = None
+
+
+def write_task(folder: RunFolder, state: str, **facts: Any) -> None:
+    """Say what became of a run's process: running, stopped, failed, done, or pending (to be tried again)."""
+    folder.path.mkdir(parents=True, exist_ok=True)
+    write_atomic(task_file(folder), to_json({"state": state, "time": round(time.time(), 3), **facts}, None))
+
+
+def touch(folder: RunFolder) -> None:
+    os.utime(task_file(folder))
+
+
+def task_file(folder: RunFolder) -> Path:
+    return folder.path / "task.json"
+
+
+def finished(folder: RunFolder) -> bool:
+    """Whether a run ended for good, so that it is never run again."""
+    return (_read(folder.result) or {}).get("status") in ("done", "budget_exhausted")
+
+
+def reason_of(folder: RunFolder) -> str:
+    """Why a run ended, by its result; empty if it has none."""
+    return str((_read(folder.result) or {}).get("reason", ""))
+
+
+def state_of(folder: RunFolder, rounds: int | None, now: float) -> State:
+    """The state of a run that has a folder; ``rounds`` of how many, for the time that is left."""
+    result, task = _read(folder.result), _read(task_file(folder))
+    status = (result or {}).get("status")
+    if result is not None and status in ("done", "budget_exhausted"):
+        return _done(result, task)
+    state = (task or {}).get("state")
+    if task is not None and state == "failed":
+        return State("failed", task.get("reason", ""), task=task)
+    if result is not None and status == "failed" and state not in ("pending", "running", "stopped"):
+        return State("failed", result["reason"], result["rounds"], task=task)
+    round, seconds = _last_line(folder.metrics)
+    if task is not None and state == "running":
+        silent = now - task_file(folder).stat().st_mtime
+        if silent > STALE_SECONDS or _ended(task):
+            where = f"process {task['pid']} on {task['host']}" + (f", job {task['job']}" if task.get("job") else "")
+            return State("lost", f"{where} ended without a word", round, task=task)
+        eta = seconds / round * (rounds - round) if round and rounds else None
+        return State("running", round=round, eta=eta, seconds=seconds, task=task)
+    return State("pending", "interrupted, goes on from its checkpoint" if round else "", round, task=task)
+
+
+def states(rows: Iterable[tuple[RunFolder, int | None]]) -> list[State]:
+    """The state of each run (its folder, its number of rounds), in order."""
+    now = time.time()
+    begun: dict[Path, set[str]] = {}
+    found = []
+    for folder, rounds in rows:
+        parent = folder.path.parent
+        if parent not in begun:
+            begun[parent] = {entry.name for entry in os.scandir(parent)} if parent.is_dir() else set()
+        there = folder.path.name in begun[parent]
+        found.append(state_of(folder, rounds, now) if there else State("pending"))
+    return found
+
+
+def _done(result: dict[str, Any], task: dict[str, Any] | None) -> State:
+    return State(
+        "done",
+        result["reason"],
+        result["rounds"],
+        accuracy=result["test_accuracy"]["mean_last_10_percent"],
+        epsilon=result["epsilon"]["server"]["epsilon"],
+        seconds=result["seconds"],
+        task=task,
+    )
+
+
+def _ended(task: dict[str, Any]) -> bool:
+    """Whether the process was one of this machine, and is no more."""
+    if task["host"] != os.uname().nodename:
+        return False
+    try:
+        os.kill(task["pid"], 0)
+        # One that nobody has asked for its end yet (in a container without an init, nobody ever will) is there, too.
+        return Path(f"/proc/{task['pid']}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+
+
+def _last_line(metrics: Path) -> tuple[int, float]:
+    """Round and seconds of the last whole line; (0, 0) if there is none."""
+    try:
+        with open(metrics, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - 8192))
+            for line in reversed(file.read().splitlines()):
+                try:
+                    values = json.loads(line)
+                    return int(values["round"]), float(values["seconds"])
+                except (ValueError, KeyError, TypeError):
+                    continue
+    except OSError:
+        pass
+    return 0, 0.0
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None

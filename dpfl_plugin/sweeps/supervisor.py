@@ -1,0 +1,213 @@
+"""Several runs on one machine: a process each, so that one that crashes takes no other with it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+import traceback
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from dpfl_plugin.config.sweep import Row
+from dpfl_plugin.errors import BusyError, ConfigError, DpflError
+from dpfl_plugin.sweeps import state
+from dpfl_plugin.training.folder import RunFolder
+
+TRIES: Final = 3  # of a run that is killed, by a lack of memory say, before it counts as failed
+DONE, FAILED, INTERRUPTED, BUSY = 0, 1, 4, 75
+POLL_SECONDS: Final = 0.05
+BUSY_SECONDS: Final = 1.0  # between looks at a run that another process is at
+
+Begin = Callable[[Row, Callable[[], bool]], tuple[int, str]]
+
+
+class Stop:
+    """Whether SIGINT, SIGTERM or SIGUSR1 came; a second SIGINT asks to end at once."""
+
+    def __init__(self) -> None:
+        self.asked = self.at_once = False
+        self._pid = os.getpid()
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[Stop]:
+        signals = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+        before = {number: signal.signal(number, self._ask) for number in signals}
+        try:
+            yield self
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _ask(self, number: int, frame: Any) -> None:
+        # Runs inherit this handler: a batch system may well signal them, too, and repeatedly. They only take note.
+        self.at_once = self.asked and number == signal.SIGINT and os.getpid() == self._pid
+        self.asked = True
+
+
+@dataclass(slots=True)
+class _Live:
+    row: Row
+    pipe: int
+    tries: int
+    beaten: float
+
+
+@dataclass
+class Supervisor:
+    """Runs rows, at most ``jobs`` at a time.
+
+    Attributes:
+        begin: does a run, or becomes the program that does; called in a process of its own with the row and what to
+            ask whether to stop. Returns an exit code of `dpfl run`, and the reason in words.
+        folder_of: a row's run folder.
+        facts: for `task.json`, e.g. the batch job.
+        say: gets a line for every run that ends.
+    """
+
+    begin: Begin
+    folder_of: Callable[[Row], RunFolder]
+    jobs: int
+    stop: Stop
+    say: Callable[[str], None]
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def run(self, rows: Iterable[Row]) -> int:
+        """Run all that are neither finished nor failed; returns 0, 1 (some failed) or 4 (interrupted)."""
+        self._waiting: deque[tuple[float, int, Row]] = deque((0.0, 1, row) for row in rows)  # not before, try, row
+        self._live: dict[int, _Live] = {}
+        self._failed = self._unfinished = 0
+        told = False
+        while self._waiting or self._live:
+            if self.stop.asked and not told:
+                told = True
+                self._unfinished += len(self._waiting)
+                self._waiting.clear()
+                self._signal(signal.SIGUSR1)  # mpirun and srun hand this one on; they end at others
+            if self.stop.at_once:
+                self._signal(signal.SIGKILL)
+            self._start_some()
+            self._reap()
+            self._beat()
+            time.sleep(POLL_SECONDS)
+        return INTERRUPTED if self._unfinished else FAILED if self._failed else DONE
+
+    def _start_some(self) -> None:
+        for _ in range(len(self._waiting)):
+            if len(self._live) >= self.jobs:
+                return
+            not_before, tries, row = self._waiting.popleft()
+            folder = self.folder_of(row)
+            known = state.state_of(folder, None, time.time())
+            if known.status in ("done", "failed"):
+                self._failed += known.status == "failed"
+                self.say(f"{row.index}: {known.status} before, not run again  {row.label}")
+            elif time.monotonic() < not_before or self._taken(folder):
+                later = max(not_before, time.monotonic() + BUSY_SECONDS)
+                self._waiting.append((later, tries, row))
+            else:
+                self._start(row, folder, tries)
+
+    def _taken(self, folder: RunFolder) -> bool:
+        """Whether another process is at this run: then it is waited for, as that one may die."""
+        try:
+            with folder.locked():
+                return False
+        except BusyError:
+            return True
+        except (ConfigError, OSError):  # a full disk, or a folder of others: the run will say so
+            return False
+
+    def _start(self, row: Row, folder: RunFolder, tries: int) -> None:
+        out, into = os.pipe()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        with warnings.catch_warnings():
+            # Libraries' threads that wait for work are no harm: this process computes nothing.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
+        if pid == 0:
+            os.close(out)
+            self._be(row, into)
+        os.close(into)
+        self._live[pid] = _Live(row, out, tries, time.monotonic())
+        self._note(row, "running", pid=pid, tries=tries)
+
+    def _be(self, row: Row, into: int) -> None:
+        """The run's own process; never returns."""
+        code, reason, parent = FAILED, "", os.getppid()
+        try:
+            # An orphan ends, too: else it would go on beside the task that takes its place, as far as locks allow.
+            code, reason = self.begin(row, lambda: self.stop.asked or os.getppid() != parent)
+        except BusyError:
+            code = BUSY
+        except DpflError as error:
+            reason = str(error)
+        except OSError as error:  # a full or vanished disk
+            reason = str(error)
+        except BaseException as error:
+            traceback.print_exc()
+            reason = f"{type(error).__name__}: {error}"
+        finally:
+            with contextlib.suppress(OSError):
+                os.write(into, reason.encode()[:4000])
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(code)
+
+    def _reap(self) -> None:
+        for pid in list(self._live):
+            found, status = os.waitpid(pid, os.WNOHANG)
+            if found:
+                live = self._live.pop(pid)
+                with open(live.pipe, "rb") as pipe:
+                    reason = pipe.read().decode(errors="replace")
+                self._ended(live, os.waitstatus_to_exitcode(status), reason)
+
+    def _ended(self, live: _Live, code: int, reason: str) -> None:
+        row, folder, killed = live.row, self.folder_of(live.row), code < 0
+        if state.finished(folder):
+            self._note(row, "done")
+            self.say(f"{row.index}: done  {row.label}")
+        elif code == BUSY:
+            self._go_on(row, live.tries)
+        elif code == INTERRUPTED or (killed and (live.tries < TRIES or self.stop.asked)):
+            self._note(row, "stopped")
+            self._go_on(row, live.tries + killed)
+        else:
+            if killed:
+                reason = f"killed by {signal.Signals(-code).name}, in {live.tries} tries"
+            reason = reason or state.reason_of(folder) or f"exit code {code}; see the log"
+            self._failed += 1
+            self._note(row, "failed", reason=reason)
+            self.say(f"{row.index}: FAILED: {reason}  {row.label}")
+
+    def _go_on(self, row: Row, tries: int) -> None:
+        if self.stop.asked:
+            self._unfinished += 1
+            self.say(f"{row.index}: interrupted, saved  {row.label}")
+        else:
+            self._waiting.append((0.0, tries, row))
+
+    def _beat(self) -> None:
+        now = time.monotonic()
+        for live in self._live.values():
+            if now - live.beaten >= state.BEAT_SECONDS:
+                live.beaten = now
+                with contextlib.suppress(OSError):
+                    state.touch(self.folder_of(live.row))
+
+    def _note(self, row: Row, what: str, **more: Any) -> None:
+        try:
+            state.write_task(self.folder_of(row), what, host=os.uname().nodename, **self.facts, **more)
+        except OSError as error:  # a full disk: the run's process finds it, too, and says so
+            self.say(f"{row.index}: {error}")
+
+    def _signal(self, number: int) -> None:
+        for pid in self._live:
+            os.kill(pid, number)

@@ -1,0 +1,39 @@
+"""Slurm by submitit, as far as it needs no Slurm."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from dpfl_plugin.errors import ConfigError, DpflError
+from dpfl_plugin.sweeps import by_submitit
+from tests.config.test_sweep import runs
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("30", 30), ("30:00", 30), ("30:01", 31), ("1:30:00", 90), ("2-12", 3600), ("2-12:30", 3630), ("0-0:0:5", 1)],
+)
+def test_time_limits(text: str, count: int) -> None:
+    assert by_submitit.minutes(text) == count
+
+
+def test_a_task_that_fails_is_one_that_raises() -> None:
+    by_submitit.Task([sys.executable, "-c", "pass"])()
+    with pytest.raises(DpflError, match="exit code 3"):
+        by_submitit.Task([sys.executable, "-c", "import sys; sys.exit(3)"])()
+
+
+def test_without_it_or_without_slurm(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    from dpfl_plugin.sweeps import manifest
+
+    sweep = manifest.plan(runs(tmp_path, {"seeds": 2}), tmp_path / "sweep.yaml", tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setitem(sys.modules, "submitit", None)
+        with pytest.raises(ConfigError, match="not installed"):
+            by_submitit.submit(sweep, [0], at_once=None, pack=1, jobs=1)
+    pytest.importorskip("submitit")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match="Use --on local"):
+        by_submitit.submit(sweep, [0], at_once=None, pack=1, jobs=1)

@@ -1,0 +1,102 @@
+"""Batch scripts: what is printed is what is run, and how they stop and go on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dpfl_plugin.sweeps import scripts
+from tests.sweeps.test_supervisor import wait_for
+
+ROOT = Path(__file__).parents[2]
+OPTIONS = {"name": "run", "folder": "/shared/s w", "python": "/env/bin/python", "tasks": "0-3,7"}
+
+
+def sweep_script(**changes: object) -> str:
+    plain = {"at_once": None, "pack": 1, "jobs": 1, "ranks": None, "slurm": {}, "setup": []}
+    return scripts.sweep_script(**{**OPTIONS, **plain, **changes})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", scripts.templates())
+def test_the_scripts_of_the_project_are_those_that_are_made(name: str) -> None:
+    path = ROOT / "slurm" / name
+    assert path.read_text() == scripts.templates()[name], "run: python slurm/generate.py"
+    assert os.access(path, os.X_OK)
+    subprocess.run(["bash", "-n", path], check=True)
+
+
+def test_one_array_with_what_was_asked_for() -> None:
+    text = sweep_script(
+        at_once=3, pack=4, jobs=2, ranks=5, slurm={"time": "1:00:00", "exclusive": True, "x": False}, setup=["module a"]
+    )
+    header = [line.removeprefix("#SBATCH --") for line in text.splitlines() if line.startswith("#SBATCH")]
+    assert set(header) == {
+        *("job-name=run", "array=0-3,7%3", "output=/shared/s w/log/%A_%a.txt", "open-mode=append", "requeue"),
+        *("signal=B:USR1@120", "ntasks=5", "cpus-per-task=2", "time=1:00:00", "exclusive"),
+    }
+    assert text.index("module a") < text.index("command=")
+    assert "sweep-task '/shared/s w' \"$SLURM_ARRAY_TASK_ID\" --pack 4 --jobs 2" in text
+
+
+def test_ranks_that_fail_end_their_step() -> None:
+    text = scripts.templates()["many_nodes.sbatch"]
+    assert "srun --kill-on-bad-exit=1" in text and "-m mpi4py -m dpfl_plugin run" in text
+
+
+# A stand-in for dpfl: says that it began, then ends as it is told, or with 4 once it got USR1.
+STANDS_IN = """
+import os, signal, sys, time
+signal.signal(signal.SIGUSR1, lambda *a: (time.sleep(0.2), os._exit(4)))
+open("began", "w").write(str(os.getppid()))
+time.sleep(float(os.environ["SECONDS_TO_WORK"]))
+sys.exit(int(os.environ["ENDS_WITH"]))
+"""
+
+
+@pytest.fixture
+def batch(tmp_path: Path) -> dict[str, str]:
+    """The environment of a task, with a python that stands in and an scontrol that notes what it is told."""
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "python").write_text(f"#!/bin/sh\nexec {sys.executable} {tmp_path}/program.py\n")
+    (tools / "scontrol").write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/told\nexit ${{REFUSES:-0}}\n')
+    (tmp_path / "program.py").write_text(STANDS_IN)
+    for tool in tools.iterdir():
+        tool.chmod(0o755)
+    slurm = {"SLURM_JOB_ID": "17", "SLURM_ARRAY_TASK_ID": "0", "DPFL_PYTHON": str(tools / "python")}
+    return {"PATH": f"{tools}:{os.environ['PATH']}", "SECONDS_TO_WORK": "60", "ENDS_WITH": "0", **slurm}
+
+
+def run(folder: Path, environment: dict[str, str], *signals: signal.Signals) -> tuple[int, str]:
+    """Exit code of the script, and what scontrol was told."""
+    (folder / "script").write_text(sweep_script())
+    process = subprocess.Popen(["bash", "script"], cwd=folder, env=environment)
+    wait_for(lambda: (folder / "began").exists() and bool((folder / "began").read_text()))
+    for number in signals:
+        process.send_signal(number)
+    code = process.wait(timeout=30)
+    told = folder / "told"
+    return code, told.read_text().strip() if told.exists() else ""
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 4])
+def test_the_exit_code_is_that_of_the_run(tmp_path: Path, batch: dict[str, str], code: int) -> None:
+    assert run(tmp_path, {**batch, "SECONDS_TO_WORK": "0", "ENDS_WITH": str(code)}) == (code, "")
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_before_the_time_limit_it_is_saved_and_queued_again(tmp_path: Path, batch: dict[str, str], times: int) -> None:
+    assert run(tmp_path, batch, *[signal.SIGUSR1] * times) == (0, "requeue 17")
+
+
+def test_ended_by_slurm_it_is_saved_and_left_to_slurm(tmp_path: Path, batch: dict[str, str]) -> None:
+    assert run(tmp_path, batch, signal.SIGTERM) == (4, "")
+
+
+def test_a_job_that_cannot_be_queued_again_fails(tmp_path: Path, batch: dict[str, str]) -> None:
+    assert run(tmp_path, {**batch, "REFUSES": "1"}, signal.SIGUSR1) == (4, "requeue 17")
