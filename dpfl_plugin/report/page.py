@@ -1,0 +1,135 @@
+"""One HTML page that needs nothing else: tables, filters and curves; it works without a network."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from typing import Any, Final
+
+import numpy as np
+
+from dpfl_plugin.errors import ConfigError
+from dpfl_plugin.report.groups import Band, Group, band, epsilon_text, value_text
+from dpfl_plugin.report.runs import AXES, Problem, Run
+from dpfl_plugin.report.tables import MEANINGS, meanings
+
+MOST_CURVES: Final = 500  # groups, and runs one by one, whose curves are in a page; tables have all
+POINTS: Final = 60
+MOST_VALUES: Final = 40  # a key with more values gets no filter
+
+
+def page(
+    groups: Sequence[Group], metrics: Sequence[str], *, caption: str, problems: Sequence[Problem], made_by: str
+) -> str:
+    """The page as text.
+
+    Raises:
+        ConfigError: the extra `report` is not installed.
+    """
+    try:
+        import jinja2
+        from plotly.offline import get_plotlyjs
+    except ImportError as error:
+        raise ConfigError(
+            f"the page needs the extra report, which is not installed ({error}): pip install 'dpfl-plugin[report]', "
+            "or leave the page out by --no-html."
+        ) from error
+    here = resources.files("dpfl_plugin.report")
+    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["text"] = value_text
+    environment.filters["epsilon"] = epsilon_text
+    template = environment.from_string(here.joinpath("page.html.jinja").read_text(encoding="utf-8"))
+    runs = [run for group in groups for run in group.runs]
+    return template.render(
+        groups=groups,
+        metrics=metrics,
+        caption=caption,
+        problems=problems,
+        made_by=made_by,
+        filters=_filters(groups),
+        meanings={what: MEANINGS[what] for what in meanings(groups)[1]},
+        number=_attribute,
+        num_runs=len(runs),
+        num_complete=sum(run.complete for run in runs),
+        totals=[run for run in runs if run.guarantee is not None and run.guarantee.total_server is not None],
+        caveats=sorted({run.guarantee.caveat for run in runs if run.guarantee is not None} - {""}),
+        axes=AXES,
+        data=_script_json(_data(groups, metrics)),
+        most_curves=MOST_CURVES,
+        style=here.joinpath("page.css").read_text(encoding="utf-8"),
+        script=here.joinpath("page.js").read_text(encoding="utf-8"),
+        plotly=get_plotlyjs().replace("</script", r"<\/script"),
+    )
+
+
+def _filters(groups: Sequence[Group]) -> dict[str, list[str]]:
+    """Of each key in which groups differ its values as text, numbers in their order."""
+    keys = dict.fromkeys(key for group in groups for key in group.keys)
+    found = {}
+    for key in keys:
+        values = {value_text(group.keys[key]): group.keys[key] for group in groups if key in group.keys}
+        texts = sorted(values, key=lambda text: (*_order(values[text]), text))
+        if any(key not in group.keys for group in groups):
+            texts.append("-")
+        if 1 < len(texts) <= MOST_VALUES:
+            found[key] = texts
+    return found
+
+
+def _order(value: Any) -> tuple[bool, float]:
+    number = isinstance(value, int | float) and not math.isnan(value)
+    return not number, value if number else 0.0
+
+
+def _attribute(value: float | None) -> str:
+    """What a cell is sorted by; nothing sorts last."""
+    return "" if value is None else ("1e308" if math.isinf(value) else repr(float(value)))
+
+
+def _data(groups: Sequence[Group], metrics: Sequence[str]) -> dict[str, Any]:
+    """What the page draws. A group of several complete runs has bands; single runs have their curves."""
+    singly = sum(len(group.runs) for group in groups) <= MOST_CURVES
+    entries = []
+    for index, group in enumerate(groups):
+        entry: dict[str, Any] = {"label": group.label, "n": len(group.complete), "bands": {}, "runs": []}
+        if index < MOST_CURVES:
+            entry["bands"] = {axis: _bands(group, metrics, axis) for axis in AXES} if entry["n"] else {}
+            entry["runs"] = [_curve(run, metrics) for run in group.runs if singly or not run.complete]
+        entries.append(entry)
+    return {"metrics": list(metrics), "axes": AXES, "groups": entries}
+
+
+def _bands(group: Group, metrics: Sequence[str], axis: str) -> dict[str, Any]:
+    found = {metric: band(group.complete, metric, axis) for metric in metrics}
+    return {metric: _band(value) for metric, value in found.items() if value is not None}
+
+
+def _band(found: Band) -> dict[str, Any]:
+    kept = _kept(len(found.x))
+    return {
+        "x": _numbers(found.x[kept]),
+        "mean": _numbers(found.mean[kept]),
+        "std": None if found.std is None else _numbers(found.std[kept]),
+    }
+
+
+def _curve(run: Run, metrics: Sequence[str]) -> dict[str, Any]:
+    columns = {name: run.curve[name] for name in (*AXES, *metrics) if name in run.curve}
+    kept = _kept(len(run.curve["rounds"]))
+    curve = {name: _numbers(values[kept]) for name, values in columns.items()} if len(kept) else {}
+    return {"seed": run.seed, "status": run.status, "complete": run.complete, "curve": curve}
+
+
+def _kept(count: int) -> np.ndarray:
+    return np.unique(np.linspace(0, count - 1, min(count, POINTS)).round().astype(int))
+
+
+def _numbers(values: np.ndarray) -> list[float | None]:
+    return [float(f"{value:.5g}") if math.isfinite(value) else None for value in values.tolist()]
+
+
+def _script_json(value: Mapping[str, Any]) -> str:
+    """JSON that no text in it can break out of a script element with."""
+    return json.dumps(value, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")

@@ -1,0 +1,75 @@
+"""Plots for publication: mean and standard deviation of a metric against an axis, PNG and PDF."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from dpfl_plugin.report.groups import Group, band
+from dpfl_plugin.report.runs import AXES
+from dpfl_plugin.training.folder import write_atomic
+
+MOST: Final = 10  # curves in a plot: more cannot be told apart
+# Okabe and Ito's, without yellow, which is too light on white; then the same with another dash.
+COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+DASHES: Final = ("-", "--", ":")
+
+
+def plot(path: Path, groups: Sequence[Group], metric: str, axis: str) -> list[Path]:
+    """Draw what can be drawn to ``path`` with `.png` and `.pdf`; returns the files, none if nothing can."""
+    drawn = [(group, found) for group in groups if (found := band(group.complete, metric, axis)) is not None]
+    partial = [(group, run) for group in groups for run in group.runs if not run.complete and _has(run, metric, axis)]
+    if not drawn and not partial:
+        return []
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    styles = {id(group): (COLOURS[i % 7], DASHES[i // 7 % 3]) for i, group in enumerate(groups)}
+    # Fonts as outlines that can be searched: what publishers ask for.
+    with pyplot.rc_context({"pdf.fonttype": 42, "font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
+        height = 3.2 + 0.15 * (len(drawn) + len(partial))  # a line of the legend each
+        figure, axes = pyplot.subplots(figsize=(5.5, height), layout="constrained")
+        for group, found in drawn:
+            colour, dash = styles[id(group)]
+            label = _escaped(f"{group.label} (n = {len(group.complete)})")
+            axes.plot(found.x, found.mean, dash, color=colour, linewidth=1.4, label=label)
+            if found.std is not None:
+                low, high = found.mean - found.std, found.mean + found.std
+                axes.fill_between(found.x, low, high, color=colour, alpha=0.15, linewidth=0)
+        for group, run in partial:
+            label = _escaped(f"{group.label}, seed {run.seed}: {run.status}")
+            x, y = run.curve[axis], run.curve[metric]
+            axes.plot(x, y, ":", color=styles[id(group)][0], linewidth=0.9, marker="x", markevery=[-1], label=label)
+        axes.set_xlabel(AXES[axis])
+        axes.set_ylabel(metric.replace("_", " "))
+        axes.grid(alpha=0.3)
+        figure.legend(loc="outside lower center", fontsize=7, frameon=False)
+        files = [path.with_suffix(".png"), path.with_suffix(".pdf")]
+        for file in files:
+            _save(figure, file)
+        pyplot.close(figure)
+    return files
+
+
+def _has(run: Any, metric: str, axis: str) -> bool:
+    import numpy as np
+
+    return metric in run.curve and bool(np.isfinite(run.curve[axis]).any() and np.isfinite(run.curve[metric]).any())
+
+
+def _escaped(text: str) -> str:
+    """Text in which a dollar sign starts no formula."""
+    return text.replace("$", r"\$")
+
+
+def _save(figure: Any, path: Path) -> None:
+    """The same runs give the same bytes: no date is written."""
+    picture = io.BytesIO()
+    kind = path.suffix[1:]
+    dates = {"CreationDate": None} if kind == "pdf" else {"Software": None}
+    figure.savefig(picture, format=kind, dpi=200, metadata=dates)
+    write_atomic(path, picture.getvalue())

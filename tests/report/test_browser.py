@@ -1,0 +1,236 @@
+"""The page in a real headless Chromium without a network, at the width of a desk and of a phone."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpfl_plugin.report.groups import grouped
+from dpfl_plugin.report.page import page as render
+from dpfl_plugin.report.runs import AXES, scan
+from tests.report.folders import made
+from tests.report.test_page import HOSTILE
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+SIZES = {"desk": (1280, 900), "phone": (390, 844)}
+OPEN = ["scaffold", "fedavg"]
+METRICS = ["test_accuracy", "train_loss"]
+
+CONTRAST = """
+() => {
+  const light = text => {
+    const [r, g, b] = text.match(/[0-9.]+/g).map(Number).map(v => v / 255)
+      .map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const back = element => {
+    for (; element; element = element.parentElement) {
+      const colour = getComputedStyle(element).backgroundColor;
+      if (!colour.endsWith(", 0)")) return colour;
+    }
+  };
+  const found = [];
+  for (const element of document.querySelectorAll("h1, h2, p, label, select, input, button, th, td, a, li, code")) {
+    if (element.closest("#plot")) continue;
+    const [a, b] = [light(getComputedStyle(element).color), light(back(element))];
+    found.push([(Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), element.outerHTML.slice(0, 80)]);
+  }
+  return found.filter(pair => pair[0] < 4.5);
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    api = pytest.importorskip("playwright.sync_api", reason="needs playwright, of the extra dev")
+    pytest.importorskip("plotly", reason="needs the extra report")
+    if CHROMIUM is None:
+        pytest.skip("there is no Chromium: apt install chromium, or the like")
+    with api.sync_playwright() as playwright:
+        # As root, Chromium runs without its sandbox or not at all.
+        options = ["--no-sandbox"] if os.geteuid() == 0 else []
+        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=options)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page of three private configurations, one of which is hostile, and one without noise."""
+    folder = tmp_path_factory.mktemp("runs")
+    for i, name in enumerate((*OPEN, HOSTILE)):
+        for seed in range(3):
+            status = "failed" if i == seed == 1 else "done"
+            accuracies: list[float | None] = [0.3 + 0.05 * i + 0.01 * seed + 0.04 * t for t in range(10)]
+            changes = {"algorithm.name": name, "name": HOSTILE}
+            made(
+                folder / f"{i}{seed}", seed=seed, changes=changes, accuracies=accuracies, status=status, reason=HOSTILE
+            )
+    made(folder / "open", changes={"privacy.noise_multiplier": 0}, accuracies=[0.95] * 10, epsilon=None)
+    (made(folder / "damaged") / "result.json").write_text("{")
+    return write(folder)
+
+
+def write(folder: Path) -> Path:
+    runs, problems = scan([folder])
+    text = render(grouped(runs), METRICS, caption="Mean.", problems=problems, made_by="dpfl")
+    path = folder / "index.html"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+class Opened:
+    """A page with all that went wrong on it, and everything that it asked for."""
+
+    def __init__(self, browser: Any, file: Path, size: str, scheme: str = "light") -> None:
+        width, height = SIZES[size]
+        self.context = browser.new_context(
+            viewport={"width": width, "height": height}, offline=True, color_scheme=scheme, has_touch=size == "phone"
+        )
+        self.page = self.context.new_page()
+        self.wrong: list[str] = []
+        self.asked: list[str] = []
+        self.page.on("console", lambda message: self.wrong.append(message.text))
+        self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
+        self.page.on("dialog", lambda dialog: (self.wrong.append(dialog.message), dialog.dismiss()))
+        self.page.on("request", lambda request: self.asked.append(request.url))
+        self.page.goto(file.as_uri())
+        self.page.wait_for_selector("#plot .main-svg")
+
+    def curves(self) -> list[str]:
+        names: list[str] = self.page.evaluate("document.getElementById('plot').data.map(t => t.name).filter(n => n)")
+        return names
+
+    def rows(self) -> list[str]:
+        return [text.strip() for text in self.page.locator("#groups tbody tr:visible th").all_inner_texts()]
+
+
+@pytest.fixture(params=SIZES)
+def opened(request: pytest.FixtureRequest, browser: Any, file: Path) -> Iterator[Opened]:
+    found = Opened(browser, file, request.param)
+    yield found
+    assert found.asked == [file.as_uri()]
+    assert not found.wrong
+    found.context.close()
+
+
+def test_it_draws_and_fits(opened: Opened) -> None:
+    page = opened.page
+    assert len(opened.rows()) == 4
+    assert page.locator("#plot .scatterlayer .trace").count() >= 4
+    page.locator("summary").click()
+    width, inner = page.evaluate("[document.documentElement.scrollWidth, window.innerWidth]")
+    assert width <= inner
+    plot = page.locator("#plot .main-svg").first.bounding_box()
+    assert plot["width"] > 0.85 * inner - 40 and plot["x"] >= 0 and plot["x"] + plot["width"] <= inner
+
+
+def test_partial_failed_and_damaged_runs_are_seen(opened: Opened) -> None:
+    page = opened.page
+    assert any(name.endswith("seed 1: failed") for name in opened.curves())
+    assert page.get_by_text("2 of 3 (1 failed)").is_visible()
+    assert page.get_by_text("result.json is not JSON").is_visible()
+    assert page.get_by_text("no guarantee", exact=True).first.is_visible()
+    page.locator("summary").click()
+    assert page.locator("#runs td.partial").inner_text() == f"failed: {HOSTILE}"
+
+
+def test_filters(opened: Opened) -> None:
+    page = opened.page
+    page.select_option("select[data-key='algorithm.name']", "fedavg")
+    assert len(opened.rows()) == 1 and opened.rows()[0].startswith("fedavg")
+    assert all(name.startswith("fedavg") for name in opened.curves()) and opened.curves()
+    page.locator("summary").click()
+    assert page.locator("#runs tbody tr:visible").count() == 3
+    page.select_option("#state", "complete")
+    assert opened.rows() == [] and opened.curves() == []
+    page.get_by_role("button", name="reset", exact=True).click()
+    page.locator("#groups tbody tr:visible").nth(3).wait_for()
+    page.fill("#search", "guarantee")
+    assert len(opened.rows()) == 1
+    page.fill("#search", "fedavg scaffold")
+    assert opened.rows() == []
+
+
+def test_sorting_decides_what_is_drawn(opened: Opened) -> None:
+    page = opened.page
+    assert "no noise" in opened.rows()[0]
+    page.select_option("#most", "5")
+    heading = page.get_by_role("button", name="test accuracy").first
+    heading.click()
+    assert page.locator("#groups th[aria-sort=ascending]").count() == 1
+    assert opened.rows()[0].startswith("scaffold, noise") and "no noise" in opened.rows()[-1]
+    heading.click()
+    assert "no noise" in opened.rows()[0]
+
+
+def test_any_metric_against_any_axis(opened: Opened) -> None:
+    page = opened.page
+    for metric, axis in itertools.product(METRICS, AXES):
+        page.select_option("#metric", metric)
+        page.select_option("#axis", axis)
+        names = opened.curves()
+        private = axis.startswith("epsilon")
+        assert len(names) == (4 if private else 5)
+        assert any("no noise" in name for name in names) != private
+        assert page.locator("#plot .xtitle").text_content() == AXES[axis]
+        assert page.locator("#plot .ytitle").text_content() == metric.replace("_", " ")
+        assert ("no values on these axes" in page.locator("#drawn").inner_text()) == private
+
+
+def test_every_run(opened: Opened) -> None:
+    before = len(opened.curves())
+    opened.page.locator("#singly").check()
+    assert len(opened.curves()) == before + 9
+
+
+def test_values_at_a_point_are_shown(opened: Opened) -> None:
+    if opened.page.viewport_size["width"] < 600:
+        pytest.skip("a phone has no pointer to hover with")
+    opened.page.select_option("select[data-key='algorithm.name']", "scaffold")
+    opened.page.fill("#search", "noise_multiplier")
+    box = opened.page.locator("#plot .nsewdrag").first.bounding_box()
+    for i in range(60):  # down a line through the fourth of ten rounds
+        opened.page.mouse.move(box["x"] + box["width"] / 3, box["y"] + box["height"] * i / 60)
+        opened.page.wait_for_timeout(60)
+        if opened.page.locator("#plot .hoverlayer text").count():
+            break
+    shown = opened.page.locator("#plot .hoverlayer").text_content()
+    assert "scaffold" in shown and "±" in shown
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", SIZES)
+def test_contrast(browser: Any, file: Path, size: str, scheme: str) -> None:
+    found = Opened(browser, file, size, scheme)
+    found.page.locator("summary").click()
+    assert found.page.evaluate(CONTRAST) == []
+    found.context.close()
+
+
+def test_every_field_has_a_name(opened: Opened) -> None:
+    nameless = "[...document.querySelectorAll('input, select')].filter(e => !e.labels.length).length"
+    assert opened.page.evaluate(nameless) == 0
+
+
+def test_five_hundred_runs(browser: Any, tmp_path: Path) -> None:
+    for i in range(100):
+        for seed in range(5):
+            changes = {"algorithm.local_lr": float(i % 10), "privacy.clip_norm": float(i // 10)}
+            made(tmp_path / f"{i}-{seed}", seed=seed, changes=changes, accuracies=[0.005 * i + 0.01 * seed] * 40)
+    path = write(tmp_path)
+    assert path.stat().st_size < 20e6
+    found = Opened(browser, path, "phone")
+    assert len(found.rows()) == 100 and len(found.curves()) == 10
+    found.page.select_option("select[data-key='algorithm.local_lr']", "3")
+    assert len(found.rows()) == 10
+    assert found.page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert not found.wrong and found.asked == [path.as_uri()]
+    found.context.close()

@@ -1,0 +1,111 @@
+"""The page: self-contained, and no text from a run means more than itself."""
+
+from __future__ import annotations
+
+import html.parser
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpfl_plugin.errors import ConfigError
+from dpfl_plugin.report import page as module
+from dpfl_plugin.report.groups import grouped
+from dpfl_plugin.report.runs import Problem, scan
+from tests.report.folders import made
+
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'"
+
+
+class Reader(html.parser.HTMLParser):
+    """Elements with their attributes, and the data that the page draws."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.data: Any = None
+        self._data = False
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        self._data = tag == "script" and dict(attrs).get("id") == "data"
+
+    def handle_data(self, data: str) -> None:
+        if self._data:
+            self.data, self._data = json.loads(data), False
+
+
+def written(folder: Path, **options: Any) -> Reader:
+    pytest.importorskip("plotly", reason="needs the extra report")
+    runs, problems = scan([folder])
+    text = module.page(
+        grouped(runs), ["test_accuracy", "train_loss"], caption="c", problems=problems, made_by="dpfl", **options
+    )
+    return Reader(text)
+
+
+def test_nothing_is_loaded_from_elsewhere(tmp_path: Path) -> None:
+    made(tmp_path / "a")
+    found = written(tmp_path)
+    for tag, attributes in found.elements:
+        assert tag not in ("link", "iframe", "object", "embed", "img", "base")
+        assert "src" not in attributes
+        assert (attributes.get("href") or "#").startswith("#")
+    (policy,) = [a["content"] for _, a in found.elements if a.get("http-equiv") == "Content-Security-Policy"]
+    assert policy is not None and policy.startswith("default-src 'none'") and "http" not in policy
+
+
+def test_hostile_text_stays_text(tmp_path: Path) -> None:
+    made(tmp_path / "a")
+    harmless = written(tmp_path)
+    changes = {"name": HOSTILE, "algorithm.name": HOSTILE}
+    made(tmp_path / "b", changes=changes)
+    made(tmp_path / "c", changes=changes, seed=1, status="failed", reason=HOSTILE)
+    (made(tmp_path / "d", seed=2) / "config.yaml").write_text(f"'{HOSTILE[:-1]}': [")
+    (tmp_path / "d").rename(tmp_path / "<b>d")
+    found = written(tmp_path)
+    scripts = [tag for tag, _ in found.elements if tag == "script"]
+    assert len(scripts) == len([tag for tag, _ in harmless.elements if tag == "script"]) == 3
+    assert not {"img", "b"} & {tag for tag, _ in found.elements}
+    assert not any(key.startswith("on") for _, attributes in found.elements for key in attributes)
+    assert HOSTILE in [group["label"] for group in found.data["groups"]]
+
+
+def test_data_of_a_group(tmp_path: Path) -> None:
+    made(tmp_path / "a", seed=0, accuracies=[0.1, 0.3])
+    made(tmp_path / "b", seed=1, accuracies=[0.3, 0.5])
+    made(tmp_path / "c", seed=2, accuracies=[None], status="failed", epsilon=None)
+    (group,) = written(tmp_path).data["groups"]
+    assert group["n"] == 2
+    assert group["bands"]["rounds"]["test_accuracy"] == {"x": [1, 2], "mean": [0.2, 0.4], "std": [0.14142, 0.14142]}
+    assert group["bands"]["bytes"]["test_accuracy"]["x"] == [40, 80]
+    assert [run["status"] for run in group["runs"]] == ["done", "done", "failed"]
+    assert group["runs"][2]["curve"]["epsilon"] == [None]
+
+
+def test_many_runs_leave_single_curves_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_CURVES", 3)
+    for seed in range(3):
+        made(tmp_path / str(seed), seed=seed)
+    made(tmp_path / "p", seed=9, status="interrupted")
+    (group,) = written(tmp_path).data["groups"]
+    assert [run["status"] for run in group["runs"]] == ["interrupted"]
+    assert group["bands"]["rounds"]
+
+
+def test_filters_are_the_keys_in_which_groups_differ(tmp_path: Path) -> None:
+    for i, lr in enumerate((10.0, 9.0, None)):
+        made(tmp_path / str(i), changes={"algorithm.local_lr": lr})
+    filters = [a["data-key"] for tag, a in written(tmp_path).elements if tag == "select" and "data-key" in a]
+    assert filters == ["algorithm.local_lr"]
+    assert module._filters(grouped(scan([tmp_path])[0]))["algorithm.local_lr"] == ["9", "10", "null"]
+
+
+def test_without_the_extra_it_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    with pytest.raises(ConfigError, match=r"pip install 'dpfl-plugin\[report\]'.*--no-html"):
+        module.page([], [], caption="", problems=[Problem(Path("x"), "y")], made_by="")

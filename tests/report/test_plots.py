@@ -1,0 +1,58 @@
+"""Plots: what is drawn is what groups say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpfl_plugin.report.groups import grouped
+from dpfl_plugin.report.plots import plot
+from dpfl_plugin.report.runs import read
+from tests.report.folders import made
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Axes of the figures that were saved."""
+    from matplotlib.figure import Figure
+
+    saved: list[Any] = []
+    whole = Figure.savefig
+
+    def savefig(self: Figure, *args: Any, **options: Any) -> None:
+        saved.append(self.axes[0])
+        whole(self, *args, **options)
+
+    monkeypatch.setattr(Figure, "savefig", savefig)
+    return saved
+
+
+def test_png_and_pdf_of_mean_band_and_partial_runs(tmp_path: Path, drawn: list[Any]) -> None:
+    made(tmp_path / "a", seed=0, accuracies=[0.1, 0.3])
+    made(tmp_path / "b", seed=1, accuracies=[0.3, 0.5])
+    made(tmp_path / "c", seed=2, accuracies=[0.9], status="failed")
+    files = plot(tmp_path / "p", grouped([read(tmp_path / name) for name in "abc"]), "test_accuracy", "rounds")
+    assert [file.name for file in files] == ["p.png", "p.pdf"]
+    assert files[0].read_bytes().startswith(b"\x89PNG") and files[1].read_bytes().startswith(b"%PDF")
+    mean, partial = drawn[0].lines
+    np.testing.assert_allclose(mean.get_ydata(), [0.2, 0.4])
+    assert "(n = 2)" in str(mean.get_label())
+    assert "seed 2: failed" in str(partial.get_label()) and list(partial.get_ydata()) == [0.9]
+    (shade,) = drawn[0].collections
+    top = max(point[1] for point in shade.get_paths()[0].vertices)
+    assert top == pytest.approx(0.4 + np.std([0.3, 0.5], ddof=1))
+
+
+def test_nothing_to_draw(tmp_path: Path) -> None:
+    group = grouped([read(made(tmp_path / "a", epsilon=None))])
+    assert plot(tmp_path / "p", group, "test_accuracy", "epsilon") == []
+    assert not (tmp_path / "p.png").exists()
+
+
+def test_the_same_runs_give_the_same_bytes(tmp_path: Path) -> None:
+    group = grouped([read(made(tmp_path / "a", changes={"algorithm.name": "a $ b $ _"}))])
+    first = [file.read_bytes() for file in plot(tmp_path / "p", group, "test_accuracy", "bytes")]
+    assert [file.read_bytes() for file in plot(tmp_path / "q", group, "test_accuracy", "bytes")] == first
