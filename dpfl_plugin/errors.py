@@ -17,6 +17,12 @@ class ConfigError(DpflError, ValueError):
     exit_code = 2
 
 
+class BudgetError(ConfigError):
+    """Nothing is left of a privacy budget that several runs share; the message says what they spent."""
+
+    exit_code = 3
+
+
 class DataError(DpflError, ValueError):
     """A data file is missing, damaged or unusable; the message names the file."""
 
@@ -31,12 +37,20 @@ class UnsupportedError(ConfigError):
     """No sound way to do what was asked is known here; nothing is approximated in silence."""
 
 
+class BusyError(ConfigError):
+    """Another process is at work there; the message says which."""
+
+
 class LedgerError(DpflError):
     """The ledger is damaged; the message names the line and what is still proven."""
 
 
 class TrainingError(DpflError):
     """A run failed; the message says in which round, and what is left behind."""
+
+
+class SiloError(DpflError):
+    """Code failed at a silo on another rank; the message says where, a note holds the traceback."""
 
 
 def require(ok: bool, key: str, value: Any, must: str, mend: str = "") -> None:

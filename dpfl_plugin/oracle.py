@@ -9,7 +9,8 @@ and sends is post-processing. sigma_g = 0 and C = inf give the non-private algor
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -24,6 +25,7 @@ from dpfl_plugin.privacy.clipping import Clipping, Flat, clip_update
 from dpfl_plugin.privacy.events import Charge, Neighbouring, SampledGaussian, Unit
 from dpfl_plugin.privacy.mechanisms import Mechanism
 from dpfl_plugin.privacy.samplers import Sampler
+from dpfl_plugin.privacy.schedules import Constant, Schedule, checked_factors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +37,7 @@ class PrivacyRules:
         neighbouring: the relation of a "silo" release; a record's is its sampler's.
         clip_norm: C, the L2 bound of one example's gradient, or of one silo's update.
         clipping: how C bounds it, and whether C changes.
+        schedule: how the mechanism's noise changes with the round and the release.
         l2: lambda of the regulariser lambda/2 ||y||^2. A function of y alone: added after clipping and noise.
         secure: batches and noise from the operating system's randomness, not from the run's seed.
     """
@@ -45,6 +48,7 @@ class PrivacyRules:
     mechanism: Mechanism
     sampler: Sampler
     clipping: Clipping = field(default_factory=Flat)
+    schedule: Schedule = field(default_factory=Constant)
     l2: float = 0.0
     secure: bool = False
 
@@ -65,16 +69,33 @@ class PrivacyRules:
 
     @property
     def noise_multiplier(self) -> float:
-        """sigma_g, noise standard deviation / L2 sensitivity: given, or solved for."""
+        """sigma_g, noise standard deviation / L2 sensitivity: given, or solved for; times the schedule's factors."""
         return self.release(1.0).noise_multiplier
 
-    def release(self, rate: float) -> SampledGaussian:
-        """What one release is charged as, where a record is in a batch with probability ``rate``."""
+    @property
+    def varies(self) -> bool:
+        """Whether releases may differ in their noise. Of another schedule than ours, nobody knows that they do not."""
+        return type(self.schedule) is not Constant
+
+    def factors(self, round: int, num_gradients: int) -> tuple[float, ...]:
+        """What the noise of each release of a round is multiplied by, in the order of the releases.
+
+        Raises:
+            PluginError: the schedule does not say.
+        """
+        return checked_factors(self.schedule, round, 1 if self.unit == "silo" else num_gradients)
+
+    def release(self, rate: float, factor: float = 1.0) -> SampledGaussian:
+        """What one release is charged as, where a record is in a batch with probability ``rate``.
+
+        Args:
+            factor: by the schedule, of the noise that is added.
+        """
         if self.unit == "silo":
-            return self.mechanism.event("full", 1.0, self.neighbouring, "silo")
+            return _scaled(self.mechanism.event("full", 1.0, self.neighbouring, "silo"), factor)
         # Sampling all records is no sampling, and has an exact accountant.
         sampler = self.sampler.name if rate < 1 else "full"
-        event = self.mechanism.event(sampler, rate, self.neighbouring, "record")
+        event = _scaled(self.mechanism.event(sampler, rate, self.neighbouring, "record"), factor)
         # No noise covers a clipping norm that was read from private gradients.
         return replace(event, noise_multiplier=0.0) if self.clipping.measures else event
 
@@ -88,12 +109,29 @@ class PrivacyRules:
             )
         return bounds
 
-    def pattern(self, num_records: int, share: tuple[float, float], num_gradients: int) -> tuple[SampledGaussian, int]:
-        """(release, count) that a round will cost a silo, known before it runs."""
+    def noise_levels(self, round: int, num_gradients: int) -> tuple[tuple[float, int], ...]:
+        """(noise multiplier, number of releases that are charged with it) of a round, known before it runs."""
+        made = self.releases(1.0, self.factors(round, num_gradients))
+        return tuple((release.noise_multiplier, count) for release, count in made.items())
+
+    def releases(self, rate: float, factors: Iterable[float]) -> Counter[SampledGaussian]:
+        """{what is charged: how often} for releases with these factors, in their order."""
+        made: Counter[SampledGaussian] = Counter()
+        for factor, count in Counter(factors).items():
+            made[self.release(rate, factor)] += count  # without noise, those of all factors are the same
+        return made
+
+    def pattern(
+        self, num_records: int, share: tuple[float, float], levels: Iterable[tuple[float, int]]
+    ) -> list[tuple[SampledGaussian, int]]:
+        """(release, count) of each of a round's noise levels, which it will cost a silo; known before it runs."""
         first, last = share_bounds(share, num_records)
-        if self.unit == "silo":
-            return self.release(1.0), 1
-        return self.release(self.sampler.rate(last - first)), num_gradients
+        release = self.release(1.0 if self.unit == "silo" else self.sampler.rate(last - first))
+        return [(replace(release, noise_multiplier=noise), count) for noise, count in levels]
+
+
+def _scaled(event: SampledGaussian, factor: float) -> SampledGaussian:
+    return replace(event, noise_multiplier=event.noise_multiplier * factor)
 
 
 def share_bounds(share: tuple[float, float], num_records: int) -> tuple[int, int]:
@@ -143,6 +181,7 @@ class PrivateOracle:
 
     Args:
         silos: their records; ``ids``: their ids, in the same order.
+        draw: names the round, by which the schedule gives the noise, and its random streams.
         max_gradients: calls of `gradient` that the budget was checked for; one more is refused.
         share: the part of each silo's records that this round may read.
         layers: the model's, {name: number of parameters}, for clipping by layer.
@@ -167,12 +206,14 @@ class PrivateOracle:
         self._silos = [part_of(records, share, silo) for records, silo in zip(silos, ids, strict=True)]
         self._ids, self._share = tuple(ids), share
         self._max_gradients = max_gradients
+        self._factors = rules.factors(draw.round, max_gradients)
         self._layer_sizes = tuple((layers or {}).values())
         self._bounds = rules.bounds(layers or {})
         self.clip_norms = list(clip_norms or [rules.clip_norm] * len(silos))
         self._stream: Source = SecureStream() if rules.secure else Stream()
         self._gradient_calls = 0
         self._released: list[Tensor] = []
+        self._closed = False
 
     @torch.no_grad()
     def gradient(self, y: Tensor) -> Tensor:
@@ -215,7 +256,7 @@ class PrivateOracle:
             self._engine.clipped_sum(y, batch, bounds, out)
             # inf * 0: no clipping goes with no noise (checked in PrivacyRules)
             sensitivity = rules.sampler.sensitivity * clip_norm
-            rules.mechanism(out, sensitivity, stream.seek(draw.key("noise", silo, step)))
+            rules.mechanism(out, sensitivity * self._factors[step], stream.seek(draw.key("noise", silo, step)))
         out.div_(divisor)
 
     def _adaptive_sum(self, y: Tensor, batch: Records, row: int, step: int, out: Tensor) -> None:
@@ -230,9 +271,10 @@ class PrivateOracle:
         # As 1/2 or -1/2, a record's bit moves the count by half as much as its clipped gradient moves the sum, over C.
         count = torch.tensor([float((norms <= clip_norm).sum()) - len(batch) / 2], dtype=torch.float64)
         of_sum, of_count = rules.sampler.sensitivity * clip_norm, rules.sampler.sensitivity / 2
-        w = rules.clipping.bit_weight(rules.release(1.0).noise_multiplier, size, of_count)
-        rules.mechanism(out, of_sum / math.sqrt(1 - w**2), stream.seek(draw.key("noise", silo, step)))
-        rules.mechanism(count, of_count / w, stream.seek(draw.key("bits", silo, step)))
+        factor = self._factors[step]
+        w = rules.clipping.bit_weight(rules.release(1.0, factor).noise_multiplier, size, of_count)
+        rules.mechanism(out, of_sum * factor / math.sqrt(1 - w**2), stream.seek(draw.key("noise", silo, step)))
+        rules.mechanism(count, of_count * factor / w, stream.seek(draw.key("bits", silo, step)))
         self.clip_norms[row] = rules.clipping.adapted(clip_norm, float(count) / size + 0.5, rules.clip_norm)
 
     @torch.no_grad()
@@ -257,12 +299,18 @@ class PrivateOracle:
         for row, silo in enumerate(self._ids):
             if not math.isinf(rules.clip_norm):
                 clip_update(out[row], self._bounds, self._layer_sizes)
-            rules.mechanism(out[row], sensitivity, self._stream.seek(self._draw.key("noise", silo, step)))
+            noised = sensitivity * self._factors[step]
+            rules.mechanism(out[row], noised, self._stream.seek(self._draw.key("noise", silo, step)))
         self._released.append(out.clone())  # what was released, whatever the algorithm does to its copy
         return out
 
     def _check_rows(self, value: Tensor) -> None:
         """Raise TrainingError unless there is a row for each silo: others would be neither noised nor charged."""
+        if self._closed:
+            raise TrainingError(
+                "the algorithm asked an oracle of a round that is over: it would not be charged. Ask the one that "
+                "local_update is given, and keep no reference to it."
+            )
         if value.dim() != 2 or value.shape[0] != self.num_silos:
             raise TrainingError(f"the algorithm asked for shape {tuple(value.shape)}; it has {self.num_silos} silos.")
 
@@ -275,15 +323,21 @@ class PrivateOracle:
         if self._rules.unit == "silo":
             check_released(up, self._released)
 
+    def close(self) -> None:
+        """The round is over: what was asked is all that is charged, so nothing is answered any more."""
+        self._closed = True
+
     def charges(self) -> list[Charge]:
-        """What this round released, a charge for each silo; to be in the ledger before any of it leaves."""
+        """What this round released, a charge for each silo and noise multiplier, in the order of the releases.
+
+        To be in the ledger before any of it leaves.
+        """
+        rules, of_silo = self._rules, self._rules.unit == "silo"
+        made = self._factors[: len(self._released) if of_silo else self._gradient_calls]
         charges = []
         for silo, records in zip(self._ids, self._silos, strict=True):
-            if self._rules.unit == "silo":
-                release, count = self._rules.release(1.0), len(self._released)
-            else:
-                release, count = self._rules.release(self._rules.sampler.rate(len(records))), self._gradient_calls
-            if count:
+            rate = 1.0 if of_silo else rules.sampler.rate(len(records))
+            for release, count in rules.releases(rate, made).items():
                 charges.append(
                     Charge(
                         round=self._draw.round,

@@ -25,11 +25,13 @@ GROUPS: Final = (
     "algorithms",
     "mechanisms",
     "clippings",
+    "schedules",
     "accountants",
     "engines",
     "datasets",
     "models",
     "partitioners",
+    "runtimes",
 )
 
 
@@ -69,24 +71,25 @@ def load(group: str, name: str) -> Callable[..., Any]:
     if len(points) > 1:
         packages = ", ".join(f"{p.dist.name if p.dist else '?'} ({p.value})" for p in points)
         raise PluginError(f"{kind} {name!r} is registered by more than one package: {packages}. Uninstall all but one.")
-    return _import(points[0].value, f"{kind} plugin {name!r} (from {origin(group, name)})")
+    # Where it is from is looked up when it is to be told: that takes longer than all the rest.
+    return _import(points[0].value, lambda: f"{kind} plugin {name!r} (from {origin(group, name)})")
 
 
 def load_object(path: str, what: str) -> Callable[..., Any]:
     """The object at ``package.module:name``, for users' own code named in a configuration."""
     if path.count(":") != 1 or not all(path.split(":")):
         raise PluginError(f"{what}: {path!r} is not of the form package.module:name.")
-    return _import(path, f"{what} {path!r}")
+    return _import(path, lambda: f"{what} {path!r}")
 
 
-def _import(path: str, what: str) -> Callable[..., Any]:
+def _import(path: str, what: Callable[[], str]) -> Callable[..., Any]:
     module, _, attribute = path.partition(":")
     try:
         plugin = functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
     except Exception as error:  # a stranger's code may fail in any way
-        raise PluginError(f"{what} cannot be loaded: {type(error).__name__}: {error}.") from error
+        raise PluginError(f"{what()} cannot be loaded: {type(error).__name__}: {error}.") from error
     if not callable(plugin):
-        raise PluginError(f"{what} is not callable.")
+        raise PluginError(f"{what()} is not callable.")
     return plugin
 
 

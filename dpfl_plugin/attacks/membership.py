@@ -119,12 +119,13 @@ class Attack:
     def _variances(self, seen: Seen) -> tuple[float, float]:
         """(variance of the mean's noise in each coordinate; of a candidate's part in it, in units of 1/n^2)."""
         rules, total = self._parts.rules, float(seen.weights.square().sum())
+        factors = seen.weights.new_tensor(rules.factors(seen.round, seen.plan.num_gradients))
         first, last = share_bounds(seen.plan.share, self._num_records)
         divisor, rate = rules.sampler.divisor(last - first), rules.sampler.rate(last - first)
         sigma = rules.mechanism.event("full", 1.0, rules.neighbouring, rules.unit).noise_multiplier
         std = 0.0 if sigma == 0 else rules.sampler.sensitivity * rules.clip_norm * sigma / divisor
         others = (self._num_records - self.candidates.num_members) / len(self.candidates)
-        return std**2 * total, self._share * total * (1 - rate) / rate + others
+        return std**2 * float((seen.weights * factors).square().sum()), self._share * total * (1 - rate) / rate + others
 
     def contributions(self, seen: Seen) -> Tensor:
         """(N, d) gradients of the candidates, clipped to C as a whole, averaged over the path of the local steps.

@@ -15,9 +15,9 @@ from rich.table import Table
 from dpfl_plugin import registry
 from dpfl_plugin.algorithms.base import Setting
 from dpfl_plugin.cli.ledger_report import is_ledger, ledger_rows, tell_notes
-from dpfl_plugin.cli.rounding import digits, places
-from dpfl_plugin.config.load import load
+from dpfl_plugin.config.load import base_of, load
 from dpfl_plugin.config.schema import Config
+from dpfl_plugin.core.rounding import digits, places
 from dpfl_plugin.errors import ConfigError, DataError, UnsupportedError, require
 from dpfl_plugin.oracle import PrivacyRules
 from dpfl_plugin.privacy.accountants import Accountant
@@ -43,6 +43,10 @@ RECIPE_IN_SHORT: Final = (
     "Noble et al. 2022, third party. Not sound: it credits the other silos' noise, which is not proven for K > 1, "
     "amplifies by the sampling of silos as if of records, and takes control variates for free. That it may be "
     "the larger number all the same is due to Lemma B.7, which is loose. See --json."
+)
+SIDE_BY_SIDE: Final = (
+    "Every number is an upper bound, unless marked as not proven: the smallest holds. How far each may be off: --json; "
+    "what each accountant knows: docs/privacy.md."
 )
 
 SEES: Final = {
@@ -115,9 +119,9 @@ def account_file(path: Path, settings: list[str], *, as_json: bool) -> None:
     elif is_ledger(path):
         rows = ledger_rows(path, settings, _by_all_accountants, _named)
     else:
-        sys.path.append(str(path.parent.resolve()))  # users' own modules may lie beside their configuration
+        sys.path.append(str(base_of(path).resolve()))  # users' own modules may lie beside their configuration
         plan = load(path, settings)
-        rows = {v.label or v.config.name: _of_config(v.config, path.parent) for v in plan.variants}
+        rows = {v.label or v.config.name: _of_config(v.config, base_of(path)) for v in plan.variants}
     if as_json:
         print(to_json(rows if len(rows) > 1 else next(iter(rows.values()))))
         return
@@ -147,11 +151,13 @@ def _show(rows: Mapping[str, list[Row]]) -> None:
     console.print(table)
     for title, lines in (
         ("views", _bases(rows)),
-        ("accountants", {row["accountant"]: _sentences(row["caveat"], row["error"]) for row in sound}),
+        ("not proven", {row["accountant"]: row["caveat"] for row in sound if not row["sound"]}),
         (RECIPE, _recipes(rows)),
     ):
         if lines:
             console.print(_explained(title, lines))
+    if len(accountants) > 1:
+        console.print(f"\n{SIDE_BY_SIDE}")
     for row in sound:
         if "note" in row:
             console.print(row["note"])
@@ -191,10 +197,6 @@ def _recipes(rows: Mapping[str, list[Row]]) -> dict[str, str]:
     values = {label: row["epsilon"] for label, views in rows.items() for row in views if row["view"] == RECIPE}
     lines = {label: places(epsilon, 4) for label, epsilon in values.items()}
     return {**lines, "why": RECIPE_IN_SHORT} if lines else {}
-
-
-def _sentences(*texts: str) -> str:
-    return ". ".join(text[0].upper() + text[1:] for text in texts if text) + "."
 
 
 def _number(row: Row) -> str:
@@ -350,12 +352,12 @@ def _recipe(
     if not fixed or not rules.noise_multiplier or len(kinds) != 1:
         return []
     (kind,) = kinds
-    if kind.share != (0.0, 1.0) or kind.probability != share:
+    if kind.share != (0.0, 1.0) or kind.probability != share or rules.varies:
         return []
     epsilon = max(
         noble_third_party_epsilon(
             noise_multiplier=rules.noise_multiplier,
-            local_steps=kind.num_gradients,
+            local_steps=kind.num_releases,
             rounds=len(costs),
             silo_rate=share,
             record_rate=rules.sampler.rate(count),

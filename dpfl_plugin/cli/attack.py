@@ -15,9 +15,10 @@ from dpfl_plugin.attacks import demonstration
 from dpfl_plugin.attacks.demonstration import FPR, Inversion, Membership
 from dpfl_plugin.attacks.roc import Measured
 from dpfl_plugin.cli import attack_plot
-from dpfl_plugin.config.load import Variant, load
+from dpfl_plugin.config.load import Variant, base_of, load
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.errors import ConfigError, UnsupportedError, require
+from dpfl_plugin.training.beside import refuse_beside
 from dpfl_plugin.training.build import federate
 from dpfl_plugin.training.folder import to_json, write_atomic
 
@@ -43,14 +44,15 @@ def attack_file(
     """Attack one run of a file by both attacks; print what came of it, and draw it in a folder."""
     require(silo >= 0, "--silo", silo, "be 0 or more")
     require(repeats >= 1, "--repeats", repeats, "be at least 1")
-    sys.path.append(str(path.parent.resolve()))  # users' own modules may lie beside their configuration
+    sys.path.append(str(base_of(path).resolve()))  # users' own modules may lie beside their configuration
     settings = [*settings, "privacy.secure=false"]  # a demonstration that can be repeated
     if rounds is not None:
         settings.append(f"rounds={rounds}")
     chosen = _variant(path, settings, variant)
-    config, base = chosen.config, path.parent
+    config, base = chosen.config, base_of(path)
     if config.privacy.unit == "silo":
         raise UnsupportedError("privacy.unit='silo': these attacks are on records. Use unit: record.")
+    refuse_beside(config, "these attacks are on what rounds release")
     torch.set_num_threads(config.runtime.threads)  # as `dpfl run` does; more are slower on vectors this small
     folder = out or Path("attack") / config.name
     title = f"{config.name}: {chosen.label or config.algorithm.name or config.algorithm.module}, silo {silo}"
@@ -90,9 +92,9 @@ def _membership(
             if not quiet_output:
                 print(f"membership, {name}, {text}", file=sys.stderr)
 
-        return demonstration.membership(config, path.parent, silo, repeats, note)
+        return demonstration.membership(config, base_of(path), silo, repeats, note)
 
-    if not demonstration.is_private(chosen.config, path.parent):
+    if not demonstration.is_private(chosen.config, base_of(path)):
         return {QUIET: attack(QUIET, chosen.config)}
     private = attack(NOISE, chosen.config)
     # As many rounds as the private run's budget allowed.

@@ -12,8 +12,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from dpfl_plugin.config.load import Variant, load
-from dpfl_plugin.errors import ConfigError, DataError, require
+from dpfl_plugin.config.load import base_of, load
+from dpfl_plugin.errors import ConfigError, DataError
 from dpfl_plugin.privacy.audit import Correlation, Interval
 from dpfl_plugin.runtimes.in_process import InProcess
 from dpfl_plugin.training.audit import FALSE_ALARM, Options, Report, audit
@@ -26,8 +26,8 @@ def audit_file(
     path: Path, settings: list[str], variant: str | None, options: Options, *, as_json: bool, picture: Path | None
 ) -> int:
     """Audit the private runs of a file, or the one that is named; 1 if one of them is contradicted, else 0."""
-    sys.path.append(str(path.parent.resolve()))  # users' own modules may lie beside their configuration
-    variants = _chosen(load(path, settings).variants, variant, path)
+    sys.path.append(str(base_of(path).resolve()))  # users' own modules may lie beside their configuration
+    variants = load(path, settings, variant=variant).variants
     reports: dict[str, Report] = {}
     for chosen in variants:
         label = chosen.label or chosen.config.name
@@ -35,7 +35,7 @@ def audit_file(
             print(f"{label}: not private, so there is nothing to audit.", file=sys.stderr)
             continue
         try:
-            reports[label] = audit(chosen.config, path.parent, options, _in_process)
+            reports[label] = audit(chosen.config, base_of(path), options, _in_process)
         except (ConfigError, DataError) as error:
             raise type(error)(f"{path}{f' (variant {label})' if chosen.label else ''}: {error}") from error
     if picture is not None and reports:
@@ -48,16 +48,6 @@ def audit_file(
     else:
         show(reports, picture)
     return 0 if all(report.consistent for report in reports.values()) else 1
-
-
-def _chosen(variants: tuple[Variant, ...], wanted: str | None, path: Path) -> tuple[Variant, ...]:
-    if wanted is None:
-        return variants
-    labels = [variant.label for variant in variants if variant.label is not None]
-    if not labels:
-        raise ConfigError(f"--variant {wanted!r}: {path} has no variants. Leave it out.")
-    require(wanted in labels, "--variant", wanted, f"be one of {', '.join(labels)}")
-    return tuple(variant for variant in variants if variant.label == wanted)
 
 
 def _in_process(host: SiloHost, charges: ChargeSink, observer: Observer) -> Runtime:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import enum
 import logging
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -26,6 +28,14 @@ Settings = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the file, e.g. --set privacy.clip_norm=0.5."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else, on stdout.")]
+
+
+class Backend(enum.Enum):
+    """Where a sweep runs."""
+
+    local = "local"
+    slurm = "slurm"
+    submitit = "submitit"
 
 
 def _version(wanted: bool) -> None:
@@ -53,6 +63,7 @@ def run(
         Path | None,
         typer.Option(metavar="FILE", help="Shared with other runs on the same data: privacy.epsilon bounds them all."),
     ] = None,
+    variant: Annotated[str | None, typer.Option(help="One variant of the file (default: all).")] = None,
     json: AsJson = False,
 ) -> None:
     """Train as a file says; several runs if it has variants.
@@ -61,7 +72,68 @@ def run(
     """
     from dpfl_plugin.cli.run import run_file
 
-    raise typer.Exit(run_file(config, settings or [], out, resume=resume, as_json=json, ledger=ledger))
+    raise typer.Exit(run_file(config, settings or [], out, resume=resume, as_json=json, ledger=ledger, variant=variant))
+
+
+@app.command()
+def sweep(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file with sweep: (see docs/slurm.md).")],
+    on: Annotated[Backend, typer.Option("--on", help="This machine, Slurm, or Slurm by submitit.")] = Backend.local,
+    out: Annotated[Path | None, typer.Option(help="Folder of the sweep (default: sweeps/<name>).")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at the same time, on this machine or in each task.")] = 1,
+    at_once: Annotated[int | None, typer.Option(min=1, help="Slurm tasks at the same time.")] = None,
+    pack: Annotated[int, typer.Option(min=1, help="Runs in a Slurm task, one after another (or --jobs).")] = 1,
+    retry: Annotated[bool, typer.Option("--retry", help="Run those again that failed.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print runs and script; write and run nothing.")] = False,
+    settings: Settings = None,
+) -> None:
+    """Run, or submit, all runs of a sweep that are not finished; the same command goes on after an interruption.
+
+    Exit codes: 0 done (submitted), 1 some failed, 2 bad configuration or input, 4 interrupted with checkpoints.
+    """
+    from dpfl_plugin.cli.sweep import Options, sweep_file
+
+    options = Options(on=on.value, jobs=jobs, at_once=at_once, pack=pack, retry=retry, dry_run=dry_run)
+    raise typer.Exit(sweep_file(config, settings or [], out, options))
+
+
+@app.command("sweep-task", hidden=True)
+def sweep_task(
+    folder: Annotated[Path, typer.Argument(help="DIR/sweeps/<digest>.")],
+    task: Annotated[int, typer.Argument(help="Which rows of the manifest: TASK * PACK and on.")],
+    pack: Annotated[int, typer.Option(min=1)] = 1,
+    jobs: Annotated[int, typer.Option(min=1)] = 1,
+) -> None:
+    """What a batch task of a sweep does."""
+    from dpfl_plugin.cli import sweep as command
+
+    raise typer.Exit(command.sweep_task(folder, task, pack, jobs))
+
+
+@app.command("sweep-run", hidden=True)
+def sweep_run(
+    folder: Annotated[Path, typer.Argument(help="DIR/sweeps/<digest>.")],
+    index: Annotated[int, typer.Argument(help="Which row of the manifest.")],
+) -> None:
+    """What each MPI rank of a run in a sweep does."""
+    from dpfl_plugin.cli import sweep as command
+
+    raise typer.Exit(command.sweep_run(folder, index))
+
+
+@app.command()
+def status(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a sweep.")],
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Show it anew every two seconds, until all have ended.")
+    ] = False,
+    every: Annotated[bool, typer.Option("--all", help="Every run, not the first of each kind only.")] = False,
+    json: AsJson = False,
+) -> None:
+    """How far a sweep is: runs that are pending, running (round, time left), done, failed, lost; and Slurm's queue."""
+    from dpfl_plugin.cli.status import show
+
+    show(folder, watch=watch, every=every, as_json=json)
 
 
 @app.command()
@@ -111,6 +183,26 @@ def plan(
         typer.Option(help="sigma (default): the least noise. rounds, steps (local), cap (participations): the most."),
     ] = None,
     settings: Settings = None,
+    variant: Annotated[str | None, typer.Option(help="One variant of the file (default: all).")] = None,
+    ledger: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="As in dpfl run: plan for what earlier runs left of the budget.")
+    ] = None,
+    paper: Annotated[
+        str | None,
+        typer.Option(help="What a paper prescribes for CONFIG: scaffnew, gao, noble or chang; beside what is proven."),
+    ] = None,
+    psi0: Annotated[float | None, typer.Option(help="scaffnew: psi_0 (default: a bound known without data).")] = None,
+    strong_convexity: Annotated[float | None, typer.Option(help="scaffnew: mu of the losses (default: l2).")] = None,
+    smoothness: Annotated[
+        float | None, typer.Option(help="scaffnew, gao: L, or beta, of the losses (default: of linear models, known).")
+    ] = None,
+    lipschitz: Annotated[float | None, typer.Option(help="gao: L of a record's loss (default: clip_norm).")] = None,
+    distance: Annotated[float | None, typer.Option(help="gao: D, diameter of the ball that is searched.")] = None,
+    beta: Annotated[float | None, typer.Option(help="chang: the factor of the noise's variance, in (0, 1].")] = None,
+    threshold: Annotated[int | None, typer.Option(help="chang: the last round of constant noise.")] = None,
+    from_records: Annotated[
+        bool, typer.Option("--from-records", help="scaffnew: compute mu, L and psi_0 from the records. NOT PRIVATE.")
+    ] = False,
     mechanism: Annotated[
         str | None, typer.Option(help="Instead of CONFIG: gaussian-wor, gaussian-poisson or gaussian; see account.")
     ] = None,
@@ -122,21 +214,56 @@ def plan(
     accountant: Annotated[str | None, typer.Option(help="Of --mechanism (default: pld).")] = None,
     json: AsJson = False,
 ) -> None:
-    """The noise, rounds, local steps or cap that a privacy budget allows, before anything is trained."""
-    from dpfl_plugin.cli.plan import plan_file, plan_mechanism
+    """The noise, rounds, local steps or cap that a privacy budget allows, before anything is trained.
 
+    With --paper: step sizes, rounds and phases as a theorem has them, the constants that they come from, and what the
+    accountant proves of them (docs/planning.md).
+    """
+    from dpfl_plugin.cli.plan import Asked, plan_file, plan_mechanism
+    from dpfl_plugin.cli.theorems import Given, plan_paper
+
+    given = Given(
+        psi0=psi0,
+        strong_convexity=strong_convexity,
+        smoothness=smoothness,
+        lipschitz=lipschitz,
+        distance=distance,
+        beta=beta,
+        threshold=threshold,
+        from_records=from_records or None,
+    )
     if (config is None) == (mechanism is None):
         raise typer.BadParameter("give either CONFIG or --mechanism.")
+    given.check(paper)
     if config is not None:
-        for option, value in {"--q": q, "--sigma": sigma, "--steps": steps, "--accountant": accountant}.items():
-            if value is not None:
-                raise ConfigError(f"{option} belongs to --mechanism. Change a configuration by --set.")
-        plan_file(config, settings or [], epsilon, delta, view, solve or "sigma", as_json=json)
+        _belong({"--q": q, "--sigma": sigma, "--steps": steps, "--accountant": accountant}, _TO_MECHANISM)
+        asked = Asked(
+            path=config,
+            settings=settings or [],
+            epsilon=epsilon,
+            delta=delta,
+            view=view,
+            ledger=ledger,
+            variant=variant,
+        )
+        if paper is None:
+            plan_file(asked, solve or "sigma", as_json=json)
+        else:
+            _belong({"--solve": solve, "--ledger": ledger}, "{} has no meaning with --paper: leave it out.")
+            plan_paper(asked, paper, given, as_json=json)
     else:
-        for option, given in {"--view": view, "--set": settings}.items():
-            if given:
-                raise ConfigError(f"{option} belongs to CONFIG: a mechanism by its numbers is seen by the server.")
+        of_config = {"--view": view, "--set": settings, "--variant": variant, "--ledger": ledger, "--paper": paper}
+        _belong(of_config, "{} belongs to CONFIG: a mechanism by its numbers is seen by the server.")
         plan_mechanism(str(mechanism), q, sigma, steps, epsilon, delta, solve, accountant or "pld", as_json=json)
+
+
+_TO_MECHANISM = "{} belongs to --mechanism. Change a configuration by --set."
+
+
+def _belong(options: Mapping[str, object], message: str) -> None:
+    for option, value in options.items():
+        if value is not None and value != []:
+            raise ConfigError(message.format(option))
 
 
 @app.command()
@@ -185,6 +312,45 @@ def attack(
     )
 
 
+@app.command()
+def report(
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Run folders, or folders above them.")],
+    out: Annotated[Path, typer.Option(help="Folder of the page, the tables and the plots.")] = Path("report"),
+    metric: Annotated[
+        list[str] | None, typer.Option(help="Of metrics.jsonl, e.g. test_accuracy; repeatable (default: all).")
+    ] = None,
+    against: Annotated[
+        list[str] | None,
+        typer.Option(help="Axis of plots: rounds, epsilon, epsilon_third_party, bytes, seconds; repeatable."),
+    ] = None,
+    group_by: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY", help="Average over all else, not over seeds only; repeatable."),
+    ] = None,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="Only such runs, e.g. --where algorithm.name=scaffold."),
+    ] = None,
+    html: Annotated[bool, typer.Option("--html/--no-html", help="The page needs the extra report.")] = True,
+) -> None:
+    """Tables (CSV, LaTeX, Markdown), plots (PNG, PDF) and one HTML page from run folders.
+
+    Runs that differ in their seed only are one row: mean and standard deviation. Partial and failed runs are shown as
+    such and never averaged.
+    """
+    from dpfl_plugin.cli.report import report_folders
+
+    report_folders(
+        folders,
+        out,
+        metrics=metric or [],
+        against=against or [],
+        group_by=group_by or [],
+        where=where or [],
+        html=html,
+    )
+
+
 @app.command("list")
 def list_plugins(
     group: Annotated[str | None, typer.Argument(help="algorithms, engines, datasets, ...; all if left out.")] = None,
@@ -194,6 +360,29 @@ def list_plugins(
     from dpfl_plugin.cli.plugins import list_group
 
     list_group(group, as_json=json)
+
+
+@app.command()
+def new(
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="What to write; algorithm is the only kind.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the algorithm, e.g. my_method.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the package's folder is put.")] = Path(),
+) -> None:
+    """Write a package with an algorithm of your own: one file, its tests, a configuration that runs."""
+    from dpfl_plugin.cli.new import new_package
+
+    new_package(kind, name, out)
+
+
+@app.command()
+def doctor(json: AsJson = False) -> None:
+    """What is installed, and what is wrong; under mpirun, of every rank: device, latency, bandwidth.
+
+    Exit codes: 0 nothing is wrong, 1 something is.
+    """
+    from dpfl_plugin.cli.doctor import doctor as run_doctor
+
+    raise typer.Exit(run_doctor(as_json=json))
 
 
 @app.command()
@@ -208,21 +397,31 @@ def schema() -> None:
 
 def main() -> NoReturn:
     """Run the command line; every error that a user can mend is one message and an exit code."""
+    code = _code()
+    job = sys.modules.get("dpfl_plugin.runtimes.mpi.job")  # there if the command was one for several ranks
+    if job is not None:
+        job.leave(code)
+    sys.exit(code)
+
+
+def _code() -> int:
     if "" not in sys.path:
         sys.path.insert(0, "")  # users' own modules, as with python -m
     logging.getLogger("absl").setLevel(logging.ERROR)  # dp_accounting warns of orders that it leaves out, soundly
     try:
         app()
+    except SystemExit as end:  # typer exits by itself
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
     except DpflError as error:
         print(f"dpfl: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        return error.exit_code
     except BrokenPipeError:  # `dpfl ... | head`
         sys.stderr.close()
-        sys.exit(1)
+        return 1
     except OSError as error:  # a full or vanished disk
         print(f"dpfl: {error}", file=sys.stderr)
-        sys.exit(1)
+        return 1
     except KeyboardInterrupt:
         print("dpfl: interrupted.", file=sys.stderr)
-        sys.exit(4)
+        return 4
     raise AssertionError("typer exits by itself")

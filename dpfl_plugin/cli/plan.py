@@ -7,7 +7,7 @@ import math
 import shlex
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,15 +16,18 @@ from rich.table import Table
 
 from dpfl_plugin.algorithms.base import Algorithm
 from dpfl_plugin.cli.account import WIDTH, mechanism_release, named_accountant
-from dpfl_plugin.config.load import Variant, load
+from dpfl_plugin.config.load import Variant, base_of, load
 from dpfl_plugin.config.schema import Block, Config
 from dpfl_plugin.errors import ConfigError, require
+from dpfl_plugin.oracle import PrivacyRules
 from dpfl_plugin.privacy.calibration import least_noise, max_rounds
 from dpfl_plugin.privacy.events import Term
 from dpfl_plugin.privacy.pld import check_delta
+from dpfl_plugin.privacy.prior import Prior
 from dpfl_plugin.training.build import algorithm_options, build_plugin, prospect
 from dpfl_plugin.training.folder import to_json
-from dpfl_plugin.training.prospect import MOST_PLANNED, Prospect
+from dpfl_plugin.training.prospect import MOST_PLANNED, Prospect, strain
+from dpfl_plugin.training.session import shared_prior
 
 MOST_RELEASES: Final = 10**7
 KEYS: Final = {
@@ -113,45 +116,94 @@ def _check_budget(epsilon: float, delta: float) -> None:
 # Of a configuration
 
 
-def plan_file(
-    path: Path,
-    settings: list[str],
-    epsilon: float | None,
-    delta: float | None,
-    view: str | None,
-    solve: str,
-    *,
-    as_json: bool,
-) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What the command line says of a plan of a configuration.
+
+    Attributes:
+        settings: "key=value", as ``--set`` has them.
+        epsilon, delta, view: of the budget; the configuration's where None.
+        ledger: a shared ledger, whose earlier runs the budget is for, too.
+        variant: the one run of the file that is asked for.
+    """
+
+    path: Path
+    settings: list[str]
+    epsilon: float | None = None
+    delta: float | None = None
+    view: str | None = None
+    ledger: Path | None = None
+    variant: str | None = None
+
+    def __post_init__(self) -> None:
+        require(self.view in (None, "server", "third_party"), "--view", self.view, "be server or third_party")
+        if self.epsilon is not None:
+            require(0 < self.epsilon < math.inf, "--epsilon", self.epsilon, "be positive and finite")
+        if self.delta is not None:
+            check_delta(self.delta)
+
+    @property
+    def base(self) -> Path:
+        """Where the configuration's relative paths begin."""
+        return base_of(self.path)
+
+    @property
+    def budget(self) -> dict[str, Any]:
+        """The keys of ``privacy`` that are given."""
+        given = {"epsilon": self.epsilon, "delta": self.delta, "budget_view": self.view}
+        return {key: value for key, value in given.items() if value is not None}
+
+    @property
+    def given(self) -> list[str]:
+        """Everything that changes the file, as settings."""
+        return [*self.settings, *(f"privacy.{key}={value}" for key, value in self.budget.items())]
+
+    def variants(self) -> tuple[Variant, ...]:
+        """The runs that are asked for; private ones have the budget of the command line."""
+        sys.path.append(str(self.base.resolve()))  # users' own modules may lie beside their configuration
+        return load(self.path, self.settings, variant=self.variant, budget=self.budget).variants
+
+    def command(self, label: str | None, settings: list[str]) -> list[str]:
+        """The words of ``dpfl run`` for one run of the file."""
+        words = ["dpfl", "run", str(self.path)]
+        words += [] if label is None else ["--variant", label]
+        words += [] if self.ledger is None else ["--ledger", str(self.ledger)]
+        return [*words, *(word for setting in settings for word in ("--set", setting))]
+
+    def prior(self) -> Callable[[str, int, PrivacyRules], Prior] | None:
+        return None if self.ledger is None else shared_prior(self.ledger)
+
+
+def plan_file(asked: Asked, solve: str, *, as_json: bool) -> None:
     """Print what is solved for, for each variant of a file."""
     require(solve in KEYS, "--solve", solve, f"be one of {', '.join(KEYS)}")
-    require(view in (None, "server", "third_party"), "--view", view, "be server or third_party")
-    sys.path.append(str(path.parent.resolve()))  # users' own modules may lie beside their configuration
+    variants, prior, base = asked.variants(), asked.prior(), asked.base
     answers: dict[str, Answer] = {}
-    variants = load(path, settings).variants
-    budget = {"privacy.epsilon": epsilon, "privacy.delta": delta, "privacy.budget_view": view}
-    given = [*settings, *(f"{key}={value}" for key, value in budget.items() if value is not None)]
     for variant in variants:
         label = variant.label or variant.config.name
         if variant.config.privacy.noise_multiplier == 0 and len(variants) > 1:
             answers[label] = {"solved": solve, "value": None, "why": "not private: its noise_multiplier is 0"}
-        else:
-            answers[label] = _solved(prospect(_asked(variant, epsilon, delta, view), path.parent), solve, given)
+            continue
+        answer = _solved(prospect(with_budget(variant.config, asked), base, prior), solve, asked.given)
+        if answer["value"] is not None:
+            answer["command"] = asked.command(variant.label, answer["set"])
+        answers[label] = answer
     if as_json:
         print(to_json(answers if len(answers) > 1 else next(iter(answers.values()))))
         return
-    _show(answers, solve, path)
+    _show(answers, solve)
 
 
-def _asked(variant: Variant, epsilon: float | None, delta: float | None, view: str | None) -> Config:
-    """The variant's configuration with the budget of the command line."""
-    privacy = variant.config.privacy
-    given = {"epsilon": epsilon, "delta": delta, "budget_view": view}
-    privacy = privacy.model_copy(update={key: value for key, value in given.items() if value is not None})
+def with_budget(config: Config, asked: Asked) -> Config:
+    """With the budget of the command line, also where the noise multiplier is 0.
+
+    Raises:
+        ConfigError: there is none, nor one of the configuration.
+    """
+    privacy = config.privacy.model_copy(update=asked.budget)
     if privacy.epsilon is None:
         raise ConfigError("--epsilon is missing, and the configuration has no privacy.epsilon.")
-    _check_budget(privacy.epsilon, privacy.delta)
-    return variant.config.model_copy(update={"privacy": privacy})
+    return config.model_copy(update={"privacy": privacy})
 
 
 def _solved(ahead: Prospect, solve: str, given: list[str]) -> Answer:
@@ -187,6 +239,13 @@ def _with_steps(config: Config) -> Callable[[int], Algorithm]:
             f"algorithm: {name} has no option local_steps for --solve steps to solve for; it has {', '.join(options)}."
         )
 
+    if config.algorithm.options.get("p") is not None:
+        raise ConfigError(
+            f"algorithm.p={config.algorithm.options['p']!r}: {name} draws its numbers of local steps, 1/p in the mean, "
+            "so that there is none to solve for. Use --solve sigma or rounds with another p, or fix the number: --set "
+            "algorithm.p=null --set algorithm.local_steps=1 --solve steps."
+        )
+
     def with_steps(steps: int) -> Algorithm:
         block = Block(**{**config.algorithm.model_dump(), "local_steps": steps})
         algorithm: Algorithm = build_plugin("algorithms", block, where="algorithm")
@@ -203,8 +262,10 @@ def _answer(ahead: Prospect, solve: str, given: list[str], value: float, then: P
     if not value:
         return {**answer, "why": f"not even 1 fits epsilon {privacy.epsilon:g} with this noise"}
     costs = then.costs(then.config.rounds or MOST_PLANNED)
-    account = then.changed(epsilon=None).account(costs=costs)
+    account = then.unlimited().account(costs=costs)
     server, third_party = (account.epsilon_ahead(view) for view in ("server", "third_party"))
+    if solve == "sigma" and (why := strain(value, privacy.epsilon or 0.0, ahead.account().held())):
+        answer["warning"] = why
     return {
         **answer,
         "set": [*given, f"{KEYS[solve]}={value:g}" if solve == "sigma" else f"{KEYS[solve]}={value}"],
@@ -214,7 +275,7 @@ def _answer(ahead: Prospect, solve: str, given: list[str], value: float, then: P
     }
 
 
-def _show(answers: dict[str, Answer], solve: str, path: Path) -> None:
+def _show(answers: dict[str, Answer], solve: str) -> None:
     table = Table(box=None, pad_edge=False)
     table.add_column("run", overflow="fold")
     for column in (solve, "rounds", "epsilon, server", "third party", "delta"):
@@ -229,8 +290,9 @@ def _show(answers: dict[str, Answer], solve: str, path: Path) -> None:
         epsilons = [f"{answer['epsilon'][view]:.4f}" for view in ("server", "third_party")]
         more = " or more" if answer["at_limit"] else ""
         table.add_row(label, value + more, str(answer["rounds"]), *epsilons, f"{answer['asked']['delta']:g}")
-        words = (word for setting in answer["set"] for word in ("--set", setting))
-        lines.append(f"{label}: {shlex.join(['dpfl', 'run', str(path), *words])}")
+        lines.append(f"{label}: {shlex.join(answer['command'])}")
+        if "warning" in answer:
+            lines.append(f"{label}: warning: {answer['warning']}.")
     console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
     console.print(table)
     asked = next((answer for answer in answers.values() if answer["value"] is not None), None)

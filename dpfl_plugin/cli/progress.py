@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from dpfl_plugin.cli.rounding import places
-from dpfl_plugin.training import experiment
+from dpfl_plugin.core.rounding import places
+
+if TYPE_CHECKING:
+    from dpfl_plugin.training import experiment
 
 SECONDS_BETWEEN_LINES = 10.0
 

@@ -16,54 +16,77 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from dpfl_plugin import registry
 from dpfl_plugin.cli.plot import curves
 from dpfl_plugin.cli.progress import BarReporter, PlainReporter
-from dpfl_plugin.cli.rounding import places
-from dpfl_plugin.config.load import Plan, Variant, load
+from dpfl_plugin.config.load import Plan, Variant, base_of, load
 from dpfl_plugin.config.schema import Config
+from dpfl_plugin.core.rounding import places
 from dpfl_plugin.errors import ConfigError, DataError
-from dpfl_plugin.runtimes.in_process import InProcess
+from dpfl_plugin.runtimes.mpi import job
 from dpfl_plugin.training.accounting import TOO_FEW_LEFT
-from dpfl_plugin.training.build import Parts
 from dpfl_plugin.training.folder import RunFolder, to_json
-from dpfl_plugin.training.runtime import ChargeSink, Runtime
-from dpfl_plugin.training.session import Result, finished_result, folder_of, run_session
+from dpfl_plugin.training.session import Place, Result, finished_result, folder_of, run_session
 
 EXIT_CODES = {"done": 0, "failed": 1, "budget_exhausted": 3, "interrupted": 4}
 
 
 def run_file(
-    path: Path, settings: list[str], out: Path | None, *, resume: bool, as_json: bool, ledger: Path | None = None
+    path: Path,
+    settings: list[str],
+    out: Path | None,
+    *,
+    resume: bool,
+    as_json: bool,
+    ledger: Path | None = None,
+    variant: str | None = None,
 ) -> int:
-    """Run what a file describes and print how it went; returns the exit code (the most severe of several runs)."""
+    """Run what a file describes and print how it went; returns the exit code (the most severe of several runs).
+
+    As one of several MPI ranks, only the first does so; the others hold silos and do what it asks.
+    """
+    joined = job.join()
+    if joined is not None and joined.rank > 0:
+        joined.serve()
+        return 0
     command = ["dpfl", "run", str(path), *(f"--set={setting}" for setting in settings)]
     if out is not None:
         settings = [*settings, f"out={json.dumps(str(out))}"]
         command += ["--out", str(out)]
     if ledger is not None:
         command += ["--ledger", str(ledger)]
-    sys.path.append(str(path.parent.resolve()))  # users' own modules may lie beside their configuration
-    plan = load(path, settings)
+    if variant is not None:
+        command += ["--variant", variant]
+    sys.path.append(str(base_of(path).resolve()))  # users' own modules may lie beside their configuration
+    plan = load(path, settings, variant=variant)
     console = Console(stderr=True)
     results: dict[str, Result] = {}
     with _stopping() as stop:
-        for variant in plan.variants:
-            label = variant.label or variant.config.name
+        for one in plan.variants:
+            label = one.label or one.config.name
             try:
-                results[label] = _run_one(variant, path.parent, resume, stop, console, ledger)
+                results[label] = _run_one(one, base_of(path), resume, stop, console, ledger)
             except (ConfigError, DataError) as error:
-                raise type(error)(f"{path}{f' (variant {label})' if variant.label else ''}: {error}") from error
+                if results:  # what the variants before it came to is not lost
+                    _tell(plan, results, as_json=as_json, named=variant is not None)
+                raise type(error)(f"{path}{f' (variant {label})' if one.label else ''}: {error}") from error
             if results[label]["status"] == "interrupted":
                 break
-    if as_json:
-        print(to_json(results if plan.variants[0].label is not None else next(iter(results.values()))))
-    else:
-        _show(plan, results)
+    _tell(plan, results, as_json=as_json, named=variant is not None)
     for label, result in results.items():
         if result["status"] != "done":
             prefix = f"{label}: " if len(plan.variants) > 1 else ""
             print(f"dpfl: {prefix}{_ending(result, shlex.join([*command, '--resume']))}", file=sys.stderr)
     return max((EXIT_CODES[result["status"]] for result in results.values()), default=0)
+
+
+def _tell(plan: Plan, results: dict[str, Result], *, as_json: bool, named: bool) -> None:
+    """Print the results, by label; of a file without variants, or of the one that was ``named``, just the result."""
+    if as_json:
+        alone = named or plan.variants[0].label is None
+        print(to_json(next(iter(results.values())) if alone else results))
+    else:
+        _show(plan, results)
 
 
 def _run_one(
@@ -74,7 +97,7 @@ def _run_one(
     folder = folder_of(config)
     finished = finished_result(folder) is not None
     result = run_session(
-        config, base, resume=resume, make_runtime=_in_process, reporter=reporter, stop=stop, ledger=ledger
+        config, base, resume=resume, place=place_of(config), reporter=reporter, stop=stop, ledger=ledger
     )
     lines = folder.read_metrics()
     if lines and not (finished and folder.curves.exists()):
@@ -82,8 +105,19 @@ def _run_one(
     return result
 
 
-def _in_process(parts: Parts, account: ChargeSink, config: Config, stop: Callable[[], bool]) -> Runtime:
-    return InProcess(parts.host, account, stack_size=config.runtime.stack, stop=stop)
+def place_of(config: Config) -> Place:
+    """The runtime that a configuration names.
+
+    Raises:
+        ConfigError: it cannot be used by a process that was started like this one.
+    """
+    kind, several = config.runtime.kind, job.num_started() > 1
+    if kind == "in_process" and several:
+        raise ConfigError(
+            f"runtime.kind='in_process', but {job.num_started()} processes were started. Start one, or use kind: auto."
+        )
+    place: Place = registry.load("runtimes", ("mpi" if several else "in_process") if kind == "auto" else kind)()
+    return place
 
 
 @contextmanager
@@ -128,28 +162,60 @@ def _title(config: Config) -> str:
 def _show(plan: Plan, results: dict[str, Result]) -> None:
     """The table at the end, what it means, and where the files are."""
     config = plan.variants[0].config
-    # Without a terminal to fit into, lines are as long as they are.
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
+    # Without a terminal to fit into, lines are as long as they are. What an MPI rank writes to is none, though it may
+    # look like one.
+    fits = sys.stdout.isatty() and job.num_started() == 1
+    console = Console(highlight=False, width=None if fits else 200, force_terminal=fits)
     table = Table(title=config.name, title_justify="left")
     table.add_column("run")
-    for column in ("rounds", "test accuracy\nlast round", "test accuracy\nlast 10 %", "epsilon\nserver"):
+    for column in ("rounds", "test accuracy\nlast round", "test accuracy\nlast 10 %", "worst silo\nlast round"):
         table.add_column(column, justify="right")
-    for column in ("epsilon\nthird party", "delta", "seconds"):
+    for column in ("epsilon\nserver", "epsilon\nthird party", "delta", "seconds"):
         table.add_column(column, justify="right")
     for label, result in results.items():
         server, third_party = result["epsilon"]["server"], result["epsilon"]["third_party"]
         last, mean = result["test_accuracy"]["last"], result["test_accuracy"]["mean_last_10_percent"]
+        worst = result["silos"]["test_accuracy"]["min"] if result.get("silos") else None
         table.add_row(
             label,
             str(result["rounds"]),
-            *("-" if value is None else f"{value:.4f}" for value in (last, mean)),
+            *("-" if value is None else f"{value:.4f}" for value in (last, mean, worst)),
             *(_epsilon(view) for view in (server, third_party)),
             f"{server['delta']:g}",
             f"{result['seconds']:.1f}",
         )
     console.print(table)
-    for line in [*_meaning(results), *_comparisons(plan, results), *_files(plan, results)]:
+    for line in [*_of_silos(results), *_meaning(results), *_comparisons(plan, results), *_files(plan, results)]:
         console.print(line, soft_wrap=True, markup=False)
+
+
+def _of_silos(results: dict[str, Result]) -> list[str]:
+    """How the final models do at single silos, which a mean hides; and when they were stopped."""
+    lines = []
+    for label, result in results.items():
+        silos, early = result.get("silos"), result.get("early_stopping")
+        if early is not None and early["stopped"]:
+            lines.append(f"{label}: {result['reason']}.")
+        if early is not None and early["kept_round"] != result["rounds"]:
+            lines.append(f"{label}: the model that is kept is that after round {early['kept_round']}.")
+        if not silos or result["num_silos"] < 2:
+            continue
+        if len(results) == 1:  # of several runs the table has the worst silo
+            lines.append(f"test accuracy of the final model at silos: {_spread(silos['test_accuracy'])}.")
+        if "personalised_accuracy" in silos:
+            lines.append(
+                f"{label}: of silos' own models: {_spread(silos['personalised_accuracy'])}; better than the final "
+                f"model at {silos['better_personalised']} of {result['num_silos']} silos, worse at "
+                f"{silos['worse_personalised']}."
+            )
+    return lines
+
+
+def _spread(of: dict[str, float]) -> str:
+    return (
+        f"worst {of['min']:.3f}, 10th percentile {of['p10']:.3f}, median {of['median']:.3f}, best {of['max']:.3f}, "
+        f"mean {of['mean']:.3f}"
+    )
 
 
 def _meaning(results: dict[str, Result]) -> list[str]:

@@ -9,14 +9,14 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pydantic
 import yaml
 
 from dpfl_plugin import registry
-from dpfl_plugin.config.schema import Config
-from dpfl_plugin.errors import ConfigError
+from dpfl_plugin.config.schema import Config, SweepConfig
+from dpfl_plugin.errors import ConfigError, require
 from dpfl_plugin.registry import describe, nearest
 
 
@@ -73,6 +73,19 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return values
 
 
+def base_of(path: Path) -> Path:
+    """The folder from which relative paths in a configuration start: the file's own.
+
+    The config.yaml of a run's folder says what the user's file said, and so has the same id on every machine; its paths
+    start where that file was, which environment.json tells, as long as that folder is there.
+    """
+    try:
+        base = Path(json.loads((path.parent / "environment.json").read_text())["base"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return path.parent
+    return base if path.name == "config.yaml" and base.is_dir() else path.parent
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The runs of a file, and which of them to compare: pairs of labels."""
@@ -81,30 +94,63 @@ class Plan:
     compare: tuple[tuple[str, str], ...] = ()
 
 
-def load(path: Path, settings: Iterable[str] = ()) -> Plan:
+def load(
+    path: Path,
+    settings: Iterable[str] = (),
+    *,
+    variant: str | None = None,
+    budget: Mapping[str, Any] | None = None,
+) -> Plan:
     """The runs that a file describes, with ``settings`` ("key.path=value") applied to each.
 
     ``variants: {label: {...}}`` in a file gives one run for each label: the rest of the file, changed by it.
     ``compare: [[label, label], ...]`` names pairs of them whose difference is to be stated.
 
+    Args:
+        variant: the label of the one run that is asked for.
+        budget: keys of ``privacy`` that every run gets whose noise_multiplier is not 0.
+
     Raises:
         ConfigError: anything in it is wrong.
     """
     values = read_yaml(path)
+    if "sweep" in values:
+        raise ConfigError(f"{path}: sweep: describes many runs. Use dpfl sweep {path}, or remove it for one run.")
     variants, compare = values.pop("variants", None), values.pop("compare", None) or []
-    changes = [_joined(_parse_setting(setting) for setting in settings)]
+    changes = [joined(parse_setting(setting) for setting in settings)]
     if variants is None:
         if compare:
             raise ConfigError(f"{path}: compare names variants, but the file has none.")
-        return Plan((Variant(None, _check(_merged(values, *changes), str(path))),))
+        if variant is not None:
+            raise ConfigError(f"--variant {variant!r}: {path} has no variants. Leave it out.")
+        return Plan((Variant(None, _check(_budgeted(merged(values, *changes), budget), str(path))),))
     if not isinstance(variants, dict) or not variants or not all(isinstance(v, dict) for v in variants.values()):
         raise ConfigError(f"{path}: variants must map labels to changes of this file, e.g. {{fedavg: {{seed: 1}}}}.")
     labels = [str(label) for label in variants]  # distinct: the loader compares keys as they are written
-    checked = [
-        Variant(label, _check(_merged(values, change, *changes), f"{path} (variant {label})"))
+    if variant is not None:
+        require(variant in labels, "--variant", variant, f"be one of {', '.join(labels)}")
+    configs = [
+        Variant(label, _check(_budgeted(merged(values, change, *changes), budget), f"{path} (variant {label})"))
         for label, change in zip(labels, variants.values(), strict=True)
+        if variant in (None, label)
     ]
-    return Plan(tuple(checked), _pairs(compare, labels, path))
+    return Plan(tuple(configs), _pairs(compare, labels, path))
+
+
+def _budgeted(values: dict[str, Any], budget: Mapping[str, Any] | None) -> dict[str, Any]:
+    privacy = values.get("privacy")
+    if not budget or not isinstance(privacy, dict) or privacy.get("noise_multiplier") == 0:
+        return values
+    return {**values, "privacy": {**privacy, **budget}}
+
+
+def configure(values: Mapping[str, Any], *changes: Mapping[str, Any], source: str) -> Config:
+    """The configuration ``values``, changed by each of ``changes`` in turn as a variant changes its file.
+
+    Raises:
+        ConfigError: anything in it is wrong; the message begins with ``source``.
+    """
+    return _check(merged(values, *changes), source)
 
 
 def _pairs(compare: Any, labels: list[str], path: Path) -> tuple[tuple[str, str], ...]:
@@ -115,32 +161,35 @@ def _pairs(compare: Any, labels: list[str], path: Path) -> tuple[tuple[str, str]
     return tuple((str(first), str(second)) for first, second in pairs)
 
 
-def _parse_setting(setting: str) -> dict[str, Any]:
-    """ "a.b=1" as {"a": {"b": 1}}; the value is YAML."""
+def parse_setting(setting: str, option: str = "--set") -> dict[str, Any]:
+    """ "a.b=1" as {"a": {"b": 1}}; the value is YAML. ``option`` is what the message names."""
     key, equals, value = setting.partition("=")
     if not equals or not key or not all(key.split(".")):
-        raise ConfigError(f"--set {setting!r} is not of the form key=value, e.g. --set privacy.clip_norm=0.5.")
+        raise ConfigError(f"{option} {setting!r} is not of the form key=value, e.g. {option} privacy.clip_norm=0.5.")
     try:
         result: Any = yaml.load(value, Loader=_Loader)
     except yaml.YAMLError as error:
-        raise ConfigError(f"--set {setting!r}: the value is not YAML: {getattr(error, 'problem', error)}.") from error
+        raise ConfigError(
+            f"{option} {setting!r}: the value is not YAML: {getattr(error, 'problem', error)}."
+        ) from error
     for part in reversed(key.split(".")):
         result = {part: result}
     return dict(result)
 
 
-_GROUPS = {
+GROUPS: Final = {
     ("algorithm",): "algorithms",
     ("model",): "models",
     ("data", "dataset"): "datasets",
     ("data", "partition"): "partitioners",
     ("privacy", "mechanism"): "mechanisms",
     ("privacy", "clip"): "clippings",
+    ("privacy", "schedule"): "schedules",
     ("privacy", "accountant"): "accountants",
 }
 
 
-def _merged(base: Mapping[str, Any], *changes: Mapping[str, Any], path: tuple[str, ...] = ()) -> dict[str, Any]:
+def merged(base: Mapping[str, Any], *changes: Mapping[str, Any], path: tuple[str, ...] = ()) -> dict[str, Any]:
     """``base`` with mappings merged key by key; a block that names another plugin keeps what that one knows."""
     result = copy.deepcopy(dict(base))
     for change in changes:
@@ -150,14 +199,14 @@ def _merged(base: Mapping[str, Any], *changes: Mapping[str, Any], path: tuple[st
                 old = {"name": old}  # `model: mlp` with a later --set model.hidden=[50]
             if isinstance(old, dict) and isinstance(value, dict):
                 if "name" in value or "module" in value:
-                    old = _kept(old, value, _GROUPS.get((*path, str(key)), ""))
-                result[key] = _merged(old, value, path=(*path, str(key)))
+                    old = _kept(old, value, GROUPS.get((*path, str(key)), ""))
+                result[key] = merged(old, value, path=(*path, str(key)))
             else:
                 result[key] = copy.deepcopy(value)
     return result
 
 
-def _joined(settings: Iterable[dict[str, Any]]) -> dict[str, Any]:
+def joined(settings: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """Settings as one change, so that their order does not matter to which options of a block are kept."""
     result: dict[str, Any] = {}
     for setting in settings:
@@ -166,7 +215,7 @@ def _joined(settings: Iterable[dict[str, Any]]) -> dict[str, Any]:
             if isinstance(value, dict) and isinstance(old, str):
                 old = {"name": old}  # model=mlp, then model.hidden=[50]
             if isinstance(value, dict) and isinstance(old, dict):
-                value = _joined([old, value])
+                value = joined([old, value])
             result[key] = value
             if key in ("name", "module"):  # the last one counts
                 result.pop("module" if key == "name" else "name", None)
@@ -219,19 +268,19 @@ def _known_keys(parents: list[Any]) -> list[str]:
 
 
 # Where and how often files are written, and how silos are stacked, changes no bit of a result.
-_NOT_IN_ID: Any = {
+NOT_IN_ID: Final[dict[str, Any]] = {
     "name": True,
     "out": True,
     "description": True,
     "checkpoint": True,
     "data": {"folder"},
-    "runtime": {"stack"},
+    "runtime": {"stack", "kind", "silo_timeout"},
 }
 
 
 def run_id(config: Config) -> str:
     """12 hex digits that name a run: a hash of all that determines its result."""
-    return _digest(config.model_dump(mode="json", exclude=_NOT_IN_ID))
+    return _digest(config.model_dump(mode="json", exclude=NOT_IN_ID))
 
 
 def noise_name(config: Config, data_sha256: str, noise_multiplier: float | None = None) -> str:
@@ -242,7 +291,7 @@ def noise_name(config: Config, data_sha256: str, noise_multiplier: float | None 
     is hashed, so that without it the name tells nothing of the records. A ``noise_multiplier`` that was solved for
     counts as if it had been given: of the same normals times two numbers the records could be computed.
     """
-    values = config.model_dump(mode="json", exclude={**_NOT_IN_ID, "evaluation": True})
+    values = config.model_dump(mode="json", exclude={**NOT_IN_ID, "evaluation": True})
     if noise_multiplier is not None:
         values["privacy"]["noise_multiplier"] = noise_multiplier
     return _digest({**values, "data_sha256": data_sha256})
@@ -268,6 +317,13 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
+def _sweep_schema(definitions: dict[str, Any]) -> dict[str, Any]:
+    """The schema of `sweep:`; what it refers to is added to ``definitions``."""
+    schema = SweepConfig.model_json_schema()
+    definitions.update(schema.pop("$defs"))
+    return schema
+
+
 def json_schema() -> dict[str, Any]:
     """JSON schema of configuration files, for editors."""
     schema = Config.model_json_schema()
@@ -283,6 +339,7 @@ def json_schema() -> dict[str, Any]:
         "description": "pairs of variants whose difference is stated at the end",
         "items": {"type": "array", "items": {"type": "string"}, "minItems": 2, "maxItems": 2},
     }
+    schema["properties"]["sweep"] = _sweep_schema(schema["$defs"])
     block = schema["$defs"]["Block"]
     block["oneOf"] = [{"required": ["name"]}, {"required": ["module"]}]
     for holder in (schema, *schema["$defs"].values()):

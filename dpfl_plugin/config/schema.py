@@ -73,6 +73,9 @@ class PrivacyConfig(_Strict):
         lt=math.inf,
         description="sigma_g, noise std / L2 sensitivity; 0: none; left out: the least that affords all rounds",
     )
+    schedule: PluginBlock = Field(
+        default=Block(name="constant"), description="how the noise changes from round to round, or step to step"
+    )
     sampler: Literal["fixed", "poisson", "full"] = Field("fixed", description="how a batch is drawn")
     record_rate: float | None = Field(
         None, gt=0, le=1, description="s, share of a silo's records in a batch; 0.2 if batch_size is left out, too"
@@ -103,6 +106,31 @@ class EvaluationConfig(_Strict):
     dissimilarity: bool = Field(False, description="also 1/M sum ||grad F_i||^2 - ||grad F||^2: a pass over the data")
 
 
+class EarlyStoppingConfig(_Strict):
+    """Noisy validation scores, on records set apart, and when they end the run."""
+
+    share: float = Field(0.1, gt=0, lt=1, description="of a silo's training records, scored and never trained on")
+    every: int = Field(10, ge=1, description="rounds between scores")
+    patience: int = Field(3, ge=1, description="scores in a row that are no better than the best, which end the run")
+    min_gain: float = Field(0.0, ge=0, lt=1, description="by how much a score has to beat the best to be better")
+    noise_multiplier: float | None = Field(
+        None,
+        ge=0,
+        lt=math.inf,
+        description="noise std of a count; left out: the least for which all scores fit epsilon",
+    )
+    keep: Literal["best", "last"] = Field(
+        "best", description="the model that is the result: of the best score, or the last"
+    )
+
+
+class PersonaliseConfig(_Strict):
+    """A model of each silo's own, in the end: private steps from the global one, charged as one more round."""
+
+    local_steps: int = Field(ge=1, description="private gradients of each silo")
+    local_lr: float = Field(gt=0, lt=math.inf, description="step size")
+
+
 class CheckpointConfig(_Strict):
     """When the state is saved, besides at the end and when interrupted."""
 
@@ -111,13 +139,22 @@ class CheckpointConfig(_Strict):
 
 
 class RuntimeConfig(_Strict):
-    """How it is computed. Results are the same bits for every stack, on the same kind of device and threads."""
+    """How it is computed. Results are the same bits for every stack and number of ranks, on the same kind of device and
+    threads."""
+
+    kind: str = Field("auto", description="runtime plugin; auto: mpi if mpirun started several ranks, else in_process")
 
     dtype: Literal["float32", "float64"] = Field("float32", description="of model, gradients and noise")
     device: str = Field("cpu", description="torch device")
     threads: int = Field(1, ge=1, description="torch threads")
     stack: int = Field(1, ge=1, description="silos advanced together")
     chunk_mb: int = Field(256, ge=1, description="memory for per-example gradients")
+    aggregation: Literal["gather", "reduce"] = Field(
+        "gather", description="mpi: add uploads in silo order, or by MPI_Reduce, whose bits depend on the ranks"
+    )
+    silo_timeout: float | None = Field(
+        600.0, gt=0, description="mpi: seconds after which a silo rank that owes an answer is given up; null: never"
+    )
 
 
 class Config(_Strict):
@@ -142,6 +179,8 @@ class Config(_Strict):
     privacy: PrivacyConfig
     engine: str = Field("auto", description="per-example gradient engine")
     evaluation: EvaluationConfig = EvaluationConfig()
+    early_stopping: EarlyStoppingConfig | None = Field(None, description="by private validation scores")
+    personalise: PersonaliseConfig | None = Field(None, description="a model of each silo's own, charged to the budget")
     checkpoint: CheckpointConfig = CheckpointConfig()
     runtime: RuntimeConfig = RuntimeConfig()
     out: str = Field("runs", description="folder of run folders")
@@ -170,9 +209,72 @@ class Config(_Strict):
                 "privacy.epsilon with privacy.noise_multiplier: 0: without noise no epsilon holds; leave epsilon out, "
                 "or give a noise_multiplier above 0"
             )
+        if self.early_stopping is not None:
+            self._check_early_stopping(self.early_stopping)
         if self.silo_weights == "records" and self.privacy.sampler == "poisson":
             raise ValueError(
                 "silo_weights: records publishes each silo's number of records, which is what add-or-remove "
                 "neighbours (sampler: poisson) differ in; use silo_weights: equal, or sampler: fixed"
             )
         return self
+
+    def _check_early_stopping(self, early: EarlyStoppingConfig) -> None:
+        if self.rounds is None:
+            raise ValueError("early_stopping needs rounds: how many scores there may be is charged in advance")
+        if early.every > self.rounds:
+            raise ValueError(f"early_stopping.every={early.every} is more than rounds={self.rounds}: no score is made")
+        if early.noise_multiplier is None and self.privacy.epsilon is None:
+            raise ValueError(
+                "early_stopping.noise_multiplier is missing: give it, or privacy.epsilon, for which it is solved"
+            )
+
+
+SWEEP_SETS: Final = ("array", "output", "error", "open-mode", "requeue", "no-requeue", "signal", "job-name", "ntasks")
+
+
+class When(_Strict):
+    """A further grid, for those combinations in which keys have the given values."""
+
+    condition: dict[str, Any] = Field(alias="if", description="key: value, or list of values, of a combination so far")
+    grid: dict[str, list[Any]] = Field(description="key.path: list of values")
+
+
+class SweepConfig(_Strict):
+    """Which runs: every entry of ``list`` with every combination of ``grid``, with every seed."""
+
+    grid: dict[str, list[Any]] = Field({}, description="key.path: list of values; all combinations")
+    entries: list[dict[str, Any]] = Field(
+        [], alias="list", description="changes of the file, one entry for each group of runs"
+    )
+    when: list[When] = Field([], description="further grids under a condition")
+    exclude: list[dict[str, Any]] = Field(
+        [], description="combinations to leave out: key.path: value, or list of values"
+    )
+    seeds: int | list[int] | None = Field(None, description="a list, or their number: 3 is [0, 1, 2]")
+    ranks: int | None = Field(None, ge=2, description="MPI ranks of each run; left out: no MPI")
+    launcher: str | None = Field(None, description="what starts the ranks, e.g. srun --mpi=pmi2 -n {ranks}")
+    slurm: dict[str, str | int | bool] = Field({}, description="options of sbatch: time, partition, gres, ...")
+    setup: list[str] = Field([], description="shell lines before a Slurm task begins: module load ...")
+
+    @field_validator("grid")
+    @classmethod
+    def _values(cls, grid: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        for key, values in grid.items():
+            if not values:
+                raise ValueError(f"{key} has no values: give one at least, or leave it out")
+        return grid
+
+    @field_validator("seeds")
+    @classmethod
+    def _some(cls, seeds: int | list[int] | None) -> int | list[int] | None:
+        if seeds == [] or (isinstance(seeds, int) and seeds < 1):
+            raise ValueError(f"{seeds} is no seed at all: give a list, or their number, 1 at least")
+        return seeds
+
+    @field_validator("slurm")
+    @classmethod
+    def _free(cls, slurm: dict[str, str | int | bool]) -> dict[str, str | int | bool]:
+        for key in slurm:
+            if key.lstrip("-") in SWEEP_SETS:
+                raise ValueError(f"{key} is set by dpfl sweep itself; leave it out")
+        return slurm

@@ -29,6 +29,7 @@ PURPOSES: Final[dict[str, int]] = {
     "audit": 11,  # an audit's secret bits, and where its canaries are
     "attack": 12,  # what a demonstration of an attack draws: which records it shows, resamples of its scores
     "share": 13,  # the order of a silo's records from which shares are cut
+    "score": 14,  # privacy noise of a silo's validation score
 }
 
 

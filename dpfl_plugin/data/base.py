@@ -1,8 +1,11 @@
-"""Records in memory: a data set as it was loaded, a silo, and a federation of silos."""
+"""Records in memory: a data set as it was loaded, a silo, and a federation of silos; and what is public of them."""
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +22,8 @@ class Dataset:
 
     features: [n, *shape]; labels: [n] in 0..num_classes - 1; groups: [n], the natural silo of each record, or None;
     test: the data set's own test part, whose groups mean the same silos; caveats: what a reader of the results,
-    or of the privacy statement, has to know.
+    or of the privacy statement, has to know; part_of: how many silos there are, where the records are only those of
+    the silos that this process holds (see `Ownership`), with a group for each.
     """
 
     features: Features
@@ -28,6 +32,20 @@ class Dataset:
     groups: Integers | None = None
     test: Dataset | None = None
     caveats: tuple[str, ...] = ()
+    part_of: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ownership:
+    """Which silos' records a process may read, where several processes hold a federation together.
+
+    Attributes:
+        mine: whether this process holds the silo of this id.
+        agree: plain values, one from each process, in the same order everywhere; all processes have to call it.
+    """
+
+    mine: Callable[[int], bool]
+    agree: Callable[[Any], list[Any]]
 
 
 @dataclass(slots=True)
@@ -42,13 +60,81 @@ class Silo:
 
 @dataclass(slots=True)
 class Federation:
-    """The silos of an experiment; silo i is ``silos[i]``."""
+    """The silos of an experiment; silo i is ``silos[i]``, unless ``ids`` says which of ``total`` silos these are."""
 
     silos: list[Silo]
     num_classes: int
     feature_shape: tuple[int, ...]
     caveats: list[str] = field(default_factory=list)
     name: str = ""
+    ids: tuple[int, ...] | None = None
+    total: int | None = None
+
+    @property
+    def num_silos(self) -> int:
+        return len(self.silos) if self.total is None else self.total
+
+    def by_id(self) -> dict[int, Silo]:
+        return dict(zip(range(len(self.silos)) if self.ids is None else self.ids, self.silos, strict=True))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """What is known of a federation without holding any of its records.
+
+    Attributes:
+        num_records, num_test_records: of each silo, in the order of their ids; digests: sha256 of each silo's records.
+    """
+
+    num_classes: int
+    feature_shape: tuple[int, ...]
+    caveats: tuple[str, ...]
+    num_records: tuple[int, ...]
+    num_test_records: tuple[int, ...]
+    digests: tuple[str, ...]
+
+    @property
+    def data_sha256(self) -> str:
+        """Fingerprint of all records, from those of the silos, so that nobody has to hold them all."""
+        return hashlib.sha256("".join(self.digests).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """A federation as one process sees it.
+
+    Attributes:
+        silos: by id, those whose records are here.
+        machines: what computes at silos elsewhere, see `dpfl_plugin.training.environment.machine`.
+        device: of this process, where it is not the configuration's.
+    """
+
+    survey: Survey
+    silos: Mapping[int, Silo]
+    machines: tuple[Mapping[str, Any], ...] = ()
+    device: str | None = None
+
+
+def survey(federation: Federation) -> Survey:
+    """What is public of a federation whose records are all here."""
+    silos = federation.silos
+    return Survey(
+        num_classes=federation.num_classes,
+        feature_shape=federation.feature_shape,
+        caveats=tuple(federation.caveats),
+        num_records=tuple(len(silo.train_y) for silo in silos),
+        num_test_records=tuple(len(silo.test_y) for silo in silos),
+        digests=tuple(digest(silo) for silo in silos),
+    )
+
+
+def digest(silo: Silo) -> str:
+    """sha256 over a silo's records, in order."""
+    found = hashlib.sha256()
+    for array in (silo.train_x, silo.train_y, silo.test_x, silo.test_y):
+        found.update(repr((array.shape, str(array.dtype))).encode())
+        found.update(np.ascontiguousarray(array).data)
+    return found.hexdigest()
 
 
 def validate(dataset: Dataset, source: str) -> None:

@@ -11,8 +11,10 @@ import numpy as np
 from dpfl_plugin import registry
 from dpfl_plugin.core.exact import floor_share
 from dpfl_plugin.core.streams import stream
-from dpfl_plugin.data.base import Dataset, Features, Federation, Integers, Silo, validate
+from dpfl_plugin.data.base import Dataset, Features, Federation, Integers, Ownership, Silo, validate
 from dpfl_plugin.data.fetch import DataSource
+from dpfl_plugin.data.partition import natural
+from dpfl_plugin.data.preprocess import pooled
 from dpfl_plugin.data.preprocess import preprocess as apply_steps
 from dpfl_plugin.errors import ConfigError, DataError, PluginError, require
 
@@ -35,6 +37,7 @@ def build_federation(
     folder: Path | None = None,
     base: Path | None = None,
     name: str = "",
+    ownership: Ownership | None = None,
 ) -> Federation:
     """The silos of an experiment; the same arguments give the same silos.
 
@@ -42,7 +45,8 @@ def build_federation(
     set's own test part unused; "own" takes that part, by natural silo where silos are natural ones, else dealt out
     at random in equal shares. max_records_per_silo: keep that many of a silo's records, at random, before the split.
     folder: of data files; base: the configuration file's folder, where relative paths start. preprocess: see
-    `dpfl_plugin.data.preprocess`.
+    `dpfl_plugin.data.preprocess`. ownership: keep only the silos of this process; where every silo has a file of its
+    own and no step is fitted on all silos together, the others' files are not even opened.
 
     Raises:
         ConfigError: an option is unknown, wrong, or impossible with this data set.
@@ -54,19 +58,37 @@ def build_federation(
     require(limit is None or limit >= 2, "data.max_records_per_silo", limit, "be 2 or more")
     name = name or getattr(dataset, "__name__", "data set")
     base = base or Path()
-    source = DataSource(folder=folder, seed=seed, num_silos=num_silos, base=base)
+    alone = partitioner is natural and not partition_options and num_silos is None and not pooled(preprocess)
+    source = DataSource(folder, seed, num_silos, base, ownership if alone else None)
     data = _call(dataset, dataset_options, source, where="data.dataset")
     if not isinstance(data, Dataset):
         raise PluginError(
             f"data set {name!r}: the plugin returned a {type(data).__name__}, not a dpfl_plugin.data.base.Dataset."
         )
-    validate(data, name)
-    rng = stream(seed, "partition")
-    rows = _call(partitioner, partition_options, data.labels, num_silos, rng, data.groups, where="data.partition")
-    _check_partition(rows, len(data.labels), num_silos)
+    if data.part_of is None:
+        validate(data, name)
+        rng, where = stream(seed, "partition"), "data.partition"
+        parts = _call(partitioner, partition_options, data.labels, num_silos, rng, data.groups, where=where)
+        _check_partition(parts, len(data.labels), num_silos)
+        rows = dict(enumerate(parts))
+    else:  # the silos of this process, whose files alone were read: each as it is in the whole federation
+        assert data.groups is not None
+        rows = {int(silo): np.flatnonzero(data.groups == silo) for silo in np.unique(data.groups)}
+        if not rows:  # there are more processes than silos
+            return Federation([], data.num_classes, data.features.shape[1:], [], name, (), data.part_of)
+        validate(data, name)
+        _check_sizes(rows)
     silos = _split(data, rows, seed, test_fraction, limit) if test == "split" else _own_test(data, rows, seed, limit)
-    federation = Federation(silos, data.num_classes, data.features.shape[1:], list(data.caveats), name)
+    shape, total = data.features.shape[1:], data.part_of or len(silos)
+    federation = Federation(silos, data.num_classes, shape, list(data.caveats), name, tuple(rows), total)
     apply_steps(federation, preprocess, base)
+    return federation if ownership is None else _only(federation, ownership)
+
+
+def _only(federation: Federation, ownership: Ownership) -> Federation:
+    """The silos of one process."""
+    kept = {silo: records for silo, records in federation.by_id().items() if ownership.mine(silo)}
+    federation.ids, federation.silos = tuple(kept), list(kept.values())
     return federation
 
 
@@ -83,19 +105,25 @@ def _call(plugin: Callable[..., Any], given: Mapping[str, Any], *context: Any, w
 def _check_partition(rows: Sequence[Integers], n: int, num_silos: int | None) -> None:
     if not len(rows) or (num_silos is not None and len(rows) != num_silos):
         raise PluginError(f"data.partition: the partitioner made {len(rows)} silos where {num_silos} were asked for.")
-    for i, silo in enumerate(rows):
-        if len(silo) < 2:
-            raise DataError(
-                f"silo {i} has {len(silo)} records; it needs one to train on and one to test at least. {FEWER}"
-            )
+    _check_sizes(dict(enumerate(rows)))
     used = np.concatenate(list(rows))
     if used.min() < 0 or used.max() >= n or np.bincount(used, minlength=n).max() > 1:
         raise PluginError("data.partition: the partitioner used a record twice, or one that does not exist.")
 
 
-def _split(data: Dataset, rows: Sequence[Integers], seed: int, test_fraction: float, limit: int | None) -> list[Silo]:
+def _check_sizes(rows: Mapping[int, Integers]) -> None:
+    for i, silo in rows.items():
+        if len(silo) < 2:
+            raise DataError(
+                f"silo {i} has {len(silo)} records; it needs one to train on and one to test at least. {FEWER}"
+            )
+
+
+def _split(
+    data: Dataset, rows: Mapping[int, Integers], seed: int, test_fraction: float, limit: int | None
+) -> list[Silo]:
     silos = []
-    for i, silo in enumerate(rows):
+    for i, silo in rows.items():
         kept = silo[stream(seed, "split", silo=i).permutation(len(silo))][:limit]
         num_test = -floor_share(-test_fraction, len(kept))  # the ceiling, so that training gets floor((1 - f) n)
         if num_test >= len(kept):
@@ -113,12 +141,12 @@ def _take(data: Dataset, rows: Integers) -> tuple[Features, Integers]:
     return np.ascontiguousarray(data.features[rows]), data.labels[rows]
 
 
-def _own_test(data: Dataset, rows: Sequence[Integers], seed: int, limit: int | None) -> list[Silo]:
+def _own_test(data: Dataset, rows: Mapping[int, Integers], seed: int, limit: int | None) -> list[Silo]:
     if data.test is None:
         raise ConfigError("data.test='own': this data set has no test part of its own. Use test: split.")
-    test_rows = _deal_out_test(data, data.test, rows, seed)
+    test_rows = _deal_out_test(data, data.test, list(rows.values()), seed)
     silos = []
-    for i, (silo, held_out) in enumerate(zip(rows, test_rows, strict=True)):
+    for (i, silo), held_out in zip(rows.items(), test_rows, strict=True):
         if not len(held_out):
             raise DataError(f"silo {i} has no record in the data set's own test part. Use test: split, or fewer silos.")
         train = np.sort(silo[stream(seed, "split", silo=i).permutation(len(silo))][:limit])

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pooch
 
+from dpfl_plugin.data.base import Ownership
 from dpfl_plugin.errors import DataError
 
 CONNECT_SECONDS = 4.0  # a machine without a network must say so in seconds
@@ -29,13 +30,14 @@ class DataSource:
 
     folder: where the files are and where fetched ones go (None: $DPFL_DATA, else ~/.cache/dpfl); seed: of the
     experiment; num_silos: as configured; base: the folder of the configuration file, from which a user's relative
-    paths start.
+    paths start; ownership: a data set of a file for each silo reads only those of this process (None: all of them).
     """
 
     folder: Path | None = None
     seed: int = 0
     num_silos: int | None = None
     base: Path = field(default_factory=Path)
+    ownership: Ownership | None = None
 
     @property
     def root(self) -> Path:

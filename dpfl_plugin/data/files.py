@@ -7,7 +7,7 @@ import gzip
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,6 +58,8 @@ def csv(
     if len(delimiter) != 1:
         raise ConfigError(f"delimiter={delimiter!r} must be one character.")
     columns = _Columns(label_column, silo_column, tuple(ignore_columns or ()), delimiter)
+    if silo_column is not None:  # every file has to be read to know whose records are in it
+        source = replace(source, ownership=None)
     return _dataset(source, files, test_files, classes, columns.read)
 
 
@@ -87,50 +89,69 @@ def _dataset(
     classes: list[int | str] | None,
     read: Callable[[Path], Table],
 ) -> Dataset:
-    train = [read(path) for path in source.paths(files, "files")]
-    test = [read(path) for path in source.paths(test_files, "test_files")] if test_files else []
-    train, test = ([_reorder(table, train[0]) for table in part] for part in (train, test))
-    shape, with_silos = train[0].features.shape[1:], train[0].silos is not None
+    paths, test_paths = source.paths(files, "files"), source.paths(test_files, "test_files") if test_files else []
+    owned = source.ownership if len(paths) > 1 and len(test_paths) in (0, len(paths)) else None
+    held = [i for i in range(len(paths)) if owned is None or owned.mine(i)]
+    train = [read(paths[i]) for i in held]
+    test = [read(path) for i, path in enumerate(test_paths) if owned is None or i in held]
+    # What is public of all files, those of other processes included.
+    own: dict[str, Any] = {"tables": [_head(table) for table in train], "labels": _names([*train, *test])}
+    said = [own] if owned is None else owned.agree(own)
+    first = next(head for one in said for head in one["tables"] if head[0] == str(paths[0]))
+    if owned is not None and first[3]:
+        return _dataset(replace(source, ownership=None), files, test_files, classes, read)
+    columns, shape, with_silos = tuple(first[1]), tuple(first[2]), first[3]
+    train, test = ([_reorder(table, columns, paths[0]) for table in part] for part in (train, test))
     for table in (*train, *test):
         if table.features.shape[1:] != shape or (table.silos is not None) != with_silos:
             raise DataError(
                 f"{table.path}: features {table.features.shape[1:]}, silo names {table.silos is not None}; "
-                f"{train[0].path} has {shape}, {with_silos}. All files must agree."
+                f"{paths[0]} has {shape}, {with_silos}. All files must agree."
             )
-    labels, names, derived = _label_numbers([*train, *test], classes)
-    train_groups, test_groups = _groups(train, test)
+    found = sorted({name for one in said for name in one["labels"]}, key=_order)
+    names, derived = _class_names(found, classes, paths[0])
+    labels = _label_numbers([*train, *test], names)
+    train_groups, test_groups = _groups(train, test, None if len(paths) == 1 else held)
     num_train = sum(len(table.labels) for table in train)
     listed = ", ".join(f"{name} -> {number}" for number, name in enumerate(names[:20]))
     mapping = f"labels: {listed}{', ...' if len(names) > 20 else ''}"
-    if train[0].columns:
-        shown = ", ".join(train[0].columns[:30]) + (", ..." if len(train[0].columns) > 30 else "")
-        mapping = f"{len(train[0].columns)} features: {shown}; {mapping}"
+    if columns:
+        shown = ", ".join(columns[:30]) + (", ..." if len(columns) > 30 else "")
+        mapping = f"{len(columns)} features: {shown}; {mapping}"
     caveat = "the classes were read from the records of all silos; name them in `classes` to keep that from leaking"
     test_part = None
     if test:
         test_x = np.concatenate([table.features for table in test])
         test_part = Dataset(test_x, labels[num_train:], len(names), test_groups)
-    features = np.concatenate([table.features for table in train]) if len(train) > 1 else train[0].features
+    nothing = np.zeros((0, *shape), np.float32)  # of a process that holds no silo
+    features = train[0].features if len(train) == 1 else np.concatenate([nothing, *(table.features for table in train)])
     caveats = (mapping, caveat) if derived else (mapping,)
-    return Dataset(features, labels[:num_train], len(names), train_groups, test_part, caveats)
+    part_of = None if owned is None else len(paths)
+    return Dataset(features, labels[:num_train], len(names), train_groups, test_part, caveats, part_of)
 
 
-def _reorder(table: Table, first: Table) -> Table:
-    """The table with its features in the first file's order of columns."""
-    if table.columns == first.columns:
+def _head(table: Table) -> list[Any]:
+    """What is public of a table: its path, columns, shape of features, and whether it names silos."""
+    return [str(table.path), list(table.columns), list(table.features.shape[1:]), table.silos is not None]
+
+
+def _reorder(table: Table, columns: tuple[str, ...], first: Path) -> Table:
+    """The table with its features in the order of ``columns``, those of the file ``first``."""
+    if table.columns == columns:
         return table
-    missing, extra = set(first.columns) - set(table.columns), set(table.columns) - set(first.columns)
+    missing, extra = set(columns) - set(table.columns), set(table.columns) - set(columns)
     if missing or extra:
         raise DataError(
-            f"{table.path}: other columns than {first.path}: lacks {sorted(missing) or 'none'}, "
+            f"{table.path}: other columns than {first}: lacks {sorted(missing) or 'none'}, "
             f"has also {sorted(extra) or 'none'}."
         )
-    order = [table.columns.index(name) for name in first.columns]
-    return table._replace(features=table.features[:, order], columns=first.columns)
+    order = [table.columns.index(name) for name in columns]
+    return table._replace(features=table.features[:, order], columns=columns)
 
 
-def _groups(train: list[Table], test: list[Table]) -> tuple[Integers | None, Integers | None]:
-    if train[0].silos is not None:
+def _groups(train: list[Table], test: list[Table], held: list[int] | None) -> tuple[Integers | None, Integers | None]:
+    """The silo of every record; without silo names that is the place of its file, of which ``held`` are here."""
+    if train and train[0].silos is not None:
         written = [_plain(table.silos) for table in train if table.silos is not None]
         number = {
             name: index for index, name in enumerate(sorted({name for names in written for name in names}, key=_order))
@@ -145,34 +166,41 @@ def _groups(train: list[Table], test: list[Table]) -> tuple[Integers | None, Int
                     raise DataError(f"{table.path}: silo {name!r} has no training records.")
                 test_groups.append(number[name])
         return train_groups, np.array(test_groups, dtype=np.int64)
-    if len(train) == 1:
+    if held is None:  # one file, which is no silo
         return None, None
     if len(test) not in (0, 1, len(train)):
         raise ConfigError(
             f"test_files names {len(test)} files, files names {len(train)}: give one for each silo, or one for all."
         )
-    return _numbered(train), _numbered(test) if len(test) == len(train) else None
+    return _numbered(train, held), _numbered(test, held) if len(test) == len(train) else None
 
 
-def _numbered(tables: list[Table]) -> Integers:
-    return np.repeat(np.arange(len(tables), dtype=np.int64), [len(table.labels) for table in tables])
+def _numbered(tables: list[Table], held: list[int]) -> Integers:
+    return np.repeat(np.array(held, dtype=np.int64), [len(table.labels) for table in tables])
 
 
-def _label_numbers(tables: list[Table], classes: list[int | str] | None) -> tuple[Integers, list[str], bool]:
-    """Labels as numbers over all tables, the class names in order, and whether these came from the records."""
-    written = [_plain(table.labels) for table in tables]
+def _names(tables: list[Table]) -> list[str]:
+    """The labels that occur, at most so many that it is told that they are too many."""
+    return sorted({name for table in tables for name in _plain(table.labels)}, key=_order)[: MAX_CLASSES + 1]
+
+
+def _class_names(found: list[str], classes: list[int | str] | None, path: Path) -> tuple[list[str], bool]:
+    """The class names in order, and whether they came from the records."""
     if classes is not None:
         order = [str(name) for name in classes]
         if len(set(order)) != len(order):
             raise ConfigError(f"classes={classes!r} names a class twice.")
-    else:
-        order = sorted({name for names in written for name in names}, key=_order)
-        if len(order) > MAX_CLASSES:
-            raise DataError(
-                f"{tables[0].path}: more than {MAX_CLASSES} different labels; is this the column of the class?"
-            )
-        if len(order) < 2:
-            raise DataError(f"{tables[0].path}: all labels are {order[0]!r}; a classifier needs 2 classes at least.")
+        return order, False
+    if len(found) > MAX_CLASSES:
+        raise DataError(f"{path}: more than {MAX_CLASSES} different labels; is this the column of the class?")
+    if len(found) < 2:
+        raise DataError(f"{path}: all labels are {found[0]!r}; a classifier needs 2 classes at least.")
+    return found, True
+
+
+def _label_numbers(tables: list[Table], order: list[str]) -> Integers:
+    """Labels as numbers over all tables."""
+    written = [_plain(table.labels) for table in tables]
     number = {name: index for index, name in enumerate(order)}
     for table, names in zip(tables, written, strict=True):
         unknown = next((row for row, name in enumerate(names) if name not in number), None)
@@ -180,7 +208,7 @@ def _label_numbers(tables: list[Table], classes: list[int | str] | None) -> tupl
             raise DataError(
                 f"{table.path}: the label of record {unknown} is {names[unknown]!r}, not one of {order[:20]}."
             )
-    return np.array([number[name] for names in written for name in names], dtype=np.int64), order, classes is None
+    return np.array([number[name] for names in written for name in names], dtype=np.int64)
 
 
 def _plain(values: NDArray[Any]) -> list[str]:

@@ -41,6 +41,13 @@ def preprocess(federation: Federation, steps: Sequence[str | Mapping[str, Any]],
         federation.feature_shape = federation.silos[0].train_x.shape[1:]
 
 
+def pooled(steps: Sequence[str | Mapping[str, Any]]) -> bool:
+    """Whether a step is fitted on all silos' records together."""
+    given = [{"name": step} if isinstance(step, str) else step for step in steps]
+    whole = {"standardise": "pooled", "pca": "train"}
+    return any(step.get("fit", whole.get(str(step.get("name")))) in whole.values() for step in given)
+
+
 def standardise(
     federation: Federation,
     base: Path,

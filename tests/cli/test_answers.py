@@ -38,6 +38,19 @@ def silos(folder: Path, shift: float = 0.0) -> None:
         (folder / f"{site}.csv").write_text("\n".join(["age,dose,label", *rows]))
 
 
+def test_a_run_folders_configuration_can_be_run_again(tmp_path: Path) -> None:
+    """Its relative paths start where the user's file was; it is the same run, with the same id and the same bits."""
+    (tmp_path / "mine").mkdir()
+    silos(tmp_path / "mine")
+    config = tmp_path / "mine" / "my.yaml"
+    config.write_text(CSV)
+    first = run(config)
+    again = dpfl("run", Path(first["folder"]) / "config.yaml", "--out", tmp_path / "again", "--json")
+    assert again.code == 0, again.err
+    assert (again.json["id"], again.json["model_sha256"]) == (first["id"], first["model_sha256"])
+    assert dpfl("account", Path(first["folder"]) / "config.yaml").code == 0
+
+
 def test_a_finished_run_is_not_shown_for_other_records(tmp_path: Path) -> None:
     silos(tmp_path)
     config = tmp_path / "config.yaml"

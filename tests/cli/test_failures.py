@@ -33,6 +33,17 @@ def nan_from(call):
 
 nan_later = nan_from(30)
 
+def broken(outputs, labels):
+    global calls
+    calls += 1
+    if calls > 30:
+        raise KeyError("weights of 'age'")
+    return functional.cross_entropy(outputs, labels, reduction="none")
+
+class Broken(FedAvg):
+    def aggregate(self, server, mean_up, plan):
+        return {"model": mean_up["modle"]}
+
 class TooMany(FedAvg):
     def local_update(self, down, silos, oracle, plan):
         for _ in range(plan.num_gradients + 1):
@@ -69,6 +80,33 @@ def test_a_model_that_is_no_longer_finite(tmp_path: Path) -> None:
     rounds = result["rounds"]
     assert f"not finite after round {rounds + 1}" in result["reason"]
     assert f"last finite after round {rounds}" in result["reason"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        ({"loss": "failing:broken"}, ("failing:broken", "KeyError", "weights of 'age'")),
+        ({"algorithm": {"module": "failing:Broken", "name": None}}, ("failing:Broken", "KeyError", "'modle'")),
+    ],
+)
+def test_an_exception_in_somebodys_own_code(tmp_path: Path, changes: dict[str, Any], parts: tuple[str, ...]) -> None:
+    """The plugin and the place are named; the traceback is in the log, and what was reached is kept."""
+    result = failed(write(tmp_path, {"algorithm": {"name": "fedavg"}, "rounds": 20, "privacy": NOT_PRIVATE, **changes}))
+    for part in (*parts, "round", "failing.py, line ", "log.txt"):
+        assert part in result["reason"]
+    log = (Path(result["folder"]) / "log.txt").read_text()
+    assert "Traceback (most recent call last)" in log and "KeyError" in log
+
+
+def test_an_exception_in_our_own_code_is_not_blamed_on_a_plugin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(*args: object) -> None:
+        raise KeyError("ours")
+
+    monkeypatch.setattr("dpfl_plugin.training.experiment.Experiment.advance", wrong)
+    with pytest.raises(KeyError, match="ours"):
+        dpfl("run", write(tmp_path, {"loss": "failing:broken"}), "--out", tmp_path / "runs")
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "scaffold"])

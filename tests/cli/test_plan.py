@@ -180,6 +180,71 @@ def test_the_printed_command_runs_what_was_planned(tmp_path: Path, solve: str, w
     )
 
 
+def test_a_budget_of_the_command_line_is_enough(tmp_path: Path) -> None:
+    """For a file that has neither epsilon nor noise_multiplier, which dpfl run refuses."""
+    path = write(tmp_path, {"privacy": {"noise_multiplier": None}})
+    one_message(dpfl("run", path), "privacy.epsilon is missing")
+    answer = plan(path, "--epsilon", 2)
+    assert 2 * (1 - 1e-3) < answer["epsilon"]["server"] <= 2
+    assert run(path, *(word for one in answer["set"] for word in ("--set", one)))["rounds"] == 6
+    one_message(dpfl("plan", path), "privacy.epsilon is missing")
+
+
+def test_every_variant_has_a_command_of_its_own(tmp_path: Path) -> None:
+    """Which runs that variant alone, with the noise that was solved for it; the settings fit no other variant."""
+    open_run = {"privacy": {"noise_multiplier": 0, "epsilon": None}}
+    variants = {"short": {"rounds": 2}, "a long one": {"rounds": 9}, "open": open_run}
+    path = write(tmp_path, {"privacy": {"noise_multiplier": None}, "variants": variants})
+    lines = dpfl("plan", path, "--epsilon", 2).out.splitlines()
+    answers = plan(path, "--epsilon", 2)
+    for label in ("short", "a long one"):
+        (line,) = [line for line in lines if line.startswith(f"{label}: dpfl run")]
+        command = shlex.split(line.partition(": ")[2])
+        assert command == answers[label]["command"]
+        result = dpfl(*command[1:], "--out", tmp_path / "runs", "--json").json
+        assert (result["rounds"], result["noise_multiplier"]) == (variants[label]["rounds"], answers[label]["value"])
+    one = plan(path, "--epsilon", 2, "--variant", "short")
+    assert one == answers["short"]
+    one_message(dpfl("plan", path, "--epsilon", 2, "--variant", "shrt"), "--variant='shrt' must be one of short")
+    one_message(dpfl("run", write(tmp_path, name="b.yaml"), "--variant", "short"), "has no variants. Leave it out")
+
+
+def test_a_random_number_of_local_steps_is_not_solved_for(tmp_path: Path) -> None:
+    """The message's own way out works."""
+    path = write(tmp_path, {"algorithm": {"name": "scaffnew", "local_steps": None, "p": 0.5}})
+    one_message(dpfl("plan", path, "--epsilon", 3, "--solve", "steps"), "algorithm.p=0.5", "local_steps=1")
+    fixed = ["--set", "algorithm.p=null", "--set", "algorithm.local_steps=1"]
+    answer = plan(path, "--epsilon", 3, "--solve", "steps", *fixed)
+    assert answer["value"] > 1
+    result = dpfl(*answer["command"][1:], "--out", tmp_path / "runs", "--json").json
+    assert result["epsilon"]["server"]["worst_case_epsilon"] == answer["epsilon"]["server"] <= 3
+
+
+def test_a_ledger_that_is_nearly_used_up_is_told_of(tmp_path: Path) -> None:
+    """In a plan, which leaves the ledger as it is, and in the run that it prints."""
+    path, ledger = write(tmp_path, {**ALONE, "seed": 5}), tmp_path / "all.jsonl"
+    alone = plan(path)
+    assert plan(path, "--ledger", ledger)["value"] == alone["value"] and not ledger.exists()
+    run(path, "--ledger", ledger, "--set", "privacy.epsilon=1.9")
+    before = ledger.read_bytes()
+    words = ["--ledger", ledger, "--set", "seed=6"]
+    answer = plan(path, *words)
+    assert ledger.read_bytes() == before and answer["value"] > 2 * alone["value"]
+    assert "less than 10% of the budget is left" in answer["warning"] and "warning" not in alone
+    assert f"warning: {answer['warning']}" in dpfl("plan", path, *words).out
+    done = dpfl(*answer["command"][1:], "--out", tmp_path / "runs", "--json")
+    assert done.code == 0 and done.json["epsilon"]["total"]["server"]["epsilon"] <= 2
+    solved = dpfl("run", path, *words, "--out", tmp_path / "more", "--set", "privacy.epsilon=2.01")
+    assert "warning: earlier runs in the shared ledger hold epsilon" in solved.err
+    assert "warning" not in plan(path, *words, "--epsilon", 3)
+
+
+def test_much_noise_is_told_of(tmp_path: Path) -> None:
+    path = write(tmp_path, ALONE)
+    much = plan(path, "--set", "rounds=2000", "--epsilon", 0.3)
+    assert much["value"] > 100 and "is above 100" in much["warning"]
+
+
 def test_what_does_not_fit_is_not_called_solved(tmp_path: Path) -> None:
     done = dpfl("plan", write(tmp_path), "--epsilon", 0.01, "--solve", "rounds")
     assert done.code == 0 and "not even 1 fits epsilon 0.01" in done.out

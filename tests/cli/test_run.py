@@ -21,6 +21,7 @@ FILES = {
     "ledger.jsonl",
     "ledger.json",
     "privacy.md",
+    "silos.csv",
     "model.safetensors",
     "checkpoint",
     "result.json",
@@ -32,6 +33,8 @@ FIELDS = {
     *("schema", "status", "reason", "name", "id", "algorithm", "seed", "rounds", "num_silos", "num_train_records"),
     *(
         "num_test_records",
+        "silos",
+        "early_stopping",
         "test_accuracy",
         "train_loss",
         "noise_multiplier",
@@ -135,8 +138,9 @@ def test_the_id_depends_on_what_changes_the_result(tmp_path: Path) -> None:
         {"silo_rate": 0.5, "silo_weights": "records"},
         {"algorithm": {"name": "scaffold_warm", "option": "I"}, "silo_rate": 0.5},
         {"model": {"name": "mlp", "hidden": [3]}, "runtime": {"dtype": "float64"}},
+        {"model": {"name": "mlp", "hidden": [3]}, "engine": "bookkeeping"},
     ],
-    ids=["scaffold", "poisson", "silo", "weights", "warm", "mlp"],
+    ids=["scaffold", "poisson", "silo", "weights", "warm", "mlp", "bookkeeping"],
 )
 def test_results_do_not_depend_on_the_stack(tmp_path: Path, changes: dict[str, Any]) -> None:
     runs = []
@@ -155,7 +159,7 @@ def test_kinds_of_runs(tmp_path: Path) -> None:
     assert double["model_sha256"] != plain["model_sha256"]
     assert double["test_accuracy"]["last"] == pytest.approx(plain["test_accuracy"]["last"], abs=0.5)
     mlp = run(tmp_path / "config.yaml", "--set", "model={name: mlp, hidden: [3]}")
-    assert (plain["engine"], mlp["engine"]) == ("closed_form", "vmap")
+    assert (plain["engine"], mlp["engine"]) == ("closed_form", "dense")
     poisson = run(write(tmp_path, POISSON))
     assert poisson["epsilon"]["server"]["neighbouring"] == "add_or_remove"
     silo = run(write(tmp_path, SILO))

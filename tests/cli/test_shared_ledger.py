@@ -12,7 +12,7 @@ from unittest import mock
 
 import pytest
 
-from dpfl_plugin.cli.rounding import places
+from dpfl_plugin.core.rounding import places
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.runtimes.in_process import InProcess
@@ -70,7 +70,8 @@ def test_the_budget_bounds_all_runs_together(tmp_path: Path) -> None:
     alone, total = totals(run(config, "--ledger", ledger, "--resume"))
     assert alone == total <= 2.0  # nothing is held besides this run itself
     done = dpfl("run", config, "--out", tmp_path / "runs", "--ledger", ledger, "--set", "algorithm.local_lr=0.1")
-    one_message(done, str(ledger), "1 earlier run,", f"epsilon {total:.4g}", "privacy.epsilon=2.0", "does not last")
+    parts = (str(ledger), "1 earlier run,", f"epsilon {total:.4g}", "privacy.epsilon=2.0", "does not last")
+    one_message(done, *parts, code=3)
     # Two runs on the same records share the rounds that one would have had.
     parts = tmp_path / "parts.jsonl"
     first = run(config, "--ledger", parts, "--set", "rounds=5", "--set", "algorithm.local_lr=0.2")
@@ -78,6 +79,18 @@ def test_the_budget_bounds_all_runs_together(tmp_path: Path) -> None:
     assert (first["rounds"], rest["rounds"]) == (5, whole - 5)
     assert totals(first)[0] == totals(first)[1] < totals(rest)[1] == total
     assert held(parts) == charges(first["folder"]) | charges(rest["folder"])
+
+
+def test_variants_that_finished_before_the_budget_was_used_up_are_shown(tmp_path: Path) -> None:
+    variants = {"first": {}, "second": {"algorithm": {"local_lr": 0.1}}, "last": {"algorithm": {"local_lr": 0.2}}}
+    config, ledger = write(tmp_path, {**BUDGET, "variants": variants}), tmp_path / "all.jsonl"
+    arguments = ("run", config, "--out", tmp_path / "runs", "--ledger", ledger)
+    done = dpfl(*arguments)
+    assert done.code == 3 and "Traceback" not in done.err
+    assert "(variant second): --ledger" in done.err and "does not last" in done.err
+    assert "first" in done.out and "epsilon" in done.out and "last:" not in done.out
+    again = dpfl(*arguments, "--json")
+    assert again.code == 3 and list(again.json) == ["first"]
 
 
 def test_other_records_add_up_as_if_every_record_had_been_at_the_dearest_silo(tmp_path: Path) -> None:
@@ -98,7 +111,9 @@ def test_a_budget_that_others_passed_already_is_refused_whoever_is_drawn(tmp_pat
     first = run(config, "--ledger", ledger, "--set", "privacy.epsilon=null", "--set", "rounds=6")
     assert [silo["rounds"] for silo in of_silos(first)] == [1, 1, 0, 4] and totals(first)[0] > 1.2
     assert {charge.silo for charge in held(ledger) if charge.round == 0} == {1}
-    one_message(dpfl("run", config, "--out", tmp_path / "runs", "--ledger", ledger), "does not last", "1 earlier run,")
+    one_message(
+        dpfl("run", config, "--out", tmp_path / "runs", "--ledger", ledger), "does not last", "1 earlier run,", code=3
+    )
 
 
 def of_silos(result: dict[str, Any]) -> list[dict[str, Any]]:
@@ -149,7 +164,8 @@ def test_noise_is_solved_for_what_is_left(tmp_path: Path, view: str) -> None:
     assert view == "server" or total > 2.99  # towards the server silos were drawn more often than earlier runs had them
     assert run(config, "--ledger", ledger, *solve, "--resume")["model_sha256"] == second["model_sha256"]
     done = dpfl("run", config, "--out", tmp_path / "runs", "--ledger", ledger, *solve, "--set", "privacy.epsilon=0.5")
-    one_message(done, "out of reach", "holds 2 earlier runs, at epsilon")
+    one_message(done, "out of reach", "holds 2 earlier runs, at epsilon", "Raise privacy.epsilon", code=3)
+    assert "pld" not in done.err  # another accountant would not help
     assert first["noise_multiplier"] == 4.0
 
 

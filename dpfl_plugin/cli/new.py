@@ -1,0 +1,94 @@
+"""`dpfl new`: a package with an algorithm that installs, passes its tests and runs."""
+
+from __future__ import annotations
+
+import importlib.util
+import keyword
+import re
+import shlex
+from importlib import resources
+from pathlib import Path
+from string import Template
+from typing import Final
+
+from dpfl_plugin import registry
+from dpfl_plugin.errors import ConfigError
+
+KINDS: Final = ("algorithm",)
+# Template -> file; both may name what is filled in.
+FILES: Final = {
+    "algorithm.py.template": "$name.py",
+    "test_algorithm.py.template": "tests/test_$name.py",
+    "config.yaml.template": "$name.yaml",
+    "pyproject.toml.template": "pyproject.toml",
+    "README.md.template": "README.md",
+    "gitignore.template": ".gitignore",
+}
+
+
+def new_package(kind: str, name: str, out: Path) -> None:
+    """Write ``out``/NAME-with-dashes/ and say what to do with it.
+
+    Raises:
+        ConfigError: the kind is unknown, the name cannot be used, or the folder is not empty.
+    """
+    if kind not in KINDS:
+        raise ConfigError(
+            f"dpfl new {kind}: no such kind{registry.nearest(kind, KINDS)}. Known: {', '.join(KINDS)}. Other plugins "
+            "are functions or classes with an entry point: dpfl list shows those that there are."
+        )
+    check_name(name)
+    folder = out / name.replace("_", "-")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder} exists and is not empty: nothing was written. Use another name, or --out.")
+    for path, text in rendered(name).items():
+        target = folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text, encoding="utf-8")
+    print(f"{folder}:")
+    for path in rendered(name):
+        print(f"  {path}")
+    print(
+        f"\nNext, in the environment of dpfl:\n\n"
+        f"  cd {shlex.quote(str(folder))}\n"
+        f'  pip install -e ".[test]"\n'
+        f"  pytest\n"
+        f"  dpfl run {name}.yaml\n\n"
+        f"Then change local_update in {name}.py."
+    )
+
+
+def check_name(name: str) -> None:
+    """Raise ConfigError unless ``name`` can be a module and an algorithm of its own."""
+    simple = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
+    hint = f", e.g. {simple}" if simple.isidentifier() and simple != name else ""
+    if not re.fullmatch(r"[a-z](_?[a-z0-9])*", name) or keyword.iskeyword(name):
+        raise ConfigError(
+            f"NAME={name!r} must be a Python name of lower-case letters, digits and single underscores, that begins "
+            f"with a letter and is no keyword{hint}."
+        )
+    if name in registry.names("algorithms"):
+        raise ConfigError(
+            f"NAME={name!r} is taken: {registry.origin('algorithms', name)} registers an algorithm of this name. Use "
+            "another one."
+        )
+    spec = importlib.util.find_spec(name)
+    if spec is not None and spec.origin is not None:  # None: any folder of that name
+        raise ConfigError(
+            f"NAME={name!r} is taken: there is a module of this name ({spec.origin}), which would hide yours or be "
+            f"hidden by it. Use another one, e.g. dp_{name}."
+        )
+
+
+def rendered(name: str) -> dict[str, str]:
+    """The package's files, {path: text}."""
+    words = {
+        "name": name,
+        "project": name.replace("_", "-"),
+        "class_name": "".join(part.capitalize() for part in name.split("_")),
+    }
+    folder = resources.files("dpfl_plugin.cli") / "templates" / "algorithm"
+    return {
+        Template(path).substitute(words): Template((folder / template).read_text(encoding="utf-8")).substitute(words)
+        for template, path in FILES.items()
+    }

@@ -1,0 +1,227 @@
+"""`dpfl sweep`, and the task of it that a batch job runs."""
+
+from __future__ import annotations
+
+import math
+import os
+import shlex
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from dpfl_plugin.config.sweep import Row, config_of, expand
+from dpfl_plugin.errors import ConfigError
+from dpfl_plugin.sweeps import manifest, scripts, slurm, state
+from dpfl_plugin.sweeps.manifest import Sweep
+from dpfl_plugin.sweeps.supervisor import INTERRUPTED, Stop, Supervisor
+
+COMPOSES = (
+    "Each run's epsilon is of that run alone: whoever sees several runs on the same records, or the best of them, "
+    "sees their composition (docs/slurm.md)."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How to run a sweep.
+
+    Attributes:
+        jobs: runs at the same time, on this machine or in each task of Slurm; pack: runs in a task; at_once: tasks.
+    """
+
+    on: str
+    jobs: int
+    at_once: int | None
+    pack: int
+    retry: bool
+    dry_run: bool
+
+
+def sweep_file(path: Path, settings: list[str], out: Path | None, options: Options) -> int:
+    """Plan what a file describes and run, or submit, what is not finished; returns the exit code."""
+    expansion = expand(path, settings)
+    name = expansion.rows[0].name
+    sweep = manifest.plan(expansion, path, out or Path("sweeps") / name)
+    states = state.states((sweep.folder_of(row), row.rounds) for row in sweep.rows)
+    found = list(zip(sweep.rows, states, strict=True))
+    failed = [row for row, known in found if known.status == "failed"]
+    wanted = [row for row, known in found if known.status in ("pending", "lost")]
+    if options.retry:
+        wanted = sorted([*wanted, *failed], key=lambda row: row.index)
+    _say_what(sweep, expansion.duplicates, [known.status for known in states])
+    if options.dry_run:
+        _dry_run(sweep, wanted, options)
+        return 0
+    manifest.write(sweep)
+    if options.retry:
+        for row in failed:
+            state.write_task(sweep.folder_of(row), "pending")
+    elif failed:
+        _say(f"{len(failed)} failed before and are left alone; --retry runs them again. dpfl status tells why.")
+    if not wanted:
+        at_work = sum(known.status == "running" for known in states)
+        _say("nothing is left to run" + (f" but {at_work} runs that are at work." if at_work else "."))
+        return 1 if failed else 0
+    code = _here(sweep, wanted, options) if options.on == "local" else _submit(sweep, wanted, options)
+    _say(f"dpfl status {shlex.quote(str(sweep.folder.parents[1]))}")
+    if _private(sweep):
+        _say(COMPOSES)
+    return code
+
+
+def sweep_task(folder: Path, task: int, pack: int, jobs: int) -> int:
+    """What a batch task does: its rows of the manifest, those that are not finished."""
+    sweep = manifest.read(folder)
+    rows = sweep.rows_of(task, pack)
+    if not rows:
+        raise ConfigError(f"{folder}: there is no task {task} of {pack} runs: the manifest has {len(sweep.rows)}.")
+    return _run(sweep, list(rows), jobs)
+
+
+def _say_what(sweep: Sweep, duplicates: int, statuses: list[state.Status]) -> None:
+    counts = ", ".join(f"{statuses.count(s)} {s}" for s in dict.fromkeys(statuses))
+    again = f" ({duplicates} combinations are the same as others)" if duplicates else ""
+    _say(f"{len(sweep.rows)} runs: {counts}{again}; in {sweep.runs}")
+
+
+def _here(sweep: Sweep, rows: list[Row], options: Options) -> int:
+    code = _run(sweep, rows, options.jobs)
+    if code == INTERRUPTED:
+        _say("interrupted; all that was begun is saved. The same command goes on.")
+    return code
+
+
+def _run(sweep: Sweep, rows: list[Row], jobs: int) -> int:
+    with Stop().listening() as stop:
+        supervisor = Supervisor(_begin(sweep), sweep.folder_of, jobs, stop, _say, _where())
+        return supervisor.run(rows)
+
+
+def _where() -> dict[str, str]:
+    """The batch job that this is, for `task.json`."""
+    if "SLURM_ARRAY_JOB_ID" in os.environ:
+        return {"job": f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"}
+    return {"job": os.environ["SLURM_JOB_ID"]} if "SLURM_JOB_ID" in os.environ else {}
+
+
+def _begin(sweep: Sweep) -> Callable[[Row, Callable[[], bool]], tuple[int, str]]:
+    if sweep.spec.ranks is not None:
+        return lambda row, stop: _become_ranks(sweep, row)
+    import dpfl_plugin.cli.run  # noqa: F401  torch and all: once, before the runs' processes begin
+
+    return lambda row, stop: _run_row(sweep, row, stop)
+
+
+def _run_row(sweep: Sweep, row: Row, stop: Callable[[], bool]) -> tuple[int, str]:
+    from dpfl_plugin.cli.run import EXIT_CODES, place_of
+    from dpfl_plugin.training.session import run_session
+
+    base = sweep.source.parent
+    sys.path.append(str(base))  # users' own modules may lie beside their configuration
+    config = config_of(sweep.base, row, sweep.runs)
+    result = run_session(config, base, resume=True, place=place_of(config), reporter=_Silent(), stop=stop)
+    return EXIT_CODES[result["status"]], result["reason"]
+
+
+def sweep_run(folder: Path, index: int) -> int:
+    """What each rank of a run over MPI does: the first runs it, the others hold silos and do what it asks."""
+    from dpfl_plugin.runtimes.mpi import job
+
+    joined = job.join()
+    if joined is not None and joined.rank > 0:
+        joined.serve()
+        return 0
+    sweep = manifest.read(folder)
+    with Stop().listening() as stop:
+        return _run_row(sweep, sweep.rows[index], lambda: stop.asked)[0]
+
+
+def _become_ranks(sweep: Sweep, row: Row) -> tuple[int, str]:
+    """Become the launcher of a run's MPI ranks."""
+    default = "srun --kill-on-bad-exit=1 --ntasks={ranks}" if "SLURM_JOB_ID" in os.environ else "mpirun -n {ranks}"
+    launcher = shlex.split((sweep.spec.launcher or default).replace("{ranks}", str(sweep.spec.ranks)))
+    # mpi4py ends all ranks when one of them raises; else the others would wait for it for ever.
+    command = [sys.executable, "-m", "mpi4py", "-m", "dpfl_plugin", "sweep-run", str(sweep.folder), str(row.index)]
+    try:
+        os.execvp(launcher[0], [*launcher, *command])
+    except OSError as error:
+        raise ConfigError(
+            f"sweep.launcher: {launcher[0]} cannot be started ({error.strerror}); it is to start the ranks of a run."
+        ) from error
+
+
+class _Silent:
+    """What a run has to say is in its log.txt."""
+
+    def note(self, text: str) -> None: ...
+
+    def start(self, rounds: int, done: int) -> None: ...
+
+    def evaluated(self, line: object) -> None: ...
+
+    def ticked(self, progress: object) -> None: ...
+
+    def end(self) -> None: ...
+
+
+def _dry_run(sweep: Sweep, rows: list[Row], options: Options) -> None:
+    for row in rows:
+        print(f"# {row.index} {row.id} {row.label}")
+    if options.on == "slurm" and rows:
+        print(_script(sweep, rows, options))
+
+
+def _script(sweep: Sweep, rows: list[Row], options: Options) -> str:
+    return scripts.sweep_script(
+        name=rows[0].name,
+        folder=str(sweep.folder),
+        python=sys.executable,
+        tasks=slurm.spans(sweep.tasks(rows, options.pack)),
+        at_once=options.at_once,
+        pack=options.pack,
+        jobs=options.jobs,
+        ranks=sweep.spec.ranks,
+        slurm=sweep.spec.slurm,
+        setup=sweep.spec.setup,
+    )
+
+
+def _submit(sweep: Sweep, rows: list[Row], options: Options) -> int:
+    queued = slurm.live_rows(sweep)
+    left = [row for row in rows if row.index not in queued]
+    if len(left) < len(rows):
+        _say(f"{len(rows) - len(left)} runs are in the queue already.")
+    if not left:
+        return 0
+    tasks = sweep.tasks(left, options.pack)
+    most = slurm.largest_array()
+    if most is not None and tasks[-1] >= most:
+        pack = math.ceil(len(sweep.rows) / most)
+        raise ConfigError(
+            f"--pack {options.pack}: {tasks[-1] + 1} tasks are more than this Slurm takes in an array "
+            f"(MaxArraySize {most}). Use --pack {pack} or more: so many runs in a task."
+        )
+    if options.on == "submitit":
+        from dpfl_plugin.sweeps import by_submitit
+
+        job = by_submitit.submit(sweep, tasks, at_once=options.at_once, pack=options.pack, jobs=options.jobs)
+    else:
+        job = slurm.submit(_script(sweep, left, options), sweep)
+    # submitit's tasks have numbers of their own.
+    slurm.remember(sweep, job, options.pack, tasks if options.on == "submitit" else None)
+    _say(f"submitted {len(left)} runs as job {job}: {len(tasks)} tasks" + _at_once(options.at_once))
+    return 0
+
+
+def _at_once(tasks: int | None) -> str:
+    return f", {tasks} at a time." if tasks else "."
+
+
+def _private(sweep: Sweep) -> bool:
+    privacy = sweep.base.get("privacy")
+    return len(sweep.rows) > 1 and isinstance(privacy, dict) and privacy.get("noise_multiplier") != 0
+
+
+def _say(text: str) -> None:
+    print(f"dpfl: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,213 @@
+"""`sweep:` in a configuration: a base, and what is changed from run to run."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pydantic
+from pydantic import BaseModel
+
+from dpfl_plugin import registry
+from dpfl_plugin.config.load import GROUPS, configure, joined, merged, parse_setting, read_yaml, run_id
+from dpfl_plugin.config.schema import Block, Config, SweepConfig, When
+from dpfl_plugin.errors import ConfigError
+from dpfl_plugin.registry import describe, nearest
+
+Values = dict[str, Any]
+Grid = dict[str, list[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One run of a sweep.
+
+    Attributes:
+        index: place in the manifest, from 0.
+        id: the run's, a hash of its resolved configuration.
+        label: the values in which it differs from other runs, for people.
+        changes: what is merged into the sweep's base to get its configuration.
+    """
+
+    index: int
+    id: str
+    name: str
+    label: str
+    rounds: int | None
+    changes: Values
+
+
+@dataclass(frozen=True, slots=True)
+class Expansion:
+    """A sweep file, worked out; ``duplicates`` counts the combinations that are a run which was there already."""
+
+    base: Values
+    spec: SweepConfig
+    rows: tuple[Row, ...]
+    duplicates: int
+
+
+def expand(path: Path, settings: Iterable[str] = ()) -> Expansion:
+    """All runs of a sweep file, each once; ``settings`` ("key.path=value") change the file before.
+
+    Variants of the file are a list of their own: each of them is combined with everything else.
+
+    Raises:
+        ConfigError: anything in it is wrong, in any of its runs; names the run.
+    """
+    base = merged(read_yaml(path), joined(parse_setting(setting) for setting in settings))
+    base.pop("compare", None)
+    variants = base.pop("variants", None) or {}
+    if not isinstance(variants, dict) or not all(isinstance(change, dict) for change in variants.values()):
+        raise ConfigError(f"{path}: variants must map labels to changes of this file.")
+    if "sweep" not in base and not variants:
+        raise ConfigError(f"{path}: has no sweep. Add one, e.g. sweep: {{seeds: 5}}, or use dpfl run.")
+    spec = _spec(base.pop("sweep", None), path)
+    rows: dict[str, Row] = {}
+    known, count = set[str](), 0
+    for label, change in _changes(base, spec, variants, path):
+        count += 1
+        source = f"{path} (run {label})"
+        config = configure(base, change, source=source)
+        _check_plugins(config, known, source)
+        name = run_id(config)
+        rows.setdefault(name, Row(len(rows), name, config.name, label, config.rounds, change))
+    if not rows:
+        raise ConfigError(f"{path}: sweep.exclude leaves nothing to run.")
+    return Expansion(base, spec, tuple(rows.values()), count - len(rows))
+
+
+def config_of(base: Mapping[str, Any], row: Row, out: Path) -> Config:
+    """The configuration of a row, with its run folder below ``out``.
+
+    Raises:
+        ConfigError: this version of the program resolves it to another one than the row was made for.
+    """
+    config = configure(base, row.changes, source=f"run {row.index} ({row.label})")
+    if run_id(config) != row.id:
+        raise ConfigError(
+            f"run {row.index} ({row.label}): this version of dpfl gives it the id {run_id(config)}, the manifest has "
+            f"{row.id}. Make the sweep anew by dpfl sweep, with the version that will run it."
+        )
+    return config.model_copy(update={"out": str(out)})
+
+
+def _spec(values: Any, path: Path) -> SweepConfig:
+    try:
+        return SweepConfig.model_validate({} if values is None else values)
+    except pydantic.ValidationError as error:
+        raise ConfigError(f"{path}: " + "; ".join(_problem(problem) for problem in error.errors()) + ".") from error
+
+
+def _problem(problem: Any) -> str:
+    if problem["type"] != "extra_forbidden":
+        return describe(problem, "sweep")
+    *parents, key = problem["loc"]
+    model: type[BaseModel] = When if parents and parents[0] == "when" else SweepConfig
+    known = [field.alias or name for name, field in model.model_fields.items()]
+    where = ".".join(map(str, ("sweep", *problem["loc"])))
+    return f"{where} is not a known key{nearest(str(key), known)}. Known: {', '.join(known)}"
+
+
+def _changes(base: Values, spec: SweepConfig, variants: Values, path: Path) -> Iterator[tuple[str, Values]]:
+    """Every combination as (label, change of the base)."""
+    seeds = list(range(spec.seeds)) if isinstance(spec.seeds, int) else spec.seeds
+    matched = set[str]()
+    for variant, change in variants.items() or [(None, {})]:
+        for entry, values in itertools.product(spec.entries or [{}], _products(spec.grid)):
+            for more in _conditional(base, spec, [change, entry, values], matched):
+                parts = [entry, values, more]
+                whole = joined([change, *map(_nested, parts)])
+                if _excluded(merged(base, whole), spec, matched):
+                    continue
+                for seed in [None] if seeds is None else seeds:
+                    last = {} if seed is None else {"seed": seed}
+                    words = [str(variant)] if variant is not None else []
+                    yield " ".join([*words, *_words([*parts, last])]) or "base", joined([whole, last])
+    asked = {key for condition in [*(w.condition for w in spec.when), *spec.exclude] for key in condition}
+    for key in sorted(asked - matched):
+        raise ConfigError(f"{path}: a condition of the sweep asks for {key}, which no run has. Mend its name.")
+
+
+def _products(grid: Grid) -> Iterator[Values]:
+    for values in itertools.product(*grid.values()):
+        yield dict(zip(grid, values, strict=True))
+
+
+def _conditional(base: Values, spec: SweepConfig, parts: list[Values], matched: set[str]) -> Iterator[Values]:
+    """The combinations of all conditional grids whose condition holds; one empty one if there are none."""
+    if not spec.when:
+        yield {}
+        return
+    values = merged(base, joined(map(_nested, parts)))
+    grid: Grid = {}
+    for when in spec.when:
+        if _holds(when.condition, values, matched):
+            grid.update(when.grid)
+    yield from _products(grid)
+
+
+def _excluded(values: Values, spec: SweepConfig, matched: set[str]) -> bool:
+    holding = [_holds(condition, values, matched) for condition in spec.exclude]  # all of them, for ``matched``
+    return any(holding)
+
+
+def _holds(condition: Values, values: Values, matched: set[str]) -> bool:
+    """Whether every key has (one of) the given value(s); notes in ``matched`` which keys are there at all."""
+    holds = True
+    for key, wanted in condition.items():
+        there, value = _look_up(values, key)
+        if there:
+            matched.add(key)
+        holds = holds and there and value in (wanted if isinstance(wanted, list) else [wanted])
+    return holds
+
+
+def _look_up(values: Any, key: str) -> tuple[bool, Any]:
+    for part in key.split("."):
+        if isinstance(values, str) and part == "name":  # `algorithm: fedavg`
+            continue
+        if not isinstance(values, dict) or part not in values:
+            return False, None
+        values = values[part]
+    return True, values["name"] if isinstance(values, dict) and "name" in values else values
+
+
+def _nested(values: Values) -> Values:
+    """{"a.b": 1} as {"a": {"b": 1}}."""
+    result = []
+    for key, value in values.items():
+        for part in reversed(str(key).split(".")):
+            value = {part: value}
+        result.append(value)
+    return joined(result)
+
+
+def _words(parts: Iterable[Values]) -> list[str]:
+    return [f"{key}={_short(value)}" for part in parts for key, value in part.items()]
+
+
+def _short(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def _check_plugins(config: Config, known: set[str], source: str) -> None:
+    """Names and types of plugins' options: once for each structure, as 10,000 runs differ in numbers mostly."""
+    for path, group in GROUPS.items():
+        block: Any = config
+        for part in path:
+            block = getattr(block, part)
+        assert isinstance(block, Block)
+        kinds = sorted((key, type(value).__name__) for key, value in block.options.items())
+        structure = f"{group} {block.name} {block.module} {kinds}"
+        if structure not in known and block.name is not None:
+            known.add(structure)
+            where = ".".join(path)
+            try:
+                registry.check_options(registry.load(group, block.name), block.options, where=where)
+            except ConfigError as error:
+                raise type(error)(f"{source}: {error}") from error

@@ -1,0 +1,163 @@
+"""`dpfl sweep` on this machine, and `dpfl status`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpfl_plugin.cli.sweep import COMPOSES
+from dpfl_plugin.sweeps import manifest
+from tests.cli.command import Done, dpfl, one_message
+from tests.cli.sweeping import began, check_same, left, rows, write
+from tests.sweeps.test_supervisor import wait_for
+
+SWEEP = {"list": [{"algorithm.name": "fedavg"}, {"algorithm.name": "scaffold"}], "seeds": 2}
+ENVIRONMENT = {key: value for key, value in os.environ.items() if not key.startswith("SLURM")}
+
+
+def sweep(path: Path, *args: object, out: str = "out") -> Done:
+    return dpfl("sweep", path, "--out", path.parent / out, *args)
+
+
+def status(path: Path, out: str = "out") -> dict[str, Any]:
+    found: dict[str, Any] = dpfl("status", path.parent / out, "--json").json
+    return found
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Done]:
+    path = write(tmp_path_factory.mktemp("sweep"), SWEEP)
+    return path, sweep(path, "--jobs", 2)
+
+
+def test_every_run_is_what_it_is_alone(finished: tuple[Path, Done], tmp_path: Path) -> None:
+    path, done = finished
+    assert done.code == 0 and COMPOSES in done.err
+    found = left(path.parent / "out")
+    assert set(found) == set(rows(path.parent / "out")) and len(found) == 4
+    (folder,) = manifest.sweeps_in(path.parent / "out")
+    row = manifest.read(folder).rows[3]
+    alone = write(tmp_path, {"list": [row.changes]}, name="alone.yaml")
+    assert sweep(alone).code == 0
+    assert left(tmp_path / "out") == {row.id: found[row.id]}
+
+
+def test_status_of_a_finished_sweep(finished: tuple[Path, Done]) -> None:
+    found = status(finished[0])
+    assert found["counts"] == {"running": 0, "failed": 0, "lost": 0, "pending": 0, "done": 4}
+    assert all(0 < run["test_accuracy"] <= 1 and run["epsilon"] > 0 and run["round"] == 6 for run in found["runs"])
+    done = dpfl("status", finished[0].parent / "out")
+    assert "4 done" in done.out and "algorithm.name=scaffold seed=1" in done.out
+
+
+def test_finished_runs_are_never_run_again(finished: tuple[Path, Done], monkeypatch: pytest.MonkeyPatch) -> None:
+    path, _ = finished
+    before = {file: file.stat().st_mtime_ns for file in path.parent.rglob("*.json*") if "sweeps" not in str(file)}
+    monkeypatch.setattr(os, "fork", lambda: pytest.fail("a run was begun"))
+    done = sweep(path)
+    assert done.code == 0 and "nothing is left to run" in done.err
+    (folder,) = manifest.sweeps_in(path.parent / "out")
+    assert dpfl("sweep-task", folder, 0, "--pack", 4).code == 0
+    assert before == {file: file.stat().st_mtime_ns for file in before}
+
+
+def test_another_sweep_in_the_same_folder_runs_what_is_new(finished: tuple[Path, Done], tmp_path: Path) -> None:
+    path, _ = finished
+    more = write(path.parent, {**SWEEP, "seeds": 3}, name="more.yaml")
+    done = sweep(more)
+    assert done.code == 0 and "6 runs: 4 done, 2 pending" in done.err
+    assert len(manifest.sweeps_in(path.parent / "out")) == 2 and status(path)["counts"]["done"] == 6
+    assert all(began(path.parent / "out", run) == [1] for run in rows(path.parent / "out"))
+
+
+def test_a_dry_run_prints_and_writes_nothing(tmp_path: Path) -> None:
+    path = write(tmp_path, SWEEP)
+    done = sweep(path, "--dry-run", "--on", "slurm", "--at-once", 3, "--pack", 2)
+    assert done.code == 0 and [*tmp_path.iterdir()] == [path]
+    assert "#SBATCH --array=0-1%3" in done.out and "--pack 2" in done.out
+    assert done.out.count("algorithm.name=fedavg") == 2
+
+
+FAILING = {"module": "models_beside:make"}
+
+
+def test_failures_are_listed_with_reasons_and_retried_when_told_to(tmp_path: Path) -> None:
+    code = "def make(shape, classes, *, width=1):\n    raise RuntimeError('no such width')\n"
+    (tmp_path / "models_beside.py").write_text(code)
+    path = write(tmp_path, {"list": [{"model": FAILING}, {"seed": 5}]})
+    first = sweep(path)
+    assert first.code == 1 and "no such width" in first.err
+    found = status(path)
+    assert found["counts"]["failed"] == found["counts"]["done"] == 1
+    assert "no such width" in found["runs"][0]["reason"]
+    assert "no such width" in dpfl("status", tmp_path / "out").out
+    again = sweep(path)
+    assert again.code == 1 and "--retry" in again.err and "no such width" not in again.err
+    working = "import torch\ndef make(shape, classes, *, width=1):\n    return torch.nn.Linear(4, classes)\n"
+    (tmp_path / "models_beside.py").write_text(working)
+    sys.modules.pop("models_beside", None)
+    assert sweep(path, "--retry").code == 0 and status(path)["counts"]["done"] == 2
+
+
+def test_a_run_that_diverges_fails_with_its_reason(tmp_path: Path) -> None:
+    private = {"privacy": {"clip_norm": float("inf"), "noise_multiplier": 0}}
+    path = write(tmp_path, {"seeds": 1}, {"l2": 1.0, "algorithm": {"local_lr": 1e30}, **private})
+    done = sweep(path)
+    assert done.code == 1 and "not finite" in status(path)["runs"][0]["reason"]
+    assert COMPOSES not in done.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_the_same_command_goes_on_to_the_same_bits(tmp_path: Path, number: signal.Signals) -> None:
+    path = write(tmp_path, {"seeds": 2}, {"rounds": 60, "checkpoint": {"every": 5}})
+    command = [sys.executable, "-m", "dpfl_plugin", "sweep", str(path), "--out", str(tmp_path / "out"), "--jobs", "2"]
+    process = subprocess.Popen(command, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: len([*tmp_path.glob("out/runs/*/*/checkpoint/round-*5.*")]) >= 1, 60)
+    assert process.poll() is None
+    process.send_signal(number)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == (-9 if number == signal.SIGKILL else 4), said
+    assert sweep(path, "--jobs", 2).code == 0 and sweep(path, out="undisturbed").code == 0
+    check_same(tmp_path / "out", tmp_path / "undisturbed")
+    assert any(len(began(tmp_path / "out", run)) > 1 for run in rows(tmp_path / "out"))
+
+
+def test_what_is_asked_wrongly_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path, {"seeds": 3})
+    monkeypatch.setenv("PATH", str(tmp_path))
+    one_message_in(sweep(path, "--on", "slurm"), "there is no sbatch here", "--on local", "dev-cluster")
+    one_message(dpfl("status", tmp_path), "holds no sweep")
+    (folder,) = manifest.sweeps_in(tmp_path / "out")
+    one_message(dpfl("sweep-task", folder, 3), "there is no task 3")
+    (folder / "sweep.json").write_text("{}")
+    one_message(dpfl("status", tmp_path / "out"), "holds no readable sweep", "dpfl sweep")
+
+
+def one_message_in(done: Done, *parts: str) -> None:
+    assert done.code == 2 and "Traceback" not in done.err
+    assert all(part in done.err for part in parts), done.err
+
+
+def test_ranks_are_started_by_the_launcher(tmp_path: Path) -> None:
+    launcher = tmp_path / "start"
+    launcher.write_text(f'#!/bin/sh\nprintf "%s " "$@" > {tmp_path}/given\nshift 5; exec {sys.executable} "$@"\n')
+    launcher.chmod(0o755)
+    path = write(tmp_path, {"seeds": 1, "ranks": 3, "launcher": f"{launcher} -n {{ranks}}"})
+    (tmp_path / "given").touch()
+    done = sweep(path)
+    given = (tmp_path / "given").read_text().split()  # -n 3 python -m mpi4py -m dpfl_plugin ...
+    assert given[:2] == ["-n", "3"] and given[3:7] == ["-m", "mpi4py", "-m", "dpfl_plugin"], given
+    assert done.code == 0 and status(path)["counts"]["done"] == 1, done.err
+
+
+def test_a_launcher_that_is_missing_is_the_reason(tmp_path: Path) -> None:
+    path = write(tmp_path, {"seeds": 1, "ranks": 3, "launcher": "no-such-mpirun -n {ranks}"})
+    assert sweep(path).code == 1
+    assert "sweep.launcher: no-such-mpirun cannot be started" in status(path)["runs"][0]["reason"]

@@ -1,0 +1,162 @@
+"""Sweeps: which runs a file stands for."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dpfl_plugin.config.load import load, run_id
+from dpfl_plugin.config.sweep import Expansion, config_of, expand
+from dpfl_plugin.errors import ConfigError
+from tests.cli.command import BASE, merged
+
+
+def write(folder: Path, sweep: Any, changes: dict[str, Any] | None = None) -> Path:
+    path = folder / "sweep.yaml"
+    path.write_text(yaml.safe_dump({**merged(BASE, changes or {}), "sweep": sweep}, sort_keys=False))
+    return path
+
+
+def runs(folder: Path, sweep: Any, changes: dict[str, Any] | None = None, *settings: str) -> Expansion:
+    return expand(write(folder, sweep, changes), settings)
+
+
+def values(expansion: Expansion, *keys: str) -> list[tuple[Any, ...]]:
+    """What the resolved configurations have at these keys, in the order of the manifest."""
+    found = []
+    for row in expansion.rows:
+        config = config_of(expansion.base, row, Path("out")).model_dump()
+        found.append(tuple(_at(config, key) for key in keys))
+    return found
+
+
+def _at(config: Any, key: str) -> Any:
+    for part in key.split("."):
+        config = config.get(part)
+    return config
+
+
+def test_every_entry_with_every_combination_with_every_seed(tmp_path: Path) -> None:
+    sweep = {
+        "list": [{"algorithm.name": "fedavg"}, {"algorithm": {"name": "scaffold"}}],
+        "grid": {"algorithm.local_lr": [0.1, 0.2], "privacy.noise_multiplier": [3, 4, 5]},
+        "seeds": [7, 9],
+    }
+    found = values(runs(tmp_path, sweep), "algorithm.name", "algorithm.local_lr", "privacy.noise_multiplier", "seed")
+    assert found == list(itertools.product(["fedavg", "scaffold"], [0.1, 0.2], [3, 4, 5], [7, 9]))
+
+
+def test_a_number_of_seeds_counts_from_zero(tmp_path: Path) -> None:
+    assert values(runs(tmp_path, {"seeds": 3}), "seed") == [(0,), (1,), (2,)]
+
+
+def test_each_run_is_the_one_that_dpfl_run_would_do(tmp_path: Path) -> None:
+    expansion = runs(tmp_path, {"grid": {"algorithm.local_lr": [0.1, 0.2]}, "list": [{"algorithm.name": "fedavg"}]})
+    alone = tmp_path / "alone.yaml"
+    alone.write_text(yaml.safe_dump(BASE))
+    for row, lr in zip(expansion.rows, (0.1, 0.2), strict=True):
+        (variant,) = load(alone, ["algorithm.name=fedavg", f"algorithm.local_lr={lr}"]).variants
+        assert row.id == run_id(variant.config)
+
+
+def test_the_same_run_twice_is_one_run(tmp_path: Path) -> None:
+    expansion = runs(tmp_path, {"grid": {"seed": [1, 2, 1], "runtime.stack": [1, 2]}})  # a stack changes no bit
+    assert len(expansion.rows) == 2 and expansion.duplicates == 4
+    assert [row.index for row in expansion.rows] == [0, 1]
+
+
+def test_a_conditional_grid_is_for_the_runs_that_meet_it(tmp_path: Path) -> None:
+    sweep = {
+        "list": [{"algorithm.name": "fedavg"}, {"algorithm.name": "scaffold"}],
+        "when": [{"if": {"algorithm.name": "scaffold"}, "grid": {"algorithm.option": ["I", "II"]}}],
+    }
+    found = values(runs(tmp_path, sweep), "algorithm.name", "algorithm.option")
+    assert found == [("fedavg", None), ("scaffold", "I"), ("scaffold", "II")]
+
+
+def test_combinations_are_left_out(tmp_path: Path) -> None:
+    grid = {"algorithm.local_lr": [0.1, 0.2, 0.3], "seed": [0, 1]}
+    sweep = {"grid": grid, "exclude": [{"algorithm.local_lr": [0.2, 0.3], "seed": 1}]}
+    found = values(runs(tmp_path, sweep), "algorithm.local_lr", "seed")
+    assert found == [(0.1, 0), (0.1, 1), (0.2, 0), (0.3, 0)]
+
+
+def test_variants_are_one_more_list(tmp_path: Path) -> None:
+    variants = {"A": {"algorithm": {"name": "fedavg"}}, "B": {"rounds": 2}}
+    expansion = runs(tmp_path, {"seeds": 2}, {"variants": variants, "compare": [["A", "B"]]})
+    found = values(expansion, "algorithm.name", "rounds", "seed")
+    assert found == [("fedavg", 6, 0), ("fedavg", 6, 1), ("scaffold", 2, 0), ("scaffold", 2, 1)]
+    assert [row.label for row in expansion.rows] == ["A seed=0", "A seed=1", "B seed=0", "B seed=1"]
+
+
+def test_settings_change_the_file(tmp_path: Path) -> None:
+    expansion = runs(tmp_path, {"seeds": 2}, None, "rounds=3", "sweep.seeds=[5]")
+    assert values(expansion, "rounds", "seed") == [(3, 5)]
+
+
+def test_infinity_survives_the_manifest(tmp_path: Path) -> None:
+    sweep = {"list": [{"privacy.clip_norm": math.inf, "privacy.noise_multiplier": 0}]}
+    expansion = runs(tmp_path, sweep)
+    assert values(expansion, "privacy.clip_norm") == [(math.inf,)]
+
+
+WRONG = [
+    ({"grids": {}}, "sweep.grids is not a known key (did you mean 'grid'?)"),
+    ({"grid": {"seed": []}}, "seed has no values"),
+    ({"grid": {"seed": 3}}, "sweep.grid.seed=3"),
+    ({"seeds": 0}, "seeds"),
+    ({"when": [{"iff": {}, "grid": {}}]}, "did you mean 'if'?"),
+    ({"grid": {"algorithm.local_lrr": [1]}}, "algorithm.local_lrr is not a known option"),
+    ({"grid": {"algorithm.local_lr": [0.1, "much"]}}, "(run algorithm.local_lr=much): algorithm.local_lr='much'"),
+    ({"grid": {"rounds": [3, -1]}}, "(run rounds=-1): rounds=-1"),
+    ({"grid": {"seed": [1]}, "exclude": [{"algorithm.local_lrr": 1}]}, "asks for algorithm.local_lrr"),
+    ({"grid": {"seed": [1]}, "exclude": [{"seed": 1}]}, "leaves nothing"),
+    ({"ranks": 1}, "sweep.ranks=1"),
+    ({"slurm": {"array": "0-3"}}, "array is set by dpfl sweep itself"),
+]
+
+
+@pytest.mark.parametrize(("sweep", "message"), WRONG)
+def test_what_is_wrong_is_said(tmp_path: Path, sweep: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        runs(tmp_path, sweep)
+    assert message in str(error.value) and "sweep.yaml" in str(error.value)
+
+
+def test_a_sweep_is_not_run_as_one_run(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="Use dpfl sweep"):
+        load(write(tmp_path, {"seeds": 2}))
+    plain = tmp_path / "plain.yaml"
+    plain.write_text(yaml.safe_dump(BASE))
+    with pytest.raises(ConfigError, match="has no sweep"):
+        expand(plain)
+
+
+def test_a_manifest_of_another_version_is_refused(tmp_path: Path) -> None:
+    expansion = runs(tmp_path, {"seeds": 2})
+    with pytest.raises(ConfigError, match="Make the sweep anew"):
+        config_of({**expansion.base, "rounds": 5}, expansion.rows[0], tmp_path)
+
+
+def test_ten_thousand_runs_have_the_ids_that_each_has_alone(tmp_path: Path) -> None:
+    sweep = {
+        "grid": {"algorithm.local_lr": [i / 100 for i in range(1, 101)], "privacy.noise_multiplier": [*range(2, 12)]},
+        "seeds": 10,
+    }
+    expansion = runs(tmp_path, sweep)
+    assert len(expansion.rows) == 10_000 == len({row.id for row in expansion.rows})
+    for row in expansion.rows[::997]:
+        assert run_id(config_of(expansion.base, row, tmp_path)) == row.id
+
+
+def test_reading_a_sweep_and_its_state_needs_no_torch() -> None:
+    code = "import sys, dpfl_plugin.cli.status; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
