@@ -128,7 +128,7 @@ def _free_warm_up(charges: Any) -> Any:
 
 
 def _half_rate(release: Any) -> Any:
-    return lambda self, rate: release(self, rate / 2 if rate < 1 else rate)
+    return lambda self, rate, factor=1.0: release(self, rate / 2 if rate < 1 else rate, factor)
 
 
 def _half_divisor(one: Any) -> Any:

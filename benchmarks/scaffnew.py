@@ -17,8 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from scipy.optimize import brentq, minimize
+from scipy.optimize import brentq
 
 from benchmarks.pages import ROOT, put
 from benchmarks.table import table
@@ -31,7 +30,8 @@ from dpfl_plugin.privacy.accountants import Gaussian
 from dpfl_plugin.privacy.events import SampledGaussian, Term
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.runtimes.in_process import InProcess
-from dpfl_plugin.training.build import Parts, build
+from dpfl_plugin.training.build import build
+from dpfl_plugin.training.optimum import loss, optimum
 from dpfl_plugin.training.planning import Planner
 
 PAPER: Final = ROOT / "configs" / "papers" / "scaffnew_mushrooms.yaml"
@@ -40,8 +40,6 @@ EPSILONS: Final = (math.inf, 3000.0, 1000.0, 300.0)
 LOCAL_STEPS: Final = (1, 2, 4, 7, 10, 14, 20, 40, 80)  # 1/p
 ITERATIONS: Final = (10, 30, 60, 100, 200, 300, 500)
 FIXED_ITERATIONS: Final = 300  # while the number of local steps is swept
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,27 +62,13 @@ def config_of(seed: int, p: float, multiplier: float) -> Config:
     return next(variant.config for variant in variants if variant.label == "DP-ScaffNew")
 
 
-def loss(parts: Parts, config: Config, w: Array) -> tuple[float, Array]:
-    """F(w) and its gradient, read without noise: for the experimenter."""
-    silos = list(parts.host.evaluate(torch.from_numpy(w), True).values())
-    gradients = torch.stack([silo.gradient for silo in silos if silo.gradient is not None])
-    value = math.fsum(silo.train_loss for silo in silos) / len(silos) + config.l2 / 2 * float(w @ w)
-    return value, gradients.mean(dim=0).numpy() + config.l2 * w
-
-
 @functools.cache
 def problem(seed: int) -> Problem:
     config = config_of(seed, 1.0, 0.0)
     parts = build(config, PAPER.parent)
-    start = np.zeros(parts.model.numel())
-    options = {"gtol": 1e-9, "ftol": 1e-15, "maxiter": 1000}
-    found = minimize(lambda w: loss(parts, config, w), start, jac=True, method="L-BFGS-B", options=options)
-    silos = parts.host.evaluate(torch.from_numpy(found.x), True).values()
-    shifts = sum(
-        float(np.square(s.gradient.numpy() + config.l2 * found.x).sum()) for s in silos if s.gradient is not None
-    )
+    found = optimum(parts, config.l2)
     mu, L = public_curvature(1.0, config.l2, model="logistic")
-    return Problem(config, float(found.fun), len(silos) * float(found.x @ found.x) + shifts / (L * mu))
+    return Problem(config, found.loss, found.psi_0(parts.model.numpy(), parts.setting.num_silos, mu, L))
 
 
 def planner(seed: int, epsilon: float) -> ScaffNewProblem:
@@ -135,7 +119,7 @@ def gap(seed: int, p: float, epsilon: float, iterations: int) -> float:
         mean_up = runtime.run_round(parts.algorithm.download(server), plan, Draw(seed, round, run=f"{p}/{epsilon}"))
         server = parts.algorithm.aggregate(server, mean_up, plan)
         runtime.commit()
-    return loss(parts, config, server["model"].numpy())[0] - of.best
+    return loss(parts, config.l2, server["model"].numpy())[0] - of.best
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,9 +72,10 @@ class Workload:
 
     def silos(self) -> list[Records]:
         """Normal features and uniform labels of all silos."""
-        return [self._silo(silo) for silo in range(self.num_silos)]
+        return [self.silo(silo) for silo in range(self.num_silos)]
 
-    def _silo(self, silo: int) -> Records:
+    def silo(self, silo: int) -> Records:
+        """Normal features and uniform labels of one silo."""
         rng = stream(self.seed, "data", silo=silo)
         features = rng.standard_normal((self.num_records, self.num_features), dtype="float32")
         labels = rng.integers(self.num_classes, size=self.num_records)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,34 @@ import pytest
 from benchmarks import fedavg_sync, scaffnew
 from benchmarks.pages import ROOT
 from benchmarks.table import table
+from dpfl_plugin import registry
+from dpfl_plugin.config.load import load
 from dpfl_plugin.privacy.accountants import PLD
 from dpfl_plugin.privacy.events import SampledGaussian, Term
+
+PAGE = (ROOT / "docs" / "algorithms.md").read_text()
+
+
+@pytest.mark.parametrize("name", registry.names("algorithms"))
+def test_every_algorithm_has_a_section_with_a_picture(name: str) -> None:
+    """Else: a heading that names it, and `python -m benchmarks.algorithms` with its name in a task's ``drawn``."""
+    sections = re.split(r"^#+ ", PAGE, flags=re.MULTILINE)[1:]
+    picture = f"pictures/algorithms/{name}.png"
+    (section,) = (text for text in sections if re.search(rf"\b{name}\b", text.partition("\n")[0]))
+    assert f"]({picture})" in section
+    file = ROOT / "docs" / picture
+    assert file.read_bytes().startswith(b"\x89PNG") and file.stat().st_size < 60_000
+
+
+@pytest.mark.parametrize("name", registry.names("algorithms"))
+def test_every_algorithm_has_a_configuration_that_the_page_names(name: str) -> None:
+    rows = [line for line in PAGE.splitlines() if line.startswith("| `")]
+    of = [row for row in rows if row.startswith(f"| `{name}` |")] or [
+        row for row in rows if row.startswith("| `mb_sgd`")
+    ]
+    (link,) = re.findall(r"\((\.\./configs/[^)]*)\)", of[0])
+    names = {variant.config.algorithm.name for variant in load(ROOT / "docs" / link).variants}
+    assert name in names
 
 
 def test_the_table_of_claims_is_current() -> None:
