@@ -12,10 +12,14 @@ import pydantic
 from pydantic_core import PydanticUndefined
 
 from dpfl_plugin import registry
-from dpfl_plugin.config.schema import Block, Config
+from dpfl_plugin.config.schema import Block, Config, SweepConfig
 
 PAGE = Path(__file__).with_name("configuration.md")
 BEGIN, END = "<!-- reference: begin -->", "<!-- reference: end -->"
+SOURCES = """[C] Chang, Seif, Tandon 2022, Differentially Private Federated Learning with Drift Control (CISS).
+[L] Li, Wang, Wu 2025, Convergence Analysis for Differentially Private Federated Averaging in Heterogeneous Settings.
+[N] Noble, Bellet, Dieuleveut 2022, Differentially Private Federated Learning on Heterogeneous Data (AISTATS).
+[S] Balancing Privacy and Performance for Private Federated Learning Algorithms (no authors named)."""
 TITLES = {
     "algorithms": ("algorithm",),
     "datasets": ("data.dataset",),
@@ -24,7 +28,9 @@ TITLES = {
     "engines": ("engine",),
     "mechanisms": ("privacy.mechanism",),
     "clippings": ("privacy.clip",),
+    "schedules": ("privacy.schedule",),
     "accountants": ("privacy.accountant",),
+    "runtimes": ("runtime.kind",),
 }
 
 
@@ -37,7 +43,7 @@ def keys(model: type[pydantic.BaseModel], prefix: str = "") -> list[str]:
             nested += keys(kind, f"{prefix}{name}.")
             continue
         meaning = (field.description or "").replace("|", "\\|")
-        rows.append(f"| `{prefix}{name}` | {_type(kind)} | {_default(field)} | {meaning} |")
+        rows.append(f"| `{prefix}{field.alias or name}` | {_type(kind)} | {_default(field)} | {meaning} |")
     return rows + nested
 
 
@@ -49,7 +55,9 @@ def _type(kind: Any) -> str:
         return ", ".join(f"`{value}`" for value in arguments)
     if arguments and type(None) in arguments:
         return " or ".join(_type(argument) for argument in arguments if argument is not type(None))
-    return "list of blocks" if typing.get_origin(kind) is list else getattr(kind, "__name__", str(kind))
+    if typing.get_origin(kind) is list:
+        return "list of blocks" if "Block" in str(kind) else "list"
+    return getattr(kind, "__name__", str(kind))
 
 
 def _default(field: Any) -> str:
@@ -79,7 +87,14 @@ def _option(option: inspect.Parameter) -> str:
 
 def reference() -> str:
     """The whole part between the marks."""
-    lines = ["### Keys", "", "| key | value | default | meaning |", "| --- | --- | --- | --- |", *keys(Config)]
+    lines = [
+        "### Keys",
+        "",
+        "| key | value | default | meaning |",
+        "| --- | --- | --- | --- |",
+        *keys(Config),
+        *keys(SweepConfig, "sweep."),
+    ]
     for group, (key,) in TITLES.items():
         lines += [
             "",
@@ -89,7 +104,8 @@ def reference() -> str:
             "| --- | --- | --- |",
         ]
         lines += plugins(group)
-    return "\n".join(lines)
+    named = [line for line in SOURCES.splitlines() if any(line[:3] in row for row in lines)]
+    return "\n".join([*lines, "", "Sources:", "", *(f"* {line}" for line in named)])
 
 
 def page() -> str:
