@@ -64,6 +64,7 @@ class Lab:
     stack: int = 1
     seed: int = 0
     known: Mapping[str, Any] = field(default_factory=dict)  # what else the algorithm knows of its setting
+    weights: Sequence[float] | None = None  # of each silo, adding up to 1; equal if left out
 
     def __post_init__(self) -> None:
         model = Quadratic(self.start)
@@ -99,8 +100,10 @@ class Lab:
     def plan(self, participants: Sequence[int] | None = None) -> RoundPlan:
         chosen = tuple(range(len(self.silos))) if participants is None else tuple(participants)
         plan = self.algorithm.round_plan(self.server, self.round, self.setting, stream(self.seed, "plan", self.round))
-        weights = (1 / len(chosen),) * len(chosen)
-        return replace(plan, participants=chosen, weights=weights, silo_share=len(chosen) / len(self.silos))
+        of_all = [1 / len(self.silos)] * len(self.silos) if self.weights is None else self.weights
+        share = math.fsum(of_all[silo] for silo in chosen)
+        weights = tuple(of_all[silo] / share for silo in chosen)
+        return replace(plan, participants=chosen, weights=weights, silo_share=share)
 
     def step(self, participants: Sequence[int] | None = None) -> None:
         """One round."""
@@ -112,6 +115,8 @@ class Lab:
 
     @property
     def optimum(self) -> Tensor:
-        """Minimiser of the mean loss."""
+        """Minimiser of the weighted mean loss."""
         a, b = torch.stack([records.features[0] for records in self.silos]).chunk(2, dim=1)
+        if self.weights is not None:
+            a = a * torch.tensor(self.weights, dtype=a.dtype).unsqueeze(1)
         return (a * b).sum(dim=0) / a.sum(dim=0)

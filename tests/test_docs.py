@@ -1,15 +1,17 @@
 """What the documentation says is what the code does."""
 
+import ast
 import importlib.util
 import re
-import tomllib
 from pathlib import Path
 
 import pytest
 import yaml
 
-from dpfl_plugin import registry
-from dpfl_plugin.config.load import load
+from dpfl_plugin.cli.new import rendered
+from dpfl_plugin.config.load import load, read_yaml
+from dpfl_plugin.config.sweep import expand
+from dpfl_plugin.testing import AlgorithmContract
 from tests.cli.command import run, write
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -30,7 +32,15 @@ def test_the_configuration_reference_is_current():
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").rglob("*.yaml")), ids=lambda path: path.stem)
 def test_every_configuration_loads(path):
-    assert load(path).variants
+    assert expand(path).rows if "sweep" in read_yaml(path) else load(path).variants
+
+
+def test_the_sweep_of_the_page_expands(tmp_path):
+    (text,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "slurm.md").read_text(), re.DOTALL)
+    base = read_yaml(ROOT / "configs" / "sweep.yaml")
+    (tmp_path / "page.yaml").write_text(yaml.safe_dump({**base, **yaml.safe_load(text)}))
+    # fedavg: 2 steps x 2 epsilons; scaffold: 3 x 2, with 2 options; 3 seeds
+    assert len(expand(tmp_path / "page.yaml").rows) == (4 + 12) * 3
 
 
 def test_the_readmes_configuration_loads(tmp_path):
@@ -42,34 +52,33 @@ def test_the_readmes_configuration_loads(tmp_path):
 
 
 def test_links_in_the_documents_lead_somewhere():
-    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
+    for page in [
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        *(ROOT / "docs").glob("*.md"),
+        *ROOT.glob("examples/*/*.md"),
+    ]:
         for target in re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
-def test_the_example_of_an_algorithm_of_ones_own_works(tmp_path, monkeypatch):
-    """CONTRIBUTING's plugin trains, at both privacy units, under a name that no built-in algorithm has."""
-    page = (ROOT / "CONTRIBUTING.md").read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    (project,) = (
-        tomllib.loads(text) for text in re.findall(r"```toml\n(.*?)```", page, re.DOTALL) if "[project]" in text
-    )
-    (options,) = (yaml.safe_load(text)["algorithm"] for text in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL))
-    ((name, target),) = project["project"]["entry-points"]["dpfl_plugin.algorithms"].items()
-    assert name == options.pop("name") and name not in registry.names("algorithms")
-    assert f'{{module: "{target}"' in page
-    (module,) = project["tool"]["setuptools"]["py-modules"]
-    assert target.startswith(f"{module}:")
-    (tmp_path / f"{module}.py").write_text(code)
+def test_the_page_on_plugins_shows_what_dpfl_new_writes_and_it_trains(tmp_path, monkeypatch):
+    """Without a package, at both privacy units; and the contract is the class that the page shows."""
+    page = (ROOT / "docs" / "plugins.md").read_text()
+    code, contract = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    files = rendered("my_method")
+    assert code == files["my_method.py"]
+    (text,) = re.findall(r"`algorithm: (\{module: .*?\})`", page)
+    algorithm = yaml.safe_load(text)
+    (tmp_path / "my_method.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
-    algorithm = {"name": None, "module": target, **options, "local_steps": 3}
-    record = run(write(tmp_path, {"algorithm": algorithm, "rounds": 2}))
-    silo_level = {"unit": "silo", "noise_multiplier": 20.0}
-    silo = run(write(tmp_path, {"algorithm": algorithm, "rounds": 2, "privacy": silo_level}))
+    changes = {"algorithm": {"name": None, **algorithm, "local_steps": 3}, "rounds": 2}
+    record = run(write(tmp_path, changes))
+    silo = run(write(tmp_path, {**changes, "privacy": {"unit": "silo", "noise_multiplier": 20.0}}))
     assert record["epsilon"]["server"]["unit"] == "record" and silo["epsilon"]["server"]["unit"] == "silo"
-    plain = {"algorithm": {**algorithm, "beta": 0.0}, "rounds": 2}
-    fedavg = {"algorithm": {"name": "fedavg", "local_lr": options["local_lr"], "local_steps": 3}, "rounds": 2}
-    assert run(write(tmp_path, plain))["train_loss"] != record["train_loss"]
-    quiet = {"privacy": {"noise_multiplier": 0.0, "sampler": "full", "record_rate": None}}
-    ends = [run(write(tmp_path, {**changes, **quiet}))["model_sha256"] for changes in (plain, fedavg)]
-    assert ends[0] == ends[1]  # no momentum is FedAvg
+    (module,) = [node for node in ast.parse(contract).body if isinstance(node, ast.ClassDef)]
+    assert ast.unparse(module.bases[0]) == AlgorithmContract.__name__
+    checks = {name for name in vars(AlgorithmContract) if name.startswith("test_")}
+    assert set(re.findall(r"^\| `(test_\w+)` \|", page, re.MULTILINE)) == checks
+    declared = set(re.findall(r"`(\w+) = False`", page))
+    assert declared == {name for name, value in vars(AlgorithmContract).items() if value is True}

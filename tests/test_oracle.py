@@ -19,6 +19,7 @@ from dpfl_plugin.gradients.smoothing import Convolution
 from dpfl_plugin.gradients.vmap import Vmap
 from dpfl_plugin.oracle import Draw, PrivateOracle, part_of, share_bounds
 from dpfl_plugin.privacy.samplers import FixedSize, FullBatch, Poisson
+from dpfl_plugin.privacy.schedules import Constant, Geometric
 from tests.quadratics import rules
 
 ALPHA = 1e-6  # false alarm of each statistical assertion; seeds are fixed, so it can only fail once
@@ -176,6 +177,16 @@ def test_more_gradients_than_the_plan_said_are_refused():
     assert asked.charges()[0].count == 2
 
 
+@pytest.mark.parametrize("unit", ["record", "silo"])
+def test_a_closed_oracle_answers_no_more(unit):
+    asked = oracle([silo(9)], rules(0.0, 0.5, unit=unit))
+    asked.close()
+    for ask in [asked.gradient, *([asked.release] if unit == "silo" else [])]:
+        with pytest.raises(TrainingError, match="would not be charged"):
+            ask(zeros())
+    assert asked.charges() == []
+
+
 def test_a_charge_for_each_silo_says_what_was_done():
     asked = oracle([silo(12), silo(20)], rules(3.0, 0.5, FixedSize(0.25)), ids=[4, 9], round=7)
     assert asked.charges() == []
@@ -196,7 +207,7 @@ def test_what_is_charged_is_what_the_plan_was_checked_for():
         for _ in range(3):
             asked.gradient(zeros())
         charge = asked.charges()[0]
-        assert (charge.release, charge.count) == made_by.pattern(12, (0.0, 1.0), 3)
+        assert [(charge.release, charge.count)] == made_by.pattern(12, (0.0, 1.0), made_by.noise_levels(0, 3))
 
 
 def test_sampling_everything_is_charged_as_no_sampling():
@@ -399,12 +410,58 @@ def test_nothing_flows_back_to_the_records(engine):
     assert result.grad_fn is None
 
 
+@pytest.mark.parametrize("by", ["round", "step"])
+def test_a_schedule_that_changes_nothing_changes_no_bit(by):
+    plain, scheduled = (
+        oracle([silo(12)], rules(3.0, 0.5, FixedSize(0.25), schedule=schedule), round=5, steps=3)
+        for schedule in (Constant(), Geometric(beta=1.0, by=by))
+    )
+    for _ in range(3):
+        assert torch.equal(plain.gradient(zeros()), scheduled.gradient(zeros()))
+    assert plain.charges() == scheduled.charges()
+
+
+def test_scheduled_noise_is_the_constant_noise_times_the_factor():
+    """The same batch and the same normals in every step of every round."""
+    schedule = Geometric(beta=0.81, threshold=1, by="step")
+    for round, factors in ((0, (1.0, 1.0)), (1, (1.0, 0.9)), (2, (0.81, 0.729))):
+        silent, plain, scheduled = (
+            oracle([silo(12)], rules(sigma, 0.5, FixedSize(0.25), schedule=of), round=round, steps=2)
+            for sigma, of in ((0.0, Constant()), (3.0, Constant()), (3.0, schedule))
+        )
+        for factor in factors:
+            mean, noisy, result = (asked.gradient(zeros()) for asked in (silent, plain, scheduled))
+            torch.testing.assert_close(result - mean, factor * (noisy - mean))
+        charged = [(charge.release.noise_multiplier, charge.count) for charge in scheduled.charges()]
+        expected = [(3.0, 2)] if round == 0 else [(pytest.approx(3.0 * factor, rel=1e-12), 1) for factor in factors]
+        assert charged == expected
+
+
+def test_fewer_gradients_than_planned_are_charged_as_what_they_were():
+    """Of a plan of four steps the first two: with their noise, not with that of a plan of two."""
+    asked = oracle(
+        [silo(12)], rules(3.0, 0.5, FixedSize(0.25), schedule=Geometric(beta=0.81, by="step")), round=1, steps=4
+    )
+    for _ in range(2):
+        asked.gradient(zeros())
+    assert [charge.release.noise_multiplier for charge in asked.charges()] == pytest.approx(
+        [3.0 * 0.9**4, 3.0 * 0.9**5], rel=1e-12
+    )
+
+
+def test_without_noise_a_schedule_has_nothing_to_change():
+    asked = oracle([silo(12)], rules(sampler=FixedSize(0.25), schedule=Geometric(beta=0.5, by="step")), steps=3)
+    for _ in range(3):
+        asked.gradient(zeros())
+    assert [(charge.release.noise_multiplier, charge.count) for charge in asked.charges()] == [(0.0, 3)]
+
+
 def test_a_share_is_charged_at_its_own_rate():
     made_by = rules(1.0, 0.5, FixedSize(batch_size=3))
     asked = oracle([silo(12)], made_by, share=(0.5, 1.0))
     asked.gradient(zeros())
     assert asked.charges()[0].release.rate == 3 / 6
-    assert made_by.pattern(12, (0.5, 1.0), 1) == (asked.charges()[0].release, 1)
+    assert made_by.pattern(12, (0.5, 1.0), made_by.noise_levels(0, 1)) == [(asked.charges()[0].release, 1)]
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.25, 1.0])

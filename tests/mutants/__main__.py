@@ -1,6 +1,6 @@
 """`python -m tests.mutants [NAME ...]`: break the package in every way of the catalogue, see that tests notice.
 
-Without names, all of them, and the table in docs/privacy.md is written anew. Exit code 1 if a mutant survives.
+Without names, all of them, and the table in docs/mutants.md is written anew. Exit code 1 if a mutant survives.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The table of mutants in docs/privacy.md."""
+"""The table of mutants in docs/mutants.md."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from benchmarks.pages import ROOT, put
 from tests.mutants.catalogue import MUTANTS
 from tests.mutants.harness import Result
 
-PAGE = "docs/privacy.md"
+PAGE = "docs/mutants.md"
 
 
 def write(results: Sequence[Result]) -> None:

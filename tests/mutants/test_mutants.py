@@ -71,6 +71,8 @@ def ask() -> Iterator[Ask]:
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_mutant_is_killed(ask: Ask, mutant: Mutant) -> None:
     result = ask(mutant.name, mutant.tests)
+    if result.verdict == harness.BROKEN:  # a child that died, which something else on the machine may have done
+        result = ask(mutant.name, mutant.tests)
     assert result.verdict == harness.KILLED, f"{mutant.bug}: {result.verdict}\n{result.output}"
 
 
