@@ -90,9 +90,17 @@ class PrivacyRules:
 
         Args:
             factor: by the schedule, of the noise that is added.
+
+        Raises:
+            UnsupportedError: for these batches nothing is proven.
         """
         if self.unit == "silo":
             return _scaled(self.mechanism.event("full", 1.0, self.neighbouring, "silo"), factor)
+        if self.sampler.name == "with_replacement":
+            raise UnsupportedError(
+                "privacy.sampler='with_replacement' is not proven at record level: a record that is drawn twice moves "
+                "a sum twice as far. Use sampler: fixed, or unit: silo, where batches do not count."
+            )
         # Sampling all records is no sampling, and has an exact accountant.
         sampler = self.sampler.name if rate < 1 else "full"
         event = _scaled(self.mechanism.event(sampler, rate, self.neighbouring, "record"), factor)

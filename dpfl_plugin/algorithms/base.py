@@ -43,6 +43,7 @@ class Setting:
         rounds: T; None if only a budget ends the run.
         clip_norm: C, if it is finite and the same in all rounds.
         epsilon, delta: of the configuration; epsilon is None if there is no budget.
+        weights: p_k, each silo's in the mean, adding up to 1; () where silos are not drawn by them.
     """
 
     num_silos: int
@@ -55,6 +56,7 @@ class Setting:
     clip_norm: float | None = None
     epsilon: float | None = None
     delta: float | None = None
+    weights: tuple[float, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,14 +67,17 @@ class RoundPlan:
         local_steps: K.
         local_lr: eta_l of this round.
         num_gradients: private gradients that each participant will ask for; what the budget is checked for.
-        participation: "all" silos, or a "sampled" share of them (drawn by the framework, which accounts for it).
+        participation: "all" silos; "sampled", S of them without replacement; or "sampled_with_replacement", S draws
+            with the silos' weights as probabilities, where a silo that is drawn twice sends once, with double weight.
+            Drawn by the framework, which accounts for it.
         share: the part [first, last) of each silo's records, in a fixed random order, that may be read.
         smoothing: what replaces every record's loss, see `dpfl_plugin.gradients.smoothing`: ("convolution", radius)
             or ("moreau", beta); None for nothing.
         phase: a name that the algorithm gives the round.
         task: what silos do: a round of the algorithm, or what the framework asks of them beside its rounds.
         participants: ids, ascending; filled in by the framework.
-        weights: of each participant's upload in the mean, adding up to 1; filled in by the framework.
+        weights: of each participant's upload in the mean, adding up to 1; filled in by the framework. How often it
+            was drawn over S, with replacement.
         silo_share: S/M, or the participants' part of all silos' weights; filled in by the framework.
     """
 

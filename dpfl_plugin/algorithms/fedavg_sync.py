@@ -38,6 +38,8 @@ class FedAvgSync:
         schedule: eta_t at iteration t = 0, 1, ... of the run: "constant" eta_0; "inverse" eta_0 / (1 + t) ([L] sec. 4);
             "strongly_convex" 2 / (mu (alpha + t)) ([L] Theorem 3).
         mu, alpha: of that schedule; Theorem 3 wants alpha >= max(8 L / mu, Q).
+        silo_sampling: the K = S silos of a round are drawn "without_replacement", each as likely as any other, or
+            "with_replacement", with the probabilities p_k; [L] Assumption 5.
     """
 
     local_steps: int
@@ -46,6 +48,7 @@ class FedAvgSync:
     schedule: Literal["constant", "inverse", "strongly_convex"] = "constant"
     mu: float | None = None
     alpha: float | None = None
+    silo_sampling: Literal["without_replacement", "with_replacement"] = "without_replacement"
 
     def __post_init__(self) -> None:
         require(self.local_steps >= 1, "local_steps", self.local_steps, "be at least 1")
@@ -68,7 +71,8 @@ class FedAvgSync:
 
     def round_plan(self, server: Vectors, round: int, setting: Setting, rng: np.random.Generator) -> RoundPlan:
         Q = self.local_steps
-        return RoundPlan(local_steps=Q, local_lr=self._rate(round * Q), num_gradients=Q)
+        sampled = "sampled" if self.silo_sampling == "without_replacement" else "sampled_with_replacement"
+        return RoundPlan(local_steps=Q, local_lr=self._rate(round * Q), num_gradients=Q, participation=sampled)
 
     def _rate(self, t: int) -> float:
         """eta_t."""
@@ -96,14 +100,16 @@ class FedAvgSync:
         return {"direction": oracle.release((x - y) / math.fsum(etas))}, {}  # l. 10: its noise
 
     def aggregate(self, server: Vectors, mean_up: Vectors, plan: RoundPlan) -> Vectors:
-        """x - N/K sum_{k in S} p_k (x - y_k). [L] l. 13 and Assumption 5, sampling without replacement.
+        """x - N/K sum_{k in S} p_k (x - y_k); with replacement x - 1/K sum_{k in S} (x - y_k). [L] l. 13, Assumption 5.
 
-        [L] has N/K sum p_k y_k, which equals it in expectation, and always where N/K sum_S p_k = 1 (as with equal p_k);
-        else it would also stretch x by that factor.
+        Without replacement [L] has N/K sum p_k y_k, which equals it in expectation, and always where N/K sum_S p_k = 1
+        (as with equal p_k); else it would also stretch x by that factor.
         """
         num_silos, num_participants, _ = server["setting"].tolist()
         # mean_up has the weights p_k / sum_S p_k, and silo_share is sum_S p_k: their product is the sum that is meant.
-        unbiased = num_silos / num_participants * plan.silo_share
+        # With replacement a weight is how often the silo was drawn, over K.
+        with_replacement = self.silo_sampling == "with_replacement"
+        unbiased = 1.0 if with_replacement else num_silos / num_participants * plan.silo_share
         step = math.fsum(self._rates(plan)) * unbiased
         return {**server, "model": server["model"] - step * mean_up["direction"]}
 
@@ -118,7 +124,8 @@ class FedAvgSync:
         if 0 < q <= 0.5:
             notes.append(
                 "fedavg_sync: the claim of Li, Wang, Wu 2025 (eq. 20; not proven, and not the ledger's) counts a round "
-                f"as one sample of a share q = Q b / n = {q:.4g} of the records. Up to logarithms that divides epsilon "
+                f"as one sample of a share q = Q b / n = {q:.4g} of the records (of 1 - (1 - 1/n)^(Q b), less, if "
+                "batches are drawn with replacement). Up to logarithms that divides epsilon "
                 f"by 1 / (2 q) = {1 / (2 * q):.4g}; its sensitivity 4 Q G eta, twice the proven one where steps are "
                 f"equal, doubles it. At the same noise it claims about {4 * q:.4g} times a round's proven epsilon."
             )

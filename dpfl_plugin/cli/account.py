@@ -310,6 +310,9 @@ def _of_config(config: Config, base: Path) -> list[Row]:
     cap = config.max_participations
     where = "all of them" if cap is None or cap >= len(costs) else f"{cap} of them, the cap"
     drawn = f"each with probability {setting.num_participants}/{setting.num_silos}"
+    likeliest = max(cost.probability for cost in costs.values())
+    if likeliest not in (setting.num_participants / setting.num_silos, 1):
+        drawn = f"each with probability {likeliest:.4g} at most, by its weight"
     if cap is not None and cap < (config.rounds or MOST_ROUNDS):
         drawn = "with a cap draws depend on earlier ones: the server's worst case, no mixture"
 

@@ -76,7 +76,9 @@ class PrivacyConfig(_Strict):
     schedule: PluginBlock = Field(
         default=Block(name="constant"), description="how the noise changes from round to round, or step to step"
     )
-    sampler: Literal["fixed", "poisson", "full"] = Field("fixed", description="how a batch is drawn")
+    sampler: Literal["fixed", "poisson", "full", "with_replacement"] = Field(
+        "fixed", description="how a batch is drawn; with_replacement: for unit: silo"
+    )
     record_rate: float | None = Field(
         None, gt=0, le=1, description="s, share of a silo's records in a batch; 0.2 if batch_size is left out, too"
     )

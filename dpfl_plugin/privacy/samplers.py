@@ -5,9 +5,10 @@ Each sampler fixes its neighbouring relation: the accountants' theorems hold for
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,9 @@ from numpy.typing import NDArray
 from dpfl_plugin.core.exact import floor_share
 from dpfl_plugin.errors import ConfigError, require
 from dpfl_plugin.privacy.events import Neighbouring
-from dpfl_plugin.privacy.events import Sampler as SamplerName
+from dpfl_plugin.privacy.events import Sampler as Accounted
+
+SamplerName = Literal[Accounted, "with_replacement"]
 
 
 class Sampler(Protocol):
@@ -23,7 +26,7 @@ class Sampler(Protocol):
 
     Attributes:
         neighbouring: the relation under which amplification by this sampler is proven.
-        sensitivity: L2 sensitivity of a sum of vectors of norm <= 1 over the batch: 2 or 1.
+        sensitivity: L2 sensitivity of a sum of vectors of norm <= 1 over the batch: 2 or 1; inf where none is used.
     """
 
     @property
@@ -90,6 +93,24 @@ class FixedSize:
 
 
 @dataclass(frozen=True, slots=True)
+class WithReplacement(FixedSize):
+    """As many draws from all records, so that a record may be in a batch more than once.
+
+    One record then moves a sum by up to 2 b, and no accountant here covers that: for ``unit: silo`` only, where batches
+    do not count.
+    """
+
+    name: SamplerName = "with_replacement"
+    sensitivity: float = math.inf
+
+    def rate(self, num_records: int) -> float:
+        return -math.expm1(self.divisor(num_records) * math.log1p(-1 / num_records)) if num_records > 1 else 1.0
+
+    def draw(self, num_records: int, rng: np.random.Generator) -> NDArray[np.int64] | None:
+        return rng.integers(num_records, size=int(self.divisor(num_records)))
+
+
+@dataclass(frozen=True, slots=True)
 class Poisson:
     """Each record independently with probability ``record_rate``; the batch may be empty.
 
@@ -129,7 +150,7 @@ class FullBatch:
         return None
 
 
-SAMPLERS: Final[tuple[SamplerName, ...]] = ("fixed", "poisson", "full")
+SAMPLERS: Final[tuple[SamplerName, ...]] = ("fixed", "poisson", "full", "with_replacement")
 
 
 def make(name: str, record_rate: float | None, batch_size: int | None) -> Sampler:
@@ -143,9 +164,10 @@ def make(name: str, record_rate: float | None, batch_size: int | None) -> Sample
         "fixed": lambda: FixedSize(record_rate, batch_size),
         "poisson": lambda: Poisson(_given("poisson", record_rate)),
         "full": FullBatch,
+        "with_replacement": lambda: WithReplacement(record_rate, batch_size),
     }
     require(name in makers, "privacy.sampler", name, f"be one of {', '.join(SAMPLERS)}")
-    useful = {"fixed": set(given), "poisson": {"record_rate"}, "full": set()}[name]
+    useful = {"poisson": {"record_rate"}, "full": set()}.get(name, set(given))
     for key, value in given.items():
         require(value is None or key in useful, f"privacy.{key}", value, f"be left out with sampler: {name}")
     if record_rate is not None and batch_size is not None:
@@ -153,8 +175,8 @@ def make(name: str, record_rate: float | None, batch_size: int | None) -> Sample
             f"privacy.record_rate={record_rate} and privacy.batch_size={batch_size}: give record_rate or batch_size, "
             "not both. A key set to null counts as left out."
         )
-    if name == "fixed" and record_rate is None and batch_size is None:
-        raise ConfigError("privacy: sampler: fixed needs one of record_rate (a share) and batch_size (a count).")
+    if useful == set(given) and record_rate is None and batch_size is None:
+        raise ConfigError(f"privacy: sampler: {name} needs one of record_rate (a share) and batch_size (a count).")
     return makers[name]()
 
 

@@ -35,7 +35,7 @@ from dpfl_plugin.privacy.views import (
     worst_case_view,
 )
 from dpfl_plugin.training.beside import NOT_RUN, Beside, Kind, beside
-from dpfl_plugin.training.planning import draw_participants
+from dpfl_plugin.training.planning import WITH_REPLACEMENT, drawn_silos, participation_probability
 
 MOST_ROUNDS = 10**6  # where only a budget ends a run
 NO_PRIOR = Prior()
@@ -320,7 +320,7 @@ class PrivacyAccount:
                 )
                 for kind, silo in self._kinds.items()
             }
-        if plan.participation == "all" or self._setting.num_participants == self._setting.num_silos:
+        if participation_probability(plan, self._setting) == 1:
             return min(limit, *each.values())
         if min(each.values()) >= limit:
             return limit
@@ -331,7 +331,7 @@ class PrivacyAccount:
                 eligible = [silo for silo in range(self._setting.num_silos) if used[silo] < self._cap]
                 if len(eligible) < self._setting.num_participants:
                     return round
-            for silo in draw_participants(self._seed, round, self._setting, eligible):
+            for silo in set(drawn_silos(self._seed, round, plan, self._setting, eligible)):
                 used[silo] += 1
                 if used[silo] > each[self._kind(silo)]:
                     return round
@@ -340,14 +340,15 @@ class PrivacyAccount:
     def _expected_of_draws(self, plan: RoundPlan, limit: int) -> int:
         """How many rounds like ``plan`` fit, where they differ in their noise; by the silo that is drawn most."""
         assert self._budget is not None
-        sampled = plan.participation != "all" and self._setting.num_participants < self._setting.num_silos
+        sampled = participation_probability(plan, self._setting) < 1
         always = most(lambda rounds: self._fit(0, plan, rounds), limit)
         if not sampled or self._privacy.budget_view == "third_party":
             return always
-        draws: list[list[int]] = []
+        draws: list[set[int]] = []
 
         def fits(rounds: int) -> bool:
-            draws.extend(draw_participants(self._seed, n, self._setting) for n in range(len(draws), rounds))
+            later = range(len(draws), rounds)
+            draws.extend(set(drawn_silos(self._seed, n, plan, self._setting, None)) for n in later)
             often = Counter(silo for drawn in draws[:rounds] for silo in drawn)
             most_drawn = {self._kind(silo): silo for silo in often if often[silo] == max(often.values())}
             costs = {n: self._cost(n, plan) for n in range(rounds)}
@@ -532,6 +533,8 @@ class PrivacyAccount:
         ):
             return None
         S, M = self._setting.num_participants, self._setting.num_silos
+        if any(cost.probability not in (S / M, 1) for cost in self.costs.values()):
+            return None  # drawn with replacement: nothing is proven for that
         rounds = {round: (M if cost.probability == 1 else S, M) for round, cost in self.costs.items()}
         seen: defaultdict[int, set[int]] = defaultdict(set)
         for charge in self.ledger:
@@ -639,11 +642,16 @@ class PrivacyAccount:
         return found
 
     def _cost(self, round: int, plan: RoundPlan) -> RoundCost:
+        if self._cap is not None and plan.participation == WITH_REPLACEMENT:
+            raise ConfigError(
+                f"max_participations={self._cap} with silos that are drawn with replacement: their probabilities are "
+                "their weights, which those who are left do not have. Leave max_participations out, or draw without "
+                "replacement."
+            )
         levels = self._rules.noise_levels(round, plan.num_gradients)
         # Of a round that makes different releases, or none, no mixture is proven: it counts as certain.
-        everybody = plan.participation == "all" or self._certain or len(levels) > 1
-        probability = 1.0 if everybody else self._setting.num_participants / self._setting.num_silos
-        return RoundCost(levels, plan.share, probability)
+        probability = participation_probability(plan, self._setting)
+        return RoundCost(levels, plan.share, 1.0 if self._certain or len(levels) > 1 else probability)
 
     def _planned(self, silo: int, cost: RoundCost) -> list[Planned]:
         pattern = self._rules.pattern(self._num_records[silo], cost.share, cost.levels)
@@ -789,7 +797,9 @@ class PrivacyAccount:
         limit = self._config_rounds or MOST_ROUNDS
         counts = {self._num_records[silo]: silo for silo in self._silos()}
         most = {n: self._most_rounds(silo, cost, self._budget.epsilon, limit) for n, silo in counts.items()}
-        return min(limit, sum(most[count] for count in self._num_records) // self._setting.num_participants)
+        S, M = self._setting.num_participants, self._setting.num_silos
+        fewest = S if cost.probability == S / M else 1  # in a round; with replacement one silo may be all who are drawn
+        return min(limit, sum(most[count] for count in self._num_records) // fewest)
 
     def _silos(self) -> list[int]:
         return sorted(self._kinds.values())

@@ -38,7 +38,7 @@ from dpfl_plugin.training.build import Parts, build
 from dpfl_plugin.training.canaries import CanaryEngine, Planting, plant
 from dpfl_plugin.training.experiment import Experiment, Progress
 from dpfl_plugin.training.host import SiloHost
-from dpfl_plugin.training.planning import Planner, draw_participants
+from dpfl_plugin.training.planning import Planner, drawn_silos
 from dpfl_plugin.training.response import Response, SeenRound, responses
 from dpfl_plugin.training.runtime import ChargeSink, Observer, Runtime
 
@@ -223,7 +223,11 @@ def _canary_silos(config: Config, parts: Parts, options: Options) -> list[int]:
     setting = parts.setting
     count = min(options.silos or 10, setting.num_silos)
     rounds = min(_most_rounds(config, options), 1000)
-    often = Counter(silo for round in range(rounds) for silo in draw_participants(config.seed, round, setting))
+    first = Planner(parts.algorithm, setting, parts.weights, config.seed).asks(
+        parts.algorithm.init_server(parts.model, setting), 0
+    )
+    drawn = (drawn_silos(config.seed, round, first, setting, None) for round in range(rounds))
+    often = Counter(silo for silos in drawn for silo in set(silos))
     return sorted(sorted(range(setting.num_silos), key=lambda silo: (-often[silo], silo))[:count])
 
 

@@ -384,6 +384,7 @@ def make_setting(config: Config, num_records: Sequence[int]) -> Setting:
         clip_norm=privacy.clip_norm if math.isfinite(privacy.clip_norm) and not changes else None,
         epsilon=privacy.epsilon,
         delta=privacy.delta,
+        weights=_weights(config, num_records),
     )
 
 

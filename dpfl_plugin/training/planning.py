@@ -6,9 +6,10 @@ Participants are drawn from the run's seed, never from data.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Final, Literal
 
 import torch
 from torch import Tensor
@@ -17,6 +18,9 @@ from dpfl_plugin.algorithms.base import Algorithm, RoundPlan, Setting
 from dpfl_plugin.core.streams import stream
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import ConfigError
+
+WITH_REPLACEMENT: Final = "sampled_with_replacement"
+PARTICIPATIONS: Final = ("all", "sampled", WITH_REPLACEMENT)
 
 
 def draw_participants(seed: int, round: int, setting: Setting, eligible: Sequence[int] | None = None) -> list[int]:
@@ -31,6 +35,39 @@ def draw_participants(seed: int, round: int, setting: Setting, eligible: Sequenc
     rng = stream(seed, "participants", round)
     chosen = rng.choice(len(pool), setting.num_participants, replace=False)
     return sorted(pool[int(index)] for index in chosen)
+
+
+def draw_with_replacement(seed: int, round: int, setting: Setting) -> list[int]:
+    """S silos, each drawn from all with its weight as probability, independently of all data; ascending, with repeats.
+
+    [L] Assumption 5 (Li, Wang, Wu 2025), sampling with replacement.
+    """
+    rng = stream(seed, "participants", round)
+    return sorted(rng.choice(setting.num_silos, setting.num_participants, p=setting.weights).tolist())
+
+
+def drawn_silos(seed: int, round: int, plan: RoundPlan, setting: Setting, eligible: Sequence[int] | None) -> list[int]:
+    """Who takes part in a round with this plan; ascending, repeated as often as they were drawn."""
+    if plan.participation == "all":
+        return list(range(setting.num_silos))
+    if plan.participation == WITH_REPLACEMENT:
+        return draw_with_replacement(seed, round, setting)
+    return draw_participants(seed, round, setting, eligible)
+
+
+def participation_probability(plan: RoundPlan, setting: Setting) -> float:
+    """With which a silo takes part in a round, drawn anew for each; of the likeliest, where they differ.
+
+    With replacement 1 - (1 - p_k)^S, and never S/M itself, by which an account knows draws without.
+    """
+    S, M = setting.num_participants, setting.num_silos
+    if plan.participation == "all":
+        return 1.0
+    if plan.participation == WITH_REPLACEMENT:
+        p = max(setting.weights)
+        probability = -math.expm1(S * math.log1p(-p)) if p < 1 else 1.0
+        return probability if probability != S / M else math.nextafter(probability, 1)
+    return S / M
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +92,10 @@ class Planner:
             ConfigError: the algorithm asks for a participation that is not known.
         """
         plan = self.algorithm.round_plan(server, round, self.setting, stream(self.seed, "plan", round))
-        if plan.participation not in ("all", "sampled"):
-            raise ConfigError(f"the algorithm's round plan has participation {plan.participation!r}: all or sampled.")
+        if plan.participation not in PARTICIPATIONS:
+            raise ConfigError(
+                f"the algorithm's round plan has participation {plan.participation!r}: {', '.join(PARTICIPATIONS)}."
+            )
         first, last = plan.share
         return replace(plan, task="train", share=(first * self.training[1], last * self.training[1]))
 
@@ -84,11 +123,17 @@ class Planner:
             ConfigError: as `asks`.
         """
         plan = self.asks(server, round)
-        num_silos, sampled = self.setting.num_silos, plan.participation == "sampled"
-        if eligible is not None and len(eligible) < (self.setting.num_participants if sampled else num_silos):
+        setting, num_silos = self.setting, self.setting.num_silos
+        if eligible is not None and len(eligible) < (
+            num_silos if plan.participation == "all" else setting.num_participants
+        ):
             return None
-        chosen = draw_participants(self.seed, round, self.setting, eligible) if sampled else list(range(num_silos))
-        if len(set(self.weights)) == 1:  # exactly 1/S and S/M, whatever their floating sum
+        times = Counter(drawn_silos(self.seed, round, plan, setting, eligible))
+        chosen = sorted(times)
+        if plan.participation == WITH_REPLACEMENT:
+            weights = tuple(times[silo] / setting.num_participants for silo in chosen)
+            share = math.fsum(self.weights[silo] for silo in chosen)
+        elif len(set(self.weights)) == 1:  # exactly 1/S and S/M, whatever their floating sum
             weights, share = (1 / len(chosen),) * len(chosen), len(chosen) / num_silos
         else:
             share = math.fsum(self.weights[silo] for silo in chosen)

@@ -39,7 +39,7 @@ from dpfl_plugin.training.experiment import Experiment, Outcome, Progress, sprea
 from dpfl_plugin.training.folder import RunFolder, to_json, write_atomic
 from dpfl_plugin.training.host import SiloMetrics
 from dpfl_plugin.training.ledgers import Ledgers, check_shared, locked_shared, open_ledgers, read_shared
-from dpfl_plugin.training.planning import Planner
+from dpfl_plugin.training.planning import WITH_REPLACEMENT, Planner, participation_probability
 from dpfl_plugin.training.prospect import rehearsed, strain
 from dpfl_plugin.training.runtime import ChargeSink, Interrupted, Runtime
 from dpfl_plugin.training.statement import markdown, statement
@@ -364,7 +364,7 @@ def _facts(job: _Job) -> dict[str, Any]:
 def _run_facts(job: _Job) -> dict[str, Any]:
     """What a shared ledger says of a run."""
     privacy, setting, rules = job.config.privacy, job.parts.setting, job.parts.rules
-    drawn = setting.num_participants < setting.num_silos
+    drawn = setting.num_participants < setting.num_silos or _draws_with_replacement(job.config, job.parts)
     ended = (privacy.epsilon is not None and privacy.budget_view == "server") or job.config.max_participations
     return {
         "noise": job.noise,
@@ -376,6 +376,11 @@ def _run_facts(job: _Job) -> dict[str, Any]:
         "draws_decided": drawn and bool(ended),
         "largest_rate": max(rules.release(rules.sampler.rate(count)).rate for count in job.parts.num_records),
     }
+
+
+def _draws_with_replacement(config: Config, parts: Parts) -> bool:
+    server = parts.algorithm.init_server(parts.model, parts.setting)
+    return _planner(config, parts).asks(server, 0).participation == WITH_REPLACEMENT
 
 
 def _account_of(job: _Job, ledgers: Ledgers, found: Checkpoint | None) -> PrivacyAccount:
@@ -510,7 +515,7 @@ def _check_lengths(config: Config, parts: Parts, rounds: int) -> None:
     """
     privacy, setting = config.privacy, parts.setting
     mixed = privacy.epsilon is not None and privacy.budget_view == "third_party"
-    if not (mixed and parts.rules.varies and setting.num_participants < setting.num_silos):
+    if not (mixed and parts.rules.varies):
         return
     planner = _planner(config, parts)
     server = parts.algorithm.init_server(torch.zeros(1), setting)
@@ -518,7 +523,7 @@ def _check_lengths(config: Config, parts: Parts, rounds: int) -> None:
     for round in range(rounds):
         plan = planner.plan(server, round)
         assert plan is not None
-        lengths |= {plan.num_gradients} if plan.participation == "sampled" else set()
+        lengths |= {plan.num_gradients} if participation_probability(plan, setting) < 1 else set()
         if len(lengths) > 1:
             raise UnsupportedError(
                 "privacy.budget_view='third_party' with privacy.schedule: rounds of "

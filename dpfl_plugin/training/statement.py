@@ -290,6 +290,7 @@ def _how(said: dict[str, Any]) -> str:
         "fixed": "a fixed number of records, drawn without replacement anew for each release",
         "poisson": "each record independently with a fixed probability, drawn anew for each release; it may be empty",
         "full": "all records of the silo",
+        "with_replacement": "a fixed number of draws from all records, anew for each step",
     }[mechanism["sampler"]]
     sizes = [f"{key} {_number(mechanism[key])}" for key in ("record_rate", "batch_size") if mechanism[key] is not None]
     clipped = "each record's gradient" if said["protects"]["unit"] == "record" else "each silo's whole update"

@@ -122,6 +122,25 @@ def test_sampling_without_replacement_is_unbiased(weights):
     torch.testing.assert_close(sums / 3, everywhere)
 
 
+@pytest.mark.parametrize("weights", [(1 / 3, 1 / 3, 1 / 3), (0.6, 0.3, 0.1)])
+def test_sampling_with_replacement_is_unbiased(weights):
+    """[L] Assumption 5: 1/K sum_{k in S}, in the mean over all K draws with probabilities p_k, is sum_k p_k."""
+    K, mean = 2, torch.zeros(2, dtype=torch.float64)
+    start = torch.tensor(START, dtype=torch.float64)
+    for draws in itertools.product(range(3), repeat=K):
+        lab = Lab(make(local_lr=0.1, silo_sampling="with_replacement"), THREE, silo_level(), START, silo_rate=2 / 3)
+        chosen = tuple(sorted(set(draws)))
+        often = tuple(draws.count(k) / K for k in chosen)
+        plan = replace(lab.plan(chosen), weights=often, silo_share=sum(weights[k] for k in chosen))
+        assert plan.participation == "sampled_with_replacement"
+        lab.plan = lambda participants=None, plan=plan: plan
+        lab.step()
+        mean += math.prod(weights[k] for k in draws) * (lab.server["model"] - start)
+    everybody = Lab(make(local_lr=0.1), THREE, silo_level(), START, weights=weights)
+    everybody.step()
+    torch.testing.assert_close(mean, everybody.server["model"] - start)
+
+
 def planned(plan, chosen, weights):
     """As the planner would weight ``chosen`` where silos have the weights p_k."""
     share = sum(weights[k] for k in chosen)

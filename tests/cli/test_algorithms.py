@@ -33,6 +33,13 @@ RUNS: dict[str, dict[str, Any]] = {
         **BUDGET,
         "privacy": {**SILO, "sampler": "fixed", "record_rate": 0.2, "epsilon": 0.5},
     },
+    "fedavg_sync, with replacement": {
+        "algorithm": {**SYNC, "silo_sampling": "with_replacement"},
+        "silo_rate": 0.5,
+        "silo_weights": "records",
+        **BUDGET,
+        "privacy": {**SILO, "sampler": "with_replacement", "record_rate": 0.2, "epsilon": 0.5},
+    },
 }
 
 
@@ -106,6 +113,11 @@ def test_the_notes_reach_the_result_and_the_statement(tmp_path: Path) -> None:
         ({"algorithm": {"name": "fedprox"}}, ("algorithm.mu is missing",)),
         ({"algorithm": {**SYNC, "gradient_clip": 0}}, ("gradient_clip=0", "positive")),
         ({"algorithm": {**SYNC, "mu": 2}}, ("mu=2", "left out")),
+        (
+            {"algorithm": {**SYNC, "silo_sampling": "with_replacement"}, "silo_rate": 0.5, "max_participations": 3},
+            ("max_participations", "with replacement"),
+        ),
+        ({"algorithm": SYNC, "privacy": {"sampler": "with_replacement"}}, ("with_replacement", "unit: silo")),
     ],
 )
 def test_wrong_options(tmp_path: Path, changes: dict[str, Any], parts: tuple[str, ...]) -> None:

@@ -53,7 +53,10 @@ PHASES: dict[str, Any] = {"phase_rounds": (4, 3), "regularisation": 0.5}
 ALGORITHMS: dict[str, tuple[dict[str, Any], ...]] = {
     "fedavg": ({"local_steps": 3, "local_lr": 0.1},),
     "fedsgd": ({"local_lr": 0.1}, {"local_lr": 0.1, "form": "single"}),
-    "fedavg_sync": ({"local_steps": 3, "gradient_clip": 0.5, "local_lr": 0.1},),
+    "fedavg_sync": (
+        {"local_steps": 3, "gradient_clip": 0.5, "local_lr": 0.1},
+        {"local_steps": 3, "gradient_clip": 0.5, "local_lr": 0.1, "silo_sampling": "with_replacement"},
+    ),
     "fedprox": ({"local_steps": 3, "local_lr": 0.1, "mu": 0.1},),
     "scaffnew": ({"local_lr": 0.1, "local_steps": 3}, {"local_lr": 0.1, "p": 0.4}),
     "scaffold": ({"local_steps": 3, "local_lr": 0.1}, {"local_steps": 2, "local_lr": 0.1, "option": "I"}),

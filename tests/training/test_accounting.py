@@ -12,7 +12,7 @@ from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.streams import stream
 from dpfl_plugin.oracle import PrivacyRules
 from dpfl_plugin.privacy.accountants import PLD
-from dpfl_plugin.privacy.events import Charge, Term
+from dpfl_plugin.privacy.events import Charge, SampledGaussian, Term
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.mechanisms import Gaussian
 from dpfl_plugin.privacy.prior import Prior
@@ -338,3 +338,57 @@ def test_other_draws_may_have_made_more_of_the_cheap_rounds() -> None:
         Term(release=release, count=2, rounds=limit, participation=0.5),
     ]
     assert stated == pytest.approx(min(2.5, PLD().epsilon(mixture, 1e-5)), rel=1e-12)
+
+
+MULTIPLIER = 3.0
+OF_SILO = SampledGaussian(
+    noise_multiplier=MULTIPLIER, sampler="full", rate=1.0, neighbouring="replace_one", unit="silo"
+)
+WITH_REPLACEMENT = replace(PLAN, participation="sampled_with_replacement", participants=(0, 1))
+
+
+def with_replacement(weights: tuple[float, ...], S: int, epsilon: float | None = None) -> PrivacyAccount:
+    """Of S draws a round, at silo level."""
+    privacy = {"unit": "silo", "clip_norm": 1, "noise_multiplier": MULTIPLIER, "epsilon": epsilon}
+    return PrivacyAccount(
+        Config(algorithm={"name": "fedavg"}, privacy=privacy, rounds=1000),
+        rules=PrivacyRules(
+            unit="silo",
+            neighbouring="replace_one",
+            clip_norm=1.0,
+            mechanism=Gaussian(MULTIPLIER),
+            sampler=FixedSize(RATE),
+        ),
+        accountant=PLD(),
+        setting=Setting(
+            num_silos=len(weights), num_participants=S, silo_rate=S / len(weights), record_rate=None, weights=weights
+        ),
+        num_records=[RECORDS] * len(weights),
+        ledger=Ledger(),
+        stateless=True,
+    )
+
+
+def test_with_replacement_a_third_party_gets_the_mixture_of_the_likeliest_silo() -> None:
+    """1 - (1 - p)^S; and no outsider's epsilon."""
+    one = with_replacement((0.5, 0.25, 0.25), 2)
+    for round in range(5):
+        one.begin_round(round, WITH_REPLACEMENT)
+        one.append(one.charges(round, WITH_REPLACEMENT))
+    stated = one.views()
+    mixture = Term(release=OF_SILO, count=1, rounds=5, participation=1 - (1 - 0.5) ** 2)
+    assert stated["third_party"]["epsilon"] == pytest.approx(PLD().epsilon([mixture], 1e-5), rel=1e-12)
+    assert stated["third_party"]["epsilon"] < stated["server"]["worst_case_epsilon"]
+    assert one.outsider() is None
+
+
+def test_with_replacement_a_round_may_be_of_one_silo() -> None:
+    """So ten silos may last for ten times as many rounds as one of them bears, and not for 10 / S times as many."""
+    one = with_replacement((0.1,) * 10, 4, epsilon=8.0)
+    one.begin_round(0, WITH_REPLACEMENT)
+    one.append(one.charges(0, WITH_REPLACEMENT))
+    alone = Term(release=OF_SILO, count=1, rounds=1)
+    each = max(n for n in range(1, 100) if PLD().epsilon([replace(alone, rounds=n)], 1e-5) <= 8.0)
+    mixture = lambda rounds: PLD().epsilon([replace(alone, rounds=rounds, participation=1 - 0.9**4)], 1e-5)  # noqa: E731
+    assert mixture(10 * each // 4) < 8.0 < mixture(10 * each)
+    assert one.views()["third_party"]["epsilon"] == 8.0
