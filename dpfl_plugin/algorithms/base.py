@@ -67,6 +67,8 @@ class RoundPlan:
         local_steps: K.
         local_lr: eta_l of this round.
         num_gradients: private gradients that each participant will ask for; what the budget is checked for.
+        most_gradients: the most that any sampled round of a run may ask for, whoever is drawn; to be given if that
+            changes from round to round, as a third party's epsilon has to hold for all draws.
         participation: "all" silos; "sampled", S of them without replacement; or "sampled_with_replacement", S draws
             with the silos' weights as probabilities, where a silo that is drawn twice sends once, with double weight.
             Drawn by the framework, which accounts for it.
@@ -84,6 +86,7 @@ class RoundPlan:
     local_steps: int
     local_lr: float
     num_gradients: int
+    most_gradients: int | None = None
     participation: str = "sampled"
     share: tuple[float, float] = (0.0, 1.0)
     phase: str = "train"

@@ -88,6 +88,7 @@ class ScaffoldWarm(Scaffold):
     def round_plan(self, server: Vectors, round: int, setting: Setting, rng: np.random.Generator) -> RoundPlan:
         plan = super().round_plan(server, round, setting, rng)
         limit = self.warm_rounds or math.ceil(4 / setting.silo_rate)
+        plan = replace(plan, most_gradients=plan.num_gradients)  # when the warm-up ends, the draws decide
         if round < limit and not bool(server["picked"].all()):
             return replace(plan, phase="warm-up", num_gradients=self.local_steps)
         return plan

@@ -50,11 +50,13 @@ class RoundCost:
         levels: (noise multiplier, number of releases that are charged with it).
         share: of the silo's records that they read.
         probability: that a given silo takes part.
+        most: releases of the longest round that may be drawn, where rounds differ in that; else None.
     """
 
     levels: tuple[tuple[float, int], ...]
     share: tuple[float, float]
     probability: float
+    most: int | None = None
 
     @property
     def num_releases(self) -> int:
@@ -126,6 +128,8 @@ class PrivacyAccount:
         told = prior.drawn and solved if of_server else prior.draws_decided
         self._certain = config.privacy.epsilon is not None and told
         self.costs = _made_certain(costs or {}) if self._certain else dict(costs or {})
+        alike = (cost.num_releases for cost in self.costs.values() if cost.probability < 1 and cost.most is None)
+        self._length = next(alike, None)  # releases of every drawn round, if they do not differ in that
         final = [charge for charge in ledger if not repeats(charge)]
         in_rounds = self._in_rounds(final)
         self._spending = Spending(in_rounds)
@@ -182,8 +186,16 @@ class PrivacyAccount:
         )
 
     def begin_round(self, round: int, plan: RoundPlan) -> None:
-        """The round is about to run: it counts from here on, whether it finishes or not."""
-        self.costs[round] = self._cost(round, plan)
+        """The round is about to run: it counts from here on, whether it finishes or not.
+
+        Raises:
+            PluginError: sampled rounds differ in their number of gradients, and do not say what the most is.
+        """
+        cost = self._cost(round, plan)
+        if cost.probability < 1 and cost.most is None:
+            self._length = cost.num_releases if self._length is None else self._length
+            self._check_length(cost.num_releases, self._length, "as many as in other rounds")
+        self.costs[round] = cost
 
     def affords(self, round: int, plan: RoundPlan) -> bool:
         """Whether a round, the next to come, stays within the budget."""
@@ -254,10 +266,6 @@ class PrivacyAccount:
 
     def _third_party_ahead(self, later: Mapping[int, RoundCost]) -> float:
         """A third party's epsilon at the end of rounds to come."""
-        if len({cost.num_releases for cost in (*self.costs.values(), *later.values())}) > 1:
-            # Which rounds are longer may depend on earlier draws, and so may where the budget ends the run.
-            self._certain = True
-            self.costs, later = _made_certain(self.costs), _made_certain(later)
         costs = _drawn(self._dearest({**self._found, **self.costs, **later}), self.prior)
         again = self._released_again(costs, {round: {*self._noise_ids.get(round, ()), "the next"} for round in later})
         return self._third_party(costs, again, self.prior).epsilon if again else self._mixture(costs, self.prior)
@@ -649,27 +657,36 @@ class PrivacyAccount:
                 "replacement."
             )
         levels = self._rules.noise_levels(round, plan.num_gradients)
-        # Of a round that makes different releases, or none, no mixture is proven: it counts as certain.
+        most = plan.most_gradients if self._rules.unit == "record" else None
+        if most is not None and plan.num_gradients > most:
+            self._check_length(plan.num_gradients, most, "at most the most_gradients of its round plan")
+        # Of a round that makes different releases, or none, no mixture is proven: it counts as certain. So does one
+        # whose number of releases and noise may both be other ones by earlier draws.
         probability = participation_probability(plan, self._setting)
-        return RoundCost(levels, plan.share, 1.0 if self._certain or len(levels) > 1 else probability)
+        certain = self._certain or len(levels) > 1 or (self._rules.varies and most is not None)
+        return RoundCost(levels, plan.share, 1.0 if certain else probability, most)
+
+    def _check_length(self, num_gradients: int, wanted: int, what: str) -> None:
+        if num_gradients != wanted:
+            raise PluginError(
+                f"the algorithm's round_plan asks for {num_gradients} gradients in a round of drawn silos; it should "
+                f"have been {what}, {wanted}. Where the number changes, give most_gradients in every plan, the most "
+                "that any round may ask for, whoever is drawn."
+            )
 
     def _planned(self, silo: int, cost: RoundCost) -> list[Planned]:
         pattern = self._rules.pattern(self._num_records[silo], cost.share, cost.levels)
         return [Planned(release, count, cost.share) for release, count in pattern]
 
     def _dearest(self, costs: Mapping[int, RoundCost]) -> dict[int, RoundCost]:
-        """Rounds that are drawn count as the dearest of them: which rounds cost more may depend on earlier draws, as
-        the end of a warm-up does, and the mixture is proven for costs that do not. Where they differ in their noise as
-        well, that may depend on how many releases they make, and they count as certain.
+        """Rounds that are drawn count as the longest that any draws allow: which rounds cost more may depend on earlier
+        draws, as the end of a warm-up does, and the mixture is proven for costs that do not.
         """
-        drawn = [cost for cost in costs.values() if cost.probability < 1]
-        most_releases = max((cost.num_releases for cost in drawn), default=0)
-        if all(cost.num_releases == most_releases for cost in drawn):
-            return dict(costs)
-        if self._rules.varies:
-            return _made_certain(costs)
-        levels = ((self._rules.noise_multiplier, most_releases),)
-        return {n: replace(cost, levels=levels) if cost.probability < 1 else cost for n, cost in costs.items()}
+        noise = self._rules.noise_multiplier
+        return {
+            n: replace(cost, levels=((noise, cost.most),)) if cost.most and cost.probability < 1 else cost
+            for n, cost in costs.items()
+        }
 
     def _released_again(
         self, costs: Mapping[int, RoundCost], more: Mapping[int, set[str]] | None = None
@@ -749,24 +766,24 @@ class PrivacyAccount:
         With a budget in the server's view a run ends when some silo has been drawn too often. Its length then depends
         on the draws, and the mixture over the rounds that happened to run proves nothing. What holds is the mixture
         over the most rounds that any draws allow, and the budget itself, which no silo passes whatever is drawn.
-        Where rounds differ in their noise, that of the rounds that other draws would have allowed is not followed up:
+        Where rounds differ in their noise or length, those that other draws would have allowed are not followed up:
         given who was drawn, a third party sees no more than the server, and that is claimed.
         """
         alike = _drawn(self._dearest(costs), prior)
         certain = all(cost.probability == 1 for cost in alike.values())
         if certain or self._budget is None or self._privacy.budget_view != "server":
             return self._named(self._third_party(alike, charges, prior), alike)
-        if self._rules.varies:
-            alike = _made_certain(alike)
+        if self._rules.varies or any(cost.most for cost in alike.values()):
+            alike = _made_certain(costs)
             return self._within_budget(self._named(self._third_party(alike, charges, prior), alike))
         if self._cap_matters():
             return self._within_budget(self._third_party(costs, charges, prior))
         limit = self._config_rounds or MOST_ROUNDS
         drawn = [cost for cost in alike.values() if cost.probability < 1]
         if all(cost.share == (0.0, 1.0) for cost in drawn):
-            # The cheapest rounds last longest, and count as the dearest. Rounds on other records may go on where more
-            # on the same would not: of these all are counted, as if they read the last ones.
-            limit = max(self._most_rounds_of_any_draws(cost) for cost in set(costs.values()) if cost.probability < 1)
+            # Rounds on other records may go on where more on the same would not: of these all are counted, as if they
+            # read the last ones.
+            limit = max(self._most_rounds_of_any_draws(cost) for cost in set(drawn))
         first = max(alike) + 1
         padded = {**alike, **dict.fromkeys(range(first, first + limit - len(drawn)), drawn[-1])}
         mixture = self._third_party(padded, charges, prior)

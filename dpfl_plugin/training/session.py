@@ -21,7 +21,7 @@ from dpfl_plugin.config.load import noise_name, run_id, to_yaml
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.data.base import Holding
-from dpfl_plugin.errors import BudgetError, ConfigError, DataError, SiloError, UnsupportedError
+from dpfl_plugin.errors import BudgetError, ConfigError, DataError, SiloError
 from dpfl_plugin.oracle import PrivacyRules
 from dpfl_plugin.privacy.accountants import LEAST_NOISE
 from dpfl_plugin.privacy.events import Charge
@@ -39,8 +39,8 @@ from dpfl_plugin.training.experiment import Experiment, Outcome, Progress, sprea
 from dpfl_plugin.training.folder import RunFolder, to_json, write_atomic
 from dpfl_plugin.training.host import SiloMetrics
 from dpfl_plugin.training.ledgers import Ledgers, check_shared, locked_shared, open_ledgers, read_shared
-from dpfl_plugin.training.planning import WITH_REPLACEMENT, Planner, participation_probability
-from dpfl_plugin.training.prospect import rehearsed, strain
+from dpfl_plugin.training.planning import WITH_REPLACEMENT, Planner
+from dpfl_plugin.training.prospect import strain
 from dpfl_plugin.training.runtime import ChargeSink, Interrupted, Runtime
 from dpfl_plugin.training.statement import markdown, statement
 from dpfl_plugin.training.stopping import Score, Stopping
@@ -176,7 +176,6 @@ def _job(config: Config, base: Path, folder: RunFolder, parts: Parts, path: Path
             "ledger holds without an epsilon."
         )
     expected = _expected_rounds(config, parts, prior, path)
-    _check_lengths(config, parts, expected)
     # Noise that no name can bring back has a name of its own each time, so that it is never taken for a repetition.
     bits = secrets.token_hex(6) if parts.rules.secure else noise
     return _Job(config, base, folder, parts, path, prior, noise, bits, expected)
@@ -508,32 +507,6 @@ def _expected_rounds(config: Config, parts: Parts, prior: Prior, shared: Path | 
     return expected
 
 
-def _check_lengths(config: Config, parts: Parts, rounds: int) -> None:
-    """Raise UnsupportedError if a third party's budget would end where draws decide, for rounds of changing noise.
-
-    As far as plans depend on who is drawn; where they depend on more, the account sees to it.
-    """
-    privacy, setting = config.privacy, parts.setting
-    mixed = privacy.epsilon is not None and privacy.budget_view == "third_party"
-    if not (mixed and parts.rules.varies):
-        return
-    planner = _planner(config, parts)
-    server = parts.algorithm.init_server(torch.zeros(1), setting)
-    lengths = set()
-    for round in range(rounds):
-        plan = planner.plan(server, round)
-        assert plan is not None
-        lengths |= {plan.num_gradients} if participation_probability(plan, setting) < 1 else set()
-        if len(lengths) > 1:
-            raise UnsupportedError(
-                "privacy.budget_view='third_party' with privacy.schedule: rounds of "
-                f"algorithm={config.algorithm.name!r} make {min(lengths)} or {max(lengths)} releases. Which do may "
-                "depend on who was drawn, and no mixture is proven for them with noise that changes as well. Use "
-                "budget_view: server."
-            )
-        server = rehearsed(parts.algorithm, server, plan)
-
-
 def _begun_with(config: Config, folder: RunFolder) -> float | None:
     """The noise multiplier that an unfinished run solved for, whatever would be found today; None if there is none."""
     if config.privacy.noise_multiplier is not None or not folder.ledger.exists():
@@ -551,8 +524,9 @@ def read_costs(facts: dict[str, Any] | None) -> dict[int, RoundCost]:
             tuple((float(noise), int(count)) for noise, count in levels),
             (float(share[0]), float(share[1])),
             float(probability),
+            most,
         )
-        for round, levels, share, probability in (facts or {"costs": ()})["costs"]
+        for round, levels, share, probability, most in (facts or {"costs": ()})["costs"]
     }
 
 

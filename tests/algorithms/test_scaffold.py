@@ -267,6 +267,20 @@ def test_warm_up_ends_when_all_were_picked_or_at_its_limit_and_says_who_was_miss
     assert early.plan([0, 1]).phase == "train"
 
 
+@pytest.mark.parametrize(("option", "most"), [("I", 4), ("II", 3)])
+def test_a_warm_up_says_what_its_longest_round_is(option, most):
+    """When it ends, the draws decide; a third party's epsilon has to hold for all of them."""
+    made = ScaffoldWarm(local_steps=3, local_lr=0.1, option=option)
+    lab = Lab(made, FIVE, rules(), START, silo_rate=0.4)
+    lengths = []
+    for chosen in ([0, 1], [2, 3], [3, 4], [0, 1]):
+        plan = lab.plan(chosen)
+        assert plan.most_gradients == most
+        lengths.append(plan.num_gradients)
+        lab.step(chosen)
+    assert lengths == [3, 3, 3, most]
+
+
 def test_after_the_warm_up_all_silos_take_the_same_first_step():
     """Without noise g_i(x^0) - c_i + c = c for every silo: the drift is gone before training starts."""
     lab = Lab(ScaffoldWarm(local_steps=1, local_lr=0.05), THREE, rules(), START)

@@ -10,6 +10,7 @@ import pytest
 from dpfl_plugin.algorithms.base import RoundPlan, Setting
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.streams import stream
+from dpfl_plugin.errors import PluginError
 from dpfl_plugin.oracle import PrivacyRules
 from dpfl_plugin.privacy.accountants import PLD
 from dpfl_plugin.privacy.events import Charge, SampledGaussian, Term
@@ -193,14 +194,39 @@ def test_a_third_partys_epsilon_does_not_depend_on_how_long_the_draws_let_a_run_
     assert realised[1] <= stated[1]
 
 
-def test_rounds_that_cost_more_by_the_draws_all_count_as_dearest():
+@pytest.mark.parametrize("warm_rounds", [3, 6], ids=["a warm-up", "one that other draws would have ended"])
+def test_rounds_that_cost_more_by_the_draws_all_count_as_the_longest(warm_rounds: int) -> None:
     of, dear = account(num_participants=1, epsilon=None), account(num_participants=1, epsilon=None)
     for round in range(6):
-        cost = 3 if round >= 3 else 2
+        cost = 3 if round >= warm_rounds else 2
         for account_of, num_gradients in ((of, cost), (dear, 3)):
-            plan = RoundPlan(local_steps=2, local_lr=0.1, num_gradients=num_gradients, participants=(0,))
+            plan = replace(PLAN, num_gradients=num_gradients, most_gradients=3, participants=(0,))
             account_of.begin_round(round, plan)
     assert of.ahead()[1] == dear.ahead()[1]
+    assert of.ahead()[0] < dear.ahead()[0]  # the server knows who was drawn
+
+
+def test_with_a_servers_budget_rounds_of_several_lengths_leave_no_mixture() -> None:
+    """How many of which length the budget lets happen is decided by the draws, from the first round on."""
+    one = account(num_participants=1, epsilon=8.0)
+    for round in range(3):
+        one.begin_round(round, replace(PLAN, most_gradients=3, participants=(0,)))
+    views = one.views()
+    assert views["third_party"]["epsilon"] == views["server"]["worst_case_epsilon"] < 8.0
+
+
+def test_rounds_of_several_lengths_say_so() -> None:
+    one = account(num_participants=1, epsilon=None)
+    one.begin_round(0, PLAN)
+    longer = replace(PLAN, num_gradients=3)
+    with pytest.raises(PluginError, match=r"3 gradients .* as many as in other rounds, 2.*most_gradients"):
+        one.begin_round(1, longer)
+    with pytest.raises(PluginError, match=r"3 gradients .* most_gradients of its round plan, 2"):
+        one.begin_round(1, replace(longer, most_gradients=2))
+    one.begin_round(1, replace(longer, participation="all"))  # always certain
+    resumed = account(num_participants=1, epsilon=None, costs=dict(one.costs))
+    with pytest.raises(PluginError, match="as many as in other rounds"):
+        resumed.begin_round(2, longer)
 
 
 # A cap on participation
