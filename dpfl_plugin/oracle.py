@@ -184,6 +184,11 @@ class Draw:
         return stream_key(self.seed, purpose, self.round, silo, step, self.attempt, self.run)
 
 
+def attempt_of(noise_id: str) -> int:
+    """The attempt that a `Draw.noise_id` names."""
+    return int(noise_id.rpartition(".")[2])
+
+
 class PrivateOracle:
     """Answers one round of m silos, and keeps the charges of what it answered.
 

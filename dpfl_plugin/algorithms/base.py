@@ -6,8 +6,9 @@ that one implementation serves one silo in an adapter and a GPU full of them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 from torch import Tensor
@@ -126,4 +127,26 @@ class Algorithm(Protocol):
 
     def notes(self, server: Vectors) -> list[str]:
         """What a reader of the result should know about this run."""
+        ...
+
+
+@runtime_checkable
+class Regrouping(Protocol):
+    """An algorithm that keeps state at silos, and says what becomes of it when the federation changes.
+
+    Without it such an algorithm cannot go on when silos are lost (``runtime.on_silo_failure: continue``).
+    """
+
+    def regroup(
+        self, server: Vectors, silos: Vectors, ids: Sequence[int], weights: Sequence[float]
+    ) -> tuple[Vectors, Vectors]:
+        """(server's state, silos' states) with which the silos ``ids`` go on by themselves, between two rounds.
+
+        Whatever the two keep in common, such as a server's mean of the silos' states, has to hold for these silos.
+        Must not change its arguments; may compute from what was released only.
+
+        Args:
+            silos: the states (m, d) of the silos ``ids``, ascending.
+            weights: of each in a mean, adding up to 1.
+        """
         ...

@@ -7,12 +7,14 @@ and independent of all data, so that the number of local steps of a round is geo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from dpfl_plugin.algorithms.base import Oracle, RoundPlan, Setting
+from dpfl_plugin.core.average import WeightedSum
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import ConfigError, require
 
@@ -80,6 +82,19 @@ class ScaffNew:
     def aggregate(self, server: Vectors, mean_up: Vectors, plan: RoundPlan) -> Vectors:
         mean_update = mean_up["update"]
         return {"model": server["model"] + mean_update, "mean_update": mean_update}  # l. 8
+
+    def regroup(
+        self, server: Vectors, silos: Vectors, ids: Sequence[int], weights: Sequence[float]
+    ) -> tuple[Vectors, Vectors]:
+        """sum_i h_i = 0 over those that go on: the h_i are centred, as is what the next download adds to them.
+
+        The model keeps what a silo that is gone has sent.
+        """
+        mean = WeightedSum()
+        mean.add(silos, weights)
+        mean_update = mean.total["update"].to(server["mean_update"].device)
+        centred = silos["control"] - mean.total["control"]
+        return {**server, "mean_update": mean_update}, {**silos, "control": centred}
 
     def notes(self, server: Vectors) -> list[str]:
         theorem = (

@@ -7,6 +7,7 @@ gradients as the update, so they cost no privacy of their own ([N] Claim 4.1, se
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -15,6 +16,7 @@ import torch
 
 from dpfl_plugin.algorithms.base import Oracle, RoundPlan, Setting
 from dpfl_plugin.algorithms.steps import LocalSteps
+from dpfl_plugin.core.average import WeightedSum
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import require
 
@@ -59,6 +61,18 @@ class Scaffold(LocalSteps):
     def aggregate(self, server: Vectors, mean_up: Vectors, plan: RoundPlan) -> Vectors:
         c = server["control"] + plan.silo_share * mean_up["control"]
         return {**self.optimizer.step(server, mean_up["model"]), "control": c}  # l. 20-21
+
+    def regroup(
+        self, server: Vectors, silos: Vectors, ids: Sequence[int], weights: Sequence[float]
+    ) -> tuple[Vectors, Vectors]:
+        """c is the mean of the c_i of those that go on.
+
+        Were the c_j of a silo that is gone left in c, its gradient at its last model would pull on x for ever: c - c_i
+        would not average to 0 where all gradients do.
+        """
+        total = WeightedSum()
+        total.add({"control": silos["control"].to(server["control"].device)}, weights)
+        return {**server, "control": total.total["control"]}, silos
 
     def notes(self, server: Vectors) -> list[str]:
         return []
@@ -110,6 +124,15 @@ class ScaffoldWarm(Scaffold):
         picked = server["picked"].clone()
         picked[list(plan.participants)] = True
         return {**server, "control": server["control"] + plan.silo_share * mean_up["control"], "picked": picked}
+
+    def regroup(
+        self, server: Vectors, silos: Vectors, ids: Sequence[int], weights: Sequence[float]
+    ) -> tuple[Vectors, Vectors]:
+        """As SCAFFOLD; and the warm-up does not wait for silos that are gone."""
+        server, silos = super().regroup(server, silos, ids, weights)
+        gone = torch.ones_like(server["picked"])
+        gone[list(ids)] = False
+        return {**server, "picked": server["picked"] | gone}, silos
 
     def notes(self, server: Vectors) -> list[str]:
         missed = (~server["picked"]).nonzero().flatten().tolist()

@@ -274,7 +274,7 @@ NOT_IN_ID: Final[dict[str, Any]] = {
     "description": True,
     "checkpoint": True,
     "data": {"folder"},
-    "runtime": {"stack", "kind", "silo_timeout"},
+    "runtime": {"stack", "kind", "silo_timeout", "server_timeout", "on_silo_failure", "min_silos"},
 }
 
 

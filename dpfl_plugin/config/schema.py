@@ -157,6 +157,22 @@ class RuntimeConfig(_Strict):
     silo_timeout: float | None = Field(
         600.0, gt=0, description="mpi: seconds after which a silo rank that owes an answer is given up; null: never"
     )
+    server_timeout: float | None = Field(
+        600.0, gt=0, description="mpi: seconds after which silo ranks give up a server that says nothing; null: never"
+    )
+    on_silo_failure: Literal["abort", "continue"] = Field(
+        "abort", description="mpi: end the run, or go on without silos whose rank fails (Open MPI 5 with ULFM)"
+    )
+    min_silos: int = Field(1, ge=1, description="continue: the fewest silos to go on with")
+
+    @model_validator(mode="after")
+    def _single(self) -> RuntimeConfig:
+        if self.on_silo_failure == "continue" and self.aggregation == "reduce":
+            raise ValueError(
+                "on_silo_failure: continue with aggregation: reduce: a sum that MPI makes ends with the first rank "
+                "that dies; use aggregation: gather"
+            )
+        return self
 
 
 class Config(_Strict):

@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from dpfl_plugin.algorithms.base import RoundPlan, Setting
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.errors import ConfigError, PluginError
-from dpfl_plugin.oracle import PrivacyRules
+from dpfl_plugin.oracle import PrivacyRules, attempt_of
 from dpfl_plugin.privacy.accountants import MOST_LEVELS, Accountant, rounded_down
 from dpfl_plugin.privacy.budget import Budget
 from dpfl_plugin.privacy.calibration import max_rounds, most, worst_epsilon
@@ -39,6 +39,10 @@ from dpfl_plugin.training.planning import WITH_REPLACEMENT, drawn_silos, partici
 
 MOST_ROUNDS = 10**6  # where only a budget ends a run
 NO_PRIOR = Prior()
+LOST = (
+    "silos were lost, which may depend on their records, so that the server's worst case is claimed and nothing of the "
+    "draw of participants"
+)
 TOO_FEW_LEFT = "too few silos may take part in another round"  # how a reason begins that is the cap, not the budget
 
 
@@ -90,6 +94,7 @@ class PrivacyAccount:
         budget_accountant: what the budget of the run goes by, where ``accountant`` is a second opinion.
         stateless: whether silos keep nothing between rounds, so that an update depends on the download and on the
             silo's own data alone.
+        lost: whether silos were lost while the run went on; see `lose`.
     """
 
     def __init__(
@@ -107,6 +112,7 @@ class PrivacyAccount:
         repeats: Callable[[Charge], bool] = lambda charge: False,
         budget_accountant: Accountant | None = None,
         stateless: bool = False,
+        lost: bool = False,
     ) -> None:
         self._beside = beside(config, budget_accountant or accountant)
         self._seed, self._privacy, self._config_rounds = config.seed, config.privacy, config.rounds
@@ -126,7 +132,8 @@ class PrivacyAccount:
         # mixture is proven.
         solved, of_server = config.privacy.noise_multiplier is None, config.privacy.budget_view == "server"
         told = prior.drawn and solved if of_server else prior.draws_decided
-        self._certain = config.privacy.epsilon is not None and told
+        self._certain = lost or (config.privacy.epsilon is not None and told)
+        self._lost = lost
         self.costs = _made_certain(costs or {}) if self._certain else dict(costs or {})
         alike = (cost.num_releases for cost in self.costs.values() if cost.probability < 1 and cost.most is None)
         self._length = next(alike, None)  # releases of every drawn round, if they do not differ in that
@@ -178,11 +185,12 @@ class PrivacyAccount:
             return None
         return [silo for silo in range(self._setting.num_silos) if len(self._participations[silo]) < self._cap]
 
-    def why_nobody_is_left(self) -> str:
-        left = len(self.eligible() or ())
+    def why_nobody_is_left(self, lost: Collection[int] = ()) -> str:
+        left = len(set(self.eligible() or ()) - set(lost))
+        without = f" and {len(lost)} were lost" if lost else ""
         return (
             f"{TOO_FEW_LEFT}: {left} of {self._setting.num_silos} took part in fewer "
-            f"than max_participations={self._cap}"
+            f"than max_participations={self._cap}{without}"
         )
 
     def begin_round(self, round: int, plan: RoundPlan) -> None:
@@ -195,13 +203,35 @@ class PrivacyAccount:
         if cost.probability < 1 and cost.most is None:
             self._length = cost.num_releases if self._length is None else self._length
             self._check_length(cost.num_releases, self._length, "as many as in other rounds")
-        self.costs[round] = cost
+        self.costs[round] = self._dearer(round, cost)
+
+    def lose(self) -> int:
+        """The run goes on without some of its silos: a number for the attempt to come, whose noise was never drawn.
+
+        Who takes part from here on may depend on records, since a record may make its silo fail. So nothing is made
+        of the draws of participants any more, in rounds before and after: each counts as if a silo had taken part for
+        certain, which bounds whatever decided that it did. And a round that was to be repeated bit for bit will not
+        be: everything in the ledger counts from here on.
+        """
+        self._lost = self._certain = True
+        self.costs = _made_certain(self.costs)
+        made = [charge for charge in self.ledger if charge.noise_id != NOT_RUN]
+        in_rounds = self._in_rounds(made)
+        self._spending.add(in_rounds)  # what it knows it does not count twice
+        self._note(made)
+        self._found = _rounds_in(in_rounds)
+        self._most, self._cleared = {}, _Cleared()
+        return 1 + max((attempt_of(charge.noise_id) for charge in made), default=0)
+
+    def was_released(self, kind: Kind, silo: int, round: int, noise_id: str) -> bool:
+        """Whether a release beside the rounds was charged."""
+        return noise_id in self._made[kind].get((silo, round), ())
 
     def affords(self, round: int, plan: RoundPlan) -> bool:
         """Whether a round, the next to come, stays within the budget."""
         if self._budget is None:
             return True
-        cost = self._cost(round, plan)
+        cost = self._dearer(round, self._cost(round, plan))
         third_party = self._privacy.budget_view == "third_party"
         if self._rules.varies:
             return self._affords_ahead(round, plan) or (not third_party and self._affords_drawn(cost, plan))
@@ -273,6 +303,8 @@ class PrivacyAccount:
     def why_not(self) -> str:
         view = self._privacy.budget_view.replace("_", " ")
         what = f"one more would pass epsilon {self._privacy.epsilon:g} at delta {self._privacy.delta:g} ({view} view)"
+        if self._lost and view == "third party":
+            what += ", as the server's worst case since silos were lost"
         return f"{what}, with what the shared ledger holds of other runs" if self.prior.runs else what
 
     def held(self) -> float:
@@ -289,9 +321,10 @@ class PrivacyAccount:
         again = self._released_again(costs)
         third_party = self._third_party(costs, again, beside).epsilon if again else self._mixture(costs, beside)
         server = max(spent, default=0.0)
-        if self._budget is not None and self._privacy.budget_view == "server":
+        if self._budget is not None and self._privacy.budget_view == "server" and not self._lost:
             third_party = min(third_party, self._budget.epsilon)  # which holds towards the server, whoever is drawn
-            server = min(server, self._budget.epsilon) if self._rules.varies else server
+        if self._budget is not None and self._privacy.budget_view == "server" and self._rules.varies:
+            server = min(server, self._budget.epsilon)
         return {"server": _finite(server), "third_party": _finite(third_party)}
 
     def _spent(self, beside: Prior) -> Iterator[Terms]:
@@ -496,8 +529,11 @@ class PrivacyAccount:
         if self._beside:
             assert not prior.runs
             prior = self._prior(ahead=False)
+        costs = self._dearest(costs) if self._lost else costs
+        # Of the attempts at a round, no one silo may have been in all of them, but it might have been.
+        attempts = self._released_again(costs) if self._lost else []
         worst = worst_case_view(
-            charges,
+            [*charges, *attempts],
             self._accountant,
             self._privacy.delta,
             silos=self._silos(),
@@ -506,19 +542,15 @@ class PrivacyAccount:
             cap=self._cap,
             earlier=prior.realised,
         )
+        if self._lost:
+            third_party = replace(worst, view="third_party", basis=f"{worst.basis}; {LOST}")
+            return _both(realised, worst, third_party, prior)
         third_party = self._stated_third_party(costs, charges, prior)
         if (
             prior.runs and worst.epsilon < third_party.epsilon
         ):  # earlier runs count as realised there, and that holds too
             third_party = replace(third_party, epsilon=worst.epsilon, basis="the server's worst case")
-        return {
-            "server": {
-                **_plain(realised, prior),
-                "worst_case_epsilon": _finite(worst.epsilon),
-                "worst_case_basis": _basis(worst, prior),
-            },
-            "third_party": _plain(third_party, prior),
-        }
+        return _both(realised, worst, third_party, prior)
 
     def outsider(self) -> ViewEpsilon | None:
         """`outsider_view` of all rounds that were begun, or None where its conditions are not met.
@@ -537,6 +569,7 @@ class PrivacyAccount:
             or self._cap_matters()
             or drawn_end
             or self.prior.runs
+            or self._lost
             or "shared" in self.ledger.facts
         ):
             return None
@@ -674,6 +707,11 @@ class PrivacyAccount:
                 "that any round may ask for, whoever is drawn."
             )
 
+    def _dearer(self, round: int, cost: RoundCost) -> RoundCost:
+        """A round that is repeated without lost silos, and planned anew, counts as the dearer of its attempts."""
+        before = self.costs.get(round) if self._lost else None
+        return before if before is not None and before.num_releases > cost.num_releases else cost
+
     def _planned(self, silo: int, cost: RoundCost) -> list[Planned]:
         pattern = self._rules.pattern(self._num_records[silo], cost.share, cost.levels)
         return [Planned(release, count, cost.share) for release, count in pattern]
@@ -684,7 +722,9 @@ class PrivacyAccount:
         """
         noise = self._rules.noise_multiplier
         return {
-            n: replace(cost, levels=((noise, cost.most),)) if cost.most and cost.probability < 1 else cost
+            n: replace(cost, levels=((noise, cost.most),))
+            if cost.most and (cost.probability < 1 or (self._lost and not self._rules.varies))
+            else cost
             for n, cost in costs.items()
         }
 
@@ -898,6 +938,17 @@ def _plain(view: ViewEpsilon, prior: Prior) -> dict[str, Any]:
         "accountant": view.accountant,
         "worst_silo": view.worst_silo,
         "basis": _basis(view, prior),
+    }
+
+
+def _both(realised: ViewEpsilon, worst: ViewEpsilon, third_party: ViewEpsilon, prior: Prior) -> dict[str, Any]:
+    return {
+        "server": {
+            **_plain(realised, prior),
+            "worst_case_epsilon": _finite(worst.epsilon),
+            "worst_case_basis": _basis(worst, prior),
+        },
+        "third_party": _plain(third_party, prior),
     }
 
 

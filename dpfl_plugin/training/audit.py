@@ -301,7 +301,6 @@ def _experiment(parts: Parts, config: Config, runtime: Runtime, account: Privacy
         rounds=rounds,
         expected_rounds=rounds,
         run_name=run_name,
-        attempt=0,
         evaluate_every=rounds,
         dissimilarity=False,
         checkpoint_every=None,

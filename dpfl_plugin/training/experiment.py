@@ -6,13 +6,13 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dpfl_plugin.algorithms.base import RoundPlan
+from dpfl_plugin.algorithms.base import Regrouping, RoundPlan
 from dpfl_plugin.config.schema import PersonaliseConfig
 from dpfl_plugin.core.vectors import Vectors, all_finite
 from dpfl_plugin.errors import TrainingError
@@ -22,11 +22,12 @@ from dpfl_plugin.training.beside import NOT_RUN
 from dpfl_plugin.training.host import SiloMetrics
 from dpfl_plugin.training.planning import Planner
 from dpfl_plugin.training.prospect import rehearsal
-from dpfl_plugin.training.runtime import Interrupted, Runtime
+from dpfl_plugin.training.runtime import Interrupted, Runtime, SilosLost
 from dpfl_plugin.training.stopping import Score, Stopping
 
 MOST_IN_TAIL = 50
 
+Found = TypeVar("Found")
 Status = Literal["done", "budget_exhausted", "interrupted", "failed"]
 
 
@@ -36,6 +37,9 @@ class Progress:
 
     Attributes:
         scores: released so far; best: the model (d,) with the best of them, where that is the one to keep.
+        attempt: names the noise of rounds to come; one more whenever a round has to be run again otherwise.
+        losses: {"silo", "after_round", "why", "back"}: a silo that was lost after so many rounds, and after how many it
+            came back by a resume; None while it is out.
     """
 
     server: Vectors
@@ -45,6 +49,17 @@ class Progress:
     bytes_down: int = 0
     scores: list[Score] = field(default_factory=list)
     best: Tensor | None = None
+    attempt: int = 0
+    losses: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def lost(self) -> set[int]:
+        """The silos that are out."""
+        return {loss["silo"] for loss in self.losses if loss["back"] is None}
+
+
+class TooFewSilosError(TrainingError):
+    """So many silos were lost that the run ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +75,8 @@ class Experiment:
     """A run, ready to go.
 
     Attributes:
-        run_name: names the run's random bits, with ``attempt``.
+        run_name: names the run's random bits, with the attempt.
+        min_silos: the fewest to go on with, when silos are lost.
         rounds: T; expected_rounds: where the budget is expected to end it, by which evaluations are scheduled.
         evaluated: the last round that a run which is resumed was evaluated after; 0 for none.
         stopping: when scores end it; personalise: the steps of silos' own models; None for none.
@@ -72,7 +88,6 @@ class Experiment:
     rounds: int
     expected_rounds: int
     run_name: str
-    attempt: int
     evaluate_every: int
     dissimilarity: bool
     checkpoint_every: int | None
@@ -80,6 +95,7 @@ class Experiment:
     evaluated: int = 0
     stopping: Stopping | None = None
     personalise: PersonaliseConfig | None = None
+    min_silos: int = 1
 
     def run(
         self,
@@ -89,13 +105,37 @@ class Experiment:
         record: Callable[[dict[str, Any]], None],
         tick: Callable[[Progress], None],
         stop: Callable[[], bool],
+        note: Callable[[str], None] = lambda text: None,
     ) -> Outcome:
         """Go on from ``progress`` to the last round, or to what ends the run before it.
 
+        A round in which silos are lost is run again by the others, with fresh noise, and counts as released twice; one
+        whose uploads had all come counts.
+
         Args:
             save: writes a checkpoint; record: gets each evaluation as plain values; tick: called after every round;
-            stop: asked before every round, true ends the run.
+            stop: asked before every round, true ends the run; note: told which silos were lost.
         """
+        keep = lambda: self.enduring(progress, lambda: save(progress), save=save, note=note)  # noqa: E731
+        try:
+            return self._run(progress, save=save, keep=keep, record=record, tick=tick, stop=stop, note=note)
+        except TooFewSilosError as error:
+            return Outcome("failed", str(error))
+
+    def _run(
+        self,
+        progress: Progress,
+        *,
+        save: Callable[[Progress], None],
+        keep: Callable[[], None],
+        record: Callable[[dict[str, Any]], None],
+        tick: Callable[[Progress], None],
+        stop: Callable[[], bool],
+        note: Callable[[str], None],
+    ) -> Outcome:
+        def measured(phase: str) -> dict[str, Any]:
+            return self.enduring(progress, lambda: self.evaluation(progress, phase), save=save, note=note)
+
         saved_at, saved_rounds, began = time.monotonic(), progress.rounds, time.monotonic() - progress.seconds
         evaluated = last_finite = self.evaluated
         outcome = Outcome("done")
@@ -105,11 +145,14 @@ class Experiment:
             except Interrupted:
                 outcome = Outcome("interrupted", f"asked to stop before the score after round {progress.rounds}")
                 break
+            except SilosLost as lost:
+                self.lose(progress, lost, save=save, note=note)
+                continue
             if self._stopped(progress) or progress.rounds >= self.rounds:
                 break
-            plan = self.planner.plan(progress.server, progress.rounds, self.account.eligible())
+            plan = self.planner.plan(progress.server, progress.rounds, self.account.eligible(), progress.lost)
             if plan is None:
-                outcome = Outcome("budget_exhausted", self.account.why_nobody_is_left())
+                outcome = Outcome("budget_exhausted", self.account.why_nobody_is_left(progress.lost))
                 break
             if not self.account.affords(progress.rounds, plan):
                 outcome = Outcome("budget_exhausted", self.account.why_not())
@@ -121,6 +164,9 @@ class Experiment:
             except Interrupted:
                 outcome = Outcome("interrupted", f"asked to stop in round {progress.rounds + 1}")
                 break
+            except SilosLost as lost:
+                self.lose(progress, lost, save=save, note=note)
+                continue
             except TrainingError as error:
                 outcome = Outcome("failed", f"round {progress.rounds + 1}: {error}")
                 break
@@ -132,7 +178,7 @@ class Experiment:
             progress.server, progress.rounds = server, progress.rounds + 1
             progress.seconds = time.monotonic() - began
             if self._evaluates(progress.rounds):
-                line = self.evaluation(progress, plan.phase)
+                line = measured(plan.phase)
                 record(line)
                 evaluated = progress.rounds
                 if not math.isfinite(line["train_loss"]):
@@ -142,28 +188,101 @@ class Experiment:
             tick(progress)
             due = self.checkpoint_every is not None and progress.rounds - saved_rounds >= self.checkpoint_every
             if due or time.monotonic() - saved_at >= self.checkpoint_seconds:
-                save(progress)
+                keep()
                 saved_at, saved_rounds = time.monotonic(), progress.rounds
         stopped = outcome.status == "done" and self._stopped(progress)
         if (stopped or outcome.status == "budget_exhausted") and progress.rounds > evaluated:
-            record(self.evaluation(progress, self.planner.asks(progress.server, progress.rounds - 1).phase))
-        save(progress)
+            record(measured(self.planner.asks(progress.server, progress.rounds - 1).phase))
+        keep()
         if stopped:
             # Saved before: the charges of rounds that will not run must not count where a resume runs some again.
             self._charge_what_was_planned(progress)
-            save(progress)
+            keep()
             return Outcome("done", self._why_stopped(progress))
         return outcome
+
+    def enduring(
+        self,
+        progress: Progress,
+        work: Callable[[], Found],
+        *,
+        save: Callable[[Progress], None],
+        note: Callable[[str], None],
+    ) -> Found:
+        """What ``work`` gives, which is begun again whenever silos are lost in it; nothing may be released by it.
+
+        Raises:
+            TooFewSilosError: see `lose`.
+        """
+        while True:
+            try:
+                return work()
+            except SilosLost as lost:
+                self.lose(progress, lost, save=save, note=note)
+
+    def lose(
+        self,
+        progress: Progress,
+        lost: SilosLost,
+        *,
+        save: Callable[[Progress], None],
+        note: Callable[[str], None],
+    ) -> None:
+        """Go on without silos: from the state after the last round that counts, with noise that was never drawn.
+
+        It is in a checkpoint before anything else happens: noise that was drawn for rounds to come must not be drawn
+        again for others to take part in them.
+
+        Raises:
+            TooFewSilosError: fewer than ``min_silos`` are left; the checkpoint is there nevertheless.
+        """
+        while True:
+            for silo, why in lost.why.items():
+                progress.losses.append({"silo": silo, "after_round": progress.rounds, "why": why, "back": None})
+            progress.attempt = max(progress.attempt + 1, self.account.lose())
+            left = self.planner.alive(progress.lost)
+            note(
+                f"lost after round {progress.rounds}: {lost}. {len(left)} of {self.planner.setting.num_silos} silos are left"
+            )
+            try:
+                if left:
+                    self._regroup(progress, left)
+                save(progress)
+            except SilosLost as more:
+                lost = more
+                continue
+            if len(left) < self.min_silos:
+                raise TooFewSilosError(
+                    f"after round {progress.rounds}: {len(left)} silos are left, fewer than "
+                    f"runtime.min_silos={self.min_silos} to go on with. Lost: {_losses(progress)}. With all ranks "
+                    "back, go on with --resume"
+                )
+            return
+
+    def _regroup(self, progress: Progress, silos: Sequence[int]) -> None:
+        """What server and silos keep in common has to hold for those that are left."""
+        algorithm = self.planner.algorithm
+        if not isinstance(algorithm, Regrouping):
+            return
+        states = self.runtime.states()
+        mine = {name: value[list(silos)] for name, value in states.items()}
+        server, changed = algorithm.regroup(progress.server, mine, silos, self.planner.weights_of(silos))
+        if changed is not mine:
+            for name, value in changed.items():
+                states[name][list(silos)] = value
+            self.runtime.load_states(states)
+        progress.server = server
 
     def _score(self, progress: Progress, stop: Callable[[], bool]) -> None:
         """A score of the global model, if one is due, and the budget has room for it: after a crash it may not."""
         if self.stopping is None or not self.stopping.due(progress.rounds, progress.scores):
             return
-        if not self.account.affords_beside("score", progress.rounds, self._draw(progress.rounds).noise_id):
+        if not self.account.affords_beside("score", progress.rounds, self._draw(progress, progress.rounds).noise_id):
             return
         if stop():
             raise Interrupted
-        mean = self._beside(progress, self.planner.of_all("score"), progress.rounds, progress.server["model"])
+        plan = self.planner.of_all("score", lost=progress.lost)
+        mean = self._beside(progress, plan, progress.rounds, progress.server["model"])
         progress.scores.append((progress.rounds, float(mean["score"])))
         if self.stopping.keep_best and self.stopping.best(progress.scores) == len(progress.scores) - 1:
             progress.best = progress.server["model"]
@@ -171,13 +290,16 @@ class Experiment:
     def _beside(self, progress: Progress, plan: RoundPlan, round: int, model: Tensor) -> Vectors:
         """What all silos do beside the algorithm's rounds; returns the mean of what they send."""
         down = {"model": model}
-        mean_up = self.runtime.run_round(down, plan, self._draw(round))
+        return self._sent(progress, down, plan, self._draw(progress, round))
+
+    def _sent(self, progress: Progress, down: Vectors, plan: RoundPlan, draw: Draw) -> Vectors:
+        mean_up = self.runtime.run_round(down, plan, draw)
         progress.bytes_down += len(plan.participants) * _size(down)
         progress.bytes_up += len(plan.participants) * _size(mean_up)
         return mean_up
 
-    def _draw(self, round: int) -> Draw:
-        return Draw(self.planner.seed, round, self.attempt, self.run_name)
+    def _draw(self, progress: Progress, round: int) -> Draw:
+        return Draw(self.planner.seed, round, progress.attempt, self.run_name)
 
     def _stopped(self, progress: Progress) -> bool:
         return self.stopping is not None and progress.rounds < self.rounds and self.stopping.stops(progress.scores)
@@ -210,35 +332,62 @@ class Experiment:
         """The model (d,) that is the result."""
         return progress.server["model"] if progress.best is None else progress.best
 
-    def finish(self, progress: Progress) -> tuple[dict[int, SiloMetrics], list[str]]:
+    def finish(
+        self,
+        progress: Progress,
+        *,
+        save: Callable[[Progress], None],
+        note: Callable[[str], None] = lambda text: None,
+    ) -> tuple[dict[int, SiloMetrics], list[str]]:
         """(metrics of the final model at each silo, notes); before that, silos' own models, if the budget allows them.
 
         Raises:
             Interrupted: silos did not finish theirs.
+            TooFewSilosError: see `lose`.
         """
         model, notes = self.kept(progress), []
         left_out = 0 if self.stopping is None else progress.rounds // self.stopping.every - len(progress.scores)
         if left_out:
             notes.append(
-                f"early_stopping: {left_out} scores were left out: a crash lost them after they were charged, and the "
-                "budget has no room for others."
+                f"early_stopping: {left_out} scores were left out: a crash, or silos that failed, lost them after they "
+                "were charged, and the budget has no room for others."
             )
         if self.personalise is not None:
-            own = self.personalise
-            if self.account.affords_beside("personalise", self.rounds, self._draw(self.rounds).noise_id):
-                plan = self.planner.of_all("personalise", own.local_steps, own.local_lr)
-                self._beside(progress, plan, self.rounds, model)
+            if self.account.affords_beside("personalise", self.rounds, self._draw(progress, self.rounds).noise_id):
+                draw, made = self._draw(progress, self.rounds), self._own_models(progress, self.personalise)
+                self.enduring(progress, lambda: made(draw), save=save, note=note)
             else:
                 notes.append(f"personalise: no silo made a model of its own: {self.account.why_not()}.")
-        return self.runtime.evaluate(model, False), notes
+        by_silo = self.enduring(progress, lambda: self.runtime.evaluate(model, False), save=save, note=note)
+        return by_silo, notes
+
+    def _own_models(self, progress: Progress, own: PersonaliseConfig) -> Callable[[Draw], None]:
+        """Has silos make models of their own; those that have not, if some were lost meanwhile.
+
+        A silo's own model stays with it and depends on no other silo: those that were made and charged stay.
+        """
+        model = self.kept(progress)
+
+        def make(draw: Draw) -> None:
+            released = self.account.was_released
+            made = {
+                silo
+                for silo in range(self.planner.setting.num_silos)
+                if silo in begun and released("personalise", silo, draw.round, draw.noise_id)
+            }
+            plan = self.planner.of_all("personalise", own.local_steps, own.local_lr, lost=progress.lost | made)
+            begun.update(plan.participants)
+            if plan.participants:
+                self._sent(progress, {"model": model}, plan, draw)
+
+        begun: set[int] = set()
+        return make
 
     def advance(self, progress: Progress, plan: RoundPlan) -> Vectors:
         """One round; returns the server's next state."""
         down = self.planner.algorithm.download(progress.server)
         self.account.begin_round(progress.rounds, plan)
-        mean_up = self.runtime.run_round(down, plan, self._draw(progress.rounds))
-        progress.bytes_down += len(plan.participants) * _size(down)
-        progress.bytes_up += len(plan.participants) * _size(mean_up)
+        mean_up = self._sent(progress, down, plan, self._draw(progress, progress.rounds))
         return self.planner.algorithm.aggregate(progress.server, mean_up, plan)
 
     def evaluation(self, progress: Progress, phase: str) -> dict[str, Any]:
@@ -266,6 +415,11 @@ class Experiment:
         tail = math.ceil(last / 10)
         in_tail = rounds > last - tail and (last - rounds) % math.ceil(tail / MOST_IN_TAIL) == 0
         return rounds % self.evaluate_every == 0 or in_tail
+
+
+def _losses(progress: Progress) -> str:
+    why = {loss["silo"]: loss["why"] for loss in progress.losses if loss["back"] is None}
+    return "; ".join(f"silo {silo}: {text}" for silo, text in sorted(why.items()))
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:

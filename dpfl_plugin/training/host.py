@@ -40,6 +40,13 @@ class SiloMetrics:
     personalised_accuracy: float | None = None
 
 
+def begun(states: Vectors, rules: PrivacyRules, num_silos: int) -> Vectors:
+    """With C_i, where the clipping adapts it; in float64 on any device, so that a checkpoint has all of it."""
+    if not rules.clipping.adapts:
+        return states
+    return {**states, CLIP_NORM: torch.full((num_silos, 1), rules.clip_norm, dtype=torch.float64)}
+
+
 class SiloHost:
     """Runs rounds for the silos whose records it holds.
 
@@ -68,7 +75,7 @@ class SiloHost:
         self._algorithm, self._rules, self._engine = algorithm, rules, engine
         self._train = {silo: engine.prepare(records) for silo, records in train.items()}
         self._test = test
-        self.states = self._begun(states)
+        self.states = begun(states, rules, len(train))
         self._layers = layers(self._layout)
         self._pending: list[tuple[list[int], Vectors]] = []
         self._smoothed: dict[smoothing.Kind, Engine] = {}
@@ -88,15 +95,8 @@ class SiloHost:
         """The same silos with an engine around their own, and with records that theirs has prepared; for audits."""
         other = copy.copy(self)
         other._engine, other._train, other._pending = engine, dict(train), []
-        other.states = self._begun(states)
+        other.states = begun(states, self._rules, len(train))
         return other
-
-    def _begun(self, states: Vectors) -> Vectors:
-        """With C_i, where the clipping adapts it; in float64 on any device, so that a checkpoint has all of it."""
-        if not self._rules.clipping.adapts:
-            return states
-        start = torch.full((len(self._train), 1), self._rules.clip_norm, dtype=torch.float64)
-        return {**states, CLIP_NORM: start}
 
     def run(self, ids: Sequence[int], down: Vectors, plan: RoundPlan, draw: Draw) -> tuple[Vectors, list[Charge]]:
         """(uploads (m, d), charges) of the silos ``ids``, advanced together.

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dpfl_plugin.errors import ConfigError, DataError, LedgerError
+from dpfl_plugin.oracle import attempt_of
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.training.beside import NOT_RUN
 from dpfl_plugin.training.checkpoint import Checkpoint, load_facts
@@ -21,7 +22,8 @@ from dpfl_plugin.training.folder import RunFolder, locked
 BEGINNING = b'{"facts":{'  # of every ledger's first line
 FRESH_NOISE = (
     "rounds that were released already cannot be repeated bit for bit here, because the machine or the versions "
-    "differ, or the noise is secure: they are run with fresh noise and charged again."
+    "differ, the noise is secure, or silos that were lost take part again: they are run with fresh noise and charged "
+    "again."
 )
 
 
@@ -219,9 +221,11 @@ def _arithmetics(found: Checkpoint | None, shared: Ledger | None, noise: str, at
 def _attempt(found: Checkpoint | None, own: Ledger, arithmetics: set[str], here: Mapping[str, Any]) -> int:
     before, rounds = (0, 0) if found is None else (int(found.facts["attempt"]), found.rounds)
     replayed = any(charge.round >= rounds for charge in own)
-    if not replayed or (here["repeats"] and arithmetics == {_digest(here)}):
+    # Silos that were lost take part again: the same rounds would release other values.
+    same = found is None or not any(loss["back"] is None for loss in found.facts.get("losses", ()))
+    if not replayed or (same and here["repeats"] and arithmetics == {_digest(here)}):
         return before
-    attempts = (int(charge.noise_id.rpartition(".")[2]) for charge in own if charge.noise_id != NOT_RUN)
+    attempts = (attempt_of(charge.noise_id) for charge in own if charge.noise_id != NOT_RUN)
     return 1 + max(attempts, default=before)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from dpfl_plugin.algorithms.base import Algorithm, RoundPlan, Setting
+from dpfl_plugin.core.exact import floor_share
 from dpfl_plugin.core.streams import stream
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import ConfigError
@@ -99,8 +100,26 @@ class Planner:
         first, last = plan.share
         return replace(plan, task="train", share=(first * self.training[1], last * self.training[1]))
 
-    def of_all(self, task: Literal["score", "personalise"], local_steps: int = 0, local_lr: float = 0.0) -> RoundPlan:
-        """A plan beside the algorithm's rounds, of all silos."""
+    def alive(self, lost: Collection[int]) -> list[int]:
+        """All silos but those that were lost, ascending."""
+        return [silo for silo in range(self.setting.num_silos) if silo not in lost]
+
+    def weights_of(self, silos: Sequence[int]) -> tuple[float, ...]:
+        """Their weights in a mean of them alone, adding up to 1; with all silos, the weights as they are."""
+        if len(silos) == self.setting.num_silos:
+            return self.weights
+        return self._shares(silos)[0]
+
+    def of_all(
+        self,
+        task: Literal["score", "personalise"],
+        local_steps: int = 0,
+        local_lr: float = 0.0,
+        *,
+        lost: Collection[int] = (),
+    ) -> RoundPlan:
+        """A plan beside the algorithm's rounds, of all silos but those that were ``lost``."""
+        silos = self.alive(lost)
         return RoundPlan(
             local_steps=local_steps,
             local_lr=local_lr,
@@ -109,12 +128,17 @@ class Planner:
             share=self.training,
             phase=task,
             task=task,
-            participants=tuple(range(self.setting.num_silos)),
-            weights=self.weights,
+            participants=tuple(silos),
+            weights=self.weights_of(silos),
         )
 
-    def plan(self, server: Vectors, round: int, eligible: Sequence[int] | None = None) -> RoundPlan | None:
+    def plan(
+        self, server: Vectors, round: int, eligible: Sequence[int] | None = None, lost: Collection[int] = ()
+    ) -> RoundPlan | None:
         """The plan of a round, with its participants and their weights; None if too few silos are eligible.
+
+        Without the silos that were ``lost`` it is that of a federation of the others: l of them take part, at least
+        one, or all; weights and ``silo_share`` are shares of theirs.
 
         Args:
             eligible: silos that may still take part, ascending; None for all.
@@ -123,22 +147,42 @@ class Planner:
             ConfigError: as `asks`.
         """
         plan = self.asks(server, round)
-        setting, num_silos = self.setting, self.setting.num_silos
-        if eligible is not None and len(eligible) < (
-            num_silos if plan.participation == "all" else setting.num_participants
-        ):
+        alive, setting = self.alive(lost), self.setting
+        if lost:
+            setting = self._without(alive)
+            eligible = [silo for silo in (alive if eligible is None else eligible) if silo not in lost]
+        everybody = plan.participation == "all"
+        if eligible is not None and len(eligible) < (len(alive) if everybody else setting.num_participants):
             return None
-        times = Counter(drawn_silos(self.seed, round, plan, setting, eligible))
+        times = Counter(alive if everybody else drawn_silos(self.seed, round, plan, setting, eligible))
         chosen = sorted(times)
+        weights, share = self._shares(chosen)
+        if lost:
+            share = len(chosen) / len(alive) if self._equal else share / self._shares(alive)[1]
         if plan.participation == WITH_REPLACEMENT:
             weights = tuple(times[silo] / setting.num_participants for silo in chosen)
-            share = math.fsum(self.weights[silo] for silo in chosen)
-        elif len(set(self.weights)) == 1:  # exactly 1/S and S/M, whatever their floating sum
-            weights, share = (1 / len(chosen),) * len(chosen), len(chosen) / num_silos
-        else:
-            share = math.fsum(self.weights[silo] for silo in chosen)
-            weights = tuple(self.weights[silo] / share for silo in chosen)
+            share = math.fsum(setting.weights[silo] for silo in chosen)
         return replace(plan, participants=tuple(chosen), weights=weights, silo_share=share)
+
+    def _without(self, alive: Sequence[int]) -> Setting:
+        """As if there were only these silos to draw: l of them, at least one, with their shares of the weights."""
+        weights = dict(zip(alive, self.weights_of(alive), strict=True))
+        return replace(
+            self.setting,
+            num_participants=max(1, floor_share(self.setting.silo_rate, len(alive))),
+            weights=tuple(weights.get(silo, 0.0) for silo in range(self.setting.num_silos)),
+        )
+
+    @property
+    def _equal(self) -> bool:
+        return len(set(self.weights)) == 1
+
+    def _shares(self, chosen: Sequence[int]) -> tuple[tuple[float, ...], float]:
+        """(weights among the chosen, the chosen's part of all silos' weights)."""
+        if self._equal:  # exactly 1/S and S/M, whatever their floating sum
+            return (1 / len(chosen),) * len(chosen), len(chosen) / self.setting.num_silos
+        share = math.fsum(self.weights[silo] for silo in chosen)
+        return tuple(self.weights[silo] / share for silo in chosen), share
 
 
 @dataclass(slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -31,8 +31,24 @@ class Interrupted(Exception):
     """Somebody asked the run to stop; no state was changed since the last finished round."""
 
 
+class SilosLost(Exception):
+    """Silos cannot be reached any more, for good; what was asked did not happen, and the others wait for what comes.
+
+    Attributes:
+        why: for each silo, in words.
+    """
+
+    def __init__(self, why: Mapping[int, str]) -> None:
+        super().__init__("; ".join(f"silo {silo}: {text}" for silo, text in sorted(why.items())))
+        self.why = dict(sorted(why.items()))
+
+
 class Runtime(Protocol):
-    """Where silos live, and how their messages travel."""
+    """Where silos live, and how their messages travel.
+
+    Everything but `commit` may raise SilosLost, if the configuration says that the run goes on without silos that fail.
+    Silos that were lost are left out from then on.
+    """
 
     def run_round(self, down: Vectors, plan: RoundPlan, draw: Draw) -> Vectors:
         """The weighted mean of the participants' uploads, (d,) each.
@@ -50,9 +66,12 @@ class Runtime(Protocol):
         ...
 
     def states(self) -> Vectors:
-        """The committed states of all silos, (M, d) each, in the order of their ids; for checkpoints."""
+        """The committed states of all silos, (M, d) each, in the order of their ids; for checkpoints.
+
+        Rows of lost silos hold nothing of meaning.
+        """
         ...
 
     def load_states(self, states: Vectors) -> None:
-        """Back to the states of a checkpoint."""
+        """Back to the states of a checkpoint, (M, d) each."""
         ...

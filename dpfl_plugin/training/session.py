@@ -16,12 +16,12 @@ from typing import Any, Protocol
 import torch
 from safetensors.torch import save as serialise
 
-from dpfl_plugin.algorithms.base import Setting
+from dpfl_plugin.algorithms.base import Regrouping, Setting
 from dpfl_plugin.config.load import noise_name, run_id, to_yaml
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.data.base import Holding
-from dpfl_plugin.errors import BudgetError, ConfigError, DataError, SiloError
+from dpfl_plugin.errors import BudgetError, ConfigError, DataError, SiloError, UnsupportedError
 from dpfl_plugin.oracle import PrivacyRules
 from dpfl_plugin.privacy.accountants import LEAST_NOISE
 from dpfl_plugin.privacy.events import Charge
@@ -35,9 +35,9 @@ from dpfl_plugin.training.accounting import MOST_ROUNDS, NO_PRIOR, PrivacyAccoun
 from dpfl_plugin.training.beside import NOT_RUN, SHARED, refuse_beside
 from dpfl_plugin.training.build import Parts, build
 from dpfl_plugin.training.checkpoint import Checkpoint
-from dpfl_plugin.training.experiment import Experiment, Outcome, Progress, spread
+from dpfl_plugin.training.experiment import Experiment, Outcome, Progress, TooFewSilosError, spread
 from dpfl_plugin.training.folder import RunFolder, to_json, write_atomic
-from dpfl_plugin.training.host import SiloMetrics
+from dpfl_plugin.training.host import SiloMetrics, begun
 from dpfl_plugin.training.ledgers import Ledgers, check_shared, locked_shared, open_ledgers, read_shared
 from dpfl_plugin.training.planning import WITH_REPLACEMENT, Planner
 from dpfl_plugin.training.prospect import strain
@@ -175,6 +175,7 @@ def _job(config: Config, base: Path, folder: RunFolder, parts: Parts, path: Path
             f"--ledger {path}: with privacy.schedule give privacy.epsilon: noise that falls could leave all that the "
             "ledger holds without an epsilon."
         )
+    _check_lasting(config, parts)
     expected = _expected_rounds(config, parts, prior, path)
     # Noise that no name can bring back has a name of its own each time, so that it is never taken for a repetition.
     bits = secrets.token_hex(6) if parts.rules.secure else noise
@@ -273,24 +274,22 @@ def _run(job: _Job, place: Place, reporter: Reporter, stop: Callable[[], bool]) 
             reporter.note(f"ledger: {note}")
         account = _account_of(job, ledgers, found)
         runtime = place.runtime(parts, account, config, stop)
-        progress, lines = _start(job, runtime, found, reporter)
-        facts = {
-            "run": run_id(config),
-            "data_sha256": parts.data_sha256,
-            "arithmetic": here,
-            "attempt": ledgers.attempt,
-        }
+        facts = {"run": run_id(config), "data_sha256": parts.data_sha256, "arithmetic": here}
 
         def save(progress: Progress) -> None:
-            checkpoints.save(folder.checkpoint, _checkpoint(progress, runtime, account, facts))
+            silos = _with_lost(runtime.states(), progress, folder, parts)
+            checkpoints.save(folder.checkpoint, _checkpoint(progress, silos, account, facts))
 
         def record(line: dict[str, Any]) -> None:
             folder.add_metrics(line)
             reporter.evaluated(line)
 
+        progress, lines, silos = _start(job, found, ledgers.attempt, reporter)
+        experiment = _experiment(job, runtime, account, lines)
+        if silos is not None:
+            experiment.enduring(progress, lambda: runtime.load_states(silos), save=save, note=reporter.note)
         # So that --resume always has one to go on from, and knows on what machine the rounds to come were released.
-        save(progress)
-        experiment = _experiment(job, runtime, account, ledgers.attempt, lines)
+        experiment.enduring(progress, lambda: save(progress), save=save, note=reporter.note)
         reporter.note(f"engine {parts.engine_name}: {parts.engine_reason}")
         if config.privacy.noise_multiplier is None:
             reporter.note(f"noise_multiplier solved: {parts.noise_multiplier:g}, {_solved_for(config)}")
@@ -299,23 +298,27 @@ def _run(job: _Job, place: Place, reporter: Reporter, stop: Callable[[], bool]) 
                 reporter.note(f"warning: {why}.")
         reporter.start(experiment.expected_rounds, progress.rounds)
         try:
-            outcome = experiment.run(progress, save=save, record=record, tick=reporter.ticked, stop=stop)
+            outcome = experiment.run(
+                progress, save=save, record=record, tick=reporter.ticked, stop=stop, note=reporter.note
+            )
         except Exception as error:
             fault = str(error) if isinstance(error, SiloError) else strangers.place(error, parts.plugins)
             if fault is None:
                 raise
             strangers.log(folder.log, error)
             outcome = Outcome("failed", f"round {progress.rounds + 1}: {fault}; the traceback is in log.txt")
-            save(progress)
+            experiment.enduring(progress, lambda: save(progress), save=save, note=reporter.note)
         finally:
             reporter.end()
         by_silo: dict[int, SiloMetrics] = {}
         notes: list[str] = []
         if outcome.status in ("done", "budget_exhausted"):
             try:
-                by_silo, notes = experiment.finish(progress)
+                by_silo, notes = experiment.finish(progress, save=save, note=reporter.note)
             except Interrupted:
                 outcome = Outcome("interrupted", "asked to stop while silos made models of their own")
+            except TooFewSilosError as error:
+                outcome = Outcome("failed", str(error))
     if config.rounds is None and outcome.status == "budget_exhausted":
         outcome = Outcome("done", outcome.reason)  # the budget was what the run was asked to use up
     final = Final(experiment.kept(progress), by_silo, tuple(notes))
@@ -364,6 +367,8 @@ def _run_facts(job: _Job) -> dict[str, Any]:
     """What a shared ledger says of a run."""
     privacy, setting, rules = job.config.privacy, job.parts.setting, job.parts.rules
     drawn = setting.num_participants < setting.num_silos or _draws_with_replacement(job.config, job.parts)
+    # Silos that fail may decide how often a round is released, and who is drawn whether they do.
+    lasting = job.config.runtime.on_silo_failure == "continue"
     ended = (privacy.epsilon is not None and privacy.budget_view == "server") or job.config.max_participations
     return {
         "noise": job.noise,
@@ -372,7 +377,7 @@ def _run_facts(job: _Job) -> dict[str, Any]:
         "num_silos": setting.num_silos,
         "delta": privacy.delta,
         "drawn": drawn,
-        "draws_decided": drawn and bool(ended),
+        "draws_decided": drawn and (bool(ended) or lasting),
         "largest_rate": max(rules.release(rules.sampler.rate(count)).rate for count in job.parts.num_records),
     }
 
@@ -399,6 +404,7 @@ def _account_of(job: _Job, ledgers: Ledgers, found: Checkpoint | None) -> Privac
         shared=ledgers.shared,
         costs=read_costs(None if found is None else found.facts),
         repeats=repeats,
+        lost=bool(_losses(found)),
     )
 
 
@@ -411,6 +417,7 @@ def _account(
     shared: Ledger | None = None,
     costs: dict[int, RoundCost] | None = None,
     repeats: Callable[[Charge], bool] = lambda charge: False,
+    lost: bool = False,
 ) -> PrivacyAccount:
     return PrivacyAccount(
         config,
@@ -424,35 +431,68 @@ def _account(
         costs=costs,
         repeats=repeats,
         stateless=not parts.algorithm.init_silos(parts.model[:1], 1),
+        lost=lost,
     )
 
 
 def _start(
-    job: _Job, runtime: Runtime, found: Checkpoint | None, reporter: Reporter
-) -> tuple[Progress, list[dict[str, Any]]]:
-    """The state to go on from, and the evaluations that it comes with."""
+    job: _Job, found: Checkpoint | None, attempt: int, reporter: Reporter
+) -> tuple[Progress, list[dict[str, Any]], Vectors | None]:
+    """The state to go on from, the evaluations that it comes with, and the silos' states; None for the first ones.
+
+    Silos that were lost when the checkpoint was written are back, with the last states that are known of them.
+    """
     parts = job.parts
     if found is None:
         server = parts.algorithm.init_server(parts.model, parts.setting)
-        return Progress(server=server), job.folder.keep_metrics(-1)
+        return Progress(server=server, attempt=attempt), job.folder.keep_metrics(-1), None
     device = parts.model.device
-    runtime.load_states(_moved(found.silos, device))
+    progress, silos = _progress(found, device), _moved(found.silos, device)
+    progress.attempt = attempt
     reporter.note(f"resumed after round {found.rounds}")
-    return _progress(found, device), job.folder.keep_metrics(found.rounds)
+    back = sorted(progress.lost)
+    if back:
+        reporter.note(f"back after round {found.rounds}: silos {', '.join(map(str, back))}, which had been lost")
+        for loss in progress.losses:
+            loss["back"] = found.rounds if loss["back"] is None else loss["back"]
+        if isinstance(parts.algorithm, Regrouping):
+            ids = range(parts.setting.num_silos)
+            progress.server, silos = parts.algorithm.regroup(progress.server, silos, ids, parts.weights)
+    return progress, job.folder.keep_metrics(found.rounds), silos
 
 
-def _checkpoint(progress: Progress, runtime: Runtime, account: PrivacyAccount, facts: dict[str, Any]) -> Checkpoint:
+def _with_lost(states: Vectors, progress: Progress, folder: RunFolder, parts: Parts) -> Vectors:
+    """Silos' states with the last that is known of those that were lost: that of the checkpoint before."""
+    lost = sorted(progress.lost)
+    if not lost or not states:
+        return states
+    found = checkpoints.load(folder.checkpoint)
+    known = _first_states(parts) if found is None else found.silos
+    for name, value in states.items():
+        value[lost] = known[name][lost].to(value.device)
+    return states
+
+
+def _first_states(parts: Parts) -> Vectors:
+    num_silos = parts.setting.num_silos
+    return begun(parts.algorithm.init_silos(parts.model, num_silos), parts.rules, num_silos)
+
+
+def _losses(found: Checkpoint | None) -> list[dict[str, Any]]:
+    return [] if found is None else [dict(loss) for loss in found.facts.get("losses", ())]
+
+
+def _checkpoint(progress: Progress, silos: Vectors, account: PrivacyAccount, facts: dict[str, Any]) -> Checkpoint:
     spent = {"seconds": progress.seconds, "bytes_up": progress.bytes_up, "bytes_down": progress.bytes_down}
     costs = [[round, *asdict(cost).values()] for round, cost in sorted(account.costs.items())]
     account.sync()  # so that the ledger never holds less than a checkpoint says
     more = {**spent, "costs": costs, "charges": len(account.ledger), "scores": progress.scores}
+    more |= {"attempt": progress.attempt, "losses": progress.losses}
     best = {} if progress.best is None else {BEST: progress.best.clone()}
-    return Checkpoint(progress.rounds, {**progress.server, **best}, runtime.states(), {**facts, **more})
+    return Checkpoint(progress.rounds, {**progress.server, **best}, silos, {**facts, **more})
 
 
-def _experiment(
-    job: _Job, runtime: Runtime, account: PrivacyAccount, attempt: int, lines: list[dict[str, Any]]
-) -> Experiment:
+def _experiment(job: _Job, runtime: Runtime, account: PrivacyAccount, lines: list[dict[str, Any]]) -> Experiment:
     config = job.config
     return Experiment(
         planner=_planner(config, job.parts),
@@ -461,7 +501,6 @@ def _experiment(
         rounds=config.rounds or MOST_ROUNDS,
         expected_rounds=job.expected,
         run_name=job.bits,
-        attempt=attempt,
         evaluate_every=config.evaluation.every or max(1, job.expected // EVALUATIONS),
         evaluated=lines[-1]["round"] if lines else 0,
         dissimilarity=config.evaluation.dissimilarity,
@@ -469,6 +508,7 @@ def _experiment(
         checkpoint_seconds=config.checkpoint.seconds,
         stopping=_stopping(config),
         personalise=config.personalise,
+        min_silos=config.runtime.min_silos,
     )
 
 
@@ -505,6 +545,21 @@ def _expected_rounds(config: Config, parts: Parts, prior: Prior, shared: Path | 
             "or lower record_rate or local_steps."
         )
     return expected
+
+
+def _check_lasting(config: Config, parts: Parts) -> None:
+    """Raise ConfigError if a run cannot go on without lost silos as its configuration says."""
+    runtime, num_silos = config.runtime, parts.setting.num_silos
+    if runtime.on_silo_failure != "continue":
+        return
+    if runtime.min_silos > num_silos:
+        raise ConfigError(f"runtime.min_silos={runtime.min_silos} is more than the {num_silos} silos that there are.")
+    if parts.algorithm.init_silos(parts.model[:1], 1) and not isinstance(parts.algorithm, Regrouping):
+        raise UnsupportedError(
+            f"runtime.on_silo_failure='continue': algorithm={config.algorithm.name or config.algorithm.module!r} keeps "
+            "state at silos and does not say what becomes of it when silos are lost. Use abort, or give the algorithm "
+            "the method regroup; see docs/plugins.md."
+        )
 
 
 def _begun_with(config: Config, folder: RunFolder) -> float | None:
@@ -545,6 +600,7 @@ def _progress(found: Checkpoint, device: torch.device) -> Progress:
         bytes_down=int(facts["bytes_down"]),
         scores=_read_scores(found),
         best=best,
+        losses=_losses(found),
     )
 
 
@@ -566,6 +622,7 @@ def _write_result(
     write_atomic(folder.model, serialise(named, metadata={"run": run_id(config)}))
     lines = [line for line in folder.read_metrics() if line["round"] <= progress.rounds]
     notes = [*parts.caveats, *parts.algorithm.notes(progress.server), *account.ledger.notes, *final.notes]
+    notes += [_loss_in_words(loss) for loss in progress.losses]
     notes += schedule_notes(parts.rules, parts.setting, parts.num_records, account)
     if lines and all(line["phase"] == "warm-up" for line in lines):
         notes.append("all rounds were warm-up: the model was never trained. Use more rounds, or fewer warm_rounds.")
@@ -584,6 +641,7 @@ def _write_result(
         },
         caveats=parts.caveats,
         notes=notes,
+        lost=progress.losses,
     )
     result: Result = {
         "schema": RESULT_SCHEMA,
@@ -600,6 +658,7 @@ def _write_result(
         "test_accuracy": _last(lines, "test_accuracy"),
         "train_loss": _last(lines, "train_loss"),
         "silos": _of_silos(final.by_silo),
+        "lost": progress.losses,
         "early_stopping": _early_stopping(config, parts, progress),
         "noise_multiplier": parts.noise_multiplier,
         "epsilon": said["views"],
@@ -618,6 +677,11 @@ def _write_result(
     write_atomic(folder.privacy, markdown(said))
     write_atomic(folder.result, to_json(result))
     return result
+
+
+def _loss_in_words(loss: dict[str, Any]) -> str:
+    back = "" if loss["back"] is None else f"; it came back after round {loss['back']}"
+    return f"silo {loss['silo']} was lost after round {loss['after_round']}: {loss['why']}{back}."
 
 
 def schedule_notes(

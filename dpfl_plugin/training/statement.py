@@ -57,6 +57,16 @@ PERSONALISED = (
     "Each silo's own model is made from private gradients, charged like those of a round, and stays at the silo. What "
     "is reported of it is a measurement on test records, like every accuracy here.",
 )
+LOST = (
+    "Silos were lost while the run went on (see the notes), and a record may make its silo fail. What is said of who "
+    "takes part therefore counts for nothing here: a third party's epsilon is the server's worst case, in which a silo "
+    "is in every round and in every attempt at one. A round in which a silo was lost was made again by the others with "
+    "fresh noise, and every attempt is charged, that of the lost silo included.",
+)
+FAILURES = (
+    "That a silo failed, when, and what it said of it, is seen by the server and shown in this folder; no epsilon "
+    "covers what that tells of its records.",
+)
 MEASUREMENTS = (
     "Losses and accuracies in metrics.jsonl, result.json and curves.png are computed from records without noise, for "
     "the experimenter; publishing them is not covered by any epsilon here.",
@@ -79,11 +89,13 @@ def statement(
     run: dict[str, Any],
     caveats: Sequence[str],
     notes: Sequence[str],
+    lost: Sequence[dict[str, Any]] = (),
 ) -> dict[str, Any]:
     """What `ledger.json` holds: the guarantee, for whom, and on what assumptions.
 
     Args:
         run: id, status, reason and rounds.
+        lost: silos that were lost while the run went on.
     """
     views, release = account.views(), rules.release(1.0)
     return {
@@ -126,8 +138,16 @@ def statement(
             *(EARLY_STOPPING if config.early_stopping is not None else ()),
             *(PERSONALISED if config.personalise is not None else ()),
             *(SHARED if account.shared is not None else ()),
+            *(LOST if lost else ()),
         ],
-        "caveats": [*caveats, *MEASUREMENTS, FLOATS, *(() if rules.secure else (STATISTICAL_GENERATOR,))],
+        "lost": list(lost),
+        "caveats": [
+            *caveats,
+            *(FAILURES if lost else ()),
+            *MEASUREMENTS,
+            FLOATS,
+            *(() if rules.secure else (STATISTICAL_GENERATOR,)),
+        ],
         "notes": list(notes),
     }
 
