@@ -107,7 +107,7 @@ def rank(name: str, rounds: int, alone: bool) -> None:
     load, link = LOADS[name], MpiLink(MPI.COMM_WORLD)
     if link.rank > 0:
         silos = SiloRank(link)
-        mine = [silo for silo in range(load.num_silos) if owner(silo, link.size) == link.rank]
+        mine = [silo for silo in range(load.num_silos) if owner(silo, range(1, link.size)) == link.rank]
         silos.take(host(load, mine), torch.device("cpu"), 1)
         silos.serve()
         return

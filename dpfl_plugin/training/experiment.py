@@ -241,9 +241,8 @@ class Experiment:
                 progress.losses.append({"silo": silo, "after_round": progress.rounds, "why": why, "back": None})
             progress.attempt = max(progress.attempt + 1, self.account.lose())
             left = self.planner.alive(progress.lost)
-            note(
-                f"lost after round {progress.rounds}: {lost}. {len(left)} of {self.planner.setting.num_silos} silos are left"
-            )
+            total = self.planner.setting.num_silos
+            note(f"lost after round {progress.rounds}: {lost}. {len(left)} of {total} silos are left")
             try:
                 if left:
                     self._regroup(progress, left)

@@ -464,10 +464,12 @@ def _start(
 def _with_lost(states: Vectors, progress: Progress, folder: RunFolder, parts: Parts) -> Vectors:
     """Silos' states with the last that is known of those that were lost: that of the checkpoint before."""
     lost = sorted(progress.lost)
-    if not lost or not states:
+    if not lost:
         return states
     found = checkpoints.load(folder.checkpoint)
     known = _first_states(parts) if found is None else found.silos
+    if len(lost) == parts.setting.num_silos:
+        return known
     for name, value in states.items():
         value[lost] = known[name][lost].to(value.device)
     return states

@@ -26,6 +26,7 @@ class Network:
 
     Attributes:
         stuck: ranks that take no step.
+        dead: ranks that take no step either, and whose death is known.
         log: what was sent, ("header" or "vector", source, target).
     """
 
@@ -38,10 +39,11 @@ class Network:
         self.sums: list[list[Tensor]] = []
         self.silo_ranks: list[SiloRank] = []
         self.stuck: set[int] = set()
+        self.dead: set[int] = set()
         self.log: list[tuple[str, int, int]] = []
 
     def step(self) -> None:
-        ranks = [rank for rank in range(1, self.size) if rank not in self.stuck]
+        ranks = [rank for rank in range(1, self.size) if rank not in self.stuck | self.dead]
         if self.rng is not None:
             ranks = [rank for rank in self.rng.sample(ranks, len(ranks)) if self.rng.random() < 0.5]
         for rank in ranks:
@@ -67,7 +69,11 @@ class Loopback:
 
     def __init__(self, network: Network, rank: int) -> None:
         self.network, self.rank, self.size = network, rank, network.size
+        self.outlives = True
         self._casts = self._sums = 0
+
+    def gone(self) -> set[int]:
+        return self.network.dead
 
     def send(self, to: int, header: Header) -> None:
         self.network.log.append((header.get("do") or header["say"], self.rank, to))
@@ -137,6 +143,7 @@ def loopback(
     stack_size: int = 1,
     timeout: float | None = None,
     clock: Callable[[], float] = lambda: 0.0,
+    enduring: bool = False,
     **options: Any,
 ) -> MpiRuntime:
     """The MPI runtime over silo ranks in this thread, one for each of ``hosts``."""
@@ -144,6 +151,8 @@ def loopback(
     for rank, host in enumerate(hosts, start=1):
         network.silo_ranks.append(SiloRank(Loopback(network, rank)))
         network.silo_ranks[-1].take(host, torch.device("cpu"), stack_size)
+        network.silo_ranks[-1].lasts = enduring
     num_silos = sum(len(host.ids) for host in hosts)
     ranks = Ranks(Loopback(network, 0), timeout, clock)
+    ranks.enduring = enduring
     return MpiRuntime(ranks, sink, num_silos=num_silos, stack_size=stack_size, **options)

@@ -66,7 +66,7 @@ def hosts(size: int, **options: object) -> list[SiloHost]:
     found = []
     for rank in range(1, size):
         whole = lab(**options).host
-        mine = [i for i in range(len(SILOS)) if owner(i, size) == rank]
+        mine = [i for i in range(len(SILOS)) if owner(i, range(1, size)) == rank]
         part = whole.planted(
             whole.engine, {i: whole.train[i] for i in mine}, {k: v[mine] for k, v in whole.states.items()}
         )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import platform
 import signal
 import sys
 import threading
@@ -20,8 +22,8 @@ from dpfl_plugin.data.base import Holding
 from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.runtimes.mpi import probe
 from dpfl_plugin.runtimes.mpi.link import MpiLink
-from dpfl_plugin.runtimes.mpi.server import MpiSession, Ranks
-from dpfl_plugin.runtimes.mpi.silos import SiloRank
+from dpfl_plugin.runtimes.mpi.server import GO_ON, MpiSession, Ranks
+from dpfl_plugin.runtimes.mpi.silos import ServerLostError, SiloRank
 from dpfl_plugin.training.build import Parts
 from dpfl_plugin.training.runtime import ChargeSink, Runtime
 
@@ -64,7 +66,8 @@ class Job:
         self._local_rank = int(silos.Split_type(mpi.COMM_TYPE_SHARED).rank)
         self._end_with_launcher()
         sys.excepthook = self._crash
-        self._ranks = Ranks(MpiLink(self._world.Dup())) if self.rank == 0 else None
+        self._ranks = Ranks(MpiLink(self._world.Dup()), end=self._end_rank) if self.rank == 0 else None
+        self._alarmed = False
 
     def device(self, name: str) -> str:
         """This rank's own device: GPUs of a node are dealt out to its silo ranks by local rank."""
@@ -76,8 +79,37 @@ class Job:
     def serve(self) -> None:
         """A silo rank's whole life."""
         _ignore_first_signals()
-        SiloRank(MpiLink(self._world.Dup()), self.device).serve()
+        link = MpiLink(self._world.Dup())
+        silos = SiloRank(link, self.device, renew=self._renew)
+        try:
+            silos.serve()
+        except ServerLostError as error:
+            time.sleep(min(self.rank - 1, 4))  # the first that is left says it for all
+            print(f"dpfl: {error}. {GO_ON}", file=sys.stderr, flush=True)
+            if link.outlives and silos.server is not None:
+                _end_process(*silos.server, rank=0)
+            self._world.Abort(1)
+        except BaseException:
+            if not silos.lasts:
+                raise
+            traceback.print_exc()
+            os.kill(os.getpid(), signal.SIGKILL)  # a death that MPI notices, and that ends no other rank
         self._mpi.Finalize()
+
+    def _renew(self, seconds: float | None) -> None:
+        """Have the kernel end this process if it does not come back in time, whatever it hangs in.
+
+        Rank 0, which has given it up by then, can do that on its own machine only.
+        """
+        if seconds is None and not self._alarmed:
+            return
+        self._alarmed = seconds is not None
+        signal.setitimer(signal.ITIMER_REAL, 0.0 if seconds is None else seconds + GOODBYE_SECONDS)
+
+    def _end_rank(self, rank: int) -> None:
+        assert self._ranks is not None
+        if rank in self._ranks.processes:
+            _end_process(*self._ranks.processes[rank], rank=rank)
 
     @property
     def session(self) -> MpiSession:
@@ -116,6 +148,17 @@ class Job:
             os.kill(os.getpid(), signal.SIGKILL)
 
         threading.Thread(target=watch, name="launcher watch", daemon=True).start()
+
+
+def _end_process(host: str, pid: int, rank: int) -> None:
+    """End a rank's process that hangs, if it is on this machine; and only if it is that rank of this very job."""
+    names = ("PMIX_NAMESPACE", "PMIX_RANK")
+    with contextlib.suppress(OSError):
+        lines = Path(f"/proc/{pid}/environ").read_text(errors="replace").split("\0")
+        found = dict(line.partition("=")[::2] for line in lines)
+        theirs = [found.get(name) for name in names]
+        if host == platform.node() and theirs == [os.environ.get(names[0]), str(rank)]:
+            os.kill(pid, signal.SIGKILL)
 
 
 def _mpi() -> Any:

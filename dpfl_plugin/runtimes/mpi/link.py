@@ -30,6 +30,12 @@ class Link(Protocol):
 
     rank: int
     size: int
+    outlives: bool
+    """Whether the others go on, and hear of it, when a rank dies: where not, the launcher ends them all."""
+
+    def gone(self) -> set[int]:
+        """Ranks that are known to have died. What is on its way from them is never done."""
+        ...
 
     def send(self, to: int, header: Header) -> None:
         """Returns at once."""
@@ -89,14 +95,30 @@ def pull_all(link: Link, source: int, into: Vectors) -> list[Transfer]:
 
 
 class _Pending:
-    """MPI requests with the memory that they use; ``finish`` runs once, when all are complete."""
+    """MPI requests with the memory that they use; ``finish`` runs once, when all are complete.
 
-    def __init__(self, requests: list[Any], held: object, finish: Callable[[], object] | None = None) -> None:
-        self._requests, self._held, self._finish = requests, held, finish
+    Args:
+        died: called where one fails, because the other rank died; then it is never done.
+    """
+
+    def __init__(
+        self,
+        requests: list[Any],
+        held: object,
+        died: Callable[[Exception], None],
+        finish: Callable[[], object] | None = None,
+    ) -> None:
+        self._requests, self._held, self._died, self._finish = requests, held, died, finish
+        self._failed = False
 
     def done(self) -> bool:
-        self._requests = [request for request in self._requests if not request.Test()]
-        if self._requests:
+        if not self._failed:
+            try:
+                self._requests = [request for request in self._requests if not request.Test()]
+            except Exception as error:  # mpi4py's own class is known to nobody who has not imported it
+                self._died(error)
+                self._failed = True
+        if self._requests or self._failed:
             return False
         if self._finish is not None:
             self._finish()
@@ -117,22 +139,52 @@ class MpiLink:
 
         self._mpi, self._comm = MPI, comm
         self.rank, self.size = int(comm.rank), int(comm.size)
+        self.outlives, self._gone = fault_tolerant()[1], set[int]()
         self._staged = not cuda_aware() if staged is None else staged
         self._sent: list[_Pending] = []
 
     def send(self, to: int, header: Header) -> None:
         data = encode(header)
         self._sent = [pending for pending in self._sent if not pending.done()]
-        self._sent.append(_Pending([self._comm.Isend([data, self._mpi.BYTE], dest=to, tag=HEADER)], data))
+        started = self._started(lambda piece: self._comm.Isend(piece, dest=to, tag=HEADER), [data, self._mpi.BYTE])
+        self._sent.append(_Pending(started, data, self._died))
 
     def poll(self) -> tuple[int, Header] | None:
         status = self._mpi.Status()
-        message = self._comm.Improbe(source=self._mpi.ANY_SOURCE, tag=HEADER, status=status)
-        if message is None:
+        # A silo rank hears of nobody but rank 0, and need not know which of the others died.
+        source = self._mpi.ANY_SOURCE if self.rank == 0 else 0
+        try:
+            message = self._comm.Improbe(source=source, tag=HEADER, status=status)
+            if message is None:
+                return None
+            data = bytearray(status.Get_count(self._mpi.BYTE))
+            message.Recv([data, self._mpi.BYTE])
+        except self._mpi.Exception as error:
+            self._died(error)
             return None
-        data = bytearray(status.Get_count(self._mpi.BYTE))
-        message.Recv([data, self._mpi.BYTE])
         return int(status.source), decode(data)
+
+    def gone(self) -> set[int]:
+        return self._gone
+
+    def _died(self, error: Exception) -> None:
+        """A call failed: note who died; raise the error again if it is another one."""
+        if not self.outlives or not isinstance(error, self._mpi.Exception):
+            raise error
+        self._comm.Ack_failed()  # what waits for any rank waits for those that live from here on
+        failed = self._comm.Get_failed()
+        ranks = self._mpi.Group.Translate_ranks(failed, range(failed.size), self._comm.group)
+        if not ranks:
+            raise error
+        self._gone.update(map(int, ranks))
+
+    def _started(self, call: Callable[[Any], Any], buffer: Any) -> list[Any]:
+        """The request of a call; one that is never done if the other rank has died."""
+        try:
+            return [call(buffer)]
+        except self._mpi.Exception as error:
+            self._died(error)
+            return [_Never()]
 
     def push(self, to: int, value: Tensor) -> Transfer:
         return self._start(value, lambda piece: self._comm.Isend(piece, dest=to, tag=VECTOR), reads=True)
@@ -163,12 +215,30 @@ class MpiLink:
             torch.cuda.synchronize(host.device)  # MPI knows nothing of kernels that still write to it
         buffers = [_buffer(piece) for piece in host.split(PIECE)] if host.numel() else []
         finish = (lambda: value.view(-1).copy_(host)) if writes and host.data_ptr() != value.data_ptr() else None
-        return _Pending([call(buffer) for buffer in buffers], (value, host), finish)
+        started = [request for buffer in buffers for request in self._started(call, buffer)]
+        return _Pending(started, (value, host), self._died, finish)
+
+
+class _Never:
+    """In place of a request to a rank that has died."""
+
+    def Test(self) -> bool:
+        return False
 
 
 def _buffer(piece: Tensor) -> Any:
     """What mpi4py takes without a copy."""
     return piece if piece.is_cuda else piece.numpy()
+
+
+def fault_tolerant() -> tuple[bool, bool]:
+    """(whether the MPI library can outlive a rank: Open MPI 5 with ULFM; whether this job was started so)."""
+    from mpi4py import MPI
+
+    library = ctypes.CDLL(MPI.__file__)  # as in `cuda_aware`
+    if not hasattr(library, "ompi_ftmpi_enabled"):
+        return False, False
+    return True, bool(ctypes.c_bool.in_dll(library, "ompi_ftmpi_enabled").value)
 
 
 def cuda_aware() -> bool:

@@ -8,6 +8,8 @@ run in one process.
 
 from __future__ import annotations
 
+import os
+import platform
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -34,13 +36,30 @@ from dpfl_plugin.runtimes.mpi.wire import Header
 from dpfl_plugin.training import environment
 from dpfl_plugin.training.build import Parts
 from dpfl_plugin.training.host import SiloMetrics
-from dpfl_plugin.training.runtime import ChargeSink, Interrupted, Observer
+from dpfl_plugin.training.runtime import ChargeSink, Interrupted, Observer, SilosLost
 
+GO_ON = "The last good state is in the run's checkpoint; go on with --resume."
+NOT_TOLERANT = (
+    "this MPI job ends with the first rank that dies. It takes Open MPI 5, started by mpirun --with-ft ulfm "
+    "(launchers/mpirun -n N --ulfm ...). dpfl doctor shows whether the MPI has it. Or use on_silo_failure: abort."
+)
 AT_ONCE = 2  # uploads on their way to rank 0: one is added while the next comes in
 
 
 class SiloLostError(DpflError):
-    """A silo rank does not answer any more; the message says which, and what it was asked for."""
+    """Silo ranks do not answer any more; the message says which, and what they were asked for.
+
+    Attributes:
+        late: {rank: what it owes}.
+    """
+
+    def __init__(self, text: str, late: Mapping[int, str]) -> None:
+        super().__init__(text)
+        self.late = dict(late)
+
+
+class RoundLostError(Exception):
+    """Silos that take part in a round were lost before it had their uploads."""
 
 
 class Ranks:
@@ -49,17 +68,68 @@ class Ranks:
     Args:
         timeout: seconds that a rank may take over one answer; None: for ever.
         clock: seconds, for the time-outs.
+        end: ends the process of a rank that hangs, if it can be reached.
+
+    Attributes:
+        enduring: whether to go on without ranks that fail.
+        lost: ranks that failed, and why: nothing they say counts any more, and nothing is asked of them.
+        dealt: the ranks that silos are dealt to.
+        processes: (host, process id) of each rank that has said so.
     """
 
-    def __init__(self, link: Link, timeout: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        self.link, self.timeout, self._clock = link, timeout, clock
-        self.silo_ranks = range(1, link.size)
+    def __init__(
+        self,
+        link: Link,
+        timeout: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        end: Callable[[int], None] = lambda rank: None,
+    ) -> None:
+        self.link, self.timeout, self._clock, self._end = link, timeout, clock, end
+        self.enduring = False
+        self.lost: dict[int, str] = {}
+        self.dealt: Sequence[int] = range(1, link.size)
+        self.processes: dict[int, tuple[str, int]] = {}
         self.clean = True  # no rank is in the middle of anything
+        self._resting: set[int] = set()  # of the lost, those that live and wait for the end
+        self._news: list[int] = []
+        self._kept: list[object] = []  # buffers that MPI may still use, of messages that lost ranks owe
         self._number = 0
         self._shares: dict[int, Any] = {}  # what silo ranks tell each other by way of this one
 
+    @property
+    def silo_ranks(self) -> list[int]:
+        """Those that were not lost."""
+        return [rank for rank in range(1, self.link.size) if rank not in self.lost]
+
     def owner(self, silo: int) -> int:
-        return owner(silo, self.link.size)
+        return owner(silo, self.dealt)
+
+    def lose(self, rank: int, why: str) -> None:
+        """Go on without a rank.
+
+        Raises:
+            SiloLostError: the configuration does not say so.
+        """
+        if not self.enduring:
+            raise SiloLostError(f"silo rank {rank}: {why}. {GO_ON}", {rank: why})
+        if rank not in self.lost:
+            self.lost[rank] = f"rank {rank} {why}"
+            self._news.append(rank)
+
+    def news(self) -> list[int]:
+        """The ranks that were lost since this was asked last."""
+        self.look()
+        found, self._news = self._news, []
+        return found
+
+    def look(self) -> None:
+        """Whether somebody died."""
+        for rank in sorted(self.link.gone() - set(self.lost)):
+            self.lose(rank, "was killed, or ended by itself")
+
+    def keep(self, buffers: object) -> None:
+        """Keep memory that a lost rank's messages may still be written to."""
+        self._kept.append(buffers)
 
     def tell(self, do: str, **more: Any) -> None:
         """Begin something new at all silo ranks: answers to what was asked before are not listened to any more."""
@@ -72,26 +142,48 @@ class Ranks:
         for rank in ranks:
             self.link.send(rank, {"do": do, "number": self._number, **more})
 
+    def hear(self) -> tuple[int, Header] | None:
+        """The next header of a rank that was not lost, an answer or not; whoever asks for a sign gets one."""
+        while (found := self.link.poll()) is not None:
+            rank, header = found
+            if header["say"] == "there?":
+                self.tell_some([rank], "here")
+            elif rank not in self.lost or rank in self._resting:
+                return rank, header
+        self.look()
+        return None
+
     def poll(self) -> tuple[int, Header] | None:
-        """The next answer to what was begun last.
+        """The next answer to what was begun last. Without errors of strangers, if the run goes on without their silos.
 
         Raises:
             DpflError: a rank met with an error: the same one if it is one of ours, else a SiloError.
         """
-        while (found := self.link.poll()) is not None:
+        while (found := self.hear()) is not None:
             rank, header = found
-            if header["number"] != self._number:
+            if header["number"] != self._number or rank in self.lost:
                 continue
-            if header["say"] == "error":
+            if header["say"] != "error":
+                return rank, header
+            if not self.enduring or header["kind"]:
                 raise _error(rank, header)
-            return rank, header
+            self.lose(rank, f"on {header['host']} failed: {header['text']}")
+            self._resting.add(rank)
+            self.tell_some([rank], "rest")
         return None
 
     def answers(self, say: str, what: str, ranks: Iterable[int] | None = None) -> dict[int, Header]:
-        """What each of ``ranks`` (None: all silo ranks) says, by ascending rank; ``what``: its work meanwhile."""
-        missing = set(self.silo_ranks if ranks is None else ranks)
+        """What each of ``ranks`` (None: all silo ranks) says, by ascending rank; ``what``: its work meanwhile.
+
+        Those that are lost meanwhile are left out.
+        """
+        asked = set(self.silo_ranks if ranks is None else ranks)
         got: dict[int, Header] = {}
-        self.until(lambda: self._collect(say, got) or not missing - set(got), lambda: missing - set(got), what)
+
+        def missing() -> set[int]:
+            return asked - set(got) - set(self.lost)
+
+        self.until(lambda: self._collect(say, got) or not missing(), missing, what)
         return dict(sorted(got.items()))
 
     def _collect(self, say: str, got: dict[int, Header]) -> bool:
@@ -110,12 +202,52 @@ class Ranks:
     def finish(self, transfers: Sequence[Transfer], ranks: Iterable[int], what: str) -> None:
         self.until(lambda: all_done(transfers), lambda: ranks, what)
 
+    def finish_each(self, transfers: Mapping[int, Sequence[Transfer]], what: str) -> set[int]:
+        """Wait for what is on its way to or from each rank; the ranks where it arrived, the others were lost."""
+        waiting = dict(transfers)
+
+        def ready() -> bool:
+            for rank in [rank for rank, own in waiting.items() if all_done(own)]:
+                del waiting[rank]
+            self.look()
+            return not set(waiting) - set(self.lost)
+
+        self.until(ready, lambda: set(waiting) - set(self.lost), what)
+        for own in waiting.values():
+            self.keep(own)
+        return set(transfers) - set(waiting)
+
+    def spread(self, vectors: Vectors, what: str) -> None:
+        """The same vectors to all silo ranks; one by one if some may die, which a collective call does not outlive."""
+        held = {name: value.contiguous() for name, value in vectors.items()}
+        if not self.enduring:
+            self.finish([self.link.broadcast(value) for value in held.values()], self.silo_ranks, what)
+            return
+        self.finish_each({rank: push_all(self.link, rank, held) for rank in self.silo_ranks}, what)
+
     def until(self, ready: Callable[[], bool], owing: Callable[[], Iterable[int]], what: str) -> None:
         """Wait; the clock is for the whole wait."""
         patience, watch = Patience(), self.watch()
         while not ready():
-            watch.check(dict.fromkeys(owing(), what))
+            self.check(watch, dict.fromkeys(owing(), what))
             patience.wait()
+
+    def check(self, watch: Watch, owing: Mapping[int, str]) -> None:
+        """Give up ranks that have owed something for too long.
+
+        Raises:
+            SiloLostError: some have, or died, and the run does not go on without them.
+        """
+        self.look()
+        try:
+            watch.check({rank: what for rank, what in owing.items() if rank not in self.lost})
+        except SiloLostError as error:
+            for rank in error.late if self.link.outlives else ():
+                self._end(rank)
+            if not self.enduring:
+                raise
+            for rank, what in error.late.items():
+                self.lose(rank, f"did not answer for {self.timeout:g} s ({what})")
 
     def watch(self) -> Watch:
         return Watch(self.timeout, self._clock)
@@ -124,13 +256,20 @@ class Ranks:
         """Tell all ranks to end; whether they heard it in so many seconds, with nothing left on its way."""
         if not self.clean:
             return False
-        self.tell("quit")
-        self.timeout = seconds
-        try:
-            self.answers("bye", "ending")
-        except DpflError:
-            return False
-        return True
+        self._number += 1
+        self.enduring = True  # whoever dies from here on is missed by nobody
+        living = {*self.silo_ranks, *self._resting} - self.link.gone()
+        self.tell_some(sorted(living), "quit")
+        said: set[int] = set()
+        patience, end = Patience(), self._clock() + seconds
+        while living - said - self.link.gone():
+            found = self.hear()
+            if found is not None and found[1]["say"] == "bye":
+                said.add(found[0])
+            if self._clock() > end:
+                return False
+            patience.wait()
+        return set(range(1, self.link.size)) <= said | self.link.gone()
 
 
 class Watch:
@@ -149,12 +288,13 @@ class Watch:
             return
         now = self._clock()
         self._since = {rank: self._since.get(rank, now) for rank in owing}
-        late = [f"{rank} ({owing[rank]})" for rank, since in self._since.items() if now - since > self._timeout]
+        late = {rank: owing[rank] for rank, since in self._since.items() if now - since > self._timeout}
+        said = [f"{rank} ({what})" for rank, what in late.items()]
         if late:
             raise SiloLostError(
-                f"silo rank{'s' * (len(late) > 1)} {', '.join(late)} did not answer for {self._timeout:g} s: the "
-                "process hangs, or runtime.silo_timeout is shorter than its work takes. The last good state is in "
-                "the run's checkpoint; go on with --resume."
+                f"silo rank{'s' * (len(late) > 1)} {', '.join(said)} did not answer for {self._timeout:g} s: the "
+                f"process hangs, or runtime.silo_timeout is shorter than its work takes. {GO_ON}",
+                late,
             )
 
 
@@ -183,10 +323,18 @@ class MpiSession:
             ConfigError: the ranks do not run the same version of this package.
             DataError: as in one process, or silo ranks do not see the same data.
         """
-        ranks = self._ranks
-        ranks.timeout = config.runtime.silo_timeout
-        ranks.tell("survey", config=config.model_dump(mode="python"), base=str(base.resolve()))
+        ranks, lasts = self._ranks, config.runtime.on_silo_failure == "continue"
+        if lasts and not ranks.link.outlives:
+            raise ConfigError(f"runtime.on_silo_failure='continue': {NOT_TOLERANT}")
+        ranks.timeout, ranks.enduring = config.runtime.silo_timeout, False
+        ranks.dealt = tuple(ranks.silo_ranks)
+        if not ranks.dealt:
+            raise SiloLostError(f"all silo ranks were lost in the run before this one. {GO_ON}", {})
+        here = {"base": str(base.resolve()), "dealt": ranks.dealt, "server": [platform.node(), os.getpid()]}
+        ranks.tell("survey", config=config.model_dump(mode="python"), **here)
         found = ranks.answers("surveyed", "loading records")
+        ranks.processes = {rank: (header["host"], header["pid"]) for rank, header in found.items()}
+        ranks.enduring = lasts
         others = [rank for rank, header in found.items() if header["package"] != environment.package_sha256()]
         if others:
             raise ConfigError(
@@ -206,7 +354,7 @@ class MpiSession:
             noise_multiplier=parts.noise_multiplier,
             engine=parts.engine_name,
         )
-        self._ranks.answers("ready", "getting ready")
+        self._ranks.answers("ready", "getting ready")  # of those that were lost, the first round hears
         return MpiRuntime(
             self._ranks,
             charges,
@@ -219,10 +367,13 @@ class MpiSession:
 
 def _joined(found: dict[int, Header]) -> Survey:
     """The survey of all silos, from what each rank says of its own."""
-    first, keys = found[1], ("num_silos", "num_classes", "feature_shape", "caveats")  # rank 1 always has a silo
+    one, keys = min(found), ("num_silos", "num_classes", "feature_shape", "caveats")
+    first = found[one]  # who always has a silo
     for rank, header in found.items():
         if header["silos"] and any(header[key] != first[key] for key in keys):
-            raise DataError(f"rank {rank} sees other data than rank 1 does: data files have to be the same everywhere.")
+            raise DataError(
+                f"rank {rank} sees other data than rank {one} does: data files have to be the same everywhere."
+            )
     silos = sorted(tuple(silo) for header in found.values() for silo in header["silos"])
     _, num_records, num_test_records, digests = zip(*silos, strict=True)
     return Survey(
@@ -264,8 +415,10 @@ class MpiRuntime:
         self._ranks, self._charges, self._num_silos = ranks, charges, num_silos
         self._stack_size, self._aggregation = stack_size, aggregation
         self._stop, self._observers = stop, observers
+        self._layout: wire.Layout = {}  # of a silo's state
 
     def run_round(self, down: Vectors, plan: RoundPlan, draw: Draw) -> Vectors:
+        self._tell_of_lost()
         self._ranks.clean = False
         current = _Round(self._ranks, self._charges, plan, self._stack_size, self._aggregation, bool(self._observers))
         try:
@@ -273,8 +426,10 @@ class MpiRuntime:
             total = current.run(self._stop)
         except SiloLostError:
             raise
-        except (Interrupted, DpflError, OSError):
+        except (Interrupted, DpflError, OSError, RoundLostError) as error:
             current.cancel()
+            if isinstance(error, RoundLostError):
+                self._tell_of_lost()
             raise
         self._ranks.clean = True
         for observer in self._observers:
@@ -286,9 +441,11 @@ class MpiRuntime:
 
     def evaluate(self, model: Tensor, dissimilarity: bool) -> dict[int, SiloMetrics]:
         ranks = self._ranks
+        self._tell_of_lost()
         ranks.clean = False
-        ranks.tell("evaluate", model=wire.layout({"model": model}), dissimilarity=dissimilarity)
-        ranks.finish([ranks.link.broadcast(model.contiguous())], ranks.silo_ranks, "taking the model to evaluate")
+        how = {"dissimilarity": dissimilarity, "apart": ranks.enduring}
+        ranks.tell("evaluate", model=wire.layout({"model": model}), **how)
+        ranks.spread({"model": model}, "taking the model to evaluate")
         found = {
             silo: SiloMetrics(loss, accuracy, personalised_accuracy=own)
             for header in ranks.answers("evaluated", "evaluating").values()
@@ -299,35 +456,59 @@ class MpiRuntime:
             self._pull({silo: {"gradient": value} for silo, value in gradients.items()})
             found = {silo: replace(m, gradient=gradients[silo]) for silo, m in found.items()}
         ranks.clean = True
+        self._tell_of_lost()
         return dict(sorted(found.items()))
 
     def states(self) -> Vectors:
         ranks = self._ranks
+        self._tell_of_lost()
         ranks.clean = False
         ranks.tell("states")
-        described = wire.read_layout(ranks.answers("states", "sending its states")[1]["states"])
-        states = wire.empty(described, torch.device("cpu"), self._num_silos)
-        self._pull({silo: {name: value[silo] for name, value in states.items()} for silo in range(self._num_silos)})
+        answers = ranks.answers("states", "sending its states")
+        if answers:  # else all are lost, and what they held is not known here
+            self._layout = wire.read_layout(answers[min(answers)]["states"])
+        states = wire.zeros(self._layout, torch.device("cpu"), self._num_silos)
+        theirs = [silo for silo in range(self._num_silos) if ranks.owner(silo) in answers]
+        self._pull({silo: {name: value[silo] for name, value in states.items()} for silo in theirs})
         ranks.clean = True
+        self._tell_of_lost()
         return states
 
     def load_states(self, states: Vectors) -> None:
         ranks = self._ranks
+        self._tell_of_lost()
         ranks.clean = False
-        ranks.tell("load", states=wire.layout(states, row=True))
-        on_their_way: list[Transfer] = []
+        self._layout = wire.layout(states, row=True)
+        ranks.tell("load", states=self._layout)
+        on_their_way: dict[int, list[Transfer]] = {rank: [] for rank in ranks.silo_ranks}
         for silo in range(self._num_silos):
-            row = {name: value[silo].contiguous() for name, value in states.items()}
-            on_their_way += push_all(ranks.link, ranks.owner(silo), row)
-        ranks.finish(on_their_way, ranks.silo_ranks, "taking its states")
+            rank = ranks.owner(silo)
+            if rank in on_their_way:
+                row = {name: value[silo].contiguous() for name, value in states.items()}
+                on_their_way[rank] += push_all(ranks.link, rank, row)
+        ranks.finish_each(on_their_way, "taking its states")
         ranks.answers("loaded", "taking its states")
         ranks.clean = True
+        self._tell_of_lost()
 
     def _pull(self, into: dict[int, Vectors]) -> None:
-        """What every silo sends, in the order of silos."""
+        """What every silo sends, in the order of silos; nothing from those that are lost."""
         for silo, vectors in into.items():
             rank = self._ranks.owner(silo)
-            self._ranks.finish(pull_all(self._ranks.link, rank, vectors), [rank], f"sending what silo {silo} has")
+            if rank not in self._ranks.lost:
+                self._ranks.finish_each(
+                    {rank: pull_all(self._ranks.link, rank, vectors)}, f"sending what silo {silo} has"
+                )
+
+    def _tell_of_lost(self) -> None:
+        """Raise SilosLost if ranks with silos were lost since it was asked last.
+
+        At the end of whatever was asked of all ranks: those that live have then sent and taken all that belongs to it.
+        """
+        news = set(self._ranks.news())
+        silos = [silo for silo in range(self._num_silos) if self._ranks.owner(silo) in news]
+        if silos:
+            raise SilosLost({silo: self._ranks.lost[self._ranks.owner(silo)] for silo in silos})
 
 
 class _Round:
@@ -351,9 +532,9 @@ class _Round:
 
     def begin(self, down: Vectors, draw: Draw) -> None:
         self._round, self._device = draw.round, next(iter(down.values())).device
-        self._ranks.tell("round", **wire.plan_header(self._plan, draw), down=wire.layout(down))
-        copies = [self._ranks.link.broadcast(value.contiguous()) for value in down.values()]
-        self._ranks.finish(copies, self._ranks.silo_ranks, "taking the download")
+        how = {"down": wire.layout(down), "apart": self._ranks.enduring}
+        self._ranks.tell("round", **wire.plan_header(self._plan, draw), **how)
+        self._ranks.spread(down, "taking the download")
 
     def run(self, stop: Callable[[], bool]) -> Vectors:
         """The weighted sum of the uploads."""
@@ -364,31 +545,46 @@ class _Round:
             if self._listen() | self._charge() | self._receive():
                 patience.reset()
                 continue
-            self._watch.check(self._owing())
+            self._check_complete()
+            self._ranks.check(self._watch, self._owing())
             patience.wait()
         return self._total.total
 
+    def _check_complete(self) -> None:
+        """Raise RoundLostError if an upload that is not here yet will not come."""
+        lost = self._ranks.lost
+        if lost and any(self._ranks.owner(silo) in lost for silo in self._plan.participants[self._received :]):
+            raise RoundLostError
+
     def cancel(self) -> None:
         """End the round at all ranks; what was asked for still comes, and is let go."""
-        self._keeps = False
-        self._ranks.tell_some(self._ranks.silo_ranks, "cancel")
-        missing = set(self._ranks.silo_ranks)
-        patience = Patience()
-        while missing or self._received < self._asked_for:
-            moved = self._receive()
-            found = self._ranks.link.poll()
-            if found is not None and found[1]["say"] == "cancelled":
-                missing.discard(found[0])
-            if moved or found is not None:
-                patience.reset()
+        ranks = self._ranks
+        ranks.tell_some(ranks.silo_ranks, "cancel")
+        for silo, into, transfers in self._incoming:
+            self._let_go(silo, into, transfers)
+        if self._gathers:
+            for silo in self._plan.participants[self._asked : self._charged]:
+                into = wire.empty(self._layout, self._device, 1)
+                self._let_go(silo, into, pull_all(ranks.link, ranks.owner(silo), into))
+        missing, patience = set(ranks.silo_ranks), Patience()
+        while missing - set(ranks.lost):
+            found = ranks.hear()
+            if found is None:
+                ranks.check(self._watch, dict.fromkeys(missing, "leaving a round"))
+                patience.wait()
                 continue
-            self._watch.check(dict.fromkeys(missing, "leaving a round") | self._owing())
-            patience.wait()
-        self._ranks.clean = True
+            patience.reset()
+            if found[1]["say"] == "cancelled":
+                missing.discard(found[0])
+        ranks.clean = True
 
-    @property
-    def _asked_for(self) -> int:
-        return self._charged if self._gathers else self._received
+    def _let_go(self, silo: int, into: Vectors, transfers: list[Transfer]) -> None:
+        """Take an upload of a round that does not count."""
+        rank = self._ranks.owner(silo)
+        if rank in self._ranks.lost:
+            self._ranks.keep((into, transfers))
+            return
+        self._ranks.finish_each({rank: transfers}, f"leaving round {self._round + 1}, silo {silo}")
 
     def _owing(self) -> dict[int, str]:
         """Ranks that have still to compute, or whose upload is awaited, and of which silo."""

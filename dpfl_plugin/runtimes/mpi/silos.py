@@ -7,8 +7,10 @@ are in the ledger and on disk.
 
 from __future__ import annotations
 
+import os
 import platform
 import sys
+import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -30,9 +32,13 @@ from dpfl_plugin.training.build import build, federate
 from dpfl_plugin.training.host import SiloHost
 
 
-def owner(silo: int, size: int) -> int:
-    """The rank of a silo among ``size``: dealt out like cards, so that uploads in silo order come from all in turn."""
-    return 1 + silo % (size - 1)
+def owner(silo: int, ranks: Sequence[int]) -> int:
+    """The rank of a silo: dealt out like cards, so that uploads in silo order come from all in turn."""
+    return ranks[silo % len(ranks)]
+
+
+class ServerLostError(DpflError):
+    """Rank 0 died, or hangs: nobody is left who would ask for anything."""
 
 
 class _SomethingElse(BaseException):  # no plugin is to take it for an error of its own
@@ -47,10 +53,25 @@ class SiloRank:
 
     Args:
         device: the one of this rank, for what a configuration says.
+        clock: seconds, for the time-out of rank 0.
+        renew: told again and again how many seconds this rank may work on; None: as long as it likes.
+
+    Attributes:
+        lasts: whether the others go on when this rank fails.
+        server: host and process id of rank 0, once it has said so.
     """
 
-    def __init__(self, link: Link, device: Callable[[str], str] = lambda name: name) -> None:
-        self._link, self._device = link, device
+    def __init__(
+        self,
+        link: Link,
+        device: Callable[[str], str] = lambda name: name,
+        clock: Callable[[], float] = time.monotonic,
+        renew: Callable[[float | None], None] = lambda seconds: None,
+    ) -> None:
+        self._link, self._device, self._clock, self._renew = link, device, clock, renew
+        self.lasts = False
+        self.server: tuple[str, int] | None = None
+        self._heard, self._asked = clock(), False  # of rank 0
         self._number = 0  # of the command that is being answered
         self._config: Config | None = None
         self._base = Path()
@@ -66,25 +87,58 @@ class SiloRank:
         self._asked_to_quit = False
 
     def serve(self) -> None:
-        """Until rank 0 says quit."""
+        """Until rank 0 says quit.
+
+        Raises:
+            ServerLostError: it never will.
+        """
         patience = Patience()
         while not self._asked_to_quit:
             if self.step():
                 patience.reset()
             else:
-                patience.wait()
+                self._wait(patience)
 
     def step(self) -> bool:
         """Do the next thing: what was asked first, else a stack of the round; False if there was nothing to do."""
-        found = self._link.poll()
+        self._renew(self._config.runtime.silo_timeout if self.lasts and self._config else None)
+        found = self._poll()
         if found is not None:
-            self._obey(found[1])
+            self._obey(found)
         elif self._work:
             self._guarded(self._advance)
         else:
             self._leaving = [transfer for transfer in self._leaving if not transfer.done()]
             return False
         return True
+
+    def _poll(self) -> Header | None:
+        """What rank 0 asks for next; that it is there is all that a sign of it says."""
+        while (found := self._link.poll()) is not None:
+            self._heard, self._asked = self._clock(), False
+            if found[1]["do"] != "here":
+                return found[1]
+        return None
+
+    def _wait(self, patience: Patience) -> None:
+        """Wait for rank 0.
+
+        Raises:
+            ServerLostError: it died; or it gave no sign for as long as it may take, though asked for one.
+        """
+        if 0 in self._link.gone():
+            raise ServerLostError("rank 0, the server, was killed, or ended by itself")
+        limit = self._config.runtime.server_timeout if self._config else None
+        silent = self._clock() - self._heard
+        if limit is not None and silent > limit / 2 and not self._asked:
+            self._say("there?")
+            self._asked = True
+        if limit is not None and silent > limit:
+            raise ServerLostError(
+                f"rank 0, the server, did not answer for {limit:g} s: it hangs, or runtime.server_timeout is too short"
+            )
+        self._renew(None)
+        patience.wait()
 
     def _obey(self, header: Header) -> None:
         self._number = header["number"]
@@ -96,12 +150,18 @@ class SiloRank:
             work()
         except _SomethingElse as other:
             self._obey(other.header)
-        except Exception as error:  # a stranger's code may fail in any way
+        except ServerLostError:
+            raise
+        except BaseException as error:  # a stranger's code may fail in any way
+            if not (self.lasts or isinstance(error, Exception)):
+                raise  # which ends all ranks
             self._work.clear()
             known = type(error).__name__ if isinstance(error, DpflError) else None
             trace = None if known else traceback.format_exc()
-            text = str(error) if known else strangers.place(error, self._plugins) or _described(error)
+            text = str(error) if known else _place(error, self._plugins) or _described(error)
             self._say("error", kind=known, text=text, trace=trace, host=platform.node())
+        finally:
+            self._heard, self._asked = self._clock(), False  # rank 0 was not the one to wait for
 
     def _say(self, say: str, **more: Any) -> None:
         self._link.send(0, {"say": say, "number": self._number, **more})
@@ -109,17 +169,25 @@ class SiloRank:
     def _finish(self, transfers: Sequence[Transfer]) -> None:
         patience = Patience()
         while not all_done(transfers):
-            patience.wait()
+            self._wait(patience)
+
+    def _take(self, vectors: Vectors, header: Header) -> None:
+        """What rank 0 sends to all ranks: to each by itself, where they are to outlive each other."""
+        if header["apart"]:
+            self._finish(pull_all(self._link, 0, vectors))
+        else:
+            self._finish([self._link.broadcast(value) for value in vectors.values()])
 
     # A session
 
     def _do_survey(self, header: Header) -> None:
         """Load the records of the silos that are dealt to this rank."""
         self._forget()
+        self.lasts, self.server = False, tuple(header["server"])
         self._config, self._base = Config.model_validate(header["config"]), Path(header["base"])
         if str(self._base) not in sys.path:
             sys.path.append(str(self._base))  # users' own modules may lie beside their configuration
-        ownership = Ownership(lambda silo: owner(silo, self._link.size) == self._link.rank, self._agree)
+        ownership = Ownership(lambda silo: owner(silo, header["dealt"]) == self._link.rank, self._agree)
         federation = federate(self._config, self._base, ownership)
         self._mine = federation.by_id()
         self._say(
@@ -129,6 +197,8 @@ class SiloRank:
             feature_shape=federation.feature_shape,
             caveats=federation.caveats,
             silos=[[i, len(s.train_y), len(s.test_y), digest(s)] for i, s in self._mine.items()],
+            host=platform.node(),
+            pid=os.getpid(),
             machine=environment.machine(self._device(self._config.runtime.device)),
             package=environment.package_sha256(),
         )
@@ -137,16 +207,17 @@ class SiloRank:
         """What every silo rank said, by way of rank 0."""
         self._say("share", value=value)
         patience = Patience()
-        while (found := self._link.poll()) is None:
-            patience.wait()
-        if found[1]["do"] != "shared":
-            raise _SomethingElse(found[1])
-        values: list[Any] = found[1]["values"]
+        while (found := self._poll()) is None:
+            self._wait(patience)
+        if found["do"] != "shared":
+            raise _SomethingElse(found)
+        values: list[Any] = found["values"]
         return values
 
     def _do_begin(self, header: Header) -> None:
         """Get ready for rounds; ``header`` has what only rank 0 knows of all silos together."""
         assert self._config is not None
+        self.lasts = self._config.runtime.on_silo_failure == "continue"
         torch.set_num_threads(self._config.runtime.threads)
         device = self._device(self._config.runtime.device)
         holding = Holding(wire.read_survey(header["survey"]), self._mine, device=device)
@@ -171,6 +242,10 @@ class SiloRank:
         self._finish([self._link.pull(0, torch.empty(header["floats"]))])
         self._say("took")
 
+    def _do_rest(self, header: Header) -> None:
+        """This rank failed: the others go on without it, and it waits for the end."""
+        self._forget()
+
     def _do_quit(self, header: Header) -> None:
         self._forget()
         self._asked_to_quit = True
@@ -190,7 +265,7 @@ class SiloRank:
 
     def _do_round(self, header: Header) -> None:
         self._down = wire.empty(wire.read_layout(header["down"]), self._where)
-        self._finish([self._link.broadcast(value) for value in self._down.values()])
+        self._take(self._down, header)
         self._silos.discard()  # what an earlier, abandoned round left
         self._uploads.clear()
         self._round = header
@@ -235,8 +310,9 @@ class SiloRank:
     # Between rounds
 
     def _do_evaluate(self, header: Header) -> None:
-        model = wire.empty(wire.read_layout(header["model"]), self._where)["model"]
-        self._finish([self._link.broadcast(model)])
+        taken = wire.empty(wire.read_layout(header["model"]), self._where)
+        self._take(taken, header)
+        model = taken["model"]
         found = self._silos.evaluate(model, header["dissimilarity"])
         metrics = [[silo, m.train_loss, m.test_accuracy, m.personalised_accuracy] for silo, m in found.items()]
         self._say("evaluated", metrics=metrics)
@@ -255,6 +331,10 @@ class SiloRank:
             self._finish(pull_all(self._link, 0, {name: value[row] for name, value in states.items()}))
         self._silos.states = states
         self._say("loaded")
+
+
+def _place(error: BaseException, plugins: Sequence[object]) -> str | None:
+    return strangers.place(error, plugins) if isinstance(error, Exception) else None
 
 
 def _described(error: BaseException) -> str:

@@ -47,8 +47,8 @@ def empty(described: Layout, device: torch.device, *rows: int) -> Vectors:
     }
 
 
-def zeros(described: Layout, device: torch.device) -> Vectors:
-    return {name: value.zero_() for name, value in empty(described, device).items()}
+def zeros(described: Layout, device: torch.device, *rows: int) -> Vectors:
+    return {name: value.zero_() for name, value in empty(described, device, *rows).items()}
 
 
 def _name(dtype: torch.dtype) -> str:
