@@ -155,7 +155,7 @@ def _failing(mpi: Facts) -> str:
     if mpi["outlives"]:
         return "are outlived by the others (ULFM): on_silo_failure: continue works"
     if job.num_started() > 1:
-        return "end this job: the MPI has ULFM, and mpirun --with-ft ulfm (launchers/mpirun -n N --ulfm) turns it on"
+        return "end this job; mpirun --with-ft ulfm (launchers/mpirun -n N --ulfm) would let others outlive them"
     return (
-        "the MPI has ULFM: on_silo_failure: continue works under mpirun --with-ft ulfm (launchers/mpirun -n N --ulfm)"
+        "are outlived under mpirun --with-ft ulfm (launchers/mpirun -n N --ulfm): on_silo_failure: continue works there"
     )
