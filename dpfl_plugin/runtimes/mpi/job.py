@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 import signal
@@ -21,7 +20,7 @@ from dpfl_plugin.config.schema import Config
 from dpfl_plugin.data.base import Holding
 from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.runtimes.mpi import probe
-from dpfl_plugin.runtimes.mpi.link import MpiLink
+from dpfl_plugin.runtimes.mpi.link import MpiLink, fault_tolerant
 from dpfl_plugin.runtimes.mpi.server import GO_ON, MpiSession, Ranks
 from dpfl_plugin.runtimes.mpi.silos import ServerLostError, SiloRank
 from dpfl_plugin.training.build import Parts
@@ -94,7 +93,8 @@ class Job:
                 raise
             traceback.print_exc()
             os.kill(os.getpid(), signal.SIGKILL)  # a death that MPI notices, and that ends no other rank
-        self._mpi.Finalize()
+        link.flush(GOODBYE_SECONDS)
+        self._finalize(0)
 
     def _renew(self, seconds: float | None) -> None:
         """Have the kernel end this process if it does not come back in time, whatever it hangs in.
@@ -106,10 +106,9 @@ class Job:
         self._alarmed = seconds is not None
         signal.setitimer(signal.ITIMER_REAL, 0.0 if seconds is None else seconds + GOODBYE_SECONDS)
 
-    def _end_rank(self, rank: int) -> None:
+    def _end_rank(self, rank: int) -> bool:
         assert self._ranks is not None
-        if rank in self._ranks.processes:
-            _end_process(*self._ranks.processes[rank], rank=rank)
+        return rank in self._ranks.processes and _end_process(*self._ranks.processes[rank], rank=rank)
 
     @property
     def session(self) -> MpiSession:
@@ -130,6 +129,14 @@ class Job:
         sys.stderr.flush()
         if self._ranks is None or not self._ranks.part(GOODBYE_SECONDS):
             self._world.Abort(code or 1)
+        self._finalize(code)
+
+    def _finalize(self, code: int) -> None:
+        """Leave MPI; where ranks may have died, and the process with it: MPI_Finalize may wait for the dead."""
+        if fault_tolerant()[1]:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
         self._mpi.Finalize()
 
     def _crash(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -150,15 +157,24 @@ class Job:
         threading.Thread(target=watch, name="launcher watch", daemon=True).start()
 
 
-def _end_process(host: str, pid: int, rank: int) -> None:
-    """End a rank's process that hangs, if it is on this machine; and only if it is that rank of this very job."""
+def _end_process(host: str, pid: int, rank: int) -> bool:
+    """End a rank's process that hangs, if it is on this machine; and only if it is that rank of this very job.
+
+    Returns whether it is no more.
+    """
     names = ("PMIX_NAMESPACE", "PMIX_RANK")
-    with contextlib.suppress(OSError):
+    if host != platform.node():
+        return False
+    try:
         lines = Path(f"/proc/{pid}/environ").read_text(errors="replace").split("\0")
         found = dict(line.partition("=")[::2] for line in lines)
-        theirs = [found.get(name) for name in names]
-        if host == platform.node() and theirs == [os.environ.get(names[0]), str(rank)]:
+        if [found.get(name) for name in names] == [os.environ.get(names[0]), str(rank)]:
             os.kill(pid, signal.SIGKILL)
+    except (FileNotFoundError, ProcessLookupError):  # it had ended by itself, which MPI does not tell
+        return True
+    except OSError:
+        return False
+    return True
 
 
 def _mpi() -> Any:

@@ -164,6 +164,12 @@ class MpiLink:
             return None
         return int(status.source), decode(data)
 
+    def flush(self, seconds: float) -> None:
+        """Wait until all headers have left, for so long at most."""
+        end = time.monotonic() + seconds
+        while self._sent and time.monotonic() < end:
+            self._sent = [pending for pending in self._sent if not pending.done()]
+
     def gone(self) -> set[int]:
         return self._gone
 

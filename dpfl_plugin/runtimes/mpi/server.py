@@ -68,7 +68,7 @@ class Ranks:
     Args:
         timeout: seconds that a rank may take over one answer; None: for ever.
         clock: seconds, for the time-outs.
-        end: ends the process of a rank that hangs, if it can be reached.
+        end: ends the process of a rank that hangs, if it can be reached; whether it is no more.
 
     Attributes:
         enduring: whether to go on without ranks that fail.
@@ -82,7 +82,7 @@ class Ranks:
         link: Link,
         timeout: float | None = None,
         clock: Callable[[], float] = time.monotonic,
-        end: Callable[[int], None] = lambda rank: None,
+        end: Callable[[int], bool] = lambda rank: False,
     ) -> None:
         self.link, self.timeout, self._clock, self._end = link, timeout, clock, end
         self.enduring = False
@@ -90,6 +90,7 @@ class Ranks:
         self.dealt: Sequence[int] = range(1, link.size)
         self.processes: dict[int, tuple[str, int]] = {}
         self.clean = True  # no rank is in the middle of anything
+        self._ended: set[int] = set()  # of the lost, those whose process is no more, whatever MPI knows of it
         self._resting: set[int] = set()  # of the lost, those that live and wait for the end
         self._news: list[int] = []
         self._kept: list[object] = []  # buffers that MPI may still use, of messages that lost ranks owe
@@ -242,8 +243,7 @@ class Ranks:
         try:
             watch.check({rank: what for rank, what in owing.items() if rank not in self.lost})
         except SiloLostError as error:
-            for rank in error.late if self.link.outlives else ():
-                self._end(rank)
+            self._ended |= {rank for rank in error.late if self.link.outlives and self._end(rank)}
             if not self.enduring:
                 raise
             for rank, what in error.late.items():
@@ -269,7 +269,7 @@ class Ranks:
             if self._clock() > end:
                 return False
             patience.wait()
-        return set(range(1, self.link.size)) <= said | self.link.gone()
+        return set(range(1, self.link.size)) <= said | self.link.gone() | self._ended
 
 
 class Watch:
