@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 from unittest import mock
@@ -17,11 +18,12 @@ from dpfl_plugin.training.build import Parts
 from dpfl_plugin.training.host import SiloMetrics
 from dpfl_plugin.training.runtime import ChargeSink, Runtime, SilosLost
 
-Losses = Mapping[int, Mapping[int, str]]
+Losses = Mapping[int | tuple[str, int], Mapping[int, str]]
+"""{(method, call): {silo: why}}, calls counted from 1; a call alone is one of `run_round`."""
 
 
 class Losing(InProcess):
-    """Loses silos in calls of `run_round`, counted from 1: {call: {silo: why}}.
+    """Loses silos in calls of its methods.
 
     Args:
         late: whether the round was charged by then.
@@ -29,26 +31,33 @@ class Losing(InProcess):
 
     def __init__(self, *args: Any, losses: Losses, late: bool, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.losses, self.late, self.calls, self.lost = losses, late, 0, set[int]()
+        self.losses = {key if isinstance(key, tuple) else ("run_round", key): lost for key, lost in losses.items()}
+        self.late, self.calls, self.lost = late, Counter[str](), set[int]()
         self.seen: list[tuple[RoundPlan, Draw]] = []
 
     def run_round(self, down: Vectors, plan: RoundPlan, draw: Draw) -> Vectors:
-        self.calls += 1
         self.seen.append((plan, draw))
         assert not self.lost & set(plan.participants)
-        if self.calls not in self.losses:
-            return super().run_round(down, plan, draw)
-        if self.late:
+        if self.late and ("run_round", self.calls["run_round"] + 1) in self.losses:
             super().run_round(down, plan, draw)
             self._host.discard()
-        self.lost |= set(self.losses[self.calls])
-        raise SilosLost(self.losses[self.calls])
+        self._lose("run_round")
+        return super().run_round(down, plan, draw)
+
+    def _lose(self, method: str) -> None:
+        self.calls[method] += 1
+        lost = self.losses.get((method, self.calls[method]))
+        if lost is not None:
+            self.lost |= set(lost)
+            raise SilosLost(lost)
 
     def evaluate(self, model: Tensor, dissimilarity: bool) -> dict[int, SiloMetrics]:
+        self._lose("evaluate")
         found = super().evaluate(model, dissimilarity)
         return {silo: metrics for silo, metrics in found.items() if silo not in self.lost}
 
     def states(self) -> Vectors:
+        self._lose("states")
         states = {name: value.clone() for name, value in super().states().items()}
         for value in states.values():
             value[list(self.lost)] = float("nan")  # nobody may look at them

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from dpfl_plugin.algorithms.fedavg import FedAvg
 from dpfl_plugin.algorithms.scaffold import Scaffold
+from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.vectors import Vectors
-from dpfl_plugin.errors import LedgerError, SiloError, UnsupportedError
+from dpfl_plugin.errors import LedgerError, SiloError, TrainingError, UnsupportedError
 from dpfl_plugin.oracle import Draw
 from dpfl_plugin.privacy.events import Charge, SampledGaussian
 from dpfl_plugin.privacy.ledger import Ledger
@@ -23,9 +24,10 @@ from dpfl_plugin.privacy.samplers import FixedSize
 from dpfl_plugin.runtimes.mpi import wire
 from dpfl_plugin.runtimes.mpi.link import Patience
 from dpfl_plugin.runtimes.mpi.server import SiloLostError
-from dpfl_plugin.runtimes.mpi.silos import owner
+from dpfl_plugin.runtimes.mpi.silos import ServerLostError, owner
 from dpfl_plugin.training.host import SiloHost
-from dpfl_plugin.training.runtime import Interrupted
+from dpfl_plugin.training.runtime import Interrupted, SilosLost
+from tests.cli.command import BASE
 from tests.mpi.network import Network, loopback
 from tests.quadratics import Lab, rules, silo
 
@@ -269,3 +271,163 @@ def test_charges_plans_and_draws_come_through_as_they_are() -> None:
     assert wire.read_plan(header) == (plan, Draw(2**62, 3, 1, "run"))
     for value in (math.inf, -math.inf, 5e-324, 0.1):
         assert wire.decode(wire.encode({"value": value}))["value"] == value
+
+
+# Ranks that outlive each other
+
+
+def outlived(made: Lab, plans: Sequence[tuple[Sequence[int], int]]) -> list[Vectors]:
+    """The server's states after rounds of (participants, attempt)."""
+    states = []
+    for participants, attempt in plans:
+        advance(made, participants, attempt)
+        states.append(made.server)
+    return states
+
+
+def advance(made: Lab, participants: Sequence[int], attempt: int) -> None:
+    plan = made.plan(participants)
+    draw = Draw(made.seed, made.round, attempt)
+    mean_up = made.runtime.run_round(made.algorithm.download(made.server), plan, draw)
+    made.server = made.algorithm.aggregate(made.server, mean_up, plan)
+    made.runtime.commit()
+    made.round += 1
+
+
+class FailingNetwork(Network):
+    """A rank fails when the network has moved so often: it dies, or it hangs for a while."""
+
+    def __init__(self, size: int, rng: random.Random, rank: int, at: int, wakes: int | None) -> None:
+        super().__init__(size, rng)
+        self.rank, self.at, self.wakes, self.moves = rank, at, wakes, 0
+
+    def step(self) -> None:
+        self.moves += 1
+        if self.moves == self.at:
+            (self.dead if self.wakes is None else self.stuck).add(self.rank)
+        if self.wakes is not None and self.moves == self.at + self.wakes:
+            self.stuck.clear()
+        super().step()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    rank=st.integers(1, 3),
+    at=st.integers(1, 250),
+    wakes=st.one_of(st.none(), st.sampled_from([250, 400])),  # None: it is dead; else it is given up before
+    seed=st.integers(0, 2**32),
+)
+def test_a_rank_that_dies_or_hangs_at_any_time_is_left_out_of_what_follows(
+    rank: int, at: int, wakes: int | None, seed: int
+) -> None:
+    """What it says when it wakes up changes nothing, nor does what others had sent for a round that did not count."""
+    network, now = FailingNetwork(4, random.Random(seed), rank, at, wakes), [0.0]
+
+    def clock() -> float:
+        now[0] += 1.0
+        return now[0]
+
+    made, sink = lab(stack=2), Ledger()
+    made.runtime = loopback(hosts(4), sink, network=network, stack_size=2, timeout=100.0, clock=clock, enduring=True)
+    alive, attempt, plans, states = list(range(7)), 0, [], []
+
+    def lose(lost: SilosLost) -> None:
+        nonlocal alive, attempt
+        assert set(lost.why) == {silo for silo in range(7) if owner(silo, (1, 2, 3)) == rank}
+        alive, attempt = [silo for silo in alive if silo not in lost.why], attempt + 1
+
+    while made.round < 4:
+        try:
+            before = list(alive), attempt
+            advance(made, alive, attempt)
+            plans.append(before)
+            states.append(made.server)
+            found = made.runtime.evaluate(made.server["model"], True)
+            assert [silo for silo in found if silo in alive] == alive
+            assert torch.isfinite(made.runtime.states()["control"][alive]).all()
+        except SilosLost as lost:
+            lose(lost)
+    assert attempt <= 1, "it failed once"
+    here = lab(stack=2)
+    assert all(equal(*pair) for pair in zip(outlived(here, plans), states, strict=True))
+    expected = here.runtime.states()["control"][alive]
+    while True:
+        try:
+            assert torch.equal(made.runtime.states()["control"][alive], expected)
+            break
+        except SilosLost as lost:  # only now
+            lose(lost)
+            expected = here.runtime.states()["control"][alive]
+    charged = {(charge.round, charge.silo, charge.noise_id) for charge in sink}
+    for round, (participants, attempt) in enumerate(plans):
+        assert {(round, silo, Draw(0, round, attempt).noise_id) for silo in participants} <= charged
+    living = {1, 2, 3} - {rank}
+    assert not any(network.vectors[one, 0] or network.pulls[one, 0] for one in living), "sent, and not taken"
+
+
+@pytest.mark.parametrize("what", ["raise", "exit"])
+def test_a_silo_that_raises_is_left_out_and_the_others_go_on(what: str) -> None:
+    error = ZeroDivisionError("by a stranger") if what == "raise" else SystemExit(3)
+
+    class Raising(FedAvg):
+        def local_update(self, down, silos, oracle, plan):  # type: ignore[no-untyped-def]
+            if oracle._ids == (4,):
+                raise error
+            return super().local_update(down, silos, oracle, plan)
+
+    algorithm = Raising(local_steps=2, local_lr=0.1)
+    made, network = lab(algorithm), Network(4)
+    made.runtime = loopback(hosts(4, algorithm=algorithm), Ledger(), network=network, enduring=True)
+    with pytest.raises(SilosLost, match=rf"rank 2 on .* failed: {type(error).__name__}: ") as met:
+        made.step()
+    assert list(met.value.why) == [1, 4]
+    left = [0, 2, 3, 5, 6]
+    whole = lab(FedAvg(local_steps=2, local_lr=0.1))
+    for attempt in (1, 1):
+        advance(made, left, attempt)
+        advance(whole, left, attempt)
+    assert equal(whole.server, made.server)
+    assert list(made.runtime.evaluate(made.server["model"], False)) == left
+    assert made.runtime._ranks.part(60.0), "it listens for the end"
+
+
+def test_errors_of_ours_end_a_run_that_goes_on_without_silos() -> None:
+    """They are the configuration's or the algorithm's, and the same at every silo."""
+
+    class Greedy(FedAvg):
+        def local_update(self, down, silos, oracle, plan):  # type: ignore[no-untyped-def]
+            for _ in range(10):
+                oracle.gradient(down["model"].expand(oracle.num_silos, -1))
+
+    algorithm = Greedy(local_steps=2, local_lr=0.1)
+    made = lab(algorithm)
+    made.runtime = loopback(hosts(3, algorithm=algorithm), Ledger(), enduring=True)
+    with pytest.raises(TrainingError, match="more than the 2 gradients"):
+        made.step()
+
+
+def test_a_server_that_gives_no_sign_is_given_up_and_one_that_does_is_not() -> None:
+    now, network = [0.0], Network(3)
+    made = lab()
+    made.runtime = loopback(hosts(3), Ledger(), network=network)
+    silos = network.silo_ranks[0]
+    config = Config.model_validate({**BASE, "runtime": {"server_timeout": 20.0}})
+    silos._config, silos._clock = config, lambda: now[0]
+
+    def idle(seconds: int, look: bool) -> None:
+        for _ in range(seconds):
+            now[0] += 1.0
+            while silos.step():
+                pass
+            silos._wait(Patience())
+            if look and now[0] % 4 == 0:
+                made.runtime._ranks.hear()
+
+    idle(60, look=True)  # three times as long, with a sign every now and then
+    made.step()
+    with pytest.raises(ServerLostError, match="rank 0, the server, did not answer for 20 s"):
+        idle(40, look=False)
+    silos._heard = now[0]
+    network.dead.add(0)
+    with pytest.raises(ServerLostError, match="was killed"):
+        silos._wait(Patience())

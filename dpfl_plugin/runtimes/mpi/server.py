@@ -162,16 +162,21 @@ class Ranks:
         """
         while (found := self.hear()) is not None:
             rank, header = found
-            if header["number"] != self._number or rank in self.lost:
+            if rank in self.lost:
                 continue
-            if header["say"] != "error":
+            strangers = header["say"] == "error" and not header["kind"]
+            if self.enduring and strangers:  # in whatever it was: a silo may fail where no answer is waited for
+                self._lose_to_error(rank, header)
+            elif header["number"] == self._number:
+                if header["say"] == "error":
+                    raise _error(rank, header)
                 return rank, header
-            if not self.enduring or header["kind"]:
-                raise _error(rank, header)
-            self.lose(rank, f"on {header['host']} failed: {header['text']}")
-            self._resting.add(rank)
-            self.tell_some([rank], "rest")
         return None
+
+    def _lose_to_error(self, rank: int, header: Header) -> None:
+        self.lose(rank, f"on {header['host']} failed: {header['text']}")
+        self._resting.add(rank)
+        self.tell_some([rank], "rest")
 
     def answers(self, say: str, what: str, ranks: Iterable[int] | None = None) -> dict[int, Header]:
         """What each of ``ranks`` (None: all silo ranks) says, by ascending rank; ``what``: its work meanwhile.
