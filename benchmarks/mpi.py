@@ -1,6 +1,7 @@
 """What MPI ranks cost and gain, against the same rounds in one process.
 
     python -m benchmarks.mpi [--rounds 9] [--write]
+    python -m benchmarks.mpi --faults [--kills 5] [--write]
 
 Needs `launchers/env mpi openmpi`. Rounds on ranks and in process take turns, so that a busy machine is busy for both.
 """
@@ -24,6 +25,7 @@ import torch
 
 from benchmarks import machine, pages
 from benchmarks.contenders import CHUNK_BYTES
+from benchmarks.faults import faults
 from benchmarks.table import table
 from benchmarks.workloads import WORKLOADS, Workload
 from dpfl_plugin.algorithms.base import Setting
@@ -180,6 +182,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.mpi", description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=9, help="of each kind (default: 9)")
     parser.add_argument("--write", action="store_true", help="put the tables into docs/mpi.md")
+    parser.add_argument("--faults", action="store_true", help="instead: seconds from a kill until it goes on")
+    parser.add_argument("--kills", type=int, default=5, help="with --faults, of each kind (default: 5)")
     parser.add_argument("--rank", choices=LOADS, help=argparse.SUPPRESS)
     parser.add_argument("--not-alone", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
@@ -187,6 +191,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         rank(options.rank, options.rounds, not options.not_alone)
         return
     facts = "; ".join(f"{key}: {value}" for key, value in machine.facts().items())
+    if options.faults:
+        text = f"{facts}.\n\n{faults(options.kills, _allowed())}"
+        print(text)
+        if options.write:
+            pages.put("docs/mpi.md", "faults", text)
+        return
     text = "\n\n".join([f"{facts}.", overhead(options.rounds), speed_up(options.rounds), memory()])
     print(text)
     if options.write:
