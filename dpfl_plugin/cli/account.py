@@ -266,6 +266,7 @@ def _of_folder(folder: Path) -> list[Row]:
             ledger=ledger,
             costs=costs,
             stateless=not algorithm.init_silos(torch.zeros(1), 1),
+            lost=bool((facts or {}).get("losses")),
         )
 
     def rows_of(accountant: Accountant) -> list[Row]:

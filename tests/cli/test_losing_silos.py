@@ -98,8 +98,30 @@ def test_a_third_party_is_told_the_worst_case_and_why(tmp_path: Path) -> None:
     ):
         assert part.lower() in text.lower()
     assert said(result)["lost"] == result["lost"]
+    rows = dpfl("account", result["folder"], "--json").json
+    (again,) = (row for row in rows if row["view"] == "third party" and row["accountant"] == third["accountant"])
+    assert (again["epsilon"], again["basis"]) == (third["epsilon"], third["basis"])
     lines = metrics(result)
     assert lines[-1]["epsilon"]["third_party"] == pytest.approx(third["epsilon"], rel=1e-9)
+
+
+def test_attempts_that_no_silo_was_in_together_count_together(tmp_path: Path) -> None:
+    """One of two silos in a round: the one that is lost, and then the other."""
+    changes = {**CONTINUE, "silo_rate": 0.5, "data": {"num_silos": 2}, "rounds": 1, "algorithm": {"name": "fedavg"}}
+    made: list[Losing] = []
+    with losing({}, made=made):
+        run(write(tmp_path, changes))
+    (first,) = made[0].seen[0][0].participants
+    for folder, rounds in (("lost", 1), ("two", 2)):
+        (tmp_path / folder).mkdir()
+        with losing({1: {first: WHY}} if rounds == 1 else {}, late=True):
+            result = run(write(tmp_path / folder, {**changes, "rounds": rounds}))
+        if rounds == 1:
+            assert by_attempt(result) == {(0, 0): [first], (0, 1): [1 - first]}
+            lost = result["epsilon"]
+    assert lost["third_party"]["epsilon"] == lost["server"]["worst_case_epsilon"]
+    assert lost["third_party"]["epsilon"] == result["epsilon"]["server"]["worst_case_epsilon"]
+    assert lost["third_party"]["epsilon"] > lost["server"]["epsilon"]
 
 
 def test_a_budget_is_kept_when_rounds_are_released_twice(tmp_path: Path) -> None:

@@ -62,6 +62,7 @@ SCHEDULE_NOISE = "tests/conformance/test_schedules.py"
 ACCOUNT = "tests/training/test_accounting.py"
 IN_PROCESS = "tests/runtimes/test_in_process.py"
 MPI = "tests/mpi/test_protocol.py"
+LOSING = "tests/cli/test_losing_silos.py"
 SCAFFOLD = "tests/algorithms/test_scaffold.py"
 RESUME = "tests/cli/test_resume.py"
 SHARED = "tests/cli/test_shared_ledger.py"
@@ -808,8 +809,8 @@ SAMPLING = (
         "participants-by-their-records",
         "silos with more records are drawn more often, while a third party is promised S/M",
         "training/planning.py",
-        "times = Counter(drawn_silos(self.seed, round, plan, setting, eligible))",
-        'times = Counter(stream(self.seed, "participants", round).choice(num_silos, setting.num_participants, '
+        "times = Counter(alive if everybody else drawn_silos(self.seed, round, plan, setting, eligible))",
+        'times = Counter(stream(self.seed, "participants", round).choice(len(alive), setting.num_participants, '
         "replace=False, p=self.weights).tolist())",
         ("tests/training/test_planning.py::test_silos_with_more_records_weigh_more_and_are_drawn_no_more_often",),
     ),
@@ -1009,6 +1010,54 @@ LEDGERS = (
         (RESUME + "::test_fresh_noise_where_bits_differ",),
     ),
     Mutant(
+        "lost-silo-old-noise",
+        "when a silo is lost, the others repeat the round with the noise that they had",
+        "training/experiment.py",
+        "progress.attempt = max(progress.attempt + 1, self.account.lose())",
+        "self.account.lose()",
+        (LOSING + "::test_a_round_that_loses_a_silo_is_made_again_by_the_others_with_fresh_noise",),
+    ),
+    Mutant(
+        "lost-silo-back-with-old-noise",
+        "when lost silos are back after a crash, rounds are repeated with the noise that others had in them",
+        "training/ledgers.py",
+        'same = found is None or not any(loss["back"] is None for loss in found.facts.get("losses", ()))',
+        "same = True",
+        (LOSING + "::test_the_noise_of_a_repeated_round_was_never_drawn",),
+    ),
+    Mutant(
+        "lost-silo-mixture",
+        "after a silo was lost a third party is still promised the mixture of the draws",
+        "training/accounting.py",
+        "self._lost = self._certain = True",
+        "self._lost = False",
+        (LOSING + "::test_a_third_party_is_told_the_worst_case_and_why",),
+    ),
+    Mutant(
+        "lost-silo-attempts-forgotten",
+        "attempts at a round that different silos were in count as one",
+        "training/accounting.py",
+        "attempts = self._released_again(costs) if self._lost else []",
+        "attempts: list[Charge] = []",
+        (LOSING + "::test_attempts_that_no_silo_was_in_together_count_together",),
+    ),
+    Mutant(
+        "lost-silo-repetition-awaited",
+        "after a crash, charges wait for a repetition that will not come once a silo is lost",
+        "training/accounting.py",
+        "        self._spending.add(in_rounds)  # what it knows it does not count twice\n",
+        "",
+        (LOSING + "::test_charges_that_would_be_repeated_count_once_they_are_not",),
+    ),
+    Mutant(
+        "lost-silo-in-the-control",
+        "c keeps the last gradient of a lost silo, which pulls on the model for ever",
+        "algorithms/scaffold.py",
+        'return {**server, "control": total.total["control"]}, silos',
+        "return server, silos",
+        (LOSING + "::test_the_control_variate_is_the_mean_of_those_that_are_left",),
+    ),
+    Mutant(
         "fresh-noise-twice",
         "after a second loss of the checkpoint, fresh noise is that which was fresh after the first",
         "training/ledgers.py",
@@ -1028,8 +1077,8 @@ LEDGERS = (
         "gpu-trusted",
         "a GPU is trusted to repeat its bits",
         "training/ledgers.py",
-        '(here["repeats"] and arithmetics == {_digest(here)})',
-        "(arithmetics == {_digest(here)})",
+        '(same and here["repeats"] and arithmetics == {_digest(here)})',
+        "(same and arithmetics == {_digest(here)})",
         (RESUME + "::test_fresh_noise_where_bits_never_repeat",),
     ),
     Mutant(
@@ -1828,7 +1877,7 @@ STOPPING = (
         "score-over-budget",
         "scores are made whether the budget has room for them or not",
         "training/experiment.py",
-        'if not self.account.affords_beside("score", progress.rounds, self._draw(progress.rounds).noise_id):',
+        'if not self.account.affords_beside("score", progress.rounds, self._draw(progress, progress.rounds).noise_id):',
         "if False:",
         (
             "tests/cli/test_early_stopping.py"
@@ -1839,7 +1888,7 @@ STOPPING = (
         "own-model-over-budget",
         "silos make models of their own again, with fresh noise, whether the budget has room or not",
         "training/experiment.py",
-        'if self.account.affords_beside("personalise", self.rounds, self._draw(self.rounds).noise_id):',
+        'if self.account.affords_beside("personalise", self.rounds, self._draw(progress, self.rounds).noise_id):',
         "if True:",
         (
             "tests/cli/test_early_stopping.py"
@@ -1858,8 +1907,8 @@ STOPPING = (
         "stopped-run-charged-as-it-went",
         "a run that its scores end is charged the rounds that ran, though their number is a release",
         "training/experiment.py",
-        "            self._charge_what_was_planned(progress)\n            save(progress)",
-        "            save(progress)",
+        "            self._charge_what_was_planned(progress)\n            keep()",
+        "            keep()",
         ("tests/cli/test_early_stopping.py::test_a_stopped_run_is_charged_and_claimed_as_the_whole_plan",),
     ),
     Mutant(
