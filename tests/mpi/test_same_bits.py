@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 
 from tests.cli.command import dpfl, metrics, run, write
 from tests.cli.test_resume import crash
-from tests.mpi.launch import BOTH, mpirun, needs_mpi
+from tests.mpi.launch import BOTH, FOUND, mpirun, needs_mpi
 
 pytestmark = needs_mpi
 
@@ -98,6 +98,15 @@ def test_any_number_of_ranks_gives_the_bits_of_one_process(config: Path, here: d
             assert there[label]["epsilon"] == here[label]["epsilon"]
         else:
             compare(here[label], there[label], label)
+
+
+@pytest.mark.skipif("openmpi" not in FOUND, reason="no Open MPI, which alone has ULFM")
+def test_ranks_that_may_outlive_each_other_give_the_bits_of_one_process(config: Path, here: dict[str, Any]) -> None:
+    lasting = ("--set=runtime.on_silo_failure=continue", "--out", config.parent / "lasting", "--json")
+    code, out, err = mpirun(4, "run", config.with_name("some.yaml"), *lasting, mpi="openmpi", ulfm=True)
+    assert code == 0, err
+    for label, there in json.loads(out).items():
+        compare(here[label], there, label)
 
 
 @pytest.mark.parametrize("mpi", BOTH)
