@@ -718,7 +718,8 @@ class PrivacyAccount:
 
     def _dearest(self, costs: Mapping[int, RoundCost]) -> dict[int, RoundCost]:
         """Rounds that are drawn count as the longest that any draws allow: which rounds cost more may depend on earlier
-        draws, as the end of a warm-up does, and the mixture is proven for costs that do not.
+        draws, as the end of a warm-up does, and the mixture is proven for costs that do not. With lost silos all such
+        rounds do: which silos were lost may decide it as well.
         """
         noise = self._rules.noise_multiplier
         return {

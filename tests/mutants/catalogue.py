@@ -1266,8 +1266,8 @@ VIEWING = (
         "rounds-of-the-warm-up-cheap",
         "drawn rounds count with what they cost, which depends on earlier draws",
         "training/accounting.py",
-        "if cost.most and cost.probability < 1 else cost",
-        "if False else cost",
+        "if cost.most and (cost.probability < 1 or (self._lost and not self._rules.varies))",
+        "if False",
         (ACCOUNT + "::test_rounds_that_cost_more_by_the_draws_all_count_as_the_longest",),
     ),
     Mutant(
