@@ -13,6 +13,7 @@ influences every iterate after the batch it is in, and [L] gives no proof that a
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,6 +21,7 @@ import numpy as np
 import torch
 
 from dpfl_plugin.algorithms.base import Oracle, RoundPlan, Setting
+from dpfl_plugin.core.exact import floor_share
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import require
 
@@ -63,7 +65,7 @@ class FedAvgSync:
             )
 
     def init_server(self, model: torch.Tensor, setting: Setting) -> Vectors:
-        facts = [setting.num_silos, setting.num_participants, setting.record_rate or 0.0]
+        facts = [setting.num_silos, setting.num_participants, setting.record_rate or 0.0, setting.silo_rate]
         return {"model": model, "setting": torch.tensor(facts, dtype=torch.float64, device=model.device)}
 
     def init_silos(self, model: torch.Tensor, num_silos: int) -> Vectors:
@@ -105,13 +107,21 @@ class FedAvgSync:
         Without replacement [L] has N/K sum p_k y_k, which equals it in expectation, and always where N/K sum_S p_k = 1
         (as with equal p_k); else it would also stretch x by that factor.
         """
-        num_silos, num_participants, _ = server["setting"].tolist()
+        num_silos, num_participants, *_ = server["setting"].tolist()
         # mean_up has the weights p_k / sum_S p_k, and silo_share is sum_S p_k: their product is the sum that is meant.
         # With replacement a weight is how often the silo was drawn, over K.
         with_replacement = self.silo_sampling == "with_replacement"
         unbiased = 1.0 if with_replacement else num_silos / num_participants * plan.silo_share
         step = math.fsum(self._rates(plan)) * unbiased
         return {**server, "model": server["model"] - step * mean_up["direction"]}
+
+    def regroup(
+        self, server: Vectors, silos: Vectors, ids: Sequence[int], weights: Sequence[float]
+    ) -> tuple[Vectors, Vectors]:
+        """N and K are those of the silos that go on."""
+        _, _, record_rate, silo_rate = server["setting"].tolist()
+        facts = [len(ids), max(1, floor_share(silo_rate, len(ids))), record_rate, silo_rate]
+        return {**server, "setting": server["setting"].new_tensor(facts)}, silos
 
     def notes(self, server: Vectors) -> list[str]:
         Q = self.local_steps

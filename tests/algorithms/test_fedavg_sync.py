@@ -208,3 +208,13 @@ def test_notes_say_which_theorem_does_not_apply():
     assert len(notes_of(None, schedule="strongly_convex", mu=1.0, alpha=4.0)) == 2  # alpha < Q
     assert len(notes_of(None, schedule="strongly_convex", mu=1.0, alpha=5.0)) == 1
     assert len(notes_of(None, schedule="inverse", local_lr=1.0, local_steps=1)) == 1
+
+
+def test_without_some_silos_the_mean_is_unbiased_over_the_others():
+    """Five silos of which half take part, then four: N/K is 5/2, then 4/2."""
+    lab = Lab(make(local_lr=0.1), [*THREE, *THREE[:2]], silo_level(), START, silo_rate=0.5)
+    server, _ = lab.algorithm.regroup(lab.server, {}, [0, 1, 3, 4], (0.25,) * 4)
+    plan = replace(lab.plan([0, 3]), silo_share=0.5)
+    mean_up = {"direction": torch.tensor([1.0, -2.0], dtype=torch.float64)}
+    moved = lab.algorithm.aggregate(server, mean_up, plan)["model"] - server["model"]
+    torch.testing.assert_close(moved, -0.1 * 5 * mean_up["direction"])
