@@ -110,6 +110,8 @@ class Supervisor:
             elif time.monotonic() < not_before or self._taken(folder):
                 later = max(not_before, time.monotonic() + BUSY_SECONDS)
                 self._waiting.append((later, tries, row))
+            elif state.finished(folder):  # by another process, after the first look and before it let go of the folder
+                self.say(f"{row.index}: done before, not run again  {row.label}")
             else:
                 self._start(row, folder, tries)
 

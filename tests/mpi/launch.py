@@ -106,7 +106,7 @@ class Job:
                 found[int(rank)] = int(folder.name)
         return found
 
-    def wait_for(self, path: Path, seconds: float = 90) -> None:
+    def wait_for(self, path: Path, seconds: float = 300) -> None:
         """Until a file that matches is there."""
         end = time.monotonic() + seconds
         while not list(path.parent.glob(path.name)):
@@ -114,12 +114,12 @@ class Job:
             assert time.monotonic() < end, f"{path} did not come"
             time.sleep(0.01)
 
-    def end(self, seconds: float = 90) -> tuple[int, str, str]:
+    def end(self, seconds: float = 300) -> tuple[int, str, str]:
         """The exit code of mpirun, and what the ranks printed."""
         out, err = self.process.communicate(timeout=seconds)
         return self.process.returncode, out, err
 
-    def nobody_is_left(self, seconds: float = 15) -> bool:
+    def nobody_is_left(self, seconds: float = 120) -> bool:
         end = time.monotonic() + seconds
         while self.pids() and time.monotonic() < end:
             time.sleep(0.1)
@@ -133,4 +133,4 @@ def _zombie(folder: Path) -> bool:
 def mpirun(size: int, *arguments: object, mpi: str = ANY) -> tuple[int, str, str]:
     """A job that is left alone."""
     with Job(size, [str(argument) for argument in arguments], mpi) as job:
-        return job.end(200)
+        return job.end(600)
