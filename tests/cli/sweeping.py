@@ -20,8 +20,8 @@ def write(folder: Path, sweep: dict[str, Any], changes: dict[str, Any] | None = 
     return path
 
 
-# SCAFFOLD that has time to be disturbed: after some rounds each call takes a second, until the file that $GO_ON names is
-# there. Without $GO_ON it waits for nothing.
+# SCAFFOLD that has time to be disturbed: after some rounds each call takes a second, until the file that $GO_ON names
+# is there. Without $GO_ON it waits for nothing.
 SLOW = """
 import os
 import time
