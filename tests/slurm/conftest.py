@@ -78,11 +78,18 @@ def free_ports() -> int:
 @pytest.fixture(scope="session")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Each test process has a cluster of its own, so that those of one may fail nodes."""
-    folder = tmp_path_factory.mktemp("slurm")
+    with started(tmp_path_factory.mktemp("slurm")) as cluster:
+        yield cluster
+
+
+@contextlib.contextmanager
+def started(folder: Path, **own: str) -> Iterator[Cluster]:
+    """A cluster in a folder; without one, the test is skipped."""
     own = {
         "DPFL_CLUSTER": str(folder),
         "DPFL_CLUSTER_NODES": str(NODES),
         "DPFL_CLUSTER_PORT": str(free_ports()),
+        **own,
     }
     environment = {**os.environ, **own, "SLURM_CONF": str(folder / "slurm.conf")}
     environment["PATH"] += ":/usr/sbin"
@@ -98,6 +105,10 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 @pytest.fixture
 def cluster(running: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     """The cluster, idle and whole, with its commands ready to be used."""
+    yield from in_use(running, monkeypatch)
+
+
+def in_use(running: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     for name in ("SLURM_CONF", "PATH"):
         monkeypatch.setenv(name, running.environment[name])
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -105,3 +116,11 @@ def cluster(running: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Clust
     for job in {task.partition("_")[0] for task in running.queue()}:
         running.ask("scancel", job)
     running.drained()
+
+
+@pytest.fixture
+def go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file that long runs wait for; the tests make it once they have seen what they did to them."""
+    path = tmp_path / "go on"
+    monkeypatch.setenv("GO_ON", str(path))
+    return path

@@ -35,14 +35,6 @@ def long(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path.parent / "out"
 
 
-@pytest.fixture
-def go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file that long runs wait for; the tests make it once they have seen what they did to them."""
-    path = tmp_path / "go on"
-    monkeypatch.setenv("GO_ON", str(path))
-    return path
-
-
 def submit(path: Path, *args: object, out: str = "out") -> str:
     """Submit a sweep; the number of its job."""
     done = sweep(path, "--on", "slurm", *args, out=out)
