@@ -135,15 +135,15 @@ def _kill_one(victim: str, rng: random.Random, tally: Tally, environment: dict[s
 def _processes(configuration: str) -> dict[str, list[int]]:
     """What of the cluster's jobs may be killed: runs, the tasks that look after them, batch scripts, Slurm's steps."""
     found: dict[str, list[int]] = {victim: [] for victim in VICTIMS}
-    tasks = dict(_of_the_cluster(configuration, b"sweep-task"))
+    tasks = dict(of_the_cluster(configuration, b"sweep-task"))
     for pid, parent in tasks.items():
         found["run" if parent in tasks else "task"].append(pid)
-    found["script"] = [pid for pid, _ in _of_the_cluster(configuration, b"slurm_script")]
-    found["step"] = [pid for pid, _ in _of_the_cluster(configuration, b"slurmstepd:")]
+    found["script"] = [pid for pid, _ in of_the_cluster(configuration, b"slurm_script")]
+    found["step"] = [pid for pid, _ in of_the_cluster(configuration, b"slurmstepd:")]
     return found
 
 
-def _of_the_cluster(configuration: str, word: bytes) -> Iterator[tuple[int, int]]:
+def of_the_cluster(configuration: str, word: bytes) -> Iterator[tuple[int, int]]:
     """(process, parent) of those with a word in the command line, and the cluster in the environment."""
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):

@@ -110,6 +110,8 @@ class Supervisor:
             elif time.monotonic() < not_before or self._taken(folder):
                 later = max(not_before, time.monotonic() + BUSY_SECONDS)
                 self._waiting.append((later, tries, row))
+            elif state.finished(folder):  # by another process, after the first look and before it let go of the folder
+                self.say(f"{row.index}: done before, not run again  {row.label}")
             else:
                 self._start(row, folder, tries)
 
@@ -167,7 +169,7 @@ class Supervisor:
                 live = self._live.pop(pid)
                 with open(live.pipe, "rb") as pipe:
                     reason = pipe.read().decode(errors="replace")
-                self._ended(live, os.waitstatus_to_exitcode(status), reason)
+                self._ended(live, _exit_code(status), reason)
 
     def _ended(self, live: _Live, code: int, reason: str) -> None:
         row, folder, killed = live.row, self.folder_of(live.row), code < 0
@@ -211,3 +213,9 @@ class Supervisor:
     def _signal(self, number: int) -> None:
         for pid in self._live:
             os.kill(pid, number)
+
+
+def _exit_code(status: int) -> int:
+    """Of a process that was waited for; minus the signal that ended it, or that ended a rank, as launchers say it."""
+    code = os.waitstatus_to_exitcode(status)
+    return 128 - code if code - 128 in signal.valid_signals() else code

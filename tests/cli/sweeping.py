@@ -20,6 +20,46 @@ def write(folder: Path, sweep: dict[str, Any], changes: dict[str, Any] | None = 
     return path
 
 
+# SCAFFOLD that has time to be disturbed: after some rounds each call takes a second, until the file that $GO_ON names
+# is there. Without $GO_ON it waits for nothing.
+SLOW = """
+import os
+import time
+from dataclasses import dataclass
+
+from dpfl_plugin.algorithms.scaffold import Scaffold
+
+CALLS = [0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slow(Scaffold):
+    def local_update(self, down, silos, oracle, plan):
+        CALLS[0] += 1
+        until = time.monotonic() + (CALLS[0] > 24)
+        while "GO_ON" in os.environ and time.monotonic() < until and not os.path.exists(os.environ["GO_ON"]):
+            time.sleep(0.01)
+        return super().local_update(down, silos, oracle, plan)
+"""
+LONG: dict[str, Any] = {
+    "rounds": 200,  # so many seconds, if nobody says that it may go on
+    "checkpoint": {"every": 5},
+    "algorithm": {"name": None, "module": "slow_rounds:Slow"},
+}
+
+
+def write_long(folder: Path, sweep: dict[str, Any] | None = None, name: str = "sweep.yaml") -> Path:
+    """Two runs that take minutes until there is the file $GO_ON."""
+    (folder / "slow_rounds.py").write_text(SLOW)
+    return write(folder, {"seeds": 2, **(sweep or {})}, LONG, name)
+
+
+def deep_in_all(out: Path) -> bool:
+    """Whether each run of a folder has got past a checkpoint."""
+    begun = any(out.glob("sweeps/*/manifest.jsonl"))
+    return begun and all([*out.glob(f"runs/*/{run}/checkpoint/round-*[1-9]*.*")] for run in rows(out))
+
+
 def rows(out: Path) -> dict[str, Row]:
     """All runs of the sweeps in a folder, by id."""
     return {row.id: row for folder in manifest.sweeps_in(out) for row in manifest.read(folder).rows}

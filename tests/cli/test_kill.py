@@ -110,7 +110,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory, seed: int) -> list[Chain]:
         capture_output=True,
         text=True,
         cwd=ROOT,
-        timeout=500,
+        timeout=1800,
         check=False,
     )
     assert done.returncode == 0, done.stderr

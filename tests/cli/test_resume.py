@@ -153,7 +153,7 @@ def killer(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
         capture_output=True,
         text=True,
         cwd=ROOT,
-        timeout=300,
+        timeout=1800,
         check=True,
     )
     return json.loads(done.stdout)  # type: ignore[no-any-return]

@@ -14,7 +14,7 @@ import pytest
 from dpfl_plugin.cli.sweep import COMPOSES
 from dpfl_plugin.sweeps import manifest
 from tests.cli.command import Done, dpfl, one_message
-from tests.cli.sweeping import began, check_same, left, rows, write
+from tests.cli.sweeping import began, check_same, deep_in_all, left, rows, write, write_long
 from tests.sweeps.test_supervisor import wait_for
 
 SWEEP = {"list": [{"algorithm.name": "fedavg"}, {"algorithm.name": "scaffold"}], "seeds": 2}
@@ -116,17 +116,18 @@ def test_a_run_that_diverges_fails_with_its_reason(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_the_same_command_goes_on_to_the_same_bits(tmp_path: Path, number: signal.Signals) -> None:
-    path = write(tmp_path, {"seeds": 2}, {"rounds": 60, "checkpoint": {"every": 5}})
+    path = write_long(tmp_path)
     command = [sys.executable, "-m", "dpfl_plugin", "sweep", str(path), "--out", str(tmp_path / "out"), "--jobs", "2"]
-    process = subprocess.Popen(command, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
-    wait_for(lambda: len([*tmp_path.glob("out/runs/*/*/checkpoint/round-*5.*")]) >= 1, 60)
+    slow = {**ENVIRONMENT, "GO_ON": str(tmp_path / "go on")}
+    process = subprocess.Popen(command, env=slow, stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: deep_in_all(tmp_path / "out"))
     assert process.poll() is None
     process.send_signal(number)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=300)
     assert process.returncode == (-9 if number == signal.SIGKILL else 4), said
     assert sweep(path, "--jobs", 2).code == 0 and sweep(path, out="undisturbed").code == 0
     check_same(tmp_path / "out", tmp_path / "undisturbed")
-    assert any(len(began(tmp_path / "out", run)) > 1 for run in rows(tmp_path / "out"))
+    assert all(len(began(tmp_path / "out", run)) == 2 for run in rows(tmp_path / "out"))
 
 
 def test_what_is_asked_wrongly_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

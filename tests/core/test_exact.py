@@ -2,7 +2,7 @@ import math
 from decimal import Decimal
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpfl_plugin.core.exact import floor_share
@@ -19,6 +19,7 @@ def test_binary_floats_would_lose_one():
     assert math.floor(0.29 * 100) == 28
 
 
+@settings(deadline=None)
 @given(st.integers(1, 10**4), st.integers(0, 10**6))
 def test_floor_of_any_four_digit_decimal(ten_thousandths, count):
     assert floor_share(ten_thousandths / 10**4, count) == int(Decimal(ten_thousandths) * count / 10**4)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from decimal import Decimal
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpfl_plugin.core.rounding import digits, places
 
 
+@settings(deadline=None)
 @given(st.floats(0, 1e6))
 def test_never_below_and_never_far_above(bound: float) -> None:
     exact = Decimal(repr(bound))

@@ -40,7 +40,7 @@ def folder(tmp_path: Path) -> Path:
 def together(size: int, work: Callable[[Ownership], Any]) -> list[Any]:
     """What ``size`` processes, here threads, get; a thread that fails lets the others go."""
     said: list[Any] = [None] * size
-    barrier = threading.Barrier(size, timeout=30)
+    barrier = threading.Barrier(size, timeout=300)
 
     def process(rank: int) -> Any:
         def agree(value: Any) -> list[Any]:

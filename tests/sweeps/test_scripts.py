@@ -69,7 +69,7 @@ def batch(tmp_path: Path) -> dict[str, str]:
     for tool in tools.iterdir():
         tool.chmod(0o755)
     slurm = {"SLURM_JOB_ID": "17", "SLURM_ARRAY_TASK_ID": "0", "DPFL_PYTHON": str(tools / "python")}
-    return {"PATH": f"{tools}:{os.environ['PATH']}", "SECONDS_TO_WORK": "60", "ENDS_WITH": "0", **slurm}
+    return {"PATH": f"{tools}:{os.environ['PATH']}", "SECONDS_TO_WORK": "600", "ENDS_WITH": "0", **slurm}
 
 
 def run(folder: Path, environment: dict[str, str], *signals: signal.Signals) -> tuple[int, str]:
@@ -79,7 +79,7 @@ def run(folder: Path, environment: dict[str, str], *signals: signal.Signals) -> 
     wait_for(lambda: (folder / "began").exists() and bool((folder / "began").read_text()))
     for number in signals:
         process.send_signal(number)
-    code = process.wait(timeout=30)
+    code = process.wait(timeout=300)
     told = folder / "told"
     return code, told.read_text().strip() if told.exists() else ""
 

@@ -1,0 +1,142 @@
+"""MPI ranks that a real Slurm starts: the bits of one process, whatever happens to a rank or to its job."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.soak import of_the_cluster
+from tests.cli.command import run
+from tests.cli.command import write as write_run
+from tests.cli.sweeping import LONG, SLOW, began, check_same, deep_in_all, rows, write, write_long
+from tests.cli.test_sweep import status, sweep
+from tests.mpi.launch import FOUND, needs_mpi
+from tests.mpi.test_same_bits import compare
+from tests.slurm.conftest import Cluster
+from tests.slurm.test_sweeps import submit
+
+ROOT = Path(__file__).parents[2]
+pytestmark = [
+    *needs_mpi,
+    pytest.mark.slurm,
+    pytest.mark.slow,
+    pytest.mark.skipif("mpich" not in FOUND, reason="no MPICH, which Slurm's own pmi2 starts; see $DPFL_MPI"),
+]
+NODES_AND_RANKS = {"nodes": 2, "ntasks": 3}
+
+
+@pytest.fixture
+def pmi2(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    """The cluster, with what starts MPICH's ranks in the environment that jobs inherit."""
+    for name, value in {"SLURM_MPI_TYPE": "pmi2", "DPFL_PYTHON": sys.executable, **FOUND["mpich"][1]}.items():
+        monkeypatch.setenv(name, value)
+    return cluster
+
+
+def test_the_script_for_many_nodes_gives_the_bits_of_one_process(
+    pmi2: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = run(write_run(tmp_path, {"data": {"num_silos": 7}}))
+    config = write_run(tmp_path, {"data": {"num_silos": 7}, "runtime": {"kind": "mpi"}}, "ranks.yaml")
+    monkeypatch.setenv("CONFIG", str(config))
+    monkeypatch.setenv("OUT", str(tmp_path / "there"))
+    options = [f"--{name}={value}" for name, value in NODES_AND_RANKS.items()]
+    script = [str(ROOT / "slurm" / "many_nodes.sbatch")]
+    done = subprocess.run(
+        ["sbatch", "--wait", "--parsable", *options, f"--output={tmp_path}/said", *script],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+    )
+    assert done.returncode == 0, (done.stderr, (tmp_path / "said").read_text())
+    (result,) = (tmp_path / "there").glob("*/*/result.json")
+    compare(here, json.loads(result.read_text()), "many nodes")
+
+
+@pytest.mark.skipif(not (ROOT / ".venv").exists(), reason="launchers need the environment .venv of the checkout")
+def test_the_launcher_srun_gives_the_bits_of_one_process(pmi2: Cluster, tmp_path: Path) -> None:
+    here = run(write_run(tmp_path, {"data": {"num_silos": 7}}))
+    command = ["run", str(tmp_path / "config.yaml"), "--out", str(tmp_path / "there"), "--json"]
+    asked = [f"--{name}={value}" for name, value in NODES_AND_RANKS.items()]
+    done = subprocess.run(
+        [ROOT / "launchers" / "srun", *asked, "--", *command], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    compare(here, json.loads(done.stdout), "srun")
+
+
+def test_the_launcher_mpirun_works_in_an_allocation(cluster: Cluster, tmp_path: Path) -> None:
+    """Without any help of Slurm's: for an MPI that this Slurm cannot start."""
+    here = run(write_run(tmp_path, {"data": {"num_silos": 7}}))
+    command = [str(ROOT / "launchers" / "mpirun"), "-n", "3", "run", str(tmp_path / "config.yaml"), "--out"]
+    wrap = " ".join([*command, str(tmp_path / "there")])
+    if not (ROOT / ".venv" / "bin" / "mpirun").exists():
+        pytest.skip("launchers need the environment .venv of the checkout, with an MPI in it")
+    cluster.ask("sbatch", "--wait", "--ntasks=3", "--nodes=1", f"--output={tmp_path}/said", f"--wrap={wrap}")
+    (result,) = (tmp_path / "there").glob("*/*/result.json")
+    compare(here, json.loads(result.read_text()), "mpirun")
+
+
+def with_ranks(folder: Path) -> Path:
+    (folder / "slow_rounds.py").write_text(SLOW)
+    return write(folder, {"seeds": 2, "ranks": 3, "slurm": {"nodes": 2}}, LONG, "ranks.yaml")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """In one process each."""
+    path = write_long(tmp_path_factory.mktemp("undisturbed"))
+    assert sweep(path, "--jobs", 2).code == 0
+    return path.parent / "out"
+
+
+@pytest.mark.parametrize("disturbance", ["none", "time limit", "preemption", "rank", "node"])
+def test_a_sweep_that_asks_for_ranks(
+    pmi2: Cluster, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disturbance: str
+) -> None:
+    go_on, out = tmp_path / "go on", tmp_path / "out"
+    if disturbance != "none":
+        monkeypatch.setenv("GO_ON", str(go_on))
+    path = with_ranks(tmp_path)
+    job = submit(path)  # two tasks of three ranks on two nodes each
+    if disturbance != "none":
+        pmi2.wait(lambda: deep_in_all(out))
+        disturb(pmi2, job, disturbance)
+        go_on.touch()
+    pmi2.drained()
+    if disturbance == "node":
+        pmi2.control("node", "n2", "up")
+        pmi2.wait(lambda: "down" not in pmi2.ask("sinfo", "-h", "-o", "%t"))
+    assert status(path)["counts"]["done"] == 2, status(path)
+    check_same(out, undisturbed)
+    times = [len(began(out, run)) for run in rows(out)]
+    expected = {"none": {1}, "rank": {1, 2}}.get(disturbance, {2})
+    assert set(times) <= expected and (disturbance == "none" or 2 in times), times
+
+
+def disturb(cluster: Cluster, job: str, what: str) -> None:
+    """Do something to a sweep of two tasks, and wait until it has had its effect."""
+    tasks = [f"{job}_{task}" for task in (0, 1)]
+    if what == "rank":
+        # The first rank is killed of one of the runs, which is then begun again.
+        ranks = sorted(pid for pid, _ in of_the_cluster(os.environ["SLURM_CONF"], b"sweep-run"))
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(ranks[-1], signal.SIGKILL)
+        cluster.wait(lambda: ranks[-1] not in dict(of_the_cluster(os.environ["SLURM_CONF"], b"sweep-run")))
+        return
+    if what == "time limit":
+        for task in tasks:
+            cluster.ask("scancel", "--batch", "--signal=USR1", task)
+    elif what == "preemption":
+        cluster.ask("sbatch", "--partition=urgent", "--nodes=3", "--exclusive", "--output=/dev/null", "--wrap=sleep 1")
+    elif what == "node":
+        cluster.control("node", "n2", "crash")
+    cluster.wait(lambda: all(cluster.field(task, "Restarts") == "1" for task in tasks))
