@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.gradients import losses
-from dpfl_plugin.gradients.base import Loss, Records, squared_norms
+from dpfl_plugin.gradients.base import Loss, Records, clip_factors, squared_norms
 
 # torch's softmax over 16 columns is 6 times as fast as over 10: a whole vector register.
 LANES = 16
@@ -67,7 +67,7 @@ class ClosedForm:
             self._outer_sum(residuals, batch.features, out)
             return None
         norms = (squared_norms(residuals) * batch.constants).sqrt_()
-        residuals.mul_((clip_norm / norms.clamp(min=clip_norm)).unsqueeze(1))
+        residuals.mul_(clip_factors(norms, clip_norm)[0].unsqueeze(1))
         self._outer_sum(residuals, batch.features, out)
         if not math.isfinite(float(out.sum())):
             self._without_bad_examples(y, batch, norms, clip_norm, out)
@@ -100,7 +100,7 @@ class ClosedForm:
         residuals = self._residuals(y, batch)
         norms.nan_to_num_(nan=math.inf, posinf=math.inf)
         good = torch.isfinite(norms).nonzero().squeeze(1)
-        factors = clip_norm / norms[good].clamp(min=clip_norm)
+        (factors,) = clip_factors(norms[good], clip_norm)
         self._outer_sum(residuals[good] * factors.unsqueeze(1), batch.features[good], out)
 
 
