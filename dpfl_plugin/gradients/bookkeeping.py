@@ -24,7 +24,7 @@ from torch.nn import functional
 
 from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.errors import UnsupportedError
-from dpfl_plugin.gradients.base import Loss, Records, clip_factors, mark_bad, squared_norms
+from dpfl_plugin.gradients.base import Loss, Records, clip_factors, mark_bad, mixing, squared_norms
 
 CONVOLUTIONS: Final = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -81,14 +81,21 @@ class BookKeeping:
                 return f"{place} {reason}"
             if getattr(layer, "inplace", False):
                 return f"{place} overwrites its input, which may be another layer's output"
-            if isinstance(layer, nn.modules.batchnorm._BatchNorm) or getattr(layer, "track_running_stats", False):
-                return f"{place} mixes the records of a batch, so no example has a gradient of its own"
-            if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0:
-                return f"{place} draws from torch's global generator, so no run could be repeated or resumed"
-        return None
+        return mixing(model)
 
     def prepare(self, records: Records) -> Records:
         return records
+
+    def record_bytes(self, y: Tensor, batch: Records) -> int:
+        """Inputs and outputs of all layers, twice, and the largest of their own needs."""
+        shape = batch.features.shape[1:]
+        if shape not in self._bytes:
+            self._forward_backward(y, batch.between(0, 1))
+            kept, self._kept = self._kept, {}
+            own = max(_working_size(self._layers[path], *_joined(calls)) for path, calls in kept.items())
+            numbers = sum(call.input.numel() + 2 * call.output.numel() for calls in kept.values() for call in calls)
+            self._bytes[shape] = (2 * numbers + own) * y.element_size()
+        return self._bytes[shape]
 
     def clipped_sum(
         self, y: Tensor, batch: Records, clip_norm: float | tuple[float, ...], out: Tensor
@@ -170,8 +177,8 @@ class BookKeeping:
         def keep(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
             if path in self._kept and not isinstance(layer, nn.Linear):
                 raise UnsupportedError(
-                    f"engine: bookkeeping: the model calls its layer {path or 'itself'}, a {type(layer).__name__}, more "
-                    "than once for a record. Use engine: vmap."
+                    f"engine: bookkeeping: the model calls its layer {path or 'itself'}, a {type(layer).__name__}, "
+                    "more than once for a record. Use engine: vmap."
                 )
             if len(inputs) != 1:
                 raise UnsupportedError(
@@ -185,20 +192,9 @@ class BookKeeping:
         return keep
 
     def _chunks(self, y: Tensor, batch: Records) -> Iterator[Records]:
-        shape = batch.features.shape[1:]
-        if len(batch) and shape not in self._bytes:
-            self._bytes[shape] = max(1, self._bytes_of_one(y, batch.between(0, 1)))
-        size = max(1, self._chunk_bytes // self._bytes.get(shape, 1))
+        size = max(1, self._chunk_bytes // self.record_bytes(y, batch)) if len(batch) else 1
         for first in range(0, len(batch), size):
             yield batch.between(first, min(first + size, len(batch)))
-
-    def _bytes_of_one(self, y: Tensor, record: Records) -> int:
-        """About what one example takes: inputs and outputs of all layers, twice, and the largest of their own needs."""
-        self._forward_backward(y, record)
-        kept, self._kept = self._kept, {}
-        own = max(_working_size(self._layers[path], *_joined(calls)) for path, calls in kept.items())
-        numbers = sum(call.input.numel() + 2 * call.output.numel() for calls in kept.values() for call in calls)
-        return (2 * numbers + own) * y.element_size()
 
 
 def _owners(model: nn.Module) -> dict[str, list[tuple[str, str]]]:
@@ -285,7 +281,7 @@ def _products(a: Tensor, g: Tensor) -> Part:
         def squares() -> Tensor:
             return (squared_norms(flat_a) * squared_norms(flat_g)).view(count, groups).sum(dim=1)
 
-    elif _ghost(T, i, o):
+    elif ghost(T, i, o):
 
         def squares() -> Tensor:
             return _ghost_squares(a, g)
@@ -312,11 +308,11 @@ def _ghost_squares(a: Tensor, g: Tensor) -> Tensor:
 def _with_slack(squares: Tensor, lengths: Tensor, positions: int, dtype: torch.dtype) -> Tensor:
     """An upper bound of ``squares`` (b,), a hair above, for the sake of positions that cancel each other.
 
-    ``lengths`` (b,) are the sums L of the positions' norms. Where the gradient is but a small rest of them, rounding may
-    leave nothing of its square, hence products in float64, of error 4096 epsilon L^2 at most. And what is added up in
-    ``dtype`` may be longer than the exact gradient: T products that are added up in any order are off by at most
-    (T + 2) u L, u half an epsilon (Higham 2002, Accuracy and Stability of Numerical Algorithms, sec. 3.1; two roundings
-    more for the clip factor and the product).
+    ``lengths`` (b,) are the sums L of the positions' norms. Where the gradient is but a small rest of them, rounding
+    may leave nothing of its square, hence products in float64, of error 4096 epsilon L^2 at most. And what is added up
+    in ``dtype`` may be longer than the exact gradient: T products that are added up in any order are off by at most
+    (T + 2) u L, u half an epsilon (Higham 2002, Accuracy and Stability of Numerical Algorithms, sec. 3.1; two
+    roundings more are for the clip factor and the product).
     """
     exact = (squares.clamp_(min=0.0) + 4096 * torch.finfo(torch.float64).eps * lengths.square()).sqrt_()
     return (exact + (positions + 4) * torch.finfo(dtype).eps / 2 * lengths).square_().to(dtype)
@@ -326,7 +322,7 @@ def _instantiated_matrix(gradients: Tensor) -> Part:
     return _instantiated(gradients.flatten(1))
 
 
-def _ghost(T: int, i: int, o: int) -> bool:
+def ghost(T: int, i: int, o: int) -> bool:
     """Whether norms come from T x T products: by operations, where the gradient of one layer is not formed."""
     return T * (i + o) < i * o
 
@@ -393,4 +389,4 @@ def _working_size(layer: nn.Module, a: Tensor, g: Tensor) -> int:
         o, patches = g.shape[1], T * i * cast(int, layer.groups)
     if T == 1:
         return patches
-    return patches + (8 * T * T + 2 * T * (i + o) if _ghost(T, i, o) else i * o)
+    return patches + (8 * T * T + 2 * T * (i + o) if ghost(T, i, o) else i * o)

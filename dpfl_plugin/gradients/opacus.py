@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -78,9 +78,9 @@ def replacement(module: nn.Module) -> str:
     )
 
 
-def _rows(parameter: Any, count: int) -> Tensor:
+def _rows(parameter: nn.Parameter, count: int) -> Tensor:
     """(count, *shape) the gradients of a parameter; zeros of one that the loss does not depend on."""
-    found = parameter.grad_sample
+    found: Tensor | list[Tensor] | None = parameter.grad_sample  # type: ignore[attr-defined]
     if found is None:
         return parameter.data.new_zeros(count, *parameter.shape)
     if not isinstance(found, Tensor) or found.shape != (count, *parameter.shape):

@@ -22,7 +22,7 @@ from dpfl_plugin.data.base import Federation, Holding, Ownership, survey
 from dpfl_plugin.data.federation import build_federation
 from dpfl_plugin.errors import ConfigError, PluginError, require
 from dpfl_plugin.gradients import base as engines
-from dpfl_plugin.gradients import losses, smoothing
+from dpfl_plugin.gradients import choice, losses, smoothing
 from dpfl_plugin.gradients.base import Records, layers
 from dpfl_plugin.models.build import build_model
 from dpfl_plugin.oracle import PrivacyRules, check_released
@@ -118,11 +118,16 @@ def build(
     module = module.to(device=device, dtype=dtype)
     trial = torch.zeros(2, *known.feature_shape, dtype=dtype, device=device)
     loss = _loss(config.loss, module, trial)
-    made_up = torch.randn(trial.shape, generator=torch.Generator().manual_seed(0)).to(trial)
-    engine, reason = engines.choose(config.engine, module, loss, config.runtime.chunk_mb * 2**20, made_up)
-
     num_records = known.num_records
     _check_records(config, rules, num_records)
+    engine, reason = choice.choose(
+        config.engine,
+        module,
+        loss,
+        config.runtime.chunk_mb * 2**20,
+        choice.made_up(module, known.feature_shape, trial),
+        usual_batch(rules, num_records),
+    )
     setting = make_setting(config, num_records)
     releases_beside = beside(config, accountant)
     data_sha256 = known.data_sha256
@@ -415,6 +420,11 @@ def _check_records(config: Config, rules: PrivacyRules, num_records: Sequence[in
     check_beside(config, rules, num_records)
     for silo, count in enumerate(num_records):
         _check_batch(rules, silo, training_records(config, count))
+
+
+def usual_batch(rules: PrivacyRules, num_records: Sequence[int]) -> int:
+    """Records in a batch of the silo in the middle; expected ones, where their number is drawn."""
+    return max(1, round(rules.sampler.divisor(sorted(num_records)[len(num_records) // 2])))
 
 
 def _check_batch(rules: PrivacyRules, silo: int, count: int) -> None:

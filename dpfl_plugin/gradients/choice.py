@@ -1,0 +1,219 @@
+"""Which engine a run uses: the cheapest, by a cost model, of those that compute its model exactly.
+
+The choice depends on the model, the loss, the batch size and the kind of device, never on a clock: a run that is
+resumed, or repeated elsewhere, has to make the same one.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from dpfl_plugin import registry
+from dpfl_plugin.core.vectors import Layout
+from dpfl_plugin.errors import UnsupportedError
+from dpfl_plugin.gradients import costs
+from dpfl_plugin.gradients.base import Engine, Loss, Records, clip_factors, mixing
+from dpfl_plugin.gradients.opacus import REPLACEMENTS, replacement
+from dpfl_plugin.gradients.trace import Trace, trace
+
+TRIAL_TOLERANCE = 1e-3  # of float32, and of bfloat16 products where torch uses them
+GENERAL = "vmap"  # what an engine without a cost model is taken to be no slower than
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """An engine, as `dpfl list engines --for CONFIG` shows it.
+
+    Attributes:
+        microseconds: what the cost model says of a clipped sum over a batch; None where it says nothing.
+        engine: None where it does not support the model; then ``reason`` says why not.
+    """
+
+    name: str
+    microseconds: float | None
+    engine: Engine | None = None
+    reason: str = ""
+
+
+def made_up(model: nn.Module, feature_shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """Features of three records that the model can be run on: normal numbers, else zeros and ones for models of words.
+
+    Raises:
+        UnsupportedError: it fails on both.
+    """
+    generator = torch.Generator().manual_seed(0)
+    normal = torch.randn(3, *feature_shape, generator=generator).to(like)
+    words = torch.randint(0, 2, normal.shape, generator=generator).to(like)
+    failures = []
+    for features in (normal, words):
+        try:
+            with torch.no_grad():
+                model(features)
+        except Exception as error:  # a stranger's model may fail in any way
+            failures.append(f"{type(error).__name__}: {error}")
+        else:
+            return features
+    raise UnsupportedError(
+        f"the model fails on made-up records of shape {tuple(normal.shape)}: {failures[0]}; and on zeros and ones: "
+        f"{failures[1]}."
+    )
+
+
+def choose(
+    name: str, model: nn.Module, loss: Loss, chunk_bytes: int, trial: Tensor, batch_size: int = 64
+) -> tuple[Engine, str]:
+    """The engine ``name``, or for "auto" the cheapest that supports the model; and the reason in words.
+
+    Args:
+        trial: made-up features (n, *feature_shape) on the model's device: what an engine cannot tell from the model's
+            layers shows when it runs.
+        batch_size: of a usual batch.
+
+    Raises:
+        UnsupportedError: no engine, or not the one that was named, supports the model.
+    """
+    expected = _Expected.of(model, loss, trial)
+    if name != "auto":
+        engine, reason = _make(name, model, loss, chunk_bytes, expected)
+        if engine is None:
+            raise UnsupportedError(f"engine={name!r} cannot be used: {reason}. Use engine: auto.")
+        return engine, "named in the configuration"
+    refused: list[str] = []
+    for candidate, microseconds in _by_cost(trace(model, loss, trial), batch_size, trial.device):
+        engine, reason = _make(candidate, model, loss, chunk_bytes, expected)
+        if engine is not None:
+            return engine, _reason(model, candidate, microseconds, refused, batch_size)
+        refused.append(f"{candidate}: {reason}")
+    raise UnsupportedError(f"no engine supports this model. {'; '.join(refused)}.")
+
+
+def candidates(
+    model: nn.Module, loss: Loss, chunk_bytes: int, trial: Tensor, batch_size: int
+) -> tuple[Trace, list[Candidate]]:
+    """What the model takes, and all engines, cheapest first, each of them tried."""
+    expected, found = _Expected.of(model, loss, trial), []
+    traced = trace(model, loss, trial)
+    for name, microseconds in _by_cost(traced, batch_size, trial.device):
+        engine, reason = _make(name, model, loss, chunk_bytes, expected)
+        found.append(Candidate(name=name, microseconds=microseconds, engine=engine, reason=reason))
+    return traced, found
+
+
+def _by_cost(traced: Trace, batch_size: int, device: torch.device) -> list[tuple[str, float | None]]:
+    """Engines and what they would take, in microseconds; those without a cost model come before the general one."""
+    known = {name: costs.microseconds(name, traced, batch_size, device.type) for name in registry.names("engines")}
+    general = known[GENERAL]
+    assert general is not None
+    return sorted(
+        known.items(), key=lambda item: (general if item[1] is None else item[1], item[1] is not None, item[0])
+    )
+
+
+def _reason(model: nn.Module, name: str, estimate: float | None, refused: list[str], batch_size: int) -> str:
+    cost = "no estimate" if estimate is None else f"estimated {estimate:,.0f} us for {batch_size} records"
+    text = f"{cost}, the least of those that support this model"
+    if refused:
+        text += f" (not {', '.join(reason.partition(':')[0] for reason in refused)})"
+    if name == GENERAL:
+        layers = [(path, layer) for path, layer in model.named_modules() if type(layer) in REPLACEMENTS]
+        text += "".join(f"; {path}: {replacement(layer)} Others are faster with that" for path, layer in layers)
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class _Expected:
+    """What autograd says of made-up records, one at a time.
+
+    Attributes:
+        y: the model's parameters (d,); rows: gradients (n, d).
+    """
+
+    y: Tensor
+    features: Tensor
+    labels: Tensor
+    rows: Tensor
+
+    @classmethod
+    def of(cls, model: nn.Module, loss: Loss, features: Tensor) -> _Expected:
+        """
+        Raises:
+            UnsupportedError: records are mixed, by the model or by the loss, or its parameters' gradients are unknown.
+        """
+        if reason := mixing(model):
+            raise UnsupportedError(f"{reason}.")
+        labels = torch.zeros(len(features), dtype=torch.int64, device=features.device)
+        parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        layout, rows, alone = Layout.of(model), [], []
+        with torch.enable_grad():
+            for row in range(len(features)):
+                value = loss(model(features[row : row + 1]), labels[row : row + 1]).sum()
+                gradients = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
+                filled = [
+                    torch.zeros_like(p) if g is None else g for p, g in zip(parameters.values(), gradients, strict=True)
+                ]
+                rows.append(layout.flatten(dict(zip(parameters, filled, strict=True))))
+                alone.append(value.detach())
+        with torch.no_grad():
+            together = loss(model(features), labels)
+        expected = torch.stack(alone)
+        if not float((together - expected).norm()) <= TRIAL_TOLERANCE * (1 + float(expected.norm())):
+            raise UnsupportedError(
+                "a record's loss depends on the other records of its batch, so no example has a gradient of its own: "
+                "the model mixes the records of a batch, or the loss is not one of each record by itself "
+                "(reduction='none')."
+            )
+        return cls(layout.flatten(parameters), features, labels, torch.stack(rows))
+
+    def clipped(self, clip_norm: float) -> Tensor:
+        """(d,) the sum of clipped gradients."""
+        if clip_norm == math.inf:
+            return self.rows.sum(dim=0)
+        return clip_factors(self.rows.norm(dim=1), clip_norm)[0] @ self.rows
+
+
+def _make(name: str, model: nn.Module, loss: Loss, chunk_bytes: int, expected: _Expected) -> tuple[Engine | None, str]:
+    """The engine, or None and why it does not support the model."""
+    kind = registry.load("engines", name)
+    reason = kind.unsupported(model, loss)  # type: ignore[attr-defined]
+    if reason is not None:
+        return None, reason
+    try:
+        engine: Engine = kind(model, loss, chunk_bytes)
+        reason = _tried(engine, expected)
+    except UnsupportedError as error:
+        return None, str(error).removesuffix(".")
+    except Exception as error:  # an engine of a stranger, or one that meets a stranger's model, may fail in any way
+        return None, f"it fails on made-up records: {type(error).__name__}: {str(error).splitlines()[0]}"
+    return (engine, "") if reason is None else (None, reason)
+
+
+def _tried(engine: Engine, expected: _Expected) -> str | None:
+    """None if the engine's sums over made-up records are those of autograd's gradients one by one, else what is not.
+
+    Unclipped, clipped and one at a time: an engine that gives one record's gradient to another, or one that meets a
+    layer used in a way which it does not see, may get one of these right.
+    """
+    y, rows = expected.y, expected.rows
+    lengths = rows.norm(dim=1)
+    clip_norm = max(float(lengths.median()) / 2, torch.finfo(rows.dtype).tiny)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "There is a performance drop")  # the cost model has it, for torch's nn.LSTM
+        batch = engine.prepare(Records(expected.features, expected.labels))
+        for bound in (math.inf, clip_norm):
+            found, alone = torch.full_like(y, math.nan), torch.zeros_like(y)
+            engine.clipped_sum(y, batch, bound, found)
+            for row in range(len(batch)):
+                one = torch.full_like(y, math.nan)
+                engine.clipped_sum(y, batch.between(row, row + 1), bound, one)
+                alone += one
+            sought = expected.clipped(bound)
+            tolerance = TRIAL_TOLERANCE * float(lengths.clamp(max=bound).sum()) + torch.finfo(y.dtype).eps
+            how = "gradients" if bound == math.inf else "clipped gradients"
+            if not float((found - sought).norm()) <= tolerance or not float((alone - sought).norm()) <= tolerance:
+                return f"its {how} on made-up records are not autograd's"
+    return None
