@@ -52,7 +52,7 @@ class Records:
 class Engine(Protocol):
     """Computes sum_j clip(grad f(y, d_j), C) over a batch.
 
-    It is made of a model, its loss, and the bytes that it may use at a time: a batch that needs more is cut into chunks.
+    It is made of a model, its loss, and the bytes that it may use at a time: a batch that needs more is cut up.
     An engine with a method ``record_bytes(y, batch) -> int`` tells about what one of the examples needs, so that a run
     for which even that is too much is refused before it begins.
     """

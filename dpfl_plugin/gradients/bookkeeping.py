@@ -25,6 +25,7 @@ from torch.nn import functional
 from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.errors import UnsupportedError
 from dpfl_plugin.gradients.base import Loss, Records, clip_factors, mark_bad, mixing, squared_norms
+from dpfl_plugin.gradients.precision import Precision, passes
 
 CONVOLUTIONS: Final = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -51,8 +52,10 @@ class BookKeeping:
 
     name = "bookkeeping"
 
-    def __init__(self, model: nn.Module, loss: Loss, chunk_bytes: int) -> None:
-        self._layout = Layout.of(model)
+    precisions = ("bf16", "tf32")
+
+    def __init__(self, model: nn.Module, loss: Loss, chunk_bytes: int, precision: Precision = "float32") -> None:
+        self._layout, self._precision = Layout.of(model), precision
         self._loss, self._chunk_bytes = loss, chunk_bytes
         self._model = copy.deepcopy(model)  # its own: hooks, and parameters that are views of y
         named, owners = dict(self._model.named_modules()), _owners(self._model)
@@ -153,12 +156,16 @@ class BookKeeping:
             getattr(self._layers[path], name).data = value
         self._kept = {}
         with torch.enable_grad():
-            total = self._loss(self._model(batch.features), batch.labels).sum()
+            with passes(self._precision, y.device):
+                outputs = self._model(batch.features)
+            total = self._loss(outputs.to(y.dtype), batch.labels).sum()
             self._check_kept()
             calls = [call for path in self._layers for call in self._kept[path]]
             gradients = torch.autograd.grad(total, [call.output for call in calls])
         for call, g in zip(calls, gradients, strict=True):
-            call.output = g
+            call.output = g.to(y.dtype)
+            if call.input.is_floating_point():
+                call.input = call.input.to(y.dtype)
 
     def _check_kept(self) -> None:
         for path in self._layers:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import dataclass
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +20,12 @@ from dpfl_plugin.errors import UnsupportedError
 from dpfl_plugin.gradients import costs
 from dpfl_plugin.gradients.base import Engine, Loss, Records, clip_factors, mixing
 from dpfl_plugin.gradients.opacus import REPLACEMENTS, replacement
+from dpfl_plugin.gradients.precision import Precision, check
 from dpfl_plugin.gradients.trace import Trace, trace
 
-TRIAL_TOLERANCE = 1e-3  # of float32, and of bfloat16 products where torch uses them
+LOSS_TOLERANCE: Final = 1e-3
+# Of sums, relative to the norms of what is added up; what an engine is meant to find is of the order of 1.
+TRIAL_TOLERANCE: Final[dict[Precision, float]] = {"float32": 1e-3, "tf32": 1e-2, "bf16": 0.1}
 GENERAL = "vmap"  # what an engine without a cost model is taken to be no slower than
 
 
@@ -64,44 +68,54 @@ def made_up(model: nn.Module, feature_shape: tuple[int, ...], like: Tensor) -> T
     )
 
 
-def choose(
-    name: str, model: nn.Module, loss: Loss, chunk_bytes: int, trial: Tensor, batch_size: int = 64
-) -> tuple[Engine, str]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """On what terms an engine is chosen.
+
+    Attributes:
+        chunk_bytes: for the gradients of single examples at a time; most_bytes: what there is for one example.
+        batch_size: of a usual batch.
+        precision: of forward and backward passes.
+    """
+
+    chunk_bytes: int
+    most_bytes: float = math.inf
+    batch_size: int = 64
+    precision: Precision = "float32"
+
+
+def choose(name: str, model: nn.Module, loss: Loss, terms: Terms, trial: Tensor) -> tuple[Engine, str]:
     """The engine ``name``, or for "auto" the cheapest that supports the model; and the reason in words.
 
     Args:
         trial: made-up features (n, *feature_shape) on the model's device: what an engine cannot tell from the model's
             layers shows when it runs.
-        batch_size: of a usual batch.
 
     Raises:
         UnsupportedError: no engine, or not the one that was named, supports the model.
     """
-    expected = _Expected.of(model, loss, trial)
+    expected = _Expected.of(model, loss, trial, terms.precision)
     if name != "auto":
-        engine, reason = _make(name, model, loss, chunk_bytes, expected)
+        engine, reason = _make(name, model, loss, terms, expected)
         if engine is None:
             raise UnsupportedError(f"engine={name!r} cannot be used: {reason}. Use engine: auto.")
         return engine, "named in the configuration"
     refused: list[str] = []
-    for candidate, microseconds in _by_cost(trace(model, loss, trial), batch_size, trial.device):
-        engine, reason = _make(candidate, model, loss, chunk_bytes, expected)
+    for candidate, microseconds in _by_cost(trace(model, loss, trial), terms.batch_size, trial.device):
+        engine, reason = _make(candidate, model, loss, terms, expected)
         if engine is not None:
-            return engine, _reason(model, candidate, microseconds, refused, batch_size)
+            return engine, _reason(model, candidate, microseconds, refused, terms.batch_size)
         refused.append(f"{candidate}: {reason}")
     raise UnsupportedError(f"no engine supports this model. {'; '.join(refused)}.")
 
 
-def candidates(
-    model: nn.Module, loss: Loss, chunk_bytes: int, trial: Tensor, batch_size: int
-) -> tuple[Trace, list[Candidate]]:
-    """What the model takes, and all engines, cheapest first, each of them tried."""
-    expected, found = _Expected.of(model, loss, trial), []
-    traced = trace(model, loss, trial)
-    for name, microseconds in _by_cost(traced, batch_size, trial.device):
-        engine, reason = _make(name, model, loss, chunk_bytes, expected)
+def candidates(model: nn.Module, loss: Loss, terms: Terms, trial: Tensor) -> list[Candidate]:
+    """All engines, cheapest first, each of them tried."""
+    expected, found = _Expected.of(model, loss, trial, terms.precision), []
+    for name, microseconds in _by_cost(trace(model, loss, trial), terms.batch_size, trial.device):
+        engine, reason = _make(name, model, loss, terms, expected)
         found.append(Candidate(name=name, microseconds=microseconds, engine=engine, reason=reason))
-    return traced, found
+    return found
 
 
 def _by_cost(traced: Trace, batch_size: int, device: torch.device) -> list[tuple[str, float | None]]:
@@ -139,11 +153,12 @@ class _Expected:
     rows: Tensor
 
     @classmethod
-    def of(cls, model: nn.Module, loss: Loss, features: Tensor) -> _Expected:
+    def of(cls, model: nn.Module, loss: Loss, features: Tensor, precision: Precision) -> _Expected:
         """
         Raises:
-            UnsupportedError: records are mixed, by the model or by the loss, or its parameters' gradients are unknown.
+            UnsupportedError: records are mixed, by the model or by the loss, or ``precision`` cannot be had.
         """
+        check(precision, features)
         if reason := mixing(model):
             raise UnsupportedError(f"{reason}.")
         labels = torch.zeros(len(features), dtype=torch.int64, device=features.device)
@@ -161,7 +176,7 @@ class _Expected:
         with torch.no_grad():
             together = loss(model(features), labels)
         expected = torch.stack(alone)
-        if not float((together - expected).norm()) <= TRIAL_TOLERANCE * (1 + float(expected.norm())):
+        if not float((together - expected).norm()) <= LOSS_TOLERANCE * (1 + float(expected.norm())):
             raise UnsupportedError(
                 "a record's loss depends on the other records of its batch, so no example has a gradient of its own: "
                 "the model mixes the records of a batch, or the loss is not one of each record by itself "
@@ -176,15 +191,19 @@ class _Expected:
         return clip_factors(self.rows.norm(dim=1), clip_norm)[0] @ self.rows
 
 
-def _make(name: str, model: nn.Module, loss: Loss, chunk_bytes: int, expected: _Expected) -> tuple[Engine | None, str]:
+def _make(name: str, model: nn.Module, loss: Loss, terms: Terms, expected: _Expected) -> tuple[Engine | None, str]:
     """The engine, or None and why it does not support the model."""
-    kind = registry.load("engines", name)
-    reason = kind.unsupported(model, loss)  # type: ignore[attr-defined]
+    kind: Any = registry.load("engines", name)
+    reason = kind.unsupported(model, loss)
     if reason is not None:
         return None, reason
+    reduced = () if terms.precision == "float32" else (terms.precision,)
+    if reduced and terms.precision not in getattr(kind, "precisions", ()):
+        return None, f"it computes in full precision only, and runtime.precision is {terms.precision}"
     try:
-        engine: Engine = kind(model, loss, chunk_bytes)
-        reason = _tried(engine, expected)
+        engine: Engine = kind(model, loss, terms.chunk_bytes, *reduced)
+        with torch.no_grad():
+            reason = _too_large(engine, terms, expected) or _tried(engine, expected, terms.precision)
     except UnsupportedError as error:
         return None, str(error).removesuffix(".")
     except Exception as error:  # an engine of a stranger, or one that meets a stranger's model, may fail in any way
@@ -192,7 +211,18 @@ def _make(name: str, model: nn.Module, loss: Loss, chunk_bytes: int, expected: _
     return (engine, "") if reason is None else (None, reason)
 
 
-def _tried(engine: Engine, expected: _Expected) -> str | None:
+def _too_large(engine: Engine, terms: Terms, expected: _Expected) -> str | None:
+    tell = getattr(engine, "record_bytes", None)
+    needed = 0 if tell is None else tell(expected.y, Records(expected.features, expected.labels))
+    if needed <= terms.most_bytes:
+        return None
+    return (
+        f"one record takes {needed / 2**20:,.0f} MiB, where runtime.memory_budget leaves "
+        f"{terms.most_bytes / 2**20:,.0f} MiB beside all that the run has to hold"
+    )
+
+
+def _tried(engine: Engine, expected: _Expected, precision: Precision) -> str | None:
     """None if the engine's sums over made-up records are those of autograd's gradients one by one, else what is not.
 
     Unclipped, clipped and one at a time: an engine that gives one record's gradient to another, or one that meets a
@@ -201,7 +231,7 @@ def _tried(engine: Engine, expected: _Expected) -> str | None:
     y, rows = expected.y, expected.rows
     lengths = rows.norm(dim=1)
     clip_norm = max(float(lengths.median()) / 2, torch.finfo(rows.dtype).tiny)
-    with torch.no_grad(), warnings.catch_warnings():
+    with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "There is a performance drop")  # the cost model has it, for torch's nn.LSTM
         batch = engine.prepare(Records(expected.features, expected.labels))
         for bound in (math.inf, clip_norm):
@@ -212,7 +242,7 @@ def _tried(engine: Engine, expected: _Expected) -> str | None:
                 engine.clipped_sum(y, batch.between(row, row + 1), bound, one)
                 alone += one
             sought = expected.clipped(bound)
-            tolerance = TRIAL_TOLERANCE * float(lengths.clamp(max=bound).sum()) + torch.finfo(y.dtype).eps
+            tolerance = TRIAL_TOLERANCE[precision] * float(lengths.clamp(max=bound).sum()) + torch.finfo(y.dtype).eps
             how = "gradients" if bound == math.inf else "clipped gradients"
             if not float((found - sought).norm()) <= tolerance or not float((alone - sought).norm()) <= tolerance:
                 return f"its {how} on made-up records are not autograd's"

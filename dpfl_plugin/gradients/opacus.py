@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from dpfl_plugin.gradients.base import Loss
+from dpfl_plugin.gradients.precision import Precision, full, passes
 from dpfl_plugin.gradients.vmap import Vmap
 
 REPLACEMENTS: Final[dict[type[nn.Module], str]] = {
@@ -31,10 +32,10 @@ class Opacus(Vmap):
 
     name = "opacus"
 
-    def __init__(self, model: nn.Module, loss: Loss, chunk_bytes: int) -> None:
+    def __init__(self, model: nn.Module, loss: Loss, chunk_bytes: int, precision: Precision = "float32") -> None:
         from opacus.grad_sample import GradSampleModule  # takes seconds: only where it is used
 
-        super().__init__(model, loss, chunk_bytes)
+        super().__init__(model, loss, chunk_bytes, precision)
         own = copy.deepcopy(model).train()  # its own, since hooks are attached; they look at layers in training only
         parameters = {name: p for name, p in own.named_parameters() if p.requires_grad}
         hooked = GradSampleModule(own, batch_first=True, loss_reduction="sum")
@@ -46,8 +47,10 @@ class Opacus(Vmap):
             with torch.enable_grad(), warnings.catch_warnings():
                 # The first layer's input has no derivative, which is as it should be.
                 warnings.filterwarnings("ignore", "Full backward hook is firing when gradients are computed")
-                loss(hooked(features), labels).sum().backward()
-            found = {name: _rows(parameter, len(labels)) for name, parameter in parameters.items()}
+                with passes(precision, features.device):
+                    outputs = hooked(features)
+                loss(full(outputs, values), labels).sum().backward()
+            found = {name: _rows(parameter, len(labels)).to(values[name]) for name, parameter in parameters.items()}
             for parameter in parameters.values():
                 parameter.grad = parameter.grad_sample = None  # type: ignore[attr-defined]
             return found

@@ -11,6 +11,7 @@ from torch.func import functional_call, grad, vmap
 
 from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.gradients.base import Loss, Records, clip_factors, layers, mixing
+from dpfl_plugin.gradients.precision import Precision, full, passes
 from dpfl_plugin.gradients.trace import trace
 
 
@@ -19,7 +20,9 @@ class Vmap:
 
     name = "vmap"
 
-    def __init__(self, model: torch.nn.Module, loss: Loss, chunk_bytes: int) -> None:
+    precisions = ("bf16", "tf32")
+
+    def __init__(self, model: torch.nn.Module, loss: Loss, chunk_bytes: int, precision: Precision = "float32") -> None:
         self._layout = Layout.of(model)
         self._layer_sizes = list(layers(self._layout).values())
         self._chunk_bytes = chunk_bytes
@@ -27,8 +30,9 @@ class Vmap:
         self._kept: dict[torch.Size, int] = {}
 
         def loss_of_one(parameters: dict[str, Tensor], features: Tensor, label: Tensor) -> Tensor:
-            outputs = functional_call(model, parameters, (features.unsqueeze(0),))
-            return loss(outputs, label.unsqueeze(0))[0]
+            with passes(precision, features.device):
+                outputs = functional_call(model, parameters, (features.unsqueeze(0),))
+            return loss(full(outputs, parameters), label.unsqueeze(0))[0]
 
         self._gradients: Callable[[dict[str, Tensor], Tensor, Tensor], dict[str, Tensor]] = vmap(
             grad(loss_of_one), in_dims=(None, 0, 0)

@@ -15,7 +15,7 @@ from dpfl_plugin.errors import UnsupportedError
 from dpfl_plugin.gradients import losses
 from dpfl_plugin.gradients.base import Records, layers
 from dpfl_plugin.gradients.bookkeeping import BookKeeping
-from dpfl_plugin.gradients.choice import choose
+from dpfl_plugin.gradients.choice import Terms, choose
 from dpfl_plugin.gradients.dense import Dense
 from dpfl_plugin.gradients.vmap import Vmap
 from dpfl_plugin.models.cnn import cnn
@@ -314,9 +314,9 @@ def test_a_model_that_uses_a_layer_in_another_way_goes_to_vmap(model, words):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         made, trial = model(), torch.randn(2, 6)
-    assert choose("auto", made, losses.cross_entropy, 2**20, trial)[0].name == "vmap"
+    assert choose("auto", made, losses.cross_entropy, Terms(chunk_bytes=2**20), trial)[0].name == "vmap"
     with pytest.raises(UnsupportedError, match=words):
-        choose("bookkeeping", made, losses.cross_entropy, 2**20, trial)
+        choose("bookkeeping", made, losses.cross_entropy, Terms(chunk_bytes=2**20), trial)
 
 
 @pytest.mark.parametrize(
@@ -364,7 +364,12 @@ def test_dense_refuses_what_only_looks_like_a_chain():
 
 def fresh(name):
     model, shape = MODELS[name]()
-    return model, losses.cross_entropy, 2**20, torch.randn(3, *shape, generator=torch.Generator().manual_seed(0))
+    return (
+        model,
+        losses.cross_entropy,
+        Terms(chunk_bytes=2**20),
+        torch.randn(3, *shape, generator=torch.Generator().manual_seed(0)),
+    )
 
 
 def test_auto_takes_the_fastest_that_fits():
@@ -392,8 +397,8 @@ def test_a_model_that_mixes_records_is_refused(engine):
         mixed, fine = Mixed(), Residual()
         trial = 3 * torch.randn(2, 6)
     with pytest.raises(UnsupportedError):
-        choose(engine, mixed, losses.cross_entropy, 2**20, trial[:, :4])
-    assert choose("auto", fine, losses.cross_entropy, 2**20, trial)[0].name == "bookkeeping"
+        choose(engine, mixed, losses.cross_entropy, Terms(chunk_bytes=2**20), trial[:, :4])
+    assert choose("auto", fine, losses.cross_entropy, Terms(chunk_bytes=2**20), trial)[0].name == "bookkeeping"
 
 
 class Mean(nn.Module):
@@ -431,7 +436,7 @@ def test_squares_that_vanish_do_not_hide_a_gradient_from_clipping(kind):
     model = nn.Sequential(nn.Linear(20, CLASSES))
     y = torch.zeros(sum(p.numel() for p in model.parameters()))
     y[-CLASSES:] = torch.tensor([53.0, 0.0, 0.0])  # the others' probabilities are exp(-53)
-    engine, _ = choose(kind, model, losses.cross_entropy, 2**20, torch.ones(3, 20))
+    engine, _ = choose(kind, model, losses.cross_entropy, Terms(chunk_bytes=2**20), torch.ones(3, 20))
     batch = engine.prepare(Records(torch.full((1, 20), 3e18), torch.zeros(1, dtype=torch.int64)))
     unclipped, clipped, clip_norm = torch.empty_like(y), torch.empty_like(y), 1e-6
     engine.clipped_sum(y, batch, math.inf, unclipped)

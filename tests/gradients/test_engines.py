@@ -12,7 +12,7 @@ from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.errors import ConfigError, UnsupportedError
 from dpfl_plugin.gradients import losses
 from dpfl_plugin.gradients.base import Records, layers
-from dpfl_plugin.gradients.choice import choose
+from dpfl_plugin.gradients.choice import Terms, choose
 from dpfl_plugin.gradients.closed_form import ClosedForm
 from dpfl_plugin.gradients.vmap import Vmap, _add_clipped, _norms
 
@@ -123,20 +123,20 @@ def test_one_example_adds_at_most_the_clip_norm(scale, clip_norm, seed):
 
 def test_auto_takes_the_closed_form_where_it_holds_and_vmap_elsewhere():
     trial = records(3, 3, 2).features
-    assert choose("auto", linear(3, 4), losses.cross_entropy, 1, trial)[0].name == "closed_form"
+    assert choose("auto", linear(3, 4), losses.cross_entropy, Terms(chunk_bytes=1), trial)[0].name == "closed_form"
     assert choose("auto", linear(3, 1), losses.logistic, 1, trial)[0].name == "closed_form"
     own = nn.Sequential(nn.Linear(3, 3), nn.PReLU(), nn.Linear(3, 2)).double()
-    assert choose("auto", own, losses.cross_entropy, 1, trial)[0].name == "vmap"
-    assert choose("vmap", linear(3, 4), losses.cross_entropy, 1, trial)[0].name == "vmap"
+    assert choose("auto", own, losses.cross_entropy, Terms(chunk_bytes=1), trial)[0].name == "vmap"
+    assert choose("vmap", linear(3, 4), losses.cross_entropy, Terms(chunk_bytes=1), trial)[0].name == "vmap"
 
 
 def test_a_frozen_layer_or_a_loss_of_ones_own_goes_to_book_keeping():
     frozen = linear(3, 4)
     frozen[1].bias.requires_grad_(False)
     trial = records(3, 3, 2).features
-    assert choose("auto", frozen, losses.cross_entropy, 1, trial)[0].name == "bookkeeping"
+    assert choose("auto", frozen, losses.cross_entropy, Terms(chunk_bytes=1), trial)[0].name == "bookkeeping"
     own = lambda outputs, labels: outputs.square().sum(dim=1)  # noqa: E731
-    assert choose("auto", linear(3, 4), own, 1, trial)[0].name == "bookkeeping"
+    assert choose("auto", linear(3, 4), own, Terms(chunk_bytes=1), trial)[0].name == "bookkeeping"
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,13 @@ def test_layers_without_gradients_of_single_examples_are_refused(layer, word):
     model = nn.Sequential(nn.Linear(3, 3), layer, nn.Linear(3, 2))
     for name in ("auto", "vmap", "closed_form"):
         with pytest.raises(UnsupportedError, match=rf"^1: {word} .* (Use|Leave)"):
-            choose(name, model, losses.cross_entropy, 1, torch.randn(3, 3, generator=torch.Generator().manual_seed(0)))
+            choose(
+                name,
+                model,
+                losses.cross_entropy,
+                Terms(chunk_bytes=1),
+                torch.randn(3, 3, generator=torch.Generator().manual_seed(0)),
+            )
     assert word in (Vmap.unsupported(model, losses.cross_entropy) or "")
 
 

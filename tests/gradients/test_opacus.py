@@ -13,7 +13,7 @@ from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.errors import UnsupportedError
 from dpfl_plugin.gradients import losses
 from dpfl_plugin.gradients.base import Records, layers
-from dpfl_plugin.gradients.choice import choose
+from dpfl_plugin.gradients.choice import Terms, choose
 from dpfl_plugin.gradients.opacus import Opacus
 from dpfl_plugin.gradients.vmap import Vmap
 from tests.gradients.test_bookkeeping import BOUNDS, CLASSES, MODELS, assert_same, made
@@ -41,7 +41,7 @@ def trial(*shape):
 def test_what_the_hooks_get_wrong_is_found_by_trying_them():
     model, shape = MODELS["padded words"]()
     with pytest.raises(UnsupportedError, match="are not autograd's"):
-        choose("opacus", model, losses.cross_entropy, 2**20, trial(*shape))
+        choose("opacus", model, losses.cross_entropy, Terms(chunk_bytes=2**20), trial(*shape))
 
 
 def test_the_model_itself_is_left_as_it_was():
@@ -72,8 +72,8 @@ def test_gradients_of_positions_are_not_taken_for_those_of_records(positions):
     model = PositionsFirst()
     for engine in ("opacus", "bookkeeping"):
         with pytest.raises(UnsupportedError, match=r"batch_first=True|are not autograd's|fails on made-up"):
-            choose(engine, model, losses.cross_entropy, 2**20, trial(positions, 6))
-    assert choose("auto", model, losses.cross_entropy, 2**20, trial(positions, 6))[0].name == "vmap"
+            choose(engine, model, losses.cross_entropy, Terms(chunk_bytes=2**20), trial(positions, 6))
+    assert choose("auto", model, losses.cross_entropy, Terms(chunk_bytes=2**20), trial(positions, 6))[0].name == "vmap"
 
 
 class Own(nn.Module):
@@ -99,13 +99,13 @@ class Own(nn.Module):
 def test_layers_of_one_operation_go_to_vmap_or_the_error_says_what_to_write(layer, name, auto):
     model = Own(layer())
     with pytest.raises(UnsupportedError, match=rf"inner: {type(model.inner).__name__} .*opacus\.layers\.{name}"):
-        choose("opacus", model, losses.cross_entropy, 2**20, trial(5, 4))
+        choose("opacus", model, losses.cross_entropy, Terms(chunk_bytes=2**20), trial(5, 4))
     if auto is not None:
-        engine, reason = choose("auto", model, losses.cross_entropy, 2**20, trial(5, 4))
+        engine, reason = choose("auto", model, losses.cross_entropy, Terms(chunk_bytes=2**20), trial(5, 4))
         assert engine.name == auto and f"Write opacus.layers.{name}" in reason
         return
     with pytest.raises(UnsupportedError, match=rf"no engine supports .*inner: .*opacus\.layers\.{name}"):
-        choose("auto", model, losses.cross_entropy, 2**20, trial(5, 4))
+        choose("auto", model, losses.cross_entropy, Terms(chunk_bytes=2**20), trial(5, 4))
 
 
 def test_a_replacement_has_the_parameters_names_and_computes_the_same():
@@ -129,7 +129,7 @@ class InPlace(nn.Module):
 
 
 def test_auto_takes_opacus_where_nothing_else_can():
-    engine, reason = choose("auto", InPlace(), losses.cross_entropy, 2**20, trial(2, 4))
+    engine, reason = choose("auto", InPlace(), losses.cross_entropy, Terms(chunk_bytes=2**20), trial(2, 4))
     assert engine.name == "opacus" and "not closed_form, dense, bookkeeping" in reason
 
 

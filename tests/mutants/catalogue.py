@@ -484,7 +484,7 @@ CLIPPING = (
         "records-mixed-in-a-batch",
         "a model whose layers mix the records of a batch is clipped as if they did not",
         "gradients/choice.py",
-        "        if not float((together - expected).norm()) <= TRIAL_TOLERANCE * (1 + float(expected.norm())):",
+        "        if not float((together - expected).norm()) <= LOSS_TOLERANCE * (1 + float(expected.norm())):",
         "        if False:",
         (BOOKKEEPING + "::test_a_model_that_mixes_records_is_refused",),
     ),

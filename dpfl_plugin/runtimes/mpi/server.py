@@ -205,6 +205,7 @@ class MpiSession:
             survey=wire.survey_header(self._survey),
             noise_multiplier=parts.noise_multiplier,
             engine=parts.engine_name,
+            chunk_bytes=parts.memory.chunk,
         )
         self._ranks.answers("ready", "getting ready")
         return MpiRuntime(
