@@ -50,7 +50,7 @@ def _told_if_short(where: str) -> Iterator[None]:
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
         if not is_short(error):
             raise
-        raise MemoryShortError(f"out of memory at {where}: {str(error).splitlines()[0]}") from error
+        raise MemoryShortError(f"out of memory at {where}: {str(error).splitlines()[0].rstrip('.')}") from error
 
 
 class SiloHost:

@@ -181,7 +181,10 @@ def _run_in_memory(job: _Job, place: Place, reporter: Reporter, stop: Callable[[
         except MemoryShortError as error:
             chunk = job.parts.memory.chunk // 4
             if chunk < LEAST_CHUNK:
-                raise
+                raise MemoryShortError(
+                    f"{error}. Smaller chunks of gradients do not mend it: lower runtime.stack or silo_rate, use a "
+                    "smaller model or more machines, or free memory; then go on with --resume."
+                ) from error
             said = str(error)
         reporter.note(
             f"{said}. Going on from the last finished round with chunks of {memory_text(chunk)} for gradients; give "

@@ -124,7 +124,7 @@ def test_one_example_adds_at_most_the_clip_norm(scale, clip_norm, seed):
 def test_auto_takes_the_closed_form_where_it_holds_and_vmap_elsewhere():
     trial = records(3, 3, 2).features
     assert choose("auto", linear(3, 4), losses.cross_entropy, Terms(chunk_bytes=1), trial)[0].name == "closed_form"
-    assert choose("auto", linear(3, 1), losses.logistic, 1, trial)[0].name == "closed_form"
+    assert choose("auto", linear(3, 1), losses.logistic, Terms(chunk_bytes=1), trial)[0].name == "closed_form"
     own = nn.Sequential(nn.Linear(3, 3), nn.PReLU(), nn.Linear(3, 2)).double()
     assert choose("auto", own, losses.cross_entropy, Terms(chunk_bytes=1), trial)[0].name == "vmap"
     assert choose("vmap", linear(3, 4), losses.cross_entropy, Terms(chunk_bytes=1), trial)[0].name == "vmap"
