@@ -44,14 +44,14 @@ class Candidate:
     reason: str = ""
 
 
-def made_up(model: nn.Module, feature_shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """Features of three records that the model can be run on: normal numbers, else zeros and ones for models of words.
+def made_up(model: nn.Module, feature_shape: tuple[int, ...], like: Tensor, count: int = 3) -> Tensor:
+    """Features of ``count`` records that the model can be run on: normal numbers, else 0 and 1 for models of words.
 
     Raises:
         UnsupportedError: it fails on both.
     """
     generator = torch.Generator().manual_seed(0)
-    normal = torch.randn(3, *feature_shape, generator=generator).to(like)
+    normal = torch.randn(count, *feature_shape, generator=generator).to(like)
     words = torch.randint(0, 2, normal.shape, generator=generator).to(like)
     failures = []
     for features in (normal, words):

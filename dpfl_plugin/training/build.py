@@ -119,19 +119,16 @@ def build(
     rules = privacy_rules(config)
     holding = hold(config, base)
     known = holding.survey
-    dtype, device = getattr(torch, config.runtime.dtype), _device(holding.device or config.runtime.device)
-    module = build_model(_model_block(config.model), known.feature_shape, known.num_classes, config.seed)
-    module = module.to(device=device, dtype=dtype)
-    trial = torch.zeros(2, *known.feature_shape, dtype=dtype, device=device)
+    module, trial = _module(config, holding)
+    dtype, device = trial.dtype, trial.device
     loss = _loss(config.loss, module, trial)
     num_records = known.num_records
     _check_records(config, rules, num_records)
     setting = make_setting(config, num_records)
     layout = Layout.of(module)
     model = layout.flatten(dict(module.named_parameters()))
-    train = {i: _records(s.train_x, s.train_y, dtype, device) for i, s in holding.silos.items()}
-    test = {i: _records(s.test_x, s.test_y, dtype, device) for i, s in holding.silos.items()}
-    room = _memory(config, algorithm, setting, rules, model, [*train.values()], [*test.values()], chunk_bytes)
+    train, test = _records_of(holding, trial)
+    room = _memory(config, algorithm, setting, rules, model, train, test, chunk_bytes)
     made_up = choice.made_up(module, known.feature_shape, trial)
     engine, reason = choice.choose(config.engine, module, loss, _terms(config, rules, num_records, room), made_up)
     releases_beside = beside(config, accountant)
@@ -196,6 +193,58 @@ def build(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Engines:
+    """The engines for a configuration, cheapest first; ``chosen`` of them is the one that a run would use.
+
+    Attributes:
+        batch: made-up records, as many as a usual batch has; parameters: (d,).
+    """
+
+    candidates: list[choice.Candidate]
+    chosen: str | None
+    parameters: torch.Tensor
+    batch: Records
+    num_silos: int
+
+
+def engines_for(config: Config, base: Path) -> Engines:
+    """What `dpfl list engines --for` shows.
+
+    Raises:
+        ConfigError, DataError: as `build`.
+    """
+    holding = hold_all(config, base)
+    known, rules = holding.survey, privacy_rules(config)
+    algorithm = build_plugin("algorithms", config.algorithm, where="algorithm")
+    module, trial = _module(config, holding)
+    loss = _loss(config.loss, module, trial)
+    model = Layout.of(module).flatten(dict(module.named_parameters()))
+    setting = make_setting(config, known.num_records)
+    room = _memory(config, algorithm, setting, rules, model, *_records_of(holding, trial), None)
+    terms = _terms(config, rules, known.num_records, room)
+    found = choice.candidates(module, loss, terms, choice.made_up(module, known.feature_shape, trial))
+    fitting = [one.name for one in found if one.engine is not None and config.engine in ("auto", one.name)]
+    features = choice.made_up(module, known.feature_shape, trial, terms.batch_size)
+    batch = Records(features, torch.zeros(len(features), dtype=torch.int64, device=features.device))
+    return Engines(found, fitting[0] if fitting else None, model, batch, setting.num_participants)
+
+
+def _module(config: Config, holding: Holding) -> tuple[torch.nn.Module, torch.Tensor]:
+    """The model, and two records of zeros for it."""
+    known = holding.survey
+    dtype, device = getattr(torch, config.runtime.dtype), _device(holding.device or config.runtime.device)
+    module = build_model(_model_block(config.model), known.feature_shape, known.num_classes, config.seed)
+    return module.to(device=device, dtype=dtype), torch.zeros(2, *known.feature_shape, dtype=dtype, device=device)
+
+
+def _records_of(holding: Holding, like: torch.Tensor) -> tuple[dict[int, Records], dict[int, Records]]:
+    """Training and test records by silo id, in the number format and on the device of ``like``."""
+    dtype, device = like.dtype, like.device
+    train = {i: _records(s.train_x, s.train_y, dtype, device) for i, s in holding.silos.items()}
+    return train, {i: _records(s.test_x, s.test_y, dtype, device) for i, s in holding.silos.items()}
+
+
 def _loss(name: str, module: torch.nn.Module, trial: torch.Tensor) -> engines.Loss:
     """The loss that a configuration names, for the outputs that the model has."""
     with torch.no_grad():
@@ -211,8 +260,8 @@ def _memory(
     setting: Setting,
     rules: PrivacyRules,
     model: torch.Tensor,
-    train: Sequence[Records],
-    test: Sequence[Records],
+    train: Mapping[int, Records],
+    test: Mapping[int, Records],
     chunk_bytes: int | None,
 ) -> Memory:
     """What this process may use: at its silos, or as a server without any.
@@ -220,10 +269,11 @@ def _memory(
     Raises:
         ConfigError: it is too little.
     """
-    batch = max((usual_batch(rules, [len(records)]) for records in train), default=0)
-    needs = memory.fixed_needs(algorithm, setting, model, train, stack=config.runtime.stack, batch_size=batch)
-    needs.append(("test records", sum(map(memory.bytes_of, test))))
-    held = sum(map(memory.bytes_of, [*train, *test]))
+    mine = list(train.values())
+    batch = max((usual_batch(rules, [len(records)]) for records in mine), default=0)
+    needs = memory.fixed_needs(algorithm, setting, model, mine, stack=config.runtime.stack, batch_size=batch)
+    needs.append(("test records", sum(map(memory.bytes_of, test.values()))))
+    held = sum(map(memory.bytes_of, [*mine, *test.values()]))
     return memory.plan(config.runtime.memory_budget, model.device, held, needs, chunk_bytes)
 
 
