@@ -59,7 +59,7 @@ def list_engines(group: str | None, path: Path, settings: list[str], *, as_json:
             "engine": one.name,
             "supported": one.engine is not None,
             "why_not": one.reason or None,
-            "estimated_us": None if one.microseconds is None else round(one.microseconds),
+            "estimated_us": None if one.engine is None or one.microseconds is None else round(one.microseconds),
             "measured_us": None if one.engine is None else round(_measured(one.engine, found), 1),
             "chosen": one.name == found.chosen,
         }
@@ -71,7 +71,7 @@ def list_engines(group: str | None, path: Path, settings: list[str], *, as_json:
         return
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
     title = "a clipped sum over {batch_size} records, d = {dimension:,}; {participants} silos a round, one by one"
-    table = Table(title=title.format(**facts), title_justify="left", box=None, pad_edge=False, title_style="bold")
+    table = Table(box=None, pad_edge=False)
     for column in ("engine", "estimated us", "measured us"):
         table.add_column(column, justify="left" if column == "engine" else "right", no_wrap=True)
     table.add_column("", overflow="fold")
@@ -79,13 +79,15 @@ def list_engines(group: str | None, path: Path, settings: list[str], *, as_json:
         told = "chosen" if line["chosen"] else "" if line["supported"] else f"no: {line['why_not']}"
         numbers = ["" if line[key] is None else f"{line[key]:,}" for key in ("estimated_us", "measured_us")]
         table.add_row(str(line["engine"]), *numbers, escape(told))
+    console.print(title.format(**facts), style="bold")
     console.print(table)
     console.print("The choice is by the estimate: a run that is resumed or repeated has to make the same one.")
 
 
 def _measured(engine: Engine, found: Engines) -> float:
     """Microseconds of a clipped sum over made-up records, the median of those that fit into a fraction of a second."""
-    out, times = torch.empty_like(found.parameters), []
+    out = torch.empty_like(found.parameters)
+    times: list[float] = []
     with torch.no_grad():
         batch, began = engine.prepare(found.batch), time.perf_counter()
         while len(times) < 3 or (time.perf_counter() - began < 0.3 and len(times) < 100):

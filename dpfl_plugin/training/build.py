@@ -120,7 +120,6 @@ def build(
     holding = hold(config, base)
     known = holding.survey
     module, trial = _module(config, holding)
-    dtype, device = trial.dtype, trial.device
     loss = _loss(config.loss, module, trial)
     num_records = known.num_records
     _check_records(config, rules, num_records)

@@ -20,7 +20,10 @@ RANK = next((int(os.environ[name]) for name in ("OMPI_COMM_WORLD_RANK", "PMI_RAN
 
 @dataclass(frozen=True, kw_only=True)
 class Faulty(Scaffold):
-    """what: raise, memory, sysexit, kill, stop (as SIGSTOP does), or pause until a file "go on" is there; call: from 1."""
+    """what: raise, memory, sysexit, kill, stop (as SIGSTOP does), or pause until a file "go on" is there.
+
+    call: from 1.
+    """
 
     what: str
     marker: str
