@@ -8,8 +8,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode
+from torch.overrides import TorchFunctionMode
 
 from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.gradients.base import Loss
@@ -36,8 +35,8 @@ class Trace:
     Attributes:
         dimension: d, the number of parameters.
         num_features: of a record.
-        products: multiplications of matrix products and convolutions, additions not counted.
-        operations: of torch, for a batch of any size.
+        products: multiplications in ``matrices``.
+        operations: functions of torch that are called, for a batch of any size.
         num_layers: modules that own parameters.
         kept: numbers that autograd keeps for the backward pass, parameters not among them.
         itemsize: bytes of a number.
@@ -54,14 +53,14 @@ class Trace:
     matrices: tuple[Matrix, ...]
 
 
-class _Count(TorchDispatchMode):
-    """Counts the operations that torch is asked for."""
+class _Count(TorchFunctionMode):
+    """Counts the functions of torch that are called. (A dispatch mode would count all, and import torch's compiler.)"""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.operations = 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.operations += 1
         return func(*args, **(kwargs or {}))
 
@@ -83,26 +82,26 @@ def trace(model: nn.Module, loss: Loss, features: Tensor) -> Trace:
             sizes[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
         return value
 
-    flops, operations = FlopCounterMode(display=False), _Count()
+    counted = _Count()
     try:
         with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
-            with flops, operations:
+            with counted:
                 total = loss(model(features), labels).sum()
             del total
     finally:
         for hook in hooks:
             hook.remove()
-    matrices = [_matrix(module, seen.get(id(module), ())) for module in owners]
+    matrices = [matrix for module in owners if (matrix := _matrix(module, seen.get(id(module), ()))) is not None]
     itemsize = next(model.parameters()).element_size()
     return Trace(
         dimension=Layout.of(model).dimension,
         num_features=features[0].numel(),
-        products=flops.get_total_flops() / 2 / count,
-        operations=operations.operations,
+        products=float(sum(m.groups * m.positions * m.inputs * m.outputs for m in matrices)),
+        operations=counted.operations,
         num_layers=len(owners),
         kept=math.ceil(sum(sizes.values()) / itemsize / count),
         itemsize=itemsize,
-        matrices=tuple(matrix for matrix in matrices if matrix is not None),
+        matrices=tuple(matrices),
     )
 
 

@@ -127,8 +127,8 @@ def test_tf32_is_for_cuda_and_reduced_passes_are_for_float32():
     model = nn.Sequential(nn.Linear(6, 3))
     with pytest.raises(UnsupportedError, match="CUDA devices"):
         choose("auto", model, losses.cross_entropy, Terms(chunk_bytes=1, precision="tf32"), trial(6))
+    terms = Terms(chunk_bytes=1, precision="bf16")
     with pytest.raises(UnsupportedError, match="dtype: float32"):
-        terms = Terms(chunk_bytes=1, precision="bf16")
         choose("auto", model.double(), losses.cross_entropy, terms, trial(6).double())
 
 
