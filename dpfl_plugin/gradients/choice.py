@@ -20,10 +20,10 @@ from dpfl_plugin.errors import UnsupportedError
 from dpfl_plugin.gradients import costs
 from dpfl_plugin.gradients.base import Engine, Loss, Records, clip_factors, mixing
 from dpfl_plugin.gradients.opacus import REPLACEMENTS, replacement
-from dpfl_plugin.gradients.precision import Precision, check
+from dpfl_plugin.gradients.precision import Precision, check, passes
 from dpfl_plugin.gradients.trace import Trace, trace
 
-LOSS_TOLERANCE: Final = 1e-3
+LOSS_TOLERANCE: Final = 1e-4
 # Of sums, relative to the norms of what is added up; what an engine is meant to find is of the order of 1.
 TRIAL_TOLERANCE: Final[dict[Precision, float]] = {"float32": 1e-3, "tf32": 1e-2, "bf16": 0.1}
 GENERAL = "vmap"  # what an engine without a cost model is taken to be no slower than
@@ -164,7 +164,7 @@ class _Expected:
         labels = torch.zeros(len(features), dtype=torch.int64, device=features.device)
         parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         layout, rows, alone = Layout.of(model), [], []
-        with torch.enable_grad():
+        with torch.enable_grad(), passes("float32", features.device):
             for row in range(len(features)):
                 value = loss(model(features[row : row + 1]), labels[row : row + 1]).sum()
                 gradients = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
@@ -173,7 +173,7 @@ class _Expected:
                 ]
                 rows.append(layout.flatten(dict(zip(parameters, filled, strict=True))))
                 alone.append(value.detach())
-        with torch.no_grad():
+        with torch.no_grad(), passes("float32", features.device):
             together = loss(model(features), labels)
         expected = torch.stack(alone)
         if not float((together - expected).norm()) <= LOSS_TOLERANCE * (1 + float(expected.norm())):

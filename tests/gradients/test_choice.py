@@ -190,7 +190,7 @@ def test_shared_parameters_go_to_vmap_and_others_name_them():
 
 def standardised(outputs, labels):
     each = losses.cross_entropy(outputs, labels)
-    return each - each.mean() / 2
+    return each / each.sum()
 
 
 def of_all(outputs, labels):
