@@ -4,9 +4,9 @@ more than the clipping norm? Writes the tables in docs/engines.md; processor tim
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
-import statistics
 import time
 import warnings
 from collections.abc import Callable
@@ -68,7 +68,7 @@ class Words(nn.Module):
 
 
 def _mlp(*widths: int, activation: Callable[[], nn.Module] = nn.ReLU) -> nn.Module:
-    layers = [part for i, o in zip(widths, widths[1:], strict=False) for part in (nn.Linear(i, o), activation())]
+    layers = [part for i, o in itertools.pairwise(widths) for part in (nn.Linear(i, o), activation())]
     return nn.Sequential(nn.Flatten(), *layers[:-1])
 
 

@@ -18,7 +18,7 @@ from dpfl_plugin import registry
 from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.errors import UnsupportedError
 from dpfl_plugin.gradients import costs
-from dpfl_plugin.gradients.base import Engine, Loss, Records, clip_factors, mixing
+from dpfl_plugin.gradients.base import Engine, Loss, Records, mixing
 from dpfl_plugin.gradients.opacus import REPLACEMENTS, replacement
 from dpfl_plugin.gradients.precision import Precision, check, passes
 from dpfl_plugin.gradients.trace import Trace, trace
@@ -188,7 +188,7 @@ class _Expected:
         """(d,) the sum of clipped gradients."""
         if clip_norm == math.inf:
             return self.rows.sum(dim=0)
-        return clip_factors(self.rows.norm(dim=1), clip_norm)[0] @ self.rows
+        return (clip_norm / self.rows.norm(dim=1).clamp(min=clip_norm)) @ self.rows
 
 
 def _make(name: str, model: nn.Module, loss: Loss, terms: Terms, expected: _Expected) -> tuple[Engine | None, str]:

@@ -510,7 +510,7 @@ CLIPPING = (
         "gradients/base.py",
         "return [bound / norms.clamp(min=bound)]",
         "return [bound / norms.mean().clamp(min=bound).expand(len(norms))]",
-        (BOOKKEEPING + "::test_dense_is_vmap", BOOKKEEPING + "::test_book_keeping_is_vmap"),
+        (ENGINES + "::test_both_engines_are_the_definition",),
     ),
     Mutant(
         "norm-of-the-last-call",
