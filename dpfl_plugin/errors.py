@@ -49,6 +49,10 @@ class TrainingError(DpflError):
     """A run failed; the message says in which round, and what is left behind."""
 
 
+class MemoryShortError(DpflError):
+    """There is no memory left for what is computed; the message says where. Nothing was released of the round."""
+
+
 class SiloError(DpflError):
     """Code failed at a silo on another rank; the message says where, a note holds the traceback."""
 

@@ -354,12 +354,20 @@ def report(
 @app.command("list")
 def list_plugins(
     group: Annotated[str | None, typer.Argument(help="algorithms, engines, datasets, ...; all if left out.")] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option("--for", metavar="CONFIG", help="With engines: which support its model, and what they cost."),
+    ] = None,
+    settings: Settings = None,
     json: AsJson = False,
 ) -> None:
     """Plugins that are installed, with their options."""
-    from dpfl_plugin.cli.plugins import list_group
+    from dpfl_plugin.cli.plugins import list_engines, list_group
 
-    list_group(group, as_json=json)
+    if config is None:
+        list_group(group, as_json=json)
+    else:
+        list_engines(group, config, settings or [], as_json=json)
 
 
 @app.command()

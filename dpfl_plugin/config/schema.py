@@ -147,10 +147,18 @@ class RuntimeConfig(_Strict):
     kind: str = Field("auto", description="runtime plugin; auto: mpi if mpirun started several ranks, else in_process")
 
     dtype: Literal["float32", "float64"] = Field("float32", description="of model, gradients and noise")
+    precision: Literal["float32", "bf16", "tf32"] = Field(
+        "float32",
+        description="of products in forward and backward passes; norms, clipping, sums and noise are in dtype",
+    )
     device: str = Field("cpu", description="torch device")
     threads: int = Field(1, ge=1, description="torch threads")
     stack: int = Field(1, ge=1, description="silos advanced together")
-    chunk_mb: int = Field(256, ge=1, description="memory for per-example gradients")
+    memory_budget: str | None = Field(
+        None,
+        pattern=r"^[0-9]+(\.[0-9]+)? ?([kMGT]i?)?B?$",
+        description="of a process, e.g. 8GB: for records, states and gradients; left out: 80 % of what is available",
+    )
     aggregation: Literal["gather", "reduce"] = Field(
         "gather", description="mpi: add uploads in silo order, or by MPI_Reduce, whose bits depend on the ranks"
     )

@@ -24,9 +24,19 @@ from torch.nn import functional
 
 from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.errors import UnsupportedError
-from dpfl_plugin.gradients.base import Loss, Records, clip_factors, mark_bad, squared_norms
+from dpfl_plugin.gradients.base import Loss, Records, clip_factors, mark_bad, mixing, squared_norms
+from dpfl_plugin.gradients.precision import Precision, passes
 
 CONVOLUTIONS: Final = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+@dataclass(slots=True)
+class Call:
+    """What a layer was given (b, ...), and what it put out: later, the derivative of the losses by that."""
+
+    input: Tensor
+    output: Tensor
+    version: int  # of the output, when it was put out
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,38 +52,53 @@ class BookKeeping:
 
     name = "bookkeeping"
 
-    def __init__(self, model: nn.Module, loss: Loss, chunk_bytes: int) -> None:
-        self._layout = Layout.of(model)
+    precisions = ("bf16", "tf32")
+
+    def __init__(self, model: nn.Module, loss: Loss, chunk_bytes: int, precision: Precision = "float32") -> None:
+        self._layout, self._precision = Layout.of(model), precision
         self._loss, self._chunk_bytes = loss, chunk_bytes
         self._model = copy.deepcopy(model)  # its own: hooks, and parameters that are views of y
-        named = dict(self._model.named_modules())
-        owners = dict.fromkeys(name.rpartition(".")[0] for name in self._layout.names)
-        self._layers = {path: named[path] for path in owners}
+        named, owners = dict(self._model.named_modules()), _owners(self._model)
+        # Of each parameter, in the order of the flat vector: the part of the vector that is clipped together, the layer
+        # that computes with it, and its name there.
+        self._places = [(name.rpartition(".")[0], *owners[name][0]) for name in self._layout.names]
+        self._layers = {path: named[path] for _, path, _ in self._places}
         for path, layer in self._layers.items():
             layer.register_forward_hook(self._keeper(path))
         for parameter in self._model.parameters():
             parameter.requires_grad_(False)  # derivatives by outputs are all that backward has to compute
-        self._kept: dict[str, tuple[Tensor, Tensor, int]] = {}
+        self._kept: dict[str, list[Call]] = {}
         self._bytes: dict[torch.Size, int] = {}
 
     @staticmethod
     def unsupported(model: nn.Module, loss: Loss) -> str | None:
         """Layers that are called twice, or other than as modules, show only when the model runs: see `clipped_sum`."""
-        owners = {name.rpartition(".")[0] for name, p in model.named_parameters() if p.requires_grad}
+        for name, found in _owners(model).items():
+            if len(found) > 1:
+                paths = " and ".join(path or "the model" for path, _ in found)
+                return f"{paths} share the parameter {name}, of whose gradient each sees a part"
+        owners = {path for found in _owners(model).values() for path, _ in found}
         for path, layer in model.named_modules():
             place = f"{path or 'the model'}: {type(layer).__name__}"
             if path in owners and (reason := _unsupported_layer(layer)):
                 return f"{place} {reason}"
             if getattr(layer, "inplace", False):
                 return f"{place} overwrites its input, which may be another layer's output"
-            if isinstance(layer, nn.modules.batchnorm._BatchNorm) or getattr(layer, "track_running_stats", False):
-                return f"{place} mixes the records of a batch, so no example has a gradient of its own"
-            if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0:
-                return f"{place} draws from torch's global generator, so no run could be repeated or resumed"
-        return None
+        return mixing(model)
 
     def prepare(self, records: Records) -> Records:
         return records
+
+    def record_bytes(self, y: Tensor, batch: Records) -> int:
+        """Inputs and outputs of all layers, twice, and the largest of their own needs."""
+        shape = batch.features.shape[1:]
+        if shape not in self._bytes:
+            self._forward_backward(y, batch.between(0, 1))
+            kept, self._kept = self._kept, {}
+            own = max(_working_size(self._layers[path], *_joined(calls)) for path, calls in kept.items())
+            numbers = sum(call.input.numel() + 2 * call.output.numel() for calls in kept.values() for call in calls)
+            self._bytes[shape] = (2 * numbers + own) * y.element_size()
+        return self._bytes[shape]
 
     def clipped_sum(
         self, y: Tensor, batch: Records, clip_norm: float | tuple[float, ...], out: Tensor
@@ -116,30 +141,31 @@ class BookKeeping:
     def _parts(self, y: Tensor, batch: Records) -> list[list[Part]]:
         """The gradients of every parameter, by layer, in the order of the flat vector."""
         self._forward_backward(y, batch)
-        trainable = set(self._layout.names)
-        found = []
-        for path, layer in self._layers.items():
-            a, g, _ = self._kept[path]
-            names = [name for name, _ in layer.named_parameters(recurse=False)]
-            own = [name for name in names if f"{path}.{name}".lstrip(".") in trainable]
-            found.append([_part(layer, name, a, g) for name in own])
+        joined = {path: _joined(self._kept[path]) for path in self._layers}
+        found: dict[str, list[Part]] = {}
+        for group, path, name in self._places:
+            found.setdefault(group, []).append(_part(self._layers[path], name, *joined[path]))
         self._kept = {}
-        return found
+        return list(found.values())
 
     def _forward_backward(self, y: Tensor, batch: Records) -> None:
         """Leaves each layer's input, and the derivative of the losses by its output, in ``_kept``."""
         # A copy: products of matrices may round by where these begin in memory, and rows of a stack begin anywhere.
-        for name, value in self._layout.unflatten(y.clone()).items():
-            path, _, own = name.rpartition(".")
-            getattr(self._layers[path], own).data = value
+        values = self._layout.unflatten(y.clone()).values()
+        for (_, path, name), value in zip(self._places, values, strict=True):
+            getattr(self._layers[path], name).data = value
         self._kept = {}
         with torch.enable_grad():
-            total = self._loss(self._model(batch.features), batch.labels).sum()
+            with passes(self._precision, y.device):
+                outputs = self._model(batch.features)
+            total = self._loss(outputs.to(y.dtype), batch.labels).sum()
             self._check_kept()
-            outputs = [self._kept[path][1] for path in self._layers]
-            gradients = torch.autograd.grad(total, outputs)
-        for (path, (a, _, version)), g in zip(list(self._kept.items()), gradients, strict=True):
-            self._kept[path] = (a, g, version)
+            calls = [call for path in self._layers for call in self._kept[path]]
+            gradients = torch.autograd.grad(total, [call.output for call in calls])
+        for call, g in zip(calls, gradients, strict=True):
+            call.output = g.to(y.dtype)
+            if call.input.is_floating_point():
+                call.input = call.input.to(y.dtype)
 
     def _check_kept(self) -> None:
         for path in self._layers:
@@ -148,21 +174,18 @@ class BookKeeping:
                     f"engine: bookkeeping: the model's layer {path or 'itself'} is not called, or its parameters are "
                     "used without calling it. Use engine: vmap."
                 )
-            _, z, version = self._kept[path]
-            if z._version != version:
+            if any(call.output._version != call.version for call in self._kept[path]):
                 raise UnsupportedError(
                     f"engine: bookkeeping: the output of the model's layer {path or 'itself'} is overwritten by what "
                     "follows it (inplace=True, relu_, +=). Write a new tensor instead, or use engine: vmap."
                 )
-        # In the order of the flat vector, whatever the order of the calls was.
-        self._kept = {path: self._kept[path] for path in self._layers}
 
     def _keeper(self, path: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
         def keep(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            if path in self._kept:
+            if path in self._kept and not isinstance(layer, nn.Linear):
                 raise UnsupportedError(
-                    f"engine: bookkeeping: the model calls its layer {path or 'itself'} more than once for a record. "
-                    "Use engine: vmap."
+                    f"engine: bookkeeping: the model calls its layer {path or 'itself'}, a {type(layer).__name__}, "
+                    "more than once for a record. Use engine: vmap."
                 )
             if len(inputs) != 1:
                 raise UnsupportedError(
@@ -171,28 +194,53 @@ class BookKeeping:
                 )
             if not output.requires_grad:
                 output.requires_grad_()
-            self._kept[path] = (inputs[0].detach(), output, output._version)
+            self._kept.setdefault(path, []).append(Call(inputs[0].detach(), output, output._version))
 
         return keep
 
     def _chunks(self, y: Tensor, batch: Records) -> Iterator[Records]:
-        shape = batch.features.shape[1:]
-        if len(batch) and shape not in self._bytes:
-            self._bytes[shape] = max(1, self._bytes_of_one(y, batch.between(0, 1)))
-        size = max(1, self._chunk_bytes // self._bytes.get(shape, 1))
+        size = max(1, self._chunk_bytes // self.record_bytes(y, batch)) if len(batch) else 1
         for first in range(0, len(batch), size):
             yield batch.between(first, min(first + size, len(batch)))
 
-    def _bytes_of_one(self, y: Tensor, record: Records) -> int:
-        """About what one example takes: inputs and outputs of all layers, twice, and the largest of their own needs."""
-        self._forward_backward(y, record)
-        kept, self._kept = self._kept, {}
-        own = max(_working_size(self._layers[path], a, g) for path, (a, g, _) in kept.items())
-        return (2 * sum(a.numel() + 2 * g.numel() for a, g, _ in kept.values()) + own) * y.element_size()
+
+def _owners(model: nn.Module) -> dict[str, list[tuple[str, str]]]:
+    """{trainable parameter: the layers that compute with it, by path, and its name there}.
+
+    A recurrent layer made of parts (Opacus' DPLSTM) has its parts' parameters once more, under names of its own.
+    """
+    named = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
+    found: dict[str, list[tuple[str, str]]] = {name: [] for name in named.values()}
+    for path, layer in model.named_modules():
+        for own, parameter in layer.named_parameters(recurse=False, remove_duplicate=False):
+            if id(parameter) in named:
+                found[named[id(parameter)]].append((path, own))
+    modules = dict(model.named_modules())
+    for name, places in found.items():
+        known = [place for place in places if _unsupported_layer(modules[place[0]]) is None]
+        by_parts = [place for place in places if place not in known and list(modules[place[0]].children())]
+        if known and len(known) + len(by_parts) == len(places):
+            found[name] = known
+    return found
+
+
+def _joined(calls: list[Call]) -> tuple[Tensor, Tensor]:
+    """The inputs of a layer, and the derivatives by its outputs: of several calls one after another, (b, T, ...)."""
+    if len(calls) == 1:
+        return calls[0].input, calls[0].output
+    inputs = torch.cat([_positions(call.input) for call in calls], dim=1)
+    return inputs, torch.cat([_positions(call.output) for call in calls], dim=1)
+
+
+def _positions(value: Tensor) -> Tensor:
+    """(b, T, i), from (b, i) or (b, ..., i)."""
+    return value.flatten(1, -2) if value.dim() > 2 else value.unsqueeze(1)
 
 
 def _unsupported_layer(layer: nn.Module) -> str | None:
-    if type(layer) in (nn.Linear, nn.GroupNorm, nn.LayerNorm):
+    if type(layer) in (nn.GroupNorm, nn.LayerNorm):
+        return None
+    if isinstance(layer, nn.Linear) and type(layer).forward is nn.Linear.forward:
         return None
     if type(layer) in CONVOLUTIONS:
         return None if layer.padding_mode == "zeros" else f"with padding_mode={layer.padding_mode!r} is not known to it"
@@ -209,10 +257,10 @@ def _part(layer: nn.Module, name: str, a: Tensor, g: Tensor) -> Part:
     if isinstance(layer, nn.GroupNorm | nn.LayerNorm):
         return _normalisation(layer, name, a, g)
     if isinstance(layer, nn.Linear):
-        g = g.flatten(1, -2) if g.dim() > 2 else g.unsqueeze(1)  # (b, T, o)
+        g = _positions(g)  # (b, T, o)
         if name == "bias":
             return _instantiated(g.sum(dim=1))
-        return _products((a.flatten(1, -2) if a.dim() > 2 else a.unsqueeze(1)).unsqueeze(1), g.unsqueeze(1))
+        return _products(_positions(a).unsqueeze(1), g.unsqueeze(1))
     groups = cast(int, layer.groups)
     g = g.flatten(2)
     if name == "bias":
@@ -240,7 +288,7 @@ def _products(a: Tensor, g: Tensor) -> Part:
         def squares() -> Tensor:
             return (squared_norms(flat_a) * squared_norms(flat_g)).view(count, groups).sum(dim=1)
 
-    elif _ghost(T, i, o):
+    elif ghost(T, i, o):
 
         def squares() -> Tensor:
             return _ghost_squares(a, g)
@@ -261,25 +309,27 @@ def _ghost_squares(a: Tensor, g: Tensor) -> Tensor:
     wide_a, wide_g = a.double(), g.double()
     lengths = (wide_a.square().sum(dim=3) * wide_g.square().sum(dim=3)).sqrt_().flatten(1).sum(dim=1)
     products = (wide_a @ wide_a.transpose(2, 3)) * (wide_g @ wide_g.transpose(2, 3))
-    return _with_slack(products.flatten(1).sum(dim=1), lengths, g.dtype)
+    return _with_slack(products.flatten(1).sum(dim=1), lengths, g.shape[2], g.dtype)
 
 
-def _with_slack(squares: Tensor, lengths: Tensor, dtype: torch.dtype) -> Tensor:
+def _with_slack(squares: Tensor, lengths: Tensor, positions: int, dtype: torch.dtype) -> Tensor:
     """An upper bound of ``squares`` (b,), a hair above, for the sake of positions that cancel each other.
 
-    ``lengths`` (b,) are the sums of the positions' norms. Where the gradient is but a small rest of them, rounding may
-    leave nothing of its square, hence products in float64; and the gradient that is added up in ``dtype`` may be longer
-    than the exact one, by rounding errors in proportion to ``lengths``. Clipping has to cover both.
+    ``lengths`` (b,) are the sums L of the positions' norms. Where the gradient is but a small rest of them, rounding
+    may leave nothing of its square, hence products in float64, of error 4096 epsilon L^2 at most. And what is added up
+    in ``dtype`` may be longer than the exact gradient: T products that are added up in any order are off by at most
+    (T + 2) u L, u half an epsilon (Higham 2002, Accuracy and Stability of Numerical Algorithms, sec. 3.1; two
+    roundings more are for the clip factor and the product).
     """
-    slack = max((256 * torch.finfo(dtype).eps) ** 2, 4096 * torch.finfo(torch.float64).eps)
-    return (squares.clamp_(min=0.0) + slack * lengths.square()).to(dtype)
+    exact = (squares.clamp_(min=0.0) + 4096 * torch.finfo(torch.float64).eps * lengths.square()).sqrt_()
+    return (exact + (positions + 4) * torch.finfo(dtype).eps / 2 * lengths).square_().to(dtype)
 
 
 def _instantiated_matrix(gradients: Tensor) -> Part:
     return _instantiated(gradients.flatten(1))
 
 
-def _ghost(T: int, i: int, o: int) -> bool:
+def ghost(T: int, i: int, o: int) -> bool:
     """Whether norms come from T x T products: by operations, where the gradient of one layer is not formed."""
     return T * (i + o) < i * o
 
@@ -294,7 +344,8 @@ def _embedding(layer: nn.Embedding, index: Tensor, g: Tensor) -> Part:
         same = index.unsqueeze(1) == index.unsqueeze(2)
         wide = g.double()
         lengths = wide.square().sum(dim=2).sqrt_().sum(dim=1)
-        return _with_slack(((wide @ wide.transpose(1, 2)) * same).flatten(1).sum(dim=1), lengths, g.dtype)
+        products = (wide @ wide.transpose(1, 2)) * same
+        return _with_slack(products.flatten(1).sum(dim=1), lengths, g.shape[1], g.dtype)
 
     def weighted_sum(factors: Tensor | None) -> Tensor:
         scaled = g if factors is None else g * factors.view(-1, 1, 1)
@@ -345,4 +396,4 @@ def _working_size(layer: nn.Module, a: Tensor, g: Tensor) -> int:
         o, patches = g.shape[1], T * i * cast(int, layer.groups)
     if T == 1:
         return patches
-    return patches + (8 * T * T + 2 * T * (i + o) if _ghost(T, i, o) else i * o)
+    return patches + (8 * T * T + 2 * T * (i + o) if ghost(T, i, o) else i * o)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.gradients import losses
-from dpfl_plugin.gradients.base import Loss, Records, squared_norms
+from dpfl_plugin.gradients.base import Loss, Records, clip_factors, in_chunks, squared_norms
 
 # torch's softmax over 16 columns is 6 times as fast as over 10: a whole vector register.
 LANES = 16
@@ -30,7 +30,7 @@ class ClosedForm:
     def __init__(self, model: torch.nn.Module, loss: Loss, chunk_bytes: int) -> None:
         linear = linear_layer(model)
         assert linear is not None
-        self._loss = loss
+        self._loss, self._chunk_bytes = loss, chunk_bytes
         self._bias = linear.bias is not None
         self._outputs, self._features = linear.out_features, linear.in_features
         self._padded = math.ceil(self._outputs / LANES) * LANES if loss is losses.cross_entropy else 1
@@ -51,6 +51,9 @@ class ClosedForm:
         squares = squared_norms(features) + (1.0 if self._bias else 0.0)
         return Records(features.contiguous(), records.labels, squares)
 
+    def record_bytes(self, y: Tensor, batch: Records) -> int:
+        return 4 * self._padded * y.element_size()  # the outputs, and a few forms of them
+
     def clipped_sum(
         self, y: Tensor, batch: Records, clip_norm: float | tuple[float, ...], out: Tensor
     ) -> Tensor | None:
@@ -61,13 +64,16 @@ class ClosedForm:
         if len(batch) == 0:
             out.zero_()
             return None if math.isinf(clip_norm) else y.new_empty(0)
+        size = max(1, self._chunk_bytes // self.record_bytes(y, batch))
+        if len(batch) > size:
+            return in_chunks(self.clipped_sum, size, y, batch, clip_norm, out)
         assert batch.constants is not None
         residuals = self._residuals(y, batch)
         if math.isinf(clip_norm):
             self._outer_sum(residuals, batch.features, out)
             return None
         norms = (squared_norms(residuals) * batch.constants).sqrt_()
-        residuals.mul_((clip_norm / norms.clamp(min=clip_norm)).unsqueeze(1))
+        residuals.mul_(clip_factors(norms, clip_norm)[0].unsqueeze(1))
         self._outer_sum(residuals, batch.features, out)
         if not math.isfinite(float(out.sum())):
             self._without_bad_examples(y, batch, norms, clip_norm, out)
@@ -100,7 +106,7 @@ class ClosedForm:
         residuals = self._residuals(y, batch)
         norms.nan_to_num_(nan=math.inf, posinf=math.inf)
         good = torch.isfinite(norms).nonzero().squeeze(1)
-        factors = clip_norm / norms[good].clamp(min=clip_norm)
+        (factors,) = clip_factors(norms[good], clip_norm)
         self._outer_sum(residuals[good] * factors.unsqueeze(1), batch.features[good], out)
 
 

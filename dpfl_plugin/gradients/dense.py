@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.gradients import losses
-from dpfl_plugin.gradients.base import Loss, Records, clip_factors, mark_bad, squared_norms
+from dpfl_plugin.gradients.base import Loss, Records, clip_factors, in_chunks, mark_bad, squared_norms
 from dpfl_plugin.gradients.closed_form import LANES, PADDING_BIAS, residuals, unknown_loss
 
 Backward = Callable[[Tensor, Tensor], Tensor]
@@ -41,7 +41,7 @@ class Dense:
         assert chain is not None
         self._layers, activations = chain
         self._activations = [ACTIVATIONS[type(activation)] for activation in activations]
-        self._loss, self._sizes = loss, Layout.of(model).sizes
+        self._loss, self._sizes, self._chunk_bytes = loss, Layout.of(model).sizes, chunk_bytes
         self._outputs = self._layers[-1].out_features
         self._padded = math.ceil(self._outputs / LANES) * LANES if loss is losses.cross_entropy else 1
         self._weight, self._offset = torch.empty(0), torch.empty(0)
@@ -61,6 +61,10 @@ class Dense:
         features = records.features.flatten(1)
         return Records(features.contiguous(), records.labels, squared_norms(features))
 
+    def record_bytes(self, y: Tensor, batch: Records) -> int:
+        # Of each layer the output, the derivative by it, and that times the clip factor; of the last, padded ones.
+        return 4 * (sum(layer.out_features for layer in self._layers) + self._padded) * y.element_size()
+
     def clipped_sum(
         self, y: Tensor, batch: Records, clip_norm: float | tuple[float, ...], out: Tensor
     ) -> Tensor | None:
@@ -68,6 +72,9 @@ class Dense:
         if count == 0:
             out.zero_()
             return None if unclipped else y.new_empty((0, len(clip_norm)) if isinstance(clip_norm, tuple) else 0)
+        size = max(1, self._chunk_bytes // self.record_bytes(y, batch))
+        if count > size:
+            return in_chunks(self.clipped_sum, size, y, batch, clip_norm, out)
         if self._y.dtype != y.dtype or self._y.device != y.device or not self._y.numel():
             self._y, self._total = torch.empty_like(y), torch.empty_like(y)
         inputs, derivatives = self._derivatives(self._y.copy_(y), batch)

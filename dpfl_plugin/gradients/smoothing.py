@@ -30,8 +30,8 @@ class Convolution(Vmap):
 
     name = "convolution"
 
-    def __init__(self, model: torch.nn.Module, loss: Loss, radius: float) -> None:
-        super().__init__(model, loss, CHUNK_BYTES)
+    def __init__(self, model: torch.nn.Module, loss: Loss, radius: float, chunk_bytes: int = CHUNK_BYTES) -> None:
+        super().__init__(model, loss, chunk_bytes)
         require(radius > 0, "smoothing radius", radius, "be positive")
         self._radius = radius
         self.rng = np.random.default_rng(0)  # the oracle puts a stream of its own here before every call
@@ -70,8 +70,8 @@ class Moreau(Vmap):
 
     name = "moreau"
 
-    def __init__(self, model: torch.nn.Module, loss: Loss, beta: float) -> None:
-        super().__init__(model, loss, CHUNK_BYTES)
+    def __init__(self, model: torch.nn.Module, loss: Loss, beta: float, chunk_bytes: int = CHUNK_BYTES) -> None:
+        super().__init__(model, loss, chunk_bytes)
         require(beta > 0, "envelope", beta, "be positive")
         layer = linear_layer(model)
         if loss is not losses.hinge or layer is None or layer.out_features != 1:
@@ -93,7 +93,7 @@ class Moreau(Vmap):
         self._gradients = gradients
 
 
-def engine(kind: Kind, model: torch.nn.Module, loss: Loss) -> Engine:
+def engine(kind: Kind, model: torch.nn.Module, loss: Loss, chunk_bytes: int = CHUNK_BYTES) -> Engine:
     """The engine of a smoothed loss.
 
     Raises:
@@ -104,7 +104,7 @@ def engine(kind: Kind, model: torch.nn.Module, loss: Loss) -> Engine:
     if name == "convolution":
         if reason := Vmap.unsupported(model, loss):
             raise UnsupportedError(f"convolution smoothing cannot be used: {reason}.")
-        return Convolution(model, loss, value)
+        return Convolution(model, loss, value, chunk_bytes)
     if name == "moreau":
-        return Moreau(model, loss, value)
+        return Moreau(model, loss, value, chunk_bytes)
     raise ConfigError(f"the algorithm's round plan has smoothing {name!r}: convolution or moreau.")

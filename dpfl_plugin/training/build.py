@@ -20,9 +20,9 @@ from dpfl_plugin.core.streams import stream
 from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.data.base import Federation, Holding, Ownership, survey
 from dpfl_plugin.data.federation import build_federation
-from dpfl_plugin.errors import ConfigError, PluginError, require
+from dpfl_plugin.errors import ConfigError, PluginError, UnsupportedError, require
 from dpfl_plugin.gradients import base as engines
-from dpfl_plugin.gradients import losses, smoothing
+from dpfl_plugin.gradients import choice, losses, smoothing
 from dpfl_plugin.gradients.base import Records, layers
 from dpfl_plugin.models.build import build_model
 from dpfl_plugin.oracle import PrivacyRules, check_released
@@ -31,9 +31,11 @@ from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.clipping import Adaptive, Clipping
 from dpfl_plugin.privacy.prior import Prior
 from dpfl_plugin.privacy.schedules import Constant, Geometric, Schedule
+from dpfl_plugin.training import memory
 from dpfl_plugin.training.accounting import NO_PRIOR
 from dpfl_plugin.training.beside import SHARED, Beside, beside, check_beside, refuse_beside, training_records
 from dpfl_plugin.training.host import SiloHost
+from dpfl_plugin.training.memory import Memory
 from dpfl_plugin.training.planning import rehearse
 from dpfl_plugin.training.prospect import Prospect
 
@@ -50,6 +52,7 @@ class Parts:
         num_records, num_test_records: training and test records of each silo.
         weights: of each silo, adding up to 1.
         engine_reason: why this engine.
+        memory: what this process may use.
         data_sha256: fingerprint of all records, by which a resumed run knows that they are the same.
         beside: what silos release beside the algorithm's rounds.
         plugins: what computes the releases; if their code changes, so may the bits.
@@ -71,6 +74,7 @@ class Parts:
     caveats: tuple[str, ...]
     engine_name: str
     engine_reason: str
+    memory: Memory
     data_sha256: str
     beside: Beside
     plugins: tuple[object, ...]
@@ -95,6 +99,7 @@ def build(
     noise_multiplier: float | None = None,
     prior: Callable[[str, int, PrivacyRules], Prior] = lambda data_sha256, num_silos, rules: NO_PRIOR,
     hold: Hold = hold_all,
+    chunk_bytes: int | None = None,
 ) -> Parts:
     """All parts of a run; ``base`` is the folder from which a configuration's relative paths start.
 
@@ -102,6 +107,7 @@ def build(
         noise_multiplier: what was solved for when the run began; None to solve now, if the configuration asks for it.
         prior: what earlier runs released, for silos with these records: noise is solved for what they left.
         hold: loads the records of this process.
+        chunk_bytes: for the gradients of single examples at a time; None to decide by the memory that there is.
 
     Raises:
         ConfigError, DataError: something in the configuration or in the data files is wrong.
@@ -113,17 +119,17 @@ def build(
     rules = privacy_rules(config)
     holding = hold(config, base)
     known = holding.survey
-    dtype, device = getattr(torch, config.runtime.dtype), _device(holding.device or config.runtime.device)
-    module = build_model(_model_block(config.model), known.feature_shape, known.num_classes, config.seed)
-    module = module.to(device=device, dtype=dtype)
-    trial = torch.zeros(2, *known.feature_shape, dtype=dtype, device=device)
+    module, trial = _module(config, holding)
     loss = _loss(config.loss, module, trial)
-    made_up = torch.randn(trial.shape, generator=torch.Generator().manual_seed(0)).to(trial)
-    engine, reason = engines.choose(config.engine, module, loss, config.runtime.chunk_mb * 2**20, made_up)
-
     num_records = known.num_records
     _check_records(config, rules, num_records)
     setting = make_setting(config, num_records)
+    layout = Layout.of(module)
+    model = layout.flatten(dict(module.named_parameters()))
+    train, test = _records_of(holding, trial)
+    room = _memory(config, algorithm, setting, rules, model, train, test, chunk_bytes)
+    made_up = choice.made_up(module, known.feature_shape, trial)
+    engine, reason = choice.choose(config.engine, module, loss, _terms(config, rules, num_records, room), made_up)
     releases_beside = beside(config, accountant)
     data_sha256 = known.data_sha256
     noise = config.privacy.noise_multiplier
@@ -134,12 +140,8 @@ def build(
             noise_multiplier = ahead.noise()
         noise = noise_multiplier
         rules = privacy_rules(config, noise)
-    layout = Layout.of(module)
-    model = layout.flatten(dict(module.named_parameters()))
     _check_engine(engine, rules, layout, model, trial)
-    _check_first_round(config.seed, algorithm, setting, rules, module, loss, model)
-    train = {i: _records(s.train_x, s.train_y, dtype, device) for i, s in holding.silos.items()}
-    test = {i: _records(s.test_x, s.test_y, dtype, device) for i, s in holding.silos.items()}
+    _check_first_round(config, algorithm, setting, rules, module, loss, model)
     host = SiloHost(
         model=module,
         loss=loss,
@@ -150,6 +152,7 @@ def build(
         test=test,
         states=algorithm.init_silos(model, len(train)),
         scores=releases_beside.scores,
+        chunk_bytes=room.chunk,
     )
     return Parts(
         host=host,
@@ -165,6 +168,7 @@ def build(
         caveats=(*known.caveats, *delta_caveat(config, rules, num_records), *_no_guarantee(rules)),
         engine_name=engine.name,
         engine_reason=reason,
+        memory=room,
         data_sha256=data_sha256,
         beside=releases_beside,
         layout=layout,
@@ -188,6 +192,58 @@ def build(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Engines:
+    """The engines for a configuration, cheapest first; ``chosen`` of them is the one that a run would use.
+
+    Attributes:
+        batch: made-up records, as many as a usual batch has; parameters: (d,).
+    """
+
+    candidates: list[choice.Candidate]
+    chosen: str | None
+    parameters: torch.Tensor
+    batch: Records
+    num_silos: int
+
+
+def engines_for(config: Config, base: Path) -> Engines:
+    """What `dpfl list engines --for` shows.
+
+    Raises:
+        ConfigError, DataError: as `build`.
+    """
+    holding = hold_all(config, base)
+    known, rules = holding.survey, privacy_rules(config)
+    algorithm = build_plugin("algorithms", config.algorithm, where="algorithm")
+    module, trial = _module(config, holding)
+    loss = _loss(config.loss, module, trial)
+    model = Layout.of(module).flatten(dict(module.named_parameters()))
+    setting = make_setting(config, known.num_records)
+    room = _memory(config, algorithm, setting, rules, model, *_records_of(holding, trial), None)
+    terms = _terms(config, rules, known.num_records, room)
+    found = choice.candidates(module, loss, terms, choice.made_up(module, known.feature_shape, trial))
+    fitting = [one.name for one in found if one.engine is not None and config.engine in ("auto", one.name)]
+    features = choice.made_up(module, known.feature_shape, trial, terms.batch_size)
+    batch = Records(features, torch.zeros(len(features), dtype=torch.int64, device=features.device))
+    return Engines(found, fitting[0] if fitting else None, model, batch, setting.num_participants)
+
+
+def _module(config: Config, holding: Holding) -> tuple[torch.nn.Module, torch.Tensor]:
+    """The model, and two records of zeros for it."""
+    known = holding.survey
+    dtype, device = getattr(torch, config.runtime.dtype), _device(holding.device or config.runtime.device)
+    module = build_model(_model_block(config.model), known.feature_shape, known.num_classes, config.seed)
+    return module.to(device=device, dtype=dtype), torch.zeros(2, *known.feature_shape, dtype=dtype, device=device)
+
+
+def _records_of(holding: Holding, like: torch.Tensor) -> tuple[dict[int, Records], dict[int, Records]]:
+    """Training and test records by silo id, in the number format and on the device of ``like``."""
+    dtype, device = like.dtype, like.device
+    train = {i: _records(s.train_x, s.train_y, dtype, device) for i, s in holding.silos.items()}
+    return train, {i: _records(s.test_x, s.test_y, dtype, device) for i, s in holding.silos.items()}
+
+
 def _loss(name: str, module: torch.nn.Module, trial: torch.Tensor) -> engines.Loss:
     """The loss that a configuration names, for the outputs that the model has."""
     with torch.no_grad():
@@ -197,8 +253,40 @@ def _loss(name: str, module: torch.nn.Module, trial: torch.Tensor) -> engines.Lo
     return loss
 
 
+def _memory(
+    config: Config,
+    algorithm: Algorithm,
+    setting: Setting,
+    rules: PrivacyRules,
+    model: torch.Tensor,
+    train: Mapping[int, Records],
+    test: Mapping[int, Records],
+    chunk_bytes: int | None,
+) -> Memory:
+    """What this process may use: at its silos, or as a server without any.
+
+    Raises:
+        ConfigError: it is too little.
+    """
+    mine = list(train.values())
+    batch = max((usual_batch(rules, [len(records)]) for records in mine), default=0)
+    needs = memory.fixed_needs(algorithm, setting, model, mine, stack=config.runtime.stack, batch_size=batch)
+    needs.append(("test records", sum(map(memory.bytes_of, test.values()))))
+    held = sum(map(memory.bytes_of, [*mine, *test.values()]))
+    return memory.plan(config.runtime.memory_budget, model.device, held, needs, chunk_bytes)
+
+
+def _terms(config: Config, rules: PrivacyRules, num_records: Sequence[int], room: Memory) -> choice.Terms:
+    return choice.Terms(
+        chunk_bytes=room.chunk,
+        most_bytes=room.left,
+        batch_size=usual_batch(rules, num_records),
+        precision=config.runtime.precision,
+    )
+
+
 def _check_first_round(
-    seed: int,
+    config: Config,
     algorithm: Algorithm,
     setting: Setting,
     rules: PrivacyRules,
@@ -208,10 +296,15 @@ def _check_first_round(
 ) -> None:
     """Raise what the first round would, before anything is on disk."""
     server = algorithm.init_server(model, setting)
-    first = algorithm.round_plan(server, 0, setting, stream(seed, "plan"))
+    first = algorithm.round_plan(server, 0, setting, stream(config.seed, "plan"))
     for round in {0, (setting.rounds or 1) - 1}:
         rules.factors(round, first.num_gradients)
     if first.smoothing is not None:
+        if config.runtime.precision != "float32":
+            raise UnsupportedError(
+                f"runtime.precision={config.runtime.precision!r}: gradients of smoothed losses are taken in full "
+                "precision only. Use float32."
+            )
         smoothing.engine(first.smoothing, module, loss)
     if rules.unit == "silo":
         up, rehearsal = rehearse(algorithm, server, first)
@@ -415,6 +508,11 @@ def _check_records(config: Config, rules: PrivacyRules, num_records: Sequence[in
     check_beside(config, rules, num_records)
     for silo, count in enumerate(num_records):
         _check_batch(rules, silo, training_records(config, count))
+
+
+def usual_batch(rules: PrivacyRules, num_records: Sequence[int]) -> int:
+    """Records in a batch of the silo in the middle; expected ones, where their number is drawn."""
+    return max(1, round(rules.sampler.divisor(sorted(num_records)[len(num_records) // 2])))
 
 
 def _check_batch(rules: PrivacyRules, silo: int, count: int) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,12 +15,14 @@ from torch.func import functional_call
 from dpfl_plugin.algorithms.base import Algorithm, RoundPlan
 from dpfl_plugin.core.streams import SecureStream, Source, Stream
 from dpfl_plugin.core.vectors import Layout, Vectors, stack
+from dpfl_plugin.errors import MemoryShortError
 from dpfl_plugin.gradients import smoothing
 from dpfl_plugin.gradients.base import Engine, Loss, Records, layers
 from dpfl_plugin.gradients.losses import predict
 from dpfl_plugin.oracle import Draw, PrivacyRules, PrivateOracle, part_of
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.scores import Scores
+from dpfl_plugin.training.memory import is_short
 
 # A silo's state beside the algorithm's, which never sees it: C_i (m, 1), where the clipping adapts it.
 CLIP_NORM = "oracle.clip_norm"
@@ -47,6 +50,16 @@ def begun(states: Vectors, rules: PrivacyRules, num_silos: int) -> Vectors:
     return {**states, CLIP_NORM: torch.full((num_silos, 1), rules.clip_norm, dtype=torch.float64)}
 
 
+@contextlib.contextmanager
+def _told_if_short(where: str) -> Iterator[None]:
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        if not is_short(error):
+            raise
+        raise MemoryShortError(f"out of memory at {where}: {str(error).splitlines()[0].rstrip('.')}") from error
+
+
 class SiloHost:
     """Runs rounds for the silos whose records it holds.
 
@@ -54,6 +67,7 @@ class SiloHost:
         train, test: records by silo id.
         states: (len(train), d) each, rows in the order of ascending ids.
         scores: how validation scores are released, if they are.
+        chunk_bytes: for the gradients of single examples at a time, where another engine is made.
     """
 
     def __init__(
@@ -68,6 +82,7 @@ class SiloHost:
         test: Mapping[int, Records],
         states: Vectors,
         scores: Scores | None = None,
+        chunk_bytes: int = smoothing.CHUNK_BYTES,
     ) -> None:
         self.ids = sorted(train)
         self._row = {silo: row for row, silo in enumerate(self.ids)}
@@ -79,7 +94,7 @@ class SiloHost:
         self._layers = layers(self._layout)
         self._pending: list[tuple[list[int], Vectors]] = []
         self._smoothed: dict[smoothing.Kind, Engine] = {}
-        self._scores = scores
+        self._scores, self._chunk_bytes = scores, chunk_bytes
         self._personal: dict[int, Tensor] = {}  # models that never leave their silo
 
     @property
@@ -102,14 +117,21 @@ class SiloHost:
         """(uploads (m, d), charges) of the silos ``ids``, advanced together.
 
         The charges must be in the ledger before anything else is done with the uploads. New states wait for `commit`.
+
+        Raises:
+            MemoryShortError: there is no memory left; nothing of these silos was released.
         """
+        with _told_if_short(f"silos {', '.join(map(str, ids))} in round {draw.round + 1}"):
+            return self._run(ids, down, plan, draw)
+
+    def _run(self, ids: Sequence[int], down: Vectors, plan: RoundPlan, draw: Draw) -> tuple[Vectors, list[Charge]]:
         if plan.task == "score":
             return self._score(ids, down["model"], draw)
         if plan.task == "personalise":
             return {}, self._personalise(ids, down["model"], plan, draw)
         if self._rules.unit == "silo" and len(ids) > 1:
             # Rows of a stack are raw gradients here: one silo at a time, none can end up in another's upload.
-            parts = [self.run([silo], down, plan, draw) for silo in ids]
+            parts = [self._run([silo], down, plan, draw) for silo in ids]
             return stack([up for up, _ in parts]), [charge for _, charges in parts for charge in charges]
         rows, oracle = [self._row[silo] for silo in ids], self._oracle(ids, plan, draw)
         old = {name: value[rows] for name, value in self.states.items() if name != CLIP_NORM}
@@ -172,7 +194,9 @@ class SiloHost:
         if plan.smoothing is None:
             return self._engine
         if plan.smoothing not in self._smoothed:
-            self._smoothed[plan.smoothing] = smoothing.engine(plan.smoothing, self._model, self._loss)
+            self._smoothed[plan.smoothing] = smoothing.engine(
+                plan.smoothing, self._model, self._loss, self._chunk_bytes
+            )
         return self._smoothed[plan.smoothing]
 
     def commit(self) -> None:
@@ -185,8 +209,12 @@ class SiloHost:
         """Forget the new states of a round that does not count."""
         self._pending.clear()
 
-    @torch.no_grad()
     def evaluate(self, model: Tensor, dissimilarity: bool) -> dict[int, SiloMetrics]:
+        with _told_if_short("an evaluation"):
+            return self._evaluate(model, dissimilarity)
+
+    @torch.no_grad()
+    def _evaluate(self, model: Tensor, dissimilarity: bool) -> dict[int, SiloMetrics]:
         parameters = self._layout.unflatten(model)
         metrics = {}
         for silo in self.ids:

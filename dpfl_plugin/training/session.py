@@ -9,7 +9,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,7 +21,7 @@ from dpfl_plugin.config.load import noise_name, run_id, to_yaml
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.data.base import Holding
-from dpfl_plugin.errors import BudgetError, ConfigError, DataError, SiloError, UnsupportedError
+from dpfl_plugin.errors import BudgetError, ConfigError, DataError, MemoryShortError, SiloError, UnsupportedError
 from dpfl_plugin.oracle import PrivacyRules
 from dpfl_plugin.privacy.accountants import LEAST_NOISE
 from dpfl_plugin.privacy.events import Charge
@@ -39,6 +39,8 @@ from dpfl_plugin.training.experiment import Experiment, Outcome, Progress, TooFe
 from dpfl_plugin.training.folder import RunFolder, to_json, write_atomic
 from dpfl_plugin.training.host import SiloMetrics, begun
 from dpfl_plugin.training.ledgers import Ledgers, check_shared, locked_shared, open_ledgers, read_shared
+from dpfl_plugin.training.memory import LEAST_CHUNK
+from dpfl_plugin.training.memory import text as memory_text
 from dpfl_plugin.training.planning import WITH_REPLACEMENT, Planner
 from dpfl_plugin.training.prospect import strain
 from dpfl_plugin.training.runtime import ChargeSink, Interrupted, Runtime
@@ -164,7 +166,34 @@ def run_session(
             if result is not None:  # by another process, while this one was loading its data
                 return result
             _refuse_unfinished(folder, resume)
-            return _run(job, place, _logged(reporter, folder), stop)
+            return _run_in_memory(job, place, _logged(reporter, folder), stop)
+
+
+def _run_in_memory(job: _Job, place: Place, reporter: Reporter, stop: Callable[[], bool]) -> Result:
+    """`_run`; where memory runs out, once more from the last finished round, with smaller chunks.
+
+    Sums then round in another way. So it is as if the run were resumed on another machine: what a ledger holds of the
+    round that did not end is charged once more, and drawn afresh.
+    """
+    while True:
+        try:
+            return _run(job, place, reporter, stop)
+        except MemoryShortError as error:
+            chunk = job.parts.memory.chunk // 4
+            if chunk < LEAST_CHUNK:
+                raise MemoryShortError(
+                    f"{error}. Smaller chunks of gradients do not mend it: lower runtime.stack or silo_rate, use a "
+                    "smaller model or more machines, or free memory; then go on with --resume."
+                ) from error
+            said = str(error)
+        reporter.note(
+            f"{said}. Going on from the last finished round with chunks of {memory_text(chunk)} for gradients; give "
+            "runtime.memory_budget to have them from the beginning."
+        )
+        noise, others = job.parts.noise_multiplier, {f.name: getattr(job, f.name) for f in fields(job)}
+        del job, others["parts"]  # before the records are loaded once more
+        parts = build(others["config"], others["base"], noise, hold=place.hold, chunk_bytes=chunk)
+        job = _Job(parts=parts, **others)
 
 
 def _job(config: Config, base: Path, folder: RunFolder, parts: Parts, path: Path | None, shared: Ledger | None) -> _Job:
@@ -261,7 +290,7 @@ def _refuse_unfinished(folder: RunFolder, resume: bool) -> None:
 def _run(job: _Job, place: Place, reporter: Reporter, stop: Callable[[], bool]) -> Result:
     config, folder, parts = job.config, job.folder, job.parts
     here = environment.arithmetic(str(parts.model.device), config.runtime.threads, parts.plugins)
-    here["engine"] = parts.engine_name
+    here |= {"engine": parts.engine_name, "chunk_bytes": parts.memory.chunk}
     ordered = config.runtime.aggregation == "gather"
     here["repeats"] = here["repeats"] and ordered and not parts.rules.secure
     here |= environment.elsewhere(here, parts.machines)
@@ -269,6 +298,7 @@ def _run(job: _Job, place: Place, reporter: Reporter, stop: Callable[[], bool]) 
     with open_ledgers(folder, _facts(job), found, here, job.shared, _run_facts(job)) as ledgers:
         write_atomic(folder.config, to_yaml(config))
         described = {**environment.describe(), "base": str(job.base.resolve()), "arithmetic": here}
+        described["memory"] = parts.memory.described()
         write_atomic(folder.environment, to_json(described))
         for note in ledgers.own.notes:
             reporter.note(f"ledger: {note}")
@@ -291,6 +321,7 @@ def _run(job: _Job, place: Place, reporter: Reporter, stop: Callable[[], bool]) 
         # So that --resume always has one to go on from, and knows on what machine the rounds to come were released.
         experiment.enduring(progress, lambda: save(progress), save=save, note=reporter.note)
         reporter.note(f"engine {parts.engine_name}: {parts.engine_reason}")
+        reporter.note(f"memory: {parts.memory.described()}")
         if config.privacy.noise_multiplier is None:
             reporter.note(f"noise_multiplier solved: {parts.noise_multiplier:g}, {_solved_for(config)}")
             assert config.privacy.epsilon is not None
@@ -301,6 +332,9 @@ def _run(job: _Job, place: Place, reporter: Reporter, stop: Callable[[], bool]) 
             outcome = experiment.run(
                 progress, save=save, record=record, tick=reporter.ticked, stop=stop, note=reporter.note
             )
+        except MemoryShortError:
+            save(progress)
+            raise
         except Exception as error:
             fault = str(error) if isinstance(error, SiloError) else strangers.place(error, parts.plugins)
             if fault is None:
@@ -668,6 +702,7 @@ def _write_result(
         "bytes_up": progress.bytes_up,
         "bytes_down": progress.bytes_down,
         "engine": parts.engine_name,
+        "engine_reason": parts.engine_reason,
         "model_sha256": model_sha256(model),
         "notes": notes,
         "folder": str(folder.path),

@@ -127,6 +127,11 @@ SETTINGS = {
     "privacy.mechanism=gausian": ["'gausian'", "did you mean 'gaussian'"],
     "loss=crossentropy": ["loss='crossentropy'", "did you mean 'cross_entropy'"],
     "runtime.device=tpu": ["runtime.device='tpu'"],
+    "runtime.memory_budget=lots": ["runtime.memory_budget='lots'"],
+    "runtime.memory_budget=1kB": ["memory: this run needs", "runtime.memory_budget='1kB'", "Raise"],
+    "runtime.precision=tf32": ["runtime.precision='tf32'", "CUDA"],
+    "runtime={precision: bf16, dtype: float64}": ["runtime.precision='bf16'", "dtype: float32"],
+    "runtime.precision=fp8": ["runtime.precision='fp8'"],
     # accountants that do not know what would be released
     "privacy.accountant=gaussian": ["Gaussian has no bound", "sampler=fixed", "Use pld"],
     "privacy.accountant=prv": ["PRV has no bound", "sampler=fixed", "Use pld"],

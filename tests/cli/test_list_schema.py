@@ -10,7 +10,7 @@ import pytest
 from dpfl_plugin import registry
 from dpfl_plugin.config.load import load, read_yaml
 from dpfl_plugin.config.sweep import expand
-from tests.cli.command import dpfl, one_message
+from tests.cli.command import dpfl, one_message, write
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 FILES = sorted(CONFIGS.glob("**/*.yaml"))
@@ -24,6 +24,27 @@ def test_list() -> None:
     assert "local_steps" in scaffold["options"] and "option='II'" in scaffold["options"]
     done = dpfl("list", "engines")
     assert done.code == 0 and "closed_form" in done.out and "scaffold" not in done.out
+
+
+def test_list_engines_for_a_configuration(tmp_path: Path) -> None:
+    config = write(tmp_path, {"model": {"name": "mlp", "hidden": [3]}})
+    found = dpfl("list", "engines", "--for", config, "--json").json
+    assert {line["engine"] for line in found["engines"]} == set(registry.names("engines"))
+    assert [line["engine"] for line in found["engines"] if line["chosen"]] == ["dense"]
+    assert (found["batch_size"], found["participants"], found["dimension"]) == (12, 4, 27)
+    for line in found["engines"]:
+        assert line["supported"] == (line["engine"] != "closed_form") == (line["measured_us"] is not None)
+        assert (line["why_not"] is None) == line["supported"] == (line["estimated_us"] is not None)
+    named = dpfl("list", "engines", "--for", config, "--set", "engine=vmap", "--json").json
+    assert [line["engine"] for line in named["engines"] if line["chosen"]] == ["vmap"]
+    told = dpfl("list", "engines", "--for", config).out
+    assert "chosen" in told and "no: the model is not one Linear layer" in " ".join(told.split())
+
+
+def test_engines_for_a_configuration_that_is_wrong(tmp_path: Path) -> None:
+    one_message(dpfl("list", "models", "--for", write(tmp_path)), "dpfl list engines --for")
+    config = write(tmp_path, {"runtime": {"memory_budget": "2kB"}})
+    one_message(dpfl("list", "engines", "--for", config), str(config), "memory: this run needs")
 
 
 def test_list_nonsense() -> None:

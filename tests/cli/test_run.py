@@ -43,6 +43,7 @@ FIELDS = {
         "bytes_up",
         "bytes_down",
         "engine",
+        "engine_reason",
     ),
     *("model_sha256", "notes", "folder", "finished"),
 }

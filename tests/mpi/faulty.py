@@ -8,6 +8,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from dpfl_plugin.algorithms.base import Oracle, RoundPlan
 from dpfl_plugin.algorithms.scaffold import Scaffold
 from dpfl_plugin.core.vectors import Vectors
@@ -18,7 +20,10 @@ RANK = next((int(os.environ[name]) for name in ("OMPI_COMM_WORLD_RANK", "PMI_RAN
 
 @dataclass(frozen=True, kw_only=True)
 class Faulty(Scaffold):
-    """what: raise, sysexit, kill, stop (as SIGSTOP does), or pause until a file "go on" is there; call: from 1."""
+    """what: raise, memory, sysexit, kill, stop (as SIGSTOP does), or pause until a file "go on" is there.
+
+    call: from 1.
+    """
 
     what: str
     marker: str
@@ -36,6 +41,8 @@ class Faulty(Scaffold):
 def fail(what: str, folder: Path) -> None:
     if what == "raise":
         raise ValueError("the disk of this silo is on fire")
+    if what == "memory":
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 TiB.")
     if what == "sysexit":
         raise SystemExit(3)
     while what == "pause" and not (folder / "go on").exists():

@@ -75,6 +75,22 @@ def test_a_silo_rank_that_fails_ends_the_job_with_a_checkpoint_behind_it(
     same_in_the_end(config, resumed_here(config))
 
 
+def test_a_silo_rank_that_runs_out_of_memory_makes_all_go_on_with_smaller_chunks(tmp_path: Path) -> None:
+    """What was charged of the round is charged once more, by another draw; nothing else is."""
+    config = configured(tmp_path, "memory")
+    code, out, err = mpirun(4, *arguments(config))
+    assert code == 0 and "rank 2 on" in err and "out of memory at silos 1 in round 3" in err and "chunks of 64" in err
+    result = json.loads(out)
+    assert (result["status"], result["rounds"]) == ("done", 6)
+    found = json.loads((Path(result["folder"]) / "environment.json").read_text())
+    assert found["arithmetic"]["chunk_bytes"] == 64 * 2**20
+    by_attempt = {(charge.round, charge.noise_id.rpartition(".")[2]) for charge in charges(result["folder"])}
+    charged = (2, "0") in by_attempt  # silo 0 is before silo 1, and may have been charged by then
+    assert by_attempt == {(t, "0") for t in range(2)} | {(t, str(int(charged))) for t in range(2, 6)} | (
+        {(2, "0")} if charged else set()
+    )
+
+
 @pytest.mark.parametrize("mpi", BOTH)
 @pytest.mark.parametrize("who", ["server", "silo", "launcher"])
 def test_a_kill_from_outside_leaves_no_process_and_ranks_resume_to_the_same_bits(

@@ -358,6 +358,7 @@ class MpiSession:
             survey=wire.survey_header(self._survey),
             noise_multiplier=parts.noise_multiplier,
             engine=parts.engine_name,
+            chunk_bytes=parts.memory.chunk,
         )
         self._ranks.answers("ready", "getting ready")  # of those that were lost, the first round hears
         return MpiRuntime(

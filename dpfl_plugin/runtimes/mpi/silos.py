@@ -222,7 +222,8 @@ class SiloRank:
         device = self._device(self._config.runtime.device)
         holding = Holding(wire.read_survey(header["survey"]), self._mine, device=device)
         config = self._config.model_copy(update={"engine": header["engine"]})
-        parts = build(config, self._base, header["noise_multiplier"], hold=lambda config, base: holding)
+        noise, chunk = header["noise_multiplier"], header["chunk_bytes"]
+        parts = build(config, self._base, noise, hold=lambda config, base: holding, chunk_bytes=chunk)
         self._plugins = parts.plugins
         self.take(parts.host, parts.model.device, self._config.runtime.stack)
         self._mine = {}  # what the engine made of the records takes their place

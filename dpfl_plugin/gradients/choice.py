@@ -1,0 +1,249 @@
+"""Which engine a run uses: the cheapest, by a cost model, of those that compute its model exactly.
+
+The choice depends on the model, the loss, the batch size and the kind of device, never on a clock: a run that is
+resumed, or repeated elsewhere, has to make the same one.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from dpfl_plugin import registry
+from dpfl_plugin.core.vectors import Layout
+from dpfl_plugin.errors import UnsupportedError
+from dpfl_plugin.gradients import costs
+from dpfl_plugin.gradients.base import Engine, Loss, Records, mixing
+from dpfl_plugin.gradients.opacus import REPLACEMENTS, replacement
+from dpfl_plugin.gradients.precision import Precision, check, passes
+from dpfl_plugin.gradients.trace import Trace, trace
+
+LOSS_TOLERANCE: Final = 1e-4
+# Of sums, relative to the norms of what is added up; what an engine is meant to find is of the order of 1.
+TRIAL_TOLERANCE: Final[dict[Precision, float]] = {"float32": 1e-3, "tf32": 1e-2, "bf16": 0.1}
+GENERAL = "vmap"  # what an engine without a cost model is taken to be no slower than
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """An engine, as `dpfl list engines --for CONFIG` shows it.
+
+    Attributes:
+        microseconds: what the cost model says of a clipped sum over a batch; None where it says nothing.
+        engine: None where it does not support the model; then ``reason`` says why not.
+    """
+
+    name: str
+    microseconds: float | None
+    engine: Engine | None = None
+    reason: str = ""
+
+
+def made_up(model: nn.Module, feature_shape: tuple[int, ...], like: Tensor, count: int = 3) -> Tensor:
+    """Features of ``count`` records that the model can be run on: normal numbers, else 0 and 1 for models of words.
+
+    Raises:
+        UnsupportedError: it fails on both.
+    """
+    generator = torch.Generator().manual_seed(0)
+    normal = torch.randn(count, *feature_shape, generator=generator).to(like)
+    words = torch.randint(0, 2, normal.shape, generator=generator).to(like)
+    failures = []
+    for features in (normal, words):
+        try:
+            with torch.no_grad():
+                model(features)
+        except Exception as error:  # a stranger's model may fail in any way
+            failures.append(f"{type(error).__name__}: {error}")
+        else:
+            return features
+    raise UnsupportedError(
+        f"the model fails on made-up records of shape {tuple(normal.shape)}: {failures[0]}; and on zeros and ones: "
+        f"{failures[1]}."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """On what terms an engine is chosen.
+
+    Attributes:
+        chunk_bytes: for the gradients of single examples at a time; most_bytes: what there is for one example.
+        batch_size: of a usual batch.
+        precision: of forward and backward passes.
+    """
+
+    chunk_bytes: int
+    most_bytes: float = math.inf
+    batch_size: int = 64
+    precision: Precision = "float32"
+
+
+def choose(name: str, model: nn.Module, loss: Loss, terms: Terms, trial: Tensor) -> tuple[Engine, str]:
+    """The engine ``name``, or for "auto" the cheapest that supports the model; and the reason in words.
+
+    Args:
+        trial: made-up features (n, *feature_shape) on the model's device: what an engine cannot tell from the model's
+            layers shows when it runs.
+
+    Raises:
+        UnsupportedError: no engine, or not the one that was named, supports the model.
+    """
+    expected = _Expected.of(model, loss, trial, terms.precision)
+    if name != "auto":
+        engine, reason = _make(name, model, loss, terms, expected)
+        if engine is None:
+            raise UnsupportedError(f"engine={name!r} cannot be used: {reason}. Use engine: auto.")
+        return engine, "named in the configuration"
+    refused: list[str] = []
+    for candidate, microseconds in _by_cost(trace(model, loss, trial), terms.batch_size, trial.device):
+        engine, reason = _make(candidate, model, loss, terms, expected)
+        if engine is not None:
+            return engine, _reason(model, candidate, microseconds, refused, terms.batch_size)
+        refused.append(f"{candidate}: {reason}")
+    raise UnsupportedError(f"no engine supports this model. {'; '.join(refused)}.")
+
+
+def candidates(model: nn.Module, loss: Loss, terms: Terms, trial: Tensor) -> list[Candidate]:
+    """All engines, cheapest first, each of them tried."""
+    expected, found = _Expected.of(model, loss, trial, terms.precision), []
+    for name, microseconds in _by_cost(trace(model, loss, trial), terms.batch_size, trial.device):
+        engine, reason = _make(name, model, loss, terms, expected)
+        found.append(Candidate(name=name, microseconds=microseconds, engine=engine, reason=reason))
+    return found
+
+
+def _by_cost(traced: Trace, batch_size: int, device: torch.device) -> list[tuple[str, float | None]]:
+    """Engines and what they would take, in microseconds; those without a cost model come before the general one."""
+    known = {name: costs.microseconds(name, traced, batch_size, device.type) for name in registry.names("engines")}
+    general = known[GENERAL]
+    assert general is not None
+    return sorted(
+        known.items(), key=lambda item: (general if item[1] is None else item[1], item[1] is not None, item[0])
+    )
+
+
+def _reason(model: nn.Module, name: str, estimate: float | None, refused: list[str], batch_size: int) -> str:
+    cost = "no estimate" if estimate is None else f"estimated {estimate:,.0f} us for {batch_size} records"
+    text = f"{cost}, the least of those that support this model"
+    if refused:
+        text += f" (not {', '.join(reason.partition(':')[0] for reason in refused)})"
+    if name == GENERAL:
+        layers = [(path, layer) for path, layer in model.named_modules() if type(layer) in REPLACEMENTS]
+        text += "".join(f"; {path}: {replacement(layer)} Others are faster with that" for path, layer in layers)
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class _Expected:
+    """What autograd says of made-up records, one at a time.
+
+    Attributes:
+        y: the model's parameters (d,); rows: gradients (n, d).
+    """
+
+    y: Tensor
+    features: Tensor
+    labels: Tensor
+    rows: Tensor
+
+    @classmethod
+    def of(cls, model: nn.Module, loss: Loss, features: Tensor, precision: Precision) -> _Expected:
+        """
+        Raises:
+            UnsupportedError: records are mixed, by the model or by the loss, or ``precision`` cannot be had.
+        """
+        check(precision, features)
+        if reason := mixing(model):
+            raise UnsupportedError(f"{reason}.")
+        labels = torch.zeros(len(features), dtype=torch.int64, device=features.device)
+        parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        layout, rows, alone = Layout.of(model), [], []
+        with torch.enable_grad(), passes("float32", features.device):
+            for row in range(len(features)):
+                value = loss(model(features[row : row + 1]), labels[row : row + 1]).sum()
+                gradients = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
+                filled = [
+                    torch.zeros_like(p) if g is None else g for p, g in zip(parameters.values(), gradients, strict=True)
+                ]
+                rows.append(layout.flatten(dict(zip(parameters, filled, strict=True))))
+                alone.append(value.detach())
+        with torch.no_grad(), passes("float32", features.device):
+            together = loss(model(features), labels)
+        expected = torch.stack(alone)
+        if not float((together - expected).norm()) <= LOSS_TOLERANCE * (1 + float(expected.norm())):
+            raise UnsupportedError(
+                "a record's loss depends on the other records of its batch, so no example has a gradient of its own: "
+                "the model mixes the records of a batch, or the loss is not one of each record by itself "
+                "(reduction='none')."
+            )
+        return cls(layout.flatten(parameters), features, labels, torch.stack(rows))
+
+    def clipped(self, clip_norm: float) -> Tensor:
+        """(d,) the sum of clipped gradients."""
+        if clip_norm == math.inf:
+            return self.rows.sum(dim=0)
+        return (clip_norm / self.rows.norm(dim=1).clamp(min=clip_norm)) @ self.rows
+
+
+def _make(name: str, model: nn.Module, loss: Loss, terms: Terms, expected: _Expected) -> tuple[Engine | None, str]:
+    """The engine, or None and why it does not support the model."""
+    kind: Any = registry.load("engines", name)
+    reason = kind.unsupported(model, loss)
+    if reason is not None:
+        return None, reason
+    reduced = () if terms.precision == "float32" else (terms.precision,)
+    if reduced and terms.precision not in getattr(kind, "precisions", ()):
+        return None, f"it computes in full precision only, and runtime.precision is {terms.precision}"
+    try:
+        engine: Engine = kind(model, loss, terms.chunk_bytes, *reduced)
+        with torch.no_grad():
+            reason = _too_large(engine, terms, expected) or _tried(engine, expected, terms.precision)
+    except UnsupportedError as error:
+        return None, str(error).removesuffix(".")
+    except Exception as error:  # an engine of a stranger, or one that meets a stranger's model, may fail in any way
+        return None, f"it fails on made-up records: {type(error).__name__}: {str(error).splitlines()[0]}"
+    return (engine, "") if reason is None else (None, reason)
+
+
+def _too_large(engine: Engine, terms: Terms, expected: _Expected) -> str | None:
+    tell = getattr(engine, "record_bytes", None)
+    needed = 0 if tell is None else tell(expected.y, Records(expected.features, expected.labels))
+    if needed <= terms.most_bytes:
+        return None
+    return (
+        f"one record takes {needed / 2**20:,.0f} MiB, where runtime.memory_budget leaves "
+        f"{terms.most_bytes / 2**20:,.0f} MiB beside all that the run has to hold"
+    )
+
+
+def _tried(engine: Engine, expected: _Expected, precision: Precision) -> str | None:
+    """None if the engine's sums over made-up records are those of autograd's gradients one by one, else what is not.
+
+    Unclipped, clipped and one at a time: an engine that gives one record's gradient to another, or one that meets a
+    layer used in a way which it does not see, may get one of these right.
+    """
+    y, rows = expected.y, expected.rows
+    lengths = rows.norm(dim=1)
+    clip_norm = max(float(lengths.median()) / 2, torch.finfo(rows.dtype).tiny)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "There is a performance drop")  # the cost model has it, for torch's nn.LSTM
+        batch = engine.prepare(Records(expected.features, expected.labels))
+        for bound in (math.inf, clip_norm):
+            found, alone = torch.full_like(y, math.nan), torch.zeros_like(y)
+            engine.clipped_sum(y, batch, bound, found)
+            for row in range(len(batch)):
+                one = torch.full_like(y, math.nan)
+                engine.clipped_sum(y, batch.between(row, row + 1), bound, one)
+                alone += one
+            sought = expected.clipped(bound)
+            tolerance = TRIAL_TOLERANCE[precision] * float(lengths.clamp(max=bound).sum()) + torch.finfo(y.dtype).eps
+            how = "gradients" if bound == math.inf else "clipped gradients"
+            if not float((found - sought).norm()) <= tolerance or not float((alone - sought).norm()) <= tolerance:
+                return f"its {how} on made-up records are not autograd's"
+    return None

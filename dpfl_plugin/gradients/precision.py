@@ -1,0 +1,58 @@
+"""In what precision the forward and backward passes multiply. Norms, clipping and sums are always in full precision.
+
+A gradient from a reduced pass is another gradient than the exact one, and that is all: its norm is taken, and it is
+scaled and added up, in the model's own number format, from the very numbers that the pass has left. So one example
+adds at most C, whatever the pass did. An engine that multiplies reduced numbers into its sums could not say that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from dpfl_plugin.errors import UnsupportedError
+
+Precision = Literal["float32", "bf16", "tf32"]
+"""float32: that of the model; bf16: matrix products and convolutions in bfloat16; tf32: in CUDA's 19-bit format."""
+
+
+def check(precision: Precision, like: Tensor) -> None:
+    """
+    Raises:
+        UnsupportedError: ``precision`` is not for such a model and device, or products would be reduced everywhere.
+    """
+    if torch.get_float32_matmul_precision() != "highest":
+        raise UnsupportedError(
+            f"torch.get_float32_matmul_precision() is {torch.get_float32_matmul_precision()!r}: clipped sums would be "
+            "rounded after their norms were taken, so that a record could add more than clip_norm. Leave it at "
+            "'highest', and use runtime.precision, which reduces what is safe to reduce."
+        )
+    if precision == "float32":
+        return
+    if like.dtype != torch.float32:
+        raise UnsupportedError(f"runtime.precision={precision!r} is for runtime.dtype: float32.")
+    if precision == "tf32" and like.device.type != "cuda":
+        raise UnsupportedError("runtime.precision='tf32' is a number format of CUDA devices. Use float32 or bf16.")
+
+
+def full(outputs: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
+    """A model's outputs in the number format of its parameters."""
+    return outputs.to(next(iter(parameters.values())).dtype)
+
+
+@contextlib.contextmanager
+def passes(precision: Precision, device: torch.device) -> Iterator[None]:
+    """Forward and backward passes in ``precision``; on CUDA, in no less than was asked for."""
+    with contextlib.ExitStack() as stack:
+        if precision == "bf16":
+            stack.enter_context(torch.autocast(device.type, torch.bfloat16))
+        if device.type == "cuda":
+            matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+            stack.callback(setattr, matmul, "allow_tf32", matmul.allow_tf32)
+            stack.callback(setattr, cudnn, "allow_tf32", cudnn.allow_tf32)
+            matmul.allow_tf32 = cudnn.allow_tf32 = precision == "tf32"
+        yield

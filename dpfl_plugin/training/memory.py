@@ -1,0 +1,166 @@
+"""What a run needs in memory, and whether it has it: said before the run begins, not by the kernel in its midst."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from dpfl_plugin.algorithms.base import Algorithm, Setting
+from dpfl_plugin.errors import ConfigError
+from dpfl_plugin.gradients.base import Records
+
+MIB: Final = 2**20
+CHUNK: Final = 256 * MIB  # of per-example gradients: more is not faster. A fixed size, since sums round by it.
+LEAST_CHUNK: Final = MIB
+SHARE: Final = 0.8  # of what is available: the interpreter, torch and the system need the rest
+_UNITS: Final = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Of one process.
+
+    Attributes:
+        budget: bytes that the run's tensors may take; of whom ``stated``.
+        needs: (what, bytes) that it has to hold whatever the engine.
+        chunk: bytes for per-example gradients at a time.
+    """
+
+    budget: int
+    stated: str
+    needs: tuple[tuple[str, int], ...]
+    chunk: int
+
+    @property
+    def left(self) -> int:
+        """For an engine."""
+        return self.budget - sum(size for _, size in self.needs)
+
+    def described(self) -> str:
+        parts = ", ".join(f"{what} {text(size)}" for what, size in self.needs if size)
+        return f"{parts}; {text(self.chunk)} at a time for gradients; {text(self.budget)} allowed ({self.stated})"
+
+
+def plan(
+    given: str | None, device: torch.device, held: int, needs: Sequence[tuple[str, int]], chunk: int | None = None
+) -> Memory:
+    """What a run may use, and how much of it at a time for the gradients of single examples.
+
+    The chunk is the same wherever there is enough: sums of floating-point numbers round by how they are cut. Where
+    there is less, it is the largest power of two that fits.
+
+    Args:
+        given: ``runtime.memory_budget``; None for a share of what is available.
+        held: bytes of ``needs`` that are held already.
+        chunk: what another process has decided on; None to decide here.
+
+    Raises:
+        ConfigError: the needs alone are too much, or the chunk is.
+    """
+    if given is None:
+        free = available(device)
+        budget, stated = int(SHARE * free) + held, f"{SHARE:.0%} of the {text(free)} available, and what records take"
+    else:
+        budget, stated = parse(given), f"runtime.memory_budget={given!r}"
+    left = budget - sum(size for _, size in needs)
+    most = LEAST_CHUNK if chunk is None else chunk
+    if left < most:
+        parts = ", ".join(f"{what} {text(size)}" for what, size in needs if size)
+        raise ConfigError(
+            f"memory: this run needs {text(sum(size for _, size in needs))} ({parts}) and {text(most)} or more for "
+            f"gradients, where {text(max(0, budget))} are allowed ({stated}). Raise runtime.memory_budget if there is "
+            "more; else lower runtime.stack or silo_rate, use a smaller model, or more machines (mpirun)."
+        )
+    if chunk is None:
+        chunk = min(CHUNK, 2 ** (left.bit_length() - 1))
+    return Memory(budget, stated, tuple(needs), chunk)
+
+
+def fixed_needs(
+    algorithm: Algorithm,
+    setting: Setting,
+    model: torch.Tensor,
+    silos: Iterable[Records],
+    *,
+    stack: int,
+    batch_size: int,
+) -> list[tuple[str, int]]:
+    """(what, bytes) that a process holds: the records of its ``silos``, states of d numbers each, a stack at work.
+
+    The algorithm's vectors are counted by asking it for a model of one number.
+    """
+    one, size, held = model[:1], model.numel() * model.element_size(), list(silos)
+    server = algorithm.init_server(one, setting)
+    states = len(algorithm.init_silos(one, 1))
+    sent = len(algorithm.download(server))
+    here = min(len(held), setting.num_participants)
+    row = max((records.features[0].numel() * records.features.element_size() for records in held), default=0)
+    work = min(stack, max(1, here)) * (sent + 6)  # an upload, the local model, its gradient, noise in float64
+    return [
+        ("records", sum(bytes_of(records) for records in held)),
+        ("states of silos", (len(held) + here) * states * size),  # and the new ones, until the round counts
+        ("the server's vectors", 3 * len(server) * size),
+        ("silos at work", work * size if held else sent * size),
+        ("a batch", batch_size * row if held else 0),
+    ]
+
+
+def bytes_of(records: Records) -> int:
+    return sum(value.numel() * value.element_size() for value in (records.features, records.labels))
+
+
+def available(device: torch.device) -> int:
+    """Bytes that a process could still get: on the device, or of the machine and of its control group."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    found = [int(line.split()[1]) * 1024 for line in _lines("/proc/meminfo") if line.startswith("MemAvailable")]
+    group = Path("/sys/fs/cgroup")
+    for most, used in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        limit, now = (next(iter(_lines(group / name)), "") for name in (most, used))
+        if limit.isdigit() and now.isdigit():
+            found.append(max(0, int(limit) - int(now) + _reclaimable(group / Path(most).parent / "memory.stat")))
+    return min(found, default=4 * 2**30)
+
+
+def _reclaimable(path: Path) -> int:
+    """Bytes of files in a control group's memory that the kernel would give up."""
+    known = dict(line.split()[:2] for line in _lines(path))
+    return int(known.get("inactive_file", 0))
+
+
+def _lines(path: str | Path) -> list[str]:
+    try:
+        return Path(path).read_text().splitlines()
+    except OSError:
+        return []
+
+
+def parse(given: str) -> int:
+    """Bytes, of "8GB", "512 MiB" or a plain number; the configuration has checked the form."""
+    found = re.fullmatch(r"([0-9.]+) ?([kMGT]?i?)B?", given)
+    assert found is not None and found[2] in _UNITS, given
+    return int(float(found[1]) * _UNITS[found[2]])
+
+
+def text(size: float) -> str:
+    """E.g. "1.5 GiB"."""
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if size >= scale:
+            return f"{size / scale:.3g} {unit}"
+    return f"{int(size)} B"
+
+
+def is_short(error: BaseException) -> bool:
+    """Whether an error says that there is no memory left; on a CPU torch has no class of its own for it."""
+    told = ("can't allocate memory", "not enough memory")
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
+        isinstance(error, RuntimeError) and any(words in str(error) for words in told)
+    )

@@ -1,0 +1,85 @@
+"""What a run needs, how it is cut to what there is."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dpfl_plugin.algorithms.base import Setting
+from dpfl_plugin.algorithms.scaffold import Scaffold
+from dpfl_plugin.errors import ConfigError
+from dpfl_plugin.gradients.base import Records
+from dpfl_plugin.training import memory
+
+CPU = torch.device("cpu")
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("given", "size"),
+    [("8GB", 8e9), ("512 MiB", 512 * 2**20), ("1.5 Gi", 1.5 * GIB), ("1000", 1000), ("2k", 2000), ("1TiB", 2**40)],
+)
+def test_sizes(given: str, size: float) -> None:
+    assert memory.parse(given) == size
+
+
+def test_chunks_are_of_one_size_wherever_there_is_enough_and_powers_of_two_elsewhere() -> None:
+    def chunk(budget: int) -> int:
+        return memory.plan(str(budget), CPU, 0, [("records", GIB)], None).chunk
+
+    assert {chunk(GIB + more) for more in (memory.CHUNK, memory.CHUNK + 1, 10 * GIB)} == {memory.CHUNK}
+    assert chunk(GIB + memory.CHUNK - 1) == memory.CHUNK // 2
+    assert chunk(GIB + 3 * memory.MIB) == 2 * memory.MIB
+    with pytest.raises(ConfigError, match=r"records 1 GiB\) and 1 MiB or more"):
+        chunk(GIB + memory.MIB - 1)
+
+
+def test_a_chunk_that_another_process_chose_has_to_fit() -> None:
+    assert memory.plan(str(GIB), CPU, 0, [], 2**24).chunk == 2**24
+    with pytest.raises(ConfigError, match="64 MiB or more"):
+        memory.plan(str(2**25), CPU, 0, [], 2**26)
+
+
+def test_the_default_is_a_share_of_what_is_available() -> None:
+    free = memory.available(CPU)
+    plan = memory.plan(None, CPU, 10**9, [("records", 10**9)], None)
+    assert free > 2**20 and abs(plan.budget - 10**9 - memory.SHARE * free) < 0.5 * free
+    assert "available" in plan.stated and "records 954 MiB" in plan.described()
+
+
+def silos(count: int) -> list[Records]:
+    return [Records(torch.zeros(100, 20), torch.zeros(100, dtype=torch.int64)) for _ in range(count)]
+
+
+@pytest.mark.parametrize("stack", [1, 3])
+def test_needs_grow_with_silos_vectors_and_stack(stack: int) -> None:
+    """SCAFFOLD: a control of d numbers at each silo; model and control at the server, and sent."""
+    algorithm, model = Scaffold(local_steps=1, local_lr=0.1), torch.zeros(1000)
+    setting = Setting(
+        num_silos=50,
+        num_participants=5,
+        silo_rate=0.1,
+        record_rate=0.1,
+        batch_size=None,
+        num_records=100,
+        rounds=1,
+        clip_norm=1.0,
+        epsilon=None,
+        delta=1e-5,
+    )
+    needs = dict(memory.fixed_needs(algorithm, setting, model, silos(50), stack=stack, batch_size=10))
+    assert needs["records"] == 50 * 100 * (20 * 4 + 8)
+    assert needs["states of silos"] == (50 + 5) * 4000
+    assert needs["silos at work"] == stack * 8 * 4000
+    assert needs["a batch"] == 10 * 80
+    server = dict(memory.fixed_needs(algorithm, setting, model, [], stack=stack, batch_size=0))
+    assert server["records"] == server["states of silos"] == server["a batch"] == 0
+    assert server["the server's vectors"] >= 2 * 4000
+
+
+def test_what_says_that_memory_is_short() -> None:
+    assert memory.is_short(torch.OutOfMemoryError("")) and memory.is_short(MemoryError())
+    with pytest.raises(RuntimeError) as found:
+        torch.empty(2**60)
+    assert memory.is_short(found.value)
+    assert not memory.is_short(RuntimeError("shapes differ"))
