@@ -188,7 +188,8 @@ class _Expected:
         """(d,) the sum of clipped gradients."""
         if clip_norm == math.inf:
             return self.rows.sum(dim=0)
-        return (clip_norm / self.rows.norm(dim=1).clamp(min=clip_norm)) @ self.rows
+        scale: Tensor = clip_norm / self.rows.norm(dim=1).clamp(min=clip_norm)
+        return scale @ self.rows
 
 
 def _make(name: str, model: nn.Module, loss: Loss, terms: Terms, expected: _Expected) -> tuple[Engine | None, str]:
