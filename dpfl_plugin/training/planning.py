@@ -84,6 +84,10 @@ class Planner:
     weights: tuple[float, ...]
     seed: int
     training: tuple[float, float] = (0.0, 1.0)
+    equal_weights: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "equal_weights", len(set(self.weights)) == 1)  # not in every round: O(M)
 
     def asks(self, server: Vectors, round: int) -> RoundPlan:
         """The algorithm's plan of a round, before anybody is drawn.
@@ -133,7 +137,7 @@ class Planner:
         if plan.participation == WITH_REPLACEMENT:
             weights = tuple(times[silo] / setting.num_participants for silo in chosen)
             share = math.fsum(self.weights[silo] for silo in chosen)
-        elif len(set(self.weights)) == 1:  # exactly 1/S and S/M, whatever their floating sum
+        elif self.equal_weights:  # exactly 1/S and S/M, whatever their floating sum
             weights, share = (1 / len(chosen),) * len(chosen), len(chosen) / num_silos
         else:
             share = math.fsum(self.weights[silo] for silo in chosen)
