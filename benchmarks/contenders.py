@@ -7,22 +7,20 @@ with C = inf the one that does not clip gives it too (`tests/benchmarks` holds t
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.workloads import Workload
+from dpfl_plugin import registry
 from dpfl_plugin.algorithms.base import RoundPlan, Setting
 from dpfl_plugin.core.streams import Stream
 from dpfl_plugin.core.vectors import Layout, Vectors
-from dpfl_plugin.gradients.base import Engine, Records
-from dpfl_plugin.gradients.closed_form import ClosedForm
+from dpfl_plugin.gradients.base import Engine, Loss, Records
 from dpfl_plugin.gradients.losses import cross_entropy
-from dpfl_plugin.gradients.vmap import Vmap
-from dpfl_plugin.models.linear import softmax
 from dpfl_plugin.oracle import Draw, PrivacyRules
 from dpfl_plugin.privacy.clipping import Clipping, Flat
 from dpfl_plugin.privacy.ledger import Ledger
@@ -32,7 +30,11 @@ from dpfl_plugin.training.host import SiloHost
 
 # The default of `runtime.chunk_mb`.
 CHUNK_BYTES = 256 * 2**20
-OURS, VMAP = "dpfl closed_form", "dpfl vmap"
+OURS, VMAP = "dpfl", "dpfl vmap"  # what `engine: auto` chooses, and the general engine
+ENGINES: Final = ("closed_form", "dense", "bookkeeping", "vmap")
+
+
+EngineType = Callable[[nn.Module, Loss, int], Engine]
 
 
 class Contender(Protocol):
@@ -55,15 +57,16 @@ class Ours:
     def __init__(
         self,
         name: str,
-        engine: type[ClosedForm] | type[Vmap],
+        engine: EngineType,
         load: Workload,
         silos: Sequence[Records],
         *,
         secure: bool = False,
         clipping: Clipping | None = None,
+        stack: int = 1,
     ) -> None:
         self.name = name
-        module = _module(load)
+        module = load.module()
         x = Layout.of(module).flatten(dict(module.named_parameters()))
         sampler, self._algorithm = load.sampler, load.algorithm
         setting = Setting(
@@ -92,7 +95,7 @@ class Ours:
             test=dict(enumerate(silos)),
             states=self._algorithm.init_silos(x, load.num_silos),
         )
-        self._runtime = InProcess(host, Ledger())
+        self._runtime = InProcess(host, Ledger(), stack_size=stack)
         self._server: Vectors = self._algorithm.init_server(x, setting)
 
     def round(self, plan: RoundPlan, draw: Draw) -> None:
@@ -114,7 +117,7 @@ class _Autograd:
 
     def __init__(self, load: Workload, silos: Sequence[Records]) -> None:
         self._silos, self._sampler, self._stream = silos, load.sampler, Stream()
-        self._module: nn.Module = _module(load)
+        self._module: nn.Module = load.module()
         self._y = list(self._module.parameters())
         self._x = [p.detach().clone() for p in self._y]
         self._c = [torch.zeros_like(p) for p in self._x]
@@ -151,7 +154,7 @@ class _Autograd:
             rng = self._stream.seek(draw.key("batch", silo, step))
             index = self._sampler.draw(len(records), rng)
             assert index is not None
-            gradient = self.gradient(records.select(torch.from_numpy(index)))
+            gradient = self.gradient(records.select(torch.from_numpy(index).to(records.features.device)))
             with torch.no_grad():
                 for y, g, correction in zip(self._y, gradient, corrections, strict=True):
                     y.add_(g.add_(correction), alpha=-eta_l)
@@ -193,7 +196,7 @@ class OpacusHooks(_Autograd):
             noise_multiplier=load.sampler.sensitivity * load.noise_multiplier,
             max_grad_norm=load.clip_norm,
             expected_batch_size=load.batch_size,
-            generator=torch.Generator().manual_seed(load.seed),
+            generator=torch.Generator(load.device).manual_seed(load.seed),
         )
 
     def round(self, plan: RoundPlan, draw: Draw) -> None:
@@ -209,15 +212,57 @@ class OpacusHooks(_Autograd):
         return [y.grad for y in self._y if y.grad is not None]
 
 
-def contenders(load: Workload, silos: Sequence[Records]) -> list[Contender]:
-    """All that are compared, ours first."""
-    return [
-        Ours(OURS, ClosedForm, load, silos),
-        Ours(VMAP, Vmap, load, silos),
-        OpacusHooks(load, silos),
-        PlainSGD(load, silos),
-    ]
+class OpacusGhost(_Autograd):
+    """Opacus' ghost clipping: norms without gradients of single examples, and a second backward pass for the sum."""
+
+    name = "Opacus ghost"
+
+    def __init__(self, load: Workload, silos: Sequence[Records]) -> None:
+        from opacus.grad_sample import GradSampleModuleFastGradientClipping
+        from opacus.optimizers import DPOptimizerFastGradientClipping
+        from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
+
+        super().__init__(load, silos)
+        module: Any = GradSampleModuleFastGradientClipping(
+            self._module.train(), max_grad_norm=load.clip_norm, use_ghost_clipping=True
+        )
+        self._module = module
+        self._optimizer = DPOptimizerFastGradientClipping(
+            torch.optim.SGD(self._y, lr=load.local_lr),
+            noise_multiplier=load.sampler.sensitivity * load.noise_multiplier,  # as of the hooks
+            max_grad_norm=load.clip_norm,
+            expected_batch_size=load.batch_size,
+            generator=torch.Generator(load.device).manual_seed(load.seed),
+        )
+        self._loss = DPLossFastGradientClipping(module, self._optimizer, nn.CrossEntropyLoss())
+
+    def round(self, plan: RoundPlan, draw: Draw) -> None:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Full backward hook is firing when gradients are computed")
+            super().round(plan, draw)
+
+    def gradient(self, batch: Records) -> Sequence[Tensor]:
+        self._optimizer.zero_grad(set_to_none=True)
+        self._loss(self._module(batch.features), batch.labels).backward()
+        self._optimizer.pre_step()
+        return [y.grad for y in self._y if y.grad is not None]
 
 
-def _module(load: Workload) -> nn.Module:
-    return softmax((load.num_features,), load.num_classes)
+def ours(load: Workload) -> dict[str, EngineType]:
+    """Our engines that support a workload's model, fastest first: the first is what `engine: auto` chooses."""
+    found: dict[str, EngineType] = {}
+    for name in ENGINES:
+        kind = registry.load("engines", name)
+        if kind.unsupported(load.module(), cross_entropy) is None:  # type: ignore[attr-defined]
+            found[name] = kind  # type: ignore[assignment]
+    return found
+
+
+def contenders(load: Workload, silos: Sequence[Records], *, every: bool = True) -> list[Contender]:
+    """All that are compared, ours first; without ``every`` those that are fast enough for whole rounds."""
+    engines = ours(load)
+    found: list[Contender] = [Ours(OURS, next(iter(engines.values())), load, silos)]
+    if every:
+        found += [Ours(f"dpfl {name}", kind, load, silos) for name, kind in engines.items()][1:]
+        found.append(OpacusHooks(load, silos))
+    return [*found, OpacusGhost(load, silos), PlainSGD(load, silos)]

@@ -14,21 +14,25 @@ from dataclasses import dataclass
 from typing import Any, Final
 from unittest import mock
 
+from benchmarks import contenders
 from benchmarks.contenders import OURS, Ours
 from benchmarks.workloads import Workload
 from dpfl_plugin.algorithms.scaffold import Scaffold
 from dpfl_plugin.core.average import WeightedSum
 from dpfl_plugin.core.streams import Stream
 from dpfl_plugin.gradients.base import Records
+from dpfl_plugin.gradients.bookkeeping import BookKeeping
 from dpfl_plugin.gradients.closed_form import ClosedForm
-from dpfl_plugin.oracle import Draw, PrivateOracle
+from dpfl_plugin.gradients.dense import Dense
+from dpfl_plugin.oracle import Draw, Part, PrivateOracle
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.mechanisms import Gaussian
 from dpfl_plugin.privacy.samplers import FixedSize
 
+ENGINE: Final = "clipped sum (engine)"
 PARTS: Final[dict[str, list[tuple[type, str]]]] = {
-    "clipped sum (engine)": [(ClosedForm, "clipped_sum")],
-    "gather the batch": [(Records, "select")],
+    ENGINE: [(ClosedForm, "clipped_sum"), (Dense, "clipped_sum"), (BookKeeping, "clipped_sum")],
+    "gather the batch": [(Part, "batch"), (Records, "select")],
     "draw the batch": [(FixedSize, "draw"), (FixedSize, "divisor")],
     "noise": [(Gaussian, "__call__")],
     "start streams": [(Draw, "key"), (Stream, "seek")],
@@ -51,7 +55,8 @@ class Profile:
 
 def measure(load: Workload, rounds: int) -> Profile:
     """Wrapped and plain rounds in turn."""
-    ours = Ours(OURS, ClosedForm, load, load.silos())
+    kind = next(iter(contenders.ours(load).values()))
+    ours = Ours(OURS, kind, load, load.silos())
     ours.round(load.plan(0), load.draw(0))
     plain, wrapped, parts = [], [], defaultdict[str, list[float]](list)
     for number in range(1, 2 * rounds + 1):

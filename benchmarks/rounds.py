@@ -1,6 +1,6 @@
 """Seconds of a round of DP-SCAFFOLD, by how its gradients are computed.
 
-    python -m benchmarks.rounds [--workload W1] [--rounds 7] [--profile] [--json]
+    python -m benchmarks.rounds [--workload W1] [--rounds 7] [--every] [--profile] [--json]
 
 One torch thread; the contenders take turns round by round, in an order that rotates, so that a machine that is busy
 for a while is busy for all of them.
@@ -26,9 +26,9 @@ Times = dict[str, list[float]]
 """Seconds of each round, by contender."""
 
 
-def measure(load: Workload, rounds: int) -> Times:
+def measure(load: Workload, rounds: int, *, every: bool = False) -> Times:
     """Time ``rounds`` interleaved rounds, after one of two local steps that is not counted."""
-    entrants = contenders(load, load.silos())
+    entrants = contenders(load, load.silos(), every=every)
     warm_up = replace(load.plan(0), local_steps=2, num_gradients=2)
     for entrant in entrants:
         entrant.round(warm_up, load.draw(0))
@@ -74,13 +74,14 @@ def profile_note(load: Workload, found: profile.Profile) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.rounds", description=__doc__.splitlines()[0])
-    parser.add_argument("--workload", action="append", choices=WORKLOADS, help="default: W1; may be repeated")
+    parser.add_argument("--workload", action="append", choices=WORKLOADS, help="default: all; may be repeated")
     parser.add_argument("--rounds", type=int, default=7, help="of each contender (default: 7)")
+    parser.add_argument("--every", action="store_true", help="also the slow ones: our other engines, Opacus' hooks")
     parser.add_argument("--profile", action="store_true", help="where the time of our round goes, instead")
     parser.add_argument("--json", action="store_true", help="median seconds of a round as JSON")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    chosen = {name: WORKLOADS[name] for name in options.workload or ["W1"]}
+    chosen = {name: WORKLOADS[name] for name in options.workload or WORKLOADS}
     if options.profile:
         results = {name: profile.measure(load, options.rounds) for name, load in chosen.items()}
         if options.json:
@@ -90,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(f"{name}: {describe(chosen[name])}\n")
             print(f"{profile_table(chosen[name], found)}\n\n{profile_note(chosen[name], found)}\n")
         return
-    times = {name: measure(load, options.rounds) for name, load in chosen.items()}
+    times = {name: measure(load, options.rounds, every=options.every) for name, load in chosen.items()}
     if options.json:
         print(json.dumps({name: medians(times[name]) for name in chosen}))
         return

@@ -2,34 +2,42 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 import torch
+from torch import nn
 
 from dpfl_plugin.algorithms.base import RoundPlan
 from dpfl_plugin.algorithms.scaffold import Scaffold
 from dpfl_plugin.core.streams import stream
 from dpfl_plugin.gradients.base import Records
+from dpfl_plugin.models.linear import softmax
+from dpfl_plugin.models.mlp import mlp
 from dpfl_plugin.oracle import Draw
 from dpfl_plugin.privacy.samplers import FixedSize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """A round of DP-SCAFFOLD on softmax regression.
+    """A round of DP-SCAFFOLD.
 
     Attributes:
-        num_features, num_classes: of the model.
+        num_features, num_classes: of the model; image: (channels, height, width) of the features, for "cnn".
+        model: "softmax" regression; "mlp", one hidden layer of 200; "cnn", two convolutions and two linear layers.
         num_silos: M; num_records: R, training records of each silo; num_participants: S, silos in a round.
         batch_size: b, records of a local step, without replacement.
         local_steps: K; local_lr: eta_l.
         clip_norm: C; noise_multiplier: sigma_g. 0 and inf are allowed: see `contenders`.
         seed: of the data, the batches, the participants and the noise.
+        device: where model and records are.
     """
 
     num_features: int
     num_classes: int
+    model: Literal["softmax", "mlp", "cnn"] = "softmax"
+    image: tuple[int, int, int] | None = None
     num_silos: int
     num_records: int
     num_participants: int
@@ -39,6 +47,18 @@ class Workload:
     clip_norm: float = 1.0
     noise_multiplier: float = 1.0
     seed: int = 0
+    device: str = "cpu"
+
+    @property
+    def feature_shape(self) -> tuple[int, ...]:
+        return self.image or (self.num_features,)
+
+    def module(self) -> nn.Module:
+        """The model, with the same parameters each time."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            makers = {"softmax": softmax, "mlp": mlp, "cnn": _cnn}
+            return makers[self.model](self.feature_shape, self.num_classes).to(self.device)
 
     @property
     def algorithm(self) -> Scaffold:
@@ -77,9 +97,9 @@ class Workload:
     def silo(self, silo: int) -> Records:
         """Normal features and uniform labels of one silo."""
         rng = stream(self.seed, "data", silo=silo)
-        features = rng.standard_normal((self.num_records, self.num_features), dtype="float32")
+        features = rng.standard_normal((self.num_records, *self.feature_shape), dtype="float32")
         labels = rng.integers(self.num_classes, size=self.num_records)
-        return Records(torch.from_numpy(features), torch.from_numpy(labels))
+        return Records(torch.from_numpy(features).to(self.device), torch.from_numpy(labels).to(self.device))
 
 
 WORKLOADS: Final[dict[str, Workload]] = {
@@ -89,13 +109,53 @@ WORKLOADS: Final[dict[str, Workload]] = {
     "W2": Workload(
         num_features=784, num_classes=47, num_silos=40, num_records=2000, num_participants=8, batch_size=400
     ),
+    "W3": Workload(
+        num_features=60,
+        num_classes=10,
+        model="mlp",
+        num_silos=60,
+        num_records=800,
+        num_participants=12,
+        batch_size=160,
+    ),
+    "W4": Workload(
+        num_features=3072,
+        num_classes=10,
+        model="cnn",
+        image=(3, 32, 32),
+        num_silos=4,
+        num_records=320,
+        num_participants=2,
+        batch_size=64,
+        local_steps=5,
+    ),
 }
+
+
+def _cnn(shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    channels, height, width = shape
+    pooled = 64 * math.prod(size // 4 for size in (height, width))
+    return nn.Sequential(
+        nn.Conv2d(channels, 32, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(pooled, 128),
+        nn.ReLU(),
+        nn.Linear(128, num_classes),
+    )
 
 
 def describe(workload: Workload) -> str:
     """A workload in words."""
     w = workload
+    shape = " x ".join(map(str, w.feature_shape))
+    kind = {"softmax": "softmax regression", "mlp": "a fully connected network with 200 hidden units,"}
     return (
-        f"softmax regression {w.num_features} -> {w.num_classes} on {w.num_silos} silos of {w.num_records} records; "
+        f"{kind.get(w.model, 'two 5 x 5 convolutions (32, 64) and two linear layers (128),')} {shape} -> "
+        f"{w.num_classes} on {w.num_silos} silos of {w.num_records} records; "
         f"a round is {w.num_participants} silos x {w.local_steps} local steps on {w.batch_size} records"
     )

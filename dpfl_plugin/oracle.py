@@ -13,9 +13,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from dpfl_plugin.core.stopwatch import STOPPED, Stopwatch
 from dpfl_plugin.core.streams import SecureStream, Source, Stream, stream, stream_key
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import ConfigError, PluginError, TrainingError, UnsupportedError, require
@@ -154,11 +157,51 @@ def part_of(records: Records, share: tuple[float, float], silo: int) -> Records:
 
     The order is the same for every seed: shares that are disjoint have to be so over all runs that one ledger holds.
     """
-    if share == (0.0, 1.0):
-        return records
-    first, last = share_bounds(share, len(records))
-    order = stream(0, "share", silo=silo).permutation(len(records))
-    return records.select(torch.from_numpy(order[first:last]).to(records.features.device))
+    return share_of(records, share, silo, Cuts()).batch(None)
+
+
+class Cuts:
+    """Which records are in a share of a silo, kept for the round after: drawing an order takes a pass over a silo."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, tuple[tuple[float, float], int, NDArray[np.int64]]] = {}
+
+    def of(self, silo: int, share: tuple[float, float], num_records: int) -> NDArray[np.int64] | None:
+        """Indices of the share's records; None for all of them."""
+        if share == (0.0, 1.0):
+            return None
+        kept = self._kept.get(silo)
+        if kept is None or kept[:2] != (share, num_records):
+            first, last = share_bounds(share, num_records)
+            order = stream(0, "share", silo=silo).permutation(num_records)
+            kept = self._kept[silo] = share, num_records, order[first:last].copy()
+        return kept[2]
+
+
+class Part:
+    """A share of a silo's records. Only batches of it are copied."""
+
+    def __init__(self, records: Records, rows: NDArray[np.int64] | None) -> None:
+        self._records, self._rows = records, rows
+        self._whole = records if rows is None else None
+
+    def __len__(self) -> int:
+        return len(self._records) if self._rows is None else len(self._rows)
+
+    def batch(self, index: NDArray[np.int64] | None) -> Records:
+        """The records at ``index`` (b,) of the share; None for all of it."""
+        if index is None and self._whole is not None:
+            return self._whole
+        rows = self._rows if index is None else index if self._rows is None else self._rows[index]
+        found = self._records.select(torch.from_numpy(rows).to(self._records.features.device))
+        if index is None:
+            self._whole = found
+        return found
+
+
+def share_of(records: Records, share: tuple[float, float], silo: int, cuts: Cuts) -> Part:
+    """As `part_of`, without a copy of all of it."""
+    return Part(records, cuts.of(silo, share, len(records)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +242,8 @@ class PrivateOracle:
         share: the part of each silo's records that this round may read.
         layers: the model's, {name: number of parameters}, for clipping by layer.
         clip_norms: C_i of each silo, where the clipping adapts it; in the end, what it was adapted to.
+        cuts: which records are in the share, where that is known from an earlier round.
+        clock: takes the time of each part.
     """
 
     def __init__(
@@ -213,10 +258,14 @@ class PrivateOracle:
         share: tuple[float, float] = (0.0, 1.0),
         layers: Mapping[str, int] | None = None,
         clip_norms: Sequence[float] | None = None,
+        cuts: Cuts | None = None,
+        clock: Stopwatch = STOPPED,
     ) -> None:
         self.num_silos = len(silos)
-        self._rules, self._engine, self._draw = rules, engine, draw
-        self._silos = [part_of(records, share, silo) for records, silo in zip(silos, ids, strict=True)]
+        self._rules, self._engine, self._draw, self._clock = rules, engine, draw, clock
+        cuts = cuts or Cuts()
+        self._silos = [share_of(records, share, silo, cuts) for records, silo in zip(silos, ids, strict=True)]
+        self._divisors = [rules.sampler.divisor(len(records)) for records in self._silos]
         self._ids, self._share = tuple(ids), share
         self._max_gradients = max_gradients
         self._factors = rules.factors(draw.round, max_gradients)
@@ -244,6 +293,7 @@ class PrivateOracle:
                 "raise num_gradients in round_plan, so that the budget is checked for what is released."
             )
         self._gradient_calls += 1
+        self._clock.lap("drift")
         out = torch.empty_like(y, memory_format=torch.contiguous_format)
         for row in range(self.num_silos):
             self._one_gradient(y[row], row, step, out[row])
@@ -253,8 +303,10 @@ class PrivateOracle:
         rules, draw, stream = self._rules, self._draw, self._stream
         silo, records = self._ids[row], self._silos[row]
         index = rules.sampler.draw(len(records), stream.seek(draw.key("batch", silo, step)))
-        batch = records if index is None else records.select(torch.from_numpy(index).to(y.device))
-        divisor = rules.sampler.divisor(len(records))
+        self._clock.lap("sampling")
+        batch = records.batch(index)
+        self._clock.lap("gather")
+        divisor = self._divisors[row]
         if isinstance(self._engine, Convolution):
             self._engine.rng = stream.seek(draw.key("algorithm", silo, step))
         if rules.unit == "silo":  # protected by `release`, not here
@@ -267,10 +319,12 @@ class PrivateOracle:
                 norms = clipped_sum_and_norms(self._engine, y, batch, 1.0, out)
                 clip_norm = bounds = rules.clipping.measured(norms)
             self._engine.clipped_sum(y, batch, bounds, out)
+            self._clock.lap("forward/backward")
             # inf * 0: no clipping goes with no noise (checked in PrivacyRules)
             sensitivity = rules.sampler.sensitivity * clip_norm
             rules.mechanism(out, sensitivity * self._factors[step], stream.seek(draw.key("noise", silo, step)))
         out.div_(divisor)
+        self._clock.lap("noise" if rules.unit == "record" else "forward/backward")
 
     def _adaptive_sum(self, y: Tensor, batch: Records, row: int, step: int, out: Tensor) -> None:
         """The clipped sum and the count of gradients within C_i, noised as one release; then the next C_i.
@@ -279,8 +333,9 @@ class PrivateOracle:
         multiplier z of both, which is what is charged; the proof is at `Adaptive`.
         """
         rules, draw, stream, silo = self._rules, self._draw, self._stream, self._ids[row]
-        size, clip_norm = rules.sampler.divisor(len(self._silos[row])), self.clip_norms[row]
+        size, clip_norm = self._divisors[row], self.clip_norms[row]
         norms = clipped_sum_and_norms(self._engine, y, batch, clip_norm, out)
+        self._clock.lap("forward/backward")
         # As 1/2 or -1/2, a record's bit moves the count by half as much as its clipped gradient moves the sum, over C.
         count = torch.tensor([float((norms <= clip_norm).sum()) - len(batch) / 2], dtype=torch.float64)
         of_sum, of_count = rules.sampler.sensitivity * clip_norm, rules.sampler.sensitivity / 2
@@ -304,6 +359,7 @@ class PrivateOracle:
         rules = self._rules
         out = update.clone(memory_format=torch.contiguous_format)
         sensitivity = (2.0 if rules.neighbouring == "replace_one" else 1.0) * rules.clip_norm
+        self._clock.lap("drift")
         step = len(self._released)
         if step:
             raise TrainingError(
@@ -315,6 +371,7 @@ class PrivateOracle:
             noised = sensitivity * self._factors[step]
             rules.mechanism(out[row], noised, self._stream.seek(self._draw.key("noise", silo, step)))
         self._released.append(out.clone())  # what was released, whatever the algorithm does to its copy
+        self._clock.lap("noise")
         return out
 
     def _check_rows(self, value: Tensor) -> None:

@@ -64,6 +64,7 @@ def run(
         typer.Option(metavar="FILE", help="Shared with other runs on the same data: privacy.epsilon bounds them all."),
     ] = None,
     variant: Annotated[str | None, typer.Option(help="One variant of the file (default: all).")] = None,
+    profile: Annotated[bool, typer.Option("--profile", help="Say where the time went; also in profile.json.")] = False,
     json: AsJson = False,
 ) -> None:
     """Train as a file says; several runs if it has variants.
@@ -72,7 +73,18 @@ def run(
     """
     from dpfl_plugin.cli.run import run_file
 
-    raise typer.Exit(run_file(config, settings or [], out, resume=resume, as_json=json, ledger=ledger, variant=variant))
+    raise typer.Exit(
+        run_file(
+            config,
+            settings or [],
+            out,
+            resume=resume,
+            as_json=json,
+            ledger=ledger,
+            variant=variant,
+            profile=profile,
+        )
+    )
 
 
 @app.command()

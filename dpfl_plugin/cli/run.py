@@ -22,6 +22,7 @@ from dpfl_plugin.cli.progress import BarReporter, PlainReporter
 from dpfl_plugin.config.load import Plan, Variant, base_of, load
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.rounding import places
+from dpfl_plugin.core.stopwatch import PARTS
 from dpfl_plugin.errors import ConfigError, DataError
 from dpfl_plugin.runtimes.mpi import job
 from dpfl_plugin.training.accounting import TOO_FEW_LEFT
@@ -40,6 +41,7 @@ def run_file(
     as_json: bool,
     ledger: Path | None = None,
     variant: str | None = None,
+    profile: bool = False,
 ) -> int:
     """Run what a file describes and print how it went; returns the exit code (the most severe of several runs).
 
@@ -57,6 +59,8 @@ def run_file(
         command += ["--ledger", str(ledger)]
     if variant is not None:
         command += ["--variant", variant]
+    if profile:
+        command.append("--profile")
     sys.path.append(str(base_of(path).resolve()))  # users' own modules may lie beside their configuration
     plan = load(path, settings, variant=variant)
     console = Console(stderr=True)
@@ -65,7 +69,7 @@ def run_file(
         for one in plan.variants:
             label = one.label or one.config.name
             try:
-                results[label] = _run_one(one, base_of(path), resume, stop, console, ledger)
+                results[label] = _run_one(one, base_of(path), resume, stop, console, ledger, profile)
             except (ConfigError, DataError) as error:
                 if results:  # what the variants before it came to is not lost
                     _tell(plan, results, as_json=as_json, named=variant is not None)
@@ -73,6 +77,8 @@ def run_file(
             if results[label]["status"] == "interrupted":
                 break
     _tell(plan, results, as_json=as_json, named=variant is not None)
+    if profile:
+        _show_profiles(results, as_json=as_json)
     for label, result in results.items():
         if result["status"] != "done":
             prefix = f"{label}: " if len(plan.variants) > 1 else ""
@@ -90,14 +96,27 @@ def _tell(plan: Plan, results: dict[str, Result], *, as_json: bool, named: bool)
 
 
 def _run_one(
-    variant: Variant, base: Path, resume: bool, stop: Callable[[], bool], console: Console, ledger: Path | None
+    variant: Variant,
+    base: Path,
+    resume: bool,
+    stop: Callable[[], bool],
+    console: Console,
+    ledger: Path | None,
+    profile: bool,
 ) -> Result:
     label, config = variant.label or "", variant.config
     reporter = BarReporter(label, console) if console.is_terminal else PlainReporter(label)
     folder = folder_of(config)
     finished = finished_result(folder) is not None
     result = run_session(
-        config, base, resume=resume, place=place_of(config), reporter=reporter, stop=stop, ledger=ledger
+        config,
+        base,
+        resume=resume,
+        place=place_of(config),
+        reporter=reporter,
+        stop=stop,
+        ledger=ledger,
+        profile=profile,
     )
     lines = folder.read_metrics()
     if lines and not (finished and folder.curves.exists()):
@@ -273,6 +292,39 @@ def difference(a: float, b: float, count: int) -> str:
     if abs(a - b) > 2 * error:
         return f"{points}, more than two standard errors ({200 * error:.1f}): a difference, for this seed."
     return f"{points}, within two standard errors ({200 * error:.1f}): one run does not show a difference."
+
+
+def _show_profiles(results: dict[str, Result], *, as_json: bool) -> None:
+    """Where the time went; to stderr where stdout is JSON alone."""
+    console = Console(highlight=False, stderr=as_json, width=200, force_terminal=False)
+    for label, result in results.items():
+        path = RunFolder(Path(result["folder"])).profile
+        if not path.exists():
+            console.print(f"{label}: finished before, without --profile: no times were taken.", markup=False)
+            continue
+        console.print(profile_table(label, json.loads(path.read_text())))
+
+
+def profile_table(label: str, found: dict[str, Any]) -> Table:
+    """Seconds and shares by part, a column for the server or the process, and one for all silo ranks together."""
+    ranks = list(found.get("silo_ranks", {}).values())
+    columns = {"this process": found["process"]} if "process" in found else {"server": found["server"]}
+    if ranks:
+        columns[f"mean of {len(ranks)} silo ranks"] = {
+            part: sum(one.get(part, 0.0) for one in ranks) / len(ranks) for part in PARTS
+        }
+    table = Table(title=f"{label}: where the time of {found['rounds']} rounds went", title_justify="left")
+    table.add_column("part")
+    for name in columns:
+        table.add_column(f"{name}\nseconds", justify="right")
+        table.add_column("\nshare", justify="right")
+    for part, what in PARTS.items():
+        cells = []
+        for seconds in columns.values():
+            total = math.fsum(seconds.values()) or 1.0
+            cells += [f"{seconds[part]:.3f}", f"{seconds[part] / total:.1%}"] if seconds.get(part) else ["-", "-"]
+        table.add_row(f"{part}: {what}", *cells)
+    return table
 
 
 def _files(plan: Plan, results: dict[str, Result]) -> list[str]:

@@ -273,7 +273,7 @@ NOT_IN_ID: Final[dict[str, Any]] = {
     "out": True,
     "description": True,
     "checkpoint": True,
-    "data": {"folder"},
+    "data": {"folder", "memory_map"},
     "runtime": {"stack", "kind", "silo_timeout", "server_timeout", "on_silo_failure", "min_silos"},
 }
 

@@ -55,6 +55,7 @@ class DataConfig(_Strict):
     test_fraction: float = Field(0.2, gt=0, lt=1, description="share of a silo's records held out (test: split)")
     preprocess: list[PluginBlock] = Field(default=[], description="steps in order: standardise, unit_norm, pca, scale")
     folder: str | None = Field(None, description="where data files are; else $DPFL_DATA, else ~/.cache/dpfl")
+    memory_map: str | None = Field(None, description="a folder on a disk: keep records there, not in memory")
 
 
 class PrivacyConfig(_Strict):
@@ -104,7 +105,11 @@ class PrivacyConfig(_Strict):
 class EvaluationConfig(_Strict):
     """What is measured while training. Measurements read records without noise: they are for the experimenter."""
 
-    every: int | None = Field(None, ge=1, description="rounds between evaluations; default: about 100 in a run")
+    every: int | None = Field(
+        None,
+        ge=1,
+        description="rounds between evaluations; default: about 100 in a run, at most 10 % of its work",
+    )
     dissimilarity: bool = Field(False, description="also 1/M sum ||grad F_i||^2 - ||grad F||^2: a pass over the data")
 
 
@@ -137,7 +142,11 @@ class CheckpointConfig(_Strict):
     """When the state is saved, besides at the end and when interrupted."""
 
     every: int | None = Field(None, ge=1, description="rounds between checkpoints")
-    seconds: float = Field(30.0, ge=0, description="or seconds between them; 0: after every round")
+    seconds: float = Field(
+        30.0,
+        ge=0,
+        description="or seconds between them, more where one takes over a twentieth of that; 0: after every round",
+    )
 
 
 class RuntimeConfig(_Strict):

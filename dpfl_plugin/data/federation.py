@@ -16,6 +16,7 @@ from dpfl_plugin.data.fetch import DataSource
 from dpfl_plugin.data.partition import natural
 from dpfl_plugin.data.preprocess import pooled
 from dpfl_plugin.data.preprocess import preprocess as apply_steps
+from dpfl_plugin.data.scratch import Scratch
 from dpfl_plugin.errors import ConfigError, DataError, PluginError, require
 
 FEWER = "Use fewer silos, a larger alpha, or a larger min_records."
@@ -38,6 +39,7 @@ def build_federation(
     base: Path | None = None,
     name: str = "",
     ownership: Ownership | None = None,
+    memory_map: Path | None = None,
 ) -> Federation:
     """The silos of an experiment; the same arguments give the same silos.
 
@@ -46,7 +48,8 @@ def build_federation(
     at random in equal shares. max_records_per_silo: keep that many of a silo's records, at random, before the split.
     folder: of data files; base: the configuration file's folder, where relative paths start. preprocess: see
     `dpfl_plugin.data.preprocess`. ownership: keep only the silos of this process; where every silo has a file of its
-    own and no step is fitted on all silos together, the others' files are not even opened.
+    own and no step is fitted on all silos together, the others' files are not even opened. memory_map: a folder, in
+    whose files records lie instead of in memory.
 
     Raises:
         ConfigError: an option is unknown, wrong, or impossible with this data set.
@@ -59,7 +62,8 @@ def build_federation(
     name = name or getattr(dataset, "__name__", "data set")
     base = base or Path()
     alone = partitioner is natural and not partition_options and num_silos is None and not pooled(preprocess)
-    source = DataSource(folder, seed, num_silos, base, ownership if alone else None)
+    scratch = Scratch(memory_map)
+    source = DataSource(folder, seed, num_silos, base, ownership if alone else None, scratch)
     data = _call(dataset, dataset_options, source, where="data.dataset")
     if not isinstance(data, Dataset):
         raise PluginError(
@@ -78,7 +82,10 @@ def build_federation(
             return Federation([], data.num_classes, data.features.shape[1:], [], name, (), data.part_of)
         validate(data, name)
         _check_sizes(rows)
-    silos = _split(data, rows, seed, test_fraction, limit) if test == "split" else _own_test(data, rows, seed, limit)
+    own = test == "own"
+    silos = (
+        _own_test(data, rows, seed, limit, scratch) if own else _split(data, rows, seed, test_fraction, limit, scratch)
+    )
     shape, total = data.features.shape[1:], data.part_of or len(silos)
     federation = Federation(silos, data.num_classes, shape, list(data.caveats), name, tuple(rows), total)
     apply_steps(federation, preprocess, base)
@@ -120,7 +127,7 @@ def _check_sizes(rows: Mapping[int, Integers]) -> None:
 
 
 def _split(
-    data: Dataset, rows: Mapping[int, Integers], seed: int, test_fraction: float, limit: int | None
+    data: Dataset, rows: Mapping[int, Integers], seed: int, test_fraction: float, limit: int | None, scratch: Scratch
 ) -> list[Silo]:
     silos = []
     for i, silo in rows.items():
@@ -132,16 +139,18 @@ def _split(
             )
         # Sorted: neighbours in memory stay neighbours, and gathering is faster.
         held_out, train = np.sort(kept[:num_test]), np.sort(kept[num_test:])
-        silos.append(Silo(*_take(data, train), *_take(data, held_out)))
+        silos.append(Silo(*_take(data, train, scratch), *_take(data, held_out, scratch)))
     return silos
 
 
-def _take(data: Dataset, rows: Integers) -> tuple[Features, Integers]:
+def _take(data: Dataset, rows: Integers, scratch: Scratch) -> tuple[Features, Integers]:
     # In C order whatever the plugin's was: preprocessing works on views of whole records.
-    return np.ascontiguousarray(data.features[rows]), data.labels[rows]
+    return scratch.rows(data.features, rows), data.labels[rows]
 
 
-def _own_test(data: Dataset, rows: Mapping[int, Integers], seed: int, limit: int | None) -> list[Silo]:
+def _own_test(
+    data: Dataset, rows: Mapping[int, Integers], seed: int, limit: int | None, scratch: Scratch
+) -> list[Silo]:
     if data.test is None:
         raise ConfigError("data.test='own': this data set has no test part of its own. Use test: split.")
     test_rows = _deal_out_test(data, data.test, list(rows.values()), seed)
@@ -150,7 +159,7 @@ def _own_test(data: Dataset, rows: Mapping[int, Integers], seed: int, limit: int
         if not len(held_out):
             raise DataError(f"silo {i} has no record in the data set's own test part. Use test: split, or fewer silos.")
         train = np.sort(silo[stream(seed, "split", silo=i).permutation(len(silo))][:limit])
-        silos.append(Silo(*_take(data, train), *_take(data.test, held_out)))
+        silos.append(Silo(*_take(data, train, scratch), *_take(data.test, held_out, scratch)))
     return silos
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 import pooch
 
 from dpfl_plugin.data.base import Ownership
+from dpfl_plugin.data.scratch import Scratch
 from dpfl_plugin.errors import DataError
 
 CONNECT_SECONDS = 4.0  # a machine without a network must say so in seconds
@@ -30,7 +31,8 @@ class DataSource:
 
     folder: where the files are and where fetched ones go (None: $DPFL_DATA, else ~/.cache/dpfl); seed: of the
     experiment; num_silos: as configured; base: the folder of the configuration file, from which a user's relative
-    paths start; ownership: a data set of a file for each silo reads only those of this process (None: all of them).
+    paths start; ownership: a data set of a file for each silo reads only those of this process (None: all of them);
+    scratch: where arrays of records are to lie.
     """
 
     folder: Path | None = None
@@ -38,6 +40,7 @@ class DataSource:
     num_silos: int | None = None
     base: Path = field(default_factory=Path)
     ownership: Ownership | None = None
+    scratch: Scratch = field(default_factory=Scratch)
 
     @property
     def root(self) -> Path:

@@ -44,7 +44,7 @@ def synthetic(
     require(num_classes >= 2, "num_classes", num_classes, "be 2 or more")
     require(0 <= label_noise <= 1, "label_noise", label_noise, "be a probability")
     R, d, classes = records_per_silo, num_features, num_classes
-    features, labels = np.empty((M * R, d), dtype=np.float32), np.empty(M * R, dtype=np.int64)
+    features, labels = source.scratch.empty((M * R, d), np.float32), np.empty(M * R, dtype=np.int64)
     std = (np.arange(1, d + 1) ** -0.6).astype(np.float32)  # square root of Sigma_jj = j^-1.2
     for i in range(M):
         rng = stream(source.seed, "data", silo=i)

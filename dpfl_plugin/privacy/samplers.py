@@ -65,15 +65,16 @@ class FixedSize:
         """b. Raises ConfigError if it is 0 or exceeds the number of records."""
         if self.record_rate is not None:
             size = floor_share(self.record_rate, num_records)
+            if size >= 1:  # the message takes longer than the draw
+                return size
             require(
-                size >= 1,
+                False,
                 "privacy.record_rate",
                 self.record_rate,
                 f"give at least one record of a silo that has {num_records}: floor({self.record_rate} * {num_records})"
                 " is 0",
                 f"Use at least {1 / num_records:.4g}, or larger silos.",
             )
-            return size
         assert self.batch_size is not None
         require(
             self.batch_size <= num_records,

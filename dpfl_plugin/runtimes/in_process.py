@@ -10,6 +10,7 @@ from torch import Tensor
 from dpfl_plugin.algorithms.base import RoundPlan
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.average import WeightedSum
+from dpfl_plugin.core.stopwatch import Seconds
 from dpfl_plugin.core.vectors import Vectors, stack
 from dpfl_plugin.data.base import Holding
 from dpfl_plugin.oracle import Draw
@@ -49,12 +50,15 @@ class InProcess:
             part = slice(first, first + self._stack_size)
             up, charges = self._host.run(plan.participants[part], down, plan, draw)
             self._charges.append(charges)
+            self._host.clock.lap("I/O")
             total.add(up, plan.weights[part])
+            self._host.clock.lap("communication")
             if self._observers:
                 seen.append(up)
         self._charges.sync()  # before the sum, or any single upload, is handed on
         for observer in self._observers:
             observer(draw.round, plan.participants, stack(seen))
+        self._host.clock.lap("I/O")
         return total.total
 
     def commit(self) -> None:
@@ -68,6 +72,9 @@ class InProcess:
 
     def load_states(self, states: Vectors) -> None:
         self._host.states = states
+
+    def profiles(self) -> dict[int, Seconds]:
+        return {}
 
 
 class InProcessPlace:

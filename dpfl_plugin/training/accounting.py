@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
 from collections import Counter, defaultdict
@@ -127,6 +128,7 @@ class PrivacyAccount:
         # Beside the rounds: (silo, round) -> names of noise, of each kind of release.
         self._made: dict[Kind, defaultdict[tuple[int, int], set[str]]]
         self._made = {kind: defaultdict(set) for kind in self._beside.kinds}
+        self._priors: dict[tuple[bool, tuple[Kind, int, str] | None], Prior] = {}  # until the next of them
         self._least: dict[Kind, float] = {}  # noise multiplier that a charge beside the rounds had
         # Where the draws of earlier runs decide the length or the noise of this one, which may draw the same silos, no
         # mixture is proven.
@@ -142,6 +144,9 @@ class PrivacyAccount:
         self._spending = Spending(in_rounds)
         # Rounds that the checkpoint does not know, and how often each round was released.
         self._found = _rounds_in(in_rounds)
+        self._rounds, self._distinct = {*self._found, *self.costs}, {*self._found.values(), *self.costs.values()}
+        self._eligible = list(range(setting.num_silos))  # below the cap
+        self._repeated = False  # whether some round was released more than once, with fresh noise
         self._noise_ids: defaultdict[int, set[str]] = defaultdict(set)
         self._participations: defaultdict[int, set[tuple[int, str]]] = defaultdict(set)
         self._note(final)
@@ -175,7 +180,7 @@ class PrivacyAccount:
 
     # What the loop asks
 
-    def eligible(self) -> list[int] | None:
+    def eligible(self) -> Sequence[int] | None:
         """The silos that may take part once more; None where nothing caps it.
 
         What was released counts, not what was planned: the same on a resume, where charges that will be made again
@@ -183,7 +188,7 @@ class PrivacyAccount:
         """
         if self._cap is None:
             return None
-        return [silo for silo in range(self._setting.num_silos) if len(self._participations[silo]) < self._cap]
+        return self._eligible
 
     def why_nobody_is_left(self, lost: Collection[int] = ()) -> str:
         left = len(set(self.eligible() or ()) - set(lost))
@@ -204,6 +209,8 @@ class PrivacyAccount:
             self._length = cost.num_releases if self._length is None else self._length
             self._check_length(cost.num_releases, self._length, "as many as in other rounds")
         self.costs[round] = self._dearer(round, cost)
+        self._rounds.add(round)
+        self._distinct.add(self.costs[round])
 
     def lose(self) -> int:
         """The run goes on without some of its silos: a number for the attempt to come, whose noise was never drawn.
@@ -220,6 +227,7 @@ class PrivacyAccount:
         self._spending.add(in_rounds)  # what it knows it does not count twice
         self._note(made)
         self._found = _rounds_in(in_rounds)
+        self._rounds, self._distinct = {*self._found, *self.costs}, {*self._found.values(), *self.costs.values()}
         self._most, self._cleared = {}, _Cleared()
         return 1 + max((attempt_of(charge.noise_id) for charge in made), default=0)
 
@@ -236,15 +244,23 @@ class PrivacyAccount:
         if self._rules.varies:
             return self._affords_ahead(round, plan) or (not third_party and self._affords_drawn(cost, plan))
         if third_party:
+            counted = set(_drawn(self._dearest(dict(enumerate({*self._distinct, cost}))), self.prior).values())
+            if len(counted) == 1 and not self._repeated and not self._noise_ids.get(round):
+                # As below, without looking at every round again: all count alike, and each was released once.
+                return len(self._rounds) + (round not in self._rounds) <= self._most_cached(counted.pop())
             costs = _drawn(self._dearest({**self._found, **self.costs, round: cost}), self.prior)
             cost = costs[round]
             again = self._released_again(costs, {round: {*self._noise_ids.get(round, ()), "the next"}})
             if not again and set(costs.values()) == {cost}:  # all alike: one search serves all rounds
-                if cost not in self._most:
-                    self._most[cost] = self._most_alike(cost, self._budget.epsilon, MOST_ROUNDS)
-                return len(costs) <= self._most[cost]
+                return len(costs) <= self._most_cached(cost)
             return self._third_party(costs, again, self.prior).epsilon <= self._budget.epsilon
         return self._affords_drawn(cost, plan)
+
+    def _most_cached(self, cost: RoundCost) -> int:
+        assert self._budget is not None
+        if cost not in self._most:
+            self._most[cost] = self._most_alike(cost, self._budget.epsilon, MOST_ROUNDS)
+        return self._most[cost]
 
     def _affords_drawn(self, cost: RoundCost, plan: RoundPlan) -> bool:
         """Whether those who were drawn for the next round stay within a budget in the server's view."""
@@ -366,14 +382,14 @@ class PrivacyAccount:
         if min(each.values()) >= limit:
             return limit
         used: Counter[int] = Counter()
+        eligible = list(range(self._setting.num_silos))
         for round in range(limit):
-            eligible = None
-            if self._cap is not None:
-                eligible = [silo for silo in range(self._setting.num_silos) if used[silo] < self._cap]
-                if len(eligible) < self._setting.num_participants:
-                    return round
+            if len(eligible) < self._setting.num_participants:
+                return round
             for silo in set(drawn_silos(self._seed, round, plan, self._setting, eligible)):
                 used[silo] += 1
+                if used[silo] == self._cap:
+                    del eligible[bisect.bisect_left(eligible, silo)]
                 if used[silo] > each[self._kind(silo)]:
                     return round
         return limit
@@ -484,6 +500,12 @@ class PrivacyAccount:
         Args:
             following: what all silos are about to release, after which round, and the name of its noise.
         """
+        key = ahead, following
+        if key not in self._priors:  # a pass over all silos
+            self._priors[key] = self._worked_out(ahead, following)
+        return self._priors[key]
+
+    def _worked_out(self, ahead: bool, following: tuple[Kind, int, str] | None) -> Prior:
         more = {} if following is None else {following[:2]: {following[2]}}
         counts: dict[Kind, int] = {}
         for kind, made in self._made.items():
@@ -654,11 +676,21 @@ class PrivacyAccount:
             kind = self._beside.kind(charge)
             if kind is not None:
                 self._made[kind][charge.silo, charge.round].add(charge.noise_id)
+                self._priors.clear()
                 noise = charge.release.noise_multiplier
                 self._least[kind] = min(noise, self._least.get(kind, noise))
                 continue
             self._noise_ids[charge.round].add(charge.noise_id)
+            self._repeated = self._repeated or len(self._noise_ids[charge.round]) > 1
             self._participations[charge.silo].add((charge.round, charge.noise_id))
+            if self._cap is not None and len(self._participations[charge.silo]) >= self._cap:
+                self._retire(charge.silo)
+
+    def _retire(self, silo: int) -> None:
+        """A silo has reached the cap."""
+        place = bisect.bisect_left(self._eligible, silo)
+        if self._eligible[place : place + 1] == [silo]:
+            del self._eligible[place]
 
     def _kind(self, silo: int) -> tuple[int, tuple[Planned, ...]]:
         return self._num_records[silo], tuple(self._earlier.realised.get(silo, ()))

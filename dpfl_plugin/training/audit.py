@@ -36,6 +36,7 @@ from dpfl_plugin.training.accounting import MOST_ROUNDS, PrivacyAccount
 from dpfl_plugin.training.beside import refuse_beside
 from dpfl_plugin.training.build import Parts, build
 from dpfl_plugin.training.canaries import CanaryEngine, Planting, plant
+from dpfl_plugin.training.evaluations import Evaluations
 from dpfl_plugin.training.experiment import Experiment, Progress
 from dpfl_plugin.training.host import SiloHost
 from dpfl_plugin.training.planning import Planner, drawn_silos
@@ -301,7 +302,7 @@ def _experiment(parts: Parts, config: Config, runtime: Runtime, account: Privacy
         rounds=rounds,
         expected_rounds=rounds,
         run_name=run_name,
-        evaluate_every=rounds,
+        evaluations=Evaluations(rounds, rounds),
         dissimilarity=False,
         checkpoint_every=None,
         checkpoint_seconds=math.inf,

@@ -500,6 +500,7 @@ def federate(config: Config, base: Path, ownership: Ownership | None = None) -> 
         base=base,
         name=data.dataset.name or str(data.dataset.module),
         ownership=ownership,
+        memory_map=base / Path(data.memory_map).expanduser() if data.memory_map else None,
     )
 
 

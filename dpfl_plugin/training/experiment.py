@@ -14,18 +14,18 @@ from torch import Tensor
 
 from dpfl_plugin.algorithms.base import Regrouping, RoundPlan
 from dpfl_plugin.config.schema import PersonaliseConfig
+from dpfl_plugin.core.stopwatch import STOPPED, Stopwatch
 from dpfl_plugin.core.vectors import Vectors, all_finite
 from dpfl_plugin.errors import TrainingError
 from dpfl_plugin.oracle import Draw
 from dpfl_plugin.training.accounting import PrivacyAccount
 from dpfl_plugin.training.beside import NOT_RUN
+from dpfl_plugin.training.evaluations import Evaluations
 from dpfl_plugin.training.host import SiloMetrics
 from dpfl_plugin.training.planning import Planner
 from dpfl_plugin.training.prospect import rehearsal
 from dpfl_plugin.training.runtime import Interrupted, Runtime, SilosLost
 from dpfl_plugin.training.stopping import Score, Stopping
-
-MOST_IN_TAIL = 50
 
 Found = TypeVar("Found")
 Status = Literal["done", "budget_exhausted", "interrupted", "failed"]
@@ -40,6 +40,7 @@ class Progress:
         attempt: names the noise of rounds to come; one more whenever a round has to be run again otherwise.
         losses: {"silo", "after_round", "why", "back"}: a silo that was lost after so many rounds, and after how many it
             came back by a resume; None while it is out.
+        measured: the last evaluation of this session, after how many rounds; not in checkpoints.
     """
 
     server: Vectors
@@ -49,6 +50,7 @@ class Progress:
     bytes_down: int = 0
     scores: list[Score] = field(default_factory=list)
     best: Tensor | None = None
+    measured: tuple[int, dict[int, SiloMetrics]] | None = None
     attempt: int = 0
     losses: list[dict[str, Any]] = field(default_factory=list)
 
@@ -77,9 +79,11 @@ class Experiment:
     Attributes:
         run_name: names the run's random bits, with the attempt.
         min_silos: the fewest to go on with, when silos are lost.
-        rounds: T; expected_rounds: where the budget is expected to end it, by which evaluations are scheduled.
+        rounds: T; expected_rounds: where the budget is expected to end it.
+        evaluations: after which rounds the model is evaluated.
         evaluated: the last round that a run which is resumed was evaluated after; 0 for none.
         stopping: when scores end it; personalise: the steps of silos' own models; None for none.
+        clock: takes the time of each part.
     """
 
     planner: Planner
@@ -88,7 +92,7 @@ class Experiment:
     rounds: int
     expected_rounds: int
     run_name: str
-    evaluate_every: int
+    evaluations: Evaluations
     dissimilarity: bool
     checkpoint_every: int | None
     checkpoint_seconds: float
@@ -96,6 +100,7 @@ class Experiment:
     stopping: Stopping | None = None
     personalise: PersonaliseConfig | None = None
     min_silos: int = 1
+    clock: Stopwatch = STOPPED
 
     def run(
         self,
@@ -138,7 +143,7 @@ class Experiment:
 
         saved_at, saved_rounds, began = time.monotonic(), progress.rounds, time.monotonic() - progress.seconds
         evaluated = last_finite = self.evaluated
-        outcome = Outcome("done")
+        outcome, took = Outcome("done"), 0.0
         while True:
             try:
                 self._score(progress, stop)
@@ -174,26 +179,35 @@ class Experiment:
                 reason = f"the global model is not finite after round {progress.rounds + 1}"
                 outcome = Outcome("failed", f"{reason}; its loss was last finite after round {last_finite}")
                 break
+            self.clock.lap("server")
             self.runtime.commit()
             progress.server, progress.rounds = server, progress.rounds + 1
             progress.seconds = time.monotonic() - began
-            if self._evaluates(progress.rounds):
+            if self.evaluations.due(progress.rounds):
                 line = measured(plan.phase)
                 record(line)
+                self.clock.lap("I/O")
                 evaluated = progress.rounds
                 if not math.isfinite(line["train_loss"]):
                     reason = f"the training loss is {line['train_loss']} after round {progress.rounds}"
                     return Outcome("failed", f"{reason}; it was last finite after round {last_finite}")
                 last_finite = progress.rounds
             tick(progress)
+            self.clock.lap("I/O")
             due = self.checkpoint_every is not None and progress.rounds - saved_rounds >= self.checkpoint_every
-            if due or time.monotonic() - saved_at >= self.checkpoint_seconds:
+            # States of many silos take long to write: so seldom then that it is a twentieth of the time.
+            pause = max(self.checkpoint_seconds, 20 * took) if self.checkpoint_seconds else 0.0
+            if due or time.monotonic() - saved_at >= pause:
+                began_saving = time.monotonic()
                 keep()
+                self.clock.lap("I/O")
                 saved_at, saved_rounds = time.monotonic(), progress.rounds
+                took = saved_at - began_saving
         stopped = outcome.status == "done" and self._stopped(progress)
         if (stopped or outcome.status == "budget_exhausted") and progress.rounds > evaluated:
             record(measured(self.planner.asks(progress.server, progress.rounds - 1).phase))
         keep()
+        self.clock.lap("I/O")
         if stopped:
             # Saved before: the charges of rounds that will not run must not count where a resume runs some again.
             self._charge_what_was_planned(progress)
@@ -357,6 +371,10 @@ class Experiment:
                 self.enduring(progress, lambda: made(draw), save=save, note=note)
             else:
                 notes.append(f"personalise: no silo made a model of its own: {self.account.why_not()}.")
+        if self.personalise is None and progress.best is None and progress.measured is not None:
+            rounds, by_silo = progress.measured
+            if rounds == progress.rounds:
+                return by_silo, notes
         by_silo = self.enduring(progress, lambda: self.runtime.evaluate(model, False), save=save, note=note)
         return by_silo, notes
 
@@ -386,12 +404,15 @@ class Experiment:
         """One round; returns the server's next state."""
         down = self.planner.algorithm.download(progress.server)
         self.account.begin_round(progress.rounds, plan)
+        self.clock.lap("server")
         mean_up = self._sent(progress, down, plan, self._draw(progress, progress.rounds))
         return self.planner.algorithm.aggregate(progress.server, mean_up, plan)
 
     def evaluation(self, progress: Progress, phase: str) -> dict[str, Any]:
         """Metrics of the global model, means over silos, and what has been spent."""
         by_silo = self.runtime.evaluate(progress.server["model"], self.dissimilarity)
+        if not self.dissimilarity:  # silos' gradients are not to be kept
+            progress.measured = progress.rounds, by_silo
         metrics = list(by_silo.values())
         line: dict[str, Any] = {
             "round": progress.rounds,
@@ -406,14 +427,8 @@ class Experiment:
         }
         if self.dissimilarity:
             line["gradient_dissimilarity"] = gradient_dissimilarity(metrics)
+        self.clock.lap("evaluation")
         return line
-
-    def _evaluates(self, rounds: int) -> bool:
-        """Every so often, and in the last 10 % of rounds, whose mean is the number to report: in all, or 50 of them."""
-        last = self.expected_rounds
-        tail = math.ceil(last / 10)
-        in_tail = rounds > last - tail and (last - rounds) % math.ceil(tail / MOST_IN_TAIL) == 0
-        return rounds % self.evaluate_every == 0 or in_tail
 
 
 def _losses(progress: Progress) -> str:

@@ -99,6 +99,7 @@ class RunFolder:
         self.log = path / "log.txt"
         self.curves = path / "curves.png"
         self.silos = path / "silos.csv"
+        self.profile = path / "profile.json"
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:

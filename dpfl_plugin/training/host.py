@@ -10,16 +10,16 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 
 from dpfl_plugin.algorithms.base import Algorithm, RoundPlan
+from dpfl_plugin.core.stopwatch import STOPPED, Stopwatch
 from dpfl_plugin.core.streams import SecureStream, Source, Stream
 from dpfl_plugin.core.vectors import Layout, Vectors, stack
 from dpfl_plugin.errors import MemoryShortError
 from dpfl_plugin.gradients import smoothing
 from dpfl_plugin.gradients.base import Engine, Loss, Records, layers
 from dpfl_plugin.gradients.losses import predict
-from dpfl_plugin.oracle import Draw, PrivacyRules, PrivateOracle, part_of
+from dpfl_plugin.oracle import Cuts, Draw, PrivacyRules, PrivateOracle, part_of
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.scores import Scores
 from dpfl_plugin.training.memory import is_short
@@ -68,6 +68,9 @@ class SiloHost:
         states: (len(train), d) each, rows in the order of ascending ids.
         scores: how validation scores are released, if they are.
         chunk_bytes: for the gradients of single examples at a time, where another engine is made.
+
+    Attributes:
+        clock: takes the time of each part of the work; nobody's, unless one is put there.
     """
 
     def __init__(
@@ -84,6 +87,7 @@ class SiloHost:
         scores: Scores | None = None,
         chunk_bytes: int = smoothing.CHUNK_BYTES,
     ) -> None:
+        self.clock: Stopwatch = STOPPED
         self.ids = sorted(train)
         self._row = {silo: row for row, silo in enumerate(self.ids)}
         self._model, self._loss, self._layout = model.eval(), loss, Layout.of(model)
@@ -92,9 +96,10 @@ class SiloHost:
         self._test = test
         self.states = begun(states, rules, len(train))
         self._layers = layers(self._layout)
+        self._evaluator: torch.nn.Module | None = None
         self._pending: list[tuple[list[int], Vectors]] = []
         self._smoothed: dict[smoothing.Kind, Engine] = {}
-        self._scores, self._chunk_bytes = scores, chunk_bytes
+        self._scores, self._chunk_bytes, self._cuts = scores, chunk_bytes, Cuts()
         self._personal: dict[int, Tensor] = {}  # models that never leave their silo
 
     @property
@@ -141,6 +146,7 @@ class SiloHost:
         if CLIP_NORM in self.states:
             new = {**new, CLIP_NORM: self.states[CLIP_NORM].new_tensor(oracle.clip_norms).unsqueeze(1)}
         self._pending.append((rows, new))
+        self.clock.lap("drift")
         return up, oracle.charges()
 
     def _oracle(self, ids: Sequence[int], plan: RoundPlan, draw: Draw) -> PrivateOracle:
@@ -155,6 +161,8 @@ class SiloHost:
             share=plan.share,
             layers=self._layers,
             clip_norms=self.states[CLIP_NORM][rows, 0].tolist() if CLIP_NORM in self.states else None,
+            cuts=self._cuts,
+            clock=self.clock,
         )
 
     @torch.no_grad()
@@ -164,17 +172,18 @@ class SiloHost:
         Over that number it is an accuracy, which is public post-processing of the count.
         """
         assert self._scores is not None
-        parameters, share = self._layout.unflatten(model), self._scores.share
+        share, evaluator = self._scores.share, self._at(model)
         source: Source = SecureStream() if self._rules.secure else Stream()
         values, charges = [], []
         for silo in ids:
             records = part_of(self._train[silo], share, silo)
             rng = source.seek(draw.key("score", silo, 0))
-            values.append(self._scores.noisy(self._correct(parameters, records), rng) / len(records))
+            values.append(self._scores.noisy(_correct(evaluator, records), rng) / len(records))
             release = self._scores.release(self._rules.neighbouring)
             charges.append(
                 Charge(round=draw.round, silo=silo, release=release, count=1, share=share, noise_id=draw.noise_id)
             )
+        self.clock.lap("evaluation")
         return {"score": torch.tensor(values, dtype=torch.float64).unsqueeze(1)}, charges
 
     @torch.no_grad()
@@ -187,8 +196,13 @@ class SiloHost:
         self._personal.update(zip(ids, y, strict=True))
         return oracle.charges()
 
-    def _correct(self, parameters: dict[str, Tensor], records: Records) -> int:
-        return sum(int((predict(out) == labels).sum()) for out, labels in self._outputs(parameters, records))
+    def _at(self, model: Tensor) -> torch.nn.Module:
+        """A module of the host's own whose parameters are views of ``model`` (d,), until it is asked for the next."""
+        if self._evaluator is None:
+            self._evaluator = copy.deepcopy(self._model).requires_grad_(False)
+        for name, value in self._layout.unflatten(model).items():
+            self._evaluator.get_parameter(name).data = value
+        return self._evaluator
 
     def _engine_for(self, plan: RoundPlan) -> Engine:
         if plan.smoothing is None:
@@ -204,6 +218,7 @@ class SiloHost:
             for name, value in new.items():
                 self.states[name][rows] = value
         self._pending.clear()
+        self.clock.lap("drift")
 
     def discard(self) -> None:
         """Forget the new states of a round that does not count."""
@@ -215,25 +230,31 @@ class SiloHost:
 
     @torch.no_grad()
     def _evaluate(self, model: Tensor, dissimilarity: bool) -> dict[int, SiloMetrics]:
-        parameters = self._layout.unflatten(model)
         metrics = {}
         for silo in self.ids:
-            train, test = self._train[silo], self._test[silo]
+            train, test, evaluator = self._train[silo], self._test[silo], self._at(model)
             loss = 0.0
-            for outputs, labels in self._outputs(parameters, train):
+            for outputs, labels in _outputs(evaluator, train):
                 loss += float(self._loss(outputs, labels).double().sum())
             gradient, personalised = None, None
             if dissimilarity:
                 gradient = torch.empty_like(model)
                 self._engine.clipped_sum(model, train, math.inf, gradient)
                 gradient /= len(train)
+            accuracy = _correct(evaluator, test) / len(test)
             if silo in self._personal:
-                personalised = self._correct(self._layout.unflatten(self._personal[silo]), test) / len(test)
-            accuracy = self._correct(parameters, test) / len(test)
+                personalised = _correct(self._at(self._personal[silo]), test) / len(test)
             metrics[silo] = SiloMetrics(loss / len(train), accuracy, gradient, personalised)
+        self.clock.lap("evaluation")
         return metrics
 
-    def _outputs(self, parameters: dict[str, Tensor], records: Records):  # type: ignore[no-untyped-def]
-        for first in range(0, len(records), EVALUATION_CHUNK):
-            chunk = records.between(first, min(first + EVALUATION_CHUNK, len(records)))
-            yield functional_call(self._model, parameters, (chunk.features,)), chunk.labels
+
+def _outputs(model: torch.nn.Module, records: Records) -> Iterator[tuple[Tensor, Tensor]]:
+    """(outputs, labels) of chunks of records."""
+    for first in range(0, len(records), EVALUATION_CHUNK):
+        chunk = records.between(first, min(first + EVALUATION_CHUNK, len(records)))
+        yield model(chunk.features), chunk.labels
+
+
+def _correct(model: torch.nn.Module, records: Records) -> int:
+    return sum(int((predict(outputs) == labels).sum()) for outputs, labels in _outputs(model, records))

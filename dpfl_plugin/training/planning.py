@@ -85,6 +85,10 @@ class Planner:
     weights: tuple[float, ...]
     seed: int
     training: tuple[float, float] = (0.0, 1.0)
+    equal_weights: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "equal_weights", len(set(self.weights)) == 1)  # not in every round: O(M)
 
     def asks(self, server: Vectors, round: int) -> RoundPlan:
         """The algorithm's plan of a round, before anybody is drawn.
@@ -158,7 +162,7 @@ class Planner:
         chosen = sorted(times)
         weights, share = self._shares(chosen)
         if lost:
-            share = len(chosen) / len(alive) if self._equal else share / self._shares(alive)[1]
+            share = len(chosen) / len(alive) if self.equal_weights else share / self._shares(alive)[1]
         if plan.participation == WITH_REPLACEMENT:
             weights = tuple(times[silo] / setting.num_participants for silo in chosen)
             share = math.fsum(setting.weights[silo] for silo in chosen)
@@ -173,13 +177,9 @@ class Planner:
             weights=tuple(weights.get(silo, 0.0) for silo in range(self.setting.num_silos)),
         )
 
-    @property
-    def _equal(self) -> bool:
-        return len(set(self.weights)) == 1
-
     def _shares(self, chosen: Sequence[int]) -> tuple[tuple[float, ...], float]:
         """(weights among the chosen, the chosen's part of all silos' weights)."""
-        if self._equal:  # exactly 1/S and S/M, whatever their floating sum
+        if self.equal_weights:  # exactly 1/S and S/M, whatever their floating sum
             return (1 / len(chosen),) * len(chosen), len(chosen) / self.setting.num_silos
         share = math.fsum(self.weights[silo] for silo in chosen)
         return tuple(self.weights[silo] / share for silo in chosen), share

@@ -8,6 +8,7 @@ from typing import Protocol
 from torch import Tensor
 
 from dpfl_plugin.algorithms.base import RoundPlan
+from dpfl_plugin.core.stopwatch import Seconds
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.oracle import Draw
 from dpfl_plugin.privacy.events import Charge
@@ -74,4 +75,8 @@ class Runtime(Protocol):
 
     def load_states(self, states: Vectors) -> None:
         """Back to the states of a checkpoint, (M, d) each."""
+        ...
+
+    def profiles(self) -> dict[int, Seconds]:
+        """Where silo ranks spent their time, by rank, if it was taken; none where all work is in this process."""
         ...

@@ -8,8 +8,8 @@ import json
 import math
 import secrets
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,6 +19,7 @@ from safetensors.torch import save as serialise
 from dpfl_plugin.algorithms.base import Regrouping, Setting
 from dpfl_plugin.config.load import noise_name, run_id, to_yaml
 from dpfl_plugin.config.schema import Config
+from dpfl_plugin.core.stopwatch import PARTS, STOPPED, Part, Stopwatch
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.data.base import Holding
 from dpfl_plugin.errors import BudgetError, ConfigError, DataError, MemoryShortError, SiloError, UnsupportedError
@@ -35,6 +36,7 @@ from dpfl_plugin.training.accounting import MOST_ROUNDS, NO_PRIOR, PrivacyAccoun
 from dpfl_plugin.training.beside import NOT_RUN, SHARED, refuse_beside
 from dpfl_plugin.training.build import Parts, build
 from dpfl_plugin.training.checkpoint import Checkpoint
+from dpfl_plugin.training.evaluations import Evaluations, affordable, evaluation_work, round_work
 from dpfl_plugin.training.experiment import Experiment, Outcome, Progress, TooFewSilosError, spread
 from dpfl_plugin.training.folder import RunFolder, to_json, write_atomic
 from dpfl_plugin.training.host import SiloMetrics, begun
@@ -48,8 +50,9 @@ from dpfl_plugin.training.statement import markdown, statement
 from dpfl_plugin.training.stopping import Score, Stopping
 
 RESULT_SCHEMA = 1
+PROFILE_SCHEMA = 1
+PLANS_LOOKED_AT = 10  # rounds by whose plans the work of a round is told
 BEST = "early_stopping.best"  # in a checkpoint, beside the server's vectors
-EVALUATIONS = 100  # about so many in a run, unless the configuration says otherwise
 Result = dict[str, Any]
 
 
@@ -110,6 +113,7 @@ class _Job:
         noise: names the run: what it computes, of which records.
         bits: names its random bits: the same, unless they are secure.
         expected: how many rounds the budget will allow; the same before a run and when it is resumed.
+        clock: takes the time of each part of the rounds.
     """
 
     config: Config
@@ -121,6 +125,7 @@ class _Job:
     noise: str
     bits: str
     expected: int
+    clock: Stopwatch = STOPPED
 
 
 def run_session(
@@ -132,11 +137,13 @@ def run_session(
     reporter: Reporter,
     stop: Callable[[], bool],
     ledger: Path | None = None,
+    profile: bool = False,
 ) -> Result:
     """Run ``config`` to its end, or until it is stopped; returns what `result.json` holds.
 
     Args:
         ledger: a file that several runs on the same data share, so that the budget is for all of them together.
+        profile: take the time of each part of the rounds, and write it to `profile.json`.
 
     Raises:
         ConfigError: the configuration is wrong, or the folder holds an unfinished run and ``resume`` is not set.
@@ -161,6 +168,9 @@ def run_session(
         parts = build(config, base, _begun_with(config, folder), prior, place.hold)
         torch.set_num_threads(config.runtime.threads)
         job = _job(config, base, folder, parts, ledger, shared)
+        if profile:
+            job = replace(job, clock=Stopwatch())
+        parts.host.clock = job.clock
         with folder.locked():
             result = finished_result(folder)
             if result is not None:  # by another process, while this one was loading its data
@@ -328,6 +338,8 @@ def _run(job: _Job, place: Place, reporter: Reporter, stop: Callable[[], bool]) 
             if why := strain(parts.noise_multiplier, config.privacy.epsilon, account.held()):
                 reporter.note(f"warning: {why}.")
         reporter.start(experiment.expected_rounds, progress.rounds)
+        rounds_before = progress.rounds
+        job.clock.start(parts.model.device)
         try:
             outcome = experiment.run(
                 progress, save=save, record=record, tick=reporter.ticked, stop=stop, note=reporter.note
@@ -353,10 +365,25 @@ def _run(job: _Job, place: Place, reporter: Reporter, stop: Callable[[], bool]) 
                 outcome = Outcome("interrupted", "asked to stop while silos made models of their own")
             except TooFewSilosError as error:
                 outcome = Outcome("failed", str(error))
+        if job.clock.on:
+            job.clock.lap("I/O")  # the last checkpoint
+            write_atomic(folder.profile, to_json(_profile(job.clock, runtime, progress.rounds - rounds_before)))
     if config.rounds is None and outcome.status == "budget_exhausted":
         outcome = Outcome("done", outcome.reason)  # the budget was what the run was asked to use up
     final = Final(experiment.kept(progress), by_silo, tuple(notes))
     return _write_result(config, folder, parts, account, progress, outcome, final)
+
+
+def _profile(clock: Stopwatch, runtime: Runtime, rounds: int) -> dict[str, Any]:
+    """Seconds by part, of this process and of silo ranks; ``rounds`` were run meanwhile."""
+    ranks = {rank: _by_part(seconds) for rank, seconds in runtime.profiles().items()}
+    return {"schema": PROFILE_SCHEMA, "rounds": rounds, "server" if ranks else "process": _by_part(clock.seconds)} | (
+        {"silo_ranks": ranks} if ranks else {}
+    )
+
+
+def _by_part(seconds: Mapping[Part, float]) -> dict[str, float]:
+    return {part: round(seconds[part], 6) for part in PARTS if part in seconds}
 
 
 @dataclass(frozen=True, slots=True)
@@ -520,12 +547,23 @@ def _losses(found: Checkpoint | None) -> list[dict[str, Any]]:
 
 def _checkpoint(progress: Progress, silos: Vectors, account: PrivacyAccount, facts: dict[str, Any]) -> Checkpoint:
     spent = {"seconds": progress.seconds, "bytes_up": progress.bytes_up, "bytes_down": progress.bytes_down}
-    costs = [[round, *asdict(cost).values()] for round, cost in sorted(account.costs.items())]
+    costs = _in_runs(account.costs)
     account.sync()  # so that the ledger never holds less than a checkpoint says
     more = {**spent, "costs": costs, "charges": len(account.ledger), "scores": progress.scores}
     more |= {"attempt": progress.attempt, "losses": progress.losses}
     best = {} if progress.best is None else {BEST: progress.best.clone()}
     return Checkpoint(progress.rounds, {**progress.server, **best}, silos, {**facts, **more})
+
+
+def _in_runs(costs: Mapping[int, RoundCost]) -> list[list[Any]]:
+    """[first round, last round, what each of them cost], so that a checkpoint does not grow with every round."""
+    runs: list[tuple[int, int, RoundCost]] = []
+    for round, cost in sorted(costs.items()):
+        if runs and runs[-1][1] == round - 1 and runs[-1][2] == cost:
+            runs[-1] = (runs[-1][0], round, cost)
+        else:
+            runs.append((round, round, cost))
+    return [[first, last, *asdict(cost).values()] for first, last, cost in runs]
 
 
 def _experiment(job: _Job, runtime: Runtime, account: PrivacyAccount, lines: list[dict[str, Any]]) -> Experiment:
@@ -537,7 +575,7 @@ def _experiment(job: _Job, runtime: Runtime, account: PrivacyAccount, lines: lis
         rounds=config.rounds or MOST_ROUNDS,
         expected_rounds=job.expected,
         run_name=job.bits,
-        evaluate_every=config.evaluation.every or max(1, job.expected // EVALUATIONS),
+        evaluations=_evaluations(job),
         evaluated=lines[-1]["round"] if lines else 0,
         dissimilarity=config.evaluation.dissimilarity,
         checkpoint_every=config.checkpoint.every,
@@ -545,7 +583,20 @@ def _experiment(job: _Job, runtime: Runtime, account: PrivacyAccount, lines: lis
         stopping=_stopping(config),
         personalise=config.personalise,
         min_silos=config.runtime.min_silos,
+        clock=job.clock,
     )
+
+
+def _evaluations(job: _Job) -> Evaluations:
+    config, parts = job.config, job.parts
+    if config.evaluation.every is not None:
+        return Evaluations(config.evaluation.every, job.expected)
+    planner, server = _planner(config, parts), parts.algorithm.init_server(parts.model, parts.setting)
+    plans = [planner.asks(server, round) for round in range(min(PLANS_LOOKED_AT, job.expected))]
+    d = parts.model.numel()
+    training = round_work(plans, parts.rules, parts.num_records, parts.setting.num_participants, d)
+    once = evaluation_work(parts.num_records, parts.num_test_records, d, config.evaluation.dissimilarity)
+    return affordable(job.expected, training, once)
 
 
 def _stopping(config: Config) -> Stopping | None:
@@ -611,13 +662,14 @@ def _begun_with(config: Config, folder: RunFolder) -> float | None:
 def read_costs(facts: dict[str, Any] | None) -> dict[int, RoundCost]:
     """What the rounds that a checkpoint knows cost, from its facts."""
     return {
-        int(round): RoundCost(
+        round: RoundCost(
             tuple((float(noise), int(count)) for noise, count in levels),
             (float(share[0]), float(share[1])),
             float(probability),
             most,
         )
-        for round, levels, share, probability, most in (facts or {"costs": ()})["costs"]
+        for first, last, levels, share, probability, most in (facts or {"costs": ()})["costs"]
+        for round in range(int(first), int(last) + 1)
     }
 
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from dpfl_plugin.algorithms.fedavg import FedAvg
 from dpfl_plugin.algorithms.scaffold import Scaffold
 from dpfl_plugin.config.schema import Config
+from dpfl_plugin.core.stopwatch import Stopwatch
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import LedgerError, SiloError, TrainingError, UnsupportedError
 from dpfl_plugin.oracle import Draw
@@ -89,6 +90,20 @@ def rounds(made: Lab, participants: Sequence[Sequence[int]]) -> list[Vectors]:
 
 def equal(one: Vectors, other: Vectors) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_times_of_all_ranks_are_taken_and_change_nothing() -> None:
+    here, there, parts = lab(), lab(), hosts(4)
+    for part in parts:
+        part.clock = Stopwatch()
+    mine = Stopwatch()
+    there.runtime = loopback(parts, Ledger(), stopwatch=mine)
+    assert all(equal(*pair) for pair in zip(rounds(here, WHO), rounds(there, WHO), strict=True))
+    found = there.runtime.profiles()
+    assert list(found) == [1, 2, 3]
+    work = {"sampling", "gather", "forward/backward", "noise", "drift", "communication"}
+    assert all(set(seconds) == work and min(seconds.values()) > 0 for seconds in found.values())
+    assert set(mine.seconds) == {"communication", "I/O"}
 
 
 WHO = [range(7), [0, 2, 3, 6], [1], [1, 3, 5], range(7)]

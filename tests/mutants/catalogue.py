@@ -701,7 +701,7 @@ SAMPLING = (
         "wrong-divisor",
         "sums are divided by R instead of b",
         "oracle.py",
-        "divisor = rules.sampler.divisor(len(records))",
+        "divisor = self._divisors[row]",
         "divisor = float(len(records))",
         (ORACLE + "::test_without_noise_the_mean_over_the_drawn_batch",),
     ),
@@ -709,7 +709,7 @@ SAMPLING = (
         "realised-poisson-size",
         "a Poisson sum is divided by the size of the batch, which depends on the record",
         "oracle.py",
-        "divisor = rules.sampler.divisor(len(records))",
+        "divisor = self._divisors[row]",
         "divisor = float(max(1, len(batch)))",
         (ORACLE + "::test_without_noise_the_mean_over_the_drawn_batch",),
     ),
@@ -798,8 +798,8 @@ SAMPLING = (
         "shares-of-every-run-another",
         "the order that shares are cut from depends on the seed: shares of two runs of a ledger overlap",
         "oracle.py",
-        "part_of(records, share, silo) for",
-        "part_of(records, share, silo + 1000 * draw.seed) for",
+        "share_of(records, share, silo, cuts) for",
+        "share_of(records, share, silo + 1000 * draw.seed, cuts) for",
         (
             "tests/algorithms/test_localized.py::test_runs_of_every_seed_cut_the_same_shares",
             ORACLE + "::test_a_share_is_the_same_records_for_every_seed_round_attempt_and_run",
@@ -809,8 +809,8 @@ SAMPLING = (
         "shares-of-every-round-another",
         "the order that shares are cut from is another in every round: shares of two phases overlap",
         "oracle.py",
-        "part_of(records, share, silo) for",
-        "part_of(records, share, silo + 1000 * draw.round) for",
+        "share_of(records, share, silo, cuts) for",
+        "share_of(records, share, silo + 1000 * draw.round, cuts) for",
         (
             "tests/algorithms/test_localized.py::test_phases_read_disjoint_records_and_half_as_many_each",
             ORACLE + "::test_a_share_is_the_same_records_for_every_seed_round_attempt_and_run",
@@ -820,8 +820,8 @@ SAMPLING = (
         "share-not-cut",
         "a round reads all records of a silo, and is charged for a share of them",
         "oracle.py",
-        "part_of(records, share, silo) for",
-        "records for",
+        "share_of(records, share, silo, cuts) for",
+        "share_of(records, (0.0, 1.0), silo, cuts) for",
         (
             "tests/algorithms/test_localized.py::test_phases_read_disjoint_records_and_half_as_many_each",
             CHARGES + "::test_as_many_charges_as_releases",
@@ -1630,13 +1630,40 @@ BUDGETING = (
     ),
 )
 
+ALIKE = (
+    Mutant(
+        "alike-rounds-one-too-many",
+        "a third party's budget does not count the round that is asked for, where all are alike",
+        "training/accounting.py",
+        "len(self._rounds) + (round not in self._rounds) <= self._most_cached(counted.pop())",
+        "len(self._rounds) <= self._most_cached(counted.pop())",
+        (ACCOUNT + "::test_the_budget_is_used_up_and_not_passed",),
+    ),
+    Mutant(
+        "alike-rounds-and-fresh-noise",
+        "where all rounds are alike, one that was released again with fresh noise counts once",
+        "training/accounting.py",
+        "self._repeated = self._repeated or len(self._noise_ids[charge.round]) > 1",
+        "pass",
+        (ACCOUNT + "::test_rounds_alike_count_fresh_noise",),
+    ),
+    Mutant(
+        "cut-kept-for-another-share",
+        "a silo reads the share of an earlier phase again, and is charged as if the shares were disjoint",
+        "oracle.py",
+        "kept[:2] != (share, num_records)",
+        "kept[1] != num_records",
+        ("tests/algorithms/test_localized.py::test_phases_read_disjoint_records_and_half_as_many_each",),
+    ),
+)
+
 CAPPING = (
     Mutant(
         "cap-off-by-one",
         "a silo takes part once more than max_participations",
         "training/accounting.py",
-        "len(self._participations[silo]) < self._cap]",
-        "len(self._participations[silo]) <= self._cap]",
+        "len(self._participations[charge.silo]) >= self._cap:",
+        "len(self._participations[charge.silo]) > self._cap:",
         (ACCOUNT + "::test_the_cap_is_used_up_and_not_passed",),
     ),
     Mutant(
@@ -2043,6 +2070,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *VIEWING,
     *ACCOUNTING,
     *BUDGETING,
+    *ALIKE,
     *CAPPING,
     *SHARING,
     *AUDITING,

@@ -103,6 +103,16 @@ def test_fresh_noise_counts_again(view: str) -> None:
     assert epsilon(resumed, view) == epsilon(one, view)
 
 
+def test_rounds_alike_count_fresh_noise() -> None:
+    """Where all rounds are alike nobody looks at each again; but one that was made twice counts twice."""
+    rounds = spend(account("third_party", num_participants=1), range(100))
+    once, twice = account("third_party", num_participants=1), account("third_party", num_participants=1)
+    for one in (once, twice):
+        assert spend(one, range(rounds - 1)) == rounds - 1
+    twice.append([_with(charge, "run.1") for charge in twice.charges(0, PLAN)])
+    assert once.affords(rounds - 1, PLAN) and not twice.affords(rounds - 1, PLAN)
+
+
 @pytest.mark.parametrize("alike", [True, False])
 def test_earlier_runs_use_up_a_third_partys_budget(alike: bool) -> None:
     """Whether all rounds cost the same, so that one search serves them, or each is looked at by itself."""

@@ -107,6 +107,6 @@ def test_damage_names_the_checkpoint(tmp_path: Path, name: str, how: str) -> Non
 def test_another_schema_is_refused(tmp_path: Path) -> None:
     save(tmp_path, state(3))
     (facts,) = tmp_path.glob("round-*/facts.json")
-    facts.write_text(facts.read_text().replace('"schema": 2', '"schema": 3'))
-    with pytest.raises(DataError, match="schema 3"):
+    facts.write_text(facts.read_text().replace('"schema": 3', '"schema": 4'))
+    with pytest.raises(DataError, match="schema 4"):
         load(tmp_path)

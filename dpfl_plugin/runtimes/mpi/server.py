@@ -24,6 +24,7 @@ from dpfl_plugin import errors
 from dpfl_plugin.algorithms.base import RoundPlan
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.average import WeightedSum
+from dpfl_plugin.core.stopwatch import STOPPED, Seconds, Stopwatch
 from dpfl_plugin.core.vectors import Vectors, stack
 from dpfl_plugin.data.base import Holding, Survey
 from dpfl_plugin.errors import ConfigError, DataError, DpflError, SiloError, TrainingError
@@ -359,6 +360,7 @@ class MpiSession:
             noise_multiplier=parts.noise_multiplier,
             engine=parts.engine_name,
             chunk_bytes=parts.memory.chunk,
+            profile=parts.host.clock.on,
         )
         self._ranks.answers("ready", "getting ready")  # of those that were lost, the first round hears
         return MpiRuntime(
@@ -368,6 +370,7 @@ class MpiSession:
             stack_size=config.runtime.stack,
             aggregation=config.runtime.aggregation,
             stop=stop,
+            stopwatch=parts.host.clock,
         )
 
 
@@ -401,6 +404,7 @@ class MpiRuntime:
             their own, and MPI the ranks: faster for large models, but the bits depend on the number of ranks.
         stop: asked all the time; true ends the round with `Interrupted`, before any state changed.
         observers: get every round's single uploads, which then are kept for the round (O(S d) memory).
+        stopwatch: takes the time of each part of rank 0's work.
     """
 
     def __init__(
@@ -413,6 +417,7 @@ class MpiRuntime:
         aggregation: str = "gather",
         stop: Callable[[], bool] = lambda: False,
         observers: Sequence[Observer] = (),
+        stopwatch: Stopwatch = STOPPED,
     ) -> None:
         if observers and aggregation != "gather":
             raise errors.UnsupportedError(
@@ -420,13 +425,21 @@ class MpiRuntime:
             )
         self._ranks, self._charges, self._num_silos = ranks, charges, num_silos
         self._stack_size, self._aggregation = stack_size, aggregation
-        self._stop, self._observers = stop, observers
+        self._stop, self._observers, self._clock = stop, observers, stopwatch
         self._layout: wire.Layout = {}  # of a silo's state
 
     def run_round(self, down: Vectors, plan: RoundPlan, draw: Draw) -> Vectors:
         self._tell_of_lost()
         self._ranks.clean = False
-        current = _Round(self._ranks, self._charges, plan, self._stack_size, self._aggregation, bool(self._observers))
+        current = _Round(
+            self._ranks,
+            self._charges,
+            plan,
+            self._stack_size,
+            self._aggregation,
+            bool(self._observers),
+            self._clock,
+        )
         try:
             current.begin(down, draw)
             total = current.run(self._stop)
@@ -440,6 +453,7 @@ class MpiRuntime:
         self._ranks.clean = True
         for observer in self._observers:
             observer(draw.round, plan.participants, stack(current.seen))
+        self._clock.lap("communication")
         return total
 
     def commit(self) -> None:
@@ -462,6 +476,7 @@ class MpiRuntime:
             self._pull({silo: {"gradient": value} for silo, value in gradients.items()})
             found = {silo: replace(m, gradient=gradients[silo]) for silo, m in found.items()}
         ranks.clean = True
+        self._clock.lap("evaluation")
         self._tell_of_lost()
         return dict(sorted(found.items()))
 
@@ -497,6 +512,11 @@ class MpiRuntime:
         ranks.clean = True
         self._tell_of_lost()
 
+    def profiles(self) -> dict[int, Seconds]:
+        self._ranks.tell("profile")
+        found = self._ranks.answers("profiled", "telling its times")
+        return {rank: header["seconds"] for rank, header in found.items()}
+
     def _pull(self, into: dict[int, Vectors]) -> None:
         """What every silo sends, in the order of silos; nothing from those that are lost."""
         for silo, vectors in into.items():
@@ -521,9 +541,16 @@ class _Round:
     """One round as rank 0 sees it."""
 
     def __init__(
-        self, ranks: Ranks, charges: ChargeSink, plan: RoundPlan, stack_size: int, aggregation: str, keeps: bool
+        self,
+        ranks: Ranks,
+        charges: ChargeSink,
+        plan: RoundPlan,
+        stack_size: int,
+        aggregation: str,
+        keeps: bool,
+        clock: Stopwatch,
     ) -> None:
-        self._ranks, self._sink, self._plan = ranks, charges, plan
+        self._ranks, self._sink, self._plan, self._clock = ranks, charges, plan, clock
         self._stack_size, self._gathers, self._keeps = stack_size, aggregation == "gather", keeps
         self._computed: dict[int, list[Charge]] = {}
         self._charged = 0  # of the participants, in order
@@ -618,6 +645,7 @@ class _Round:
 
     def _charge(self) -> bool:
         """Write what is complete, stack by stack as one process does; when it is on disk, the uploads may leave."""
+        self._clock.lap("communication")
         everybody, ready = self._plan.participants, self._charged
         while ready < len(everybody):
             part = everybody[ready : ready + self._stack_size]
@@ -628,6 +656,7 @@ class _Round:
         if ready == self._charged:
             return False
         self._sink.sync()  # before anything of an upload leaves its silo's rank
+        self._clock.lap("I/O")
         released, self._charged = everybody[self._charged : ready], ready
         if self._gathers:
             for rank in self._ranks.silo_ranks:

@@ -21,6 +21,7 @@ import torch
 
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.average import WeightedSum
+from dpfl_plugin.core.stopwatch import Stopwatch
 from dpfl_plugin.core.vectors import Vectors, rows
 from dpfl_plugin.data.base import Holding, Ownership, Silo, digest
 from dpfl_plugin.errors import DpflError
@@ -226,6 +227,9 @@ class SiloRank:
         parts = build(config, self._base, noise, hold=lambda config, base: holding, chunk_bytes=chunk)
         self._plugins = parts.plugins
         self.take(parts.host, parts.model.device, self._config.runtime.stack)
+        if header["profile"]:
+            parts.host.clock = Stopwatch()
+            parts.host.clock.start(parts.model.device)
         self._mine = {}  # what the engine made of the records takes their place
         self._say("ready")
 
@@ -278,6 +282,7 @@ class SiloRank:
         """One stack."""
         part = self._work.popleft()
         plan, draw = wire.read_plan(self._round)
+        self._silos.clock.lap("communication")
         up, charges = self._silos.run(part, self._down, plan, draw)
         for row, silo in enumerate(part):
             self._uploads[silo] = rows(up, row)
@@ -306,6 +311,7 @@ class SiloRank:
         self._say("cancelled")
 
     def _do_commit(self, header: Header) -> None:
+        self._silos.clock.lap("communication")
         self._silos.commit()
 
     # Between rounds
@@ -314,10 +320,15 @@ class SiloRank:
         taken = wire.empty(wire.read_layout(header["model"]), self._where)
         self._take(taken, header)
         model = taken["model"]
+        self._silos.clock.lap("communication")
         found = self._silos.evaluate(model, header["dissimilarity"])
         metrics = [[silo, m.train_loss, m.test_accuracy, m.personalised_accuracy] for silo, m in found.items()]
         self._say("evaluated", metrics=metrics)
         self._leaving += [self._link.push(0, m.gradient) for m in found.values() if m.gradient is not None]
+
+    def _do_profile(self, header: Header) -> None:
+        self._silos.clock.lap("communication")
+        self._say("profiled", seconds=self._silos.clock.seconds)
 
     def _do_states(self, header: Header) -> None:
         states = self._silos.states

@@ -1,0 +1,107 @@
+"""On a GPU what holds on the CPU: the same noise and batches, gradients up to rounding, everything stays on the device.
+
+Every test runs on the CPU too, so that it is known to run at all.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from benchmarks import gpu
+from benchmarks.workloads import Workload
+from dpfl_plugin.core.stopwatch import Stopwatch
+from dpfl_plugin.core.vectors import Layout
+from dpfl_plugin.gradients.base import Engine, Records
+from dpfl_plugin.gradients.bookkeeping import BookKeeping
+from dpfl_plugin.gradients.closed_form import ClosedForm
+from dpfl_plugin.gradients.dense import Dense
+from dpfl_plugin.gradients.losses import cross_entropy
+from dpfl_plugin.gradients.vmap import Vmap
+from dpfl_plugin.oracle import Draw, PrivateOracle
+from dpfl_plugin.privacy.samplers import FixedSize, Poisson
+from tests.cli.command import run, write
+from tests.quadratics import rules
+
+CUDA = torch.cuda.is_available()
+DEVICES = [
+    "cpu",
+    pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not CUDA, reason="torch sees no CUDA device")]),
+]
+LOAD = Workload(num_features=7, num_classes=3, num_silos=4, num_records=40, num_participants=4, batch_size=11)
+ENGINES: dict[str, tuple[type[Engine], str]] = {
+    "closed_form": (ClosedForm, "softmax"),
+    "dense": (Dense, "mlp"),
+    "bookkeeping": (BookKeeping, "mlp"),
+    "vmap": (Vmap, "mlp"),
+}
+
+
+def gradient(device: str, kind: type[Engine], model: str, sigma: float, sampler: object = None) -> Tensor:
+    """The private gradients of four silos at the model's parameters, (4, d), on the CPU; all in float64."""
+    load = Workload(**{**{key: getattr(LOAD, key) for key in LOAD.__slots__}, "model": model})
+    module = load.module().double().to(device)
+    engine = kind(module, cross_entropy, 2**20)  # type: ignore[call-arg]
+    silos = [engine.prepare(Records(s.features.double().to(device), s.labels.to(device))) for s in load.silos()]
+    y = Layout.of(module).flatten(dict(module.named_parameters())).expand(4, -1)
+    made_by = rules(sigma, 0.5, sampler or FixedSize(batch_size=11))
+    found = PrivateOracle(made_by, engine, silos, range(4), Draw(3, 5), max_gradients=1).gradient(y)
+    assert found.device.type == device
+    return found.cpu()
+
+
+@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("device", DEVICES)
+def test_gradients_are_those_of_vmap_on_the_cpu(device: str, name: str) -> None:
+    kind, model = ENGINES[name]
+    torch.testing.assert_close(gradient(device, kind, model, 0.0), gradient("cpu", Vmap, model, 0.0))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_an_empty_batch_releases_noise(device: str) -> None:
+    found = gradient(device, ClosedForm, "softmax", 1.0, Poisson(1e-9))
+    assert (found.std(dim=1) > 0).all()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_noise_is_that_of_the_stream_on_any_device(device: str) -> None:
+    """Drawn from each silo's own stream on the host, in float64, and then moved."""
+    noise = gradient(device, ClosedForm, "softmax", 1.0) - gradient(device, ClosedForm, "softmax", 0.0)
+    expected = gradient("cpu", ClosedForm, "softmax", 1.0) - gradient("cpu", ClosedForm, "softmax", 0.0)
+    torch.testing.assert_close(noise, expected)
+    assert torch.corrcoef(noise).fill_diagonal_(0).abs().max() < 0.9, "no two silos share it"
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_run_gives_the_same_bits_for_every_stack(tmp_path: Path, device: str) -> None:
+    found = {}
+    for name, where, stack in (("one", device, 1), ("three", device, 3), ("cpu", "cpu", 1)):
+        (tmp_path / name).mkdir()
+        changes = {"runtime": {"device": where, "stack": stack, "dtype": "float64"}}
+        found[name] = run(write(tmp_path / name, changes))
+    assert found["one"]["model_sha256"] == found["three"]["model_sha256"]
+    models = [load_file(Path(found[name]["folder"]) / "model.safetensors") for name in ("one", "cpu")]
+    if device == "cpu":  # another device is another configuration, with noise of its own
+        assert found["one"]["model_sha256"] == found["cpu"]["model_sha256"]
+    assert all(torch.isfinite(value).all() for model in models for value in model.values())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_stopwatch_waits_for_the_device(device: str) -> None:
+    clock = Stopwatch()
+    clock.start(torch.device(device))
+    torch.ones(64, 64, device=device).mm(torch.ones(64, 64, device=device))
+    clock.lap("forward/backward")
+    assert clock.seconds["forward/backward"] > 0
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_benchmark_runs_on_the_device(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "ROOFLINE", {"cpu": 8, "cuda": 8})
+    load = Workload(**{**{key: getattr(LOAD, key) for key in LOAD.__slots__}, "device": device})
+    found = gpu.measure(load, 1, 2, [1, 2])
+    assert set(found.packed) == {1, 2} and min(found.packed.values()) > 0
