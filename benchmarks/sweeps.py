@@ -1,6 +1,7 @@
-"""`python -m benchmarks.sweeps`: the time to plan a sweep of 10,000 runs, and to look at it; writes docs/slurm.md.
+"""`python -m benchmarks.sweeps`: what a sweep adds to its runs, and how long 10,000 take to plan and to look at.
 
-Processor time, so that what else the machine does counts less: neither waits for anything but files.
+Processor time, so that what else the machine does counts less: nothing here waits for anything but files. Writes the
+tables in docs/slurm.md.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ GRID: dict[str, list[Any]] = {
     "privacy.noise_multiplier": [*range(2, 12)],
 }
 RUNS = 10_000
+SHORT = 20  # runs of one round
 
 
 def timed(*words: object) -> float:
@@ -55,8 +57,19 @@ def pretend(out: Path) -> None:
             state.write_task(run, "failed", reason="the global model is not finite", **facts)
 
 
+def each(folder: Path) -> float:
+    """Seconds of the processor for each further run of a sweep: one round and all that the sweep adds to it."""
+    found = []
+    for count in (1, 1 + SHORT):
+        config = folder / f"{count}.yaml"
+        config.write_text(yaml.safe_dump({**BASE, "rounds": 1, "sweep": {"seeds": count}}))
+        found.append(min(timed("sweep", config, "--out", folder / f"{count}-{i}", "--jobs", "1") for i in range(3)))
+    return (found[1] - found[0]) / SHORT
+
+
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
+        added = each(Path(folder))
         config, out = Path(folder) / "sweep.yaml", Path(folder) / "out"
         config.write_text(yaml.safe_dump({**BASE, "sweep": {"grid": GRID, "seeds": 10}}))
         planned = min(timed("sweep", config, "--out", out, "--dry-run") for _ in range(3))
@@ -65,8 +78,12 @@ def main() -> None:
         manifest.write(manifest.plan(expand(config), config, out))
         pretend(out)
         looked = min(timed("status", out) for _ in range(3))
-    head = "| runs | planned in (processor time) | `dpfl status` |\n| --- | --- | --- |\n"
-    text = head + f"| {RUNS:,} | {planned:.1f} s | {looked:.1f} s |"
+    head = "| what | processor time |\n| --- | --- |\n"
+    text = head + (
+        f"| {RUNS:,} runs planned and checked | {planned:.1f} s |\n"
+        f"| `dpfl status` of {RUNS:,} runs | {looked:.1f} s |\n"
+        f"| each further run of a sweep, a run of one round included | {added:.2f} s |"
+    )
     print(text)
     put("docs/slurm.md", "scale", text)
 
