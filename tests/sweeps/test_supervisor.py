@@ -124,6 +124,18 @@ def test_a_run_that_is_killed_is_tried_again_but_not_for_ever(bench: Bench) -> N
     assert "killed by SIGKILL" in state.state_of(bench.folder(ROWS[0]), 3, time.time()).reason
 
 
+def test_a_rank_that_is_killed_is_seen_by_its_launchers_exit_code(bench: Bench) -> None:
+    def do(row: Row, stop: Callable[[], bool]) -> tuple[int, str]:
+        if row.index == 0:
+            return 128 + signal.SIGKILL, ""
+        return (255, "") if row.index == 1 else (DONE, "")
+
+    assert bench.run(do, jobs=1) == FAILED
+    assert bench.begun().count(0) == TRIES and bench.begun().count(1) == 1
+    reasons = [state.state_of(bench.folder(row), 3, time.time()).reason for row in ROWS[:2]]
+    assert "killed by SIGKILL" in reasons[0] and "exit code 255" in reasons[1]
+
+
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM, signal.SIGINT])
 def test_asked_to_stop_it_passes_that_on_and_starts_no_more(bench: Bench, number: signal.Signals) -> None:
     def do(row: Row, stop: Callable[[], bool]) -> tuple[int, str]:
