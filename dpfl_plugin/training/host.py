@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.func import functional_call
 
 from dpfl_plugin.algorithms.base import Algorithm, RoundPlan
 from dpfl_plugin.core.stopwatch import STOPPED, Stopwatch
@@ -196,11 +197,16 @@ class SiloHost:
         self._personal.update(zip(ids, y, strict=True))
         return oracle.charges()
 
-    def _at(self, model: Tensor) -> torch.nn.Module:
-        """A module of the host's own whose parameters are views of ``model`` (d,), until it is asked for the next."""
+    def _at(self, model: Tensor) -> Callable[[Tensor], Tensor]:
+        """The module with ``model`` (d,) as its parameters, until it is asked for with the next."""
+        parameters = self._layout.unflatten(model)
         if self._evaluator is None:
-            self._evaluator = copy.deepcopy(self._model).requires_grad_(False)
-        for name, value in self._layout.unflatten(model).items():
+            try:
+                self._evaluator = copy.deepcopy(self._model).requires_grad_(False)
+            except Exception:  # a stranger's module may not let itself be copied
+                return lambda features: functional_call(self._model, parameters, (features,))
+        # Its own parameters made views: functional_call takes longer than a small silo's forward pass.
+        for name, value in parameters.items():
             self._evaluator.get_parameter(name).data = value
         return self._evaluator
 
@@ -249,12 +255,12 @@ class SiloHost:
         return metrics
 
 
-def _outputs(model: torch.nn.Module, records: Records) -> Iterator[tuple[Tensor, Tensor]]:
+def _outputs(model: Callable[[Tensor], Tensor], records: Records) -> Iterator[tuple[Tensor, Tensor]]:
     """(outputs, labels) of chunks of records."""
     for first in range(0, len(records), EVALUATION_CHUNK):
         chunk = records.between(first, min(first + EVALUATION_CHUNK, len(records)))
         yield model(chunk.features), chunk.labels
 
 
-def _correct(model: torch.nn.Module, records: Records) -> int:
+def _correct(model: Callable[[Tensor], Tensor], records: Records) -> int:
     return sum(int((predict(outputs) == labels).sum()) for outputs, labels in _outputs(model, records))

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks import clipping, engines, gpu, pfl_round, profile, rounds, scale
+from benchmarks import clipping, engines, gpu, pfl_round, profile, report, rounds, scale, startup
 from benchmarks.contenders import OURS, PlainSGD, contenders
 from benchmarks.workloads import WORKLOADS, Workload
 from dpfl_plugin import registry
@@ -184,3 +184,20 @@ def test_a_point_of_scale_is_a_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     (tmp_path / "build").mkdir()
     found = scale.one("M", 40, full=False)
     assert set(found) == {"setup", "round", "evaluation", "mib"} and min(found.values()) > 0
+
+
+def test_the_page_holds_every_section(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in list(WORKLOADS):
+        monkeypatch.delitem(WORKLOADS, name)
+    monkeypatch.setitem(WORKLOADS, "W1", replace(TINY, noise_multiplier=1.0))
+    monkeypatch.setattr(engines, "ROOFLINE", 8)
+    monkeypatch.setattr(engines, "peaks", lambda workload, names: dict.fromkeys(names, 1.0))
+    monkeypatch.setattr(pfl_round, "HOME", tmp_path / "none")
+    monkeypatch.setattr(startup, "measure", lambda starts: {"dpfl --help": [0.1]})
+    for name in ("TURNS", "ROUNDS", "PROFILED_ROUNDS"):
+        monkeypatch.setattr(report, name, 1)
+    report.main(["--out", str(tmp_path / "page.md")])
+    text = (tmp_path / "page.md").read_text()
+    assert text.count("| plain SGD (not private)") == 2 and "Not measured: no GPU was there" in text
+    assert "W1 against Opacus ghost" in text and "times the arithmetic" in text
+    assert scale.BEGIN in text and scale.END in text and "benchmarks/pfl_env" in text

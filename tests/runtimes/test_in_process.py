@@ -1,5 +1,7 @@
 """The order of a round: charges on disk, then observers, then the mean; states only when the round counts."""
 
+from unittest import mock
+
 import pytest
 import torch
 
@@ -8,7 +10,7 @@ from dpfl_plugin.algorithms.scaffold import Scaffold
 from dpfl_plugin.oracle import Draw
 from dpfl_plugin.runtimes.in_process import InProcess
 from dpfl_plugin.training.runtime import Interrupted
-from tests.quadratics import Lab, rules, silo
+from tests.quadratics import Lab, Quadratic, rules, silo
 
 SILOS = [silo([1.0], [2.0]), silo([3.0], [-1.0]), silo([2.0], [0.5])]
 
@@ -85,3 +87,14 @@ def test_at_silo_level_a_stack_never_mixes_silos():
         made.step()
         ends.append(made.uploads[0]["model"][:2])
     assert torch.equal(*ends)
+
+
+def test_a_model_that_cannot_be_copied_is_evaluated_all_the_same():
+    def refuse(self, memo):
+        raise RuntimeError("no copies")
+
+    model = torch.tensor([0.5], dtype=torch.float64)
+    copied = lab().host.evaluate(model, False)
+    with mock.patch.object(Quadratic, "__deepcopy__", refuse, create=True):
+        shared = lab().host.evaluate(model, False)
+    assert copied == shared and copied[0].train_loss > 0
