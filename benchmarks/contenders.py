@@ -28,7 +28,7 @@ from dpfl_plugin.privacy.mechanisms import Gaussian
 from dpfl_plugin.runtimes.in_process import InProcess
 from dpfl_plugin.training.host import SiloHost
 
-# The default of `runtime.chunk_mb`.
+# As in a run that has enough memory.
 CHUNK_BYTES = 256 * 2**20
 OURS, VMAP = "dpfl", "dpfl vmap"  # what `engine: auto` chooses, and the general engine
 ENGINES: Final = ("closed_form", "dense", "bookkeeping", "vmap")

@@ -69,6 +69,7 @@ Seconds of one communication round, server's step and ledger (in memory) include
 The noise comes from numpy's generator, in double precision, from a stream of its own for each silo and step. torch's
 vectorised single-precision normals take less time, but its generator keeps only 32 bits of a seed
 (`dpfl_plugin/core/streams.py`), and numpy's own single-precision normals are no faster than its double-precision ones.
+`engine: auto` takes the cheapest engine ([engines.md](engines.md)).
 
 Not measured here: reading data, evaluation, checkpoints, the privacy budget, and a ledger on disk, which is synced once
 a round. `dpfl run --profile` shows them for a run of yours: what is timed there is all of its rounds.

@@ -29,7 +29,7 @@ from dpfl_plugin.gradients import losses
 from dpfl_plugin.gradients.base import Engine, Loss, Records
 from dpfl_plugin.oracle import Draw, PrivacyRules
 from dpfl_plugin.privacy.events import Charge, Neighbouring, SampledGaussian, Unit
-from dpfl_plugin.privacy.samplers import FixedSize, FullBatch, Poisson, Sampler
+from dpfl_plugin.privacy.samplers import FixedSize, FullBatch, Poisson, Sampler, WithReplacement
 from dpfl_plugin.runtimes.in_process import InProcess
 from dpfl_plugin.training.host import SiloHost
 from dpfl_plugin.training.runtime import ChargeSink, Observer, Runtime
@@ -38,7 +38,12 @@ from tests.mpi.network import loopback
 CLASSES = 3
 C = 0.5
 N = 22  # records of a silo: 0.25 of them are 5.5, so that b, s n and n all differ
-SAMPLERS: dict[str, Sampler] = {"fixed": FixedSize(0.25), "poisson": Poisson(0.25), "full": FullBatch()}
+SAMPLERS: dict[str, Sampler] = {
+    "fixed": FixedSize(0.25),
+    "poisson": Poisson(0.25),
+    "full": FullBatch(),
+    "with_replacement": WithReplacement(0.25),  # at silo level only
+}
 
 MakeRuntime = Callable[[SiloHost, ChargeSink, Sequence[Observer]], Runtime]
 RUNTIMES: dict[str, MakeRuntime] = {
@@ -125,8 +130,8 @@ def cases() -> list[Case]:
     """Every mechanism x engine x runtime x (sampler at record level, neighbouring relation at silo level), seeded; and
     secure with the first engine, since engines see no randomness."""
     kinds: list[tuple[str, Unit, Neighbouring]] = [
-        *((name, "record", sampler.neighbouring) for name, sampler in SAMPLERS.items()),
-        ("full", "silo", "replace_one"),
+        *((name, "record", SAMPLERS[name].neighbouring) for name in ("fixed", "poisson", "full")),
+        ("with_replacement", "silo", "replace_one"),
         ("fixed", "silo", "add_or_remove"),
     ]
     seeded = [
