@@ -41,6 +41,11 @@ class Memory:
         """For an engine."""
         return self.budget - sum(size for _, size in self.needs)
 
+    def summary(self) -> str:
+        """In a few words, for the log."""
+        total = sum(size for _, size in self.needs)
+        return f"{text(total)}, and {text(self.chunk)} for gradients, of the {text(self.budget)} allowed"
+
     def described(self) -> str:
         parts = ", ".join(f"{what} {text(size)}" for what, size in self.needs if size)
         return f"{parts}; {text(self.chunk)} at a time for gradients; {text(self.budget)} allowed ({self.stated})"

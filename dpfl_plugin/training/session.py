@@ -331,7 +331,7 @@ def _run(job: _Job, place: Place, reporter: Reporter, stop: Callable[[], bool]) 
         # So that --resume always has one to go on from, and knows on what machine the rounds to come were released.
         experiment.enduring(progress, lambda: save(progress), save=save, note=reporter.note)
         reporter.note(f"engine {parts.engine_name}: {parts.engine_reason}")
-        reporter.note(f"memory: {parts.memory.described()}")
+        reporter.note(f"memory: {parts.memory.summary()}")
         if config.privacy.noise_multiplier is None:
             reporter.note(f"noise_multiplier solved: {parts.noise_multiplier:g}, {_solved_for(config)}")
             assert config.privacy.epsilon is not None

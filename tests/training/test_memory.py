@@ -45,6 +45,7 @@ def test_the_default_is_a_share_of_what_is_available() -> None:
     plan = memory.plan(None, CPU, 10**9, [("records", 10**9)], None)
     assert free > 2**20 and abs(plan.budget - 10**9 - memory.SHARE * free) < 0.5 * free
     assert "available" in plan.stated and "records 954 MiB" in plan.described()
+    assert plan.summary().endswith(f"of the {memory.text(plan.budget)} allowed")
 
 
 def silos(count: int) -> list[Records]:
