@@ -49,6 +49,10 @@ class TrainingError(DpflError):
     """A run failed; the message says in which round, and what is left behind."""
 
 
+class MessageError(DpflError, ValueError):
+    """A message from the other side is damaged, or does not belong here; the message says from whom, and why."""
+
+
 class SiloError(DpflError):
     """Code failed at a silo on another rank; the message says where, a note holds the traceback."""
 

@@ -24,7 +24,7 @@ from dpfl_plugin.errors import ConfigError, PluginError, require
 from dpfl_plugin.gradients import base as engines
 from dpfl_plugin.gradients import losses, smoothing
 from dpfl_plugin.gradients.base import Records, layers
-from dpfl_plugin.models.build import build_model
+from dpfl_plugin.models.build import build_model, check_model
 from dpfl_plugin.oracle import PrivacyRules, check_released
 from dpfl_plugin.privacy import samplers
 from dpfl_plugin.privacy.accountants import Accountant
@@ -95,6 +95,8 @@ def build(
     noise_multiplier: float | None = None,
     prior: Callable[[str, int, PrivacyRules], Prior] = lambda data_sha256, num_silos, rules: NO_PRIOR,
     hold: Hold = hold_all,
+    module: torch.nn.Module | None = None,
+    loss: engines.Loss | None = None,
 ) -> Parts:
     """All parts of a run; ``base`` is the folder from which a configuration's relative paths start.
 
@@ -102,6 +104,7 @@ def build(
         noise_multiplier: what was solved for when the run began; None to solve now, if the configuration asks for it.
         prior: what earlier runs released, for silos with these records: noise is solved for what they left.
         hold: loads the records of this process.
+        module, loss: a model and its loss where somebody else made them; None for what the configuration names.
 
     Raises:
         ConfigError, DataError: something in the configuration or in the data files is wrong.
@@ -114,10 +117,13 @@ def build(
     holding = hold(config, base)
     known = holding.survey
     dtype, device = getattr(torch, config.runtime.dtype), _device(holding.device or config.runtime.device)
-    module = build_model(_model_block(config.model), known.feature_shape, known.num_classes, config.seed)
+    if module is None:
+        module = build_model(_model_block(config.model), known.feature_shape, known.num_classes, config.seed)
+    else:
+        check_model(module.eval(), known.feature_shape)
     module = module.to(device=device, dtype=dtype)
     trial = torch.zeros(2, *known.feature_shape, dtype=dtype, device=device)
-    loss = _loss(config.loss, module, trial)
+    loss = _loss(config.loss if loss is None else loss, module, trial)
     made_up = torch.randn(trial.shape, generator=torch.Generator().manual_seed(0)).to(trial)
     engine, reason = engines.choose(config.engine, module, loss, config.runtime.chunk_mb * 2**20, made_up)
 
@@ -188,12 +194,12 @@ def build(
     )
 
 
-def _loss(name: str, module: torch.nn.Module, trial: torch.Tensor) -> engines.Loss:
-    """The loss that a configuration names, for the outputs that the model has."""
+def _loss(named: str | engines.Loss, module: torch.nn.Module, trial: torch.Tensor) -> engines.Loss:
+    """The loss that a configuration names, for the outputs that the model has; or the one that is given."""
     with torch.no_grad():
         outputs = module.eval()(trial)
-    loss = losses.find(name, 1 if outputs.dim() == 1 else int(outputs.shape[1]))
-    _check_loss(name, loss, outputs)
+    loss = losses.find(named, 1 if outputs.dim() == 1 else int(outputs.shape[1])) if isinstance(named, str) else named
+    _check_loss(named if isinstance(named, str) else getattr(named, "__name__", repr(named)), loss, outputs)
     return loss
 
 

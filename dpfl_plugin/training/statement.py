@@ -79,11 +79,13 @@ def statement(
     run: dict[str, Any],
     caveats: Sequence[str],
     notes: Sequence[str],
+    measurements: Sequence[str] = MEASUREMENTS,
 ) -> dict[str, Any]:
     """What `ledger.json` holds: the guarantee, for whom, and on what assumptions.
 
     Args:
         run: id, status, reason and rounds.
+        measurements: what is computed from records without noise, and by whom it is seen.
     """
     views, release = account.views(), rules.release(1.0)
     return {
@@ -127,7 +129,7 @@ def statement(
             *(PERSONALISED if config.personalise is not None else ()),
             *(SHARED if account.shared is not None else ()),
         ],
-        "caveats": [*caveats, *MEASUREMENTS, FLOATS, *(() if rules.secure else (STATISTICAL_GENERATOR,))],
+        "caveats": [*caveats, *measurements, FLOATS, *(() if rules.secure else (STATISTICAL_GENERATOR,))],
         "notes": list(notes),
     }
 
@@ -214,6 +216,7 @@ def _title(said: dict[str, Any]) -> str:
         "budget_exhausted": "ended by its privacy budget",
         "interrupted": "interrupted; it can be resumed",
         "failed": "failed",
+        "running": "so far",
     }[run["status"]]
     why = f": {run['reason']}" if run["reason"] else ""
     return (
