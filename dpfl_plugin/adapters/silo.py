@@ -205,12 +205,13 @@ class Silo:
         plan = self._plan(message.header)
         if round < self._kept.round:
             raise MessageError(
-                f"silo {self.id}: the server asks for round {round + 1} after round {self._kept.round + 1}: an old "
-                "message."
+                f"silo {self.id}: the server asks for round {round + 1} after round {self._kept.round + 1}: it is an "
+                "old message, or the server lost its folder."
             )
         settled = self._settled(counted)
         why = self._spent(round, plan)
         if why is not None:
+            self.write_statement()
             return self._answer(round, tag, "spent", reason=why)
         down = {name: value.to(self._device) for name, value in message.vectors.items()}
         self._host.states = settled.states
@@ -227,7 +228,9 @@ class Silo:
         kept = _Kept(settled.states, settled.counted, round, tag, asked, answer.header, staged, upload)
         _save(self._files.path / STATE, kept, self._ledger)
         self._kept = kept
-        self.write_statement()
+        number = len(self._ledger)
+        if round + 1 == self._config.rounds or number & (number - 1) == 0:  # writing it takes longer than a small round
+            self.write_statement()
         return Message(answer.header, upload)
 
     def failure(self, message: Message) -> Message:
@@ -307,7 +310,11 @@ class Silo:
         return None if self._account.affords(round, plan) else self._account.why_not()
 
     def write_statement(self) -> None:
-        """Write `privacy.md` and `ledger.json`: what this silo's ledger proves."""
+        """Write `privacy.md` and `ledger.json`: what this silo's ledger proves.
+
+        `answer` does so after the 1st, 2nd, 4th, 8th ... charge, after the last round, and when the budget is spent;
+        `dpfl account FOLDER` reads the ledger itself.
+        """
         charges = list(self._ledger)
         run = {
             "name": f"{self._config.name}, silo {self.id}",

@@ -23,7 +23,14 @@ from dpfl_plugin.training.build import build
 from dpfl_plugin.training.session import folder_of, run_session
 
 DATA = {
-    "dataset": {"name": "synthetic", "alpha": 1, "beta": 1, "records_per_silo": 40, "num_features": 4, "num_classes": 3},
+    "dataset": {
+        "name": "synthetic",
+        "alpha": 1,
+        "beta": 1,
+        "records_per_silo": 40,
+        "num_features": 4,
+        "num_classes": 3,
+    },
     "num_silos": 4,
     "partition": "natural",
 }
