@@ -189,6 +189,10 @@ class Silo:
         """The checksum of the ledger's last line; kept elsewhere, it shows whether lines are missing at the end."""
         return self._ledger.head
 
+    def holds(self, head: str) -> bool:
+        """Whether the ledger is one that once had this `ledger_head`, and grew since."""
+        return self._ledger.holds(head)
+
     def answer(self, message: Message) -> Message:
         """Take part in the round that the server asks for: the upload, or why there is none.
 
