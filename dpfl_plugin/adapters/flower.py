@@ -25,6 +25,7 @@ from dpfl_plugin.adapters.server import Server
 from dpfl_plugin.adapters.silo import Silo
 from dpfl_plugin.errors import ConfigError, DpflError, LedgerError, MessageError, UnsupportedError
 from dpfl_plugin.gradients.base import Loss
+from dpfl_plugin.oracle import Draw
 
 TESTED: Final = ("1.41",)
 TABLE: Final = "dpfl"  # of the run's configuration, and the name of what is ours in messages and contexts
@@ -67,6 +68,7 @@ def private_client_app(
     *,
     loss: Loss | None = None,
     mods: list[Any] | None = None,
+    draw: Callable[[Context], Callable[[int], Draw]] | None = None,
 ) -> ClientApp:
     """A client app that trains by the private oracle, and by nothing else; ``@app.evaluate()`` is the project's own.
 
@@ -77,14 +79,15 @@ def private_client_app(
         model: makes the project's model; records: the training records of a node, as `Silo` takes them.
         loss: one value for each record; None for what the configuration says.
         mods: the project's own.
+        draw: random bits that can be repeated, for simulations: see `Silo`. None for those of the operating system.
     """
 
     def only_private(message: Message, context: Context, call: Callable[[Message, Context], Message]) -> Message:
         kind = message.metadata.message_type
         if kind.split(".")[0] == "train" and kind != TRAIN:
             raise UnsupportedError(
-                f"a message of type {kind!r} asks this node to train without privacy: it is refused. Use PrivateStrategy "
-                "at the server, or ClientApp() here."
+                f"a message of type {kind!r} asks this node to train without privacy: it is refused. Use "
+                "PrivateStrategy at the server, or ClientApp() here."
             )
         return call(message, context)
 
@@ -97,9 +100,9 @@ def private_client_app(
     @app.train(TABLE)
     def train(message: Message, context: Context) -> Message:
         made, asked = model(), _read(message.content)
-        with Silo(
-            agreement_of(context, made), _silo_id(context), made, records(context), _silo_folder(context), loss=loss
-        ) as silo:
+        agreement, id, folder = agreement_of(context, made), _silo_id(context), _silo_folder(context)
+        bits = None if draw is None else draw(context)
+        with Silo(agreement, id, made, records(context), folder, loss=loss, draw=bits) as silo:
             _check_head(silo, context)
             try:
                 answer = silo.answer(asked)
@@ -211,7 +214,8 @@ class PrivateStrategy(Strategy):
         self._silo_of = {node: silo for node, silo in self._silo_of.items() if node in nodes}
         new = sorted(nodes - set(self._silo_of))
         questions = [Message(content=RecordDict(), message_type=QUERY, dst_node_id=node) for node in new]
-        for reply in self._grid.send_and_receive(questions, timeout=self._patience) if questions else []:
+        replies = self._grid.send_and_receive(questions, timeout=self._patience) if questions else []
+        for reply in sorted(replies, key=lambda reply: reply.metadata.src_node_id):
             silo = None if reply.has_error() else reply.content.get(TABLE, {}).get("silo")
             node = reply.metadata.src_node_id
             if type(silo) is not int or not 0 <= silo < self._agreement.num_silos:

@@ -1,10 +1,10 @@
 """What a silo does."""
 
-from dpfl_plugin.adapters.flower import private_client_app
 from flwr.app import Context, Message, MetricRecord, RecordDict
 
 from digits.task import Net, load_data
 from digits.task import test as test_fn
+from dpfl_plugin.adapters.flower import private_client_app
 
 app = private_client_app(
     Net, lambda context: load_data(context.node_config["partition-id"], context.node_config["num-partitions"])[0]

@@ -1,11 +1,11 @@
 """What the server does."""
 
-from dpfl_plugin.adapters.flower import PrivateStrategy
 from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
 from digits.task import Net
+from dpfl_plugin.adapters.flower import PrivateStrategy
 
 app = ServerApp()
 
