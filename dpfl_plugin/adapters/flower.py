@@ -30,6 +30,7 @@ from dpfl_plugin.oracle import Draw
 TESTED: Final = ("1.41",)
 TABLE: Final = "dpfl"  # of the run's configuration, and the name of what is ours in messages and contexts
 TRAIN, QUERY = f"train.{TABLE}", f"query.{TABLE}"
+QUESTION_SECONDS: Final = 120.0  # for nodes that just came to say which silo they are
 SOURCE: Final = f"[tool.flwr.app.config.{TABLE}]"
 LOG: Final = logging.getLogger("flwr")
 
@@ -148,8 +149,9 @@ class PrivateStrategy(Strategy):
         strategy: the project's, for evaluation: its way of training is not used.
         model: the project's model; the arrays that ``start`` is given are what training begins with.
         context: of the server app.
-        patience: seconds that a round waits for the nodes of silos that it asks, when they are not connected.
-        timeout: seconds that a round waits for answers, when it is asked again because it did not count.
+        patience: seconds that a round waits for the nodes of silos that it asks, when they are not connected and enough
+            others are.
+        timeout: seconds that it waits for enough of them; and for answers, when it is asked again as it did not count.
     """
 
     def __init__(
@@ -198,12 +200,12 @@ class PrivateStrategy(Strategy):
 
     def _nodes(self, wanted: Iterable[int]) -> dict[int, int]:
         """The node of each silo that is connected; waits for those of ``wanted``."""
-        assert self._grid is not None
-        until = time.monotonic() + self._patience
+        began, wanted = time.monotonic(), set(wanted)
         while True:
             self._ask_who()
             node_of = {silo: node for node, silo in self._silo_of.items()}
-            if set(wanted) <= set(node_of) or time.monotonic() >= until:
+            here, waited = len(wanted & set(node_of)), time.monotonic() - began
+            if here == len(wanted) or waited >= (self._patience if here >= self.server.needed else self._timeout):
                 return node_of
             time.sleep(1.0)
 
@@ -214,7 +216,7 @@ class PrivateStrategy(Strategy):
         self._silo_of = {node: silo for node, silo in self._silo_of.items() if node in nodes}
         new = sorted(nodes - set(self._silo_of))
         questions = [Message(content=RecordDict(), message_type=QUERY, dst_node_id=node) for node in new]
-        replies = self._grid.send_and_receive(questions, timeout=self._patience) if questions else []
+        replies = self._grid.send_and_receive(questions, timeout=QUESTION_SECONDS) if questions else []
         for reply in sorted(replies, key=lambda reply: reply.metadata.src_node_id):
             silo = None if reply.has_error() else reply.content.get(TABLE, {}).get("silo")
             node = reply.metadata.src_node_id

@@ -112,6 +112,15 @@ class Server:
         known = {*self._round.uploads, *self._round.refused, *self._round.spent}
         return [silo for silo in self.asked if silo not in known]
 
+    @property
+    def needed(self) -> int:
+        """How many of them have to send a good upload, for the round to count."""
+        assert self._round is not None
+        plan = self._round.plan
+        if plan.participation == "all":
+            return len(plan.participants)
+        return max(1, math.ceil(self._min_share * len(plan.participants) - 1e-9))
+
     def begin(self, asked: Sequence[int] | None = None) -> Message | None:
         """What to send to every silo that is asked for this round; None if there is no further one.
 
@@ -228,9 +237,8 @@ class Server:
         assert current is not None, "begin a round first"
         for silo in self.missing:
             LOG.warning("round %d: silo %d did not answer", self.rounds + 1, silo)
+        plan, good, needed = current.plan, tuple(sorted(current.uploads)), self.needed
         self._round = None
-        plan, good = current.plan, tuple(sorted(current.uploads))
-        needed = len(plan.participants) if plan.participation == "all" else self._needed(len(plan.participants))
         if len(good) < needed:
             self._is_void(current, needed)
             return False
@@ -248,9 +256,6 @@ class Server:
             self.status = "done"
         self._save()
         return True
-
-    def _needed(self, asked: int) -> int:
-        return max(1, math.ceil(self._min_share * asked - 1e-9))
 
     def _is_void(self, current: _Round, needed: int) -> None:
         good, asked = len(current.uploads), len(current.plan.participants)

@@ -33,6 +33,11 @@ def free_port() -> int:
         return int(one.getsockname()[1])
 
 
+def listens(port: int) -> bool:
+    with socket.socket() as one:
+        return one.connect_ex(("127.0.0.1", port)) == 0
+
+
 class Flower:
     """One FLWR_HOME with what runs in it.
 

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from dpfl_plugin.privacy.ledger import Ledger
-from tests.flower.processes import BIN, OFF, ROOT, Flower, free_port, needs_flower
+from tests.flower.processes import BIN, OFF, ROOT, Flower, free_port, listens, needs_flower
 
 pytestmark = [pytest.mark.flower, pytest.mark.slow, needs_flower]
 APP, EXAMPLE = ROOT / "tests" / "flower" / "app", ROOT / "examples" / "flower_existing_project"
@@ -107,9 +107,10 @@ def test_a_superlink_and_supernodes_one_of_which_is_killed_and_comes_back(tmp_pa
     try:
         database = ["--database", str(tmp_path / "state.db")]
         flower.start("link", "flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", str(port), *database)
+        flower.wait_for(lambda: listens(port))
         nodes = [node(silo) for silo in range(3)]
         rounds_wanted = 8
-        settings = f"data='{data}' nodes=1 num-server-rounds={rounds_wanted} dpfl.rounds={rounds_wanted}"
+        settings = f"data='{data}' nodes=1 patience=10.0 num-server-rounds={rounds_wanted} dpfl.rounds={rounds_wanted}"
         running = flower.start(
             "run", "flwr", "run", str(APP), "here", "--run-config", f"{settings} dpfl.folder='{folder}'", "--stream"
         )

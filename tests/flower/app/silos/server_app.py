@@ -16,7 +16,7 @@ app = ServerApp()
 def main(grid, context):
     model, nodes = make_model(os.environ.get("DPFL_TEST_MODEL", "linear")), context.run_config["nodes"]
     inner = FedAvg(min_available_nodes=1, min_evaluate_nodes=1, min_train_nodes=nodes)
-    strategy = PrivateStrategy(inner, model, context, patience=300)
+    strategy = PrivateStrategy(inner, model, context, patience=context.run_config["patience"])
     rounds = context.run_config["num-server-rounds"]
     strategy.start(grid=grid, initial_arrays=ArrayRecord(model.state_dict()), num_rounds=rounds)
     print("ended:", strategy.server.status, strategy.server.rounds, flush=True)
