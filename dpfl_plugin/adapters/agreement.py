@@ -15,6 +15,7 @@ from dpfl_plugin.adapters.message import Layout as MessageLayout
 from dpfl_plugin.algorithms.base import Algorithm, RoundPlan, Setting
 from dpfl_plugin.config.load import NOT_IN_ID, configure
 from dpfl_plugin.config.schema import Config
+from dpfl_plugin.core.streams import stream
 from dpfl_plugin.core.vectors import Layout, Vectors
 from dpfl_plugin.errors import ConfigError, PluginError, UnsupportedError, require
 from dpfl_plugin.training.build import build_plugin, make_setting
@@ -119,6 +120,12 @@ def agree(block: Mapping[str, Any], *, num_silos: int, model: nn.Module, source:
         setting = replace(setting, num_records=None)
     server = algorithm.init_server(torch.zeros(layout.dimension, dtype=dtype), setting)
     down = {name: (value.dtype, value.numel()) for name, value in algorithm.download(server).items()}
+    first = algorithm.round_plan(server, 0, setting, stream(config.seed, "plan", 0))
+    if first.participation not in ("all", "sampled"):
+        raise UnsupportedError(
+            f"{source}: algorithm: silos are drawn with replacement, so that some would weigh more. Weights are equal "
+            "here: draw without replacement."
+        )
     run = _digest(config, setting, layout, dtype)
     return Agreement(config, num_silos, layout, dtype, algorithm, setting, down, run)
 

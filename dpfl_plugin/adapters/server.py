@@ -148,7 +148,6 @@ class Server:
                 "local_steps": plan.local_steps,
                 "local_lr": plan.local_lr,
                 "num_gradients": plan.num_gradients,
-                "participation": plan.participation,
                 "share": list(plan.share),
                 "phase": plan.phase,
                 "smoothing": None if plan.smoothing is None else list(plan.smoothing),

@@ -275,7 +275,7 @@ class Silo:
                 local_steps=value_of(given, "local_steps", int),
                 local_lr=float(value_of(given, "local_lr", float, int)),
                 num_gradients=value_of(given, "num_gradients", int),
-                participation=value_of(given, "participation", str),
+                participation="all",  # as far as this silo can tell: no word of the server's amplifies
                 share=(float(share[0]), float(share[1])),
                 phase=value_of(given, "phase", str),
                 smoothing=None if smoothing is None else (str(smoothing[0]), float(smoothing[1])),

@@ -265,6 +265,17 @@ def test_a_server_that_asks_for_more_gets_no_more_than_the_budget(tmp_path):
         assert "more than the 4 that were agreed on" in late.header["reason"]
 
 
+def test_a_server_cannot_talk_a_silo_into_an_amplification(tmp_path):
+    with begin(tmp_path) as made:
+        message = made.server.begin()
+        for participation in ("sampled", "sampled_with_replacement"):
+            plan = {**message.header["plan"], "participation": participation}
+            made.silos[0].answer(swapped(plan=plan)(message))
+        made.silos[0].write_statement()
+        views = json.loads((tmp_path / "silo-0" / "ledger.json").read_text())["views"]
+        assert views["third_party"]["epsilon"] == views["server"]["epsilon"] > 0
+
+
 def test_an_old_message_is_refused(tmp_path):
     with begin(tmp_path) as made:
         first = made.server.begin()
@@ -473,6 +484,19 @@ def test_the_algorithm_is_refused_what_it_cannot_have(tmp_path):
         ({"privacy": {**NOISY, "secure": False}}, "noise always comes from each silo's operating system"),
         ({"privacy": {**NOISY, "budget_view": "third_party"}}, "no amplification is claimed"),
         ({"early_stopping": {"every": 1}}, "early_stopping has no meaning here"),
+        (
+            {
+                "algorithm": {
+                    "name": "fedavg_sync",
+                    "local_steps": 3,
+                    "gradient_clip": 0.5,
+                    "local_lr": 0.1,
+                    "silo_sampling": "with_replacement",
+                },
+                "privacy": {"unit": "silo", "noise_multiplier": 1.0, "clip_norm": 0.5},
+            },
+            "drawn with replacement, so that some would weigh more",
+        ),
         ({"algorithm": {**SCAFFOLD, "local_stps": 3}}, r"dpfl_args: algorithm\.local_stps"),
         ({"roundz": 3}, "roundz is not a known key"),
     ):
