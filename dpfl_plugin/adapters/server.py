@@ -49,6 +49,7 @@ class _Round:
     uploads: dict[int, Vectors]
     refused: dict[int, str]
     spent: dict[int, str]
+    expected: int
 
 
 class Server:
@@ -119,13 +120,14 @@ class Server:
         plan = self._round.plan
         if plan.participation == "all":
             return len(plan.participants)
-        return max(1, math.ceil(self._min_share * len(plan.participants) - 1e-9))
+        return max(1, math.ceil(self._min_share * self._round.expected - 1e-9))
 
-    def begin(self, asked: Sequence[int] | None = None) -> Message | None:
+    def begin(self, asked: Sequence[int] | None = None, *, expected: int | None = None) -> Message | None:
         """What to send to every silo that is asked for this round; None if there is no further one.
 
         Args:
             asked: whom the platform picked; None to draw them here, as a run in one process does.
+            expected: how many of them will be asked, where the platform does not say which.
 
         Raises:
             UnsupportedError: the algorithm needs every silo, and the platform picked some.
@@ -137,7 +139,9 @@ class Server:
             return None
         plan = self._plan(asked)
         tag = secrets.token_hex(8)
-        self._round = _Round(plan, tag, self.agreement.up(self._vectors, plan), {}, {}, {})
+        self._round = _Round(
+            plan, tag, self.agreement.up(self._vectors, plan), {}, {}, {}, expected or len(plan.participants)
+        )
         header = {
             "dpfl": PROTOCOL,
             "run": self.agreement.run,
