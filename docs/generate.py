@@ -19,7 +19,7 @@ from dpfl_plugin.config.schema import Block, Config, SweepConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = Path(__file__).with_name("configuration.md")
-PLATFORMS = ("flower",)
+PLATFORMS = ("fedml", "flower")
 BEGIN, END = "<!-- reference: begin -->", "<!-- reference: end -->"
 SOURCES = """[C] Chang, Seif, Tandon 2022, Differentially Private Federated Learning with Drift Control (CISS).
 [L] Li, Wang, Wu 2025, Convergence Analysis for Differentially Private Federated Averaging in Heterogeneous Settings.

@@ -61,8 +61,9 @@ def private_runner(
     """
     from fedml import FedMLRunner
 
-    agreement, folder = _agreement(args, model), _folder(args)
+    agreement = _agreement(args, model)
     _check(args, agreement)
+    folder = _folder(args)
     equal = list(dataset)
     equal[NUM_RECORDS] = dict.fromkeys(range(agreement.num_silos), 1)  # what would weigh uploads, and be sent
     inner = client_trainer or create_model_trainer(copy.deepcopy(model), args)

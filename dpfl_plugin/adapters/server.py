@@ -137,7 +137,7 @@ class Server:
         if self.agreement.config.rounds is not None and self.rounds >= self.agreement.config.rounds:
             self._end("done", "")
             return None
-        plan = self._plan(asked)
+        plan = self._plan(asked, expected)
         tag = secrets.token_hex(8)
         self._round = _Round(
             plan, tag, self.agreement.up(self._vectors, plan), {}, {}, {}, expected or len(plan.participants)
@@ -161,22 +161,24 @@ class Server:
         down = self.agreement.algorithm.download(self._vectors)
         return Message(header, {name: value.clone() for name, value in down.items()})
 
-    def _plan(self, asked: Sequence[int] | None) -> RoundPlan:
+    def _plan(self, asked: Sequence[int] | None, expected: int | None) -> RoundPlan:
         if asked is None:
             plan = self._planner.plan(self._vectors, self.rounds)
             assert plan is not None
             return plan
         plan, num_silos = self._planner.asks(self._vectors, self.rounds), self.agreement.num_silos
+        self._check_all(plan, len(asked) if expected is None else expected)
         chosen = tuple(sorted(set(asked)))
         if not chosen or len(chosen) != len(asked) or not all(0 <= silo < num_silos for silo in chosen):
             raise ConfigError(f"the platform asks silos {list(asked)}: ids must be distinct, in 0..{num_silos - 1}.")
-        if plan.participation == "all" and len(chosen) < num_silos:
-            name = self.agreement.config.algorithm.name
-            raise UnsupportedError(
-                f"algorithm {name!r} needs every silo in every round, and the platform asks {len(chosen)} of "
-                f"{num_silos}. Let it ask all of them, or use scaffold."
-            )
         return _among(plan, chosen, num_silos)
+
+    def _check_all(self, plan: RoundPlan, asked: int) -> None:
+        if plan.participation == "all" and asked < self.agreement.num_silos:
+            raise UnsupportedError(
+                f"algorithm {self.agreement.config.algorithm.name!r} needs every silo in every round, and the platform "
+                f"asks {asked} of {self.agreement.num_silos}. Let it ask all of them, or use scaffold."
+            )
 
     def receive(self, silo: int, upload: Message | MessageError) -> str | None:
         """Take what came from a silo; None if it is good, else why it was refused.

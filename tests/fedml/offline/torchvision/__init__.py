@@ -1,4 +1,4 @@
-"""As much of torchvision as FedML imports, and nothing that works: there is no CPU build beside some versions of torch."""
+"""As much of torchvision as FedML imports, and nothing that works: beside some torch there is no CPU build."""
 
 import importlib.abc
 import importlib.machinery
@@ -7,7 +7,7 @@ import types
 
 
 class _Module(types.ModuleType):
-    __path__ = []
+    __path__ = ()
 
     def __getattr__(self, name):
         if name.startswith("__"):
