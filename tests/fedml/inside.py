@@ -146,3 +146,44 @@ def test_settings_that_would_not_be_private_are_refused(tmp_path):
 def test_another_version_is_refused():
     with pytest.raises(UnsupportedError, match=r"fedml 0\.9\.6 is not known here: this adapter was tested with 1\.0"):
         check_version("fedml", ("1.0",))
+
+
+def test_what_becomes_of_a_silos_control_variate_in_fedmls_own_scaffold_and_in_ours(tmp_path):
+    """docs/fedml.md: 0.9.6 computes c_i anew and does not keep it; ours is the mean gradient of the round, and kept."""
+    from fedml.simulation.sp.scaffold.client import Client
+
+    model = nn.Linear(4, 3)
+
+    class OneStep:
+        def __init__(self):
+            self.model = model
+
+        def set_id(self, id):
+            pass
+
+        def set_model_params(self, parameters):
+            model.load_state_dict(parameters)
+
+        def get_model_params(self):
+            return {name: value.clone() for name, value in model.state_dict().items()}
+
+        def train(self, data, device, args, c, c_i):
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter -= 0.1
+            return 1
+
+    theirs = Client(0, None, None, 1, SimpleNamespace(learning_rate=0.1), "cpu", OneStep())
+    zero = {name: torch.zeros_like(value) for name, value in model.state_dict().items()}
+    _, change = theirs.train({name: value.clone() for name, value in model.state_dict().items()}, zero)
+    assert all(torch.allclose(value, torch.ones_like(value)) for value in change.values())  # it is sent
+    assert all(float(value.abs().sum()) == 0 for value in theirs.c_model_local.state_dict().values())  # and forgotten
+
+    server, trainers, loaders = federation(tmp_path)
+    following = server.collect(a_round(server, trainers, loaders, server.get_model_params()))
+    a_round(server, trainers, loaders, following)  # the silo learns that its upload counted
+    from safetensors.torch import load_file
+
+    kept = [load_file(tmp_path / f"silo-{i}" / "state.safetensors")["states/control"][0] for i in range(3)]
+    assert float(kept[0].abs().sum()) > 0
+    torch.testing.assert_close(following["control"], torch.stack(kept).mean(0), rtol=0, atol=1e-14)
