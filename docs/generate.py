@@ -1,7 +1,10 @@
-"""`python docs/generate.py`: writes the reference part of configuration.md from the schema and the plugins."""
+"""`python docs/generate.py`: writes the reference part of configuration.md from the schema and the plugins, and what
+the examples of platforms add to a project.
+"""
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import re
 import typing
@@ -14,7 +17,9 @@ from pydantic_core import PydanticUndefined
 from dpfl_plugin import registry
 from dpfl_plugin.config.schema import Block, Config, SweepConfig
 
+ROOT = Path(__file__).resolve().parents[1]
 PAGE = Path(__file__).with_name("configuration.md")
+PLATFORMS = ("fedml", "flower")
 BEGIN, END = "<!-- reference: begin -->", "<!-- reference: end -->"
 SOURCES = """[C] Chang, Seif, Tandon 2022, Differentially Private Federated Learning with Drift Control (CISS).
 [L] Li, Wang, Wu 2025, Convergence Analysis for Differentially Private Federated Averaging in Heterogeneous Settings.
@@ -113,5 +118,28 @@ def page() -> str:
     return re.compile(f"{BEGIN}.*{END}", re.DOTALL).sub(lambda _: f"{BEGIN}\n{reference()}\n{END}", PAGE.read_text())
 
 
+def changes(example: Path) -> str:
+    """What an existing project's files become, as a diff of its folders `plain` and `private`."""
+    lines: list[str] = []
+    for path in sorted((example / "private").rglob("*")):
+        if path.suffix in (".py", ".toml", ".yaml"):
+            name = str(path.relative_to(example / "private"))
+            before = (example / "plain" / name).read_text().splitlines()
+            lines += difflib.unified_diff(
+                before, path.read_text().splitlines(), f"plain/{name}", f"private/{name}", "", "", 2, ""
+            )
+    return "\n".join(["```diff", *(line.rstrip() for line in lines), "```"])
+
+
+def with_changes(platform: str) -> str:
+    """A platform's page as it should be."""
+    example, text = ROOT / "examples" / f"{platform}_existing_project", (ROOT / "docs" / f"{platform}.md").read_text()
+    begin, end = f"<!-- {platform} diff: begin -->", f"<!-- {platform} diff: end -->"
+    return re.compile(f"{begin}.*{end}", re.DOTALL).sub(lambda _: f"{begin}\n{changes(example)}\n{end}", text)
+
+
 if __name__ == "__main__":
     PAGE.write_text(page())
+    for platform in PLATFORMS:
+        text = with_changes(platform)
+        (ROOT / "docs" / f"{platform}.md").write_text(text)

@@ -53,6 +53,10 @@ class MemoryShortError(DpflError):
     """There is no memory left for what is computed; the message says where. Nothing was released of the round."""
 
 
+class MessageError(DpflError, ValueError):
+    """A message from the other side is damaged, or does not belong here; the message says from whom, and why."""
+
+
 class SiloError(DpflError):
     """Code failed at a silo on another rank; the message says where, a note holds the traceback."""
 

@@ -30,6 +30,13 @@ def test_the_configuration_reference_is_current():
     assert generator.page() == generator.PAGE.read_text()
 
 
+def test_the_pages_of_platforms_show_the_lines_of_their_examples():
+    """Else: python docs/generate.py"""
+    generator = _generator()
+    for platform in generator.PLATFORMS:
+        assert generator.with_changes(platform) == (ROOT / "docs" / f"{platform}.md").read_text()
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").rglob("*.yaml")), ids=lambda path: path.stem)
 def test_every_configuration_loads(path):
     assert expand(path).rows if "sweep" in read_yaml(path) else load(path).variants

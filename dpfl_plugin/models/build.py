@@ -43,6 +43,22 @@ def build_model(block: Mapping[str, Any], feature_shape: tuple[int, ...], num_cl
     return model
 
 
+def check_model(model: nn.Module, feature_shape: tuple[int, ...]) -> None:
+    """Refuse a model that somebody else built, as `build_model` refuses its own.
+
+    Args:
+        model: in eval mode, on the CPU or wherever its parameters are; float32 or float64.
+
+    Raises:
+        UnsupportedError: it mixes records, is random, or shares parameters.
+        PluginError: it fails on made-up records, or has no trainable parameters.
+    """
+    name = type(model).__name__
+    _check_layers(model, name)
+    _check_trial(model, name, feature_shape, None)
+    _check_parameters(model, name, (torch.float32, torch.float64))
+
+
 def _factory(block: Mapping[str, Any]) -> tuple[Any, str, dict[str, Any]]:
     given = [key for key in ("name", "module") if block.get(key) is not None]
     if len(given) != 1:
@@ -69,9 +85,11 @@ def _check_layers(model: nn.Module, name: str) -> None:
             )
 
 
-def _check_trial(model: nn.Module, name: str, feature_shape: tuple[int, ...], num_classes: int) -> None:
+def _check_trial(model: nn.Module, name: str, feature_shape: tuple[int, ...], num_classes: int | None) -> None:
     # Random numbers, not zeros: with equal records one would not see that the model mixes them.
     x = torch.randn((TRIAL_RECORDS, *feature_shape), generator=torch.Generator().manual_seed(0))
+    if num_classes is None:
+        x = x.to(next(model.parameters(), x))
     try:
         with torch.no_grad():
             first, again, alone = model(x), model(x), model(x[:1])
@@ -81,7 +99,13 @@ def _check_trial(model: nn.Module, name: str, feature_shape: tuple[int, ...], nu
         ) from error
     allowed = [(TRIAL_RECORDS, num_classes)] + ([(TRIAL_RECORDS, 1), (TRIAL_RECORDS,)] if num_classes == 2 else [])
     shape = tuple(first.shape) if isinstance(first, Tensor) else type(first).__name__
-    if shape not in allowed:
+    if num_classes is None:
+        if not isinstance(first, Tensor) or first.dim() not in (1, 2) or first.shape[0] != TRIAL_RECORDS:
+            raise PluginError(
+                f"model {name!r} maps features {tuple(x.shape)} to {shape}; it must be one row of outputs, or one "
+                "number, for each record."
+            )
+    elif shape not in allowed:
         raise PluginError(
             f"model {name!r} maps features {tuple(x.shape)} to {shape}; "
             f"for {num_classes} classes it must be {' or '.join(map(str, allowed))}."
@@ -100,11 +124,11 @@ def _check_trial(model: nn.Module, name: str, feature_shape: tuple[int, ...], nu
         )
 
 
-def _check_parameters(model: nn.Module, name: str) -> None:
+def _check_parameters(model: nn.Module, name: str, dtypes: tuple[torch.dtype, ...] = (torch.float32,)) -> None:
     places = defaultdict(list)
     for path, parameter in model.named_parameters(remove_duplicate=False):
         places[parameter.data_ptr() if parameter.numel() else id(parameter)].append(path)
-        if parameter.dtype != torch.float32:
+        if parameter.dtype not in dtypes:
             raise UnsupportedError(f"model {name!r}: {path} is {parameter.dtype}. Use float32: call .float() on it.")
     shared = next((paths for paths in places.values() if len(paths) > 1), None)
     if shared:

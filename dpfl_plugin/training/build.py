@@ -24,7 +24,7 @@ from dpfl_plugin.errors import ConfigError, PluginError, UnsupportedError, requi
 from dpfl_plugin.gradients import base as engines
 from dpfl_plugin.gradients import choice, losses, smoothing
 from dpfl_plugin.gradients.base import Records, layers
-from dpfl_plugin.models.build import build_model
+from dpfl_plugin.models.build import build_model, check_model
 from dpfl_plugin.oracle import PrivacyRules, check_released
 from dpfl_plugin.privacy import samplers
 from dpfl_plugin.privacy.accountants import Accountant
@@ -100,6 +100,8 @@ def build(
     prior: Callable[[str, int, PrivacyRules], Prior] = lambda data_sha256, num_silos, rules: NO_PRIOR,
     hold: Hold = hold_all,
     chunk_bytes: int | None = None,
+    module: torch.nn.Module | None = None,
+    loss: engines.Loss | None = None,
 ) -> Parts:
     """All parts of a run; ``base`` is the folder from which a configuration's relative paths start.
 
@@ -108,6 +110,7 @@ def build(
         prior: what earlier runs released, for silos with these records: noise is solved for what they left.
         hold: loads the records of this process.
         chunk_bytes: for the gradients of single examples at a time; None to decide by the memory that there is.
+        module, loss: a model and its loss where somebody else made them; None for what the configuration names.
 
     Raises:
         ConfigError, DataError: something in the configuration or in the data files is wrong.
@@ -119,8 +122,8 @@ def build(
     rules = privacy_rules(config)
     holding = hold(config, base)
     known = holding.survey
-    module, trial = _module(config, holding)
-    loss = _loss(config.loss, module, trial)
+    module, trial = _module(config, holding, module)
+    loss = _loss(config.loss if loss is None else loss, module, trial)
     num_records = known.num_records
     _check_records(config, rules, num_records)
     setting = make_setting(config, num_records)
@@ -229,11 +232,17 @@ def engines_for(config: Config, base: Path) -> Engines:
     return Engines(found, fitting[0] if fitting else None, model, batch, setting.num_participants)
 
 
-def _module(config: Config, holding: Holding) -> tuple[torch.nn.Module, torch.Tensor]:
-    """The model, and two records of zeros for it."""
+def _module(
+    config: Config, holding: Holding, given: torch.nn.Module | None = None
+) -> tuple[torch.nn.Module, torch.Tensor]:
+    """The model, ``given`` or that of the configuration, and two records of zeros for it."""
     known = holding.survey
     dtype, device = getattr(torch, config.runtime.dtype), _device(holding.device or config.runtime.device)
-    module = build_model(_model_block(config.model), known.feature_shape, known.num_classes, config.seed)
+    if given is None:
+        module = build_model(_model_block(config.model), known.feature_shape, known.num_classes, config.seed)
+    else:
+        module = given.eval()
+        check_model(module, known.feature_shape)
     return module.to(device=device, dtype=dtype), torch.zeros(2, *known.feature_shape, dtype=dtype, device=device)
 
 
@@ -244,12 +253,12 @@ def _records_of(holding: Holding, like: torch.Tensor) -> tuple[dict[int, Records
     return train, {i: _records(s.test_x, s.test_y, dtype, device) for i, s in holding.silos.items()}
 
 
-def _loss(name: str, module: torch.nn.Module, trial: torch.Tensor) -> engines.Loss:
-    """The loss that a configuration names, for the outputs that the model has."""
+def _loss(named: str | engines.Loss, module: torch.nn.Module, trial: torch.Tensor) -> engines.Loss:
+    """The loss that a configuration names, for the outputs that the model has; or the one that is given."""
     with torch.no_grad():
         outputs = module.eval()(trial)
-    loss = losses.find(name, 1 if outputs.dim() == 1 else int(outputs.shape[1]))
-    _check_loss(name, loss, outputs)
+    loss = losses.find(named, 1 if outputs.dim() == 1 else int(outputs.shape[1])) if isinstance(named, str) else named
+    _check_loss(named if isinstance(named, str) else getattr(named, "__name__", repr(named)), loss, outputs)
     return loss
 
 

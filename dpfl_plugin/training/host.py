@@ -219,6 +219,14 @@ class SiloHost:
             )
         return self._smoothed[plan.smoothing]
 
+    def staged(self) -> Vectors:
+        """The states as `commit` would leave them, for a process that may end before it; nothing changes here."""
+        states = {name: value.clone() for name, value in self.states.items()}
+        for rows, new in self._pending:
+            for name, value in new.items():
+                states[name][rows] = value
+        return states
+
     def commit(self) -> None:
         for rows, new in self._pending:
             for name, value in new.items():

@@ -90,12 +90,14 @@ def statement(
     caveats: Sequence[str],
     notes: Sequence[str],
     lost: Sequence[dict[str, Any]] = (),
+    measurements: Sequence[str] = MEASUREMENTS,
 ) -> dict[str, Any]:
     """What `ledger.json` holds: the guarantee, for whom, and on what assumptions.
 
     Args:
         run: id, status, reason and rounds.
         lost: silos that were lost while the run went on.
+        measurements: what is computed from records without noise, and by whom it is seen.
     """
     views, release = account.views(), rules.release(1.0)
     return {
@@ -144,7 +146,7 @@ def statement(
         "caveats": [
             *caveats,
             *(FAILURES if lost else ()),
-            *MEASUREMENTS,
+            *measurements,
             FLOATS,
             *(() if rules.secure else (STATISTICAL_GENERATOR,)),
         ],
@@ -234,6 +236,7 @@ def _title(said: dict[str, Any]) -> str:
         "budget_exhausted": "ended by its privacy budget",
         "interrupted": "interrupted; it can be resumed",
         "failed": "failed",
+        "running": "so far",
     }[run["status"]]
     why = f": {run['reason']}" if run["reason"] else ""
     return (

@@ -2058,6 +2058,84 @@ STOPPING = (
     ),
 )
 
+FAULTS = "tests/adapters/test_faults.py"
+STATEMENTS = "tests/adapters/test_statement.py"
+SILO = "adapters/silo.py"
+PLATFORMS = (
+    Mutant(
+        "unsynced-upload-to-a-platform",
+        "a silo's upload leaves before its charges are on disk",
+        SILO,
+        "            self._account.sync()  # before anything of the upload leaves, or is kept\n",
+        "",
+        (f"{FAULTS}::test_charges_are_on_disk_before_the_upload_is_kept_or_returned",),
+    ),
+    Mutant(
+        "seeded-noise-on-a-platform",
+        "a silo's noise on a platform comes from a seed that everybody knows",
+        SILO,
+        'update={"secure": not seeded}',
+        'update={"secure": False}',
+        (f"{FAULTS}::test_noise_is_the_operating_systems_and_never_the_same_twice",),
+    ),
+    Mutant(
+        "platforms-draws-amplify",
+        "a silo's account is amplified by draws that are the platform's public choice",
+        SILO,
+        'update={"silo_rate": 1.0, "privacy"',
+        'update={"privacy"',
+        (f"{STATEMENTS}::test_a_silo_states_what_its_own_ledger_proves_and_no_amplification",),
+    ),
+    Mutant(
+        "one-name-for-all-noise-on-a-platform",
+        "fresh noise goes by one name, so that a round which is released again is charged once",
+        SILO,
+        "Draw(0, round, 0, secrets.token_hex(8))",
+        'Draw(0, round, 0, "noise")',
+        (f"{FAULTS}::test_a_round_without_half_of_the_silos_is_void_and_asked_again_and_charged_again",),
+    ),
+    Mutant(
+        "any-message-is-the-last-one",
+        "a silo that is asked again with another model sends what it computed from the first",
+        SILO,
+        "if asked == self._kept.asked and",
+        "if tag == self._kept.tag and",
+        (f"{FAULTS}::test_another_model_under_the_same_tag_is_another_release",),
+    ),
+    Mutant(
+        "servers-plan-is-not-checked",
+        "a silo makes as many releases as a server asks for, whatever its budget",
+        SILO,
+        "return None if self._account.affords(round, plan) else self._account.why_not()",
+        "return None",
+        (f"{FAULTS}::test_a_server_that_asks_for_more_gets_no_more_than_the_budget",),
+    ),
+    Mutant(
+        "a-lost-folder-is-let-in",
+        "a silo whose folder, and with it its ledger, was lost takes part again as if it had released nothing",
+        SILO,
+        "        if counted != kept.counted:\n",
+        "        if False:\n",
+        (f"{FAULTS}::test_a_silo_that_lost_its_folder_is_not_let_in_again",),
+    ),
+    Mutant(
+        "a-cut-ledger-is-let-in",
+        "a silo goes on with a ledger whose end is missing",
+        SILO,
+        "    if not ledger.holds(head):\n",
+        "    if False:\n",
+        (f"{FAULTS}::test_a_ledger_whose_end_is_missing_is_refused",),
+    ),
+    Mutant(
+        "other-records-in-a-silos-folder",
+        "a silo goes on with records that are not those which its ledger is of",
+        SILO,
+        '    if facts.get("records_sha256") != sha256:\n',
+        "    if False:\n",
+        (f"{FAULTS}::test_a_folder_belongs_to_one_silo_one_agreement_and_its_records",),
+    ),
+)
+
 MUTANTS: tuple[Mutant, ...] = (
     *MECHANISMS,
     *STREAM_KEYS,
@@ -2077,4 +2155,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *PROJECTING,
     *SCHEDULING,
     *STOPPING,
+    *PLATFORMS,
 )

@@ -1,0 +1,147 @@
+"""What a server and its silos have to agree on: the algorithm, how releases are made private, and the model's shape."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from dpfl_plugin.adapters.message import Layout as MessageLayout
+from dpfl_plugin.algorithms.base import Algorithm, RoundPlan, Setting
+from dpfl_plugin.config.load import NOT_IN_ID, configure
+from dpfl_plugin.config.schema import Config
+from dpfl_plugin.core.streams import stream
+from dpfl_plugin.core.vectors import Layout, Vectors
+from dpfl_plugin.errors import ConfigError, PluginError, UnsupportedError, require
+from dpfl_plugin.training.build import build_plugin, make_setting
+from dpfl_plugin.training.planning import rehearse
+
+PLATFORM: Final = "the platform does that: see the settings of your project"
+ELSEWHERE: Final = {
+    "data": "silos bring their own records",
+    "model": "the model is the project's own",
+    "evaluation": PLATFORM,
+    "checkpoint": "a server with a folder saves every round",
+    "out": "give the folder to Server and to Silo",
+    "early_stopping": "it needs releases beside the rounds, which no platform carries. Use dpfl run",
+    "personalise": "it needs releases beside the rounds, which no platform carries. Use dpfl run",
+    "silo_weights": "weights are equal here: numbers of records, or whatever a silo says, must not weigh its upload",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """What both sides know, and nothing that is secret. Made by `agree`.
+
+    Attributes:
+        config: as given; its ``data``, ``model`` and the like mean nothing here.
+        num_silos: M. run: a digest of all of it: messages of another one are refused.
+        down: the vectors of a download.
+    """
+
+    config: Config
+    num_silos: int
+    layout: Layout
+    dtype: torch.dtype
+    algorithm: Algorithm
+    setting: Setting
+    down: MessageLayout
+    run: str
+
+    def flatten(self, model: nn.Module) -> Tensor:
+        """The trainable parameters as one vector (d,), on the CPU.
+
+        Raises:
+            ConfigError: the model is not the one that was agreed on.
+        """
+        if Layout.of(model) != self.layout:
+            raise ConfigError(
+                f"this {type(model).__name__} has other trainable parameters than the model that was agreed on."
+            )
+        return self.layout.flatten(dict(model.named_parameters())).cpu()
+
+    def write(self, vector: Tensor, model: nn.Module) -> None:
+        """Set the model's trainable parameters to ``vector`` (d,)."""
+        parameters = dict(model.named_parameters())
+        with torch.no_grad():
+            for name, value in self.layout.unflatten(vector).items():
+                parameters[name].copy_(value)
+
+    def up(self, server: Vectors, plan: RoundPlan) -> MessageLayout:
+        """The vectors that silos upload in a round."""
+        found, _ = rehearse(self.algorithm, server, plan)
+        return {name: (value.dtype, value.shape[1]) for name, value in found.items()}
+
+
+def agree(block: Mapping[str, Any], *, num_silos: int, model: nn.Module, source: str = "dpfl_args") -> Agreement:
+    """Check what a platform's settings say of this package.
+
+    Args:
+        block: keys of a configuration (docs/configuration.md): ``algorithm``, ``privacy``, ``rounds``, ``silo_rate``,
+            ``seed`` (of what the server draws, and of no noise), ``loss``, ``l2``, ``engine``, ``max_participations``,
+            ``name``, ``description``, ``runtime``; and ``num_records``, those of the smallest silo, where an algorithm
+            plans by them and they may be known.
+        source: named in messages.
+
+    Raises:
+        ConfigError: a key is unknown or wrong.
+        UnsupportedError: it asks for what is not sound on a platform.
+    """
+    values = {str(key): value for key, value in block.items()}
+    for key, why in ELSEWHERE.items():
+        if values.get(key) is not None:
+            raise UnsupportedError(f"{source}: {key} has no meaning here: {why}.")
+    least = values.pop("num_records", None)
+    require(least is None or (type(least) is int and least > 0), f"{source}: num_records", least, "be a positive count")
+    require(num_silos >= 1, f"{source}: number of silos", num_silos, "be at least 1")
+    privacy = values.get("privacy")
+    if isinstance(privacy, Mapping):
+        if privacy.get("secure") is False:
+            raise UnsupportedError(
+                f"{source}: privacy.secure=False: here noise always comes from each silo's operating system. "
+                "Leave it out."
+            )
+        if privacy.get("budget_view") == "third_party":
+            raise UnsupportedError(
+                f"{source}: privacy.budget_view='third_party': who takes part is the platform's public choice, for "
+                "which no amplification is claimed. Leave it out: what holds towards the server holds towards all."
+            )
+        values["privacy"] = {**privacy, "secure": True}
+    config = configure(values, source=source)
+    layout, dtype = Layout.of(model), _dtype(model)
+    algorithm: Algorithm = build_plugin("algorithms", config.algorithm, where=f"{source}: algorithm")
+    setting = make_setting(config, (least or 1,) * num_silos)
+    if least is None:
+        setting = replace(setting, num_records=None)
+    server = algorithm.init_server(torch.zeros(layout.dimension, dtype=dtype), setting)
+    down = {name: (value.dtype, value.numel()) for name, value in algorithm.download(server).items()}
+    first = algorithm.round_plan(server, 0, setting, stream(config.seed, "plan", 0))
+    if first.participation not in ("all", "sampled"):
+        raise UnsupportedError(
+            f"{source}: algorithm: silos are drawn with replacement, so that some would weigh more. Weights are equal "
+            "here: draw without replacement."
+        )
+    run = _digest(config, setting, layout, dtype)
+    return Agreement(config, num_silos, layout, dtype, algorithm, setting, down, run)
+
+
+def _dtype(model: nn.Module) -> torch.dtype:
+    dtypes = {parameter.dtype for parameter in model.parameters() if parameter.requires_grad}
+    if len(dtypes) != 1 or not dtypes <= {torch.float32, torch.float64}:
+        raise PluginError(
+            f"the model {type(model).__name__} must have trainable parameters of one type, float32 or float64; it has "
+            f"{', '.join(sorted(map(str, dtypes))) or 'none'}."
+        )
+    return dtypes.pop()
+
+
+def _digest(config: Config, setting: Setting, layout: Layout, dtype: torch.dtype) -> str:
+    chosen = config.model_dump(mode="json", exclude={**NOT_IN_ID, "runtime": True, "engine": True})
+    shapes = [[name, list(shape)] for name, shape in zip(layout.names, layout.shapes, strict=True)]
+    values = {"config": chosen, "setting": asdict(setting), "shapes": shapes, "dtype": str(dtype)}
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]

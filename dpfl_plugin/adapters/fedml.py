@@ -1,0 +1,259 @@
+"""FedML: a trainer and an aggregator that carry messages; see docs/fedml.md.
+
+`private_runner` in the place of ``FedMLRunner``; settings are the mapping ``dpfl`` of the project's
+`fedml_config.yaml`, in a section of its own (``dpfl_args: {dpfl: {...}}``): FedML makes one list of the keys of all.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from fedml.core import ClientTrainer, ServerAggregator
+from fedml.ml.aggregator.aggregator_creator import create_server_aggregator
+from fedml.ml.trainer.trainer_creator import create_model_trainer
+from torch import nn
+
+from dpfl_plugin.adapters.agreement import Agreement, agree
+from dpfl_plugin.adapters.message import HEADER, PROTOCOL, Message
+from dpfl_plugin.adapters.platforms import check_version, folder_from
+from dpfl_plugin.adapters.server import Server
+from dpfl_plugin.adapters.silo import Silo
+from dpfl_plugin.errors import ConfigError, DpflError, MessageError, UnsupportedError
+from dpfl_plugin.gradients.base import Loss
+from dpfl_plugin.oracle import Draw
+
+TESTED: Final = ("0.9.6",)
+SOURCE: Final = "dpfl_args: dpfl"
+LOG: Final = logging.getLogger("dpfl_plugin.fedml")
+NUM_RECORDS, RECORDS = 4, 5  # of FedML's list of a data set: numbers of records, and loaders, by silo
+OFF: Final = ("enable_dp", "enable_attack", "enable_defense", "enable_fhe", "enable_secagg")
+Draws = Callable[[int], Draw]
+
+check_version("fedml", TESTED)
+
+
+def private_runner(
+    args: Any,
+    device: Any,
+    dataset: Sequence[Any],
+    model: nn.Module,
+    client_trainer: ClientTrainer | None = None,
+    server_aggregator: ServerAggregator | None = None,
+    *,
+    loss: Loss | None = None,
+    draw: Draws | None = None,
+) -> Any:
+    """A ``FedMLRunner`` whose silos train by the private oracle, and by nothing else.
+
+    Args:
+        args, device, dataset, model: as for ``FedMLRunner``.
+        client_trainer, server_aggregator: the project's own; they go on evaluating.
+        loss, draw: see `Silo`.
+
+    Raises:
+        ConfigError: a setting is missing or wrong.
+        UnsupportedError: the settings ask for what would not be private, or for another optimizer of FedML's.
+    """
+    from fedml import FedMLRunner
+
+    agreement = _agreement(args, model)
+    _check(args, agreement)
+    folder = _folder(args)
+    equal = list(dataset)
+    equal[NUM_RECORDS] = dict.fromkeys(range(agreement.num_silos), 1)  # what would weigh uploads, and be sent
+    inner = client_trainer or create_model_trainer(copy.deepcopy(model), args)
+    trainer = PrivateTrainer(inner, args, agreement, dataset[RECORDS], folder, loss, draw)
+    made = server_aggregator or create_server_aggregator(copy.deepcopy(model), args)
+    aggregator = PrivateAggregator(made, args, agreement, folder)
+    simulated = args.training_type == "simulation"
+    if simulated and args.backend == "sp":
+        runner = FedMLRunner(args, device, equal, model)
+        _take_over(runner.runner.fl_trainer, trainer, aggregator)
+        return runner
+    if simulated:
+        _collect_over_mpi()
+    return FedMLRunner(args, device, equal, model, trainer, aggregator)
+
+
+def _agreement(args: Any, model: nn.Module) -> Agreement:
+    values = dict(getattr(args, "dpfl", None) or {})
+    if not values:
+        raise ConfigError("fedml_config.yaml has no dpfl_args: {dpfl: {algorithm: ..., privacy: ..., rounds: ...}}.")
+    values.pop("folder", None)
+    return agree(values, num_silos=int(args.client_num_in_total), model=model, source=SOURCE)
+
+
+def _folder(args: Any) -> Path:
+    return folder_from(args.dpfl.get("folder"), f"{SOURCE}: folder", "")
+
+
+def _check(args: Any, agreement: Agreement) -> None:
+    if getattr(args, "federated_optimizer", "FedAvg") != "FedAvg":
+        raise UnsupportedError(
+            f"federated_optimizer={args.federated_optimizer!r}: the algorithm is that of {SOURCE}, which FedML's "
+            "FedAvg carries. Use federated_optimizer: FedAvg."
+        )
+    for key in OFF:
+        if getattr(args, key, False):
+            raise UnsupportedError(f"{key}: true changes uploads on their way, after they were charged. Leave it out.")
+    if args.training_type == "simulation" and args.backend not in ("sp", "MPI"):
+        raise UnsupportedError(f"backend={args.backend!r} is not tested here. Use sp or MPI.")
+    if agreement.config.silo_rate != 1:
+        raise UnsupportedError(f"{SOURCE}: silo_rate: FedML picks the silos. Use its client_num_per_round.")
+
+
+class PrivateTrainer(ClientTrainer):
+    """A silo's side. FedML hands it the message, the records, and asks for the answer."""
+
+    def __init__(
+        self,
+        inner: ClientTrainer,
+        args: Any,
+        agreement: Agreement,
+        records: Mapping[int, Any],
+        folder: Path,
+        loss: Loss | None,
+        draw: Draws | None,
+    ) -> None:
+        super().__init__(inner.model, args)
+        self._inner, self._agreement, self._records = inner, agreement, records
+        self._folder, self._loss, self._draw = folder, loss, draw
+        self._asked: Message | None = None
+        self._answer: Message | None = None
+
+    def set_model_params(self, model_parameters: Any) -> None:
+        """Take what the server sends; the project's trainer gets the model, to evaluate it."""
+        if HEADER not in model_parameters:
+            raise MessageError("the server sent a plain model: training with it would not be private. It is refused.")
+        self._asked, self._answer = Message.from_tensors(model_parameters), None
+        self._agreement.write(self._asked.vectors["model"], self._inner.model)
+
+    def get_model_params(self) -> Any:
+        assert self._answer is not None, "train first"
+        return OrderedDict(self._answer.to_tensors())
+
+    def train(self, train_data: Any, device: Any, args: Any) -> None:
+        """Answer for the silo whose records these are: FedML's own ids are not reliable where silos take turns."""
+        assert self._asked is not None
+        found = [silo for silo, loader in self._records.items() if loader is train_data]
+        if len(found) != 1:
+            raise ConfigError("the training data are not those of one silo: give every silo a loader of its own.")
+        asked, folder = self._asked, self._folder / f"silo-{found[0]}"
+        if asked.header.get("over"):
+            self._answer = Message({"dpfl": PROTOCOL, "silo": found[0], "status": "over"})
+            return
+        with Silo(
+            self._agreement, found[0], self._inner.model, train_data, folder, loss=self._loss, draw=self._draw
+        ) as silo:
+            try:
+                self._answer = silo.answer(asked)
+            except (DpflError, OSError) as error:
+                LOG.error("silo %d: %s", silo.id, error)
+                self._answer = silo.failure(asked)
+
+    def test(self, test_data: Any, device: Any, args: Any) -> Any:
+        return self._inner.test(test_data, device, args)
+
+    def on_before_local_training(self, train_data: Any, device: Any, args: Any) -> None:
+        self._inner.on_before_local_training(train_data, device, args)
+
+    def on_after_local_training(self, train_data: Any, device: Any, args: Any) -> None:
+        """Nothing: what FedML does to a model here would be done to what was charged."""
+
+
+class PrivateAggregator(ServerAggregator):
+    """The server's side."""
+
+    def __init__(self, inner: ServerAggregator, args: Any, agreement: Agreement, folder: Path) -> None:
+        super().__init__(inner.model, args)
+        self._inner, self._agreement, self._folder = inner, agreement, folder
+        self._server: Server | None = None
+        self._message: Message | None = None
+
+    @property
+    def server(self) -> Server:
+        if self._server is None:  # at the rank of the server only
+            self._server = Server(self._agreement, self._inner.model, self._folder / "server")
+        return self._server
+
+    def get_model_params(self) -> Any:
+        """What to send to every silo."""
+        if self._message is None:
+            self._begin()
+        assert self._message is not None
+        return OrderedDict(self._message.to_tensors())
+
+    def set_model_params(self, model_parameters: Any) -> None:
+        """Nothing: the server has its model."""
+
+    def _begin(self) -> None:
+        everybody, expected = range(self._agreement.num_silos), int(self.args.client_num_per_round)
+        self._message = self.server.begin(list(everybody), expected=expected)
+        if self._message is None:
+            self._message = Message({"dpfl": PROTOCOL, "over": True}, {"model": self.server.model})
+        self._agreement.write(self.server.model, self._inner.model)
+
+    def collect(self, uploads: Iterable[Any]) -> Any:
+        """Take the uploads of a round, one by one, and the algorithm's step; what to send next."""
+        if self.server.asked:
+            for upload in uploads:
+                self._receive(upload)
+            self.server.end()
+        self._message = None
+        return self.get_model_params()
+
+    def _receive(self, upload: Any) -> None:
+        try:
+            message = Message.from_tensors(upload)
+        except MessageError as error:
+            LOG.warning("an upload is refused: %s", error)
+            return
+        silo = message.header.get("silo")
+        if type(silo) is int and 0 <= silo < self._agreement.num_silos:
+            self.server.receive(silo, message)
+        else:
+            LOG.warning("an upload is refused: it says that it is of silo %r", silo)
+
+    def on_before_aggregation(self, raw_client_model_or_grad_list: list[tuple[float, Any]]) -> Any:
+        return raw_client_model_or_grad_list, list(range(len(raw_client_model_or_grad_list)))
+
+    def aggregate(self, raw_client_model_or_grad_list: list[tuple[float, Any]]) -> Any:
+        return self.collect(upload for _, upload in raw_client_model_or_grad_list)
+
+    def on_after_aggregation(self, aggregated_model_or_grad: Any) -> Any:
+        return aggregated_model_or_grad
+
+    def test(self, test_data: Any, device: Any, args: Any) -> Any:
+        return self._inner.test(test_data, device, args)
+
+    def test_all(self, *data: Any) -> Any:
+        return self._inner.test_all(*data)
+
+
+def _take_over(trainer: Any, silos: PrivateTrainer, server: PrivateAggregator) -> None:
+    """FedML's single-process trainer ignores trainers that it is given, and keeps one for server and silos."""
+    trainer.model_trainer = server
+    for client in trainer.client_list:
+        client.model_trainer = silos
+
+    def aggregate(uploads: list[tuple[float, Any]]) -> Any:
+        following = server.collect(upload for _, upload in uploads)
+        silos.set_model_params(following)  # what it evaluates next
+        return following
+
+    trainer._aggregate = aggregate
+
+
+def _collect_over_mpi() -> None:
+    """FedML's MPI server averages without asking the project's aggregator."""
+    from fedml.simulation.mpi.fedavg.FedAVGAggregator import FedAVGAggregator
+
+    def aggregate(self: Any) -> Any:
+        return self.aggregator.collect(self.model_dict[index] for index in range(self.worker_num))
+
+    FedAVGAggregator.aggregate = aggregate

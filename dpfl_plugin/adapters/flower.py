@@ -1,0 +1,294 @@
+"""Flower (flwr): a strategy and a client app that carry messages; see docs/flower.md.
+
+Server: `PrivateStrategy` around the strategy of a project, whose evaluation it keeps. Clients: `private_client_app` in
+the place of ``ClientApp()``. Both read the table ``[tool.flwr.app.config.dpfl]`` of the project's `pyproject.toml`.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+from torch import nn
+
+from dpfl_plugin.adapters.agreement import Agreement, agree
+from dpfl_plugin.adapters.message import Message as Carried
+from dpfl_plugin.adapters.platforms import check_version, folder_from, nested
+from dpfl_plugin.adapters.server import Server
+from dpfl_plugin.adapters.silo import Silo
+from dpfl_plugin.errors import ConfigError, DpflError, LedgerError, MessageError, UnsupportedError
+from dpfl_plugin.gradients.base import Loss
+from dpfl_plugin.oracle import Draw
+
+TESTED: Final = ("1.41",)
+TABLE: Final = "dpfl"  # of the run's configuration, and the name of what is ours in messages and contexts
+TRAIN, QUERY = f"train.{TABLE}", f"query.{TABLE}"
+QUESTION_SECONDS: Final = 120.0  # for nodes that just came to say which silo they are
+SOURCE: Final = f"[tool.flwr.app.config.{TABLE}]"
+LOG: Final = logging.getLogger("flwr")
+
+check_version("flwr", TESTED)
+
+
+def agreement_of(context: Context, model: nn.Module) -> Agreement:
+    """What the run's configuration says; the same at the server and at every node.
+
+    Raises:
+        ConfigError: a key is missing, unknown or wrong.
+    """
+    values = nested(context.run_config, TABLE)
+    values.pop("folder", None)
+    num_silos = values.pop("num_silos", None)
+    if type(num_silos) is not int:
+        raise ConfigError(f"{SOURCE}: num_silos={num_silos!r} must be the number of silos, M.")
+    return agree(values, num_silos=num_silos, model=model, source=SOURCE)
+
+
+def _folder(context: Context, name: str) -> Any:
+    """The node's own folder if its node-config names one, else a place in that of the run's configuration."""
+    own = context.node_config.get(f"{TABLE}-folder")
+    if own is not None:
+        return folder_from(own, f"node-config {TABLE}-folder", "")
+    of_run = folder_from(context.run_config.get(f"{TABLE}.folder"), f"{SOURCE}: folder", "")
+    return of_run / name
+
+
+# Clients
+
+
+def private_client_app(
+    model: Callable[[], nn.Module],
+    records: Callable[[Context], Any],
+    *,
+    loss: Loss | None = None,
+    mods: list[Any] | None = None,
+    draw: Callable[[Context], Callable[[int], Draw]] | None = None,
+) -> ClientApp:
+    """A client app that trains by the private oracle, and by nothing else; ``@app.evaluate()`` is the project's own.
+
+    The silo of a node is its ``partition-id``. A plain training message, for an ``@app.train()``, is refused: it would
+    send what no ledger knows of.
+
+    Args:
+        model: makes the project's model; records: the training records of a node, as `Silo` takes them.
+        loss: one value for each record; None for what the configuration says.
+        mods: the project's own.
+        draw: random bits that can be repeated, for simulations: see `Silo`. None for those of the operating system.
+    """
+
+    def only_private(message: Message, context: Context, call: Callable[[Message, Context], Message]) -> Message:
+        kind = message.metadata.message_type
+        if kind.split(".")[0] == "train" and kind != TRAIN:
+            raise UnsupportedError(
+                f"a message of type {kind!r} asks this node to train without privacy: it is refused. Use "
+                "PrivateStrategy at the server, or ClientApp() here."
+            )
+        return call(message, context)
+
+    app = ClientApp(mods=[only_private, *(mods or [])])
+
+    @app.query(TABLE)
+    def who(message: Message, context: Context) -> Message:
+        return Message(RecordDict({TABLE: ConfigRecord({"silo": _silo_id(context)})}), reply_to=message)
+
+    @app.train(TABLE)
+    def train(message: Message, context: Context) -> Message:
+        made, asked = model(), _read(message.content)
+        agreement, id, folder = agreement_of(context, made), _silo_id(context), _silo_folder(context)
+        bits = None if draw is None else draw(context)
+        with Silo(agreement, id, made, records(context), folder, loss=loss, draw=bits) as silo:
+            _check_head(silo, context)
+            try:
+                answer = silo.answer(asked)
+            except (DpflError, OSError) as error:
+                LOG.error("dpfl: silo %d: %s", silo.id, error)
+                answer = silo.failure(asked)
+            context.state[TABLE] = ConfigRecord({"ledger_head": silo.ledger_head})
+        return Message(_written(answer), reply_to=message)
+
+    return app
+
+
+def _silo_id(context: Context) -> int:
+    found = context.node_config.get("partition-id")
+    if type(found) is not int:
+        raise ConfigError(
+            f"node-config partition-id={found!r} must be this silo's number, from 0: flower-supernode --node-config "
+            "'partition-id=0'."
+        )
+    return found
+
+
+def _silo_folder(context: Context) -> Any:
+    return _folder(context, f"silo-{_silo_id(context)}")
+
+
+def _check_head(silo: Silo, context: Context) -> None:
+    """What the node remembers of its ledger must be in it: else the folder was set back while the node ran on."""
+    known = context.state.get(TABLE)
+    if known is not None and not silo.holds(str(known["ledger_head"])):
+        raise LedgerError(
+            f"silo {silo.id}: its folder was lost or set back while the node ran. Restore it from a copy."
+        )
+
+
+# The server
+
+
+class PrivateStrategy(Strategy):
+    """Trains as the run's configuration says; evaluates as the project's strategy does.
+
+    Args:
+        strategy: the project's, for evaluation: its way of training is not used.
+        model: the project's model; the arrays that ``start`` is given are what training begins with.
+        context: of the server app.
+        patience: seconds that a round waits for the nodes of silos that it asks, when they are not connected and enough
+            others are.
+        timeout: seconds that it waits for enough of them; and for answers, when it is asked again as it did not count.
+    """
+
+    def __init__(
+        self, strategy: Strategy, model: nn.Module, context: Context, *, patience: float = 120, timeout: float = 3600
+    ) -> None:
+        self._inner, self._model = strategy, copy.deepcopy(model)
+        self._agreement, self._folder = agreement_of(context, model), _folder(context, "server")
+        self._patience, self._timeout = patience, timeout
+        self._server: Server | None = None
+        self._silo_of: dict[int, int] = {}  # by node
+        self._grid: Grid | None = None
+
+    @property
+    def server(self) -> Server:
+        """The state of the run; there from the first round on."""
+        assert self._server is not None
+        return self._server
+
+    def summary(self) -> None:
+        config = self._agreement.config
+        LOG.info("\t├──> dpfl: %s, %d silos, %s", config.algorithm.name, self._agreement.num_silos, config.privacy)
+        self._inner.summary()
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Ask the silos that the algorithm draws; none, once the run is over."""
+        self._grid = grid
+        if self._server is None:
+            self._model.load_state_dict(arrays.to_torch_state_dict())
+            self._server = Server(self._agreement, self._model, self._folder)
+        return self._messages()
+
+    def _messages(self) -> list[Message]:
+        message = self.server.begin()
+        if message is None:
+            LOG.info("dpfl: the run is over: %s. %s", self.server.status, self.server.reason)
+            return []
+        node_of = self._nodes(self.server.asked)
+        content = _written(message)
+        return [
+            Message(content=content, message_type=TRAIN, dst_node_id=node_of[silo])
+            for silo in self.server.asked
+            if silo in node_of
+        ]
+
+    def _nodes(self, wanted: Iterable[int]) -> dict[int, int]:
+        """The node of each silo that is connected; waits for those of ``wanted``."""
+        began, wanted = time.monotonic(), set(wanted)
+        while True:
+            self._ask_who()
+            node_of = {silo: node for node, silo in self._silo_of.items()}
+            here, waited = len(wanted & set(node_of)), time.monotonic() - began
+            if here == len(wanted) or waited >= (self._patience if here >= self.server.needed else self._timeout):
+                return node_of
+            time.sleep(1.0)
+
+    def _ask_who(self) -> None:
+        """Which silo each new node is. One that is known stays with its node for as long as that is connected."""
+        assert self._grid is not None
+        nodes = set(self._grid.get_node_ids())
+        self._silo_of = {node: silo for node, silo in self._silo_of.items() if node in nodes}
+        new = sorted(nodes - set(self._silo_of))
+        questions = [Message(content=RecordDict(), message_type=QUERY, dst_node_id=node) for node in new]
+        replies = self._grid.send_and_receive(questions, timeout=QUESTION_SECONDS) if questions else []
+        for reply in sorted(replies, key=lambda reply: reply.metadata.src_node_id):
+            silo = None if reply.has_error() else reply.content.get(TABLE, {}).get("silo")
+            node = reply.metadata.src_node_id
+            if type(silo) is not int or not 0 <= silo < self._agreement.num_silos:
+                LOG.warning(
+                    "dpfl: node %d is no silo of this run: %s", node, reply.error if reply.has_error() else silo
+                )
+            elif silo in self._silo_of.values():
+                LOG.warning("dpfl: node %d says that it is silo %d, which another node is", node, silo)
+            else:
+                self._silo_of[node] = silo
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Take the algorithm's step. A round that does not count is asked for again, under its own number."""
+        assert self._grid is not None
+        if not self.server.asked:
+            return self._arrays(), None  # the run is over; where it ended before, that is its model
+        while not self._counts(replies):
+            messages = self._messages()
+            if not messages and not self.server.asked:
+                return self._arrays(), None
+            replies = self._grid.send_and_receive(messages, timeout=self._timeout)
+        epsilons = [
+            about["epsilon"] for about in self.server.summary()["silos"].values() if about["epsilon"] is not None
+        ]
+        worst = {"epsilon": max(epsilons)} if epsilons else {}
+        return self._arrays(), MetricRecord({"rounds": self.server.rounds, **worst})
+
+    def _counts(self, replies: Iterable[Message]) -> bool:
+        for reply in replies:
+            node = reply.metadata.src_node_id
+            silo = self._silo_of.get(node)
+            if silo is None:
+                LOG.warning("dpfl: a reply of node %d, which is no silo: left out", node)
+            elif reply.has_error():
+                LOG.warning("dpfl: silo %d (node %d) gives no answer: %s", silo, node, reply.error.reason)
+            else:
+                try:
+                    answer: Carried | MessageError = _read(reply.content)
+                except MessageError as error:
+                    answer = error
+                self.server.receive(silo, answer)
+        return self.server.end()
+
+    def _arrays(self) -> ArrayRecord:
+        self._agreement.write(self.server.model, self._model)
+        return ArrayRecord(self._model.state_dict())
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """As the project's strategy does."""
+        messages: Iterable[Message] = self._inner.configure_evaluate(server_round, arrays, config, grid)
+        return messages
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """As the project's strategy does."""
+        return self._inner.aggregate_evaluate(server_round, replies)
+
+
+def _written(message: Carried) -> RecordDict:
+    return RecordDict({TABLE: ArrayRecord(message.to_tensors())})
+
+
+def _read(content: RecordDict) -> Carried:
+    found = content.get(TABLE)
+    if not isinstance(found, ArrayRecord):
+        raise MessageError(f"it holds no ArrayRecord {TABLE!r}.")
+    try:
+        tensors = found.to_torch_state_dict()
+    except Exception as error:  # what a stranger sent may fail in any way
+        raise MessageError(f"its arrays cannot be read ({type(error).__name__}).") from error
+    return Carried.from_tensors(tensors)

@@ -1,0 +1,72 @@
+"""Users' own training data as the records of a silo."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dpfl_plugin.data.base import Silo
+from dpfl_plugin.errors import DataError, UnsupportedError
+
+
+def silo_of(data: Any) -> Silo:
+    """A silo's training records, each once and in a fixed order.
+
+    Args:
+        data: a ``DataLoader`` (of which only the data set is used: batches are drawn here), a data set of pairs
+            (features, label), a pair of arrays or tensors, or an iterable of batches of such pairs, of which nothing
+            may be random: shares of the records are cut from their order.
+
+    Raises:
+        DataError: it holds no records, or they are not alike.
+        UnsupportedError: labels are no classes, or features no numbers.
+    """
+    features, labels = _pair(data)
+    if len(features) == 0:
+        raise DataError("the silo has no training records.")
+    if labels.is_floating_point() or labels.is_complex():
+        raise UnsupportedError(f"labels are {labels.dtype}: they must be classes, as integers from 0.")
+    if not (features.is_floating_point() or features.dtype in (torch.uint8, torch.int32, torch.int64)):
+        raise UnsupportedError(f"features are {features.dtype}: they must be numbers.")
+    x: NDArray[Any] = features.detach().cpu().numpy()
+    y = labels.detach().cpu().numpy().reshape(-1).astype(np.int64)
+    if len(x) != len(y):
+        raise DataError(f"{len(x)} rows of features, but {len(y)} labels.")
+    x = np.ascontiguousarray(x.astype(np.float32) if x.dtype not in (np.float32, np.float64) else x)
+    if not np.isfinite(x).all():
+        raise DataError("a feature is not finite. Remove the record, or fill the value in.")
+    return Silo(x, y, x[:0], y[:0])
+
+
+def _pair(data: Any) -> tuple[Tensor, Tensor]:
+    data = getattr(data, "dataset", data)  # of a DataLoader, whose own order may change, and which may leave some out
+    if isinstance(data, tuple) and len(data) == 2 and all(hasattr(part, "shape") for part in data):
+        return torch.as_tensor(data[0]), torch.as_tensor(data[1])
+    if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, list | tuple):
+        return _joined((data[index] for index in range(len(data))), one_by_one=True)
+    return _joined(data, one_by_one=False)
+
+
+def _joined(parts: Iterable[Any], *, one_by_one: bool) -> tuple[Tensor, Tensor]:
+    features, labels = [], []
+    for part in parts:
+        try:
+            x, y = part
+        except (TypeError, ValueError) as error:
+            raise DataError(
+                "training data must be pairs of features and labels. Give Silo a pair of tensors, where yours are not."
+            ) from error
+        features.append(torch.as_tensor(x))
+        labels.append(torch.as_tensor(y))
+    if not features:
+        raise DataError("the silo has no training records.")
+    try:
+        join = torch.stack if one_by_one else torch.cat
+        return join(features), torch.cat([label.reshape(-1) for label in labels])
+    except (RuntimeError, TypeError) as error:
+        raise DataError(f"training records are not alike: {str(error).splitlines()[0]}") from error

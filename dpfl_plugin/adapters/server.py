@@ -1,0 +1,336 @@
+"""The server's side: it plans rounds, checks what comes in, and takes the algorithm's step.
+
+The rule for what is missing. An upload that is damaged, of another round, too long, not finite, or sent twice is
+refused, and its silo named. The round goes on without it, and without silos that have spent their budget or do not
+answer: it counts, with equal weights, if at least half of the silos that were asked sent a good upload; where an
+algorithm needs every silo (scaffnew), if all did. Else it is void: nothing changes, and it is asked for again under
+another tag. Each silo learns with the next download which of its uploads was the last that counted.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from torch import Tensor, nn
+
+from dpfl_plugin.adapters.agreement import Agreement
+from dpfl_plugin.adapters.message import PROTOCOL, Message, check_vectors, num_bytes, value_of
+from dpfl_plugin.adapters.message import Layout as MessageLayout
+from dpfl_plugin.algorithms.base import RoundPlan
+from dpfl_plugin.core.average import WeightedSum
+from dpfl_plugin.core.vectors import Vectors, all_finite
+from dpfl_plugin.errors import ConfigError, DataError, MessageError, TrainingError, UnsupportedError, require
+from dpfl_plugin.training import checkpoint as checkpoints
+from dpfl_plugin.training.checkpoint import Checkpoint
+from dpfl_plugin.training.folder import to_json, write_atomic
+from dpfl_plugin.training.planning import Planner
+
+HEADER_BYTES: Final = 2**16  # enough for every header that a silo sends
+MOST_VOID: Final = 3  # rounds in a row that do not count
+LOG: Final = logging.getLogger("dpfl_plugin.server")
+
+Status = Literal["running", "done", "budget_exhausted"]
+
+
+@dataclass(slots=True)
+class _Round:
+    """The round that is under way."""
+
+    plan: RoundPlan
+    tag: str
+    up: MessageLayout
+    uploads: dict[int, Vectors]
+    refused: dict[int, str]
+    spent: dict[int, str]
+    expected: int
+
+
+class Server:
+    """Keeps the server's vectors, and takes a round's uploads one by one.
+
+    Args:
+        model: the initial model; `model` is the present one.
+        folder: where the state after every round is saved, with `summary.json`; the same folder goes on. None: nothing
+            is written, and a server that is restarted finds its silos ahead of it.
+        min_share: of the silos that were asked, how many have to send a good upload; more than 0.
+
+    Attributes:
+        rounds: how many counted. status: "running" until there is no further round.
+
+    Raises:
+        ConfigError: the folder holds another agreement's server.
+    """
+
+    def __init__(
+        self, agreement: Agreement, model: nn.Module, folder: Path | str | None = None, *, min_share: float = 0.5
+    ) -> None:
+        require(0 < min_share <= 1, "min_share", min_share, "be in (0, 1]")
+        config, setting = agreement.config, agreement.setting
+        self.agreement, self._folder, self._min_share = agreement, None if folder is None else Path(folder), min_share
+        equal = (1 / agreement.num_silos,) * agreement.num_silos
+        self._planner = Planner(agreement.algorithm, setting, equal, config.seed)
+        self.rounds, self.status, self.reason = 0, "running", ""
+        self._void = 0
+        self._counted: dict[int, str] = {}
+        self._silos: dict[int, dict[str, Any]] = {}
+        self._refusals: list[dict[str, Any]] = []
+        self._round: _Round | None = None
+        self._vectors = agreement.algorithm.init_server(agreement.flatten(model).clone(), setting)
+        if self._folder is not None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._go_on(checkpoints.load(self._folder / "checkpoint"))
+
+    status: Status
+
+    @property
+    def model(self) -> Tensor:
+        """The global model (d,)."""
+        return self._vectors["model"]
+
+    @property
+    def max_bytes(self) -> int:
+        """The most bytes that a good upload of this round has, as `Message.to_bytes` writes it."""
+        assert self._round is not None
+        return HEADER_BYTES + num_bytes(self._round.up)
+
+    @property
+    def asked(self) -> tuple[int, ...]:
+        """The silos that this round is asked of, ascending."""
+        return () if self._round is None else self._round.plan.participants
+
+    @property
+    def missing(self) -> list[int]:
+        """Those of them that have not answered."""
+        if self._round is None:
+            return []
+        known = {*self._round.uploads, *self._round.refused, *self._round.spent}
+        return [silo for silo in self.asked if silo not in known]
+
+    @property
+    def needed(self) -> int:
+        """How many of them have to send a good upload, for the round to count."""
+        assert self._round is not None
+        plan = self._round.plan
+        if plan.participation == "all":
+            return len(plan.participants)
+        return max(1, math.ceil(self._min_share * self._round.expected - 1e-9))
+
+    def begin(self, asked: Sequence[int] | None = None, *, expected: int | None = None) -> Message | None:
+        """What to send to every silo that is asked for this round; None if there is no further one.
+
+        Args:
+            asked: whom the platform picked; None to draw them here, as a run in one process does.
+            expected: how many of them will be asked, where the platform does not say which.
+
+        Raises:
+            UnsupportedError: the algorithm needs every silo, and the platform picked some.
+        """
+        if self.status != "running":
+            return None
+        if self.agreement.config.rounds is not None and self.rounds >= self.agreement.config.rounds:
+            self._end("done", "")
+            return None
+        plan = self._plan(asked, expected)
+        tag = secrets.token_hex(8)
+        self._round = _Round(
+            plan, tag, self.agreement.up(self._vectors, plan), {}, {}, {}, expected or len(plan.participants)
+        )
+        header = {
+            "dpfl": PROTOCOL,
+            "run": self.agreement.run,
+            "round": self.rounds,
+            "tag": tag,
+            "counted": {str(silo): self._counted[silo] for silo in plan.participants if silo in self._counted},
+            "plan": {
+                "local_steps": plan.local_steps,
+                "local_lr": plan.local_lr,
+                "num_gradients": plan.num_gradients,
+                "share": list(plan.share),
+                "phase": plan.phase,
+                "smoothing": None if plan.smoothing is None else list(plan.smoothing),
+                "silo_share": plan.silo_share,
+            },
+        }
+        down = self.agreement.algorithm.download(self._vectors)
+        return Message(header, {name: value.clone() for name, value in down.items()})
+
+    def _plan(self, asked: Sequence[int] | None, expected: int | None) -> RoundPlan:
+        if asked is None:
+            plan = self._planner.plan(self._vectors, self.rounds)
+            assert plan is not None
+            return plan
+        plan, num_silos = self._planner.asks(self._vectors, self.rounds), self.agreement.num_silos
+        self._check_all(plan, len(asked) if expected is None else expected)
+        chosen = tuple(sorted(set(asked)))
+        if not chosen or len(chosen) != len(asked) or not all(0 <= silo < num_silos for silo in chosen):
+            raise ConfigError(f"the platform asks silos {list(asked)}: ids must be distinct, in 0..{num_silos - 1}.")
+        return _among(plan, chosen, num_silos)
+
+    def _check_all(self, plan: RoundPlan, asked: int) -> None:
+        if plan.participation == "all" and asked < self.agreement.num_silos:
+            raise UnsupportedError(
+                f"algorithm {self.agreement.config.algorithm.name!r} needs every silo in every round, and the platform "
+                f"asks {asked} of {self.agreement.num_silos}. Let it ask all of them, or use scaffold."
+            )
+
+    def receive(self, silo: int, upload: Message | MessageError) -> str | None:
+        """Take what came from a silo; None if it is good, else why it was refused.
+
+        Args:
+            silo: from whom it came, as the platform knows it: not what the upload says.
+            upload: or the error that reading it gave.
+        """
+        current = self._round
+        if current is None or silo not in current.plan.participants:
+            return self._refuse(silo, "it was not asked in this round")
+        if silo not in self.missing:
+            return self._refuse(silo, "it answered before", keep=True)
+        try:
+            if isinstance(upload, MessageError):
+                raise upload
+            status, header = self._checked(silo, upload, current), upload.header
+            if status == "failed":
+                raise MessageError("the silo met with an error, which its own log tells.")
+            if status == "spent":
+                current.spent[silo] = str(header.get("reason"))[:500]
+                LOG.warning("round %d: silo %d takes no part: %s", self.rounds + 1, silo, current.spent[silo])
+                return None
+            check_vectors(upload.vectors, current.up)
+        except MessageError as error:
+            return self._refuse(silo, str(error))
+        device = self.model.device
+        current.uploads[silo] = {name: upload.vectors[name].to(device) for name in current.up}
+        about, epsilon = self._silos.setdefault(silo, {"rounds": 0}), header.get("epsilon")
+        about["epsilon"] = epsilon if isinstance(epsilon, float) else None
+        return None
+
+    def _checked(self, silo: int, upload: Message, current: _Round) -> str:
+        header = upload.header
+        if header.get("dpfl") != PROTOCOL or value_of(header, "run", str) != self.agreement.run:
+            raise MessageError("it is of another run, or of another version's protocol.")
+        if value_of(header, "silo", int) != silo:
+            raise MessageError(f"it says that it is of silo {header['silo']}.")
+        if value_of(header, "tag", str) != current.tag or value_of(header, "round", int) != self.rounds:
+            raise MessageError("it answers another request than the last: it is late, or was sent before (a replay).")
+        status: str = value_of(header, "status", str)
+        if status not in ("upload", "spent", "failed"):
+            raise MessageError(f"its status is {status[:20]!r}.")
+        return status
+
+    def _refuse(self, silo: int, why: str, keep: bool = False) -> str:
+        """Note it; with ``keep`` what the silo sent before stays."""
+        if self._round is not None and silo in self._round.plan.participants and not keep:
+            self._round.refused[silo] = why
+        self._refusals.append({"round": self.rounds + 1, "silo": silo, "why": why})
+        LOG.warning("round %d: an upload of silo %d is refused: %s", self.rounds + 1, silo, why)
+        return why
+
+    def end(self) -> bool:
+        """No more is awaited: take the step. Returns whether the round counted.
+
+        Raises:
+            TrainingError: the model is not finite, or rounds were void too often in a row.
+        """
+        current = self._round
+        assert current is not None, "begin a round first"
+        for silo in self.missing:
+            LOG.warning("round %d: silo %d did not answer", self.rounds + 1, silo)
+        plan, good, needed = current.plan, tuple(sorted(current.uploads)), self.needed
+        self._round = None
+        if len(good) < needed:
+            self._is_void(current, needed)
+            return False
+        plan, total = _among(plan, good, self.agreement.num_silos), WeightedSum()
+        for silo, weight in zip(plan.participants, plan.weights, strict=True):
+            total.add({name: value.unsqueeze(0) for name, value in current.uploads[silo].items()}, [weight])
+        vectors = self.agreement.algorithm.aggregate(self._vectors, total.total, plan)
+        if not all_finite(vectors):
+            raise TrainingError(f"the global model is not finite after round {self.rounds + 1}. Use smaller steps.")
+        self._vectors, self.rounds, self._void = vectors, self.rounds + 1, 0
+        for silo in good:
+            self._counted[silo] = current.tag
+            self._silos[silo]["rounds"] += 1
+        if self.rounds == self.agreement.config.rounds:
+            self.status = "done"
+        self._save()
+        return True
+
+    def _is_void(self, current: _Round, needed: int) -> None:
+        good, asked = len(current.uploads), len(current.plan.participants)
+        why = f"round {self.rounds + 1}: {good} of {asked} silos sent a good upload, {needed} are needed"
+        LOG.warning("%s: it does not count", why)
+        if current.spent:
+            silo, reason = next(iter(current.spent.items()))
+            self._end("budget_exhausted", f"silo {silo}: {reason}")
+            return
+        self._void += 1
+        if self._void >= MOST_VOID:
+            silent = [silo for silo in current.plan.participants if silo not in current.uploads]
+            told = {silo: (current.refused | current.spent).get(silo, "no answer") for silo in silent}
+            raise TrainingError(f"{why}, for the {self._void}th time in a row. {told}")
+
+    def _end(self, status: Status, reason: str) -> None:
+        self.status, self.reason = status, reason
+        self._save()
+
+    def summary(self) -> dict[str, Any]:
+        """How the run stands, and what silos say of their epsilon; what proves it are their own ledgers."""
+        config = self.agreement.config
+        return {
+            "name": config.name,
+            "run": self.agreement.run,
+            "status": self.status,
+            "reason": self.reason,
+            "rounds": self.rounds,
+            "num_silos": self.agreement.num_silos,
+            "delta": config.privacy.delta,
+            "epsilon_is": "the server's view, of each silo by its own account; amplified by no draw of silos",
+            "silos": {str(silo): self._silos[silo] for silo in sorted(self._silos)},
+            "refused": self._refusals[-1000:],
+        }
+
+    def _save(self) -> None:
+        if self._folder is None:
+            return
+        facts = {
+            "run": self.agreement.run,
+            "counted": {str(silo): tag for silo, tag in self._counted.items()},
+            "said": json.dumps({str(silo): about for silo, about in self._silos.items()}),
+            "refusals": self._refusals[-1000:],
+            "status": self.status,
+            "reason": self.reason,
+        }
+        checkpoints.save(self._folder / "checkpoint", Checkpoint(self.rounds, self._vectors, {}, facts))
+        write_atomic(self._folder / "summary.json", to_json(self.summary()))
+
+    def _go_on(self, found: Checkpoint | None) -> None:
+        if found is None:
+            self._save()  # so that a server which is restarted in its first round is known to be the same
+            return
+        if found.facts.get("run") != self.agreement.run:
+            raise ConfigError(
+                f"{self._folder} is the folder of another agreement's server ({found.facts.get('run')}, not "
+                f"{self.agreement.run}). Use another one, or go back to its settings and its model."
+            )
+        try:
+            self.rounds, self.status, self.reason = found.rounds, found.facts["status"], found.facts["reason"]
+            self._counted = {int(silo): tag for silo, tag in found.facts["counted"].items()}
+            self._silos = {int(silo): about for silo, about in json.loads(found.facts["said"]).items()}
+            self._refusals = list(found.facts["refusals"])
+        except (KeyError, ValueError, TypeError, AttributeError) as error:
+            raise DataError(
+                f"{self._folder}: the checkpoint cannot be read: {error}. Restore it from a copy."
+            ) from error
+        self._vectors = found.server
+
+
+def _among(plan: RoundPlan, silos: tuple[int, ...], num_silos: int) -> RoundPlan:
+    """The plan with these participants, of equal weights."""
+    return replace(plan, participants=silos, weights=(1 / len(silos),) * len(silos), silo_share=len(silos) / num_silos)

@@ -1,0 +1,436 @@
+"""One silo's process: it trains by the private oracle, charges its ledger, and answers the server.
+
+What it keeps is in its folder, and nobody else's: `ledger.jsonl`, `state.safetensors`, `config.yaml`, and the privacy
+statement, `privacy.md` and `ledger.json`. An answer leaves when its charges are on disk, and it is on disk itself: a
+silo that is asked the same again sends the same bits again, which costs nothing. Whether an upload counted is known
+with the next download only; till then the silo keeps both states, so that one whose upload was lost, refused or
+computed just before a crash goes on as if it had not taken part, but for what it was charged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as serialise
+from torch import nn
+
+from dpfl_plugin.adapters.agreement import Agreement
+from dpfl_plugin.adapters.message import PROTOCOL, Message, check_vectors, value_of
+from dpfl_plugin.adapters.records import silo_of
+from dpfl_plugin.algorithms.base import RoundPlan
+from dpfl_plugin.config.load import to_yaml
+from dpfl_plugin.config.schema import Config
+from dpfl_plugin.core.vectors import Vectors
+from dpfl_plugin.data.base import Holding, Survey, digest
+from dpfl_plugin.errors import ConfigError, DataError, LedgerError, MessageError, require
+from dpfl_plugin.gradients.base import Loss
+from dpfl_plugin.oracle import Draw
+from dpfl_plugin.privacy.ledger import Ledger
+from dpfl_plugin.training.accounting import PrivacyAccount
+from dpfl_plugin.training.build import build
+from dpfl_plugin.training.folder import RunFolder, locked, to_json, write_atomic
+from dpfl_plugin.training.statement import markdown, statement
+
+STATE: Final = "state.safetensors"
+MEASUREMENTS: Final = (
+    "What the platform itself sends is not covered by any epsilon here: losses, accuracies and numbers of records that "
+    "a silo reports, and whatever else is sent beside the uploads.",
+)
+PUBLIC_DRAWS: Final = (
+    "Who takes part is chosen by the server or its platform, in public: no amplification is claimed from it, and a "
+    "third party is granted what the server is.",
+    "The numbers are those of this silo alone, and of this folder: what the records were used for elsewhere is not in "
+    "them.",
+)
+
+
+@dataclass(slots=True)
+class _Kept:
+    """What lasts from one message to the next.
+
+    Attributes:
+        states: (1, d) each, as of the last upload that is known to have counted, which has the tag ``counted``.
+        staged, upload: of the last upload; whether it counted is not known. Its tag is ``tag``, and ``asked`` the
+            digest of the message that asked for it.
+    """
+
+    states: Vectors
+    counted: str | None = None
+    round: int = -1
+    tag: str | None = None
+    asked: str = ""
+    header: dict[str, Any] | None = None
+    staged: Vectors | None = None
+    upload: Vectors | None = None
+
+
+class Silo:
+    """Answers what the server sends.
+
+    Args:
+        id: from 0 to M - 1, the same whenever and wherever this silo's process is started.
+        model: the project's own; a copy of it is used.
+        records: see `records.silo_of`.
+        folder: this silo's own; made if it is missing.
+        loss: (outputs (n, ...), labels (n,)) -> (n,), one value for each record; None for what the agreement says.
+        draw: names the random bits of a round, for simulations that are to be repeated: whoever knows them can compute
+            the noise. None for noise from the operating system.
+
+    Raises:
+        ConfigError, DataError: something is wrong with the configuration, the model or the records; or the folder is
+            that of another silo, another agreement or other records.
+        BusyError: another process has the folder.
+        LedgerError: the ledger is damaged, or lacks what the state knows of.
+    """
+
+    def __init__(
+        self,
+        agreement: Agreement,
+        id: int,
+        model: nn.Module,
+        records: Any,
+        folder: Path | str,
+        *,
+        loss: Loss | None = None,
+        draw: Callable[[int], Draw] | None = None,
+    ) -> None:
+        require(0 <= id < agreement.num_silos, "silo id", id, f"be in 0..{agreement.num_silos - 1}")
+        agreement.flatten(model)  # it is the one that was agreed on
+        self.id, self._agreement, self._draw = id, agreement, draw or _fresh_draw
+        self._files, self._stack = RunFolder(Path(folder)), contextlib.ExitStack()
+        with contextlib.ExitStack() as stack:
+            self._files.path.mkdir(parents=True, exist_ok=True)
+            taken = f"{self._files.path}: another process ({{holder}}) is this silo. End it first."
+            stack.enter_context(locked(self._files.path / ".lock", taken, optional=False))
+            self._open(model, records, loss, stack)
+            self._stack = stack.pop_all()
+
+    def _open(self, model: nn.Module, records: Any, loss: Loss | None, stack: contextlib.ExitStack) -> None:
+        agreement, mine = self._agreement, silo_of(records)
+        require(
+            (agreement.setting.num_records or 0) <= len(mine.train_y),
+            "num_records",
+            agreement.setting.num_records,
+            f"be that of the smallest silo; silo {self.id} has {len(mine.train_y)}",
+        )
+        sha256 = digest(mine)
+        known = _begun(self._files, self.id, agreement.run, sha256)
+        # Of the others nothing is known here, and nothing of them is needed: as if all were like this one.
+        survey = Survey(
+            num_classes=0,
+            feature_shape=mine.train_x.shape[1:],
+            caveats=(),
+            num_records=(len(mine.train_y),) * agreement.num_silos,
+            num_test_records=(0,) * agreement.num_silos,
+            digests=(sha256,),
+        )
+        self._config = _own(agreement, seeded=self._draw is not _fresh_draw)
+        parts = build(
+            self._config,
+            Path(),
+            None if known is None else known["noise_multiplier"],
+            hold=lambda config, base: Holding(survey, {self.id: mine}),
+            module=copy.deepcopy(model),
+            loss=loss,
+        )
+        self._host, self._rules, self._accountant = parts.host, parts.rules, parts.accountant
+        self._caveats, self._device = parts.caveats, parts.model.device
+        facts = {
+            "run": agreement.run,
+            "silo": self.id,
+            "name": self._config.name,
+            "noise_multiplier": parts.noise_multiplier,
+            "num_records": list(parts.num_records),
+            "records_sha256": sha256,
+        }
+        write_atomic(self._files.config, to_yaml(self._config))
+        ledger = Ledger(self._files.ledger, facts) if known is None else Ledger.open(self._files.ledger)
+        self._ledger = stack.enter_context(ledger)
+        self._kept = _load(self._files.path / STATE, ledger, self._host.states)
+        self._account = PrivacyAccount(
+            self._config,
+            rules=parts.rules,
+            accountant=parts.accountant,
+            setting=parts.setting,
+            num_records=parts.num_records,
+            ledger=ledger,
+        )
+
+    def close(self) -> None:
+        """Let go of the folder."""
+        self._stack.close()
+
+    def __enter__(self) -> Silo:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    @property
+    def epsilon(self) -> float | None:
+        """What this silo's releases come to towards the server; None where nothing is guaranteed."""
+        return self._account.so_far()["server"]
+
+    @property
+    def noise_multiplier(self) -> float:
+        return self._rules.noise_multiplier
+
+    @property
+    def ledger_head(self) -> str:
+        """The checksum of the ledger's last line; kept elsewhere, it shows whether lines are missing at the end."""
+        return self._ledger.head
+
+    def holds(self, head: str) -> bool:
+        """Whether the ledger is one that once had this `ledger_head`, and grew since."""
+        return self._ledger.holds(head)
+
+    def answer(self, message: Message) -> Message:
+        """Take part in the round that the server asks for: the upload, or why there is none.
+
+        When it returns, the charges are on disk, and so is the upload.
+
+        Raises:
+            MessageError: the message is damaged, of another agreement, or contradicts what this silo knows.
+            LedgerError, OSError: something could not be written; nothing left.
+        """
+        round, tag, counted = self._check(message)
+        asked = message.digest()
+        if asked == self._kept.asked and self._kept.upload is not None:
+            return Message(dict(self._kept.header or {}), self._kept.upload)  # the same bits: charged once
+        plan = self._plan(message.header)
+        if round < self._kept.round:
+            raise MessageError(
+                f"silo {self.id}: the server asks for round {round + 1} after round {self._kept.round + 1}: it is an "
+                "old message, or the server lost its folder."
+            )
+        settled = self._settled(counted)
+        why = self._spent(round, plan)
+        if why is not None:
+            self.write_statement()
+            return self._answer(round, tag, "spent", reason=why)
+        down = {name: value.to(self._device) for name, value in message.vectors.items()}
+        self._host.states = settled.states
+        self._account.begin_round(round, plan)
+        try:
+            up, charges = self._host.run([self.id], down, plan, self._draw(round))
+            self._account.append(charges)
+            self._account.sync()  # before anything of the upload leaves, or is kept
+            staged = self._host.staged()
+        finally:
+            self._host.discard()
+        upload = {name: value[0].cpu().contiguous() for name, value in up.items()}
+        answer = self._answer(round, tag, "upload", epsilon=self.epsilon, delta=self._config.privacy.delta)
+        kept = _Kept(settled.states, settled.counted, round, tag, asked, answer.header, staged, upload)
+        _save(self._files.path / STATE, kept, self._ledger)
+        self._kept = kept
+        number = len(self._ledger)
+        if round + 1 == self._config.rounds or number & (number - 1) == 0:  # writing it takes longer than a small round
+            self.write_statement()
+        return Message(answer.header, upload)
+
+    def failure(self, message: Message) -> Message:
+        """What to answer where `answer` raised: that there is nothing. Why stays here, as it may tell of records."""
+        round, tag = message.header.get("round"), message.header.get("tag")
+        sane = type(round) is int and isinstance(tag, str)
+        return self._answer(round if sane else 0, tag if sane else "", "failed")  # type: ignore[arg-type]
+
+    def _answer(self, round: int, tag: str, status: str, **more: Any) -> Message:
+        facts = {"dpfl": PROTOCOL, "run": self._agreement.run, "round": round, "tag": tag, "silo": self.id}
+        return Message({**facts, "status": status, **more})
+
+    def _check(self, message: Message) -> tuple[int, str, str | None]:
+        """(round, tag, the tag of this silo's last upload that counted) of a message that is in order."""
+        header = message.header
+        try:
+            if header.get("dpfl") != PROTOCOL:
+                raise MessageError(f"it is of protocol {str(header.get('dpfl'))[:20]}, and this version of {PROTOCOL}.")
+            if value_of(header, "run", str) != self._agreement.run:
+                raise MessageError(
+                    f"it is of run {header['run'][:32]}, and this silo agreed to {self._agreement.run}: settings or "
+                    "the model differ."
+                )
+            round, tag = value_of(header, "round", int), value_of(header, "tag", str)
+            known = value_of(header, "counted", dict).get(str(self.id))
+            if not (0 <= round < 10**9 and 0 < len(tag) <= 64 and (known is None or isinstance(known, str))):
+                raise MessageError("its round, tag or counted make no sense.")
+            check_vectors(message.vectors, self._agreement.down)
+        except MessageError as error:
+            raise MessageError(f"silo {self.id}, a message of the server: {error}") from error
+        return round, tag, known
+
+    def _plan(self, header: Mapping[str, Any]) -> RoundPlan:
+        try:
+            given = value_of(header, "plan", dict)
+            share, smoothing = value_of(given, "share", list), value_of(given, "smoothing", list, type(None))
+            plan = RoundPlan(
+                local_steps=value_of(given, "local_steps", int),
+                local_lr=float(value_of(given, "local_lr", float, int)),
+                num_gradients=value_of(given, "num_gradients", int),
+                participation="all",  # as far as this silo can tell: no word of the server's amplifies
+                share=(float(share[0]), float(share[1])),
+                phase=value_of(given, "phase", str),
+                smoothing=None if smoothing is None else (str(smoothing[0]), float(smoothing[1])),
+                silo_share=float(value_of(given, "silo_share", float, int)),
+                participants=(self.id,),
+                weights=(1.0,),
+            )
+            if not (plan.local_steps >= 0 and plan.num_gradients >= 0 and 0 <= plan.share[0] < plan.share[1] <= 1):
+                raise MessageError("its plan makes no sense.")
+        except (IndexError, TypeError, ValueError) as error:
+            raise MessageError(f"silo {self.id}, a message of the server: {error}") from error
+        return plan
+
+    def _settled(self, counted: str | None) -> _Kept:
+        """The state from which this round starts: with the last upload if it counted, else without it."""
+        kept = self._kept
+        if kept.staged is not None and counted is not None and counted == kept.tag:
+            return _Kept(kept.staged, counted)
+        if counted != kept.counted:
+            raise MessageError(
+                f"silo {self.id}: the last of its uploads that the server counts is {counted}, and that its folder "
+                f"knows of is {kept.tag or kept.counted}: one of both lost its folder, or was set back. Restore it "
+                f"from a copy; or begin anew, with other folders for the server and all silos (what is in "
+                f"{self._files.ledger} stays spent)."
+            )
+        return _Kept(kept.states, kept.counted)
+
+    def _spent(self, round: int, plan: RoundPlan) -> str | None:
+        """Why this silo takes no part; None if it does. Decided by what it released, never by its records."""
+        rounds = self._config.rounds
+        if rounds is not None and round >= rounds:
+            return f"round {round + 1} is more than the {rounds} that were agreed on"
+        eligible = self._account.eligible()
+        if eligible is not None and self.id not in eligible:
+            return f"it took part in max_participations={self._config.max_participations} rounds"
+        return None if self._account.affords(round, plan) else self._account.why_not()
+
+    def write_statement(self) -> None:
+        """Write `privacy.md` and `ledger.json`: what this silo's ledger proves.
+
+        `answer` does so after the 1st, 2nd, 4th, 8th ... charge, after the last round, and when the budget is spent;
+        `dpfl account FOLDER` reads the ledger itself.
+        """
+        charges = list(self._ledger)
+        run = {
+            "name": f"{self._config.name}, silo {self.id}",
+            "id": self._agreement.run,
+            "num_silos": self._agreement.num_silos,
+            "rounds": len({charge.round for charge in charges}),
+            "status": "running",
+            "reason": "",
+        }
+        said = statement(
+            self._config,
+            self._account,
+            rules=self._rules,
+            accountant=self._accountant,
+            run=run,
+            caveats=(*self._caveats, *PUBLIC_DRAWS),
+            notes=self._ledger.notes,
+            measurements=MEASUREMENTS,
+        )
+        said["silos"] = [row for row in said["silos"] if row["silo"] == self.id]
+        write_atomic(self._files.statement, to_json(said))
+        write_atomic(self._files.privacy, markdown(said))
+
+
+def _fresh_draw(round: int) -> Draw:
+    """A name that is used once; the bits come from the operating system."""
+    return Draw(0, round, 0, secrets.token_hex(8))
+
+
+def _own(agreement: Agreement, *, seeded: bool) -> Config:
+    """As one silo sees it: it may be asked in every round, whatever the server says of draws."""
+    config = agreement.config
+    privacy = config.privacy.model_copy(update={"secure": not seeded})
+    dtype = str(agreement.dtype).removeprefix("torch.")
+    runtime = config.runtime.model_copy(update={"dtype": dtype})
+    return config.model_copy(update={"silo_rate": 1.0, "privacy": privacy, "runtime": runtime})
+
+
+def _begun(files: RunFolder, id: int, run: str, sha256: str) -> dict[str, Any] | None:
+    """What the ledger in a folder says of the silo that began it; None if there is none.
+
+    Raises:
+        ConfigError: it is of another silo or agreement; DataError: of other records.
+        LedgerError: it is missing where it should be, or damaged.
+    """
+    if files.ledger.exists() and b"\n" not in files.ledger.read_bytes():
+        files.ledger.unlink()  # the process ended while it wrote the first line: nothing was charged
+    if not files.ledger.exists():
+        if (files.path / STATE).exists():
+            raise LedgerError(f"{files.ledger} is missing, and {STATE} beside it is not: restore it from a copy.")
+        return None
+    facts = Ledger.open(files.ledger, append=False).facts
+    for key, value, what in (("silo", id, "silo"), ("run", run, "agreement")):
+        if facts.get(key) != value:
+            raise ConfigError(
+                f"{files.path} is the folder of {what} {facts.get(key)}, not of {value}. Use another folder: what was "
+                "released there stays released."
+            )
+    if facts.get("records_sha256") != sha256:
+        raise DataError(
+            f"{files.path}: the records are not those that this silo began with. Restore them, or begin anew in "
+            "another folder; loaders must not change records at random (augmentation)."
+        )
+    return facts
+
+
+def _save(path: Path, kept: _Kept, ledger: Ledger) -> None:
+    groups = {"states": kept.states, "staged": kept.staged or {}, "upload": kept.upload or {}}
+    named = {
+        f"{group}/{name}": v.cpu().contiguous() for group, vectors in groups.items() for name, v in vectors.items()
+    }
+    facts = {"counted": kept.counted, "round": kept.round, "tag": kept.tag, "asked": kept.asked, "header": kept.header}
+    more = {"num_charges": len(ledger), "head": ledger.head}
+    write_atomic(path, serialise(named, metadata={"facts": json.dumps({**facts, **more})}))
+
+
+def _load(path: Path, ledger: Ledger, initial: Vectors) -> _Kept:
+    """What `_save` wrote, or the beginning.
+
+    Raises:
+        DataError: the file is damaged; LedgerError: the ledger lacks what it knows of.
+    """
+    if not path.exists():
+        return _Kept(initial)
+    groups: dict[str, Vectors] = {"states": {}, "staged": {}, "upload": {}}
+    try:
+        with safe_open(path, framework="pt") as file:
+            facts = json.loads(file.metadata()["facts"])
+            for key in file.keys():  # noqa: SIM118, it cannot be iterated over
+                group, name = key.split("/", 1)
+                groups[group][name] = file.get_tensor(key)
+        kept = _Kept(
+            groups["states"],
+            facts["counted"],
+            facts["round"],
+            facts["tag"],
+            facts["asked"],
+            facts["header"],
+            groups["staged"],
+            groups["upload"],
+        )
+        head = facts["head"]
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise DataError(f"{path} cannot be read: {error}. Restore it from a copy.") from error
+    if not ledger.holds(head):
+        raise LedgerError(
+            f"{ledger.path} does not hold the line {head} that {path.name} knows of: its end is missing, and without "
+            "it no epsilon can be stated. Restore it from a copy."
+        )
+    device = next(iter(initial.values())).device if initial else torch.device("cpu")
+    for vectors in (kept.states, kept.staged):
+        for name, value in (vectors or {}).items():
+            assert vectors is not None
+            vectors[name] = value.to(device)
+    return kept

@@ -1,0 +1,517 @@
+"""What goes wrong on a wire and at a silo: nothing is lost, nothing counts twice, everything is charged."""
+
+import copy
+import json
+import re
+
+import pytest
+import torch
+from torch import nn
+
+from dpfl_plugin.adapters import Message, Server, Silo, agree
+from dpfl_plugin.adapters import silo as silo_module
+from dpfl_plugin.errors import BusyError, ConfigError, DataError, LedgerError, MessageError, TrainingError
+from dpfl_plugin.oracle import Draw
+from tests.adapters.federation import NOISY, SCAFFOLD, block, draws, loop, over_the_wire
+
+NUM_SILOS = 4
+
+
+def module():
+    made = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+    with torch.no_grad():
+        for number, parameter in enumerate(made.parameters()):
+            parameter.copy_(torch.linspace(-0.5, 0.5, parameter.numel()).reshape(parameter.shape) + 0.01 * number)
+    return made
+
+
+def records(num_silos=NUM_SILOS, size=20):
+    rng = torch.Generator().manual_seed(7)
+    return {
+        i: (torch.randn(size + i, 5, generator=rng).double() + i, (torch.arange(size + i) + i) % 3)
+        for i in range(num_silos)
+    }
+
+
+def begin(folder, values=None, draw=None):
+    return loop(folder, values or block(rounds=8), module(), records(), draw)
+
+
+def mean_control(made, server_message):
+    """The mean of the silos' control variates, each as it stands once the silo knows what counted."""
+    counted = server_message.header["counted"]
+    return torch.stack([s._settled(counted.get(str(i))).states["control"][0] for i, s in made.silos.items()]).mean(0)
+
+
+# Uploads that do not arrive
+
+
+def test_lost_uploads_leave_the_servers_control_the_mean_of_the_silos(tmp_path):
+    """[N] Alg. 1 under any participation: c = 1/M sum_i c_i. It holds only if both sides agree on what counted."""
+    lost = {(0, 1), (1, 0), (1, 3), (2, 1), (4, 2), (4, 1)}
+    with begin(tmp_path) as made:
+        for round in range(6):
+            assert made.round(lambda silo, up, t=round: None if (t, silo) in lost else up)
+            following = made.server.begin()
+            control = following.vectors["control"]
+            assert control.norm() > 1e-3
+            torch.testing.assert_close(control, mean_control(made, following), rtol=0, atol=1e-14)
+        charged = {i: len({c.round for c in silo._ledger}) for i, silo in made.silos.items()}
+        assert charged == {0: 6, 1: 6, 2: 6, 3: 6}  # what was lost was released all the same
+
+
+def test_a_round_without_half_of_the_silos_is_void_and_asked_again_and_charged_again(tmp_path):
+    with begin(tmp_path) as made:
+        before = made.server.model.clone()
+        assert made.round(lambda silo, up: up if silo == 2 else None) is False
+        assert torch.equal(made.server.model, before)
+        assert made.server.rounds == 0
+        assert made.round() is True
+        assert made.server.rounds == 1
+        ids = {charge.noise_id for charge in made.silos[2]._ledger}
+        assert len(ids) == 2 and {charge.round for charge in made.silos[2]._ledger} == {0}
+        following = made.server.begin()
+        torch.testing.assert_close(following.vectors["control"], mean_control(made, following), rtol=0, atol=1e-14)
+
+
+def test_rounds_that_never_count_end_in_an_error_that_names_the_silos(tmp_path):
+    with begin(tmp_path) as made:
+        assert made.round(lambda silo, up: None) is False
+        assert made.round(lambda silo, up: None) is False
+        with pytest.raises(TrainingError, match=r"0 of 4 silos.*3th time.*3: 'no answer'"):
+            made.round(lambda silo, up: None)
+
+
+def test_scaffnew_needs_every_silo(tmp_path):
+    values = block(algorithm={"name": "scaffnew", "local_lr": 0.1, "local_steps": 2})
+    with begin(tmp_path / "a", values) as made, begin(tmp_path / "b", values) as whole:
+        assert made.round(lambda silo, up: None if silo == 3 else up) is False
+        made.run(), whole.run()
+        for silo in made.silos.values():  # sum_i h_i = 0, which a silo that missed a mean would break
+            assert len({charge.noise_id for charge in silo._ledger if charge.round == 0}) == 2
+        following = {str(i): made.server._counted[i] for i in range(NUM_SILOS)}
+        ended = [s._settled(following[str(i)]).states for i, s in made.silos.items()]
+        mean = made.server._vectors["mean_update"]
+        h = [one["control"][0] + 0.5 / 0.1 * (mean - one["update"][0]) for one in ended]
+        torch.testing.assert_close(sum(h), torch.zeros_like(h[0]), rtol=0, atol=1e-12)
+        with pytest.raises(ConfigError, match="needs every silo in every round, and the platform asks 2 of 4"):
+            Server(made.agreement, module()).begin([0, 1])
+
+
+# Uploads that are no good
+
+
+def swapped(**header):
+    return lambda up: Message({**up.header, **header}, up.vectors)
+
+
+def with_vectors(change):
+    def changed(up):
+        vectors = {name: value.clone() for name, value in up.vectors.items()}
+        return Message(up.header, change(vectors))
+
+    return changed
+
+
+def poke(value):
+    def change(vectors):
+        vectors["control"][3] = value
+        return vectors
+
+    return with_vectors(change)
+
+
+BAD = {
+    "NaN": (poke(float("nan")), "control has entries that are not finite"),
+    "infinite": (poke(float("inf")), "control has entries that are not finite"),
+    "too long": (with_vectors(lambda v: {**v, "model": torch.cat([v["model"]] * 2)}), r"model is float64\[78\]"),
+    "too short": (with_vectors(lambda v: {**v, "model": v["model"][:-1]}), r"model is float64\[38\], where"),
+    "another type": (with_vectors(lambda v: {**v, "model": v["model"].float()}), r"model is float32\[39\], where"),
+    "a matrix": (with_vectors(lambda v: {**v, "model": v["model"].reshape(3, 13)}), r"model is float64\[3, 13\]"),
+    "one more": (with_vectors(lambda v: {**v, "extra": v["model"]}), "control, extra, model, where control, model"),
+    "one less": (with_vectors(lambda v: {"model": v["model"]}), "it holds the vectors model, where"),
+    "another silo's": (swapped(silo=2), "it says that it is of silo 2"),
+    "another run's": (swapped(run="0" * 16), "of another run"),
+    "no tag": (swapped(tag=None), "tag='None', where str is needed"),
+    "another tag": (swapped(tag="f" * 16), "late, or was sent before"),
+    "a round to come": (swapped(round=1), "late, or was sent before"),
+    "a truth for a number": (swapped(silo=True), "silo='True', where int is needed"),
+    "another protocol": (swapped(dpfl=2), "another version's protocol"),
+    "an odd status": (swapped(status="fine"), "its status is 'fine'"),
+    "damaged": (lambda up: MessageError("it cannot be read."), "it cannot be read"),
+}
+
+
+@pytest.fixture(scope="module")
+def answered(tmp_path_factory):
+    """A server that has begun a round, and what its silos answer."""
+    with begin(tmp_path_factory.mktemp("answered")) as made:
+        server = Server(made.agreement, module())
+        message = server.begin()
+        return server, {silo: made.silos[silo].answer(message) for silo in server.asked}
+
+
+@pytest.mark.parametrize(("spoil", "why"), BAD.values(), ids=BAD)
+def test_a_bad_upload_is_refused_by_name_and_the_round_goes_on_without_it(answered, spoil, why, caplog):
+    server, ups = copy.deepcopy(answered)
+    without = copy.deepcopy(server)
+    for silo in server.asked:
+        if silo == 1:
+            assert re.search(why, server.receive(1, spoil(ups[1])))
+        else:
+            assert server.receive(silo, ups[silo]) is without.receive(silo, ups[silo]) is None
+    assert server.end() and without.end()
+    assert torch.equal(server.model, without.model)
+    (refused,) = server.summary()["refused"]
+    assert (refused["round"], refused["silo"]) == (1, 1) and re.search(why, refused["why"])
+    assert "round 1: an upload of silo 1 is refused" in caplog.text
+
+
+def test_refused_uploads_are_in_the_servers_summary(tmp_path):
+    with begin(tmp_path) as made:
+        assert made.round(lambda silo, up: poke(float("nan"))(up) if silo == 1 else up)
+        said = json.loads((tmp_path / "server" / "summary.json").read_text())
+        assert said["refused"] == [{"round": 1, "silo": 1, "why": "control has entries that are not finite."}]
+        assert {silo: about["rounds"] for silo, about in said["silos"].items()} == {"0": 1, "2": 1, "3": 1}
+
+
+def test_an_upload_of_an_earlier_round_is_a_replay(tmp_path):
+    with begin(tmp_path) as made:
+        kept = {}
+        assert made.round(lambda silo, up: kept.setdefault(silo, up))
+        assert made.round(lambda silo, up: kept[silo] if silo == 0 else up)
+        (refused,) = made.server.summary()["refused"]
+        assert refused["silo"] == 0 and "a replay" in refused["why"]
+
+
+def test_the_second_of_two_uploads_is_refused_and_the_first_stays(tmp_path):
+    draw = draws(1, "same")
+    with begin(tmp_path / "a", draw=draw) as made, begin(tmp_path / "b", draw=draw) as plain:
+        message = made.server.begin()
+        for silo in made.server.asked:
+            up = made.silos[silo].answer(message)
+            assert made.server.receive(silo, up) is None
+            assert made.server.receive(silo, up) == "it answered before"
+        assert made.server.end() and plain.round()
+        assert torch.equal(made.server.model, plain.server.model)
+
+
+def test_a_silo_that_was_not_asked_is_refused(tmp_path):
+    with begin(tmp_path, block(silo_rate=0.5)) as made:
+        made.server.begin([0, 1])
+        stranger = made.silos[2].answer(made.server.begin([2, 3]))
+        made.server.begin([0, 1])
+        assert made.server.receive(2, stranger) == "it was not asked in this round"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\x80\x04K\x01.", b"\xff" * 100, (2**40).to_bytes(8, "little") + b"{}", b"\x02" + b"\0" * 7 + b"{}"],
+)
+def test_bytes_that_are_no_message_are_refused_and_never_unpickled(data):
+    with pytest.raises(MessageError):
+        Message.from_bytes(data)
+
+
+def test_bytes_beyond_the_limit_are_not_read(tmp_path):
+    with begin(tmp_path) as made:
+        message = made.server.begin()
+        good = made.silos[0].answer(message).to_bytes()
+        assert len(good) < made.server.max_bytes < 2**17
+        with pytest.raises(MessageError, match=f"{len(good)} bytes, where 100 are enough"):
+            Message.from_bytes(good, 100)
+
+
+def test_a_header_that_is_no_json_object_is_refused():
+    for text in (b"[1]", b"{", b"\xff", b"[" * 100_000):
+        tensors = {"dpfl.header": torch.frombuffer(bytearray(text), dtype=torch.uint8)}
+        with pytest.raises(MessageError, match="header is no JSON"):
+            Message.from_tensors(tensors)
+    with pytest.raises(MessageError, match=r"holds no dpfl\.header"):
+        Message.from_tensors({"model": torch.zeros(3)})
+
+
+# What a silo refuses
+
+SERVER_SAYS = {
+    "another run": (swapped(run="0" * 16), "settings or the model differ"),
+    "a wrong plan": (swapped(plan={}), "share='None'"),
+    "NaN": (poke(float("nan")), "control has entries that are not finite"),
+    "too long": (with_vectors(lambda v: {**v, "model": torch.cat([v["model"]] * 2)}), r"model is float64\[78\]"),
+    "an upload that it never made": (swapped(counted={"0": "f" * 16}), "one of both lost its folder"),
+}
+
+
+@pytest.mark.parametrize(("spoil", "why"), SERVER_SAYS.values(), ids=SERVER_SAYS)
+def test_a_bad_message_of_the_server_is_refused_before_anything_is_released(tmp_path, spoil, why):
+    with begin(tmp_path) as made:
+        message = made.server.begin()
+        with pytest.raises(MessageError, match=why):
+            made.silos[0].answer(spoil(message))
+        assert len(made.silos[0]._ledger) == 0
+        failure = made.silos[0].failure(message)
+        assert "the silo met with an error" in made.server.receive(0, failure)
+
+
+def test_a_server_that_asks_for_more_gets_no_more_than_the_budget(tmp_path):
+    with begin(tmp_path, block(privacy={**NOISY, "epsilon": 3.0})) as made:
+        message = made.server.begin()
+        plan = {**message.header["plan"], "num_gradients": 200, "local_steps": 200}
+        answer = made.silos[0].answer(swapped(plan=plan)(message))
+        assert (answer.header["status"], answer.vectors) == ("spent", {})
+        assert "would pass epsilon 3" in answer.header["reason"]
+        assert len(made.silos[0]._ledger) == 0
+        late = made.silos[0].answer(swapped(round=4)(message))
+        assert "more than the 4 that were agreed on" in late.header["reason"]
+
+
+def test_a_server_cannot_talk_a_silo_into_an_amplification(tmp_path):
+    with begin(tmp_path) as made:
+        message = made.server.begin()
+        for participation in ("sampled", "sampled_with_replacement"):
+            plan = {**message.header["plan"], "participation": participation}
+            made.silos[0].answer(swapped(plan=plan)(message))
+        made.silos[0].write_statement()
+        views = json.loads((tmp_path / "silo-0" / "ledger.json").read_text())["views"]
+        assert views["third_party"]["epsilon"] == views["server"]["epsilon"] > 0
+
+
+def test_an_old_message_is_refused(tmp_path):
+    with begin(tmp_path) as made:
+        first = made.server.begin()
+        for silo in made.server.asked:
+            made.server.receive(silo, made.silos[silo].answer(first))
+        made.server.end()
+        assert made.round()
+        with pytest.raises(MessageError, match="round 1 after round 2: it is an old message"):
+            made.silos[0].answer(first)
+
+
+def test_a_cap_on_participations_is_kept_by_the_silo(tmp_path):
+    with begin(tmp_path, block(rounds=8, max_participations=3)) as made:
+        made.run()
+        assert made.server.rounds == 3
+        assert made.server.status == "budget_exhausted"
+        assert all(len({c.round for c in silo._ledger}) == 3 for silo in made.silos.values())
+
+
+# Asked again
+
+
+def test_the_same_message_again_gives_the_same_bits_and_costs_nothing(tmp_path):
+    with begin(tmp_path) as made:
+        message = made.server.begin()
+        first = made.silos[0].answer(over_the_wire(message))
+        charges = set(made.silos[0]._ledger)
+        again = made.silos[0].answer(over_the_wire(message))
+        assert again.digest() == first.digest()
+        assert set(made.silos[0]._ledger) == charges
+        made.silos[0].close()
+        with Silo(made.agreement, 0, module(), records()[0], tmp_path / "silo-0") as restarted:
+            assert restarted.answer(message).digest() == first.digest()
+            assert set(restarted._ledger) == charges
+
+
+def test_another_model_under_the_same_tag_is_another_release(tmp_path):
+    with begin(tmp_path) as made:
+        message = made.server.begin()
+        made.silos[0].answer(message)
+        other = with_vectors(lambda v: {**v, "model": v["model"] + 1})(message)
+        made.silos[0].answer(other)
+        assert len({charge.noise_id for charge in made.silos[0]._ledger}) == 2
+
+
+# Restarts
+
+
+def test_silos_and_server_that_are_restarted_after_every_round_go_on_to_the_same_bits(tmp_path):
+    draw = draws(3, "same")
+    with begin(tmp_path / "whole", draw=draw) as whole:
+        expected, charges = whole.run(), whole.charges()
+        for _ in range(8):
+            with begin(tmp_path / "cut", draw=draw) as made:
+                assert made.round()
+        with begin(tmp_path / "cut", draw=draw) as made:
+            assert made.round() is None
+            assert made.server.status == "done"
+            assert torch.equal(made.server.model, expected)
+            assert made.charges() == charges
+            assert made.server.summary()["silos"] == whole.server.summary()["silos"]
+
+
+def test_a_server_that_lost_a_round_before_it_was_saved_asks_for_it_again(tmp_path):
+    with begin(tmp_path) as made:
+        made.round()
+        message = made.server.begin()
+        for silo in (0, 1, 2):  # it ends before silo 3 answers
+            made.server.receive(silo, made.silos[silo].answer(message))
+        made.server = Server(made.agreement, module(), tmp_path / "server")
+        assert made.server.rounds == 1
+        assert made.round()
+        following = made.server.begin()
+        torch.testing.assert_close(following.vectors["control"], mean_control(made, following), rtol=0, atol=1e-14)
+
+
+class Unplugged(Exception):
+    pass
+
+
+def fail(*args, **kwargs):
+    raise Unplugged
+
+
+def test_a_silo_that_dies_before_its_upload_is_kept_has_charged_it(tmp_path, monkeypatch):
+    with begin(tmp_path) as made:
+        made.round()
+        message = made.server.begin()
+        with monkeypatch.context() as patch:
+            patch.setattr(silo_module, "_save", fail)
+            with pytest.raises(Unplugged):
+                made.silos[1].answer(message)
+        made.silos[1].close()
+        made.silos[1] = Silo(made.agreement, 1, module(), records()[1], tmp_path / "silo-1")
+        assert sum(charge.round == 1 for charge in made.silos[1]._ledger) == 1
+        for silo in made.server.asked:
+            assert made.server.receive(silo, made.silos[silo].answer(message)) is None
+        assert made.server.end()
+        assert len({c.noise_id for c in made.silos[1]._ledger if c.round == 1}) == 2
+        following = made.server.begin()
+        torch.testing.assert_close(following.vectors["control"], mean_control(made, following), rtol=0, atol=1e-14)
+        made.silos[1].close()
+
+
+def test_nothing_leaves_where_the_ledger_cannot_be_written(tmp_path, monkeypatch):
+    with begin(tmp_path) as made:
+        message = made.server.begin()
+        monkeypatch.setattr(type(made.silos[0]._ledger), "sync", fail)
+        with pytest.raises(Unplugged):
+            made.silos[0].answer(message)
+        assert not (tmp_path / "silo-0" / "state.safetensors").exists()
+        monkeypatch.undo()
+
+
+def test_charges_are_on_disk_before_the_upload_is_kept_or_returned(tmp_path, monkeypatch):
+    order = []
+    with begin(tmp_path) as made:
+        ledger, save = type(made.silos[0]._ledger), silo_module._save
+        append, sync = ledger.append, ledger.sync
+        monkeypatch.setattr(ledger, "append", lambda self, charges: (order.append("charge"), append(self, charges))[1])
+        monkeypatch.setattr(ledger, "sync", lambda self: (order.append("sync"), sync(self))[1])
+        monkeypatch.setattr(silo_module, "_save", lambda *args: (order.append("keep"), save(*args))[1])
+        made.silos[0].answer(made.server.begin())
+        assert order == ["charge", "sync", "keep"]
+
+
+# Folders
+
+
+def test_a_silo_that_lost_its_folder_is_not_let_in_again(tmp_path):
+    with begin(tmp_path) as made:
+        made.round()
+        with (
+            Silo(made.agreement, 0, module(), records()[0], tmp_path / "elsewhere") as other,
+            pytest.raises(
+                MessageError, match=r"silo 0: the last of its uploads that the server counts is \w+, and that"
+            ),
+        ):
+            other.answer(made.server.begin())
+
+
+def test_a_server_that_lost_its_folder_is_told_so(tmp_path):
+    with begin(tmp_path) as made:
+        made.round(), made.round()
+        made.server = Server(made.agreement, module())
+        with pytest.raises(MessageError, match="or the server lost its folder"):
+            made.silos[0].answer(made.server.begin())
+
+
+def test_a_ledger_whose_end_is_missing_is_refused(tmp_path):
+    with begin(tmp_path) as made:
+        made.round(), made.round()
+    ledger = tmp_path / "silo-2" / "ledger.jsonl"
+    lines = ledger.read_bytes().splitlines(keepends=True)
+    ledger.write_bytes(b"".join(lines[:-1]))
+    with pytest.raises(LedgerError, match=r"does not hold the line \w+ that state\.safetensors knows of"):
+        Silo(made.agreement, 2, module(), records()[2], tmp_path / "silo-2")
+    ledger.unlink()
+    with pytest.raises(LedgerError, match=r"ledger\.jsonl is missing"):
+        Silo(made.agreement, 2, module(), records()[2], tmp_path / "silo-2")
+
+
+def test_a_folder_belongs_to_one_silo_one_agreement_and_its_records(tmp_path):
+    with begin(tmp_path) as made:
+        made.round()
+        with pytest.raises(BusyError, match="another process"):
+            Silo(made.agreement, 0, module(), records()[0], tmp_path / "silo-0")
+    with pytest.raises(ConfigError, match="is the folder of silo 0, not of 1"):
+        Silo(made.agreement, 1, module(), records()[1], tmp_path / "silo-0")
+    with pytest.raises(DataError, match="the records are not those"):
+        Silo(made.agreement, 0, module(), records()[1], tmp_path / "silo-0")
+    other = agree(block(rounds=9), num_silos=NUM_SILOS, model=module())
+    with pytest.raises(ConfigError, match="is the folder of agreement"):
+        Silo(other, 0, module(), records()[0], tmp_path / "silo-0")
+    with pytest.raises(ConfigError, match="another agreement's server"):
+        Server(other, module(), tmp_path / "server")
+
+
+# What messages tell
+
+
+def test_messages_hold_no_seed_and_no_number_of_records(tmp_path):
+    with begin(tmp_path, block(seed=123456789)) as made:
+        message = made.server.begin()
+        answer = made.silos[0].answer(message)
+        assert set(message.header) == {"dpfl", "run", "round", "tag", "counted", "plan"}
+        assert set(answer.header) == {"dpfl", "run", "round", "tag", "silo", "status", "epsilon", "delta"}
+        assert "123456789" not in json.dumps([message.header, answer.header])
+        assert set(answer.vectors) == {"model", "control"}
+
+
+def test_noise_is_the_operating_systems_and_never_the_same_twice(tmp_path):
+    torch.manual_seed(0)
+    with begin(tmp_path / "a") as made, begin(tmp_path / "b") as other:
+        assert made.silos[0]._config.privacy.secure is True
+        one = made.silos[0].answer(made.server.begin())
+        torch.manual_seed(0)
+        two = other.silos[0].answer(other.server.begin())
+        assert not torch.equal(one.vectors["model"], two.vectors["model"])
+
+
+def test_the_algorithm_is_refused_what_it_cannot_have(tmp_path):
+    for changes, why in (
+        ({"data": {"dataset": "digits"}}, "data has no meaning here: silos bring their own records"),
+        ({"silo_weights": "equal"}, "weights are equal here"),
+        ({"privacy": {**NOISY, "secure": False}}, "noise always comes from each silo's operating system"),
+        ({"privacy": {**NOISY, "budget_view": "third_party"}}, "no amplification is claimed"),
+        ({"early_stopping": {"every": 1}}, "early_stopping has no meaning here"),
+        (
+            {
+                "algorithm": {
+                    "name": "fedavg_sync",
+                    "local_steps": 3,
+                    "gradient_clip": 0.5,
+                    "local_lr": 0.1,
+                    "silo_sampling": "with_replacement",
+                },
+                "privacy": {"unit": "silo", "noise_multiplier": 1.0, "clip_norm": 0.5},
+            },
+            "drawn with replacement, so that some would weigh more",
+        ),
+        ({"algorithm": {**SCAFFOLD, "local_stps": 3}}, r"dpfl_args: algorithm\.local_stps"),
+        ({"roundz": 3}, "roundz is not a known key"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            agree(block(**changes), num_silos=2, model=module())
+
+
+def test_a_model_that_mixes_records_is_refused(tmp_path):
+    mixing = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)).double()
+    agreement = agree(block(), num_silos=1, model=mixing)
+    with pytest.raises(ConfigError, match="batch statistics mix records"):
+        Silo(agreement, 0, mixing, records()[0], tmp_path / "silo")
+
+
+def test_draws_of_a_simulation_repeat(tmp_path):
+    draw = lambda round: Draw(5, round, 0, "again")  # noqa: E731
+    with begin(tmp_path / "a", draw=draw) as made, begin(tmp_path / "b", draw=draw) as other:
+        assert torch.equal(made.run(), other.run())

@@ -1,0 +1,53 @@
+"""A project in FedML, as the tests run it: python main.py --cf fedml_config.yaml --rank R --role server|client."""
+
+import os
+from pathlib import Path
+
+import fedml
+import numpy as np
+import torch
+from fedml.core import mlops
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from dpfl_plugin.adapters.fedml import private_runner
+from dpfl_plugin.oracle import Draw
+
+MODELS = {
+    "linear": lambda: nn.Linear(4, 3),
+    "mlp": lambda: nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)),
+}
+
+
+def make_model(kind):
+    model = MODELS[kind]().double()
+    with torch.no_grad():
+        for number, parameter in enumerate(model.parameters()):
+            parameter.copy_(torch.linspace(-0.5, 0.5, parameter.numel()).reshape(parameter.shape) + 0.01 * number)
+    return model
+
+
+def load(folder, silo):
+    with np.load(Path(folder) / f"{silo}.npz") as found:
+        return torch.from_numpy(found["x"]), torch.from_numpy(found["y"])
+
+
+def main():
+    mlops.fetch_config = lambda *args, **more: False  # FedML asks its cloud for settings, tracking on or off
+    args = fedml.init(check_env=False)
+    device = torch.device("cpu")
+    loaders = {
+        silo: DataLoader(TensorDataset(*load(args.data_cache_dir, silo)), batch_size=8, shuffle=True)
+        for silo in range(args.client_num_in_total)
+    }
+    sizes = {silo: len(loader.dataset) for silo, loader in loaders.items()}
+    whole = loaders[0]
+    dataset = [sum(sizes.values()), sum(sizes.values()), whole, whole, sizes, loaders, loaders, 3]
+    name = os.environ.get("DPFL_TEST_DRAW")
+    draw = (lambda round: Draw(5, round, 0, name)) if name else None
+    runner = private_runner(args, device, dataset, make_model(args.model), draw=draw)
+    runner.run()
+
+
+if __name__ == "__main__":
+    main()

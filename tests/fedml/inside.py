@@ -1,0 +1,189 @@
+"""Runs in FedML's own environment (see test_fedml.py): what the adapter refuses, and what it makes of bad uploads."""
+
+from collections import OrderedDict
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fedml.core import ClientTrainer, ServerAggregator
+from torch import nn
+
+from dpfl_plugin.adapters import agree
+from dpfl_plugin.adapters.fedml import PrivateAggregator, PrivateTrainer, _agreement, _check, private_runner
+from dpfl_plugin.adapters.platforms import check_version
+from dpfl_plugin.errors import ConfigError, MessageError, UnsupportedError
+from dpfl_plugin.oracle import Draw
+
+SETTINGS = {
+    "rounds": 3,
+    "algorithm": {"name": "scaffold", "local_steps": 2, "local_lr": 0.1},
+    "privacy": {"noise_multiplier": 1.0, "delta": 1e-5, "record_rate": 0.5},
+}
+
+
+class Own(ClientTrainer):
+    """A project's trainer, which counts what it is asked."""
+
+    tested = 0
+
+    def get_model_params(self):
+        raise AssertionError("unprotected")
+
+    def set_model_params(self, model_parameters):
+        raise AssertionError("unprotected")
+
+    def train(self, train_data, device, args):
+        raise AssertionError("unprotected")
+
+    def test(self, test_data, device, args):
+        self.tested += 1
+        return "measured"
+
+
+class OwnAggregator(ServerAggregator):
+    def get_model_params(self):
+        raise AssertionError("not asked")
+
+    def set_model_params(self, model_parameters):
+        raise AssertionError("not asked")
+
+    def test(self, test_data, device, args):
+        return "measured"
+
+
+def arguments(folder, **more):
+    values = {
+        "training_type": "simulation",
+        "backend": "sp",
+        "client_num_in_total": 3,
+        "client_num_per_round": 3,
+        "federated_optimizer": "FedAvg",
+        "dpfl": {**SETTINGS, "folder": str(folder)},
+    }
+    return SimpleNamespace(**{**values, **more})
+
+
+def federation(folder):
+    torch.manual_seed(0)
+    model, args = nn.Linear(4, 3).double(), arguments(folder)
+    agreement = agree(SETTINGS, num_silos=3, model=model)
+    loaders = {i: [(torch.randn(20, 4).double(), torch.arange(20) % 3)] for i in range(3)}
+    draw = lambda round: Draw(0, round, 0, "same")  # noqa: E731
+    trainers = [PrivateTrainer(Own(model, args), args, agreement, loaders, folder, None, draw) for _ in range(3)]
+    return PrivateAggregator(OwnAggregator(model, args), args, agreement, folder), trainers, loaders
+
+
+def a_round(server, trainers, loaders, sent):
+    uploads = []
+    for silo, trainer in enumerate(trainers):
+        trainer.set_model_params(sent)
+        trainer.train(loaders[silo], None, None)
+        uploads.append(trainer.get_model_params())
+    return uploads
+
+
+def test_bad_uploads_are_refused_by_name_and_the_round_goes_on(tmp_path, caplog):
+    server, trainers, loaders = federation(tmp_path)
+    first = server.get_model_params()
+    uploads = a_round(server, trainers, loaders, first)
+    uploads[1]["model"] = uploads[1]["model"] * float("nan")
+    second = server.collect(uploads)
+    assert server.server.rounds == 1
+    (refused,) = server.server.summary()["refused"]
+    assert refused["silo"] == 1 and "not finite" in refused["why"]
+    replayed = [uploads[0], *a_round(server, trainers, loaders, second)[1:]]
+    server.collect([*replayed, OrderedDict(model=torch.zeros(3))])
+    assert server.server.rounds == 2
+    assert [r["silo"] for r in server.server.summary()["refused"]] == [1, 0]
+    assert "holds no dpfl.header" in caplog.text
+
+
+def test_rounds_of_fedml_beyond_the_agreed_ones_train_nothing(tmp_path):
+    server, trainers, loaders = federation(tmp_path)
+    sent = server.get_model_params()
+    for _ in range(5):
+        sent = server.collect(a_round(server, trainers, loaders, sent))
+    assert (server.server.status, server.server.rounds) == ("done", 3)
+    charges = [line for line in (tmp_path / "silo-0" / "ledger.jsonl").read_text().splitlines() if '"round"' in line]
+    assert len(charges) == 3
+
+
+def test_a_projects_own_trainer_and_aggregator_go_on_evaluating(tmp_path):
+    server, trainers, _ = federation(tmp_path)
+    trainers[0].set_model_params(server.get_model_params())
+    assert trainers[0].test(None, None, None) == server.test(None, None, None) == "measured"
+
+
+def test_a_plain_model_is_refused(tmp_path):
+    _, trainers, _ = federation(tmp_path)
+    with pytest.raises(MessageError, match="would not be private"):
+        trainers[0].set_model_params(nn.Linear(4, 3).state_dict())
+
+
+def test_loaders_that_are_not_one_silos_are_refused(tmp_path):
+    server, trainers, loaders = federation(tmp_path)
+    trainers[0].set_model_params(server.get_model_params())
+    with pytest.raises(ConfigError, match="not those of one silo"):
+        trainers[0].train(list(loaders[0]), None, None)
+
+
+def test_settings_that_would_not_be_private_are_refused(tmp_path):
+    model = nn.Linear(4, 3)
+    for change, why in (
+        ({"enable_dp": True}, "enable_dp: true changes uploads"),
+        ({"federated_optimizer": "SCAFFOLD"}, "FedML's FedAvg carries"),
+        ({"backend": "NCCL"}, "is not tested here"),
+        ({"dpfl": {**SETTINGS, "silo_rate": 0.5}}, "Use its client_num_per_round"),
+        ({"dpfl": None}, "has no dpfl_args"),
+        ({"dpfl": {**SETTINGS, "folder": "here"}}, "must be an absolute path"),
+    ):
+        args = arguments(tmp_path, **change)
+        with pytest.raises(ConfigError, match=why):
+            private_runner(args, None, [0, 0, None, None, {}, {}, {}, 3], model)
+    _check(arguments(tmp_path), _agreement(arguments(tmp_path), model))
+
+
+def test_another_version_is_refused():
+    with pytest.raises(UnsupportedError, match=r"fedml 0\.9\.6 is not known here: this adapter was tested with 1\.0"):
+        check_version("fedml", ("1.0",))
+
+
+def test_what_becomes_of_a_silos_control_variate_in_fedmls_own_scaffold_and_in_ours(tmp_path):
+    """docs/fedml.md: 0.9.6 computes c_i anew and does not keep it; ours is the mean gradient of the round, and kept."""
+    from fedml.simulation.sp.scaffold.client import Client
+
+    model = nn.Linear(4, 3)
+
+    class OneStep:
+        def __init__(self):
+            self.model = model
+
+        def set_id(self, id):
+            pass
+
+        def set_model_params(self, parameters):
+            model.load_state_dict(parameters)
+
+        def get_model_params(self):
+            return {name: value.clone() for name, value in model.state_dict().items()}
+
+        def train(self, data, device, args, c, c_i):
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter -= 0.1
+            return 1
+
+    theirs = Client(0, None, None, 1, SimpleNamespace(learning_rate=0.1), "cpu", OneStep())
+    zero = {name: torch.zeros_like(value) for name, value in model.state_dict().items()}
+    _, change = theirs.train({name: value.clone() for name, value in model.state_dict().items()}, zero)
+    assert all(torch.allclose(value, torch.ones_like(value)) for value in change.values())  # it is sent
+    assert all(float(value.abs().sum()) == 0 for value in theirs.c_model_local.state_dict().values())  # and forgotten
+
+    server, trainers, loaders = federation(tmp_path)
+    following = server.collect(a_round(server, trainers, loaders, server.get_model_params()))
+    a_round(server, trainers, loaders, following)  # the silo learns that its upload counted
+    from safetensors.torch import load_file
+
+    kept = [load_file(tmp_path / f"silo-{i}" / "state.safetensors")["states/control"][0] for i in range(3)]
+    assert float(kept[0].abs().sum()) > 0
+    torch.testing.assert_close(following["control"], torch.stack(kept).mean(0), rtol=0, atol=1e-14)

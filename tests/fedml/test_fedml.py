@@ -1,0 +1,261 @@
+"""The adapter in FedML's own environment: in one process, on MPI ranks, and as silos over GRPC and MPI."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from dpfl_plugin.adapters import Server, Silo, agree
+from dpfl_plugin.privacy.ledger import Ledger
+from tests.adapters.federation import draws
+
+ROOT = Path(__file__).resolve().parents[2]
+BIN = Path(os.environ.get("DPFL_FEDML") or ROOT / ".venv-fedml") / "bin"
+HERE = Path(__file__).parent
+PATIENCE = 540.0  # for what takes a minute on a quiet machine
+pytestmark = [
+    pytest.mark.fedml,
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not (BIN / "python").exists(), reason="FedML has no environment here: make it with launchers/env fedml"
+    ),
+]
+SETTINGS = {
+    "rounds": 4,
+    "seed": 5,
+    "algorithm": {"name": "scaffold", "local_steps": 3, "local_lr": 0.5},
+    "privacy": {"noise_multiplier": 1.5, "delta": 1e-5, "record_rate": 0.25},
+}
+
+
+def free_ports(count: int) -> int:
+    """The first of so many free ports in a row."""
+    while True:
+        with socket.socket() as one:
+            one.bind(("127.0.0.1", 0))
+            first = one.getsockname()[1]
+        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+            for port in range(first, first + count):
+                stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            return first
+
+
+class Project:
+    """The project in a folder, with silos of unequal sizes."""
+
+    def __init__(self, folder, training_type, backend, model="linear", per_round=3, **settings):
+        self.folder, self.started = folder, []
+        (folder / "data").mkdir()
+        rng = np.random.default_rng(3)
+        for silo in range(3):
+            size = 25 + 9 * silo
+            x = rng.standard_normal((size, 4)) + silo
+            np.savez(folder / "data" / f"{silo}.npz", x=x, y=rng.integers(0, 3, size))
+        self.port = free_ports(4)
+        rows = [f"{rank},{rank},127.0.0.1,{self.port + rank}" for rank in range(4)]
+        (folder / "ips.csv").write_text("\n".join(["eid,rank,grpc_server_ip,grpc_server_port", *rows]) + "\n")
+        common = {"training_type": training_type, "random_seed": 0}
+        if training_type == "cross_silo":
+            common |= {"scenario": "horizontal", "using_mlops": False, "config_version": "release"}
+        sections = {
+            "common_args": common,
+            "data_args": {"dataset": "own", "data_cache_dir": str(folder / "data"), "partition_method": "hetero"},
+            "model_args": {"model": model},
+            "train_args": {
+                "federated_optimizer": "FedAvg",
+                "client_id_list": None,
+                "client_num_in_total": 3,
+                "client_num_per_round": per_round,
+                "comm_round": 4,
+                "epochs": 1,
+                "batch_size": 8,
+                "client_optimizer": "sgd",
+                "learning_rate": 0.1,
+                "weight_decay": 0.0,
+            },
+            "validation_args": {"frequency_of_the_test": 2},
+            "device_args": {"worker_num": 3, "using_gpu": False, "gpu_mapping_key": "mapping_default"},
+            "comm_args": {"backend": backend, "grpc_ipconfig_path": str(folder / "ips.csv")},
+            "tracking_args": {"enable_tracking": False, "enable_wandb": False, "log_file_dir": str(folder / "log")},
+            "dpfl_args": {"dpfl": {**SETTINGS, "folder": str(folder / "silos"), **settings}},
+        }
+        (folder / "fedml_config.yaml").write_text(yaml.safe_dump(sections, sort_keys=False))
+
+    def start(self, *command, draw="same"):
+        environment = {
+            **os.environ,
+            "HOME": str(self.folder),
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": f"{HERE / 'offline'}{os.pathsep}{ROOT}",
+            "DPFL_TEST_DRAW": draw,
+            "OMPI_ALLOW_RUN_AS_ROOT": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+            "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+        }
+        with (self.folder / f"log-{len(self.started)}").open("wb") as log:
+            one = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+        self.started.append(one)
+        return one
+
+    @property
+    def config(self):
+        return self.folder / "fedml_config.yaml"
+
+    def run(self, mode):
+        python, main = str(BIN / "python"), [str(HERE / "app" / "main.py"), "--cf", str(self.config)]
+        if mode == "sp":
+            self.wait([self.start(python, *main)])
+        elif mode == "mpi":
+            ranks = [str(BIN / "mpirun"), "--bind-to", "none", "-n", "4"]
+            self.wait([self.start(*ranks, python, "-m", "mpi4py", *main)])
+        else:
+            run = ["--run_id", "7"]
+            server = self.start(python, *main, "--rank", "0", "--role", "server", *run)
+            self.until(lambda: listens(self.port) or server.poll() is not None)
+            for rank in (1, 2, 3):
+                self.start(python, *main, "--rank", str(rank), "--role", "client", *run)
+            self.wait(self.started)
+
+    def wait(self, running):
+        self.until(lambda: all(one.poll() is not None for one in running))
+        assert all(one.returncode == 0 for one in running), self.said()
+
+    def until(self, condition):
+        last = time.monotonic() + PATIENCE
+        while not condition():
+            assert time.monotonic() < last, self.said()
+            time.sleep(0.2)
+
+    def said(self):
+        return "\n".join(path.read_text(errors="replace")[-3000:] for path in sorted(self.folder.glob("log-*")))
+
+    def end(self):
+        for one in self.started:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(one.pid, signal.SIGKILL)
+            one.wait()
+
+
+def listens(port):
+    with socket.socket() as one:
+        return one.connect_ex(("127.0.0.1", port)) == 0
+
+
+@contextlib.contextmanager
+def project(*args, **more):
+    made = Project(*args, **more)
+    try:
+        yield made
+    finally:
+        made.end()
+
+
+def make_model(kind):
+    layers = {
+        "linear": lambda: torch.nn.Linear(4, 3),
+        "mlp": lambda: torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3)),
+    }
+    model = layers[kind]().double()
+    with torch.no_grad():
+        for number, parameter in enumerate(model.parameters()):
+            parameter.copy_(torch.linspace(-0.5, 0.5, parameter.numel()).reshape(parameter.shape) + 0.01 * number)
+    return model
+
+
+def plain_loop(folder, kind, asked=lambda round: [0, 1, 2]):
+    """The same by a loop, in this process."""
+    model = make_model(kind)
+    agreement = agree(SETTINGS, num_silos=3, model=model)
+    server, silos = Server(agreement, model), []
+    for silo in range(3):
+        with np.load(folder / "data" / f"{silo}.npz") as found:
+            data = torch.from_numpy(found["x"]), torch.from_numpy(found["y"])
+        silos.append(Silo(agreement, silo, model, data, folder / "loop" / str(silo), draw=draws(5, "same")))
+    for round in range(4):
+        message = server.begin(asked(round))
+        for silo in server.asked:
+            server.receive(silo, silos[silo].answer(message))
+        assert server.end()
+    for silo in silos:
+        silo.close()
+    return server.model
+
+
+def final_model(folder):
+    (last,) = (folder / "silos" / "server" / "checkpoint").glob("round-*")
+    return load_file(last / "server.safetensors")["model"]
+
+
+MODES = {
+    "sp": ("simulation", "sp", "linear"),
+    "mpi": ("simulation", "MPI", "mlp"),
+    "grpc": ("cross_silo", "GRPC", "mlp"),
+    "cross-silo mpi": ("cross_silo", "MPI", "linear"),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_fedml_gives_the_result_of_a_plain_loop(tmp_path, mode):
+    training_type, backend, model = MODES[mode]
+    with project(tmp_path, training_type, backend, model) as made:
+        made.run({"cross-silo mpi": "mpi"}.get(mode, mode))
+        said = made.said()
+    summary = json.loads((tmp_path / "silos" / "server" / "summary.json").read_text())
+    assert (summary["status"], summary["rounds"], summary["refused"]) == ("done", 4, []), said
+    torch.testing.assert_close(final_model(tmp_path), plain_loop(tmp_path, model), rtol=0, atol=1e-12)
+    for silo in range(3):
+        charges = list(Ledger.open(tmp_path / "silos" / f"silo-{silo}" / "ledger.jsonl", append=False))
+        assert {charge.silo for charge in charges} == {silo} and len(charges) == 4
+
+
+def sampled(round):
+    return sorted(np.random.RandomState(round).choice(range(3), 2, replace=False).tolist())
+
+
+@pytest.mark.parametrize("mode", ["sp", "mpi"])
+def test_silos_that_fedml_picks_keep_their_states_wherever_they_run(tmp_path, mode):
+    with project(tmp_path, "simulation", "sp" if mode == "sp" else "MPI", per_round=2) as made:
+        if mode == "sp":
+            made.run("sp")
+        else:
+            main = [str(BIN / "python"), "-m", "mpi4py", str(HERE / "app" / "main.py"), "--cf", str(made.config)]
+            made.wait([made.start(str(BIN / "mpirun"), "--bind-to", "none", "-n", "3", *main)])
+    torch.testing.assert_close(final_model(tmp_path), plain_loop(tmp_path, "linear", sampled), rtol=0, atol=1e-12)
+
+
+def test_inside():
+    """The tests of `inside.py`, where FedML can be imported."""
+    path = f"{HERE / 'offline'}{os.pathsep}{ROOT}"
+    command = [str(BIN / "python"), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "filterwarnings=default"]
+    done = subprocess.run(
+        [*command, f"--rootdir={ROOT}", "inside.py"],
+        cwd=HERE,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
+
+
+def test_the_example_runs_offline_and_says_what_its_page_says(tmp_path):
+    environment = {**os.environ, "DPFL_FEDML": str(BIN.parent), "DPFL_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    run = ROOT / "examples" / "fedml_existing_project" / "run"
+    done = subprocess.run([str(run), "private"], env=environment, capture_output=True, text=True)
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said[-5000:]
+    *_, accuracy = re.findall(r"'test_acc': (0\.\d+)", said)
+    assert 0.35 < float(accuracy) < 0.95  # noise is fresh each time
+    for silo in range(5):
+        stated = json.loads((tmp_path / ".dpfl" / "digits" / f"silo-{silo}" / "ledger.json").read_text())
+        assert 7.9 < stated["views"]["server"]["epsilon"] <= 8

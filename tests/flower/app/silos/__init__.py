@@ -1,0 +1,1 @@
+"""A project in Flower, as the tests run it."""

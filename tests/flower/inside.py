@@ -1,0 +1,220 @@
+"""Runs in Flower's own environment (see test_flower.py): the adapter on a grid that is a loop."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent / "app"))
+
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.serverapp.strategy import FedAvg
+from flwr.supercore.task_identity import TaskIdentity
+from silos.task import draws, make_model
+
+from dpfl_plugin.adapters import Server, Silo, agree
+from dpfl_plugin.adapters.flower import PrivateStrategy, private_client_app
+from dpfl_plugin.errors import ConfigError, UnsupportedError
+
+SETTINGS = {
+    "rounds": 4,
+    "algorithm": {"name": "scaffold", "local_steps": 3, "local_lr": 0.5},
+    "privacy": {"noise_multiplier": 1.5, "delta": 1e-5, "record_rate": 0.25},
+}
+
+
+TaskIdentity._run_id = TaskIdentity._task_id = TaskIdentity._node_id = 1  # as Flower's processes have it
+
+
+def flat(values, prefix="dpfl"):
+    found = {}
+    for key, value in values.items():
+        found |= flat(value, f"{prefix}.{key}") if isinstance(value, dict) else {f"{prefix}.{key}": value}
+    return found
+
+
+def data(silo):
+    rng = torch.Generator().manual_seed(silo)
+    size = 20 + 7 * silo
+    return torch.randn(size, 4, generator=rng).double() + silo, torch.randint(0, 3, (size,), generator=rng)
+
+
+class Grid:
+    """Nodes in this process; node 100 + i is silo i."""
+
+    def __init__(self, folder, app, num_silos=3, settings=SETTINGS):
+        self.config = flat({**settings, "num_silos": num_silos, "folder": str(folder)})
+        self.app, self.states = app, {100 + i: RecordDict() for i in range(num_silos)}
+        self.silo_of = {100 + i: i for i in range(num_silos)}
+        self.away, self.change, self.kinds = set(), lambda silo, reply: reply, []
+
+    def context(self, node):
+        config = {"partition-id": self.silo_of[node], "num-partitions": len(self.silo_of)}
+        return Context(1, node, config, self.states[node], self.config)
+
+    def get_node_ids(self):
+        return [node for node in reversed(list(self.silo_of)) if node not in self.away]
+
+    def send_and_receive(self, messages, *, timeout=None):
+        replies = []
+        for message in messages:
+            node = message.metadata.dst_node_id
+            self.kinds.append(message.metadata.message_type)
+            message.metadata.__dict__["_src_node_id"] = 1
+            try:
+                reply = self.app(message, self.context(node))
+                if message.metadata.message_type == "train.dpfl":
+                    reply = self.change(self.silo_of[node], reply)
+            except Exception as error:
+                reply = Message(Error(code=0, reason=f"{type(error).__name__}: {error}"), reply_to=message)
+            if reply is not None:
+                replies.append(reply)
+        return replies[::-1]
+
+
+def app_of(name="", kind="linear"):
+    made = private_client_app(
+        lambda: make_model(kind),
+        lambda context: data(context.node_config["partition-id"]),
+        draw=(lambda context: draws(0, name)) if name else None,
+    )
+
+    @made.train()
+    def train(message, context):
+        raise AssertionError("unprotected")
+
+    @made.evaluate()
+    def evaluate(message, context):
+        arrays = message.content["arrays"].to_torch_state_dict()
+        metrics = {"num-examples": 1, "norm": float(sum(v.norm() for v in arrays.values()))}
+        return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=message)
+
+    return made
+
+
+def run(folder, grid, kind="linear", rounds=4, **options):
+    model, context = make_model(kind), Context(1, 1, {}, RecordDict(), grid.config)
+    strategy = PrivateStrategy(FedAvg(min_available_nodes=1), model, context, patience=0.0, **options)
+    result = strategy.start(grid=grid, initial_arrays=ArrayRecord(model.state_dict()), num_rounds=rounds)
+    return strategy, result
+
+
+def plain_loop(folder, name, kind="linear", rounds=4, settings=SETTINGS, lost=lambda round, silo: False):
+    model = make_model(kind)
+    agreement = agree(settings, num_silos=3, model=model)
+    server = Server(agreement, model)
+    silos = [Silo(agreement, i, model, data(i), folder / f"plain-{i}", draw=draws(0, name)) for i in range(3)]
+    for round in range(rounds):
+        message = server.begin()
+        for silo in server.asked:
+            answer = silos[silo].answer(message)
+            if not lost(round, silo):
+                server.receive(silo, answer)
+        assert server.end()
+    for silo in silos:
+        silo.close()
+    return server.model
+
+
+@pytest.mark.parametrize("kind", ["linear", "mlp"])
+def test_flowers_messages_carry_the_same_bits_as_a_plain_loop(tmp_path, kind):
+    grid = Grid(tmp_path, app_of("same", kind))
+    strategy, result = run(tmp_path, grid, kind)
+    assert torch.equal(strategy.server.model, plain_loop(tmp_path, "same", kind))
+    arrays = result.arrays.to_torch_state_dict()
+    assert torch.equal(torch.cat([value.flatten() for value in arrays.values()]), strategy.server.model)
+    assert set(grid.kinds) == {"query.dpfl", "train.dpfl", "evaluate"}
+    assert [m["rounds"] for m in result.train_metrics_clientapp.values()] == [1, 2, 3, 4]
+    assert len(result.evaluate_metrics_clientapp) == 4
+
+
+def test_a_node_that_leaves_comes_back_as_another_node(tmp_path):
+    grid = Grid(tmp_path, app_of("same"))
+    strategy, _ = run(tmp_path, grid, rounds=1)
+    grid.away = {101}
+    strategy.start(grid=grid, initial_arrays=strategy._arrays(), num_rounds=1)
+    grid.silo_of[555], grid.states[555] = 1, RecordDict()  # it remembers nothing but its folder
+    strategy.start(grid=grid, initial_arrays=strategy._arrays(), num_rounds=2)
+    assert strategy.server.rounds == 4
+    assert {s: about["rounds"] for s, about in strategy.server.summary()["silos"].items()} == {"0": 4, "1": 3, "2": 4}
+
+
+def test_errors_and_bad_replies_are_left_out_by_name_and_the_round_goes_on(tmp_path, caplog):
+    grid = Grid(tmp_path, app_of("same"))
+
+    def change(silo, reply):
+        if silo == 2 and strategy_rounds[0] == 1:
+            record = reply.content["dpfl"].to_torch_state_dict()
+            record["model"][0] = float("nan")
+            reply.content["dpfl"] = ArrayRecord(record)
+        if silo == 2 and strategy_rounds[0] == 2:
+            reply.content.pop("dpfl")
+        strategy_rounds[1] += 1
+        strategy_rounds[0] += strategy_rounds[1] % 3 == 0
+        return reply
+
+    strategy_rounds = [0, 0]
+    grid.change = change
+    strategy, _ = run(tmp_path, grid)
+    refused = strategy.server.summary()["refused"]
+    assert [(r["round"], r["silo"]) for r in refused] == [(2, 2), (3, 2)]
+    assert "not finite" in refused[0]["why"] and "holds no ArrayRecord" in refused[1]["why"]
+    expected = plain_loop(tmp_path, "same", lost=lambda round, silo: silo == 2 and round in (1, 2))
+    assert torch.equal(strategy.server.model, expected)
+
+
+def test_a_round_that_does_not_count_is_asked_again_within_flowers_round(tmp_path):
+    grid = Grid(tmp_path, app_of())
+    seen = []
+    grid.change = lambda silo, reply: seen.append(silo) or (None if len(seen) <= 3 else reply)
+    strategy, _ = run(tmp_path, grid)
+    assert strategy.server.rounds == 4 and len(seen) == 15
+
+
+def test_a_plain_training_message_is_refused(tmp_path):
+    grid = Grid(tmp_path, app_of())
+    content = RecordDict({"arrays": ArrayRecord(make_model("linear").state_dict()), "config": ConfigRecord({})})
+    message = Message(content=content, message_type="train", dst_node_id=100)
+    message.metadata.__dict__["_src_node_id"] = 1
+    with pytest.raises(UnsupportedError, match="train without privacy: it is refused"):
+        grid.app(message, grid.context(100))
+
+
+def test_two_nodes_cannot_be_one_silo(tmp_path, caplog):
+    grid = Grid(tmp_path, app_of())
+    grid.silo_of[999], grid.states[999] = 0, RecordDict()
+    strategy, _ = run(tmp_path, grid, rounds=1)
+    assert strategy._silo_of[100] == 0 and 999 not in strategy._silo_of
+
+
+def test_a_ledger_that_was_set_back_while_the_node_ran_is_noticed(tmp_path):
+    import shutil
+
+    grid = Grid(tmp_path, app_of())
+    strategy, _ = run(tmp_path, grid, rounds=1)
+    shutil.rmtree(tmp_path / "silo-1")
+    strategy.start(grid=grid, initial_arrays=strategy._arrays(), num_rounds=1)
+    assert {s: about["rounds"] for s, about in strategy.server.summary()["silos"].items()} == {"0": 2, "1": 1, "2": 2}
+
+
+def test_a_second_run_in_the_same_folders_is_over_at_once(tmp_path):
+    run(tmp_path, Grid(tmp_path, app_of()))
+    grid = Grid(tmp_path, app_of())
+    strategy, result = run(tmp_path, grid)
+    assert "train.dpfl" not in grid.kinds
+    assert strategy.server.status == "done"
+    arrays = torch.cat([value.flatten() for value in result.arrays.to_torch_state_dict().values()])
+    assert torch.equal(arrays, strategy.server.model)
+
+
+def test_settings_are_checked(tmp_path):
+    model = make_model("linear")
+    for change, why in (
+        ({"dpfl.num_silos": "3"}, r"num_silos='3' must be the number of silos"),
+        ({"dpfl.folder": "relative"}, "must be an absolute path"),
+        ({"dpfl.privcy.epsilon": 1.0}, "privcy is not a known key"),
+    ):
+        config = {**Grid(tmp_path, None).config, **change}
+        with pytest.raises(ConfigError, match=why):
+            PrivateStrategy(FedAvg(), model, Context(1, 1, {}, RecordDict(), config))
