@@ -34,6 +34,7 @@ FIELDS = {
     *(
         "num_test_records",
         "silos",
+        "lost",
         "early_stopping",
         "test_accuracy",
         "train_loss",
