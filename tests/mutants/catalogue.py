@@ -2079,14 +2079,6 @@ PLATFORMS = (
         (f"{FAULTS}::test_noise_is_the_operating_systems_and_never_the_same_twice",),
     ),
     Mutant(
-        "platforms-draws-amplify",
-        "a silo's account is amplified by draws that are the platform's public choice",
-        SILO,
-        'update={"silo_rate": 1.0, "privacy"',
-        'update={"privacy"',
-        (f"{STATEMENTS}::test_a_silo_states_what_its_own_ledger_proves_and_no_amplification",),
-    ),
-    Mutant(
         "one-name-for-all-noise-on-a-platform",
         "fresh noise goes by one name, so that a round which is released again is charged once",
         SILO,
