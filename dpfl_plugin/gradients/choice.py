@@ -188,7 +188,9 @@ class _Expected:
         """(d,) the sum of clipped gradients."""
         if clip_norm == math.inf:
             return self.rows.sum(dim=0)
-        scale: Tensor = clip_norm / self.rows.norm(dim=1).clamp(min=clip_norm)
+        # In float64: torch's norms of millions of float32 numbers are too short to compare anything with.
+        norms = torch.linalg.vector_norm(self.rows, dim=1, dtype=torch.float64)
+        scale: Tensor = (clip_norm / norms.clamp(min=clip_norm)).to(self.rows)
         return scale @ self.rows
 
 
