@@ -189,7 +189,7 @@ def speed_up(rounds: int) -> str:
         for size in (2, 3):
             found = job(size, name, rounds)
             plans = [LOADS[name].plan(number).participants for number in range(1, rounds + 1)]
-            longest = sum(max(Counter(owner(silo, size) for silo in plan).values()) for plan in plans)
+            longest = sum(max(Counter(owner(silo, range(1, size)) for silo in plan).values()) for plan in plans)
             most = sum(map(len, plans)) / longest
             ratio = sum(found["alone"]) / sum(found["ranks"])
             share = sum(found["server"]) / sum(found["ranks"])
