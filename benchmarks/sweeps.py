@@ -6,6 +6,7 @@ tables in docs/slurm.md.
 
 from __future__ import annotations
 
+import argparse
 import json
 import resource
 import subprocess
@@ -68,6 +69,7 @@ def each(folder: Path) -> float:
 
 
 def main() -> None:
+    argparse.ArgumentParser(prog="python -m benchmarks.sweeps", description=(__doc__ or "").splitlines()[0]).parse_args()
     with tempfile.TemporaryDirectory() as folder:
         added = each(Path(folder))
         config, out = Path(folder) / "sweep.yaml", Path(folder) / "out"

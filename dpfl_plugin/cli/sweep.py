@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import os
 import shlex
@@ -20,6 +21,9 @@ COMPOSES = (
     "Each run's epsilon is of that run alone: whoever sees several runs on the same records, or the best of them, "
     "sees their composition (docs/slurm.md)."
 )
+
+# What runs import as they need it.
+IMPORTED_BY_RUNS = ("scipy.fft", "scipy.linalg.blas", "scipy.optimize", "scipy.special")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,8 +112,9 @@ def _where() -> dict[str, str]:
 def _begin(sweep: Sweep) -> Callable[[Row, Callable[[], bool]], tuple[int, str]]:
     if sweep.spec.ranks is not None:
         return lambda row, stop: _become_ranks(sweep, row)
-    import dpfl_plugin.cli.run  # noqa: F401  torch and all: once, before the runs' processes begin
-
+    # torch and all, once, before the runs' processes begin: each would import it anew.
+    for name in ("dpfl_plugin.cli.run", *IMPORTED_BY_RUNS):
+        importlib.import_module(name)
     return lambda row, stop: _run_row(sweep, row, stop)
 
 

@@ -162,3 +162,28 @@ def test_a_launcher_that_is_missing_is_the_reason(tmp_path: Path) -> None:
     path = write(tmp_path, {"seeds": 1, "ranks": 3, "launcher": "no-such-mpirun -n {ranks}"})
     assert sweep(path).code == 1
     assert "sweep.launcher: no-such-mpirun cannot be started" in status(path)["runs"][0]["reason"]
+
+
+IMPORTS = """
+import sys
+from pathlib import Path
+from dpfl_plugin.cli import sweep
+from dpfl_plugin.config.sweep import expand
+from dpfl_plugin.sweeps import manifest
+
+path = Path(sys.argv[1])
+planned = manifest.plan(expand(path), path, path.parent / "out")
+manifest.write(planned)
+begin = sweep._begin(planned)
+before = set(sys.modules)
+print(begin(planned.rows[0], lambda: False))
+print(*{name.partition(".")[0] for name in set(sys.modules) - before})
+"""
+
+
+def test_a_run_imports_no_library_that_its_process_was_not_forked_with(tmp_path: Path) -> None:
+    """Half a second for each run of a sweep, otherwise."""
+    path = write(tmp_path, {"seeds": 1})
+    done = subprocess.run([sys.executable, "-c", IMPORTS, path], capture_output=True, text=True, check=True)
+    result, libraries = done.stdout.splitlines()
+    assert result == "(0, '')" and set(libraries.split()) <= {"dpfl_plugin"}
