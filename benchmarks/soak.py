@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,11 @@ from dpfl_plugin.privacy.ledger import Ledger
 
 CLUSTER = ROOT / "slurm" / "dev-cluster"
 NODES = 3
-VICTIMS = ("run", "task", "script", "step", "node")
+VICTIMS = ("run", "rank", "task", "script", "step", "node")
+RANKS: dict[str, Any] = {
+    "ranks": 3,
+    "slurm": {"nodes": 2},
+}  # of each run of a sweep over MPI: a server and two silo ranks
 BASE: dict[str, Any] = {
     "name": "soak",
     "rounds": 150,
@@ -71,6 +75,9 @@ class Tally:
     seconds: float = 0.0
     kills: Counter[str] = field(default_factory=Counter)
 
+    def __add__(self, other: Tally) -> Tally:
+        return Tally(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
+
     def table(self) -> str:
         kills = ", ".join(f"{self.kills[victim]} {victim}" for victim in VICTIMS)
         rows = {
@@ -85,22 +92,36 @@ class Tally:
         return "\n".join(["| what | |", "| --- | --- |", *(f"| {what} | {found} |" for what, found in rows.items())])
 
 
-def soak(folder: Path, runs: int, every: float, rng: random.Random, environment: dict[str, str]) -> Tally:
-    """Run the sweep undisturbed here, then on the cluster under attack: one kill every ``every`` seconds on average."""
-    config = folder / "sweep.yaml"
-    config.write_text(yaml.safe_dump({**BASE, "sweep": {"seeds": runs}}, sort_keys=False))
-    sweep = [sys.executable, "-m", "dpfl_plugin", "sweep", str(config)]
-    subprocess.run([*sweep, "--out", str(folder / "undisturbed"), "--jobs", "2"], check=True, env=environment)
+def soak(
+    folder: Path,
+    runs: int,
+    every: float,
+    rng: random.Random,
+    environment: dict[str, str],
+    ranks: dict[str, Any] | None = None,
+) -> Tally:
+    """Run the sweep undisturbed here, then on the cluster under attack: one kill every ``every`` seconds on average.
+
+    With ``ranks``, what a sweep says of MPI ranks, they run undisturbed in one process, too.
+    """
+    folder.mkdir(exist_ok=True)
+    alone, config = folder / "alone.yaml", folder / "sweep.yaml"
+    alone.write_text(yaml.safe_dump({**BASE, "sweep": {"seeds": runs}}, sort_keys=False))
+    config.write_text(yaml.safe_dump({**BASE, "sweep": {"seeds": runs, **(ranks or {})}}, sort_keys=False))
+    sweep = [sys.executable, "-m", "dpfl_plugin", "sweep"]
+    subprocess.run([*sweep, alone, "--out", folder / "undisturbed", "--jobs", "2"], check=True, env=environment)
     out, tally, began = folder / "out", Tally(runs), time.monotonic()
+    packed = ["--pack", "3", "--jobs", "1" if ranks else "2", "--at-once", "1" if ranks else "2"]
+    first = "rank" if ranks else "run"
     with contextlib.suppress(KeyboardInterrupt):
         while len(outcomes(out)) < runs:
-            submitted = [*sweep, "--out", str(out), "--on", "slurm", "--pack", "3", "--jobs", "2", "--at-once", "2"]
+            submitted = [*sweep, config, "--out", out, "--on", "slurm", *packed]
             subprocess.run([*submitted, "--retry"], check=True, env=environment)
             tally.submissions += 1
             while _queued(environment):
                 # The first as soon as there is a run to be killed: a fast machine may be done before the next.
                 time.sleep(rng.expovariate(1 / every) if tally.kills else 0.1)
-                _kill_one(rng.choice(VICTIMS) if tally.kills else "run", rng, tally, environment)
+                _kill_one(rng.choice(VICTIMS) if tally.kills else first, rng, tally, environment)
     tally.seconds = time.monotonic() - began
     expected, found = outcomes(folder / "undisturbed"), outcomes(out)
     tally.lost = len(set(expected) - set(found))
@@ -133,11 +154,13 @@ def _kill_one(victim: str, rng: random.Random, tally: Tally, environment: dict[s
 
 
 def _processes(configuration: str) -> dict[str, list[int]]:
-    """What of the cluster's jobs may be killed: runs, the tasks that look after them, batch scripts, Slurm's steps."""
+    """What of the cluster's jobs may be killed: runs, their ranks and what started them, the tasks that look after
+    them, batch scripts, Slurm's steps."""
     found: dict[str, list[int]] = {victim: [] for victim in VICTIMS}
     tasks = dict(of_the_cluster(configuration, b"sweep-task"))
     for pid, parent in tasks.items():
         found["run" if parent in tasks else "task"].append(pid)
+    found["rank"] = [pid for pid, _ in of_the_cluster(configuration, b"sweep-run")]
     found["script"] = [pid for pid, _ in of_the_cluster(configuration, b"slurm_script")]
     found["step"] = [pid for pid, _ in of_the_cluster(configuration, b"slurmstepd:")]
     return found
@@ -165,16 +188,31 @@ def cluster(folder: Path) -> Iterator[dict[str, str]]:
         subprocess.run([CLUSTER, "down"], check=False, env=environment)
 
 
+def pmi2() -> dict[str, str]:
+    """What starts MPICH's ranks by srun, for the environment that jobs inherit."""
+    prefixes = [Path(sys.prefix), *map(Path, filter(None, os.environ.get("DPFL_MPI", "").split(":")))]
+    for prefix in prefixes:
+        for library in (prefix / "lib").glob("libmpi.so.12*"):
+            return {"SLURM_MPI_TYPE": "pmi2", "DPFL_PYTHON": sys.executable, "MPI4PY_LIBMPI": str(library)}
+    raise SystemExit("No MPICH: name the folder of one in $DPFL_MPI, or leave out its runs by --over-mpi 0.")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=60)
+    parser.add_argument("--runs", type=int, default=40, help="of one process each")
+    parser.add_argument("--over-mpi", type=int, default=20, help="runs of three MPICH ranks each; see $DPFL_MPI")
     parser.add_argument("--every", type=float, default=4.0, help="seconds from kill to kill, on average")
     parser.add_argument("--seed", type=int, default=None, help="of who is killed when")
     arguments = parser.parse_args()
     seed = random.SystemRandom().randrange(2**32) if arguments.seed is None else arguments.seed
     print(f"seed {seed}", file=sys.stderr)
     with tempfile.TemporaryDirectory() as folder, cluster(Path(folder) / "slurm") as environment:
-        tally = soak(Path(folder), arguments.runs, arguments.every, random.Random(seed), environment)
+        rng, every = random.Random(seed), arguments.every
+        tally = Tally(0)
+        if arguments.runs:
+            tally += soak(Path(folder) / "processes", arguments.runs, every, rng, environment)
+        if arguments.over_mpi:
+            tally += soak(Path(folder) / "ranks", arguments.over_mpi, every, rng, environment | pmi2(), RANKS)
     print(tally.table())
     put("docs/slurm.md", "soak", tally.table())
     if tally.lost or tally.different or tally.charges_missing:

@@ -69,7 +69,7 @@ def each(folder: Path) -> float:
 
 
 def main() -> None:
-    argparse.ArgumentParser(prog="python -m benchmarks.sweeps", description=(__doc__ or "").splitlines()[0]).parse_args()
+    argparse.ArgumentParser(prog="python -m benchmarks.sweeps", description=__doc__).parse_args()
     with tempfile.TemporaryDirectory() as folder:
         added = each(Path(folder))
         config, out = Path(folder) / "sweep.yaml", Path(folder) / "out"
