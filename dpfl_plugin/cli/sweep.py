@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import math
 import os
@@ -12,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpfl_plugin.config.sweep import Row, config_of, expand
-from dpfl_plugin.errors import ConfigError
+from dpfl_plugin.errors import BusyError, ConfigError, DpflError
 from dpfl_plugin.sweeps import manifest, scripts, slurm, state
 from dpfl_plugin.sweeps.manifest import Sweep
-from dpfl_plugin.sweeps.supervisor import INTERRUPTED, Stop, Supervisor
+from dpfl_plugin.sweeps.supervisor import BUSY, FAILED, INTERRUPTED, Stop, Supervisor
 
 COMPOSES = (
     "Each run's epsilon is of that run alone: whoever sees several runs on the same records, or the best of them, "
@@ -98,7 +99,9 @@ def _here(sweep: Sweep, rows: list[Row], options: Options) -> int:
 
 def _run(sweep: Sweep, rows: list[Row], jobs: int) -> int:
     with Stop().listening() as stop:
-        supervisor = Supervisor(_begin(sweep), sweep.folder_of, jobs, stop, _say, _where())
+        supervisor = Supervisor(
+            _begin(sweep), sweep.folder_of, jobs, stop, _say, _where(), sweep.spec.ranks is not None
+        )
         return supervisor.run(rows)
 
 
@@ -138,8 +141,24 @@ def sweep_run(folder: Path, index: int) -> int:
         joined.serve()
         return 0
     sweep = manifest.read(folder)
+    row = sweep.rows[index]
     with Stop().listening() as stop:
-        return _run_row(sweep, sweep.rows[index], lambda: stop.asked)[0]
+        code, reason = FAILED, ""
+        try:
+            code, reason = _run_row(sweep, row, lambda: stop.asked)
+        except BusyError as error:
+            code, reason = BUSY, str(error)
+            raise
+        except (DpflError, OSError) as error:
+            reason = str(error)
+            raise
+        except BaseException as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise
+        finally:
+            with contextlib.suppress(OSError):  # a full disk
+                state.note_end(sweep.folder_of(row), code, reason)
+    return code
 
 
 def _become_ranks(sweep: Sweep, row: Row) -> tuple[int, str]:

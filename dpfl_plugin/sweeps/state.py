@@ -57,14 +57,29 @@ def task_file(folder: RunFolder) -> Path:
     return folder.path / "task.json"
 
 
+def note_end(folder: RunFolder, code: int, reason: str) -> None:
+    """What a run that a launcher started says itself at its end: a launcher's exit code may mean anything."""
+    folder.path.mkdir(parents=True, exist_ok=True)
+    write_atomic(_end_file(folder), to_json({"code": code, "reason": reason}, None))
+
+
+def end_of(folder: RunFolder) -> tuple[int, str] | None:
+    """Exit code and reason that a run noted at its end; None if it ended without a word."""
+    end = _read(_end_file(folder))
+    return (int(end["code"]), str(end["reason"])) if end else None
+
+
+def forget_end(folder: RunFolder) -> None:
+    _end_file(folder).unlink(missing_ok=True)
+
+
+def _end_file(folder: RunFolder) -> Path:
+    return folder.path / "end.json"
+
+
 def finished(folder: RunFolder) -> bool:
     """Whether a run ended for good, so that it is never run again."""
     return (_read(folder.result) or {}).get("status") in ("done", "budget_exhausted")
-
-
-def reason_of(folder: RunFolder) -> str:
-    """Why a run ended, by its result; empty if it has none."""
-    return str((_read(folder.result) or {}).get("reason", ""))
 
 
 def state_of(folder: RunFolder, rounds: int | None, now: float) -> State:

@@ -68,6 +68,8 @@ class Supervisor:
         folder_of: a row's run folder.
         facts: for `task.json`, e.g. the batch job.
         say: gets a line for every run that ends.
+        launched: `begin` becomes a launcher of ranks. It may end with any exit code if it, one of its ranks or Slurm's
+            step was killed, so what counts is what the run itself has noted (`state.note_end`).
     """
 
     begin: Begin
@@ -76,6 +78,7 @@ class Supervisor:
     stop: Stop
     say: Callable[[str], None]
     facts: dict[str, Any] = field(default_factory=dict)
+    launched: bool = False
 
     def run(self, rows: Iterable[Row]) -> int:
         """Run all that are neither finished nor failed; returns 0, 1 (some failed) or 4 (interrupted)."""
@@ -126,6 +129,9 @@ class Supervisor:
             return False
 
     def _start(self, row: Row, folder: RunFolder, tries: int) -> None:
+        if self.launched:
+            with contextlib.suppress(OSError):  # the run will say so
+                state.forget_end(folder)
         out, into = os.pipe()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -173,6 +179,11 @@ class Supervisor:
 
     def _ended(self, live: _Live, code: int, reason: str) -> None:
         row, folder, killed = live.row, self.folder_of(live.row), code < 0
+        how = f"killed by {signal.Signals(-code).name}" if killed else f"its launcher ended with exit code {code}"
+        if self.launched and not reason:
+            end = state.end_of(folder)
+            killed = end is None
+            code, reason = end or (FAILED, "")
         if state.finished(folder):
             self._note(row, "done")
             self.say(f"{row.index}: done  {row.label}")
@@ -183,8 +194,8 @@ class Supervisor:
             self._go_on(row, live.tries + killed)
         else:
             if killed:
-                reason = f"killed by {signal.Signals(-code).name}, in {live.tries} tries"
-            reason = reason or state.reason_of(folder) or f"exit code {code}; see the log"
+                reason = f"{how}, in {live.tries} tries; see the log"
+            reason = reason or f"exit code {code}; see the log"
             self._failed += 1
             self._note(row, "failed", reason=reason)
             self.say(f"{row.index}: FAILED: {reason}  {row.label}")

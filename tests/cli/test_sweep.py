@@ -158,6 +158,25 @@ def test_ranks_are_started_by_the_launcher(tmp_path: Path) -> None:
     assert done.code == 0 and status(path)["counts"]["done"] == 1, done.err
 
 
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"algorithm.local_lr": 1e39}, "not finite"),
+        ({"data.dataset": {"name": "csv", "files": ["/nowhere.csv"], "label_column": "y"}}, "/nowhere.csv"),
+    ],
+)
+def test_ranks_that_fail_say_why_whatever_the_launcher_ends_with(
+    tmp_path: Path, changes: dict[str, Any], reason: str
+) -> None:
+    launcher = tmp_path / "start"
+    launcher.write_text(f'#!/bin/sh\necho x >> {tmp_path}/begun\nshift 5; {sys.executable} "$@"; exit 1\n')
+    launcher.chmod(0o755)
+    path = write(tmp_path, {"list": [changes], "ranks": 3, "launcher": f"{launcher} -n {{ranks}}"})
+    assert sweep(path).code == 1
+    assert reason in status(path)["runs"][0]["reason"]
+    assert len((tmp_path / "begun").read_text().split()) == 1
+
+
 def test_a_launcher_that_is_missing_is_the_reason(tmp_path: Path) -> None:
     path = write(tmp_path, {"seeds": 1, "ranks": 3, "launcher": "no-such-mpirun -n {ranks}"})
     assert sweep(path).code == 1

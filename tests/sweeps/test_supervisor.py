@@ -30,7 +30,7 @@ class Bench:
     def folder(self, row: Row) -> RunFolder:
         return RunFolder(self.out / row.id)
 
-    def run(self, do: Begin, jobs: int = 2, rows: list[Row] = ROWS) -> int:
+    def run(self, do: Begin, jobs: int = 2, rows: list[Row] = ROWS, *, launched: bool = False) -> int:
         def begin(row: Row, stop: Callable[[], bool]) -> tuple[int, str]:
             with open(self.out / "begun", "a") as file:
                 file.write(f"{row.index}\n")
@@ -40,7 +40,8 @@ class Bench:
             return code, reason
 
         with self.stop.listening():
-            return Supervisor(begin, self.folder, jobs, self.stop, self.said.append).run(rows)
+            supervisor = Supervisor(begin, self.folder, jobs, self.stop, self.said.append, launched=launched)
+            return supervisor.run(rows)
 
     def begun(self) -> list[int]:
         return [int(line) for line in (self.out / "begun").read_text().splitlines()]
@@ -124,16 +125,45 @@ def test_a_run_that_is_killed_is_tried_again_but_not_for_ever(bench: Bench) -> N
     assert "killed by SIGKILL" in state.state_of(bench.folder(ROWS[0]), 3, time.time()).reason
 
 
-def test_a_rank_that_is_killed_is_seen_by_its_launchers_exit_code(bench: Bench) -> None:
-    def do(row: Row, stop: Callable[[], bool]) -> tuple[int, str]:
-        if row.index == 0:
-            return 128 + signal.SIGKILL, ""
-        return (255, "") if row.index == 1 else (DONE, "")
+@pytest.mark.parametrize("code", [1, 4, 75, 128 + signal.SIGKILL, 255])
+def test_a_launcher_that_ends_without_a_word_of_its_run_counts_as_killed(bench: Bench, code: int) -> None:
+    """Whatever its exit code: one of the ranks, the launcher, or Slurm's step was killed."""
 
-    assert bench.run(do, jobs=1) == FAILED
-    assert bench.begun().count(0) == TRIES and bench.begun().count(1) == 1
-    reasons = [state.state_of(bench.folder(row), 3, time.time()).reason for row in ROWS[:2]]
-    assert "killed by SIGKILL" in reasons[0] and "exit code 255" in reasons[1]
+    def do(row: Row, stop: Callable[[], bool]) -> tuple[int, str]:
+        died = row.index == 0 or (row.index == 1 and bench.begun().count(1) < TRIES)
+        return (code, "") if died else (DONE, "")
+
+    assert bench.run(do, jobs=1, launched=True) == FAILED
+    assert bench.begun().count(0) == TRIES == bench.begun().count(1)
+    assert bench.states() == ["failed", "done", "done", "done", "done", "done"]
+    reason = state.state_of(bench.folder(ROWS[0]), 3, time.time()).reason
+    assert ("SIGKILL" if code == 128 + signal.SIGKILL else f"exit code {code}") in reason and "3 tries" in reason
+
+
+def test_what_a_launched_run_says_counts_and_not_its_launchers_exit_code(bench: Bench) -> None:
+    def do(row: Row, stop: Callable[[], bool]) -> tuple[int, str]:
+        begun = bench.begun().count(row.index)
+        if row.index == 0:
+            state.note_end(bench.folder(row), FAILED, "not finite")
+        elif row.index == 1 and begun <= TRIES:  # more often than anything may be killed
+            state.note_end(bench.folder(row), INTERRUPTED, "asked to stop")
+        elif row.index == 2 and begun == 1:
+            state.note_end(bench.folder(row), BUSY, "another process is at it")
+        else:
+            return DONE, ""
+        return 143, ""
+
+    assert bench.run(do, jobs=1, launched=True) == FAILED
+    assert bench.states() == ["failed", "done", "done", "done", "done", "done"]
+    assert state.state_of(bench.folder(ROWS[0]), 3, time.time()).reason == "not finite"
+    assert [bench.begun().count(index) for index in range(4)] == [1, TRIES + 1, 2, 1]
+
+
+def test_what_a_launched_run_said_before_counts_no_more(bench: Bench) -> None:
+    state.note_end(bench.folder(ROWS[0]), FAILED, "long ago")
+    assert bench.run(lambda row, stop: (1, ""), rows=ROWS[:1], launched=True) == FAILED
+    assert bench.begun().count(0) == TRIES
+    assert "long ago" not in state.state_of(bench.folder(ROWS[0]), 3, time.time()).reason
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM, signal.SIGINT])
