@@ -81,7 +81,7 @@ def sweep_task(folder: Path, task: int, pack: int, jobs: int) -> int:
     rows = sweep.rows_of(task, pack)
     if not rows:
         raise ConfigError(f"{folder}: there is no task {task} of {pack} runs: the manifest has {len(sweep.rows)}.")
-    return _run(sweep, list(rows), jobs)
+    return _run(sweep, list(rows), jobs, with_parent=True)
 
 
 def _say_what(sweep: Sweep, duplicates: int, statuses: list[state.Status]) -> None:
@@ -97,8 +97,8 @@ def _here(sweep: Sweep, rows: list[Row], options: Options) -> int:
     return code
 
 
-def _run(sweep: Sweep, rows: list[Row], jobs: int) -> int:
-    with Stop().listening() as stop:
+def _run(sweep: Sweep, rows: list[Row], jobs: int, *, with_parent: bool = False) -> int:
+    with Stop(with_parent=with_parent).listening() as stop:
         supervisor = Supervisor(
             _begin(sweep), sweep.folder_of, jobs, stop, _say, _where(), sweep.spec.ranks is not None
         )

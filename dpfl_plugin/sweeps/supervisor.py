@@ -23,16 +23,30 @@ TRIES: Final = 3  # of a run that is killed, by a lack of memory say, before it 
 DONE, FAILED, INTERRUPTED, BUSY = 0, 1, 4, 75
 POLL_SECONDS: Final = 0.05
 BUSY_SECONDS: Final = 1.0  # between looks at a run that another process is at
+# Before a launcher that was killed is started again. One whose allocation is gone fails at once, each time: by then the
+# batch system has ended this process, too.
+AGAIN_SECONDS: Final = (5.0, 30.0)
 
 Begin = Callable[[Row, Callable[[], bool]], tuple[int, str]]
 
 
 class Stop:
-    """Whether SIGINT, SIGTERM or SIGUSR1 came; a second SIGINT asks to end at once."""
+    """Whether SIGINT, SIGTERM or SIGUSR1 came; a second SIGINT asks to end at once.
 
-    def __init__(self) -> None:
-        self.asked = self.at_once = False
+    Args:
+        with_parent: the end of the parent process counts, too: a batch job whose script was killed may be gone, and its
+            runs with others, while its processes live on.
+    """
+
+    def __init__(self, *, with_parent: bool = False) -> None:
+        self._asked = self.at_once = False
         self._pid = os.getpid()
+        self._parent = os.getppid() if with_parent else None
+
+    @property
+    def asked(self) -> bool:
+        orphaned = self._parent is not None and os.getpid() == self._pid and os.getppid() != self._parent
+        return self._asked or orphaned
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[Stop]:
@@ -46,8 +60,8 @@ class Stop:
 
     def _ask(self, number: int, frame: Any) -> None:
         # Runs inherit this handler: a batch system may well signal them, too, and repeatedly. They only take note.
-        self.at_once = self.asked and number == signal.SIGINT and os.getpid() == self._pid
-        self.asked = True
+        self.at_once = self._asked and number == signal.SIGINT and os.getpid() == self._pid
+        self._asked = True
 
 
 @dataclass(slots=True)
@@ -191,7 +205,8 @@ class Supervisor:
             self._go_on(row, live.tries)
         elif code == INTERRUPTED or (killed and (live.tries < TRIES or self.stop.asked)):
             self._note(row, "stopped")
-            self._go_on(row, live.tries + killed)
+            again = AGAIN_SECONDS[min(live.tries, len(AGAIN_SECONDS)) - 1] if self.launched and killed else 0.0
+            self._go_on(row, live.tries + killed, again)
         else:
             if killed:
                 reason = f"{how}, in {live.tries} tries; see the log"
@@ -200,12 +215,12 @@ class Supervisor:
             self._note(row, "failed", reason=reason)
             self.say(f"{row.index}: FAILED: {reason}  {row.label}")
 
-    def _go_on(self, row: Row, tries: int) -> None:
+    def _go_on(self, row: Row, tries: int, seconds: float = 0.0) -> None:
         if self.stop.asked:
             self._unfinished += 1
             self.say(f"{row.index}: interrupted, saved  {row.label}")
         else:
-            self._waiting.append((0.0, tries, row))
+            self._waiting.append((time.monotonic() + seconds, tries, row))
 
     def _beat(self) -> None:
         now = time.monotonic()

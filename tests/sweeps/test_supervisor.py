@@ -14,7 +14,7 @@ import pytest
 
 from dpfl_plugin.config.sweep import Row
 from dpfl_plugin.errors import BusyError, ConfigError
-from dpfl_plugin.sweeps import state
+from dpfl_plugin.sweeps import state, supervisor
 from dpfl_plugin.sweeps.supervisor import BUSY, DONE, FAILED, INTERRUPTED, TRIES, Begin, Stop, Supervisor
 from dpfl_plugin.training.folder import RunFolder
 
@@ -40,8 +40,7 @@ class Bench:
             return code, reason
 
         with self.stop.listening():
-            supervisor = Supervisor(begin, self.folder, jobs, self.stop, self.said.append, launched=launched)
-            return supervisor.run(rows)
+            return Supervisor(begin, self.folder, jobs, self.stop, self.said.append, launched=launched).run(rows)
 
     def begun(self) -> list[int]:
         return [int(line) for line in (self.out / "begun").read_text().splitlines()]
@@ -125,6 +124,13 @@ def test_a_run_that_is_killed_is_tried_again_but_not_for_ever(bench: Bench) -> N
     assert "killed by SIGKILL" in state.state_of(bench.folder(ROWS[0]), 3, time.time()).reason
 
 
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launchers that were killed are started again without a pause."""
+    monkeypatch.setattr(supervisor, "AGAIN_SECONDS", (0.0,))
+
+
+@pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize("code", [1, 4, 75, 128 + signal.SIGKILL, 255])
 def test_a_launcher_that_ends_without_a_word_of_its_run_counts_as_killed(bench: Bench, code: int) -> None:
     """Whatever its exit code: one of the ranks, the launcher, or Slurm's step was killed."""
@@ -159,6 +165,7 @@ def test_what_a_launched_run_says_counts_and_not_its_launchers_exit_code(bench: 
     assert [bench.begun().count(index) for index in range(4)] == [1, TRIES + 1, 2, 1]
 
 
+@pytest.mark.usefixtures("at_once")
 def test_what_a_launched_run_said_before_counts_no_more(bench: Bench) -> None:
     state.note_end(bench.folder(ROWS[0]), FAILED, "long ago")
     assert bench.run(lambda row, stop: (1, ""), rows=ROWS[:1], launched=True) == FAILED
@@ -228,6 +235,39 @@ def test_two_that_begin_the_same_run_at_once(bench: Bench, monkeypatch: pytest.M
 
     assert bench.run(do) == DONE and BUSY not in (DONE, FAILED, INTERRUPTED)
     assert all(bench.begun().count(row.index) == 2 for row in ROWS)
+
+
+def test_a_launcher_that_was_killed_is_not_started_again_at_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In an allocation that is gone launchers fail at once, until this process is ended, too."""
+    monkeypatch.setattr(supervisor, "AGAIN_SECONDS", (3600.0,))
+
+    def do(row: Row, stop: Callable[[], bool]) -> tuple[int, str]:
+        if row.index == len(ROWS) - 1:
+            os.kill(os.getppid(), signal.SIGTERM)  # all have failed once
+        return 1, ""
+
+    assert bench.run(do, jobs=1, launched=True) == INTERRUPTED
+    assert sorted(bench.begun()) == [row.index for row in ROWS]
+    assert set(bench.states()) == {"pending"}
+
+
+@pytest.mark.parametrize("with_parent", [True, False])
+def test_a_task_whose_batch_script_is_gone_stops(with_parent: bool) -> None:
+    end, told = os.pipe()
+    parent = os.fork()
+    if parent == 0:
+        ready, begun = os.pipe()
+        if os.fork() == 0:
+            stop, first = Stop(with_parent=with_parent), os.getppid()
+            before = stop.asked
+            os.write(begun, b"x")
+            wait_for(lambda: os.getppid() != first)
+            os.write(told, f"{before} {stop.asked}".encode())
+            os._exit(0)
+        os.read(ready, 1)
+        os._exit(0)
+    os.waitpid(parent, 0)
+    assert os.read(end, 100).decode() == f"False {with_parent}"
 
 
 def test_an_orphan_is_told_to_stop(bench: Bench) -> None:
