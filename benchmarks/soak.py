@@ -201,7 +201,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=40, help="of one process each")
     parser.add_argument("--over-mpi", type=int, default=20, help="runs of three MPICH ranks each; see $DPFL_MPI")
-    parser.add_argument("--every", type=float, default=4.0, help="seconds from kill to kill, on average")
+    parser.add_argument(
+        "--every", type=float, default=4.0, help="seconds from kill to kill, on average; threefold over MPI"
+    )
     parser.add_argument("--seed", type=int, default=None, help="of who is killed when")
     arguments = parser.parse_args()
     seed = random.SystemRandom().randrange(2**32) if arguments.seed is None else arguments.seed
@@ -212,7 +214,8 @@ def main() -> None:
         if arguments.runs:
             tally += soak(Path(folder) / "processes", arguments.runs, every, rng, environment)
         if arguments.over_mpi:
-            tally += soak(Path(folder) / "ranks", arguments.over_mpi, every, rng, environment | pmi2(), RANKS)
+            # Three ranks take that much longer to begin.
+            tally += soak(Path(folder) / "ranks", arguments.over_mpi, 3 * every, rng, environment | pmi2(), RANKS)
     print(tally.table())
     put("docs/slurm.md", "soak", tally.table())
     if tally.lost or tally.different or tally.charges_missing:
