@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from dpfl_plugin.algorithms.scaffnew import ScaffNew
 from dpfl_plugin.algorithms.scaffold import Scaffold, ScaffoldWarm
 from dpfl_plugin.oracle import attempt_of
+from dpfl_plugin.privacy.ledger import Ledger
 from tests.cli.command import charges, dpfl, metrics, one_message, run, write
 from tests.cli.losing import Losing, losing
 from tests.cli.test_resume import Crash, crash
@@ -260,3 +261,33 @@ def test_scaffold_regroups_by_weight_and_a_warm_up_does_not_wait_for_the_lost() 
     assert after["picked"].tolist() == [True, True, False] and server["picked"].tolist() == [True, False, False]
     plain = Scaffold(local_steps=2, local_lr=0.1).regroup(server, {"control": control}, [0, 2], (0.75, 0.25))[0]
     assert torch.equal(plain["control"], after["control"])
+
+
+def test_draws_with_replacement_are_from_those_that_are_left(tmp_path: Path) -> None:
+    algorithm = {"name": "fedavg_sync", "local_steps": 2, "gradient_clip": 1.0, "silo_sampling": "with_replacement"}
+    privacy = {"unit": "silo", "sampler": "full", "record_rate": None, "noise_multiplier": 20.0}
+    changes = {**CONTINUE, "algorithm": algorithm, "privacy": privacy, "silo_rate": 0.75, "rounds": 40}
+    made: list[Losing] = []
+    with losing({3: {1: WHY}}, made=made):
+        result = run(write(tmp_path, changes))
+    plans = [plan for plan, _ in made[0].seen[3:]]
+    assert len(plans) == 38 and {silo for plan in plans for silo in plan.participants} == {0, 2, 3}
+    # Three draws of four silos before, and two of three afterwards; each draw has half of the weight.
+    assert {len(plan.participants) for plan in plans} == {1, 2}
+    assert all(plan.weights in ((1.0,), (0.5, 0.5)) for plan in plans)
+    server, third = result["epsilon"]["server"], result["epsilon"]["third_party"]
+    assert third["epsilon"] == server["worst_case_epsilon"] > server["epsilon"]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_ledger_of_several_runs_has_the_attempts_that_did_not_count(tmp_path: Path, late: bool) -> None:
+    """The next run on the same records has only what they left of the budget."""
+    changes = {**CONTINUE, "rounds": None, "privacy": {"epsilon": 2.0}}
+    (tmp_path / "whole").mkdir()
+    whole = run(write(tmp_path / "whole", changes))["rounds"]
+    config, ledger = write(tmp_path, changes), tmp_path / "all.jsonl"
+    with losing({3: {1: WHY}}, late=late):
+        first = run(config, "--ledger", ledger, "--set", "rounds=3")
+    assert charges(first["folder"]) == set(Ledger.open(ledger, append=False))
+    second = run(config, "--ledger", ledger, "--set", "algorithm.local_lr=0.3")
+    assert second["rounds"] == whole - 3 - late and second["epsilon"]["total"]["server"]["epsilon"] <= 2.0
