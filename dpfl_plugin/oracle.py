@@ -526,7 +526,7 @@ class PrivateOracle:
         return charges
 
 
-def together(engine: Engine, rules: PrivacyRules) -> bool:
+def together(engine: Engine | type[Engine], rules: PrivacyRules) -> bool:
     """Whether several silos' gradients are answered at once: the engine can, and the rules ask for clipped sums with
     bounds that are known before."""
     return callable(getattr(engine, "clipped_sums", None)) and rules.unit == "record" and not rules.clipping.measures
