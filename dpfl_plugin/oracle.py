@@ -333,10 +333,9 @@ class PrivateOracle:
 
     def _one_gradient(self, y: Tensor, row: int, step: int, out: Tensor) -> None:
         rules, draw, stream = self._rules, self._draw, self._stream
-        silo, records = self._ids[row], self._silos[row]
-        index = rules.sampler.draw(len(records), stream.seek(draw.key("batch", silo, step)))
+        silo, index = self._ids[row], self._drawn(row, step)
         self._clock.lap("sampling")
-        batch = records.batch(index)
+        batch = self._silos[row].batch(index)
         self._clock.lap("gather")
         divisor = self._divisors[row]
         if isinstance(self._engine, Convolution):
@@ -357,6 +356,11 @@ class PrivateOracle:
             self._add_noise(out, sensitivity * self._factors[step], row, step)
         out.div_(divisor)
         self._clock.lap("noise" if rules.unit == "record" else "forward/backward")
+
+    def _drawn(self, row: int, step: int) -> NDArray[np.int64] | None:
+        """Which records of its share are in the batch of a silo's step; None for all."""
+        draw, stream, silo = self._draw, self._stream, self._ids[row]
+        return self._rules.sampler.draw(len(self._silos[row]), stream.seek(draw.key("batch", silo, step)))
 
     def _adaptive_sum(self, y: Tensor, batch: Records, row: int, step: int, out: Tensor) -> None:
         """The clipped sum and the count of gradients within C_i, noised as one release; then the next C_i.
@@ -391,11 +395,8 @@ class PrivateOracle:
 
     def _gradients_together(self, pool: Pool, y: Tensor, step: int, out: Tensor) -> None:
         """`_one_gradient` of every silo, by one call of the engine for all of their batches."""
-        rules, draw, stream = self._rules, self._draw, self._stream
-        drawn = [
-            part.rows(rules.sampler.draw(len(part), stream.seek(draw.key("batch", silo, step))))
-            for silo, part in zip(self._ids, self._silos, strict=True)
-        ]
+        rules = self._rules
+        drawn = [part.rows(self._drawn(row, step)) for row, part in enumerate(self._silos)]
         self._clock.lap("sampling")
         batches = pool.gather(self._ids, drawn)
         self._clock.lap("gather")
@@ -432,13 +433,13 @@ class PrivateOracle:
 
     def _add_noise(self, value: Tensor, sensitivity: float, row: int, step: int) -> None:
         """Add to ``value`` (d,) the noise of this row's silo and of this step, in proportion to ``sensitivity``."""
-        rules, draw, silo = self._rules, self._draw, self._ids[row]
+        rules, draw, stream, silo = self._rules, self._draw, self._stream, self._ids[row]
         if rules.noise == "device":
             scale = torch.tensor([[sensitivity]], dtype=torch.float64).to(value.device)
             noise = self._device_normals(value).at(step)[row : row + 1]
             cast(OnDevice, rules.mechanism).add(value.unsqueeze(0), scale, noise)
             return
-        rules.mechanism(value, sensitivity, self._stream.seek(draw.key("noise", silo, step)))
+        rules.mechanism(value, sensitivity, stream.seek(draw.key("noise", silo, step)))
 
     def _device_normals(self, like: Tensor) -> DeviceNormals:
         if self._normals is None:
@@ -474,7 +475,8 @@ class PrivateOracle:
         for row in range(self.num_silos):
             if not math.isinf(rules.clip_norm):
                 clip_update(out[row], self._bounds, self._layer_sizes)
-            self._add_noise(out[row], sensitivity * self._factors[step], row, step)
+            noised = sensitivity * self._factors[step]
+            self._add_noise(out[row], noised, row, step)
         self._released.append(out.clone())  # what was released, whatever the algorithm does to its copy
         self._clock.lap("noise")
         return out
