@@ -3,6 +3,7 @@ computed on the device is each silo's own."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 from typing import Any
@@ -40,6 +41,16 @@ SAMPLERS: dict[str, Sampler] = {
     "next to none": Poisson(0.02),
     "full": FullBatch(),
 }
+DEVICES = [
+    "cpu",
+    pytest.param(
+        "cuda",
+        marks=[
+            pytest.mark.gpu,
+            pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
+        ],
+    ),
+]
 CLIPPINGS: dict[str, Clipping] = {"flat": Flat(), "per_layer": PerLayer(), "adaptive": Adaptive()}
 
 
@@ -54,10 +65,13 @@ def records() -> list[Records]:
     ]
 
 
-def oracle(kind: str, made_by: Any, *, lockstep: bool, draw: Draw | None = None, **given: Any) -> PrivateOracle:
+def oracle(
+    kind: str, made_by: Any, *, lockstep: bool, draw: Draw | None = None, device: str = "cpu", **given: Any
+) -> PrivateOracle:
     make, model = MODELS[kind]
-    engine = make(model, losses.cross_entropy, 2**20)  # type: ignore[call-arg]
-    prepared = {silo: engine.prepare(one) for silo, one in zip(IDS, records(), strict=True)}
+    engine = make(copy.deepcopy(model).to(device), losses.cross_entropy, 2**20)  # type: ignore[call-arg]
+    held_there = [Records(one.features.to(device), one.labels.to(device)) for one in records()]
+    prepared = {silo: engine.prepare(one) for silo, one in zip(IDS, held_there, strict=True)}
     pool = Pool(prepared) if lockstep else None
     held = list((pool.records if pool else prepared).values())
     options = {"max_gradients": 3, "layers": layers(Layout.of(model)), **given}
@@ -70,26 +84,29 @@ def start(kind: str) -> Tensor:
 
 
 def walk(asked: PrivateOracle, y: Tensor, steps: int = 3) -> list[Tensor]:
-    """Gradients at points that depend on those before, of each silo by itself."""
+    """Gradients at points that depend on those before, of each silo by itself; on the CPU."""
     found = []
     for _ in range(steps):
         found.append(asked.gradient(y))
         y = y - 0.1 * found[-1]
-    return found
+    return [one.cpu() for one in found]
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("noise", ["host", "device"])
 @pytest.mark.parametrize("clipping", CLIPPINGS)
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("kind", MODELS)
-def test_together_as_one_after_another(kind: str, sampler: str, clipping: str, noise: str) -> None:
-    """Values up to rounding; clipping norms and charges the same. Poisson batches differ in size, some are empty."""
+def test_together_as_one_after_another(kind: str, sampler: str, clipping: str, noise: str, device: str) -> None:
+    """On any device, against the CPU. Values up to rounding; clipping norms and charges the same. Poisson batches
+    differ in size, some are empty."""
     made_by = rules(
         1.5, C, SAMPLERS[sampler], clipping=CLIPPINGS[clipping], noise=noise, schedule=Geometric(beta=0.8, by="step")
     )
     given = {"clip_norms": [0.1, 0.4, 1.6, 6.4]} if CLIPPINGS[clipping].adapts else {}
-    alone, as_one = (oracle(kind, made_by, lockstep=lockstep, **given) for lockstep in (False, True))
-    for expected, found in zip(walk(alone, start(kind)), walk(as_one, start(kind)), strict=True):
+    alone = oracle(kind, made_by, lockstep=False, **given)
+    as_one = oracle(kind, made_by, lockstep=True, device=device, **given)
+    for expected, found in zip(walk(alone, start(kind)), walk(as_one, start(kind).to(device)), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
     assert as_one.clip_norms == pytest.approx(alone.clip_norms, rel=1e-12)
     assert as_one.charges() == alone.charges()
