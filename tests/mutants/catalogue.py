@@ -2182,6 +2182,22 @@ TOGETHER = (
         (STACKED + "::test_a_pool_keeps_every_record_and_gathers_what_is_asked",),
     ),
     Mutant(
+        "share-ignored-together",
+        "silos that are answered together read records beyond their share of the round",
+        "oracle.py",
+        "return self._rows if index is None else self._rows[index]",
+        "return self._rows if index is None else index",
+        (LOCKSTEP + "::test_a_share_of_each_silo_and_no_clipping",),
+    ),
+    Mutant(
+        "lockstep-without-schedule",
+        "silos that are answered together have the noise of the schedule's first factor, and are charged with each",
+        "oracle.py",
+        "each = rules.sampler.sensitivity * rules.clip_norm * self._factors[step]",
+        "each = rules.sampler.sensitivity * rules.clip_norm * self._factors[0]",
+        (LOCKSTEP + "::test_together_as_one_after_another",),
+    ),
+    Mutant(
         "silo-level-together",
         "silos whose updates are released are answered as if their gradients were clipped",
         "oracle.py",
