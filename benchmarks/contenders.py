@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -64,6 +64,8 @@ class Ours:
         secure: bool = False,
         clipping: Clipping | None = None,
         stack: int = 1,
+        lockstep: bool = False,
+        noise: Literal["host", "device"] = "host",
     ) -> None:
         self.name = name
         module = load.module()
@@ -83,6 +85,7 @@ class Ours:
             mechanism=Gaussian(load.noise_multiplier),
             sampler=sampler,
             secure=secure,
+            noise=noise,
         )
         self.engine: Engine = engine(module, cross_entropy, CHUNK_BYTES)
         host = SiloHost(
@@ -94,6 +97,7 @@ class Ours:
             train=dict(enumerate(silos)),
             test=dict(enumerate(silos)),
             states=self._algorithm.init_silos(x, load.num_silos),
+            lockstep=lockstep,
         )
         self._runtime = InProcess(host, Ledger(), stack_size=stack)
         self._server: Vectors = self._algorithm.init_server(x, setting)

@@ -4,10 +4,14 @@
 
 The contenders and turns of `benchmarks.engines`, on any torch device: `--device cpu` runs it where there is no GPU.
 Records and states are on the device all the time. Every turn ends when the device has done all that it was asked.
+On the CPU it is processor time that counts, of one thread: other programs disturb it less.
 
-Silos packed: a round of so many silos that are advanced as one stack (`runtime.stack`), in silo-steps a second. The
-share of the ceiling is the arithmetic of a mean gradient, at the rate of a large product of matrices, over the time of
-a step.
+Silos packed: silo-steps a second of a round of so many silos that are advanced as one stack (`runtime.stack`). They
+are answered one after another, together (`runtime.lockstep`), and together with noise that is computed on the device
+(`runtime.noise: device`), in interleaved turns. Where the engine cannot answer silos together, the first two are alike.
+
+The ceiling is what the device could do at most: the arithmetic of a mean gradient at the rate of a large product of
+matrices, or its batch read once at the rate of a large copy, whichever takes longer.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 import torch
 
@@ -32,15 +36,37 @@ from benchmarks.workloads import WORKLOADS, Workload, describe
 PACKED: Final = (1, 8, 64, 512)
 RECORDS: Final = 2  # batches that a packed silo holds: they all have to fit the device
 ROOFLINE: Final = {"cpu": 1024, "cuda": 8192}
+COPIED: Final = {"cpu": 2**26, "cuda": 2**30}  # bytes
+HOW: Final[dict[str, dict[str, Any]]] = {
+    "one after another": {},
+    "together": {"lockstep": True},
+    "and device noise": {"lockstep": True, "noise": "device"},
+}
 
 
 @dataclass(frozen=True, slots=True)
 class OnDevice:
-    """Seconds of a step by contender and turn; silo-steps a second by silos packed; operations a second."""
+    """Seconds of a step by contender and turn; of a silo's step by silos packed, how, and turn; and the ceilings.
+
+    Attributes:
+        rate: operations a second; bandwidth: bytes read a second.
+    """
 
     seconds: dict[str, list[float]]
-    packed: dict[int, float]
+    packed: dict[int, dict[str, list[float]]]
     rate: float
+    bandwidth: float
+
+    def least(self, load: Workload) -> float:
+        """Seconds that a step takes at least."""
+        read = load.silo(0).features[: load.batch_size]
+        return max(
+            arithmetic(replace(load, device="cpu")) / self.rate, read.numel() * read.element_size() / self.bandwidth
+        )
+
+    def rates(self, size: int) -> dict[str, float]:
+        """Silo-steps a second, by how."""
+        return {how: 1 / statistics.median(turns) for how, turns in self.packed[size].items()}
 
 
 def finish(device: str) -> None:
@@ -63,13 +89,28 @@ def gemm_rate(device: str) -> float:
     return best
 
 
+def copy_rate(device: str) -> float:
+    """Bytes a second that are read where a large tensor is copied, the best of three."""
+    size = COPIED["cuda" if device.startswith("cuda") else "cpu"]
+    a = torch.ones(size // 4, device=device)
+    b, best = torch.zeros_like(a), 0.0
+    for _ in range(4):  # the first is not for measuring: pages are new
+        finish(device)
+        began = time.perf_counter()
+        b.copy_(a)
+        finish(device)
+        best = max(best, size / (time.perf_counter() - began))
+    return best
+
+
 def _turn(entrant: Contender, load: Workload, number: int) -> float:
     plan, draw = load.plan(number), load.draw(number)
+    clock = time.process_time if load.device == "cpu" else time.perf_counter
     finish(load.device)
-    began = time.perf_counter()
+    began = clock()
     entrant.round(plan, draw)
     finish(load.device)
-    return time.perf_counter() - began
+    return clock() - began
 
 
 def steps(load: Workload, turns: int, count: int) -> dict[str, list[float]]:
@@ -86,8 +127,8 @@ def steps(load: Workload, turns: int, count: int) -> dict[str, list[float]]:
     return seconds
 
 
-def packed(load: Workload, silos: int, turns: int, count: int) -> float:
-    """Silo-steps a second of a round in which so many silos are one stack."""
+def packed(load: Workload, silos: int, turns: int, count: int) -> dict[str, list[float]]:
+    """Seconds of a silo's step in rounds in which so many silos are one stack, by how and turn."""
     load = replace(
         load,
         num_silos=silos,
@@ -96,18 +137,26 @@ def packed(load: Workload, silos: int, turns: int, count: int) -> float:
         local_steps=count,
     )
     kind = next(iter(ours(load).values()))
-    entrant = Ours(OURS, kind, load, load.silos(), stack=silos)
-    _turn(entrant, load, 0)
-    return silos * count / statistics.median(_turn(entrant, load, number) for number in range(1, turns + 1))
+    held = load.silos()
+    entrants = {how: Ours(how, kind, load, held, stack=silos, **options) for how, options in HOW.items()}
+    for entrant in entrants.values():
+        _turn(entrant, load, 0)
+    seconds: dict[str, list[float]] = {how: [] for how in HOW}
+    for number in range(1, turns + 1):
+        first = number % len(HOW)
+        for how in (*list(HOW)[first:], *list(HOW)[:first]):
+            seconds[how].append(_turn(entrants[how], load, number) / (silos * count))
+    return seconds
 
 
 def measure(load: Workload, turns: int, count: int, sizes: Sequence[int] = PACKED) -> OnDevice:
-    by_size = {size: packed(load, size, turns, max(1, count // size)) for size in sizes}
-    return OnDevice(steps(load, turns, count), by_size, gemm_rate(load.device))
+    # At least two steps, so that what is done once a round is not all of it.
+    by_size = {size: packed(load, size, turns, max(2, count // size)) for size in sizes}
+    return OnDevice(steps(load, turns, count), by_size, gemm_rate(load.device), copy_rate(load.device))
 
 
 def steps_table(load: Workload, found: OnDevice) -> str:
-    least, rows = arithmetic(replace(load, device="cpu")) / found.rate, []
+    least, rows = found.least(load), []
     for name, seconds in found.seconds.items():
         ratios = sorted(a / b for a, b in zip(seconds, found.seconds[OURS], strict=True))
         median = statistics.median(seconds)
@@ -117,9 +166,14 @@ def steps_table(load: Workload, found: OnDevice) -> str:
 
 
 def packed_table(load: Workload, found: OnDevice) -> str:
-    least = arithmetic(replace(load, device="cpu")) / found.rate
-    rows = [[str(size), f"{rate:,.0f}", f"{least * rate:.1%}"] for size, rate in found.packed.items()]
-    return table(["silos packed", "silo-steps a second", "of the ceiling"], rows)
+    least, rows = found.least(load), []
+    for size, turns in found.packed.items():
+        rates, alone = found.rates(size), turns["one after another"]
+        ratios = sorted(a / b for a, b in zip(alone, turns["together"], strict=True))
+        row = [str(size), *(f"{rate:,.0f}" for rate in rates.values()), f"{least * rates['together']:.1%}"]
+        rows.append([*row, f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"])
+    how = ["silos packed", *(f"{name}, silo-steps a second" for name in HOW)]
+    return table([*how, "of the ceiling, together", "times as fast together"], rows)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -140,7 +194,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             name: {who: statistics.median(seconds) * 1e6 for who, seconds in one.seconds.items()}
             for name, one in found.items()
         }
-        packs = {name: {str(size): rate for size, rate in one.packed.items()} for name, one in found.items()}
+        packs = {name: {str(size): one.rates(size) for size in one.packed} for name, one in found.items()}
         print(json.dumps({"device": options.device, "microseconds": medians, "silo_steps_per_second": packs}))
         return
     device = torch.cuda.get_device_name(options.device) if options.device.startswith("cuda") else options.device

@@ -90,9 +90,7 @@ than they are.
 
 Not measured: no GPU was there. `python -m benchmarks.gpu` measures on one what is above, and silo-steps a second by
 the number of silos in a stack; `--device cpu` runs it anywhere. The tests in `tests/gpu` run on the CPU, and on a GPU
-where there is one (`pytest -m gpu`). Records, models and states stay on the device. Batches and noise are drawn on
-the host, from the streams of each silo, and noise is then moved: with many parameters that limits a GPU. Silos of a
-stack take their steps together, but each one's gradient is a call of the engine of its own.
+where there is one (`pytest -m gpu`). What a GPU does otherwise is in [engines.md](engines.md#on-a-gpu).
 
 ## Start-up
 

@@ -12,21 +12,24 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dpfl_plugin.core.device_noise import DeviceNormals
 from dpfl_plugin.core.stopwatch import STOPPED, Stopwatch
 from dpfl_plugin.core.streams import SecureStream, Source, Stream, stream, stream_key
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import ConfigError, PluginError, TrainingError, UnsupportedError, require
 from dpfl_plugin.gradients.base import Engine, Records, clipped_sum_and_norms
 from dpfl_plugin.gradients.smoothing import Convolution
+from dpfl_plugin.gradients.stacked import Pool, Stack, Together
 from dpfl_plugin.privacy.clipping import Clipping, Flat, clip_update
 from dpfl_plugin.privacy.events import Charge, Neighbouring, SampledGaussian, Unit
-from dpfl_plugin.privacy.mechanisms import Mechanism
+from dpfl_plugin.privacy.mechanisms import Mechanism, OnDevice
 from dpfl_plugin.privacy.samplers import Sampler
 from dpfl_plugin.privacy.schedules import Constant, Schedule, checked_factors
 
@@ -43,6 +46,7 @@ class PrivacyRules:
         schedule: how the mechanism's noise changes with the round and the release.
         l2: lambda of the regulariser lambda/2 ||y||^2. A function of y alone: added after clipping and noise.
         secure: batches and noise from the operating system's randomness, not from the run's seed.
+        noise: where the noise on gradients and updates is computed: on the host, or on the model's device.
     """
 
     unit: Unit
@@ -54,6 +58,7 @@ class PrivacyRules:
     schedule: Schedule = field(default_factory=Constant)
     l2: float = 0.0
     secure: bool = False
+    noise: Literal["host", "device"] = "host"
 
     def __post_init__(self) -> None:
         require(self.clip_norm > 0, "privacy.clip_norm", self.clip_norm, "be positive (inf: no clipping)")
@@ -64,10 +69,24 @@ class PrivacyRules:
                 "Give a finite clip_norm, or noise_multiplier: 0 for a run without privacy."
             )
         self.clipping.check(self.unit, self.clip_norm, self.noise_multiplier)
+        if self.noise == "device":
+            self._check_device_noise()
         if self.unit == "record" and self.neighbouring != self.sampler.neighbouring:
             raise UnsupportedError(
                 f"privacy.neighbouring={self.neighbouring!r} is not proven for sampler: {self.sampler.name} at record "
                 f"level, which is accounted under {self.sampler.neighbouring!r}. Leave neighbouring out."
+            )
+
+    def _check_device_noise(self) -> None:
+        if self.secure:
+            raise UnsupportedError(
+                "runtime.noise='device' with privacy.secure: the device's numbers follow from the seed. Use noise: "
+                "host."
+            )
+        if not callable(getattr(self.mechanism, "add", None)):
+            raise UnsupportedError(
+                f"runtime.noise='device': privacy.mechanism {type(self.mechanism).__name__} computes its noise on the "
+                "host only (it has no method add, see OnDevice in dpfl_plugin/privacy/mechanisms.py). Use noise: host."
             )
 
     @property
@@ -188,6 +207,12 @@ class Part:
     def __len__(self) -> int:
         return len(self._records) if self._rows is None else len(self._rows)
 
+    def rows(self, index: NDArray[np.int64] | None) -> NDArray[np.int64]:
+        """Where in the silo the records at ``index`` (b,) of the share are; None for all of it."""
+        if self._rows is None:
+            return np.arange(len(self)) if index is None else index
+        return self._rows if index is None else self._rows[index]
+
     def batch(self, index: NDArray[np.int64] | None) -> Records:
         """The records at ``index`` (b,) of the share; None for all of it."""
         if index is None and self._whole is not None:
@@ -243,6 +268,7 @@ class PrivateOracle:
         layers: the model's, {name: number of parameters}, for clipping by layer.
         clip_norms: C_i of each silo, where the clipping adapts it; in the end, what it was adapted to.
         cuts: which records are in the share, where that is known from an earlier round.
+        pool: has the records of these silos by id, for answering them together where the engine and the rules allow it.
         clock: takes the time of each part.
     """
 
@@ -259,6 +285,7 @@ class PrivateOracle:
         layers: Mapping[str, int] | None = None,
         clip_norms: Sequence[float] | None = None,
         cuts: Cuts | None = None,
+        pool: Pool | None = None,
         clock: Stopwatch = STOPPED,
     ) -> None:
         self.num_silos = len(silos)
@@ -276,6 +303,8 @@ class PrivateOracle:
         self._gradient_calls = 0
         self._released: list[Tensor] = []
         self._closed = False
+        self._pool = pool if pool is not None and self.num_silos > 1 and together(engine, rules) else None
+        self._normals: DeviceNormals | None = None
 
     @torch.no_grad()
     def gradient(self, y: Tensor) -> Tensor:
@@ -295,16 +324,18 @@ class PrivateOracle:
         self._gradient_calls += 1
         self._clock.lap("drift")
         out = torch.empty_like(y, memory_format=torch.contiguous_format)
-        for row in range(self.num_silos):
-            self._one_gradient(y[row], row, step, out[row])
+        if self._pool is not None:
+            self._gradients_together(self._pool, y, step, out)
+        else:
+            for row in range(self.num_silos):
+                self._one_gradient(y[row], row, step, out[row])
         return out.add_(y, alpha=self._rules.l2) if self._rules.l2 else out
 
     def _one_gradient(self, y: Tensor, row: int, step: int, out: Tensor) -> None:
         rules, draw, stream = self._rules, self._draw, self._stream
-        silo, records = self._ids[row], self._silos[row]
-        index = rules.sampler.draw(len(records), stream.seek(draw.key("batch", silo, step)))
+        silo, index = self._ids[row], self._drawn(row, step)
         self._clock.lap("sampling")
-        batch = records.batch(index)
+        batch = self._silos[row].batch(index)
         self._clock.lap("gather")
         divisor = self._divisors[row]
         if isinstance(self._engine, Convolution):
@@ -322,9 +353,14 @@ class PrivateOracle:
             self._clock.lap("forward/backward")
             # inf * 0: no clipping goes with no noise (checked in PrivacyRules)
             sensitivity = rules.sampler.sensitivity * clip_norm
-            rules.mechanism(out, sensitivity * self._factors[step], stream.seek(draw.key("noise", silo, step)))
+            self._add_noise(out, sensitivity * self._factors[step], row, step)
         out.div_(divisor)
         self._clock.lap("noise" if rules.unit == "record" else "forward/backward")
+
+    def _drawn(self, row: int, step: int) -> NDArray[np.int64] | None:
+        """Which records of its share are in the batch of a silo's step; None for all."""
+        draw, stream, silo = self._draw, self._stream, self._ids[row]
+        return self._rules.sampler.draw(len(self._silos[row]), stream.seek(draw.key("batch", silo, step)))
 
     def _adaptive_sum(self, y: Tensor, batch: Records, row: int, step: int, out: Tensor) -> None:
         """The clipped sum and the count of gradients within C_i, noised as one release; then the next C_i.
@@ -332,18 +368,89 @@ class PrivateOracle:
         Noise of multiplier z / sqrt(1 - w^2) on the one and z / w on the other is that of one Gaussian release with
         multiplier z of both, which is what is charged; the proof is at `Adaptive`.
         """
-        rules, draw, stream, silo = self._rules, self._draw, self._stream, self._ids[row]
-        size, clip_norm = self._divisors[row], self.clip_norms[row]
+        clip_norm = self.clip_norms[row]
         norms = clipped_sum_and_norms(self._engine, y, batch, clip_norm, out)
         self._clock.lap("forward/backward")
+        within = int((norms <= clip_norm).sum())
+        of_sum, of_count = self._of_sum_and_count(row, step)
+        self._add_noise(out, of_sum, row, step)
+        self._adapt(row, step, within, len(batch), of_count)
+
+    def _of_sum_and_count(self, row: int, step: int) -> tuple[float, float]:
+        """What the noise on a silo's sum, and that on its count, has to be in proportion to."""
+        rules, size = self._rules, self._divisors[row]
         # As 1/2 or -1/2, a record's bit moves the count by half as much as its clipped gradient moves the sum, over C.
-        count = torch.tensor([float((norms <= clip_norm).sum()) - len(batch) / 2], dtype=torch.float64)
-        of_sum, of_count = rules.sampler.sensitivity * clip_norm, rules.sampler.sensitivity / 2
+        of_sum, of_count = rules.sampler.sensitivity * self.clip_norms[row], rules.sampler.sensitivity / 2
         factor = self._factors[step]
         w = rules.clipping.bit_weight(rules.release(1.0, factor).noise_multiplier, size, of_count)
-        rules.mechanism(out, of_sum * factor / math.sqrt(1 - w**2), stream.seek(draw.key("noise", silo, step)))
-        rules.mechanism(count, of_count * factor / w, stream.seek(draw.key("bits", silo, step)))
+        return of_sum * factor / math.sqrt(1 - w**2), of_count * factor / w
+
+    def _adapt(self, row: int, step: int, within: int, num_drawn: int, of_count: float) -> None:
+        """Release how many of ``num_drawn`` gradients are ``within`` C_i, and renew C_i."""
+        rules, draw, stream, silo = self._rules, self._draw, self._stream, self._ids[row]
+        size, clip_norm = self._divisors[row], self.clip_norms[row]
+        count = torch.tensor([within - num_drawn / 2], dtype=torch.float64)
+        rules.mechanism(count, of_count, stream.seek(draw.key("bits", silo, step)))
         self.clip_norms[row] = rules.clipping.adapted(clip_norm, float(count) / size + 0.5, rules.clip_norm)
+
+    def _gradients_together(self, pool: Pool, y: Tensor, step: int, out: Tensor) -> None:
+        """`_one_gradient` of every silo, by one call of the engine for all of their batches."""
+        rules = self._rules
+        drawn = [part.rows(self._drawn(row, step)) for row, part in enumerate(self._silos)]
+        self._clock.lap("sampling")
+        batches = pool.gather(self._ids, drawn)
+        self._clock.lap("gather")
+        if rules.clipping.adapts:
+            self._adaptive_sums(y, batches, step, out)
+        else:
+            cast(Together, self._engine).clipped_sums(y, batches, [self._bounds] * self.num_silos, out)
+            self._clock.lap("forward/backward")
+            each = rules.sampler.sensitivity * rules.clip_norm * self._factors[step]
+            self._add_all_noise(out, [each] * self.num_silos, step)
+        out.div_(out.new_tensor(self._divisors).unsqueeze(1))
+        self._clock.lap("noise")
+
+    def _adaptive_sums(self, y: Tensor, batches: Stack, step: int, out: Tensor) -> None:
+        """`_adaptive_sum` of every silo at its own C_i."""
+        norms = cast(Together, self._engine).clipped_sums(y, batches, self.clip_norms, out)
+        assert norms is not None
+        # A record that only fills up has the norm inf.
+        within = (norms <= norms.new_tensor(self.clip_norms).unsqueeze(1)).sum(dim=1).tolist()
+        self._clock.lap("forward/backward")
+        pairs = [self._of_sum_and_count(row, step) for row in range(self.num_silos)]
+        self._add_all_noise(out, [of_sum for of_sum, _ in pairs], step)
+        for row, (_, of_count) in enumerate(pairs):
+            self._adapt(row, step, int(within[row]), batches.sizes[row], of_count)
+
+    def _add_all_noise(self, out: Tensor, sensitivities: Sequence[float], step: int) -> None:
+        """`_add_noise` to every row of ``out`` (m, d)."""
+        if self._rules.noise == "device":
+            scales = torch.tensor(sensitivities, dtype=torch.float64).to(out.device).unsqueeze(1)
+            cast(OnDevice, self._rules.mechanism).add(out, scales, self._device_normals(out).at(step))
+            return
+        for row, sensitivity in enumerate(sensitivities):
+            self._add_noise(out[row], sensitivity, row, step)
+
+    def _add_noise(self, value: Tensor, sensitivity: float, row: int, step: int) -> None:
+        """Add to ``value`` (d,) the noise of this row's silo and of this step, in proportion to ``sensitivity``."""
+        rules, draw, stream, silo = self._rules, self._draw, self._stream, self._ids[row]
+        if rules.noise == "device":
+            scale = torch.tensor([[sensitivity]], dtype=torch.float64).to(value.device)
+            noise = self._device_normals(value).at(step)[row : row + 1]
+            cast(OnDevice, rules.mechanism).add(value.unsqueeze(0), scale, noise)
+            return
+        rules.mechanism(value, sensitivity, stream.seek(draw.key("noise", silo, step)))
+
+    def _device_normals(self, like: Tensor) -> DeviceNormals:
+        if self._normals is None:
+            self._normals = DeviceNormals(
+                lambda row, step: self._draw.key("noise", self._ids[row], step),
+                rows=self.num_silos,
+                count=like.shape[-1],
+                steps=len(self._factors),
+                device=like.device,
+            )
+        return self._normals
 
     @torch.no_grad()
     def release(self, update: Tensor) -> Tensor:
@@ -365,11 +472,11 @@ class PrivateOracle:
             raise TrainingError(
                 "the algorithm released twice in a round at silo level; the budget was checked for one."
             )
-        for row, silo in enumerate(self._ids):
+        for row in range(self.num_silos):
             if not math.isinf(rules.clip_norm):
                 clip_update(out[row], self._bounds, self._layer_sizes)
             noised = sensitivity * self._factors[step]
-            rules.mechanism(out[row], noised, self._stream.seek(self._draw.key("noise", silo, step)))
+            self._add_noise(out[row], noised, row, step)
         self._released.append(out.clone())  # what was released, whatever the algorithm does to its copy
         self._clock.lap("noise")
         return out
@@ -419,6 +526,12 @@ class PrivateOracle:
                     )
                 )
         return charges
+
+
+def together(engine: Engine | type[Engine], rules: PrivacyRules) -> bool:
+    """Whether several silos' gradients are answered at once: the engine can, and the rules ask for clipped sums with
+    bounds that are known before."""
+    return callable(getattr(engine, "clipped_sums", None)) and rules.unit == "record" and not rules.clipping.measures
 
 
 def check_released(up: Vectors, released: Sequence[Tensor]) -> None:

@@ -267,7 +267,7 @@ def _known_keys(parents: list[Any]) -> list[str]:
     return list(model.model_fields)
 
 
-# Where and how often files are written, and how silos are stacked, changes no bit of a result.
+# Where and how often files are written, and how silos are stacked, changes no bit of a result; but see `_excluded`.
 NOT_IN_ID: Final[dict[str, Any]] = {
     "name": True,
     "out": True,
@@ -280,7 +280,15 @@ NOT_IN_ID: Final[dict[str, Any]] = {
 
 def run_id(config: Config) -> str:
     """12 hex digits that name a run: a hash of all that determines its result."""
-    return _digest(config.model_dump(mode="json", exclude=NOT_IN_ID))
+    return _digest(config.model_dump(mode="json", exclude=_excluded(config)))
+
+
+def _excluded(config: Config) -> dict[str, Any]:
+    """`NOT_IN_ID`; in lockstep the size of a stack counts: sums round by it, and the same noise on sums that round in
+    another way would show by how much."""
+    if not config.runtime.in_lockstep:
+        return NOT_IN_ID
+    return {**NOT_IN_ID, "runtime": NOT_IN_ID["runtime"] - {"stack"}}
 
 
 def noise_name(config: Config, data_sha256: str, noise_multiplier: float | None = None) -> str:
@@ -291,7 +299,7 @@ def noise_name(config: Config, data_sha256: str, noise_multiplier: float | None 
     is hashed, so that without it the name tells nothing of the records. A ``noise_multiplier`` that was solved for
     counts as if it had been given: of the same normals times two numbers the records could be computed.
     """
-    values = config.model_dump(mode="json", exclude={**NOT_IN_ID, "evaluation": True})
+    values = config.model_dump(mode="json", exclude={**_excluded(config), "evaluation": True})
     if noise_multiplier is not None:
         values["privacy"]["noise_multiplier"] = noise_multiplier
     return _digest({**values, "data_sha256": data_sha256})

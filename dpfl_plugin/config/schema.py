@@ -149,9 +149,12 @@ class CheckpointConfig(_Strict):
     )
 
 
+ALL_SILOS: Final = 2**31  # of a stack: more than there can be
+
+
 class RuntimeConfig(_Strict):
     """How it is computed. Results are the same bits for every stack and number of ranks, on the same kind of device and
-    threads."""
+    threads; but in lockstep."""
 
     kind: str = Field("auto", description="runtime plugin; auto: mpi if mpirun started several ranks, else in_process")
 
@@ -162,7 +165,16 @@ class RuntimeConfig(_Strict):
     )
     device: str = Field("cpu", description="torch device")
     threads: int = Field(1, ge=1, description="torch threads")
-    stack: int = Field(1, ge=1, description="silos advanced together")
+    stack: int | None = Field(
+        None, ge=1, description="silos advanced together; default: 1, in lockstep all of a round that a process has"
+    )
+    lockstep: bool | None = Field(
+        None,
+        description="a stack's gradients by one set of products, which round by who is in it; default: on CUDA only",
+    )
+    noise: Literal["host", "device"] = Field(
+        "host", description="where noise is computed: by numpy, or where the model is; other bits of the same strength"
+    )
     memory_budget: str | None = Field(
         None,
         pattern=r"^[0-9]+(\.[0-9]+)? ?([kMGT]i?)?B?$",
@@ -181,6 +193,17 @@ class RuntimeConfig(_Strict):
         "abort", description="mpi: end the run, or go on without silos whose rank fails (Open MPI 5 with ULFM)"
     )
     min_silos: int = Field(1, ge=1, description="continue: the fewest silos to go on with")
+
+    @property
+    def in_lockstep(self) -> bool:
+        """Whether silos are answered together where the engine can do that."""
+        return self.device.startswith("cuda") if self.lockstep is None else self.lockstep
+
+    @model_validator(mode="after")
+    def _stacks(self) -> RuntimeConfig:
+        if self.lockstep and self.stack == 1:
+            raise ValueError("lockstep: true with stack: 1: there is nothing to stack; raise stack, or leave it out")
+        return self
 
     @model_validator(mode="after")
     def _single(self) -> RuntimeConfig:

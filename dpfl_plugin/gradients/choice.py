@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -21,6 +22,7 @@ from dpfl_plugin.gradients import costs
 from dpfl_plugin.gradients.base import Engine, Loss, Records, mixing
 from dpfl_plugin.gradients.opacus import REPLACEMENTS, replacement
 from dpfl_plugin.gradients.precision import Precision, check, passes
+from dpfl_plugin.gradients.stacked import Pool
 from dpfl_plugin.gradients.trace import Trace, trace
 
 LOSS_TOLERANCE: Final = 1e-4
@@ -184,6 +186,16 @@ class _Expected:
             )
         return cls(layout.flatten(parameters), features, labels, torch.stack(rows))
 
+    @property
+    def half(self) -> float:
+        """Half the length of a gradient: a clipping norm that most of them meet."""
+        return max(float(self.rows.norm(dim=1).median()) / 2, torch.finfo(self.rows.dtype).tiny)
+
+    def tolerance(self, clip_norm: float, precision: Precision) -> float:
+        """By how much the sum of clipped gradients may differ."""
+        lengths = self.rows.norm(dim=1).clamp(max=clip_norm)
+        return TRIAL_TOLERANCE[precision] * float(lengths.sum()) + torch.finfo(self.rows.dtype).eps
+
     def clipped(self, clip_norm: float) -> Tensor:
         """(d,) the sum of clipped gradients."""
         if clip_norm == math.inf:
@@ -206,7 +218,11 @@ def _make(name: str, model: nn.Module, loss: Loss, terms: Terms, expected: _Expe
     try:
         engine: Engine = kind(model, loss, terms.chunk_bytes, *reduced)
         with torch.no_grad():
-            reason = _too_large(engine, terms, expected) or _tried(engine, expected, terms.precision)
+            reason = (
+                _too_large(engine, terms, expected)
+                or _tried(engine, expected, terms.precision)
+                or _tried_together(engine, expected, terms.precision)
+            )
     except UnsupportedError as error:
         return None, str(error).removesuffix(".")
     except Exception as error:  # an engine of a stranger, or one that meets a stranger's model, may fail in any way
@@ -231,9 +247,7 @@ def _tried(engine: Engine, expected: _Expected, precision: Precision) -> str | N
     Unclipped, clipped and one at a time: an engine that gives one record's gradient to another, or one that meets a
     layer used in a way which it does not see, may get one of these right.
     """
-    y, rows = expected.y, expected.rows
-    lengths = rows.norm(dim=1)
-    clip_norm = max(float(lengths.median()) / 2, torch.finfo(rows.dtype).tiny)
+    y, clip_norm = expected.y, expected.half
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "There is a performance drop")  # the cost model has it, for torch's nn.LSTM
         batch = engine.prepare(Records(expected.features, expected.labels))
@@ -244,9 +258,26 @@ def _tried(engine: Engine, expected: _Expected, precision: Precision) -> str | N
                 one = torch.full_like(y, math.nan)
                 engine.clipped_sum(y, batch.between(row, row + 1), bound, one)
                 alone += one
-            sought = expected.clipped(bound)
-            tolerance = TRIAL_TOLERANCE[precision] * float(lengths.clamp(max=bound).sum()) + torch.finfo(y.dtype).eps
+            sought, tolerance = expected.clipped(bound), expected.tolerance(bound, precision)
             how = "gradients" if bound == math.inf else "clipped gradients"
             if not float((found - sought).norm()) <= tolerance or not float((alone - sought).norm()) <= tolerance:
                 return f"its {how} on made-up records are not autograd's"
+    return None
+
+
+def _tried_together(engine: Engine, expected: _Expected, precision: Precision) -> str | None:
+    """As `_tried`, for three silos at once: all records, one, and none, each with a clipping norm of its own."""
+    answer = getattr(engine, "clipped_sums", None)
+    if answer is None:
+        return None
+    y, c = expected.y, expected.half
+    rows = [np.arange(count) for count in (len(expected.rows), 1, 0)]
+    batches = Pool({0: engine.prepare(Records(expected.features, expected.labels))}).gather([0, 0, 0], rows)
+    for bounds in ((math.inf,) * 3, (c, c / 2, c)):
+        found = y.new_full((3, len(y)), math.nan)
+        answer(y.expand(3, -1), batches, bounds, found)
+        for index, bound, sums in zip(rows, bounds, found, strict=True):
+            part = replace(expected, rows=expected.rows[: len(index)])
+            if not float((sums - part.clipped(bound)).norm()) <= part.tolerance(bound, precision):
+                return "its gradients of several silos at once, on made-up records, are not autograd's"
     return None

@@ -7,7 +7,9 @@ by the outputs, is softmax(W x_j + b) - e_label, or sigmoid(z) - label, or the h
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -15,6 +17,7 @@ from torch import Tensor
 from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.gradients import losses
 from dpfl_plugin.gradients.base import Loss, Records, clip_factors, in_chunks, squared_norms
+from dpfl_plugin.gradients.stacked import Bound, Stack, StackedLayers
 
 # torch's softmax over 16 columns is 6 times as fast as over 10: a whole vector register.
 LANES = 16
@@ -37,6 +40,16 @@ class ClosedForm:
         self._layout = Layout.of(model)
         self._weight = torch.empty(0)
         self._offset = torch.empty(0)
+        self._together = StackedLayers(
+            [linear],
+            [],
+            functools.partial(residuals, loss=loss),
+            padded=self._padded,
+            padding_bias=PADDING_BIAS,
+            beside=0.0,
+            engine=self,
+            chunk_bytes=chunk_bytes,
+        )
 
     @staticmethod
     def unsupported(model: torch.nn.Module, loss: Loss) -> str | None:
@@ -78,6 +91,10 @@ class ClosedForm:
         if not math.isfinite(float(out.sum())):
             self._without_bad_examples(y, batch, norms, clip_norm, out)
         return norms
+
+    def clipped_sums(self, y: Tensor, batches: Stack, clip_norms: Sequence[Bound], out: Tensor) -> Tensor | None:
+        """See `stacked.Together`."""
+        return self._together.clipped_sums(y, batches, clip_norms, out)
 
     def _residuals(self, y: Tensor, batch: Records) -> Tensor:
         """(b, padded): derivative of each example's loss by its outputs."""

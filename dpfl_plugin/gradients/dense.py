@@ -7,6 +7,7 @@ the clipped sum is one product of matrices, (clip factor * g_l)^T a_l: no gradie
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -18,6 +19,7 @@ from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.gradients import losses
 from dpfl_plugin.gradients.base import Loss, Records, clip_factors, in_chunks, mark_bad, squared_norms
 from dpfl_plugin.gradients.closed_form import LANES, PADDING_BIAS, residuals, unknown_loss
+from dpfl_plugin.gradients.stacked import Bound, Stack, StackedLayers
 
 Backward = Callable[[Tensor, Tensor], Tensor]
 """(derivative by an activation's output, that output) -> derivative by its input, (b, h) each."""
@@ -47,6 +49,16 @@ class Dense:
         self._weight, self._offset = torch.empty(0), torch.empty(0)
         # Products of matrices may round by where these begin in memory, and silos' rows of a stack begin anywhere.
         self._y, self._total = torch.empty(0), torch.empty(0)
+        self._together = StackedLayers(
+            self._layers,
+            self._activations,
+            functools.partial(residuals, loss=loss),
+            padded=self._padded,
+            padding_bias=PADDING_BIAS,
+            beside=0.0 if self._layers[0].bias is None else 1.0,
+            engine=self,
+            chunk_bytes=chunk_bytes,
+        )
 
     @staticmethod
     def unsupported(model: nn.Module, loss: Loss) -> str | None:
@@ -89,6 +101,10 @@ class Dense:
             factors = clip_factors(norms[good], clip_norm)
             self._sum([a[good] for a in inputs], [g[good] for g in derivatives], factors, out)
         return norms
+
+    def clipped_sums(self, y: Tensor, batches: Stack, clip_norms: Sequence[Bound], out: Tensor) -> Tensor | None:
+        """See `stacked.Together`."""
+        return self._together.clipped_sums(y, batches, clip_norms, out)
 
     def _derivatives(self, y: Tensor, batch: Records) -> tuple[list[Tensor], list[Tensor]]:
         """Each layer's inputs (b, i), and the derivatives of the losses by its outputs (b, o)."""

@@ -31,6 +31,18 @@ class Mechanism(Protocol):
         ...
 
 
+class OnDevice(Protocol):
+    """A mechanism whose noise can be computed where the value is (``runtime.noise: device``)."""
+
+    def add(self, value: Tensor, sensitivities: Tensor, normals: Tensor) -> None:
+        """As calling the mechanism for each of the rows of ``value`` (m, d), with noise made of ``normals``.
+
+        Args:
+            sensitivities: of each row, (m, 1) float64; normals: standard ones, (m, d) float64.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Gaussian:
     """value + sensitivity * noise_multiplier * N(0, I). [N] Alg. 1, l. 13.
@@ -58,3 +70,8 @@ class Gaussian:
             return
         normals = torch.from_numpy(rng.standard_normal(value.numel()))
         value.add_(normals.to(value), alpha=sensitivity * self.noise_multiplier)
+
+    def add(self, value: Tensor, sensitivities: Tensor, normals: Tensor) -> None:
+        """See `OnDevice`. The normals are scaled in float64 and rounded once."""
+        if self.noise_multiplier > 0:
+            value.add_((normals * (sensitivities * self.noise_multiplier)).to(value))

@@ -84,4 +84,4 @@ class InProcessPlace:
         return hold_all(config, base)
 
     def runtime(self, parts: Parts, charges: ChargeSink, config: Config, stop: Callable[[], bool]) -> Runtime:
-        return InProcess(parts.host, charges, stack_size=config.runtime.stack, stop=stop)
+        return InProcess(parts.host, charges, stack_size=parts.stack, stop=stop)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dpfl_plugin import registry
 from dpfl_plugin.algorithms.base import Algorithm, Setting
-from dpfl_plugin.config.schema import Block, Config
+from dpfl_plugin.config.schema import ALL_SILOS, Block, Config
 from dpfl_plugin.core.exact import floor_share
 from dpfl_plugin.core.streams import stream
 from dpfl_plugin.core.vectors import Layout
@@ -25,7 +25,7 @@ from dpfl_plugin.gradients import base as engines
 from dpfl_plugin.gradients import choice, losses, smoothing
 from dpfl_plugin.gradients.base import Records, layers
 from dpfl_plugin.models.build import build_model, check_model
-from dpfl_plugin.oracle import PrivacyRules, check_released
+from dpfl_plugin.oracle import PrivacyRules, check_released, together
 from dpfl_plugin.privacy import samplers
 from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.clipping import Adaptive, Clipping
@@ -59,6 +59,7 @@ class Parts:
         module, loss, engine: the model and its per-example gradients.
         train, test: records by silo id, of the silos that this process holds: in process all of them.
         machines: what computes at silos elsewhere.
+        stack: silos advanced together; lockstep: whether they are answered together, too.
     """
 
     host: SiloHost
@@ -85,6 +86,8 @@ class Parts:
     train: dict[int, Records]
     test: dict[int, Records]
     machines: tuple[Mapping[str, Any], ...]
+    stack: int
+    lockstep: bool
 
 
 def hold_all(config: Config, base: Path) -> Holding:
@@ -130,7 +133,8 @@ def build(
     layout = Layout.of(module)
     model = layout.flatten(dict(module.named_parameters()))
     train, test = _records_of(holding, trial)
-    room = _memory(config, algorithm, setting, rules, model, train, test, chunk_bytes)
+    stack = _stack(config, _may_be_together(config, rules, module, loss))
+    room = _memory(config, algorithm, setting, rules, model, train, test, stack, chunk_bytes)
     made_up = choice.made_up(module, known.feature_shape, trial)
     engine, reason = choice.choose(config.engine, module, loss, _terms(config, rules, num_records, room), made_up)
     releases_beside = beside(config, accountant)
@@ -144,6 +148,7 @@ def build(
         noise = noise_multiplier
         rules = privacy_rules(config, noise)
     _check_engine(engine, rules, layout, model, trial)
+    lockstep = _lockstep(config, engine, rules)
     _check_first_round(config, algorithm, setting, rules, module, loss, model)
     host = SiloHost(
         model=module,
@@ -156,6 +161,7 @@ def build(
         states=algorithm.init_silos(model, len(train)),
         scores=releases_beside.scores,
         chunk_bytes=room.chunk,
+        lockstep=lockstep,
     )
     return Parts(
         host=host,
@@ -192,6 +198,8 @@ def build(
         train=train,
         test=test,
         machines=holding.machines,
+        stack=_stack(config, lockstep),
+        lockstep=lockstep,
     )
 
 
@@ -223,7 +231,8 @@ def engines_for(config: Config, base: Path) -> Engines:
     loss = _loss(config.loss, module, trial)
     model = Layout.of(module).flatten(dict(module.named_parameters()))
     setting = make_setting(config, known.num_records)
-    room = _memory(config, algorithm, setting, rules, model, *_records_of(holding, trial), None)
+    stack = _stack(config, _may_be_together(config, rules, module, loss))
+    room = _memory(config, algorithm, setting, rules, model, *_records_of(holding, trial), stack, None)
     terms = _terms(config, rules, known.num_records, room)
     found = choice.candidates(module, loss, terms, choice.made_up(module, known.feature_shape, trial))
     fitting = [one.name for one in found if one.engine is not None and config.engine in ("auto", one.name)]
@@ -270,6 +279,7 @@ def _memory(
     model: torch.Tensor,
     train: Mapping[int, Records],
     test: Mapping[int, Records],
+    stack: int,
     chunk_bytes: int | None,
 ) -> Memory:
     """What this process may use: at its silos, or as a server without any.
@@ -279,10 +289,44 @@ def _memory(
     """
     mine = list(train.values())
     batch = max((usual_batch(rules, [len(records)]) for records in mine), default=0)
-    needs = memory.fixed_needs(algorithm, setting, model, mine, stack=config.runtime.stack, batch_size=batch)
+    needs = memory.fixed_needs(algorithm, setting, model, mine, stack=stack, batch_size=batch)
+    if config.runtime.in_lockstep and stack > 1:
+        needs += memory.of_lockstep(setting, mine, stack=stack, batch_size=batch)
+    if rules.noise == "device":
+        needs.append(("noise", memory.of_device_noise(setting, model, len(mine), stack=stack)))
     needs.append(("test records", sum(map(memory.bytes_of, test.values()))))
     held = sum(map(memory.bytes_of, [*mine, *test.values()]))
     return memory.plan(config.runtime.memory_budget, model.device, held, needs, chunk_bytes)
+
+
+def _may_be_together(config: Config, rules: PrivacyRules, module: torch.nn.Module, loss: engines.Loss) -> bool:
+    """Whether an engine that may be chosen answers silos together."""
+    if not config.runtime.in_lockstep:
+        return False
+    names = registry.names("engines") if config.engine == "auto" else [config.engine]
+    kinds: list[Any] = [registry.load("engines", name) for name in names]
+    return any(together(kind, rules) and kind.unsupported(module, loss) is None for kind in kinds)
+
+
+def _stack(config: Config, lockstep: bool) -> int:
+    return config.runtime.stack or (ALL_SILOS if lockstep else 1)
+
+
+def _lockstep(config: Config, engine: engines.Engine, rules: PrivacyRules) -> bool:
+    """Whether silos of a stack are answered together.
+
+    Raises:
+        UnsupportedError: the configuration says so, and they cannot be.
+    """
+    if not config.runtime.in_lockstep:
+        return False
+    if config.runtime.lockstep and not together(engine, rules):
+        raise UnsupportedError(
+            f"runtime.lockstep=true: engine {engine.name} with privacy.unit={rules.unit!r} and this privacy.clip "
+            "answers silos one after another. Leave lockstep out; at record level closed_form and dense answer "
+            "them together."
+        )
+    return together(engine, rules)
 
 
 def _terms(config: Config, rules: PrivacyRules, num_records: Sequence[int], room: Memory) -> choice.Terms:
@@ -313,6 +357,10 @@ def _check_first_round(
             raise UnsupportedError(
                 f"runtime.precision={config.runtime.precision!r}: gradients of smoothed losses are taken in full "
                 "precision only. Use float32."
+            )
+        if config.runtime.lockstep:
+            raise UnsupportedError(
+                "runtime.lockstep=true: gradients of smoothed losses are taken silo by silo. Leave lockstep out."
             )
         smoothing.engine(first.smoothing, module, loss)
     if rules.unit == "silo":
@@ -413,6 +461,7 @@ def privacy_rules(config: Config, noise_multiplier: float = 1.0) -> PrivacyRules
         schedule=_schedule(config),
         l2=config.l2,
         secure=privacy.secure,
+        noise=config.runtime.noise,
     )
 
 

@@ -20,7 +20,8 @@ from dpfl_plugin.errors import MemoryShortError
 from dpfl_plugin.gradients import smoothing
 from dpfl_plugin.gradients.base import Engine, Loss, Records, layers
 from dpfl_plugin.gradients.losses import predict
-from dpfl_plugin.oracle import Cuts, Draw, PrivacyRules, PrivateOracle, part_of
+from dpfl_plugin.gradients.stacked import Pool
+from dpfl_plugin.oracle import Cuts, Draw, PrivacyRules, PrivateOracle, part_of, together
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.scores import Scores
 from dpfl_plugin.training.memory import is_short
@@ -69,6 +70,8 @@ class SiloHost:
         states: (len(train), d) each, rows in the order of ascending ids.
         scores: how validation scores are released, if they are.
         chunk_bytes: for the gradients of single examples at a time, where another engine is made.
+        lockstep: silos that are advanced together are answered together, if the engine and the rules allow it. Sums
+            then round by who is in a stack.
 
     Attributes:
         clock: takes the time of each part of the work; nobody's, unless one is put there.
@@ -87,6 +90,7 @@ class SiloHost:
         states: Vectors,
         scores: Scores | None = None,
         chunk_bytes: int = smoothing.CHUNK_BYTES,
+        lockstep: bool = False,
     ) -> None:
         self.clock: Stopwatch = STOPPED
         self.ids = sorted(train)
@@ -94,6 +98,9 @@ class SiloHost:
         self._model, self._loss, self._layout = model.eval(), loss, Layout.of(model)
         self._algorithm, self._rules, self._engine = algorithm, rules, engine
         self._train = {silo: engine.prepare(records) for silo, records in train.items()}
+        self._pool = Pool(self._train) if lockstep and self._train and together(engine, rules) else None
+        if self._pool is not None:
+            self._train = self._pool.records  # not once more
         self._test = test
         self.states = begun(states, rules, len(train))
         self._layers = layers(self._layout)
@@ -115,7 +122,7 @@ class SiloHost:
     def planted(self, engine: Engine, train: Mapping[int, Records], states: Vectors) -> SiloHost:
         """The same silos with an engine around their own, and with records that theirs has prepared; for audits."""
         other = copy.copy(self)
-        other._engine, other._train, other._pending = engine, dict(train), []
+        other._engine, other._train, other._pending, other._pool = engine, dict(train), [], None
         other.states = begun(states, self._rules, len(train))
         return other
 
@@ -163,6 +170,7 @@ class SiloHost:
             layers=self._layers,
             clip_norms=self.states[CLIP_NORM][rows, 0].tolist() if CLIP_NORM in self.states else None,
             cuts=self._cuts,
+            pool=self._pool,
             clock=self.clock,
         )
 

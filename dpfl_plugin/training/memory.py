@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Final
 import torch
 
 from dpfl_plugin.algorithms.base import Algorithm, Setting
+from dpfl_plugin.core.device_noise import AHEAD_BYTES, MOST_BLOCKS
 from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.gradients.base import Records
 
@@ -113,6 +115,31 @@ def fixed_needs(
         ("silos at work", work * size if held else sent * size),
         ("a batch", batch_size * row if held else 0),
     ]
+
+
+def of_lockstep(setting: Setting, silos: Iterable[Records], *, stack: int, batch_size: int) -> list[tuple[str, int]]:
+    """(what, bytes) more where silos of a stack are answered together: their records in one place, beside those that
+    were loaded, and the batches of all of them at a time, each as long as the longest.
+
+    Args:
+        batch_size: of the largest silo; expected, where it varies: the longest has up to 6 standard deviations more.
+    """
+    held = list(silos)
+    most = max(map(len, held), default=0)
+    row = max((records.features[0].numel() * records.features.element_size() for records in held), default=0)
+    longest = min(most, batch_size + math.ceil(6 * math.sqrt(batch_size)))
+    together = min(stack, len(held), setting.num_participants)
+    return [
+        ("records in one place", sum(bytes_of(records) for records in held)),
+        ("batches of a stack", together * longest * row),
+    ]
+
+
+def of_device_noise(setting: Setting, model: torch.Tensor, num_silos: int, *, stack: int) -> int:
+    """Bytes of normals that are drawn ahead, and of what they are made of."""
+    together = min(stack, num_silos, setting.num_participants)
+    blocks = min(MOST_BLOCKS, together * model.numel())
+    return max(AHEAD_BYTES, together * model.numel() * 8) + 12 * 8 * blocks if together else 0
 
 
 def bytes_of(records: Records) -> int:

@@ -301,8 +301,10 @@ def _run(job: _Job, place: Place, reporter: Reporter, stop: Callable[[], bool]) 
     config, folder, parts = job.config, job.folder, job.parts
     here = environment.arithmetic(str(parts.model.device), config.runtime.threads, parts.plugins)
     here |= {"engine": parts.engine_name, "chunk_bytes": parts.memory.chunk}
+    here["lockstep"] = parts.stack if parts.lockstep else 0
     ordered = config.runtime.aggregation == "gather"
-    here["repeats"] = here["repeats"] and ordered and not parts.rules.secure
+    # In lockstep sums round by who is in a stack, which ranks and lost silos change.
+    here["repeats"] = here["repeats"] and ordered and not parts.rules.secure and not parts.lockstep
     here |= environment.elsewhere(here, parts.machines)
     found = _found(folder, parts)
     with open_ledgers(folder, _facts(job), found, here, job.shared, _run_facts(job)) as ledgers:

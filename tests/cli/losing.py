@@ -73,7 +73,7 @@ def losing(losses: Losses, *, late: bool = False, made: list[Losing] | None = No
     def runtime(
         self: InProcessPlace, parts: Parts, charges: ChargeSink, config: Config, stop: Callable[[], bool]
     ) -> Runtime:
-        one = Losing(parts.host, charges, stack_size=config.runtime.stack, stop=stop, losses=losses, late=late)
+        one = Losing(parts.host, charges, stack_size=parts.stack, stop=stop, losses=losses, late=late)
         if made is not None:
             made.append(one)
         return one

@@ -112,6 +112,8 @@ SETTINGS = {
     "evaluation.every=0": ["evaluation.every=0"],
     "checkpoint.seconds=-1": ["checkpoint.seconds=-1"],
     "runtime.stack=0": ["runtime.stack=0"],
+    "runtime={lockstep: true, stack: 1}": ["lockstep: true with stack: 1"],
+    "runtime.noise=gpu": ["runtime.noise='gpu'", "'host' or 'device'"],
     "name=a/b": ["name='a/b'"],
     # plugins
     "algorithm.name=scafold": ["'scafold'", "did you mean 'scaffold'", "Known: "],

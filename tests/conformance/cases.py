@@ -15,7 +15,7 @@ import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -97,7 +97,12 @@ ROUNDS = 7  # what ``phase_rounds`` adds up to
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One combination; `released` runs it, and `claimed_sensitivity` is what its ledger says of it."""
+    """One combination; `released` runs it, and `claimed_sensitivity` is what its ledger says of it.
+
+    Attributes:
+        device: where models and records are; noise: where noise is computed.
+        lockstep: whether silos of a stack are answered together.
+    """
 
     mechanism: str
     engine: str
@@ -107,10 +112,15 @@ class Case:
     neighbouring: Neighbouring
     secure: bool = False
     clipping: str = "flat"
+    device: str = "cpu"
+    noise: Literal["host", "device"] = "host"
+    lockstep: bool = False
 
     def __str__(self) -> str:
         unit = self.sampler if self.unit == "record" else f"silo {self.neighbouring}"
         more = ("-secure" if self.secure else "") + (f"-{self.clipping}" if self.clipping != "flat" else "")
+        more += f"-{self.noise} noise" * (self.noise != "host") + "-lockstep" * self.lockstep
+        more += f"-{self.device}" * (self.device != "cpu")
         return f"{self.mechanism}-{self.engine}-{self.runtime}-{unit}{more}"
 
     def rules(self, sigma: float, clip_norm: float = C) -> PrivacyRules:
@@ -122,6 +132,7 @@ class Case:
             mechanism=mechanism,
             sampler=SAMPLERS[self.sampler],
             secure=self.secure,
+            noise=self.noise,
             clipping=registry.load("clippings", self.clipping)(**CLIPPING_OPTIONS.get(self.clipping, {})),
         )
 
@@ -145,14 +156,20 @@ def cases() -> list[Case]:
 
 
 @functools.cache
-def model(num_features: int, num_outputs: int = CLASSES) -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(num_features, num_outputs, bias=False)).double()
+def model(num_features: int, num_outputs: int = CLASSES, device: str = "cpu") -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(num_features, num_outputs, bias=False)).double().to(device)
 
 
 @functools.cache
-def engine(name: str, num_features: int, num_outputs: int = CLASSES, loss: Loss = losses.cross_entropy) -> Engine:
-    made: Engine = registry.load("engines", name)(model(num_features, num_outputs), loss, 2**22)
+def engine(
+    name: str, num_features: int, num_outputs: int = CLASSES, loss: Loss = losses.cross_entropy, device: str = "cpu"
+) -> Engine:
+    made: Engine = registry.load("engines", name)(model(num_features, num_outputs, device), loss, 2**22)
     return made
+
+
+def there(records: Records, device: str) -> Records:
+    return Records(records.features.to(device), records.labels.to(device))
 
 
 def zero_records(num_features: int, count: int = N) -> Records:
@@ -251,17 +268,18 @@ def run(
     num_features = silos[0].features.shape[1]
     algorithm, sink, seen = Probe(steps, case.unit), Kept(), []
     host = SiloHost(
-        model=model(num_features),
+        model=model(num_features, device=case.device),
         loss=losses.cross_entropy,
         algorithm=algorithm,
         rules=rules or case.rules(sigma, clip_norm),
-        engine=engine(case.engine, num_features),
-        train=dict(enumerate(silos)),
+        engine=engine(case.engine, num_features, device=case.device),
+        train={silo: there(records, case.device) for silo, records in enumerate(silos)},
         test={},
         states={},
+        lockstep=case.lockstep,
     )
     runtime = RUNTIMES[case.runtime](host, sink, [lambda round, ids, up: seen.append(up)])
-    down = {"model": torch.zeros(Layout.of(model(num_features)).dimension, dtype=torch.float64)}
+    down = {"model": torch.zeros(Layout.of(model(num_features)).dimension, dtype=torch.float64, device=case.device)}
     everybody = tuple(range(len(silos)))
     plan = dataclasses.replace(
         algorithm.round_plan(), participants=everybody, weights=(1 / len(silos),) * len(silos), silo_share=1.0
@@ -270,7 +288,7 @@ def run(
         runtime.run_round(down, plan, Draw(**{"seed": 0, "round": round, **(draw or {})}))
         runtime.commit()
     values = torch.stack([torch.stack([up[str(step)] for step in range(steps)]) for up in seen])
-    return Transcript(values.numpy(), tuple(sink.charges))
+    return Transcript(values.cpu().numpy(), tuple(sink.charges))
 
 
 def claimed_sensitivity(event: SampledGaussian, clip_norm: float = C, num_records: int = N) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -15,6 +17,7 @@ from dpfl_plugin.errors import UnsupportedError
 from dpfl_plugin.gradients import costs, losses
 from dpfl_plugin.gradients.base import Records
 from dpfl_plugin.gradients.choice import Terms, candidates, choose, made_up
+from dpfl_plugin.gradients.closed_form import ClosedForm
 from dpfl_plugin.gradients.trace import trace
 from dpfl_plugin.gradients.vmap import Vmap
 from dpfl_plugin.oracle import Draw, PrivacyRules, PrivateOracle
@@ -118,6 +121,27 @@ def test_a_strangers_engine_without_estimate_comes_before_the_general_one(monkey
     engine, reason = choose("auto", model, losses.cross_entropy, TERMS, trial(6))
     assert engine.name == "strange" and "no estimate" in reason
     assert choose("auto", MODELS["mlp"]()[0], losses.cross_entropy, TERMS, trial(6))[0].name == "dense"
+
+
+@pytest.mark.parametrize("wrong", ["norm of the first", "padding", "sum of the first"])
+def test_an_engine_that_answers_silos_wrongly_together_is_found_out(monkeypatch, wrong):
+    """Each of its silos is right by itself."""
+
+    class Wrong(ClosedForm):
+        def clipped_sums(self, y, batches, clip_norms, out):
+            if wrong == "norm of the first":
+                clip_norms = [clip_norms[0]] * len(clip_norms)
+            if wrong == "padding":
+                batches = replace(batches, sizes=(batches.longest,) * len(batches))
+            found = super().clipped_sums(y, batches, clip_norms, out)
+            if wrong == "sum of the first":
+                out[1:] = out[0]
+            return found
+
+    load = registry.load
+    monkeypatch.setattr(registry, "load", lambda group, name: Wrong if name == "closed_form" else load(group, name))
+    with pytest.raises(UnsupportedError, match="several silos at once"):
+        choose("closed_form", MODELS["linear"]()[0], losses.cross_entropy, TERMS, trial(6))
 
 
 def test_an_engine_that_gives_one_records_gradient_to_another_is_found_out(monkeypatch):

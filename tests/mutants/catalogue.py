@@ -71,6 +71,10 @@ PLAN_TESTS = "tests/cli/test_plan.py"
 RUN = "tests/cli/test_run.py"
 NOISE = "tests/conformance/test_noise.py"
 BATCHES = "tests/conformance/test_batches.py"
+STACKED = "tests/gradients/test_stacked.py"
+LOCKSTEP = "tests/test_lockstep.py"
+LOCKSTEP_RUNS = "tests/cli/test_lockstep.py"
+DEVICE_NOISE = "tests/core/test_device_noise.py"
 SENSITIVITY = "tests/conformance/test_sensitivity.py"
 CHARGES = "tests/conformance/test_charges.py"
 
@@ -154,8 +158,8 @@ STREAM_KEYS = (
         "noise-reused-over-steps",
         "all steps of a round have the same noise",
         "oracle.py",
-        'rules.mechanism(out, sensitivity * self._factors[step], stream.seek(draw.key("noise", silo, step)))',
-        'rules.mechanism(out, sensitivity * self._factors[step], stream.seek(draw.key("noise", silo, 0)))',
+        'rules.mechanism(value, sensitivity, stream.seek(draw.key("noise", silo, step)))',
+        'rules.mechanism(value, sensitivity, stream.seek(draw.key("noise", silo, 0)))',
         (ORACLE + "::test_noise_has_the_stated_std_and_is_normal",),
     ),
     Mutant(
@@ -186,8 +190,8 @@ STREAM_KEYS = (
         "shared-silo-seeds-at-silo-level",
         "all silos of a stack have the same noise in their releases",
         "oracle.py",
-        'self._stream.seek(self._draw.key("noise", silo, step))',
-        'self._stream.seek(self._draw.key("noise", self._ids[0], step))',
+        'rules.mechanism(value, sensitivity, stream.seek(draw.key("noise", silo, step)))',
+        'rules.mechanism(value, sensitivity, stream.seek(draw.key("noise", self._ids[0], step)))',
         (ORACLE + "::test_silos_of_a_stack_release_independent_noise",),
     ),
     Mutant(
@@ -329,8 +333,8 @@ CLIPPING = (
         "noise-before-clipping",
         "the sum is clipped once more after the noise: it loses most of it",
         "oracle.py",
-        'stream.seek(draw.key("noise", silo, step)))\n        out.div_(divisor)',
-        'stream.seek(draw.key("noise", silo, step)))\n'
+        "self._add_noise(out, sensitivity * self._factors[step], row, step)\n        out.div_(divisor)",
+        "self._add_noise(out, sensitivity * self._factors[step], row, step)\n"
         "            out.mul_(1 / max(1.0, float(out.norm()) / (rules.clip_norm * len(batch))))\n"
         "        out.div_(divisor)",
         (ORACLE + "::test_noise_has_the_stated_std_and_is_normal",),
@@ -583,7 +587,7 @@ ADAPTING = (
         "bits-not-noised",
         "the count of gradients within C_i is released without noise",
         "oracle.py",
-        'rules.mechanism(count, of_count * factor / w, stream.seek(draw.key("bits", silo, step)))',
+        'rules.mechanism(count, of_count, stream.seek(draw.key("bits", silo, step)))',
         "pass",
         (CLIP + "::test_noise_of_an_adaptive_release",),
     ),
@@ -591,8 +595,8 @@ ADAPTING = (
         "bits-free-of-charge",
         "the gradient has noise for all of the charge, the count comes on top",
         "oracle.py",
-        "rules.mechanism(out, of_sum * factor / math.sqrt(1 - w**2),",
-        "rules.mechanism(out, of_sum * factor,",
+        "return of_sum * factor / math.sqrt(1 - w**2),",
+        "return of_sum * factor,",
         (CLIP + "::test_the_worst_neighbours_are_one_over_z_apart",),
     ),
     Mutant(
@@ -607,7 +611,7 @@ ADAPTING = (
         "bits-not-centred",
         "bits are 0 or 1 while the count's sensitivity is that of bits of 1/2 and -1/2",
         "oracle.py",
-        "- len(batch) / 2], dtype=torch.float64)",
+        "- num_drawn / 2], dtype=torch.float64)",
         "- rules.sampler.divisor(len(self._silos[row])) / 2], dtype=torch.float64)",
         (CLIP + "::test_the_worst_neighbours_are_one_over_z_apart",),
     ),
@@ -616,14 +620,14 @@ ADAPTING = (
         "the noised count of a Poisson batch is divided by the batch's size, which is private",
         "oracle.py",
         "float(count) / size + 0.5",
-        "float(count) / max(1, len(batch)) + 0.5",
+        "float(count) / max(1, num_drawn) + 0.5",
         (CLIP + "::test_a_poisson_count_is_divided_by_the_expected_size",),
     ),
     Mutant(
         "noise-of-the-first-norm",
         "noise for the norm at which C_i began, not for C_i",
         "oracle.py",
-        "of_sum, of_count = rules.sampler.sensitivity * clip_norm,",
+        "of_sum, of_count = rules.sampler.sensitivity * self.clip_norms[row],",
         "of_sum, of_count = rules.sampler.sensitivity * rules.clip_norm,",
         (CLIP + "::test_the_worst_neighbours_are_one_over_z_apart",),
     ),
@@ -1832,8 +1836,8 @@ SCHEDULING = (
         "schedule-applied-twice",
         "gradients have the noise of the factor's square, and are charged with that of the factor",
         "oracle.py",
-        "rules.mechanism(out, sensitivity * self._factors[step], stream",
-        "rules.mechanism(out, sensitivity * self._factors[step] ** 2, stream",
+        "self._add_noise(out, sensitivity * self._factors[step], row",
+        "self._add_noise(out, sensitivity * self._factors[step] ** 2, row",
         (SCHEDULE_NOISE + "::test_noise_of_every_release_is_what_its_charge_says",),
     ),
     Mutant(
@@ -2128,6 +2132,164 @@ PLATFORMS = (
     ),
 )
 
+TOGETHER = (
+    Mutant(
+        "padding-counts",
+        "of silos that are answered together, the shorter batches get gradients of records of zeros",
+        "gradients/stacked.py",
+        "derivatives = [last if padding is None else last.masked_fill_(padding.unsqueeze(2), 0.0)]",
+        "derivatives = [last]",
+        (STACKED + "::test_what_fills_up_adds_exactly_nothing",),
+    ),
+    Mutant(
+        "padding-within-the-norm",
+        "what only fills up a batch counts as within its silo's clipping norm",
+        "gradients/stacked.py",
+        "norms.copy_(found if padding is None else found.masked_fill_(padding.unsqueeze(2), math.inf))",
+        "norms.copy_(found)",
+        (LOCKSTEP + "::test_together_as_one_after_another",),
+    ),
+    Mutant(
+        "one-silos-norm-for-all",
+        "silos that are answered together are clipped at the norm of the first",
+        "gradients/stacked.py",
+        "most = torch.tensor(inside, dtype",
+        "most = torch.tensor(inside[:1] * len(inside), dtype",
+        (STACKED + "::test_each_silo_gets_what_it_gets_alone",),
+    ),
+    Mutant(
+        "no-margin-together",
+        "silos that are answered together are clipped at C itself, which rounding exceeds",
+        "gradients/stacked.py",
+        "[inner(c, y.dtype) for c in bound]",
+        "[c for c in bound]",
+        (STACKED + "::test_one_record_adds_at_most_its_silos_clip_norm",),
+    ),
+    Mutant(
+        "not-finite-together",
+        "a record without a finite gradient turns its silo's sum into NaN, where silos are answered together",
+        "gradients/stacked.py",
+        "return (~torch.isfinite(total)).nonzero().flatten().tolist()",
+        "return []",
+        (STACKED + "::test_a_record_that_is_not_finite_adds_nothing_to_its_silo_and_touches_no_other",),
+    ),
+    Mutant(
+        "batches-of-another-silo",
+        "all batches of a stack are gathered from the first silo's records",
+        "gradients/stacked.py",
+        "found + self._first[silo]",
+        "found",
+        (STACKED + "::test_a_pool_keeps_every_record_and_gathers_what_is_asked",),
+    ),
+    Mutant(
+        "share-ignored-together",
+        "silos that are answered together read records beyond their share of the round",
+        "oracle.py",
+        "return self._rows if index is None else self._rows[index]",
+        "return self._rows if index is None else index",
+        (LOCKSTEP + "::test_a_share_of_each_silo_and_no_clipping",),
+    ),
+    Mutant(
+        "lockstep-without-schedule",
+        "silos that are answered together have the noise of the schedule's first factor, and are charged with each",
+        "oracle.py",
+        "each = rules.sampler.sensitivity * rules.clip_norm * self._factors[step]",
+        "each = rules.sampler.sensitivity * rules.clip_norm * self._factors[0]",
+        (LOCKSTEP + "::test_together_as_one_after_another",),
+    ),
+    Mutant(
+        "silo-level-together",
+        "silos whose updates are released are answered as if their gradients were clipped",
+        "oracle.py",
+        ' and rules.unit == "record" and not rules.clipping.measures',
+        " and not rules.clipping.measures",
+        (LOCKSTEP + "::test_one_call_for_a_stack",),
+    ),
+    Mutant(
+        "lockstep-repeats",
+        "a round that silos computed together is trusted to be repeated bit for bit, and not charged again",
+        "training/session.py",
+        "and ordered and not parts.rules.secure and not parts.lockstep",
+        "and ordered and not parts.rules.secure",
+        (LOCKSTEP_RUNS + "::test_charges_are_those_of_the_plain_run_and_no_round_counts_as_repeated",),
+    ),
+    Mutant(
+        "stacks-share-noise",
+        "runs whose sums round by their stacks have the same noise, so that their difference shows the rounding",
+        "config/load.py",
+        "if not config.runtime.in_lockstep:",
+        "if True:",
+        (LOCKSTEP_RUNS + "::test_stacks_of_other_sizes_have_noise_of_their_own",),
+    ),
+)
+
+ON_DEVICE = (
+    Mutant(
+        "device-noise-shared-by-silos",
+        "all silos of a stack have the same device noise",
+        "oracle.py",
+        'self._draw.key("noise", self._ids[row], step),',
+        'self._draw.key("noise", self._ids[0], step),',
+        (LOCKSTEP + "::test_device_noise_is_that_of_each_silos_stream",),
+    ),
+    Mutant(
+        "device-noise-reused-over-steps",
+        "all steps of a round have the same device noise",
+        "core/device_noise.py",
+        "return self._drawn[step - self._first]",
+        "return self._drawn[0]",
+        (LOCKSTEP + "::test_device_noise_is_that_of_each_silos_stream",),
+    ),
+    Mutant(
+        "device-noise-of-32-bit-names",
+        "of a stream's name 32 bits decide its device noise beside Philox' key",
+        "core/device_noise.py",
+        "philox((block, *named[2:])",
+        "philox((block, named[2], named[2], named[2])",
+        (DEVICE_NOISE + "::test_every_one_of_160_bits_of_a_key_counts",),
+    ),
+    Mutant(
+        "philox-of-nine-rounds",
+        "device noise from nine of Philox' ten rounds",
+        "core/device_noise.py",
+        "ROUNDS: Final = 10",
+        "ROUNDS: Final = 9",
+        (DEVICE_NOISE + "::test_known_answers",),
+    ),
+    Mutant(
+        "device-noise-too-weak",
+        "the radius of Box and Muller without its factor of two: half of the variance",
+        "core/device_noise.py",
+        ".log_().mul_(-2.0)",
+        ".log_().mul_(-1.0)",
+        (DEVICE_NOISE + "::test_standard_normals",),
+    ),
+    Mutant(
+        "device-noise-without-tails",
+        "53 bits of a uniform in place of 64: no normal beyond 8.57, and 0 gives an infinite one",
+        "core/device_noise.py",
+        "(low.double() + offset)",
+        "((low & -2048).double() + offset * 2048)",
+        (DEVICE_NOISE + "::test_the_largest_and_the_smallest_normal_are_finite",),
+    ),
+    Mutant(
+        "device-noise-of-one-norm",
+        "device noise of all silos in proportion to the first one's clipping norm",
+        "privacy/mechanisms.py",
+        "(sensitivities * self.noise_multiplier)",
+        "(sensitivities[:1] * self.noise_multiplier)",
+        (LOCKSTEP + "::test_device_noise_of_an_adaptive_clipping_norm_follows_it",),
+    ),
+    Mutant(
+        "secure-device-noise",
+        "privacy.secure with noise that follows from the seed",
+        "oracle.py",
+        "        if self.secure:\n            raise",
+        "        if False:\n            raise",
+        (LOCKSTEP + "::test_device_noise_is_refused_where_it_would_not_be_what_is_said",),
+    ),
+)
+
 MUTANTS: tuple[Mutant, ...] = (
     *MECHANISMS,
     *STREAM_KEYS,
@@ -2148,4 +2310,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *SCHEDULING,
     *STOPPING,
     *PLATFORMS,
+    *TOGETHER,
+    *ON_DEVICE,
 )

@@ -78,6 +78,28 @@ def test_needs_grow_with_silos_vectors_and_stack(stack: int) -> None:
     assert server["the server's vectors"] >= 2 * 4000
 
 
+def test_a_stack_that_is_answered_together_needs_its_padded_batches_and_its_records_once_more() -> None:
+    def setting(participants: int) -> Setting:
+        return Setting(num_silos=50, num_participants=participants, silo_rate=0.1, record_rate=0.1)
+
+    needs = dict(memory.of_lockstep(setting(5), silos(50), stack=3, batch_size=16))
+    assert needs == {"records in one place": 50 * 100 * (20 * 4 + 8), "batches of a stack": 3 * (16 + 24) * 80}
+    assert dict(memory.of_lockstep(setting(5), silos(50), stack=2**31, batch_size=16))["batches of a stack"] == (
+        5 * (16 + 24) * 80
+    )
+    full = dict(memory.of_lockstep(setting(50), silos(4), stack=2**31, batch_size=100))
+    assert full["batches of a stack"] == 4 * 100 * 80, "no batch is longer than its silo"
+    assert sum(dict(memory.of_lockstep(setting(5), [], stack=3, batch_size=0)).values()) == 0, "a server holds none"
+
+
+def test_device_noise_needs_what_is_drawn_ahead() -> None:
+    setting = Setting(num_silos=50, num_participants=5, silo_rate=0.1, record_rate=0.1)
+    small, large = torch.zeros(10), torch.zeros(1).expand(10**8)
+    assert memory.of_device_noise(setting, small, 50, stack=3) == 2**25 + 96 * 30
+    assert memory.of_device_noise(setting, large, 50, stack=3) == 3 * 8 * 10**8 + 96 * 2**20
+    assert memory.of_device_noise(setting, large, 0, stack=3) == 0
+
+
 def test_what_says_that_memory_is_short() -> None:
     assert memory.is_short(torch.OutOfMemoryError("")) and memory.is_short(MemoryError())
     with pytest.raises(RuntimeError) as found:

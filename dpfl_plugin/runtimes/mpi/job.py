@@ -42,6 +42,18 @@ def num_started() -> int:
     return int(os.environ.get("SLURM_NTASKS", "1")) if "PMIX_RANK" in os.environ else 1
 
 
+def dealt_device(name: str, local_rank: int, num_gpus: int, *, server: bool) -> str:
+    """The device of a rank: ``cuda`` is dealt out to a node's silo ranks in turn, several to a GPU if there are more of
+    them than GPUs; a device with a number is taken as it is. A server without a GPU uses the CPU: it trains nothing.
+
+    Args:
+        local_rank: among the node's silo ranks; num_gpus: that this rank sees: one, where Slurm binds them to tasks.
+    """
+    if name == "cuda" and num_gpus:
+        return f"cuda:{local_rank % num_gpus}"
+    return "cpu" if server and name.startswith("cuda") and not num_gpus else name
+
+
 class Job:
     """This process among the ranks of an MPI job.
 
@@ -69,11 +81,9 @@ class Job:
         self._alarmed = False
 
     def device(self, name: str) -> str:
-        """This rank's own device: GPUs of a node are dealt out to its silo ranks by local rank."""
-        count = torch.cuda.device_count() if name == "cuda" else 0
-        if count:
-            return f"cuda:{self._local_rank % count}"
-        return "cpu" if self.rank == 0 and name.startswith("cuda") and not torch.cuda.is_available() else name
+        """This rank's own device, of those that it sees."""
+        count = torch.cuda.device_count() if name.startswith("cuda") else 0
+        return dealt_device(name, self._local_rank, count, server=self.rank == 0)
 
     def serve(self) -> None:
         """A silo rank's whole life."""

@@ -367,7 +367,7 @@ class MpiSession:
             self._ranks,
             charges,
             num_silos=parts.setting.num_silos,
-            stack_size=config.runtime.stack,
+            stack_size=parts.stack,
             aggregation=config.runtime.aggregation,
             stop=stop,
             stopwatch=parts.host.clock,

@@ -226,7 +226,7 @@ class SiloRank:
         noise, chunk = header["noise_multiplier"], header["chunk_bytes"]
         parts = build(config, self._base, noise, hold=lambda config, base: holding, chunk_bytes=chunk)
         self._plugins = parts.plugins
-        self.take(parts.host, parts.model.device, self._config.runtime.stack)
+        self.take(parts.host, parts.model.device, parts.stack)
         if header["profile"]:
             parts.host.clock = Stopwatch()
             parts.host.clock.start(parts.model.device)

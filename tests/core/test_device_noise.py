@@ -1,0 +1,175 @@
+"""Noise that is computed on the device: the published numbers, no stream like another, standard normals."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from randomgen import Philox
+from scipy import stats
+from torch import Tensor
+
+from dpfl_plugin.core import device_noise
+from dpfl_plugin.core.device_noise import DeviceNormals, normals, philox
+from dpfl_plugin.core.streams import stream_key
+
+ALPHA = 1e-7  # false alarm of each statistical assertion; streams are fixed, so it can only fail once
+CUDA = torch.cuda.is_available()
+DEVICES = [
+    "cpu",
+    pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not CUDA, reason="torch sees no CUDA device")]),
+]
+LOW = 2**32 - 1
+# Random123 1.14, tests/kat_vectors: counter, key, output of philox4x32 with 10 rounds.
+KNOWN = [
+    ("00000000 00000000 00000000 00000000", "00000000 00000000", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+    ("ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff", "408f276d 41c83b0e a20bc7c6 6d5451fd"),
+    ("243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0", "d16cfe09 94fdcceb 5001e420 24126ea1"),
+]
+word = st.one_of(st.integers(0, LOW), st.sampled_from([0, 1, 2**16 - 1, 2**16, 2**31 - 1, 2**31, LOW]))
+
+
+def words(text: str, device: str = "cpu") -> list[Tensor]:
+    return [torch.tensor([int(part, 16)], device=device) for part in text.split()]
+
+
+def draws(keys: list[bytes], count: int) -> NDArray[np.float64]:
+    return normals(keys, count, torch.device("cpu")).numpy()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("counter", "key", "output"), KNOWN)
+def test_known_answers(device: str, counter: str, key: str, output: str) -> None:
+    found = philox(words(counter, device), words(key, device))
+    assert " ".join(f"{int(value):08x}" for value in found) == output
+
+
+@settings(max_examples=300, deadline=None)
+@given(counter=st.tuples(word, word, word, word), key=st.tuples(word, word))
+def test_the_integers_of_another_implementation(counter: tuple[int, ...], key: tuple[int, ...]) -> None:
+    """randomgen counts once before its first block."""
+    whole = sum(value << 32 * place for place, value in enumerate(counter))
+    before = (whole - 1) % 2**128
+    other = Philox(counter=before, key=key[0] + (key[1] << 32), number=4, width=32)
+    found = philox([torch.tensor([value]) for value in counter], [torch.tensor([value]) for value in key])
+    assert [int(value) for value in found] == other.random_raw(4).tolist()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_normals_are_those_of_the_definition(device: str) -> None:
+    """In numpy, from randomgen's integers; the device's ln, cos and sin may differ by a few units in the last place."""
+    key = stream_key(7, "noise", 1, 2, 3)
+    name = [int(value) for value in np.frombuffer(key, "<u4")]
+    counter = sum(value << 32 * (place + 1) for place, value in enumerate(name[2:5]))
+    # A block, of a block number that is its lowest word, begins one before it in randomgen's count.
+    other = Philox(counter=(counter - 1) % 2**128, key=name[0] + (name[1] << 32), number=4, width=32)
+    raw = other.random_raw(4 * 500).astype(np.float64).reshape(500, 4)
+    u, v = (raw[:, 1] + 0.5) / 2.0**64 + raw[:, 0] / 2.0**32, raw[:, 3] / 2.0**64 + raw[:, 2] / 2.0**32
+    r = np.sqrt(-2 * np.log(u))
+    expected = np.stack([r * np.cos(2 * np.pi * v), r * np.sin(2 * np.pi * v)], axis=1).ravel()
+    found = normals([key], 999, torch.device(device)).cpu().numpy()[0]
+    np.testing.assert_allclose(found, expected[:999], rtol=0, atol=1e-14)
+
+
+@settings(max_examples=40, deadline=None)
+@given(count=st.integers(0, 70), blocks=st.integers(1, 40), silos=st.integers(1, 5))
+def test_a_stream_is_the_same_alone_and_among_others(count: int, blocks: int, silos: int) -> None:
+    keys = [stream_key(1, "noise", silo=silo) for silo in range(silos)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(device_noise.BLOCKS, "cpu", blocks)
+        together = normals(keys, count, torch.device("cpu"))
+    assert together.shape == (silos, count)
+    for row, key in enumerate(keys):
+        assert torch.equal(together[row], normals([key], count, torch.device("cpu"))[0])
+        assert torch.equal(together[row], normals([key], count + 3, torch.device("cpu"))[0, :count])
+
+
+def test_every_part_of_a_name_counts() -> None:
+    """Seed, purpose, round, silo, step, attempt and run: no two streams share a number, whatever the place."""
+    names = list(itertools.product((0, 1), ("noise", "batch"), (0, 1), (0, 1), (0, 1), (0, 1), ("", "another")))
+    found = draws([stream_key(*name) for name in names], 50)
+    assert len(np.unique(found)) == found.size
+
+
+def test_every_one_of_160_bits_of_a_key_counts() -> None:
+    key = stream_key(7, "noise")
+    found = [draws([key], 40)]
+    for bit in range(160):
+        other = bytearray(key)
+        other[bit // 8] ^= 1 << bit % 8
+        found.append(draws([bytes(other)], 40))
+    assert len(np.unique(np.stack(found))) == 161 * 40
+
+
+def test_a_stream_ends() -> None:
+    with pytest.raises(ValueError, match="it has 8589934592"):
+        normals([stream_key(0, "noise")], 2**33 + 1, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_largest_and_the_smallest_normal_are_finite(device: str) -> None:
+    """At the ends of the integers: r = 9.49 and r = 0; and the tail keeps its bits, where 53 would stop at 8.57."""
+    zero, most, one = (torch.tensor([value], device=device) for value in (0, LOW, 1))
+    radius = [
+        float((-2 * device_noise._uniform(high, low, 0.5).log()).sqrt())
+        for high, low in ((zero, zero), (zero, one), (most, most))
+    ]
+    assert radius[0] == pytest.approx(math.sqrt(2 * 65 * math.log(2)), abs=1e-12) and 9.49 < radius[0] < 9.5
+    assert radius[1] == pytest.approx(math.sqrt(-2 * math.log(1.5 * 2**-64)), abs=1e-12)
+    assert radius[2] == 0.0
+
+
+def far(z: NDArray[np.float64]) -> bool:
+    """Something that a test of standard normals would notice, at false alarm below 5 ALPHA."""
+    size = z.size
+    tails = [stats.binomtest(int((z > b).sum()), size, stats.norm.sf(b)).pvalue for b in (3.0, 4.0)]
+    tails += [stats.binomtest(int((z < -b).sum()), size, stats.norm.sf(b)).pvalue for b in (3.0, 4.0)]
+    return bool(min(stats.kstest(z, "norm").pvalue, *tails) < ALPHA)
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("layout", ["one stream", "many streams"])
+def test_standard_normals(layout: str) -> None:
+    """A million of one stream, and the first ten of many: a radius is not taken for an angle, nor cos for sin."""
+    if layout == "one stream":
+        z = draws([stream_key(3, "noise")], 1_000_000)[0]
+    else:
+        z = draws([stream_key(3, "noise", 0, silo, step) for silo in range(200) for step in range(500)], 10).ravel()
+    assert not far(z)
+    for wrong in (1.02 * z, z + 0.02, np.clip(z, -3.8, 3.8), np.where(np.arange(z.size) % 50 == 0, 0.0, z)):
+        assert far(wrong), "power"
+
+
+@pytest.mark.statistical
+def test_neither_pairs_of_a_block_nor_neighbouring_streams_correlate() -> None:
+    """Normals and their squares, |r| < 5.4 / sqrt(n); a correlation of 0.03 in 100,000 pairs would show."""
+    n = 100_000
+    bound = stats.norm.isf(ALPHA / 2) / math.sqrt(n)
+    pair = draws([stream_key(5, "noise")], 2 * n)[0].reshape(n, 2)
+    by_silo = draws([stream_key(5, "noise", silo=silo) for silo in (1, 2)], n)
+    by_step = draws([stream_key(5, "noise", step=step) for step in (1, 2)], n)
+    by_attempt = draws([stream_key(5, "noise", attempt=attempt) for attempt in (1, 2)], n)
+    for one, other in (pair.T, by_silo, by_step, by_attempt, (pair[:-1, 1], pair[1:, 0])):
+        assert abs(np.corrcoef(one, other)[0, 1]) < bound
+        assert abs(np.corrcoef(one**2, other**2)[0, 1]) < bound * 1.1  # heavier tails: a little wider
+        assert abs(np.corrcoef(one, other + 0.03 * one)[0, 1]) > bound, "power"
+
+
+@pytest.mark.parametrize("steps", [1, 4, 7])
+@pytest.mark.parametrize("ahead_bytes", [1, 3 * 5 * 8 * 2, 2**20])
+def test_what_is_drawn_ahead_is_what_each_step_would_draw(steps: int, ahead_bytes: int) -> None:
+    def key(row: int, step: int) -> bytes:
+        return stream_key(1, "noise", silo=row, step=step)
+
+    device = torch.device("cpu")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device_noise, "AHEAD_BYTES", ahead_bytes)
+        made = DeviceNormals(key, rows=3, count=5, steps=steps, device=device)
+        for step in (*range(steps), 0, steps - 1, steps):  # back, and one more than was said
+            assert torch.equal(made.at(step), normals([key(row, step) for row in range(3)], 5, device))
