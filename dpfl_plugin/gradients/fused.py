@@ -28,7 +28,7 @@ _FORWARD: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {
     nn.Sigmoid: torch.sigmoid_,
     nn.ELU: nn.functional.elu_,
 }
-_LOSSES = {losses.cross_entropy: "cross_entropy", losses.logistic: "logistic", losses.hinge: "hinge"}
+_LOSSES: dict[Loss, str] = {losses.cross_entropy: "cross_entropy", losses.logistic: "logistic", losses.hinge: "hinge"}
 
 
 @functools.cache

@@ -48,9 +48,10 @@ def _compiled(signature: Any, *fastmath: str) -> Callable[[Callable[..., Any]], 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         options = {"error_model": "numpy", "fastmath": {"contract", *fastmath}}
         try:
-            return numba.njit(signature, cache=True, **options)(function)  # type: ignore[no-any-return]
+            compiled: Callable[..., Any] = numba.njit(signature, cache=True, **options)(function)
         except Exception:
-            return numba.njit(signature, **options)(function)  # type: ignore[no-any-return]
+            compiled = numba.njit(signature, **options)(function)
+        return compiled
 
     return decorate
 
@@ -195,12 +196,12 @@ def factors(
         for j in range(b):
             of_input = np.float64(constants[j]) if layer == 0 else of_inputs[layer, j]
             found[row, j] += of_outputs[layer, j] * (of_input + ones[layer])
-    num_bad = 0
     for row in range(n):
         for j in range(b):
             norm = math.sqrt(found[row, j])
             norms[row, j] = norm
             found[row, j] = bounds[row] / norm if norm > bounds[row] else 1.0
+    num_bad = 0
     for j in range(b):
         bad = False
         for row in range(n):
@@ -217,7 +218,7 @@ def scale(g: Floats, found: Doubles, sums: Floats) -> None:
     """Multiply each record's column of ``g`` (o, b) by its factor in ``found`` (b,); ``sums`` (o,) of the rows."""
     o, b = g.shape
     for k in range(o):
-        total = 0.0
+        total = np.float64(0.0)
         for j in range(b):
             v = np.float32(g[k, j] * found[j])
             g[k, j] = v
