@@ -87,6 +87,7 @@ class Fused:
         self._weight_sums, self._bias_sums = self._views(self._total, sizes)
         self._memory = torch.empty(0)
         self._buffers: _Buffers | None = None
+        self._bounds: tuple[float | tuple[float, ...], NDArray[np.float64]] = (math.inf, np.empty(0))
 
     def _views(self, flat: Tensor, sizes: Sequence[int]) -> tuple[list[Tensor], list[NDArray[np.float32]]]:
         """Each layer's weight (o, i) and bias (o,) in a flat vector; of a layer without, zeros of no further use."""
@@ -107,11 +108,10 @@ class Fused:
 
     def takes(self, y: Tensor, batch: Records) -> bool:
         """Whether it computes with these, (d,) parameters and at least one record."""
-        tensors = (y, batch.features, batch.constants)
-        return (
-            all(t is not None and t.dtype == torch.float32 and t.device.type == "cpu" for t in tensors)
-            and batch.labels.is_contiguous()
-        )
+        x, constants = batch.features, batch.constants
+        on_processor = y.is_cpu and x.is_cpu and batch.labels.is_contiguous()
+        single = y.dtype is x.dtype is torch.float32 and constants is not None and constants.dtype is torch.float32
+        return on_processor and single
 
     def clipped_sum(
         self, y: Tensor, batch: Records, clip_norm: float | tuple[float, ...], out: Tensor
@@ -130,14 +130,14 @@ class Fused:
             out.copy_(self._total)
             return None
         assert batch.constants is not None
-        bounds = clip_norm if isinstance(clip_norm, tuple) else (clip_norm,)
+        bounds = self._bounds_of(clip_norm)
         norms, factors = np.empty((len(bounds), len(batch)), np.float32), np.empty((len(bounds), len(batch)))
         num_bad = _loops().factors(
             batch.constants.numpy(),
             work.of_inputs,
             work.of_outputs,
             self._ones,
-            np.array([inner(bound, torch.float32) for bound in bounds]),
+            bounds,
             norms,
             factors,
         )
@@ -151,6 +151,13 @@ class Fused:
         out.copy_(self._total)
         found = torch.from_numpy(norms)
         return found.t() if isinstance(clip_norm, tuple) else found[0]
+
+    def _bounds_of(self, clip_norm: float | tuple[float, ...]) -> NDArray[np.float64]:
+        """(1,) or (L,) what norms are clipped to."""
+        if self._bounds[0] != clip_norm:
+            bounds = clip_norm if isinstance(clip_norm, tuple) else (clip_norm,)
+            self._bounds = clip_norm, np.array([inner(bound, torch.float32) for bound in bounds])
+        return self._bounds[1]
 
     def _derivatives(self, batch: Records, work: _Buffers) -> None:
         """Each layer's outputs and the derivatives of the losses by them, before activation, and their squares."""
