@@ -41,7 +41,7 @@ def network(widths, activations, biases, inputs, outputs):
 
 def made(kind, model, loss=losses.cross_entropy, *, compiled=True, chunk_bytes=2**24):
     """An engine; without compiled loops as if numba were missing."""
-    with contextlib.nullcontext() if compiled else mock.patch.object(fused, "kernels", lambda: None):
+    with contextlib.nullcontext() if compiled else mock.patch.object(fused, "kernels", return_value=None):
         engine = kind(model, loss, chunk_bytes)
     assert (engine.kernels is not None) == compiled
     return engine
@@ -99,7 +99,7 @@ def test_compiled_sums_are_those_of_torch_and_of_every_gradient_in_float64(
         out, norms = clipped(made(kind, model, loss, chunk_bytes=chunk_bytes), y, batch, clip_norm)
         by_torch, also = clipped(made(kind, model, loss, compiled=False), y, batch, clip_norm)
         assert (norms is None) == (known is None) == (also is None)
-        # Of what the records could add; in float32, a probability near 1 is off by some epsilon, however small 1 - p is.
+        # Of what the records could add; in float32, p is off by some epsilon, however small 1 - p is.
         most = 0.0 if known is None else float(known.clamp(max=bound).sum())
         tolerance = 2e-4 * (expected.norm() + most) + count * (1e-6 if most else 1e-5 * max(1.0, scale))
         assert (out.double() - expected).norm() <= tolerance
@@ -176,7 +176,7 @@ def test_broken_parameters_give_a_finite_sum(activation, place, bad):
     y, batch = drawn(model, 6, 1)
     y[place] = bad
     out, norms = clipped(made(Dense, model), y, batch, 0.5)
-    by_torch, also = clipped(made(Dense, model, compiled=False), y, batch, 0.5)
+    _, also = clipped(made(Dense, model, compiled=False), y, batch, 0.5)
     assert torch.isfinite(out).all() and out.norm() <= 3.0
     assert bad == -math.inf or torch.equal(torch.isinf(norms), torch.isinf(also))
 
