@@ -37,9 +37,7 @@ def describe() -> dict[str, Any]:
     }
 
 
-def arithmetic(
-    device: str, threads: int, plugins: Sequence[object] = (), *, kernels: str | None = None
-) -> dict[str, Any]:
+def arithmetic(device: str, threads: int, plugins: Sequence[object] = (), kernels: str | None = None) -> dict[str, Any]:
     """What decides the bits of a result: two runs that agree in all of it, and repeat, agree in their bits.
 
     Args:

@@ -300,7 +300,7 @@ def _refuse_unfinished(folder: RunFolder, resume: bool) -> None:
 def _run(job: _Job, place: Place, reporter: Reporter, stop: Callable[[], bool]) -> Result:
     config, folder, parts = job.config, job.folder, job.parts
     kernels = getattr(parts.engine, "kernels", None)
-    here = environment.arithmetic(str(parts.model.device), config.runtime.threads, parts.plugins, kernels=kernels)
+    here = environment.arithmetic(str(parts.model.device), config.runtime.threads, parts.plugins, kernels)
     here |= {"engine": parts.engine_name, "chunk_bytes": parts.memory.chunk}
     ordered = config.runtime.aggregation == "gather"
     here["repeats"] = here["repeats"] and ordered and not parts.rules.secure

@@ -23,6 +23,7 @@ from dpfl_plugin.gradients.base import Records, Scratch
 from dpfl_plugin.gradients.closed_form import ClosedForm
 from dpfl_plugin.gradients.dense import Dense
 from dpfl_plugin.gradients.vmap import Vmap
+from dpfl_plugin.oracle import Part
 
 pytestmark = pytest.mark.skipif(fused.kernels() is None, reason="needs numba: pip install 'dpfl-plugin[fast]'")
 
@@ -314,3 +315,12 @@ def test_scratch_is_used_again_and_knows_records_of_another_kind():
     assert records.select(torch.arange(5)).features.data_ptr() != first.data_ptr()
     other = Records(torch.randn(9, 4, dtype=torch.float64), torch.arange(9))
     assert torch.equal(other.select(torch.arange(4), scratch).features, other.features[:4])
+
+
+def test_the_whole_of_a_share_stays_when_batches_are_gathered():
+    """It is kept for the next step, batches are not."""
+    records, scratch = Records(torch.arange(20.0).reshape(10, 2), torch.arange(10)), Scratch()
+    first, second = (Part(records, np.arange(row, row + 5), scratch) for row in (0, 5))
+    whole = first.batch(None)
+    second.batch(None), second.batch(np.array([4, 3, 2]))
+    assert first.batch(None) is whole and torch.equal(whole.features, records.features[:5])
