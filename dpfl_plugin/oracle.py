@@ -22,7 +22,7 @@ from dpfl_plugin.core.stopwatch import STOPPED, Stopwatch
 from dpfl_plugin.core.streams import SecureStream, Source, Stream, stream, stream_key
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import ConfigError, PluginError, TrainingError, UnsupportedError, require
-from dpfl_plugin.gradients.base import Engine, Records, Scratch, clipped_sum_and_norms
+from dpfl_plugin.gradients.base import Engine, Records, clipped_sum_and_norms
 from dpfl_plugin.gradients.smoothing import Convolution
 from dpfl_plugin.privacy.clipping import Clipping, Flat, clip_update
 from dpfl_plugin.privacy.events import Charge, Neighbouring, SampledGaussian, Unit
@@ -181,30 +181,27 @@ class Cuts:
 class Part:
     """A share of a silo's records. Only batches of it are copied."""
 
-    def __init__(self, records: Records, rows: NDArray[np.int64] | None, scratch: Scratch | None = None) -> None:
-        self._records, self._rows, self._scratch = records, rows, scratch
+    def __init__(self, records: Records, rows: NDArray[np.int64] | None) -> None:
+        self._records, self._rows = records, rows
         self._whole = records if rows is None else None
 
     def __len__(self) -> int:
         return len(self._records) if self._rows is None else len(self._rows)
 
     def batch(self, index: NDArray[np.int64] | None) -> Records:
-        """The records at ``index`` (b,) of the share, in the scratch until the next call; None for all of it."""
+        """The records at ``index`` (b,) of the share; None for all of it."""
         if index is None and self._whole is not None:
             return self._whole
         rows = self._rows if index is None else index if self._rows is None else self._rows[index]
-        scratch = None if index is None else self._scratch
-        found = self._records.select(torch.from_numpy(rows).to(self._records.features.device), scratch)
+        found = self._records.select(torch.from_numpy(rows).to(self._records.features.device))
         if index is None:
             self._whole = found
         return found
 
 
-def share_of(
-    records: Records, share: tuple[float, float], silo: int, cuts: Cuts, scratch: Scratch | None = None
-) -> Part:
+def share_of(records: Records, share: tuple[float, float], silo: int, cuts: Cuts) -> Part:
     """As `part_of`, without a copy of all of it."""
-    return Part(records, cuts.of(silo, share, len(records)), scratch)
+    return Part(records, cuts.of(silo, share, len(records)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +243,6 @@ class PrivateOracle:
         layers: the model's, {name: number of parameters}, for clipping by layer.
         clip_norms: C_i of each silo, where the clipping adapts it; in the end, what it was adapted to.
         cuts: which records are in the share, where that is known from an earlier round.
-        scratch: where batches are put, one after another; nobody else may use it until the round is over.
         clock: takes the time of each part.
     """
 
@@ -263,13 +259,12 @@ class PrivateOracle:
         layers: Mapping[str, int] | None = None,
         clip_norms: Sequence[float] | None = None,
         cuts: Cuts | None = None,
-        scratch: Scratch | None = None,
         clock: Stopwatch = STOPPED,
     ) -> None:
         self.num_silos = len(silos)
         self._rules, self._engine, self._draw, self._clock = rules, engine, draw, clock
-        cuts, scratch = cuts or Cuts(), scratch or Scratch()
-        self._silos = [share_of(records, share, silo, cuts, scratch) for records, silo in zip(silos, ids, strict=True)]
+        cuts = cuts or Cuts()
+        self._silos = [share_of(records, share, silo, cuts) for records, silo in zip(silos, ids, strict=True)]
         self._divisors = [rules.sampler.divisor(len(records)) for records in self._silos]
         self._ids, self._share = tuple(ids), share
         self._max_gradients = max_gradients

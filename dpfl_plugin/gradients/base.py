@@ -21,23 +21,6 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 """(outputs (n, ...), labels (n,)) -> losses (n,), one for each example."""
 
 
-class Scratch:
-    """Memory that one batch after another is gathered into: the system hands out large new memory page by page, which
-    takes longer than to fill it."""
-
-    def __init__(self) -> None:
-        self._kept: dict[str, Tensor] = {}
-
-    def rows(self, name: str, source: Tensor, index: Tensor) -> Tensor:
-        """``source``'s rows at ``index`` (b,), where those of the last call for ``name`` were."""
-        if source.device.type != "cpu":  # its allocator keeps memory itself
-            return source.index_select(0, index)
-        kept, count = self._kept.get(name), len(index)
-        if kept is None or len(kept) < count or kept.dtype != source.dtype or kept.shape[1:] != source.shape[1:]:
-            kept = self._kept[name] = source.new_empty(count, *source.shape[1:])
-        return torch.index_select(source, 0, index, out=kept if len(kept) == count else kept[:count])
-
-
 @dataclass(frozen=True, slots=True)
 class Records:
     """Some records of one silo.
@@ -55,12 +38,10 @@ class Records:
     def __len__(self) -> int:
         return self.features.shape[0]
 
-    def select(self, index: Tensor, scratch: Scratch | None = None) -> Records:
-        """The records at ``index`` (b,); in memory of ``scratch``, until it is used for the next."""
-        scratch = scratch or Scratch()
-        constants = None if self.constants is None else scratch.rows("constants", self.constants, index)
-        features, labels = scratch.rows("features", self.features, index), scratch.rows("labels", self.labels, index)
-        return Records(features, labels, constants)
+    def select(self, index: Tensor) -> Records:
+        """The records at ``index`` (b,)."""
+        constants = None if self.constants is None else self.constants.index_select(0, index)
+        return Records(self.features.index_select(0, index), self.labels.index_select(0, index), constants)
 
     def between(self, first: int, last: int) -> Records:
         """The records [first, last), as views."""
@@ -96,7 +77,6 @@ class Engine(Protocol):
         a gradient that is not finite adds nothing, unless ``clip_norm`` is inf. An empty batch gives zeros.
 
         Args:
-            batch: keep no reference to it: the next batch is put where it was.
             clip_norm: C; or a finite bound for each of the model's `layers`, each of which is clipped by itself.
 
         Returns:

@@ -18,7 +18,7 @@ from dpfl_plugin.core.streams import SecureStream, Source, Stream
 from dpfl_plugin.core.vectors import Layout, Vectors, stack
 from dpfl_plugin.errors import MemoryShortError
 from dpfl_plugin.gradients import smoothing
-from dpfl_plugin.gradients.base import Engine, Loss, Records, Scratch, layers
+from dpfl_plugin.gradients.base import Engine, Loss, Records, layers
 from dpfl_plugin.gradients.losses import predict
 from dpfl_plugin.oracle import Cuts, Draw, PrivacyRules, PrivateOracle, part_of
 from dpfl_plugin.privacy.events import Charge
@@ -100,7 +100,7 @@ class SiloHost:
         self._evaluator: torch.nn.Module | None = None
         self._pending: list[tuple[list[int], Vectors]] = []
         self._smoothed: dict[smoothing.Kind, Engine] = {}
-        self._scores, self._chunk_bytes, self._cuts, self._scratch = scores, chunk_bytes, Cuts(), Scratch()
+        self._scores, self._chunk_bytes, self._cuts = scores, chunk_bytes, Cuts()
         self._personal: dict[int, Tensor] = {}  # models that never leave their silo
 
     @property
@@ -163,7 +163,6 @@ class SiloHost:
             layers=self._layers,
             clip_norms=self.states[CLIP_NORM][rows, 0].tolist() if CLIP_NORM in self.states else None,
             cuts=self._cuts,
-            scratch=self._scratch,
             clock=self.clock,
         )
 

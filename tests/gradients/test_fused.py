@@ -19,11 +19,10 @@ from torch import nn
 
 from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.gradients import fused, losses
-from dpfl_plugin.gradients.base import Records, Scratch
+from dpfl_plugin.gradients.base import Records
 from dpfl_plugin.gradients.closed_form import ClosedForm
 from dpfl_plugin.gradients.dense import Dense
 from dpfl_plugin.gradients.vmap import Vmap
-from dpfl_plugin.oracle import Part
 
 pytestmark = pytest.mark.skipif(fused.kernels() is None, reason="needs numba: pip install 'dpfl-plugin[fast]'")
 
@@ -291,36 +290,3 @@ def test_a_cache_that_cannot_be_used_is_done_without(tmp_path):
         path.write_bytes(path.read_bytes()[:40])
     found.append(apart(NUMBA_CACHE_DIR=str(tmp_path / "cache")))
     assert all((kernels, total) == (fused.version(), found[0][2]) for kernels, _, total in found)
-
-
-# Memory for batches
-
-
-@settings(max_examples=50, deadline=None)
-@given(sizes=st.lists(st.integers(0, 9), min_size=1, max_size=6), prepared=st.booleans(), seed=st.integers(0, 99))
-def test_batches_in_scratch_are_those_in_memory_of_their_own(sizes, prepared, seed):
-    generator, scratch = torch.Generator().manual_seed(seed), Scratch()
-    records = Records(torch.randn(9, 2, 3, generator=generator), torch.arange(9), torch.rand(9) if prepared else None)
-    for size in sizes:
-        index = torch.randint(0, 9, (size,), generator=generator)
-        found, own = records.select(index, scratch), records.select(index)
-        assert torch.equal(found.features, own.features) and torch.equal(found.labels, own.labels)
-        assert found.constants is own.constants is None or torch.equal(found.constants, own.constants)
-
-
-def test_scratch_is_used_again_and_knows_records_of_another_kind():
-    records, scratch = Records(torch.randn(9, 3), torch.arange(9)), Scratch()
-    first = records.select(torch.arange(5), scratch).features
-    assert records.select(torch.arange(3), scratch).features.data_ptr() == first.data_ptr()
-    assert records.select(torch.arange(5)).features.data_ptr() != first.data_ptr()
-    other = Records(torch.randn(9, 4, dtype=torch.float64), torch.arange(9))
-    assert torch.equal(other.select(torch.arange(4), scratch).features, other.features[:4])
-
-
-def test_the_whole_of_a_share_stays_when_batches_are_gathered():
-    """It is kept for the next step, batches are not."""
-    records, scratch = Records(torch.arange(20.0).reshape(10, 2), torch.arange(10)), Scratch()
-    first, second = (Part(records, np.arange(row, row + 5), scratch) for row in (0, 5))
-    whole = first.batch(None)
-    second.batch(None), second.batch(np.array([4, 3, 2]))
-    assert first.batch(None) is whole and torch.equal(whole.features, records.features[:5])

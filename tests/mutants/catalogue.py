@@ -507,14 +507,6 @@ CLIPPING = (
         (FUSED + "::test_a_record_without_a_finite_gradient_adds_nothing",),
     ),
     Mutant(
-        "whole-share-in-scratch",
-        "all of a silo's share is kept where the next batch is gathered",
-        "oracle.py",
-        "scratch = None if index is None else self._scratch",
-        "scratch = self._scratch",
-        (FUSED + "::test_the_whole_of_a_share_stays_when_batches_are_gathered",),
-    ),
-    Mutant(
         "compiled-loops-not-recorded",
         "a run that goes on without compiled loops draws the same noise around sums that round in another way",
         "training/environment.py",
@@ -879,8 +871,8 @@ SAMPLING = (
         "shares-of-every-run-another",
         "the order that shares are cut from depends on the seed: shares of two runs of a ledger overlap",
         "oracle.py",
-        "share_of(records, share, silo, cuts, scratch) for",
-        "share_of(records, share, silo + 1000 * draw.seed, cuts, scratch) for",
+        "share_of(records, share, silo, cuts) for",
+        "share_of(records, share, silo + 1000 * draw.seed, cuts) for",
         (
             "tests/algorithms/test_localized.py::test_runs_of_every_seed_cut_the_same_shares",
             ORACLE + "::test_a_share_is_the_same_records_for_every_seed_round_attempt_and_run",
@@ -890,8 +882,8 @@ SAMPLING = (
         "shares-of-every-round-another",
         "the order that shares are cut from is another in every round: shares of two phases overlap",
         "oracle.py",
-        "share_of(records, share, silo, cuts, scratch) for",
-        "share_of(records, share, silo + 1000 * draw.round, cuts, scratch) for",
+        "share_of(records, share, silo, cuts) for",
+        "share_of(records, share, silo + 1000 * draw.round, cuts) for",
         (
             "tests/algorithms/test_localized.py::test_phases_read_disjoint_records_and_half_as_many_each",
             ORACLE + "::test_a_share_is_the_same_records_for_every_seed_round_attempt_and_run",
@@ -901,8 +893,8 @@ SAMPLING = (
         "share-not-cut",
         "a round reads all records of a silo, and is charged for a share of them",
         "oracle.py",
-        "share_of(records, share, silo, cuts, scratch) for",
-        "share_of(records, (0.0, 1.0), silo, cuts, scratch) for",
+        "share_of(records, share, silo, cuts) for",
+        "share_of(records, (0.0, 1.0), silo, cuts) for",
         (
             "tests/algorithms/test_localized.py::test_phases_read_disjoint_records_and_half_as_many_each",
             CHARGES + "::test_as_many_charges_as_releases",
