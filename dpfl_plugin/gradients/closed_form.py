@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from dpfl_plugin.core.vectors import Layout
-from dpfl_plugin.gradients import losses
+from dpfl_plugin.gradients import fused, losses
 from dpfl_plugin.gradients.base import Loss, Records, clip_factors, in_chunks, squared_norms
+from dpfl_plugin.gradients.fused import Fused
 from dpfl_plugin.gradients.stacked import Bound, Stack, StackedLayers
 
 # torch's softmax over 16 columns is 6 times as fast as over 10: a whole vector register.
@@ -50,6 +51,12 @@ class ClosedForm:
             engine=self,
             chunk_bytes=chunk_bytes,
         )
+        self._fused = Fused.of([linear], [], loss, with_bias=True)
+
+    @property
+    def kernels(self) -> str | None:
+        """What has compiled the loops that it uses; None where torch does it all."""
+        return None if self._fused is None else fused.version()
 
     @staticmethod
     def unsupported(model: torch.nn.Module, loss: Loss) -> str | None:
@@ -80,6 +87,8 @@ class ClosedForm:
         size = max(1, self._chunk_bytes // self.record_bytes(y, batch))
         if len(batch) > size:
             return in_chunks(self.clipped_sum, size, y, batch, clip_norm, out)
+        if self._fused is not None and self._fused.takes(y, batch):
+            return self._fused.clipped_sum(y, batch, clip_norm, out)
         assert batch.constants is not None
         residuals = self._residuals(y, batch)
         if math.isinf(clip_norm):

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from dpfl_plugin.core.vectors import Layout
-from dpfl_plugin.gradients import losses
+from dpfl_plugin.gradients import fused, losses
 from dpfl_plugin.gradients.base import Loss, Records, clip_factors, in_chunks, mark_bad, squared_norms
 from dpfl_plugin.gradients.closed_form import LANES, PADDING_BIAS, residuals, unknown_loss
+from dpfl_plugin.gradients.fused import Fused
 from dpfl_plugin.gradients.stacked import Bound, Stack, StackedLayers
 
 Backward = Callable[[Tensor, Tensor], Tensor]
@@ -59,6 +60,12 @@ class Dense:
             engine=self,
             chunk_bytes=chunk_bytes,
         )
+        self._fused = Fused.of(self._layers, activations, loss)
+
+    @property
+    def kernels(self) -> str | None:
+        """What has compiled the loops that it uses; None where torch does it all."""
+        return None if self._fused is None else fused.version()
 
     @staticmethod
     def unsupported(model: nn.Module, loss: Loss) -> str | None:
@@ -87,6 +94,8 @@ class Dense:
         size = max(1, self._chunk_bytes // self.record_bytes(y, batch))
         if count > size:
             return in_chunks(self.clipped_sum, size, y, batch, clip_norm, out)
+        if self._fused is not None and self._fused.takes(y, batch):
+            return self._fused.clipped_sum(y, batch, clip_norm, out)
         if self._y.dtype != y.dtype or self._y.device != y.device or not self._y.numel():
             self._y, self._total = torch.empty_like(y), torch.empty_like(y)
         inputs, derivatives = self._derivatives(self._y.copy_(y), batch)

@@ -18,8 +18,9 @@ import numpy
 import torch
 
 import dpfl_plugin
+from dpfl_plugin.gradients import fused
 
-PACKAGES = ("torch", "numpy", "scipy", "dp-accounting", "opacus", "scikit-learn", "safetensors", "pydantic")
+PACKAGES = ("torch", "numpy", "numba", "scipy", "dp-accounting", "opacus", "scikit-learn", "safetensors", "pydantic")
 
 
 def describe() -> dict[str, Any]:
@@ -36,23 +37,29 @@ def describe() -> dict[str, Any]:
     }
 
 
-def arithmetic(device: str, threads: int, plugins: Sequence[object] = ()) -> dict[str, Any]:
+def arithmetic(device: str, threads: int, plugins: Sequence[object] = (), kernels: str | None = None) -> dict[str, Any]:
     """What decides the bits of a result: two runs that agree in all of it, and repeat, agree in their bits.
 
     Args:
         plugins: the algorithm, model and so on in use; their source files count.
+        kernels: what compiled the loops that the engine uses; None where it uses none.
     """
     return {
         "repeats": not device.startswith("cuda"),  # kernels on a GPU may add up in another order each time
         "dpfl_plugin": dpfl_plugin.__version__,
         "source": _source_sha256(plugins),
-        **machine(device),
+        **_machine(device),
+        "kernels": kernels,
         "threads": threads,
     }
 
 
 def machine(device: str) -> dict[str, Any]:
-    """The part of `arithmetic` that a process brings along."""
+    """The part of `arithmetic` that a process brings along, whatever its engine will be."""
+    return {**_machine(device), "kernels": None if device.startswith("cuda") else fused.version()}
+
+
+def _machine(device: str) -> dict[str, Any]:
     return {
         "processor": _processor(),
         "torch": torch.__version__,
@@ -64,7 +71,12 @@ def machine(device: str) -> dict[str, Any]:
 
 
 def elsewhere(here: Mapping[str, Any], machines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """What other processes of a run bring along, where that is not what this one does."""
+    """What other processes of a run bring along, where that is not what this one does.
+
+    Compiled loops count where the engine uses them.
+    """
+    if here["kernels"] is None:
+        machines = [{key: value for key, value in found.items() if key != "kernels"} for found in machines]
     others = {json.dumps(dict(found), sort_keys=True) for found in machines}
     differing = sorted(text for text in others if any(here[key] != value for key, value in json.loads(text).items()))
     if not differing:

@@ -299,7 +299,8 @@ def _refuse_unfinished(folder: RunFolder, resume: bool) -> None:
 
 def _run(job: _Job, place: Place, reporter: Reporter, stop: Callable[[], bool]) -> Result:
     config, folder, parts = job.config, job.folder, job.parts
-    here = environment.arithmetic(str(parts.model.device), config.runtime.threads, parts.plugins)
+    kernels = getattr(parts.engine, "kernels", None)
+    here = environment.arithmetic(str(parts.model.device), config.runtime.threads, parts.plugins, kernels)
     here |= {"engine": parts.engine_name, "chunk_bytes": parts.memory.chunk}
     here["lockstep"] = parts.stack if parts.lockstep else 0
     ordered = config.runtime.aggregation == "gather"

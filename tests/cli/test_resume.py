@@ -15,6 +15,7 @@ from unittest import mock
 
 import pytest
 
+from dpfl_plugin.gradients import fused
 from dpfl_plugin.runtimes.in_process import InProcess
 from dpfl_plugin.training import session
 from dpfl_plugin.training.experiment import Experiment
@@ -426,6 +427,25 @@ def test_machine_a_then_b_then_a_again(tmp_path: Path) -> None:
     attempts = {charge.noise_id.rpartition(".")[2] for charge in charges(folder_of(config))}
     assert attempts == {"0", "1", "2"}
     assert before <= charges(folder_of(config))
+
+
+@pytest.mark.skipif(fused.kernels() is None, reason="needs numba")
+def test_a_run_that_goes_on_without_compiled_loops_draws_fresh_noise(tmp_path: Path) -> None:
+    """Its sums round in another way: the noise that was drawn around the others must not be drawn again."""
+    config = crash(write(tmp_path, CHANGES), 8)
+    described = json.loads((folder_of(config) / "environment.json").read_text())
+    assert described["arithmetic"]["kernels"] == fused.version()
+    before = charges(folder_of(config))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fused, "kernels", lambda: None)
+        run(config, "--resume")
+    assert attempts(folder_of(config)) == {"0", "1"} and before <= charges(folder_of(config))
+    (tmp_path / "other").mkdir()
+    other = crash(write(tmp_path / "other", {**CHANGES, "engine": "vmap"}), 8)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fused, "kernels", lambda: None)
+        run(other, "--resume")
+    assert attempts(folder_of(other)) == {"0"}
 
 
 def test_secure_noise_is_charged_again_when_rounds_are_run_again(tmp_path: Path) -> None:

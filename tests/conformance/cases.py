@@ -115,10 +115,12 @@ class Case:
     device: str = "cpu"
     noise: Literal["host", "device"] = "host"
     lockstep: bool = False
+    dtype: torch.dtype = torch.float64
 
     def __str__(self) -> str:
         unit = self.sampler if self.unit == "record" else f"silo {self.neighbouring}"
         more = ("-secure" if self.secure else "") + (f"-{self.clipping}" if self.clipping != "flat" else "")
+        more += "-float32" * (self.dtype == torch.float32)
         more += f"-{self.noise} noise" * (self.noise != "host") + "-lockstep" * self.lockstep
         more += f"-{self.device}" * (self.device != "cpu")
         return f"{self.mechanism}-{self.engine}-{self.runtime}-{unit}{more}"
@@ -139,7 +141,8 @@ class Case:
 
 def cases() -> list[Case]:
     """Every mechanism x engine x runtime x (sampler at record level, neighbouring relation at silo level), seeded; and
-    secure with the first engine, since engines see no randomness."""
+    secure with the first engine, since engines see no randomness. In float64; the engines that have compiled loops for
+    float32 also in that."""
     kinds: list[tuple[str, Unit, Neighbouring]] = [
         *((name, "record", SAMPLERS[name].neighbouring) for name in ("fixed", "poisson", "full")),
         ("with_replacement", "silo", "replace_one"),
@@ -151,20 +154,34 @@ def cases() -> list[Case]:
             registry.names("mechanisms"), registry.names("engines"), RUNTIMES, kinds
         )
     ]
-    first = seeded[0].engine
-    return [*seeded, *(dataclasses.replace(case, secure=True) for case in seeded if case.engine == first)]
+    first, inside = seeded[0].engine, next(iter(RUNTIMES))
+    secure = [dataclasses.replace(case, secure=True) for case in seeded if case.engine == first]
+    compiled = [name for name in registry.names("engines") if hasattr(registry.load("engines", name), "kernels")]
+    single = [
+        dataclasses.replace(case, dtype=torch.float32)
+        for case in seeded
+        if case.engine in compiled and case.runtime == inside and case.unit == "record"
+    ]
+    return [*seeded, *secure, *single]
 
 
 @functools.cache
-def model(num_features: int, num_outputs: int = CLASSES, device: str = "cpu") -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(num_features, num_outputs, bias=False)).double().to(device)
+def model(
+    num_features: int, num_outputs: int = CLASSES, device: str = "cpu", dtype: torch.dtype = torch.float64
+) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(num_features, num_outputs, bias=False)).to(device, dtype)
 
 
 @functools.cache
 def engine(
-    name: str, num_features: int, num_outputs: int = CLASSES, loss: Loss = losses.cross_entropy, device: str = "cpu"
+    name: str,
+    num_features: int,
+    num_outputs: int = CLASSES,
+    loss: Loss = losses.cross_entropy,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float64,
 ) -> Engine:
-    made: Engine = registry.load("engines", name)(model(num_features, num_outputs, device), loss, 2**22)
+    made: Engine = registry.load("engines", name)(model(num_features, num_outputs, device, dtype), loss, 2**22)
     return made
 
 
@@ -266,20 +283,21 @@ def run(
     if case.unit == "silo":
         steps, rounds = 1, steps * rounds
     num_features = silos[0].features.shape[1]
+    silos = [Records(silo.features.to(case.dtype), silo.labels) for silo in silos]
     algorithm, sink, seen = Probe(steps, case.unit), Kept(), []
     host = SiloHost(
-        model=model(num_features, device=case.device),
+        model=model(num_features, device=case.device, dtype=case.dtype),
         loss=losses.cross_entropy,
         algorithm=algorithm,
         rules=rules or case.rules(sigma, clip_norm),
-        engine=engine(case.engine, num_features, device=case.device),
+        engine=engine(case.engine, num_features, device=case.device, dtype=case.dtype),
         train={silo: there(records, case.device) for silo, records in enumerate(silos)},
         test={},
         states={},
         lockstep=case.lockstep,
     )
     runtime = RUNTIMES[case.runtime](host, sink, [lambda round, ids, up: seen.append(up)])
-    down = {"model": torch.zeros(Layout.of(model(num_features)).dimension, dtype=torch.float64, device=case.device)}
+    down = {"model": torch.zeros(Layout.of(model(num_features)).dimension, dtype=case.dtype, device=case.device)}
     everybody = tuple(range(len(silos)))
     plan = dataclasses.replace(
         algorithm.round_plan(), participants=everybody, weights=(1 / len(silos),) * len(silos), silo_share=1.0
@@ -288,7 +306,7 @@ def run(
         runtime.run_round(down, plan, Draw(**{"seed": 0, "round": round, **(draw or {})}))
         runtime.commit()
     values = torch.stack([torch.stack([up[str(step)] for step in range(steps)]) for up in seen])
-    return Transcript(values.cpu().numpy(), tuple(sink.charges))
+    return Transcript(values.double().cpu().numpy(), tuple(sink.charges))
 
 
 def claimed_sensitivity(event: SampledGaussian, clip_norm: float = C, num_records: int = N) -> float:

@@ -41,6 +41,11 @@ def distances(case: Case, before: Records, after: Records) -> tuple[np.ndarray, 
     return far, claimed_sensitivity(event)
 
 
+def rounding(case: Case) -> float:
+    """How far below Delta the worst may be: in float32, clipping stays 64 epsilon inside."""
+    return 1e-9 if case.dtype == torch.float64 else 2e-5
+
+
 @pytest.mark.parametrize("case", [c for c in SAME_BATCHES if c.unit == "record"], ids=str)
 def test_one_record_changes_a_release_by_at_most_delta_and_the_worst_by_delta(case: Case) -> None:
     far = []
@@ -49,9 +54,9 @@ def test_one_record_changes_a_release_by_at_most_delta_and_the_worst_by_delta(ca
         assert (moved <= delta * (1 + 1e-9)).all()
         far.append(moved)
     # Opposite gradients far beyond C (or one and none): all of Delta, in a batch that the record is in.
-    assert far[0].max() == pytest.approx(delta, rel=1e-9)
+    assert far[0].max() == pytest.approx(delta, rel=rounding(case))
     drawn = far[0] > 0
-    assert np.all(far[0][drawn] >= delta * (1 - 1e-9))
+    assert np.all(far[0][drawn] >= delta * (1 - rounding(case)))
     if case.sampler == "full":
         assert drawn.all()
     else:
@@ -72,4 +77,4 @@ def test_a_silos_data_set_changes_its_release_by_at_most_delta_and_the_worst_by_
         assert (moved <= delta * (1 + 1e-9)).all()
         far.append(moved)
     assert delta == (2 * C if case.neighbouring == "replace_one" else C)
-    np.testing.assert_allclose(far[0], delta, rtol=1e-9)
+    np.testing.assert_allclose(far[0], delta, rtol=rounding(case))

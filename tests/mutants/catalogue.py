@@ -47,6 +47,7 @@ def suites(mutants: Iterable[Mutant]) -> list[tuple[str, ...]]:
 
 ORACLE = "tests/test_oracle.py"
 ENGINES = "tests/gradients/test_engines.py"
+FUSED = "tests/gradients/test_fused.py"
 BOOKKEEPING = "tests/gradients/test_bookkeeping.py"
 STREAMS = "tests/core/test_streams.py"
 CLIP = "tests/privacy/test_clipping.py"
@@ -444,6 +445,78 @@ CLIPPING = (
         "        if not math.isfinite(float(norms.sum())):\n",
         "        if False:\n",
         (BOOKKEEPING + "::test_an_example_without_a_finite_gradient_adds_nothing_and_has_an_infinite_norm",),
+    ),
+    Mutant(
+        "compiled-without-margin",
+        "compiled loops clip to C itself, and rounding puts a record beyond it",
+        "gradients/fused.py",
+        "np.array([inner(bound, torch.float32) for bound in bounds])",
+        "np.array([bound for bound in bounds])",
+        (FUSED + "::test_norms_just_beyond_the_clip_norm_are_clipped_below_it",),
+    ),
+    Mutant(
+        "compiled-norm-without-bias",
+        "compiled loops forget the bias in a gradient's norm",
+        "gradients/kernels.py",
+        "of_outputs[layer, j] * (of_input + ones[layer])",
+        "of_outputs[layer, j] * of_input",
+        (FUSED + "::test_no_record_adds_more_than_the_clip_norm",),
+    ),
+    Mutant(
+        "compiled-norm-without-hidden-layers",
+        "compiled loops leave the hidden layers out of a gradient's norm",
+        "gradients/kernels.py",
+        "        row = layer if n > 1 else 0\n        for j in range(b):\n",
+        "        row = layer if n > 1 else 0\n        for j in range(b if layer == num_layers - 1 else 0):\n",
+        (FUSED + "::test_no_record_adds_more_than_the_clip_norm",),
+    ),
+    Mutant(
+        "compiled-not-finite-spreads",
+        "compiled loops give a broken record the factor 0, and infinity times 0 turns the sum into NaN",
+        "gradients/fused.py",
+        "        if num_bad:  #",
+        "        if False:  #",
+        (FUSED + "::test_a_record_without_a_finite_gradient_adds_nothing",),
+    ),
+    Mutant(
+        "compiled-not-finite-in-one-layer",
+        "clipped by layer, a record that is not finite in one layer still adds the others",
+        "gradients/kernels.py",
+        "bad = bad or not norms[row, j] < np.inf",
+        "bad = not norms[row, j] < np.inf",
+        (FUSED + "::test_a_record_without_a_finite_gradient_adds_nothing",),
+    ),
+    Mutant(
+        "compiled-relu-hides-nan",
+        "compiled loops turn an activation that is not a number into 0, so that its record passes for finite",
+        "gradients/kernels.py",
+        "_ZERO if v <= _ZERO else v",
+        "v if v > _ZERO else _ZERO",
+        (FUSED + "::test_broken_parameters_give_a_finite_sum",),
+    ),
+    Mutant(
+        "compiled-exponential-hides-nan",
+        "compiled loops give outputs that are not numbers a probability",
+        "gradients/kernels.py",
+        "(_ZERO if x == x else x)",
+        "_ZERO",
+        (FUSED + "::test_broken_parameters_give_a_finite_sum",),
+    ),
+    Mutant(
+        "compiled-slow-path-of-all",
+        "beside a broken record compiled loops add the features of other records than the residuals",
+        "gradients/fused.py",
+        "inputs = [a.index_select(0, good) for a in inputs]",
+        "inputs = [a[: len(good)] for a in inputs]",
+        (FUSED + "::test_a_record_without_a_finite_gradient_adds_nothing",),
+    ),
+    Mutant(
+        "compiled-loops-not-recorded",
+        "a run that goes on without compiled loops draws the same noise around sums that round in another way",
+        "training/environment.py",
+        '        "kernels": kernels,\n',
+        '        "kernels": None,\n',
+        (RESUME + "::test_a_run_that_goes_on_without_compiled_loops_draws_fresh_noise",),
     ),
     Mutant(
         "ghost-norm-without-cross-terms",

@@ -4,7 +4,8 @@ import importlib.util
 
 import pytest
 
-from dpfl_plugin.training.environment import arithmetic
+from dpfl_plugin.gradients import fused
+from dpfl_plugin.training.environment import arithmetic, elsewhere, machine
 
 
 def test_the_same_twice():
@@ -33,3 +34,17 @@ def test_a_gpu_is_not_trusted_to_repeat_itself(monkeypatch):
     monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "some GPU")
     assert arithmetic("cpu", 1)["repeats"]
     assert not arithmetic("cuda:0", 1)["repeats"]
+
+
+def test_compiled_loops_are_another_computation():
+    compiled, plain = arithmetic("cpu", 1, (), "numba 1"), arithmetic("cpu", 1)
+    assert compiled != plain and compiled != arithmetic("cpu", 1, (), "numba 2")
+    assert machine("cpu")["kernels"] == fused.version()
+
+
+def test_compiled_loops_elsewhere_count_where_the_engine_uses_them():
+    there = {**machine("cpu"), "kernels": "numba 1"}
+    assert elsewhere(arithmetic("cpu", 1, (), "numba 1"), [there]) == {}
+    assert elsewhere(arithmetic("cpu", 1), [there, {**there, "kernels": None}]) == {}
+    for own, theirs in (("numba 1", None), ("numba 1", "numba 2")):
+        assert elsewhere(arithmetic("cpu", 1, (), own), [there, {**there, "kernels": theirs}])["elsewhere"]

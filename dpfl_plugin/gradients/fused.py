@@ -1,0 +1,213 @@
+"""Clipped sums of Linear layers with activations between them, where numba is installed: torch multiplies matrices, and
+all that lies between two products is one pass of `kernels`.
+
+On a processor each operation of torch takes microseconds, whatever it has to do, and these models are small. Matrices
+are (units, records), buffers are kept from step to step.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from dpfl_plugin.gradients import losses
+from dpfl_plugin.gradients.base import Loss, Records, inner
+
+_KINDS = {nn.ReLU: "RELU", nn.Tanh: "TANH", nn.Sigmoid: "SIGMOID", nn.ELU: "ELU"}
+_FORWARD: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {
+    nn.Tanh: torch.tanh_,
+    nn.Sigmoid: torch.sigmoid_,
+    nn.ELU: nn.functional.elu_,
+}
+_LOSSES: dict[Loss, str] = {losses.cross_entropy: "cross_entropy", losses.logistic: "logistic", losses.hinge: "hinge"}
+
+
+@functools.cache
+def kernels() -> ModuleType | None:
+    """The compiled loops; None where numba is missing, or does not work with this Python, numpy or processor."""
+    try:
+        return importlib.import_module("dpfl_plugin.gradients.kernels")
+    except Exception:
+        return None
+
+
+def version() -> str | None:
+    """What compiles the loops of this process; None for none. It decides bits."""
+    found = kernels()
+    return None if found is None else str(found.VERSION)
+
+
+@dataclass(frozen=True, slots=True)
+class _Buffers:
+    """For batches of one size b, of each layer in its order: views of memory that is kept, as tensors and as arrays.
+
+    Attributes:
+        outputs: (o, b), which become the next layer's inputs; derivatives: (o, b), by the outputs, the last one's in
+            place of these.
+        of_inputs, of_outputs: (L, b) squared norms.
+    """
+
+    outputs: list[Tensor]
+    derivatives: list[Tensor]
+    output_arrays: list[NDArray[np.float32]]
+    derivative_arrays: list[NDArray[np.float32]]
+    of_inputs: NDArray[np.float64]
+    of_outputs: NDArray[np.float64]
+
+
+class Fused:
+    """Clipped sums of one model on a processor, in float32.
+
+    Args:
+        with_bias: whether the records' constants, ||x||^2, have the 1 of the first layer's bias added already.
+    """
+
+    def __init__(
+        self, layers: Sequence[nn.Linear], activations: Sequence[nn.Module], loss: Loss, *, with_bias: bool = False
+    ) -> None:
+        self._activations = [type(activation) for activation in activations]
+        self._loss = _LOSSES[loss]
+        self._shapes = [(layer.out_features, layer.in_features) for layer in layers]
+        self._ones = np.array([float(layer.bias is not None) for layer in layers])
+        self._ones[0] *= not with_bias
+        sizes = [
+            o * i + (o if layer.bias is not None else 0) for (o, i), layer in zip(self._shapes, layers, strict=True)
+        ]
+        self._y, self._total = torch.empty(sum(sizes)), torch.empty(sum(sizes))
+        self._weights, self._biases = self._views(self._y, sizes)
+        self._weight_sums, self._bias_sums = self._views(self._total, sizes)
+        self._memory = torch.empty(0)
+        self._buffers: _Buffers | None = None
+        self._bounds: tuple[float | tuple[float, ...], NDArray[np.float64]] = (math.inf, np.empty(0))
+
+    def _views(self, flat: Tensor, sizes: Sequence[int]) -> tuple[list[Tensor], list[NDArray[np.float32]]]:
+        """Each layer's weight (o, i) and bias (o,) in a flat vector; of a layer without, zeros of no further use."""
+        weights, biases = [], []
+        for (o, i), part in zip(self._shapes, flat.split(list(sizes)), strict=True):
+            weights.append(part[: o * i].view(o, i))
+            biases.append((part[o * i :] if len(part) > o * i else torch.zeros(o)).numpy())
+        return weights, biases
+
+    @staticmethod
+    def of(
+        layers: Sequence[nn.Linear], activations: Sequence[nn.Module], loss: Loss, *, with_bias: bool = False
+    ) -> Fused | None:
+        """For a model on the processor in float32, where there are `kernels`; else None, and torch does it all."""
+        weights = [layer.weight for layer in layers]
+        suits = all(weight.dtype == torch.float32 and weight.device.type == "cpu" for weight in weights)
+        return Fused(layers, activations, loss, with_bias=with_bias) if suits and kernels() is not None else None
+
+    def takes(self, y: Tensor, batch: Records) -> bool:
+        """Whether it computes with these, (d,) parameters and at least one record."""
+        x, constants = batch.features, batch.constants
+        on_processor = y.is_cpu and x.is_cpu and batch.labels.is_contiguous()
+        single = y.dtype is x.dtype is torch.float32 and constants is not None and constants.dtype is torch.float32
+        return on_processor and single
+
+    def clipped_sum(
+        self, y: Tensor, batch: Records, clip_norm: float | tuple[float, ...], out: Tensor
+    ) -> Tensor | None:
+        """`Engine.clipped_sum` of one chunk, not empty.
+
+        Raises:
+            IndexError: a label is not that of a class.
+        """
+        work = self._buffers_of(len(batch))
+        self._y.copy_(y)
+        self._derivatives(batch, work)
+        inputs = [batch.features, *(a.t() for a in work.outputs[:-1])]
+        if clip_norm == math.inf:
+            self._sum(inputs, work.derivatives, np.ones((1, len(batch))))
+            out.copy_(self._total)
+            return None
+        assert batch.constants is not None
+        bounds = self._bounds_of(clip_norm)
+        norms, factors = np.empty((len(bounds), len(batch)), np.float32), np.empty((len(bounds), len(batch)))
+        num_bad = _loops().factors(
+            batch.constants.numpy(),
+            work.of_inputs,
+            work.of_outputs,
+            self._ones,
+            bounds,
+            norms,
+            factors,
+        )
+        if num_bad:  # zero times what is not finite would not be zero
+            good = torch.from_numpy(np.flatnonzero(np.isfinite(norms[0])))
+            inputs = [a.index_select(0, good) for a in inputs]
+            derivatives = [g.index_select(1, good) for g in work.derivatives]
+            self._sum(inputs, derivatives, np.ascontiguousarray(factors[:, good.numpy()]))
+        else:
+            self._sum(inputs, work.derivatives, factors)
+        out.copy_(self._total)
+        found = torch.from_numpy(norms)
+        return found.t() if isinstance(clip_norm, tuple) else found[0]
+
+    def _bounds_of(self, clip_norm: float | tuple[float, ...]) -> NDArray[np.float64]:
+        """(1,) or (L,) what norms are clipped to."""
+        if self._bounds[0] != clip_norm:
+            bounds = clip_norm if isinstance(clip_norm, tuple) else (clip_norm,)
+            self._bounds = clip_norm, np.array([inner(bound, torch.float32) for bound in bounds])
+        return self._bounds[1]
+
+    def _derivatives(self, batch: Records, work: _Buffers) -> None:
+        """Each layer's outputs and the derivatives of the losses by them, before activation, and their squares."""
+        loops, a = _loops(), batch.features.t()
+        for layer, activation in enumerate(self._activations):
+            z = torch.mm(self._weights[layer], a, out=work.outputs[layer])
+            if activation is not nn.ReLU:
+                _FORWARD[activation](z.add_(torch.from_numpy(self._biases[layer]).unsqueeze(1)))
+            kind = getattr(loops, _KINDS[activation])
+            loops.forward(kind, work.output_arrays[layer], self._biases[layer], work.of_inputs[layer + 1])
+            a = z
+        torch.mm(self._weights[-1], a, out=work.outputs[-1])
+        residual = getattr(loops, self._loss)
+        if not residual(work.output_arrays[-1], self._biases[-1], batch.labels.numpy(), work.of_outputs[-1]):
+            raise IndexError(f"a label is not in 0 to {self._shapes[-1][0] - 1}, the model's classes.")
+        for layer in reversed(range(len(self._activations))):
+            torch.mm(self._weights[layer + 1].t(), work.derivatives[layer + 1], out=work.derivatives[layer])
+            kind = getattr(loops, _KINDS[self._activations[layer]])
+            loops.backward(kind, work.derivative_arrays[layer], work.output_arrays[layer], work.of_outputs[layer])
+
+    def _sum(self, inputs: Sequence[Tensor], derivatives: Sequence[Tensor], factors: NDArray[np.float64]) -> None:
+        """Write the sum of the gradients, each layer's times its row of ``factors``, to the total."""
+        for layer, (a, g) in enumerate(zip(inputs, derivatives, strict=True)):
+            _loops().scale(g.numpy(), factors[layer % len(factors)], self._bias_sums[layer])
+            torch.mm(g, a, out=self._weight_sums[layer])
+
+    def _buffers_of(self, b: int) -> _Buffers:
+        """Views for batches of b records: always at the same places, for products round by where matrices begin."""
+        if self._buffers is not None and self._buffers.of_inputs.shape[1] == b:
+            return self._buffers
+        rows = [o for o, _ in self._shapes] + [o for o, _ in self._shapes[:-1]]
+        sizes = [-(-o * b // 16) * 16 for o in rows]  # each begins at a whole cache line
+        if self._memory.numel() < sum(sizes):
+            self._memory = torch.empty(sum(sizes))
+        parts = self._memory[: sum(sizes)].split(sizes)
+        views = [part[: o * b].view(o, b) for o, part in zip(rows, parts, strict=True)]
+        outputs, num_layers = views[: len(self._shapes)], len(self._shapes)
+        derivatives = [*views[num_layers:], outputs[-1]]
+        self._buffers = _Buffers(
+            outputs,
+            derivatives,
+            [z.numpy() for z in outputs],
+            [g.numpy() for g in derivatives],
+            np.empty((num_layers, b)),
+            np.empty((num_layers, b)),
+        )
+        return self._buffers
+
+
+def _loops() -> ModuleType:
+    found = kernels()
+    assert found is not None
+    return found
