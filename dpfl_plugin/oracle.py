@@ -12,6 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dpfl_plugin.core.stopwatch import STOPPED, Stopwatch
-from dpfl_plugin.core.streams import SecureStream, Source, Stream, stream, stream_key
+from dpfl_plugin.core.streams import SecureStream, Source, Stream, Words, stream, stream_key, words
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import ConfigError, PluginError, TrainingError, UnsupportedError, require
 from dpfl_plugin.gradients.base import Engine, Records, clipped_sum_and_norms
@@ -29,6 +30,10 @@ from dpfl_plugin.privacy.events import Charge, Neighbouring, SampledGaussian, Un
 from dpfl_plugin.privacy.mechanisms import Mechanism
 from dpfl_plugin.privacy.samplers import Sampler
 from dpfl_plugin.privacy.schedules import Constant, Schedule, checked_factors
+
+# What is drawn at a time: batches of so many local steps, with this many records in all (256 KiB).
+STEPS_AHEAD: Final = 32
+RECORDS_AHEAD: Final = 2**15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,6 +278,9 @@ class PrivateOracle:
         self._bounds = rules.bounds(layers or {})
         self.clip_norms = list(clip_norms or [rules.clip_norm] * len(silos))
         self._stream: Source = SecureStream() if rules.secure else Stream()
+        self._ahead = max(1, min(STEPS_AHEAD, int(RECORDS_AHEAD // max(1.0, sum(self._divisors)))))
+        self._batches: list[list[NDArray[np.int64] | None]] = []
+        self._noise: list[list[Words]] = []
         self._gradient_calls = 0
         self._released: list[Tensor] = []
         self._closed = False
@@ -294,21 +302,38 @@ class PrivateOracle:
             )
         self._gradient_calls += 1
         self._clock.lap("drift")
+        if step % self._ahead == 0:
+            self._look_ahead(range(step, min(step + self._ahead, self._max_gradients)))
         out = torch.empty_like(y, memory_format=torch.contiguous_format)
         for row in range(self.num_silos):
             self._one_gradient(y[row], row, step, out[row])
         return out.add_(y, alpha=self._rules.l2) if self._rules.l2 else out
 
-    def _one_gradient(self, y: Tensor, row: int, step: int, out: Tensor) -> None:
-        rules, draw, stream = self._rules, self._draw, self._stream
-        silo, records = self._ids[row], self._silos[row]
-        index = rules.sampler.draw(len(records), stream.seek(draw.key("batch", silo, step)))
+    def _look_ahead(self, steps: range) -> None:
+        """Batches and the names of the noise of the next steps: of each silo and step a stream of its own.
+
+        For many steps at a time: between two gradients, whose numbers push all else out of the caches, it takes three
+        times as long.
+        """
+        sampler, seek, key = self._rules.sampler, self._stream.seek, self._draw.key
+
+        def names(purpose: str, silo: int) -> list[Words]:
+            return words([key(purpose, silo, step) for step in steps])
+
+        self._batches = [
+            [sampler.draw(len(records), seek(name)) for name in names("batch", silo)]
+            for silo, records in zip(self._ids, self._silos, strict=True)
+        ]
+        self._noise = [names("noise", silo) for silo in self._ids]
         self._clock.lap("sampling")
-        batch = records.batch(index)
+
+    def _one_gradient(self, y: Tensor, row: int, step: int, out: Tensor) -> None:
+        rules, stream, turn = self._rules, self._stream, step % self._ahead
+        batch = self._silos[row].batch(self._batches[row][turn])
         self._clock.lap("gather")
         divisor = self._divisors[row]
         if isinstance(self._engine, Convolution):
-            self._engine.rng = stream.seek(draw.key("algorithm", silo, step))
+            self._engine.rng = stream.seek(self._draw.key("algorithm", self._ids[row], step))
         if rules.unit == "silo":  # protected by `release`, not here
             self._engine.clipped_sum(y, batch, math.inf, out)
         elif rules.clipping.adapts:
@@ -322,7 +347,7 @@ class PrivateOracle:
             self._clock.lap("forward/backward")
             # inf * 0: no clipping goes with no noise (checked in PrivacyRules)
             sensitivity = rules.sampler.sensitivity * clip_norm
-            rules.mechanism(out, sensitivity * self._factors[step], stream.seek(draw.key("noise", silo, step)))
+            rules.mechanism(out, sensitivity * self._factors[step], stream.seek(self._noise[row][turn]))
         out.div_(divisor)
         self._clock.lap("noise" if rules.unit == "record" else "forward/backward")
 
