@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dpfl_plugin.core import draws
-from dpfl_plugin.core.streams import SecureStream, Stream, SumOfFour, stream_key, words
+from dpfl_plugin.core.streams import SecureStream, Stream, SumOfFour
 from dpfl_plugin.privacy.mechanisms import Gaussian
 from dpfl_plugin.privacy.samplers import FixedSize
 
@@ -22,6 +22,7 @@ def way(request, monkeypatch):
     """Both ways of drawing: numpy alone, and kernels from the first number on."""
     made = draws.Kernels(worth=2**62 if request.param == "numpy" else 1)
     monkeypatch.setattr(draws, "kernels", made)
+    assert made.of(generators(0)[0], 10**4) is (None if request.param == "numpy" else sfc64)
     return request.param
 
 
@@ -212,12 +213,3 @@ def test_where_nothing_can_be_kept_they_are_compiled_anew(monkeypatch):
     monkeypatch.setattr(numba, "njit", njit)
     assert sfc64.compiled(abs) is abs
     assert made == [abs]
-
-
-def test_words_name_the_streams_of_their_keys():
-    keys = [stream_key(3, "noise", step=step) for step in range(5)]
-    source = Stream()
-    for key, name in zip(keys, words(keys), strict=True):
-        first = source.seek(key).random(4)
-        assert np.array_equal(source.seek(name).random(4), first)
-        assert np.array_equal(source.seek(name).random(4), first)  # and a draw leaves them as they are

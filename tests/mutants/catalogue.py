@@ -213,7 +213,7 @@ STREAM_KEYS = (
         "core/draws.py",
         'sfc64.normals(state["state"]["state"], out)\n    rng.bit_generator.state = state\n',
         'sfc64.normals(state["state"]["state"], out)\n',
-        (DRAWS + "::test_what_is_drawn_next_goes_on_where_numpy_would",),
+        (DRAWS + "::test_ten_million_normals_are_numpys",),
     ),
     Mutant(
         "shared-silo-seeds",
@@ -275,9 +275,17 @@ STREAM_KEYS = (
         "key-of-32-bits",
         "32 bits of a stream's key are used: of 100,000 streams two are likely the same",
         "core/streams.py",
-        'np.frombuffer(key, dtype="<u8").astype(np.uint64)',
+        'np.frombuffer(key, "<u8").astype(np.uint64)',
         "np.random.SeedSequence(int.from_bytes(key[:4])).generate_state(4, np.uint64)",
         (STREAMS + "::test_every_byte_of_a_key_counts",),
+    ),
+    Mutant(
+        "words-of-32-bits",
+        "the same for keys that are made words in advance",
+        "core/streams.py",
+        ".astype(np.uint64).reshape(-1, 4))",
+        ".astype(np.uint32).astype(np.uint64).reshape(-1, 4))",
+        (STREAMS + "::test_words_name_the_streams_of_their_keys",),
     ),
     Mutant(
         "half-used-stream",
