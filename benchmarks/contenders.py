@@ -17,6 +17,7 @@ from torch.nn import functional
 from benchmarks.workloads import Workload
 from dpfl_plugin import registry
 from dpfl_plugin.algorithms.base import RoundPlan, Setting
+from dpfl_plugin.core import draws
 from dpfl_plugin.core.streams import Stream
 from dpfl_plugin.core.vectors import Layout, Vectors
 from dpfl_plugin.gradients.base import Engine, Loss, Records
@@ -28,6 +29,8 @@ from dpfl_plugin.privacy.mechanisms import Gaussian
 from dpfl_plugin.runtimes.in_process import InProcess
 from dpfl_plugin.training.host import SiloHost
 
+# As in a run that lasts: the rounds of a benchmark are too few for it.
+draws.kernels = draws.Kernels(worth=1)
 # As in a run that has enough memory.
 CHUNK_BYTES = 256 * 2**20
 OURS, VMAP = "dpfl", "dpfl vmap"  # what `engine: auto` chooses, and the general engine

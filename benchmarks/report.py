@@ -66,7 +66,7 @@ What is compared:
 Seconds of one communication round, server's step and ledger (in memory) included.
 
 {workloads}
-The noise comes from numpy's generator, in double precision, from a stream of its own for each silo and step. torch's
+The noise is that of numpy's generator, in double precision, from a stream of its own for each silo and step. torch's
 vectorised single-precision normals take less time, but its generator keeps only 32 bits of a seed
 (`dpfl_plugin/core/streams.py`), and numpy's own single-precision normals are no faster than its double-precision ones.
 `engine: auto` takes the cheapest engine ([engines.md](engines.md)).

@@ -12,7 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, cast
+from typing import Final, Literal, cast
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from dpfl_plugin.core.device_noise import DeviceNormals
 from dpfl_plugin.core.stopwatch import STOPPED, Stopwatch
-from dpfl_plugin.core.streams import SecureStream, Source, Stream, stream, stream_key
+from dpfl_plugin.core.streams import SecureStream, Source, Stream, Words, stream, stream_key, words
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import ConfigError, PluginError, TrainingError, UnsupportedError, require
 from dpfl_plugin.gradients.base import Engine, Records, clipped_sum_and_norms
@@ -32,6 +32,10 @@ from dpfl_plugin.privacy.events import Charge, Neighbouring, SampledGaussian, Un
 from dpfl_plugin.privacy.mechanisms import Mechanism, OnDevice
 from dpfl_plugin.privacy.samplers import Sampler
 from dpfl_plugin.privacy.schedules import Constant, Schedule, checked_factors
+
+# What is drawn at a time: batches of so many local steps, with this many records in all (256 KiB).
+STEPS_AHEAD: Final = 32
+RECORDS_AHEAD: Final = 2**15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,6 +304,9 @@ class PrivateOracle:
         self._bounds = rules.bounds(layers or {})
         self.clip_norms = list(clip_norms or [rules.clip_norm] * len(silos))
         self._stream: Source = SecureStream() if rules.secure else Stream()
+        self._ahead = max(1, min(STEPS_AHEAD, int(RECORDS_AHEAD // max(1.0, sum(self._divisors)))))
+        self._batches: list[list[NDArray[np.int64] | None]] = []
+        self._noise: list[list[Words]] = []
         self._gradient_calls = 0
         self._released: list[Tensor] = []
         self._closed = False
@@ -323,6 +330,8 @@ class PrivateOracle:
             )
         self._gradient_calls += 1
         self._clock.lap("drift")
+        if step % self._ahead == 0:
+            self._look_ahead(range(step, min(step + self._ahead, self._max_gradients)))
         out = torch.empty_like(y, memory_format=torch.contiguous_format)
         if self._pool is not None:
             self._gradients_together(self._pool, y, step, out)
@@ -331,15 +340,31 @@ class PrivateOracle:
                 self._one_gradient(y[row], row, step, out[row])
         return out.add_(y, alpha=self._rules.l2) if self._rules.l2 else out
 
-    def _one_gradient(self, y: Tensor, row: int, step: int, out: Tensor) -> None:
-        rules, draw, stream = self._rules, self._draw, self._stream
-        silo, index = self._ids[row], self._drawn(row, step)
+    def _look_ahead(self, steps: range) -> None:
+        """Batches and the names of the noise of the next steps: of each silo and step a stream of its own.
+
+        For many steps at a time: between two gradients, whose numbers push all else out of the caches, it takes three
+        times as long.
+        """
+        sampler, seek, key = self._rules.sampler, self._stream.seek, self._draw.key
+
+        def names(purpose: str, silo: int) -> list[Words]:
+            return words([key(purpose, silo, step) for step in steps])
+
+        self._batches = [
+            [sampler.draw(len(records), seek(name)) for name in names("batch", silo)]
+            for silo, records in zip(self._ids, self._silos, strict=True)
+        ]
+        self._noise = [names("noise", silo) for silo in self._ids]
         self._clock.lap("sampling")
-        batch = self._silos[row].batch(index)
+
+    def _one_gradient(self, y: Tensor, row: int, step: int, out: Tensor) -> None:
+        rules, turn = self._rules, step % self._ahead
+        batch = self._silos[row].batch(self._batches[row][turn])
         self._clock.lap("gather")
         divisor = self._divisors[row]
         if isinstance(self._engine, Convolution):
-            self._engine.rng = stream.seek(draw.key("algorithm", silo, step))
+            self._engine.rng = self._stream.seek(self._draw.key("algorithm", self._ids[row], step))
         if rules.unit == "silo":  # protected by `release`, not here
             self._engine.clipped_sum(y, batch, math.inf, out)
         elif rules.clipping.adapts:
@@ -353,14 +378,9 @@ class PrivateOracle:
             self._clock.lap("forward/backward")
             # inf * 0: no clipping goes with no noise (checked in PrivacyRules)
             sensitivity = rules.sampler.sensitivity * clip_norm
-            self._add_noise(out, sensitivity * self._factors[step], row, step)
+            self._add_noise(out, sensitivity * self._factors[step], row, step, self._noise[row][turn])
         out.div_(divisor)
         self._clock.lap("noise" if rules.unit == "record" else "forward/backward")
-
-    def _drawn(self, row: int, step: int) -> NDArray[np.int64] | None:
-        """Which records of its share are in the batch of a silo's step; None for all."""
-        draw, stream, silo = self._draw, self._stream, self._ids[row]
-        return self._rules.sampler.draw(len(self._silos[row]), stream.seek(draw.key("batch", silo, step)))
 
     def _adaptive_sum(self, y: Tensor, batch: Records, row: int, step: int, out: Tensor) -> None:
         """The clipped sum and the count of gradients within C_i, noised as one release; then the next C_i.
@@ -373,7 +393,7 @@ class PrivateOracle:
         self._clock.lap("forward/backward")
         within = int((norms <= clip_norm).sum())
         of_sum, of_count = self._of_sum_and_count(row, step)
-        self._add_noise(out, of_sum, row, step)
+        self._add_noise(out, of_sum, row, step, self._noise[row][step % self._ahead])
         self._adapt(row, step, within, len(batch), of_count)
 
     def _of_sum_and_count(self, row: int, step: int) -> tuple[float, float]:
@@ -396,8 +416,8 @@ class PrivateOracle:
     def _gradients_together(self, pool: Pool, y: Tensor, step: int, out: Tensor) -> None:
         """`_one_gradient` of every silo, by one call of the engine for all of their batches."""
         rules = self._rules
-        drawn = [part.rows(self._drawn(row, step)) for row, part in enumerate(self._silos)]
-        self._clock.lap("sampling")
+        turn = step % self._ahead
+        drawn = [part.rows(batches[turn]) for part, batches in zip(self._silos, self._batches, strict=True)]
         batches = pool.gather(self._ids, drawn)
         self._clock.lap("gather")
         if rules.clipping.adapts:
@@ -429,17 +449,20 @@ class PrivateOracle:
             cast(OnDevice, self._rules.mechanism).add(out, scales, self._device_normals(out).at(step))
             return
         for row, sensitivity in enumerate(sensitivities):
-            self._add_noise(out[row], sensitivity, row, step)
+            self._add_noise(out[row], sensitivity, row, step, self._noise[row][step % self._ahead])
 
-    def _add_noise(self, value: Tensor, sensitivity: float, row: int, step: int) -> None:
-        """Add to ``value`` (d,) the noise of this row's silo and of this step, in proportion to ``sensitivity``."""
-        rules, draw, stream, silo = self._rules, self._draw, self._stream, self._ids[row]
+    def _add_noise(self, value: Tensor, sensitivity: float, row: int, step: int, name: bytes | Words) -> None:
+        """Add to ``value`` (d,) the noise of this row's silo and of this step, in proportion to ``sensitivity``.
+
+        On the host it is that of the stream with this ``name``.
+        """
+        rules = self._rules
         if rules.noise == "device":
             scale = torch.tensor([[sensitivity]], dtype=torch.float64).to(value.device)
             noise = self._device_normals(value).at(step)[row : row + 1]
             cast(OnDevice, rules.mechanism).add(value.unsqueeze(0), scale, noise)
             return
-        rules.mechanism(value, sensitivity, stream.seek(draw.key("noise", silo, step)))
+        rules.mechanism(value, sensitivity, self._stream.seek(name))
 
     def _device_normals(self, like: Tensor) -> DeviceNormals:
         if self._normals is None:
@@ -476,7 +499,7 @@ class PrivateOracle:
             if not math.isinf(rules.clip_norm):
                 clip_update(out[row], self._bounds, self._layer_sizes)
             noised = sensitivity * self._factors[step]
-            self._add_noise(out[row], noised, row, step)
+            self._add_noise(out[row], noised, row, step, self._draw.key("noise", self._ids[row], step))
         self._released.append(out.clone())  # what was released, whatever the algorithm does to its copy
         self._clock.lap("noise")
         return out

@@ -17,7 +17,7 @@ from dpfl_plugin.gradients.base import Records
 from dpfl_plugin.gradients.closed_form import ClosedForm
 from dpfl_plugin.gradients.smoothing import Convolution
 from dpfl_plugin.gradients.vmap import Vmap
-from dpfl_plugin.oracle import Draw, PrivateOracle, part_of, share_bounds
+from dpfl_plugin.oracle import STEPS_AHEAD, Draw, Part, PrivateOracle, part_of, share_bounds
 from dpfl_plugin.privacy.samplers import FixedSize, FullBatch, Poisson
 from dpfl_plugin.privacy.schedules import Constant, Geometric
 from tests.quadratics import rules
@@ -358,6 +358,25 @@ def test_noise_comes_from_the_stream_of_its_name():
         noise = noisy.gradient(zeros()) - silent.gradient(zeros())
         normals = stream(6, "noise", 4, 0, step).standard_normal(DIMENSION)
         torch.testing.assert_close(noise[0], torch.from_numpy(normals) * 1.5 * 2 * 0.5 / 9)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda s: s.name)
+def test_what_is_drawn_ahead_belongs_to_its_silo_and_step(sampler):
+    """Over more steps than are drawn ahead, with silos of other sizes in the stack: batches and noise, step by step."""
+    steps, silos, ids = 2 * STEPS_AHEAD + 3, [silo(12, 1), silo(20, 2)], [4, 9]
+    asked = oracle(silos, rules(1.5, 0.5, sampler), ids=ids, round=4, seed=6, steps=steps)
+    engine = ENGINES["closed_form"](MODEL, losses.cross_entropy, 2**20)
+    for step in range(steps):
+        found = asked.gradient(zeros(2))
+        for row, records in enumerate(map(engine.prepare, silos)):
+            index = sampler.draw(len(records), stream(6, "batch", 4, ids[row], step))
+            expected = zeros()[0]
+            engine.clipped_sum(zeros()[0], Part(records, None).batch(index), 0.5, expected)
+            normals = stream(6, "noise", 4, ids[row], step).standard_normal(DIMENSION)
+            expected += torch.from_numpy(normals) * 1.5 * sampler.sensitivity * 0.5
+            torch.testing.assert_close(found[row], expected / sampler.divisor(len(records)))
+    with pytest.raises(TrainingError, match="more than the"):
+        asked.gradient(zeros(2))
 
 
 def test_points_of_a_smoothed_loss_come_from_another_stream_than_the_noise():

@@ -10,9 +10,11 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
+from collections.abc import Sequence
 from typing import Any, Final, NoReturn, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 # Numbers are part of every recorded result: append, never renumber.
 PURPOSES: Final[dict[str, int]] = {
@@ -47,11 +49,20 @@ def stream_key(
     return hashlib.blake2b(fields, digest_size=32, person=b"dpfl.stream.v1", key=run.encode()).digest()
 
 
+Words = NDArray[np.uint64]
+"""A key as four words (4,)."""
+
+
+def words(keys: Sequence[bytes]) -> list[Words]:
+    """Keys as a `Source` takes them soonest, for those who know several in advance."""
+    return list(np.frombuffer(b"".join(keys), dtype="<u8").astype(np.uint64).reshape(-1, 4))
+
+
 class Source(Protocol):
     """Where random bits come from: `Stream`, which repeats itself, or `SecureStream`, which nobody can repeat."""
 
-    def seek(self, key: bytes) -> np.random.Generator:
-        """The generator for the stream named by ``key`` (32 bytes)."""
+    def seek(self, key: bytes | Words) -> np.random.Generator:
+        """The generator for the stream named by ``key``."""
         ...
 
 
@@ -63,9 +74,9 @@ class Stream:
         self._state = self._bits.state
         self.generator = np.random.Generator(self._bits)
 
-    def seek(self, key: bytes) -> np.random.Generator:
-        """The generator at the start of the stream named by ``key`` (32 bytes)."""
-        self._state["state"]["state"] = np.frombuffer(key, dtype="<u8").astype(np.uint64)
+    def seek(self, key: bytes | Words) -> np.random.Generator:
+        """The generator at the start of the stream named by ``key``."""
+        self._state["state"]["state"] = np.frombuffer(key, "<u8").astype(np.uint64) if isinstance(key, bytes) else key
         self._bits.state = self._state
         return self.generator
 
@@ -88,7 +99,7 @@ class SecureStream:
     def __init__(self) -> None:
         self._process, self._generator = os.getpid(), _fresh()
 
-    def seek(self, key: bytes) -> np.random.Generator:
+    def seek(self, key: bytes | Words) -> np.random.Generator:
         """The generator, wherever it is: each draw is fresh, so a name for it means nothing."""
         if self._process != os.getpid():
             self._process, self._generator = os.getpid(), _fresh()

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dpfl_plugin.core import draws
 from dpfl_plugin.errors import require
 from dpfl_plugin.privacy.events import Neighbouring, SampledGaussian, Sampler, Unit
 
@@ -68,7 +69,7 @@ class Gaussian:
     def __call__(self, value: Tensor, sensitivity: float, rng: np.random.Generator) -> None:
         if self.noise_multiplier == 0:
             return
-        normals = torch.from_numpy(rng.standard_normal(value.numel()))
+        normals = torch.from_numpy(draws.normals(rng, value.numel(), single=value.dtype is torch.float32))
         value.add_(normals.to(value), alpha=sensitivity * self.noise_multiplier)
 
     def add(self, value: Tensor, sensitivities: Tensor, normals: Tensor) -> None:

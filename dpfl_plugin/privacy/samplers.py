@@ -13,6 +13,7 @@ from typing import Final, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from dpfl_plugin.core import draws
 from dpfl_plugin.core.exact import floor_share
 from dpfl_plugin.errors import ConfigError, require
 from dpfl_plugin.privacy.events import Neighbouring
@@ -89,8 +90,7 @@ class FixedSize:
         return self.divisor(num_records) / num_records
 
     def draw(self, num_records: int, rng: np.random.Generator) -> NDArray[np.int64] | None:
-        size = int(self.divisor(num_records))
-        return rng.choice(num_records, size, replace=False, shuffle=False)
+        return draws.subset(rng, num_records, int(self.divisor(num_records)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import pytest
 from randomgen import AESCounter
 from scipy import stats
 
-from dpfl_plugin.core.streams import PURPOSES, SecureStream, Stream, SumOfFour, stream, stream_key
+from dpfl_plugin.core.streams import PURPOSES, SecureStream, Stream, SumOfFour, stream, stream_key, words
 
 ALPHA = 1e-6  # false alarm of each statistical assertion; seeds are fixed, so it can only fail once
 
@@ -37,6 +37,15 @@ def test_seek_leaves_no_half_used_word():
     expected = shared.seek(stream_key(1, "batch")).integers(0, 2**32, 4, dtype=np.uint32)
     shared.seek(stream_key(2, "batch")).integers(0, 2**32, 3, dtype=np.uint32)  # half a 64-bit word is left over
     assert np.array_equal(shared.seek(stream_key(1, "batch")).integers(0, 2**32, 4, dtype=np.uint32), expected)
+
+
+def test_words_name_the_streams_of_their_keys():
+    keys = [stream_key(3, "noise", step=step) for step in range(5)]
+    source = Stream()
+    for key, name in zip(keys, words(keys), strict=True):
+        first = source.seek(key).random(4)
+        assert np.array_equal(source.seek(name).random(4), first)
+        assert np.array_equal(source.seek(name).random(4), first)  # and a draw leaves them as they are
 
 
 def test_every_part_of_a_name_counts():
