@@ -9,11 +9,12 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
+from dpfl_plugin.core.balls import inner
 from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.errors import PluginError
 
@@ -123,20 +124,6 @@ def in_chunks(
         out += part
     known = [norm for norm in norms if norm is not None]
     return torch.cat(known) if len(known) == len(norms) else None
-
-
-MARGIN: Final = 64
-"""Of the clipping norm, in units of the number format's epsilon: 8e-6 of C in float32.
-
-A norm that was added up in floating point may be too short, and a gradient may grow as it is scaled. Sums are torch's
-`sum`, which adds up in blocks: of up to 10^7 numbers, the worst ones that we know, norms came out up to 6 epsilon too
-short (torch's `norm` adds up one by one: up to 9,000). Scaling adds one more.
-"""
-
-
-def inner(clip_norm: float, dtype: torch.dtype) -> float:
-    """What to clip to in floating point, so that no example adds more than ``clip_norm``."""
-    return clip_norm * (1 - MARGIN * torch.finfo(dtype).eps)
 
 
 def clip_factors(norms: Tensor, clip_norm: float | tuple[float, ...]) -> list[Tensor]:

@@ -19,8 +19,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from dpfl_plugin.core.balls import inner
 from dpfl_plugin.gradients import losses
-from dpfl_plugin.gradients.base import Loss, Records, inner
+from dpfl_plugin.gradients.base import Loss, Records
 
 _KINDS = {nn.ReLU: "RELU", nn.Tanh: "TANH", nn.Sigmoid: "SIGMOID", nn.ELU: "ELU"}
 _FORWARD: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {

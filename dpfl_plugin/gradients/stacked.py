@@ -22,7 +22,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dpfl_plugin.gradients.base import Engine, Records, inner, squared_norms
+from dpfl_plugin.core.balls import inner
+from dpfl_plugin.gradients.base import Engine, Records, squared_norms
 
 Bound = float | tuple[float, ...]
 """C of a silo, or a bound for each of the model's layers."""

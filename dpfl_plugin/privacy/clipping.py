@@ -13,6 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from dpfl_plugin.core.balls import inner
 from dpfl_plugin.errors import ConfigError, UnsupportedError, require
 from dpfl_plugin.privacy.events import Unit
 
@@ -227,7 +228,7 @@ class Median(Clipping):
 
 
 def clip_update(update: Tensor, bounds: float | tuple[float, ...], sizes: Sequence[int]) -> None:
-    """Clip each part of ``update`` (d,) to its bound, in place; one that is not finite becomes zero.
+    """Clip each part of ``update`` (d,) to a hair inside its bound, in place; one that is not finite becomes zero.
 
     Args:
         bounds: for the whole of it, or for each of the consecutive parts of these ``sizes``.
@@ -241,4 +242,4 @@ def clip_update(update: Tensor, bounds: float | tuple[float, ...], sizes: Sequen
         update.zero_()
         return
     for part, norm, bound in zip(parts, norms, limits, strict=True):
-        part.div_(max(1.0, norm / bound))
+        part.div_(max(1.0, norm / inner(bound, update.dtype)))

@@ -650,10 +650,18 @@ CLIPPING = (
     Mutant(
         "clipping-without-margin",
         "norms that rounding has made too short are clipped by, with nothing to make up for it",
-        "gradients/base.py",
+        "core/balls.py",
         "return clip_norm * (1 - MARGIN * torch.finfo(dtype).eps)",
         "return clip_norm",
         ("tests/gradients/test_precision.py::test_a_record_adds_no_more_than_the_clip_norm",),
+    ),
+    Mutant(
+        "update-clipped-without-margin",
+        "a silo's update is clipped to C itself, which rounding exceeds",
+        "privacy/clipping.py",
+        "norm / inner(bound, update.dtype)",
+        "norm / bound",
+        (CLIP + "::test_no_update_is_longer_than_the_clip_norm",),
     ),
     Mutant(
         "sums-in-reduced-precision",

@@ -221,6 +221,19 @@ def test_an_update_is_clipped_layer_by_layer():
     assert torch.equal(released[25:], update[0, 25:])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("bounds", [(1.0,), (0.3, 0.7)])
+def test_no_update_is_longer_than_the_clip_norm(bounds, dtype):
+    """Not by a single rounding: what is charged is C."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = [50, 700][: len(bounds)]
+    for scale in torch.logspace(-3, 30, 300).tolist():
+        update = torch.randn(sum(sizes), generator=generator).to(dtype) * scale
+        clip_update(update, bounds if len(bounds) > 1 else bounds[0], sizes)
+        for part, bound in zip(update.split(sizes), bounds, strict=True):
+            assert math.fsum(value**2 for value in part.tolist()) <= bound**2
+
+
 @pytest.mark.parametrize("bounds", [1.0, (0.6, 0.8)])
 def test_an_update_that_is_not_finite_becomes_zero(bounds):
     update = torch.tensor([1.0, math.nan, 3.0])
