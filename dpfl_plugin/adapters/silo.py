@@ -115,7 +115,8 @@ class Silo:
             self._stack = stack.pop_all()
 
     def _open(self, model: nn.Module, records: Any, loss: Loss | None, stack: contextlib.ExitStack) -> None:
-        agreement, mine = self._agreement, silo_of(records)
+        agreement, model = self._agreement, copy.deepcopy(model).eval()
+        mine = silo_of(records, model)
         require(
             (agreement.setting.num_records or 0) <= len(mine.train_y),
             "num_records",
@@ -139,7 +140,7 @@ class Silo:
             Path(),
             None if known is None else known["noise_multiplier"],
             hold=lambda config, base: Holding(survey, {self.id: mine}),
-            module=copy.deepcopy(model),
+            module=model,
             loss=loss,
         )
         self._host, self._rules, self._accountant = parts.host, parts.rules, parts.accountant
