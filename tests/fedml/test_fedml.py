@@ -234,12 +234,12 @@ def test_silos_that_fedml_picks_keep_their_states_wherever_they_run(tmp_path, mo
     torch.testing.assert_close(final_model(tmp_path), plain_loop(tmp_path, "linear", sampled), rtol=0, atol=1e-12)
 
 
-def test_inside():
-    """The tests of `inside.py`, where FedML can be imported."""
+@pytest.mark.parametrize("name", ["inside.py", "theirs.py"])
+def test_where_fedml_can_be_imported(name):
     path = f"{HERE / 'offline'}{os.pathsep}{ROOT}"
     command = [str(BIN / "python"), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "filterwarnings=default"]
     done = subprocess.run(
-        [*command, f"--rootdir={ROOT}", "inside.py"],
+        [*command, f"--rootdir={ROOT}", name],
         cwd=HERE,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
         capture_output=True,

@@ -87,9 +87,12 @@ def test_flwr_run_in_the_simulation_engine_gives_the_result_of_a_plain_loop(tmp_
     torch.testing.assert_close(final_model(folder), plain_loop(data, tmp_path / "loop", kind), rtol=0, atol=1e-12)
 
 
+def summary(folder):
+    return json.loads((folder / "server" / "summary.json").read_text())
+
+
 def rounds(folder):
-    path = folder / "server" / "summary.json"
-    return json.loads(path.read_text())["rounds"] if path.exists() else 0
+    return summary(folder)["rounds"] if (folder / "server" / "summary.json").exists() else 0
 
 
 def test_a_superlink_and_supernodes_one_of_which_is_killed_and_comes_back(tmp_path):
@@ -109,23 +112,25 @@ def test_a_superlink_and_supernodes_one_of_which_is_killed_and_comes_back(tmp_pa
         flower.start("link", "flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", str(port), *database)
         flower.wait_for(lambda: listens(port))
         nodes = [node(silo) for silo in range(3)]
-        rounds_wanted = 8
+        rounds_wanted = 5
         settings = f"data='{data}' nodes=1 patience=10.0 num-server-rounds={rounds_wanted} dpfl.rounds={rounds_wanted}"
+        settings += " evaluated=0.0"  # each message starts a process
         running = flower.start(
             "run", "flwr", "run", str(APP), "here", "--run-config", f"{settings} dpfl.folder='{folder}'", "--stream"
         )
-        flower.wait_for(lambda: rounds(folder) >= 2 or running.poll() is not None)
+        flower.wait_for(lambda: rounds(folder) >= 1 or running.poll() is not None)
         flower.kill(nodes[1])
         at = rounds(folder)
         flower.wait_for(lambda: rounds(folder) >= at + 1 or running.poll() is not None)
+        without = summary(folder)["silos"]["1"]["rounds"]
         nodes[1] = node(1)
         flower.wait_for(lambda: running.poll() is not None)
     finally:
         flower.end()
-    said = json.loads((folder / "server" / "summary.json").read_text())
+    said = summary(folder)
     assert (said["status"], said["rounds"]) == ("done", rounds_wanted), flower.said()
     assert said["silos"]["0"]["rounds"] == said["silos"]["2"]["rounds"] == rounds_wanted
-    assert said["silos"]["1"]["rounds"] > 2, flower.said()  # it came back, with its folder
+    assert without < said["silos"]["1"]["rounds"] < rounds_wanted, flower.said()  # it came back, with its folder
     for silo in range(3):
         charges = list(Ledger.open(folder / f"silo-{silo}" / "ledger.jsonl", append=False))
         assert {charge.silo for charge in charges} == {silo}
