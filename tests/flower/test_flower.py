@@ -23,13 +23,13 @@ SETTINGS = {
 }
 
 
-def test_on_a_grid_that_is_a_loop():
-    """The tests of `inside.py`, where Flower can be imported."""
+@pytest.mark.parametrize("name", ["inside.py", "theirs.py"])
+def test_where_flower_can_be_imported(name):
     command = [str(BIN / "python"), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "filterwarnings=default"]
     folder = ROOT / "tests" / "flower"
-    environment = {**os.environ, **OFF}
+    environment = {**os.environ, **OFF, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [*command, f"--rootdir={ROOT}", "inside.py"], cwd=folder, env=environment, capture_output=True, text=True
+        [*command, f"--rootdir={ROOT}", name], cwd=folder, env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
 
