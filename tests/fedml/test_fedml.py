@@ -92,7 +92,7 @@ class Project:
         }
         (folder / "fedml_config.yaml").write_text(yaml.safe_dump(sections, sort_keys=False))
 
-    def start(self, *command, draw="same"):
+    def start(self, *command, draw="same", **more):
         environment = {
             **os.environ,
             "HOME": str(self.folder),
@@ -102,6 +102,7 @@ class Project:
             "OMPI_ALLOW_RUN_AS_ROOT": "1",
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
             "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+            **more,
         }
         with (self.folder / f"log-{len(self.started)}").open("wb") as log:
             one = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
@@ -120,12 +121,18 @@ class Project:
             ranks = [str(BIN / "mpirun"), "--bind-to", "none", "-n", "4"]
             self.wait([self.start(*ranks, python, "-m", "mpi4py", *main)])
         else:
-            run = ["--run_id", "7"]
-            server = self.start(python, *main, "--rank", "0", "--role", "server", *run)
-            self.until(lambda: listens(self.port) or server.poll() is not None)
-            for rank in (1, 2, 3):
-                self.start(python, *main, "--rank", str(rank), "--role", "client", *run)
-            self.wait(self.started)
+            self.wait(self.processes())
+
+    def processes(self, **ends):
+        """Of cross-silo GRPC: the server, and the silos of ranks 1 to 3; ``ends`` by rank, see app/main.py."""
+        server = self.process(0)
+        self.until(lambda: listens(self.port) or server.poll() is not None)
+        return [server, *(self.process(rank, DPFL_TEST_END=ends.get(f"rank_{rank}", "")) for rank in (1, 2, 3))]
+
+    def process(self, rank, **more):
+        role = ["--rank", str(rank), "--role", "client" if rank else "server", "--run_id", "7"]
+        main = str(HERE / "app" / "main.py")
+        return self.start(str(BIN / "python"), main, "--cf", str(self.config), *role, **more)
 
     def wait(self, running):
         self.until(lambda: all(one.poll() is not None for one in running))
@@ -140,8 +147,8 @@ class Project:
     def said(self):
         return "\n".join(path.read_text(errors="replace")[-3000:] for path in sorted(self.folder.glob("log-*")))
 
-    def end(self):
-        for one in self.started:
+    def end(self, *running):
+        for one in running or self.started:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(one.pid, signal.SIGKILL)
             one.wait()
@@ -217,6 +224,45 @@ def test_fedml_gives_the_result_of_a_plain_loop(tmp_path, mode):
     for silo in range(3):
         charges = list(Ledger.open(tmp_path / "silos" / f"silo-{silo}" / "ledger.jsonl", append=False))
         assert {charge.silo for charge in charges} == {silo} and len(charges) == 4
+
+
+def summary_of(folder):
+    path = folder / "silos" / "server" / "summary.json"
+    return json.loads(path.read_text()) if path.exists() else {"rounds": 0}
+
+
+def charges_of(folder, silo):
+    return list(Ledger.open(folder / "silos" / f"silo-{silo}" / "ledger.jsonl", append=False))
+
+
+def test_silos_that_are_killed_are_waited_for_and_go_on_from_their_folders(tmp_path):
+    """One before its training, one when its answer is charged and kept but not sent: that one is sent, at no cost."""
+    with project(tmp_path, "cross_silo", "GRPC") as made:
+        server, *silos = made.processes(rank_2="1 asked", rank_3="2 answered")
+        for rank, rounds, charged in ((2, 1, 1), (3, 2, 3)):
+            made.until(lambda rank=rank: silos[rank - 1].poll() is not None or server.poll() is not None)
+            assert (silos[rank - 1].returncode, server.poll()) == (-signal.SIGKILL, None), made.said()
+            assert summary_of(tmp_path)["rounds"] == rounds
+            assert len(charges_of(tmp_path, rank - 1)) == charged
+            silos[rank - 1] = made.process(rank)
+        made.wait([server, *silos])
+    summary = summary_of(tmp_path)
+    assert (summary["status"], summary["rounds"], summary["refused"]) == ("done", 4, [])
+    torch.testing.assert_close(final_model(tmp_path), plain_loop(tmp_path, "linear"), rtol=0, atol=1e-12)
+    assert [len(charges_of(tmp_path, silo)) for silo in range(3)] == [4, 4, 4]
+
+
+def test_a_whole_job_that_is_killed_goes_on_from_its_folders(tmp_path):
+    with project(tmp_path, "cross_silo", "GRPC") as made:
+        running = made.processes()
+        made.until(lambda: summary_of(tmp_path)["rounds"] >= 1 or running[0].poll() is not None)
+        made.end(*running)
+        assert 1 <= summary_of(tmp_path)["rounds"] < 4
+        made.wait(made.processes())
+    assert (summary_of(tmp_path)["status"], summary_of(tmp_path)["rounds"]) == ("done", 4)
+    torch.testing.assert_close(final_model(tmp_path), plain_loop(tmp_path, "linear"), rtol=0, atol=1e-12)
+    for silo in range(3):  # what was released in the round that was cut is charged as well
+        assert {charge.round for charge in charges_of(tmp_path, silo)} == {0, 1, 2, 3}
 
 
 def sampled(round):
