@@ -123,11 +123,11 @@ class Project:
         else:
             self.wait(self.processes())
 
-    def processes(self, **ends):
-        """Of cross-silo GRPC: the server, and the silos of ranks 1 to 3; ``ends`` by rank, see app/main.py."""
+    def processes(self, **signals):
+        """Of cross-silo GRPC: the server, and the silos of ranks 1 to 3; ``signals`` by rank, see app/main.py."""
         server = self.process(0)
         self.until(lambda: listens(self.port) or server.poll() is not None)
-        return [server, *(self.process(rank, DPFL_TEST_END=ends.get(f"rank_{rank}", "")) for rank in (1, 2, 3))]
+        return [server, *(self.process(rank, DPFL_TEST_SIGNAL=signals.get(f"rank_{rank}", "")) for rank in (1, 2, 3))]
 
     def process(self, rank, **more):
         role = ["--rank", str(rank), "--role", "client" if rank else "server", "--run_id", "7"]
@@ -238,7 +238,7 @@ def charges_of(folder, silo):
 def test_silos_that_are_killed_are_waited_for_and_go_on_from_their_folders(tmp_path):
     """One before its training, one when its answer is charged and kept but not sent: that one is sent, at no cost."""
     with project(tmp_path, "cross_silo", "GRPC") as made:
-        server, *silos = made.processes(rank_2="1 asked", rank_3="2 answered")
+        server, *silos = made.processes(rank_2="1 asked SIGKILL", rank_3="2 answered SIGKILL")
         for rank, rounds, charged in ((2, 1, 1), (3, 2, 3)):
             made.until(lambda rank=rank: silos[rank - 1].poll() is not None or server.poll() is not None)
             assert (silos[rank - 1].returncode, server.poll()) == (-signal.SIGKILL, None), made.said()
@@ -252,12 +252,21 @@ def test_silos_that_are_killed_are_waited_for_and_go_on_from_their_folders(tmp_p
     assert [len(charges_of(tmp_path, silo)) for silo in range(3)] == [4, 4, 4]
 
 
-def test_a_whole_job_that_is_killed_goes_on_from_its_folders(tmp_path):
+def test_a_silo_that_is_gone_when_the_server_sends_ends_the_server_and_the_job_goes_on_when_all_are_started_again(
+    tmp_path,
+):
+    """As of 0.9.6: the server meets with UNAVAILABLE, and ends; the other silos wait."""
     with project(tmp_path, "cross_silo", "GRPC") as made:
-        running = made.processes()
-        made.until(lambda: summary_of(tmp_path)["rounds"] >= 1 or running[0].poll() is not None)
+        server, *silos = running = made.processes(rank_3="1 asked SIGSTOP")
+        log = tmp_path / "log-0"
+        made.until(lambda: log.read_text(errors="replace").count("add_model. index = 0") == 2)
+        made.end(silos[0])
+        silos[2].send_signal(signal.SIGCONT)
+        made.until(lambda: server.poll() is not None)
+        assert server.returncode == 1 and "StatusCode.UNAVAILABLE" in log.read_text(errors="replace")
+        assert [one.poll() for one in silos[1:]] == [None, None]
         made.end(*running)
-        assert 1 <= summary_of(tmp_path)["rounds"] < 4
+        assert summary_of(tmp_path)["rounds"] == 2
         made.wait(made.processes())
     assert (summary_of(tmp_path)["status"], summary_of(tmp_path)["rounds"]) == ("done", 4)
     torch.testing.assert_close(final_model(tmp_path), plain_loop(tmp_path, "linear"), rtol=0, atol=1e-12)

@@ -33,26 +33,26 @@ def load(folder, silo):
         return torch.from_numpy(found["x"]), torch.from_numpy(found["y"])
 
 
-def end_in(round, when):
-    """This process is killed in a round: when it is "asked", or when it has "answered", but sent nothing."""
+def hit_in(round, when, by):
+    """A signal hits this process in a round: when it is "asked", or when it has "answered", but sent nothing."""
 
     def before(method):
-        def ended(trainer, *args):
+        def hit(trainer, *args):
             known = trainer._asked if when == "asked" else trainer._answer
             if known.header.get("round") == round:
-                os.kill(os.getpid(), signal.SIGKILL)
+                os.kill(os.getpid(), signal.Signals[by])
             return method(trainer, *args)
 
-        return ended
+        return hit
 
     name = "train" if when == "asked" else "get_model_params"
     setattr(PrivateTrainer, name, before(getattr(PrivateTrainer, name)))
 
 
 def main():
-    if os.environ.get("DPFL_TEST_END"):
-        round, when = os.environ["DPFL_TEST_END"].split()
-        end_in(int(round), when)
+    if os.environ.get("DPFL_TEST_SIGNAL"):
+        round, when, by = os.environ["DPFL_TEST_SIGNAL"].split()
+        hit_in(int(round), when, by)
     mlops.fetch_config = lambda *args, **more: False  # FedML asks its cloud for settings, tracking on or off
     args = fedml.init(check_env=False)
     device = torch.device("cpu")
