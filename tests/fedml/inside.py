@@ -1,5 +1,6 @@
 """Runs in FedML's own environment (see test_fedml.py): what the adapter refuses, and what it makes of bad uploads."""
 
+import re
 from collections import OrderedDict
 from types import SimpleNamespace
 
@@ -96,6 +97,30 @@ def test_bad_uploads_are_refused_by_name_and_the_round_goes_on(tmp_path, caplog)
     assert server.server.rounds == 2
     assert [r["silo"] for r in server.server.summary()["refused"]] == [1, 0]
     assert "holds no dpfl.header" in caplog.text
+
+
+BAD = {
+    "NaN": (lambda up, kept: {**up, "model": up["model"] * float("nan")}, "not finite"),
+    "too long": (lambda up, kept: {**up, "model": torch.zeros(10**6).double()}, r"model is float64\[1000000\], where"),
+    "one more": (lambda up, kept: {**up, "more": up["model"]}, "control, model, more, where"),
+    "a replay": (lambda up, kept: kept, r"was sent before \(a replay\)"),
+}
+
+
+@pytest.mark.parametrize(("spoil", "why"), BAD.values(), ids=BAD)
+def test_a_bad_upload_is_refused_by_name_and_the_round_goes_on_without_it(tmp_path, spoil, why):
+    """Two of three silos are what the model becomes."""
+    server, trainers, loaders = federation(tmp_path)
+    kept = a_round(server, trainers, loaders, server.get_model_params())
+    uploads = a_round(server, trainers, loaders, server.collect(kept))
+    good = torch.stack([uploads[0]["model"], uploads[2]["model"]]).mean(0)
+    uploads[1] = OrderedDict(spoil(uploads[1], kept[1]))
+    before = server.server.model.clone()
+    server.collect(uploads)
+    assert server.server.rounds == 2
+    (refused,) = server.server.summary()["refused"]
+    assert (refused["round"], refused["silo"]) == (2, 1) and re.search(why, refused["why"])
+    torch.testing.assert_close(server.server.model - before, good, rtol=0, atol=1e-14)
 
 
 def test_rounds_of_fedml_beyond_the_agreed_ones_train_nothing(tmp_path):

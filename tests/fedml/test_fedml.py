@@ -19,18 +19,16 @@ from safetensors.torch import load_file
 from dpfl_plugin.adapters import Server, Silo, agree
 from dpfl_plugin.privacy.ledger import Ledger
 from tests.adapters.federation import draws
+from tests.adapters.reference import EXACT, NOISY, check_noise, scaffold
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(os.environ.get("DPFL_FEDML") or ROOT / ".venv-fedml") / "bin"
 HERE = Path(__file__).parent
 PATIENCE = 540.0  # for what takes a minute on a quiet machine
-pytestmark = [
-    pytest.mark.fedml,
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        not (BIN / "python").exists(), reason="FedML has no environment here: make it with launchers/env fedml"
-    ),
-]
+needs_fedml = pytest.mark.skipif(
+    not (BIN / "python").exists(), reason="FedML has no environment here: make it with launchers/env fedml"
+)
+pytestmark = [pytest.mark.fedml, pytest.mark.slow, needs_fedml]
 SETTINGS = {
     "rounds": 4,
     "seed": 5,
@@ -172,6 +170,7 @@ def make_model(kind):
     layers = {
         "linear": lambda: torch.nn.Linear(4, 3),
         "mlp": lambda: torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3)),
+        "wide": lambda: torch.nn.Sequential(torch.nn.Linear(4, 5000), torch.nn.Tanh(), torch.nn.Linear(5000, 3)),
     }
     model = layers[kind]().double()
     with torch.no_grad():
@@ -180,14 +179,17 @@ def make_model(kind):
     return model
 
 
+def data_of(folder):
+    found = [np.load(folder / "data" / f"{silo}.npz") for silo in range(3)]
+    return [(torch.from_numpy(one["x"]), torch.from_numpy(one["y"])) for one in found]
+
+
 def plain_loop(folder, kind, asked=lambda round: [0, 1, 2]):
     """The same by a loop, in this process."""
     model = make_model(kind)
     agreement = agree(SETTINGS, num_silos=3, model=model)
     server, silos = Server(agreement, model), []
-    for silo in range(3):
-        with np.load(folder / "data" / f"{silo}.npz") as found:
-            data = torch.from_numpy(found["x"]), torch.from_numpy(found["y"])
+    for silo, data in enumerate(data_of(folder)):
         silos.append(Silo(agreement, silo, model, data, folder / "loop" / str(silo), draw=draws(5, "same")))
     for round in range(4):
         message = server.begin(asked(round))
@@ -224,6 +226,22 @@ def test_fedml_gives_the_result_of_a_plain_loop(tmp_path, mode):
     for silo in range(3):
         charges = list(Ledger.open(tmp_path / "silos" / f"silo-{silo}" / "ledger.jsonl", append=False))
         assert {charge.silo for charge in charges} == {silo} and len(charges) == 4
+
+
+def test_without_noise_fedml_computes_the_scaffold_of_the_paper(tmp_path):
+    with project(tmp_path, "simulation", "sp", "mlp", privacy=EXACT) as made:
+        made.run("sp")
+    expected = scaffold(make_model("mlp"), data_of(tmp_path), rounds=4, local_steps=3, local_lr=0.5)
+    torch.testing.assert_close(final_model(tmp_path), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.statistical
+def test_the_noise_in_fedml_is_that_of_the_settings(tmp_path):
+    """See `tests.adapters.reference.check_noise`."""
+    one = {"rounds": 1, "algorithm": {"name": "scaffold", "local_steps": 1, "local_lr": 0.5}}
+    with project(tmp_path, "simulation", "sp", "wide", privacy=NOISY, **one) as made:
+        made.wait([made.start(str(BIN / "python"), str(HERE / "app" / "main.py"), "--cf", str(made.config), draw="")])
+    check_noise(final_model(tmp_path), make_model("wide"), data_of(tmp_path))
 
 
 def summary_of(folder):

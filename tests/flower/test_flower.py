@@ -10,7 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from dpfl_plugin.adapters import Server, Silo, agree
 from dpfl_plugin.privacy.ledger import Ledger
+from tests.adapters.reference import EXACT, NOISY, check_noise, scaffold
 from tests.flower.processes import BIN, OFF, ROOT, Flower, free_port, listens, needs_flower
 
 pytestmark = [pytest.mark.flower, pytest.mark.slow, needs_flower]
@@ -45,21 +47,21 @@ def write_data(folder, num_silos=3):
     return folder
 
 
-def plain_loop(data, folder, kind):
+@pytest.fixture
+def task(monkeypatch):
+    """The project's module: its models, and how it reads records."""
+    monkeypatch.syspath_prepend(str(APP))
+    from silos import task
+
+    return task
+
+
+def plain_loop(task, data, folder, kind):
     """The same by a loop, in this process: what Flower's processes are to compute."""
-    import sys
-
-    from dpfl_plugin.adapters import Server, Silo, agree
-
-    sys.path.insert(0, str(APP))
-    try:
-        from silos.task import draws, load, make_model
-    finally:
-        sys.path.remove(str(APP))
-    model = make_model(kind)
-    agreement = agree(SETTINGS, num_silos=3, model=model)
+    model = task.make_model(kind)
+    agreement, draw = agree(SETTINGS, num_silos=3, model=model), task.draws(5, "same")
     server = Server(agreement, model)
-    silos = [Silo(agreement, i, model, load(data, i), folder / f"{i}", draw=draws(5, "same")) for i in range(3)]
+    silos = [Silo(agreement, i, model, task.load(data, i), folder / f"{i}", draw=draw) for i in range(3)]
     while (message := server.begin()) is not None:
         for silo in server.asked:
             assert server.receive(silo, silos[silo].answer(message)) is None
@@ -74,17 +76,42 @@ def final_model(folder):
     return load_file(last / "server.safetensors")["model"]
 
 
-@pytest.mark.parametrize("kind", ["linear", "mlp"])
-def test_flwr_run_in_the_simulation_engine_gives_the_result_of_a_plain_loop(tmp_path, kind):
+def simulate(tmp_path, kind, draw="", **settings):
+    """`flwr run` in the simulation engine: (what it said, its model (d,), the folder of the data)."""
     data, folder = write_data(tmp_path / "data"), tmp_path / "silos"
-    flower = Flower(tmp_path, DPFL_TEST_MODEL=kind, DPFL_TEST_DRAW="same")
+    flower = Flower(tmp_path, DPFL_TEST_MODEL=kind, DPFL_TEST_DRAW=draw)
+    given = " ".join(f"{key}={value}" for key, value in settings.items())
     try:
-        settings = f"data='{data}' dpfl.folder='{folder}'"
-        said = flower.run(APP, "--federation-config", "num-supernodes=3", "--run-config", settings)
+        given = f"data='{data}' dpfl.folder='{folder}' {given}"
+        said = flower.run(APP, "--federation-config", "num-supernodes=3", "--run-config", given)
     finally:
         flower.end()
+    return said, final_model(folder), data
+
+
+def privacy(values):
+    return {f"dpfl.privacy.{key}": value for key, value in values.items()}
+
+
+def test_flwr_run_in_the_simulation_engine_gives_the_result_of_a_plain_loop(tmp_path, task):
+    said, found, data = simulate(tmp_path, "mlp", "same")
     assert "ended: done 4" in said
-    torch.testing.assert_close(final_model(folder), plain_loop(data, tmp_path / "loop", kind), rtol=0, atol=1e-12)
+    torch.testing.assert_close(found, plain_loop(task, data, tmp_path / "loop", "mlp"), rtol=0, atol=1e-12)
+
+
+def test_without_noise_flower_computes_the_scaffold_of_the_paper(tmp_path, task):
+    _, found, data = simulate(tmp_path, "linear", **privacy(EXACT), evaluated=0.0)
+    silos = [task.load(data, silo) for silo in range(3)]
+    expected = scaffold(task.make_model("linear"), silos, rounds=4, local_steps=3, local_lr=0.5)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.statistical
+def test_the_noise_in_flower_is_that_of_the_settings(tmp_path, task):
+    """See `tests.adapters.reference.check_noise`."""
+    one = {"num-server-rounds": 1, "dpfl.rounds": 1, "dpfl.algorithm.local_steps": 1, "evaluated": 0.0}
+    _, found, data = simulate(tmp_path, "wide", **privacy(NOISY), **one)
+    check_noise(found, task.make_model("wide"), [task.load(data, silo) for silo in range(3)])
 
 
 def summary(folder):
