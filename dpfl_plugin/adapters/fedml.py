@@ -201,7 +201,19 @@ class PrivateAggregator(ServerAggregator):
         self._message = self.server.begin(list(everybody), expected=expected)
         if self._message is None:
             self._message = Message({"dpfl": PROTOCOL, "over": True}, {"model": self.server.model})
+            self._tell()
         self._agreement.write(self.server.model, self._inner.model)
+
+    def _tell(self) -> None:
+        epsilons = [about["epsilon"] for about in self.server.summary()["silos"].values()]
+        worst = "none holds" if not epsilons or None in epsilons else f"at most {max(epsilons):.4g}"
+        LOG.info(
+            "dpfl: the run is over: %s after %d rounds. Epsilon: %s; privacy.md in each silo's folder, in %s, says more",
+            self.server.status,
+            self.server.rounds,
+            worst,
+            self._folder,
+        )
 
     def collect(self, uploads: Iterable[Any]) -> Any:
         """Take the uploads of a round, one by one, and the algorithm's step; what to send next."""

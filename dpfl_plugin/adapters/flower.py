@@ -171,8 +171,10 @@ class PrivateStrategy(Strategy):
         return self._server
 
     def summary(self) -> None:
-        config = self._agreement.config
-        LOG.info("\t├──> dpfl: %s, %d silos, %s", config.algorithm.name, self._agreement.num_silos, config.privacy)
+        config, privacy = self._agreement.config, self._agreement.config.privacy
+        noise = f"noise {privacy.noise_multiplier:g}" if privacy.epsilon is None else f"epsilon {privacy.epsilon:g}"
+        what = (config.algorithm.name, self._agreement.num_silos, noise, privacy.delta, privacy.unit)
+        LOG.info("\t├──> dpfl: %s, %d silos, %s, delta %g, unit %s", *what)
         self._inner.summary()
 
     def configure_train(
