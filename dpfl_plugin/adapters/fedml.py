@@ -208,7 +208,7 @@ class PrivateAggregator(ServerAggregator):
         epsilons = [about["epsilon"] for about in self.server.summary()["silos"].values()]
         worst = "none holds" if not epsilons or None in epsilons else f"at most {max(epsilons):.4g}"
         LOG.info(
-            "dpfl: the run is over: %s after %d rounds. Epsilon: %s; privacy.md in each silo's folder, in %s, says more",
+            "dpfl: the run is over: %s after %d rounds. Epsilon: %s; see privacy.md in the folders of silos, in %s",
             self.server.status,
             self.server.rounds,
             worst,

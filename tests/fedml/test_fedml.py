@@ -24,6 +24,7 @@ from tests.adapters.reference import EXACT, NOISY, check_noise, scaffold
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(os.environ.get("DPFL_FEDML") or ROOT / ".venv-fedml") / "bin"
 HERE = Path(__file__).parent
+OFFLINE = ROOT / "examples" / "fedml_existing_project" / "offline"  # no phoning home, and a torchvision
 PATIENCE = 540.0  # for what takes a minute on a quiet machine
 needs_fedml = pytest.mark.skipif(
     not (BIN / "python").exists(), reason="FedML has no environment here: make it with launchers/env fedml"
@@ -95,7 +96,7 @@ class Project:
             **os.environ,
             "HOME": str(self.folder),
             "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": f"{HERE / 'offline'}{os.pathsep}{ROOT}",
+            "PYTHONPATH": f"{OFFLINE}{os.pathsep}{ROOT}",
             "DPFL_TEST_DRAW": draw,
             "OMPI_ALLOW_RUN_AS_ROOT": "1",
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -309,7 +310,7 @@ def test_silos_that_fedml_picks_keep_their_states_wherever_they_run(tmp_path, mo
 
 @pytest.mark.parametrize("name", ["inside.py", "theirs.py"])
 def test_where_fedml_can_be_imported(name):
-    path = f"{HERE / 'offline'}{os.pathsep}{ROOT}"
+    path = f"{OFFLINE}{os.pathsep}{ROOT}"
     command = [str(BIN / "python"), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "filterwarnings=default"]
     done = subprocess.run(
         [*command, f"--rootdir={ROOT}", name],
