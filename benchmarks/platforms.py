@@ -1,4 +1,4 @@
-"""`python -m benchmarks.platforms [--runs 3] [--no-tests]`: what the adapters cost; writes a part of docs/adapters.md.
+"""`python -m benchmarks.platforms [--runs 3]`: what the adapters cost; writes a part of docs/adapters.md.
 
 The example projects of Flower and FedML, as they were (`plain`), and with the lines of this package: without noise, and
 with differential privacy. Runs take turns; a round is timed by the platform's own server, from one to the next, so that
@@ -16,7 +16,6 @@ import shutil
 import signal
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -219,24 +218,9 @@ def lines_table() -> str:
     return table(["project", "lines that it gets", "lines that it loses"], rows)
 
 
-def tests_table() -> str:
-    """Wall-clock seconds of the adapters' tests, each folder by a process of its own."""
-    rows = []
-    for folder in ("tests/adapters", "tests/flower", "tests/fedml"):
-        began = time.perf_counter()
-        done = subprocess.run([sys.executable, "-m", "pytest", "-q", folder], cwd=ROOT, capture_output=True, text=True)
-        if done.returncode:
-            raise RuntimeError(f"{folder}: {done.stdout[-3000:]}")
-        rows.append(
-            [f"`{folder}`", f"{time.perf_counter() - began:.0f}", done.stdout.splitlines()[-1].split(" in ")[0]]
-        )
-    return table(["tests", "s", "result"], rows)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=3, help="of each variant (default: 3)")
-    parser.add_argument("--no-tests", action="store_true", help="leave the tests' times as they are")
     arguments = parser.parse_args()
     put("docs/adapters.md", "lines table", lines_table())
     known = facts()
@@ -246,8 +230,6 @@ def main() -> None:
         "rounds table",
         f"{rounds_table(arguments.runs)}\n\n{about}; runs of each: {arguments.runs}.",
     )
-    if not arguments.no_tests:
-        put("docs/adapters.md", "tests table", tests_table())
 
 
 if __name__ == "__main__":
