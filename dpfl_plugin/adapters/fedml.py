@@ -22,7 +22,7 @@ from dpfl_plugin.adapters.agreement import Agreement, agree
 from dpfl_plugin.adapters.message import HEADER, PROTOCOL, Message
 from dpfl_plugin.adapters.platforms import check_version, folder_from
 from dpfl_plugin.adapters.server import Server
-from dpfl_plugin.adapters.silo import Silo
+from dpfl_plugin.adapters.silo import Silo, failure
 from dpfl_plugin.errors import ConfigError, DpflError, MessageError, UnsupportedError
 from dpfl_plugin.gradients.base import Loss
 from dpfl_plugin.oracle import Draw
@@ -71,6 +71,8 @@ def private_runner(
     made = server_aggregator or create_server_aggregator(copy.deepcopy(model), args)
     aggregator = PrivateAggregator(made, args, agreement, folder)
     simulated = args.training_type == "simulation"
+    if not simulated:
+        _end_when_over()
     if simulated and args.backend == "sp":
         runner = FedMLRunner(args, device, equal, model)
         _take_over(runner.runner.fl_trainer, trainer, aggregator)
@@ -147,14 +149,17 @@ class PrivateTrainer(ClientTrainer):
         if asked.header.get("over"):
             self._answer = Message({"dpfl": PROTOCOL, "silo": found[0], "status": "over"})
             return
-        with Silo(
-            self._agreement, found[0], self._inner.model, train_data, folder, loss=self._loss, draw=self._draw
-        ) as silo:
-            try:
+        try:
+            with Silo(
+                self._agreement, found[0], self._inner.model, train_data, folder, loss=self._loss, draw=self._draw
+            ) as silo:
                 self._answer = silo.answer(asked)
-            except (DpflError, OSError) as error:
-                LOG.error("silo %d: %s", silo.id, error)
-                self._answer = silo.failure(asked)
+        except Exception as error:
+            if self.args.training_type == "simulation":
+                raise  # to whom it belongs
+            # A process that ends here would let FedML's server wait for ever; and the text stays here.
+            LOG.error("silo %d: %s", found[0], error, exc_info=not isinstance(error, DpflError | OSError))
+            self._answer = failure(self._agreement, found[0], asked)
 
     def test(self, test_data: Any, device: Any, args: Any) -> Any:
         return self._inner.test(test_data, device, args)
@@ -196,7 +201,19 @@ class PrivateAggregator(ServerAggregator):
         self._message = self.server.begin(list(everybody), expected=expected)
         if self._message is None:
             self._message = Message({"dpfl": PROTOCOL, "over": True}, {"model": self.server.model})
+            self._tell()
         self._agreement.write(self.server.model, self._inner.model)
+
+    def _tell(self) -> None:
+        epsilons = [about["epsilon"] for about in self.server.summary()["silos"].values()]
+        worst = "none holds" if not epsilons or None in epsilons else f"at most {max(epsilons):.4g}"
+        LOG.info(
+            "dpfl: the run is over: %s after %d rounds. Epsilon: %s; see privacy.md in the folders of silos, in %s",
+            self.server.status,
+            self.server.rounds,
+            worst,
+            self._folder,
+        )
 
     def collect(self, uploads: Iterable[Any]) -> Any:
         """Take the uploads of a round, one by one, and the algorithm's step; what to send next."""
@@ -247,6 +264,24 @@ def _take_over(trainer: Any, silos: PrivateTrainer, server: PrivateAggregator) -
         return following
 
     trainer._aggregate = aggregate
+
+
+def _end_when_over() -> None:
+    """A silo counts FedML's rounds from its own start; one that was started again would go on when all others end."""
+    from fedml.cross_silo.client.fedml_client_master_manager import ClientMasterManager, MyMessage
+
+    receive = ClientMasterManager.handle_message_receive_model_from_server
+    if getattr(receive, "_ends", False):
+        return
+
+    def handle(self: Any, message: Any) -> None:
+        sent = message.get(MyMessage.MSG_ARG_KEY_MODEL_PARAMS)
+        if HEADER in sent and Message.from_tensors(sent).header.get("over"):
+            self.round_idx = self.num_rounds
+        receive(self, message)
+
+    handle._ends = True  # type: ignore[attr-defined]
+    ClientMasterManager.handle_message_receive_model_from_server = handle
 
 
 def _collect_over_mpi() -> None:

@@ -22,7 +22,7 @@ from dpfl_plugin.adapters.agreement import Agreement, agree
 from dpfl_plugin.adapters.message import Message as Carried
 from dpfl_plugin.adapters.platforms import check_version, folder_from, nested
 from dpfl_plugin.adapters.server import Server
-from dpfl_plugin.adapters.silo import Silo
+from dpfl_plugin.adapters.silo import Silo, failure
 from dpfl_plugin.errors import ConfigError, DpflError, LedgerError, MessageError, UnsupportedError
 from dpfl_plugin.gradients.base import Loss
 from dpfl_plugin.oracle import Draw
@@ -103,14 +103,14 @@ def private_client_app(
         made, asked = model(), _read(message.content)
         agreement, id, folder = agreement_of(context, made), _silo_id(context), _silo_folder(context)
         bits = None if draw is None else draw(context)
-        with Silo(agreement, id, made, records(context), folder, loss=loss, draw=bits) as silo:
-            _check_head(silo, context)
-            try:
+        try:
+            with Silo(agreement, id, made, records(context), folder, loss=loss, draw=bits) as silo:
+                _check_head(silo, context)
                 answer = silo.answer(asked)
-            except (DpflError, OSError) as error:
-                LOG.error("dpfl: silo %d: %s", silo.id, error)
-                answer = silo.failure(asked)
-            context.state[TABLE] = ConfigRecord({"ledger_head": silo.ledger_head})
+                context.state[TABLE] = ConfigRecord({"ledger_head": silo.ledger_head})
+        except Exception as error:  # Flower would send its text to the server, and it may tell of records
+            LOG.error("dpfl: silo %d: %s", id, error, exc_info=not isinstance(error, DpflError | OSError))
+            answer = failure(agreement, id, asked)
         return Message(_written(answer), reply_to=message)
 
     return app
@@ -171,8 +171,10 @@ class PrivateStrategy(Strategy):
         return self._server
 
     def summary(self) -> None:
-        config = self._agreement.config
-        LOG.info("\t├──> dpfl: %s, %d silos, %s", config.algorithm.name, self._agreement.num_silos, config.privacy)
+        config, privacy = self._agreement.config, self._agreement.config.privacy
+        noise = f"noise {privacy.noise_multiplier:g}" if privacy.epsilon is None else f"epsilon {privacy.epsilon:g}"
+        what = (config.algorithm.name, self._agreement.num_silos, noise, privacy.delta, privacy.unit)
+        LOG.info("\t├──> dpfl: %s, %d silos, %s, delta %g, unit %s", *what)
         self._inner.summary()
 
     def configure_train(

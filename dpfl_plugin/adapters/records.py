@@ -8,14 +8,17 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from dpfl_plugin.data.base import Silo
 from dpfl_plugin.errors import DataError, UnsupportedError
 
 
-def silo_of(data: Any) -> Silo:
+def silo_of(data: Any, model: nn.Module) -> Silo:
     """A silo's training records, each once and in a fixed order.
+
+    Features become floats, except where they are integers and the model takes integers: then they are word numbers,
+    for an Embedding, and stay int64.
 
     Args:
         data: a ``DataLoader`` (of which only the data set is used: batches are drawn here), a data set of pairs
@@ -23,7 +26,7 @@ def silo_of(data: Any) -> Silo:
             may be random: shares of the records are cut from their order.
 
     Raises:
-        DataError: it holds no records, or they are not alike.
+        DataError: it holds no records, they are not alike, or the model has no such word.
         UnsupportedError: labels are no classes, or features no numbers.
     """
     features, labels = _pair(data)
@@ -37,10 +40,40 @@ def silo_of(data: Any) -> Silo:
     y = labels.detach().cpu().numpy().reshape(-1).astype(np.int64)
     if len(x) != len(y):
         raise DataError(f"{len(x)} rows of features, but {len(y)} labels.")
-    x = np.ascontiguousarray(x.astype(np.float32) if x.dtype not in (np.float32, np.float64) else x)
+    x = np.ascontiguousarray(_numbers(x, model))
     if not np.isfinite(x).all():
         raise DataError("a feature is not finite. Remove the record, or fill the value in.")
     return Silo(x, y, x[:0], y[:0])
+
+
+def _numbers(x: NDArray[Any], model: nn.Module) -> NDArray[Any]:
+    """As float32, float64 or int64; nothing is rounded that is not rounded by the model's own number format."""
+    if x.dtype in (np.float32, np.float64):
+        return x
+    if x.dtype.kind != "i":
+        return x.astype(np.float32)  # bytes, halves
+    x = x.astype(np.int64)
+    if _fails(model, np.zeros_like(x[:2])):
+        return x.astype(np.float64)
+    least, most = x.min(axis=0), x.max(axis=0)
+    why = _fails(model, np.stack([least, most]))
+    if why:
+        raise DataError(
+            f"features are integers, from {least.min()} to {most.max()}, which the model takes as they are; and it "
+            f"fails on the least or the greatest of them ({why}). Is its Embedding large enough?"
+        )
+    return x
+
+
+def _fails(model: nn.Module, x: NDArray[Any]) -> str:
+    """The error that the model raises for records; empty if it raises none."""
+    device = next((parameter.device for parameter in model.parameters()), None)
+    try:
+        with torch.no_grad():
+            model(torch.from_numpy(x).to(device))
+    except Exception as error:  # a stranger's model may fail in any way
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 def _pair(data: Any) -> tuple[Tensor, Tensor]:

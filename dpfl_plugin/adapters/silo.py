@@ -73,6 +73,17 @@ class _Kept:
     upload: Vectors | None = None
 
 
+def failure(agreement: Agreement, id: int, message: Message) -> Message:
+    """The answer of a silo that could not answer, or not even begin; see `Silo.failure`."""
+    round, tag = message.header.get("round"), message.header.get("tag")
+    sane = type(round) is int and isinstance(tag, str)
+    return Message({**_facts(agreement, id, round if sane else 0, tag if sane else ""), "status": "failed"})
+
+
+def _facts(agreement: Agreement, id: int, round: Any, tag: Any) -> dict[str, Any]:
+    return {"dpfl": PROTOCOL, "run": agreement.run, "round": round, "tag": tag, "silo": id}
+
+
 class Silo:
     """Answers what the server sends.
 
@@ -115,7 +126,8 @@ class Silo:
             self._stack = stack.pop_all()
 
     def _open(self, model: nn.Module, records: Any, loss: Loss | None, stack: contextlib.ExitStack) -> None:
-        agreement, mine = self._agreement, silo_of(records)
+        agreement, model = self._agreement, copy.deepcopy(model).eval()
+        mine = silo_of(records, model)
         require(
             (agreement.setting.num_records or 0) <= len(mine.train_y),
             "num_records",
@@ -139,7 +151,7 @@ class Silo:
             Path(),
             None if known is None else known["noise_multiplier"],
             hold=lambda config, base: Holding(survey, {self.id: mine}),
-            module=copy.deepcopy(model),
+            module=model,
             loss=loss,
         )
         self._host, self._rules, self._accountant = parts.host, parts.rules, parts.accountant
@@ -239,13 +251,10 @@ class Silo:
 
     def failure(self, message: Message) -> Message:
         """What to answer where `answer` raised: that there is nothing. Why stays here, as it may tell of records."""
-        round, tag = message.header.get("round"), message.header.get("tag")
-        sane = type(round) is int and isinstance(tag, str)
-        return self._answer(round if sane else 0, tag if sane else "", "failed")  # type: ignore[arg-type]
+        return failure(self._agreement, self.id, message)
 
     def _answer(self, round: int, tag: str, status: str, **more: Any) -> Message:
-        facts = {"dpfl": PROTOCOL, "run": self._agreement.run, "round": round, "tag": tag, "silo": self.id}
-        return Message({**facts, "status": status, **more})
+        return Message({**_facts(self._agreement, self.id, round, tag), "status": status, **more})
 
     def _check(self, message: Message) -> tuple[int, str, str | None]:
         """(round, tag, the tag of this silo's last upload that counted) of a message that is in order."""

@@ -50,7 +50,10 @@ class Ownership:
 
 @dataclass(slots=True)
 class Silo:
-    """The records of one silo: train_x [n, *shape], train_y [n], test_x [t, *shape], test_y [t]."""
+    """The records of one silo: train_x [n, *shape], train_y [n], test_x [t, *shape], test_y [t].
+
+    Features are floats; int64 where a platform's project has a model that takes them so (an Embedding).
+    """
 
     train_x: Features
     train_y: Integers

@@ -43,11 +43,12 @@ def build_model(block: Mapping[str, Any], feature_shape: tuple[int, ...], num_cl
     return model
 
 
-def check_model(model: nn.Module, feature_shape: tuple[int, ...]) -> None:
+def check_model(model: nn.Module, feature_shape: tuple[int, ...], *, words: bool = False) -> None:
     """Refuse a model that somebody else built, as `build_model` refuses its own.
 
     Args:
         model: in eval mode, on the CPU or wherever its parameters are; float32 or float64.
+        words: features are int64, as for an Embedding.
 
     Raises:
         UnsupportedError: it mixes records, is random, or shares parameters.
@@ -55,7 +56,7 @@ def check_model(model: nn.Module, feature_shape: tuple[int, ...]) -> None:
     """
     name = type(model).__name__
     _check_layers(model, name)
-    _check_trial(model, name, feature_shape, None)
+    _check_trial(model, name, feature_shape, None, words)
     _check_parameters(model, name, (torch.float32, torch.float64))
 
 
@@ -85,11 +86,15 @@ def _check_layers(model: nn.Module, name: str) -> None:
             )
 
 
-def _check_trial(model: nn.Module, name: str, feature_shape: tuple[int, ...], num_classes: int | None) -> None:
+def _check_trial(
+    model: nn.Module, name: str, feature_shape: tuple[int, ...], num_classes: int | None, words: bool = False
+) -> None:
     # Random numbers, not zeros: with equal records one would not see that the model mixes them.
-    x = torch.randn((TRIAL_RECORDS, *feature_shape), generator=torch.Generator().manual_seed(0))
+    rng, shape = torch.Generator().manual_seed(0), (TRIAL_RECORDS, *feature_shape)
+    x = torch.randint(0, 2, shape, generator=rng) if words else torch.randn(shape, generator=rng)
     if num_classes is None:
-        x = x.to(next(model.parameters(), x))
+        like = next(model.parameters(), x)
+        x = x.to(like.device, x.dtype if words else like.dtype)
     try:
         with torch.no_grad():
             first, again, alone = model(x), model(x), model(x[:1])
@@ -98,16 +103,16 @@ def _check_trial(model: nn.Module, name: str, feature_shape: tuple[int, ...], nu
             f"model {name!r} fails on features of shape {tuple(x.shape)}: {type(error).__name__}: {error}."
         ) from error
     allowed = [(TRIAL_RECORDS, num_classes)] + ([(TRIAL_RECORDS, 1), (TRIAL_RECORDS,)] if num_classes == 2 else [])
-    shape = tuple(first.shape) if isinstance(first, Tensor) else type(first).__name__
+    found = tuple(first.shape) if isinstance(first, Tensor) else type(first).__name__
     if num_classes is None:
         if not isinstance(first, Tensor) or first.dim() not in (1, 2) or first.shape[0] != TRIAL_RECORDS:
             raise PluginError(
-                f"model {name!r} maps features {tuple(x.shape)} to {shape}; it must be one row of outputs, or one "
+                f"model {name!r} maps features {tuple(x.shape)} to {found}; it must be one row of outputs, or one "
                 "number, for each record."
             )
-    elif shape not in allowed:
+    elif found not in allowed:
         raise PluginError(
-            f"model {name!r} maps features {tuple(x.shape)} to {shape}; "
+            f"model {name!r} maps features {tuple(x.shape)} to {found}; "
             f"for {num_classes} classes it must be {' or '.join(map(str, allowed))}."
         )
     if not bool(torch.isfinite(first).all()):

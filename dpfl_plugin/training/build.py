@@ -245,14 +245,15 @@ def _module(
     config: Config, holding: Holding, given: torch.nn.Module | None = None
 ) -> tuple[torch.nn.Module, torch.Tensor]:
     """The model, ``given`` or that of the configuration, and two records of zeros for it."""
-    known = holding.survey
+    known, words = holding.survey, any(silo.train_x.dtype.kind == "i" for silo in holding.silos.values())
     dtype, device = getattr(torch, config.runtime.dtype), _device(holding.device or config.runtime.device)
     if given is None:
         module = build_model(_model_block(config.model), known.feature_shape, known.num_classes, config.seed)
     else:
         module = given.eval()
-        check_model(module, known.feature_shape)
-    return module.to(device=device, dtype=dtype), torch.zeros(2, *known.feature_shape, dtype=dtype, device=device)
+        check_model(module, known.feature_shape, words=words)
+    trial = torch.zeros(2, *known.feature_shape, dtype=torch.int64 if words else dtype, device=device)
+    return module.to(device=device, dtype=dtype), trial
 
 
 def _records_of(holding: Holding, like: torch.Tensor) -> tuple[dict[int, Records], dict[int, Records]]:

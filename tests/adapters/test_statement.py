@@ -15,7 +15,7 @@ from dpfl_plugin.errors import DataError, UnsupportedError
 from dpfl_plugin.privacy.accountants import PLD
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.views import server_view
-from tests.adapters.federation import NOISY, block, loop
+from tests.adapters.federation import NOISY, block, draws, loop
 from tests.adapters.test_faults import begin, module, records
 from tests.cli.command import dpfl
 
@@ -90,16 +90,17 @@ def test_a_loader_gives_every_record_once_and_in_order_however_it_shuffles():
     x, y = torch.arange(33.0).reshape(11, 3), torch.arange(11) % 4
     data = TensorDataset(x, y)
     batches = [(x[:4], y[:4]), (x[4:8], y[4:8]), (x[8:], y[8:])]
-    alike(
-        silo_of((x, y)),
-        silo_of((x.numpy(), y.numpy())),
-        silo_of(data),
-        silo_of(DataLoader(data, batch_size=4, shuffle=True, drop_last=True)),
-        silo_of(batches),
-        silo_of(iter(batches)),
-        silo_of(DataLoader(batches, batch_size=None)),
-        silo_of([(x.int()[:5], y.int()[:5]), (x.int()[5:], y.int()[5:])]),
-    )
+    given = [
+        (x, y),
+        (x.numpy(), y.numpy()),
+        data,
+        DataLoader(data, batch_size=4, shuffle=True, drop_last=True),
+        batches,
+        iter(batches),
+        DataLoader(batches, batch_size=None),
+        [(x.int()[:5], y.int()[:5]), (x.int()[5:], y.int()[5:])],
+    ]
+    alike(*(silo_of(one, torch.nn.Linear(3, 4)) for one in given))
 
 
 @pytest.mark.parametrize(
@@ -116,7 +117,54 @@ def test_a_loader_gives_every_record_once_and_in_order_however_it_shuffles():
 )
 def test_what_is_no_training_data_is_refused(data, error, why):
     with pytest.raises(error, match=why):
-        silo_of(data)
+        silo_of(data, torch.nn.Linear(2, 3))
+
+
+class Words(torch.nn.Module):
+    """A bag of words: an Embedding, its mean over a record, a Linear layer; ``cast`` for a project that has floats."""
+
+    def __init__(self, cast: bool) -> None:
+        super().__init__()
+        self.table, self.head, self.cast = torch.nn.Embedding(12, 4), torch.nn.Linear(4, 3), cast
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.copy_(torch.linspace(-1, 1, parameter.numel()).reshape(parameter.shape))
+        self.double()
+
+    def forward(self, x):
+        assert self.cast or x.dtype == torch.int64
+        return self.head(self.table(x.abs().long() if self.cast else x).mean(dim=1))
+
+
+@pytest.mark.parametrize("kind", [torch.int64, torch.int32])
+def test_word_numbers_stay_integers_for_a_model_that_takes_them(tmp_path, kind):
+    """The same bits, and the same charges, as by a model that makes integers of floats itself."""
+    rng = torch.Generator().manual_seed(0)
+    words = {i: torch.randint(0, 12, (20 + i, 6), generator=rng) for i in range(2)}
+    labels = {i: torch.arange(20 + i) % 3 for i in range(2)}
+    with (
+        loop(
+            tmp_path / "a", block(), Words(False), {i: (words[i].to(kind), labels[i]) for i in words}, draws(1, "x")
+        ) as a,
+        loop(
+            tmp_path / "b", block(), Words(True), {i: (words[i].double(), labels[i]) for i in words}, draws(1, "x")
+        ) as b,
+    ):
+        first = a.server.model.clone()
+        assert torch.equal(a.run(), b.run()) and not torch.equal(a.server.model, first)
+        assert a.charges() == b.charges()
+
+
+def test_a_word_that_the_model_does_not_have_is_refused_and_other_integers_become_floats():
+    x, y = torch.tensor([[0, 11], [3, 5]]), torch.zeros(2).long()
+    assert silo_of((x, y), Words(False)).train_x.dtype == np.int64
+    for wrong in (12, -1):
+        with pytest.raises(DataError, match=r"from -?\d+ to 1\d, .* Is its Embedding large enough\?"):
+            silo_of((torch.where(x == 5, wrong, x), y), Words(False))
+    large = 2**40 + torch.arange(4).reshape(2, 2)  # float32 would round it
+    found = silo_of((large, y), torch.nn.Linear(2, 3).double()).train_x
+    assert found.dtype == np.float64 and np.array_equal(found, large.numpy())
+    assert silo_of((x.to(torch.uint8), y), torch.nn.Linear(2, 3)).train_x.dtype == np.float32
 
 
 def test_a_loss_of_the_projects_own(tmp_path):

@@ -1,5 +1,6 @@
 """Runs in FedML's own environment (see test_fedml.py): what the adapter refuses, and what it makes of bad uploads."""
 
+import re
 from collections import OrderedDict
 from types import SimpleNamespace
 
@@ -98,6 +99,30 @@ def test_bad_uploads_are_refused_by_name_and_the_round_goes_on(tmp_path, caplog)
     assert "holds no dpfl.header" in caplog.text
 
 
+BAD = {
+    "NaN": (lambda up, kept: {**up, "model": up["model"] * float("nan")}, "not finite"),
+    "too long": (lambda up, kept: {**up, "model": torch.zeros(10**6).double()}, r"model is float64\[1000000\], where"),
+    "one more": (lambda up, kept: {**up, "more": up["model"]}, "control, model, more, where"),
+    "a replay": (lambda up, kept: kept, r"was sent before \(a replay\)"),
+}
+
+
+@pytest.mark.parametrize(("spoil", "why"), BAD.values(), ids=BAD)
+def test_a_bad_upload_is_refused_by_name_and_the_round_goes_on_without_it(tmp_path, spoil, why):
+    """Two of three silos are what the model becomes."""
+    server, trainers, loaders = federation(tmp_path)
+    kept = a_round(server, trainers, loaders, server.get_model_params())
+    uploads = a_round(server, trainers, loaders, server.collect(kept))
+    good = torch.stack([uploads[0]["model"], uploads[2]["model"]]).mean(0)
+    uploads[1] = OrderedDict(spoil(uploads[1], kept[1]))
+    before = server.server.model.clone()
+    server.collect(uploads)
+    assert server.server.rounds == 2
+    (refused,) = server.server.summary()["refused"]
+    assert (refused["round"], refused["silo"]) == (2, 1) and re.search(why, refused["why"])
+    torch.testing.assert_close(server.server.model - before, good, rtol=0, atol=1e-14)
+
+
 def test_rounds_of_fedml_beyond_the_agreed_ones_train_nothing(tmp_path):
     server, trainers, loaders = federation(tmp_path)
     sent = server.get_model_params()
@@ -146,44 +171,3 @@ def test_settings_that_would_not_be_private_are_refused(tmp_path):
 def test_another_version_is_refused():
     with pytest.raises(UnsupportedError, match=r"fedml 0\.9\.6 is not known here: this adapter was tested with 1\.0"):
         check_version("fedml", ("1.0",))
-
-
-def test_what_becomes_of_a_silos_control_variate_in_fedmls_own_scaffold_and_in_ours(tmp_path):
-    """docs/fedml.md: 0.9.6 computes c_i anew and does not keep it; ours is the mean gradient of the round, and kept."""
-    from fedml.simulation.sp.scaffold.client import Client
-
-    model = nn.Linear(4, 3)
-
-    class OneStep:
-        def __init__(self):
-            self.model = model
-
-        def set_id(self, id):
-            pass
-
-        def set_model_params(self, parameters):
-            model.load_state_dict(parameters)
-
-        def get_model_params(self):
-            return {name: value.clone() for name, value in model.state_dict().items()}
-
-        def train(self, data, device, args, c, c_i):
-            with torch.no_grad():
-                for parameter in model.parameters():
-                    parameter -= 0.1
-            return 1
-
-    theirs = Client(0, None, None, 1, SimpleNamespace(learning_rate=0.1), "cpu", OneStep())
-    zero = {name: torch.zeros_like(value) for name, value in model.state_dict().items()}
-    _, change = theirs.train({name: value.clone() for name, value in model.state_dict().items()}, zero)
-    assert all(torch.allclose(value, torch.ones_like(value)) for value in change.values())  # it is sent
-    assert all(float(value.abs().sum()) == 0 for value in theirs.c_model_local.state_dict().values())  # and forgotten
-
-    server, trainers, loaders = federation(tmp_path)
-    following = server.collect(a_round(server, trainers, loaders, server.get_model_params()))
-    a_round(server, trainers, loaders, following)  # the silo learns that its upload counted
-    from safetensors.torch import load_file
-
-    kept = [load_file(tmp_path / f"silo-{i}" / "state.safetensors")["states/control"][0] for i in range(3)]
-    assert float(kept[0].abs().sum()) > 0
-    torch.testing.assert_close(following["control"], torch.stack(kept).mean(0), rtol=0, atol=1e-14)

@@ -19,18 +19,17 @@ from safetensors.torch import load_file
 from dpfl_plugin.adapters import Server, Silo, agree
 from dpfl_plugin.privacy.ledger import Ledger
 from tests.adapters.federation import draws
+from tests.adapters.reference import EXACT, NOISY, check_noise, scaffold
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(os.environ.get("DPFL_FEDML") or ROOT / ".venv-fedml") / "bin"
 HERE = Path(__file__).parent
+OFFLINE = ROOT / "examples" / "fedml_existing_project" / "offline"  # no phoning home, and a torchvision
 PATIENCE = 540.0  # for what takes a minute on a quiet machine
-pytestmark = [
-    pytest.mark.fedml,
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        not (BIN / "python").exists(), reason="FedML has no environment here: make it with launchers/env fedml"
-    ),
-]
+needs_fedml = pytest.mark.skipif(
+    not (BIN / "python").exists(), reason="FedML has no environment here: make it with launchers/env fedml"
+)
+pytestmark = [pytest.mark.fedml, pytest.mark.slow, needs_fedml]
 SETTINGS = {
     "rounds": 4,
     "seed": 5,
@@ -92,16 +91,17 @@ class Project:
         }
         (folder / "fedml_config.yaml").write_text(yaml.safe_dump(sections, sort_keys=False))
 
-    def start(self, *command, draw="same"):
+    def start(self, *command, draw="same", **more):
         environment = {
             **os.environ,
             "HOME": str(self.folder),
             "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": f"{HERE / 'offline'}{os.pathsep}{ROOT}",
+            "PYTHONPATH": f"{OFFLINE}{os.pathsep}{ROOT}",
             "DPFL_TEST_DRAW": draw,
             "OMPI_ALLOW_RUN_AS_ROOT": "1",
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
             "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+            **more,
         }
         with (self.folder / f"log-{len(self.started)}").open("wb") as log:
             one = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
@@ -120,12 +120,18 @@ class Project:
             ranks = [str(BIN / "mpirun"), "--bind-to", "none", "-n", "4"]
             self.wait([self.start(*ranks, python, "-m", "mpi4py", *main)])
         else:
-            run = ["--run_id", "7"]
-            server = self.start(python, *main, "--rank", "0", "--role", "server", *run)
-            self.until(lambda: listens(self.port) or server.poll() is not None)
-            for rank in (1, 2, 3):
-                self.start(python, *main, "--rank", str(rank), "--role", "client", *run)
-            self.wait(self.started)
+            self.wait(self.processes())
+
+    def processes(self, **signals):
+        """Of cross-silo GRPC: the server, and the silos of ranks 1 to 3; ``signals`` by rank, see app/main.py."""
+        server = self.process(0)
+        self.until(lambda: listens(self.port) or server.poll() is not None)
+        return [server, *(self.process(rank, DPFL_TEST_SIGNAL=signals.get(f"rank_{rank}", "")) for rank in (1, 2, 3))]
+
+    def process(self, rank, **more):
+        role = ["--rank", str(rank), "--role", "client" if rank else "server", "--run_id", "7"]
+        main = str(HERE / "app" / "main.py")
+        return self.start(str(BIN / "python"), main, "--cf", str(self.config), *role, **more)
 
     def wait(self, running):
         self.until(lambda: all(one.poll() is not None for one in running))
@@ -140,8 +146,8 @@ class Project:
     def said(self):
         return "\n".join(path.read_text(errors="replace")[-3000:] for path in sorted(self.folder.glob("log-*")))
 
-    def end(self):
-        for one in self.started:
+    def end(self, *running):
+        for one in running or self.started:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(one.pid, signal.SIGKILL)
             one.wait()
@@ -165,6 +171,7 @@ def make_model(kind):
     layers = {
         "linear": lambda: torch.nn.Linear(4, 3),
         "mlp": lambda: torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3)),
+        "wide": lambda: torch.nn.Sequential(torch.nn.Linear(4, 5000), torch.nn.Tanh(), torch.nn.Linear(5000, 3)),
     }
     model = layers[kind]().double()
     with torch.no_grad():
@@ -173,14 +180,17 @@ def make_model(kind):
     return model
 
 
+def data_of(folder):
+    found = [np.load(folder / "data" / f"{silo}.npz") for silo in range(3)]
+    return [(torch.from_numpy(one["x"]), torch.from_numpy(one["y"])) for one in found]
+
+
 def plain_loop(folder, kind, asked=lambda round: [0, 1, 2]):
     """The same by a loop, in this process."""
     model = make_model(kind)
     agreement = agree(SETTINGS, num_silos=3, model=model)
     server, silos = Server(agreement, model), []
-    for silo in range(3):
-        with np.load(folder / "data" / f"{silo}.npz") as found:
-            data = torch.from_numpy(found["x"]), torch.from_numpy(found["y"])
+    for silo, data in enumerate(data_of(folder)):
         silos.append(Silo(agreement, silo, model, data, folder / "loop" / str(silo), draw=draws(5, "same")))
     for round in range(4):
         message = server.begin(asked(round))
@@ -219,6 +229,70 @@ def test_fedml_gives_the_result_of_a_plain_loop(tmp_path, mode):
         assert {charge.silo for charge in charges} == {silo} and len(charges) == 4
 
 
+def test_without_noise_fedml_computes_the_scaffold_of_the_paper(tmp_path):
+    with project(tmp_path, "simulation", "sp", "mlp", privacy=EXACT) as made:
+        made.run("sp")
+    expected = scaffold(make_model("mlp"), data_of(tmp_path), rounds=4, local_steps=3, local_lr=0.5)
+    torch.testing.assert_close(final_model(tmp_path), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.statistical
+def test_the_noise_in_fedml_is_that_of_the_settings(tmp_path):
+    """See `tests.adapters.reference.check_noise`."""
+    one = {"rounds": 1, "algorithm": {"name": "scaffold", "local_steps": 1, "local_lr": 0.5}}
+    with project(tmp_path, "simulation", "sp", "wide", privacy=NOISY, **one) as made:
+        made.wait([made.start(str(BIN / "python"), str(HERE / "app" / "main.py"), "--cf", str(made.config), draw="")])
+    check_noise(final_model(tmp_path), make_model("wide"), data_of(tmp_path))
+
+
+def summary_of(folder):
+    path = folder / "silos" / "server" / "summary.json"
+    return json.loads(path.read_text()) if path.exists() else {"rounds": 0}
+
+
+def charges_of(folder, silo):
+    return list(Ledger.open(folder / "silos" / f"silo-{silo}" / "ledger.jsonl", append=False))
+
+
+def test_silos_that_are_killed_are_waited_for_and_go_on_from_their_folders(tmp_path):
+    """One before its training, one when its answer is charged and kept but not sent: that one is sent, at no cost."""
+    with project(tmp_path, "cross_silo", "GRPC") as made:
+        server, *silos = made.processes(rank_2="1 asked SIGKILL", rank_3="2 answered SIGKILL")
+        for rank, rounds, charged in ((2, 1, 1), (3, 2, 3)):
+            made.until(lambda rank=rank: silos[rank - 1].poll() is not None or server.poll() is not None)
+            assert (silos[rank - 1].returncode, server.poll()) == (-signal.SIGKILL, None), made.said()
+            assert summary_of(tmp_path)["rounds"] == rounds
+            assert len(charges_of(tmp_path, rank - 1)) == charged
+            silos[rank - 1] = made.process(rank)
+        made.wait([server, *silos])
+    summary = summary_of(tmp_path)
+    assert (summary["status"], summary["rounds"], summary["refused"]) == ("done", 4, [])
+    torch.testing.assert_close(final_model(tmp_path), plain_loop(tmp_path, "linear"), rtol=0, atol=1e-12)
+    assert [len(charges_of(tmp_path, silo)) for silo in range(3)] == [4, 4, 4]
+
+
+def test_a_silo_that_is_gone_when_the_server_sends_ends_the_server_and_the_job_goes_on_when_all_are_started_again(
+    tmp_path,
+):
+    """As of 0.9.6: the server meets with UNAVAILABLE, and ends; the other silos wait."""
+    with project(tmp_path, "cross_silo", "GRPC") as made:
+        server, *silos = running = made.processes(rank_3="1 asked SIGSTOP")
+        log = tmp_path / "log-0"
+        made.until(lambda: log.read_text(errors="replace").count("add_model. index = 0") == 2)
+        made.end(silos[0])
+        silos[2].send_signal(signal.SIGCONT)
+        made.until(lambda: server.poll() is not None)
+        assert server.returncode == 1 and "StatusCode.UNAVAILABLE" in log.read_text(errors="replace")
+        assert [one.poll() for one in silos[1:]] == [None, None]
+        made.end(*running)
+        assert summary_of(tmp_path)["rounds"] == 2
+        made.wait(made.processes())
+    assert (summary_of(tmp_path)["status"], summary_of(tmp_path)["rounds"]) == ("done", 4)
+    torch.testing.assert_close(final_model(tmp_path), plain_loop(tmp_path, "linear"), rtol=0, atol=1e-12)
+    for silo in range(3):  # what was released in the round that was cut is charged as well
+        assert {charge.round for charge in charges_of(tmp_path, silo)} == {0, 1, 2, 3}
+
+
 def sampled(round):
     return sorted(np.random.RandomState(round).choice(range(3), 2, replace=False).tolist())
 
@@ -234,12 +308,12 @@ def test_silos_that_fedml_picks_keep_their_states_wherever_they_run(tmp_path, mo
     torch.testing.assert_close(final_model(tmp_path), plain_loop(tmp_path, "linear", sampled), rtol=0, atol=1e-12)
 
 
-def test_inside():
-    """The tests of `inside.py`, where FedML can be imported."""
-    path = f"{HERE / 'offline'}{os.pathsep}{ROOT}"
+@pytest.mark.parametrize("name", ["inside.py", "theirs.py"])
+def test_where_fedml_can_be_imported(name):
+    path = f"{OFFLINE}{os.pathsep}{ROOT}"
     command = [str(BIN / "python"), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "filterwarnings=default"]
     done = subprocess.run(
-        [*command, f"--rootdir={ROOT}", "inside.py"],
+        [*command, f"--rootdir={ROOT}", name],
         cwd=HERE,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
         capture_output=True,

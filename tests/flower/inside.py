@@ -1,5 +1,6 @@
 """Runs in Flower's own environment (see test_flower.py): the adapter on a grid that is a loop."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -140,28 +141,73 @@ def test_a_node_that_leaves_comes_back_as_another_node(tmp_path):
     assert {s: about["rounds"] for s, about in strategy.server.summary()["silos"].items()} == {"0": 4, "1": 3, "2": 4}
 
 
-def test_errors_and_bad_replies_are_left_out_by_name_and_the_round_goes_on(tmp_path, caplog):
-    grid = Grid(tmp_path, app_of("same"))
-
-    def change(silo, reply):
-        if silo == 2 and strategy_rounds[0] == 1:
-            record = reply.content["dpfl"].to_torch_state_dict()
-            record["model"][0] = float("nan")
-            reply.content["dpfl"] = ArrayRecord(record)
-        if silo == 2 and strategy_rounds[0] == 2:
-            reply.content.pop("dpfl")
-        strategy_rounds[1] += 1
-        strategy_rounds[0] += strategy_rounds[1] % 3 == 0
+def spoilt(change):
+    def changed(reply, kept):
+        record = dict(reply.content["dpfl"].to_torch_state_dict())
+        reply.content["dpfl"] = ArrayRecord(change(record))
         return reply
 
-    strategy_rounds = [0, 0]
+    return changed
+
+
+def without_a_record(reply, kept):
+    reply.content.pop("dpfl")
+    return reply
+
+
+def replayed(reply, kept):
+    reply.content["dpfl"] = kept
+    return reply
+
+
+BAD = {
+    "NaN": (spoilt(lambda v: {**v, "model": v["model"] * float("nan")}), "not finite"),
+    "too long": (spoilt(lambda v: {**v, "model": torch.zeros(10**6).double()}), r"model is float64\[1000000\], where"),
+    "a header that is none": (spoilt(lambda v: {**v, "dpfl.header": torch.zeros(9).byte()}), "header is no JSON"),
+    "no header": (spoilt(lambda v: {"model": v["model"]}), "holds no dpfl.header"),
+    "nothing": (without_a_record, "holds no ArrayRecord"),
+    "a replay": (replayed, r"was sent before \(a replay\)"),
+}
+
+
+@pytest.mark.parametrize(("spoil", "why"), BAD.values(), ids=BAD)
+def test_a_bad_reply_is_refused_by_name_and_the_round_goes_on_without_it(tmp_path, caplog, spoil, why):
+    grid, seen, kept = Grid(tmp_path, app_of("same")), [], []
+
+    def change(silo, reply):
+        seen.append(silo)
+        if seen.count(2) == 1 and silo == 2:
+            kept.append(reply.content["dpfl"])
+        return spoil(reply, kept[0]) if silo == 2 and seen.count(2) == 3 else reply
+
     grid.change = change
     strategy, _ = run(tmp_path, grid)
-    refused = strategy.server.summary()["refused"]
-    assert [(r["round"], r["silo"]) for r in refused] == [(2, 2), (3, 2)]
-    assert "not finite" in refused[0]["why"] and "holds no ArrayRecord" in refused[1]["why"]
-    expected = plain_loop(tmp_path, "same", lost=lambda round, silo: silo == 2 and round in (1, 2))
+    (refused,) = strategy.server.summary()["refused"]
+    assert (refused["round"], refused["silo"]) == (3, 2) and re.search(why, refused["why"])
+    expected = plain_loop(tmp_path, "same", lost=lambda round, silo: silo == 2 and round == 2)
     assert torch.equal(strategy.server.model, expected)
+
+
+def test_what_went_wrong_at_a_silo_stays_there(tmp_path, caplog):
+    """Flower would send the text of an error to the server; it may tell of records."""
+    broken = [False]
+
+    def records_of(context):
+        assert not (broken[0] and context.node_config["partition-id"] == 1), "the record of Jane Doe"
+        return data(context.node_config["partition-id"])
+
+    app = private_client_app(lambda: make_model("linear"), records_of)
+    grid, replies = Grid(tmp_path, app), []
+    grid.change = lambda silo, reply: replies.append((silo, reply)) or reply
+    strategy, _ = run(tmp_path, grid, rounds=1)
+    broken[0] = True
+    strategy.start(grid=grid, initial_arrays=strategy._arrays(), num_rounds=1)
+    (refused,) = strategy.server.summary()["refused"]
+    assert refused["silo"] == 1 and "the silo met with an error" in refused["why"]
+    assert "Jane Doe" in caplog.text  # at the silo
+    silo, reply = replies[-2]
+    assert silo == 1 and not reply.has_error() and "Jane" not in str(reply.content)
+    assert strategy.server.rounds == 2
 
 
 def test_a_round_that_does_not_count_is_asked_again_within_flowers_round(tmp_path):

@@ -1,6 +1,7 @@
 """A project in FedML, as the tests run it: python main.py --cf fedml_config.yaml --rank R --role server|client."""
 
 import os
+import signal
 from pathlib import Path
 
 import fedml
@@ -10,12 +11,13 @@ from fedml.core import mlops
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from dpfl_plugin.adapters.fedml import private_runner
+from dpfl_plugin.adapters.fedml import PrivateTrainer, private_runner
 from dpfl_plugin.oracle import Draw
 
 MODELS = {
     "linear": lambda: nn.Linear(4, 3),
     "mlp": lambda: nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)),
+    "wide": lambda: nn.Sequential(nn.Linear(4, 5000), nn.Tanh(), nn.Linear(5000, 3)),
 }
 
 
@@ -32,7 +34,26 @@ def load(folder, silo):
         return torch.from_numpy(found["x"]), torch.from_numpy(found["y"])
 
 
+def hit_in(round, when, by):
+    """A signal hits this process in a round: when it is "asked", or when it has "answered", but sent nothing."""
+
+    def before(method):
+        def hit(trainer, *args):
+            known = trainer._asked if when == "asked" else trainer._answer
+            if known.header.get("round") == round:
+                os.kill(os.getpid(), signal.Signals[by])
+            return method(trainer, *args)
+
+        return hit
+
+    name = "train" if when == "asked" else "get_model_params"
+    setattr(PrivateTrainer, name, before(getattr(PrivateTrainer, name)))
+
+
 def main():
+    if os.environ.get("DPFL_TEST_SIGNAL"):
+        round, when, by = os.environ["DPFL_TEST_SIGNAL"].split()
+        hit_in(int(round), when, by)
     mlops.fetch_config = lambda *args, **more: False  # FedML asks its cloud for settings, tracking on or off
     args = fedml.init(check_env=False)
     device = torch.device("cpu")

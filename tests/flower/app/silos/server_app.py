@@ -15,7 +15,8 @@ app = ServerApp()
 @app.main()
 def main(grid, context):
     model, nodes = make_model(os.environ.get("DPFL_TEST_MODEL", "linear")), context.run_config["nodes"]
-    inner = FedAvg(min_available_nodes=1, min_evaluate_nodes=1, min_train_nodes=nodes)
+    measured = context.run_config["evaluated"]
+    inner = FedAvg(min_available_nodes=1, min_evaluate_nodes=1, min_train_nodes=nodes, fraction_evaluate=measured)
     strategy = PrivateStrategy(inner, model, context, patience=context.run_config["patience"])
     rounds = context.run_config["num-server-rounds"]
     strategy.start(grid=grid, initial_arrays=ArrayRecord(model.state_dict()), num_rounds=rounds)

@@ -11,6 +11,7 @@ from dpfl_plugin.oracle import Draw
 MODELS = {
     "linear": lambda: nn.Linear(4, 3),
     "mlp": lambda: nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)),
+    "wide": lambda: nn.Sequential(nn.Linear(4, 5000), nn.Tanh(), nn.Linear(5000, 3)),
 }
 
 

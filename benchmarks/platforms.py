@@ -1,0 +1,236 @@
+"""`python -m benchmarks.platforms [--runs 3]`: what the adapters cost; writes a part of docs/adapters.md.
+
+The example projects of Flower and FedML, as they were (`plain`), and with the lines of this package: without noise, and
+with differential privacy. Runs take turns; a round is timed by the platform's own server, from one to the next, so that
+no start-up is in it. Needs `launchers/env flower` and `launchers/env fedml`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import os
+import re
+import shutil
+import signal
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from benchmarks.machine import facts
+from benchmarks.pages import ROOT, put
+from benchmarks.table import table
+
+VARIANTS: Final = {"as it was": "plain", "ours, noise 0 (not private)": "private", "ours, private": "private"}
+ROUNDS: Final = 10  # of the examples
+FLOWER, FEDML = ROOT / "examples" / "flower_existing_project", ROOT / "examples" / "fedml_existing_project"
+
+STAMP: Final = """
+def _stamp():
+    import os, time
+    with open(os.environ["DPFL_BENCHMARK_TIMES"], "a") as file:
+        file.write(f"{time.perf_counter()}\\n")
+"""
+FLOWER_STAMP: Final = """
+    configure = strategy.configure_train
+    strategy.configure_train = lambda *args, **more: (_stamp(), configure(*args, **more))[1]
+"""
+FEDML_STAMP: Final = """
+from fedml.simulation.mpi.fedavg.FedAVGAggregator import FedAVGAggregator
+from fedml.simulation.sp.fedavg import FedAvgAPI
+
+def _stamped(method):
+    return lambda *args, **more: (_stamp(), method(*args, **more))[1]
+
+FedAvgAPI._client_sampling = _stamped(FedAvgAPI._client_sampling)
+FedAVGAggregator.client_sampling = _stamped(FedAVGAggregator.client_sampling)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A platform, and how its project is run in a folder: (copy of plain or private, scratch folder) -> command."""
+
+    name: str
+    example: Path
+    command: Callable[[Path, Path], list[str]]
+    environment: Callable[[Path], dict[str, str]]
+
+
+def _flower_environment(scratch: Path) -> dict[str, str]:
+    port = 20000 + os.getpid() % 20000
+    return {
+        "PATH": f"{ROOT / '.venv-flower' / 'bin'}{os.pathsep}{os.environ['PATH']}",
+        "FLWR_HOME": str(scratch / "flwr"),
+        "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(port),
+        "FLWR_LOCAL_CONTROL_API_PORT": str(port + 1),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    }
+
+
+def _fedml_environment(scratch: Path) -> dict[str, str]:
+    return {
+        "PYTHONPATH": str(FEDML / "offline"),
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    }
+
+
+def _fedml(project: Path, *before: str) -> list[str]:
+    return [*before, str(project / "main.py"), "--cf", str(project / "fedml_config.yaml")]
+
+
+BIN: Final = ROOT / ".venv-fedml" / "bin"
+PLACES: Final = (
+    Place(
+        "Flower, simulation engine",
+        FLOWER,
+        lambda project, scratch: [
+            str(ROOT / ".venv-flower" / "bin" / "flwr"),
+            *("run", str(project), "--federation-config", "num-supernodes=5", "--stream"),
+        ],
+        _flower_environment,
+    ),
+    Place("FedML, sp", FEDML, lambda project, scratch: _fedml(project, str(BIN / "python")), _fedml_environment),
+    Place(
+        "FedML, MPI (6 ranks)",
+        FEDML,
+        lambda project, scratch: _fedml(
+            project, str(BIN / "mpirun"), "--bind-to", "none", "-n", "6", str(BIN / "python"), "-m", "mpi4py"
+        ),
+        _fedml_environment,
+    ),
+)
+
+
+def seconds(place: Place, variant: str) -> list[float]:
+    """Of rounds 2 to 9, in a run of its own.
+
+    Raises:
+        RuntimeError: the run failed.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = Path(folder)
+        project, times = scratch / "project", scratch / "times"
+        shutil.copytree(place.example / VARIANTS[variant], project)
+        (scratch / "home").mkdir()
+        _prepare(place, project, noise="noise 0" not in variant)
+        environment = {
+            **os.environ,
+            **place.environment(scratch),
+            "HOME": str(scratch / "home"),
+            "OMP_NUM_THREADS": "1",
+            "DPFL_BENCHMARK_TIMES": str(times),
+        }
+        with (scratch / "log").open("wb") as log:
+            one = subprocess.Popen(
+                place.command(project, scratch),
+                cwd=project,
+                env=environment,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        while one.poll() is None and len(_stamps(times)) < ROUNDS:  # how a platform ends is no part of a round
+            time.sleep(0.2)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(one.pid, signal.SIGKILL)
+        one.wait()
+        _end(f"DPFL_BENCHMARK_TIMES={times}")
+        stamps = _stamps(times)
+        if len(stamps) < ROUNDS:
+            raise RuntimeError(f"{place.name}, {variant}: {(scratch / 'log').read_text()[-3000:]}")
+    return [after - before for before, after in itertools.pairwise(stamps[1:])]
+
+
+def _stamps(times: Path) -> list[float]:
+    return [float(line) for line in times.read_text().split()] if times.exists() else []
+
+
+def _prepare(place: Place, project: Path, noise: bool) -> None:
+    settings = project / ("pyproject.toml" if place.example == FLOWER else "fedml_config.yaml")
+    text = settings.read_text()
+    if not noise:
+        text, found = re.subn(r"epsilon(\W+)8\.0", r"noise_multiplier\g<1>0.0", text)
+        assert found == 1, settings
+    if "MPI" in place.name:
+        text = text.replace('backend: "sp"', 'backend: "MPI"')
+        text = text.replace("device_args:", "device_args:\n  worker_num: 5\n  gpu_mapping_key: mapping_default")
+    settings.write_text(text)
+    if place.example == FLOWER:
+        code = project / "digits" / "server_app.py"
+        marks = {"\napp = ServerApp": STAMP, "    rounds = ": FLOWER_STAMP}
+    else:
+        code = project / "main.py"
+        marks = {"\nNUM_SILOS": STAMP + FEDML_STAMP}
+    text = code.read_text()
+    for mark, more in marks.items():
+        assert text.count(mark) == 1, (code, mark)
+        text = text.replace(mark, more.removeprefix("\n") + mark)
+    code.write_text(text)
+
+
+def _end(mark: str) -> None:
+    """End what a run leaves running, and ranks: told by a variable of its own, which no other process has."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if mark.encode() in (process / "environ").read_bytes().split(b"\0") and int(process.name) != os.getpid():
+                os.kill(int(process.name), 9)
+
+
+def lines(example: Path) -> tuple[int, int]:
+    """(lines that a project gets, lines that it loses) from `plain` to `private`."""
+    done = subprocess.run(["diff", "-ru", "plain", "private"], cwd=example, capture_output=True, text=True)
+    changed = [line for line in done.stdout.splitlines() if not line.startswith(("---", "+++"))]
+    return tuple(sum(line.startswith(sign) for line in changed) for sign in "+-")  # type: ignore[return-value]
+
+
+def rounds_table(runs: int) -> str:
+    """Seconds of a round: medians over all rounds; ratios of medians, run by run, and their median."""
+    rows = []
+    for place in PLACES:
+        found: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
+        for _ in range(runs):
+            for variant in VARIANTS:
+                found[variant].append(statistics.median(seconds(place, variant)))
+        print(place.name, found, flush=True)
+        first = next(iter(found.values()))
+        for variant, medians in found.items():
+            ratio = statistics.median(one / base for one, base in zip(medians, first, strict=True))
+            more = statistics.median(one - base for one, base in zip(medians, first, strict=True))
+            values = [f"{statistics.median(medians):.3f}", f"{ratio:.2f}", f"{1000 * more / 5:.0f}"]
+            rows.append([f"{place.name}: {variant}", *values])
+    return table(["a round of 5 silos", "median s", "times as it was", "ms more for each silo"], rows)
+
+
+def lines_table() -> str:
+    rows = [[name, *map(str, lines(example))] for name, example in (("Flower", FLOWER), ("FedML", FEDML))]
+    return table(["project", "lines that it gets", "lines that it loses"], rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=3, help="of each variant (default: 3)")
+    arguments = parser.parse_args()
+    put("docs/adapters.md", "lines table", lines_table())
+    known = facts()
+    about = f"{known['date']}, {known['processor']}, {known['cores this process may use']} cores, not idle"
+    put(
+        "docs/adapters.md",
+        "rounds table",
+        f"{rounds_table(arguments.runs)}\n\n{about}; runs of each: {arguments.runs}.",
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,27 @@
+"""The core with the numpy that FedML needs, before 2: its fast tests, in FedML's environment."""
+
+import os
+import subprocess
+
+import pytest
+
+from tests.fedml.test_fedml import BIN, ROOT, needs_fedml
+
+pytestmark = [pytest.mark.fedml, pytest.mark.slow, needs_fedml]
+FAST = "not slow and not statistical and not gpu"
+
+
+def test_the_fast_tests_of_the_core_pass_with_numpy_1():
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    python = str(BIN / "python")
+    found = subprocess.run([python, "-c", "import numpy; print(numpy.__version__)"], capture_output=True, text=True)
+    assert found.stdout.startswith("1.26.")
+    options = ["-q", "-p", "no:cacheprovider", "-o", "filterwarnings=default", "-m", FAST]
+    done = subprocess.run(
+        [python, "-m", "pytest", *options, "tests/core", "tests/privacy", "tests/gradients"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
