@@ -118,6 +118,7 @@ def _begin(sweep: Sweep) -> Callable[[Row, Callable[[], bool]], tuple[int, str]]
     # torch and all, once, before the runs' processes begin: each would import it anew.
     for name in ("dpfl_plugin.cli.run", *IMPORTED_BY_RUNS):
         importlib.import_module(name)
+    importlib.import_module("dpfl_plugin.gradients.fused").kernels()
     return lambda row, stop: _run_row(sweep, row, stop)
 
 
