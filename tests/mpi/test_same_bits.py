@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from tests.cli.command import dpfl, metrics, run, write
+from tests.cli.command import charges, dpfl, metrics, run, write
 from tests.cli.test_resume import crash
 from tests.mpi.launch import BOTH, FOUND, mpirun, needs_mpi
 
@@ -128,3 +128,17 @@ def test_a_run_that_crashed_in_one_process_goes_on_at_ranks_and_is_shown_in_the_
     code, out, err = mpirun(4, "run", added, "--set=runtime.aggregation=reduce", "--out", folders[2], "--json", mpi=mpi)
     assert code == 0, err
     assert json.loads(out)["epsilon"] == result["epsilon"] and json.loads(out)["rounds"] == result["rounds"]
+
+
+def test_in_lockstep_ranks_give_the_model_of_one_process_up_to_rounding(tmp_path: Path) -> None:
+    """Stacks differ, and sums round by them; the noise, the batches and what is charged do not."""
+    lockstep = {"lockstep": True, "dtype": "float64", "noise": "device"}
+    config = write(tmp_path, {"data": {"num_silos": 7}, "engine": "closed_form", "runtime": lockstep})
+    here = run(config)
+    code, out, err = mpirun(4, "run", config, "--out", tmp_path / "ranks", "--json")
+    assert code == 0, err
+    there = json.loads(out)
+    models = [load_file(Path(result["folder"]) / "model.safetensors") for result in (here, there)]
+    for name, value in models[0].items():
+        assert np.allclose(value, models[1][name], rtol=1e-9, atol=1e-12)
+    assert charges(here["folder"]) == charges(there["folder"]) and here["epsilon"] == there["epsilon"]
