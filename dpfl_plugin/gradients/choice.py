@@ -78,12 +78,14 @@ class Terms:
         chunk_bytes: for the gradients of single examples at a time; most_bytes: what there is for one example.
         batch_size: of a usual batch.
         precision: of forward and backward passes.
+        lockstep: whether silos are answered together, where an engine can do that.
     """
 
     chunk_bytes: int
     most_bytes: float = math.inf
     batch_size: int = 64
     precision: Precision = "float32"
+    lockstep: bool = False
 
 
 def choose(name: str, model: nn.Module, loss: Loss, terms: Terms, trial: Tensor) -> tuple[Engine, str]:
@@ -221,7 +223,7 @@ def _make(name: str, model: nn.Module, loss: Loss, terms: Terms, expected: _Expe
             reason = (
                 _too_large(engine, terms, expected)
                 or _tried(engine, expected, terms.precision)
-                or _tried_together(engine, expected, terms.precision)
+                or (_tried_together(engine, expected, terms.precision) if terms.lockstep else None)
             )
     except UnsupportedError as error:
         return None, str(error).removesuffix(".")

@@ -336,6 +336,7 @@ def _terms(config: Config, rules: PrivacyRules, num_records: Sequence[int], room
         most_bytes=room.left,
         batch_size=usual_batch(rules, num_records),
         precision=config.runtime.precision,
+        lockstep=config.runtime.in_lockstep,
     )
 
 

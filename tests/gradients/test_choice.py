@@ -140,8 +140,10 @@ def test_an_engine_that_answers_silos_wrongly_together_is_found_out(monkeypatch,
 
     load = registry.load
     monkeypatch.setattr(registry, "load", lambda group, name: Wrong if name == "closed_form" else load(group, name))
+    given = "closed_form", MODELS["linear"]()[0], losses.cross_entropy
     with pytest.raises(UnsupportedError, match="several silos at once"):
-        choose("closed_form", MODELS["linear"]()[0], losses.cross_entropy, TERMS, trial(6))
+        choose(*given, replace(TERMS, lockstep=True), trial(6))
+    assert choose(*given, TERMS, trial(6))[0].name == "closed_form"  # which is not asked for several
 
 
 def test_an_engine_that_gives_one_records_gradient_to_another_is_found_out(monkeypatch):
