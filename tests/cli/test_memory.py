@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -58,23 +58,23 @@ def test_a_run_that_runs_out_of_memory_goes_on_with_smaller_chunks(
 
 
 def test_noise_is_never_added_to_two_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the streams that are drawn from: a key that was used for a charged release is not used again."""
-    from dpfl_plugin.oracle import Draw
+    """By the streams that are drawn from: one that was used for a charged release is not used again."""
+    from dpfl_plugin.oracle import PrivateOracle
 
-    used: list[tuple[Any, ...]] = []
-    key = Draw.key
+    used: defaultdict[bytes, list[tuple[int, int, int]]] = defaultdict(list)
+    add = PrivateOracle._add_noise
 
-    def spied(draw: Draw, purpose: str, silo: int, step: int) -> bytes:
-        if purpose == "noise":
-            used.append((draw.attempt, draw.round, silo, step))
-        return key(draw, purpose, silo, step)
+    def spied(self: PrivateOracle, value: torch.Tensor, sensitivity: float, row: int, step: int, name: Any) -> None:
+        draw = self._draw
+        used[bytes(name)].append((draw.attempt, draw.round, self._ids[row]))
+        add(self, value, sensitivity, row, step, name)
 
-    monkeypatch.setattr(Draw, "key", spied)
+    monkeypatch.setattr(PrivateOracle, "_add_noise", spied)
     Small(monkeypatch, 21, 16 * memory.MIB, torch.OutOfMemoryError("CUDA out of memory."))
     result = run(write(tmp_path))
     charged = {(int(c.noise_id.rpartition(".")[2]), c.round, c.silo) for c in charges(result["folder"])}
-    twice = [use for use, count in Counter(used).items() if count > 1]
-    assert len(used) > 48 and not [use for use in twice if use[:3] in charged]
+    assert len(used) > 48
+    assert not [uses for uses in used.values() if len(uses) > 1 and charged & set(uses)]
 
 
 def test_memory_that_smaller_chunks_do_not_mend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

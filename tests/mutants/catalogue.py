@@ -836,7 +836,7 @@ SAMPLING = (
         "sums are divided by R instead of b",
         "oracle.py",
         "divisor = self._divisors[row]",
-        "divisor = float(len(records))",
+        "divisor = float(len(self._silos[row]))",
         (ORACLE + "::test_without_noise_the_mean_over_the_drawn_batch",),
     ),
     Mutant(
