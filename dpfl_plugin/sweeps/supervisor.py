@@ -124,9 +124,10 @@ class Supervisor:
             if known.status in ("done", "failed"):
                 self._failed += known.status == "failed"
                 self.say(f"{row.index}: {known.status} before, not run again  {row.label}")
-            elif time.monotonic() < not_before or self._taken(folder):
-                later = max(not_before, time.monotonic() + BUSY_SECONDS)
-                self._waiting.append((later, tries, row))
+            elif time.monotonic() < not_before:
+                self._waiting.append((not_before, tries, row))
+            elif self._taken(folder):
+                self._waiting.append((time.monotonic() + BUSY_SECONDS, tries, row))
             elif state.finished(folder):  # by another process, after the first look and before it let go of the folder
                 self.say(f"{row.index}: done before, not run again  {row.label}")
             else:

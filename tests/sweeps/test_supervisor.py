@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -223,6 +223,49 @@ def test_a_run_that_another_process_is_at_is_waited_for(bench: Bench, monkeypatc
     assert bench.run(lambda row, stop: (DONE, "")) == DONE
     os.waitpid(pid, 0)
     assert 0 not in bench.begun() and set(bench.states()) == {"done"}
+
+
+@pytest.fixture
+def no_hang() -> Iterator[None]:
+    """A test that waits for something that never comes fails."""
+
+    def fail(number: int, frame: Any) -> None:
+        raise AssertionError("waited in vain")
+
+    before = signal.signal(signal.SIGALRM, fail)
+    signal.alarm(60)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.usefixtures("no_hang")
+def test_a_run_that_another_process_let_go_of_unfinished_is_run(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "BUSY_SECONDS", 2.0)  # longer than the others take
+    ready, done = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        with bench.folder(ROWS[0]).locked():
+            os.write(done, b"1")
+            wait_for(lambda: (bench.out / "begun").exists() and len(bench.begun()) == 5)
+        os._exit(0)
+    os.read(ready, 1)
+    assert bench.run(lambda row, stop: (DONE, "")) == DONE
+    os.waitpid(pid, 0)
+    assert bench.begun()[-1] == 0 and set(bench.states()) == {"done"}
+
+
+@pytest.mark.usefixtures("no_hang")
+def test_a_launcher_that_was_killed_is_started_again_after_a_pause(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "AGAIN_SECONDS", (4 * supervisor.POLL_SECONDS,))
+
+    def do(row: Row, stop: Callable[[], bool]) -> tuple[int, str]:
+        return (1, "") if row.index == 0 and bench.begun().count(0) < TRIES else (DONE, "")
+
+    assert bench.run(do, jobs=1, launched=True) == DONE
+    assert bench.begun().count(0) == TRIES and set(bench.states()) == {"done"}
 
 
 def test_two_that_begin_the_same_run_at_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
