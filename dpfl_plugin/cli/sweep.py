@@ -7,6 +7,7 @@ import importlib
 import math
 import os
 import shlex
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -169,11 +170,23 @@ def _become_ranks(sweep: Sweep, row: Row) -> tuple[int, str]:
     # mpi4py ends all ranks when one of them raises; else the others would wait for it for ever.
     command = [sys.executable, "-m", "mpi4py", "-m", "dpfl_plugin", "sweep-run", str(sweep.folder), str(row.index)]
     try:
-        os.execvp(launcher[0], [*launcher, *command])
+        os.execvpe(launcher[0], [*launcher, *command], {**_fit_for(launcher[0]), **os.environ})
     except OSError as error:
         raise ConfigError(
             f"sweep.launcher: {launcher[0]} cannot be started ({error.strerror}); it is to start the ranks of a run."
         ) from error
+
+
+def _fit_for(launcher: str) -> dict[str, str]:
+    """What MPICH needs in its environment under srun: Slurm's pmi2 reads 1,023 bytes of a message.
+
+    Over UCX MPICH's have any length, by what happens to lie behind its address in memory; over OFI they are short.
+    """
+    if Path(launcher).name != "srun":
+        return {}
+    ask = [sys.executable, "-m", "mpi4py", "--mpi-lib-version"]
+    said = subprocess.run(ask, capture_output=True, text=True, check=False).stdout
+    return {"MPIR_CVAR_CH4_NETMOD": "ofi"} if "ch4:ucx ofi" in said else {}
 
 
 class _Silent:

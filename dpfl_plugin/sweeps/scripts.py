@@ -90,6 +90,13 @@ _SETUP: Final = [
     "python=${DPFL_PYTHON:-.venv/bin/python}",
 ]
 
+_SHORT_MESSAGES: Final = [
+    "# Slurm's pmi2 reads 1,023 bytes of a message. MPICH's have any length over UCX, and are short over OFI.",
+    "case $(\"$python\" -m mpi4py --mpi-lib-version 2>/dev/null | tr -d '\\0') in",
+    '  *"ch4:ucx ofi"*) export MPIR_CVAR_CH4_NETMOD="${MPIR_CVAR_CH4_NETMOD:-ofi}" ;;',
+    "esac",
+]
+
 
 def templates() -> dict[str, str]:
     """The scripts in `slurm/`, by file name."""
@@ -106,7 +113,7 @@ def templates() -> dict[str, str]:
         ),
         "many_nodes.sbatch": script(
             requeueing(job_name="dpfl-mpi", nodes=2, ntasks=5, **once),
-            _SETUP,
+            [*_SETUP, *_SHORT_MESSAGES],
             [srun, '"$python"', mpi, *run],
             _notes(
                 "A run over MPI: rank 0 is the server, the others host silos. Any number of ranks gives the same bits.",

@@ -61,6 +61,34 @@ def test_the_script_for_many_nodes_gives_the_bits_of_one_process(
     compare(here, json.loads(result.read_text()), "many nodes")
 
 
+@pytest.mark.parametrize("own", [None, "ucx"])
+@pytest.mark.parametrize("name", ["script", "launcher", "sweep"])
+def test_mpich_is_told_to_keep_its_messages_short_unless_the_user_says_otherwise(
+    pmi2: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, own: str | None
+) -> None:
+    """Slurm's pmi2 cannot read what MPICH sends over UCX once it has more than 1,023 bytes: a matter of luck."""
+    said = tmp_path / "netmod"
+    srun = tmp_path / "bin" / "srun"
+    srun.parent.mkdir()
+    srun.write_text(f'#!/bin/sh\necho pmi2 "${{MPIR_CVAR_CH4_NETMOD:-none}}" | tee {said}\n')
+    srun.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{srun.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("CONFIG", "unused")
+    if own:
+        monkeypatch.setenv("MPIR_CVAR_CH4_NETMOD", own)
+    if name == "script":
+        command = ["bash", str(ROOT / "slurm" / "many_nodes.sbatch")]
+    elif name == "launcher":
+        if not (ROOT / ".venv").exists():
+            pytest.skip("launchers need the environment .venv of the checkout")
+        command = [str(ROOT / "launchers" / "srun"), "--ntasks=3", "--", "doctor"]
+    else:
+        path = write(tmp_path, {"seeds": 1, "ranks": 3, "launcher": "srun"})
+        command = [sys.executable, "-m", "dpfl_plugin", "sweep", str(path), "--out", str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert said.exists() and said.read_text().split() == ["pmi2", own or "ofi"], done.stderr
+
+
 @pytest.mark.skipif(not (ROOT / ".venv").exists(), reason="launchers need the environment .venv of the checkout")
 def test_the_launcher_srun_gives_the_bits_of_one_process(pmi2: Cluster, tmp_path: Path) -> None:
     here = run(write_run(tmp_path, {"data": {"num_silos": 7}}))
