@@ -379,7 +379,7 @@ class PrivateOracle:
             # inf * 0: no clipping goes with no noise (checked in PrivacyRules)
             sensitivity = rules.sampler.sensitivity * clip_norm
             self._add_noise(out, sensitivity * self._factors[step], row, step, self._noise[row][turn])
-        out.div_(divisor)
+        out.mul_(1 / divisor)
         self._clock.lap("noise" if rules.unit == "record" else "forward/backward")
 
     def _adaptive_sum(self, y: Tensor, batch: Records, row: int, step: int, out: Tensor) -> None:
@@ -427,7 +427,7 @@ class PrivateOracle:
             self._clock.lap("forward/backward")
             each = rules.sampler.sensitivity * rules.clip_norm * self._factors[step]
             self._add_all_noise(out, [each] * self.num_silos, step)
-        out.div_(out.new_tensor(self._divisors).unsqueeze(1))
+        out.mul_(out.new_tensor([1 / divisor for divisor in self._divisors]).unsqueeze(1))
         self._clock.lap("noise")
 
     def _adaptive_sums(self, y: Tensor, batches: Stack, step: int, out: Tensor) -> None:

@@ -31,9 +31,9 @@ class _Averaging(LocalSteps):
 
     def local_update(self, down: Vectors, silos: Vectors, oracle: Oracle, plan: RoundPlan) -> tuple[Vectors, Vectors]:
         x = down["model"]
-        y = x.expand(oracle.num_silos, -1)  # [N] Alg. 2, l. 5
+        y = x.repeat(oracle.num_silos, 1)  # [N] Alg. 2, l. 5
         for _ in range(plan.local_steps):
-            y = y - plan.local_lr * oracle.gradient(y)  # l. 7-12
+            y.sub_(oracle.gradient(y), alpha=plan.local_lr)  # l. 7-12
         return {"model": oracle.release(y - x)}, {}  # l. 13-14
 
     def aggregate(self, server: Vectors, mean_up: Vectors, plan: RoundPlan) -> Vectors:

@@ -29,8 +29,8 @@ class FedProx(FedAvg):
 
     def local_update(self, down: Vectors, silos: Vectors, oracle: Oracle, plan: RoundPlan) -> tuple[Vectors, Vectors]:
         x = down["model"]
-        y = x.expand(oracle.num_silos, -1)
+        y = x.repeat(oracle.num_silos, 1)
         for _ in range(plan.local_steps):
             # The proximal term is a function of y and x alone: added after clipping and noise.
-            y = y - plan.local_lr * (oracle.gradient(y) + self.mu * (y - x))  # l. 5
+            y.sub_(oracle.gradient(y).add_(y - x, alpha=self.mu), alpha=plan.local_lr)  # l. 5
         return {"model": oracle.release(y - x)}, {}

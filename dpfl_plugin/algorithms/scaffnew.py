@@ -73,9 +73,9 @@ class ScaffNew:
         x, eta, p = down["model"], plan.local_lr, self.probability
         # l. 9 of the round before, whose mean arrives only now; both are 0 before the first round.
         h_i = silos["control"] + (p / eta) * (down["mean_update"] - silos["update"])
-        y = x.expand_as(h_i)
+        y = x.expand_as(h_i).clone()
         for _ in range(plan.local_steps):
-            y = y - eta * (oracle.gradient(y) - h_i)  # l. 5-6
+            y.sub_(oracle.gradient(y).sub_(h_i), alpha=eta)  # l. 5-6
         update = oracle.release(y - x)  # l. 7
         return {"update": update}, {"control": h_i, "update": update}
 

@@ -50,10 +50,10 @@ class Scaffold(LocalSteps):
         x, c, c_i = down["model"], down["control"], silos["control"]
         K, eta_l = plan.local_steps, plan.local_lr
         c_new = oracle.gradient(x.expand_as(c_i)) if self.option == "I" else None
-        y = x.expand_as(c_i)  # l. 6
+        y = x.expand_as(c_i).clone()  # l. 6
         correction = c - c_i
         for _ in range(K):
-            y = y - (oracle.gradient(y) + correction).mul_(eta_l)  # l. 14
+            y.sub_(oracle.gradient(y).add_(correction), alpha=eta_l)  # l. 14
         if c_new is None:
             c_new = c_i - c + (x - y) / (K * eta_l)  # l. 15
         return {"model": y - x, "control": c_new - c_i}, {"control": c_new}  # l. 16-18

@@ -10,7 +10,9 @@ import types
 from typing import Any, Final
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 Normals = NDArray[np.float32] | NDArray[np.float64]
 
@@ -34,6 +36,7 @@ class Kernels:
     def __init__(self, worth: int = WORTH) -> None:
         self._left = worth
         self._sfc64: types.ModuleType | None = None
+        self.adds = False  # whether they may add the normals, too
 
     def of(self, rng: np.random.Generator, count: int) -> types.ModuleType | None:
         """What draws ``count`` numbers from ``rng``."""
@@ -43,6 +46,7 @@ class Kernels:
             self._left -= count
             if self._left <= 0:
                 self._sfc64 = load()
+                self.adds = self._sfc64 is not None and adds_as_torch(self._sfc64)
         return self._sfc64
 
 
@@ -61,6 +65,17 @@ def normals(rng: np.random.Generator, count: int, *, single: bool = False) -> No
     return _normals(sfc64, rng, np.empty(count, np.float32) if single else np.empty(count))
 
 
+def add_normals(value: Tensor, scale: float, rng: np.random.Generator) -> None:
+    """Add to ``value`` (n,) ``scale`` times standard normals, drawn in float64 and rounded once."""
+    plain = value.dtype is torch.float32 and value.is_cpu and value.is_contiguous()
+    sfc64 = kernels.of(rng, value.numel()) if plain else None
+    if sfc64 is None or not kernels.adds:
+        drawn = torch.from_numpy(normals(rng, value.numel(), single=value.dtype is torch.float32))
+        value.add_(drawn.to(value), alpha=scale)
+    else:
+        _add_normals(sfc64, rng, scale, value.numpy())
+
+
 def subset(rng: np.random.Generator, num_all: int, size: int) -> NDArray[np.int64]:
     """(size,) different ones of 0, ..., num_all - 1: a uniform subset, in an order that is not uniform."""
     sfc64 = kernels.of(rng, A_MEMBER * size) if num_all <= MOST else None
@@ -74,6 +89,12 @@ def _normals(sfc64: types.ModuleType, rng: np.random.Generator, out: Normals) ->
     sfc64.normals(state["state"]["state"], out)
     rng.bit_generator.state = state
     return out
+
+
+def _add_normals(sfc64: types.ModuleType, rng: np.random.Generator, scale: float, value: NDArray[np.float32]) -> None:
+    state: Any = rng.bit_generator.state
+    sfc64.add_normals(state["state"]["state"], np.float32(scale), value)
+    rng.bit_generator.state = state
 
 
 def _subset(
@@ -115,6 +136,18 @@ def equals_numpy(sfc64: types.ModuleType) -> bool:
             if not np.array_equal(index, numpys.choice(num_all, size, replace=False, shuffle=False)):
                 return False
         if not _same(ours, numpys):
+            return False
+    return True
+
+
+def adds_as_torch(sfc64: types.ModuleType) -> bool:
+    """Whether the kernel that draws and adds in one pass gives the bits of drawing and then adding by torch."""
+    for seed, scale in enumerate((0.3, 7e-5, 123.4)):
+        ours, numpys = _generators(seed)
+        found, expected = (torch.linspace(-3, 3, 2**16 + 7) for _ in range(2))
+        _add_normals(sfc64, ours, scale, found.numpy())
+        drawn = _normals(sfc64, numpys, np.empty(len(expected), np.float32))
+        if not torch.equal(found, expected.add_(torch.from_numpy(drawn), alpha=scale)) or not _same(ours, numpys):
             return False
     return True
 

@@ -30,10 +30,19 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def compiled(function: F) -> F:
     """By numba at its first call, and kept on disk for other processes where there is a place for that."""
+    return _compiled(function)
+
+
+def contracted(function: F) -> F:
+    """As `compiled`, with a product and a sum in one operation, rounded once, where the processor has it; as torch."""
+    return _compiled(function, fastmath={"contract"})
+
+
+def _compiled(function: F, **options: Any) -> F:
     try:
-        return cast(F, numba.njit(cache=True)(function))
+        return cast(F, numba.njit(cache=True, **options)(function))
     except RuntimeError:  # neither beside this file nor in the user's cache
-        return cast(F, numba.njit(function))
+        return cast(F, numba.njit(function, **options))
 
 
 def inlined(function: F) -> F:
@@ -44,13 +53,18 @@ def inlined(function: F) -> F:
 @inlined
 def _word(state: Words) -> np.uint64:
     """The next 64 bits: SFC64 of PractRand, three words that are mixed and a counter."""
-    a, b, c, counter = state[0], state[1], state[2], state[3]
-    found = a + b + counter
-    state[0] = b ^ (b >> np.uint64(11))
-    state[1] = c + (c << np.uint64(3))
-    state[2] = ((c << np.uint64(24)) | (c >> np.uint64(40))) + found
-    state[3] = counter + np.uint64(1)
+    found, state[0], state[1], state[2], state[3] = _mixed(state[0], state[1], state[2], state[3])
     return found
+
+
+@inlined
+def _mixed(
+    a: np.uint64, b: np.uint64, c: np.uint64, counter: np.uint64
+) -> tuple[np.uint64, np.uint64, np.uint64, np.uint64, np.uint64]:
+    """64 bits, and the next state."""
+    found = a + b + counter
+    rotated = (c << np.uint64(24)) | (c >> np.uint64(40))
+    return found, b ^ (b >> np.uint64(11)), c + (c << np.uint64(3)), rotated + found, counter + np.uint64(1)
 
 
 @inlined
@@ -59,36 +73,62 @@ def _uniform(state: Words) -> float:
     return np.float64(_word(state) >> np.uint64(11)) * UNIT
 
 
+@inlined
+def _in_the_strip(found: np.uint64) -> tuple[np.int64, np.uint64, float]:
+    """(which of the strips, how far in it in 52 bits, what number that is) by a word."""
+    strip = np.int64(found & np.uint64(0xFF))
+    bits = (found >> np.uint64(9)) & np.uint64(2**52 - 1)
+    x = np.float64(bits) * WIDTH[strip]
+    return strip, bits, -x if found & np.uint64(0x100) else x
+
+
 @compiled
-def _at_the_edge(state: Words, strip: np.int64, bits: np.uint64, x: float) -> tuple[bool, float]:
-    """(whether to take it, a normal) for a point that may lie above the curve, or in the tail."""
-    if strip > 0:
-        height = (HEIGHT[strip - 1] - HEIGHT[strip]) * _uniform(state) + HEIGHT[strip]
-        return height < math.exp(-0.5 * x * x), x
-    while True:  # Marsaglia 1964: beyond R, an exponential that is taken in proportion to the density
-        beyond = -OVER_R * math.log1p(-_uniform(state))
-        height = -math.log1p(-_uniform(state))
-        if height + height > beyond * beyond:
-            return True, -(R + beyond) if (bits >> np.uint64(8)) & np.uint64(1) else R + beyond
+def _at_the_edge(state: Words, strip: np.int64, bits: np.uint64, x: float) -> float:
+    """A normal, from a point of a strip that is not under the curve for certain: it, or one of those after it."""
+    while not bits < SURE[strip]:
+        if strip > 0:
+            height = (HEIGHT[strip - 1] - HEIGHT[strip]) * _uniform(state) + HEIGHT[strip]
+            if height < math.exp(-0.5 * x * x):
+                return x
+        else:
+            while True:  # Marsaglia 1964: beyond R, an exponential that is taken in proportion to the density
+                beyond = -OVER_R * math.log1p(-_uniform(state))
+                height = -math.log1p(-_uniform(state))
+                if height + height > beyond * beyond:
+                    return -(R + beyond) if (bits >> np.uint64(8)) & np.uint64(1) else R + beyond
+        strip, bits, x = _in_the_strip(_word(state))
+    return x
 
 
 @compiled
 def normals(state: Words, out: NDArray[np.float64]) -> None:
     """Fill ``out`` (n,) with standard normals, rounded to its type. Marsaglia, Tsang 2000, J. Stat. Softw. 5(8)."""
+    # The state in registers: in memory, where ``out`` might be too, each number would wait for the one before.
+    a, b, c, counter = state[0], state[1], state[2], state[3]
     for i in range(out.size):
-        while True:
-            found = _word(state)
-            strip = np.int64(found & np.uint64(0xFF))
-            bits = (found >> np.uint64(9)) & np.uint64(2**52 - 1)
-            x = np.float64(bits) * WIDTH[strip]
-            if found & np.uint64(0x100):
-                x = -x
-            if bits < SURE[strip]:  # 99 of 100
-                break
-            taken, x = _at_the_edge(state, strip, bits, x)
-            if taken:
-                break
+        found, a, b, c, counter = _mixed(a, b, c, counter)
+        strip, bits, x = _in_the_strip(found)
+        if not bits < SURE[strip]:  # one of 100
+            state[0], state[1], state[2], state[3] = a, b, c, counter
+            x = _at_the_edge(state, strip, bits, x)
+            a, b, c, counter = state[0], state[1], state[2], state[3]
         out[i] = x
+    state[0], state[1], state[2], state[3] = a, b, c, counter
+
+
+@contracted
+def add_normals(state: Words, scale: np.float32, value: NDArray[np.float32]) -> None:
+    """Add to ``value`` (n,) ``scale`` times the standard normals that `normals` would draw, in float32."""
+    a, b, c, counter = state[0], state[1], state[2], state[3]
+    for i in range(value.size):
+        found, a, b, c, counter = _mixed(a, b, c, counter)
+        strip, bits, x = _in_the_strip(found)
+        if not bits < SURE[strip]:
+            state[0], state[1], state[2], state[3] = a, b, c, counter
+            x = _at_the_edge(state, strip, bits, x)
+            a, b, c, counter = state[0], state[1], state[2], state[3]
+        value[i] += scale * np.float32(x)
+    state[0], state[1], state[2], state[3] = a, b, c, counter
 
 
 @inlined

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
+from typing import Final
 
 import numpy as np
 import torch
@@ -23,6 +24,10 @@ from dpfl_plugin.core.balls import inner
 from dpfl_plugin.gradients import losses
 from dpfl_plugin.gradients.base import Loss, Records
 
+CACHE_LINE: Final = 64  # bytes
+VIEWS_PAY: Final = 2**14  # parameters: a copy of more takes longer than torch's views of them
+# Numbers of outputs for which the product with records in rows gains more than what it takes to turn the result.
+BY_RECORD: Final = range(32, 65)
 _KINDS = {nn.ReLU: "RELU", nn.Tanh: "TANH", nn.Sigmoid: "SIGMOID", nn.ELU: "ELU"}
 _FORWARD: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {
     nn.Tanh: torch.tanh_,
@@ -55,6 +60,8 @@ class _Buffers:
         outputs: (o, b), which become the next layer's inputs; derivatives: (o, b), by the outputs, the last one's in
             place of these.
         of_inputs, of_outputs: (L, b) squared norms.
+        rows, row_arrays: (b, o), the outputs of a model of one layer, where their product is faster so; each row is
+            filled up to whole cache lines.
     """
 
     outputs: list[Tensor]
@@ -63,6 +70,22 @@ class _Buffers:
     derivative_arrays: list[NDArray[np.float32]]
     of_inputs: NDArray[np.float64]
     of_outputs: NDArray[np.float64]
+    rows: Tensor | None
+    row_arrays: NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class _Views:
+    """Each layer's weight (o, i) and bias (o,) in a flat vector at an address; of a layer without, zeros of no use."""
+
+    address: int
+    weights: list[Tensor]
+    biases: list[NDArray[np.float32]]
+
+
+def _lies_well(flat: Tensor) -> bool:
+    """Whether views of a vector (d,) cost less than a copy of it, and it begins at a whole cache line."""
+    return len(flat) >= VIEWS_PAY and flat.data_ptr() % CACHE_LINE == 0 and flat.is_contiguous()
 
 
 class Fused:
@@ -77,26 +100,42 @@ class Fused:
     ) -> None:
         self._activations = [type(activation) for activation in activations]
         self._loss = _LOSSES[loss]
+        self._loops = _loops()
         self._shapes = [(layer.out_features, layer.in_features) for layer in layers]
         self._ones = np.array([float(layer.bias is not None) for layer in layers])
         self._ones[0] *= not with_bias
         sizes = [
             o * i + (o if layer.bias is not None else 0) for (o, i), layer in zip(self._shapes, layers, strict=True)
         ]
+        self._ends = np.cumsum(sizes).tolist()
         self._y, self._total = torch.empty(sum(sizes)), torch.empty(sum(sizes))
-        self._weights, self._biases = self._views(self._y, sizes)
-        self._weight_sums, self._bias_sums = self._views(self._total, sizes)
+        self._of_y, self._of_total = self._views(self._y), self._views(self._total)
+        self._parameters = self._of_y
         self._memory = torch.empty(0)
         self._buffers: _Buffers | None = None
         self._bounds: tuple[float | tuple[float, ...], NDArray[np.float64]] = (math.inf, np.empty(0))
 
-    def _views(self, flat: Tensor, sizes: Sequence[int]) -> tuple[list[Tensor], list[NDArray[np.float32]]]:
-        """Each layer's weight (o, i) and bias (o,) in a flat vector; of a layer without, zeros of no further use."""
-        weights, biases = [], []
-        for (o, i), part in zip(self._shapes, flat.split(list(sizes)), strict=True):
-            weights.append(part[: o * i].view(o, i))
-            biases.append((part[o * i :] if len(part) > o * i else torch.zeros(o)).numpy())
-        return weights, biases
+    def _views(self, flat: Tensor) -> _Views:
+        """Of a flat vector (d,)."""
+        weights, biases, array, first = [], [], flat.numpy(), 0
+        # Between two products nothing of Python's is in the caches: few calls.
+        for (o, i), end in zip(self._shapes, self._ends, strict=True):
+            bias = first + o * i
+            weights.append(flat.as_strided((o, i), (i, 1), flat.storage_offset() + first))
+            biases.append(array[bias:end] if bias < end else np.zeros(o, np.float32))
+            first = end
+        return _Views(flat.data_ptr(), weights, biases)
+
+    def _take(self, y: Tensor) -> None:
+        """Compute with these parameters: where they lie, if that is worth its views; else with a copy.
+
+        Products round by where matrices begin in a cache line: at the beginning of one, where the copy is.
+        """
+        if not _lies_well(y):
+            self._parameters = self._of_y
+            self._y.copy_(y)
+        elif y.data_ptr() != self._parameters.address:  # views keep their memory: at this address it is the same
+            self._parameters = self._views(y)
 
     @staticmethod
     def of(
@@ -123,17 +162,19 @@ class Fused:
             IndexError: a label is not that of a class.
         """
         work = self._buffers_of(len(batch))
-        self._y.copy_(y)
+        self._take(y)
         self._derivatives(batch, work)
+        total = self._views(out) if _lies_well(out) else self._of_total
         inputs = [batch.features, *(a.t() for a in work.outputs[:-1])]
         if clip_norm == math.inf:
-            self._sum(inputs, work.derivatives, np.ones((1, len(batch))))
-            out.copy_(self._total)
+            self._sum(inputs, work.derivatives, np.ones((1, len(batch))), total)
+            if total is self._of_total:
+                out.copy_(self._total)
             return None
         assert batch.constants is not None
         bounds = self._bounds_of(clip_norm)
         norms, factors = np.empty((len(bounds), len(batch)), np.float32), np.empty((len(bounds), len(batch)))
-        num_bad = _loops().factors(
+        num_bad = self._loops.factors(
             batch.constants.numpy(),
             work.of_inputs,
             work.of_outputs,
@@ -146,10 +187,11 @@ class Fused:
             good = torch.from_numpy(np.flatnonzero(np.isfinite(norms[0])))
             inputs = [a.index_select(0, good) for a in inputs]
             derivatives = [g.index_select(1, good) for g in work.derivatives]
-            self._sum(inputs, derivatives, np.ascontiguousarray(factors[:, good.numpy()]))
+            self._sum(inputs, derivatives, np.ascontiguousarray(factors[:, good.numpy()]), total)
         else:
-            self._sum(inputs, work.derivatives, factors)
-        out.copy_(self._total)
+            self._sum(inputs, work.derivatives, factors, total)
+        if total is self._of_total:
+            out.copy_(self._total)
         found = torch.from_numpy(norms)
         return found.t() if isinstance(clip_norm, tuple) else found[0]
 
@@ -162,28 +204,34 @@ class Fused:
 
     def _derivatives(self, batch: Records, work: _Buffers) -> None:
         """Each layer's outputs and the derivatives of the losses by them, before activation, and their squares."""
-        loops, a = _loops(), batch.features.t()
+        loops, a = self._loops, batch.features.t()
         for layer, activation in enumerate(self._activations):
-            z = torch.mm(self._weights[layer], a, out=work.outputs[layer])
+            z = torch.mm(self._parameters.weights[layer], a, out=work.outputs[layer])
             if activation is not nn.ReLU:
-                _FORWARD[activation](z.add_(torch.from_numpy(self._biases[layer]).unsqueeze(1)))
+                _FORWARD[activation](z.add_(torch.from_numpy(self._parameters.biases[layer]).unsqueeze(1)))
             kind = getattr(loops, _KINDS[activation])
-            loops.forward(kind, work.output_arrays[layer], self._biases[layer], work.of_inputs[layer + 1])
+            loops.forward(kind, work.output_arrays[layer], self._parameters.biases[layer], work.of_inputs[layer + 1])
             a = z
-        torch.mm(self._weights[-1], a, out=work.outputs[-1])
+        if work.rows is None:
+            torch.mm(self._parameters.weights[-1], a, out=work.outputs[-1])
+        else:
+            torch.mm(batch.features, self._parameters.weights[-1].t(), out=work.rows)
+            loops.transpose(work.row_arrays, work.output_arrays[-1])
         residual = getattr(loops, self._loss)
-        if not residual(work.output_arrays[-1], self._biases[-1], batch.labels.numpy(), work.of_outputs[-1]):
+        if not residual(work.output_arrays[-1], self._parameters.biases[-1], batch.labels.numpy(), work.of_outputs[-1]):
             raise IndexError(f"a label is not in 0 to {self._shapes[-1][0] - 1}, the model's classes.")
         for layer in reversed(range(len(self._activations))):
-            torch.mm(self._weights[layer + 1].t(), work.derivatives[layer + 1], out=work.derivatives[layer])
+            torch.mm(self._parameters.weights[layer + 1].t(), work.derivatives[layer + 1], out=work.derivatives[layer])
             kind = getattr(loops, _KINDS[self._activations[layer]])
             loops.backward(kind, work.derivative_arrays[layer], work.output_arrays[layer], work.of_outputs[layer])
 
-    def _sum(self, inputs: Sequence[Tensor], derivatives: Sequence[Tensor], factors: NDArray[np.float64]) -> None:
+    def _sum(
+        self, inputs: Sequence[Tensor], derivatives: Sequence[Tensor], factors: NDArray[np.float64], total: _Views
+    ) -> None:
         """Write the sum of the gradients, each layer's times its row of ``factors``, to the total."""
         for layer, (a, g) in enumerate(zip(inputs, derivatives, strict=True)):
-            _loops().scale(g.numpy(), factors[layer % len(factors)], self._bias_sums[layer])
-            torch.mm(g, a, out=self._weight_sums[layer])
+            self._loops.scale(g.numpy(), factors[layer % len(factors)], total.biases[layer])
+            torch.mm(g, a, out=total.weights[layer])
 
     def _buffers_of(self, b: int) -> _Buffers:
         """Views for batches of b records: always at the same places, for products round by where matrices begin."""
@@ -191,10 +239,14 @@ class Fused:
             return self._buffers
         rows = [o for o, _ in self._shapes] + [o for o, _ in self._shapes[:-1]]
         sizes = [-(-o * b // 16) * 16 for o in rows]  # each begins at a whole cache line
+        width = -(-rows[0] // 16) * 16
+        by_record = len(self._shapes) == 1 and rows[0] in BY_RECORD
+        sizes.append(width * b if by_record else 0)
         if self._memory.numel() < sum(sizes):
             self._memory = torch.empty(sum(sizes))
         parts = self._memory[: sum(sizes)].split(sizes)
-        views = [part[: o * b].view(o, b) for o, part in zip(rows, parts, strict=True)]
+        by_rows = parts[-1].view(-1, width)[:, : rows[0]]
+        views = [part[: o * b].view(o, b) for o, part in zip(rows, parts[:-1], strict=True)]
         outputs, num_layers = views[: len(self._shapes)], len(self._shapes)
         derivatives = [*views[num_layers:], outputs[-1]]
         self._buffers = _Buffers(
@@ -204,6 +256,8 @@ class Fused:
             [g.numpy() for g in derivatives],
             np.empty((num_layers, b)),
             np.empty((num_layers, b)),
+            by_rows if by_record else None,
+            by_rows.numpy(),
         )
         return self._buffers
 

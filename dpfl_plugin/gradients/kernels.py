@@ -129,6 +129,15 @@ def hinge(z: Floats, bias: Floats, labels: Integers, squares: Doubles) -> bool:
     return True
 
 
+@_compiled(void(float32[:, :], _MATRIX))
+def transpose(rows: Floats, z: Floats) -> None:
+    """Write ``rows`` (b, o) to ``z`` (o, b)."""
+    o, b = z.shape
+    for k in range(o):
+        for j in range(b):
+            z[k, j] = rows[j, k]
+
+
 @_compiled(void(int64, _MATRIX, _VECTOR, _SQUARE))
 def forward(kind: int, z: Floats, bias: Floats, squares: Doubles) -> None:
     """``squares`` (b,) of a hidden layer's activations ``z`` (h, b): for RELU after turning z into relu(z + bias)."""

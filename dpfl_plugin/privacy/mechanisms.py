@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from dpfl_plugin.core import draws
@@ -69,8 +68,7 @@ class Gaussian:
     def __call__(self, value: Tensor, sensitivity: float, rng: np.random.Generator) -> None:
         if self.noise_multiplier == 0:
             return
-        normals = torch.from_numpy(draws.normals(rng, value.numel(), single=value.dtype is torch.float32))
-        value.add_(normals.to(value), alpha=sensitivity * self.noise_multiplier)
+        draws.add_normals(value, sensitivity * self.noise_multiplier, rng)
 
     def add(self, value: Tensor, sensitivities: Tensor, normals: Tensor) -> None:
         """See `OnDevice`. The normals are scaled in float64 and rounded once."""
