@@ -148,7 +148,7 @@ class Wrong(types.ModuleType):
 
     def __init__(self, **faults):
         super().__init__("wrong")
-        self.normals, self.subset = sfc64.normals, sfc64.subset
+        self.normals, self.subset, self.add_normals = sfc64.normals, sfc64.subset, sfc64.add_normals
         self.__dict__.update(faults)
 
 
@@ -188,6 +188,50 @@ def test_kernels_that_differ_from_numpy_are_not_used(faults, monkeypatch):
     monkeypatch.setattr("dpfl_plugin.core.sfc64", wrong)
     monkeypatch.setitem(sys.modules, "dpfl_plugin.core.sfc64", wrong)
     assert draws.load() is None
+
+
+def added_twice_rounded(state, scale, value):
+    """Rounded after the product, too, as without a fused multiply-add."""
+    drawn = np.empty(len(value), np.float32)
+    sfc64.normals(state, drawn)
+    value += scale * drawn
+
+
+def added_less(state, scale, value):
+    sfc64.add_normals(state, scale * np.float32(1 - 2**-24), value)
+
+
+def added_and_not_moved_on(state, scale, value):
+    sfc64.add_normals(state.copy(), scale, value)
+
+
+@pytest.mark.parametrize("fault", [added_twice_rounded, added_less, added_and_not_moved_on])
+def test_a_kernel_that_adds_otherwise_than_torch_is_not_used(fault, monkeypatch):
+    """Its draws are."""
+    monkeypatch.setattr(draws, "load", lambda: Wrong(add_normals=fault))
+    made = draws.Kernels(worth=1)
+    assert made.of(generators(0)[0], 10**4) is not None
+    assert not made.adds
+    monkeypatch.setattr(draws, "kernels", made)
+    value, expected = torch.ones(5000), torch.ones(5000)
+    ours, numpys = generators(5)
+    draws.add_normals(value, 0.3, ours)
+    expected.add_(torch.from_numpy(numpys.standard_normal(5000).astype(np.float32)), alpha=0.3)
+    assert torch.equal(value, expected)
+
+
+@pytest.mark.parametrize("count", [10, 5000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_noise_is_added_to_the_bit_as_torch_adds_it(way, count, dtype):
+    ours, numpys = generators(6)
+    for strided in (False, True):
+        value = torch.linspace(-2, 2, 2 * count, dtype=dtype)[:: 1 + strided][:count]
+        expected = value.clone()
+        for scale in (0.3, 1e-6, 40.0):  # one release after another
+            drawn = torch.from_numpy(numpys.standard_normal(count)).to(dtype)
+            draws.add_normals(value, scale, ours)
+            assert torch.equal(value, expected.add_(drawn, alpha=scale))
+    assert state(ours) == state(numpys)
 
 
 def test_without_numba_numpy_draws(monkeypatch):

@@ -207,6 +207,31 @@ def test_bits_are_the_same_whatever_was_computed_before_and_wherever_vectors_lie
         assert torch.equal(out, expected) and torch.equal(norms, known)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_parameters_are_those_given_wherever_they_lie(kind):
+    """Large ones are read and sums written in place: at the beginning of a cache line, elsewhere, changed in place."""
+    wide = {
+        ClosedForm: network([], ACTIVATIONS, [True], 600, 40),
+        Dense: network([40], ACTIVATIONS, [True] * 2, 600, 3),
+    }
+    y, batch = drawn(wide[kind], 20, 0, inputs=600)
+    assert len(y) >= fused.VIEWS_PAY
+    fresh = {factor: clipped(made(kind, wide[kind]), factor * y, batch, 0.1) for factor in (1, 2, 4)}
+    assert not torch.equal(fresh[1][0], fresh[2][0])
+    engine, records = made(kind, wide[kind]), made(kind, wide[kind]).prepare(batch)
+    line = fused.CACHE_LINE // 4
+    places = [torch.empty(len(y) + line)[shift : shift + len(y)] for shift in (0, 0, 1, line)]
+    places += [matrix[row] for matrix in [torch.empty(2, len(y) + -len(y) % line)[:, : len(y)]] for row in (0, 1)]
+    outs = [torch.empty(len(y) + line)[shift : shift + len(y)] for shift in (0, 3, line)]
+    for turn, factor in enumerate((1, 2, 4, 1, 2) * 4):
+        place, out = places[turn % len(places)], outs[turn % len(outs)]
+        for scale in {factor, 1, 4}:  # the same place, other numbers
+            place.copy_(scale * y)
+            norms = engine.clipped_sum(place, records, 0.1, out.fill_(math.nan))
+            assert torch.equal(out, fresh[scale][0]) and torch.equal(norms, fresh[scale][1])
+            assert torch.equal(place, scale * y)
+
+
 def test_norms_are_the_callers():
     model = model_of(Dense)
     engine, (y, batch) = made(Dense, model), drawn(model, 6, 0)
