@@ -256,10 +256,14 @@ class StackedLayers:
         outputs = self._layers[-1].out_features
         if self._padded == outputs:
             return found
-        whole = y.new_zeros(len(y), self._padded, weight.shape[2])
-        whole[:, :outputs] = weight
+        whole = y.new_empty(len(y), self._padded, weight.shape[2])
+        whole[:, :outputs].copy_(weight)
+        whole[:, outputs:].zero_()
         offset = y.new_full((len(y), self._padded), self._padding_bias)
-        offset[:, :outputs] = 0.0 if bias is None else bias
+        if bias is None:
+            offset[:, :outputs].zero_()
+        else:
+            offset[:, :outputs].copy_(bias)
         return [*found[:-1], (whole, offset)]
 
     def _squares(self, batches: Stack, inputs: Sequence[Tensor], derivatives: Sequence[Tensor]) -> Tensor:

@@ -25,6 +25,7 @@ FEATURES, SILOS = 4, (7, 4, 9)
 MODELS: dict[str, tuple[Any, Callable[[], nn.Module], Any]] = {
     "closed_form": (ClosedForm, lambda: nn.Sequential(nn.Flatten(), nn.Linear(FEATURES, 3)), losses.cross_entropy),
     "closed_form, hinge": (ClosedForm, lambda: nn.Linear(FEATURES, 1), losses.hinge),
+    "closed_form, no bias": (ClosedForm, lambda: nn.Linear(FEATURES, 3, bias=False), losses.cross_entropy),
     "dense": (
         Dense,
         lambda: nn.Sequential(
