@@ -22,6 +22,7 @@ from dpfl_plugin.core.streams import Stream
 from dpfl_plugin.core.vectors import Layout, Vectors
 from dpfl_plugin.gradients.base import Engine, Loss, Records
 from dpfl_plugin.gradients.losses import cross_entropy
+from dpfl_plugin.gradients.replay import Record
 from dpfl_plugin.oracle import Draw, PrivacyRules
 from dpfl_plugin.privacy.clipping import Clipping, Flat
 from dpfl_plugin.privacy.ledger import Ledger
@@ -69,6 +70,7 @@ class Ours:
         stack: int = 1,
         lockstep: bool = False,
         noise: Literal["host", "device"] = "host",
+        record: Record | None = None,
     ) -> None:
         self.name = name
         module = load.module()
@@ -101,6 +103,7 @@ class Ours:
             test=dict(enumerate(silos)),
             states=self._algorithm.init_silos(x, load.num_silos),
             lockstep=lockstep,
+            record=record,
         )
         self._runtime = InProcess(host, Ledger(), stack_size=stack)
         self._server: Vectors = self._algorithm.init_server(x, setting)

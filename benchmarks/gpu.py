@@ -8,7 +8,8 @@ On the CPU it is processor time that counts, of one thread: other programs distu
 
 Silos packed: silo-steps a second of a round of so many silos that are advanced as one stack (`runtime.stack`). They
 are answered one after another, together (`runtime.lockstep`), and together with noise that is computed on the device
-(`runtime.noise: device`), in interleaved turns. Where the engine cannot answer silos together, the first two are alike.
+(`runtime.noise: device`), in interleaved turns; on CUDA also with graphs besides (`runtime.graphs`). Where the engine
+cannot answer silos together, they are all alike but for the noise.
 
 The ceiling is what the device could do at most: the arithmetic of a mean gradient at the rate of a large product of
 matrices, or its batch read once at the rate of a large copy, whichever takes longer.
@@ -32,6 +33,7 @@ from benchmarks.contenders import OURS, Contender, Ours, contenders, ours
 from benchmarks.engines import STEPS, arithmetic, one_silo
 from benchmarks.table import table
 from benchmarks.workloads import WORKLOADS, Workload, describe
+from dpfl_plugin.gradients.replay import cuda_graph
 
 PACKED: Final = (1, 8, 64, 512)
 RECORDS: Final = 2  # batches that a packed silo holds: they all have to fit the device
@@ -41,6 +43,9 @@ HOW: Final[dict[str, dict[str, Any]]] = {
     "one after another": {},
     "together": {"lockstep": True},
     "and device noise": {"lockstep": True, "noise": "device"},
+}
+GRAPHS: Final[dict[str, dict[str, Any]]] = {
+    "and graphs": {"lockstep": True, "noise": "device", "record": cuda_graph},
 }
 
 
@@ -138,13 +143,14 @@ def packed(load: Workload, silos: int, turns: int, count: int) -> dict[str, list
     )
     kind = next(iter(ours(load).values()))
     held = load.silos()
-    entrants = {how: Ours(how, kind, load, held, stack=silos, **options) for how, options in HOW.items()}
+    ways = {**HOW, **(GRAPHS if load.device.startswith("cuda") else {})}
+    entrants = {how: Ours(how, kind, load, held, stack=silos, **options) for how, options in ways.items()}
     for entrant in entrants.values():
         _turn(entrant, load, 0)
-    seconds: dict[str, list[float]] = {how: [] for how in HOW}
+    seconds: dict[str, list[float]] = {how: [] for how in ways}
     for number in range(1, turns + 1):
-        first = number % len(HOW)
-        for how in (*list(HOW)[first:], *list(HOW)[:first]):
+        first = number % len(ways)
+        for how in (*list(ways)[first:], *list(ways)[:first]):
             seconds[how].append(_turn(entrants[how], load, number) / (silos * count))
     return seconds
 
@@ -172,7 +178,8 @@ def packed_table(load: Workload, found: OnDevice) -> str:
         ratios = sorted(a / b for a, b in zip(alone, turns["together"], strict=True))
         row = [str(size), *(f"{rate:,.0f}" for rate in rates.values()), f"{least * rates['together']:.1%}"]
         rows.append([*row, f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"])
-    how = ["silos packed", *(f"{name}, silo-steps a second" for name in HOW)]
+    ways = next(iter(found.packed.values()))
+    how = ["silos packed", *(f"{name}, silo-steps a second" for name in ways)]
     return table([*how, "of the ceiling, together", "times as fast together"], rows)
 
 

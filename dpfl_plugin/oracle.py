@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal, cast
 
@@ -25,12 +25,13 @@ from dpfl_plugin.core.streams import SecureStream, Source, Stream, Words, stream
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import ConfigError, PluginError, TrainingError, UnsupportedError, require
 from dpfl_plugin.gradients.base import Engine, Records, clipped_sum_and_norms
+from dpfl_plugin.gradients.replay import Replayed
 from dpfl_plugin.gradients.smoothing import Convolution
-from dpfl_plugin.gradients.stacked import Pool, Stack, Together
+from dpfl_plugin.gradients.stacked import Pool, Sums, Together
 from dpfl_plugin.privacy.clipping import Clipping, Flat, clip_update
 from dpfl_plugin.privacy.events import Charge, Neighbouring, SampledGaussian, Unit
 from dpfl_plugin.privacy.mechanisms import Mechanism, OnDevice
-from dpfl_plugin.privacy.samplers import Sampler
+from dpfl_plugin.privacy.samplers import Sampler, usual_most
 from dpfl_plugin.privacy.schedules import Constant, Schedule, checked_factors
 
 # What is drawn at a time: batches of so many local steps, with this many records in all (256 KiB).
@@ -273,6 +274,7 @@ class PrivateOracle:
         clip_norms: C_i of each silo, where the clipping adapts it; in the end, what it was adapted to.
         cuts: which records are in the share, where that is known from an earlier round.
         pool: has the records of these silos by id, for answering them together where the engine and the rules allow it.
+        replayed: `Sums` of this engine and this pool, in place of our own.
         clock: takes the time of each part.
     """
 
@@ -290,6 +292,7 @@ class PrivateOracle:
         clip_norms: Sequence[float] | None = None,
         cuts: Cuts | None = None,
         pool: Pool | None = None,
+        replayed: Replayed | None = None,
         clock: Stopwatch = STOPPED,
     ) -> None:
         self.num_silos = len(silos)
@@ -311,6 +314,13 @@ class PrivateOracle:
         self._released: list[Tensor] = []
         self._closed = False
         self._pool = pool if pool is not None and self.num_silos > 1 and together(engine, rules) else None
+        self._sums = Sums(cast(Together, engine), self._pool) if self._pool is not None else None
+        self._replayed, self._width = replayed, 0
+        self._longest: list[int] = []
+        if self._pool is not None:
+            self._clip_to = self._clip_norms_there(self._pool.device)
+            if replayed is not None:
+                self._width = max(usual_most(rules.sampler, size) for size in self._sizes_of(self._pool))
         self._normals: DeviceNormals | None = None
 
     @torch.no_grad()
@@ -332,10 +342,10 @@ class PrivateOracle:
         self._clock.lap("drift")
         if step % self._ahead == 0:
             self._look_ahead(range(step, min(step + self._ahead, self._max_gradients)))
-        out = torch.empty_like(y, memory_format=torch.contiguous_format)
-        if self._pool is not None:
-            self._gradients_together(self._pool, y, step, out)
+        if self._sums is not None:
+            out = self._gradients_together(self._sums, y, step)
         else:
+            out = torch.empty_like(y, memory_format=torch.contiguous_format)
             for row in range(self.num_silos):
                 self._one_gradient(y[row], row, step, out[row])
         return out.add_(y, alpha=self._rules.l2) if self._rules.l2 else out
@@ -357,6 +367,20 @@ class PrivateOracle:
         ]
         self._noise = [names("noise", silo) for silo in self._ids]
         self._clock.lap("sampling")
+        if self._pool is not None:
+            self._find(self._pool, len(steps))
+
+    def _find(self, pool: Pool, num_steps: int) -> None:
+        """Where the batches of the next steps are in the pool, moved to its device at once."""
+        rows = [
+            part.rows(batches[turn])
+            for turn in range(num_steps)
+            for part, batches in zip(self._silos, self._batches, strict=True)
+        ]
+        m = self.num_silos
+        self._longest = [max(map(len, rows[m * turn : m * (turn + 1)])) for turn in range(num_steps)]
+        self._index = pool.index(self._ids * num_steps, rows, self._width).view(num_steps, m, -1)
+        self._clock.lap("gather")
 
     def _one_gradient(self, y: Tensor, row: int, step: int, out: Tensor) -> None:
         rules, turn = self._rules, step % self._ahead
@@ -413,39 +437,65 @@ class PrivateOracle:
         rules.mechanism(count, of_count, stream.seek(draw.key("bits", silo, step)))
         self.clip_norms[row] = rules.clipping.adapted(clip_norm, float(count) / size + 0.5, rules.clip_norm)
 
-    def _gradients_together(self, pool: Pool, y: Tensor, step: int, out: Tensor) -> None:
+    def _gradients_together(self, sums: Sums, y: Tensor, step: int) -> Tensor:
         """`_one_gradient` of every silo, by one call of the engine for all of their batches."""
-        rules = self._rules
-        turn = step % self._ahead
-        drawn = [part.rows(batches[turn]) for part, batches in zip(self._silos, self._batches, strict=True)]
-        batches = pool.gather(self._ids, drawn)
-        self._clock.lap("gather")
+        rules, turn = self._rules, step % self._ahead
         if rules.clipping.adapts:
-            self._adaptive_sums(y, batches, step, out)
+            self._clip_to = self._clip_norms_there(y.device)
+        answer: Callable[..., tuple[Tensor, ...]] = sums
+        width = self._longest[turn]
+        if self._replayed is not None and width <= self._width:  # else it was recorded for shorter ones: none is cut
+            answer, width = self._replayed, self._width
+        given = (y, self._index[turn, :, :width])
+        out, *norms = answer(*given) if self._clip_to is None else answer(*given, self._clip_to)
+        if rules.clipping.adapts:
+            self._add_noise_and_adapt(out, norms[0], step)
         else:
-            cast(Together, self._engine).clipped_sums(y, batches, [self._bounds] * self.num_silos, out)
             self._clock.lap("forward/backward")
+            # inf * 0: no clipping goes with no noise (checked in PrivacyRules)
             each = rules.sampler.sensitivity * rules.clip_norm * self._factors[step]
             self._add_all_noise(out, [each] * self.num_silos, step)
-        out.mul_(out.new_tensor([1 / divisor for divisor in self._divisors]).unsqueeze(1))
+        if step == 0:
+            self._shares = out.new_tensor([1 / divisor for divisor in self._divisors]).unsqueeze(1)
+        out.mul_(self._shares)
         self._clock.lap("noise")
+        return out
 
-    def _adaptive_sums(self, y: Tensor, batches: Stack, step: int, out: Tensor) -> None:
-        """`_adaptive_sum` of every silo at its own C_i."""
-        norms = cast(Together, self._engine).clipped_sums(y, batches, self.clip_norms, out)
-        assert norms is not None
+    def _add_noise_and_adapt(self, out: Tensor, norms: Tensor, step: int) -> None:
+        """`_adaptive_sum` of every silo at its own C_i, once the sums are there."""
         # A record that only fills up has the norm inf.
-        within = (norms <= norms.new_tensor(self.clip_norms).unsqueeze(1)).sum(dim=1).tolist()
+        within = (norms.squeeze(2) <= norms.new_tensor(self.clip_norms).unsqueeze(1)).sum(dim=1).tolist()
         self._clock.lap("forward/backward")
         pairs = [self._of_sum_and_count(row, step) for row in range(self.num_silos)]
         self._add_all_noise(out, [of_sum for of_sum, _ in pairs], step)
         for row, (_, of_count) in enumerate(pairs):
-            self._adapt(row, step, int(within[row]), batches.sizes[row], of_count)
+            batch = self._batches[row][step % self._ahead]
+            num_drawn = len(self._silos[row]) if batch is None else len(batch)
+            self._adapt(row, step, int(within[row]), num_drawn, of_count)
+
+    def _clip_norms_there(self, device: torch.device) -> Tensor | None:
+        """What each silo's gradients, or their L layers, are clipped to now: (m, 1 or L) float64; None: to nothing."""
+        if self._rules.clipping.adapts:
+            return torch.tensor(self.clip_norms, dtype=torch.float64).to(device).unsqueeze(1)
+        bounds = self._bounds if isinstance(self._bounds, tuple) else (self._bounds,)
+        if bounds == (math.inf,):
+            return None
+        return torch.tensor([bounds] * self.num_silos, dtype=torch.float64).to(device)
+
+    def _sizes_of(self, pool: Pool) -> set[int]:
+        """How many records the silos of a pool have in this round's share: not only those that take part, so that the
+        shape of what is recorded does not depend on who does."""
+        bounds = (share_bounds(self._share, size) for size in {len(one) for one in pool.records.values()})
+        return {last - first for first, last in bounds}
 
     def _add_all_noise(self, out: Tensor, sensitivities: Sequence[float], step: int) -> None:
         """`_add_noise` to every row of ``out`` (m, d)."""
         if self._rules.noise == "device":
-            scales = torch.tensor(sensitivities, dtype=torch.float64).to(out.device).unsqueeze(1)
+            shape = len(sensitivities), 1
+            if len(set(sensitivities)) == 1:  # nothing to move, for which the device would be waited for
+                scales = torch.full(shape, sensitivities[0], dtype=torch.float64, device=out.device)
+            else:
+                scales = torch.tensor(sensitivities, dtype=torch.float64).to(out.device).view(shape)
             cast(OnDevice, self._rules.mechanism).add(out, scales, self._device_normals(out).at(step))
             return
         for row, sensitivity in enumerate(sensitivities):

@@ -172,6 +172,10 @@ class RuntimeConfig(_Strict):
         None,
         description="a stack's gradients by one set of products, which round by who is in it; default: on CUDA only",
     )
+    graphs: bool = Field(
+        False,
+        description="on CUDA: what a stack's sums take is recorded once as a CUDA graph, and replayed at every step",
+    )
     noise: Literal["host", "device"] = Field(
         "host", description="where noise is computed: by numpy, or where the model is; other bits of the same strength"
     )
@@ -203,6 +207,17 @@ class RuntimeConfig(_Strict):
     def _stacks(self) -> RuntimeConfig:
         if self.lockstep and self.stack == 1:
             raise ValueError("lockstep: true with stack: 1: there is nothing to stack; raise stack, or leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _graphs(self) -> RuntimeConfig:
+        if self.graphs and not self.device.startswith("cuda"):
+            raise ValueError(f"graphs: true with device: {self.device}: graphs are CUDA's; leave graphs out")
+        if self.graphs and (not self.in_lockstep or self.stack == 1):
+            raise ValueError(
+                "graphs: true with silos that are answered one by one: a graph is of a whole stack's sums; leave "
+                "lockstep and stack out, or graphs"
+            )
         return self
 
     @model_validator(mode="after")

@@ -17,7 +17,7 @@ Seconds = dict[Part, float]
 PARTS: Final[dict[Part, str]] = {
     "sampling": "drawing batches",
     "gather": "copying a batch's records together",
-    "forward/backward": "the engine: clipped sums of gradients",
+    "forward/backward": "the engine: clipped sums of gradients; in lockstep also copying their records together",
     "noise": "drawing it and adding it",
     "drift": "the algorithm's own steps between gradients, and silos' states",
     "communication": "adding up uploads; on MPI ranks also sending them, and waiting for others",

@@ -277,7 +277,8 @@ def _tried_together(engine: Engine, expected: _Expected, precision: Precision) -
     batches = Pool({0: engine.prepare(Records(expected.features, expected.labels))}).gather([0, 0, 0], rows)
     for bounds in ((math.inf,) * 3, (c, c / 2, c)):
         found = y.new_full((3, len(y)), math.nan)
-        answer(y.expand(3, -1), batches, bounds, found)
+        clip_norms = None if bounds[0] == math.inf else torch.tensor(bounds, dtype=torch.float64).to(y.device)
+        answer(y.expand(3, -1), batches, None if clip_norms is None else clip_norms.unsqueeze(1), found)
         for index, bound, sums in zip(rows, bounds, found, strict=True):
             part = replace(expected, rows=expected.rows[: len(index)])
             if not float((sums - part.clipped(bound)).norm()) <= part.tolerance(bound, precision):

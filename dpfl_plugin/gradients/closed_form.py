@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -18,7 +17,7 @@ from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.gradients import fused, losses
 from dpfl_plugin.gradients.base import Loss, Records, clip_factors, in_chunks, squared_norms
 from dpfl_plugin.gradients.fused import Fused
-from dpfl_plugin.gradients.stacked import Bound, Stack, StackedLayers
+from dpfl_plugin.gradients.stacked import Stack, StackedLayers
 
 # torch's softmax over 16 columns is 6 times as fast as over 10: a whole vector register.
 LANES = 16
@@ -30,6 +29,7 @@ class ClosedForm:
     """Clipped sums of a single linear layer with cross-entropy, logistic or hinge loss."""
 
     name = "closed_form"
+    capturable = True
 
     def __init__(self, model: torch.nn.Module, loss: Loss, chunk_bytes: int) -> None:
         linear = linear_layer(model)
@@ -101,7 +101,7 @@ class ClosedForm:
             self._without_bad_examples(y, batch, norms, clip_norm, out)
         return norms
 
-    def clipped_sums(self, y: Tensor, batches: Stack, clip_norms: Sequence[Bound], out: Tensor) -> Tensor | None:
+    def clipped_sums(self, y: Tensor, batches: Stack, clip_norms: Tensor | None, out: Tensor) -> Tensor | None:
         """See `stacked.Together`."""
         return self._together.clipped_sums(y, batches, clip_norms, out)
 

@@ -20,7 +20,7 @@ from dpfl_plugin.gradients import fused, losses
 from dpfl_plugin.gradients.base import Loss, Records, clip_factors, in_chunks, mark_bad, squared_norms
 from dpfl_plugin.gradients.closed_form import LANES, PADDING_BIAS, residuals, unknown_loss
 from dpfl_plugin.gradients.fused import Fused
-from dpfl_plugin.gradients.stacked import Bound, Stack, StackedLayers
+from dpfl_plugin.gradients.stacked import Stack, StackedLayers
 
 Backward = Callable[[Tensor, Tensor], Tensor]
 """(derivative by an activation's output, that output) -> derivative by its input, (b, h) each."""
@@ -38,6 +38,7 @@ class Dense:
     """Clipped sums of Linear layers with activations between them, with cross-entropy, logistic or hinge loss."""
 
     name = "dense"
+    capturable = True
 
     def __init__(self, model: nn.Module, loss: Loss, chunk_bytes: int) -> None:
         chain = dense_layers(model)
@@ -111,7 +112,7 @@ class Dense:
             self._sum([a[good] for a in inputs], [g[good] for g in derivatives], factors, out)
         return norms
 
-    def clipped_sums(self, y: Tensor, batches: Stack, clip_norms: Sequence[Bound], out: Tensor) -> Tensor | None:
+    def clipped_sums(self, y: Tensor, batches: Stack, clip_norms: Tensor | None, out: Tensor) -> Tensor | None:
         """See `stacked.Together`."""
         return self._together.clipped_sums(y, batches, clip_norms, out)
 

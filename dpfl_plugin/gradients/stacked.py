@@ -2,12 +2,14 @@
 
 A GPU is kept busy by large operations, and a step of one silo is small. So silos that are advanced together have their
 batches gathered into one tensor (m, b, ...), each filled up to the length of the longest with records of zeros, and
-products of matrices are products of stacks of matrices. A record that only fills up adds exactly nothing: the
-derivative of its loss is replaced by zero before anything is made of it.
+products of matrices are products of stacks of matrices. A record that only fills up adds exactly nothing: all that it
+has in the products is replaced by zero.
 
 Every silo has its own parameters and its own clipping norms, and what `Engine.clipped_sum` promises of a record holds
-here: it adds at most C, and nothing if its gradient is not finite. A silo of which something is not finite is answered
-once more by itself, by the engine's own path for that.
+here: it adds at most C, and nothing if its gradient is not finite.
+
+`Sums` is a function of tensors alone: nothing in it waits for the device, and no shape depends on a number. So it can
+be recorded once and replayed with other numbers (`replay`).
 """
 
 from __future__ import annotations
@@ -25,63 +27,53 @@ from torch import Tensor, nn
 from dpfl_plugin.core.balls import inner
 from dpfl_plugin.gradients.base import Engine, Records, squared_norms
 
-Bound = float | tuple[float, ...]
-"""C of a silo, or a bound for each of the model's layers."""
-
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """Batches of m silos, each filled up with records of zeros to b, the length of the longest.
+    """Batches of m silos, each filled up with records of zeros to b, the length of the longest or more.
 
     Attributes:
-        features: (m, b, *feature_shape).
+        features: (m, b, *feature_shape), all finite.
         labels: (m, b) int64.
         constants: (m, b), or None: as `Records.constants`.
-        sizes: how many records each batch really has, m numbers.
+        padding: (m, b), where records only fill up, or stand for one whose features are not finite.
     """
 
     features: Tensor
     labels: Tensor
     constants: Tensor | None
-    sizes: tuple[int, ...]
+    padding: Tensor
 
     def __len__(self) -> int:
-        return len(self.sizes)
+        return self.labels.shape[0]
 
     @property
     def longest(self) -> int:
         return self.labels.shape[1]
 
-    def padding(self) -> Tensor | None:
-        """(m, b), where records only fill up; None if none does."""
-        if min(self.sizes) == self.longest:
-            return None
-        device = self.labels.device
-        return torch.arange(self.longest, device=device) >= torch.tensor(self.sizes, device=device).unsqueeze(1)
-
-    def silo(self, number: int) -> Records:
-        """A silo's batch, without what fills it up, as views."""
-        size = self.sizes[number]
-        constants = None if self.constants is None else self.constants[number, :size]
-        return Records(self.features[number, :size], self.labels[number, :size], constants)
-
-    def between(self, first: int, last: int) -> Stack:
-        """The silos [first, last), as views."""
-        constants = None if self.constants is None else self.constants[first:last]
-        return Stack(self.features[first:last], self.labels[first:last], constants, self.sizes[first:last])
+    def part(self, silos: slice, records: slice) -> Stack:
+        """Of these silos' batches these records, as views."""
+        constants = None if self.constants is None else self.constants[silos, records]
+        place = silos, records
+        return Stack(self.features[place], self.labels[place], constants, self.padding[place])
 
 
 class Together(Protocol):
-    """What an engine may have beside `Engine.clipped_sum`: the same for several silos at once."""
+    """What an engine may have beside `Engine.clipped_sum`: the same for several silos at once.
 
-    def clipped_sums(self, y: Tensor, batches: Stack, clip_norms: Sequence[Bound], out: Tensor) -> Tensor | None:
+    One with an attribute ``capturable = True`` promises that this neither waits for the device, nor moves anything to
+    it, nor has shapes that depend on numbers, nor writes to tensors that it keeps: a CUDA graph may replay it.
+    """
+
+    def clipped_sums(self, y: Tensor, batches: Stack, clip_norms: Tensor | None, out: Tensor) -> Tensor | None:
         """Write each silo's clipped sum at its parameters, rows of ``y`` (m, d), to its row of ``out`` (m, d).
 
         Args:
-            clip_norms: of each silo, as for `Engine.clipped_sum`; finite ones of all silos, or inf of all.
+            clip_norms: of each silo, finite: (m, 1), or (m, L) for the model's L layers; float64, where ``y`` is.
+                None where nothing is clipped.
 
         Returns:
-            None where they are inf; else the norms before clipping, (m, b) or (m, b, L) for L layers, inf for examples
+            None where nothing is clipped; else the norms before clipping, (m, b, 1) or (m, b, L), inf for examples
             whose gradient is not finite and for those that only fill up.
         """
         ...
@@ -108,24 +100,56 @@ class Pool:
         self._first = dict(zip(silos, np.cumsum([0, *map(len, parts)])[:-1].tolist(), strict=True))
         whole = Records(self._features, self._labels, self._constants)
         self.records = {silo: whole.between(at, at + len(silos[silo])) for silo, at in self._first.items()}
+        # A record with a feature that is not finite has no finite gradient, and zero times infinity is not zero: it is
+        # never gathered, but the record of zeros in its place.
+        self._zeros = len(self._labels) - 1
+        finite = torch.isfinite(self._features).flatten(1).all(dim=1)
+        self._usable = torch.arange(len(self._labels), device=self.device).masked_fill_(~finite, self._zeros)
 
-    def gather(self, ids: Sequence[int], rows: Sequence[NDArray[np.int64]]) -> Stack:
-        """Batches of the silos ``ids``: the records at ``rows`` (b_i,) of each."""
-        sizes = tuple(map(len, rows))
-        index = np.full((len(ids), max(sizes)), len(self._labels) - 1)  # of the record of zeros
+    @property
+    def device(self) -> torch.device:
+        return self._labels.device
+
+    def index(self, ids: Sequence[int], rows: Sequence[NDArray[np.int64]], least: int = 0) -> Tensor:
+        """(m, b) where the records at ``rows`` (b_i,) of each of the silos ``ids`` are in the one place, filled up with
+        the record of zeros to the longest, or to ``least`` where that is more; on the device."""
+        index = np.full((len(ids), max(least, *map(len, rows))), self._zeros)
         for place, silo, found in zip(index, ids, rows, strict=True):
             place[: len(found)] = found + self._first[silo]
-        flat = torch.from_numpy(index).to(self._labels.device).flatten()
+        return torch.from_numpy(index).to(self.device)
+
+    def take(self, index: Tensor) -> Stack:
+        """The batches at an `index` (m, b)."""
+        flat = self._usable.index_select(0, index.flatten())
 
         def taken(values: Tensor) -> Tensor:
             return values.index_select(0, flat).view(*index.shape, *values.shape[1:])
 
         constants = None if self._constants is None else taken(self._constants)
-        return Stack(taken(self._features), taken(self._labels), constants, sizes)
+        padding = flat.eq(self._zeros).view(index.shape)
+        return Stack(taken(self._features), taken(self._labels), constants, padding)
+
+    def gather(self, ids: Sequence[int], rows: Sequence[NDArray[np.int64]]) -> Stack:
+        """Batches of the silos ``ids``: the records at ``rows`` (b_i,) of each."""
+        return self.take(self.index(ids, rows))
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
     return torch.cat([*parts, parts[0].new_zeros(1, *parts[0].shape[1:])])
+
+
+class Sums:
+    """Clipped sums of several silos' batches, as a function of tensors alone."""
+
+    def __init__(self, engine: Together, pool: Pool) -> None:
+        self._engine, self._pool = engine, pool
+
+    def __call__(self, y: Tensor, index: Tensor, clip_norms: Tensor | None = None) -> tuple[Tensor, ...]:
+        """(sums (m, d), norms as of `Together.clipped_sums` where there are any), at ``y`` (m, d), of the batches at
+        ``index`` (m, b) of the pool."""
+        out = torch.empty_like(y, memory_format=torch.contiguous_format)
+        norms = self._engine.clipped_sums(y, self._pool.take(index), clip_norms, out)
+        return (out,) if norms is None else (out, norms)
 
 
 Activation = tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]
@@ -164,79 +188,59 @@ class StackedLayers:
             for one in layers
             for size in (one.out_features * one.in_features, *([one.out_features] if one.bias is not None else []))
         ]
-        self._last: tuple[Tensor, Tensor] | None = None
 
-    def clipped_sums(self, y: Tensor, batches: Stack, clip_norms: Sequence[Bound], out: Tensor) -> Tensor | None:
+    def clipped_sums(self, y: Tensor, batches: Stack, clip_norms: Tensor | None, out: Tensor) -> Tensor | None:
         """See `Together`."""
-        unclipped = [clip_norm == math.inf for clip_norm in clip_norms]
-        assert all(unclipped) or not any(unclipped), clip_norms
-        several = isinstance(clip_norms[0], tuple)
-        bounds = [c if isinstance(c, tuple) else (c,) for c in clip_norms]
-        norms = y.new_full((len(batches), batches.longest, len(bounds[0])), math.inf)
-        size = self._silos_at_a_time(y, batches)
-        for first in range(0, len(batches), size or 1):
-            part = slice(first, first + (size or 1))
-            given = y[part], batches.between(first, part.stop), bounds[part], out[part], norms[part]
-            bad = self._sums(*given) if size else [0]
-            for number in bad:
-                self._alone(number, *given, several=several)
-        if unclipped[0]:
+        norms = None
+        if clip_norms is not None:
+            norms = y.new_empty(len(batches), batches.longest, clip_norms.shape[1])
+            clip_norms = inner(1.0, y.dtype) * clip_norms
+        of_record: int = self._engine.record_bytes(  # type: ignore[attr-defined]
+            y[0], Records(batches.features[0], batches.labels[0])
+        )
+        most = max(1, self._chunk_bytes // of_record)  # records at a time, of all silos together
+        width = max(1, min(most, batches.longest))
+        height = most // width
+        for at in range(0, max(1, batches.longest), width):
+            records = slice(at, at + width)
+            target = out if at == 0 else torch.empty_like(out)
+            for first in range(0, len(batches), height):
+                silos = slice(first, first + height)
+                found = self._sums(
+                    y[silos],
+                    batches.part(silos, records),
+                    None if clip_norms is None else clip_norms[silos].to(y.dtype).unsqueeze(1),
+                    target[silos],
+                )
+                if norms is not None and found is not None:
+                    norms[silos, records] = found
+            if at:
+                out += target
+        return norms
+
+    def _sums(self, y: Tensor, batches: Stack, most: Tensor | None, out: Tensor) -> Tensor | None:
+        """`clipped_sums` of as much as there is room for; ``most`` (m, 1, 1 or L) is what is clipped to."""
+        inputs, derivatives = self._derivatives(y, batches)
+        left_out = batches.padding.unsqueeze(2)
+        if most is None:
+            self._add_up(inputs, derivatives, None, left_out, out)
             return None
-        return norms if several else norms.squeeze(2)
+        squares = self._squares(batches, inputs, derivatives)
+        norms = (squares if most.shape[2] > 1 else squares.sum(dim=2, keepdim=True)).sqrt_()
+        finite = norms < math.inf  # not where it is NaN
+        left_out = left_out | ~(finite if most.shape[2] == 1 else finite.all(dim=2, keepdim=True))
+        norms.masked_fill_(left_out, math.inf)
+        self._add_up(inputs, derivatives, most / torch.maximum(norms, most), left_out, out)
+        return norms
 
-    def _silos_at_a_time(self, y: Tensor, batches: Stack) -> int:
-        """0 where the batch of one is too much."""
-        if batches.longest == 0:
-            return len(batches)
-        of_record: int = self._engine.record_bytes(y[0], batches.silo(0))  # type: ignore[attr-defined]
-        return min(len(batches), self._chunk_bytes // (batches.longest * of_record))
-
-    def _alone(
-        self,
-        number: int,
-        y: Tensor,
-        batches: Stack,
-        bounds: Sequence[tuple[float, ...]],
-        out: Tensor,
-        norms: Tensor,
-        *,
-        several: bool,
-    ) -> None:
-        size, bound = batches.sizes[number], bounds[number]
-        found = self._engine.clipped_sum(y[number], batches.silo(number), bound if several else bound[0], out[number])
-        norms[number] = math.inf
-        if found is not None:
-            norms[number, :size] = found.view(size, norms.shape[2])
-
-    def _sums(
-        self, y: Tensor, batches: Stack, bounds: Sequence[tuple[float, ...]], out: Tensor, norms: Tensor
-    ) -> list[int]:
-        """Write sums and norms; returns the silos of which something is not finite."""
-        padding = batches.padding()
-        inputs, derivatives = self._derivatives(y, batches, padding)
-        if math.isinf(bounds[0][0]):
-            self._add_up(inputs, derivatives, None, out)
-            total = out.sum(dim=1)
-        else:
-            squares = self._squares(batches, inputs, derivatives)
-            found = (squares if norms.shape[2] > 1 else squares.sum(dim=2, keepdim=True)).sqrt_()
-            inside = [[inner(c, y.dtype) for c in bound] for bound in bounds]
-            most = torch.tensor(inside, dtype=torch.float64).to(y).unsqueeze(1)
-            self._add_up(inputs, derivatives, most / torch.maximum(found, most), out)
-            total = out.sum(dim=1) + found.sum(dim=(1, 2))
-            norms.copy_(found if padding is None else found.masked_fill_(padding.unsqueeze(2), math.inf))
-        return (~torch.isfinite(total)).nonzero().flatten().tolist()
-
-    def _derivatives(self, y: Tensor, batches: Stack, padding: Tensor | None) -> tuple[list[Tensor], list[Tensor]]:
-        """Each layer's inputs (m, b, i), and the derivatives of the losses by its outputs (m, b, o): zero for records
-        that only fill up."""
+    def _derivatives(self, y: Tensor, batches: Stack) -> tuple[list[Tensor], list[Tensor]]:
+        """Each layer's inputs (m, b, i), and the derivatives of the losses by its outputs (m, b, o)."""
         parameters = self._parameters(y)
         inputs = [batches.features.flatten(2)]
         for (weight, bias), (forward, _) in zip(parameters[:-1], self._activations, strict=True):
             inputs.append(forward(_linear(inputs[-1], weight, bias)))
         outputs = _linear(inputs[-1], *parameters[-1])
-        last = self._residuals(outputs.flatten(0, 1), batches.labels.flatten()).view_as(outputs)
-        derivatives = [last if padding is None else last.masked_fill_(padding.unsqueeze(2), 0.0)]
+        derivatives = [self._residuals(outputs.flatten(0, 1), batches.labels.flatten()).view_as(outputs)]
         for layer in reversed(range(1, len(parameters))):
             _, backward = self._activations[layer - 1]
             derivatives.append(backward(torch.bmm(derivatives[-1], parameters[layer][0]), inputs[layer]))
@@ -252,17 +256,15 @@ class StackedLayers:
         outputs = self._layers[-1].out_features
         if self._padded == outputs:
             return found
-        shape = (len(y), self._padded, weight.shape[2])
-        like = self._last[0] if self._last is not None else None
-        if like is None or (like.shape, like.dtype, like.device) != (shape, y.dtype, y.device):
-            offset = y.new_full((len(y), self._padded), self._padding_bias)
-            offset[:, :outputs] = 0.0
-            self._last = y.new_zeros(shape), offset
-        assert self._last is not None
-        self._last[0][:, :outputs] = weight
-        if bias is not None:
-            self._last[1][:, :outputs] = bias
-        return [*found[:-1], self._last]
+        whole = y.new_empty(len(y), self._padded, weight.shape[2])
+        whole[:, :outputs].copy_(weight)
+        whole[:, outputs:].zero_()
+        offset = y.new_full((len(y), self._padded), self._padding_bias)
+        if bias is None:
+            offset[:, :outputs].zero_()
+        else:
+            offset[:, :outputs].copy_(bias)
+        return [*found[:-1], (whole, offset)]
 
     def _squares(self, batches: Stack, inputs: Sequence[Tensor], derivatives: Sequence[Tensor]) -> Tensor:
         """(m, b, L) squared norms of the layers' gradients."""
@@ -273,14 +275,27 @@ class StackedLayers:
         return torch.stack(found, dim=2)
 
     def _add_up(
-        self, inputs: Sequence[Tensor], derivatives: Sequence[Tensor], factors: Tensor | None, out: Tensor
+        self,
+        inputs: Sequence[Tensor],
+        derivatives: Sequence[Tensor],
+        factors: Tensor | None,
+        left_out: Tensor,
+        out: Tensor,
     ) -> None:
-        """Write the sums of the gradients, each layer's times its ``factors`` (m, b, L or 1), to ``out``."""
+        """Write the sums of the gradients, each layer's times its ``factors`` (m, b, L or 1), to ``out``: of all
+        records but those that are ``left_out`` (m, b, 1). Inputs and derivatives may be overwritten.
+
+        Zero times what is not finite is not zero: both factors of a product are zero for what is left out. The first
+        layer's inputs are finite.
+        """
         parts = iter(out.split(self._sizes, dim=1))
         for number, (layer, a, g) in enumerate(zip(self._layers, inputs, derivatives, strict=True)):
             if factors is not None:
                 column = number % factors.shape[2]
-                g = g * factors[:, :, column : column + 1]
+                g = g.mul_(factors[:, :, column : column + 1])
+            g = g.masked_fill_(left_out, 0.0)
+            if number > 0:
+                a = a.masked_fill_(left_out, 0.0)
             found = torch.bmm(g.transpose(1, 2), a)[:, : layer.out_features]
             next(parts).view_as(found).copy_(found)
             if layer.bias is not None:

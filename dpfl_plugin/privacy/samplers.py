@@ -154,6 +154,12 @@ class FullBatch:
 SAMPLERS: Final[tuple[SamplerName, ...]] = ("fixed", "poisson", "full", "with_replacement")
 
 
+def usual_most(sampler: Sampler, num_records: int) -> int:
+    """Records of a long batch: of fixed size, or what is expected and 6 standard deviations more."""
+    size = sampler.divisor(num_records)
+    return min(num_records, math.ceil(size + 6 * math.sqrt(size))) if sampler.name == "poisson" else int(size)
+
+
 def make(name: str, record_rate: float | None, batch_size: int | None) -> Sampler:
     """The sampler that a configuration names.
 

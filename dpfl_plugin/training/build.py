@@ -24,6 +24,7 @@ from dpfl_plugin.errors import ConfigError, PluginError, UnsupportedError, requi
 from dpfl_plugin.gradients import base as engines
 from dpfl_plugin.gradients import choice, losses, smoothing
 from dpfl_plugin.gradients.base import Records, layers
+from dpfl_plugin.gradients.replay import cuda_graph
 from dpfl_plugin.models.build import build_model, check_model
 from dpfl_plugin.oracle import PrivacyRules, check_released, together
 from dpfl_plugin.privacy import samplers
@@ -149,6 +150,7 @@ def build(
         rules = privacy_rules(config, noise)
     _check_engine(engine, rules, layout, model, trial)
     lockstep = _lockstep(config, engine, rules)
+    graphs = _graphs(config, engine, rules, lockstep=lockstep, num_here=len(train), device=model.device)
     _check_first_round(config, algorithm, setting, rules, module, loss, model)
     host = SiloHost(
         model=module,
@@ -162,6 +164,7 @@ def build(
         scores=releases_beside.scores,
         chunk_bytes=room.chunk,
         lockstep=lockstep,
+        record=cuda_graph if graphs else None,
     )
     return Parts(
         host=host,
@@ -292,7 +295,10 @@ def _memory(
     batch = max((usual_batch(rules, [len(records)]) for records in mine), default=0)
     needs = memory.fixed_needs(algorithm, setting, model, mine, stack=stack, batch_size=batch)
     if config.runtime.in_lockstep and stack > 1:
-        needs += memory.of_lockstep(setting, mine, stack=stack, batch_size=batch)
+        together = memory.of_lockstep(setting, mine, stack=stack, batch_size=batch)
+        needs += together
+        if config.runtime.graphs:
+            needs.append(("a graph", memory.of_graph(setting, model, together, len(mine), stack=stack)))
     if rules.noise == "device":
         needs.append(("noise", memory.of_device_noise(setting, model, len(mine), stack=stack)))
     needs.append(("test records", sum(map(memory.bytes_of, test.values()))))
@@ -330,6 +336,45 @@ def _lockstep(config: Config, engine: engines.Engine, rules: PrivacyRules) -> bo
     return together(engine, rules)
 
 
+def _graphs(
+    config: Config,
+    engine: engines.Engine,
+    rules: PrivacyRules,
+    *,
+    lockstep: bool,
+    num_here: int,
+    device: torch.device,
+) -> bool:
+    """Whether a stack's sums are recorded as CUDA graphs.
+
+    Raises:
+        UnsupportedError: the configuration says so, and they cannot be.
+    """
+    if not config.runtime.graphs:
+        return False
+    if not lockstep:
+        raise UnsupportedError(
+            f"runtime.graphs=true: engine {engine.name} with privacy.unit={rules.unit!r} and this privacy.clip answers "
+            "silos one after another, and a graph is of a whole stack's sums. Leave graphs out; at record level "
+            "closed_form and dense answer silos together."
+        )
+    if not getattr(engine, "capturable", False):
+        raise UnsupportedError(
+            f"runtime.graphs=true: engine {engine.name} does not say that a graph may replay what it does (capturable, "
+            "see Together in dpfl_plugin/gradients/stacked.py). Leave graphs out, or use closed_form or dense."
+        )
+    if device.type != "cuda":
+        raise UnsupportedError(
+            f"runtime.graphs=true: this process computes on {device.type}, and graphs are CUDA's. Leave graphs out."
+        )
+    if num_here == 1:
+        raise UnsupportedError(
+            "runtime.graphs=true: this process has one silo, and a graph is of a whole stack's sums. Leave graphs out, "
+            "or use fewer processes."
+        )
+    return True
+
+
 def _terms(config: Config, rules: PrivacyRules, num_records: Sequence[int], room: Memory) -> choice.Terms:
     return choice.Terms(
         chunk_bytes=room.chunk,
@@ -360,10 +405,11 @@ def _check_first_round(
                 f"runtime.precision={config.runtime.precision!r}: gradients of smoothed losses are taken in full "
                 "precision only. Use float32."
             )
-        if config.runtime.lockstep:
-            raise UnsupportedError(
-                "runtime.lockstep=true: gradients of smoothed losses are taken silo by silo. Leave lockstep out."
-            )
+        for key in ("lockstep", "graphs"):
+            if getattr(config.runtime, key):
+                raise UnsupportedError(
+                    f"runtime.{key}=true: gradients of smoothed losses are taken silo by silo. Leave {key} out."
+                )
         smoothing.engine(first.smoothing, module, loss)
     if rules.unit == "silo":
         up, rehearsal = rehearse(algorithm, server, first)

@@ -7,6 +7,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -20,7 +21,8 @@ from dpfl_plugin.errors import MemoryShortError
 from dpfl_plugin.gradients import smoothing
 from dpfl_plugin.gradients.base import Engine, Loss, Records, layers
 from dpfl_plugin.gradients.losses import predict
-from dpfl_plugin.gradients.stacked import Pool
+from dpfl_plugin.gradients.replay import Record, Replayed
+from dpfl_plugin.gradients.stacked import Pool, Sums, Together
 from dpfl_plugin.oracle import Cuts, Draw, PrivacyRules, PrivateOracle, part_of, together
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.scores import Scores
@@ -72,6 +74,7 @@ class SiloHost:
         chunk_bytes: for the gradients of single examples at a time, where another engine is made.
         lockstep: silos that are advanced together are answered together, if the engine and the rules allow it. Sums
             then round by who is in a stack.
+        record: records their sums once for each shape, to be replayed; None: they are computed.
 
     Attributes:
         clock: takes the time of each part of the work; nobody's, unless one is put there.
@@ -91,6 +94,7 @@ class SiloHost:
         scores: Scores | None = None,
         chunk_bytes: int = smoothing.CHUNK_BYTES,
         lockstep: bool = False,
+        record: Record | None = None,
     ) -> None:
         self.clock: Stopwatch = STOPPED
         self.ids = sorted(train)
@@ -101,6 +105,9 @@ class SiloHost:
         self._pool = Pool(self._train) if lockstep and self._train and together(engine, rules) else None
         if self._pool is not None:
             self._train = self._pool.records  # not once more
+        self._replayed: Replayed | None = None
+        if record is not None and self._pool is not None:
+            self._replayed = Replayed(Sums(cast(Together, engine), self._pool), record)
         self._test = test
         self.states = begun(states, rules, len(train))
         self._layers = layers(self._layout)
@@ -122,7 +129,8 @@ class SiloHost:
     def planted(self, engine: Engine, train: Mapping[int, Records], states: Vectors) -> SiloHost:
         """The same silos with an engine around their own, and with records that theirs has prepared; for audits."""
         other = copy.copy(self)
-        other._engine, other._train, other._pending, other._pool = engine, dict(train), [], None
+        other._engine, other._train, other._pending = engine, dict(train), []
+        other._pool = other._replayed = None
         other.states = begun(states, self._rules, len(train))
         return other
 
@@ -171,6 +179,7 @@ class SiloHost:
             clip_norms=self.states[CLIP_NORM][rows, 0].tolist() if CLIP_NORM in self.states else None,
             cuts=self._cuts,
             pool=self._pool,
+            replayed=self._replayed,
             clock=self.clock,
         )
 

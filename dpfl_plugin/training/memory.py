@@ -135,6 +135,16 @@ def of_lockstep(setting: Setting, silos: Iterable[Records], *, stack: int, batch
     ]
 
 
+def of_graph(
+    setting: Setting, model: torch.Tensor, lockstep: Sequence[tuple[str, int]], num_silos: int, *, stack: int
+) -> int:
+    """Bytes that a recorded step keeps for itself: batches of a stack (`of_lockstep` has them), what is made of them,
+    and each silo's parameters and sum. Of one; a graph of another shape needs as much again."""
+    together = min(stack, num_silos, setting.num_participants)
+    size = model.numel() * model.element_size()
+    return dict(lockstep)["batches of a stack"] + CHUNK + 3 * together * size if together else 0
+
+
 def of_device_noise(setting: Setting, model: torch.Tensor, num_silos: int, *, stack: int) -> int:
     """Bytes of normals that are drawn ahead, and of what they are made of."""
     together = min(stack, num_silos, setting.num_participants)

@@ -113,6 +113,9 @@ SETTINGS = {
     "checkpoint.seconds=-1": ["checkpoint.seconds=-1"],
     "runtime.stack=0": ["runtime.stack=0"],
     "runtime={lockstep: true, stack: 1}": ["lockstep: true with stack: 1"],
+    "runtime.graphs=true": ["graphs: true with device: cpu", "leave graphs out"],
+    "runtime={graphs: true, device: cuda, lockstep: false}": ["graphs: true with silos that are answered one by one"],
+    "runtime={graphs: true, device: cuda, stack: 1}": ["graphs: true with silos that are answered one by one"],
     "runtime.noise=gpu": ["runtime.noise='gpu'", "'host' or 'device'"],
     "name=a/b": ["name='a/b'"],
     # plugins

@@ -118,6 +118,8 @@ OTHER = [
     {"runtime": {"noise": "device"}},
     {"runtime": {"lockstep": True}},
     {"runtime": {"lockstep": True, "stack": 3}},
+    {"runtime": {"device": "cuda"}},
+    {"runtime": {"device": "cuda", "graphs": True}},
     {"data": {"dataset": {"alpha": 1.0}}},
     {"data": {"partition": "natural"}},
     {"model": {"name": "softmax", "bias": False}},

@@ -27,6 +27,7 @@ from dpfl_plugin.algorithms.base import RoundPlan
 from dpfl_plugin.core.vectors import Layout, Vectors
 from dpfl_plugin.gradients import losses
 from dpfl_plugin.gradients.base import Engine, Loss, Records
+from dpfl_plugin.gradients.replay import cuda_graph
 from dpfl_plugin.oracle import Draw, PrivacyRules
 from dpfl_plugin.privacy.events import Charge, Neighbouring, SampledGaussian, Unit
 from dpfl_plugin.privacy.samplers import FixedSize, FullBatch, Poisson, Sampler, WithReplacement
@@ -34,6 +35,7 @@ from dpfl_plugin.runtimes.in_process import InProcess
 from dpfl_plugin.training.host import SiloHost
 from dpfl_plugin.training.runtime import ChargeSink, Observer, Runtime
 from tests.mpi.network import loopback
+from tests.recording import Recorder
 
 CLASSES = 3
 C = 0.5
@@ -101,7 +103,7 @@ class Case:
 
     Attributes:
         device: where models and records are; noise: where noise is computed.
-        lockstep: whether silos of a stack are answered together.
+        lockstep: whether silos of a stack are answered together; graphs: by sums that are recorded and replayed.
     """
 
     mechanism: str
@@ -115,6 +117,7 @@ class Case:
     device: str = "cpu"
     noise: Literal["host", "device"] = "host"
     lockstep: bool = False
+    graphs: bool = False
     dtype: torch.dtype = torch.float64
 
     def __str__(self) -> str:
@@ -122,6 +125,7 @@ class Case:
         more = ("-secure" if self.secure else "") + (f"-{self.clipping}" if self.clipping != "flat" else "")
         more += "-float32" * (self.dtype == torch.float32)
         more += f"-{self.noise} noise" * (self.noise != "host") + "-lockstep" * self.lockstep
+        more += "-graphs" * self.graphs
         more += f"-{self.device}" * (self.device != "cpu")
         return f"{self.mechanism}-{self.engine}-{self.runtime}-{unit}{more}"
 
@@ -295,6 +299,7 @@ def run(
         test={},
         states={},
         lockstep=case.lockstep,
+        record=(Recorder() if case.device == "cpu" else cuda_graph) if case.graphs else None,
     )
     runtime = RUNTIMES[case.runtime](host, sink, [lambda round, ids, up: seen.append(up)])
     down = {"model": torch.zeros(Layout.of(model(num_features)).dimension, dtype=case.dtype, device=case.device)}

@@ -1,6 +1,7 @@
 """What conforms on the CPU conforms on a GPU, silo by silo and in lockstep, with noise from either place.
 
-In lockstep and with device noise on the CPU, too, so that both are known to conform before there is a GPU.
+In lockstep, with device noise and with sums that are replayed on the CPU, too, so that all of it is known to conform
+before there is a GPU.
 """
 
 from __future__ import annotations
@@ -65,10 +66,21 @@ def _cases() -> list[Any]:
         for sampler in ("fixed", "poisson", "full")
         for noise in ("host", "device")
     ]
+    on_cpu += [
+        _case(engine, sampler, lockstep=True, graphs=True, noise=noise)
+        for engine in TOGETHER
+        for sampler, noise in (("fixed", "device"), ("poisson", "host"))
+    ]
     on_cpu += [_case("vmap", "fixed", noise="device"), _case("vmap", "fixed", noise="device", unit="silo")]
     on_gpu = [
         _case(engine, sampler, device="cuda", lockstep=engine in TOGETHER, noise=noise)
         for engine in registry.names("engines")
+        for sampler in ("fixed", "poisson", "full")
+        for noise in ("host", "device")
+    ]
+    on_gpu += [
+        _case(engine, sampler, device="cuda", lockstep=True, graphs=True, noise=noise)
+        for engine in TOGETHER
         for sampler in ("fixed", "poisson", "full")
         for noise in ("host", "device")
     ]

@@ -47,6 +47,13 @@ def gathered(engine: Any, records: dict[int, Records], rows: list[np.ndarray]) -
     return pool.gather(list(records), rows)
 
 
+def there(clip_norms: list[Any]) -> Tensor | None:
+    """As `Together.clipped_sums` takes them: one, or one of each layer, of each silo; None where they are inf."""
+    if clip_norms[0] == math.inf:
+        return None
+    return torch.tensor([c if isinstance(c, tuple) else (c,) for c in clip_norms], dtype=torch.float64)
+
+
 def by_itself(engine: Any, y: Tensor, batch: Records, clip_norm: Any) -> tuple[Tensor, Tensor | None]:
     out = torch.full_like(y, math.nan)
     return out, engine.clipped_sum(y, engine.prepare(batch), clip_norm, out)
@@ -92,7 +99,7 @@ def test_each_silo_gets_what_it_gets_alone(
         "none": [math.inf] * len(sizes),
     }[clip]
     out = torch.full_like(y, math.nan)
-    norms = engine.clipped_sums(y, gathered(engine, records, rows), clip_norms, out)
+    norms = engine.clipped_sums(y, gathered(engine, records, rows), there(clip_norms), out)
     for number, (one, chosen) in enumerate(zip(records.values(), rows, strict=True)):
         batch = one.select(torch.from_numpy(chosen))
         for other in (engine, Vmap(model, loss, 2**20)):
@@ -102,7 +109,9 @@ def test_each_silo_gets_what_it_gets_alone(
                 assert norms is None
             else:
                 assert norms is not None and known is not None
-                torch.testing.assert_close(norms[number, : len(chosen)], known, rtol=1e-6, atol=1e-9)
+                torch.testing.assert_close(
+                    norms[number, : len(chosen)], known.view(len(chosen), norms.shape[2]), rtol=1e-6, atol=1e-9
+                )
                 assert torch.isinf(norms[number, len(chosen) :]).all(), "what fills up is within no clipping norm"
 
 
@@ -118,7 +127,7 @@ def test_what_fills_up_adds_exactly_nothing(kind: str) -> None:
     assert float(by_itself(engine, y[0], zeros, 1e9)[0].norm()) > 0.1, "a record of zeros would show"
     for clip_norms in ([0.3] * 2, [math.inf] * 2, [1e9] * 2):
         out = torch.full_like(y, math.nan)
-        engine.clipped_sums(y, gathered(engine, records, [np.arange(0), np.arange(6)]), clip_norms, out)
+        engine.clipped_sums(y, gathered(engine, records, [np.arange(0), np.arange(6)]), there(clip_norms), out)
         assert torch.equal(out[0], torch.zeros_like(out[0])) and float(out[1].norm()) > 0
 
 
@@ -138,9 +147,9 @@ def test_a_record_that_is_not_finite_adds_nothing_to_its_silo_and_touches_no_oth
     clip_norm: Any = (0.2,) * depth if several else 0.5
     rows = [np.arange(3), np.arange(5), np.arange(4)]
     out, without = torch.full_like(y, math.nan), torch.full_like(y, math.nan)
-    norms = engine.clipped_sums(y, gathered(engine, records, rows), [clip_norm] * 3, out)
+    norms = engine.clipped_sums(y, gathered(engine, records, rows), there([clip_norm] * 3), out)
     rest = [np.arange(3), np.array([0, 1, 3, 4]), np.arange(4)]
-    engine.clipped_sums(y, gathered(engine, good, rest), [clip_norm] * 3, without)
+    engine.clipped_sums(y, gathered(engine, good, rest), there([clip_norm] * 3), without)
     assert torch.isfinite(out).all()
     torch.testing.assert_close(out[[0, 2]], without[[0, 2]], rtol=1e-12, atol=1e-14)
     most = math.hypot(*clip_norm) if isinstance(clip_norm, tuple) else clip_norm
@@ -156,10 +165,10 @@ def test_parameters_that_are_not_finite_spoil_their_own_silo_only(kind: str) -> 
     records, rows = silos([4, 5, 2], 3, generator), [np.arange(4), np.arange(5), np.arange(2)]
     y = torch.randn(3, Layout.of(model).dimension, generator=generator, dtype=torch.float64)
     expected, out = torch.empty_like(y), torch.empty_like(y)
-    engine.clipped_sums(y, gathered(engine, records, rows), [0.5] * 3, expected)
+    engine.clipped_sums(y, gathered(engine, records, rows), there([0.5] * 3), expected)
     y[1, -1] = math.inf
     for clip_norms in ([0.5] * 3, [math.inf] * 3):
-        engine.clipped_sums(y, gathered(engine, records, rows), clip_norms, out)
+        engine.clipped_sums(y, gathered(engine, records, rows), there(clip_norms), out)
         if clip_norms[0] == 0.5:
             assert torch.equal(out[1], torch.zeros_like(out[1])), "no record of it has a finite gradient"
             torch.testing.assert_close(out[[0, 2]], expected[[0, 2]], rtol=1e-12, atol=1e-14)
@@ -187,7 +196,7 @@ def test_one_record_adds_at_most_its_silos_clip_norm(
     }
     y = torch.randn(3, Layout.of(model).dimension, generator=generator, dtype=torch.float64).to(dtype)
     out = torch.full_like(y, math.nan)
-    engine.clipped_sums(y, gathered(engine, records, [np.arange(1)] * 3), clip_norms, out)
+    engine.clipped_sums(y, gathered(engine, records, [np.arange(1)] * 3), there(clip_norms), out)
     for row, clip_norm in zip(out, clip_norms, strict=True):
         assert float(row.double().norm()) <= clip_norm
 
@@ -201,9 +210,11 @@ def test_a_pool_keeps_every_record_and_gathers_what_is_asked() -> None:
         assert torch.equal(pool.records[silo].labels, one.labels)
     ids = [17, 3]
     found = pool.gather(ids, [np.array([3, 0, 0]), np.array([2])])
-    assert found.sizes == (3, 1) and found.features.shape == (2, 3, FEATURES) and found.constants is None
+    assert found.features.shape == (2, 3, FEATURES) and found.constants is None
     assert torch.equal(found.features[0], records[17].features[[3, 0, 0]])
     assert torch.equal(found.features[1, 0], records[3].features[2])
     assert torch.equal(found.features[1, 1:], torch.zeros(2, FEATURES, dtype=torch.float64))
-    assert found.padding() is not None and found.padding().tolist() == [[False] * 3, [False, True, True]]
-    assert pool.gather(ids, [np.arange(1), np.arange(1)]).padding() is None
+    assert found.padding.tolist() == [[False] * 3, [False, True, True]]
+    assert not pool.gather(ids, [np.arange(1), np.arange(1)]).padding.any()
+    wide = pool.take(pool.index(ids, [np.array([3, 0, 0]), np.array([2])], 5))
+    assert torch.equal(wide.features[:, :3], found.features) and wide.padding[:, 3:].all() and wide.longest == 5

@@ -76,6 +76,8 @@ BATCHES = "tests/conformance/test_batches.py"
 STACKED = "tests/gradients/test_stacked.py"
 LOCKSTEP = "tests/test_lockstep.py"
 LOCKSTEP_RUNS = "tests/cli/test_lockstep.py"
+REPLAY = "tests/gradients/test_replay.py"
+GRAPHS = "tests/gpu/test_graphs.py"
 DEVICE_NOISE = "tests/core/test_device_noise.py"
 SENSITIVITY = "tests/conformance/test_sensitivity.py"
 CHARGES = "tests/conformance/test_charges.py"
@@ -2283,41 +2285,57 @@ TOGETHER = (
         "padding-counts",
         "of silos that are answered together, the shorter batches get gradients of records of zeros",
         "gradients/stacked.py",
-        "derivatives = [last if padding is None else last.masked_fill_(padding.unsqueeze(2), 0.0)]",
-        "derivatives = [last]",
+        "left_out = batches.padding.unsqueeze(2)",
+        "left_out = torch.zeros_like(batches.padding).unsqueeze(2)",
         (STACKED + "::test_what_fills_up_adds_exactly_nothing",),
     ),
     Mutant(
         "padding-within-the-norm",
         "what only fills up a batch counts as within its silo's clipping norm",
         "gradients/stacked.py",
-        "norms.copy_(found if padding is None else found.masked_fill_(padding.unsqueeze(2), math.inf))",
-        "norms.copy_(found)",
+        "norms.masked_fill_(left_out, math.inf)",
+        "norms.masked_fill_(~finite.all(dim=2, keepdim=True), math.inf)",
         (LOCKSTEP + "::test_together_as_one_after_another",),
     ),
     Mutant(
         "one-silos-norm-for-all",
         "silos that are answered together are clipped at the norm of the first",
         "gradients/stacked.py",
-        "most = torch.tensor(inside, dtype",
-        "most = torch.tensor(inside[:1] * len(inside), dtype",
+        "clip_norms[silos].to(y.dtype)",
+        "clip_norms[:1].expand_as(clip_norms)[silos].to(y.dtype)",
         (STACKED + "::test_each_silo_gets_what_it_gets_alone",),
     ),
     Mutant(
         "no-margin-together",
         "silos that are answered together are clipped at C itself, which rounding exceeds",
         "gradients/stacked.py",
-        "[inner(c, y.dtype) for c in bound]",
-        "[c for c in bound]",
+        "clip_norms = inner(1.0, y.dtype) * clip_norms",
+        "clip_norms = 1.0 * clip_norms",
         (STACKED + "::test_one_record_adds_at_most_its_silos_clip_norm",),
     ),
     Mutant(
         "not-finite-together",
         "a record without a finite gradient turns its silo's sum into NaN, where silos are answered together",
         "gradients/stacked.py",
-        "return (~torch.isfinite(total)).nonzero().flatten().tolist()",
-        "return []",
+        "left_out = left_out | ~(finite if most.shape[2] == 1 else finite.all(dim=2, keepdim=True))",
+        "pass",
+        (STACKED + "::test_parameters_that_are_not_finite_spoil_their_own_silo_only",),
+    ),
+    Mutant(
+        "features-not-finite-together",
+        "a record with a feature that is not finite is gathered, and turns its silo's sum into NaN",
+        "gradients/stacked.py",
+        ".masked_fill_(~finite, self._zeros)",
+        "",
         (STACKED + "::test_a_record_that_is_not_finite_adds_nothing_to_its_silo_and_touches_no_other",),
+    ),
+    Mutant(
+        "zero-times-infinity-together",
+        "of a record that is left out, an input of a hidden layer that is not finite turns its silo's sum into NaN",
+        "gradients/stacked.py",
+        "            if number > 0:\n",
+        "            if False:\n",
+        (REPLAY + "::test_what_is_not_finite_is_left_out_whatever_was_recorded",),
     ),
     Mutant(
         "batches-of-another-silo",
@@ -2366,6 +2384,65 @@ TOGETHER = (
         "if not config.runtime.in_lockstep:",
         "if True:",
         (LOCKSTEP_RUNS + "::test_stacks_of_other_sizes_have_noise_of_their_own",),
+    ),
+)
+
+REPLAYED = (
+    Mutant(
+        "replays-of-the-first-batches",
+        "a replay computes with the batches and clipping norms that were recorded",
+        "gradients/replay.py",
+        "zip(kept, inputs, strict=True)",
+        "zip(kept[:1], inputs[:1], strict=True)",
+        (REPLAY + "::test_replays_give_what_the_function_gives",),
+    ),
+    Mutant(
+        "replays-into-what-was-released",
+        "a replay overwrites the sums that were given before",
+        "gradients/replay.py",
+        "return tuple(one.clone() for one in outputs)",
+        "return outputs",
+        (REPLAY + "::test_replays_give_what_the_function_gives",),
+    ),
+    Mutant(
+        "replays-cut-batches",
+        "of a batch that is longer than what was recorded, only as much is used",
+        "oracle.py",
+        "if self._replayed is not None and width <= self._width:",
+        "if self._replayed is not None:",
+        (GRAPHS + "::test_a_batch_that_is_longer_than_what_was_recorded_is_computed_whole",),
+    ),
+    Mutant(
+        "replays-of-the-first-clipping-norms",
+        "silos that are answered together are clipped at the norms of a round's first step, and noised at later ones",
+        "oracle.py",
+        "        if rules.clipping.adapts:\n            self._clip_to = ",
+        "        if rules.clipping.adapts and step == 0:\n            self._clip_to = ",
+        (LOCKSTEP + "::test_together_as_one_after_another",),
+    ),
+    Mutant(
+        "batches-of-other-steps",
+        "silos that are answered together have the first step's batches at every step",
+        "oracle.py",
+        "self._index[turn, :, :width]",
+        "self._index[0, :, :width]",
+        (LOCKSTEP + "::test_together_as_one_after_another",),
+    ),
+    Mutant(
+        "waits-in-a-graph",
+        "what is recorded as a graph has a shape that depends on numbers: how many records are left out",
+        "gradients/stacked.py",
+        "norms.masked_fill_(left_out, math.inf)",
+        "norms[left_out.squeeze(2)] = math.inf",
+        (REPLAY + "::test_nothing_waits_for_a_gpu_or_is_moved_to_it",),
+    ),
+    Mutant(
+        "graphs-share-noise",
+        "runs with and without graphs, whose sums may round differently, have the same noise",
+        "config/load.py",
+        '"runtime": {"stack", ',
+        '"runtime": {"stack", "graphs", ',
+        ("tests/cli/test_run.py::test_the_id_depends_on_what_changes_the_result",),
     ),
 )
 
@@ -2457,5 +2534,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *STOPPING,
     *PLATFORMS,
     *TOGETHER,
+    *REPLAYED,
     *ON_DEVICE,
 )

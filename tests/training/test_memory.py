@@ -92,6 +92,14 @@ def test_a_stack_that_is_answered_together_needs_its_padded_batches_and_its_reco
     assert sum(dict(memory.of_lockstep(setting(5), [], stack=3, batch_size=0)).values()) == 0, "a server holds none"
 
 
+def test_a_graph_needs_a_stacks_batches_once_more_and_what_is_made_of_them() -> None:
+    setting = Setting(num_silos=50, num_participants=5, silo_rate=0.1, record_rate=0.1)
+    needs = memory.of_lockstep(setting, silos(50), stack=3, batch_size=16)
+    expected = dict(needs)["batches of a stack"] + memory.CHUNK + 3 * 3 * 4 * 1000
+    assert memory.of_graph(setting, torch.zeros(1000), needs, 50, stack=3) == expected
+    assert memory.of_graph(setting, torch.zeros(1000), needs, 0, stack=3) == 0, "a server records nothing"
+
+
 def test_device_noise_needs_what_is_drawn_ahead() -> None:
     setting = Setting(num_silos=50, num_participants=5, silo_rate=0.1, record_rate=0.1)
     small, large = torch.zeros(10), torch.zeros(1).expand(10**8)
