@@ -1926,6 +1926,22 @@ AUDITING = (
         "return min(1.0, tail)",
         ("tests/privacy/test_audit.py::test_the_p_value_by_its_formula_term_by_term",),
     ),
+    Mutant(
+        "audit-silo-by-silo",
+        "an audit answers silos one after another where the run answers them together",
+        "training/host.py",
+        "other._pool = None if self._pool is None else Pool(train)",
+        "other._pool = None",
+        ("tests/training/test_audit.py::test_silos_are_asked_together_as_in_the_run",),
+    ),
+    Mutant(
+        "audit-probes-alone",
+        "what one record changes is measured for a silo by itself only, where the run answers silos together",
+        "training/audit.py",
+        "*([_beside_all] if parts.lockstep else [])",
+        "*([_alone] if parts.lockstep else [])",
+        ("tests/training/test_audit.py::test_defects_are_contradicted_for_what_they_are",),
+    ),
 )
 
 PROJECTING = (
