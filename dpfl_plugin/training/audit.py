@@ -228,7 +228,7 @@ def _canary_silos(config: Config, parts: Parts, options: Options) -> list[int]:
     setting = parts.setting
     count = min(options.silos or 10, setting.num_silos)
     rounds = min(_most_rounds(config, options), 1000)
-    first = Planner(parts.algorithm, setting, parts.weights, config.seed).asks(
+    first = Planner(parts.algorithm, setting, parts.setting.weights, config.seed).asks(
         parts.algorithm.init_server(parts.model, setting), 0
     )
     drawn = (drawn_silos(config.seed, round, first, setting, None) for round in range(rounds))
@@ -309,7 +309,7 @@ def _experiment(parts: Parts, config: Config, runtime: Runtime, account: Privacy
     """As a session makes it."""
     rounds = config.rounds or MOST_ROUNDS
     return Experiment(
-        planner=Planner(parts.algorithm, parts.setting, parts.weights, config.seed),
+        planner=Planner(parts.algorithm, parts.setting, parts.setting.weights, config.seed),
         runtime=runtime,
         account=account,
         rounds=rounds,

@@ -301,7 +301,7 @@ def _run(job: _Job, place: Place, reporter: Reporter, stop: Callable[[], bool]) 
     config, folder, parts = job.config, job.folder, job.parts
     kernels = getattr(parts.engine, "kernels", None)
     here = environment.arithmetic(str(parts.model.device), config.runtime.threads, parts.plugins, kernels)
-    here |= {"engine": parts.engine_name, "chunk_bytes": parts.memory.chunk}
+    here |= {"engine": parts.engine.name, "chunk_bytes": parts.memory.chunk}
     here["lockstep"] = parts.stack if parts.lockstep else 0
     ordered = config.runtime.aggregation == "gather"
     # In lockstep sums round by who is in a stack, which ranks and lost silos change.
@@ -333,7 +333,7 @@ def _run(job: _Job, place: Place, reporter: Reporter, stop: Callable[[], bool]) 
             experiment.enduring(progress, lambda: runtime.load_states(silos), save=save, note=reporter.note)
         # So that --resume always has one to go on from, and knows on what machine the rounds to come were released.
         experiment.enduring(progress, lambda: save(progress), save=save, note=reporter.note)
-        reporter.note(f"engine {parts.engine_name}: {parts.engine_reason}")
+        reporter.note(f"engine {parts.engine.name}: {parts.engine_reason}")
         reporter.note(f"memory: {parts.memory.summary()}")
         if config.privacy.noise_multiplier is None:
             reporter.note(f"noise_multiplier solved: {parts.noise_multiplier:g}, {_solved_for(config)}")
@@ -521,7 +521,7 @@ def _start(
             loss["back"] = found.rounds if loss["back"] is None else loss["back"]
         if isinstance(parts.algorithm, Regrouping):
             ids = range(parts.setting.num_silos)
-            progress.server, silos = parts.algorithm.regroup(progress.server, silos, ids, parts.weights)
+            progress.server, silos = parts.algorithm.regroup(progress.server, silos, ids, parts.setting.weights)
     return progress, job.folder.keep_metrics(found.rounds), silos
 
 
@@ -610,7 +610,7 @@ def _stopping(config: Config) -> Stopping | None:
 
 
 def _planner(config: Config, parts: Parts) -> Planner:
-    return Planner(parts.algorithm, parts.setting, parts.weights, config.seed, parts.beside.training)
+    return Planner(parts.algorithm, parts.setting, parts.setting.weights, config.seed, parts.beside.training)
 
 
 def _expected_rounds(config: Config, parts: Parts, prior: Prior, shared: Path | None) -> int:
@@ -756,7 +756,7 @@ def _write_result(
         "seconds": round(progress.seconds, 3),
         "bytes_up": progress.bytes_up,
         "bytes_down": progress.bytes_down,
-        "engine": parts.engine_name,
+        "engine": parts.engine.name,
         "engine_reason": parts.engine_reason,
         "model_sha256": model_sha256(model),
         "notes": notes,

@@ -1742,8 +1742,8 @@ BUDGETING = (
         "budget-ignored",
         "the loop runs the round that the budget refused",
         "training/experiment.py",
-        "            if not self.account.affords(progress.rounds, plan):\n",
-        "            if progress.rounds and not self.account.affords(progress.rounds - 1, plan):\n",
+        "        if not self.account.affords(progress.rounds, plan):\n",
+        "        if progress.rounds and not self.account.affords(progress.rounds - 1, plan):\n",
         (RUN + "::test_a_budget_in_a_third_partys_view",),
     ),
     Mutant(
