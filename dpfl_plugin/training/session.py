@@ -113,6 +113,7 @@ class _Job:
         noise: names the run: what it computes, of which records.
         bits: names its random bits: the same, unless they are secure.
         expected: how many rounds the budget will allow; the same before a run and when it is resumed.
+        label: what the user's file calls the run.
         clock: takes the time of each part of the rounds.
     """
 
@@ -125,6 +126,7 @@ class _Job:
     noise: str
     bits: str
     expected: int
+    label: str | None = None
     clock: Stopwatch = STOPPED
 
 
@@ -136,12 +138,14 @@ def run_session(
     place: Place,
     reporter: Reporter,
     stop: Callable[[], bool],
+    label: str | None = None,
     ledger: Path | None = None,
     profile: bool = False,
 ) -> Result:
     """Run ``config`` to its end, or until it is stopped; returns what `result.json` holds.
 
     Args:
+        label: what the user's file calls the run, where it has several; None for what it was begun as.
         ledger: a file that several runs on the same data share, so that the budget is for all of them together.
         profile: take the time of each part of the rounds, and write it to `profile.json`.
 
@@ -167,9 +171,9 @@ def run_session(
         prior = functools.partial(_prior, ledger, shared, "")
         parts = build(config, base, _begun_with(config, folder), prior, place.hold)
         torch.set_num_threads(config.runtime.threads)
-        job = _job(config, base, folder, parts, ledger, shared)
-        if profile:
-            job = replace(job, clock=Stopwatch())
+        label = folder.label() if label is None and resume else label
+        clock = Stopwatch() if profile else STOPPED
+        job = replace(_job(config, base, folder, parts, ledger, shared), label=label, clock=clock)
         parts.host.clock = job.clock
         with folder.locked():
             result = finished_result(folder)
@@ -311,7 +315,7 @@ def _run(job: _Job, place: Place, reporter: Reporter, stop: Callable[[], bool]) 
     with open_ledgers(folder, _facts(job), found, here, job.shared, _run_facts(job)) as ledgers:
         write_atomic(folder.config, to_yaml(config))
         described = {**environment.describe(), "base": str(job.base.resolve()), "arithmetic": here}
-        described["memory"] = parts.memory.described()
+        described |= {"memory": parts.memory.described(), "label": job.label}
         write_atomic(folder.environment, to_json(described))
         for note in ledgers.own.notes:
             reporter.note(f"ledger: {note}")
