@@ -20,10 +20,13 @@ from benchmarks.pages import ROOT, put
 from benchmarks.table import table
 from dpfl_plugin.algorithms.scaffold import Scaffold
 from dpfl_plugin.config.load import load
+from dpfl_plugin.gradients.closed_form import ClosedForm
 from dpfl_plugin.oracle import Draw, PrivacyRules, PrivateOracle
 from dpfl_plugin.privacy.mechanisms import Gaussian
 from dpfl_plugin.runtimes.in_process import InProcess
 from dpfl_plugin.training.audit import Options, Report, audit
+from dpfl_plugin.training.host import SiloHost
+from dpfl_plugin.training.runtime import ChargeSink, Observer
 
 QUICKSTART: Final = ROOT / "configs" / "quickstart.yaml"
 # The quickstart's noise without its budget: a sampler or an algorithm that costs more runs just as long.
@@ -31,6 +34,7 @@ PLAIN: Final = ("privacy.epsilon=null",)
 POISSON: Final = ("privacy.sampler=poisson",)
 FULL: Final = ("privacy.sampler=full", "privacy.record_rate=null", "privacy.noise_multiplier=30")
 WARM: Final = ("algorithm={name: scaffold_warm}",)
+LOCKSTEP: Final = ("runtime.lockstep=true",)
 
 CORRECT: Final[dict[str, tuple[str, ...]]] = {
     "DP-SCAFFOLD": (),
@@ -46,6 +50,14 @@ CORRECT: Final[dict[str, tuple[str, ...]]] = {
         "privacy.clip=per_layer",
     ),
     "DP-FedAvg, unit: silo": ("algorithm={name: fedavg}", "privacy.unit=silo"),
+    "DP-SCAFFOLD in lockstep, Poisson batches": (*POISSON, *LOCKSTEP),
+    "DP-SCAFFOLD in lockstep by 2, clip: adaptive": (*POISSON, *LOCKSTEP, "runtime.stack=2", "privacy.clip=adaptive"),
+    "DP-FedAvg on an MLP in lockstep, clip: per_layer": (
+        "algorithm={name: fedavg}",
+        "model={name: mlp, hidden: [8]}",
+        "privacy.clip=per_layer",
+        *LOCKSTEP,
+    ),
 }
 
 
@@ -123,6 +135,40 @@ def _mean_only(engine: Any, y: Tensor, batch: Any, clip_norm: float, out: Tensor
     return norms
 
 
+def _but_one(add: Any) -> Any:
+    """All silos that are answered together get their noise, but the second."""
+
+    def changed(self: PrivateOracle, out: Tensor, *args: Any) -> None:
+        without = out[1].clone()
+        add(self, out, *args)
+        out[1] = without
+
+    return changed
+
+
+def _shared_row(add: Any) -> Any:
+    """All silos that are answered together get the noise of the first."""
+
+    def changed(self: PrivateOracle, out: Tensor, *args: Any) -> None:
+        before = out.clone()
+        add(self, out, *args)
+        out[1:] = before[1:] + (out[0] - before[0])
+
+    return changed
+
+
+def _loose_row(sums: Any) -> Any:
+    """Of silos that are answered together, the first is clipped to 3C, in larger batches than those that are tried
+    when an engine is chosen."""
+
+    def changed(self: Any, y: Tensor, batches: Any, clip_norms: Any, out: Tensor) -> Any:
+        if clip_norms is None or batches.longest <= 3:
+            return sums(self, y, batches, clip_norms, out)
+        return sums(self, y, batches, clip_norms * clip_norms.new_tensor([3.0, *[1.0] * (len(y) - 1)])[:, None], out)
+
+    return changed
+
+
 def _free_warm_up(charges: Any) -> Any:
     return lambda self: [] if self._draw.round == 0 else charges(self)
 
@@ -179,6 +225,13 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "batch drawn once a round": Mutant(((Draw, "key", _same("batch", step=0)),), reason=""),
     "same batch at all silos": Mutant(((Draw, "key", _same("batch", silo=0)),), reason=""),
     "signs of control variates changed": Mutant(((Scaffold, "local_update", _flipped),), reason=""),
+    "lockstep: no noise at one silo": Mutant(((PrivateOracle, "_add_all_noise", _but_one),), LOCKSTEP),
+    "lockstep: one silo's noise at all": Mutant(
+        ((PrivateOracle, "_add_all_noise", _shared_row),), LOCKSTEP, reason="two silos"
+    ),
+    "lockstep: one silo's records clipped to 3C": Mutant(
+        ((ClosedForm, "clipped_sums", _loose_row),), LOCKSTEP, reason="clipping norms"
+    ),
     "twice the noise": Mutant(((Gaussian, "__call__", _louder(2.0)),)),
 }
 
@@ -186,7 +239,12 @@ MUTANTS: Final[dict[str, Mutant]] = {
 def report(settings: tuple[str, ...], options: Options, config: Path = QUICKSTART) -> Report:
     """An audit of the first run of a file, changed."""
     chosen = load(config, [*PLAIN, *settings]).variants[0].config
-    return audit(chosen, config.parent, options, lambda host, charges, seen: InProcess(host, charges, observers=[seen]))
+    return audit(chosen, config.parent, options, in_process)
+
+
+def in_process(host: SiloHost, stack: int, charges: ChargeSink, observer: Observer) -> InProcess:
+    """As `dpfl audit` runs it."""
+    return InProcess(host, charges, stack_size=stack, observers=[observer])
 
 
 def row(name: str, found: Report) -> list[str]:

@@ -111,7 +111,7 @@ def gap(seed: int, p: float, epsilon: float, iterations: int) -> float:
         rounds += 1
     config = config_of(seed, p, noise_multiplier(epsilon, of.config.privacy.delta, rounds))
     parts = build(config, PAPER.parent)
-    planning = Planner(parts.algorithm, parts.setting, parts.weights, seed)
+    planning = Planner(parts.algorithm, parts.setting, parts.setting.weights, seed)
     runtime = InProcess(parts.host, Ledger())
     server = parts.algorithm.init_server(parts.model, parts.setting)
     for round in range(rounds):

@@ -18,7 +18,8 @@ def silo_of(data: Any, model: nn.Module) -> Silo:
     """A silo's training records, each once and in a fixed order.
 
     Features become floats, except where they are integers and the model takes integers: then they are word numbers,
-    for an Embedding, and stay int64.
+    for an Embedding, and become int64. Integers of 8 or 16 bits, as pixels are, become floats wherever the model takes
+    floats, too.
 
     Args:
         data: a ``DataLoader`` (of which only the data set is used: batches are drawn here), a data set of pairs
@@ -34,9 +35,10 @@ def silo_of(data: Any, model: nn.Module) -> Silo:
         raise DataError("the silo has no training records.")
     if labels.is_floating_point() or labels.is_complex():
         raise UnsupportedError(f"labels are {labels.dtype}: they must be classes, as integers from 0.")
-    if not (features.is_floating_point() or features.dtype in (torch.uint8, torch.int32, torch.int64)):
-        raise UnsupportedError(f"features are {features.dtype}: they must be numbers.")
-    x: NDArray[Any] = features.detach().cpu().numpy()
+    if features.is_complex() or features.dtype == torch.bool:
+        raise UnsupportedError(f"features are {features.dtype}: they must be floats or integers.")
+    features = features.detach().cpu()
+    x: NDArray[Any] = (features.float() if features.dtype == torch.bfloat16 else features).numpy()
     y = labels.detach().cpu().numpy().reshape(-1).astype(np.int64)
     if len(x) != len(y):
         raise DataError(f"{len(x)} rows of features, but {len(y)} labels.")
@@ -50,11 +52,19 @@ def _numbers(x: NDArray[Any], model: nn.Module) -> NDArray[Any]:
     """As float32, float64 or int64; nothing is rounded that is not rounded by the model's own number format."""
     if x.dtype in (np.float32, np.float64):
         return x
-    if x.dtype.kind != "i":
-        return x.astype(np.float32)  # bytes, halves
+    if x.dtype.kind == "f":
+        return x.astype(np.float32)
+    small = x.dtype.itemsize <= 2
+    floats = np.float32 if small else np.float64  # float32 holds integers to 2^24
+    if x.dtype == np.uint64 and x.max(initial=0) > np.iinfo(np.int64).max:
+        raise DataError(
+            f"a feature is {x.max()}, above the greatest of int64, 2^63 - 1. Give them as floats, scaled, or as word "
+            "numbers from 0, for an Embedding."
+        )
+    words = x[:2].astype(np.int64)
+    if _fails(model, np.zeros_like(words)) or (small and not _fails(model, np.zeros_like(words, dtype=_floats(model)))):
+        return x.astype(floats)
     x = x.astype(np.int64)
-    if _fails(model, np.zeros_like(x[:2])):
-        return x.astype(np.float64)
     least, most = x.min(axis=0), x.max(axis=0)
     why = _fails(model, np.stack([least, most]))
     if why:
@@ -63,6 +73,11 @@ def _numbers(x: NDArray[Any], model: nn.Module) -> NDArray[Any]:
             f"fails on the least or the greatest of them ({why}). Is its Embedding large enough?"
         )
     return x
+
+
+def _floats(model: nn.Module) -> type[np.floating[Any]]:
+    """Of the model's parameters."""
+    return np.float64 if any(p.dtype == torch.float64 for p in model.parameters()) else np.float32
 
 
 def _fails(model: nn.Module, x: NDArray[Any]) -> str:

@@ -135,7 +135,7 @@ def _overheard(parts: Parts, silo: int, batch: Records, seed: int, message: int)
     """(d,) the gradient that the server reads off the upload."""
     algorithm, engine = parts.algorithm, parts.engine
     server = algorithm.init_server(parts.model, parts.setting)
-    plan = _one_step(Planner(algorithm, parts.setting, parts.weights, seed).asks(server, 0))
+    plan = _one_step(Planner(algorithm, parts.setting, parts.setting.weights, seed).asks(server, 0))
     rules = replace(parts.rules, neighbouring="replace_one", sampler=FullBatch(), clipping=Flat())
     oracle = PrivateOracle(
         rules,

@@ -134,7 +134,7 @@ def listen(config: Config, parts: Parts, silo: int, ledger: Ledger, run: str) ->
     if parts.rules.unit == "silo":
         raise UnsupportedError("privacy.unit='silo': these attacks are on records. Use unit: record.")
     algorithm = parts.algorithm
-    planner = Planner(algorithm, parts.setting, parts.weights, config.seed)
+    planner = Planner(algorithm, parts.setting, parts.setting.weights, config.seed)
     account = PrivacyAccount(
         config,
         rules=parts.rules,

@@ -50,8 +50,8 @@ def audit_file(
     return 0 if all(report.consistent for report in reports.values()) else 1
 
 
-def _in_process(host: SiloHost, charges: ChargeSink, observer: Observer) -> Runtime:
-    return InProcess(host, charges, observers=[observer])
+def _in_process(host: SiloHost, stack: int, charges: ChargeSink, observer: Observer) -> Runtime:
+    return InProcess(host, charges, stack_size=stack, observers=[observer])
 
 
 def as_plain(report: Report) -> dict[str, Any]:

@@ -7,12 +7,16 @@ import logging
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 import dpfl_plugin
 from dpfl_plugin.errors import ConfigError, DpflError
+
+if TYPE_CHECKING:
+    from dpfl_plugin.cli.plan import Asked
+    from dpfl_plugin.cli.theorems import Given
 
 app = typer.Typer(
     name="dpfl",
@@ -231,8 +235,8 @@ def plan(
     With --paper: step sizes, rounds and phases as a theorem has them, the constants that they come from, and what the
     accountant proves of them (docs/planning.md).
     """
-    from dpfl_plugin.cli.plan import Asked, plan_file, plan_mechanism
-    from dpfl_plugin.cli.theorems import Given, plan_paper
+    from dpfl_plugin.cli.plan import Asked, plan_mechanism
+    from dpfl_plugin.cli.theorems import Given
 
     given = Given(
         psi0=psi0,
@@ -258,15 +262,22 @@ def plan(
             ledger=ledger,
             variant=variant,
         )
-        if paper is None:
-            plan_file(asked, solve or "sigma", as_json=json)
-        else:
-            _belong({"--solve": solve, "--ledger": ledger}, "{} has no meaning with --paper: leave it out.")
-            plan_paper(asked, paper, given, as_json=json)
+        _plan_config(asked, solve, paper, given, as_json=json)
     else:
         of_config = {"--view": view, "--set": settings, "--variant": variant, "--ledger": ledger, "--paper": paper}
         _belong(of_config, "{} belongs to CONFIG: a mechanism by its numbers is seen by the server.")
         plan_mechanism(str(mechanism), q, sigma, steps, epsilon, delta, solve, accountant or "pld", as_json=json)
+
+
+def _plan_config(asked: Asked, solve: str | None, paper: str | None, given: Given, *, as_json: bool) -> None:
+    from dpfl_plugin.cli.plan import plan_file
+    from dpfl_plugin.cli.theorems import plan_paper
+
+    if paper is None:
+        plan_file(asked, solve or "sigma", as_json=as_json)
+    else:
+        _belong({"--solve": solve, "--ledger": asked.ledger}, "{} has no meaning with --paper: leave it out.")
+        plan_paper(asked, paper, given, as_json=as_json)
 
 
 _TO_MECHANISM = "{} belongs to --mechanism. Change a configuration by --set."

@@ -115,6 +115,7 @@ def _run_one(
         place=place_of(config),
         reporter=reporter,
         stop=stop,
+        label=variant.label,
         ledger=ledger,
         profile=profile,
     )

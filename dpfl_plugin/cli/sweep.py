@@ -130,7 +130,8 @@ def _run_row(sweep: Sweep, row: Row, stop: Callable[[], bool]) -> tuple[int, str
     base = sweep.source.parent
     sys.path.append(str(base))  # users' own modules may lie beside their configuration
     config = config_of(sweep.base, row, sweep.runs)
-    result = run_session(config, base, resume=True, place=place_of(config), reporter=_Silent(), stop=stop)
+    place = place_of(config)
+    result = run_session(config, base, resume=True, place=place, reporter=_Silent(), stop=stop, label=row.label)
     return EXIT_CODES[result["status"]], result["reason"]
 
 

@@ -104,7 +104,8 @@ def load(
     """The runs that a file describes, with ``settings`` ("key.path=value") applied to each.
 
     ``variants: {label: {...}}`` in a file gives one run for each label: the rest of the file, changed by it.
-    ``compare: [[label, label], ...]`` names pairs of them whose difference is to be stated.
+    ``compare: [[label, label], ...]`` names pairs of them whose difference is to be stated. Settings may change both;
+    ``variants=null`` leaves the rest of the file.
 
     Args:
         variant: the label of the one run that is asked for.
@@ -113,25 +114,27 @@ def load(
     Raises:
         ConfigError: anything in it is wrong.
     """
-    values = read_yaml(path)
+    values, change = read_yaml(path), joined(parse_setting(setting) for setting in settings)
+    if "variants" in change and change["variants"] is None:
+        values.pop("compare", None)
+    values = merged(values, {key: change.pop(key) for key in ("variants", "compare") if key in change})
     if "sweep" in values:
         raise ConfigError(f"{path}: sweep: describes many runs. Use dpfl sweep {path}, or remove it for one run.")
     variants, compare = values.pop("variants", None), values.pop("compare", None) or []
-    changes = [joined(parse_setting(setting) for setting in settings)]
     if variants is None:
         if compare:
             raise ConfigError(f"{path}: compare names variants, but the file has none.")
         if variant is not None:
             raise ConfigError(f"--variant {variant!r}: {path} has no variants. Leave it out.")
-        return Plan((Variant(None, _check(_budgeted(merged(values, *changes), budget), str(path))),))
+        return Plan((Variant(None, _check(_budgeted(merged(values, change), budget), str(path))),))
     if not isinstance(variants, dict) or not variants or not all(isinstance(v, dict) for v in variants.values()):
         raise ConfigError(f"{path}: variants must map labels to changes of this file, e.g. {{fedavg: {{seed: 1}}}}.")
     labels = [str(label) for label in variants]  # distinct: the loader compares keys as they are written
     if variant is not None:
         require(variant in labels, "--variant", variant, f"be one of {', '.join(labels)}")
     configs = [
-        Variant(label, _check(_budgeted(merged(values, change, *changes), budget), f"{path} (variant {label})"))
-        for label, change in zip(labels, variants.values(), strict=True)
+        Variant(label, _check(_budgeted(merged(values, own, change), budget), f"{path} (variant {label})"))
+        for label, own in zip(labels, variants.values(), strict=True)
         if variant in (None, label)
     ]
     return Plan(tuple(configs), _pairs(compare, labels, path))

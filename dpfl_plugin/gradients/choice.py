@@ -162,12 +162,13 @@ class _Expected:
         Raises:
             UnsupportedError: records are mixed, by the model or by the loss, or ``precision`` cannot be had.
         """
-        check(precision, features)
+        parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        layout, rows, alone = Layout.of(model), [], []
+        y = layout.flatten(parameters)
+        check(precision, y)
         if reason := mixing(model):
             raise UnsupportedError(f"{reason}.")
         labels = torch.zeros(len(features), dtype=torch.int64, device=features.device)
-        parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        layout, rows, alone = Layout.of(model), [], []
         with torch.enable_grad(), passes("float32", features.device):
             for row in range(len(features)):
                 value = loss(model(features[row : row + 1]), labels[row : row + 1]).sum()
@@ -186,7 +187,7 @@ class _Expected:
                 "the model mixes the records of a batch, or the loss is not one of each record by itself "
                 "(reduction='none')."
             )
-        return cls(layout.flatten(parameters), features, labels, torch.stack(rows))
+        return cls(y, features, labels, torch.stack(rows))
 
     @property
     def half(self) -> float:

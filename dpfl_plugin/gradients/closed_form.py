@@ -24,6 +24,9 @@ LANES = 16
 # exp(-1e4) is exactly 0 in float32 and float64: a padded class has probability, residual and gradient 0.
 PADDING_BIAS = -1e4
 
+# Bytes of a record for each layer beside its outputs: squares and factors in float64, and a norm.
+OF_LAYER = 28
+
 
 class ClosedForm:
     """Clipped sums of a single linear layer with cross-entropy, logistic or hinge loss."""
@@ -72,7 +75,7 @@ class ClosedForm:
         return Records(features.contiguous(), records.labels, squares)
 
     def record_bytes(self, y: Tensor, batch: Records) -> int:
-        return 4 * self._padded * y.element_size()  # the outputs, and a few forms of them
+        return 4 * self._padded * y.element_size() + OF_LAYER  # the outputs, and a few forms of them
 
     def clipped_sum(
         self, y: Tensor, batch: Records, clip_norm: float | tuple[float, ...], out: Tensor

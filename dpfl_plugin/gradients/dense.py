@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.gradients import fused, losses
 from dpfl_plugin.gradients.base import Loss, Records, clip_factors, in_chunks, mark_bad, squared_norms
-from dpfl_plugin.gradients.closed_form import LANES, PADDING_BIAS, residuals, unknown_loss
+from dpfl_plugin.gradients.closed_form import LANES, OF_LAYER, PADDING_BIAS, residuals, unknown_loss
 from dpfl_plugin.gradients.fused import Fused
 from dpfl_plugin.gradients.stacked import Stack, StackedLayers
 
@@ -83,7 +83,8 @@ class Dense:
 
     def record_bytes(self, y: Tensor, batch: Records) -> int:
         # Of each layer the output, the derivative by it, and that times the clip factor; of the last, padded ones.
-        return 4 * (sum(layer.out_features for layer in self._layers) + self._padded) * y.element_size()
+        outputs = sum(layer.out_features for layer in self._layers) + self._padded
+        return 4 * outputs * y.element_size() + OF_LAYER * len(self._layers)
 
     def clipped_sum(
         self, y: Tensor, batch: Records, clip_norm: float | tuple[float, ...], out: Tensor

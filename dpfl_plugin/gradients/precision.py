@@ -20,8 +20,11 @@ Precision = Literal["float32", "bf16", "tf32"]
 """float32: that of the model; bf16: matrix products and convolutions in bfloat16; tf32: in CUDA's 19-bit format."""
 
 
-def check(precision: Precision, like: Tensor) -> None:
+def check(precision: Precision, y: Tensor) -> None:
     """
+    Args:
+        y: a model's parameters; of its records, word numbers are integers in every precision.
+
     Raises:
         UnsupportedError: ``precision`` is not for such a model and device, or products would be reduced everywhere.
     """
@@ -33,9 +36,12 @@ def check(precision: Precision, like: Tensor) -> None:
         )
     if precision == "float32":
         return
-    if like.dtype != torch.float32:
-        raise UnsupportedError(f"runtime.precision={precision!r} is for runtime.dtype: float32.")
-    if precision == "tf32" and like.device.type != "cuda":
+    if y.dtype != torch.float32:
+        raise UnsupportedError(
+            f"runtime.precision={precision!r} is for runtime.dtype: float32, and the model is in "
+            f"{str(y.dtype).removeprefix('torch.')}. Use runtime.dtype: float32, or leave precision out."
+        )
+    if precision == "tf32" and y.device.type != "cuda":
         raise UnsupportedError("runtime.precision='tf32' is a number format of CUDA devices. Use float32 or bf16.")
 
 

@@ -243,7 +243,7 @@ class Trial:
             states=self.watched.init_silos(parts.model, parts.setting.num_silos),
         )
         self._runtime = InProcess(self.host, self, stack_size=stack)
-        self._planner = Planner(self.watched, parts.setting, parts.weights, config.seed)
+        self._planner = Planner(self.watched, parts.setting, parts.setting.weights, config.seed)
         self._rounds = config.rounds or 1
 
     def append(self, charges: Sequence[Charge]) -> None:

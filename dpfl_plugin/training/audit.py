@@ -1,8 +1,9 @@
 """Is a configuration's privacy what its accountant says? An experiment with canaries, seen by the server.
 
-The run itself is what is tried: its sampler, clipping bound, mechanism, oracle, algorithm, runtime and ledger. A run
-with canaries is made (`training.canaries`); the server's transcript, the single uploads, is reduced to innovations of
-unit noise (`training.response`), and these to a score for each canary (`privacy.audit`).
+The run itself is what is tried: its sampler, clipping bound, mechanism, oracle, algorithm, runtime and ledger; silos
+are advanced and answered together as in the run. A run with canaries is made (`training.canaries`); the server's
+transcript, the single uploads, is reduced to innovations of unit noise (`training.response`), and these to a score for
+each canary (`privacy.audit`).
 """
 
 from __future__ import annotations
@@ -14,17 +15,19 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from dpfl_plugin.config.load import noise_name
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import ConfigError, UnsupportedError, require
 from dpfl_plugin.gradients.base import Records, layers
+from dpfl_plugin.gradients.stacked import Pool, Together
 from dpfl_plugin.oracle import PrivacyRules
 from dpfl_plugin.privacy import audit as statistics
 from dpfl_plugin.privacy.accountants import Accountant
@@ -44,7 +47,8 @@ from dpfl_plugin.training.response import Response, SeenRound, responses
 from dpfl_plugin.training.runtime import ChargeSink, Observer, Runtime
 
 Array = NDArray[np.float64]
-MakeRuntime = Callable[[SiloHost, ChargeSink, Observer], Runtime]
+MakeRuntime = Callable[[SiloHost, int, ChargeSink, Observer], Runtime]
+"""(silos, how many of them are advanced together, what takes their charges, what sees their uploads) -> runtime."""
 
 QUIET = 256  # coordinates that nothing but noise moves
 FALSE_ALARM = 1e-7  # of each of the seven statements that may contradict the claim: below 1e-6 together
@@ -224,7 +228,7 @@ def _canary_silos(config: Config, parts: Parts, options: Options) -> list[int]:
     setting = parts.setting
     count = min(options.silos or 10, setting.num_silos)
     rounds = min(_most_rounds(config, options), 1000)
-    first = Planner(parts.algorithm, setting, parts.weights, config.seed).asks(
+    first = Planner(parts.algorithm, setting, parts.setting.weights, config.seed).asks(
         parts.algorithm.init_server(parts.model, setting), 0
     )
     drawn = (drawn_silos(config.seed, round, first, setting, None) for round in range(rounds))
@@ -267,7 +271,7 @@ def _transcript(
 
     # No run's own batches or noise.
     run_name = f"audit.{options.seed}.{noise_name(config, parts.data_sha256, parts.noise_multiplier)}"
-    experiment = _experiment(parts, config, make_runtime(host, account, observe), account, run_name)
+    experiment = _experiment(parts, config, make_runtime(host, parts.stack, account, observe), account, run_name)
     progress = Progress(server=parts.algorithm.init_server(model, parts.setting))
     rounds: list[SeenRound] = []
     while progress.rounds < _most_rounds(config, options):
@@ -284,19 +288,28 @@ def _transcript(
         rows, up = uploads.pop()
         seen_down = {name: value[d:].cpu().double() for name, value in down.items()}
         scales = None
-        if parts.rules.clipping.adapts:  # one silo after another made its releases
+        if parts.rules.clipping.adapts:
             mine = [i for i, silo in enumerate(plan.participants) if silo in silos]
-            scales = np.array(engine.bounds).reshape(len(plan.participants), -1)[mine] / parts.rules.clip_norm
+            scales = _by_silo(engine.bounds, len(plan.participants), parts.stack)[mine] / parts.rules.clip_norm
         rounds.append(SeenRound(plan, rows, seen_down, up, scales))
         progress.server, progress.rounds = server, progress.rounds + 1
     return rounds, ledger
+
+
+def _by_silo(values: Sequence[float], num_silos: int, stack: int) -> Array:
+    """(num_silos, releases) of values in the order of a round: one stack after another, in each step by step."""
+    releases, found = len(values) // num_silos, []
+    for first in range(0, num_silos, stack):
+        last = min(first + stack, num_silos)
+        found.append(np.reshape(values[first * releases : last * releases], (releases, last - first)).T)
+    return np.concatenate(found)
 
 
 def _experiment(parts: Parts, config: Config, runtime: Runtime, account: PrivacyAccount, run_name: str) -> Experiment:
     """As a session makes it."""
     rounds = config.rounds or MOST_ROUNDS
     return Experiment(
-        planner=Planner(parts.algorithm, parts.setting, parts.weights, config.seed),
+        planner=Planner(parts.algorithm, parts.setting, parts.setting.weights, config.seed),
         runtime=runtime,
         account=account,
         rounds=rounds,
@@ -453,19 +466,36 @@ class _Measured:
 
 def _influence(parts: Parts, train: dict[int, Records], silos: list[int]) -> float | None:
     """The most that leaving out one of a few real records changes the engine's clipped sum, in clipping norms."""
-    engine, model = parts.host.engine, parts.model
     if math.isinf(parts.rules.clip_norm):
         return None
-    bounds = parts.rules.bounds(layers(parts.layout))
-    whole, less, most = torch.empty_like(model), torch.empty_like(model), 0.0
+    ways, most = [_alone, *([_beside_all] if parts.lockstep else [])], 0.0
     for silo in silos:
-        real = (train[silo].labels >= 0).nonzero().squeeze(1)[:PROBED]
-        engine.clipped_sum(model, train[silo].select(real), bounds, whole)
-        for index in range(len(real)):
-            others = torch.cat([real[:index], real[index + 1 :]])
-            engine.clipped_sum(model, train[silo].select(others), bounds, less)
-            most = max(most, float((whole - less).double().norm()))
+        real = train[silo].select((train[silo].labels >= 0).nonzero().squeeze(1)[:PROBED])
+        everyone = np.arange(len(real))
+        for sum_of in ways:
+            whole = sum_of(parts, real, everyone)
+            for index in everyone:
+                less = sum_of(parts, real, np.delete(everyone, index))
+                most = max(most, float((whole - less).double().norm()))
     return most / parts.rules.clip_norm
+
+
+def _alone(parts: Parts, records: Records, rows: NDArray[np.int64]) -> Tensor:
+    """(d,) the clipped sum of the records at ``rows``."""
+    found, bounds = torch.empty_like(parts.model), parts.rules.bounds(layers(parts.layout))
+    batch = records.select(torch.from_numpy(rows).to(records.labels.device))
+    parts.host.engine.clipped_sum(parts.model, batch, bounds, found)
+    return found
+
+
+def _beside_all(parts: Parts, records: Records, rows: NDArray[np.int64]) -> Tensor:
+    """The same, of a silo that is answered together with one that has all of them, so that its batch is filled up."""
+    found, bounds = parts.model.new_empty(2, len(parts.model)), parts.rules.bounds(layers(parts.layout))
+    clip_norms = torch.tensor([bounds if isinstance(bounds, tuple) else (bounds,)] * 2, dtype=torch.float64)
+    batches = Pool({0: records}).gather([0, 0], [rows, np.arange(len(records))])
+    engine = cast(Together, parts.host.engine)
+    engine.clipped_sums(parts.model.expand(2, -1), batches, clip_norms.to(parts.model.device), found)
+    return found[0]
 
 
 def _uncharged(

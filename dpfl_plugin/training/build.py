@@ -18,7 +18,7 @@ from dpfl_plugin.config.schema import ALL_SILOS, Block, Config
 from dpfl_plugin.core.exact import floor_share
 from dpfl_plugin.core.streams import stream
 from dpfl_plugin.core.vectors import Layout
-from dpfl_plugin.data.base import Federation, Holding, Ownership, survey
+from dpfl_plugin.data.base import Federation, Holding, Ownership, Survey, survey
 from dpfl_plugin.data.federation import build_federation
 from dpfl_plugin.errors import ConfigError, PluginError, UnsupportedError, require
 from dpfl_plugin.gradients import base as engines
@@ -51,12 +51,10 @@ class Parts:
         noise_multiplier: what the mechanism was made with: given, or solved for.
         model: the initial global model (d,).
         num_records, num_test_records: training and test records of each silo.
-        weights: of each silo, adding up to 1.
         engine_reason: why this engine.
         memory: what this process may use.
         data_sha256: fingerprint of all records, by which a resumed run knows that they are the same.
         beside: what silos release beside the algorithm's rounds.
-        plugins: what computes the releases; if their code changes, so may the bits.
         module, loss, engine: the model and its per-example gradients.
         train, test: records by silo id, of the silos that this process holds: in process all of them.
         machines: what computes at silos elsewhere.
@@ -72,15 +70,11 @@ class Parts:
     model: torch.Tensor
     num_records: tuple[int, ...]
     num_test_records: tuple[int, ...]
-    weights: tuple[float, ...]
     caveats: tuple[str, ...]
-    engine_name: str
     engine_reason: str
     memory: Memory
     data_sha256: str
     beside: Beside
-    plugins: tuple[object, ...]
-    layout: Layout
     module: torch.nn.Module
     loss: engines.Loss
     engine: engines.Engine
@@ -89,6 +83,17 @@ class Parts:
     machines: tuple[Mapping[str, Any], ...]
     stack: int
     lockstep: bool
+
+    @property
+    def layout(self) -> Layout:
+        return Layout.of(self.module)
+
+    @property
+    def plugins(self) -> tuple[object, ...]:
+        """What computes the releases; if their code changes, so may the bits."""
+        rules, modules = self.rules, self.module.modules()
+        made_by = (rules.mechanism, rules.clipping, rules.schedule, rules.sampler)
+        return (self.algorithm, *made_by, self.engine, self.module, *modules, self.loss)
 
 
 def hold_all(config: Config, base: Path) -> Holding:
@@ -120,35 +125,24 @@ def build(
         ConfigError, DataError: something in the configuration or in the data files is wrong.
     """
     # Cheap parts first, so that a misspelt option is found before data are loaded.
-    algorithm = build_plugin("algorithms", config.algorithm, where="algorithm")
-    _check_algorithm(algorithm)
-    accountant = build_plugin("accountants", config.privacy.accountant, where="privacy.accountant")
-    rules = privacy_rules(config)
+    algorithm, accountant, rules = _algorithm(config), _accountant(config), privacy_rules(config)
     holding = hold(config, base)
-    known = holding.survey
-    module, trial = _module(config, holding, module)
-    loss = _loss(config.loss if loss is None else loss, module, trial)
-    num_records = known.num_records
+    known, num_records = holding.survey, holding.survey.num_records
+    module, loss, trial = _model_and_loss(config, holding, module, loss)
     _check_records(config, rules, num_records)
     setting = make_setting(config, num_records)
-    layout = Layout.of(module)
-    model = layout.flatten(dict(module.named_parameters()))
+    model = _start(module)
     train, test = _records_of(holding, trial)
     stack = _stack(config, _may_be_together(config, rules, module, loss))
     room = _memory(config, algorithm, setting, rules, model, train, test, stack, chunk_bytes)
-    made_up = choice.made_up(module, known.feature_shape, trial)
-    engine, reason = choice.choose(config.engine, module, loss, _terms(config, rules, num_records, room), made_up)
+    engine, reason = _engine(config, rules, module, loss, known, trial, room)
     releases_beside = beside(config, accountant)
-    data_sha256 = known.data_sha256
-    noise = config.privacy.noise_multiplier
+    noise = noise_multiplier if config.privacy.noise_multiplier is None else config.privacy.noise_multiplier
     if noise is None:
-        if noise_multiplier is None:
-            before = prior(data_sha256, setting.num_silos, rules)
-            ahead = Prospect(config, algorithm, accountant, setting, num_records, privacy_rules, before)
-            noise_multiplier = ahead.noise()
-        noise = noise_multiplier
-        rules = privacy_rules(config, noise)
-    _check_engine(engine, rules, layout, model, trial)
+        before = prior(known.data_sha256, setting.num_silos, rules)
+        noise = Prospect(config, algorithm, accountant, setting, num_records, privacy_rules, before).noise()
+    rules = privacy_rules(config, noise)
+    _check_engine(engine, rules, Layout.of(module), model, trial)
     lockstep = _lockstep(config, engine, rules)
     graphs = _graphs(config, engine, rules, lockstep=lockstep, num_here=len(train), device=model.device)
     _check_first_round(config, algorithm, setting, rules, module, loss, model)
@@ -176,25 +170,11 @@ def build(
         model=model,
         num_records=num_records,
         num_test_records=known.num_test_records,
-        weights=_weights(config, num_records),
         caveats=(*known.caveats, *delta_caveat(config, rules, num_records), *_no_guarantee(rules)),
-        engine_name=engine.name,
         engine_reason=reason,
         memory=room,
-        data_sha256=data_sha256,
+        data_sha256=known.data_sha256,
         beside=releases_beside,
-        layout=layout,
-        plugins=(
-            algorithm,
-            rules.mechanism,
-            rules.clipping,
-            rules.schedule,
-            rules.sampler,
-            engine,
-            module,
-            *module.modules(),
-            loss,
-        ),
         module=module,
         loss=loss,
         engine=engine,
@@ -228,11 +208,9 @@ def engines_for(config: Config, base: Path) -> Engines:
         ConfigError, DataError: as `build`.
     """
     holding = hold_all(config, base)
-    known, rules = holding.survey, privacy_rules(config)
-    algorithm = build_plugin("algorithms", config.algorithm, where="algorithm")
-    module, trial = _module(config, holding)
-    loss = _loss(config.loss, module, trial)
-    model = Layout.of(module).flatten(dict(module.named_parameters()))
+    known, rules, algorithm = holding.survey, privacy_rules(config), _algorithm(config)
+    module, loss, trial = _model_and_loss(config, holding)
+    model = _start(module)
     setting = make_setting(config, known.num_records)
     stack = _stack(config, _may_be_together(config, rules, module, loss))
     room = _memory(config, algorithm, setting, rules, model, *_records_of(holding, trial), stack, None)
@@ -244,19 +222,28 @@ def engines_for(config: Config, base: Path) -> Engines:
     return Engines(found, fitting[0] if fitting else None, model, batch, setting.num_participants)
 
 
-def _module(
-    config: Config, holding: Holding, given: torch.nn.Module | None = None
-) -> tuple[torch.nn.Module, torch.Tensor]:
-    """The model, ``given`` or that of the configuration, and two records of zeros for it."""
+def _model_and_loss(
+    config: Config,
+    holding: Holding,
+    module: torch.nn.Module | None = None,
+    loss: engines.Loss | None = None,
+) -> tuple[torch.nn.Module, engines.Loss, torch.Tensor]:
+    """(model, loss, two records of zeros for them), those given or those of the configuration."""
     known, words = holding.survey, any(silo.train_x.dtype.kind == "i" for silo in holding.silos.values())
     dtype, device = getattr(torch, config.runtime.dtype), _device(holding.device or config.runtime.device)
-    if given is None:
+    if module is None:
         module = build_model(_model_block(config.model), known.feature_shape, known.num_classes, config.seed)
     else:
-        module = given.eval()
+        module = module.eval()
         check_model(module, known.feature_shape, words=words)
     trial = torch.zeros(2, *known.feature_shape, dtype=torch.int64 if words else dtype, device=device)
-    return module.to(device=device, dtype=dtype), trial
+    module = module.to(device=device, dtype=dtype)
+    return module, _loss(config.loss if loss is None else loss, module, trial), trial
+
+
+def _start(module: torch.nn.Module) -> torch.Tensor:
+    """The model (d,) that a run begins with."""
+    return Layout.of(module).flatten(dict(module.named_parameters()))
 
 
 def _records_of(holding: Holding, like: torch.Tensor) -> tuple[dict[int, Records], dict[int, Records]]:
@@ -375,6 +362,20 @@ def _graphs(
     return True
 
 
+def _engine(
+    config: Config,
+    rules: PrivacyRules,
+    module: torch.nn.Module,
+    loss: engines.Loss,
+    known: Survey,
+    trial: torch.Tensor,
+    room: Memory,
+) -> tuple[engines.Engine, str]:
+    """The engine that a run uses, tried on made-up records; and why it is that one."""
+    made_up = choice.made_up(module, known.feature_shape, trial)
+    return choice.choose(config.engine, module, loss, _terms(config, rules, known.num_records, room), made_up)
+
+
 def _terms(config: Config, rules: PrivacyRules, num_records: Sequence[int], room: Memory) -> choice.Terms:
     return choice.Terms(
         chunk_bytes=room.chunk,
@@ -433,10 +434,7 @@ def prospect(
     """
     if prior is not None:
         refuse_beside(config, SHARED)
-    algorithm = build_plugin("algorithms", config.algorithm, where="algorithm")
-    _check_algorithm(algorithm)
-    accountant = build_plugin("accountants", config.privacy.accountant, where="privacy.accountant")
-    rules = privacy_rules(config)
+    algorithm, accountant, rules = _algorithm(config), _accountant(config), privacy_rules(config)
     federation = federate(config, base) if federation is None else federation
     num_records = tuple(len(silo.train_y) for silo in federation.silos)
     _check_records(config, rules, num_records)
@@ -451,7 +449,8 @@ def dimension(config: Config, federation: Federation) -> int:
     return Layout.of(build_model(_model_block(config.model), shape, num_classes, config.seed)).dimension
 
 
-def _check_algorithm(algorithm: object) -> None:
+def _algorithm(config: Config) -> Algorithm:
+    algorithm: Algorithm = build_plugin("algorithms", config.algorithm, where="algorithm")
     methods = ("init_server", "init_silos", "round_plan", "download", "local_update", "aggregate", "notes")
     missing = [name for name in methods if not callable(getattr(algorithm, name, None))]
     if missing:
@@ -459,6 +458,12 @@ def _check_algorithm(algorithm: object) -> None:
             f"algorithm: {type(algorithm).__name__} has no {', '.join(missing)}; see Algorithm in "
             "dpfl_plugin/algorithms/base.py."
         )
+    return algorithm
+
+
+def _accountant(config: Config) -> Accountant:
+    accountant: Accountant = build_plugin("accountants", config.privacy.accountant, where="privacy.accountant")
+    return accountant
 
 
 def delta_caveat(config: Config, rules: PrivacyRules, num_records: Sequence[int]) -> list[str]:

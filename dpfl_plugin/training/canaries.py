@@ -11,6 +11,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor
 from dpfl_plugin.core.streams import stream
 from dpfl_plugin.errors import require
 from dpfl_plugin.gradients.base import Engine, Records
+from dpfl_plugin.gradients.stacked import Stack, Together
 from dpfl_plugin.oracle import PrivacyRules
 
 # A canary's gradient before clipping, in clipping norms: whatever the code takes for its bound is what is left of it.
@@ -64,10 +66,10 @@ class CanaryEngine:
     """The run's engine on the first d coordinates, and the canaries on theirs.
 
     A record is canary i if its label is -1 - i. A canary is clipped to what the bounds of all layers are together: the
-    norm that a release is charged for.
+    norm that a release is charged for. Silos are answered together where the run's engine is asked to do so.
 
     Attributes:
-        bounds: of each call, in their order.
+        bounds: of each sum, in their order.
     """
 
     def __init__(self, engine: Engine, dimension: int, planting: Planting, rules: PrivacyRules) -> None:
@@ -87,13 +89,9 @@ class CanaryEngine:
     def clipped_sum(
         self, y: Tensor, batch: Records, clip_norm: float | tuple[float, ...], out: Tensor
     ) -> Tensor | None:
-        d = self._dimension
-        out[d:].zero_()
+        d, planted = self._dimension, batch.labels < 0
         bound = math.hypot(*clip_norm) if isinstance(clip_norm, tuple) else clip_norm
-        self.bounds.append(bound)
-        planted = batch.labels < 0
-        index = -1 - batch.labels[planted]
-        out[d:].index_add_(0, index, self._gradients.to(out)[index] * min(self._raw, bound))
+        self._add_canaries(batch.labels.unsqueeze(0), planted.unsqueeze(0), [bound], out[d:].unsqueeze(0))
         real = batch.select((~planted).nonzero().squeeze(1))
         known = self._engine.clipped_sum(y[:d], real, clip_norm, out[:d])
         if known is None:
@@ -101,6 +99,43 @@ class CanaryEngine:
         norms = known.new_full((len(batch), *known.shape[1:]), self._raw)
         norms[~planted] = known
         return norms
+
+    def clipped_sums(self, y: Tensor, batches: Stack, clip_norms: Tensor | None, out: Tensor) -> Tensor | None:
+        """See `stacked.Together`."""
+        d, planted = self._dimension, batches.labels < 0
+        bounds = [math.inf] * len(batches) if clip_norms is None else [math.hypot(*one) for one in clip_norms.tolist()]
+        self._add_canaries(batches.labels, planted, bounds, out[:, d:])
+        real, where = _without(batches, planted)
+        known = cast(Together, self._engine).clipped_sums(y[:, :d], real, clip_norms, out[:, :d])
+        if known is None:
+            return None
+        norms = known.new_full((*planted.shape, known.shape[2]), math.inf)
+        norms[torch.arange(len(where), device=where.device).unsqueeze(1), where] = known
+        norms[planted] = self._raw
+        return norms
+
+    def _add_canaries(self, labels: Tensor, planted: Tensor, bounds: list[float], out: Tensor) -> None:
+        """Write the sums of the clipped canaries among ``labels`` (m, b) to ``out`` (m, w)."""
+        self.bounds += bounds
+        sizes = out.new_tensor([min(self._raw, bound) for bound in bounds])
+        silo, place = planted.nonzero(as_tuple=True)
+        canary = -1 - labels[silo, place]
+        out.zero_().index_put_((silo, canary), self._gradients.to(out)[canary] * sizes[silo], accumulate=True)
+
+
+def _without(batches: Stack, planted: Tensor) -> tuple[Stack, Tensor]:
+    """(batches without the records that are ``planted`` (m, b), where in them each of its places came from (m, b'))."""
+    aside = planted | batches.padding
+    longest = int((~aside).sum(dim=1).max())
+    where = aside.int().argsort(dim=1, stable=True)[:, :longest]  # those that stay come first, in their order
+    filling = aside.gather(1, where)
+
+    def taken(values: Tensor) -> Tensor:
+        index = torch.arange(len(where), device=where.device).unsqueeze(1), where
+        return values[index].masked_fill_(filling.view(*filling.shape, *[1] * (values.dim() - 2)), 0)
+
+    constants = None if batches.constants is None else taken(batches.constants)
+    return Stack(taken(batches.features), taken(batches.labels), constants, filling), where
 
 
 def plant(

@@ -141,44 +141,19 @@ class Experiment:
         def measured(phase: str) -> dict[str, Any]:
             return self.enduring(progress, lambda: self.evaluation(progress, phase), save=save, note=note)
 
-        saved_at, saved_rounds, began = time.monotonic(), progress.rounds, time.monotonic() - progress.seconds
+        began = time.monotonic() - progress.seconds
+        checkpoints = _Checkpoints(self.checkpoint_every, self.checkpoint_seconds, keep, progress.rounds)
         evaluated = last_finite = self.evaluated
-        outcome, took = Outcome("done"), 0.0
         while True:
             try:
-                self._score(progress, stop)
-            except Interrupted:
-                outcome = Outcome("interrupted", f"asked to stop before the score after round {progress.rounds}")
-                break
+                made = self._round(progress, stop, last_finite)
             except SilosLost as lost:
                 self.lose(progress, lost, save=save, note=note)
                 continue
-            if self._stopped(progress) or progress.rounds >= self.rounds:
+            if isinstance(made, Outcome):
+                outcome = made
                 break
-            plan = self.planner.plan(progress.server, progress.rounds, self.account.eligible(), progress.lost)
-            if plan is None:
-                outcome = Outcome("budget_exhausted", self.account.why_nobody_is_left(progress.lost))
-                break
-            if not self.account.affords(progress.rounds, plan):
-                outcome = Outcome("budget_exhausted", self.account.why_not())
-                break
-            try:
-                if stop():
-                    raise Interrupted
-                server = self.advance(progress, plan)
-            except Interrupted:
-                outcome = Outcome("interrupted", f"asked to stop in round {progress.rounds + 1}")
-                break
-            except SilosLost as lost:
-                self.lose(progress, lost, save=save, note=note)
-                continue
-            except TrainingError as error:
-                outcome = Outcome("failed", f"round {progress.rounds + 1}: {error}")
-                break
-            if not all_finite(server):
-                reason = f"the global model is not finite after round {progress.rounds + 1}"
-                outcome = Outcome("failed", f"{reason}; its loss was last finite after round {last_finite}")
-                break
+            plan, server = made
             self.clock.lap("server")
             self.runtime.commit()
             progress.server, progress.rounds = server, progress.rounds + 1
@@ -194,15 +169,9 @@ class Experiment:
                 last_finite = progress.rounds
             tick(progress)
             self.clock.lap("I/O")
-            due = self.checkpoint_every is not None and progress.rounds - saved_rounds >= self.checkpoint_every
-            # States of many silos take long to write: so seldom then that it is a twentieth of the time.
-            pause = max(self.checkpoint_seconds, 20 * took) if self.checkpoint_seconds else 0.0
-            if due or time.monotonic() - saved_at >= pause:
-                began_saving = time.monotonic()
-                keep()
+            if checkpoints.due(progress.rounds):
+                checkpoints.write(progress.rounds)
                 self.clock.lap("I/O")
-                saved_at, saved_rounds = time.monotonic(), progress.rounds
-                took = saved_at - began_saving
         stopped = outcome.status == "done" and self._stopped(progress)
         if (stopped or outcome.status == "budget_exhausted") and progress.rounds > evaluated:
             record(measured(self.planner.asks(progress.server, progress.rounds - 1).phase))
@@ -214,6 +183,41 @@ class Experiment:
             keep()
             return Outcome("done", self._why_stopped(progress))
         return outcome
+
+    def _round(
+        self, progress: Progress, stop: Callable[[], bool], last_finite: int
+    ) -> tuple[RoundPlan, Vectors] | Outcome:
+        """(its plan, the server's next state) of the next round, with the score before it; or why there is none.
+
+        Args:
+            last_finite: after how many rounds the loss was last known to be finite.
+
+        Raises:
+            SilosLost: the round does not count.
+        """
+        try:
+            self._score(progress, stop)
+        except Interrupted:
+            return Outcome("interrupted", f"asked to stop before the score after round {progress.rounds}")
+        if self._stopped(progress) or progress.rounds >= self.rounds:
+            return Outcome("done")
+        plan = self.planner.plan(progress.server, progress.rounds, self.account.eligible(), progress.lost)
+        if plan is None:
+            return Outcome("budget_exhausted", self.account.why_nobody_is_left(progress.lost))
+        if not self.account.affords(progress.rounds, plan):
+            return Outcome("budget_exhausted", self.account.why_not())
+        try:
+            if stop():
+                raise Interrupted
+            server = self.advance(progress, plan)
+        except Interrupted:
+            return Outcome("interrupted", f"asked to stop in round {progress.rounds + 1}")
+        except TrainingError as error:
+            return Outcome("failed", f"round {progress.rounds + 1}: {error}")
+        if not all_finite(server):
+            reason = f"the global model is not finite after round {progress.rounds + 1}"
+            return Outcome("failed", f"{reason}; its loss was last finite after round {last_finite}")
+        return plan, server
 
     def enduring(
         self,
@@ -429,6 +433,33 @@ class Experiment:
             line["gradient_dissimilarity"] = gradient_dissimilarity(metrics)
         self.clock.lap("evaluation")
         return line
+
+
+class _Checkpoints:
+    """Written every so many rounds, or seconds, whichever comes first.
+
+    Args:
+        every: rounds; None for any number of them. seconds: 0 for after every round.
+        write: writes one; rounds: that a run which goes on has made already.
+    """
+
+    def __init__(self, every: int | None, seconds: float, write: Callable[[], None], rounds: int) -> None:
+        self._every, self._seconds, self._write = every, seconds, write
+        self._at, self._rounds, self._took = time.monotonic(), rounds, 0.0
+
+    def due(self, rounds: int) -> bool:
+        """Whether one is to be written after ``rounds``."""
+        if self._every is not None and rounds - self._rounds >= self._every:
+            return True
+        # States of many silos take long to write: so seldom then that it is a twentieth of the time.
+        pause = max(self._seconds, 20 * self._took) if self._seconds else 0.0
+        return time.monotonic() - self._at >= pause
+
+    def write(self, rounds: int) -> None:
+        began = time.monotonic()
+        self._write()
+        self._at, self._rounds = time.monotonic(), rounds
+        self._took = self._at - began
 
 
 def _losses(progress: Progress) -> str:

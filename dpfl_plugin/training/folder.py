@@ -116,6 +116,14 @@ class RunFolder:
         with locked(self.path / ".lock", what + "Wait for it, end it, or use another --out.", optional=True):
             yield
 
+    def label(self) -> str | None:
+        """What the file that the run is from calls it; None where that has one run only, or nobody told."""
+        try:
+            found = json.loads(self.environment.read_text())["label"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return None if found is None else str(found)
+
     def read_metrics(self) -> list[dict[str, Any]]:
         """The evaluations so far; a torn last line (a crash while writing) is left out."""
         if not self.metrics.exists():

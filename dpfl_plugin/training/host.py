@@ -127,10 +127,14 @@ class SiloHost:
         return self._train
 
     def planted(self, engine: Engine, train: Mapping[int, Records], states: Vectors) -> SiloHost:
-        """The same silos with an engine around their own, and with records that theirs has prepared; for audits."""
+        """The same silos with an engine around their own, and with records that theirs has prepared; for audits.
+
+        They are answered together, where these are.
+        """
         other = copy.copy(self)
-        other._engine, other._train, other._pending = engine, dict(train), []
-        other._pool = other._replayed = None
+        other._pool = None if self._pool is None else Pool(train)
+        other._train = dict(train) if other._pool is None else other._pool.records
+        other._engine, other._pending, other._replayed = engine, [], None
         other.states = begun(states, self._rules, len(train))
         return other
 

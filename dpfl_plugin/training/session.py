@@ -113,6 +113,7 @@ class _Job:
         noise: names the run: what it computes, of which records.
         bits: names its random bits: the same, unless they are secure.
         expected: how many rounds the budget will allow; the same before a run and when it is resumed.
+        label: what the user's file calls the run.
         clock: takes the time of each part of the rounds.
     """
 
@@ -125,6 +126,7 @@ class _Job:
     noise: str
     bits: str
     expected: int
+    label: str | None = None
     clock: Stopwatch = STOPPED
 
 
@@ -136,12 +138,14 @@ def run_session(
     place: Place,
     reporter: Reporter,
     stop: Callable[[], bool],
+    label: str | None = None,
     ledger: Path | None = None,
     profile: bool = False,
 ) -> Result:
     """Run ``config`` to its end, or until it is stopped; returns what `result.json` holds.
 
     Args:
+        label: what the user's file calls the run, where it has several; None for what it was begun as.
         ledger: a file that several runs on the same data share, so that the budget is for all of them together.
         profile: take the time of each part of the rounds, and write it to `profile.json`.
 
@@ -167,9 +171,9 @@ def run_session(
         prior = functools.partial(_prior, ledger, shared, "")
         parts = build(config, base, _begun_with(config, folder), prior, place.hold)
         torch.set_num_threads(config.runtime.threads)
-        job = _job(config, base, folder, parts, ledger, shared)
-        if profile:
-            job = replace(job, clock=Stopwatch())
+        label = folder.label() if label is None and resume else label
+        clock = Stopwatch() if profile else STOPPED
+        job = replace(_job(config, base, folder, parts, ledger, shared), label=label, clock=clock)
         parts.host.clock = job.clock
         with folder.locked():
             result = finished_result(folder)
@@ -301,7 +305,7 @@ def _run(job: _Job, place: Place, reporter: Reporter, stop: Callable[[], bool]) 
     config, folder, parts = job.config, job.folder, job.parts
     kernels = getattr(parts.engine, "kernels", None)
     here = environment.arithmetic(str(parts.model.device), config.runtime.threads, parts.plugins, kernels)
-    here |= {"engine": parts.engine_name, "chunk_bytes": parts.memory.chunk}
+    here |= {"engine": parts.engine.name, "chunk_bytes": parts.memory.chunk}
     here["lockstep"] = parts.stack if parts.lockstep else 0
     ordered = config.runtime.aggregation == "gather"
     # In lockstep sums round by who is in a stack, which ranks and lost silos change.
@@ -311,7 +315,7 @@ def _run(job: _Job, place: Place, reporter: Reporter, stop: Callable[[], bool]) 
     with open_ledgers(folder, _facts(job), found, here, job.shared, _run_facts(job)) as ledgers:
         write_atomic(folder.config, to_yaml(config))
         described = {**environment.describe(), "base": str(job.base.resolve()), "arithmetic": here}
-        described["memory"] = parts.memory.described()
+        described |= {"memory": parts.memory.described(), "label": job.label}
         write_atomic(folder.environment, to_json(described))
         for note in ledgers.own.notes:
             reporter.note(f"ledger: {note}")
@@ -333,7 +337,7 @@ def _run(job: _Job, place: Place, reporter: Reporter, stop: Callable[[], bool]) 
             experiment.enduring(progress, lambda: runtime.load_states(silos), save=save, note=reporter.note)
         # So that --resume always has one to go on from, and knows on what machine the rounds to come were released.
         experiment.enduring(progress, lambda: save(progress), save=save, note=reporter.note)
-        reporter.note(f"engine {parts.engine_name}: {parts.engine_reason}")
+        reporter.note(f"engine {parts.engine.name}: {parts.engine_reason}")
         reporter.note(f"memory: {parts.memory.summary()}")
         if config.privacy.noise_multiplier is None:
             reporter.note(f"noise_multiplier solved: {parts.noise_multiplier:g}, {_solved_for(config)}")
@@ -521,7 +525,7 @@ def _start(
             loss["back"] = found.rounds if loss["back"] is None else loss["back"]
         if isinstance(parts.algorithm, Regrouping):
             ids = range(parts.setting.num_silos)
-            progress.server, silos = parts.algorithm.regroup(progress.server, silos, ids, parts.weights)
+            progress.server, silos = parts.algorithm.regroup(progress.server, silos, ids, parts.setting.weights)
     return progress, job.folder.keep_metrics(found.rounds), silos
 
 
@@ -610,7 +614,7 @@ def _stopping(config: Config) -> Stopping | None:
 
 
 def _planner(config: Config, parts: Parts) -> Planner:
-    return Planner(parts.algorithm, parts.setting, parts.weights, config.seed, parts.beside.training)
+    return Planner(parts.algorithm, parts.setting, parts.setting.weights, config.seed, parts.beside.training)
 
 
 def _expected_rounds(config: Config, parts: Parts, prior: Prior, shared: Path | None) -> int:
@@ -756,7 +760,7 @@ def _write_result(
         "seconds": round(progress.seconds, 3),
         "bytes_up": progress.bytes_up,
         "bytes_down": progress.bytes_down,
-        "engine": parts.engine_name,
+        "engine": parts.engine.name,
         "engine_reason": parts.engine_reason,
         "model_sha256": model_sha256(model),
         "notes": notes,

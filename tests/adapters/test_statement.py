@@ -111,6 +111,8 @@ def test_a_loader_gives_every_record_once_and_in_order_however_it_shuffles():
         ((torch.zeros(3, 2), torch.zeros(3)), UnsupportedError, r"labels are torch\.float32"),
         ((torch.full((3, 2), math.nan), torch.zeros(3).long()), DataError, "not finite"),
         ((torch.zeros(3, 2), torch.zeros(4).long()), DataError, "3 rows of features, but 4 labels"),
+        ((torch.zeros(3, 2).bool(), torch.zeros(3).long()), UnsupportedError, r"features are torch\.bool"),
+        ((torch.zeros(3, 2).cfloat(), torch.zeros(3).long()), UnsupportedError, r"features are torch\.complex64"),
         ([(torch.zeros(3, 2),)], DataError, "must be pairs"),
         ([(torch.zeros(3, 2), torch.zeros(3).long()), (torch.zeros(3, 1), torch.zeros(3).long())], DataError, "alike"),
     ],
@@ -164,7 +166,43 @@ def test_a_word_that_the_model_does_not_have_is_refused_and_other_integers_becom
     large = 2**40 + torch.arange(4).reshape(2, 2)  # float32 would round it
     found = silo_of((large, y), torch.nn.Linear(2, 3).double()).train_x
     assert found.dtype == np.float64 and np.array_equal(found, large.numpy())
-    assert silo_of((x.to(torch.uint8), y), torch.nn.Linear(2, 3)).train_x.dtype == np.float32
+
+
+SMALL, LARGE = [np.uint8, np.int8, np.uint16, np.int16], [np.uint32, np.int32, np.uint64, np.int64]
+"""Integers that float32 holds exactly, all of them; and those that it does not."""
+
+
+@pytest.mark.parametrize("as_pairs", [False, True])
+@pytest.mark.parametrize("kind", SMALL + LARGE)
+def test_integers_of_every_width_are_the_same_numbers_as_floats_and_as_words(kind, as_pairs):
+    given = lambda x: (  # noqa: E731
+        TensorDataset(torch.from_numpy(x), torch.arange(2)) if as_pairs else (x, np.arange(2))
+    )
+    ends = np.iinfo(kind)
+    greatest = min(ends.max, 2**53 - 1)  # what a model in float64 can tell apart
+    x = np.array([[greatest, greatest - 1, 0], [max(ends.min, -(2**53) + 1), 1, 2]], dtype=kind)
+    for model in (torch.nn.Linear(3, 2).double(), torch.nn.Linear(3, 2)):
+        found = silo_of(given(x), model).train_x
+        assert found.dtype == (np.float32 if kind in SMALL else np.float64)
+        assert found.tolist() == x.tolist()
+    words = np.array([[0, 11], [3, 5]], dtype=kind)
+    found = silo_of(given(words), Words(cast=False)).train_x
+    assert found.dtype == np.int64
+    assert found.tolist() == words.tolist()
+
+
+@pytest.mark.parametrize("model", [torch.nn.Linear(2, 3), Words(cast=False)])
+def test_integers_beyond_int64_are_refused(model):
+    features, labels = np.array([[3, 2**63]], dtype=np.uint64), np.zeros(1, dtype=np.int64)
+    with pytest.raises(DataError, match=r"9223372036854775808.*above the greatest of int64, 2\^63 - 1.*Give them as"):
+        silo_of((features, labels), model)
+
+
+def test_halves_become_floats():
+    x, y = torch.tensor([[0.5, 3.0]]), torch.zeros(1).long()
+    for kind in (torch.float16, torch.bfloat16):
+        found = silo_of((x.to(kind), y), torch.nn.Linear(2, 3)).train_x
+        assert found.dtype == np.float32 and found.tolist() == x.tolist()
 
 
 def test_a_loss_of_the_projects_own(tmp_path):

@@ -104,7 +104,7 @@ def test_gradients_and_scores_read_other_records(tmp_path):
 def _first_messages(tmp_path, changed=None, noise=0.0, more=None):
     """(score, upload, number of validation records, draw of the score) of silo 1, one of whose labels is changed."""
     parts = build(load(write(tmp_path, merged(STOPS, more or {})), []).variants[0].config, tmp_path)
-    planner = Planner(parts.algorithm, parts.setting, parts.weights, 3, parts.beside.training)
+    planner = Planner(parts.algorithm, parts.setting, parts.setting.weights, 3, parts.beside.training)
     if changed is not None:
         labels = parts.host.train[1].labels
         labels[changed] = (labels[changed] + 1) % 3

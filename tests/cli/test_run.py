@@ -299,6 +299,23 @@ def test_variants(tmp_path: Path) -> None:
     assert "a against b" in shown.out
 
 
+def test_a_run_folder_tells_which_variant_it_is(tmp_path: Path) -> None:
+    """Whatever goes on with it; and the id is that of the configuration, which others may write without variants."""
+    path = write(tmp_path, {"variants": {"a": {}, "b, longer": {"rounds": 2}}})
+    told = lambda result: json.loads((Path(result["folder"]) / "environment.json").read_text()).get("label")  # noqa: E731
+    found = run(path)
+    assert {label: told(result) for label, result in found.items()} == {"a": "a", "b, longer": "b, longer"}
+    other = tmp_path / "other"
+    other.mkdir()
+    plain = run(write(other, {"rounds": 2}))
+    assert plain["id"] == found["b, longer"]["id"] and told(plain) is None
+    folder = Path(found["a"]["folder"])
+    (folder / "result.json").unlink()
+    done = dpfl("run", folder / "config.yaml", "--resume", "--json", "--out", tmp_path / "runs")
+    again = done.json
+    assert again["folder"] == found["a"]["folder"] and told(again) == "a"
+
+
 def test_a_wrong_variant_is_named(tmp_path: Path) -> None:
     path = write(tmp_path, {"variants": {"good": {}, "bad": {"algorithm": {"local_steps": 0}}}})
     done = dpfl("run", path, "--out", tmp_path / "runs")

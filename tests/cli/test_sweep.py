@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -46,6 +47,14 @@ def test_every_run_is_what_it_is_alone(finished: tuple[Path, Done], tmp_path: Pa
     alone = write(tmp_path, {"list": [row.changes]}, name="alone.yaml")
     assert sweep(alone).code == 0
     assert left(tmp_path / "out") == {row.id: found[row.id]}
+
+
+def test_the_folder_of_a_run_tells_which_of_the_sweep_it_is(finished: tuple[Path, Done]) -> None:
+    out = finished[0].parent / "out"
+    (folder,) = manifest.sweeps_in(out)
+    labels = {row.id: row.label for row in manifest.read(folder).rows}
+    told = {path.parent.name: json.loads(path.read_text())["label"] for path in out.rglob("environment.json")}
+    assert told == labels and len(set(told.values())) == 4
 
 
 def test_status_of_a_finished_sweep(finished: tuple[Path, Done]) -> None:

@@ -56,6 +56,27 @@ def test_settings_are_applied_in_order_after_variants(tmp_path: Path) -> None:
     assert all(variant.config.privacy.record_rate == 0.5 for variant in plan.variants)
 
 
+def test_variants_are_changed_and_taken_out_by_settings(tmp_path: Path) -> None:
+    path = tmp_path / "several.yaml"
+    path.write_text(TEXT + "variants: {a: {seed: 1}, b: {seed: 2}}\ncompare: [[a, b]]")
+    assert load(path, ["variants=null"]) == load(_written(tmp_path, TEXT))
+    assert [v.config.seed for v in load(path, ["variants.a.seed=9"]).variants] == [9, 2]
+    assert load(path, ["compare=null"]).compare == () and len(load(path, ["compare=null"]).variants) == 2
+    added = load(_written(tmp_path, TEXT), ["variants={c: {}, d: {seed: 4}}", "compare=[[c, d]]", "rounds=2"])
+    assert [(v.label, v.config.rounds) for v in added.variants] == [("c", 2), ("d", 2)]
+    assert added.compare == (("c", "d"),)
+    with pytest.raises(ConfigError, match="compare names variants, but the file has none"):
+        load(_written(tmp_path, TEXT + "compare: [[a, b]]"))
+    with pytest.raises(ConfigError, match="variants must map labels"):
+        load(path, ["variants=[a, b]"])
+
+
+def _written(folder: Path, text: str) -> Path:
+    path = folder / "one.yaml"
+    path.write_text(text)
+    return path
+
+
 def test_a_block_keeps_its_options_when_its_name_changes(tmp_path: Path) -> None:
     config = read(tmp_path, "", "algorithm.name=scaffold", "model=mlp", "model.hidden=[50]")
     assert config.algorithm.name == "scaffold" and config.algorithm.options == {"local_steps": 2, "local_lr": 0.1}

@@ -111,6 +111,38 @@ def test_no_sum_is_reduced():
         torch.testing.assert_close(many, 4000 * one, rtol=1e-4, atol=1e-4)
 
 
+class Tokens(nn.Module):
+    """Takes word numbers, and nothing but integers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(4, 5), nn.Linear(5, CLASSES)
+
+    def forward(self, x):
+        assert x.dtype == torch.int64
+        return self.head(self.table(x).mean(dim=1))
+
+
+@pytest.mark.parametrize("name", ["auto", *(kind.name for kind in REDUCIBLE)])
+def test_word_numbers_are_integers_in_every_precision(name):
+    """What is reduced is what follows from the parameters; and the bound is kept."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = Tokens()
+    words, labels = torch.arange(12).reshape(2, 6) % 4, torch.tensor([0, 2])
+    y = Layout.of(model).flatten(dict(model.named_parameters()))
+    full, reduced = (
+        choose(name, model, losses.cross_entropy, Terms(chunk_bytes=2**20, precision=precision), words)[0]
+        for precision in ("float32", "bf16")
+    )
+    sums = [added(engine, y, Records(words, labels), math.inf) for engine in (full, reduced)]
+    assert 1e-5 * sums[0].norm() < (sums[1] - sums[0]).norm() < 0.1 * sums[0].norm()
+    for row in range(len(words)):
+        record = Records(words[row : row + 1], labels[row : row + 1])
+        assert float(added(reduced, y, record, math.inf).norm()) > 1e-3
+        assert float(added(reduced, y, record, 1e-3).norm()) <= 1e-3
+
+
 def trial(*shape):
     return torch.randn(3, *shape, generator=torch.Generator().manual_seed(0))
 
@@ -128,7 +160,7 @@ def test_tf32_is_for_cuda_and_reduced_passes_are_for_float32():
     with pytest.raises(UnsupportedError, match="CUDA devices"):
         choose("auto", model, losses.cross_entropy, Terms(chunk_bytes=1, precision="tf32"), trial(6))
     terms = Terms(chunk_bytes=1, precision="bf16")
-    with pytest.raises(UnsupportedError, match="dtype: float32"):
+    with pytest.raises(UnsupportedError, match=r"dtype: float32, and the model is in float64. Use"):
         choose("auto", model.double(), losses.cross_entropy, terms, trial(6).double())
 
 

@@ -1760,8 +1760,8 @@ BUDGETING = (
         "budget-ignored",
         "the loop runs the round that the budget refused",
         "training/experiment.py",
-        "            if not self.account.affords(progress.rounds, plan):\n",
-        "            if progress.rounds and not self.account.affords(progress.rounds - 1, plan):\n",
+        "        if not self.account.affords(progress.rounds, plan):\n",
+        "        if progress.rounds and not self.account.affords(progress.rounds - 1, plan):\n",
         (RUN + "::test_a_budget_in_a_third_partys_view",),
     ),
     Mutant(
@@ -1943,6 +1943,22 @@ AUDITING = (
         "return min(1.0, tail + 2 * num_canaries * delta * worst)",
         "return min(1.0, tail)",
         ("tests/privacy/test_audit.py::test_the_p_value_by_its_formula_term_by_term",),
+    ),
+    Mutant(
+        "audit-silo-by-silo",
+        "an audit answers silos one after another where the run answers them together",
+        "training/host.py",
+        "other._pool = None if self._pool is None else Pool(train)",
+        "other._pool = None",
+        ("tests/training/test_audit.py::test_silos_are_asked_together_as_in_the_run",),
+    ),
+    Mutant(
+        "audit-probes-alone",
+        "what one record changes is measured for a silo by itself only, where the run answers silos together",
+        "training/audit.py",
+        "*([_beside_all] if parts.lockstep else [])",
+        "*([_alone] if parts.lockstep else [])",
+        ("tests/training/test_audit.py::test_defects_are_contradicted_for_what_they_are",),
     ),
 )
 

@@ -4,20 +4,30 @@ All are statistical: a false alarm of correct code has a probability below 1e-6 
 in every run of the tests.
 """
 
+import math
 import secrets
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
 import pytest
+import torch
 
-from benchmarks.audit import CORRECT, MUTANTS, report
+from benchmarks.audit import CORRECT, LOCKSTEP, MUTANTS, in_process, report
 from dpfl_plugin.config.load import load
+from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.errors import ConfigError, UnsupportedError
+from dpfl_plugin.gradients import losses
+from dpfl_plugin.gradients.base import Records
+from dpfl_plugin.gradients.dense import Dense
+from dpfl_plugin.gradients.stacked import Pool
 from dpfl_plugin.oracle import PrivateOracle
-from dpfl_plugin.runtimes.in_process import InProcess
+from dpfl_plugin.privacy.samplers import FixedSize, Poisson
 from dpfl_plugin.training.audit import Options, audit
+from dpfl_plugin.training.canaries import CanaryEngine, Planting
 from tests.cli.command import write
+from tests.quadratics import rules
 
 # Fewer and shorter rounds with less noise: the claim is about that of the quickstart.
 SHORT = ("privacy.noise_multiplier=2", "algorithm.local_steps=10")
@@ -57,9 +67,7 @@ def test_defects_are_contradicted_for_what_they_are(name):
 
 def run(path: Path, **options):
     config = load(path).variants[0].config
-    return audit(
-        config, path.parent, Options(**options), lambda host, sink, seen: InProcess(host, sink, observers=[seen])
-    )
+    return audit(config, path.parent, Options(**options), in_process)
 
 
 def test_an_audit_can_be_repeated_and_another_seed_is_another_audit():
@@ -67,6 +75,70 @@ def test_an_audit_can_be_repeated_and_another_seed_is_another_audit():
     first, again, other = (report((), o) for o in (options, options, Options(rounds=3, seed=6)))
     assert (first.scores == again.scores).all() and (first.bits == again.bits).all()
     assert not (first.bits == other.bits).all() and not (first.scores[:50] == other.scores[:50]).any()
+
+
+@pytest.mark.parametrize("clip", ["flat", "adaptive"])
+def test_an_audit_is_the_same_for_silos_that_are_advanced_together(clip):
+    """As the run is, to the bit; adapted bounds are those of the silos that have them."""
+    settings, options = (f"privacy.clip={clip}",), Options(rounds=3, seed=5)
+    one, two = report(settings, options), report((*settings, "runtime.stack=2"), options)
+    assert (one.scores == two.scores).all() and one.noise == two.noise
+
+
+@pytest.mark.parametrize(
+    ("settings", "asked"),
+    [((), {1}), (LOCKSTEP, {5}), ((*LOCKSTEP, "runtime.stack=2"), {1, 2}), (("runtime.stack=5",), {1})],
+)
+def test_silos_are_asked_together_as_in_the_run(settings, asked):
+    """As many at a time, of five; the last of them alone by stacks of two."""
+    seen, alone, together = [], CanaryEngine.clipped_sum, CanaryEngine.clipped_sums
+    one = lambda self, y, *rest: (seen.append(1), alone(self, y, *rest))[1]  # noqa: E731
+    many = lambda self, y, *rest: (seen.append(len(y)), together(self, y, *rest))[1]  # noqa: E731
+    with mock.patch.multiple(CanaryEngine, clipped_sum=one, clipped_sums=many):
+        found = report(settings, Options(rounds=2))
+    assert set(seen) == asked and sum(seen) == found.made == 200
+
+
+BOUNDS = {"flat": [0.4] * 4, "of each silo": [0.1, 0.4, 1.6, 6.4], "layers": [(0.3, 0.4)] * 4, "none": [math.inf] * 4}
+
+
+@pytest.mark.parametrize("bounds", BOUNDS)
+@pytest.mark.parametrize("neighbouring", ["replace_one", "add_remove"])
+def test_canaries_of_silos_that_are_answered_together_are_those_of_each(bounds, neighbouring):
+    """Batches of all lengths: with canaries first, last, between, none and nothing else; and none at all."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3)).double()
+    d, generator = Layout.of(model).dimension, torch.Generator().manual_seed(0)
+    dense = Dense(model, losses.cross_entropy, 2**20)
+    labels = [torch.tensor(own) for own in ([-1, 0, -2, 2, -3], [1, 2], [-4, -5, -6], [0, 1, -7, 2, 0, -8])]
+    silos = {
+        i: dense.prepare(Records(torch.randn(len(own), 4, generator=generator, dtype=torch.float64), own))
+        for i, own in enumerate(labels)
+    }
+    bits = np.array([True, False] * 4)
+    by = {"replace_one": FixedSize(0.5), "add_remove": Poisson(0.5)}[neighbouring]
+    made_by = rules(0.0 if bounds == "none" else 1.0, math.inf if bounds == "none" else 0.5, by)
+    engine = CanaryEngine(dense, d, Planting(np.zeros(8, dtype=int), bits, quiet=2), made_by)
+    y = torch.randn(4, d + 10, generator=generator, dtype=torch.float64)
+    for sizes in ((5, 2, 3, 6), (3, 0, 1, 0), (0, 0, 0, 0)):
+        batches = Pool(silos).gather(range(4), [np.arange(size)[::-1].copy() for size in sizes])
+        engine.bounds.clear()
+        together = torch.full_like(y, math.nan)
+        there = torch.tensor(BOUNDS[bounds], dtype=torch.float64).reshape(4, -1)
+        norms = engine.clipped_sums(y, batches, None if bounds == "none" else there, together)
+        asked = list(engine.bounds)
+        engine.bounds.clear()
+        for i, size in enumerate(sizes):
+            alone = torch.full_like(y[i], math.nan)
+            batch = silos[i].select(torch.arange(size).flip(0))
+            own = engine.clipped_sum(y[i], batch, BOUNDS[bounds][i], alone)
+            torch.testing.assert_close(together[i], alone, rtol=1e-12, atol=1e-14)
+            if norms is None:
+                assert own is None
+            else:
+                torch.testing.assert_close(norms[i, :size].reshape(own.shape), own, rtol=1e-12, atol=0)
+                assert (norms[i, size:] == math.inf).all()
+        assert asked == engine.bounds and (bounds == "none") == (norms is None)
+    assert (together == 0).all()  # of no records
 
 
 def test_a_budget_ends_an_audit_where_it_ends_the_run(tmp_path):

@@ -358,7 +358,7 @@ class MpiSession:
             "begin",
             survey=wire.survey_header(self._survey),
             noise_multiplier=parts.noise_multiplier,
-            engine=parts.engine_name,
+            engine=parts.engine.name,
             chunk_bytes=parts.memory.chunk,
             profile=parts.host.clock.on,
         )
