@@ -260,18 +260,18 @@ def test_without_cuda_a_run_with_graphs_says_so(tmp_path: Path) -> None:
 
 
 def test_an_audit_replays_nothing() -> None:
-    """Its canaries are planted silo by silo."""
-    lab = Lab("dense")
+    """What its canaries add depends on the batch."""
+    lab, train = Lab("dense"), dict(zip(IDS, records(), strict=True))
     host = SiloHost(
         model=MODELS["dense"][1],
         loss=losses.cross_entropy,
         algorithm=None,  # type: ignore[arg-type]
         rules=rules(1.0, C),
         engine=lab.engine,
-        train=dict(zip(IDS, records(), strict=True)),
+        train=train,
         test={},
         states={},
         lockstep=True,
         record=Recorder(),
     )
-    assert host._replayed is not None and host.planted(lab.engine, {}, {})._replayed is None
+    assert host._replayed is not None and host.planted(lab.engine, train, {})._replayed is None
