@@ -33,7 +33,7 @@ class _Averaging(LocalSteps):
         x = down["model"]
         y = x.repeat(oracle.num_silos, 1)  # [N] Alg. 2, l. 5
         for _ in range(plan.local_steps):
-            y.sub_(oracle.gradient(y), alpha=plan.local_lr)  # l. 7-12
+            y.sub_(oracle.gradient(y).mul_(plan.local_lr))  # l. 7-12
         return {"model": oracle.release(y - x)}, {}  # l. 13-14
 
     def aggregate(self, server: Vectors, mean_up: Vectors, plan: RoundPlan) -> Vectors:

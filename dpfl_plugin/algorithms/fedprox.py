@@ -32,5 +32,5 @@ class FedProx(FedAvg):
         y = x.repeat(oracle.num_silos, 1)
         for _ in range(plan.local_steps):
             # The proximal term is a function of y and x alone: added after clipping and noise.
-            y.sub_(oracle.gradient(y).add_(y - x, alpha=self.mu), alpha=plan.local_lr)  # l. 5
+            y.sub_(oracle.gradient(y).add_((y - x).mul_(self.mu)).mul_(plan.local_lr))  # l. 5
         return {"model": oracle.release(y - x)}, {}

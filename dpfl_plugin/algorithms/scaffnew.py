@@ -75,7 +75,7 @@ class ScaffNew:
         h_i = silos["control"] + (p / eta) * (down["mean_update"] - silos["update"])
         y = x.expand_as(h_i).clone()
         for _ in range(plan.local_steps):
-            y.sub_(oracle.gradient(y).sub_(h_i), alpha=eta)  # l. 5-6
+            y.sub_(oracle.gradient(y).sub_(h_i).mul_(eta))  # l. 5-6
         update = oracle.release(y - x)  # l. 7
         return {"update": update}, {"control": h_i, "update": update}
 

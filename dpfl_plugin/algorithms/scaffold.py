@@ -53,7 +53,7 @@ class Scaffold(LocalSteps):
         y = x.expand_as(c_i).clone()  # l. 6
         correction = c - c_i
         for _ in range(K):
-            y.sub_(oracle.gradient(y).add_(correction), alpha=eta_l)  # l. 14
+            y.sub_(oracle.gradient(y).add_(correction).mul_(eta_l))  # l. 14
         if c_new is None:
             c_new = c_i - c + (x - y) / (K * eta_l)  # l. 15
         return {"model": y - x, "control": c_new - c_i}, {"control": c_new}  # l. 16-18

@@ -58,7 +58,7 @@ SETTINGS = {
     "data.dataset.num_feature=3": ["data.dataset.num_feature", "did you mean 'num_features'"],
     "model={name: mlp, hiden: [3]}": ["model.hiden", "did you mean 'hidden'"],
     "model.hidden=3": ["model", "exactly one of name"],
-    "variants=5": ["variants is not a known key"],
+    "variants=5": ["variants must map labels to changes of this file"],
     # types
     "rounds=many": ["rounds='many'"],
     "rounds=2.5": ["rounds=2.5"],
