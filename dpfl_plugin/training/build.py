@@ -60,6 +60,7 @@ class Parts:
         train, test: records by silo id, of the silos that this process holds: in process all of them.
         machines: what computes at silos elsewhere.
         stack: silos advanced together; lockstep: whether they are answered together, too.
+        notes: what the owner of the records should look at before training; not to be published.
     """
 
     host: SiloHost
@@ -88,12 +89,13 @@ class Parts:
     machines: tuple[Mapping[str, Any], ...]
     stack: int
     lockstep: bool
+    notes: tuple[str, ...] = ()
 
 
 def hold_all(config: Config, base: Path) -> Holding:
     """The whole federation in this process."""
     federation = federate(config, base)
-    return Holding(survey(federation), dict(enumerate(federation.silos)))
+    return Holding(survey(federation), dict(enumerate(federation.silos)), notes=tuple(federation.notes))
 
 
 def build(
@@ -200,6 +202,7 @@ def build(
         machines=holding.machines,
         stack=_stack(config, lockstep),
         lockstep=lockstep,
+        notes=holding.notes,
     )
 
 

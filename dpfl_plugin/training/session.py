@@ -333,6 +333,8 @@ def _run(job: _Job, place: Place, reporter: Reporter, stop: Callable[[], bool]) 
             experiment.enduring(progress, lambda: runtime.load_states(silos), save=save, note=reporter.note)
         # So that --resume always has one to go on from, and knows on what machine the rounds to come were released.
         experiment.enduring(progress, lambda: save(progress), save=save, note=reporter.note)
+        for text in parts.notes:
+            reporter.note(f"records: {text}.")
         reporter.note(f"engine {parts.engine_name}: {parts.engine_reason}")
         reporter.note(f"memory: {parts.memory.summary()}")
         if config.privacy.noise_multiplier is None:
