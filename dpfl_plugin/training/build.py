@@ -300,7 +300,8 @@ def _memory(
         needs.append(("noise", memory.of_device_noise(setting, model, len(mine), stack=stack)))
     needs.append(("test records", sum(map(memory.bytes_of, test.values()))))
     held = sum(map(memory.bytes_of, [*mine, *test.values()]))
-    return memory.plan(config.runtime.memory_budget, model.device, held, needs, chunk_bytes)
+    together = min(stack, setting.num_participants)
+    return memory.plan(config.runtime.memory_budget, model.device, held, needs, chunk_bytes, together)
 
 
 def _may_be_together(config: Config, rules: PrivacyRules, module: torch.nn.Module, loss: engines.Loss) -> bool:

@@ -41,7 +41,7 @@ from dpfl_plugin.training.experiment import Experiment, Outcome, Progress, TooFe
 from dpfl_plugin.training.folder import RunFolder, to_json, write_atomic
 from dpfl_plugin.training.host import SiloMetrics, begun
 from dpfl_plugin.training.ledgers import Ledgers, check_shared, locked_shared, open_ledgers, read_shared
-from dpfl_plugin.training.memory import LEAST_CHUNK
+from dpfl_plugin.training.memory import LEAST_CHUNK, advice
 from dpfl_plugin.training.memory import text as memory_text
 from dpfl_plugin.training.planning import WITH_REPLACEMENT, Planner
 from dpfl_plugin.training.prospect import strain
@@ -192,7 +192,7 @@ def _run_in_memory(job: _Job, place: Place, reporter: Reporter, stop: Callable[[
             chunk = job.parts.memory.chunk // 4
             if chunk < LEAST_CHUNK:
                 raise MemoryShortError(
-                    f"{error}. Smaller chunks of gradients do not mend it: lower runtime.stack or silo_rate, use a "
+                    f"{error}. Smaller chunks of gradients do not mend it: {advice(_together(job.parts))}use a "
                     "smaller model or more machines, or free memory; then go on with --resume."
                 ) from error
             said = str(error)
@@ -204,6 +204,11 @@ def _run_in_memory(job: _Job, place: Place, reporter: Reporter, stop: Callable[[
         del job, others["parts"]  # before the records are loaded once more
         parts = build(others["config"], others["base"], noise, hold=place.hold, chunk_bytes=chunk)
         job = _Job(parts=parts, **others)
+
+
+def _together(parts: Parts) -> int:
+    """Silos advanced together."""
+    return min(parts.stack, parts.setting.num_participants)
 
 
 def _job(config: Config, base: Path, folder: RunFolder, parts: Parts, path: Path | None, shared: Ledger | None) -> _Job:
@@ -337,6 +342,8 @@ def _run(job: _Job, place: Place, reporter: Reporter, stop: Callable[[], bool]) 
             reporter.note(f"records: {text}.")
         reporter.note(f"engine {parts.engine_name}: {parts.engine_reason}")
         reporter.note(f"memory: {parts.memory.summary()}")
+        if parts.memory.warning:
+            reporter.note(f"warning: {parts.memory.warning}.")
         if config.privacy.noise_multiplier is None:
             reporter.note(f"noise_multiplier solved: {parts.noise_multiplier:g}, {_solved_for(config)}")
             assert config.privacy.epsilon is not None
