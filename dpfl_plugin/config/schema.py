@@ -199,7 +199,7 @@ class RuntimeConfig(_Strict):
     @classmethod
     def _size(cls, given: str | None) -> str | None:
         if given is not None and not re.fullmatch(SIZE, given, re.IGNORECASE):
-            raise ValueError("must be a size, e.g. 8GB or 500 MiB")
+            raise ValueError(f"{given!r} must be a size, e.g. 8GB or 500 MiB")
         return given
 
     @property

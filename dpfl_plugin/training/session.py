@@ -113,7 +113,7 @@ class _Job:
         noise: names the run: what it computes, of which records.
         bits: names its random bits: the same, unless they are secure.
         expected: how many rounds the budget will allow; the same before a run and when it is resumed.
-        clock: takes the time of each part of the rounds.
+        clock: takes the time of each part.
     """
 
     config: Config
@@ -143,13 +143,14 @@ def run_session(
 
     Args:
         ledger: a file that several runs on the same data share, so that the budget is for all of them together.
-        profile: take the time of each part of the rounds, and write it to `profile.json`.
+        profile: take the time of each part, and write it to `profile.json`.
 
     Raises:
         ConfigError: the configuration is wrong, or the folder holds an unfinished run and ``resume`` is not set.
         DataError: data files are missing or damaged, or are not those that the unfinished run began with.
         LedgerError: a ledger is damaged.
     """
+    clock = Stopwatch() if profile else STOPPED
     folder = folder_of(config)
     result = finished_result(folder)
     if result is not None:
@@ -167,9 +168,7 @@ def run_session(
         prior = functools.partial(_prior, ledger, shared, "")
         parts = build(config, base, _begun_with(config, folder), prior, place.hold)
         torch.set_num_threads(config.runtime.threads)
-        job = _job(config, base, folder, parts, ledger, shared)
-        if profile:
-            job = replace(job, clock=Stopwatch())
+        job = replace(_job(config, base, folder, parts, ledger, shared), clock=clock)
         parts.host.clock = job.clock
         with folder.locked():
             result = finished_result(folder)
@@ -351,6 +350,7 @@ def _run(job: _Job, place: Place, reporter: Reporter, stop: Callable[[], bool]) 
                 reporter.note(f"warning: {why}.")
         reporter.start(experiment.expected_rounds, progress.rounds)
         rounds_before = progress.rounds
+        job.clock.lap("start")
         job.clock.start(parts.model.device)
         try:
             outcome = experiment.run(
