@@ -62,8 +62,8 @@ def attack_file(
     measured = _membership(path, settings, chosen, silo, repeats, quiet_output=as_json)
     attack_plot.membership(folder / "membership.png", measured, title, config.privacy.delta)
     if inverted:
-        shape = federate(config, base).feature_shape
-        attack_plot.inversion(folder / "inversion.png", inverted, shape, title)
+        known = federate(config, base)
+        attack_plot.inversion(folder / "inversion.png", inverted, known.feature_shape, title, known.columns)
     result = _result(chosen, silo, repeats, measured, inverted, refusal)
     write_atomic(folder / "attack.json", to_json(result))
     if as_json:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from dpfl_plugin.training.folder import write_atomic
 STYLES = {"without noise": ("#D55E00", "-"), "with noise": ("#0072B2", "-")}
 BOUND, CHANCE = "#000000", "#888888"
 _LEAST = 1e-3
+MOST_COLUMNS = 30
+NUMBERS = "Numbers: correlation with the record (1: recovered up to brightness and contrast). Each has its own scale."
 
 
 def membership(path: Path, measured: Mapping[str, Membership], title: str, delta: float) -> None:
@@ -62,10 +65,16 @@ def membership(path: Path, measured: Mapping[str, Membership], title: str, delta
     _save(figure, path)
 
 
-def inversion(path: Path, inverted: Mapping[str, Inversion], shape: tuple[int, ...], title: str) -> None:
+def inversion(
+    path: Path,
+    inverted: Mapping[str, Inversion],
+    shape: tuple[int, ...],
+    title: str,
+    columns: Sequence[str] = (),
+) -> None:
     """Rows: records, and what was read off the messages without noise and with it; columns: records.
 
-    Features that make no image are drawn as strips of colour, one column of it for each feature.
+    Features that make no image are drawn as strips of colour, one column of it for each feature, ``columns`` by name.
     """
     some = next(iter(inverted.values()))
     size = image_shape(shape)
@@ -74,18 +83,18 @@ def inversion(path: Path, inverted: Mapping[str, Inversion], shape: tuple[int, .
     if some.batch is not None:
         counts.append(len(some.batch.originals))
         groups.append(f"one message, the mean gradient of {counts[1]} records")
-    figure, axes = _grid(1 + len(inverted), counts, title)
+    figure, axes = _grid(1 + len(inverted), counts, title, "" if size else _strips(columns))
     for which, group in enumerate(groups):
         first = sum(counts[:which])
-        columns = axes[:, first : first + counts[which]]
+        cells = axes[:, first : first + counts[which]]
         for column, original in enumerate(_columns(some, which)[0]):
-            _draw(columns[0, column], original, size)
+            _draw(cells[0, column], original, size)
         for row, one in enumerate(inverted.values(), start=1):
             _, found, correlations = _columns(one, which)
             for column, (features, correlation) in enumerate(zip(found, correlations, strict=True)):
-                _draw(columns[row, column], features, size)
-                columns[row, column].set_xlabel(f"{correlation:.2f}", fontsize=8, labelpad=2)
-        left, right = columns[0, 0].get_position(), columns[0, -1].get_position()
+                _draw(cells[row, column], features, size)
+                cells[row, column].set_xlabel(f"{correlation:.2f}", fontsize=8, labelpad=2)
+        left, right = cells[0, 0].get_position(), cells[0, -1].get_position()
         middle = (left.x0 + right.x1) / 2
         figure.text(middle, right.y1 + 0.02, group, ha="center", va="bottom", fontsize=9)
     for row, name in enumerate(["record", *(f"recovered\n{name}" for name in inverted)]):
@@ -93,9 +102,16 @@ def inversion(path: Path, inverted: Mapping[str, Inversion], shape: tuple[int, .
     _save(figure, path)
 
 
-def _grid(rows: int, counts: list[int], title: str) -> tuple[Any, Any]:
+def _strips(columns: Sequence[str]) -> str:
+    """What the colours of a strip are."""
+    named = ", ".join(columns[:MOST_COLUMNS]) + ", ..." * (len(columns) > MOST_COLUMNS)
+    return "Strips, from left to right: " + (named or "the features in their order")
+
+
+def _grid(rows: int, counts: list[int], title: str, strips: str) -> tuple[Any, Any]:
     """(figure, axes (rows, sum of counts)) of small squares, with a gap between groups of columns."""
-    cell, label, above, below = 0.62, 1.15, 0.85, 0.5  # inches
+    lines = textwrap.wrap(strips, 110)
+    cell, label, above, below = 0.62, 1.15, 0.85, 0.5 + 0.14 * len(lines)  # inches
     ratios = [1.0] * counts[0] + ([0.4] + [1.0] * counts[1] if len(counts) > 1 else [])
     width, height = max(6.4, label + cell * sum(ratios) + 0.1), above + below + 0.82 * rows
     figure = _pyplot().figure(figsize=(width, height))
@@ -117,8 +133,9 @@ def _grid(rows: int, counts: list[int], title: str) -> tuple[Any, Any]:
     figure.text(
         0.5,
         0.1 / height,
-        "Numbers: correlation with the record (1: recovered up to brightness and contrast). Each has its own scale.",
+        "\n".join([*lines, NUMBERS]),
         ha="center",
+        va="bottom",
         fontsize=8,
         color="#555555",
     )

@@ -7,7 +7,7 @@ import io
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from dpfl_plugin.training.folder import write_atomic
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from dpfl_plugin.training.audit import Report
 
 Lines = Sequence[Mapping[str, Any]]
+FEW: Final = 30  # points of a line that are marked: one alone would not be seen
 
 
 def curves(path: Path, runs: Mapping[str, Lines], title: str, delta: float) -> None:
@@ -33,7 +34,8 @@ def curves(path: Path, runs: Mapping[str, Lines], title: str, delta: float) -> N
     for label, lines in runs.items():
         rounds = [line["round"] for line in lines]
         style = "-" if label in private else ":"
-        axes[0, 0].plot(rounds, [line["test_accuracy"] for line in lines], style, color=colours[label], label=label)
+        accuracies = [line["test_accuracy"] for line in lines]
+        axes[0, 0].plot(rounds, accuracies, style, color=colours[label], label=label, marker=_marker(lines))
     axes[0, 0].set_ylabel("test accuracy (mean over silos)")
     axes[0, 0].set_title(title, fontsize=10)
     axes[0, 0].legend(fontsize=8, frameon=False, loc="lower right")
@@ -43,7 +45,8 @@ def curves(path: Path, runs: Mapping[str, Lines], title: str, delta: float) -> N
         axes[1, 0].set_ylabel(f"epsilon at delta = {delta:g}")
         axes[1, 0].set_ylim(bottom=0)
         axes[1, 0].legend(fontsize=8, frameon=False, loc="lower right")
-    axes[-1, 0].xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes[-1, 0].xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    axes[-1, 0].set_xlim(0, 1.03 * max(line["round"] for lines in runs.values() for line in lines))
     axes[-1, 0].set_xlabel("communication rounds")
     for axis in axes[:, 0]:
         axis.grid(alpha=0.3)
@@ -58,9 +61,13 @@ def _epsilon(axis: Any, label: str, lines: Lines, colour: str) -> None:
     rounds = [line["round"] for line in lines]
     server = [line["epsilon"]["server"] for line in lines]
     third_party = [line["epsilon"]["third_party"] for line in lines]
-    axis.plot(rounds, server, color=colour, label=f"{label}, server")
+    axis.plot(rounds, server, color=colour, label=f"{label}, server", marker=_marker(lines))
     if third_party != server:
-        axis.plot(rounds, third_party, "--", color=colour, label=f"{label}, third party")
+        axis.plot(rounds, third_party, "--", color=colour, label=f"{label}, third party", marker=_marker(lines))
+
+
+def _marker(lines: Lines) -> str | None:
+    return "o" if len(lines) <= FEW else None
 
 
 def _one_of_each(runs: Mapping[str, Lines]) -> dict[str, Lines]:

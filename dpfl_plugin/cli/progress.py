@@ -34,7 +34,7 @@ class PlainReporter:
         self._pace.start(rounds, done)
 
     def evaluated(self, line: dict[str, Any]) -> None:
-        self._line = line
+        self._line, self._pace.done = line, line["round"]
         if time.monotonic() - self._printed_at >= SECONDS_BETWEEN_LINES:
             self._show()
 

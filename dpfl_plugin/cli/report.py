@@ -17,7 +17,7 @@ from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.registry import nearest
 from dpfl_plugin.report import tables
 from dpfl_plugin.report.groups import Group, grouped, require_keys, select
-from dpfl_plugin.report.page import page
+from dpfl_plugin.report.page import ExtraMissingError, page
 from dpfl_plugin.report.plots import MOST, plot
 from dpfl_plugin.report.runs import AXES, Problem, Run, flat, scan
 from dpfl_plugin.training.folder import write_atomic
@@ -100,7 +100,12 @@ def _write(
     """All files; returns lines that say where they are."""
     table = tables.summary(groups, metrics, over)
     made_by = f"dpfl {dpfl_plugin.__version__}"
-    text = page(groups, metrics, caption=table.caption, problems=problems, made_by=made_by) if html else ""
+    text, without = "", ""
+    if html:
+        try:
+            text = page(groups, metrics, caption=table.caption, problems=problems, made_by=made_by)
+        except ExtraMissingError as error:
+            without = str(error)
     for folder in (out / "tables", out / "plots"):
         folder.mkdir(parents=True, exist_ok=True)
     runs = [run for group in groups for run in group.runs]
@@ -119,9 +124,11 @@ def _write(
     for (metric, axis), files in zip(names, drawn, strict=True):
         if not files:
             lines.append(f"not drawn, no run has values for it: {metric} against {axis}")
-    if html:
+    if text:
         write_atomic(out / "index.html", text)
         lines.append(f"page: {out / 'index.html'}")
+    elif html:
+        lines.append(f"page: left out, {without}")
     return lines
 
 

@@ -29,6 +29,10 @@ from dpfl_plugin.training.accounting import TOO_FEW_LEFT
 from dpfl_plugin.training.folder import RunFolder, to_json
 from dpfl_plugin.training.session import Place, Result, finished_result, folder_of, run_session
 
+NOT_IN_TABLE = (
+    'The "seconds" of a run are those from its first round to its last: without the start, and without the evaluation '
+    "and the files that follow. Loading Python's libraries comes before all of it, and is not counted."
+)
 EXIT_CODES = {"done": 0, "failed": 1, "budget_exhausted": 3, "interrupted": 4}
 
 
@@ -301,9 +305,11 @@ def _show_profiles(results: dict[str, Result], *, as_json: bool) -> None:
     for label, result in results.items():
         path = RunFolder(Path(result["folder"])).profile
         if not path.exists():
-            console.print(f"{label}: finished before, without --profile: no times were taken.", markup=False)
+            again = "to take them, run it once more, with --out another folder or --set seed=..."
+            console.print(f"{label}: finished before, without --profile: no times were taken; {again}.", markup=False)
             continue
         console.print(profile_table(label, json.loads(path.read_text())))
+        console.print(NOT_IN_TABLE, soft_wrap=True, markup=False)
 
 
 def profile_table(label: str, found: dict[str, Any]) -> Table:
@@ -325,6 +331,8 @@ def profile_table(label: str, found: dict[str, Any]) -> Table:
             total = math.fsum(seconds.values()) or 1.0
             cells += [f"{seconds[part]:.3f}", f"{seconds[part] / total:.1%}"] if seconds.get(part) else ["-", "-"]
         table.add_row(f"{part}: {what}", *cells)
+    table.add_section()
+    table.add_row("all", *(cell for seconds in columns.values() for cell in (f"{math.fsum(seconds.values()):.3f}", "")))
     return table
 
 

@@ -70,7 +70,9 @@ def sweep_file(path: Path, settings: list[str], out: Path | None, options: Optio
         _say("nothing is left to run" + (f" but {at_work} runs that are at work." if at_work else "."))
         return 1 if failed else 0
     code = _here(sweep, wanted, options) if options.on == "local" else _submit(sweep, wanted, options)
-    _say(f"dpfl status {shlex.quote(str(sweep.folder.parents[1]))}")
+    folder = shlex.quote(str(sweep.folder.parents[1]))
+    _say(f"dpfl status {folder}")
+    _say(f"dpfl report {folder}")
     if _private(sweep):
         _say(COMPOSES)
     return code

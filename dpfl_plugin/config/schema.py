@@ -7,6 +7,7 @@ signature says which options there are; they are checked when it is built.
 from __future__ import annotations
 
 import math
+import re
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
@@ -149,6 +150,7 @@ class CheckpointConfig(_Strict):
     )
 
 
+SIZE: Final = r"([0-9]+(?:\.[0-9]+)?) ?((?:[kmgt]i?)?)b?"  # in any case; with i by powers of 1024
 ALL_SILOS: Final = 2**31  # of a stack: more than there can be
 
 
@@ -181,8 +183,7 @@ class RuntimeConfig(_Strict):
     )
     memory_budget: str | None = Field(
         None,
-        pattern=r"^[0-9]+(\.[0-9]+)? ?([kMGT]i?)?B?$",
-        description="of a process, e.g. 8GB: for records, states and gradients; left out: 80 % of what is available",
+        description="of a run, e.g. 8GB or 500 MiB: for records, states, gradients; left out: 80 % of what there is",
     )
     aggregation: Literal["gather", "reduce"] = Field(
         "gather", description="mpi: add uploads in silo order, or by MPI_Reduce, whose bits depend on the ranks"
@@ -197,6 +198,13 @@ class RuntimeConfig(_Strict):
         "abort", description="mpi: end the run, or go on without silos whose rank fails (Open MPI 5 with ULFM)"
     )
     min_silos: int = Field(1, ge=1, description="continue: the fewest silos to go on with")
+
+    @field_validator("memory_budget")
+    @classmethod
+    def _size(cls, given: str | None) -> str | None:
+        if given is not None and not re.fullmatch(SIZE, given, re.IGNORECASE):
+            raise ValueError(f"{given!r} must be a size, e.g. 8GB or 500 MiB")
+        return given
 
     @property
     def in_lockstep(self) -> bool:

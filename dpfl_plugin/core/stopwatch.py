@@ -8,13 +8,14 @@ from typing import Final, Literal
 import torch
 
 Part = Literal[
-    "sampling", "gather", "forward/backward", "noise", "drift", "communication", "server", "evaluation", "I/O"
+    "start", "sampling", "gather", "forward/backward", "noise", "drift", "communication", "server", "evaluation", "I/O"
 ]
 
 Seconds = dict[Part, float]
 """By part."""
 
 PARTS: Final[dict[Part, str]] = {
+    "start": "reading records, choosing the engine, solving for noise",
     "sampling": "drawing batches",
     "gather": "copying a batch's records together",
     "forward/backward": "the engine: clipped sums of gradients; in lockstep also copying their records together",

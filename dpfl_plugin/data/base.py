@@ -23,7 +23,9 @@ class Dataset:
     features: [n, *shape]; labels: [n] in 0..num_classes - 1; groups: [n], the natural silo of each record, or None;
     test: the data set's own test part, whose groups mean the same silos; caveats: what a reader of the results,
     or of the privacy statement, has to know; part_of: how many silos there are, where the records are only those of
-    the silos that this process holds (see `Ownership`), with a group for each.
+    the silos that this process holds (see `Ownership`), with a group for each; silo_names: of the groups 0, 1, ...,
+    and columns: of flat features, where they have names; notes: what the owner of the records should look at before
+    training, which may tell of single records.
     """
 
     features: Features
@@ -33,6 +35,9 @@ class Dataset:
     test: Dataset | None = None
     caveats: tuple[str, ...] = ()
     part_of: int | None = None
+    silo_names: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +68,10 @@ class Silo:
 
 @dataclass(slots=True)
 class Federation:
-    """The silos of an experiment; silo i is ``silos[i]``, unless ``ids`` says which of ``total`` silos these are."""
+    """The silos of an experiment; silo i is ``silos[i]``, unless ``ids`` says which of ``total`` silos these are.
+
+    columns, notes: as those of `Dataset`; notes are for who holds the records, not to be published.
+    """
 
     silos: list[Silo]
     num_classes: int
@@ -72,6 +80,8 @@ class Federation:
     name: str = ""
     ids: tuple[int, ...] | None = None
     total: int | None = None
+    columns: tuple[str, ...] = ()
+    notes: list[str] = field(default_factory=list)
 
     @property
     def num_silos(self) -> int:
@@ -110,12 +120,14 @@ class Holding:
         silos: by id, those whose records are here.
         machines: what computes at silos elsewhere, see `dpfl_plugin.training.environment.machine`.
         device: of this process, where it is not the configuration's.
+        notes: for who holds the records, see `Dataset`.
     """
 
     survey: Survey
     silos: Mapping[int, Silo]
     machines: tuple[Mapping[str, Any], ...] = ()
     device: str | None = None
+    notes: tuple[str, ...] = ()
 
 
 def survey(federation: Federation) -> Survey:

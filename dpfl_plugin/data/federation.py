@@ -20,6 +20,8 @@ from dpfl_plugin.data.scratch import Scratch
 from dpfl_plugin.errors import ConfigError, DataError, PluginError, require
 
 FEWER = "Use fewer silos, a larger alpha, or a larger min_records."
+ALONE = "Give it more records, or leave it out, as data.partition: {name: natural, min_records: 10} does."
+MOST_NAMED = 20
 WHOLE_TEST_PART = -1  # the place, beyond all silos, of the stream that deals out a data set's own test part
 
 
@@ -73,21 +75,28 @@ def build_federation(
         validate(data, name)
         rng, where = stream(seed, "partition"), "data.partition"
         parts = _call(partitioner, partition_options, data.labels, num_silos, rng, data.groups, where=where)
-        _check_partition(parts, len(data.labels), num_silos)
         rows = dict(enumerate(parts))
+        names = _names(data, rows) if partitioner is natural else {}
+        _check_partition(parts, names, len(data.labels), num_silos)
     else:  # the silos of this process, whose files alone were read: each as it is in the whole federation
         assert data.groups is not None
         rows = {int(silo): np.flatnonzero(data.groups == silo) for silo in np.unique(data.groups)}
         if not rows:  # there are more processes than silos
             return Federation([], data.num_classes, data.features.shape[1:], [], name, (), data.part_of)
         validate(data, name)
-        _check_sizes(rows)
+        names = _names(data, rows)
+        _check_sizes(rows, names)
     own = test == "own"
     silos = (
-        _own_test(data, rows, seed, limit, scratch) if own else _split(data, rows, seed, test_fraction, limit, scratch)
+        _own_test(data, rows, names, seed, limit, scratch)
+        if own
+        else _split(data, rows, names, seed, test_fraction, limit, scratch)
     )
     shape, total = data.features.shape[1:], data.part_of or len(silos)
-    federation = Federation(silos, data.num_classes, shape, list(data.caveats), name, tuple(rows), total)
+    caveats = [*data.caveats, *_chosen(data, names)]
+    federation = Federation(
+        silos, data.num_classes, shape, caveats, name, tuple(rows), total, data.columns, list(data.notes)
+    )
     apply_steps(federation, preprocess, base)
     return federation if ownership is None else _only(federation, ownership)
 
@@ -105,29 +114,61 @@ def _call(plugin: Callable[..., Any], given: Mapping[str, Any], *context: Any, w
     try:
         return plugin(*context, **options)
     except ConfigError as error:
+        if str(error).startswith("data."):
+            raise
         key = "data" if str(error).startswith("num_silos") else where
         raise type(error)(f"{key}.{error}") from error
 
 
-def _check_partition(rows: Sequence[Integers], n: int, num_silos: int | None) -> None:
+def _check_partition(rows: Sequence[Integers], names: Mapping[int, str], n: int, num_silos: int | None) -> None:
     if not len(rows) or (num_silos is not None and len(rows) != num_silos):
         raise PluginError(f"data.partition: the partitioner made {len(rows)} silos where {num_silos} were asked for.")
-    _check_sizes(dict(enumerate(rows)))
+    _check_sizes(dict(enumerate(rows)), names)
     used = np.concatenate(list(rows))
     if used.min() < 0 or used.max() >= n or np.bincount(used, minlength=n).max() > 1:
         raise PluginError("data.partition: the partitioner used a record twice, or one that does not exist.")
 
 
-def _check_sizes(rows: Mapping[int, Integers]) -> None:
+def _names(data: Dataset, rows: Mapping[int, Integers]) -> dict[int, str]:
+    """What natural silos are called by the data, by id."""
+    if data.groups is None or not data.silo_names:
+        return {}
+    return {i: data.silo_names[int(data.groups[silo[0]])] for i, silo in rows.items()}
+
+
+def _chosen(data: Dataset, names: Mapping[int, str]) -> list[str]:
+    """Which silos they are, where these are fewer than the data have."""
+    if data.part_of is not None or not 0 < len(names) < len(data.silo_names):
+        return []
+    listed = ", ".join(list(names.values())[:MOST_NAMED]) + ", ..." * (len(names) > MOST_NAMED)
+    return [f"{len(names)} of the {len(data.silo_names)} silos of the data are used: {listed}"]
+
+
+def _check_sizes(rows: Mapping[int, Integers], names: Mapping[int, str]) -> None:
     for i, silo in rows.items():
         if len(silo) < 2:
             raise DataError(
-                f"silo {i} has {len(silo)} records; it needs one to train on and one to test at least. {FEWER}"
+                f"{_called(i, names)} has {len(silo)} record{'s' * (len(silo) != 1)}; it needs one to train on and one "
+                f"to test at least. {_mend(i, names)}"
             )
 
 
+def _called(silo: int, names: Mapping[int, str]) -> str:
+    return f"silo {silo} ({names[silo]})" if silo in names else f"silo {silo}"
+
+
+def _mend(silo: int, names: Mapping[int, str]) -> str:
+    return ALONE if silo in names else FEWER
+
+
 def _split(
-    data: Dataset, rows: Mapping[int, Integers], seed: int, test_fraction: float, limit: int | None, scratch: Scratch
+    data: Dataset,
+    rows: Mapping[int, Integers],
+    names: Mapping[int, str],
+    seed: int,
+    test_fraction: float,
+    limit: int | None,
+    scratch: Scratch,
 ) -> list[Silo]:
     silos = []
     for i, silo in rows.items():
@@ -135,7 +176,8 @@ def _split(
         num_test = -floor_share(-test_fraction, len(kept))  # the ceiling, so that training gets floor((1 - f) n)
         if num_test >= len(kept):
             raise DataError(
-                f"silo {i}: test_fraction={test_fraction} of its {len(kept)} records leaves none to train on. {FEWER}"
+                f"{_called(i, names)}: test_fraction={test_fraction} of its {len(kept)} records leaves none to train "
+                f"on. {_mend(i, names)}"
             )
         # Sorted: neighbours in memory stay neighbours, and gathering is faster.
         held_out, train = np.sort(kept[:num_test]), np.sort(kept[num_test:])
@@ -149,7 +191,12 @@ def _take(data: Dataset, rows: Integers, scratch: Scratch) -> tuple[Features, In
 
 
 def _own_test(
-    data: Dataset, rows: Mapping[int, Integers], seed: int, limit: int | None, scratch: Scratch
+    data: Dataset,
+    rows: Mapping[int, Integers],
+    names: Mapping[int, str],
+    seed: int,
+    limit: int | None,
+    scratch: Scratch,
 ) -> list[Silo]:
     if data.test is None:
         raise ConfigError("data.test='own': this data set has no test part of its own. Use test: split.")
@@ -157,7 +204,9 @@ def _own_test(
     silos = []
     for (i, silo), held_out in zip(rows.items(), test_rows, strict=True):
         if not len(held_out):
-            raise DataError(f"silo {i} has no record in the data set's own test part. Use test: split, or fewer silos.")
+            raise DataError(
+                f"{_called(i, names)} has no record in the data set's own test part. Use test: split, or fewer silos."
+            )
         train = np.sort(silo[stream(seed, "split", silo=i).permutation(len(silo))][:limit])
         silos.append(Silo(*_take(data, train, scratch), *_take(data.test, held_out, scratch)))
     return silos

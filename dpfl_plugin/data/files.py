@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv as csv_module
 import gzip
+import json
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -21,16 +22,29 @@ from dpfl_plugin.registry import nearest
 
 ROWS_AT_ONCE = 20_000  # text is turned into numbers in pieces, so that memory holds the table as float32 only
 MAX_CLASSES = 1000
+MOST_NAMED = 5
+FILL_IN = "fill it in, or leave the record out"
 
 
 class Table(NamedTuple):
-    """One file: features [n, *shape], labels [n] and silo names [n] as written there, names of the features."""
+    """One file: features [n, *shape], labels [n] and silo names [n] as written there, names of the features.
+
+    lines: of the records [n], and label_column: where they are known.
+    """
 
     path: Path
     features: Features
     labels: NDArray[Any]
     silos: NDArray[Any] | None
     columns: tuple[str, ...]
+    lines: Integers | None = None
+    label_column: str = ""
+
+    def place(self, record: int) -> str:
+        """Where a record's label is, in words."""
+        if self.lines is None:
+            return f"{self.path}, record {record}, label"
+        return f"{self.path}, line {self.lines[record]}, column {self.label_column!r}"
 
 
 def csv(
@@ -126,8 +140,56 @@ def _dataset(
     nothing = np.zeros((0, *shape), np.float32)  # of a process that holds no silo
     features = train[0].features if len(train) == 1 else np.concatenate([nothing, *(table.features for table in train)])
     caveats = (mapping, caveat) if derived else (mapping,)
-    part_of = None if owned is None else len(paths)
-    return Dataset(features, labels[:num_train], len(names), train_groups, test_part, caveats, part_of)
+    silo_names = _silo_names(train, paths) if train_groups is not None or owned is not None else ()
+    # Of all records, or of none: a process that holds some of the silos cannot tell.
+    notes = _rare(labels, num_train, train_groups, names, silo_names) if owned is None else ()
+    return Dataset(
+        features,
+        labels[:num_train],
+        len(names),
+        train_groups,
+        test_part,
+        caveats,
+        part_of=None if owned is None else len(paths),
+        silo_names=silo_names,
+        columns=columns,
+        notes=notes,
+    )
+
+
+def _silo_names(train: list[Table], paths: list[Path]) -> tuple[str, ...]:
+    """By number, as `_groups` gives them."""
+    if train and train[0].silos is not None:
+        return tuple(
+            sorted({name for table in train if table.silos is not None for name in _plain(table.silos)}, key=_order)
+        )
+    return tuple(map(str, paths))
+
+
+def _rare(
+    labels: Integers, num_train: int, groups: Integers | None, names: list[str], silo_names: tuple[str, ...]
+) -> tuple[str, ...]:
+    """What looks like a slip of the pen: labels of a single record, or that one silo alone has."""
+    notes = []
+    counts = np.bincount(labels, minlength=len(names))
+    alone = [names[number] for number in np.flatnonzero(counts == 1)]
+    if alone:
+        notes.append(f"{_listed(alone, 'label', 'labels')} on one record only: is it a class, or a misprint?")
+    if groups is not None and len(silo_names) > 1:
+        holders = [np.unique(groups[labels[:num_train] == number]) for number in range(len(names))]
+        single = [number for number in range(len(names)) if counts[number] > 1 and len(holders[number]) == 1]
+        for number in single[:MOST_NAMED]:
+            where = silo_names[int(holders[number][0])]
+            notes.append(f"label {names[number]!r} is in one silo only: {where}")
+        if len(single) > MOST_NAMED:
+            notes.append(f"{len(single) - MOST_NAMED} more labels are in one silo only")
+    return tuple(notes)
+
+
+def _listed(names: list[str], one: str, many: str) -> str:
+    """E.g. "labels 'a', 'b', ..."."""
+    shown = ", ".join(map(repr, names[:MOST_NAMED])) + ", ..." * (len(names) > MOST_NAMED)
+    return f"{one if len(names) == 1 else many} {shown}"
 
 
 def _head(table: Table) -> list[Any]:
@@ -206,7 +268,8 @@ def _label_numbers(tables: list[Table], order: list[str]) -> Integers:
         unknown = next((row for row, name in enumerate(names) if name not in number), None)
         if unknown is not None:
             raise DataError(
-                f"{table.path}: the label of record {unknown} is {names[unknown]!r}, not one of {order[:20]}."
+                f"{table.place(unknown)}: {names[unknown]!r} is not one of the classes {', '.join(order[:20])}. "
+                "Name it in classes, mend it, or leave the record out."
             )
     return np.array([number[name] for names in written for name in names], dtype=np.int64)
 
@@ -247,15 +310,23 @@ class _Columns:
         features: list[Features] = []
         labels: list[str] = []
         silos: list[str] = []
+        at: list[Integers] = []
         for rows, lines in _pieces(path, reader, len(header)):
             features.append(_numbers(path, header, places, rows, lines))
-            labels += [row[label].strip() for row in rows]
+            at.append(np.array(lines, dtype=np.int64))
+            labels += _words(path, header, label, rows, lines)
             if silo is not None:
-                silos += [row[silo].strip() for row in rows]
+                silos += _words(path, header, silo, rows, lines)
         if not labels:
             raise DataError(f"{path} holds a header and no records.")
         return Table(
-            path, np.concatenate(features), np.array(labels), np.array(silos) if silo is not None else None, columns
+            path,
+            np.concatenate(features),
+            np.array(labels),
+            np.array(silos) if silo is not None else None,
+            columns,
+            np.concatenate(at),
+            self.label,
         )
 
     def _features(self, path: Path, header: list[str]) -> list[int]:
@@ -271,12 +342,26 @@ class _Columns:
                     known = ", ".join(header[:30])
                     raise ConfigError(
                         f"{key}={name!r}{nearest(name, header)}: {path} has no such column. Columns: {known}."
+                        f"{self._other_delimiter(header)}"
                     )
         others = {self.label, self.silo, *self.ignored}
         places = [place for place, name in enumerate(header) if name not in others]
         if not places:
             raise DataError(f"{path} has no feature column beside {', '.join(header)}.")
         return places
+
+    def _other_delimiter(self, header: list[str]) -> str:
+        """Advice, where all of the header has become one column."""
+        other = next((mark for mark in ";\t|," if mark in header[0]), None) if len(header) == 1 else None
+        return "" if other is None else f" They seem to be separated otherwise: give delimiter: {json.dumps(other)}."
+
+
+def _words(path: Path, header: list[str], place: int, rows: list[list[str]], lines: list[int]) -> list[str]:
+    found = [row[place].strip() for row in rows]
+    if not all(found):
+        line = lines[found.index("")]
+        raise DataError(f"{path}, line {line}, column {header[place]!r} is empty: {FILL_IN}.")
+    return found
 
 
 def _pieces(path: Path, reader: Any, width: int) -> Iterator[tuple[list[list[str]], list[int]]]:
@@ -304,6 +389,8 @@ def _numbers(path: Path, header: list[str], places: list[int], rows: list[list[s
                 x[:, j] = [float(row[place]) for row in rows]
         except ValueError as error:
             i = next(i for i, row in enumerate(rows) if not _is_number(row[place]))
+            if not rows[i][place].strip():
+                raise DataError(f"{path}, line {lines[i]}, column {header[place]!r} is empty: {FILL_IN}.") from error
             raise DataError(
                 f"{path}, line {lines[i]}, column {header[place]!r}: {rows[i][place]!r} is not a number. "
                 "Encode it as numbers, or name the column in ignore_columns."
@@ -337,6 +424,10 @@ def _read_arrays(path: Path) -> Table:
                 f"{path}: {name} must be one integer or string for each of the {len(x)} rows of features, "
                 f"got {array.dtype} {array.shape}."
             )
+    for name, array in {"label": y, "silo": silo}.items():
+        if array is not None and array.dtype.kind in "US" and not array.astype(bool).all():
+            record = int(np.flatnonzero(~array.astype(bool))[0])
+            raise DataError(f"{path}, record {record}: its {name} is empty: {FILL_IN}.")
     return Table(path, numeric_features(x, path), y, silo, ())
 
 
@@ -348,7 +439,11 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
     """
     try:
         # Opened here: NumPy leaves a file that it cannot read open.
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+        with path.open("rb") as file:
+            if file.read(2) != b"PK":
+                raise zipfile.BadZipFile("it does not begin as one, whatever its name")
+            file.seek(0)
+            arrays = np.load(file, allow_pickle=False)
             return {name: arrays[name] for name in arrays.files}
     except (OSError, ValueError, EOFError, AttributeError, TypeError, zipfile.BadZipFile) as error:
         raise DataError(

@@ -19,6 +19,7 @@ from dpfl_plugin.data.base import Features, Federation
 from dpfl_plugin.data.files import numeric_features, read_npz
 from dpfl_plugin.errors import ConfigError, DataError, require
 
+MOST_OF_NORM: Final = 0.9
 Doubles = NDArray[np.float64]
 Step = Callable[..., list[str]]
 
@@ -90,7 +91,25 @@ def unit_norm(federation: Federation, base: Path) -> list[str]:
             flat = x.reshape(len(x), -1)
             norms = np.sqrt(np.einsum("nd,nd->n", flat, flat, dtype=np.float64))
             flat /= np.where(norms > 0, norms, 1.0).astype(np.float32)[:, None]
+    federation.notes += _one_column(federation)
     return []
+
+
+def _one_column(federation: Federation) -> list[str]:
+    """A note if one feature makes nearly all of the records' norms, which are 1."""
+    if len(federation.feature_shape) != 1:
+        return []
+    squares = sum(np.einsum("nd,nd->d", silo.train_x, silo.train_x, dtype=np.float64) for silo in federation.silos)
+    share = np.asarray(squares) / max(1, sum(len(silo.train_y) for silo in federation.silos))
+    largest = int(share.argmax())
+    if share[largest] <= MOST_OF_NORM or len(share) == 1:
+        return []
+    name = repr(federation.columns[largest]) if federation.columns else str(largest)
+    return [
+        f"unit_norm: column {name} makes {share[largest]:.1%} of the records' squared norms, and the other "
+        f"{len(share) - 1} next to nothing: a model hardly sees them. Bring columns to one scale, by constants "
+        "that are public"
+    ]
 
 
 def scale(federation: Federation, base: Path, *, factor: float = 1.0, offset: float = 0.0) -> list[str]:
@@ -119,6 +138,7 @@ def pca(federation: Federation, base: Path, *, dims: int, fit: str = "train") ->
     for silo in federation.silos:
         silo.train_x = _project(silo.train_x.reshape(-1, d), centre, directions)
         silo.test_x = _project(silo.test_x.reshape(-1, d), centre, directions)
+    federation.columns = ()
     if public is not None:
         return [f"pca: fitted on the records of {fit}, which are taken to be public"]
     return [

@@ -61,6 +61,11 @@ class Scratch:
                 file.truncate(size)
                 return mmap.mmap(file.fileno(), size)
         except OSError as error:
+            if self._folder is not None and not self._folder.is_dir():
+                raise ConfigError(
+                    f"data.memory_map={str(self._folder)!r}: there is no such folder. Make it, on a disk with room for "
+                    "all records twice, or leave memory_map out."
+                ) from error
             raise ConfigError(
                 f"data.memory_map={str(self._folder)!r}: no file of {size} bytes can be mapped there "
                 f"({error.strerror}). Name a folder on a disk with room for all records twice, or leave it out."

@@ -203,8 +203,10 @@ class _Expected:
         """(d,) the sum of clipped gradients."""
         if clip_norm == math.inf:
             return self.rows.sum(dim=0)
-        # In float64: torch's norms of millions of float32 numbers are too short to compare anything with.
-        norms = torch.linalg.vector_norm(self.rows, dim=1, dtype=torch.float64)
+        # In float64: torch's norms of millions of float32 numbers are too short to compare anything with. One by one,
+        # since torch copies what it sums so.
+        lengths = [float(torch.linalg.vector_norm(row, dtype=torch.float64)) for row in self.rows]
+        norms = torch.tensor(lengths, dtype=torch.float64, device=self.rows.device)
         scale: Tensor = (clip_norm / norms.clamp(min=clip_norm)).to(self.rows)
         return scale @ self.rows
 

@@ -20,21 +20,25 @@ POINTS: Final = 60
 MOST_VALUES: Final = 40  # a key with more values gets no filter
 
 
+class ExtraMissingError(ConfigError):
+    """What draws the page is not installed."""
+
+
 def page(
     groups: Sequence[Group], metrics: Sequence[str], *, caption: str, problems: Sequence[Problem], made_by: str
 ) -> str:
     """The page as text.
 
     Raises:
-        ConfigError: the extra `report` is not installed.
+        ExtraMissingError: the extra `report` is not installed.
     """
     try:
         import jinja2
         from plotly.offline import get_plotlyjs
     except ImportError as error:
-        raise ConfigError(
-            f"the page needs the extra report, which is not installed ({error}): pip install 'dpfl-plugin[report]', "
-            "or leave the page out by --no-html."
+        raise ExtraMissingError(
+            f"it needs the extra report ({error.name} is not installed): launchers/env report, or "
+            "pip install 'dpfl-plugin[report]'"
         ) from error
     here = resources.files("dpfl_plugin.report")
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)

@@ -55,6 +55,7 @@ class InProcess:
             self._host.clock.lap("communication")
             if self._observers:
                 seen.append(up)
+            del up  # not kept beside the next silos' work
         self._charges.sync()  # before the sum, or any single upload, is handed on
         for observer in self._observers:
             observer(draw.round, plan.participants, stack(seen))

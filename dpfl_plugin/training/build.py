@@ -59,6 +59,7 @@ class Parts:
         train, test: records by silo id, of the silos that this process holds: in process all of them.
         machines: what computes at silos elsewhere.
         stack: silos advanced together; lockstep: whether they are answered together, too.
+        notes: what the owner of the records should look at before training; not to be published.
     """
 
     host: SiloHost
@@ -83,6 +84,7 @@ class Parts:
     machines: tuple[Mapping[str, Any], ...]
     stack: int
     lockstep: bool
+    notes: tuple[str, ...] = ()
 
     @property
     def layout(self) -> Layout:
@@ -99,7 +101,7 @@ class Parts:
 def hold_all(config: Config, base: Path) -> Holding:
     """The whole federation in this process."""
     federation = federate(config, base)
-    return Holding(survey(federation), dict(enumerate(federation.silos)))
+    return Holding(survey(federation), dict(enumerate(federation.silos)), notes=tuple(federation.notes))
 
 
 def build(
@@ -183,6 +185,7 @@ def build(
         machines=holding.machines,
         stack=_stack(config, lockstep),
         lockstep=lockstep,
+        notes=holding.notes,
     )
 
 
@@ -290,7 +293,8 @@ def _memory(
         needs.append(("noise", memory.of_device_noise(setting, model, len(mine), stack=stack)))
     needs.append(("test records", sum(map(memory.bytes_of, test.values()))))
     held = sum(map(memory.bytes_of, [*mine, *test.values()]))
-    return memory.plan(config.runtime.memory_budget, model.device, held, needs, chunk_bytes)
+    together = min(stack, setting.num_participants)
+    return memory.plan(config.runtime.memory_budget, model.device, held, needs, chunk_bytes, together)
 
 
 def _may_be_together(config: Config, rules: PrivacyRules, module: torch.nn.Module, loss: engines.Loss) -> bool:

@@ -28,17 +28,19 @@ class Evaluations:
         every: rounds between evaluations.
         last: the round that the run is expected to end with.
         in_tail: the most in the last 10 % of rounds, evenly spaced; the last round is always one.
+        first: also after the first round, where curves begin.
     """
 
     every: int
     last: int
     in_tail: int = MOST_IN_TAIL
+    first: bool = False
 
     def due(self, rounds: int) -> bool:
         """Whether the model is evaluated after so many rounds."""
         tail = math.ceil(self.last / 10)
         in_tail = rounds > self.last - tail and (self.last - rounds) % math.ceil(tail / self.in_tail) == 0
-        return rounds % self.every == 0 or in_tail
+        return rounds % self.every == 0 or in_tail or (self.first and rounds == 1)
 
 
 def affordable(rounds: int, round_work: float, evaluation_work: float) -> Evaluations:
@@ -51,11 +53,12 @@ def affordable(rounds: int, round_work: float, evaluation_work: float) -> Evalua
     budget = max(training * SHARE / (1 - SHARE), LITTLE)
     most = max(1, math.floor(budget / evaluation_work))
     if most >= rounds:
-        return Evaluations(max(1, rounds // EVALUATIONS), rounds)
+        return Evaluations(max(1, rounds // EVALUATIONS), rounds, first=True)
     in_tail = max(1, min(MOST_IN_TAIL, math.ceil(rounds / 10), most // 2))
     rest = most - in_tail
     every = max(1, rounds // EVALUATIONS, math.ceil(rounds / rest) if rest else rounds)
-    return Evaluations(every, rounds, in_tail)
+    # The first round's is among them: where every so often makes all of the rest, the last one is in the tail, too.
+    return Evaluations(every, rounds, in_tail, first=rest > 0)
 
 
 def evaluation_work(num_train: Iterable[int], num_test: Iterable[int], dimension: int, dissimilarity: bool) -> float:

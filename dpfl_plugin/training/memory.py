@@ -12,6 +12,7 @@ from typing import Final
 import torch
 
 from dpfl_plugin.algorithms.base import Algorithm, Setting
+from dpfl_plugin.config.schema import SIZE
 from dpfl_plugin.core.device_noise import AHEAD_BYTES, MOST_BLOCKS
 from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.gradients.base import Records
@@ -19,8 +20,11 @@ from dpfl_plugin.gradients.base import Records
 MIB: Final = 2**20
 CHUNK: Final = 256 * MIB  # of per-example gradients: more is not faster. A fixed size, since sums round by it.
 LEAST_CHUNK: Final = MIB
+ENGINE_VECTORS: Final = 2  # of d numbers, that an engine may keep: its copy of the parameters, and a sum
+TRIAL_VECTORS: Final = 12  # of d numbers, in which an engine is compared with autograd on made-up records
+GAPS: Final = 0.2  # of what vectors take: room that the allocator keeps between those that are freed
 SHARE: Final = 0.8  # of what is available: the interpreter, torch and the system need the rest
-_UNITS: Final = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+_UNITS: Final = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +35,14 @@ class Memory:
         budget: bytes that the run's tensors may take; of whom ``stated``.
         needs: (what, bytes) that it has to hold whatever the engine.
         chunk: bytes for per-example gradients at a time.
+        warning: why the budget may bound nothing; empty if there is room for it.
     """
 
     budget: int
     stated: str
     needs: tuple[tuple[str, int], ...]
     chunk: int
+    warning: str = ""
 
     @property
     def left(self) -> int:
@@ -54,7 +60,12 @@ class Memory:
 
 
 def plan(
-    given: str | None, device: torch.device, held: int, needs: Sequence[tuple[str, int]], chunk: int | None = None
+    given: str | None,
+    device: torch.device,
+    held: int,
+    needs: Sequence[tuple[str, int]],
+    chunk: int | None = None,
+    stack: int = 1,
 ) -> Memory:
     """What a run may use, and how much of it at a time for the gradients of single examples.
 
@@ -65,15 +76,18 @@ def plan(
         given: ``runtime.memory_budget``; None for a share of what is available.
         held: bytes of ``needs`` that are held already.
         chunk: what another process has decided on; None to decide here.
+        stack: silos advanced together.
 
     Raises:
         ConfigError: the needs alone are too much, or the chunk is.
     """
+    free, warning = available(device), ""
     if given is None:
-        free = available(device)
         budget, stated = int(SHARE * free) + held, f"{SHARE:.0%} of the {text(free)} available, and what records take"
     else:
         budget, stated = parse(given), f"runtime.memory_budget={given!r}"
+        if budget > free + held:
+            warning = f"{stated} is more than the {text(free + held)} that this process can have"
     left = budget - sum(size for _, size in needs)
     most = LEAST_CHUNK if chunk is None else chunk
     if left < most:
@@ -81,11 +95,16 @@ def plan(
         raise ConfigError(
             f"memory: this run needs {text(sum(size for _, size in needs))} ({parts}) and {text(most)} or more for "
             f"gradients, where {text(max(0, budget))} are allowed ({stated}). Raise runtime.memory_budget if there is "
-            "more; else lower runtime.stack or silo_rate, use a smaller model, or more machines (mpirun)."
+            f"more; else {advice(stack)}use a smaller model, or more machines (mpirun)."
         )
     if chunk is None:
         chunk = min(CHUNK, 2 ** (left.bit_length() - 1))
-    return Memory(budget, stated, tuple(needs), chunk)
+    return Memory(budget, stated, tuple(needs), chunk, warning)
+
+
+def advice(stack: int) -> str:
+    """What a configuration can do about silos that need too much together."""
+    return "lower runtime.stack or silo_rate, " if stack > 1 else ""
 
 
 def fixed_needs(
@@ -107,12 +126,22 @@ def fixed_needs(
     sent = len(algorithm.download(server))
     here = min(len(held), setting.num_participants)
     row = max((records.features[0].numel() * records.features.element_size() for records in held), default=0)
-    work = min(stack, max(1, here)) * (sent + 6)  # an upload, the local model, its gradient, noise in float64
+    # An upload, the local model, its gradient, noise in float64.
+    work = min(stack, max(1, here)) * (sent + 6) if held else sent
+    own = ENGINE_VECTORS if held else 0
+    trial = max(0, TRIAL_VECTORS - 3 * len(server) - work - own)  # before the rounds, so that theirs are not there yet
+    vectors = {
+        "the model": 2,  # as it was made, and as one vector
+        "states of silos": (len(held) + here) * states,  # and the new ones, until the round counts
+        "the server's vectors": 3 * len(server),
+        "silos at work": work,
+        "the engine's vectors": own,
+        "trying the engine": trial,
+    }
     return [
         ("records", sum(bytes_of(records) for records in held)),
-        ("states of silos", (len(held) + here) * states * size),  # and the new ones, until the round counts
-        ("the server's vectors", 3 * len(server) * size),
-        ("silos at work", work * size if held else sent * size),
+        *((what, count * size) for what, count in vectors.items()),
+        ("gaps between vectors", int(GAPS * sum(vectors.values()) * size)),
         ("a batch", batch_size * row if held else 0),
     ]
 
@@ -187,9 +216,9 @@ def _lines(path: str | Path) -> list[str]:
 
 def parse(given: str) -> int:
     """Bytes, of "8GB", "512 MiB" or a plain number; the configuration has checked the form."""
-    found = re.fullmatch(r"([0-9.]+) ?([kMGT]?i?)B?", given)
-    assert found is not None and found[2] in _UNITS, given
-    return int(float(found[1]) * _UNITS[found[2]])
+    found = re.fullmatch(SIZE, given, re.IGNORECASE)
+    assert found is not None, given
+    return int(float(found[1]) * _UNITS[found[2].lower()])
 
 
 def text(size: float) -> str:

@@ -41,7 +41,7 @@ from dpfl_plugin.training.experiment import Experiment, Outcome, Progress, TooFe
 from dpfl_plugin.training.folder import RunFolder, to_json, write_atomic
 from dpfl_plugin.training.host import SiloMetrics, begun
 from dpfl_plugin.training.ledgers import Ledgers, check_shared, locked_shared, open_ledgers, read_shared
-from dpfl_plugin.training.memory import LEAST_CHUNK
+from dpfl_plugin.training.memory import LEAST_CHUNK, advice
 from dpfl_plugin.training.memory import text as memory_text
 from dpfl_plugin.training.planning import WITH_REPLACEMENT, Planner
 from dpfl_plugin.training.prospect import strain
@@ -114,7 +114,7 @@ class _Job:
         bits: names its random bits: the same, unless they are secure.
         expected: how many rounds the budget will allow; the same before a run and when it is resumed.
         label: what the user's file calls the run.
-        clock: takes the time of each part of the rounds.
+        clock: takes the time of each part.
     """
 
     config: Config
@@ -147,13 +147,14 @@ def run_session(
     Args:
         label: what the user's file calls the run, where it has several; None for what it was begun as.
         ledger: a file that several runs on the same data share, so that the budget is for all of them together.
-        profile: take the time of each part of the rounds, and write it to `profile.json`.
+        profile: take the time of each part, and write it to `profile.json`.
 
     Raises:
         ConfigError: the configuration is wrong, or the folder holds an unfinished run and ``resume`` is not set.
         DataError: data files are missing or damaged, or are not those that the unfinished run began with.
         LedgerError: a ledger is damaged.
     """
+    clock = Stopwatch() if profile else STOPPED
     folder = folder_of(config)
     result = finished_result(folder)
     if result is not None:
@@ -172,7 +173,6 @@ def run_session(
         parts = build(config, base, _begun_with(config, folder), prior, place.hold)
         torch.set_num_threads(config.runtime.threads)
         label = folder.label() if label is None and resume else label
-        clock = Stopwatch() if profile else STOPPED
         job = replace(_job(config, base, folder, parts, ledger, shared), label=label, clock=clock)
         parts.host.clock = job.clock
         with folder.locked():
@@ -196,7 +196,7 @@ def _run_in_memory(job: _Job, place: Place, reporter: Reporter, stop: Callable[[
             chunk = job.parts.memory.chunk // 4
             if chunk < LEAST_CHUNK:
                 raise MemoryShortError(
-                    f"{error}. Smaller chunks of gradients do not mend it: lower runtime.stack or silo_rate, use a "
+                    f"{error}. Smaller chunks of gradients do not mend it: {advice(_together(job.parts))}use a "
                     "smaller model or more machines, or free memory; then go on with --resume."
                 ) from error
             said = str(error)
@@ -208,6 +208,11 @@ def _run_in_memory(job: _Job, place: Place, reporter: Reporter, stop: Callable[[
         del job, others["parts"]  # before the records are loaded once more
         parts = build(others["config"], others["base"], noise, hold=place.hold, chunk_bytes=chunk)
         job = _Job(parts=parts, **others)
+
+
+def _together(parts: Parts) -> int:
+    """Silos advanced together."""
+    return min(parts.stack, parts.setting.num_participants)
 
 
 def _job(config: Config, base: Path, folder: RunFolder, parts: Parts, path: Path | None, shared: Ledger | None) -> _Job:
@@ -337,8 +342,12 @@ def _run(job: _Job, place: Place, reporter: Reporter, stop: Callable[[], bool]) 
             experiment.enduring(progress, lambda: runtime.load_states(silos), save=save, note=reporter.note)
         # So that --resume always has one to go on from, and knows on what machine the rounds to come were released.
         experiment.enduring(progress, lambda: save(progress), save=save, note=reporter.note)
+        for text in parts.notes:
+            reporter.note(f"records: {text}.")
         reporter.note(f"engine {parts.engine.name}: {parts.engine_reason}")
         reporter.note(f"memory: {parts.memory.summary()}")
+        if parts.memory.warning:
+            reporter.note(f"warning: {parts.memory.warning}.")
         if config.privacy.noise_multiplier is None:
             reporter.note(f"noise_multiplier solved: {parts.noise_multiplier:g}, {_solved_for(config)}")
             assert config.privacy.epsilon is not None
@@ -346,6 +355,7 @@ def _run(job: _Job, place: Place, reporter: Reporter, stop: Callable[[], bool]) 
                 reporter.note(f"warning: {why}.")
         reporter.start(experiment.expected_rounds, progress.rounds)
         rounds_before = progress.rounds
+        job.clock.lap("start")
         job.clock.start(parts.model.device)
         try:
             outcome = experiment.run(

@@ -132,7 +132,7 @@ SETTINGS = {
     "privacy.mechanism=gausian": ["'gausian'", "did you mean 'gaussian'"],
     "loss=crossentropy": ["loss='crossentropy'", "did you mean 'cross_entropy'"],
     "runtime.device=tpu": ["runtime.device='tpu'"],
-    "runtime.memory_budget=lots": ["runtime.memory_budget='lots'"],
+    "runtime.memory_budget=lots": ["runtime.memory_budget: 'lots' must be a size, e.g. 8GB or 500 MiB"],
     "runtime.memory_budget=1kB": ["memory: this run needs", "runtime.memory_budget='1kB'", "Raise"],
     "runtime.precision=tf32": ["runtime.precision='tf32'", "CUDA"],
     "runtime={precision: bf16, dtype: float64}": ["runtime.precision='bf16'", "dtype: float32"],

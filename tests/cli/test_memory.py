@@ -107,7 +107,7 @@ def test_a_record_that_does_not_fit(tmp_path: Path) -> None:
         "model": model,
         "data": {**data, "num_silos": 2},
         "algorithm": {"name": "fedavg", "local_steps": 1, "local_lr": 0.1},
-        "runtime": {"memory_budget": "10MB"},
+        "runtime": {"memory_budget": "16MB"},
         "rounds": 1,
     }
     done = dpfl("run", write(tmp_path, {**changes, "engine": "vmap"}), "--out", tmp_path / "runs")

@@ -79,8 +79,15 @@ def test_only_damaged_runs_are_one_message_that_names_them(tmp_path: Path) -> No
     one_message(dpfl("report", tmp_path), "config.yaml is missing", str(tmp_path / "a"))
 
 
-def test_without_the_extra_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "jinja2", None)
+@pytest.mark.usefixtures("plotless")
+@pytest.mark.parametrize("library", ["jinja2", "plotly.offline"])
+def test_without_the_extra_only_the_page_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: str
+) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
     made(tmp_path / "a")
-    one_message(dpfl("report", tmp_path, "--out", tmp_path / "out"), "pip install 'dpfl-plugin[report]'")
-    assert not (tmp_path / "out").exists()
+    done = dpfl("report", tmp_path, "--out", tmp_path / "out")
+    (said,) = (line for line in done.out.splitlines() if line.startswith("page: "))
+    assert done.code == 0 and library in said and "left out" in said and "pip install 'dpfl-plugin[report]'" in said
+    assert len(list((tmp_path / "out" / "tables").iterdir())) == 4
+    assert not (tmp_path / "out" / "index.html").exists()

@@ -139,6 +139,7 @@ def test_conditions_of_theorem_1_that_fail_are_named(tmp_path: Path) -> None:
     config = write(tmp_path, {**BINARY, "privacy": {"epsilon": 3.0, "noise_multiplier": None}, "rounds": 2})
     answer = plan(config, "scaffnew")
     assert [part in " ".join(answer["fails"]) for part in ("unit=silo", "sampler=full", "T* is below 1")] == [True] * 3
+    assert not answer["advised"] and "dpfl run" not in dpfl("plan", config, "--paper", "scaffnew").out
     assert [row["name"] for row in answer["proven"]] == ["proven noise"], "Lemma 1 is of releases of whole silos"
 
 

@@ -15,6 +15,7 @@ from dpfl_plugin.data import partition
 from dpfl_plugin.data.base import Dataset, Federation
 from dpfl_plugin.data.federation import build_federation
 from dpfl_plugin.data.fetch import DataSource
+from dpfl_plugin.data.files import csv
 from dpfl_plugin.data.synthetic import synthetic
 from dpfl_plugin.errors import ConfigError, DataError, PluginError
 
@@ -164,7 +165,7 @@ def wrong_number(y: Any, num_silos: Any, rng: Any, groups: Any = None) -> list[n
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"partitioner": one_record_in_silo_2}, DataError, "silo 2 has 1 records.*fewer silos, a larger alpha"),
+        ({"partitioner": one_record_in_silo_2}, DataError, "silo 2 has 1 record;.*fewer silos, a larger alpha"),
         ({"partitioner": empty_silo}, DataError, "silo 1 has 0 records"),
         ({"partitioner": record_used_twice}, PluginError, "used a record twice"),
         ({"partitioner": wrong_number}, PluginError, "made 1 silos where 4"),
@@ -218,3 +219,23 @@ def test_gao_setting_on_mnist(data_folder: Path) -> None:
     assert fed.feature_shape == (50,)
     assert fed.num_classes == 2
     assert all(silo.train_x.shape == (1734, 50) and 0.4 < silo.train_y.mean() < 0.6 for silo in fed.silos)
+
+
+def test_natural_silos_are_called_by_their_names(tmp_path: Path) -> None:
+    for name, count in {"a": 5, "b": 1, "c": 6, "d": 7}.items():
+        (tmp_path / f"{name}.csv").write_text("u,label\n" + "".join(f"{i},{i % 2}\n" for i in range(count)))
+    options: dict[str, Any] = {"partitioner": partition.natural, "base": tmp_path, "num_silos": None}
+
+    def read(**changes: Any) -> Federation:
+        return build(csv, dataset_options={"files": "*.csv", "classes": [0, 1]}, **(options | changes))
+
+    with pytest.raises(DataError, match=r"silo 1 \(.*b\.csv\) has 1 record;.*leave it out, as data.partition"):
+        read()
+    found = read(partition_options={"min_records": 2})
+    (said,) = (caveat for caveat in found.caveats if "silos of the data" in caveat)
+    assert said == f"3 of the 4 silos of the data are used: {', '.join(str(tmp_path / f'{n}.csv') for n in 'acd')}"
+    two = read(partition_options={"min_records": 2}, num_silos=2)
+    (said,) = (caveat for caveat in two.caveats if "silos of the data" in caveat)
+    sizes = {"a": 5, "c": 6, "d": 7}
+    used = [len(silo.train_y) + len(silo.test_y) for silo in two.silos]
+    assert [name in said for name in (f"{n}.csv" for n in sizes)] == [size in used for size in sizes.values()]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +103,8 @@ def test_number_labels_are_sorted_by_value(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("u,label\n1,0\nred,1\n", r"a\.csv, line 3, column 'u': 'red' is not a number"),
-        ("u,label\n1,0\n,1\n", r"a\.csv, line 3, column 'u': '' is not a number"),
+        ("u,label\n1,0\n,1\n", r"a\.csv, line 3, column 'u' is empty: fill it in, or leave the record out"),
+        ("u,label\n1,0\n\n1, \n", r"a\.csv, line 4, column 'label' is empty: fill it in, or leave the record out"),
         ("u,label\n1,0\nnan,1\n", r"a\.csv, line 3, column 'u': 'nan' is not a finite"),
         ("u,label\ninf,0\n1,1\n", r"a\.csv, line 2, column 'u': 'inf'"),
         ("u,label\n1e39,0\n1,1\n", r"a\.csv, line 2, column 'u': '1e39'"),
@@ -149,8 +152,32 @@ def test_options_that_name_nothing_are_refused(tmp_path: Path, options: dict[str
 
 def test_a_label_outside_the_given_classes_is_named(tmp_path: Path) -> None:
     write(tmp_path, "a.csv", "u,label\n1,0\n1,2\n")
-    with pytest.raises(DataError, match=r"a\.csv: the label of record 1 is '2', not one of \['0', '1'\]"):
+    with pytest.raises(DataError, match=r"a\.csv, line 3, column 'label': '2' is not one of the classes 0, 1\. "):
         read_csv(tmp_path, files="a.csv", classes=[0, 1])
+
+
+def test_an_empty_silo_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, "a.csv", "u,site,label\n1,x,0\n1,,1\n")
+    with pytest.raises(DataError, match=r"a\.csv, line 3, column 'site' is empty"):
+        read_csv(tmp_path, files="a.csv", silo_column="site")
+
+
+@pytest.mark.parametrize("mark", [";", "\t"])
+def test_another_delimiter_is_suggested(tmp_path: Path, mark: str) -> None:
+    write(tmp_path, "a.csv", "u,v,label\n1,2,0\n1,2,1\n".replace(",", mark))
+    with pytest.raises(ConfigError, match=re.escape(f"give delimiter: {json.dumps(mark)}.")):
+        read_csv(tmp_path, files="a.csv")
+    assert read_csv(tmp_path, files="a.csv", delimiter=mark).columns == ("u", "v")
+
+
+def test_what_looks_like_a_misprint_is_noted(tmp_path: Path) -> None:
+    write(tmp_path, "s1.csv", "u,label\n1,ill\n2,well\n3,well\n4,il\n")
+    write(tmp_path, "s2.csv", "u,label\n1,ill\n2,well\n3,dead\n4,dead\n")
+    rare, single = read_csv(tmp_path, files="s*.csv").notes
+    assert rare.startswith("label 'il' on one record only")
+    assert single == f"label 'dead' is in one silo only: {tmp_path / 's2.csv'}"
+    (alone,) = read_csv(tmp_path, files="s2.csv").notes
+    assert alone.startswith("labels 'ill', 'well' on one record only"), "one file is no silo"
 
 
 def test_files_with_other_columns_are_refused(tmp_path: Path) -> None:
@@ -237,5 +264,12 @@ def test_npz_that_is_none(tmp_path: Path) -> None:
     np.savez(tmp_path / "whole.npz", **GOOD)
     (tmp_path / "cut.npz").write_bytes((tmp_path / "whole.npz").read_bytes()[:-40])
     for name in ("text.npz", "plain.npy", "cut.npz"):
-        with pytest.raises(DataError, match=f"{name} is not an NPZ file"):
+        with pytest.raises(DataError, match=f"{name} is not an NPZ file") as found:
             read_npz(tmp_path, files=name)
+        assert "pickle" not in str(found.value)
+
+
+def test_an_empty_label_of_an_npz_file_is_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.ones((3, 2)), y=np.array(["a", "", "b"]))
+    with pytest.raises(DataError, match=r"a\.npz, record 1: its label is empty"):
+        read_npz(tmp_path, files="a.npz")

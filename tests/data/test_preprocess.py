@@ -153,3 +153,16 @@ def test_steps_run_in_order() -> None:
 def test_errors_name_the_step(step: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         apply(federation(), "unit_norm", step)
+
+
+def test_a_column_that_makes_all_of_the_norm_is_noted() -> None:
+    def noted(largest: float) -> list[str]:
+        x = np.array([[largest, 1.0, -1.0]] * 4, np.float32)
+        silos = [Silo(x.copy(), np.zeros(4, np.int64), x[:1].copy(), np.zeros(1, np.int64)) for _ in range(2)]
+        found = Federation(silos, 2, (3,), columns=("income", "age", "sex"))
+        preprocess(found, ["unit_norm"], Path())
+        return found.notes
+
+    assert noted(4.2) == []  # 17.64 of 19.64: 89.8 %
+    (note,) = noted(4.3)  # 18.49 of 20.49: 90.2 %
+    assert "'income'" in note and "90.2 %" in note.replace("%", " %")

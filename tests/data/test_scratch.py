@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 from dpfl_plugin.data import scratch as module
 from dpfl_plugin.data.scratch import Scratch
 from dpfl_plugin.errors import ConfigError
-from tests.cli.command import metrics, run, write
+from tests.cli.command import dpfl, metrics, one_message, run, write
 
 
 @pytest.mark.parametrize("arena", [1, 1000, 2**20])
@@ -48,5 +47,10 @@ def test_a_run_on_mapped_records_has_the_same_bits_and_name(tmp_path: Path) -> N
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=re.escape("data.memory_map=")):
+    with pytest.raises(ConfigError, match=r"data\.memory_map=.*there is no such folder"):
         Scratch(tmp_path / "none").empty((3,), np.float32)
+
+
+def test_the_key_is_named_as_it_is_in_the_file(tmp_path: Path) -> None:
+    config = write(tmp_path)
+    one_message(dpfl("run", config, "--set", "data.memory_map=none"), ": data.memory_map=", "there is no such folder")

@@ -30,8 +30,14 @@ def test_evaluations_are_a_tenth_of_the_work_at_most(rounds: int, ratio: float) 
 
 def test_cheap_evaluations_are_as_many_as_a_plot_needs() -> None:
     when = affordable(400, 1e12, 1e6)
-    assert when == Evaluations(4, 400)
+    assert when == Evaluations(4, 400, first=True) and when.due(1)
     assert all(when.due(rounds) for rounds in range(361, 401))
+
+
+def test_a_curve_begins_with_the_first_round_where_two_evaluations_are_affordable() -> None:
+    round_ = 100.0 * LITTLE
+    found = [affordable(10, round_, ratio * round_) for ratio in (0.5, 1.0)]  # of a budget of 1.1 rounds
+    assert [[at for at in range(1, 11) if when.due(at)] for when in found] == [[1, 10], [10]]
 
 
 def test_a_small_run_is_evaluated_after_every_round() -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -10,6 +14,7 @@ from dpfl_plugin.algorithms.scaffold import Scaffold
 from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.gradients.base import Records
 from dpfl_plugin.training import memory
+from tests.cli.command import write
 
 CPU = torch.device("cpu")
 GIB = 2**30
@@ -17,7 +22,16 @@ GIB = 2**30
 
 @pytest.mark.parametrize(
     ("given", "size"),
-    [("8GB", 8e9), ("512 MiB", 512 * 2**20), ("1.5 Gi", 1.5 * GIB), ("1000", 1000), ("2k", 2000), ("1TiB", 2**40)],
+    [
+        ("8GB", 8e9),
+        ("512 MiB", 512 * 2**20),
+        ("1.5 Gi", 1.5 * GIB),
+        ("1000", 1000),
+        ("2k", 2000),
+        ("1TiB", 2**40),
+        ("1KB", 1000),
+        ("3gb", 3e9),
+    ],
 )
 def test_sizes(given: str, size: float) -> None:
     assert memory.parse(given) == size
@@ -73,6 +87,9 @@ def test_needs_grow_with_silos_vectors_and_stack(stack: int) -> None:
     assert needs["states of silos"] == (50 + 5) * 4000
     assert needs["silos at work"] == stack * 8 * 4000
     assert needs["a batch"] == 10 * 80
+    assert needs["the model"] == needs["the engine's vectors"] == 2 * 4000
+    vectors = sum(needs.values()) - needs["records"] - needs["a batch"] - needs["gaps between vectors"]
+    assert needs["gaps between vectors"] == pytest.approx(memory.GAPS * vectors, abs=1)
     server = dict(memory.fixed_needs(algorithm, setting, model, [], stack=stack, batch_size=0))
     assert server["records"] == server["states of silos"] == server["a batch"] == 0
     assert server["the server's vectors"] >= 2 * 4000
@@ -114,3 +131,54 @@ def test_what_says_that_memory_is_short() -> None:
         torch.empty(2**60)
     assert memory.is_short(found.value)
     assert not memory.is_short(RuntimeError("shapes differ"))
+
+
+def test_a_budget_beyond_the_machine_is_told() -> None:
+    assert "more than the" in memory.plan("1000TB", CPU, 0, [], None).warning
+    more = str(memory.available(CPU) + 4 * GIB)
+    assert memory.plan(more, CPU, 0, [], None).warning
+    assert memory.plan(more, CPU, 8 * GIB, [], None).warning == "", "what is held already is no more"
+
+
+def test_advice_is_about_what_can_be_lowered() -> None:
+    for stack, told in ((1, False), (3, True)):
+        with pytest.raises(ConfigError) as found:
+            memory.plan("1MB", CPU, 0, [("records", GIB)], None, stack)
+        assert ("runtime.stack" in str(found.value)) == told
+
+
+PEAK = """
+import sys
+from pathlib import Path
+from dpfl_plugin.cli.run import run_file
+run_file(Path(sys.argv[1]), sys.argv[2:], None, resume=False, as_json=True)
+status = Path("/proc/self/status").read_text()
+print(next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM")))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads a process's peak from /proc")
+def test_a_run_stays_within_what_is_counted_of_it(tmp_path: Path) -> None:
+    """Beyond what a tiny run takes: vectors of 32 MB, which are large beside whatever else differs."""
+    changes = {
+        "data": {"dataset": {"name": "synthetic", "num_features": 2000, "records_per_silo": 20}, "num_silos": 3},
+        "algorithm": {"name": "fedavg", "local_steps": 1, "local_lr": 0.1},
+        "engine": "dense",
+        "rounds": 2,
+        "out": str(tmp_path / "runs"),
+    }
+
+    def peak(width: int) -> tuple[int, int]:
+        path = write(tmp_path, {**changes, "model": {"name": "mlp", "hidden": [width, width]}, "name": f"of-{width}"})
+        done = subprocess.run(
+            [sys.executable, "-c", PEAK, str(path), *(["runtime.memory_budget=600MB"] if width > 100 else [])],
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=Path(__file__).parents[2],
+        )
+        return int(done.stdout.splitlines()[-1]), 600_000_000
+
+    large, budget = peak(2000)
+    small, _ = peak(8)
+    assert 0.4 * budget < large - small < 1.1 * budget

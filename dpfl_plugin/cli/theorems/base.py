@@ -96,6 +96,7 @@ class Prescription:
         rows: a table of what does not fit into ``values``: a row for each phase, or scheme.
         fails: conditions of the theorem that the configuration does not meet.
         proofs: rows as `Proof` gives them, of what no run can be made of.
+        advised: false where by the theorem itself its runs are not worth making: they are shown without commands.
     """
 
     theorem: str
@@ -106,6 +107,7 @@ class Prescription:
     notes: Sequence[str] = ()
     proofs: Sequence[dict[str, Any]] = ()
     runs: Sequence[Run] = ()
+    advised: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -76,6 +76,7 @@ def prescribe(case: Case) -> Prescription:
         fails=tuple(_fails(case, T)),
         notes=(NOT_CHECKED,),
         runs=(*runs, Run(name="proven noise", settings=open_ended)),
+        advised=T > 1,
     )
 
 

@@ -44,7 +44,7 @@ def show(label: str, prescription: Prescription, proofs: Sequence[Proof]) -> Non
             console.print(f"\n{proof['name']}: the accountant does not confirm epsilon {claimed:g}.", markup=False)
     for note in prescription.notes:
         console.print(f"\n{note}", markup=False)
-    for proof in proofs:
+    for proof in proofs if prescription.advised else ():
         if "command" in proof:
             console.print(f"\n{proof['name']}: {shlex.join(proof['command'])}", soft_wrap=True, markup=False)
 
