@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import traceback
+from pathlib import Path
 from typing import Any
+
+_OURS, _PYTHONS = Path(__file__).parent, Path(traceback.__file__).parent
 
 
 class DpflError(Exception):
@@ -65,3 +69,18 @@ def require(ok: bool, key: str, value: Any, must: str, mend: str = "") -> None:
     """Raise ConfigError unless ``ok``: "key=value must <must>. <mend>"."""
     if not ok:
         raise ConfigError(f"{key}={value!r} must {must}." + (f" {mend}" if mend else ""))
+
+
+def told(error: BaseException) -> str:
+    """What somebody's own code raised, and where: "TypeError: message (path/to/file.py, line 3)".
+
+    The place is the last one in a file that was not installed, and is not of this package: what was called from there
+    may have raised it. Without such a place, what was raised alone.
+    """
+    what = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}".rstrip(":. ")
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
+        installed = {"site-packages", "dist-packages"} & set(path.parts)
+        if path.is_file() and not (installed or path.is_relative_to(_OURS) or path.is_relative_to(_PYTHONS)):
+            return f"{what} ({frame.filename}, line {frame.lineno})"
+    return what

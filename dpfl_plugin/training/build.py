@@ -20,7 +20,7 @@ from dpfl_plugin.core.streams import stream
 from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.data.base import Federation, Holding, Ownership, survey
 from dpfl_plugin.data.federation import build_federation
-from dpfl_plugin.errors import ConfigError, PluginError, UnsupportedError, require
+from dpfl_plugin.errors import ConfigError, PluginError, UnsupportedError, require, told
 from dpfl_plugin.gradients import base as engines
 from dpfl_plugin.gradients import choice, losses, smoothing
 from dpfl_plugin.gradients.base import Records, layers
@@ -209,6 +209,7 @@ class Engines:
 
     Attributes:
         batch: made-up records, as many as a usual batch has; parameters: (d,).
+        refusal: what a run would end with, where none is chosen.
     """
 
     candidates: list[choice.Candidate]
@@ -216,6 +217,7 @@ class Engines:
     parameters: torch.Tensor
     batch: Records
     num_silos: int
+    refusal: UnsupportedError | None
 
 
 def engines_for(config: Config, base: Path) -> Engines:
@@ -224,6 +226,8 @@ def engines_for(config: Config, base: Path) -> Engines:
     Raises:
         ConfigError, DataError: as `build`.
     """
+    if config.engine != "auto":
+        registry.load("engines", config.engine)  # a misspelt name is found before data are loaded
     holding = hold_all(config, base)
     known, rules = holding.survey, privacy_rules(config)
     algorithm = build_plugin("algorithms", config.algorithm, where="algorithm")
@@ -238,7 +242,12 @@ def engines_for(config: Config, base: Path) -> Engines:
     fitting = [one.name for one in found if one.engine is not None and config.engine in ("auto", one.name)]
     features = choice.made_up(module, known.feature_shape, trial, terms.batch_size)
     batch = Records(features, torch.zeros(len(features), dtype=torch.int64, device=features.device))
-    return Engines(found, fitting[0] if fitting else None, model, batch, setting.num_participants)
+    refusal = None
+    if not fitting:
+        reasons = {one.name: one.reason for one in found}
+        named = config.engine
+        refusal = choice.none(module) if named == "auto" else choice.unusable(named, reasons[named])
+    return Engines(found, fitting[0] if fitting else None, model, batch, setting.num_participants, refusal)
 
 
 def _module(
@@ -609,7 +618,7 @@ def _check_engine(
         raise
     except Exception as error:  # a stranger's code may fail in any way
         raise PluginError(
-            f"engine: {engine.name} fails with this privacy.clip on made-up records: {type(error).__name__}: {error}."
+            f"engine: {engine.name} fails with this privacy.clip on made-up records: {told(error)}."
         ) from error
 
 
@@ -618,7 +627,7 @@ def _check_loss(name: str, loss: engines.Loss, outputs: torch.Tensor) -> None:
     try:
         shape = tuple(loss(outputs, labels).shape)
     except Exception as error:  # a stranger's code may fail in any way
-        raise PluginError(f"loss={name!r} fails on made-up records: {type(error).__name__}: {error}.") from error
+        raise PluginError(f"loss={name!r} fails on made-up records: {told(error)}.") from error
     if shape != (len(outputs),):
         raise PluginError(f"loss={name!r} must give one value for each record, ({len(outputs)},); it gives {shape}.")
 
@@ -626,6 +635,9 @@ def _check_loss(name: str, loss: engines.Loss, outputs: torch.Tensor) -> None:
 def _device(name: str) -> torch.device:
     try:
         device = torch.device(name)
+    except RuntimeError as error:  # whose message lists all that any torch knows
+        raise ConfigError(f"runtime.device={name!r} is none: it must be cpu or cuda, or cuda:0 and so on.") from error
+    try:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(f"runtime.device={name!r} cannot be used here: {str(error).splitlines()[0]}") from error
