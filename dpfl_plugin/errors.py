@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import traceback
-from pathlib import Path
 from typing import Any
 
-_OURS, _PYTHONS = Path(__file__).parent, Path(traceback.__file__).parent
+_INSTALLED = (__file__.removesuffix("errors.py"), traceback.__file__.removesuffix("traceback.py"), "<")
 
 
 class DpflError(Exception):
@@ -79,8 +78,7 @@ def told(error: BaseException) -> str:
     """
     what = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}".rstrip(":. ")
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        path = Path(frame.filename)
-        installed = {"site-packages", "dist-packages"} & set(path.parts)
-        if path.is_file() and not (installed or path.is_relative_to(_OURS) or path.is_relative_to(_PYTHONS)):
+        installed = frame.filename.startswith(_INSTALLED) or "site-packages" in frame.filename
+        if not installed and "dist-packages" not in frame.filename:
             return f"{what} ({frame.filename}, line {frame.lineno})"
     return what

@@ -1,11 +1,11 @@
 """Whether what a record adds is its own: the same alone, and beside whatever other records, on made-up ones.
 
-A model makes outputs of features, and a loss makes values of outputs and labels, so each is tried by itself: the model's
-outputs and their derivatives by its parameters, the loss's values and their derivatives by outputs. Both at the model's
-own parameters and at random ones, since at the former records may be alike: a softmax model that starts at 0 gives
-every record the same loss, whatever its label.
+A model makes outputs of features, and a loss makes values of outputs and labels, so each is tried by itself: the
+model's outputs and their derivatives by its parameters, the loss's values and their derivatives by outputs. Both at
+the model's own parameters and at random ones, since at the former records may be alike: a softmax model that starts at
+0 gives every record the same loss, whatever its label.
 
-A trial finds what depends on other records for such numbers as it tries. Nothing finds what does so for others alone.
+A trial finds what depends on other records for such numbers as it tries; no trial finds what does so for others alone.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MOST_IN_A_BATCH: Final = 512
 VALUES: Final = 1e-4  # relative: rounding is far below it, mixing of the order of 1
 # A unit that is at 0 but for rounding has one slope or the other, which float64 makes as good as impossible.
 SLOPES: Final = {torch.float64: 1e-4, torch.float32: 1e-2}
-PERIOD: Final = 65_521  # random numbers that are drawn, and repeated; a prime, so that no two rows of a matrix are alike
+PERIOD: Final = 65_521  # random numbers that are drawn, then repeated; a prime, so that rows of a matrix differ
 
 MODEL_MIXES: Final = (
     "the model mixes the records of a batch: its output for a record depends on the other records, so no example has a "
@@ -129,7 +129,7 @@ def _run(model: nn.Module, values: dict[str, Tensor], dtype: torch.dtype, x: Ten
 
 
 def _values(model: nn.Module, spread: float, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The model's buffers, and its parameters plus ``spread`` times normals over the square root of a layer's inputs."""
+    """The model's buffers, and its parameters plus normals of deviation ``spread`` / sqrt(inputs of a layer)."""
     values = {name: value.detach() for name, value in (*model.named_buffers(), *model.named_parameters())}
     values = {name: value.to(dtype) if value.is_floating_point() else value for name, value in values.items()}
     for index, (name, parameter) in enumerate(model.named_parameters()):
@@ -173,18 +173,19 @@ class _LossTrial:
     def check(self) -> Tensor:
         classes, count = self._classes(), len(self._outputs)
         every = list(range(count))
-        # Neighbours differ in their class; with few classes the first is the most frequent one by far.
+        # Neighbours differ in their class; or nearly all are of one class, the first or the last.
         mixed = [(row, classes[row % len(classes)]) for row in every]
-        uneven = [(row, classes[0 if row % 5 else -1]) for row in every]
-        pairs = list(dict.fromkeys(mixed + uneven))
+        first = [(row, classes[0 if row % 5 else -1]) for row in every]
+        last = [(row, classes[-1 if row % 5 else 0]) for row in every]
+        pairs = list(dict.fromkeys(mixed + first + last))
         finite = [pair for pair in pairs if self._is_finite(pair)]
         if len(finite) < len(pairs) // 2:
             raise self._not_finite()
-        mixed, uneven = [one for one in mixed if one in finite], [one for one in uneven if one in finite]
+        mixed, first, last = ([one for one in batch if one in finite] for batch in (mixed, first, last))
         size = max(2 * len(finite), min(self._batch_size, MOST_IN_A_BATCH))
         usual = [finite[index % len(finite)] for index in range(size)]
-        equal = [one for one in uneven if one[1] == classes[0]]
-        for batch in (mixed, mixed[::-1][:RECORDS], mixed[1:4], mixed[-3:], uneven, uneven[4:7], equal, usual):
+        equal = [one for one in first if one[1] == classes[0]]
+        for batch in (mixed, mixed[::-1][:RECORDS], mixed[1:4], mixed[-3:], first, last, first[4:7], equal, usual):
             self._check_batch(batch)
         return torch.tensor(classes, device=self._outputs.device)
 

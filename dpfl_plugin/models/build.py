@@ -99,9 +99,7 @@ def _check_trial(
         with torch.no_grad():
             first, again, alone = model(x), model(x), model(x[:1])
     except Exception as error:
-        raise PluginError(
-            f"model {name!r} fails on features of shape {tuple(x.shape)}: {told(error)}."
-        ) from error
+        raise PluginError(f"model {name!r} fails on features of shape {tuple(x.shape)}: {told(error)}.") from error
     allowed = [(TRIAL_RECORDS, num_classes)] + ([(TRIAL_RECORDS, 1), (TRIAL_RECORDS,)] if num_classes == 2 else [])
     found = tuple(first.shape) if isinstance(first, Tensor) else type(first).__name__
     if num_classes is None:
