@@ -288,6 +288,31 @@ def test_a_model_that_mixes_records_is_refused(mix, shape, engine):
         tried(Mixes(mix, shape, 3), shape, losses.cross_entropy, engine)
 
 
+class Shifts(nn.Module):
+    """Adds something of the batch to outputs, which no derivative by a parameter shows."""
+
+    def __init__(self, shift) -> None:
+        super().__init__()
+        self.shift, self.body = shift, nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.body(x) + self.shift(x)
+
+
+@pytest.mark.parametrize(
+    "shift",
+    [
+        lambda x: x.mean(dim=0)[:3],
+        lambda x: x.mean(dim=0)[:3] if len(x) > 4 else 0.0,
+        lambda x: torch.arange(len(x)).unsqueeze(1) // 4,
+    ],
+    ids=["mean", "mean of many", "late places"],
+)
+def test_outputs_that_depend_on_other_records_are_seen_by_themselves(shift):
+    with pytest.raises(UnsupportedError, match="the model mixes the records of a batch"):
+        tried(Shifts(shift), (6,), losses.cross_entropy)
+
+
 def standardised(x, gate):
     return functional.layer_norm(x, x.shape[1:])
 
