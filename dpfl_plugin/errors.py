@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import traceback
 from typing import Any
+
+_INSTALLED = (__file__.removesuffix("errors.py"), traceback.__file__.removesuffix("traceback.py"), "<")
 
 
 class DpflError(Exception):
@@ -65,3 +68,17 @@ def require(ok: bool, key: str, value: Any, must: str, mend: str = "") -> None:
     """Raise ConfigError unless ``ok``: "key=value must <must>. <mend>"."""
     if not ok:
         raise ConfigError(f"{key}={value!r} must {must}." + (f" {mend}" if mend else ""))
+
+
+def told(error: BaseException) -> str:
+    """What somebody's own code raised, and where: "TypeError: message (path/to/file.py, line 3)".
+
+    The place is the last one in a file that was not installed, and is not of this package: what was called from there
+    may have raised it. Without such a place, what was raised alone.
+    """
+    what = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}".rstrip(":. ")
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        installed = frame.filename.startswith(_INSTALLED) or "site-packages" in frame.filename
+        if not installed and "dist-packages" not in frame.filename:
+            return f"{what} ({frame.filename}, line {frame.lineno})"
+    return what

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import pydantic
 
-from dpfl_plugin.errors import ConfigError, PluginError
+from dpfl_plugin.errors import ConfigError, PluginError, told
 
 GROUPS: Final = (
     "algorithms",
@@ -87,7 +87,7 @@ def _import(path: str, what: Callable[[], str]) -> Callable[..., Any]:
     try:
         plugin = functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
     except Exception as error:  # a stranger's code may fail in any way
-        raise PluginError(f"{what()} cannot be loaded: {type(error).__name__}: {error}.") from error
+        raise PluginError(f"{what()} cannot be loaded: {told(error)}.") from error
     if not callable(plugin):
         raise PluginError(f"{what()} is not callable.")
     return plugin

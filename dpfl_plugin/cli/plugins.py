@@ -68,6 +68,7 @@ def list_engines(group: str | None, path: Path, settings: list[str], *, as_json:
     facts = {"batch_size": len(found.batch), "dimension": found.parameters.numel(), "participants": found.num_silos}
     if as_json:
         print(json.dumps({**facts, "engines": lines}, indent=2))
+        _refuse(path, found)
         return
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
     title = "a clipped sum over {batch_size} records, d = {dimension:,}; {participants} silos a round, one by one"
@@ -81,7 +82,14 @@ def list_engines(group: str | None, path: Path, settings: list[str], *, as_json:
         table.add_row(str(line["engine"]), *numbers, escape(told))
     console.print(title.format(**facts), style="bold")
     console.print(table)
+    _refuse(path, found)
     console.print("The choice is by the estimate: a run that is resumed or repeated has to make the same one.")
+
+
+def _refuse(path: Path, found: Engines) -> None:
+    """Raise what a run would, where it could not begin."""
+    if found.refusal is not None:
+        raise type(found.refusal)(f"{path}: {found.refusal}")
 
 
 def _measured(engine: Engine, found: Engines) -> float:

@@ -32,6 +32,7 @@ PURPOSES: Final[dict[str, int]] = {
     "attack": 12,  # what a demonstration of an attack draws: which records it shows, resamples of its scores
     "share": 13,  # the order of a silo's records from which shares are cut
     "score": 14,  # privacy noise of a silo's validation score
+    "trial": 15,  # parameters at which models and losses are tried on made-up records
 }
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -17,15 +18,14 @@ from torch import Tensor, nn
 
 from dpfl_plugin import registry
 from dpfl_plugin.core.vectors import Layout
-from dpfl_plugin.errors import UnsupportedError
-from dpfl_plugin.gradients import costs
+from dpfl_plugin.errors import UnsupportedError, told
+from dpfl_plugin.gradients import costs, independence
 from dpfl_plugin.gradients.base import Engine, Loss, Records, mixing
 from dpfl_plugin.gradients.opacus import REPLACEMENTS, replacement
 from dpfl_plugin.gradients.precision import Precision, check, passes
 from dpfl_plugin.gradients.stacked import Pool
 from dpfl_plugin.gradients.trace import Trace, trace
 
-LOSS_TOLERANCE: Final = 1e-4
 # Of sums, relative to the norms of what is added up; what an engine is meant to find is of the order of 1.
 TRIAL_TOLERANCE: Final[dict[Precision, float]] = {"float32": 1e-3, "tf32": 1e-2, "bf16": 0.1}
 GENERAL = "vmap"  # what an engine without a cost model is taken to be no slower than
@@ -61,7 +61,7 @@ def made_up(model: nn.Module, feature_shape: tuple[int, ...], like: Tensor, coun
             with torch.no_grad():
                 model(features)
         except Exception as error:  # a stranger's model may fail in any way
-            failures.append(f"{type(error).__name__}: {error}")
+            failures.append(told(error))
         else:
             return features
     raise UnsupportedError(
@@ -98,11 +98,11 @@ def choose(name: str, model: nn.Module, loss: Loss, terms: Terms, trial: Tensor)
     Raises:
         UnsupportedError: no engine, or not the one that was named, supports the model.
     """
-    expected = _Expected.of(model, loss, trial, terms.precision)
+    expected = _Expected.of(model, loss, trial, terms)
     if name != "auto":
         engine, reason = _make(name, model, loss, terms, expected)
         if engine is None:
-            raise UnsupportedError(f"engine={name!r} cannot be used: {reason}. Use engine: auto.")
+            raise unusable(name, reason)
         return engine, "named in the configuration"
     refused: list[str] = []
     for candidate, microseconds in _by_cost(trace(model, loss, trial), terms.batch_size, trial.device):
@@ -110,12 +110,26 @@ def choose(name: str, model: nn.Module, loss: Loss, terms: Terms, trial: Tensor)
         if engine is not None:
             return engine, _reason(model, candidate, microseconds, refused, terms.batch_size)
         refused.append(f"{candidate}: {reason}")
-    raise UnsupportedError(f"no engine supports this model. {'; '.join(refused)}.")
+    raise none(model, refused)
+
+
+def none(model: nn.Module, reasons: Sequence[str] = ()) -> UnsupportedError:
+    """What is said where no engine supports ``model``: ``reasons``, one a line, and then what to do."""
+    layers = [(path, layer) for path, layer in model.named_modules() if type(layer) in REPLACEMENTS]
+    mend = " ".join(f"{path or 'the model'}: {replacement(layer)}" for path, layer in layers)
+    lines = ["no engine supports this model.", *(f"  {reason}." for reason in reasons)]
+    mend = mend or "Write what they name in another way: docs/engines.md has what to write instead of what."
+    return UnsupportedError("\n".join([*lines, mend]))
+
+
+def unusable(name: str, reason: str) -> UnsupportedError:
+    """What is said where the configuration names an engine that does not support the model."""
+    return UnsupportedError(f"engine={name!r} cannot be used: {reason}. Use engine: auto.")
 
 
 def candidates(model: nn.Module, loss: Loss, terms: Terms, trial: Tensor) -> list[Candidate]:
     """All engines, cheapest first, each of them tried."""
-    expected, found = _Expected.of(model, loss, trial, terms.precision), []
+    expected, found = _Expected.of(model, loss, trial, terms), []
     for name, microseconds in _by_cost(trace(model, loss, trial), terms.batch_size, trial.device):
         engine, reason = _make(name, model, loss, terms, expected)
         found.append(Candidate(name=name, microseconds=microseconds, engine=engine, reason=reason))
@@ -157,35 +171,30 @@ class _Expected:
     rows: Tensor
 
     @classmethod
-    def of(cls, model: nn.Module, loss: Loss, features: Tensor, precision: Precision) -> _Expected:
+    def of(cls, model: nn.Module, loss: Loss, features: Tensor, terms: Terms) -> _Expected:
         """
         Raises:
-            UnsupportedError: records are mixed, by the model or by the loss, or ``precision`` cannot be had.
+            UnsupportedError: records are mixed, by the model or by the loss, or the precision cannot be had.
         """
         parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        layout, rows, alone = Layout.of(model), [], []
+        layout, rows = Layout.of(model), []
         y = layout.flatten(parameters)
-        check(precision, y)
+        check(terms.precision, y)
         if reason := mixing(model):
             raise UnsupportedError(f"{reason}.")
-        labels = torch.zeros(len(features), dtype=torch.int64, device=features.device)
+        several = made_up(model, tuple(features.shape[1:]), features, independence.RECORDS)
+        classes = independence.check(model, loss, several, terms.batch_size)
+        labels = classes[torch.arange(len(features), device=features.device) % len(classes)]
         with torch.enable_grad(), passes("float32", features.device):
             for row in range(len(features)):
                 value = loss(model(features[row : row + 1]), labels[row : row + 1]).sum()
-                gradients = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
-                filled = [
-                    torch.zeros_like(p) if g is None else g for p, g in zip(parameters.values(), gradients, strict=True)
-                ]
-                rows.append(layout.flatten(dict(zip(parameters, filled, strict=True))))
-                alone.append(value.detach())
-        with torch.no_grad(), passes("float32", features.device):
-            together = loss(model(features), labels)
-        expected = torch.stack(alone)
-        if not float((together - expected).norm()) <= LOSS_TOLERANCE * (1 + float(expected.norm())):
+                gradients = torch.autograd.grad(
+                    value, list(parameters.values()), allow_unused=True, materialize_grads=True
+                )
+                rows.append(layout.flatten(dict(zip(parameters, gradients, strict=True))))
+        if not all(math.isfinite(float(row.norm())) for row in rows):
             raise UnsupportedError(
-                "a record's loss depends on the other records of its batch, so no example has a gradient of its own: "
-                "the model mixes the records of a batch, or the loss is not one of each record by itself "
-                "(reduction='none')."
+                "a gradient is not finite on made-up records, at the parameters that the model starts with."
             )
         return cls(y, features, labels, torch.stack(rows))
 
@@ -216,7 +225,7 @@ def _make(name: str, model: nn.Module, loss: Loss, terms: Terms, expected: _Expe
     kind: Any = registry.load("engines", name)
     reason = kind.unsupported(model, loss)
     if reason is not None:
-        return None, reason
+        return None, reason.removesuffix(".")
     reduced = () if terms.precision == "float32" else (terms.precision,)
     if reduced and terms.precision not in getattr(kind, "precisions", ()):
         return None, f"it computes in full precision only, and runtime.precision is {terms.precision}"
@@ -231,7 +240,7 @@ def _make(name: str, model: nn.Module, loss: Loss, terms: Terms, expected: _Expe
     except UnsupportedError as error:
         return None, str(error).removesuffix(".")
     except Exception as error:  # an engine of a stranger, or one that meets a stranger's model, may fail in any way
-        return None, f"it fails on made-up records: {type(error).__name__}: {str(error).splitlines()[0]}"
+        return None, f"it fails on made-up records: {told(error)}"
     return (engine, "") if reason is None else (None, reason)
 
 

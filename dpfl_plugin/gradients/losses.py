@@ -37,7 +37,7 @@ def find(name: str, num_outputs: int) -> Loss:
     """The loss ``name``: "auto" (logistic for one output, else cross_entropy), a name above, or package.module:name.
 
     Raises:
-        ConfigError: there is no such loss.
+        ConfigError: there is no such loss, or it is not for so many outputs.
     """
     if name == "auto":
         return logistic if num_outputs == 1 else cross_entropy
@@ -46,6 +46,16 @@ def find(name: str, num_outputs: int) -> Loss:
     if name not in LOSSES:
         known = ", ".join(["auto", *LOSSES])
         raise ConfigError(f"loss={name!r} is unknown{registry.nearest(name, LOSSES)}. Known: {known}.")
+    if name == "cross_entropy" and num_outputs == 1:
+        raise ConfigError(
+            "loss='cross_entropy' is for a model with one output for each class; this one has 1 output. Use loss: "
+            "logistic."
+        )
+    if name != "cross_entropy" and num_outputs > 1:
+        raise ConfigError(
+            f"loss={name!r} is for 2 classes and a model with one output (model: logistic); this one has {num_outputs} "
+            "outputs. Use such a model, or loss: cross_entropy."
+        )
     return LOSSES[name]
 
 

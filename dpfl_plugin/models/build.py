@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from dpfl_plugin import registry
 from dpfl_plugin.core.streams import stream_key
-from dpfl_plugin.errors import ConfigError, PluginError, UnsupportedError
+from dpfl_plugin.errors import ConfigError, PluginError, UnsupportedError, told
 
 TRIAL_RECORDS = 3
 
@@ -34,7 +34,7 @@ def build_model(block: Mapping[str, Any], feature_shape: tuple[int, ...], num_cl
         except ConfigError:
             raise
         except Exception as error:  # a stranger's code may fail in any way
-            raise PluginError(f"model {name!r} failed to build: {type(error).__name__}: {error}.") from error
+            raise PluginError(f"model {name!r} failed to build: {told(error)}.") from error
         if not isinstance(model, nn.Module):
             raise PluginError(f"model {name!r}: the factory returned a {type(model).__name__}, not a torch.nn.Module.")
         _check_layers(model, name)
@@ -99,9 +99,7 @@ def _check_trial(
         with torch.no_grad():
             first, again, alone = model(x), model(x), model(x[:1])
     except Exception as error:
-        raise PluginError(
-            f"model {name!r} fails on features of shape {tuple(x.shape)}: {type(error).__name__}: {error}."
-        ) from error
+        raise PluginError(f"model {name!r} fails on features of shape {tuple(x.shape)}: {told(error)}.") from error
     allowed = [(TRIAL_RECORDS, num_classes)] + ([(TRIAL_RECORDS, 1), (TRIAL_RECORDS,)] if num_classes == 2 else [])
     found = tuple(first.shape) if isinstance(first, Tensor) else type(first).__name__
     if num_classes is None:
@@ -130,16 +128,25 @@ def _check_trial(
 
 
 def _check_parameters(model: nn.Module, name: str, dtypes: tuple[torch.dtype, ...] = (torch.float32,)) -> None:
-    places = defaultdict(list)
+    # Opacus' recurrent layers have each parameter under two names, torch's and that of the part which uses it.
+    twofold = [f"{path}." if path else "" for path, layer in model.named_modules() if _is_recurrent_of_opacus(layer)]
+    places: dict[int, dict[str, str]] = defaultdict(dict)
     for path, parameter in model.named_parameters(remove_duplicate=False):
-        places[parameter.data_ptr() if parameter.numel() else id(parameter)].append(path)
+        owner = next((prefix for prefix in twofold if path.startswith(prefix)), path)
+        places[parameter.data_ptr() if parameter.numel() else id(parameter)].setdefault(owner, path)
         if parameter.dtype not in dtypes:
             raise UnsupportedError(f"model {name!r}: {path} is {parameter.dtype}. Use float32: call .float() on it.")
     shared = next((paths for paths in places.values() if len(paths) > 1), None)
     if shared:
         raise UnsupportedError(
-            f"model {name!r}: {' and '.join(shared)} are the same parameter. Per-example gradients of shared "
-            "parameters are not supported; give each layer its own."
+            f"model {name!r}: {' and '.join(shared.values())} are the same parameter. Shared parameters are not "
+            "supported: give each layer its own; or, for one layer that is used in several places, keep it under one "
+            "name and call it several times in forward."
         )
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise PluginError(f"model {name!r} has no trainable parameters.")
+
+
+def _is_recurrent_of_opacus(layer: nn.Module) -> bool:
+    """Without importing opacus, which takes seconds."""
+    return any(f"{kind.__module__}.{kind.__name__}" == "opacus.layers.dp_rnn.DPRNNBase" for kind in type(layer).__mro__)

@@ -20,7 +20,7 @@ from dpfl_plugin.core.streams import stream
 from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.data.base import Federation, Holding, Ownership, Survey, survey
 from dpfl_plugin.data.federation import build_federation
-from dpfl_plugin.errors import ConfigError, PluginError, UnsupportedError, require
+from dpfl_plugin.errors import ConfigError, PluginError, UnsupportedError, require, told
 from dpfl_plugin.gradients import base as engines
 from dpfl_plugin.gradients import choice, losses, smoothing
 from dpfl_plugin.gradients.base import Records, layers
@@ -195,6 +195,7 @@ class Engines:
 
     Attributes:
         batch: made-up records, as many as a usual batch has; parameters: (d,).
+        refusal: what a run would end with, where none is chosen.
     """
 
     candidates: list[choice.Candidate]
@@ -202,6 +203,7 @@ class Engines:
     parameters: torch.Tensor
     batch: Records
     num_silos: int
+    refusal: UnsupportedError | None
 
 
 def engines_for(config: Config, base: Path) -> Engines:
@@ -210,6 +212,8 @@ def engines_for(config: Config, base: Path) -> Engines:
     Raises:
         ConfigError, DataError: as `build`.
     """
+    if config.engine != "auto":
+        registry.load("engines", config.engine)  # a misspelt name is found before data are loaded
     holding = hold_all(config, base)
     known, rules, algorithm = holding.survey, privacy_rules(config), _algorithm(config)
     module, loss, trial = _model_and_loss(config, holding)
@@ -222,7 +226,12 @@ def engines_for(config: Config, base: Path) -> Engines:
     fitting = [one.name for one in found if one.engine is not None and config.engine in ("auto", one.name)]
     features = choice.made_up(module, known.feature_shape, trial, terms.batch_size)
     batch = Records(features, torch.zeros(len(features), dtype=torch.int64, device=features.device))
-    return Engines(found, fitting[0] if fitting else None, model, batch, setting.num_participants)
+    refusal = None
+    if not fitting:
+        reasons = {one.name: one.reason for one in found}
+        named = config.engine
+        refusal = choice.none(module) if named == "auto" else choice.unusable(named, reasons[named])
+    return Engines(found, fitting[0] if fitting else None, model, batch, setting.num_participants, refusal)
 
 
 def _model_and_loss(
@@ -293,8 +302,8 @@ def _memory(
         needs.append(("noise", memory.of_device_noise(setting, model, len(mine), stack=stack)))
     needs.append(("test records", sum(map(memory.bytes_of, test.values()))))
     held = sum(map(memory.bytes_of, [*mine, *test.values()]))
-    together = min(stack, setting.num_participants)
-    return memory.plan(config.runtime.memory_budget, model.device, held, needs, chunk_bytes, together)
+    at_once = min(stack, setting.num_participants)
+    return memory.plan(config.runtime.memory_budget, model.device, held, needs, chunk_bytes, at_once)
 
 
 def _may_be_together(config: Config, rules: PrivacyRules, module: torch.nn.Module, loss: engines.Loss) -> bool:
@@ -664,7 +673,7 @@ def _check_engine(
         raise
     except Exception as error:  # a stranger's code may fail in any way
         raise PluginError(
-            f"engine: {engine.name} fails with this privacy.clip on made-up records: {type(error).__name__}: {error}."
+            f"engine: {engine.name} fails with this privacy.clip on made-up records: {told(error)}."
         ) from error
 
 
@@ -673,7 +682,7 @@ def _check_loss(name: str, loss: engines.Loss, outputs: torch.Tensor) -> None:
     try:
         shape = tuple(loss(outputs, labels).shape)
     except Exception as error:  # a stranger's code may fail in any way
-        raise PluginError(f"loss={name!r} fails on made-up records: {type(error).__name__}: {error}.") from error
+        raise PluginError(f"loss={name!r} fails on made-up records: {told(error)}.") from error
     if shape != (len(outputs),):
         raise PluginError(f"loss={name!r} must give one value for each record, ({len(outputs)},); it gives {shape}.")
 
@@ -681,6 +690,9 @@ def _check_loss(name: str, loss: engines.Loss, outputs: torch.Tensor) -> None:
 def _device(name: str) -> torch.device:
     try:
         device = torch.device(name)
+    except RuntimeError as error:  # whose message lists all that any torch knows
+        raise ConfigError(f"runtime.device={name!r} is none: it must be cpu or cuda, or cuda:0 and so on.") from error
+    try:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(f"runtime.device={name!r} cannot be used here: {str(error).splitlines()[0]}") from error

@@ -31,12 +31,12 @@ def nan_from(call):
         return losses * float("nan") if calls > call else losses
     return loss
 
-nan_later = nan_from(30)
+nan_later = nan_from(60)
 
 def broken(outputs, labels):
     global calls
     calls += 1
-    if calls > 30:
+    if calls > 60:
         raise KeyError("weights of 'age'")
     return functional.cross_entropy(outputs, labels, reduction="none")
 

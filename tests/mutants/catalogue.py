@@ -49,6 +49,7 @@ ORACLE = "tests/test_oracle.py"
 ENGINES = "tests/gradients/test_engines.py"
 FUSED = "tests/gradients/test_fused.py"
 BOOKKEEPING = "tests/gradients/test_bookkeeping.py"
+INDEPENDENCE = "tests/gradients/test_independence.py"
 STREAMS = "tests/core/test_streams.py"
 DRAWS = "tests/core/test_draws.py"
 CLIP = "tests/privacy/test_clipping.py"
@@ -628,10 +629,88 @@ CLIPPING = (
     Mutant(
         "records-mixed-in-a-batch",
         "a model whose layers mix the records of a batch is clipped as if they did not",
-        "gradients/choice.py",
-        "        if not float((together - expected).norm()) <= LOSS_TOLERANCE * (1 + float(expected.norm())):",
+        "gradients/independence.py",
+        "            if not _rows_alike(found, expected, VALUES):",
+        "            if False:",
+        (INDEPENDENCE + "::test_outputs_that_depend_on_other_records_are_seen_by_themselves",),
+    ),
+    Mutant(
+        "derivatives-mixed-in-a-batch",
+        "a model whose derivatives by parameters depend on other records is accepted, since its outputs do not",
+        "gradients/independence.py",
+        "    if spread and not _check_slopes(",
+        "    if False and not _check_slopes(",
+        (INDEPENDENCE + "::test_a_model_that_mixes_records_is_refused",),
+    ),
+    Mutant(
+        "tried-at-the-start-only",
+        "models and losses are tried at the parameters that the model starts with, where records may all be alike",
+        "gradients/independence.py",
+        "SPREADS: Final = (0.0, 2.0)",
+        "SPREADS: Final = (0.0, 0.0)",
+        (
+            INDEPENDENCE + "::test_a_loss_that_mixes_records_is_refused",
+            INDEPENDENCE + "::test_a_model_that_mixes_records_is_refused",
+        ),
+    ),
+    Mutant(
+        "tried-with-one-class",
+        "losses are tried with labels of one class, whose numbers in the batch are then constant",
+        "gradients/independence.py",
+        "            taken.append(label)\n",
+        "",
+        (INDEPENDENCE + "::test_a_loss_that_mixes_records_is_refused",),
+    ),
+    Mutant(
+        "loss-values-alone",
+        "a loss is accepted whose derivatives depend on other records, since its values do not",
+        "gradients/independence.py",
+        " and _rows_alike(derivatives, expected, tolerance)",
+        "",
+        (INDEPENDENCE + "::test_a_loss_that_mixes_records_is_refused",),
+    ),
+    Mutant(
+        "loss-tried-on-few",
+        "a loss that is one of each record in small batches alone is accepted",
+        "gradients/independence.py",
+        "        size = max(2 * len(finite), min(self._batch_size, MOST_IN_A_BATCH))\n",
+        "        size = RECORDS\n",
+        (INDEPENDENCE + "::test_a_loss_that_mixes_records_is_refused",),
+    ),
+    Mutant(
+        "trial-compares-nothing",
+        "no difference between a record alone and in a batch is too large",
+        "gradients/independence.py",
+        "<= tolerance * (sizes + sizes.mean())",
+        "<= math.inf * (1 + sizes)",
+        (INDEPENDENCE + "::test_a_loss_that_mixes_records_is_refused",),
+    ),
+    Mutant(
+        "trial-takes-what-is-not-finite",
+        "a loss that is NaN is tried on what is left, which may be nothing",
+        "gradients/independence.py",
+        "        if not finite and pair[0] < self._at_start:",
         "        if False:",
-        (BOOKKEEPING + "::test_a_model_that_mixes_records_is_refused",),
+        (INDEPENDENCE + "::test_a_loss_that_is_not_finite_is_said_to_be_that",),
+    ),
+    Mutant(
+        "trial-left-out",
+        "an engine is chosen for a model and a loss that nobody has tried",
+        "gradients/choice.py",
+        "        classes = independence.check(model, loss, several, terms.batch_size)\n",
+        "        classes = torch.tensor([0])\n",
+        (
+            INDEPENDENCE + "::test_by_every_engine_and_wherever_engines_are_listed",
+            BOOKKEEPING + "::test_a_model_that_mixes_records_is_refused",
+        ),
+    ),
+    Mutant(
+        "tied-weights-taken",
+        "parameters that two layers share are accepted, against what is said",
+        "models/build.py",
+        "    if shared:\n",
+        "    if False:\n",
+        ("tests/models/test_models.py::test_unsound_models_are_refused",),
     ),
     Mutant(
         "book-keeping-norm-of-the-last-layer",

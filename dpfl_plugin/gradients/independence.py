@@ -1,0 +1,257 @@
+"""Whether what a record adds is its own: the same alone, and beside whatever other records, on made-up ones.
+
+A model makes outputs of features, and a loss makes values of outputs and labels, so each is tried by itself: the
+model's outputs and their derivatives by its parameters, the loss's values and their derivatives by outputs. Both at
+the model's own parameters and at random ones, since at the former records may be alike: a softmax model that starts at
+0 gives every record the same loss, whatever its label.
+
+A trial finds what depends on other records for such numbers as it tries; no trial finds what does so for others alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from dpfl_plugin.core.streams import stream
+from dpfl_plugin.errors import UnsupportedError, told
+from dpfl_plugin.gradients.base import Loss
+from dpfl_plugin.gradients.precision import passes
+
+RECORDS: Final = 8  # of a trial
+ALONE: Final = 3  # of them, those whose derivatives by the parameters are taken
+SPREADS: Final = (0.0, 2.0)  # how far from the model's own parameters, in 1 / sqrt(inputs of a layer)
+MOST_CLASSES: Final = 2 * RECORDS
+MOST_IN_A_BATCH: Final = 512
+VALUES: Final = 1e-4  # relative: rounding is far below it, mixing of the order of 1
+# A unit that is at 0 but for rounding has one slope or the other, which float64 makes as good as impossible.
+SLOPES: Final = {torch.float64: 1e-4, torch.float32: 1e-2}
+PERIOD: Final = 65_521  # random numbers that are drawn, then repeated; a prime, so that rows of a matrix differ
+
+MODEL_MIXES: Final = (
+    "the model mixes the records of a batch: its output for a record depends on the other records, so no example has a "
+    "gradient of its own. Normalise each record by itself, e.g. with nn.GroupNorm or nn.LayerNorm."
+)
+LOSS_MIXES: Final = (
+    "a record's loss depends on the other records of its batch, so no example has a gradient of its own. The loss must "
+    "be one of each record by itself (reduction='none'), with no weight, rank, mean or count taken over the batch."
+)
+
+
+def check(model: nn.Module, loss: Loss, features: Tensor, batch_size: int) -> Tensor:
+    """Refuse a model or a loss that mixes records.
+
+    Args:
+        features: made up, (n, *feature_shape) with n = `RECORDS`, no two alike, on the model's device.
+        batch_size: of a usual batch; the loss is tried on one of that size, too (`MOST_IN_A_BATCH` at most).
+
+    Returns:
+        Classes that the loss takes, (c,) int64; all that the outputs have room for, `MOST_CLASSES` at most.
+
+    Raises:
+        UnsupportedError: records are mixed, or an output, a loss or a derivative is not finite, or something fails.
+    """
+    own = next(p.dtype for p in model.parameters() if p.requires_grad)
+    for dtype in dict.fromkeys((torch.float64, own)):
+        try:
+            with torch.enable_grad(), passes("float32", features.device):
+                return _check(model, loss, features, batch_size, dtype)
+        except UnsupportedError:
+            raise
+        except Exception as error:  # a stranger's code may fail in any way, and need not know of float64
+            if dtype == own:
+                raise UnsupportedError(f"the model or its loss fails on made-up records: {told(error)}.") from error
+    raise AssertionError("the model's own number format is tried last")
+
+
+def _check(model: nn.Module, loss: Loss, features: Tensor, batch_size: int, dtype: torch.dtype) -> Tensor:
+    x = features.to(dtype) if features.is_floating_point() else features
+    outputs = []
+    for spread in SPREADS:
+        found = _check_model(model, x, spread, dtype)
+        if found is None and spread > 0:
+            found = _check_model(model, x, spread / 64, dtype)
+        if found is None:
+            where = "at" if spread == 0 else "near"
+            raise UnsupportedError(
+                f"the model's outputs, or their derivatives, are not finite on made-up records, {where} the parameters "
+                "that it starts with."
+            )
+        outputs.append(found)
+    return _LossTrial(loss, outputs, batch_size).check()
+
+
+def _check_model(model: nn.Module, x: Tensor, spread: float, dtype: torch.dtype) -> Tensor | None:
+    """(n, ...) the outputs for ``x`` (n, ...) at parameters ``spread`` away; None if something there is not finite."""
+    values = _values(model, spread, dtype)
+    run: Callable[[Tensor], Tensor] = functools.partial(_run, model, values, dtype)
+    with torch.no_grad():
+        expected = torch.cat([run(x[row : row + 1]) for row in range(ALONE)])
+        # Among more records, and each of them at another place.
+        outputs = run(x.flip(0)).flip(0)
+        if not (math.isfinite(float(expected.sum())) and math.isfinite(float(outputs.sum()))):
+            return None
+        for found in (outputs[:ALONE], run(x[:ALONE])):
+            if not _rows_alike(found, expected, VALUES):
+                raise UnsupportedError(MODEL_MIXES)
+    if spread and not _check_slopes(run, x, [value for value in values.values() if value.requires_grad], expected):
+        return None
+    return outputs
+
+
+def _check_slopes(run: Callable[[Tensor], Tensor], x: Tensor, trained: list[Tensor], expected: Tensor) -> bool:
+    """Whether derivatives are finite; where outputs have the values ``expected`` when records are alone."""
+    weights = _normals(tuple(expected.shape), 0).to(expected)
+    found = _derivatives(weights * run(x[:ALONE]), trained)
+    size = 0.0
+    for row in range(ALONE):
+        slopes = _derivatives(weights[row] * run(x[row : row + 1]), trained)
+        size += sum(float(slope.norm()) for slope in slopes)
+        for total, slope in zip(found, slopes, strict=True):
+            total -= slope
+    if not math.isfinite(size):
+        return False
+    if not sum(float(rest.norm()) for rest in found) <= SLOPES[expected.dtype] * size:
+        raise UnsupportedError(MODEL_MIXES)
+    return True
+
+
+def _run(model: nn.Module, values: dict[str, Tensor], dtype: torch.dtype, x: Tensor) -> Tensor:
+    outputs: Tensor = functional_call(model, values, (x,))
+    return outputs.to(dtype)
+
+
+def _values(model: nn.Module, spread: float, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The model's buffers, and its parameters plus normals of deviation ``spread`` / sqrt(inputs of a layer)."""
+    values = {name: value.detach() for name, value in (*model.named_buffers(), *model.named_parameters())}
+    values = {name: value.to(dtype) if value.is_floating_point() else value for name, value in values.items()}
+    for index, (name, parameter) in enumerate(model.named_parameters()):
+        if parameter.requires_grad and parameter.numel():
+            inputs = parameter.numel() / (len(parameter) if parameter.dim() > 1 else 1)
+            moved = values[name].clone()
+            if spread:
+                moved += spread / math.sqrt(inputs) * _normals(moved.shape, 1 + index).to(moved)
+            values[name] = moved.requires_grad_()
+    return values
+
+
+def _normals(shape: tuple[int, ...], step: int) -> Tensor:
+    """Standard normals of a stream of their own, repeated after `PERIOD`."""
+    count = math.prod(shape)
+    drawn = stream(0, "trial", step=step).standard_normal(min(count, PERIOD))
+    return torch.from_numpy(np.resize(drawn, count).reshape(shape))
+
+
+def _derivatives(values: Tensor, by: list[Tensor]) -> list[Tensor]:
+    if not values.requires_grad:
+        return [torch.zeros_like(one) for one in by]
+    found = torch.autograd.grad(values.sum(), by, allow_unused=True)
+    return [torch.zeros_like(one) if slope is None else slope for slope, one in zip(found, by, strict=True)]
+
+
+class _LossTrial:
+    """A loss, on outputs that the model gives."""
+
+    def __init__(self, loss: Loss, outputs: list[Tensor], batch_size: int) -> None:
+        """
+        Args:
+            outputs: (n, ...) at the model's own parameters, and at others.
+        """
+        first, *others = (one.detach() for one in outputs)
+        self._loss, self._batch_size = loss, batch_size
+        # At the model's own parameters they may all be alike.
+        self._outputs, self._at_start = torch.cat([first[:ALONE], *others]), ALONE
+        self._alone: dict[tuple[int, int], tuple[Tensor, Tensor] | None] = {}
+
+    def check(self) -> Tensor:
+        classes, count = self._classes(), len(self._outputs)
+        every = list(range(count))
+        # Neighbours differ in their class; or nearly all are of one class, the first or the last.
+        mixed = [(row, classes[row % len(classes)]) for row in every]
+        first = [(row, classes[0 if row % 5 else -1]) for row in every]
+        last = [(row, classes[-1 if row % 5 else 0]) for row in every]
+        pairs = list(dict.fromkeys(mixed + first + last))
+        finite = [pair for pair in pairs if self._is_finite(pair)]
+        if len(finite) < len(pairs) // 2:
+            raise self._not_finite()
+        mixed, first, last = ([one for one in batch if one in finite] for batch in (mixed, first, last))
+        size = max(2 * len(finite), min(self._batch_size, MOST_IN_A_BATCH))
+        usual = [finite[index % len(finite)] for index in range(size)]
+        equal = [one for one in first if one[1] == classes[0]]
+        for batch in (mixed, mixed[::-1][:RECORDS], mixed[1:4], mixed[-3:], first, last, first[4:7], equal, usual):
+            self._check_batch(batch)
+        return torch.tensor(classes, device=self._outputs.device)
+
+    def _classes(self) -> list[int]:
+        """Classes that the outputs have room for, and that the loss takes; the first and last of them, if many."""
+        outputs = self._outputs
+        room = outputs.shape[1] if outputs.dim() > 1 and outputs.shape[1] > 1 else 2
+        some = [*range(MOST_CLASSES - 1), room - 1] if room > MOST_CLASSES else list(range(room))
+        taken = [0]  # without which nothing can be tried: what it raises is told
+        for label in some[1:]:
+            try:
+                self._loss(outputs[:1], torch.full((1,), label, device=outputs.device))
+            except Exception:  # a stranger's loss may take fewer classes, and refuse others in any way
+                continue
+            taken.append(label)
+        return taken
+
+    def _is_finite(self, pair: tuple[int, int]) -> bool:
+        """
+        Raises:
+            UnsupportedError: it is not, and the outputs are those at the model's own parameters.
+        """
+        value, slope = self._values([pair], torch.ones(1).to(self._outputs))
+        finite = bool(torch.isfinite(value).all()) and bool(torch.isfinite(slope).all())
+        if not finite and pair[0] < self._at_start:
+            raise self._not_finite(float(value[0]))
+        self._alone[pair] = (value, slope) if finite else None
+        return finite
+
+    @staticmethod
+    def _not_finite(value: float = math.nan) -> UnsupportedError:
+        what = "its derivative by the model's outputs" if math.isfinite(value) else f"it is {value}"
+        return UnsupportedError(
+            f"the loss is not finite on made-up records ({what}). Keep logarithms, roots and quotients away from 0, "
+            "e.g. by functions of torch.nn.functional that take outputs before softmax or sigmoid."
+        )
+
+    def _check_batch(self, batch: list[tuple[int, int]]) -> None:
+        known = [self._alone[pair] for pair in batch]
+        values, slopes = (torch.cat(parts) for parts in zip(*(one for one in known if one is not None), strict=True))
+        weights = 1 + _normals((len(batch),), 0).to(values)
+        found, derivatives = self._values(batch, weights)
+        expected = weights.view(-1, *[1] * (slopes.dim() - 1)) * slopes
+        tolerance = SLOPES[values.dtype]
+        if not (_rows_alike(found, values, VALUES) and _rows_alike(derivatives, expected, tolerance)):
+            raise UnsupportedError(LOSS_MIXES)
+
+    def _values(self, batch: list[tuple[int, int]], weights: Tensor) -> tuple[Tensor, Tensor]:
+        """Losses (b,) of (row, label) pairs, and the derivatives of their weighted sum by the outputs (b, ...)."""
+        outputs = self._outputs[[row for row, _ in batch]].requires_grad_()
+        labels = torch.tensor([label for _, label in batch], device=outputs.device)
+        values = self._loss(outputs, labels)
+        if values.numel() != len(batch):
+            raise UnsupportedError(
+                f"the loss must give one value for each record, ({len(batch)},); it gives {tuple(values.shape)}. "
+                "Use reduction='none'."
+            )
+        values = values.reshape(len(batch)).to(outputs)
+        (slopes,) = _derivatives(weights * values, [outputs])
+        return values.detach(), slopes
+
+
+def _rows_alike(a: Tensor, b: Tensor, tolerance: float) -> bool:
+    """Whether each row is, against its own size and the typical one: a record may have a loss of nearly 0."""
+    if a.shape != b.shape:
+        return False
+    a, b = a.reshape(len(a), -1), b.reshape(len(b), -1)
+    sizes: Tensor = torch.linalg.vector_norm(b, dim=1)
+    return bool((torch.linalg.vector_norm(a - b, dim=1) <= tolerance * (sizes + sizes.mean())).all())
