@@ -8,7 +8,7 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -70,6 +70,10 @@ def run_file(
             label = one.label or one.config.name
             try:
                 results[label] = _run_one(one, base_of(path), resume, stop, console, ledger, profile)
+            except KeyboardInterrupt:  # before this one began
+                if results:
+                    _tell(plan, results, as_json=as_json, named=variant is not None)
+                raise
             except (ConfigError, DataError) as error:
                 if results:  # what the variants before it came to is not lost
                     _tell(plan, results, as_json=as_json, named=variant is not None)
@@ -99,12 +103,13 @@ def _run_one(
     variant: Variant,
     base: Path,
     resume: bool,
-    stop: Callable[[], bool],
+    stop: _Stop,
     console: Console,
     ledger: Path | None,
     profile: bool,
 ) -> Result:
     label, config = variant.label or "", variant.config
+    stop.listening = False
     reporter = BarReporter(label, console) if console.is_terminal else PlainReporter(label)
     folder = folder_of(config)
     finished = finished_result(folder) is not None
@@ -139,23 +144,36 @@ def place_of(config: Config) -> Place:
     return place
 
 
-@contextmanager
-def _stopping() -> Iterator[Callable[[], bool]]:
-    """Whether Ctrl-C, SIGTERM or SIGUSR1 came; the first one asks politely, a second one ends at once."""
-    asked: list[int] = []
-    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+class _Stop:
+    """Whether Ctrl-C, SIGTERM or SIGUSR1 came; the first one asks politely, a second one ends at once.
 
-    def ask(number: int, frame: Any) -> None:
-        if asked:
+    Politely only once a run has begun to ask: before, while it is planned, nothing is there to be saved.
+    """
+
+    def __init__(self) -> None:
+        self.asked, self.listening = False, False
+
+    def __call__(self) -> bool:
+        self.listening = True
+        return self.asked
+
+    def hear(self, number: int, frame: Any) -> None:
+        if self.asked:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
-        asked.append(number)
+        self.asked = True
+        if not self.listening:
+            raise KeyboardInterrupt
         # Not print: the signal may have come in the middle of one.
         os.write(2, b"\ndpfl: stopping after this silo's work; once more to stop at once.\n")
 
-    before = {number: signal.signal(number, ask) for number in signals}
+
+@contextmanager
+def _stopping() -> Iterator[_Stop]:
+    stop, signals = _Stop(), (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+    before = {number: signal.signal(number, stop.hear) for number in signals}
     try:
-        yield lambda: bool(asked)
+        yield stop
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

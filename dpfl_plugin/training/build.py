@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +33,7 @@ from dpfl_plugin.privacy.clipping import Adaptive, Clipping
 from dpfl_plugin.privacy.prior import Prior
 from dpfl_plugin.privacy.schedules import Constant, Geometric, Schedule
 from dpfl_plugin.training import memory
-from dpfl_plugin.training.accounting import NO_PRIOR
+from dpfl_plugin.training.accounting import NO_PRIOR, RoundCost
 from dpfl_plugin.training.beside import SHARED, Beside, beside, check_beside, refuse_beside, training_records
 from dpfl_plugin.training.host import SiloHost
 from dpfl_plugin.training.memory import Memory
@@ -57,6 +58,7 @@ class Parts:
         beside: what silos release beside the algorithm's rounds.
         plugins: what computes the releases; if their code changes, so may the bits.
         module, loss, engine: the model and its per-example gradients.
+        planned: what all rounds cost, how many of each, where noise was solved for them; else None.
         train, test: records by silo id, of the silos that this process holds: in process all of them.
         machines: what computes at silos elsewhere.
         stack: silos advanced together; lockstep: whether they are answered together, too.
@@ -67,6 +69,7 @@ class Parts:
     setting: Setting
     rules: PrivacyRules
     noise_multiplier: float
+    planned: Counter[RoundCost] | None
     accountant: Accountant
     model: torch.Tensor
     num_records: tuple[int, ...]
@@ -139,12 +142,12 @@ def build(
     engine, reason = choice.choose(config.engine, module, loss, _terms(config, rules, num_records, room), made_up)
     releases_beside = beside(config, accountant)
     data_sha256 = known.data_sha256
-    noise = config.privacy.noise_multiplier
+    noise, planned = config.privacy.noise_multiplier, None
     if noise is None:
         if noise_multiplier is None:
             before = prior(data_sha256, setting.num_silos, rules)
             ahead = Prospect(config, algorithm, accountant, setting, num_records, privacy_rules, before)
-            noise_multiplier = ahead.noise()
+            noise_multiplier, planned = ahead.solved()
         noise = noise_multiplier
         rules = privacy_rules(config, noise)
     _check_engine(engine, rules, layout, model, trial)
@@ -169,6 +172,7 @@ def build(
         setting=setting,
         rules=rules,
         noise_multiplier=noise,
+        planned=planned,
         accountant=accountant,
         model=model,
         num_records=num_records,

@@ -8,6 +8,7 @@ import json
 import math
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -34,7 +35,7 @@ from dpfl_plugin.training import checkpoint as checkpoints
 from dpfl_plugin.training import environment, strangers
 from dpfl_plugin.training.accounting import MOST_ROUNDS, NO_PRIOR, PrivacyAccount, RoundCost, earlier_runs
 from dpfl_plugin.training.beside import NOT_RUN, SHARED, refuse_beside
-from dpfl_plugin.training.build import Parts, build
+from dpfl_plugin.training.build import Parts, build, privacy_rules
 from dpfl_plugin.training.checkpoint import Checkpoint
 from dpfl_plugin.training.evaluations import Evaluations, affordable, evaluation_work, round_work
 from dpfl_plugin.training.experiment import Experiment, Outcome, Progress, TooFewSilosError, spread
@@ -44,7 +45,7 @@ from dpfl_plugin.training.ledgers import Ledgers, check_shared, locked_shared, o
 from dpfl_plugin.training.memory import LEAST_CHUNK
 from dpfl_plugin.training.memory import text as memory_text
 from dpfl_plugin.training.planning import WITH_REPLACEMENT, Planner
-from dpfl_plugin.training.prospect import strain
+from dpfl_plugin.training.prospect import Prospect, solving, strain
 from dpfl_plugin.training.runtime import ChargeSink, Interrupted, Runtime
 from dpfl_plugin.training.statement import markdown, statement
 from dpfl_plugin.training.stopping import Score, Stopping
@@ -165,6 +166,8 @@ def run_session(
         check_shared(folder, ledger, shared)
         # Bad input is found before anything is written.
         prior = functools.partial(_prior, ledger, shared, "")
+        if said := solving(config):
+            reporter.note(said)
         parts = build(config, base, _begun_with(config, folder), prior, place.hold)
         torch.set_num_threads(config.runtime.threads)
         job = _job(config, base, folder, parts, ledger, shared)
@@ -297,6 +300,19 @@ def _refuse_unfinished(folder: RunFolder, resume: bool) -> None:
         )
 
 
+def _look_ahead(job: _Job, account: PrivacyAccount) -> None:
+    """Have the budget know of all rounds that noise was solved for, or that follow earlier runs in a shared ledger."""
+    config, parts = job.config, job.parts
+    planned = parts.planned
+    if planned is None and job.prior.runs and config.rounds is not None:
+        ahead = Prospect(
+            config, parts.algorithm, parts.accountant, parts.setting, parts.num_records, privacy_rules, job.prior
+        )
+        planned = Counter(ahead.costs(config.rounds, parts.noise_multiplier).values())
+    if planned is not None and not parts.rules.varies:
+        account.look_ahead(planned)
+
+
 def _run(job: _Job, place: Place, reporter: Reporter, stop: Callable[[], bool]) -> Result:
     config, folder, parts = job.config, job.folder, job.parts
     kernels = getattr(parts.engine, "kernels", None)
@@ -316,6 +332,7 @@ def _run(job: _Job, place: Place, reporter: Reporter, stop: Callable[[], bool]) 
         for note in ledgers.own.notes:
             reporter.note(f"ledger: {note}")
         account = _account_of(job, ledgers, found)
+        _look_ahead(job, account)
         runtime = place.runtime(parts, account, config, stop)
         facts = {"run": run_id(config), "data_sha256": parts.data_sha256, "arithmetic": here}
 
