@@ -26,7 +26,7 @@ from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.paper import NOBLE_THIRD_PARTY_UNSOUND, noble_third_party_epsilon
 from dpfl_plugin.privacy.views import server_view
 from dpfl_plugin.training.accounting import MOST_ROUNDS, PrivacyAccount, RoundCost
-from dpfl_plugin.training.build import build_plugin, delta_caveat, make_setting, privacy_rules, prospect
+from dpfl_plugin.training.build import build_plugin, make_setting, privacy_rules, prospect, weak_claims
 from dpfl_plugin.training.folder import RunFolder, to_json
 from dpfl_plugin.training.ledgers import read_whole
 from dpfl_plugin.training.prospect import solving
@@ -305,7 +305,7 @@ def _of_config(config: Config, base: Path) -> list[Row]:
     noise = ahead.noise() if noise is None else noise
     account = ahead.all_rounds(noise)
     rules, costs, setting = privacy_rules(config, noise), account.costs, ahead.setting
-    for caveat in delta_caveat(config, rules, ahead.num_records):
+    for caveat in weak_claims(config, rules, ahead.num_records):
         print(f"dpfl: note: {caveat}", file=sys.stderr)
     rounds = _rounds_ahead(config, account) + (f", noise_multiplier {noise:g} as solved for" if solved else "")
     cap = config.max_participations

@@ -29,6 +29,7 @@ from dpfl_plugin.training.accounting import TOO_FEW_LEFT
 from dpfl_plugin.training.folder import RunFolder, to_json
 from dpfl_plugin.training.session import Place, Result, finished_result, folder_of, run_session
 
+UNSPENT = 0.95  # of the epsilon that noise was solved for; a run that spent less is told why
 EXIT_CODES = {"done": 0, "failed": 1, "budget_exhausted": 3, "interrupted": 4}
 
 
@@ -222,7 +223,13 @@ def _show(plan: Plan, results: dict[str, Result]) -> None:
             f"{result['seconds']:.1f}",
         )
     console.print(table)
-    for line in [*_of_silos(results), *_meaning(results), *_comparisons(plan, results), *_files(plan, results)]:
+    for line in [
+        *_of_silos(results),
+        *_meaning(results),
+        *_unspent(plan, results),
+        *_comparisons(plan, results),
+        *_files(plan, results),
+    ]:
         console.print(line, soft_wrap=True, markup=False)
 
 
@@ -277,6 +284,26 @@ def _meaning(results: dict[str, Result]) -> list[str]:
             )
     lines += [f"note: {note}" for result in results.values() for note in result["notes"]]
     return list(dict.fromkeys(lines))
+
+
+def _unspent(plan: Plan, results: dict[str, Result]) -> list[str]:
+    """Why less was spent than noise was solved for, where no silo was drawn as often as it might have been."""
+    lines = []
+    for variant in plan.variants:
+        config, result = variant.config, results.get(variant.label or variant.config.name)
+        if result is None or config.privacy.noise_multiplier is not None or config.privacy.budget_view != "server":
+            continue
+        view = result["epsilon"]["server"]
+        spent, worst = view["epsilon"], view["worst_case_epsilon"]
+        if result["status"] == "done" and spent and worst and spent < UNSPENT * worst:
+            cap = config.max_participations
+            often = "every round" if cap is None else f"{cap} rounds, the cap"
+            lines.append(
+                f"{result['name']}: the noise is solved for the worst case, a silo in {often}, at epsilon "
+                f"{places(worst, 3)}. No silo was drawn as often: {places(spent, 3)} was spent. A "
+                f"{'' if cap is None else 'lower '}cap, max_participations, would allow less noise."
+            )
+    return lines
 
 
 def _epsilon(view: dict[str, Any]) -> str:

@@ -40,6 +40,7 @@ from dpfl_plugin.training.memory import Memory
 from dpfl_plugin.training.planning import rehearse
 from dpfl_plugin.training.prospect import Prospect
 
+VAST_EPSILON = 20.0
 Hold = Callable[[Config, Path], Holding]
 
 
@@ -178,7 +179,7 @@ def build(
         num_records=num_records,
         num_test_records=known.num_test_records,
         weights=_weights(config, num_records),
-        caveats=(*known.caveats, *delta_caveat(config, rules, num_records), *_no_guarantee(rules)),
+        caveats=(*known.caveats, *weak_claims(config, rules, num_records), *_no_guarantee(rules)),
         engine_name=engine.name,
         engine_reason=reason,
         memory=room,
@@ -419,8 +420,22 @@ def _check_algorithm(algorithm: object) -> None:
         )
 
 
-def delta_caveat(config: Config, rules: PrivacyRules, num_records: Sequence[int]) -> list[str]:
-    """A warning where delta alone would let the records of the smallest silo, or a silo, be published."""
+def weak_claims(config: Config, rules: PrivacyRules, num_records: Sequence[int]) -> list[str]:
+    """Warnings of a budget that promises little: an epsilon beyond use, or a delta that lets records be published."""
+    return [*_vast_epsilon(config.privacy.epsilon), *_large_delta(config, rules, num_records)]
+
+
+def _vast_epsilon(epsilon: float | None) -> list[str]:
+    if epsilon is None or epsilon <= VAST_EPSILON:
+        return []
+    return [
+        f"privacy.epsilon={epsilon:g} promises next to nothing: what is seen may be e^epsilon times likelier with a "
+        f"record than without it, and e^{VAST_EPSILON:g} is half a billion. Use a much smaller epsilon."
+    ]
+
+
+def _large_delta(config: Config, rules: PrivacyRules, num_records: Sequence[int]) -> list[str]:
+    """Where delta alone would let the records of the smallest silo, or a silo, be published."""
     units = min(num_records) if config.privacy.unit == "record" else len(num_records)
     if rules.noise_multiplier == 0 or config.privacy.delta < 1 / units:
         return []

@@ -72,6 +72,7 @@ def rounds_ahead(account: PrivacyAccount, planner: Planner, limit: int) -> Itera
     Plans decide that alone, and most algorithms' plans depend on nothing that the rounds before them compute. As long
     as nobody looks at the server's state, nobody works it out, and no silo is drawn; else all is rehearsed.
     """
+    planner.algorithm.init_server(torch.zeros(1), planner.setting)  # which refuses what it cannot run in
     server, done = Unread(), 0
     while done < limit and not account.restricts:
         try:
@@ -255,12 +256,11 @@ class Prospect:
         epsilon = self.config.privacy.epsilon
         assert epsilon is not None
         if self.prior.runs and held > (1 - RESOLUTION) * epsilon:
-            spent = f"the ledger holds {earlier_runs(self.prior)}, at epsilon {held:.6g}"
-            left = f"{epsilon - held:.2g} of epsilon {epsilon:g} is left" if held < epsilon else "nothing is left"
+            left = f"{epsilon - held:.2g} of it is left" if held < epsilon else "nothing of it is left"
             raise BudgetError(
-                f"privacy.epsilon={epsilon!r} is used up: {spent}, so that {left}. Noise is not solved for less than "
-                f"{RESOLUTION:.1%} of a budget, which a run that used all of it may leave. Raise privacy.epsilon, or "
-                "use other data."
+                f"privacy.epsilon={epsilon!r} is out of reach: the ledger holds {earlier_runs(self.prior)}, at epsilon "
+                f"{held:.6g}, so that {left}. Noise is not solved for less than {RESOLUTION:.1%} of a budget, which a "
+                "run that used all of it may leave. Raise privacy.epsilon, or use other data."
             )
 
     def rounds(self) -> int:

@@ -35,7 +35,7 @@ from dpfl_plugin.training import checkpoint as checkpoints
 from dpfl_plugin.training import environment, strangers
 from dpfl_plugin.training.accounting import MOST_ROUNDS, NO_PRIOR, PrivacyAccount, RoundCost, earlier_runs
 from dpfl_plugin.training.beside import NOT_RUN, SHARED, refuse_beside
-from dpfl_plugin.training.build import Parts, build, privacy_rules
+from dpfl_plugin.training.build import Parts, build, privacy_rules, weak_claims
 from dpfl_plugin.training.checkpoint import Checkpoint
 from dpfl_plugin.training.evaluations import Evaluations, affordable, evaluation_work, round_work
 from dpfl_plugin.training.experiment import Experiment, Outcome, Progress, TooFewSilosError, spread
@@ -52,6 +52,8 @@ from dpfl_plugin.training.stopping import Score, Stopping
 
 RESULT_SCHEMA = 1
 PROFILE_SCHEMA = 1
+HUGE_LOSS = 1e6
+GROWN = 1000.0  # a loss that ends so many times above its least, or above 1, is that of a run that diverged
 PLANS_LOOKED_AT = 10  # rounds by whose plans the work of a round is told
 BEST = "early_stopping.best"  # in a checkpoint, beside the server's vectors
 Result = dict[str, Any]
@@ -352,6 +354,8 @@ def _run(job: _Job, place: Place, reporter: Reporter, stop: Callable[[], bool]) 
         experiment.enduring(progress, lambda: save(progress), save=save, note=reporter.note)
         reporter.note(f"engine {parts.engine_name}: {parts.engine_reason}")
         reporter.note(f"memory: {parts.memory.summary()}")
+        for caveat in weak_claims(config, parts.rules, parts.num_records):
+            reporter.note(f"warning: {caveat}")
         if config.privacy.noise_multiplier is None:
             reporter.note(f"noise_multiplier solved: {parts.noise_multiplier:g}, {_solved_for(config)}")
             assert config.privacy.epsilon is not None
@@ -693,6 +697,18 @@ def read_costs(facts: dict[str, Any] | None) -> dict[int, RoundCost]:
     }
 
 
+def _diverged(losses: Sequence[float | None]) -> list[str]:
+    """A note where the loss ended orders of magnitude above where it was, is huge, or is no number."""
+    known = [loss for loss in losses if loss is not None and math.isfinite(loss)]
+    if len(known) < len(losses):
+        what = "is not finite"
+    elif known and known[-1] > min(HUGE_LOSS, GROWN * max(1.0, min(known))):
+        what = f"is {known[-1]:.4g} at the end"
+    else:
+        return []
+    return [f"training diverged: its loss {what}. Use a smaller local_lr, fewer local steps or less noise."]
+
+
 def _moved(vectors: Vectors, device: torch.device) -> Vectors:
     return {name: value.to(device) for name, value in vectors.items()}
 
@@ -734,6 +750,7 @@ def _write_result(
     notes += schedule_notes(parts.rules, parts.setting, parts.num_records, account)
     if lines and all(line["phase"] == "warm-up" for line in lines):
         notes.append("all rounds were warm-up: the model was never trained. Use more rounds, or fewer warm_rounds.")
+    notes += _diverged([line["train_loss"] for line in lines])
     said = statement(
         config,
         account,
