@@ -71,10 +71,11 @@ def run_file(
             label = one.label or one.config.name
             try:
                 results[label] = _run_one(one, base_of(path), resume, stop, console, ledger, profile)
-            except KeyboardInterrupt:  # before this one began
+            except KeyboardInterrupt:
                 if results:
                     _tell(plan, results, as_json=as_json, named=variant is not None)
-                raise
+                print(f"dpfl: {label}: interrupted before its first round: nothing was released.", file=sys.stderr)
+                return EXIT_CODES["interrupted"]
             except (ConfigError, DataError) as error:
                 if results:  # what the variants before it came to is not lost
                     _tell(plan, results, as_json=as_json, named=variant is not None)

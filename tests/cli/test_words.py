@@ -48,18 +48,8 @@ def test_a_note_of_divergence_and_warnings_before_training(tmp_path: Path) -> No
     first = done.err.index("round 1/")
     for warning in ("warning: privacy.epsilon=100000 promises", "warning: privacy.delta=0.1 is not below"):
         assert 0 <= done.err.find(warning) < first
-    quiet = dpfl(
-        "run",
-        config,
-        "--out",
-        tmp_path / "runs",
-        "--set",
-        "algorithm.local_lr=0.1",
-        "--set",
-        "privacy.epsilon=20",
-        "--set",
-        "privacy.delta=1e-5",
-    )
+    usual = [f"--set={value}" for value in ("algorithm.local_lr=0.1", "privacy.epsilon=20", "privacy.delta=1e-5")]
+    quiet = dpfl("run", config, "--out", tmp_path / "runs", *usual)
     assert "warning: privacy" not in quiet.err and "diverged" not in quiet.out
 
 

@@ -65,7 +65,7 @@ def ahead(algorithm: Algorithm, drawn: int = 2, prior: Prior | None = None, **pr
 def test_rounds_cost_what_a_rehearsal_of_them_says(name: str, drawn: int) -> None:
     prospect = ahead(ALGORITHMS[name], drawn)
     if (name, drawn) == ("random steps", 2):
-        with pytest.raises(ConfigError, match="silo_rate=0.5 must be 1"):
+        with pytest.raises(ConfigError, match=r"silo_rate=0\.5 must be 1"):
             prospect.costs(ROUNDS)
         return
     counted, rehearsed = prospect.account(), prospect.account()
@@ -124,7 +124,7 @@ def held(epsilon: float) -> Prior:
 def test_noise_is_not_solved_for_what_calibration_leaves(view: str) -> None:
     prior = held(2.0)
     again = ahead(ALGORITHMS["fedavg"], 4, prior, noise_multiplier=None, epsilon=2.0, budget_view=view)
-    with pytest.raises(BudgetError, match="out of reach.*1 earlier run.*of it is left"):
+    with pytest.raises(BudgetError, match=r"out of reach.*1 earlier run.*of it is left"):
         again.noise()
     enough = again.changed(epsilon=2.0 * (1 + 3 * RESOLUTION))
     noise, rounds = enough.solved()
