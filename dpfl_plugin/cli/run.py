@@ -74,7 +74,7 @@ def run_file(
             except KeyboardInterrupt:
                 if results:
                     _tell(plan, results, as_json=as_json, named=variant is not None)
-                print(f"dpfl: {label}: interrupted before its first round: nothing was released.", file=sys.stderr)
+                print(f"dpfl: {label}: interrupted while it was planned: no round began.", file=sys.stderr)
                 return EXIT_CODES["interrupted"]
             except (ConfigError, DataError) as error:
                 if results:  # what the variants before it came to is not lost
