@@ -26,10 +26,10 @@ from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.paper import NOBLE_THIRD_PARTY_UNSOUND, noble_third_party_epsilon
 from dpfl_plugin.privacy.views import server_view
 from dpfl_plugin.training.accounting import MOST_ROUNDS, PrivacyAccount, RoundCost
-from dpfl_plugin.training.build import build_plugin, delta_caveat, make_setting, privacy_rules, prospect
+from dpfl_plugin.training.build import build_plugin, make_setting, privacy_rules, prospect, weak_claims
 from dpfl_plugin.training.folder import RunFolder, to_json
 from dpfl_plugin.training.ledgers import read_whole
-from dpfl_plugin.training.prospect import rehearsal
+from dpfl_plugin.training.prospect import solving
 from dpfl_plugin.training.session import read_costs
 
 MECHANISMS: Final[dict[str, tuple[Sampler, Neighbouring]]] = {
@@ -300,12 +300,12 @@ def _of_config(config: Config, base: Path) -> list[Row]:
     ahead = prospect(config, base)
     noise = config.privacy.noise_multiplier
     solved = noise is None
+    if solved and (said := solving(config)):
+        print(f"dpfl: {said}", file=sys.stderr)
     noise = ahead.noise() if noise is None else noise
-    account = ahead.account(noise)
-    for _ in rehearsal(account, ahead.planner, config.rounds or MOST_ROUNDS):
-        pass
+    account = ahead.all_rounds(noise)
     rules, costs, setting = privacy_rules(config, noise), account.costs, ahead.setting
-    for caveat in delta_caveat(config, rules, ahead.num_records):
+    for caveat in weak_claims(config, rules, ahead.num_records):
         print(f"dpfl: note: {caveat}", file=sys.stderr)
     rounds = _rounds_ahead(config, account) + (f", noise_multiplier {noise:g} as solved for" if solved else "")
     cap = config.max_participations

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from dpfl_plugin.training import experiment
 
 SECONDS_BETWEEN_LINES = 10.0
+HUGE_LOSS = 1e6  # decimal places of it say nothing
 
 
 class PlainReporter:
@@ -106,9 +107,14 @@ class _Pace:
 def numbers(line: dict[str, Any]) -> str:
     """An evaluation in few words."""
     loss, accuracy = line["train_loss"], line["test_accuracy"]
-    text = f"loss {loss:.4f}  accuracy {accuracy:.4f}"
+    text = f"loss {value_of(loss)}  accuracy {accuracy:.4f}"
     epsilon = line["epsilon"]["server"]
     return text + (f"  epsilon {places(epsilon, 3)}" if epsilon is not None else "")
+
+
+def value_of(loss: float) -> str:
+    """Four places, or as many digits of a number that is so large that training has diverged."""
+    return f"{loss:.4f}" if abs(loss) < HUGE_LOSS else f"{loss:.4g}"
 
 
 def duration(seconds: float) -> str:

@@ -18,7 +18,7 @@ from dpfl_plugin.registry import nearest
 from dpfl_plugin.report import tables
 from dpfl_plugin.report.groups import Group, grouped, require_keys, select
 from dpfl_plugin.report.page import ExtraMissingError, page
-from dpfl_plugin.report.plots import MOST, plot
+from dpfl_plugin.report.plots import MOST, left_out, plot
 from dpfl_plugin.report.runs import AXES, Problem, Run, flat, scan
 from dpfl_plugin.training.folder import write_atomic
 
@@ -124,6 +124,11 @@ def _write(
     for (metric, axis), files in zip(names, drawn, strict=True):
         if not files:
             lines.append(f"not drawn, no run has values for it: {metric} against {axis}")
+        elif missing := left_out(groups[:MOST], metric, axis):
+            lines.append(
+                f"not in {metric}-{axis}, since a run has no finite values there or its runs have no range in common: "
+                + "; ".join(group.label for group in missing)
+            )
     if text:
         write_atomic(out / "index.html", text)
         lines.append(f"page: {out / 'index.html'}")

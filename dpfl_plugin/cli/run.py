@@ -8,7 +8,7 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ NOT_IN_TABLE = (
     'The "seconds" of a run are those from its first round to its last: without the start, and without the evaluation '
     "and the files that follow. Loading Python's libraries comes before all of it, and is not counted."
 )
+UNSPENT = 0.95  # of the epsilon that noise was solved for; a run that spent less is told why
 EXIT_CODES = {"done": 0, "failed": 1, "budget_exhausted": 3, "interrupted": 4}
 
 
@@ -74,6 +75,11 @@ def run_file(
             label = one.label or one.config.name
             try:
                 results[label] = _run_one(one, base_of(path), resume, stop, console, ledger, profile)
+            except KeyboardInterrupt:
+                if results:
+                    _tell(plan, results, as_json=as_json, named=variant is not None)
+                print(f"dpfl: {label}: interrupted while it was planned: no round began.", file=sys.stderr)
+                return EXIT_CODES["interrupted"]
             except (ConfigError, DataError) as error:
                 if results:  # what the variants before it came to is not lost
                     _tell(plan, results, as_json=as_json, named=variant is not None)
@@ -103,12 +109,13 @@ def _run_one(
     variant: Variant,
     base: Path,
     resume: bool,
-    stop: Callable[[], bool],
+    stop: _Stop,
     console: Console,
     ledger: Path | None,
     profile: bool,
 ) -> Result:
     label, config = variant.label or "", variant.config
+    stop.listening = False
     reporter = BarReporter(label, console) if console.is_terminal else PlainReporter(label)
     folder = folder_of(config)
     finished = finished_result(folder) is not None
@@ -144,23 +151,36 @@ def place_of(config: Config) -> Place:
     return place
 
 
-@contextmanager
-def _stopping() -> Iterator[Callable[[], bool]]:
-    """Whether Ctrl-C, SIGTERM or SIGUSR1 came; the first one asks politely, a second one ends at once."""
-    asked: list[int] = []
-    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+class _Stop:
+    """Whether Ctrl-C, SIGTERM or SIGUSR1 came; the first one asks politely, a second one ends at once.
 
-    def ask(number: int, frame: Any) -> None:
-        if asked:
+    Politely only once a run has begun to ask: before, while it is planned, nothing is there to be saved.
+    """
+
+    def __init__(self) -> None:
+        self.asked, self.listening = False, False
+
+    def __call__(self) -> bool:
+        self.listening = True
+        return self.asked
+
+    def hear(self, number: int, frame: Any) -> None:
+        if self.asked:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
-        asked.append(number)
+        self.asked = True
+        if not self.listening:
+            raise KeyboardInterrupt
         # Not print: the signal may have come in the middle of one.
         os.write(2, b"\ndpfl: stopping after this silo's work; once more to stop at once.\n")
 
-    before = {number: signal.signal(number, ask) for number in signals}
+
+@contextmanager
+def _stopping() -> Iterator[_Stop]:
+    stop, signals = _Stop(), (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+    before = {number: signal.signal(number, stop.hear) for number in signals}
     try:
-        yield lambda: bool(asked)
+        yield stop
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -209,7 +229,13 @@ def _show(plan: Plan, results: dict[str, Result]) -> None:
             f"{result['seconds']:.1f}",
         )
     console.print(table)
-    for line in [*_of_silos(results), *_meaning(results), *_comparisons(plan, results), *_files(plan, results)]:
+    for line in [
+        *_of_silos(results),
+        *_meaning(results),
+        *_unspent(plan, results),
+        *_comparisons(plan, results),
+        *_files(plan, results),
+    ]:
         console.print(line, soft_wrap=True, markup=False)
 
 
@@ -264,6 +290,26 @@ def _meaning(results: dict[str, Result]) -> list[str]:
             )
     lines += [f"note: {note}" for result in results.values() for note in result["notes"]]
     return list(dict.fromkeys(lines))
+
+
+def _unspent(plan: Plan, results: dict[str, Result]) -> list[str]:
+    """Why less was spent than noise was solved for, where no silo was drawn as often as it might have been."""
+    lines = []
+    for variant in plan.variants:
+        config, result = variant.config, results.get(variant.label or variant.config.name)
+        if result is None or config.privacy.noise_multiplier is not None or config.privacy.budget_view != "server":
+            continue
+        view = result["epsilon"]["server"]
+        spent, worst = view["epsilon"], view["worst_case_epsilon"]
+        if result["status"] == "done" and spent and worst and spent < UNSPENT * worst:
+            cap = config.max_participations
+            often = "every round" if cap is None else f"{cap} rounds, the cap"
+            lines.append(
+                f"{result['name']}: the noise is solved for the worst case, a silo in {often}, at epsilon "
+                f"{places(worst, 3)}. No silo was drawn as often: {places(spent, 3)} was spent. A "
+                f"{'' if cap is None else 'lower '}cap, max_participations, would allow less noise."
+            )
+    return lines
 
 
 def _epsilon(view: dict[str, Any]) -> str:

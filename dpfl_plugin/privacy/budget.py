@@ -10,7 +10,7 @@ from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.calibration import max_rounds
 from dpfl_plugin.privacy.events import Term
-from dpfl_plugin.privacy.pld import check_delta
+from dpfl_plugin.privacy.pld import check_delta, normalise
 from dpfl_plugin.privacy.views import Planned, Spending, Terms, undominated
 
 _LIMIT = 10**7  # releases; far beyond any run, so that a budget which nothing exhausts ends the search
@@ -49,6 +49,7 @@ class Budget:
         self.epsilon, self.delta, self.accountant = float(epsilon), float(delta), accountant
         self._most: dict[Term, int] = {}
         self._verdicts: dict[Terms, bool] = {}
+        self._fitting: list[Terms] = []  # none a part of another
 
     def allows(self, spent: Spending, planned: Mapping[int, Iterable[Planned]]) -> Verdict:
         """Whether every silo stays within the budget if it makes the planned releases on top of what it spent.
@@ -73,14 +74,30 @@ class Budget:
         return Verdict(True)
 
     def fits(self, terms: Terms) -> bool:
-        """Whether a composition stays within the budget."""
-        if self.epsilon == math.inf:
+        """Whether a composition stays within the budget.
+
+        One that is part of another which `holds` does: releasing less is post-processing. The accountant need not say
+        so, whose error may be larger for fewer releases than for more.
+        """
+        if self.epsilon == math.inf or any(_is_part(terms, fitting) for fitting in self._fitting):
             return True
         if len(terms) == 1:
             one = replace(terms[0], rounds=1)
             if one not in self._most:
                 self._most[one] = max_rounds(self.accountant, one, (), self.epsilon, self.delta, _LIMIT)
             return terms[0].rounds <= self._most[one]
+        return self.holds(terms)
+
+    def holds(self, terms: Terms) -> bool:
+        """Whether a composition's own epsilon is within the budget; if so, so are all its parts from here on."""
         if terms not in self._verdicts:
             self._verdicts[terms] = self.accountant.epsilon(terms, self.delta) <= self.epsilon
+            if self._verdicts[terms]:
+                self._fitting = [terms, *(other for other in self._fitting if not _is_part(other, terms))]
         return self._verdicts[terms]
+
+
+def _is_part(less: Terms, more: Terms) -> bool:
+    """Whether each release of ``less`` is made in ``more``, at least as often."""
+    times = {replace(term, rounds=1): term.rounds for term in normalise(more)}
+    return all(term.rounds <= times.get(replace(term, rounds=1), 0) for term in normalise(less))

@@ -17,6 +17,7 @@ from dpfl_plugin.privacy.accountants import LEAST_NOISE, MOST_NOISE, Accountant
 from dpfl_plugin.privacy.events import Term
 from dpfl_plugin.privacy.views import Terms, undominated
 
+RESOLUTION: Final = 1e-3  # relative: how far an epsilon that noise was solved for may fall short of what was asked for
 _DIGITS: Final = 5
 _STEP: Final = 4.0  # from the most noise downwards: an epsilon of too little noise is the dearest to compute
 _LOG_CLIP: Final = 50.0
@@ -95,14 +96,21 @@ def _round_up(value: float, more: int = 0) -> float:
     return float(exact.quantize(unit, rounding=ROUND_CEILING) + more * unit)
 
 
-def most(fits: Callable[[int], bool], limit: int) -> int:
+def most(fits: Callable[[int], bool], limit: int, likely: int = 1) -> int:
     """The largest n <= limit that ``fits``, where all smaller ones fit, too; 0 if not even 1 does.
 
     Doubling, then bisection; the answer has been tried and fits.
+
+    Args:
+        likely: tried first, and if it fits nothing below it is. What ``fits`` says may be off by an accountant's
+            error, by which n rounds may seem dearer than more of them: what fits together with more fits without.
     """
-    if limit <= 0 or not fits(1):
-        return 0
-    low, high = 1, 2
+    low = min(likely, limit)
+    if low <= 1 or not fits(low):
+        low = 1
+        if limit <= 0 or not fits(1):
+            return 0
+    high = 2 * low
     while high < limit and fits(high):
         low, high = high, 2 * high
     if high >= limit:
@@ -116,11 +124,20 @@ def most(fits: Callable[[int], bool], limit: int) -> int:
 
 
 def max_rounds(
-    accountant: Accountant, per_round: Term, spent: Sequence[Term], epsilon: float, delta: float, limit: int
+    accountant: Accountant,
+    per_round: Term,
+    spent: Sequence[Term],
+    epsilon: float,
+    delta: float,
+    limit: int,
+    likely: int = 1,
 ) -> int:
     """The largest n <= limit such that ``spent`` and n more times ``per_round`` stay within (epsilon, delta).
 
     The answer's own epsilon has been computed and fits. 0 if not one fits.
+
+    Args:
+        likely: see `most`.
 
     Raises:
         ConfigError: epsilon is negative or not a number, or as `Accountant.epsilon`.
@@ -132,4 +149,12 @@ def max_rounds(
         more = replace(per_round, rounds=per_round.rounds * rounds)
         return accountant.epsilon([*spent, more], delta) <= epsilon
 
-    return most(fits, limit) if fits(0) else 0
+    def known(rounds: int) -> bool:
+        try:
+            return fits(rounds)
+        except UnsupportedError:  # of far too many rounds, whose losses need too large a grid
+            if rounds != likely:
+                raise
+            return False
+
+    return most(known if likely > 1 else fits, limit, likely) if fits(0) else 0

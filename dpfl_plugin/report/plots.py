@@ -55,6 +55,11 @@ def plot(path: Path, groups: Sequence[Group], metric: str, axis: str) -> list[Pa
     return files
 
 
+def left_out(groups: Sequence[Group], metric: str, axis: str) -> list[Group]:
+    """Groups with complete runs of which `plot` draws no mean curve."""
+    return [group for group in groups if group.complete and band(group.complete, metric, axis) is None]
+
+
 def _has(run: Any, metric: str, axis: str) -> bool:
     import numpy as np
 

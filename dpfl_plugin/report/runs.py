@@ -61,7 +61,8 @@ class Run:
     """One run.
 
     Attributes:
-        config: the resolved configuration, `{"algorithm.name": "scaffold", ...}`, without what changes no result.
+        config: the resolved configuration, `{"algorithm.name": "scaffold", ...}`, without what changes no result; with
+            the noise multiplier that was solved for, where a ledger was shared.
         status: as in result.json; running or unfinished where there is none that is up to date.
         rounds: that are known to be done.
         numbers: of each metric the mean over the last 10 % of rounds; None where it is not finite.
@@ -159,7 +160,7 @@ def _read(path: Path) -> Run:
         name=str(config.get("name", "run")),
         id=str(result["id"]) if result else path.resolve().name,
         seed=int(config.get("seed", 0)),
-        config=flat({key: value for key, value in config.items() if key != "seed"}, NOT_IN_ID),
+        config=flat({key: value for key, value in config.items() if key != "seed"}, NOT_IN_ID) | _left(result),
         status=status,
         reason=reason,
         rounds=max(done, int(result["rounds"]) if result else 0),
@@ -167,6 +168,12 @@ def _read(path: Path) -> Run:
         curve=_curve(lines),
         guarantee=guarantee,
     )
+
+
+def _left(result: Mapping[str, Any]) -> dict[str, Any]:
+    """The noise of a run that shared a ledger: solved for what others left, it is no matter of the seed."""
+    shared = "total" in (result.get("epsilon") or {})
+    return {"privacy.noise_multiplier": result.get("noise_multiplier")} if shared else {}
 
 
 def flat(values: Mapping[str, Any], without: Mapping[str, Any] | None = None, prefix: str = "") -> dict[str, Any]:

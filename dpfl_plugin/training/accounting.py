@@ -152,6 +152,7 @@ class PrivacyAccount:
         self._note(final)
         # One silo of each number of records and each past: the others cost the same.
         self._most: dict[RoundCost, int] = {}
+        self._alike_plans: dict[tuple[int, int | None, tuple[float, float], str], RoundCost] = {}
         self._cleared = _Cleared()
         self._plans: dict[tuple[int, RoundCost], dict[SampledGaussian, int]] = {}  # of a silo with so many records
         self._kinds = {self._kind(silo): silo for silo in reversed(range(len(self._num_records)))}
@@ -228,7 +229,7 @@ class PrivacyAccount:
         self._note(made)
         self._found = _rounds_in(in_rounds)
         self._rounds, self._distinct = {*self._found, *self.costs}, {*self._found.values(), *self.costs.values()}
-        self._most, self._cleared = {}, _Cleared()
+        self._most, self._cleared, self._alike_plans = {}, _Cleared(), {}
         return 1 + max((attempt_of(charge.noise_id) for charge in made), default=0)
 
     def was_released(self, kind: Kind, silo: int, round: int, noise_id: str) -> bool:
@@ -256,6 +257,15 @@ class PrivacyAccount:
             return self._third_party(costs, again, self.prior).epsilon <= self._budget.epsilon
         return self._affords_drawn(cost, plan)
 
+    def look_ahead(self, rounds: Counter[RoundCost]) -> None:
+        """Have the budget know whether rounds with these costs, so many of each, all fit: then so do fewer.
+
+        Noise is solved for them together, and an accountant's error may make a part look dearer than the whole.
+        """
+        if self._budget is not None:
+            for terms in undominated(self._everywhere(rounds)):
+                self._budget.holds(terms)
+
     def _most_cached(self, cost: RoundCost) -> int:
         assert self._budget is not None
         if cost not in self._most:
@@ -279,7 +289,8 @@ class PrivacyAccount:
         if self._cleared.shape == shape and round < self._cleared.until:
             return True
         limit = max(1, (self._config_rounds or MOST_ROUNDS) - round)
-        self._cleared = _Cleared(shape, round + most(lambda rounds: self._fit(round, plan, rounds), limit))
+        likely = limit if self._config_rounds else 1
+        self._cleared = _Cleared(shape, round + most(lambda rounds: self._fit(round, plan, rounds), limit, likely))
         return round < self._cleared.until
 
     def _fit(self, first: int, plan: RoundPlan, rounds: int) -> bool:
@@ -314,7 +325,7 @@ class PrivacyAccount:
         """A third party's epsilon at the end of rounds to come."""
         costs = _drawn(self._dearest({**self._found, **self.costs, **later}), self.prior)
         again = self._released_again(costs, {round: {*self._noise_ids.get(round, ()), "the next"} for round in later})
-        return self._third_party(costs, again, self.prior).epsilon if again else self._mixture(costs, self.prior)
+        return self._third_party(costs, again, self.prior).epsilon if again else self._mixed(costs, self.prior)
 
     def why_not(self) -> str:
         view = self._privacy.budget_view.replace("_", " ")
@@ -335,7 +346,7 @@ class PrivacyAccount:
         spent = (self._accountant.epsilon(terms, self._privacy.delta) for terms in undominated(self._spent(beside)))
         costs = self._dearest({**self._found, **self.costs})
         again = self._released_again(costs)
-        third_party = self._third_party(costs, again, beside).epsilon if again else self._mixture(costs, beside)
+        third_party = self._third_party(costs, again, beside).epsilon if again else self._mixed(costs, beside)
         server = max(spent, default=0.0)
         if self._budget is not None and self._privacy.budget_view == "server" and not self._lost:
             third_party = min(third_party, self._budget.epsilon)  # which holds towards the server, whoever is drawn
@@ -606,29 +617,56 @@ class PrivacyAccount:
             return None  # a round that counts as certain, or was cut short, has not the noise of all these silos
         return outsider_view(self.ledger, self._accountant, self._privacy.delta, release=release, rounds=rounds)
 
+    @property
+    def restricts(self) -> bool:
+        """Whether a budget or a cap may end a run."""
+        return self._budget is not None or self._cap is not None
+
     def ahead(self) -> tuple[float, float]:
         """Epsilon of all rounds that were begun: of a silo in as many of them as may be, and a third party's."""
-        return self.epsilon_ahead("server"), self._stated_third_party(self.costs, (), self.prior).epsilon
+        rounds = self._certain_or_drawn(Counter(self.costs.values()))
+        if self._draws_decide(rounds):
+            third_party = self._stated_third_party(self.costs, (), self.prior).epsilon
+        else:
+            third_party = self._mixture(rounds, self.prior)
+        return self.epsilon_ahead("server"), third_party
+
+    def _draws_decide(self, costs: Iterable[RoundCost]) -> bool:
+        """Whether the draws of participants may decide how long a run of such rounds is."""
+        drawn = any(cost.probability < 1 for cost in costs)
+        return drawn and self._budget is not None and self._privacy.budget_view == "server"
 
     def epsilon_ahead(self, view: View) -> float:
         """Epsilon of all rounds that were begun, whoever is drawn; of no budget, which may end a run before.
 
         What earlier runs released is in it: noise is solved for what they left.
         """
-        if view == "server":
-            return worst_epsilon(self._accountant, self._everywhere(self.costs), self._privacy.delta)
-        return self._mixture(_drawn(self._dearest(self.costs), self.prior), self.prior)
+        return self.epsilon_of(Counter(self.costs.values()), view)
 
-    def affords_all(self) -> bool:
-        """Whether the budget lets all rounds happen that were begun, whoever is drawn."""
+    def epsilon_of(self, rounds: Counter[RoundCost], view: View) -> float:
+        """`epsilon_ahead` of rounds with these costs, so many of each."""
+        if view == "server":
+            return worst_epsilon(self._accountant, self._everywhere(rounds), self._privacy.delta)
+        return self._mixture(self._certain_or_drawn(rounds), self.prior)
+
+    def affords_all(self, rounds: Counter[RoundCost]) -> bool:
+        """Whether the budget lets rounds with these costs happen, so many of each, whoever is drawn."""
         if self._budget is None:
             return True
         if self._privacy.budget_view == "server":
-            return all(self._budget.fits(terms) for terms in undominated(self._everywhere(self.costs)))
-        alike = set(_drawn(self.costs, self.prior).values())
+            return all(self._budget.holds(terms) for terms in undominated(self._everywhere(rounds)))
+        alike = set(_drawn(dict(enumerate(rounds)), self.prior).values())
         if len(alike) == 1 and not self._rules.varies:
-            return len(self.costs) <= self._most_alike(alike.pop(), self._budget.epsilon, MOST_ROUNDS)
-        return self.epsilon_ahead("third_party") <= self._budget.epsilon
+            return rounds.total() <= self._most_alike(alike.pop(), self._budget.epsilon, MOST_ROUNDS)
+        return self.epsilon_of(rounds, "third_party") <= self._budget.epsilon
+
+    def _certain_or_drawn(self, rounds: Counter[RoundCost]) -> Counter[RoundCost]:
+        """As a third party's epsilon counts them; see `_dearest` and `_drawn`."""
+        found: Counter[RoundCost] = Counter()
+        costs = dict(enumerate(rounds))
+        for n, cost in _drawn(self._dearest(costs), self.prior).items():
+            found[cost] += rounds[costs[n]]
+        return found
 
     def per_silo(self) -> list[dict[str, Any]]:
         """Each silo's records, participation and epsilon towards the server; in all, with a shared ledger."""
@@ -702,9 +740,8 @@ class PrivacyAccount:
         again = sum(len(noise_ids) - 1 for noise_ids in self._noise_ids.values())
         return self._cap < (self._config_rounds or MOST_ROUNDS) + again
 
-    def _everywhere(self, costs: Mapping[int, RoundCost], prior: Prior | None = None) -> list[Terms]:
+    def _everywhere(self, counted: Counter[RoundCost], prior: Prior | None = None) -> list[Terms]:
         """Compositions of silos that take part in every round, or in as many as they may; one of each kind."""
-        counted = Counter(costs.values())
         earlier = (self.prior if prior is None else prior).realised
         found: list[Terms] = []
         for silo in self._silos():
@@ -715,6 +752,15 @@ class PrivacyAccount:
         return found
 
     def _cost(self, round: int, plan: RoundPlan) -> RoundCost:
+        """What a round costs; worked out once for all rounds with alike plans, where their noise does not vary."""
+        if self._rules.varies:
+            return self._cost_of(round, plan)
+        shape = plan.num_gradients, plan.most_gradients, plan.share, plan.participation
+        if shape not in self._alike_plans:
+            self._alike_plans[shape] = self._cost_of(round, plan)
+        return self._alike_plans[shape]
+
+    def _cost_of(self, round: int, plan: RoundPlan) -> RoundCost:
         if self._cap is not None and plan.participation == WITH_REPLACEMENT:
             raise ConfigError(
                 f"max_participations={self._cap} with silos that are drawn with replacement: their probabilities are "
@@ -814,13 +860,15 @@ class PrivacyAccount:
         why = "with a cap draws depend on earlier ones, so that the server's worst case is claimed and no mixture"
         return replace(worst, view="third_party", basis=f"{worst.basis}; {why}")
 
-    def _mixture(self, costs: Mapping[int, RoundCost], prior: Prior = NO_PRIOR) -> float:
+    def _mixed(self, costs: Mapping[int, RoundCost], prior: Prior) -> float:
+        return self._mixture(Counter(costs.values()), prior)
+
+    def _mixture(self, counted: Counter[RoundCost], prior: Prior = NO_PRIOR) -> float:
         """`_third_party`'s epsilon, round by round counted and not looked at, where that is the same."""
         if self._cap_matters():
-            return worst_epsilon(self._accountant, self._everywhere(costs, prior), self._privacy.delta)
-        counted = Counter(costs.values())
+            return worst_epsilon(self._accountant, self._everywhere(counted, prior), self._privacy.delta)
         if any(cost.share != (0.0, 1.0) for cost in counted):
-            return self._third_party(costs, (), prior).epsilon
+            return self._third_party(dict(enumerate(counted.elements())), (), prior).epsilon
         mixtures = []
         for silo in self._silos():
             terms = prior.terms(silo, third_party=True)
@@ -843,8 +891,7 @@ class PrivacyAccount:
         given who was drawn, a third party sees no more than the server, and that is claimed.
         """
         alike = _drawn(self._dearest(costs), prior)
-        certain = all(cost.probability == 1 for cost in alike.values())
-        if certain or self._budget is None or self._privacy.budget_view != "server":
+        if not self._draws_decide(alike.values()):
             return self._named(self._third_party(alike, charges, prior), alike)
         if self._rules.varies or any(cost.most for cost in alike.values()):
             alike = _made_certain(costs)
@@ -925,7 +972,8 @@ class PrivacyAccount:
             return limit
         term = Term(release=planned.release, count=planned.count, rounds=1, participation=probability)
         accountant = self._accountant if self._budget is None else self._budget.accountant
-        return max_rounds(accountant, term, spent, epsilon, self._privacy.delta, limit)
+        likely = (self._config_rounds or 1) if spent else 1  # alone, more rounds never seem cheaper than fewer
+        return max_rounds(accountant, term, spent, epsilon, self._privacy.delta, limit, likely)
 
 
 def _drawn(costs: Mapping[int, RoundCost], prior: Prior) -> dict[int, RoundCost]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,13 +34,14 @@ from dpfl_plugin.privacy.clipping import Adaptive, Clipping
 from dpfl_plugin.privacy.prior import Prior
 from dpfl_plugin.privacy.schedules import Constant, Geometric, Schedule
 from dpfl_plugin.training import memory
-from dpfl_plugin.training.accounting import NO_PRIOR
+from dpfl_plugin.training.accounting import NO_PRIOR, RoundCost
 from dpfl_plugin.training.beside import SHARED, Beside, beside, check_beside, refuse_beside, training_records
 from dpfl_plugin.training.host import SiloHost
 from dpfl_plugin.training.memory import Memory
 from dpfl_plugin.training.planning import rehearse
 from dpfl_plugin.training.prospect import Prospect
 
+VAST_EPSILON = 20.0
 Hold = Callable[[Config, Path], Holding]
 
 
@@ -56,6 +58,7 @@ class Parts:
         data_sha256: fingerprint of all records, by which a resumed run knows that they are the same.
         beside: what silos release beside the algorithm's rounds.
         module, loss, engine: the model and its per-example gradients.
+        planned: what all rounds cost, how many of each, where noise was solved for them; else None.
         train, test: records by silo id, of the silos that this process holds: in process all of them.
         machines: what computes at silos elsewhere.
         stack: silos advanced together; lockstep: whether they are answered together, too.
@@ -67,6 +70,7 @@ class Parts:
     setting: Setting
     rules: PrivacyRules
     noise_multiplier: float
+    planned: Counter[RoundCost] | None
     accountant: Accountant
     model: torch.Tensor
     num_records: tuple[int, ...]
@@ -139,10 +143,12 @@ def build(
     room = _memory(config, algorithm, setting, rules, model, train, test, stack, chunk_bytes)
     engine, reason = _engine(config, rules, module, loss, known, trial, room)
     releases_beside = beside(config, accountant)
-    noise = noise_multiplier if config.privacy.noise_multiplier is None else config.privacy.noise_multiplier
+    noise, planned = config.privacy.noise_multiplier, None
+    if noise is None:
+        noise = noise_multiplier
     if noise is None:
         before = prior(known.data_sha256, setting.num_silos, rules)
-        noise = Prospect(config, algorithm, accountant, setting, num_records, privacy_rules, before).noise()
+        noise, planned = Prospect(config, algorithm, accountant, setting, num_records, privacy_rules, before).solved()
     rules = privacy_rules(config, noise)
     _check_engine(engine, rules, Layout.of(module), model, trial)
     lockstep = _lockstep(config, engine, rules)
@@ -168,11 +174,12 @@ def build(
         setting=setting,
         rules=rules,
         noise_multiplier=noise,
+        planned=planned,
         accountant=accountant,
         model=model,
         num_records=num_records,
         num_test_records=known.num_test_records,
-        caveats=(*known.caveats, *delta_caveat(config, rules, num_records), *_no_guarantee(rules)),
+        caveats=(*known.caveats, *weak_claims(config, rules, num_records), *_no_guarantee(rules)),
         engine_reason=reason,
         memory=room,
         data_sha256=known.data_sha256,
@@ -479,8 +486,22 @@ def _accountant(config: Config) -> Accountant:
     return accountant
 
 
-def delta_caveat(config: Config, rules: PrivacyRules, num_records: Sequence[int]) -> list[str]:
-    """A warning where delta alone would let the records of the smallest silo, or a silo, be published."""
+def weak_claims(config: Config, rules: PrivacyRules, num_records: Sequence[int]) -> list[str]:
+    """Warnings of a budget that promises little: an epsilon beyond use, or a delta that lets records be published."""
+    return [*_vast_epsilon(config.privacy.epsilon), *_large_delta(config, rules, num_records)]
+
+
+def _vast_epsilon(epsilon: float | None) -> list[str]:
+    if epsilon is None or epsilon <= VAST_EPSILON:
+        return []
+    return [
+        f"privacy.epsilon={epsilon:g} promises next to nothing: what is seen may be e^epsilon times likelier with a "
+        f"record than without it, and e^{VAST_EPSILON:g} is half a billion. Use a much smaller epsilon."
+    ]
+
+
+def _large_delta(config: Config, rules: PrivacyRules, num_records: Sequence[int]) -> list[str]:
+    """Where delta alone would let the records of the smallest silo, or a silo, be published."""
     units = min(num_records) if config.privacy.unit == "record" else len(num_records)
     if rules.noise_multiplier == 0 or config.privacy.delta < 1 / units:
         return []

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dpfl_plugin.algorithms.base import Algorithm, RoundPlan, Setting
 from dpfl_plugin.core.exact import floor_share
-from dpfl_plugin.core.streams import stream
+from dpfl_plugin.core.streams import Stream, stream, stream_key
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import ConfigError
 
@@ -86,6 +86,7 @@ class Planner:
     seed: int
     training: tuple[float, float] = (0.0, 1.0)
     equal_weights: bool = field(init=False)
+    _coins: Stream = field(init=False, repr=False, compare=False, default_factory=Stream)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "equal_weights", len(set(self.weights)) == 1)  # not in every round: O(M)
@@ -96,13 +97,17 @@ class Planner:
         Raises:
             ConfigError: the algorithm asks for a participation that is not known.
         """
-        plan = self.algorithm.round_plan(server, round, self.setting, stream(self.seed, "plan", round))
+        coins = self._coins.seek(stream_key(self.seed, "plan", round))
+        plan = self.algorithm.round_plan(server, round, self.setting, coins)
         if plan.participation not in PARTICIPATIONS:
             raise ConfigError(
                 f"the algorithm's round plan has participation {plan.participation!r}: {', '.join(PARTICIPATIONS)}."
             )
         first, last = plan.share
-        return replace(plan, task="train", share=(first * self.training[1], last * self.training[1]))
+        share = first * self.training[1], last * self.training[1]
+        if (plan.task, plan.share) == ("train", share):
+            return plan
+        return replace(plan, task="train", share=share)
 
     def alive(self, lost: Collection[int]) -> list[int]:
         """All silos but those that were lost, ascending."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import NoReturn
 
 import torch
 
@@ -13,14 +15,15 @@ from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import BudgetError, ConfigError
 from dpfl_plugin.oracle import PrivacyRules
 from dpfl_plugin.privacy.accountants import Accountant
-from dpfl_plugin.privacy.calibration import least_noise, most
+from dpfl_plugin.privacy.calibration import RESOLUTION, least_noise, most
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.prior import Prior
-from dpfl_plugin.training.accounting import NO_PRIOR, PrivacyAccount, RoundCost, earlier_runs
+from dpfl_plugin.training.accounting import MOST_ROUNDS, NO_PRIOR, PrivacyAccount, RoundCost, earlier_runs
 from dpfl_plugin.training.beside import beside
 from dpfl_plugin.training.planning import Planner, rehearse
 
 MOST_PLANNED = 10**5  # rounds, local steps
+MANY_ROUNDS = 10**4  # planning them takes more than a second
 MUCH_NOISE = 100.0  # a solved noise multiplier above it, or
 LITTLE_LEFT = 0.1  # less than this share of a shared budget being left, deserves a second thought
 
@@ -50,10 +53,53 @@ def rehearsal(
         server = rehearsed(algorithm, server, plan)
 
 
+class Unread(Vectors):
+    """Stands for a server's state that nobody has worked out; notes whether somebody looks at it all the same."""
+
+    looked_at = False
+
+    def _look(self, *args: object, **named: object) -> NoReturn:
+        self.looked_at = True
+        raise LookupError("this state has not been worked out")
+
+    __getitem__ = __iter__ = __len__ = __contains__ = __reversed__ = __eq__ = __ne__ = __or__ = __ror__ = _look
+    get = keys = values = items = copy = __repr__ = __reduce_ex__ = _look
+
+
+def rounds_ahead(account: PrivacyAccount, planner: Planner, limit: int) -> Iterator[int]:
+    """As `rehearsal` from the beginning, for an account of nothing but what rounds cost.
+
+    Plans decide that alone, and most algorithms' plans depend on nothing that the rounds before them compute. As long
+    as nobody looks at the server's state, nobody works it out, and no silo is drawn; else all is rehearsed.
+    """
+    planner.algorithm.init_server(torch.zeros(1), planner.setting)  # which refuses what it cannot run in
+    server, done = Unread(), 0
+    while done < limit and not account.restricts:
+        try:
+            plan = planner.asks(server, done)
+        except Exception:
+            if not server.looked_at:
+                raise
+        if server.looked_at:
+            break
+        account.begin_round(done, plan)
+        done += 1
+        yield done
+    if done < limit:
+        yield from (number for number in rehearsal(account, planner, limit) if number > done)
+
+
 def rehearsed(algorithm: Algorithm, server: Vectors, plan: RoundPlan) -> Vectors:
     """The server's state after a round with made-up uploads, of which one local step makes as good ones as K."""
     up, _ = rehearse(algorithm, server, replace(plan, local_steps=1))
     return algorithm.aggregate(server, {name: value[0] for name, value in up.items()}, plan)
+
+
+def solving(config: Config) -> str:
+    """What to say before noise is solved for, where that takes a while; or ""."""
+    if config.privacy.noise_multiplier is not None or (config.rounds or 0) < MANY_ROUNDS:
+        return ""
+    return f"solving for the noise of {config.rounds:,} rounds ..."
 
 
 def strain(noise_multiplier: float, epsilon: float, held: float = 0.0) -> str:
@@ -142,12 +188,29 @@ class Prospect:
         Where the configuration leaves the noise to be solved for, with this noise multiplier.
         """
         account = self.changed(epsilon=None).account(noise_multiplier)
-        for _ in rehearsal(account, self.planner, limit):
+        for _ in rounds_ahead(account, self.planner, limit):
             pass
         return account.costs
 
+    def all_rounds(self, noise_multiplier: float) -> PrivacyAccount:
+        """An account of the rounds that a run would make, up to where a budget or a cap ends it."""
+        limit = self.config.rounds or MOST_ROUNDS
+        if self.config.rounds is not None:
+            costs = self.costs(limit, noise_multiplier)
+            account = self.account(noise_multiplier, costs)
+            if account.affords_all(Counter(costs.values())):  # whoever is drawn: nothing but a cap ends it before
+                return account
+        account = self.account(noise_multiplier)
+        for _ in rehearsal(account, self.planner, limit):
+            pass
+        return account
+
     def noise(self) -> float:
-        """The least noise multiplier with which all rounds fit the budget, whoever is drawn; see `least_noise`.
+        """The least noise multiplier with which all rounds fit the budget, whoever is drawn; see `solved`."""
+        return self.solved()[0]
+
+    def solved(self) -> tuple[float, Counter[RoundCost]]:
+        """(`noise`, what rounds cost with it, how many of each), by `least_noise`.
 
         In the server's view that is a silo which takes part in every round, or in ``max_participations`` of them.
 
@@ -159,17 +222,24 @@ class Prospect:
         assert config.rounds is not None
         assert config.privacy.epsilon is not None
         open_ended = self.changed(noise_multiplier=None)
-        costs, account = open_ended.costs(config.rounds), self.account()
+        account = self.account()
+        self._check_left(account.held())
+        counted = Counter(open_ended.costs(config.rounds).values())
 
-        def with_noise(noise: float) -> PrivacyAccount:
-            return open_ended.account(noise, {round: cost.scaled(noise) for round, cost in costs.items()})
+        def with_noise(noise: float) -> Counter[RoundCost]:
+            rounds: Counter[RoundCost] = Counter()
+            for cost, number in counted.items():
+                rounds[cost.scaled(noise)] += number
+            return rounds
+
+        def epsilon(noise: float) -> float:
+            return open_ended.account(noise).epsilon_of(with_noise(noise), config.privacy.budget_view)
+
+        def fits(noise: float) -> bool:
+            return open_ended.account(noise).affords_all(with_noise(noise))
 
         try:
-            return least_noise(
-                lambda noise: with_noise(noise).epsilon_ahead(config.privacy.budget_view),
-                config.privacy.epsilon,
-                lambda noise: with_noise(noise).affords_all(),
-            )
+            noise = least_noise(epsilon, config.privacy.epsilon, fits)
         except ConfigError as error:
             if self.prior.runs and type(error) is ConfigError:
                 held = f"{earlier_runs(self.prior)}, at epsilon {account.held():.4g}"
@@ -179,12 +249,25 @@ class Prospect:
                 ) from error
             what = f"privacy.{error}" if str(error).startswith("epsilon=") else str(error)
             raise type(error)(what) from error
+        return noise, with_noise(noise)
+
+    def _check_left(self, held: float) -> None:
+        """Raise BudgetError if earlier runs left less of the budget than one that used it all up may leave."""
+        epsilon = self.config.privacy.epsilon
+        assert epsilon is not None
+        if self.prior.runs and held > (1 - RESOLUTION) * epsilon:
+            left = f"{epsilon - held:.2g} of it is left" if held < epsilon else "nothing of it is left"
+            raise BudgetError(
+                f"privacy.epsilon={epsilon!r} is out of reach: the ledger holds {earlier_runs(self.prior)}, at epsilon "
+                f"{held:.6g}, so that {left}. Noise is not solved for less than {RESOLUTION:.1%} of a budget, which a "
+                "run that used all of it may leave. Raise privacy.epsilon, or use other data."
+            )
 
     def rounds(self) -> int:
         """The most rounds that fit the budget with the given noise, whoever is drawn; at most `MOST_PLANNED`."""
         rehearsed = self.changed(epsilon=None, rounds=MOST_PLANNED)
         account = rehearsed.account()
-        steps = rehearsal(account, rehearsed.planner, MOST_PLANNED)
+        steps = rounds_ahead(account, rehearsed.planner, MOST_PLANNED)
 
         def fits(rounds: int) -> bool:
             while len(account.costs) < rounds and next(steps, None) is not None:

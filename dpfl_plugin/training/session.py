@@ -8,6 +8,7 @@ import json
 import math
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -34,7 +35,7 @@ from dpfl_plugin.training import checkpoint as checkpoints
 from dpfl_plugin.training import environment, strangers
 from dpfl_plugin.training.accounting import MOST_ROUNDS, NO_PRIOR, PrivacyAccount, RoundCost, earlier_runs
 from dpfl_plugin.training.beside import NOT_RUN, SHARED, refuse_beside
-from dpfl_plugin.training.build import Parts, build
+from dpfl_plugin.training.build import Parts, build, privacy_rules, weak_claims
 from dpfl_plugin.training.checkpoint import Checkpoint
 from dpfl_plugin.training.evaluations import Evaluations, affordable, evaluation_work, round_work
 from dpfl_plugin.training.experiment import Experiment, Outcome, Progress, TooFewSilosError, spread
@@ -44,13 +45,15 @@ from dpfl_plugin.training.ledgers import Ledgers, check_shared, locked_shared, o
 from dpfl_plugin.training.memory import LEAST_CHUNK, advice
 from dpfl_plugin.training.memory import text as memory_text
 from dpfl_plugin.training.planning import WITH_REPLACEMENT, Planner
-from dpfl_plugin.training.prospect import strain
+from dpfl_plugin.training.prospect import Prospect, solving, strain
 from dpfl_plugin.training.runtime import ChargeSink, Interrupted, Runtime
 from dpfl_plugin.training.statement import markdown, statement
 from dpfl_plugin.training.stopping import Score, Stopping
 
 RESULT_SCHEMA = 1
 PROFILE_SCHEMA = 1
+HUGE_LOSS = 1e6
+GROWN = 1000.0  # a loss that ends so many times above its least, or above 1, is that of a run that diverged
 PLANS_LOOKED_AT = 10  # rounds by whose plans the work of a round is told
 BEST = "early_stopping.best"  # in a checkpoint, beside the server's vectors
 Result = dict[str, Any]
@@ -170,6 +173,8 @@ def run_session(
         check_shared(folder, ledger, shared)
         # Bad input is found before anything is written.
         prior = functools.partial(_prior, ledger, shared, "")
+        if said := solving(config):
+            reporter.note(said)
         parts = build(config, base, _begun_with(config, folder), prior, place.hold)
         torch.set_num_threads(config.runtime.threads)
         label = folder.label() if label is None and resume else label
@@ -306,6 +311,19 @@ def _refuse_unfinished(folder: RunFolder, resume: bool) -> None:
         )
 
 
+def _look_ahead(job: _Job, account: PrivacyAccount) -> None:
+    """Have the budget know of all rounds that noise was solved for, or that follow earlier runs in a shared ledger."""
+    config, parts = job.config, job.parts
+    planned = parts.planned
+    if planned is None and job.prior.runs and config.rounds is not None:
+        ahead = Prospect(
+            config, parts.algorithm, parts.accountant, parts.setting, parts.num_records, privacy_rules, job.prior
+        )
+        planned = Counter(ahead.costs(config.rounds, parts.noise_multiplier).values())
+    if planned is not None and not parts.rules.varies:
+        account.look_ahead(planned)
+
+
 def _run(job: _Job, place: Place, reporter: Reporter, stop: Callable[[], bool]) -> Result:
     config, folder, parts = job.config, job.folder, job.parts
     kernels = getattr(parts.engine, "kernels", None)
@@ -325,6 +343,7 @@ def _run(job: _Job, place: Place, reporter: Reporter, stop: Callable[[], bool]) 
         for note in ledgers.own.notes:
             reporter.note(f"ledger: {note}")
         account = _account_of(job, ledgers, found)
+        _look_ahead(job, account)
         runtime = place.runtime(parts, account, config, stop)
         facts = {"run": run_id(config), "data_sha256": parts.data_sha256, "arithmetic": here}
 
@@ -348,6 +367,8 @@ def _run(job: _Job, place: Place, reporter: Reporter, stop: Callable[[], bool]) 
         reporter.note(f"memory: {parts.memory.summary()}")
         if parts.memory.warning:
             reporter.note(f"warning: {parts.memory.warning}.")
+        for caveat in weak_claims(config, parts.rules, parts.num_records):
+            reporter.note(f"warning: {caveat}")
         if config.privacy.noise_multiplier is None:
             reporter.note(f"noise_multiplier solved: {parts.noise_multiplier:g}, {_solved_for(config)}")
             assert config.privacy.epsilon is not None
@@ -690,6 +711,18 @@ def read_costs(facts: dict[str, Any] | None) -> dict[int, RoundCost]:
     }
 
 
+def _diverged(losses: Sequence[float | None]) -> list[str]:
+    """A note where the loss ended orders of magnitude above where it was, is huge, or is no number."""
+    known = [loss for loss in losses if loss is not None and math.isfinite(loss)]
+    if len(known) < len(losses):
+        what = "is not finite"
+    elif known and known[-1] > min(HUGE_LOSS, GROWN * max(1.0, min(known))):
+        what = f"is {known[-1]:.4g} at the end"
+    else:
+        return []
+    return [f"training diverged: its loss {what}. Use a smaller local_lr, fewer local steps or less noise."]
+
+
 def _moved(vectors: Vectors, device: torch.device) -> Vectors:
     return {name: value.to(device) for name, value in vectors.items()}
 
@@ -731,6 +764,7 @@ def _write_result(
     notes += schedule_notes(parts.rules, parts.setting, parts.num_records, account)
     if lines and all(line["phase"] == "warm-up" for line in lines):
         notes.append("all rounds were warm-up: the model was never trained. Use more rounds, or fewer warm_rounds.")
+    notes += _diverged([line["train_loss"] for line in lines])
     said = statement(
         config,
         account,

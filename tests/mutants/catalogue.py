@@ -59,6 +59,7 @@ PLD = "tests/privacy/test_pld.py"
 ACCOUNTANTS = "tests/privacy/test_accountants.py"
 CONTRACT = "tests/privacy/test_accountant_contract.py"
 BUDGET = "tests/privacy/test_budget.py"
+PROSPECT = "tests/training/test_prospect.py"
 SCHEDULES = "tests/cli/test_schedules.py"
 SCHEDULE_COSTS = "tests/training/test_schedules.py"
 SCHEDULE_NOISE = "tests/conformance/test_schedules.py"
@@ -1543,7 +1544,7 @@ VIEWING = (
         "mixture-over-the-realised-rounds",
         "a third party is promised the mixture over as many rounds as the draws happened to allow",
         "training/accounting.py",
-        'if certain or self._budget is None or self._privacy.budget_view != "server":',
+        "if not self._draws_decide(alike.values()):",
         "if True:",
         (ACCOUNT + "::test_a_third_partys_epsilon_does_not_depend_on_how_long_the_draws_let_a_run_go_on",),
     ),
@@ -1795,6 +1796,30 @@ ACCOUNTING = (
 )
 
 BUDGETING = (
+    Mutant(
+        "budget-of-any-part",
+        "releases fit that another composition which fits has fewer of",
+        "privacy/budget.py",
+        "term.rounds <= times.get(replace(term, rounds=1), 0)",
+        "0 < times.get(replace(term, rounds=1), 0)",
+        (BUDGET + "::test_what_fits_together_fits_in_part",),
+    ),
+    Mutant(
+        "budget-vouched-for-by-what-fails",
+        "parts of a composition that passes the budget fit",
+        "privacy/budget.py",
+        "            if self._verdicts[terms]:\n",
+        "            if terms:\n",
+        (BUDGET + "::test_what_does_not_fit_vouches_for_nothing",),
+    ),
+    Mutant(
+        "plans-of-no-state",
+        "plans that look at the server's state are taken for ones that do not",
+        "training/prospect.py",
+        "        if server.looked_at:\n            break\n",
+        "",
+        (PROSPECT + "::test_rounds_cost_what_a_rehearsal_of_them_says[late-4]",),
+    ),
     Mutant(
         "budget-after-the-round",
         "the budget is checked for what was spent, not for the round to come",
@@ -2259,8 +2284,8 @@ STOPPING = (
         "gradients-of-validation-records",
         "gradients read the records that scores are charged to",
         "training/planning.py",
-        "share=(first * self.training[1], last * self.training[1])",
-        "share=plan.share",
+        "share = first * self.training[1], last * self.training[1]",
+        "share = plan.share",
         ("tests/cli/test_early_stopping.py::test_a_validation_record_moves_its_score_by_one_and_no_gradient",),
     ),
     Mutant(

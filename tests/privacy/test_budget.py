@@ -136,3 +136,26 @@ def test_refusals() -> None:
             Budget(epsilon, delta, PLD())
     with pytest.raises(UnsupportedError):
         Budget(1.0, DELTA, PLD()).allows(Spending(), {0: [Planned(replace(A, sampler="poisson"), 1)]})
+
+
+def test_what_fits_together_fits_in_part() -> None:
+    """PLD's grid follows the mean loss: a few releases of much noise after many of little look dearer than more do."""
+    first = replace(A, noise_multiplier=6.4339, rate=0.2)
+    earlier = Term(release=first, count=1, rounds=800)
+    whole, part = (
+        (earlier, Term(release=replace(first, noise_multiplier=669.0), count=1, rounds=n)) for n in (800, 60)
+    )
+    assert PLD().epsilon(part, DELTA) > 4 >= PLD().epsilon(whole, DELTA)
+    budget = Budget(4.0, DELTA, PLD())
+    assert not budget.fits(part)  # nothing is known of more
+    budget = Budget(4.0, DELTA, PLD())
+    assert budget.holds(whole) and budget.fits(part) and budget.fits(part[1:])
+    more = (earlier, replace(part[1], rounds=801))
+    other = (earlier, replace(part[1], release=replace(first, noise_multiplier=668.0), rounds=800))
+    assert not budget.fits(more) and not budget.fits(other)  # part of nothing that fits
+
+
+def test_what_does_not_fit_vouches_for_nothing() -> None:
+    budget = Budget(1.0, DELTA, PLD())
+    term = Term(release=A, count=1, rounds=10**5)
+    assert not budget.holds((term,)) and not budget.fits((replace(term, rounds=10**5 - 1),))

@@ -157,3 +157,11 @@ def test_most_is_the_last_that_fits(last: int, limit: int) -> None:
     assert found == min(last, limit) and (found == 0 or found in tried)
     assert max(tried) <= limit and len(tried) <= 25
     assert most(fits, 0) == 0
+
+
+def test_a_likely_number_is_tried_first() -> None:
+    """What fits together fits in part: a smaller number that seems dearer does not end the search."""
+    odd = lambda n: n <= 50 and n != 4  # noqa: E731
+    assert most(odd, 100) == 3 and most(odd, 100, likely=40) == 50 and most(odd, 40, likely=40) == 40
+    assert most(odd, 100, likely=60) == 3 and most(lambda n: False, 100, likely=60) == 0
+    assert most(lambda n: n <= 7, 5, likely=9) == 5 and most(lambda n: True, 0, likely=3) == 0

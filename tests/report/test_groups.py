@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.report.groups import Group, band, differing, epsilon_text, grouped, select, value_text
 from dpfl_plugin.report.runs import Run, read
-from tests.report.folders import made
+from tests.report.folders import change, made
 
 
 def some(folder: Path, *settings: dict[str, Any]) -> list[Run]:
@@ -194,3 +195,18 @@ def test_no_band_where_a_value_is_missing(tmp_path: Path) -> None:
 def test_no_band_where_runs_do_not_overlap(tmp_path: Path) -> None:
     runs = some(tmp_path, {"seed": 0, "accuracies": [0.1, 0.2]}, {"seed": 1, "accuracies": [0.1, 0.2], "step": 100.0})
     assert band(runs, "test_accuracy", "seconds") is None
+
+
+def test_runs_that_shared_a_ledger_are_told_apart_by_their_solved_noise(tmp_path: Path) -> None:
+    """What others left decided it, not the seed; without a ledger it follows the seed's partition."""
+    for name, seed, noise, shared in (("a", 0, 6.4, True), ("b", 1, 669.0, True), ("c", 2, 6.4, True)):
+        folder = made(tmp_path / name, seed=seed, changes={"privacy.noise_multiplier": None})
+        said = json.loads((folder / "result.json").read_text())["epsilon"]
+        change(folder / "result.json", noise_multiplier=noise, epsilon={**said, "total": said} if shared else said)
+    groups = grouped([read(tmp_path / name) for name in "abc"])
+    assert [[run.seed for run in group.runs] for group in groups] == [[0, 2], [1]]
+    assert [group.label for group in groups] == ["noise_multiplier=6.4", "noise_multiplier=669"]
+    for name in "abc":
+        said = json.loads((tmp_path / name / "result.json").read_text())["epsilon"]
+        change(tmp_path / name / "result.json", epsilon={view: said[view] for view in ("server", "third_party")})
+    assert len(one([read(tmp_path / name) for name in "abc"]).runs) == 3

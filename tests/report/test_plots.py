@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dpfl_plugin.report.groups import grouped
-from dpfl_plugin.report.plots import plot
+from dpfl_plugin.report.plots import left_out, plot
 from dpfl_plugin.report.runs import read
 from tests.report.folders import made
 
@@ -56,3 +56,19 @@ def test_the_same_runs_give_the_same_bytes(tmp_path: Path) -> None:
     group = grouped([read(made(tmp_path / "a", changes={"algorithm.name": "a $ b $ _"}))])
     first = [file.read_bytes() for file in plot(tmp_path / "p", group, "test_accuracy", "bytes")]
     assert [file.read_bytes() for file in plot(tmp_path / "q", group, "test_accuracy", "bytes")] == first
+
+
+def test_what_no_curve_is_drawn_of_is_named(tmp_path: Path) -> None:
+    made(tmp_path / "a", accuracies=[0.1, 0.3])
+    for seed, epsilon in ((0, 1.0), (1, 100.0)):  # from 0.5 to 1, and from 50 to 100
+        made(
+            tmp_path / f"b{seed}",
+            seed=seed,
+            accuracies=[0.1, 0.3],
+            epsilon=epsilon,
+            changes={"algorithm.local_lr": 2.0},
+        )
+    groups = grouped([read(tmp_path / name) for name in ("a", "b0", "b1")])
+    assert plot(tmp_path / "p", groups, "test_accuracy", "epsilon")
+    assert [group.label for group in left_out(groups, "test_accuracy", "epsilon")] == ["local_lr=2"]
+    assert left_out(groups, "test_accuracy", "rounds") == []

@@ -1,0 +1,86 @@
+"""What a run tells a person: numbers that can be read, and what they should have known before."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpfl_plugin.cli.progress import value_of
+from dpfl_plugin.cli.run import _Stop
+from dpfl_plugin.training.session import _diverged
+from tests.cli.command import dpfl, one_message, run, write
+
+
+def test_a_huge_loss_has_few_digits() -> None:
+    assert [value_of(loss) for loss in (0.12345, 999999.0, 1e6, 1.076e29)] == [
+        "0.1235",
+        "999999.0000",
+        "1e+06",
+        "1.076e+29",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("losses", "says"),
+    [
+        ([], ""),
+        ([2.3, 0.5], ""),
+        ([2.3, 1e-6, 0.9], ""),
+        ([2.3, 2299.0], ""),
+        ([2.3, 2301.0], "its loss is 2301 at the end"),
+        ([1e29, 1e28], "its loss is 1e+28 at the end"),
+        ([2e5, 1e5], ""),
+        ([2.3, None], "its loss is not finite"),
+    ],
+)
+def test_a_run_that_diverged_says_so(losses: list[float | None], says: str) -> None:
+    notes = _diverged(losses)
+    assert (says in notes[0]) if says else notes == []
+
+
+def test_a_note_of_divergence_and_warnings_before_training(tmp_path: Path) -> None:
+    config = write(tmp_path, {"algorithm": {"local_lr": 1e30}, "privacy": {"epsilon": 1e5, "delta": 0.1}})
+    done = dpfl("run", config, "--out", tmp_path / "runs", "--json")
+    assert done.code == 0 and any(note.startswith("training diverged") for note in done.json["notes"])
+    first = done.err.index("round 1/")
+    for warning in ("warning: privacy.epsilon=100000 promises", "warning: privacy.delta=0.1 is not below"):
+        assert 0 <= done.err.find(warning) < first
+    usual = [f"--set={value}" for value in ("algorithm.local_lr=0.1", "privacy.epsilon=20", "privacy.delta=1e-5")]
+    quiet = dpfl("run", config, "--out", tmp_path / "runs", *usual)
+    assert "warning: privacy" not in quiet.err and "diverged" not in quiet.out
+
+
+SOLVED: dict[str, Any] = {"rounds": 6, "privacy": {"noise_multiplier": None, "epsilon": 2.0}}
+
+
+def test_what_was_not_spent_is_explained(tmp_path: Path) -> None:
+    config = write(tmp_path, {**SOLVED, "silo_rate": 0.25})
+    says = "solved for the worst case, a silo in every round, at epsilon 2.000. No silo was drawn as often"
+    assert says in dpfl("run", config, "--out", tmp_path / "runs").out
+    assert "worst case, a silo" not in dpfl("run", config, "--out", tmp_path / "runs", "--set", "silo_rate=1").out
+    given = ["--set", "privacy.noise_multiplier=20"]
+    assert "worst case, a silo" not in dpfl("run", config, "--out", tmp_path / "runs", *given).out
+
+
+def test_a_used_up_ledger_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    config, ledger = write(tmp_path, SOLVED), tmp_path / "all.jsonl"
+    run(config, "--ledger", ledger)
+    before = ledger.read_bytes()
+    for command in (["run", config, "--out", tmp_path / "runs"], ["plan", config]):
+        done = dpfl(*command, "--ledger", ledger, "--set", "seed=1")
+        one_message(done, "out of reach", "1 earlier run", "of it is left", "Raise privacy.epsilon", code=3)
+    assert ledger.read_bytes() == before and len(list((tmp_path / "runs").glob("*/*/ledger.jsonl"))) == 1
+
+
+def test_a_signal_ends_planning_at_once_and_a_run_politely(capfd: pytest.CaptureFixture[str]) -> None:
+    stop = _Stop()
+    with pytest.raises(KeyboardInterrupt):
+        stop.hear(signal.SIGTERM, None)
+    assert "stopping" not in capfd.readouterr().err
+    stop = _Stop()
+    assert not stop()  # a run asks before its first round
+    stop.hear(signal.SIGTERM, None)
+    assert stop() and "stopping after this silo's work" in capfd.readouterr().err
