@@ -22,7 +22,10 @@ class Oracle(Protocol):
     num_silos: int
 
     def gradient(self, y: Tensor) -> Tensor:
-        """Private gradients (m, d) at ``y`` (m, d): a fresh batch and fresh noise at each call."""
+        """Private gradients (m, d) at ``y`` (m, d): a fresh batch and fresh noise at each call.
+
+        The answer is the caller's, who may change it in place, as ``y`` between calls.
+        """
         ...
 
     def release(self, update: Tensor) -> Tensor:

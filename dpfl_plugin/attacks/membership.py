@@ -73,7 +73,7 @@ class _Pool:
         mean = torch.empty_like(y[0])
         self.engine.clipped_sum(y[0].contiguous(), self.records, self.rules.clip_norm, mean)
         mean /= len(self.records)
-        self.path.append(y[0])
+        self.path.append(y[0].clone())  # the algorithm may change its own in place
         self.means.append(mean)
         return (mean + self.shift + self.rules.l2 * y[0]).unsqueeze(0)
 
