@@ -27,6 +27,7 @@ from dpfl_plugin.errors import ConfigError, DataError
 from dpfl_plugin.runtimes.mpi import job
 from dpfl_plugin.training.accounting import TOO_FEW_LEFT
 from dpfl_plugin.training.folder import RunFolder, to_json
+from dpfl_plugin.training.prospect import MANY_ROUNDS
 from dpfl_plugin.training.session import Place, Result, finished_result, folder_of, run_session
 
 NOT_IN_TABLE = (
@@ -115,7 +116,7 @@ def _run_one(
     profile: bool,
 ) -> Result:
     label, config = variant.label or "", variant.config
-    stop.listening = False
+    stop.listening = (config.rounds or 0) < MANY_ROUNDS
     reporter = BarReporter(label, console) if console.is_terminal else PlainReporter(label)
     folder = folder_of(config)
     finished = finished_result(folder) is not None
@@ -154,11 +155,13 @@ def place_of(config: Config) -> Place:
 class _Stop:
     """Whether Ctrl-C, SIGTERM or SIGUSR1 came; the first one asks politely, a second one ends at once.
 
-    Politely only once a run has begun to ask: before, while it is planned, nothing is there to be saved.
+    Attributes:
+        listening: whether the run will ask. One that takes long to be planned does not before its first round, where
+            nothing is to be saved: it ends at once.
     """
 
     def __init__(self) -> None:
-        self.asked, self.listening = False, False
+        self.asked, self.listening = False, True
 
     def __call__(self) -> bool:
         self.listening = True

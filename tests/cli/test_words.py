@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from dpfl_plugin.cli.progress import value_of
-from dpfl_plugin.cli.run import _Stop
+from dpfl_plugin.training import session
+from dpfl_plugin.training.prospect import MANY_ROUNDS
 from dpfl_plugin.training.session import _diverged
 from tests.cli.command import dpfl, one_message, run, write
 
@@ -75,12 +76,19 @@ def test_a_used_up_ledger_is_refused_before_anything_is_written(tmp_path: Path) 
     assert ledger.read_bytes() == before and len(list((tmp_path / "runs").glob("*/*/ledger.jsonl"))) == 1
 
 
-def test_a_signal_ends_planning_at_once_and_a_run_politely(capfd: pytest.CaptureFixture[str]) -> None:
-    stop = _Stop()
-    with pytest.raises(KeyboardInterrupt):
-        stop.hear(signal.SIGTERM, None)
-    assert "stopping" not in capfd.readouterr().err
-    stop = _Stop()
-    assert not stop()  # a run asks before its first round
-    stop.hear(signal.SIGTERM, None)
-    assert stop() and "stopping after this silo's work" in capfd.readouterr().err
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_long_planning_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    """While short plans are made, a run is stopped as between rounds: see test_resume."""
+
+    def build(*args: Any) -> Any:
+        signal.raise_signal(number)
+        raise AssertionError("it went on planning")
+
+    monkeypatch.setattr(session, "build", build)
+    config = write(tmp_path, {**SOLVED, "rounds": MANY_ROUNDS})
+    done = dpfl("run", config, "--out", tmp_path / "runs")
+    assert done.code == 4 and "solving for the noise of 10,000 rounds" in done.err
+    assert "interrupted while it was planned: no round began" in done.err and "stopping" not in done.err
+    assert not list(tmp_path.glob("runs/*/*/ledger.jsonl"))
