@@ -2,9 +2,10 @@
 
     python -m benchmarks.engines [--workload W1] [--turns 7] [--json]
 
-A step is all that a silo does: draw the batch, gather it, the clipped sum, noise, the drift step. One torch thread;
-those that are compared take turns, in an order that rotates, on the same batches, so that a machine which is busy for a
-while is busy for all of them. Ratios are medians of the ratios turn by turn.
+A step is all that a silo does: draw the batch, gather it, the clipped sum, noise, the drift step. A turn is the local
+steps of a silo in a round, with what it does once a round. One torch thread; those that are compared take turns, in
+an order that rotates, on the same batches, so that a machine which is busy for a while is busy for all of them.
+Ratios are medians of the ratios turn by turn.
 """
 
 from __future__ import annotations
@@ -29,8 +30,6 @@ from benchmarks.contenders import OURS, Contender, OpacusGhost, OpacusHooks, Pla
 from benchmarks.table import table
 from benchmarks.workloads import WORKLOADS, Workload, describe
 
-# Steps of a turn: enough that a turn takes some 10 ms of the fastest.
-STEPS: Final = {"W1": 50, "W2": 10, "W3": 20, "W4": 2}
 ROOFLINE: Final = 1024  # rows and columns of the product whose rate is what the machine can do
 
 # What we set out to reach: at least so many times as fast as each; of plain SGD, on W4, at most 2.1 times as slow.
@@ -178,7 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.peak:
         print(peak_mib(WORKLOADS[names[0]], options.peak, 2))
         return
-    found = {name: measure(WORKLOADS[name], options.turns, STEPS[name]) for name in names}
+    found = {name: measure(WORKLOADS[name], options.turns, WORKLOADS[name].local_steps) for name in names}
     if options.json:
         print(json.dumps({name: steps.medians() for name, steps in found.items()}))
         return

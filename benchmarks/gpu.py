@@ -30,7 +30,7 @@ import torch
 
 from benchmarks import machine
 from benchmarks.contenders import OURS, Contender, Ours, contenders, ours
-from benchmarks.engines import STEPS, arithmetic, one_silo
+from benchmarks.engines import arithmetic, one_silo
 from benchmarks.table import table
 from benchmarks.workloads import WORKLOADS, Workload, describe
 from dpfl_plugin.gradients.replay import cuda_graph
@@ -195,7 +195,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit("no GPU that torch can use: nothing was measured. `--device cpu` runs the same program on the CPU.")
     torch.set_num_threads(1)
     loads = {name: replace(WORKLOADS[name], device=options.device) for name in options.workload or WORKLOADS}
-    found = {name: measure(load, options.turns, STEPS[name], options.packed) for name, load in loads.items()}
+    found = {name: measure(load, options.turns, load.local_steps, options.packed) for name, load in loads.items()}
     if options.json:
         medians = {
             name: {who: statistics.median(seconds) * 1e6 for who, seconds in one.seconds.items()}

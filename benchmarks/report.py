@@ -150,12 +150,13 @@ def against_pfl() -> str:
 
 def page() -> str:
     """Measure everything, and say it."""
-    steps = {name: engines.measure(load, TURNS, engines.STEPS[name]) for name, load in WORKLOADS.items()}
+    steps = {name: engines.measure(load, TURNS, load.local_steps) for name, load in WORKLOADS.items()}
     memory = {name: engines.peaks(name, list(found.seconds)) for name, found in steps.items()}
     times = {name: rounds.measure(load, ROUNDS) for name, load in WORKLOADS.items()}
     profiles = {name: profile.measure(load, PROFILED_ROUNDS) for name, load in WORKLOADS.items()}
     by_step = [
-        f"### {name}\n\n{describe(WORKLOADS[name]).capitalize()}. {TURNS} turns of {engines.STEPS[name]} steps.\n\n"
+        f"### {name}\n\n{describe(WORKLOADS[name]).capitalize()}. {TURNS} turns of "
+        f"{WORKLOADS[name].local_steps} steps.\n\n"
         f"{engines.steps_table(found, memory[name])}\n"
         for name, found in steps.items()
     ]
