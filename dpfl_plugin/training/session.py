@@ -324,6 +324,23 @@ def _look_ahead(job: _Job, account: PrivacyAccount) -> None:
         account.look_ahead(planned)
 
 
+def _tell_ahead(config: Config, parts: Parts, account: PrivacyAccount, reporter: Reporter) -> None:
+    """What a user may want to know, or to change, before a round is run."""
+    for text in parts.notes:
+        reporter.note(f"records: {text}.")
+    reporter.note(f"engine {parts.engine.name}: {parts.engine_reason}")
+    reporter.note(f"memory: {parts.memory.summary()}")
+    if parts.memory.warning:
+        reporter.note(f"warning: {parts.memory.warning}.")
+    for caveat in weak_claims(config, parts.rules, parts.num_records):
+        reporter.note(f"warning: {caveat}")
+    if config.privacy.noise_multiplier is None:
+        reporter.note(f"noise_multiplier solved: {parts.noise_multiplier:g}, {_solved_for(config)}")
+        assert config.privacy.epsilon is not None
+        if why := strain(parts.noise_multiplier, config.privacy.epsilon, account.held()):
+            reporter.note(f"warning: {why}.")
+
+
 def _run(job: _Job, place: Place, reporter: Reporter, stop: Callable[[], bool]) -> Result:
     config, folder, parts = job.config, job.folder, job.parts
     kernels = getattr(parts.engine, "kernels", None)
@@ -361,19 +378,7 @@ def _run(job: _Job, place: Place, reporter: Reporter, stop: Callable[[], bool]) 
             experiment.enduring(progress, lambda: runtime.load_states(silos), save=save, note=reporter.note)
         # So that --resume always has one to go on from, and knows on what machine the rounds to come were released.
         experiment.enduring(progress, lambda: save(progress), save=save, note=reporter.note)
-        for text in parts.notes:
-            reporter.note(f"records: {text}.")
-        reporter.note(f"engine {parts.engine.name}: {parts.engine_reason}")
-        reporter.note(f"memory: {parts.memory.summary()}")
-        if parts.memory.warning:
-            reporter.note(f"warning: {parts.memory.warning}.")
-        for caveat in weak_claims(config, parts.rules, parts.num_records):
-            reporter.note(f"warning: {caveat}")
-        if config.privacy.noise_multiplier is None:
-            reporter.note(f"noise_multiplier solved: {parts.noise_multiplier:g}, {_solved_for(config)}")
-            assert config.privacy.epsilon is not None
-            if why := strain(parts.noise_multiplier, config.privacy.epsilon, account.held()):
-                reporter.note(f"warning: {why}.")
+        _tell_ahead(config, parts, account, reporter)
         reporter.start(experiment.expected_rounds, progress.rounds)
         rounds_before = progress.rounds
         job.clock.lap("start")
