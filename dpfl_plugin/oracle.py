@@ -34,6 +34,9 @@ from dpfl_plugin.privacy.mechanisms import Mechanism, OnDevice
 from dpfl_plugin.privacy.samplers import Sampler, usual_most
 from dpfl_plugin.privacy.schedules import Constant, Schedule, checked_factors
 
+Scale = tuple[float, float]
+"""(L2 sensitivity of a value, what the noise on it is multiplied by)."""
+
 # What is drawn at a time: batches of so many local steps, with this many records in all (256 KiB).
 STEPS_AHEAD: Final = 32
 RECORDS_AHEAD: Final = 2**15
@@ -322,6 +325,7 @@ class PrivateOracle:
             if replayed is not None:
                 self._width = max(usual_most(rules.sampler, size) for size in self._sizes_of(self._pool))
         self._normals: DeviceNormals | None = None
+        self._total = torch.empty(0, dtype=torch.float64)
 
     @torch.no_grad()
     def gradient(self, y: Tensor) -> Tensor:
@@ -386,55 +390,63 @@ class PrivateOracle:
         rules, turn = self._rules, step % self._ahead
         batch = self._silos[row].batch(self._batches[row][turn])
         self._clock.lap("gather")
-        divisor = self._divisors[row]
         if isinstance(self._engine, Convolution):
             self._engine.rng = self._stream.seek(self._draw.key("algorithm", self._ids[row], step))
+        total = self._total_like(y)
         if rules.unit == "silo":  # protected by `release`, not here
-            self._engine.clipped_sum(y, batch, math.inf, out)
+            self._engine.clipped_sum(y, batch, math.inf, total)
+            out.copy_(total)
         elif rules.clipping.adapts:
-            self._adaptive_sum(y, batch, row, step, out)
+            self._adaptive_sum(y, batch, row, step, total, out)
         else:
             clip_norm, bounds = rules.clip_norm, self._bounds
             if rules.clipping.measures:  # which voids the guarantee, and is charged so
-                norms = clipped_sum_and_norms(self._engine, y, batch, 1.0, out)
+                norms = clipped_sum_and_norms(self._engine, y, batch, 1.0, total)
                 clip_norm = bounds = rules.clipping.measured(norms)
-            self._engine.clipped_sum(y, batch, bounds, out)
+            self._engine.clipped_sum(y, batch, bounds, total)
             self._clock.lap("forward/backward")
             # inf * 0: no clipping goes with no noise (checked in PrivacyRules)
-            sensitivity = rules.sampler.sensitivity * clip_norm
-            self._add_noise(out, sensitivity * self._factors[step], row, step, self._noise[row][turn])
-        out.mul_(1 / divisor)
+            scale = rules.sampler.sensitivity * clip_norm, self._factors[step]
+            self._add_noise(total.unsqueeze(0), [scale], row, step, out.unsqueeze(0))
+        out.mul_(1 / self._divisors[row])
         self._clock.lap("noise" if rules.unit == "record" else "forward/backward")
 
-    def _adaptive_sum(self, y: Tensor, batch: Records, row: int, step: int, out: Tensor) -> None:
+    def _total_like(self, y: Tensor) -> Tensor:
+        """(d,) float64, for a sum of gradients at ``y``; the same for every step."""
+        if self._total.shape != y.shape or self._total.device != y.device:
+            self._total = torch.empty_like(y, dtype=torch.float64)
+        return self._total
+
+    def _adaptive_sum(self, y: Tensor, batch: Records, row: int, step: int, total: Tensor, out: Tensor) -> None:
         """The clipped sum and the count of gradients within C_i, noised as one release; then the next C_i.
 
         Noise of multiplier z / sqrt(1 - w^2) on the one and z / w on the other is that of one Gaussian release with
         multiplier z of both, which is what is charged; the proof is at `Adaptive`.
         """
         clip_norm = self.clip_norms[row]
-        norms = clipped_sum_and_norms(self._engine, y, batch, clip_norm, out)
+        norms = clipped_sum_and_norms(self._engine, y, batch, clip_norm, total)
         self._clock.lap("forward/backward")
         within = int((norms <= clip_norm).sum())
         of_sum, of_count = self._of_sum_and_count(row, step)
-        self._add_noise(out, of_sum, row, step, self._noise[row][step % self._ahead])
+        self._add_noise(total.unsqueeze(0), [of_sum], row, step, out.unsqueeze(0))
         self._adapt(row, step, within, len(batch), of_count)
 
-    def _of_sum_and_count(self, row: int, step: int) -> tuple[float, float]:
+    def _of_sum_and_count(self, row: int, step: int) -> tuple[Scale, Scale]:
         """What the noise on a silo's sum, and that on its count, has to be in proportion to."""
         rules, size = self._rules, self._divisors[row]
         # As 1/2 or -1/2, a record's bit moves the count by half as much as its clipped gradient moves the sum, over C.
         of_sum, of_count = rules.sampler.sensitivity * self.clip_norms[row], rules.sampler.sensitivity / 2
         factor = self._factors[step]
         w = rules.clipping.bit_weight(rules.release(1.0, factor).noise_multiplier, size, of_count)
-        return of_sum * factor / math.sqrt(1 - w**2), of_count * factor / w
+        return (of_sum, factor / math.sqrt(1 - w**2)), (of_count, factor / w)
 
-    def _adapt(self, row: int, step: int, within: int, num_drawn: int, of_count: float) -> None:
+    def _adapt(self, row: int, step: int, within: int, num_drawn: int, of_count: Scale) -> None:
         """Release how many of ``num_drawn`` gradients are ``within`` C_i, and renew C_i."""
         rules, draw, stream, silo = self._rules, self._draw, self._stream, self._ids[row]
         size, clip_norm = self._divisors[row], self.clip_norms[row]
         count = torch.tensor([within - num_drawn / 2], dtype=torch.float64)
-        rules.mechanism(count, of_count, stream.seek(draw.key("bits", silo, step)))
+        sensitivity, factor = of_count
+        rules.mechanism(count, sensitivity, stream.seek(draw.key("bits", silo, step)), count, factor)
         self.clip_norms[row] = rules.clipping.adapted(clip_norm, float(count) / size + 0.5, rules.clip_norm)
 
     def _gradients_together(self, sums: Sums, y: Tensor, step: int) -> Tensor:
@@ -447,27 +459,28 @@ class PrivateOracle:
         if self._replayed is not None and width <= self._width:  # else it was recorded for shorter ones: none is cut
             answer, width = self._replayed, self._width
         given = (y, self._index[turn, :, :width])
-        out, *norms = answer(*given) if self._clip_to is None else answer(*given, self._clip_to)
+        totals, *norms = answer(*given) if self._clip_to is None else answer(*given, self._clip_to)
+        out = torch.empty_like(y, memory_format=torch.contiguous_format)
         if rules.clipping.adapts:
-            self._add_noise_and_adapt(out, norms[0], step)
+            self._add_noise_and_adapt(totals, norms[0], step, out)
         else:
             self._clock.lap("forward/backward")
             # inf * 0: no clipping goes with no noise (checked in PrivacyRules)
-            each = rules.sampler.sensitivity * rules.clip_norm * self._factors[step]
-            self._add_all_noise(out, [each] * self.num_silos, step)
+            each = rules.sampler.sensitivity * rules.clip_norm, self._factors[step]
+            self._add_noise(totals, [each] * self.num_silos, 0, step, out)
         if step == 0:
             self._shares = out.new_tensor([1 / divisor for divisor in self._divisors]).unsqueeze(1)
         out.mul_(self._shares)
         self._clock.lap("noise")
         return out
 
-    def _add_noise_and_adapt(self, out: Tensor, norms: Tensor, step: int) -> None:
+    def _add_noise_and_adapt(self, totals: Tensor, norms: Tensor, step: int, out: Tensor) -> None:
         """`_adaptive_sum` of every silo at its own C_i, once the sums are there."""
         # A record that only fills up has the norm inf.
         within = (norms.squeeze(2) <= norms.new_tensor(self.clip_norms).unsqueeze(1)).sum(dim=1).tolist()
         self._clock.lap("forward/backward")
         pairs = [self._of_sum_and_count(row, step) for row in range(self.num_silos)]
-        self._add_all_noise(out, [of_sum for of_sum, _ in pairs], step)
+        self._add_noise(totals, [of_sum for of_sum, _ in pairs], 0, step, out)
         for row, (_, of_count) in enumerate(pairs):
             batch = self._batches[row][step % self._ahead]
             num_drawn = len(self._silos[row]) if batch is None else len(batch)
@@ -488,31 +501,23 @@ class PrivateOracle:
         bounds = (share_bounds(self._share, size) for size in {len(one) for one in pool.records.values()})
         return {last - first for first, last in bounds}
 
-    def _add_all_noise(self, out: Tensor, sensitivities: Sequence[float], step: int) -> None:
-        """`_add_noise` to every row of ``out`` (m, d)."""
-        if self._rules.noise == "device":
-            shape = len(sensitivities), 1
-            if len(set(sensitivities)) == 1:  # nothing to move, for which the device would be waited for
-                scales = torch.full(shape, sensitivities[0], dtype=torch.float64, device=out.device)
-            else:
-                scales = torch.tensor(sensitivities, dtype=torch.float64).to(out.device).view(shape)
-            cast(OnDevice, self._rules.mechanism).add(out, scales, self._device_normals(out).at(step))
-            return
-        for row, sensitivity in enumerate(sensitivities):
-            self._add_noise(out[row], sensitivity, row, step, self._noise[row][step % self._ahead])
-
-    def _add_noise(self, value: Tensor, sensitivity: float, row: int, step: int, name: bytes | Words) -> None:
-        """Add to ``value`` (d,) the noise of this row's silo and of this step, in proportion to ``sensitivity``.
-
-        On the host it is that of the stream with this ``name``.
-        """
+    def _add_noise(self, totals: Tensor, scales: Sequence[Scale], first: int, step: int, out: Tensor) -> None:
+        """Write ``totals`` (n, d) float64 to ``out`` (n, d), with the noise of this step of each of n silos, those from
+        row ``first`` on."""
         rules = self._rules
         if rules.noise == "device":
-            scale = torch.tensor([[sensitivity]], dtype=torch.float64).to(value.device)
-            noise = self._device_normals(value).at(step)[row : row + 1]
-            cast(OnDevice, rules.mechanism).add(value.unsqueeze(0), scale, noise)
+            normals = self._device_normals(out).at(step).rows(slice(first, first + len(scales)))
+            sensitivities, factors = zip(*scales, strict=True)
+            cast(OnDevice, rules.mechanism).add(totals, sensitivities, normals, out, factors)
             return
-        rules.mechanism(value, sensitivity, self._stream.seek(name))
+        for n, (sensitivity, factor) in enumerate(scales):
+            name = self._noise_name(first + n, step)
+            rules.mechanism(totals[n], sensitivity, self._stream.seek(name), out[n], factor)
+
+    def _noise_name(self, row: int, step: int) -> bytes | Words:
+        if self._rules.unit == "silo":
+            return self._draw.key("noise", self._ids[row], step)
+        return self._noise[row][step % self._ahead]
 
     def _device_normals(self, like: Tensor) -> DeviceNormals:
         if self._normals is None:
@@ -537,7 +542,7 @@ class PrivateOracle:
             return update
         self._check_rows(update)
         rules = self._rules
-        out = update.clone(memory_format=torch.contiguous_format)
+        totals = update.to(torch.float64, memory_format=torch.contiguous_format, copy=True)
         sensitivity = (2.0 if rules.neighbouring == "replace_one" else 1.0) * rules.clip_norm
         self._clock.lap("drift")
         step = len(self._released)
@@ -545,11 +550,11 @@ class PrivateOracle:
             raise TrainingError(
                 "the algorithm released twice in a round at silo level; the budget was checked for one."
             )
-        for row in range(self.num_silos):
-            if not math.isinf(rules.clip_norm):
-                clip_update(out[row], self._bounds, self._layer_sizes)
-            noised = sensitivity * self._factors[step]
-            self._add_noise(out[row], noised, row, step, self._draw.key("noise", self._ids[row], step))
+        if not math.isinf(rules.clip_norm):
+            for total in totals:
+                clip_update(total, self._bounds, self._layer_sizes)
+        out = torch.empty_like(update, memory_format=torch.contiguous_format)
+        self._add_noise(totals, [(sensitivity, self._factors[step])] * self.num_silos, 0, step, out)
         self._released.append(out.clone())  # what was released, whatever the algorithm does to its copy
         self._clock.lap("noise")
         return out

@@ -8,25 +8,30 @@ block's input in common. That two of 2^40 streams agree in them, keys being hash
 
 A block gives two 64-bit uniforms and, by Box and Muller (1958), two normals in float64:
 
-    r = sqrt(-2 ln u), u = (n + 1/2) 2^-64;   r cos(2 pi v), r sin(2 pi v), v = n' 2^-64
+    r = sqrt(-2 ln u), u = (n + U) 2^-64;   r cos(2 pi v), r sin(2 pi v), v = (n' + V) 2^-64
 
-No r is above sqrt(2 * 65 ln 2) = 9.49, which an exact one is with probability 2^-65. Cutting off the tails there moves
-a release of d numbers by at most d / 2 * 2^-65 in total variation, and its delta by 1 + e^epsilon times that: 5e-13 for
-10^7 numbers at epsilon 1. What rounding to floating point does is another matter, here as on the host.
-
-The integers are exact, the same on every device. Devices compute ln, cos and sin to a few units in the last place, not
-to the same bits: normals of two devices agree to about 1e-15, and are never said to be equal.
+with U and V uniform in [0, 1). A normal x is asked for as round(s x) (see `rounded_normals`, for why). The device
+computes it with U = 1/2, V = 0 in float64 and knows by a bound on all errors whether that decides it. What it does not
+decide, about one in 2^18 numbers for s = 2^24, is worked out on the host, with 256 bits of U and V and 80 digits. So
+the law is that of rounded normals, without an error, and the numbers are the same on every device. To know whether
+something is left the host waits for the device once a release.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Sequence
+from decimal import ROUND_HALF_EVEN, Context, Decimal, localcontext
 from typing import Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+from dpfl_plugin.core.rounded_normals import LARGEST
+from dpfl_plugin.core.streams import Stream
 
 ROUNDS: Final = 10
 MULTIPLIERS: Final = (0xD2511F53, 0xCD9E8D57)  # Random123, philox.h: PHILOX_M4x32_0 and _1
@@ -67,7 +72,8 @@ def _product(a: Tensor, multiplier: int) -> tuple[Tensor, Tensor]:
 
 
 def normals(keys: Sequence[bytes], count: int, device: torch.device) -> Tensor:
-    """(m, count) standard normals in float64 on ``device``: the first ``count`` of the stream of each of m keys.
+    """(m, count) standard normals on ``device``, the first ``count`` of the stream of each of m keys: float64, `NEAR`
+    to the exact ones; NaN where they may not be (one in 2^19).
 
     Raises:
         ValueError: ``count`` is more than a stream has.
@@ -83,7 +89,7 @@ def normals(keys: Sequence[bytes], count: int, device: torch.device) -> Tensor:
         last = min(first + size, found.shape[1] // 2)
         block = torch.arange(first, last, device=device).expand(len(keys), -1)
         w0, w1, w2, w3 = philox((block, *named[2:]), (named[0], named[1]))
-        r = _uniform(w0, w1, 0.5).log_().mul_(-2.0).sqrt_()
+        r = _radius(w0, w1)
         angle = _uniform(w2, w3, 0.0).mul_(2 * math.pi)
         torch.mul(r, angle.cos(), out=found[:, 2 * first : 2 * last : 2])
         torch.mul(r, angle.sin_(), out=found[:, 2 * first + 1 : 2 * last : 2])
@@ -93,6 +99,105 @@ def normals(keys: Sequence[bytes], count: int, device: torch.device) -> Tensor:
 def _uniform(high: Tensor, low: Tensor, offset: float) -> Tensor:
     """(2^32 high + low + offset) 2^-64, in [0, 1], rounded to float64's 53 bits."""
     return (low.double() + offset).mul_(2.0**-64).add_(high.double(), alpha=2.0**-32)
+
+
+def _radius(high: Tensor, low: Tensor) -> Tensor:
+    """sqrt(-2 ln u); NaN for u below 2^-19 or within 2^-32 of 1, where 64 bits leave more than `NEAR` open."""
+    below = _uniform(high, low, 0.5).log_()
+    above = _uniform(_LOW - high, _LOW - low, 0.5).neg_().log1p_()  # 1 - u with all its digits
+    found = torch.where(high < 2**31, below, above).mul_(-2.0).sqrt_()
+    return found.masked_fill_((high < _FEW) | (high == _LOW), math.nan)
+
+
+class Normals:
+    """Standard normals of m streams, to be added in whole steps.
+
+    Args:
+        keys: of the streams; values: (m, count), as `normals` gives them.
+    """
+
+    def __init__(self, keys: Sequence[bytes], values: Tensor) -> None:
+        self.keys, self.values = keys, values
+
+    def rows(self, rows: slice) -> Normals:
+        """Those of some of the streams."""
+        return Normals(self.keys[rows], self.values[rows])
+
+    def integers(self, stds: Sequence[float]) -> Tensor:
+        """(m, count) integers round(std * x), float64.
+
+        Raises:
+            ValueError: a standard deviation, in steps, is not in (0, 2^40].
+        """
+        if not all(0 < std <= MOST_STD for std in stds):
+            raise ValueError(f"stds={list(stds)!r} must be above 0 and at most 2^40 steps of the grid.")
+        std = torch.tensor(stds, dtype=torch.float64).to(self.values.device).unsqueeze(1)
+        scaled = self.values * std
+        found = scaled.round()
+        decided = (scaled - found).abs() < 0.5 - std * NEAR  # not where it is NaN
+        if not bool(decided.all()):
+            for row, index in (~decided).nonzero().tolist():
+                found[row, index] = exact(self.keys[row], index, stds[row])
+        return found
+
+    def add_rounded(self, totals: Tensor, steps: Sequence[float], stds: Sequence[float], out: Tensor) -> None:
+        """Write to ``out`` (m, d) the multiples of each row's step nearest to ``totals`` (m, d), float64, plus noise
+        of whole steps; as `draws.add_rounded`."""
+        step = torch.tensor(steps, dtype=torch.float64).to(totals.device).unsqueeze(1)
+        nearest = (totals / step).round_()
+        nearest = torch.where(nearest.abs() <= LARGEST, nearest, 0.0)  # also where it is NaN
+        out.copy_(nearest.add_(self.integers(stds)).mul_(step))
+
+
+NEAR: Final = 2.0**-44
+"""Bounds by how much a normal that `normals` gives is off. With r < 5.2: the bits that u has not yet move r by 2^-48
+at most, those of v, and the rounding of 2 pi v, the normal by 2^-47; ln, cos and sin that are a few units in the last
+place off by 2^-48. What remains, a factor of four and more, is for devices whose functions are less exact."""
+MOST_STD: Final = 2.0**40
+_FEW: Final = 2**13
+_DIGITS: Final = Context(prec=80)
+_MORE_WORDS: Final = 3  # beyond the first 64 bits
+
+
+def exact(key: bytes, index: int, std: float) -> int:
+    """round(std * x) of the normal at ``index`` of a stream, with 256 bits of each uniform number and 80 digits."""
+    words = np.frombuffer(key, dtype="<u4")[:5].astype(np.int64)
+    counter = [torch.tensor([number]) for number in (index // 2, *words[2:])]
+    w0, w1, w2, w3 = (int(word) for word in philox(counter, [torch.tensor([number]) for number in words[:2]]))
+    name = hashlib.blake2b(
+        key + (index // 2).to_bytes(8, "little"), digest_size=32, person=b"dpfl.device.more"
+    ).digest()
+    more = Stream().seek(name).bit_generator.random_raw
+    with localcontext(_DIGITS):
+        u, v = (_long_uniform(high << 32 | low, more(_MORE_WORDS)) for high, low in ((w0, w1), (w2, w3)))
+        cosine, sine = _cos_and_sin(v)
+        x = (-2 * u.ln()).sqrt() * (sine if index % 2 else cosine)
+        return int((x * Decimal(std)).to_integral_value(ROUND_HALF_EVEN))
+
+
+def _long_uniform(first: int, rest: NDArray[np.uint64]) -> Decimal:
+    number = first
+    for word in rest:
+        number = number << 64 | int(word)
+    return (Decimal(number) + Decimal("0.5")) / Decimal(2) ** (64 * (1 + len(rest)))
+
+
+def _cos_and_sin(turns: Decimal) -> tuple[Decimal, Decimal]:
+    """Of 2 pi times so many turns, in [0, 1]: Taylor's series of a 64th of the angle, doubled six times."""
+    angle = 2 * _PI * turns / 64
+    cosine, sine, term = Decimal(0), Decimal(0), Decimal(1)
+    for n in range(50):  # 0.1^50 / 50! is below the last digit
+        if n % 2:
+            sine += term if n % 4 == 1 else -term
+        else:
+            cosine += term if n % 4 == 0 else -term
+        term *= angle / (n + 1)
+    for _ in range(6):
+        cosine, sine = cosine * cosine - sine * sine, 2 * cosine * sine
+    return cosine, sine
+
+
+_PI: Final = Decimal("3.14159265358979323846264338327950288419716939937510582097494459230781640628620899862803")
 
 
 class DeviceNormals:
@@ -109,12 +214,14 @@ class DeviceNormals:
         self._key, self._rows, self._count, self._steps, self._device = key, rows, count, steps, device
         self._ahead = max(1, AHEAD_BYTES // max(1, 8 * rows * count))
         self._first, self._drawn = 0, torch.empty(0, rows, count, dtype=torch.float64)
+        self._keys: list[bytes] = []
 
-    def at(self, step: int) -> Tensor:
-        """(m, count) normals of a step, in float64."""
+    def at(self, step: int) -> Normals:
+        """Those of a step."""
         if not self._first <= step < self._first + len(self._drawn):
             last = min(max(self._steps, step + 1), step + self._ahead)
-            keys = [self._key(row, one) for one in range(step, last) for row in range(self._rows)]
-            self._drawn = normals(keys, self._count, self._device).view(last - step, self._rows, self._count)
+            self._keys = [self._key(row, one) for one in range(step, last) for row in range(self._rows)]
+            self._drawn = normals(self._keys, self._count, self._device).view(last - step, self._rows, self._count)
             self._first = step
-        return self._drawn[step - self._first]
+        at = step - self._first
+        return Normals(self._keys[at * self._rows : (at + 1) * self._rows], self._drawn[at])

@@ -14,12 +14,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-Normals = NDArray[np.float32] | NDArray[np.float64]
+from dpfl_plugin.core import rounded_normals
+from dpfl_plugin.core.ziggurat import decide
 
-WORTH: Final = 2**26
+KNOWN: Final = (torch.float32, torch.float64)
+"""What kernels write."""
+MOST_USUAL_STD: Final = 2.0**28
+"""Up to it one number in 2^20 or fewer is left undecided."""
+
+WORTH: Final = 2**24
 """Numbers that numpy draws in about half a second: what it takes to load the kernels."""
 # Fewer normals cost numpy less than moving the generator's state there and back.
-FEW: Final = 256
+FEW: Final = 4
+# Where kernels leave more undecided than this, and one in so many, something is wrong with them.
+KEPT_LEAST, KEPT_SHARE = 64, 2.0**-12
 # A member of a subset takes numpy as long as so many normals.
 A_MEMBER: Final = 3
 # Of more than these, numpy draws large subsets in another way.
@@ -36,7 +44,6 @@ class Kernels:
     def __init__(self, worth: int = WORTH) -> None:
         self._left = worth
         self._sfc64: types.ModuleType | None = None
-        self.adds = False  # whether they may add the normals, too
 
     def of(self, rng: np.random.Generator, count: int) -> types.ModuleType | None:
         """What draws ``count`` numbers from ``rng``."""
@@ -46,34 +53,35 @@ class Kernels:
             self._left -= count
             if self._left <= 0:
                 self._sfc64 = load()
-                self.adds = self._sfc64 is not None and adds_as_torch(self._sfc64)
         return self._sfc64
 
 
 kernels = Kernels()
 
 
-def normals(rng: np.random.Generator, count: int, *, single: bool = False) -> Normals:
-    """(count,) standard normals, drawn in float64 whatever they are rounded to.
+def add_rounded(total: Tensor, grid: float, std: float, rng: np.random.Generator, out: Tensor) -> None:
+    """Write to ``out`` (n,) the multiples of ``grid`` nearest to ``total`` (n,) plus ``grid`` times round(N(0, std^2)).
+
+    The sums are exact; those that ``out`` has too few digits for are rounded once, afterwards. See `rounded_normals`.
 
     Args:
-        single: float32 will do, rounded once: they may be float32 or float64.
+        total: float64; moved to the host where it is elsewhere. What is longer than `rounded_normals.LARGEST` steps, or
+            not a number, counts as 0.
+        grid: a power of two. std: in units of it.
+        out: any float type; may be ``total``.
+
+    Raises:
+        ValueError: ``std`` is not in (0, 2^45].
     """
-    sfc64 = kernels.of(rng, count)
-    if sfc64 is None:
-        return rng.standard_normal(count)
-    return _normals(sfc64, rng, np.empty(count, np.float32) if single else np.empty(count))
-
-
-def add_normals(value: Tensor, scale: float, rng: np.random.Generator) -> None:
-    """Add to ``value`` (n,) ``scale`` times standard normals, drawn in float64 and rounded once."""
-    plain = value.dtype is torch.float32 and value.is_cpu and value.is_contiguous()
-    sfc64 = kernels.of(rng, value.numel()) if plain else None
-    if sfc64 is None or not kernels.adds:
-        drawn = torch.from_numpy(normals(rng, value.numel(), single=value.dtype is torch.float32))
-        value.add_(drawn.to(value), alpha=scale)
-    else:
-        _add_normals(sfc64, rng, scale, value.numpy())
+    rounded_normals.check_std(std)
+    values = total.cpu().contiguous().numpy()
+    plain = out.is_cpu and out.is_contiguous() and out.dtype in KNOWN
+    sfc64 = kernels.of(rng, len(values)) if plain else None
+    if sfc64 is not None:
+        _add_rounded(sfc64, rng, values, grid, std, out.numpy())
+        return
+    noise = rounded_normals.by_numpy(len(values), std, rng.bit_generator.random_raw)
+    out.copy_(torch.from_numpy((rounded_normals.nearest(values, grid) + noise) * grid))
 
 
 def subset(rng: np.random.Generator, num_all: int, size: int) -> NDArray[np.int64]:
@@ -84,17 +92,37 @@ def subset(rng: np.random.Generator, num_all: int, size: int) -> NDArray[np.int6
     return _subset(sfc64, rng, num_all, np.empty(size, np.int64))
 
 
-def _normals(sfc64: types.ModuleType, rng: np.random.Generator, out: Normals) -> Normals:
+def _add_rounded(
+    sfc64: types.ModuleType,
+    rng: np.random.Generator,
+    total: NDArray[np.float64],
+    grid: float,
+    std: float,
+    out: NDArray[np.floating[Any]],
+) -> None:
     state: Any = rng.bit_generator.state
-    sfc64.normals(state["state"]["state"], out)
+    room = len(total) if std > MOST_USUAL_STD else min(len(total), KEPT_LEAST + int(KEPT_SHARE * len(total)))
+    kept = np.empty((room, 4), np.uint64)
+    count = sfc64.add_rounded(state["state"]["state"], total, grid, std, out, kept, *_workspace(len(total)))
+    if count < 0:
+        out[:] = 0.0
+        raise RuntimeError("compiled noise is wrong: it leaves too much undecided. Uninstall numba, and report this.")
     rng.bit_generator.state = state
-    return out
+    for index, *bits in kept[:count]:
+        nearest = rounded_normals.nearest(total[index : index + 1], grid)
+        drawn = decide(rounded_normals.undecided(*bits), std, rng.bit_generator.random_raw)
+        out[index] = (nearest[0] + drawn) * grid
 
 
-def _add_normals(sfc64: types.ModuleType, rng: np.random.Generator, scale: float, value: NDArray[np.float32]) -> None:
-    state: Any = rng.bit_generator.state
-    sfc64.add_normals(state["state"]["state"], np.float32(scale), value)
-    rng.bit_generator.state = state
+_scratch = [np.empty(0, np.int64), np.empty(0, np.uint64)]
+
+
+def _workspace(count: int) -> list[Any]:
+    """Two arrays of the length of a chunk, kept: new pages of memory would take as long as the numbers."""
+    size = min(count, rounded_normals.CHUNK)
+    if len(_scratch[0]) < size:
+        _scratch[:] = np.empty(size, np.int64), np.empty(size, np.uint64)
+    return _scratch
 
 
 def _subset(
@@ -121,12 +149,15 @@ def load() -> types.ModuleType | None:
 def equals_numpy(sfc64: types.ModuleType) -> bool:
     """Whether the kernels draw numpy's numbers and leave its generator where numpy leaves it.
 
-    Compared are 2^16 normals of each precision, some 17 of them from the tail, and subsets of several sizes.
+    Compared are 2^16 normals of each precision, some 17 of them from the tail and some 16 undecided, and subsets of
+    several sizes.
     """
-    for seed, single in ((0, False), (1, True)):
+    for seed, (dtype, std) in enumerate(((np.float64, 2.0**34), (np.float32, 1234.5), (np.float64, 0.3))):
         ours, numpys = _generators(seed)
-        found = _normals(sfc64, ours, np.empty(2**16, np.float32) if single else np.empty(2**16))
-        expected = numpys.standard_normal(2**16).astype(found.dtype)
+        total, found = np.linspace(-3, 3, 2**16 + 7), np.empty(2**16 + 7, dtype)
+        _add_rounded(sfc64, ours, total, 2.0**-10, std, found)
+        noise = rounded_normals.by_numpy(len(total), std, numpys.bit_generator.random_raw)
+        expected = ((rounded_normals.nearest(total, 2.0**-10) + noise) * 2.0**-10).astype(dtype)
         if not np.array_equal(found, expected) or not _same(ours, numpys):
             return False
     for seed, (num_all, size) in enumerate(((4000, 801), (MOST, 300), (1000, 1000), (3000, 2999))):
@@ -136,18 +167,6 @@ def equals_numpy(sfc64: types.ModuleType) -> bool:
             if not np.array_equal(index, numpys.choice(num_all, size, replace=False, shuffle=False)):
                 return False
         if not _same(ours, numpys):
-            return False
-    return True
-
-
-def adds_as_torch(sfc64: types.ModuleType) -> bool:
-    """Whether the kernel that draws and adds in one pass gives the bits of drawing and then adding by torch."""
-    for seed, scale in enumerate((0.3, 7e-5, 123.4)):
-        ours, numpys = _generators(seed)
-        found, expected = (torch.linspace(-3, 3, 2**16 + 7) for _ in range(2))
-        _add_normals(sfc64, ours, scale, found.numpy())
-        drawn = _normals(sfc64, numpys, np.empty(len(expected), np.float32))
-        if not torch.equal(found, expected.add_(torch.from_numpy(drawn), alpha=scale)) or not _same(ours, numpys):
             return False
     return True
 

@@ -113,21 +113,4 @@ class SecureStream:
 def _fresh() -> np.random.Generator:
     from randomgen import AESCounter
 
-    return SumOfFour(AESCounter(key=int.from_bytes(os.urandom(16), "little"), counter=0))
-
-
-class SumOfFour(np.random.Generator):
-    """A generator whose standard normals are sums of four, halved: (Z1 + Z2 + Z3 + Z4) / 2.
-
-    That is a standard normal again. A single floating-point normal takes few of the values near it, by which its
-    holder may tell what it was added to (Mironov 2012); of a sum of four there are too many preimages to go through
-    (Holohan, Braghin 2021, "Secure random sampling in differential privacy", section 5).
-    """
-
-    def standard_normal(self, size: Any = None, dtype: Any = np.float64, out: Any = None) -> Any:
-        """See `numpy.random.Generator.standard_normal`."""
-        total = super().standard_normal(size, dtype, out)
-        for _ in range(3):
-            total += super().standard_normal(size, dtype)
-        total *= 0.5
-        return total
+    return np.random.Generator(AESCounter(key=int.from_bytes(os.urandom(16), "little"), counter=0))

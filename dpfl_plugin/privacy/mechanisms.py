@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -9,7 +10,10 @@ import numpy as np
 from torch import Tensor
 
 from dpfl_plugin.core import draws
-from dpfl_plugin.errors import require
+from dpfl_plugin.core.device_noise import Normals
+from dpfl_plugin.core.grid import Grid
+from dpfl_plugin.core.rounded_normals import MOST_STD
+from dpfl_plugin.errors import UnsupportedError, require
 from dpfl_plugin.privacy.events import Neighbouring, SampledGaussian, Sampler, Unit
 
 
@@ -23,10 +27,15 @@ class Mechanism(Protocol):
         """
         ...
 
-    def __call__(self, value: Tensor, sensitivity: float, rng: np.random.Generator) -> None:
-        """Add noise to ``value`` (d,) in place, of a standard deviation in proportion to ``sensitivity``.
+    def __call__(
+        self, total: Tensor, sensitivity: float, rng: np.random.Generator, out: Tensor, factor: float = 1.0
+    ) -> None:
+        """Write ``total`` (d,) to ``out`` (d,) with noise of a standard deviation in proportion to ``sensitivity``.
 
-        A noise schedule says another sensitivity than the value's; the release is charged as so much more noise.
+        Args:
+            total: float64; arithmetic moves it by at most sensitivity (1 + `grid.SUM_SLACK`). May be ``out``.
+            out: of any float type; what it has too few digits for is rounded after the noise.
+            factor: by a noise schedule, of the noise; the release is charged as so much more noise.
         """
         ...
 
@@ -34,20 +43,21 @@ class Mechanism(Protocol):
 class OnDevice(Protocol):
     """A mechanism whose noise can be computed where the value is (``runtime.noise: device``)."""
 
-    def add(self, value: Tensor, sensitivities: Tensor, normals: Tensor) -> None:
-        """As calling the mechanism for each of the rows of ``value`` (m, d), with noise made of ``normals``.
-
-        Args:
-            sensitivities: of each row, (m, 1) float64; normals: standard ones, (m, d) float64.
-        """
+    def add(
+        self, totals: Tensor, sensitivities: Sequence[float], normals: Normals, out: Tensor, factors: Sequence[float]
+    ) -> None:
+        """As calling the mechanism for each of the rows of ``totals`` (m, d), with noise made of ``normals``."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Gaussian:
-    """value + sensitivity * noise_multiplier * N(0, I). [N] Alg. 1, l. 13.
+    """value + sensitivity * noise_multiplier * N(0, I), rounded to a grid. [N] Alg. 1, l. 13.
 
-    The normals are drawn in float64 and rounded once, so that the tails are those of a 53-bit ziggurat.
+    The value is rounded to whole steps of a `Grid` and noise of whole steps is added, round(N(0, s^2)) with s in
+    steps. k + round(N) is round(k + N) where k is whole: a function of the Gaussian mechanism's output in real
+    numbers, with the sensitivity that the grid has (Delta', see `core.grid`). So every accountant of that mechanism
+    holds for the bits that leave. The normals are exact: see `core.rounded_normals`.
     """
 
     noise_multiplier: float
@@ -65,12 +75,42 @@ class Gaussian:
             noise_multiplier=self.noise_multiplier, sampler=sampler, rate=rate, neighbouring=neighbouring, unit=unit
         )
 
-    def __call__(self, value: Tensor, sensitivity: float, rng: np.random.Generator) -> None:
-        if self.noise_multiplier == 0:
-            return
-        draws.add_normals(value, sensitivity * self.noise_multiplier, rng)
+    def __call__(
+        self, total: Tensor, sensitivity: float, rng: np.random.Generator, out: Tensor, factor: float = 1.0
+    ) -> None:
+        """See `Mechanism`.
 
-    def add(self, value: Tensor, sensitivities: Tensor, normals: Tensor) -> None:
-        """See `OnDevice`. The normals are scaled in float64 and rounded once."""
-        if self.noise_multiplier > 0:
-            value.add_((normals * (sensitivities * self.noise_multiplier)).to(value))
+        Raises:
+            UnsupportedError: so much noise that its integers have no room.
+        """
+        if self.noise_multiplier == 0:
+            out.copy_(total)
+            return
+        step, std = self._in_steps(sensitivity, total.numel(), factor)
+        draws.add_rounded(total, step, std, rng, out)
+
+    def add(
+        self, totals: Tensor, sensitivities: Sequence[float], normals: Normals, out: Tensor, factors: Sequence[float]
+    ) -> None:
+        """See `OnDevice`."""
+        if self.noise_multiplier == 0:
+            out.copy_(totals)
+            return
+        count = totals.shape[1]
+        steps, stds = zip(
+            *(self._in_steps(one, count, factor) for one, factor in zip(sensitivities, factors, strict=True)),
+            strict=True,
+        )
+        normals.add_rounded(totals, steps, stds, out)
+
+    def _in_steps(self, sensitivity: float, dimension: int, factor: float) -> tuple[float, float]:
+        """(the grid's step, the noise's standard deviation in steps)."""
+        grid = Grid.of(sensitivity, dimension)
+        std = self.noise_multiplier * factor * grid.sensitivity / grid.step
+        if not std <= MOST_STD:
+            raise UnsupportedError(
+                f"privacy.noise_multiplier={self.noise_multiplier:g}, times {factor:g} by the schedule, for {dimension} "
+                "numbers: integers of 64 bits have no room for so much noise. Use less: nothing is left of a value "
+                "under it."
+            )
+        return grid.step, std

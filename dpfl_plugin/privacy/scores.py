@@ -42,5 +42,5 @@ class Scores:
     def noisy(self, correct: int, rng: np.random.Generator) -> float:
         """A count of correct predictions with its noise."""
         count = torch.tensor([float(correct)], dtype=torch.float64)
-        Gaussian(self.noise_multiplier)(count, SENSITIVITY, rng)
+        Gaussian(self.noise_multiplier)(count, SENSITIVITY, rng, count)
         return float(count)

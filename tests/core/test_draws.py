@@ -1,4 +1,4 @@
-"""Kernels against numpy, whose numbers they have to draw bit for bit."""
+"""Kernels against what is drawn without them, bit for bit."""
 
 import sys
 import types
@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from dpfl_plugin.core import draws
-from dpfl_plugin.core.streams import SecureStream, Stream, SumOfFour
+from dpfl_plugin.core import draws, rounded_normals
+from dpfl_plugin.core.grid import Grid
+from dpfl_plugin.core.streams import SecureStream, Stream
 from dpfl_plugin.privacy.mechanisms import Gaussian
 from dpfl_plugin.privacy.samplers import FixedSize
 
@@ -39,27 +40,53 @@ def state(generator):
     return (*found["state"]["state"].tolist(), found["has_uint32"], found["uinteger"])
 
 
-def test_ten_million_normals_are_numpys():
-    """Among them are some 2,600 from the tail."""
+STEP = 2.0**-10
+
+
+def noisy(rng, total, std, dtype, compiled):
+    """``total`` on the grid, with its noise: by the compiled loops or without them."""
+    if compiled:
+        out = np.empty(len(total), dtype)
+        draws._add_rounded(sfc64, rng, total, STEP, std, out)
+        return out
+    noise = rounded_normals.by_numpy(len(total), std, rng.bit_generator.random_raw)
+    return ((rounded_normals.nearest(total, STEP) + noise) * STEP).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(("std", "count"), [(0.3, 400_000), (1e4, 400_000), (2.0**33, 400_000), (2.0**45, 3000)])
+def test_the_compiled_noise_is_that_of_numpy(std, count, dtype):
+    """Two million numbers in all: with tails, and at the largest deviation with one in four that words leave open."""
+    total = np.random.default_rng(0).standard_normal(count)
+    total[[3, count // 2]] = np.nan, np.inf
     numpys, ours = generators(1)
-    expected, found = numpys.standard_normal(10**7), np.empty(10**7)
-    draws._normals(sfc64, ours, found)
-    assert np.array_equal(found, expected)
+    assert np.array_equal(noisy(ours, total, std, dtype, True), noisy(numpys, total, std, dtype, False))
     assert state(ours) == state(numpys)
-    assert (np.abs(found) > sfc64.R).sum() > 2000
 
 
 @pytest.mark.parametrize("sign", [0, 1])
-@pytest.mark.parametrize("strip", range(256))
-def test_normals_at_the_edge_of_every_strip_are_numpys(strip, sign):
+def test_the_compiled_noise_at_the_edge_of_every_strip(sign):
     """A word at will: it is the sum of the state's first two and its counter. The rest decides on points at an edge."""
-    sure = int(sfc64.SURE[strip])
-    for bits in {0, 1, max(sure - 1, 0), sure, sure + 1, 2**52 - 1}:
-        for rest in range(8):
-            name = np.array([bits << 9 | sign << 8 | strip, 0, rest * 0x9E3779B97F4A7C15 % 2**64, 0], np.uint64)
-            numpys, ours = Stream().seek(name), Stream().seek(name)
-            assert np.array_equal(draws._normals(sfc64, ours, np.empty(1)), numpys.standard_normal(1))
-            assert state(ours) == state(numpys)
+    total = np.zeros(1)
+    for strip in range(256):
+        sure = int(rounded_normals.INNER[strip])
+        for bits in {0, 1, max(sure - 1, 0), sure, sure + 1, 2**52 - 1}:
+            for rest in range(3):
+                name = np.array([bits << 9 | sign << 8 | strip, 0, rest * 0x9E3779B97F4A7C15 % 2**64, 0], np.uint64)
+                numpys, ours = Stream().seek(name), Stream().seek(name)
+                found = noisy(ours, total, 2.0**20, np.float64, True)
+                assert np.array_equal(found, noisy(numpys, total, 2.0**20, np.float64, False))
+                assert state(ours) == state(numpys)
+
+
+def test_noise_that_leaves_too_much_undecided_is_thrown_away(monkeypatch):
+    """No kernel that is right does: what it would leave without noise must not leave."""
+    monkeypatch.setattr(draws, "KEPT_LEAST", 0)
+    monkeypatch.setattr(draws, "MOST_USUAL_STD", 2.0**45)
+    out, rng = np.ones(5000, np.float32), generators(2)[0]
+    with pytest.raises(RuntimeError, match="undecided"):
+        draws._add_rounded(sfc64, rng, np.ones(5000), STEP, 2.0**45, out)
+    assert not out.any()
 
 
 @pytest.mark.parametrize("half", [False, True])
@@ -88,7 +115,9 @@ def test_a_word_that_would_favour_some_members_is_drawn_again():
 def test_what_is_drawn_next_goes_on_where_numpy_would(half, way):
     numpys, ours = generators(3, half)
     for count in (1000, 7, 300):
-        assert np.array_equal(draws.normals(ours, count), numpys.standard_normal(count))
+        out, total = torch.empty(count), torch.zeros(count, dtype=torch.float64)
+        draws.add_rounded(total, STEP, 99.0, ours, out)
+        assert np.array_equal(out.numpy(), noisy(numpys, total.numpy(), 99.0, np.float32, False))
         assert np.array_equal(
             draws.subset(ours, 2 * count, count), numpys.choice(2 * count, count, replace=False, shuffle=False)
         )
@@ -104,12 +133,16 @@ def test_subsets_of_many_are_numpys(way):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("count", [3, 5000])
-def test_noise_is_drawn_in_float64_and_rounded_once(dtype, count, way):
+def test_noise_is_exact_and_rounded_once(dtype, count, way):
+    """What is released is the nearest step plus whole steps, rounded to the type in the end."""
     numpys, ours = generators(5)
-    value = torch.linspace(-1, 1, count).to(dtype)
-    expected = value.add(torch.from_numpy(numpys.standard_normal(count)).to(dtype), alpha=0.7 * 1.3)
-    Gaussian(1.3)(value, 0.7, ours)
-    assert torch.equal(value, expected)
+    total = torch.linspace(-1, 1, count, dtype=torch.float64)
+    out = torch.empty(count, dtype=dtype)
+    Gaussian(1.3)(total, 0.7, ours, out, 2.0)
+    grid = Grid.of(0.7, count)
+    noise = rounded_normals.by_numpy(count, 2 * 1.3 * grid.sensitivity / grid.step, numpys.bit_generator.random_raw)
+    exact = torch.from_numpy((np.rint(total.numpy() / grid.step) + noise) * grid.step)
+    assert torch.equal(out, exact.to(dtype))
 
 
 def test_a_batch_is_the_subset_that_numpy_draws(way):
@@ -120,18 +153,16 @@ def test_a_batch_is_the_subset_that_numpy_draws(way):
 
 
 def test_kernels_draw_from_sfc64_alone(monkeypatch):
-    """A secure normal is a sum of four; from another generator's state a kernel would draw rubbish."""
+    """From another generator's state a kernel would draw rubbish."""
     known = draws.Kernels(worth=1)
     assert known.of(generators(0)[0], 10**4) is sfc64
-    for other in (
-        SecureStream().seek(b""),
-        SumOfFour(np.random.SFC64(1)),
-        np.random.Generator(np.random.PCG64(1)),
-    ):
+    for other in (SecureStream().seek(b""), np.random.Generator(np.random.PCG64(1))):
         assert known.of(other, 10**4) is None
     monkeypatch.setattr(draws, "kernels", known)
-    one, other = (SumOfFour(np.random.SFC64(1)) for _ in range(2))
-    assert np.array_equal(draws.normals(one, 5000), other.standard_normal(5000))
+    one, other = (np.random.Generator(np.random.PCG64(1)) for _ in range(2))
+    out, total = torch.empty(5000), torch.ones(5000, dtype=torch.float64)
+    draws.add_rounded(total, STEP, 99.0, one, out)
+    assert np.array_equal(out.numpy(), noisy(other, total.numpy(), 99.0, np.float32, False))
 
 
 def test_they_are_loaded_once_it_is_worth_it(monkeypatch):
@@ -148,22 +179,24 @@ class Wrong(types.ModuleType):
 
     def __init__(self, **faults):
         super().__init__("wrong")
-        self.normals, self.subset, self.add_normals = sfc64.normals, sfc64.subset, sfc64.add_normals
+        self.add_rounded, self.subset = sfc64.add_rounded, sfc64.subset
         self.__dict__.update(faults)
 
 
-def cut_off(state, out):
-    sfc64.normals(state, out)
-    np.clip(out, -sfc64.R, sfc64.R, out=out)
+def cut_off(state, total, grid, std, out, *rest):
+    count = sfc64.add_rounded(state, total, grid, std, out, *rest)
+    np.clip(out, total - 3.6 * std * grid, total + 3.6 * std * grid, out=out)
+    return count
 
 
-def last_bit(state, out):
-    sfc64.normals(state, out)
-    out[777] = np.nextafter(out[777], out.dtype.type(9))
+def one_step_off(state, total, grid, std, out, *rest):
+    count = sfc64.add_rounded(state, total, grid, std, out, *rest)
+    out[777] += max(grid, np.spacing(out[777]))
+    return count
 
 
-def not_moved_on(state, out):
-    sfc64.normals(state.copy(), out)
+def not_moved_on(state, *rest):
+    return sfc64.add_rounded(state.copy(), *rest)
 
 
 def in_order(state, half, num_all, out):
@@ -176,11 +209,11 @@ def half_forgotten(state, half, num_all, out):
     half[:] = 0
 
 
-NORMALS, SUBSETS = (cut_off, last_bit, not_moved_on), (in_order, half_forgotten)
-FAULTS = [{"normals": fault} for fault in NORMALS] + [{"subset": fault} for fault in SUBSETS]
+NOISE, SUBSETS = (cut_off, one_step_off, not_moved_on), (in_order, half_forgotten)
+FAULTS = [{"add_rounded": fault} for fault in NOISE] + [{"subset": fault} for fault in SUBSETS]
 
 
-@pytest.mark.parametrize("faults", FAULTS, ids=[fault.__name__ for fault in NORMALS + SUBSETS])
+@pytest.mark.parametrize("faults", FAULTS, ids=[fault.__name__ for fault in NOISE + SUBSETS])
 def test_kernels_that_differ_from_numpy_are_not_used(faults, monkeypatch):
     wrong = Wrong(**faults)
     assert draws.equals_numpy(sfc64)
@@ -190,50 +223,6 @@ def test_kernels_that_differ_from_numpy_are_not_used(faults, monkeypatch):
     assert draws.load() is None
 
 
-def added_twice_rounded(state, scale, value):
-    """Rounded after the product, too, as without a fused multiply-add."""
-    drawn = np.empty(len(value), np.float32)
-    sfc64.normals(state, drawn)
-    value += scale * drawn
-
-
-def added_less(state, scale, value):
-    sfc64.add_normals(state, scale * np.float32(1 - 2**-24), value)
-
-
-def added_and_not_moved_on(state, scale, value):
-    sfc64.add_normals(state.copy(), scale, value)
-
-
-@pytest.mark.parametrize("fault", [added_twice_rounded, added_less, added_and_not_moved_on])
-def test_a_kernel_that_adds_otherwise_than_torch_is_not_used(fault, monkeypatch):
-    """Its draws are."""
-    monkeypatch.setattr(draws, "load", lambda: Wrong(add_normals=fault))
-    made = draws.Kernels(worth=1)
-    assert made.of(generators(0)[0], 10**4) is not None
-    assert not made.adds
-    monkeypatch.setattr(draws, "kernels", made)
-    value, expected = torch.ones(5000), torch.ones(5000)
-    ours, numpys = generators(5)
-    draws.add_normals(value, 0.3, ours)
-    expected.add_(torch.from_numpy(numpys.standard_normal(5000).astype(np.float32)), alpha=0.3)
-    assert torch.equal(value, expected)
-
-
-@pytest.mark.parametrize("count", [10, 5000])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_noise_is_added_to_the_bit_as_torch_adds_it(way, count, dtype):
-    ours, numpys = generators(6)
-    for strided in (False, True):
-        value = torch.linspace(-2, 2, 2 * count, dtype=dtype)[:: 1 + strided][:count]
-        expected = value.clone()
-        for scale in (0.3, 1e-6, 40.0):  # one release after another
-            drawn = torch.from_numpy(numpys.standard_normal(count)).to(dtype)
-            draws.add_normals(value, scale, ours)
-            assert torch.equal(value, expected.add_(drawn, alpha=scale))
-    assert state(ours) == state(numpys)
-
-
 def test_without_numba_numpy_draws(monkeypatch):
     monkeypatch.delattr("dpfl_plugin.core.sfc64")
     monkeypatch.delitem(sys.modules, "dpfl_plugin.core.sfc64")
@@ -241,7 +230,9 @@ def test_without_numba_numpy_draws(monkeypatch):
     assert draws.load() is None
     monkeypatch.setattr(draws, "kernels", draws.Kernels(worth=1))
     ours, numpys = generators(7)
-    assert np.array_equal(draws.normals(ours, 5000), numpys.standard_normal(5000))
+    out, total = torch.empty(5000), torch.ones(5000, dtype=torch.float64)
+    draws.add_rounded(total, STEP, 99.0, ours, out)
+    assert np.array_equal(out.numpy(), noisy(numpys, total.numpy(), 99.0, np.float32, False))
 
 
 def test_where_nothing_can_be_kept_they_are_compiled_anew(monkeypatch):

@@ -9,7 +9,7 @@ import pytest
 from randomgen import AESCounter
 from scipy import stats
 
-from dpfl_plugin.core.streams import PURPOSES, SecureStream, Stream, SumOfFour, stream, stream_key, words
+from dpfl_plugin.core.streams import PURPOSES, SecureStream, Stream, stream, stream_key, words
 
 ALPHA = 1e-6  # false alarm of each statistical assertion; seeds are fixed, so it can only fail once
 
@@ -89,22 +89,6 @@ def test_secure_streams_never_repeat_themselves_or_each_other():
     again = source.seek(stream_key(1, "noise")).standard_normal(4)
     other = SecureStream().seek(stream_key(1, "noise")).standard_normal(4)
     assert len({*first, *again, *other}) == 12
-
-
-def test_secure_normals_are_standard_normals():
-    """Of a fixed key, so that it fails always or never; a halved sum of three would have variance 0.75."""
-    generator = SumOfFour(np.random.Philox(8))
-    draws = generator.standard_normal(100_000)
-    assert stats.kstest(draws, "norm").pvalue > ALPHA
-    assert stats.kstest(1.03 * draws, "norm").pvalue < ALPHA
-    assert stats.pearsonr(draws[:-1], draws[1:]).pvalue > ALPHA
-
-
-def test_a_secure_normal_is_half_the_sum_of_four():
-    plain = np.random.Generator(np.random.Philox(8))
-    parts = [plain.standard_normal((2, 3)) for _ in range(4)]
-    assert np.allclose(SumOfFour(np.random.Philox(8)).standard_normal((2, 3)), sum(parts) / 2, rtol=0, atol=1e-15)
-    assert isinstance(SumOfFour(np.random.Philox(8)).standard_normal(), float)
 
 
 def test_no_two_holders_of_a_secure_stream_draw_the_same() -> None:
