@@ -62,7 +62,7 @@ def test_the_sums_of_a_stack(kind: str, clip_norm: float) -> None:
     d = sum(layer.weight.numel() + layer.bias.numel() for layer in model() if isinstance(layer, nn.Linear))
     y = torch.empty(3, d, device=ELSEWHERE)
     clip_norms = None if clip_norm == math.inf else torch.empty(3, 1, dtype=torch.float64, device=ELSEWHERE)
-    norms = engine.clipped_sums(y, batches, clip_norms, torch.empty_like(y))
+    norms = engine.clipped_sums(y, batches, clip_norms, torch.empty_like(y, dtype=torch.float64))
     assert norms is None if clip_norms is None else norms.device == ELSEWHERE
 
 
