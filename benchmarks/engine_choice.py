@@ -126,7 +126,7 @@ def made(name: str) -> tuple[nn.Module, Tensor, int]:
 
 def timed(engine: Engine, y: Tensor, batch: Records, seconds: float) -> float:
     """Microseconds of processor time of a clipped sum, the least of several: what else runs only adds to it."""
-    out, times = torch.empty_like(y), []
+    out, times = torch.empty_like(y, dtype=torch.float64), []
     prepared, began = engine.prepare(batch), time.perf_counter()
     engine.clipped_sum(y, prepared, 1.0, out)
     while len(times) < 3 or (time.perf_counter() - began < seconds and len(times) < 50):
@@ -166,7 +166,7 @@ def largest(engine: str, precision: Precision, records: int) -> float | None:
             extra = () if precision == "float32" else (precision,)
             made_engine: Engine = kind(model, losses.cross_entropy, CHUNK_BYTES, *extra)
             y = Layout.of(model).flatten(dict(model.named_parameters()))
-            out = torch.empty_like(y)
+            out = torch.empty_like(y, dtype=torch.float64)
             for number in range(records):
                 scale = 10.0 ** (number % 5 - 2)
                 record = Records(scale * torch.randn(1, *trial.shape[1:], generator=generator), torch.tensor([0]))

@@ -19,12 +19,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dpfl_plugin.core.balls import LEAST_CLIP_NORM, MOST_CLIP_NORM
 from dpfl_plugin.core.device_noise import DeviceNormals
 from dpfl_plugin.core.stopwatch import STOPPED, Stopwatch
 from dpfl_plugin.core.streams import SecureStream, Source, Stream, Words, stream, stream_key, words
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import ConfigError, PluginError, TrainingError, UnsupportedError, require
 from dpfl_plugin.gradients.base import Engine, Records, clipped_sum_and_norms
+from dpfl_plugin.gradients.blocks import filled
 from dpfl_plugin.gradients.replay import Replayed
 from dpfl_plugin.gradients.smoothing import Convolution
 from dpfl_plugin.gradients.stacked import Pool, Sums, Together
@@ -70,6 +72,10 @@ class PrivacyRules:
 
     def __post_init__(self) -> None:
         require(self.clip_norm > 0, "privacy.clip_norm", self.clip_norm, "be positive (inf: no clipping)")
+        if not math.isinf(self.clip_norm):
+            bounds = f"be in [{LEAST_CLIP_NORM:.0e}, {MOST_CLIP_NORM:.0e}], or inf"
+            inside = LEAST_CLIP_NORM <= self.clip_norm <= MOST_CLIP_NORM
+            require(inside, "privacy.clip_norm", self.clip_norm, bounds)
         require(0 <= self.l2 < math.inf, "l2", self.l2, "be finite and at least 0")
         if math.isinf(self.clip_norm) and self.noise_multiplier > 0:
             raise ConfigError(
@@ -323,9 +329,9 @@ class PrivateOracle:
         if self._pool is not None:
             self._clip_to = self._clip_norms_there(self._pool.device)
             if replayed is not None:
-                self._width = max(usual_most(rules.sampler, size) for size in self._sizes_of(self._pool))
+                self._width = filled(max(usual_most(rules.sampler, size) for size in self._sizes_of(self._pool)))
         self._normals: DeviceNormals | None = None
-        self._total = torch.empty(0, dtype=torch.float64)
+        self._total = torch.empty(0, dtype=torch.float64)  # (d,), the sum of one silo's batch
 
     @torch.no_grad()
     def gradient(self, y: Tensor) -> Tensor:
@@ -382,7 +388,7 @@ class PrivateOracle:
             for part, batches in zip(self._silos, self._batches, strict=True)
         ]
         m = self.num_silos
-        self._longest = [max(map(len, rows[m * turn : m * (turn + 1)])) for turn in range(num_steps)]
+        self._longest = [filled(max(map(len, rows[m * turn : m * (turn + 1)]))) for turn in range(num_steps)]
         self._index = pool.index(self._ids * num_steps, rows, self._width).view(num_steps, m, -1)
         self._clock.lap("gather")
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from dpfl_plugin.core.device_noise import normals
+from dpfl_plugin.core.grid import Grid
 from dpfl_plugin.core.streams import stream_key
 from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.errors import UnsupportedError
@@ -152,6 +153,13 @@ def noise_of(made_by: Any, *, lockstep: bool, draw: Draw, steps: int = 3, **give
     return [pairs[0].gradient(y) - pairs[1].gradient(y) for _ in range(steps)]
 
 
+def close_to_noise(found: Tensor, key: bytes, sigma: float, sensitivity: float) -> None:
+    """Whether it is a stream's normals times sigma and the grid's sensitivity, but for rounding."""
+    grid = Grid.of(sensitivity, len(found))
+    expected = normals([key], len(found), torch.device("cpu"))[0] * sigma * grid.sensitivity
+    torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=1.01 * grid.step)
+
+
 @pytest.mark.parametrize("lockstep", [False, True])
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_device_noise_is_that_of_each_silos_stream(sampler: str, lockstep: bool) -> None:
@@ -161,9 +169,7 @@ def test_device_noise_is_that_of_each_silos_stream(sampler: str, lockstep: bool)
     for step, noise in enumerate(found):
         for row, silo in enumerate(IDS):
             key = stream_key(7, "noise", 3, silo, step, 1, "run")
-            expected = normals([key], noise.shape[1], torch.device("cpu"))[0]
-            std = sigma * by.sensitivity * C / by.divisor(SIZES[row])
-            torch.testing.assert_close(noise[row], std * expected, rtol=1e-6, atol=1e-9)
+            close_to_noise(noise[row] * by.divisor(SIZES[row]), key, sigma, by.sensitivity * C)
     for other in (Draw(8, 3, 1, "run"), Draw(7, 4, 1, "run"), Draw(7, 3, 2, "run"), Draw(7, 3, 1, "another")):
         (first,) = noise_of(rules(sigma, C, by, noise="device"), lockstep=lockstep, draw=other, steps=1)
         assert (first - found[0]).abs().min() > 1e-9
@@ -177,10 +183,9 @@ def test_device_noise_of_an_adaptive_clipping_norm_follows_it() -> None:
     for lockstep in (False, True):
         (found,) = noise_of(made_by, lockstep=lockstep, draw=Draw(1, 2), steps=1, clip_norms=clip_norms)
         for row, silo in enumerate(IDS):
-            expected = normals([stream_key(1, "noise", 2, silo, 0)], found.shape[1], torch.device("cpu"))[0]
             w = made_by.clipping.bit_weight(sigma, SIZES[row], 1.0)
-            std = sigma / math.sqrt(1 - w**2) * 2 * clip_norms[row] / SIZES[row]
-            torch.testing.assert_close(found[row], std * expected, rtol=1e-6, atol=1e-9)
+            key = stream_key(1, "noise", 2, silo, 0)
+            close_to_noise(found[row] * SIZES[row], key, sigma / math.sqrt(1 - w**2), 2 * clip_norms[row])
 
 
 def test_device_noise_on_a_silos_update() -> None:
@@ -188,8 +193,7 @@ def test_device_noise_on_a_silos_update() -> None:
     update = torch.zeros_like(start("dense"))
     found = oracle("dense", made_by, lockstep=False, draw=Draw(1, 2)).release(update)
     for row, silo in enumerate(IDS):
-        expected = normals([stream_key(1, "noise", 2, silo, 0)], found.shape[1], torch.device("cpu"))[0]
-        torch.testing.assert_close(found[row], 2.0 * 2 * C * expected)
+        close_to_noise(found[row], stream_key(1, "noise", 2, silo, 0), 2.0, 2 * C)
 
 
 class OnHostOnly:

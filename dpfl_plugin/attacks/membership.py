@@ -70,9 +70,9 @@ class _Pool:
     means: list[Tensor] = field(default_factory=list)
 
     def gradient(self, y: Tensor) -> Tensor:
-        mean = torch.empty_like(y[0])
-        self.engine.clipped_sum(y[0].contiguous(), self.records, self.rules.clip_norm, mean)
-        mean /= len(self.records)
+        total = torch.empty_like(y[0], dtype=torch.float64)
+        self.engine.clipped_sum(y[0].contiguous(), self.records, self.rules.clip_norm, total)
+        mean = (total / len(self.records)).to(y.dtype)
         self.path.append(y[0].clone())  # the algorithm may change its own in place
         self.means.append(mean)
         return (mean + self.shift + self.rules.l2 * y[0]).unsqueeze(0)

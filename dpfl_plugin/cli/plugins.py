@@ -94,7 +94,7 @@ def _refuse(path: Path, found: Engines) -> None:
 
 def _measured(engine: Engine, found: Engines) -> float:
     """Microseconds of a clipped sum over made-up records, the median of those that fit into a fraction of a second."""
-    out = torch.empty_like(found.parameters)
+    out = torch.empty_like(found.parameters, dtype=torch.float64)
     times: list[float] = []
     with torch.no_grad():
         batch, began = engine.prepare(found.batch), time.perf_counter()

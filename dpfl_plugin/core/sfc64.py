@@ -134,7 +134,7 @@ def _at_edges(
     kept: Words,
     num_kept: int,
 ) -> tuple[int, int]:
-    """The second step, once, for the first ``count`` of ``at``. Returns how many are left and are kept (-1: too many)."""
+    """The second step, once, for ``count`` of ``at``. Returns how many are left and are kept (-1: too many)."""
     left = 0
     for n in range(count):
         i, word = at[n], words[n]

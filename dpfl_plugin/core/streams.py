@@ -11,7 +11,7 @@ import hashlib
 import os
 import struct
 from collections.abc import Sequence
-from typing import Any, Final, NoReturn, Protocol
+from typing import Final, NoReturn, Protocol
 
 import numpy as np
 from numpy.typing import NDArray

@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,9 @@ from torch import Tensor, nn
 from dpfl_plugin.core.balls import inner
 from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.errors import PluginError
+
+PIECE: Final = {"cpu": 2**17, "cuda": 2**24}
+"""Numbers that are turned into float64 at a time, to add up their squares."""
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(outputs (n, ...), labels (n,)) -> losses (n,), one for each example."""
@@ -73,10 +76,14 @@ class Engine(Protocol):
     def clipped_sum(
         self, y: Tensor, batch: Records, clip_norm: float | tuple[float, ...], out: Tensor
     ) -> Tensor | None:
-        """Write the sum of the batch's clipped gradients at parameters ``y`` (d,) to ``out`` (d,).
+        """Write the sum of the batch's clipped gradients at parameters ``y`` (d,) to ``out`` (d,), in float64.
 
         clip(g, C) = g / max(1, ||g|| / C), so that one example adds a vector of norm at most C whatever it is:
         a gradient that is not finite adds nothing, unless ``clip_norm`` is inf. An empty batch gives zeros.
+
+        Noise covers what one record does to the sum, rounding included. For two batches of one length that differ in
+        one record, or in that it counts as zero in one of them, it moves by no more than Delta (1 + SUM_SLACK), Delta =
+        2 C or C: `blocks` has the proof, and what an engine keeps for it. `dpfl_plugin.testing.EngineContract` tests it.
 
         Args:
             clip_norm: C; or a finite bound for each of the model's `layers`, each of which is clipped by itself.
@@ -100,12 +107,32 @@ def layers(layout: Layout) -> dict[str, int]:
 
 
 def squared_norms(rows: Tensor) -> Tensor:
-    """(b,) squared norms of ``rows`` (b, d), to be multiplied by those of another factor.
+    """(b,) squared norms of ``rows`` (b, p), added up in float64, in which no square of a float32 number vanishes."""
+    count, width = rows.shape
+    most = PIECE.get(rows.device.type, PIECE["cuda"])  # torch copies what it adds up in another format
+    if rows.numel() <= most:
+        return _squares(rows).sum(dim=1)
+    found = rows.new_zeros(count, dtype=torch.float64)
+    across = min(width, most)
+    for first in range(0, count, max(1, most // across)):
+        some = slice(first, first + max(1, most // across))
+        for left in range(0, width, across):
+            found[some] += _squares(rows[some, left : left + across]).sum(dim=1)
+    return found
 
-    A square may vanish below the smallest number (1e-38 in float32) and yet matter, times the square of something very
-    long. With as much as may have been lost, added, the product is never too small.
+
+def _squares(rows: Tensor) -> Tensor:
+    return rows.square() if rows.dtype is torch.float64 else rows.double().square_()
+
+
+def squared_inputs(rows: Tensor) -> Tensor:
+    """(b,) `squared_norms` of one factor of a product of two, rounded to the number format of ``rows`` (b, p).
+
+    Beyond its largest number they are inf: rows so long do not count as finite (`blocks`, 1.). A square that vanishes
+    below its smallest may matter, times that of something very long. With as much as may have been lost, added, the
+    product is never too small.
     """
-    return rows.square().sum(dim=1) + rows.shape[1] * torch.finfo(rows.dtype).tiny
+    return (squared_norms(rows) + rows.shape[1] * torch.finfo(rows.dtype).tiny).to(rows.dtype)
 
 
 def in_chunks(
@@ -126,20 +153,24 @@ def in_chunks(
     return torch.cat(known) if len(known) == len(norms) else None
 
 
-def clip_factors(norms: Tensor, clip_norm: float | tuple[float, ...]) -> list[Tensor]:
-    """min(1, C / norm), (b,): for norms (b,), or for each of the L layers of norms (b, L); C a hair inside its own."""
+def clip_factors(norms: Tensor, clip_norm: float | tuple[float, ...], dtype: torch.dtype) -> list[Tensor]:
+    """min(1, C / norm), (b,) in ``dtype``: for norms (b,), or for each of the L layers of norms (b, L), in float64; C a
+    hair inside its own. 0 for norms that are inf."""
     if isinstance(clip_norm, tuple):
         pairs = zip(clip_norm, norms.unbind(dim=1), strict=True)
-        return [factor for c, norm in pairs for factor in clip_factors(norm, c)]
-    bound = inner(clip_norm, norms.dtype)
-    return [bound / norms.clamp(min=bound)]
+        return [factor for c, norm in pairs for factor in clip_factors(norm, c, dtype)]
+    bound = inner(clip_norm, dtype)
+    return [(bound / norms.clamp(min=bound)).to(dtype)]
 
 
-def mark_bad(norms: Tensor) -> Tensor:
-    """The examples (g,) whose ``norms``, (b,) or (b, L), are finite; those of the others become inf, in all layers."""
-    finite = torch.isfinite(norms).reshape(len(norms), -1).all(dim=1)
-    norms[~finite] = math.inf
-    return finite.nonzero().squeeze(1)
+def bad_among(norms: Tensor, dtype: torch.dtype) -> Tensor | None:
+    """(b,) which examples' ``norms``, (b,) or (b, L) in float64, are not finite in ``dtype``: they become inf, in all
+    layers. None if there are none."""
+    bad = ~torch.isfinite(norms.to(dtype)).reshape(len(norms), -1).all(dim=1)
+    if not bool(bad.any()):
+        return None
+    norms[bad] = math.inf
+    return bad
 
 
 def clipped_sum_and_norms(

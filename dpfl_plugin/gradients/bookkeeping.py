@@ -7,7 +7,9 @@ there is no second backward pass (Bu et al. 2023, arXiv:2210.00038).
 
 A layer's gradient is a sum over T positions (pixels, words; 1 for a Linear layer on vectors) of outer products of
 g_t (o) and a_t (i). Its squared norm is sum_{s,t} <a_s, a_t> <g_s, g_t>, T^2 (i + o) products, or that of the sum
-itself, T i o products; whichever is cheaper is used.
+itself, T i o products; whichever is cheaper is used. Where the gradient is formed, it is added up within the record
+before its norm is taken; where it is not, all is multiplied and added up in float64 (`blocks`, 5.), which is for float32
+models only.
 """
 
 from __future__ import annotations
@@ -24,7 +26,16 @@ from torch.nn import functional
 
 from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.errors import UnsupportedError
-from dpfl_plugin.gradients.base import Loss, Records, clip_factors, mark_bad, mixing, squared_norms
+from dpfl_plugin.gradients.base import (
+    Loss,
+    Records,
+    bad_among,
+    clip_factors,
+    mixing,
+    squared_inputs,
+    squared_norms,
+)
+from dpfl_plugin.gradients.blocks import add_products, add_rows, blocks_of, chunk_of
 from dpfl_plugin.gradients.precision import Precision, passes
 
 CONVOLUTIONS: Final = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -39,12 +50,16 @@ class Call:
     version: int  # of the output, when it was put out
 
 
+Add = Callable[[Tensor | None, Tensor | None, Tensor], None]
+"""(factors (b,) or None for 1, examples (b,) that count as zero or None, a part of the sum in float64): see `Part`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The gradients of one parameter: squared norms (b,), and the sum of gradients times ``factors`` (b,) or 1."""
+    """The gradients of one parameter: squared norms (b,) in float64; and what adds the sum of gradients times factors."""
 
     squares: Callable[[], Tensor]
-    weighted_sum: Callable[[Tensor | None], Tensor]
+    add: Add
 
 
 class BookKeeping:
@@ -109,6 +124,7 @@ class BookKeeping:
             UnsupportedError: a layer is not called exactly once, its parameters are used elsewhere, or its output is
                 overwritten.
         """
+        assert out.dtype is torch.float64
         out.zero_()
         norms = [self._chunk_sum(y, chunk, clip_norm, out) for chunk in self._chunks(y, batch)]
         if clip_norm == math.inf:
@@ -119,24 +135,19 @@ class BookKeeping:
         """Add the chunk's clipped sum to ``out``; returns norms, (b,) or (b, L)."""
         layers = self._parts(y, batch)
         if clip_norm == math.inf:
-            self._add(layers, [None], out)
+            self._add(layers, [None], None, out)
             return y.new_empty(0)
         squares = torch.stack([torch.stack([p.squares() for p in parts]).sum(dim=0) for parts in layers], dim=1)
         norms = (squares if isinstance(clip_norm, tuple) else squares.sum(dim=1)).sqrt_()
-        if not math.isfinite(float(norms.sum())):
-            good = mark_bad(norms)
-            if len(good):  # from the beginning: what is not finite may have spread to nobody else's derivatives
-                self._chunk_sum(y, batch.select(good), clip_norm, out)
-            return norms
-        self._add(layers, clip_factors(norms, clip_norm), out)
-        return norms
+        bad = bad_among(norms, y.dtype)
+        self._add(layers, clip_factors(norms, clip_norm, y.dtype), bad, out)
+        return norms.to(y.dtype)
 
-    def _add(self, layers: list[list[Part]], factors: list[Any], out: Tensor) -> None:
+    def _add(self, layers: list[list[Part]], factors: list[Any], bad: Tensor | None, out: Tensor) -> None:
         places = iter(out.split(self._layout.sizes))
         for number, parts in enumerate(layers):
             for part in parts:
-                place = next(places)
-                place += part.weighted_sum(factors[number % len(factors)]).reshape(-1)
+                part.add(factors[number % len(factors)], bad, next(places))
 
     def _parts(self, y: Tensor, batch: Records) -> list[list[Part]]:
         """The gradients of every parameter, by layer, in the order of the flat vector."""
@@ -199,7 +210,9 @@ class BookKeeping:
         return keep
 
     def _chunks(self, y: Tensor, batch: Records) -> Iterator[Records]:
-        size = max(1, self._chunk_bytes // self.record_bytes(y, batch)) if len(batch) else 1
+        # Rows of a table are added up one record after another, whatever the chunk.
+        depth = len(batch) if any(isinstance(layer, nn.Embedding) for layer in self._layers.values()) else None
+        size = chunk_of(len(batch), self._chunk_bytes // self.record_bytes(y, batch), depth) if len(batch) else 1
         for first in range(0, len(batch), size):
             yield batch.between(first, min(first + size, len(batch)))
 
@@ -271,37 +284,62 @@ def _part(layer: nn.Module, name: str, a: Tensor, g: Tensor) -> Part:
 
 
 def _instantiated(gradients: Tensor) -> Part:
-    """Gradients (b, p) of a parameter that is small."""
-    return Part(
-        squares=lambda: gradients.square().sum(dim=1),
-        weighted_sum=lambda factors: gradients.sum(dim=0) if factors is None else factors @ gradients,
-    )
+    """Gradients (b, p) of a parameter, which may be overwritten."""
+
+    def add(factors: Tensor | None, bad: Tensor | None, place: Tensor) -> None:
+        if bad is not None:
+            gradients[bad] = 0.0
+        add_rows(factors, gradients, place)
+
+    return Part(squares=lambda: squared_norms(gradients), add=add)
 
 
 def _products(a: Tensor, g: Tensor) -> Part:
     """Gradients sum_t g_t a_t^T of a matrix for each of G groups: ``a`` (b, G, T, i), ``g`` (b, G, T, o)."""
+    T, i, o = a.shape[2], a.shape[3], g.shape[3]
+    if T == 1:
+        return _outer(a.squeeze(2), g.squeeze(2))
+    if ghost(T, i, o, a.element_size()):
+        return _ghost(a, g)
+    return _instantiated((g.transpose(2, 3) @ a).flatten(1))
+
+
+def _outer(a: Tensor, g: Tensor) -> Part:
+    """Gradients g a^T for each of G groups: ``a`` (b, G, i), ``g`` (b, G, o)."""
+    count, groups, i = a.shape
+
+    def squares() -> Tensor:
+        of_inputs = squared_inputs(a.reshape(-1, i)).double()
+        return (of_inputs * squared_norms(g.reshape(-1, g.shape[2]))).view(count, groups).sum(dim=1)
+
+    def add(factors: Tensor | None, bad: Tensor | None, place: Tensor) -> None:
+        scaled = g if factors is None else g * factors.view(-1, 1, 1)
+        if bad is not None:
+            scaled[bad] = 0.0
+        for group, total in enumerate(place.view(groups, 1, g.shape[2], i).unbind()):
+            add_products(scaled[:, group].unsqueeze(0), a[:, group].unsqueeze(0), total, bad)
+
+    return Part(squares=squares, add=add)
+
+
+def _ghost(a: Tensor, g: Tensor) -> Part:
+    """The same as `_products`, from products of positions; float32 numbers, multiplied and added up in float64."""
     count, groups, T, i = a.shape
     o = g.shape[3]
-    if T == 1:
-        flat_a, flat_g = a.reshape(count * groups, i), g.reshape(count * groups, o)
 
-        def squares() -> Tensor:
-            return (squared_norms(flat_a) * squared_norms(flat_g)).view(count, groups).sum(dim=1)
+    def add(factors: Tensor | None, bad: Tensor | None, place: Tensor) -> None:
+        total, length = place.view(groups, o, i), blocks_of(count).length
+        for first in range(0, count, length):
+            some = slice(first, first + length)
+            wide_a, wide_g = a[some].double(), g[some].double()
+            if factors is not None:
+                wide_g *= factors[some].view(-1, 1, 1, 1)
+            if bad is not None:
+                wide_a[bad[some]] = wide_g[bad[some]] = 0.0
+            by_group = wide_g.transpose(0, 1).reshape(groups, -1, o).transpose(1, 2)
+            total += by_group @ wide_a.transpose(0, 1).reshape(groups, -1, i)
 
-    elif ghost(T, i, o):
-
-        def squares() -> Tensor:
-            return _ghost_squares(a, g)
-
-    else:
-        return _instantiated_matrix(g.transpose(2, 3) @ a)
-
-    def weighted_sum(factors: Tensor | None) -> Tensor:
-        scaled = g if factors is None else g * factors.view(count, 1, 1, 1)
-        by_group = scaled.transpose(0, 1).reshape(groups, count * T, o).transpose(1, 2)
-        return by_group @ a.transpose(0, 1).reshape(groups, count * T, i)
-
-    return Part(squares=squares, weighted_sum=weighted_sum)
+    return Part(squares=lambda: _ghost_squares(a, g), add=add)
 
 
 def _ghost_squares(a: Tensor, g: Tensor) -> Tensor:
@@ -309,50 +347,46 @@ def _ghost_squares(a: Tensor, g: Tensor) -> Tensor:
     wide_a, wide_g = a.double(), g.double()
     lengths = (wide_a.square().sum(dim=3) * wide_g.square().sum(dim=3)).sqrt_().flatten(1).sum(dim=1)
     products = (wide_a @ wide_a.transpose(2, 3)) * (wide_g @ wide_g.transpose(2, 3))
-    return _with_slack(products.flatten(1).sum(dim=1), lengths, g.shape[2], g.dtype)
+    return _with_slack(products.flatten(1).sum(dim=1), lengths, g.shape[2])
 
 
-def _with_slack(squares: Tensor, lengths: Tensor, positions: int, dtype: torch.dtype) -> Tensor:
+def _with_slack(squares: Tensor, lengths: Tensor, positions: int) -> Tensor:
     """An upper bound of ``squares`` (b,), a hair above, for the sake of positions that cancel each other.
 
     ``lengths`` (b,) are the sums L of the positions' norms. Where the gradient is but a small rest of them, rounding
-    may leave nothing of its square, hence products in float64, of error 4096 epsilon L^2 at most. And what is added up
-    in ``dtype`` may be longer than the exact gradient: T products that are added up in any order are off by at most
-    (T + 2) u L, u half an epsilon (Higham 2002, Accuracy and Stability of Numerical Algorithms, sec. 3.1; two
-    roundings more are for the clip factor and the product).
+    may leave nothing of its square, hence products in float64, of error 4096 epsilon L^2 at most. And sums of many
+    records in float64 are off by a share of what their L, clipped, are together (`blocks`, 5.): a norm of (T + 4) 2^-24 L
+    or more bounds that.
     """
     exact = (squares.clamp_(min=0.0) + 4096 * torch.finfo(torch.float64).eps * lengths.square()).sqrt_()
-    return (exact + (positions + 4) * torch.finfo(dtype).eps / 2 * lengths).square_().to(dtype)
+    return (exact + (positions + 4) * 2.0**-24 * lengths).square_()
 
 
-def _instantiated_matrix(gradients: Tensor) -> Part:
-    return _instantiated(gradients.flatten(1))
+def ghost(T: int, i: int, o: int, itemsize: int) -> bool:
+    """Whether norms come from T x T products: by operations, where the gradient of one layer is not formed.
 
-
-def ghost(T: int, i: int, o: int) -> bool:
-    """Whether norms come from T x T products: by operations, where the gradient of one layer is not formed."""
-    return T * (i + o) < i * o
+    Not of float64 models: there is no wider format to add up in.
+    """
+    return itemsize < 8 and T * (i + o) < i * o
 
 
 def _embedding(layer: nn.Embedding, index: Tensor, g: Tensor) -> Part:
-    """Rows of the table: g (b, T, i) is added to row ``index`` (b, T)."""
+    """Rows of the table: g (b, T, i) is added to row ``index`` (b, T); of a word that comes again, to its first place,
+    within the record and before norms are taken."""
     index, g = index.flatten(1), g.reshape(len(index), -1, layer.embedding_dim)
     if layer.padding_idx is not None:
         g = g * (index != layer.padding_idx).unsqueeze(2)
+    same = index.unsqueeze(1) == index.unsqueeze(2)
+    first = same.int().argmax(dim=2) == torch.arange(index.shape[1], device=index.device)
+    rows = (same & first.unsqueeze(2)).double() @ g.double()
 
-    def squares() -> Tensor:
-        same = index.unsqueeze(1) == index.unsqueeze(2)
-        wide = g.double()
-        lengths = wide.square().sum(dim=2).sqrt_().sum(dim=1)
-        products = (wide @ wide.transpose(1, 2)) * same
-        return _with_slack(products.flatten(1).sum(dim=1), lengths, g.shape[1], g.dtype)
+    def add(factors: Tensor | None, bad: Tensor | None, place: Tensor) -> None:
+        if bad is not None:
+            rows[bad] = 0.0
+        scaled = rows if factors is None else rows * factors.view(-1, 1, 1)
+        place.view(layer.num_embeddings, -1).index_add_(0, index.flatten(), scaled.flatten(0, 1))
 
-    def weighted_sum(factors: Tensor | None) -> Tensor:
-        scaled = g if factors is None else g * factors.view(-1, 1, 1)
-        table = g.new_zeros(layer.num_embeddings, layer.embedding_dim)
-        return table.index_add_(0, index.flatten(), scaled.flatten(0, 1))
-
-    return Part(squares=squares, weighted_sum=weighted_sum)
+    return Part(squares=lambda: rows.square().flatten(1).sum(dim=1), add=add)
 
 
 def _normalisation(layer: nn.GroupNorm | nn.LayerNorm, name: str, a: Tensor, g: Tensor) -> Part:
@@ -385,7 +419,7 @@ def _patches(layer: nn.Module, a: Tensor) -> Tensor:
 def _working_size(layer: nn.Module, a: Tensor, g: Tensor) -> int:
     """Numbers that the norms of one example need at a time."""
     if isinstance(layer, nn.Embedding):
-        return int(a.numel() ** 2 * 4 + 2 * g.numel())
+        return int(a.numel() ** 2 * 4 + 8 * g.numel())
     if isinstance(layer, nn.GroupNorm | nn.LayerNorm):
         return 2 * g.numel()
     if isinstance(layer, nn.Linear):
@@ -396,4 +430,4 @@ def _working_size(layer: nn.Module, a: Tensor, g: Tensor) -> int:
         o, patches = g.shape[1], T * i * cast(int, layer.groups)
     if T == 1:
         return patches
-    return patches + (8 * T * T + 2 * T * (i + o) if ghost(T, i, o) else i * o)
+    return patches + (8 * T * T + 2 * T * (i + o) if ghost(T, i, o, a.element_size()) else i * o)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from dpfl_plugin import registry
+from dpfl_plugin.core.balls import LEAST_CLIP_NORM, MOST_CLIP_NORM
 from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.errors import UnsupportedError, told
 from dpfl_plugin.gradients import costs, independence
@@ -201,7 +202,7 @@ class _Expected:
     @property
     def half(self) -> float:
         """Half the length of a gradient: a clipping norm that most of them meet."""
-        return max(float(self.rows.norm(dim=1).median()) / 2, torch.finfo(self.rows.dtype).tiny)
+        return min(max(float(self.rows.norm(dim=1).median()) / 2, LEAST_CLIP_NORM), MOST_CLIP_NORM)
 
     def tolerance(self, clip_norm: float, precision: Precision) -> float:
         """By how much the sum of clipped gradients may differ."""
@@ -266,10 +267,10 @@ def _tried(engine: Engine, expected: _Expected, precision: Precision) -> str | N
         warnings.filterwarnings("ignore", "There is a performance drop")  # the cost model has it, for torch's nn.LSTM
         batch = engine.prepare(Records(expected.features, expected.labels))
         for bound in (math.inf, clip_norm):
-            found, alone = torch.full_like(y, math.nan), torch.zeros_like(y)
+            found, alone = (torch.full_like(y, value, dtype=torch.float64) for value in (math.nan, 0.0))
             engine.clipped_sum(y, batch, bound, found)
             for row in range(len(batch)):
-                one = torch.full_like(y, math.nan)
+                one = torch.full_like(y, math.nan, dtype=torch.float64)
                 engine.clipped_sum(y, batch.between(row, row + 1), bound, one)
                 alone += one
             sought, tolerance = expected.clipped(bound), expected.tolerance(bound, precision)
@@ -288,7 +289,7 @@ def _tried_together(engine: Engine, expected: _Expected, precision: Precision) -
     rows = [np.arange(count) for count in (len(expected.rows), 1, 0)]
     batches = Pool({0: engine.prepare(Records(expected.features, expected.labels))}).gather([0, 0, 0], rows)
     for bounds in ((math.inf,) * 3, (c, c / 2, c)):
-        found = y.new_full((3, len(y)), math.nan)
+        found = y.new_full((3, len(y)), math.nan, dtype=torch.float64)
         clip_norms = None if bounds[0] == math.inf else torch.tensor(bounds, dtype=torch.float64).to(y.device)
         answer(y.expand(3, -1), batches, None if clip_norms is None else clip_norms.unsqueeze(1), found)
         for index, bound, sums in zip(rows, bounds, found, strict=True):

@@ -15,7 +15,16 @@ from torch import Tensor
 
 from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.gradients import fused, losses
-from dpfl_plugin.gradients.base import Loss, Records, clip_factors, in_chunks, squared_norms
+from dpfl_plugin.gradients.base import (
+    Loss,
+    Records,
+    bad_among,
+    clip_factors,
+    in_chunks,
+    squared_inputs,
+    squared_norms,
+)
+from dpfl_plugin.gradients.blocks import add_products, add_up, chunk_of
 from dpfl_plugin.gradients.fused import Fused
 from dpfl_plugin.gradients.stacked import Stack, StackedLayers
 
@@ -71,7 +80,7 @@ class ClosedForm:
     def prepare(self, records: Records) -> Records:
         """Adds each record's ||(x, 1)||^2 (without the 1 if there is no bias)."""
         features = records.features.flatten(1)
-        squares = squared_norms(features) + (1.0 if self._bias else 0.0)
+        squares = squared_inputs(features) + (1.0 if self._bias else 0.0)
         return Records(features.contiguous(), records.labels, squares)
 
     def record_bytes(self, y: Tensor, batch: Records) -> int:
@@ -80,6 +89,7 @@ class ClosedForm:
     def clipped_sum(
         self, y: Tensor, batch: Records, clip_norm: float | tuple[float, ...], out: Tensor
     ) -> Tensor | None:
+        assert out.dtype is torch.float64
         if isinstance(clip_norm, tuple):
             (bound,) = clip_norm  # the model is one layer
             norms = self.clipped_sum(y, batch, bound, out)
@@ -87,22 +97,24 @@ class ClosedForm:
         if len(batch) == 0:
             out.zero_()
             return None if math.isinf(clip_norm) else y.new_empty(0)
-        size = max(1, self._chunk_bytes // self.record_bytes(y, batch))
+        size = chunk_of(len(batch), self._chunk_bytes // self.record_bytes(y, batch))
         if len(batch) > size:
             return in_chunks(self.clipped_sum, size, y, batch, clip_norm, out)
         if self._fused is not None and self._fused.takes(y, batch):
             return self._fused.clipped_sum(y, batch, clip_norm, out)
         assert batch.constants is not None
         residuals = self._residuals(y, batch)
+        out.zero_()
         if math.isinf(clip_norm):
-            self._outer_sum(residuals, batch.features, out)
+            self._add_up(residuals, batch.features, None, out)
             return None
         norms = (squared_norms(residuals) * batch.constants).sqrt_()
-        residuals.mul_(clip_factors(norms, clip_norm)[0].unsqueeze(1))
-        self._outer_sum(residuals, batch.features, out)
-        if not math.isfinite(float(out.sum())):
-            self._without_bad_examples(y, batch, norms, clip_norm, out)
-        return norms
+        bad = bad_among(norms, y.dtype)
+        residuals.mul_(clip_factors(norms, clip_norm, y.dtype)[0].unsqueeze(1))
+        if bad is not None:
+            residuals[bad] = 0.0
+        self._add_up(residuals, batch.features, bad, out)
+        return norms.to(y.dtype)
 
     def clipped_sums(self, y: Tensor, batches: Stack, clip_norms: Tensor | None, out: Tensor) -> Tensor | None:
         """See `stacked.Together`."""
@@ -121,22 +133,12 @@ class ClosedForm:
         outputs = torch.addmm(self._offset, batch.features, self._weight.t())
         return residuals(outputs, batch.labels, self._loss)
 
-    def _outer_sum(self, residuals: Tensor, features: Tensor, out: Tensor) -> None:
+    def _add_up(self, residuals: Tensor, features: Tensor, bad: Tensor | None, out: Tensor) -> None:
         size = self._outputs * self._features
-        out[:size].view(self._outputs, self._features).copy_((residuals.t() @ features)[: self._outputs])
+        own = residuals[:, : self._outputs].unsqueeze(0)
+        add_products(own, features.unsqueeze(0), out[:size].view(1, self._outputs, self._features), bad)
         if self._bias:
-            out[size:] = residuals.sum(dim=0)[: self._outputs]
-
-    def _without_bad_examples(self, y: Tensor, batch: Records, norms: Tensor, clip_norm: float, out: Tensor) -> None:
-        """The same sum over the examples whose gradient is finite; a slow path for a broken model or record.
-
-        The ``norms`` of the others become inf. (Without this path all are finite or inf: NaN is in the sum at once.)
-        """
-        residuals = self._residuals(y, batch)
-        norms.nan_to_num_(nan=math.inf, posinf=math.inf)
-        good = torch.isfinite(norms).nonzero().squeeze(1)
-        (factors,) = clip_factors(norms[good], clip_norm)
-        self._outer_sum(residuals[good] * factors.unsqueeze(1), batch.features[good], out)
+            add_up(own, out[size:].unsqueeze(0))
 
 
 def unknown_loss(loss: Loss, num_outputs: int) -> str | None:

@@ -59,8 +59,10 @@ def _bookkeeping(trace: Trace, b: int) -> Work:
         patches = m.groups * m.positions * m.inputs
         if m.positions == 1:
             moved += m.groups * (m.inputs + m.outputs)
-        elif ghost(m.positions, m.inputs, m.outputs):
-            products += 4 * m.groups * m.positions**2 * (m.inputs + m.outputs)  # float64: half the rate, and copies
+        elif ghost(m.positions, m.inputs, m.outputs, trace.itemsize):
+            # In float64, at half the rate, and copies: norms, and the sum.
+            products += 4 * m.groups * m.positions**2 * (m.inputs + m.outputs)
+            products += m.groups * m.positions * m.inputs * m.outputs
             moved += 3 * patches + 6 * m.groups * m.positions**2
         else:
             moved += 3 * patches + 3 * m.groups * m.inputs * m.outputs

@@ -17,7 +17,16 @@ from torch import Tensor, nn
 
 from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.gradients import fused, losses
-from dpfl_plugin.gradients.base import Loss, Records, clip_factors, in_chunks, mark_bad, squared_norms
+from dpfl_plugin.gradients.base import (
+    Loss,
+    Records,
+    bad_among,
+    clip_factors,
+    in_chunks,
+    squared_inputs,
+    squared_norms,
+)
+from dpfl_plugin.gradients.blocks import add_products, add_up, chunk_of
 from dpfl_plugin.gradients.closed_form import LANES, OF_LAYER, PADDING_BIAS, residuals, unknown_loss
 from dpfl_plugin.gradients.fused import Fused
 from dpfl_plugin.gradients.stacked import Stack, StackedLayers
@@ -50,7 +59,7 @@ class Dense:
         self._padded = math.ceil(self._outputs / LANES) * LANES if loss is losses.cross_entropy else 1
         self._weight, self._offset = torch.empty(0), torch.empty(0)
         # Products of matrices may round by where these begin in memory, and silos' rows of a stack begin anywhere.
-        self._y, self._total = torch.empty(0), torch.empty(0)
+        self._y = torch.empty(0)
         self._together = StackedLayers(
             self._layers,
             self._activations,
@@ -79,7 +88,7 @@ class Dense:
     def prepare(self, records: Records) -> Records:
         """Adds each record's ||x||^2."""
         features = records.features.flatten(1)
-        return Records(features.contiguous(), records.labels, squared_norms(features))
+        return Records(features.contiguous(), records.labels, squared_inputs(features))
 
     def record_bytes(self, y: Tensor, batch: Records) -> int:
         # Of each layer the output, the derivative by it, and that times the clip factor; of the last, padded ones.
@@ -89,29 +98,28 @@ class Dense:
     def clipped_sum(
         self, y: Tensor, batch: Records, clip_norm: float | tuple[float, ...], out: Tensor
     ) -> Tensor | None:
+        assert out.dtype is torch.float64
         count, unclipped = len(batch), clip_norm == math.inf
         if count == 0:
             out.zero_()
             return None if unclipped else y.new_empty((0, len(clip_norm)) if isinstance(clip_norm, tuple) else 0)
-        size = max(1, self._chunk_bytes // self.record_bytes(y, batch))
+        size = chunk_of(count, self._chunk_bytes // self.record_bytes(y, batch))
         if count > size:
             return in_chunks(self.clipped_sum, size, y, batch, clip_norm, out)
         if self._fused is not None and self._fused.takes(y, batch):
             return self._fused.clipped_sum(y, batch, clip_norm, out)
         if self._y.dtype != y.dtype or self._y.device != y.device or not self._y.numel():
-            self._y, self._total = torch.empty_like(y), torch.empty_like(y)
+            self._y = torch.empty_like(y)
         inputs, derivatives = self._derivatives(self._y.copy_(y), batch)
+        out.zero_()
         if unclipped:
-            self._sum(inputs, derivatives, None, out)
+            self._add_up(inputs, derivatives, None, None, out)
             return None
         squares = self._squares(batch, inputs, derivatives)
         norms = (squares if isinstance(clip_norm, tuple) else squares.sum(dim=1)).sqrt_()
-        self._sum(inputs, derivatives, clip_factors(norms, clip_norm), out)
-        if not math.isfinite(float(norms.sum())):
-            good = mark_bad(norms)
-            factors = clip_factors(norms[good], clip_norm)
-            self._sum([a[good] for a in inputs], [g[good] for g in derivatives], factors, out)
-        return norms
+        bad = bad_among(norms, y.dtype)
+        self._add_up(inputs, derivatives, clip_factors(norms, clip_norm, y.dtype), bad, out)
+        return norms.to(y.dtype)
 
     def clipped_sums(self, y: Tensor, batches: Stack, clip_norms: Tensor | None, out: Tensor) -> Tensor | None:
         """See `stacked.Together`."""
@@ -152,25 +160,32 @@ class Dense:
     def _squares(self, batch: Records, inputs: Sequence[Tensor], derivatives: Sequence[Tensor]) -> Tensor:
         """(b, L) squared norms of the layers' gradients."""
         assert batch.constants is not None
-        of_inputs = [batch.constants, *map(squared_norms, inputs[1:])]
-        squares = torch.empty(len(batch), len(inputs), dtype=inputs[0].dtype, device=inputs[0].device)
+        of_inputs = [batch.constants, *map(squared_inputs, inputs[1:])]
+        squares = torch.empty(len(batch), len(inputs), dtype=torch.float64, device=inputs[0].device)
         for column, (layer, of_input, g) in enumerate(zip(self._layers, of_inputs, derivatives, strict=True)):
             one = 1.0 if layer.bias is not None else 0.0
-            torch.mul(squared_norms(g), of_input + one, out=squares[:, column])
+            torch.mul(squared_norms(g), of_input.double() + one, out=squares[:, column])
         return squares
 
-    def _sum(
-        self, inputs: Sequence[Tensor], derivatives: Sequence[Tensor], factors: Sequence[Tensor] | None, out: Tensor
+    def _add_up(
+        self,
+        inputs: Sequence[Tensor],
+        derivatives: Sequence[Tensor],
+        factors: Sequence[Tensor] | None,
+        bad: Tensor | None,
+        out: Tensor,
     ) -> None:
-        """Write the sum of the gradients, each layer's times its ``factors`` (b,), to ``out``."""
-        parts = iter(self._total.split(self._sizes))
+        """Add the gradients, each layer's times its ``factors`` (b,), to ``out``: of all records but the ``bad``."""
+        parts = iter(out.split(self._sizes))
         for number, (layer, a, g) in enumerate(zip(self._layers, inputs, derivatives, strict=True)):
             scaled = g if factors is None else g * factors[number % len(factors)].unsqueeze(1)
-            scaled = scaled[:, : layer.out_features]
-            torch.mm(scaled.t(), a, out=next(parts).view(layer.out_features, layer.in_features))
+            if bad is not None:
+                scaled[bad] = 0.0
+            own = scaled[:, : layer.out_features].unsqueeze(0)
+            place = next(parts).view(1, layer.out_features, layer.in_features)
+            add_products(own, a.unsqueeze(0), place, bad)
             if layer.bias is not None:
-                torch.sum(scaled, dim=0, out=next(parts))
-        out.copy_(self._total)
+                add_up(own, next(parts).unsqueeze(0))
 
 
 def dense_layers(model: nn.Module) -> tuple[list[nn.Linear], list[nn.Module]] | None:

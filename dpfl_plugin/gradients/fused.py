@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from dpfl_plugin.core.balls import inner
 from dpfl_plugin.gradients import losses
 from dpfl_plugin.gradients.base import Loss, Records
+from dpfl_plugin.gradients.blocks import AT_ONCE, Blocks, blocks_of
 
 CACHE_LINE: Final = 64  # bytes
 VIEWS_PAY: Final = 2**14  # parameters: a copy of more takes longer than torch's views of them
@@ -62,6 +63,10 @@ class _Buffers:
         of_inputs, of_outputs: (L, b) squared norms.
         rows, row_arrays: (b, o), the outputs of a model of one layer, where their product is faster so; each row is
             filled up to whole cache lines.
+        blocks: of b records; in_blocks: of each layer, the derivatives by block (n, o, length), and those of the rest
+            (1, o, rest) if there is one; inputs: (n, length, i) and (1, rest, i) as much of the inputs, None for the
+            first layer's, which are the records'.
+        sums, sum_arrays: of each layer, (n', o, i) and (n', o i), the sums of as many blocks as are formed at a time.
     """
 
     outputs: list[Tensor]
@@ -72,6 +77,11 @@ class _Buffers:
     of_outputs: NDArray[np.float64]
     rows: Tensor | None
     row_arrays: NDArray[np.float32]
+    blocks: Blocks
+    in_blocks: list[list[Tensor]]
+    inputs: list[list[Tensor] | None]
+    sums: list[Tensor]
+    sum_arrays: list[NDArray[np.float32]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +118,11 @@ class Fused:
             o * i + (o if layer.bias is not None else 0) for (o, i), layer in zip(self._shapes, layers, strict=True)
         ]
         self._ends = np.cumsum(sizes).tolist()
-        self._y, self._total = torch.empty(sum(sizes)), torch.empty(sum(sizes))
-        self._of_y, self._of_total = self._views(self._y), self._views(self._total)
+        self._y = torch.empty(sum(sizes))
+        self._of_y = self._views(self._y)
         self._parameters = self._of_y
-        self._memory = torch.empty(0)
+        self._memory, self._sums = torch.empty(0), torch.empty(0)
+        self._none = np.zeros(max(o for o, _ in self._shapes))
         self._buffers: _Buffers | None = None
         self._bounds: tuple[float | tuple[float, ...], NDArray[np.float64]] = (math.inf, np.empty(0))
 
@@ -164,12 +175,8 @@ class Fused:
         work = self._buffers_of(len(batch))
         self._take(y)
         self._derivatives(batch, work)
-        total = self._views(out) if _lies_well(out) else self._of_total
-        inputs = [batch.features, *(a.t() for a in work.outputs[:-1])]
         if clip_norm == math.inf:
-            self._sum(inputs, work.derivatives, np.ones((1, len(batch))), total)
-            if total is self._of_total:
-                out.copy_(self._total)
+            self._add_up(batch.features, work, np.ones((1, len(batch))), None, out)
             return None
         assert batch.constants is not None
         bounds = self._bounds_of(clip_norm)
@@ -183,15 +190,8 @@ class Fused:
             norms,
             factors,
         )
-        if num_bad:  # zero times what is not finite would not be zero
-            good = torch.from_numpy(np.flatnonzero(np.isfinite(norms[0])))
-            inputs = [a.index_select(0, good) for a in inputs]
-            derivatives = [g.index_select(1, good) for g in work.derivatives]
-            self._sum(inputs, derivatives, np.ascontiguousarray(factors[:, good.numpy()]), total)
-        else:
-            self._sum(inputs, work.derivatives, factors, total)
-        if total is self._of_total:
-            out.copy_(self._total)
+        bad = np.flatnonzero(np.isinf(norms[0])) if num_bad else None
+        self._add_up(batch.features, work, factors, bad, out)
         found = torch.from_numpy(norms)
         return found.t() if isinstance(clip_norm, tuple) else found[0]
 
@@ -225,13 +225,58 @@ class Fused:
             kind = getattr(loops, _KINDS[self._activations[layer]])
             loops.backward(kind, work.derivative_arrays[layer], work.output_arrays[layer], work.of_outputs[layer])
 
-    def _sum(
-        self, inputs: Sequence[Tensor], derivatives: Sequence[Tensor], factors: NDArray[np.float64], total: _Views
+    def _add_up(
+        self,
+        features: Tensor,
+        work: _Buffers,
+        factors: NDArray[np.float64],
+        bad: NDArray[np.int64] | None,
+        out: Tensor,
     ) -> None:
-        """Write the sum of the gradients, each layer's times its row of ``factors``, to the total."""
-        for layer, (a, g) in enumerate(zip(inputs, derivatives, strict=True)):
-            self._loops.scale(g.numpy(), factors[layer % len(factors)], total.biases[layer])
-            torch.mm(g, a, out=total.weights[layer])
+        """Write the sum of the gradients, each layer's times its row of ``factors``, to ``out``: by blocks.
+
+        Args:
+            bad: records that count as zero. Their derivatives become zero with their factors; zero times what is not
+                finite would not be zero, so their inputs have to, as well.
+        """
+        flat, first = out.numpy(), 0
+        for layer, (o, i) in enumerate(self._shapes):
+            bias = flat[first + o * i : self._ends[layer]]
+            self._loops.scale(
+                work.derivative_arrays[layer],
+                factors[layer % len(factors)],
+                work.blocks.length,
+                bias if len(bias) else self._none[:o],
+            )
+            inputs = work.inputs[layer]
+            if inputs is None:
+                inputs = _by_block(features, work.blocks)
+            elif bad is not None:
+                work.outputs[layer - 1][:, bad] = 0.0
+            self._products(layer, work, inputs, bad if layer == 0 else None, flat[first : first + o * i])
+            first = self._ends[layer]
+
+    def _products(
+        self,
+        layer: int,
+        work: _Buffers,
+        inputs: list[Tensor],
+        bad: NDArray[np.int64] | None,
+        total: NDArray[np.float64],
+    ) -> None:
+        """Write a layer's products, block by block, to ``total`` (o i,)."""
+        sums, arrays, length, fresh, place = work.sums[layer], work.sum_arrays[layer], work.blocks.length, True, 0
+        for derivatives, given in zip(work.in_blocks[layer], inputs, strict=True):
+            for first in range(0, len(derivatives), len(sums)):
+                g, a = derivatives[first : first + len(sums)], given[first : first + len(sums)]
+                found = torch.bmm(g, a, out=sums[: len(g)])
+                for block in () if bad is None else np.unique(bad // length) - place:
+                    if 0 <= block < len(g):  # once more without the bad records: all other blocks keep their bits
+                        clean = a[block].clone()
+                        clean[bad[bad // length == block + place] % length] = 0.0
+                        torch.mm(g[block], clean, out=found[block])
+                self._loops.add_blocks(arrays[: len(g)], total, fresh)
+                fresh, place = False, place + len(g)
 
     def _buffers_of(self, b: int) -> _Buffers:
         """Views for batches of b records: always at the same places, for products round by where matrices begin."""
@@ -249,6 +294,12 @@ class Fused:
         views = [part[: o * b].view(o, b) for o, part in zip(rows, parts[:-1], strict=True)]
         outputs, num_layers = views[: len(self._shapes)], len(self._shapes)
         derivatives = [*views[num_layers:], outputs[-1]]
+        blocks = blocks_of(b)
+        at_a_time = [max(1, min(blocks.full, AT_ONCE["cpu"] // (o * i))) for o, i in self._shapes]
+        most = max(n * o * i for n, (o, i) in zip(at_a_time, self._shapes, strict=True))
+        if self._sums.numel() < most:
+            self._sums = torch.empty(most)
+        sums = [self._sums[: n * o * i].view(n, o, i) for n, (o, i) in zip(at_a_time, self._shapes, strict=True)]
         self._buffers = _Buffers(
             outputs,
             derivatives,
@@ -258,8 +309,21 @@ class Fused:
             np.empty((num_layers, b)),
             by_rows if by_record else None,
             by_rows.numpy(),
+            blocks,
+            [[part.transpose(1, 2) for part in _by_block(g.t(), blocks)] for g in derivatives],
+            [None, *(_by_block(z.t(), blocks) for z in outputs[:-1])],
+            sums,
+            [found.flatten(1).numpy() for found in sums],
         )
         return self._buffers
+
+
+def _by_block(rows: Tensor, blocks: Blocks) -> list[Tensor]:
+    """(n, length, p), and (1, rest, p) if there is a rest: views of ``rows`` (b, p)."""
+    if not blocks.rest:
+        return [rows.view(blocks.full, blocks.length, rows.shape[1])]
+    end = blocks.full * blocks.length
+    return [rows[:end].view(blocks.full, blocks.length, rows.shape[1]), rows[end:].unsqueeze(0)]
 
 
 def _loops() -> ModuleType:

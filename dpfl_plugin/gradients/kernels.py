@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 VERSION: Final = f"numba {numba.__version__}, llvmlite {llvmlite.__version__}"
 RELU, TANH, SIGMOID, ELU = range(4)
+LONGEST: Final = float(np.finfo(np.float32).max)  # square of a layer's inputs: as in `base.squared_inputs`
 
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
@@ -189,7 +190,7 @@ def factors(
     """min(1, C / norm) of each record's gradient, or of each layer's part of it; 0 where the norm is not finite.
 
     Args:
-        constants: (b,) squared norms of the first layer's inputs; of_inputs: (L, b) those of the other layers', from
+        constants: (b,) squared norms of the first layer's inputs, inf beyond `LONGEST`; of_inputs: (L, b) those of the other layers', from
             row 1 on; of_outputs: (L, b) of the derivatives by the outputs; ones: (L,) 1 for layers with a bias.
         bounds: (1,) C, or (L,), a bound for each layer.
         norms: (n, b), n the length of ``bounds``, are written; so are ``found``, (n, b), the factors.
@@ -204,6 +205,7 @@ def factors(
         row = layer if n > 1 else 0
         for j in range(b):
             of_input = np.float64(constants[j]) if layer == 0 else of_inputs[layer, j]
+            of_input = of_input if of_input < LONGEST else np.float64(np.inf)
             found[row, j] += of_outputs[layer, j] * (of_input + ones[layer])
     for row in range(n):
         for j in range(b):
@@ -222,14 +224,36 @@ def factors(
     return num_bad
 
 
-@_compiled(void(_MATRIX, _SQUARE, _VECTOR), "reassoc")
-def scale(g: Floats, found: Doubles, sums: Floats) -> None:
-    """Multiply each record's column of ``g`` (o, b) by its factor in ``found`` (b,); ``sums`` (o,) of the rows."""
+@_compiled(void(_MATRIX, _SQUARE, int64, _SQUARE), "reassoc")
+def scale(g: Floats, found: Doubles, length: int, sums: Doubles) -> None:
+    """Multiply each record's column of ``g`` (o, b) by its factor in ``found`` (b,), 0 where that is 0, whatever it was;
+    add up the rows by blocks of ``length`` columns, and write what they are together to ``sums`` (o,)."""
     o, b = g.shape
     for k in range(o):
-        total = np.float64(0.0)
-        for j in range(b):
-            v = np.float32(g[k, j] * found[j])
-            g[k, j] = v
-            total += v
-        sums[k] = total
+        sums[k] = 0.0
+        for first in range(0, b, length):
+            total = np.float64(0.0)
+            for j in range(first, min(first + length, b)):
+                v = np.float32(g[k, j] * found[j]) if found[j] > 0.0 else _ZERO
+                g[k, j] = v
+                total += v
+            sums[k] += total
+
+
+@_compiled(void(_MATRIX, _SQUARE, boolean))
+def add_blocks(found: Floats, sums: Doubles, fresh: bool) -> None:
+    """Add the blocks' sums ``found`` (n, d) to ``sums`` (d,), or to zero if it is ``fresh``; two at a time."""
+    n, d = found.shape
+    begun = 0
+    if fresh and n == 1:
+        sums[:] = 0.0
+    elif fresh:
+        begun = 2
+        for j in range(d):
+            sums[j] = np.float64(found[0, j]) + np.float64(found[1, j])
+    for k in range(begun, n - 1, 2):
+        for j in range(d):
+            sums[j] += np.float64(found[k, j]) + np.float64(found[k + 1, j])
+    if n % 2:
+        for j in range(d):
+            sums[j] += np.float64(found[n - 1, j])

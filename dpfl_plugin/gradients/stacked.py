@@ -25,7 +25,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dpfl_plugin.core.balls import inner
-from dpfl_plugin.gradients.base import Engine, Records, squared_norms
+from dpfl_plugin.gradients.base import Engine, Records, squared_inputs, squared_norms
+from dpfl_plugin.gradients.blocks import add_products, add_up, chunk_of, filled
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,8 @@ class Together(Protocol):
     """
 
     def clipped_sums(self, y: Tensor, batches: Stack, clip_norms: Tensor | None, out: Tensor) -> Tensor | None:
-        """Write each silo's clipped sum at its parameters, rows of ``y`` (m, d), to its row of ``out`` (m, d).
+        """Write each silo's clipped sum at its parameters, rows of ``y`` (m, d), to its row of ``out`` (m, d), in
+        float64. What `Engine.clipped_sum` promises holds of each.
 
         Args:
             clip_norms: of each silo, finite: (m, 1), or (m, L) for the model's L layers; float64, where ``y`` is.
@@ -112,8 +114,8 @@ class Pool:
 
     def index(self, ids: Sequence[int], rows: Sequence[NDArray[np.int64]], least: int = 0) -> Tensor:
         """(m, b) where the records at ``rows`` (b_i,) of each of the silos ``ids`` are in the one place, filled up with
-        the record of zeros to the longest, or to ``least`` where that is more; on the device."""
-        index = np.full((len(ids), max(least, *map(len, rows))), self._zeros)
+        the record of zeros to the longest, or to ``least`` where that is more, and to whole blocks; on the device."""
+        index = np.full((len(ids), filled(max(least, *map(len, rows)))), self._zeros)
         for place, silo, found in zip(index, ids, rows, strict=True):
             place[: len(found)] = found + self._first[silo]
         return torch.from_numpy(index).to(self.device)
@@ -147,7 +149,7 @@ class Sums:
     def __call__(self, y: Tensor, index: Tensor, clip_norms: Tensor | None = None) -> tuple[Tensor, ...]:
         """(sums (m, d), norms as of `Together.clipped_sums` where there are any), at ``y`` (m, d), of the batches at
         ``index`` (m, b) of the pool."""
-        out = torch.empty_like(y, memory_format=torch.contiguous_format)
+        out = torch.empty(y.shape, dtype=torch.float64, device=y.device)
         norms = self._engine.clipped_sums(y, self._pool.take(index), clip_norms, out)
         return (out,) if norms is None else (out, norms)
 
@@ -191,6 +193,7 @@ class StackedLayers:
 
     def clipped_sums(self, y: Tensor, batches: Stack, clip_norms: Tensor | None, out: Tensor) -> Tensor | None:
         """See `Together`."""
+        assert out.dtype is torch.float64
         norms = None
         if clip_norms is not None:
             norms = y.new_empty(len(batches), batches.longest, clip_norms.shape[1])
@@ -199,27 +202,25 @@ class StackedLayers:
             y[0], Records(batches.features[0], batches.labels[0])
         )
         most = max(1, self._chunk_bytes // of_record)  # records at a time, of all silos together
-        width = max(1, min(most, batches.longest))
-        height = most // width
-        for at in range(0, max(1, batches.longest), width):
+        width = max(1, min(chunk_of(batches.longest, most), batches.longest))
+        height = max(1, most // width)
+        out.zero_()
+        for at in range(0, batches.longest, width):
             records = slice(at, at + width)
-            target = out if at == 0 else torch.empty_like(out)
             for first in range(0, len(batches), height):
                 silos = slice(first, first + height)
                 found = self._sums(
                     y[silos],
                     batches.part(silos, records),
-                    None if clip_norms is None else clip_norms[silos].to(y.dtype).unsqueeze(1),
-                    target[silos],
+                    None if clip_norms is None else clip_norms[silos].unsqueeze(1),
+                    out[silos],
                 )
                 if norms is not None and found is not None:
                     norms[silos, records] = found
-            if at:
-                out += target
         return norms
 
     def _sums(self, y: Tensor, batches: Stack, most: Tensor | None, out: Tensor) -> Tensor | None:
-        """`clipped_sums` of as much as there is room for; ``most`` (m, 1, 1 or L) is what is clipped to."""
+        """Add `clipped_sums` of as much as there is room for to ``out``; ``most`` (m, 1, 1 or L) is what is clipped to."""
         inputs, derivatives = self._derivatives(y, batches)
         left_out = batches.padding.unsqueeze(2)
         if most is None:
@@ -227,11 +228,11 @@ class StackedLayers:
             return None
         squares = self._squares(batches, inputs, derivatives)
         norms = (squares if most.shape[2] > 1 else squares.sum(dim=2, keepdim=True)).sqrt_()
-        finite = norms < math.inf  # not where it is NaN
+        finite = norms.to(y.dtype) < math.inf  # not where it is NaN
         left_out = left_out | ~(finite if most.shape[2] == 1 else finite.all(dim=2, keepdim=True))
         norms.masked_fill_(left_out, math.inf)
-        self._add_up(inputs, derivatives, most / torch.maximum(norms, most), left_out, out)
-        return norms
+        self._add_up(inputs, derivatives, (most / torch.maximum(norms, most)).to(y.dtype), left_out, out)
+        return norms.to(y.dtype)
 
     def _derivatives(self, y: Tensor, batches: Stack) -> tuple[list[Tensor], list[Tensor]]:
         """Each layer's inputs (m, b, i), and the derivatives of the losses by its outputs (m, b, o)."""
@@ -269,9 +270,10 @@ class StackedLayers:
     def _squares(self, batches: Stack, inputs: Sequence[Tensor], derivatives: Sequence[Tensor]) -> Tensor:
         """(m, b, L) squared norms of the layers' gradients."""
         assert batches.constants is not None
-        found = [_squared(derivatives[0]) * (batches.constants + self._beside)]
+        found = [_each(squared_norms, derivatives[0]) * (batches.constants.double() + self._beside)]
         for layer, a, g in zip(self._layers[1:], inputs[1:], derivatives[1:], strict=True):
-            found.append(_squared(g) * (_squared(a) + (1.0 if layer.bias is not None else 0.0)))
+            of_inputs = _each(squared_inputs, a).double()
+            found.append(_each(squared_norms, g) * (of_inputs + (1.0 if layer.bias is not None else 0.0)))
         return torch.stack(found, dim=2)
 
     def _add_up(
@@ -282,7 +284,7 @@ class StackedLayers:
         left_out: Tensor,
         out: Tensor,
     ) -> None:
-        """Write the sums of the gradients, each layer's times its ``factors`` (m, b, L or 1), to ``out``: of all
+        """Add the sums of the gradients, each layer's times its ``factors`` (m, b, L or 1), to ``out``: of all
         records but those that are ``left_out`` (m, b, 1). Inputs and derivatives may be overwritten.
 
         Zero times what is not finite is not zero: both factors of a product are zero for what is left out. The first
@@ -296,15 +298,16 @@ class StackedLayers:
             g = g.masked_fill_(left_out, 0.0)
             if number > 0:
                 a = a.masked_fill_(left_out, 0.0)
-            found = torch.bmm(g.transpose(1, 2), a)[:, : layer.out_features]
-            next(parts).view_as(found).copy_(found)
+            place = next(parts).unflatten(1, (layer.out_features, layer.in_features))
+            g = g[:, :, : layer.out_features]
+            add_products(g, a, place)
             if layer.bias is not None:
-                next(parts).copy_(g.sum(dim=1)[:, : layer.out_features])
+                add_up(g, next(parts))
 
 
-def _squared(rows: Tensor) -> Tensor:
-    """(m, b) squared norms of ``rows`` (m, b, i)."""
-    return squared_norms(rows.flatten(0, 1)).view(rows.shape[:2])
+def _each(norms: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
+    """(m, b) ``norms`` of ``rows`` (m, b, i)."""
+    return norms(rows.flatten(0, 1)).view(rows.shape[:2])
 
 
 def _linear(a: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
 from dpfl_plugin.core.vectors import Layout
-from dpfl_plugin.gradients.base import Loss, Records, clip_factors, layers, mixing
+from dpfl_plugin.gradients.base import Loss, Records, bad_among, clip_factors, layers, mixing, squared_norms
+from dpfl_plugin.gradients.blocks import add_rows, chunk_of
 from dpfl_plugin.gradients.precision import Precision, full, passes
 from dpfl_plugin.gradients.trace import trace
 
@@ -56,6 +57,7 @@ class Vmap:
     def clipped_sum(
         self, y: Tensor, batch: Records, clip_norm: float | tuple[float, ...], out: Tensor
     ) -> Tensor | None:
+        assert out.dtype is torch.float64
         out.zero_()
         norms = []
         parameters = self._layout.unflatten(y)
@@ -63,7 +65,7 @@ class Vmap:
             by_name = self._gradients(parameters, chunk.features, chunk.labels)
             gradients = torch.cat([by_name[name].flatten(1) for name in self._layout.names], dim=1)
             if clip_norm == math.inf:
-                out += gradients.sum(dim=0)
+                add_rows(None, gradients, out)
             elif isinstance(clip_norm, tuple):
                 sizes = self._layer_sizes
                 parts = _add_clipped(gradients, gradients.split(sizes, dim=1), clip_norm, out.split(sizes))
@@ -76,7 +78,7 @@ class Vmap:
         return torch.cat(norms) if norms else y.new_empty(none)
 
     def _chunks(self, batch: Records, y: Tensor) -> Iterator[Records]:
-        size = max(1, self._chunk_bytes // self.record_bytes(y, batch)) if len(batch) else 1
+        size = chunk_of(len(batch), self._chunk_bytes // self.record_bytes(y, batch)) if len(batch) else 1
         for first in range(0, len(batch), size):
             yield batch.between(first, min(first + size, len(batch)))
 
@@ -88,18 +90,16 @@ def _add_clipped(
 
     Examples that are not finite in some part add nothing in any, and get the norms inf.
     """
-    norms = [_norms(part) for part in parts]
-    if not all(bool(torch.isfinite(norm).all()) for norm in norms):
-        bad = ~torch.isfinite(torch.stack(norms)).all(dim=0)
+    norms = torch.stack([_norms(part) for part in parts], dim=1)
+    bad = bad_among(norms, gradients.dtype)
+    if bad is not None:
         gradients[bad] = 0.0
-        for norm in norms:
-            norm[bad] = math.inf
-    for part, norm, bound, total in zip(parts, norms, bounds, totals, strict=True):
-        total += clip_factors(norm, bound)[0] @ part
-    return norms
+    for part, factors, total in zip(parts, clip_factors(norms, tuple(bounds), gradients.dtype), totals, strict=True):
+        add_rows(factors, part, total)
+    return list(norms.to(gradients.dtype).unbind(dim=1))
 
 
 def _norms(gradients: Tensor) -> Tensor:
-    """(b,) L2 norms. norm() adds up one by one and comes out too short (by 1e-4 at 2^16 numbers, 1e-3 at 10^7), which
-    a clipped gradient would exceed its bound by; sum() does not, but needs a copy."""
-    return gradients.square().sum(dim=1).sqrt_()
+    """(b,) L2 norms, in float64. (torch's norm() adds up float32 numbers one by one, and comes out too short: by 1e-4 at
+    2^16 numbers, by 1e-3 at 10^7.)"""
+    return squared_norms(gradients).sqrt_()

@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from dpfl_plugin.core.balls import inner
+from dpfl_plugin.core.balls import LEAST_CLIP_NORM, MOST_CLIP_NORM, inner
 from dpfl_plugin.errors import ConfigError, UnsupportedError, require
 from dpfl_plugin.privacy.events import Unit
 
@@ -222,9 +222,9 @@ class Median(Clipping):
 
     def measured(self, norms: Tensor) -> float:
         """The median of those that are finite; where there are none, or it is 0, next to nothing, but positive."""
-        least = torch.finfo(norms.dtype).tiny
         finite = norms[torch.isfinite(norms)]
-        return max(float(torch.quantile(finite, 0.5)), least) if len(finite) else least
+        median = float(torch.quantile(finite, 0.5)) if len(finite) else 0.0
+        return min(max(median, LEAST_CLIP_NORM), MOST_CLIP_NORM)
 
 
 def clip_update(update: Tensor, bounds: float | tuple[float, ...], sizes: Sequence[int]) -> None:

@@ -109,8 +109,8 @@ class Gaussian:
         std = self.noise_multiplier * factor * grid.sensitivity / grid.step
         if not std <= MOST_STD:
             raise UnsupportedError(
-                f"privacy.noise_multiplier={self.noise_multiplier:g}, times {factor:g} by the schedule, for {dimension} "
-                "numbers: integers of 64 bits have no room for so much noise. Use less: nothing is left of a value "
+                f"privacy.noise_multiplier={self.noise_multiplier:g}, times {factor:g} by the schedule, for "
+                f"{dimension} numbers: integers of 64 bits have no room for so much noise. Use less: nothing is left of a value "
                 "under it."
             )
         return grid.step, std

@@ -482,7 +482,7 @@ def _influence(parts: Parts, train: dict[int, Records], silos: list[int]) -> flo
 
 def _alone(parts: Parts, records: Records, rows: NDArray[np.int64]) -> Tensor:
     """(d,) the clipped sum of the records at ``rows``."""
-    found, bounds = torch.empty_like(parts.model), parts.rules.bounds(layers(parts.layout))
+    found, bounds = torch.empty_like(parts.model, dtype=torch.float64), parts.rules.bounds(layers(parts.layout))
     batch = records.select(torch.from_numpy(rows).to(records.labels.device))
     parts.host.engine.clipped_sum(parts.model, batch, bounds, found)
     return found
@@ -490,7 +490,8 @@ def _alone(parts: Parts, records: Records, rows: NDArray[np.int64]) -> Tensor:
 
 def _beside_all(parts: Parts, records: Records, rows: NDArray[np.int64]) -> Tensor:
     """The same, of a silo that is answered together with one that has all of them, so that its batch is filled up."""
-    found, bounds = parts.model.new_empty(2, len(parts.model)), parts.rules.bounds(layers(parts.layout))
+    bounds = parts.rules.bounds(layers(parts.layout))
+    found = parts.model.new_empty(2, len(parts.model), dtype=torch.float64)
     clip_norms = torch.tensor([bounds if isinstance(bounds, tuple) else (bounds,)] * 2, dtype=torch.float64)
     batches = Pool({0: records}).gather([0, 0], [rows, np.arange(len(records))])
     engine = cast(Together, parts.host.engine)

@@ -273,9 +273,9 @@ class SiloHost:
                 loss += float(self._loss(outputs, labels).double().sum())
             gradient, personalised = None, None
             if dissimilarity:
-                gradient = torch.empty_like(model)
-                self._engine.clipped_sum(model, train, math.inf, gradient)
-                gradient /= len(train)
+                total = torch.empty_like(model, dtype=torch.float64)
+                self._engine.clipped_sum(model, train, math.inf, total)
+                gradient = (total / len(train)).to(model.dtype)
             accuracy = _correct(evaluator, test) / len(test)
             if silo in self._personal:
                 personalised = _correct(self._at(self._personal[silo]), test) / len(test)

@@ -43,7 +43,7 @@ def test_one_step_sees_each_candidates_own_clipped_gradient(change: dict[str, An
     found = attack.contributions(seen)
     records = parts.engine.prepare(attack.candidates.records)
     for j in (0, 7, len(found) - 1):
-        alone = torch.empty_like(parts.model)
+        alone = torch.empty_like(parts.model, dtype=torch.float64)
         parts.engine.clipped_sum(parts.model, records.select(torch.tensor([j])), 0.5, alone)
         torch.testing.assert_close(found[j], alone)
 

@@ -105,7 +105,7 @@ def test_tails_of_the_mechanism(mechanism: str) -> None:
     case = next(case for case in cases() if case.mechanism == mechanism)
     assert not case.secure
     value = torch.zeros(1_000_000, dtype=torch.float64)
-    case.rules(SIGMA).mechanism(value, C, np.random.default_rng(0))
+    case.rules(SIGMA).mechanism(value, C, np.random.default_rng(0), value)
     z = value.abs().numpy() / (SIGMA * C)
     for bound in (3.0, 4.0, 4.5):
         assert stats.binomtest(int((z > bound).sum()), z.size, 2 * stats.norm.sf(bound)).pvalue > ALPHA, bound

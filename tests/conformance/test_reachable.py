@@ -1,7 +1,7 @@
 """One upload must not tell by its bits what was under the noise: every value has the same set of possible uploads.
 
-The attack is Mironov's (CCS 2012): of a coordinate that is zero in every record, say a pixel of the border, "0 + noise" in
-float32 cannot reach all floats; of one that is not, other floats. Whoever sees the upload looks for coordinates that
+The attack is Mironov's (CCS 2012): of a coordinate that is zero in every record, say a pixel of the border, "0 + noise"
+in float32 cannot reach all floats; of one that is not, other floats. Whoever sees the upload looks for coordinates that
 noise alone cannot have made.
 """
 
@@ -52,7 +52,7 @@ def grid_noise_alone(upload):
 
 
 def right_guesses(release, noise_alone, source):
-    """Of `TRIALS` uploads, half of them with a record that is not zero in one coordinate of ten, how many are told apart."""
+    """Of `TRIALS` uploads, half of them with a record that shows in one coordinate of ten, how many are told apart."""
     touched = np.where(np.arange(DIMENSION) % 10 == 0, 0.0031337, 0.0)
     right = 0
     for trial in range(TRIALS):

@@ -18,7 +18,6 @@ from dpfl_plugin.gradients.base import Records
 from dpfl_plugin.gradients.closed_form import ClosedForm
 from dpfl_plugin.gradients.dense import Dense
 from dpfl_plugin.gradients.stacked import Pool
-from dpfl_plugin.privacy.mechanisms import Gaussian
 
 ELSEWHERE = torch.device("meta")  # a device without numbers
 
@@ -62,7 +61,7 @@ def test_the_sums_of_a_stack(kind: str, clip_norm: float) -> None:
     d = sum(layer.weight.numel() + layer.bias.numel() for layer in model() if isinstance(layer, nn.Linear))
     y = torch.empty(3, d, device=ELSEWHERE)
     clip_norms = None if clip_norm == math.inf else torch.empty(3, 1, dtype=torch.float64, device=ELSEWHERE)
-    norms = engine.clipped_sums(y, batches, clip_norms, torch.empty_like(y))
+    norms = engine.clipped_sums(y, batches, clip_norms, torch.empty_like(y, dtype=torch.float64))
     assert norms is None if clip_norms is None else norms.device == ELSEWHERE
 
 
@@ -71,7 +70,5 @@ def test_noise(count: int) -> None:
     made = DeviceNormals(
         lambda row, step: stream_key(0, "noise", silo=row, step=step), rows=3, count=count, steps=4, device=ELSEWHERE
     )
-    noise, out = made.at(2), torch.empty(3, count, device=ELSEWHERE)
-    assert noise.device == ELSEWHERE and noise.shape == out.shape and noise.dtype == torch.float64
-    scales = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64).to(ELSEWHERE).unsqueeze(1)
-    Gaussian(1.0).add(out, scales, noise)
+    noise = made.at(2).values
+    assert noise.device == ELSEWHERE and noise.shape == (3, count) and noise.dtype == torch.float64

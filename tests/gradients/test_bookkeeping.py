@@ -134,7 +134,7 @@ def both(engine, reference, y, batch, clip_norm):
     """((sum, norms), (sum, norms)) of the two engines."""
     results = []
     for e in (engine, reference):
-        out = torch.full_like(y, math.nan)
+        out = torch.full_like(y, math.nan, dtype=torch.float64)
         with torch.no_grad():
             norms = e.clipped_sum(y, e.prepare(batch), clip_norm, out)
         results.append((out, norms))
@@ -211,7 +211,7 @@ def test_an_example_without_a_finite_gradient_adds_nothing_and_has_an_infinite_n
     batch.features[2, 0] = bad
     engine, good = kind(model, losses.cross_entropy, 2**20), torch.tensor([0, 1, 3, 4])
     for clip_norm in (0.5, (0.1, 0.2, 0.3)):
-        out, expected = torch.empty_like(y), torch.empty_like(y)
+        out, expected = torch.empty_like(y, dtype=torch.float64), torch.empty_like(y, dtype=torch.float64)
         norms = engine.clipped_sum(y, engine.prepare(batch), clip_norm, out)
         known = engine.clipped_sum(y, engine.prepare(batch.select(good)), clip_norm, expected)
         torch.testing.assert_close(out, expected)
@@ -225,7 +225,7 @@ def test_an_example_without_a_finite_gradient_adds_nothing_and_has_an_infinite_n
 @given(scale=st.floats(1e-6, 1e6), clip_norm=st.floats(1e-3, 1e3), seed=st.integers(0, 1000))
 def test_one_example_adds_at_most_the_clip_norm(kind, scale, clip_norm, seed):
     model, batch, y = made("mlp", 1, seed)
-    engine, out = kind(model, losses.cross_entropy, 2**20), torch.empty_like(y)
+    engine, out = kind(model, losses.cross_entropy, 2**20), torch.empty_like(y, dtype=torch.float64)
     engine.clipped_sum(y, engine.prepare(Records(batch.features * scale, batch.labels)), clip_norm, out)
     assert out.norm() <= clip_norm * (1 + 1e-12)
 
@@ -243,7 +243,7 @@ def test_the_model_itself_is_left_as_it_was():
     model, batch, y = made("cnn", 4, 0)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     engine = BookKeeping(model, losses.cross_entropy, 2**20)
-    engine.clipped_sum(y, batch, 0.5, torch.empty_like(y))
+    engine.clipped_sum(y, batch, 0.5, torch.empty_like(y, dtype=torch.float64))
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(parameter.requires_grad and parameter.grad is None for parameter in model.parameters())
     assert not any(module._forward_hooks for module in model.modules())
@@ -424,7 +424,7 @@ def test_positions_that_cancel_do_not_hide_a_gradient_from_clipping(positions, l
         v, d = torch.randn(positions // 2, 64) * length, torch.randn(positions // 2, 64) * length * 3e-4
         for rest in (d, torch.zeros_like(d)):
             record = Records(torch.cat([v, rest - v]).unsqueeze(0), torch.zeros(1, dtype=torch.int64))
-            out = torch.empty_like(y)
+            out = torch.empty_like(y, dtype=torch.float64)
             engine.clipped_sum(y, record, clip_norm, out)
             longest = max(longest, float(out.double().norm()))
     assert 0.1 * clip_norm < longest <= clip_norm
@@ -438,7 +438,11 @@ def test_squares_that_vanish_do_not_hide_a_gradient_from_clipping(kind):
     y[-CLASSES:] = torch.tensor([53.0, 0.0, 0.0])  # the others' probabilities are exp(-53)
     engine, _ = choose(kind, model, losses.cross_entropy, Terms(chunk_bytes=2**20), torch.ones(3, 20))
     batch = engine.prepare(Records(torch.full((1, 20), 3e18), torch.zeros(1, dtype=torch.int64)))
-    unclipped, clipped, clip_norm = torch.empty_like(y), torch.empty_like(y), 1e-6
+    unclipped, clipped, clip_norm = (
+        torch.empty_like(y, dtype=torch.float64),
+        torch.empty_like(y, dtype=torch.float64),
+        1e-6,
+    )
     engine.clipped_sum(y, batch, math.inf, unclipped)
     engine.clipped_sum(y, batch, clip_norm, clipped)
     assert float(unclipped.double().norm()) > 10 * clip_norm

@@ -41,7 +41,7 @@ def one_by_one(model, loss, y, batch, clip_norm):
 
 
 def clipped_sum(engine, y, batch, clip_norm):
-    out = torch.full_like(y, math.nan)  # an engine has to overwrite it
+    out = torch.full_like(y, math.nan, dtype=torch.float64)  # an engine has to overwrite it
     engine.clipped_sum(y, engine.prepare(batch), clip_norm, out)
     return out
 
@@ -193,7 +193,7 @@ def test_engines_return_norms_before_clipping(model, count):
     whole = torch.tensor([float(g.norm()) for g in alone]).double()
     parts = torch.tensor([[float(p.norm()) for p in g.split(sizes)] for g in alone]).double().reshape(count, len(sizes))
     for engine in all_engines(model):
-        out = torch.full_like(y, math.nan)
+        out = torch.full_like(y, math.nan, dtype=torch.float64)
         prepared = engine.prepare(batch)
         torch.testing.assert_close(engine.clipped_sum(y, prepared, 0.3, out), whole, rtol=1e-6, atol=1e-9)
         bounds = tuple(0.1 * (l + 1) for l in range(len(sizes)))
@@ -215,7 +215,7 @@ def test_the_norm_of_an_example_that_is_not_finite_is_infinite(model, bad):
     bounds = (0.2,) * len(layers(Layout.of(model)))
     good = torch.tensor([0, 2])
     for engine in all_engines(model):
-        expected, out = torch.empty_like(y), torch.empty_like(y)
+        expected, out = torch.empty_like(y, dtype=torch.float64), torch.empty_like(y, dtype=torch.float64)
         for clip in (0.5, bounds):
             found = engine.clipped_sum(y, engine.prepare(batch), clip, out)
             known = engine.clipped_sum(y, engine.prepare(batch.select(good)), clip, expected)

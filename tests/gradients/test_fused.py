@@ -49,7 +49,7 @@ def made(kind, model, loss=losses.cross_entropy, *, compiled=True, chunk_bytes=2
 
 def clipped(engine, y, batch, clip_norm):
     """(sum, norms) of a batch as it is."""
-    out = torch.full_like(y, math.nan)
+    out = torch.full_like(y, math.nan, dtype=torch.float64)
     with torch.no_grad():
         norms = engine.clipped_sum(y, engine.prepare(batch), clip_norm, out)
     return out, norms
@@ -143,7 +143,7 @@ def test_norms_just_beyond_the_clip_norm_are_clipped_below_it(kind):
     prepared = engine.prepare(batch)
     for step in range(2000):
         clip_norm = float(length) / (1 + step / 20 * EPS)
-        out = torch.empty_like(y)
+        out = torch.empty_like(y, dtype=torch.float64)
         engine.clipped_sum(y, prepared, clip_norm, out)
         longest = max(longest, float(out.double().norm()) / clip_norm)
     assert 1 - 1e-4 < longest <= 1
@@ -222,7 +222,7 @@ def test_parameters_are_those_given_wherever_they_lie(kind):
     line = fused.CACHE_LINE // 4
     places = [torch.empty(len(y) + line)[shift : shift + len(y)] for shift in (0, 0, 1, line)]
     places += [matrix[row] for matrix in [torch.empty(2, len(y) + -len(y) % line)[:, : len(y)]] for row in (0, 1)]
-    outs = [torch.empty(len(y) + line)[shift : shift + len(y)] for shift in (0, 3, line)]
+    outs = [torch.empty(len(y) + line, dtype=torch.float64)[shift : shift + len(y)] for shift in (0, 3, line)]
     for turn, factor in enumerate((1, 2, 4, 1, 2) * 4):
         place, out = places[turn % len(places)], outs[turn % len(outs)]
         for scale in {factor, 1, 4}:  # the same place, other numbers
@@ -278,7 +278,7 @@ torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
 imported = sys.modules.get("numba") is not None
 engine, y = Dense(model, losses.cross_entropy, 2**20), torch.randn(66)
-out = torch.empty(66)
+out = torch.empty(66, dtype=torch.float64)
 engine.clipped_sum(y, engine.prepare(Records(torch.randn(4, 5), torch.arange(4) % 3)), 0.1, out)
 print(json.dumps([engine.kernels, imported, out.tolist()]))
 """

@@ -152,7 +152,7 @@ def test_what_is_refused_is_a_hole():
     sums = []
     for label in (0, 1):
         labels[0] = label
-        out = torch.empty_like(y)
+        out = torch.empty_like(y, dtype=torch.float64)
         engine.clipped_sum(y, Records(x, labels.clone()), 1.0, out)
         sums.append(out)
     assert float((sums[0] - sums[1]).norm()) > 2.1

@@ -48,7 +48,7 @@ def test_the_model_itself_is_left_as_it_was():
     model, batch, y = made("lstm", 4, 0)
     before = {name: value.clone() for name, value in model.named_parameters()}
     engine = Opacus(model, losses.cross_entropy, 2**20)
-    engine.clipped_sum(y, batch, 0.5, torch.empty_like(y))
+    engine.clipped_sum(y, batch, 0.5, torch.empty_like(y, dtype=torch.float64))
     for name, value in model.named_parameters():
         assert torch.equal(value, before[name]) and value.grad is None and not hasattr(value, "grad_sample")
     assert not any(module._forward_hooks for module in model.modules())
@@ -137,7 +137,7 @@ def test_parameters_that_the_loss_does_not_depend_on_have_no_gradient():
     model = Own(DPLSTM(4, 4, batch_first=True))
     model.unused = nn.Linear(2, 2)
     y = Layout.of(model).flatten(dict(model.named_parameters()))
-    out = torch.full_like(y, math.nan)
+    out = torch.full_like(y, math.nan, dtype=torch.float64)
     batch = Records(trial(5, 4), torch.tensor([0, 1, 2]))
     norms = Opacus(model, losses.cross_entropy, 2**20).clipped_sum(y, batch, 0.5, out)
     assert torch.isfinite(norms).all() and float(out[-6:].abs().sum()) == 0 and float(out.norm()) > 0.1

@@ -37,7 +37,7 @@ def one_record(name, scale, seed):
 
 def added(engine, y, batch, clip_norm):
     """What the record adds, in float64."""
-    out = torch.full_like(y, math.nan)
+    out = torch.full_like(y, math.nan, dtype=torch.float64)
     with torch.no_grad():
         engine.clipped_sum(y, engine.prepare(batch), clip_norm, out)
     return out.double()

@@ -36,7 +36,7 @@ def point(d: int, seed: int = 1) -> Tensor:
 
 
 def total(engine: Vmap | ClosedForm, y: Tensor, batch: Records, clip_norm: float = math.inf) -> Tensor:
-    out = torch.empty_like(y)
+    out = torch.empty_like(y, dtype=torch.float64)
     engine.clipped_sum(y, engine.prepare(batch), clip_norm, out)
     return out
 

@@ -55,7 +55,7 @@ def there(clip_norms: list[Any]) -> Tensor | None:
 
 
 def by_itself(engine: Any, y: Tensor, batch: Records, clip_norm: Any) -> tuple[Tensor, Tensor | None]:
-    out = torch.full_like(y, math.nan)
+    out = torch.full_like(y, math.nan, dtype=torch.float64)
     return out, engine.clipped_sum(y, engine.prepare(batch), clip_norm, out)
 
 
@@ -98,7 +98,7 @@ def test_each_silo_gets_what_it_gets_alone(
         "per_layer": [tuple(0.1 * (layer + 1) for layer in range(depth))] * len(sizes),
         "none": [math.inf] * len(sizes),
     }[clip]
-    out = torch.full_like(y, math.nan)
+    out = torch.full_like(y, math.nan, dtype=torch.float64)
     norms = engine.clipped_sums(y, gathered(engine, records, rows), there(clip_norms), out)
     for number, (one, chosen) in enumerate(zip(records.values(), rows, strict=True)):
         batch = one.select(torch.from_numpy(chosen))
@@ -126,7 +126,7 @@ def test_what_fills_up_adds_exactly_nothing(kind: str) -> None:
     zeros = Records(torch.zeros(1, FEATURES, dtype=torch.float64), torch.zeros(1, dtype=torch.int64))
     assert float(by_itself(engine, y[0], zeros, 1e9)[0].norm()) > 0.1, "a record of zeros would show"
     for clip_norms in ([0.3] * 2, [math.inf] * 2, [1e9] * 2):
-        out = torch.full_like(y, math.nan)
+        out = torch.full_like(y, math.nan, dtype=torch.float64)
         engine.clipped_sums(y, gathered(engine, records, [np.arange(0), np.arange(6)]), there(clip_norms), out)
         assert torch.equal(out[0], torch.zeros_like(out[0])) and float(out[1].norm()) > 0
 
@@ -146,7 +146,7 @@ def test_a_record_that_is_not_finite_adds_nothing_to_its_silo_and_touches_no_oth
     depth = len(layers(Layout.of(model)))
     clip_norm: Any = (0.2,) * depth if several else 0.5
     rows = [np.arange(3), np.arange(5), np.arange(4)]
-    out, without = torch.full_like(y, math.nan), torch.full_like(y, math.nan)
+    out, without = torch.full_like(y, math.nan, dtype=torch.float64), torch.full_like(y, math.nan, dtype=torch.float64)
     norms = engine.clipped_sums(y, gathered(engine, records, rows), there([clip_norm] * 3), out)
     rest = [np.arange(3), np.array([0, 1, 3, 4]), np.arange(4)]
     engine.clipped_sums(y, gathered(engine, good, rest), there([clip_norm] * 3), without)
@@ -164,7 +164,7 @@ def test_parameters_that_are_not_finite_spoil_their_own_silo_only(kind: str) -> 
     generator = torch.Generator().manual_seed(0)
     records, rows = silos([4, 5, 2], 3, generator), [np.arange(4), np.arange(5), np.arange(2)]
     y = torch.randn(3, Layout.of(model).dimension, generator=generator, dtype=torch.float64)
-    expected, out = torch.empty_like(y), torch.empty_like(y)
+    expected, out = torch.empty_like(y, dtype=torch.float64), torch.empty_like(y, dtype=torch.float64)
     engine.clipped_sums(y, gathered(engine, records, rows), there([0.5] * 3), expected)
     y[1, -1] = math.inf
     for clip_norms in ([0.5] * 3, [math.inf] * 3):
@@ -195,7 +195,7 @@ def test_one_record_adds_at_most_its_silos_clip_norm(
         for silo, one in silos([1, 1, 1], 3, generator).items()
     }
     y = torch.randn(3, Layout.of(model).dimension, generator=generator, dtype=torch.float64).to(dtype)
-    out = torch.full_like(y, math.nan)
+    out = torch.full_like(y, math.nan, dtype=torch.float64)
     engine.clipped_sums(y, gathered(engine, records, [np.arange(1)] * 3), there(clip_norms), out)
     for row, clip_norm in zip(out, clip_norms, strict=True):
         assert float(row.double().norm()) <= clip_norm

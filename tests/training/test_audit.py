@@ -122,13 +122,13 @@ def test_canaries_of_silos_that_are_answered_together_are_those_of_each(bounds, 
     for sizes in ((5, 2, 3, 6), (3, 0, 1, 0), (0, 0, 0, 0)):
         batches = Pool(silos).gather(range(4), [np.arange(size)[::-1].copy() for size in sizes])
         engine.bounds.clear()
-        together = torch.full_like(y, math.nan)
+        together = torch.full_like(y, math.nan, dtype=torch.float64)
         there = torch.tensor(BOUNDS[bounds], dtype=torch.float64).reshape(4, -1)
         norms = engine.clipped_sums(y, batches, None if bounds == "none" else there, together)
         asked = list(engine.bounds)
         engine.bounds.clear()
         for i, size in enumerate(sizes):
-            alone = torch.full_like(y[i], math.nan)
+            alone = torch.full_like(y[i], math.nan, dtype=torch.float64)
             batch = silos[i].select(torch.arange(size).flip(0))
             own = engine.clipped_sum(y[i], batch, BOUNDS[bounds][i], alone)
             torch.testing.assert_close(together[i], alone, rtol=1e-12, atol=1e-14)

@@ -1,0 +1,201 @@
+"""Sums of clipped gradients that one record moves by no more than is charged, whatever floating point does.
+
+Added up one after another, b records lose some u b^2 C of a sum to rounding (u is half the distance from 1 to the next
+number: 2^-24 in float32), and one record decides in which direction all later ones are rounded: a record that is
+replaced among 60,000 may move a float32 sum by six times 2 C (Casacuberta, Shoham, Vadhan and Wagner, CCS 2022). So a
+batch is cut into blocks. A record is in one of them, of no more than `LONGEST` records, and the others do not change.
+
+**Promise.** Let D and D' be batches of one length that differ in the record at one place, or in that it counts as zero
+in one of them. For every engine, every C and bounds by layer that together are C,
+
+    ||S(D) - S(D')|| <= Delta (1 + `slack`) <= Delta (1 + SUM_SLACK),
+
+Delta = 2 C where the record is replaced, C where it counts as zero. To add or remove a record means that: it counts as
+zero at its place, how many were drawn and where all others are stays.
+
+**What an engine has to keep** for this, where g_i is the gradient of record i as it was computed:
+
+1. g_i, and what is made of it, is a function of that record, its place in the batch, y, and what is public: shapes, C.
+   Products of matrices are, row by row (`tests/gradients/test_sums.py`); what is chosen by values, or leaves out
+   records and moves the others, is not.
+2. v_i, what is added for record i, is clipped by a norm that was computed from the numbers that v_i is made of, to
+   `inner` (C). It is the outer product of two vectors of float32 numbers, one product for each entry; or a row that was
+   added up within the record before its norm was taken; or, of sequences, a sum over positions in float64 (5.).
+3. The batch is cut into blocks by `blocks_of`, by the records' places. Of each block the v_i are added up by
+   themselves; the blocks' sums are added up in float64, and are float64 from there on.
+4. A record whose gradient is not finite has v_i = 0 at its place, in a product of the same shape.
+
+**Proof.** gamma_n = n u / (1 - n u).
+
+1. *One record.* Squares are added up in float64 (d < 2^32 of them: to 2^-21 of themselves), constants of records are
+   rounded to float32 once (u), the factor and its products with g_i are rounded once each. `inner` is 128 u inside C,
+   which is more than all of it in float32; in float64, ||v_i|| <= C (1 + 2^-20).
+   A factor of an outer product is shorter than 2^64 (`squared_inputs` of a longer one are inf, and so is the norm).
+   So numbers of the other factor that are rounded up below 2^-126, by 2^-150 each, add no more than
+   2^-86 sqrt(d) <= 2^-20 C.
+2. *A block*, of B records. Each entry of its sum is a sum of at most B products; in whatever order they are added up,
+   with fused multiply-adds or without, the error is at most gamma_B times the sum of their absolute values (Higham 2002,
+   Accuracy and Stability of Numerical Algorithms, 3.1). Over the entries these are sum_i |v_i|, of norm B C at the most.
+   So ||fl(block) - block|| <= gamma_B B C: of D, and of D'; in a block with a record that counts as zero,
+   gamma_B (B - 1) C. What underflows on the way, 2^-126 or less for each operation, is
+   2 B 2^-126 sqrt(d) <= 2^-20 C.
+3. *All blocks.* Those without the record are the same numbers in D and in D'. n float64 numbers whose norms are b C
+   together are added up to n 2^-53 b C; n is the number of blocks of a chunk, and of chunks (`depth`).
+4. S(D) - S(D') is v_i - v_i' and these errors. Relative to Delta: gamma_B B + n 2^-53 b where a record is replaced;
+   gamma_B (2 B - 1) + 2 n 2^-53 b where it counts as zero. B = 88 is the most that leaves room for the rest of 2^-10.
+5. *Sequences* of T positions whose gradients are not formed: v_i is a sum of T products an entry, and the sum L_i of
+   their norms may be longer than v_i by any factor, if positions cancel. There float32 numbers are multiplied and added
+   up in float64: off by gamma_(B T) (of 2^-53) times sum_i w_i L_i, w_i the clip factor. The norm that w_i was made of
+   is (T + 4) 2^-24 L_i or more (`bookkeeping`), so w_i L_i <= C 2^24 / (T + 4), and the error is at most B^2 2^-29 C.
+
+Layers' parts of v_i are orthogonal: by Minkowski's inequality the bounds hold for all layers together.
+
+**Assumed**: products by the definition, in any order (no Strassen, no reduced formats: `precision.check`); IEEE
+arithmetic, with or without numbers below 2^-126; clipping norms in [2^-40, 2^40] (bounds of a
+layer, or adapted, in [2^-50, 2^50]). Others are refused.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import torch
+from torch import Tensor
+
+from dpfl_plugin.core.grid import SUM_SLACK
+from dpfl_plugin.errors import UnsupportedError
+
+LONGEST: Final = 88
+"""Records of a block: see the proof, 4."""
+AT_A_TIME: Final = 2**16
+"""Records of a chunk, whatever the memory: blocks' sums are added up chunk by chunk."""
+AT_ONCE: Final = {"cpu": 2**18, "cuda": 2**22}
+"""Numbers of blocks' sums that are formed at a time, before they are added up: as many as stay in the caches."""
+_REST: Final = 2.0**-20 + 2.0**-20  # of one record, and of what underflows
+_U64: Final = 2.0**-53
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Of some records, one block after another: ``full`` of ``length`` records each, and one of ``rest``, if not 0."""
+
+    length: int
+    full: int
+    rest: int
+
+    @property
+    def count(self) -> int:
+        return self.full + (self.rest > 0)
+
+
+@functools.lru_cache(maxsize=4096)
+def blocks_of(count: int) -> Blocks:
+    """The fewest blocks of at most `LONGEST` of ``count`` records, as equal as can be: a function of their number."""
+    length = -(-count // max(1, -(-count // LONGEST)))
+    return Blocks(length, *divmod(count, length)) if count else Blocks(1, 0, 0)
+
+
+def filled(count: int) -> int:
+    """The next number of records, ``count`` or more, whose blocks are all equal."""
+    blocks = blocks_of(count)
+    return blocks.count * blocks.length
+
+
+def slack(
+    count: int,
+    at_a_time: int = AT_A_TIME,
+    dtype: torch.dtype = torch.float32,
+    neighbouring: Literal["replace_one", "add_or_remove"] = "add_or_remove",
+    depth: int | None = None,
+) -> float:
+    """The proven bound on (||S(D) - S(D')|| - Delta) / Delta for batches of ``count`` records: see above.
+
+    Args:
+        at_a_time: records of a chunk.
+        depth: additions in float64 that a number may go through, where they are not by block.
+    """
+    size = max(1, min(count, at_a_time, AT_A_TIME))
+    longest = max(blocks_of(size).length, blocks_of(count % size).length)
+    u = torch.finfo(dtype).eps / 2
+    lost = longest * u / (1 - longest * u)
+    of_positions = longest * 2.0**-29 if dtype is torch.float32 else 0.0
+    if depth is None:
+        depth = longest + blocks_of(size).count + -(-count // size)
+    of_blocks = (lost + of_positions) * (longest if neighbouring == "replace_one" else 2 * longest - 1)
+    added_up = depth * _U64 * count * (1 if neighbouring == "replace_one" else 2)
+    return (of_blocks + added_up) * (1 + 2.0**-10) + _REST
+
+
+@functools.lru_cache(maxsize=4096)
+def chunk_of(count: int, most: int, depth: int | None = None) -> int:
+    """How many of ``count`` records to work on at a time, where there is room for ``most``.
+
+    Raises:
+        UnsupportedError: there are so many that nothing is proven of their sum.
+    """
+    size = max(1, min(most, AT_A_TIME))
+    if slack(count, size, depth=depth) > SUM_SLACK:
+        raise UnsupportedError(
+            f"a batch of {count:,} records, {size:,} at a time, is too large: rounding could move its sum by more than "
+            f"{SUM_SLACK:.1e} of the sensitivity, which is what is charged. Lower privacy.record_rate or batch_size, "
+            "or raise runtime.memory_budget."
+        )
+    return size
+
+
+def add_products(g: Tensor, a: Tensor, out: Tensor, bad: Tensor | None = None) -> None:
+    """Add to ``out`` (m, o, i), in float64, sum_j g_j a_j^T over the records j of ``g`` (m, b, o) and ``a`` (m, b, i),
+    block by block.
+
+    Args:
+        bad: (b,) records that count as zero, where m is 1: their ``g`` are zero, their ``a`` need not be finite.
+    """
+    (m, b, o), i = g.shape, a.shape[2]
+    blocks = blocks_of(b)
+    length, in_blocks = blocks.length, blocks.full * blocks.length
+    per = AT_ONCE.get(g.device.type, AT_ONCE["cuda"]) // (m * o * i)
+    # Views of several silos' blocks at once are there only if these lie one after another.
+    dense = all(b == in_blocks and one.stride(0) == b * one.stride(1) for one in (g, a))
+    step = length * max(1, per) if m == 1 or (dense and per >= blocks.full) else length
+    for first in range(0, in_blocks, step):
+        last = min(first + step, in_blocks)
+        some = g[:, first:last].reshape(-1, length, o).transpose(1, 2)
+        found = torch.bmm(some, a[:, first:last].reshape(-1, length, i))
+        if bad is not None:
+            _mend(found, some, a[0, first:last], bad[first:last])
+        out += found.view(m, -1, o, i).sum(dim=1, dtype=torch.float64) if len(found) > m else found
+    if blocks.rest:
+        some = g[:, in_blocks:].transpose(1, 2)
+        found = torch.bmm(some, a[:, in_blocks:])
+        if bad is not None:
+            _mend(found, some, a[0, in_blocks:], bad[in_blocks:])
+        out += found
+
+
+def _mend(found: Tensor, g: Tensor, a: Tensor, bad: Tensor) -> None:
+    """Compute blocks' sums ``found`` (n, o, i) of ``g`` (n, o, length) and ``a`` (n length, i) once more where there
+    are ``bad`` records in them, as if their ``a`` were zero. All other blocks keep their bits."""
+    length = g.shape[2]
+    for block in torch.unique(bad.nonzero().flatten() // length).tolist():
+        rows = slice(block * length, (block + 1) * length)
+        torch.mm(g[block], a[rows].masked_fill(bad[rows].unsqueeze(1), 0.0), out=found[block])
+
+
+def add_rows(factors: Tensor | None, rows: Tensor, out: Tensor) -> None:
+    """Add to ``out`` (p,), in float64, the sum of ``rows`` (b, p), times ``factors`` (b,), block by block."""
+    weights = rows.new_ones(len(rows)) if factors is None else factors
+    add_products(weights.view(1, -1, 1), rows.unsqueeze(0), out.view(1, 1, -1))
+
+
+def add_up(rows: Tensor, out: Tensor) -> None:
+    """Add to ``out`` (m, o), in float64, the sums of ``rows`` (m, b, o) over b, block by block."""
+    blocks = blocks_of(rows.shape[1])
+    in_blocks = blocks.full * blocks.length
+    if not blocks.full:
+        return
+    of_blocks = rows[:, :in_blocks].unflatten(1, (blocks.full, blocks.length)).sum(dim=2)
+    out += of_blocks.sum(dim=1, dtype=torch.float64)
+    if blocks.rest:
+        out += rows[:, in_blocks:].sum(dim=1)
