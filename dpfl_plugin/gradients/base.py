@@ -111,14 +111,18 @@ def squared_norms(rows: Tensor) -> Tensor:
     count, width = rows.shape
     most = PIECE.get(rows.device.type, PIECE["cuda"])  # torch copies what it adds up in another format
     if rows.numel() <= most:
-        return rows.double().square_().sum(dim=1)
+        return _squares(rows).sum(dim=1)
     found = rows.new_zeros(count, dtype=torch.float64)
     across = min(width, most)
     for first in range(0, count, max(1, most // across)):
         some = slice(first, first + max(1, most // across))
         for left in range(0, width, across):
-            found[some] += rows[some, left : left + across].double().square_().sum(dim=1)
+            found[some] += _squares(rows[some, left : left + across]).sum(dim=1)
     return found
+
+
+def _squares(rows: Tensor) -> Tensor:
+    return rows.square() if rows.dtype is torch.float64 else rows.double().square_()
 
 
 def squared_inputs(rows: Tensor) -> Tensor:
