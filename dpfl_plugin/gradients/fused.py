@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -54,6 +55,24 @@ def version() -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
+class _Group:
+    """Some blocks of n records each whose products of one layer are formed at a time, k of them.
+
+    Attributes:
+        first, last: the records.
+        derivatives: (k, o, n); inputs: (k, n, i), None for the first layer's, which are the records'.
+        sums, array: (k, o, i) and (k, o i), the products.
+    """
+
+    first: int
+    last: int
+    derivatives: Tensor
+    inputs: Tensor | None
+    sums: Tensor
+    array: NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
 class _Buffers:
     """For batches of one size b, of each layer in its order: views of memory that is kept, as tensors and as arrays.
 
@@ -63,10 +82,7 @@ class _Buffers:
         of_inputs, of_outputs: (L, b) squared norms.
         rows, row_arrays: (b, o), the outputs of a model of one layer, where their product is faster so; each row is
             filled up to whole cache lines.
-        blocks: of b records; in_blocks: of each layer, the derivatives by block (n, o, length), and those of the rest
-            (1, o, rest) if there is one; inputs: (n, length, i) and (1, rest, i) as much of the inputs, None for the
-            first layer's, which are the records'.
-        sums, sum_arrays: of each layer, (n', o, i) and (n', o i), the sums of as many blocks as are formed at a time.
+        blocks: of b records; groups: of each layer, the products that its sum is made of.
     """
 
     outputs: list[Tensor]
@@ -78,10 +94,7 @@ class _Buffers:
     rows: Tensor | None
     row_arrays: NDArray[np.float32]
     blocks: Blocks
-    in_blocks: list[list[Tensor]]
-    inputs: list[list[Tensor] | None]
-    sums: list[Tensor]
-    sum_arrays: list[NDArray[np.float32]]
+    groups: list[list[_Group]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,35 +261,31 @@ class Fused:
                 work.blocks.length,
                 bias if len(bias) else self._none[:o],
             )
-            inputs = work.inputs[layer]
-            if inputs is None:
-                inputs = _by_block(features, work.blocks)
-            elif bad is not None:
+            if layer and bad is not None:
                 work.outputs[layer - 1][:, bad] = 0.0
-            self._products(layer, work, inputs, bad if layer == 0 else None, flat[first : first + o * i])
+            total, fresh = flat[first : first + o * i], True
+            for group in work.groups[layer]:
+                self._products(group, features, bad)
+                self._loops.add_blocks(group.array, total, fresh)
+                fresh = False
             first = self._ends[layer]
 
-    def _products(
-        self,
-        layer: int,
-        work: _Buffers,
-        inputs: list[Tensor],
-        bad: NDArray[np.int64] | None,
-        total: NDArray[np.float64],
-    ) -> None:
-        """Write a layer's products, block by block, to ``total`` (o i,)."""
-        sums, arrays, length, fresh, place = work.sums[layer], work.sum_arrays[layer], work.blocks.length, True, 0
-        for derivatives, given in zip(work.in_blocks[layer], inputs, strict=True):
-            for first in range(0, len(derivatives), len(sums)):
-                g, a = derivatives[first : first + len(sums)], given[first : first + len(sums)]
-                found = torch.bmm(g, a, out=sums[: len(g)])
-                for block in () if bad is None else np.unique(bad // length) - place:
-                    if 0 <= block < len(g):  # once more without the bad records: all other blocks keep their bits
-                        clean = a[block].clone()
-                        clean[bad[bad // length == block + place] % length] = 0.0
-                        torch.mm(g[block], clean, out=found[block])
-                self._loops.add_blocks(arrays[: len(g)], total, fresh)
-                fresh, place = False, place + len(g)
+    def _products(self, group: _Group, features: Tensor, bad: NDArray[np.int64] | None) -> None:
+        """A group's products of matrices. Blocks with ``bad`` records among their features are computed once more, as if
+        these were zero: all others keep their bits."""
+        if group.inputs is not None:
+            torch.bmm(group.derivatives, group.inputs, out=group.sums)
+            return
+        count, _, length = group.derivatives.shape
+        some = features if count * length == len(features) else features[group.first : group.last]
+        inputs = some.view(count, length, -1)
+        torch.bmm(group.derivatives, inputs, out=group.sums)
+        if bad is not None:
+            own = bad[(bad >= group.first) & (bad < group.last)] - group.first
+            for block in np.unique(own // length):
+                clean = inputs[block].clone()
+                clean[own[own // length == block] % length] = 0.0
+                torch.mm(group.derivatives[block], clean, out=group.sums[block])
 
     def _buffers_of(self, b: int) -> _Buffers:
         """Views for batches of b records: always at the same places, for products round by where matrices begin."""
@@ -295,11 +304,11 @@ class Fused:
         outputs, num_layers = views[: len(self._shapes)], len(self._shapes)
         derivatives = [*views[num_layers:], outputs[-1]]
         blocks = blocks_of(b)
-        at_a_time = [max(1, min(blocks.full, AT_ONCE["cpu"] // (o * i))) for o, i in self._shapes]
-        most = max(n * o * i for n, (o, i) in zip(at_a_time, self._shapes, strict=True))
+        per = [max(1, min(blocks.full, AT_ONCE["cpu"] // (o * i))) for o, i in self._shapes]
+        most = max(n * o * i for n, (o, i) in zip(per, self._shapes, strict=True))
         if self._sums.numel() < most:
             self._sums = torch.empty(most)
-        sums = [self._sums[: n * o * i].view(n, o, i) for n, (o, i) in zip(at_a_time, self._shapes, strict=True)]
+        inputs = [None, *(z.t() for z in outputs[:-1])]
         self._buffers = _Buffers(
             outputs,
             derivatives,
@@ -310,20 +319,27 @@ class Fused:
             by_rows if by_record else None,
             by_rows.numpy(),
             blocks,
-            [[part.transpose(1, 2) for part in _by_block(g.t(), blocks)] for g in derivatives],
-            [None, *(_by_block(z.t(), blocks) for z in outputs[:-1])],
-            sums,
-            [found.flatten(1).numpy() for found in sums],
+            [
+                self._groups(blocks, n, g.t(), a, i)
+                for n, g, a, (_, i) in zip(per, derivatives, inputs, self._shapes, strict=True)
+            ],
         )
         return self._buffers
 
-
-def _by_block(rows: Tensor, blocks: Blocks) -> list[Tensor]:
-    """(n, length, p), and (1, rest, p) if there is a rest: views of ``rows`` (b, p)."""
-    if not blocks.rest:
-        return [rows.view(blocks.full, blocks.length, rows.shape[1])]
-    end = blocks.full * blocks.length
-    return [rows[:end].view(blocks.full, blocks.length, rows.shape[1]), rows[end:].unsqueeze(0)]
+    def _groups(self, blocks: Blocks, per: int, g: Tensor, a: Tensor | None, i: int) -> list[_Group]:
+        """``per`` blocks at a time of derivatives ``g`` (b, o) and inputs ``a`` (b, i); the last, shorter one by itself."""
+        o, ends = g.shape[1], [*range(0, blocks.full, per), blocks.full]
+        places = [(begin * blocks.length, end - begin, blocks.length) for begin, end in itertools.pairwise(ends)]
+        if blocks.rest:
+            places.append((blocks.full * blocks.length, 1, blocks.rest))
+        found = []
+        for first, count, length in places:
+            last = first + count * length
+            sums = self._sums[: count * o * i].view(count, o, i)
+            derivatives = g[first:last].view(count, length, o).transpose(1, 2)
+            inputs = None if a is None else a[first:last].view(count, length, i)
+            found.append(_Group(first, last, derivatives, inputs, sums, sums.flatten(1).numpy()))
+        return found
 
 
 def _loops() -> ModuleType:

@@ -230,14 +230,16 @@ def scale(g: Floats, found: Doubles, length: int, sums: Doubles) -> None:
     add up the rows by blocks of ``length`` columns, and write what they are together to ``sums`` (o,)."""
     o, b = g.shape
     for k in range(o):
-        sums[k] = 0.0
+        row, of_row = g[k], np.float64(0.0)
         for first in range(0, b, length):
+            part, by = row[first : first + length], found[first : first + length]
             total = np.float64(0.0)
-            for j in range(first, min(first + length, b)):
-                v = np.float32(g[k, j] * found[j]) if found[j] > 0.0 else _ZERO
-                g[k, j] = v
+            for j in range(len(part)):
+                v = np.float32(part[j] * by[j]) if by[j] > 0.0 else _ZERO
+                part[j] = v
                 total += v
-            sums[k] += total
+            of_row += total
+        sums[k] = of_row
 
 
 @_compiled(void(_MATRIX, _SQUARE, boolean))

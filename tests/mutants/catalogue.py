@@ -162,7 +162,7 @@ MECHANISMS = (
     ),
     Mutant(
         "grid-of-the-noise",
-        "the grid is taken from the scheduled noise: a coarser one where there is more of it, which the sensitivity does not count",
+        "a grid that is coarser than what the sensitivity counts",
         "privacy/mechanisms.py",
         "grid = Grid.of(sensitivity, dimension)",
         "grid = Grid.of(sensitivity, dimension)._replace(step=8 * Grid.of(sensitivity, dimension).step)",
