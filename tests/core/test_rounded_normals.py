@@ -105,7 +105,7 @@ def takes_another_word(given, std, fill):
 
 
 @pytest.mark.parametrize("std", [0.7, 2.0**24, 2.0**42])
-def test_what_is_decided_quickly_holds_for_all_bits_that_may_follow(std):
+def test_what_is_decided_holds_for_all_bits_that_may_follow(std):
     """Of every decided word the exact value is the same with the least and the largest bits that may follow."""
     word, uniforms = hard_words(np.random.default_rng(1))
     value, sure = rounded.within_strips(word, std)
