@@ -124,7 +124,9 @@ class EngineContract:
     def made(self) -> Engine:
         reason = self.engine.unsupported(model(), losses.logistic)
         if reason is not None:
-            raise unittest.SkipTest(f"{self.engine.name} does not compute a Linear layer with loss: logistic ({reason})")
+            raise unittest.SkipTest(
+                f"{self.engine.name} does not compute a Linear layer with loss: logistic ({reason})"
+            )
         engine: Engine = self.engine(model(), losses.logistic, self.chunk_bytes)
         return engine
 

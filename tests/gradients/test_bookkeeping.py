@@ -438,7 +438,11 @@ def test_squares_that_vanish_do_not_hide_a_gradient_from_clipping(kind):
     y[-CLASSES:] = torch.tensor([53.0, 0.0, 0.0])  # the others' probabilities are exp(-53)
     engine, _ = choose(kind, model, losses.cross_entropy, Terms(chunk_bytes=2**20), torch.ones(3, 20))
     batch = engine.prepare(Records(torch.full((1, 20), 3e18), torch.zeros(1, dtype=torch.int64)))
-    unclipped, clipped, clip_norm = torch.empty_like(y, dtype=torch.float64), torch.empty_like(y, dtype=torch.float64), 1e-6
+    unclipped, clipped, clip_norm = (
+        torch.empty_like(y, dtype=torch.float64),
+        torch.empty_like(y, dtype=torch.float64),
+        1e-6,
+    )
     engine.clipped_sum(y, batch, math.inf, unclipped)
     engine.clipped_sum(y, batch, clip_norm, clipped)
     assert float(unclipped.double().norm()) > 10 * clip_norm

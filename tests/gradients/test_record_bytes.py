@@ -104,7 +104,9 @@ def test_a_record_takes_no_more_than_its_engine_says(name, loss, dtype, bound, t
     if together:
         batches = Pool({0: records}).gather([0], [np.arange(COUNT)])
         norms = None if bound == "none" else torch.tensor(c, dtype=torch.float64).reshape(1, -1)
-        found = allocated(lambda: engine().clipped_sums(y[None], batches, norms, torch.empty_like(y, dtype=torch.float64)[None]))
+        found = allocated(
+            lambda: engine().clipped_sums(y[None], batches, norms, torch.empty_like(y, dtype=torch.float64)[None])
+        )
     else:
         found = allocated(lambda: engine().clipped_sum(y, records, c, torch.empty_like(y, dtype=torch.float64)))
     rest = 50_000  # of which there is no more with more records

@@ -593,7 +593,10 @@ CLIPPING = (
         "gradients/blocks.py",
         "length = -(-count // max(1, -(-count // LONGEST)))",
         "length = max(1, count)",
-        (SUMS + "::test_every_engine_keeps_the_contract", SUMS + "::test_blocks_are_equal_short_and_of_the_number_of_records_alone"),
+        (
+            SUMS + "::test_every_engine_keeps_the_contract",
+            SUMS + "::test_blocks_are_equal_short_and_of_the_number_of_records_alone",
+        ),
     ),
     Mutant(
         "blocks-too-long",
@@ -623,7 +626,7 @@ CLIPPING = (
         "slack-of-one-sum",
         "the proof counts the rounding of one of two sums, where a record counts as zero",
         "gradients/blocks.py",
-        "(longest if neighbouring == \"replace_one\" else 2 * longest - 1)",
+        '(longest if neighbouring == "replace_one" else 2 * longest - 1)',
         "longest",
         (SUMS + "::test_what_is_proven_is_within_what_is_charged",),
     ),
