@@ -100,6 +100,6 @@ def _add_clipped(
 
 
 def _norms(gradients: Tensor) -> Tensor:
-    """(b,) L2 norms, in float64. (torch's norm() adds up float32 numbers one by one, and comes out too short: by 1e-4 at
-    2^16 numbers, by 1e-3 at 10^7.)"""
+    """(b,) L2 norms, in float64. (torch's norm() adds up float32 numbers one by one, and comes out too short: by 1e-4
+    at 2^16 numbers, by 1e-3 at 10^7.)"""
     return squared_norms(gradients).sqrt_()

@@ -21,8 +21,8 @@ from dpfl_plugin.gradients.blocks import AT_ONCE, filled
 MIB: Final = 2**20
 CHUNK: Final = 256 * MIB  # of per-example gradients: more is not faster. A fixed size, since sums round by it.
 LEAST_CHUNK: Final = MIB
-# Of d numbers, that an engine may keep: its copy of the parameters, a block's sum, that in float64, and the oracle's sum
-# in float64.
+# Of d numbers, that an engine may keep: its copy of the parameters, a block's sum, that in float64, and the oracle's
+# sum in float64.
 ENGINE_VECTORS: Final = 6
 TRIAL_VECTORS: Final = 12  # of d numbers, in which an engine is compared with autograd on made-up records
 GAPS: Final = 0.2  # of what vectors take: room that the allocator keeps between those that are freed

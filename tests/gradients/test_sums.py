@@ -1,4 +1,4 @@
-"""No record moves a sum by more than is charged, rounding included: worst cases, the proof's numbers, its conditions."""
+"""No record moves a sum by more than is charged, rounding included: worst cases; the proof's numbers."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_a_replaced_record_changes_its_own_block_alone(name, bad):
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(("b", "i", "o"), [(800, 40, 10), (400, 784, 47), (160, 60, 200), (64, 4096, 128), (7, 5, 3)])
 def test_a_row_of_a_product_depends_on_that_row_alone(b, i, o, threads):
-    """What the proof asks of torch's products on this machine: forward and backward ones, whatever the other rows are."""
+    """What the proof asks of torch's products on this machine, forward and backward, whatever the other rows are."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

@@ -832,7 +832,8 @@ CLIPPING = (
         "sums-in-reduced-precision",
         "what is summed is rounded to bfloat16 after its norm was taken",
         "gradients/bookkeeping.py",
-        "        scaled = g if factors is None else g * factors.view(-1, 1, 1)\n        if bad is not None:\n            scaled[bad]",
+        "        scaled = g if factors is None else g * factors.view(-1, 1, 1)\n"
+        "        if bad is not None:\n            scaled[bad]",
         "        scaled = (g if factors is None else g * factors.view(-1, 1, 1)).bfloat16().to(g.dtype)\n"
         "        if bad is not None:\n            scaled[bad]",
         (
