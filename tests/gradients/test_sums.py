@@ -78,7 +78,7 @@ ENGINES = {
     "closed_form, together": lambda: Together(by(ClosedForm)),
     "dense, together": lambda: Together(by(Dense)),
     "closed_form, in turn": lambda: InTurn(by(ClosedForm)),
-    "vmap, little memory": lambda: Vmap(engines.model(), losses.logistic, 200_000),
+    "vmap, little memory": lambda: Vmap(engines.model(), losses.logistic, 100_000),
 }
 
 
@@ -103,6 +103,7 @@ def test_one_block_for_all_would_be_noticed(name):
     with contextlib.ExitStack() as stack:
         for module in (blocks, fused, bookkeeping):
             stack.enter_context(mock.patch.object(module, "blocks_of", one))
+        stack.enter_context(mock.patch.object(blocks, "slack", return_value=0.0))  # else it would be refused
         far, _ = engines.farthest(ENGINES[name](), (20_000,), climbs=0)
     assert far > 1.003
 
@@ -187,7 +188,7 @@ def test_models_whose_records_are_sums_themselves(kind, name):
     assert 0 < farthest <= MOST
 
 
-@pytest.mark.parametrize("name", ["conv2d, few positions", "conv2d groups, few positions", "lstm"])
+@pytest.mark.parametrize("name", ["conv2d groups, few positions", "lstm"])
 @pytest.mark.parametrize("clip_norm", [0.05, math.inf])
 def test_gradients_that_are_not_formed_are_those_in_float64(name, clip_norm):
     """Norms from products of positions are for float32 models, with sums in float64."""
