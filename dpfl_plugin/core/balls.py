@@ -53,8 +53,8 @@ def _norm(w: Tensor) -> float:
 MARGIN: Final = 64
 """Of the clipping norm, in units of the number format's epsilon: 8e-6 of C in float32.
 
-Squares are added up in float64, so that a norm is off by what it, the clipping factor and the scaled gradient are rounded
-by: 4 half epsilons (the proof is in `gradients.blocks`). Room for 124 more is left for engines of others.
+Squares are added up in float64, so that a norm is off by what it, the clipping factor and the scaled gradient are
+rounded by: 4 half epsilons (the proof is in `gradients.blocks`). Room for 124 more is left for engines of others.
 """
 
 LEAST_CLIP_NORM: Final = 2.0**-40

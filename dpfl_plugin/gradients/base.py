@@ -83,7 +83,7 @@ class Engine(Protocol):
 
         Noise covers what one record does to the sum, rounding included. For two batches of one length that differ in
         one record, or in that it counts as zero in one of them, it moves by no more than Delta (1 + SUM_SLACK), Delta =
-        2 C or C: `blocks` has the proof, and what an engine keeps for it. `dpfl_plugin.testing.EngineContract` tests it.
+        2 C or C: `blocks` has the proof, and what an engine keeps for it; `testing.EngineContract` tests it.
 
         Args:
             clip_norm: C; or a finite bound for each of the model's `layers`, each of which is clipped by itself.

@@ -34,9 +34,9 @@ zero at its place, how many were drawn and where all others are stays.
    So numbers of the other factor that are rounded up below 2^-126, by 2^-150 each, add no more than
    2^-86 sqrt(d) <= 2^-20 C.
 2. *A block*, of B records. Each entry of its sum is a sum of at most B products; in whatever order they are added up,
-   with fused multiply-adds or without, the error is at most gamma_B times the sum of their absolute values (Higham 2002,
-   Accuracy and Stability of Numerical Algorithms, 3.1). Over the entries these are sum_i |v_i|, of norm B C at the most.
-   So ||fl(block) - block|| <= gamma_B B C: of D, and of D'; in a block with a record that counts as zero,
+   with fused multiply-adds or without, the error is at most gamma_B times the sum of their absolute values (Higham
+   2002, Accuracy and Stability of Numerical Algorithms, 3.1). Over the entries these are sum_i |v_i|, of norm B C or
+   less. So ||fl(block) - block|| <= gamma_B B C: of D, and of D'; in a block with a record that counts as zero,
    gamma_B (B - 1) C. What underflows on the way, 2^-126 or less for each operation, is
    2 B 2^-126 sqrt(d) <= 2^-20 C.
 3. *All blocks.* Those without the record are the same numbers in D and in D'. n float64 numbers whose norms are b C

@@ -8,8 +8,8 @@ there is no second backward pass (Bu et al. 2023, arXiv:2210.00038).
 A layer's gradient is a sum over T positions (pixels, words; 1 for a Linear layer on vectors) of outer products of
 g_t (o) and a_t (i). Its squared norm is sum_{s,t} <a_s, a_t> <g_s, g_t>, T^2 (i + o) products, or that of the sum
 itself, T i o products; whichever is cheaper is used. Where the gradient is formed, it is added up within the record
-before its norm is taken; where it is not, all is multiplied and added up in float64 (`blocks`, 5.), which is for float32
-models only.
+before its norm is taken; where it is not, all is multiplied and added up in float64 (`blocks`, 5.): for float32 models
+only.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ Add = Callable[[Tensor | None, Tensor | None, Tensor], None]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The gradients of one parameter: squared norms (b,) in float64; and what adds the sum of gradients times factors."""
+    """The gradients of one parameter: squared norms (b,) in float64; what adds the sum of gradients times factors."""
 
     squares: Callable[[], Tensor]
     add: Add
@@ -324,7 +324,7 @@ def _outer(a: Tensor, g: Tensor) -> Part:
 
 def _ghost(a: Tensor, g: Tensor) -> Part:
     """The same as `_products`, from products of positions; float32 numbers, multiplied and added up in float64."""
-    count, groups, T, i = a.shape
+    count, groups, _, i = a.shape
     o = g.shape[3]
 
     def add(factors: Tensor | None, bad: Tensor | None, place: Tensor) -> None:
@@ -355,8 +355,8 @@ def _with_slack(squares: Tensor, lengths: Tensor, positions: int) -> Tensor:
 
     ``lengths`` (b,) are the sums L of the positions' norms. Where the gradient is but a small rest of them, rounding
     may leave nothing of its square, hence products in float64, of error 4096 epsilon L^2 at most. And sums of many
-    records in float64 are off by a share of what their L, clipped, are together (`blocks`, 5.): a norm of (T + 4) 2^-24 L
-    or more bounds that.
+    records in float64 are off by a share of what their L, clipped, are together (`blocks`, 5.): a norm of
+    (T + 4) 2^-24 L or more bounds that.
     """
     exact = (squares.clamp_(min=0.0) + 4096 * torch.finfo(torch.float64).eps * lengths.square()).sqrt_()
     return (exact + (positions + 4) * 2.0**-24 * lengths).square_()

@@ -271,8 +271,8 @@ class Fused:
             first = self._ends[layer]
 
     def _products(self, group: _Group, features: Tensor, bad: NDArray[np.int64] | None) -> None:
-        """A group's products of matrices. Blocks with ``bad`` records among their features are computed once more, as if
-        these were zero: all others keep their bits."""
+        """A group's products of matrices. Blocks with ``bad`` records among their features are computed once more,
+        as if these were zero: all others keep their bits."""
         if group.inputs is not None:
             torch.bmm(group.derivatives, group.inputs, out=group.sums)
             return
@@ -327,7 +327,7 @@ class Fused:
         return self._buffers
 
     def _groups(self, blocks: Blocks, per: int, g: Tensor, a: Tensor | None, i: int) -> list[_Group]:
-        """``per`` blocks at a time of derivatives ``g`` (b, o) and inputs ``a`` (b, i); the last, shorter one by itself."""
+        """``per`` blocks at a time of derivatives ``g`` (b, o) and inputs ``a`` (b, i); a shorter one by itself."""
         o, ends = g.shape[1], [*range(0, blocks.full, per), blocks.full]
         places = [(begin * blocks.length, end - begin, blocks.length) for begin, end in itertools.pairwise(ends)]
         if blocks.rest:

@@ -190,8 +190,9 @@ def factors(
     """min(1, C / norm) of each record's gradient, or of each layer's part of it; 0 where the norm is not finite.
 
     Args:
-        constants: (b,) squared norms of the first layer's inputs, inf beyond `LONGEST`; of_inputs: (L, b) those of the other layers', from
-            row 1 on; of_outputs: (L, b) of the derivatives by the outputs; ones: (L,) 1 for layers with a bias.
+        constants: (b,) squared norms of the first layer's inputs; of_inputs: (L, b) those of the other layers', from
+            row 1 on, inf beyond `LONGEST`; of_outputs: (L, b) of the derivatives by the outputs; ones: (L,) 1 for layers
+            with a bias.
         bounds: (1,) C, or (L,), a bound for each layer.
         norms: (n, b), n the length of ``bounds``, are written; so are ``found``, (n, b), the factors.
 
@@ -226,7 +227,7 @@ def factors(
 
 @_compiled(void(_MATRIX, _SQUARE, int64, _SQUARE), "reassoc")
 def scale(g: Floats, found: Doubles, length: int, sums: Doubles) -> None:
-    """Multiply each record's column of ``g`` (o, b) by its factor in ``found`` (b,), 0 where that is 0, whatever it was;
+    """Multiply each record's column of ``g`` (o, b) by its factor in ``found`` (b,), to 0 where that is 0, even inf;
     add up the rows by blocks of ``length`` columns, and write what they are together to ``sums`` (o,)."""
     o, b = g.shape
     for k in range(o):

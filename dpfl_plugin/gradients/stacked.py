@@ -220,7 +220,7 @@ class StackedLayers:
         return norms
 
     def _sums(self, y: Tensor, batches: Stack, most: Tensor | None, out: Tensor) -> Tensor | None:
-        """Add `clipped_sums` of as much as there is room for to ``out``; ``most`` (m, 1, 1 or L) is what is clipped to."""
+        """Add `clipped_sums` of as much as there is room for to ``out``; ``most`` (m, 1, 1 or L): clipped to that."""
         inputs, derivatives = self._derivatives(y, batches)
         left_out = batches.padding.unsqueeze(2)
         if most is None:

@@ -51,7 +51,8 @@ class Vmap:
         """About four copies of the gradient live at once: by name, joined, squared, and vmap's own; and activations."""
         shape = batch.features.shape[1:]
         if shape not in self._kept:
-            self._kept[shape] = trace(self._model, self._loss, batch.features[:1]).kept
+            one = batch.features[:1].clone()  # what is kept of it is counted by storage: not that of the whole batch
+            self._kept[shape] = trace(self._model, self._loss, one).kept
         return (4 * y.numel() + 4 * self._kept[shape]) * y.element_size()
 
     def clipped_sum(
@@ -100,6 +101,6 @@ def _add_clipped(
 
 
 def _norms(gradients: Tensor) -> Tensor:
-    """(b,) L2 norms, in float64. (torch's norm() adds up float32 numbers one by one, and comes out too short: by 1e-4 at
-    2^16 numbers, by 1e-3 at 10^7.)"""
+    """(b,) L2 norms, in float64. (torch's norm() adds up float32 numbers one by one, and comes out too short: by 1e-4
+    at 2^16 numbers, by 1e-3 at 10^7.)"""
     return squared_norms(gradients).sqrt_()

@@ -1,9 +1,10 @@
-"""Contract tests for plugins: `AlgorithmContract`, for whoever writes an algorithm. See docs/plugins.md.
+"""Contract tests for plugins: `AlgorithmContract` and `EngineContract`, for whoever writes one. See docs/plugins.md.
 
 Nothing here imports pytest: the classes are collected by it, and work without it.
 """
 
 from dpfl_plugin.testing.contract import AlgorithmContract
+from dpfl_plugin.testing.engines import EngineContract
 from dpfl_plugin.testing.watch import ContractError
 
-__all__ = ["AlgorithmContract", "ContractError"]
+__all__ = ["AlgorithmContract", "ContractError", "EngineContract"]

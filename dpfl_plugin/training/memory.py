@@ -16,11 +16,14 @@ from dpfl_plugin.config.schema import SIZE
 from dpfl_plugin.core.device_noise import AHEAD_BYTES, MOST_BLOCKS
 from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.gradients.base import Records
+from dpfl_plugin.gradients.blocks import AT_ONCE, filled
 
 MIB: Final = 2**20
 CHUNK: Final = 256 * MIB  # of per-example gradients: more is not faster. A fixed size, since sums round by it.
 LEAST_CHUNK: Final = MIB
-ENGINE_VECTORS: Final = 2  # of d numbers, that an engine may keep: its copy of the parameters, and a sum
+# Of d numbers, that an engine may keep: its copy of the parameters, a block's sum, that in float64, and the oracle's
+# sum in float64.
+ENGINE_VECTORS: Final = 6
 TRIAL_VECTORS: Final = 12  # of d numbers, in which an engine is compared with autograd on made-up records
 GAPS: Final = 0.2  # of what vectors take: room that the allocator keeps between those that are freed
 SHARE: Final = 0.8  # of what is available: the interpreter, torch and the system need the rest
@@ -143,6 +146,7 @@ def fixed_needs(
         *((what, count * size) for what, count in vectors.items()),
         ("gaps between vectors", int(GAPS * sum(vectors.values()) * size)),
         ("a batch", batch_size * row if held else 0),
+        ("sums of blocks", 12 * AT_ONCE.get(model.device.type, AT_ONCE["cuda"]) if held else 0),  # float32, and float64
     ]
 
 
@@ -156,7 +160,7 @@ def of_lockstep(setting: Setting, silos: Iterable[Records], *, stack: int, batch
     held = list(silos)
     most = max(map(len, held), default=0)
     row = max((records.features[0].numel() * records.features.element_size() for records in held), default=0)
-    longest = min(most, batch_size + math.ceil(6 * math.sqrt(batch_size)))
+    longest = filled(min(most, batch_size + math.ceil(6 * math.sqrt(batch_size))))
     together = min(stack, len(held), setting.num_participants)
     return [
         ("records in one place", sum(bytes_of(records) for records in held)),

@@ -89,7 +89,7 @@ def test_fifty_steps_agree_to_one_in_a_million(dtype, clip_norm):
     for engine in (ClosedForm(model, losses.cross_entropy, 2**20), Vmap(model, losses.cross_entropy, 2**20)):
         y = torch.zeros(Layout.of(model).dimension, dtype=dtype)
         for _ in range(50):
-            y = y - 0.5 / 64 * clipped_sum(engine, y, batch, clip_norm)
+            y = y - (0.5 / 64 * clipped_sum(engine, y, batch, clip_norm)).to(dtype)
         ends.append(y)
     assert (ends[0] - ends[1]).abs().max() < 1e-6 * ends[1].abs().max()
 

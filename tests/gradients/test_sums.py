@@ -1,0 +1,274 @@
+"""No record moves a sum by more than is charged, rounding included: worst cases; the proof's numbers."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from dpfl_plugin import registry
+from dpfl_plugin.core import balls
+from dpfl_plugin.core.vectors import Layout
+from dpfl_plugin.errors import ConfigError, UnsupportedError
+from dpfl_plugin.gradients import blocks, bookkeeping, fused, losses
+from dpfl_plugin.gradients.base import Records, in_chunks
+from dpfl_plugin.gradients.bookkeeping import BookKeeping
+from dpfl_plugin.gradients.closed_form import ClosedForm
+from dpfl_plugin.gradients.dense import Dense
+from dpfl_plugin.gradients.stacked import Pool
+from dpfl_plugin.gradients.vmap import Vmap
+from dpfl_plugin.testing import EngineContract, engines
+from tests.gradients.test_bookkeeping import MODELS
+
+MOST = 1 + blocks.SUM_SLACK
+CHECKS = sorted(name for name in vars(EngineContract) if name.startswith("test_"))
+
+
+class Together:
+    """An engine that answers the batch by `clipped_sums`, beside a longer one."""
+
+    name = "together"
+
+    def __init__(self, engine):
+        self.engine, self.prepare = engine, engine.prepare
+
+    def clipped_sum(self, y, batch, clip_norm, out):
+        pool = Pool({0: batch})
+        stack = pool.gather([0, 0], [np.arange(len(batch)), np.arange(len(batch)).repeat(2)])
+        sums = torch.full((2, len(y)), math.nan, dtype=torch.float64)
+        c = torch.tensor([[clip_norm], [1.0]], dtype=torch.float64)
+        self.engine.clipped_sums(y.expand(2, -1), stack, c, sums)
+        out.copy_(sums[0])
+
+
+class InTurn:
+    """An engine whose batches are too large for its memory."""
+
+    name = "in turn"
+
+    def __init__(self, engine):
+        self.engine, self.prepare = engine, engine.prepare
+
+    def clipped_sum(self, y, batch, clip_norm, out):
+        return in_chunks(self.engine.clipped_sum, 777, y, batch, clip_norm, out)
+
+
+def without_kernels():
+    return mock.patch.object(fused, "kernels", return_value=None)
+
+
+def by(kind, loss=losses.logistic):
+    return kind(engines.model(), loss, 2**26)
+
+
+def by_torch(kind):
+    with without_kernels():
+        return by(kind)
+
+
+ENGINES = {
+    **{name: lambda name=name: by(registry.load("engines", name)) for name in registry.names("engines")},
+    "closed_form, torch": lambda: by_torch(ClosedForm),
+    "dense, torch": lambda: by_torch(Dense),
+    "closed_form, together": lambda: Together(by(ClosedForm)),
+    "dense, together": lambda: Together(by(Dense)),
+    "closed_form, in turn": lambda: InTurn(by(ClosedForm)),
+    "vmap, little memory": lambda: Vmap(engines.model(), losses.logistic, 100_000),
+}
+
+
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("name", registry.names("engines"))
+def test_every_engine_keeps_the_contract(name, check):
+    made = EngineContract()
+    made.engine = registry.load("engines", name)
+    getattr(made, check)()
+
+
+@pytest.mark.parametrize("name", [name for name in ENGINES if name not in registry.names("engines")])
+def test_no_record_moves_a_sum_by_more_than_is_charged(name):
+    far, how = engines.farthest(ENGINES[name](), (1000,), climbs=4 if name.startswith("vmap") else 20)
+    assert 1 - 2e-5 < far <= MOST, how
+
+
+@pytest.mark.parametrize("name", ["closed_form", "closed_form, torch", "dense", "bookkeeping", "vmap"])
+def test_one_block_for_all_would_be_noticed(name):
+    """The attack itself: a record among 20,000 moves the sum far beyond 2 C where they are added up in float32."""
+    one = lambda count: blocks.Blocks(max(1, count), int(count > 0), 0)  # noqa: E731
+    with contextlib.ExitStack() as stack:
+        for module in (blocks, fused, bookkeeping):
+            stack.enter_context(mock.patch.object(module, "blocks_of", one))
+        stack.enter_context(mock.patch.object(blocks, "slack", return_value=0.0))  # else it would be refused
+        far, _ = engines.farthest(ENGINES[name](), (20_000,), climbs=0)
+    assert far > 1.003
+
+
+@pytest.mark.parametrize("name", ["closed_form", "closed_form, torch", "dense", "bookkeeping", "vmap"])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, 3e38])
+def test_a_replaced_record_changes_its_own_block_alone(name, bad):
+    """Where all but its block is zero, the sum is that block's: other blocks' bits cancel in the difference."""
+    generator = torch.Generator().manual_seed(0)
+    gradients = torch.randn(1000, generator=generator, dtype=torch.float64)
+    whole = engines.records_of(gradients)
+    length = blocks.blocks_of(1000).length
+    sums = []
+    for place in (None, 5):
+        batch = Records(whole.features.clone(), whole.labels)
+        if place is not None:
+            batch.features[place] = bad
+        for beyond in (False, True):
+            part = Records(batch.features.clone(), batch.labels)
+            if not beyond:
+                part.features[length:] = 0.0
+            engine, out = ENGINES[name](), torch.empty(engines.FEATURES, dtype=torch.float64)
+            with torch.no_grad():
+                engine.clipped_sum(torch.zeros(engines.FEATURES), engine.prepare(part), 0.3, out)
+            sums.append(out)
+    # In float64 each difference is what the other blocks add: the same but for the last place of a float64 sum.
+    torch.testing.assert_close(sums[1] - sums[0], sums[3] - sums[2], rtol=0, atol=1e-12)
+    assert float((sums[2] - sums[0]).norm()) > 0.1
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(("b", "i", "o"), [(800, 40, 10), (400, 784, 47), (160, 60, 200), (64, 4096, 128), (7, 5, 3)])
+def test_a_row_of_a_product_depends_on_that_row_alone(b, i, o, threads):
+    """What the proof asks of torch's products on this machine, forward and backward, whatever the other rows are."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        generator = torch.Generator().manual_seed(0)
+        w, x = torch.randn(o, i, generator=generator), torch.randn(b, i, generator=generator)
+        for product in (lambda x: x @ w.t(), lambda x: (w @ x.t()).t(), lambda x: torch.addmm(w[:, 0], x, w.t())):
+            expected = product(x)
+            for scale in (1.0, 1e30, 0.0, 1e-40, math.nan, math.inf):
+                others = torch.randn(b, i, generator=generator) * scale
+                for row in (0, b // 2, b - 1):
+                    given = others.clone()
+                    given[row] = x[row]
+                    assert torch.equal(product(given)[row], expected[row])
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("name", ["words", "positions", "conv2d, few positions", "lstm", "attention", "cnn"])
+@pytest.mark.parametrize("kind", [BookKeeping, Vmap], ids=lambda kind: kind.name)
+def test_models_whose_records_are_sums_themselves(kind, name):
+    """Worst records of a search from random ones uphill: opposite copies of a record, among others of all sizes."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        made, shape = MODELS[name]()
+    model, generator = made.float(), torch.Generator().manual_seed(0)
+    y = Layout.of(model).flatten(dict(model.named_parameters())).detach()
+    engine = kind(model, losses.cross_entropy, 2**26)
+    x = torch.randn(200, *shape, generator=generator) * 10.0 ** torch.randint(-2, 3, (200, *[1] * len(shape)))
+    labels, farthest = torch.randint(0, 3, (200,), generator=generator), 0.0
+
+    def total(x, labels):
+        out = torch.empty_like(y, dtype=torch.float64)
+        with torch.no_grad():
+            engine.clipped_sum(y, engine.prepare(Records(x, labels)), 0.1, out)
+        return out
+
+    for turn in range(12):
+        other, label = x.clone(), labels.clone()
+        other[0] *= -(3.0**turn)
+        label[0] = (label[0] + 1 + turn) % 3
+        whole, replaced = total(x, labels), total(other, label)
+        other[0] = math.nan
+        nothing = replaced if name == "words" else total(other, label)  # words are numbers: none of them is NaN
+        farthest = max(farthest, float((whole - replaced).norm()) / 0.2, float((whole - nothing).norm()) / 0.2)
+        if name != "words":
+            assert float((whole - nothing).norm()) <= 0.1 * MOST
+        x[1:] = x[1:].flip(0)
+    assert 0 < farthest <= MOST
+
+
+@pytest.mark.parametrize("name", ["conv2d groups, few positions", "lstm"])
+@pytest.mark.parametrize("clip_norm", [0.05, math.inf])
+def test_gradients_that_are_not_formed_are_those_in_float64(name, clip_norm):
+    """Norms from products of positions are for float32 models, with sums in float64."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        made, shape = MODELS[name]()
+    model, generator, found = made.float(), torch.Generator().manual_seed(1), []
+    y, x = Layout.of(model).flatten(dict(model.named_parameters())).detach(), torch.randn(100, *shape)
+    labels = torch.randint(0, 3, (100,), generator=generator)
+    engine = BookKeeping(model, losses.cross_entropy, 2**26)
+    with mock.patch.object(bookkeeping, "_ghost", wraps=bookkeeping._ghost) as formed, torch.no_grad():
+        found.append(torch.empty_like(y, dtype=torch.float64))
+        engine.clipped_sum(y, Records(x, labels), clip_norm, found[-1])
+        assert formed.called or name == "lstm"
+        found.append(torch.empty_like(y, dtype=torch.float64))
+        Vmap(model.double(), losses.cross_entropy, 2**26).clipped_sum(
+            y.double(), Records(x.double(), labels), clip_norm, found[-1]
+        )
+    torch.testing.assert_close(*found, rtol=1e-3, atol=2e-5 * float(found[1].norm()))
+
+
+# The proof's numbers
+
+
+def test_what_is_proven_is_within_what_is_charged():
+    for count in (1, 64, 88, 89, 160, 400, 800, 60_000, 2**16, 2**16 + 1, 100_000, 2**20, 2**24):
+        for dtype in (torch.float32, torch.float64):
+            tau = blocks.slack(count, dtype=dtype)
+            assert 0 < blocks.slack(count, dtype=dtype, neighbouring="replace_one") <= tau <= blocks.SUM_SLACK
+    u = 2.0**-24
+    assert blocks.slack(160, neighbouring="replace_one") >= 80 * u * 80  # gamma_B B, B = 80
+    assert blocks.slack(160) >= 80 * u * 159
+
+
+def test_blocks_are_equal_short_and_of_the_number_of_records_alone():
+    for count in range(1, 2000):
+        found = blocks.blocks_of(count)
+        assert found.full * found.length + found.rest == count and found.length <= blocks.LONGEST
+        assert found.rest < found.length and found.count == -(-count // blocks.LONGEST)
+        assert blocks.filled(count) >= count and blocks.blocks_of(blocks.filled(count)).rest == 0
+    assert blocks.blocks_of(0).count == 0
+
+
+def test_what_is_not_proven_is_refused():
+    with pytest.raises(UnsupportedError, match="batch of 4,194,304 records, 1 at a time, is too large"):
+        blocks.chunk_of(2**22, 0)
+    assert blocks.chunk_of(2**22, 2**30) == blocks.AT_A_TIME
+    engine, out = by(ClosedForm), torch.empty(engines.FEATURES, dtype=torch.float64)
+    batch = engine.prepare(engines.records_of(torch.ones(3, dtype=torch.float64)))
+    for clip_norm in (1e-30, 1e30):
+        with pytest.raises(ConfigError, match="clipping norm of 1e"):
+            engine.clipped_sum(torch.zeros(engines.FEATURES), batch, clip_norm, out)
+    assert balls.inner(balls.LEAST_CLIP_NORM, torch.float32) > 0
+
+
+def test_a_sum_in_another_format_is_refused():
+    for kind in (ClosedForm, Dense, BookKeeping, Vmap):
+        engine = by(kind)
+        with pytest.raises(AssertionError):
+            engine.clipped_sum(torch.zeros(16), engine.prepare(engines.records_of(torch.ones(3))), 1.0, torch.empty(16))
+
+
+def test_an_engine_that_adds_up_in_float32_breaks_the_contract():
+    class Plain(Vmap):
+        def clipped_sum(self, y, batch, clip_norm, out):
+            g = (torch.sigmoid(batch.features @ y) - batch.labels).unsqueeze(1) * batch.features
+            g *= (clip_norm / g.norm(dim=1).clamp(min=clip_norm)).unsqueeze(1)
+            out.copy_(torch.zeros(1, len(y)).addmm_(torch.ones(1, len(g)), g.nan_to_num(0.0))[0])
+
+    made = EngineContract()
+    made.engine = Plain
+    with pytest.raises(AssertionError, match="of the sensitivity"):
+        made.test_no_record_moves_a_sum_by_more_than_is_charged()
+
+
+def test_gradients_of_the_worst_batches_are_what_they_say():
+    gradients = engines.worst_batches(400, 1.0, 1, 0.5)
+    batch = engines.records_of(gradients)
+    out = torch.empty(engines.FEATURES, dtype=torch.float64)
+    model = nn.Sequential(nn.Linear(engines.FEATURES, 1, bias=False)).double()
+    wide = Records(batch.features.double(), batch.labels)
+    Vmap(model, losses.logistic, 2**20).clipped_sum(torch.zeros(16).double(), wide, 1.0, out)
+    assert float(out[engines.PLACE]) == pytest.approx(float(gradients.sum()), rel=1e-6)
