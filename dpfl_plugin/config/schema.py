@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
@@ -333,7 +334,9 @@ class SweepConfig(_Strict):
     )
     seeds: int | list[int] | None = Field(None, description="a list, or their number: 3 is [0, 1, 2]")
     ranks: int | None = Field(None, ge=2, description="MPI ranks of each run; left out: no MPI")
-    launcher: str | None = Field(None, description="what starts the ranks, e.g. srun --mpi=pmi2 -n {ranks}")
+    launcher: str | None = Field(
+        None, description="what starts the ranks, e.g. srun --mpi=pmi2 -n {ranks}; words as in a shell"
+    )
     slurm: dict[str, str | int | bool] = Field({}, description="options of sbatch: time, partition, gres, ...")
     setup: list[str] = Field([], description="shell lines before a Slurm task begins: module load ...")
 
@@ -351,6 +354,20 @@ class SweepConfig(_Strict):
         if seeds == [] or (isinstance(seeds, int) and seeds < 1):
             raise ValueError(f"{seeds} is no seed at all: give a list, or their number, 1 at least")
         return seeds
+
+    @field_validator("launcher")
+    @classmethod
+    def _words(cls, launcher: str | None) -> str | None:
+        """It is split into words as by a shell."""
+        if launcher is None:
+            return None
+        try:
+            words = shlex.split(launcher)
+        except ValueError as error:
+            raise ValueError(f"{launcher!r} cannot be split into words ({error}): close each quote") from error
+        if not words:
+            raise ValueError(f"{launcher!r} names no program: give one, e.g. mpirun -n {{ranks}}, or leave it out")
+        return launcher
 
     @field_validator("slurm")
     @classmethod
