@@ -13,6 +13,8 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
+from dpfl_plugin.access import Access
+
 RECORD_RATE: Final = 0.2  # s of Noble et al.; a smaller one takes less noise, and more local steps for a pass
 
 
@@ -266,6 +268,7 @@ class Config(_Strict):
     checkpoint: CheckpointConfig = CheckpointConfig()
     runtime: RuntimeConfig = RuntimeConfig()
     out: str = Field("runs", description="folder of run folders")
+    access: Access = Field("owner", description="who may read what is written, on this machine: seed and ledger, too")
 
     @field_validator("algorithm", "privacy", mode="before")
     @classmethod

@@ -2633,7 +2633,52 @@ ON_DEVICE = (
     ),
 )
 
+ACCESS_TESTS = "tests/test_access.py"
+ACCESS = (
+    Mutant(
+        "files-for-all",
+        "another user of the machine reads the seed and the ledger",
+        "access.py",
+        '"owner": 0o600',
+        '"owner": 0o644',
+        (ACCESS_TESTS + "::test_what_a_run_writes_is_its_owners",),
+    ),
+    Mutant(
+        "folders-for-all",
+        "another user of the machine enters a run's folder",
+        "access.py",
+        '"owner": 0o700',
+        '"owner": 0o755',
+        (ACCESS_TESTS + "::test_folders_of_a_silo_and_a_server_are_their_owners",),
+    ),
+    Mutant(
+        "mode-left-to-the-umask",
+        "a checkpoint's vectors have the mode that the umask leaves them",
+        "training/checkpoint.py",
+        "        path.chmod(FILES[access])",
+        "        pass",
+        (ACCESS_TESTS + "::test_folders_of_a_silo_and_a_server_are_their_owners",),
+    ),
+    Mutant(
+        "access-names-the-noise",
+        "who may read a folder decides the noise: the same values are released again with other noise",
+        "config/load.py",
+        '    "access": True,\n',
+        "",
+        (ACCESS_TESTS + "::test_it_changes_neither_the_runs_name_nor_its_noise",),
+    ),
+    Mutant(
+        "open-folder-untold",
+        "a folder that everybody reads is taken for the owner's",
+        "access.py",
+        "    if not others:",
+        "    if True:",
+        (ACCESS_TESTS + "::test_what_lies_out_of_reach_is_not_open",),
+    ),
+)
+
 MUTANTS: tuple[Mutant, ...] = (
+    *ACCESS,
     *MECHANISMS,
     *STREAM_KEYS,
     *SECURE,
