@@ -11,7 +11,7 @@ import pytest
 import torch
 import yaml
 
-from dpfl_plugin.access import FILES, FOLDERS, Access, opener, too_open
+from dpfl_plugin.access import Access, opener, too_open
 from dpfl_plugin.adapters.agreement import agree
 from dpfl_plugin.config.load import load, noise_name, run_id
 from dpfl_plugin.errors import ConfigError
@@ -52,7 +52,8 @@ def modes(folder: Path) -> dict[str, set[int]]:
 
 
 def only(access: Access) -> dict[str, set[int]]:
-    return {"folders": {FOLDERS[access]}, "files": {FILES[access]}}
+    folder, file = {"owner": (0o700, 0o600), "group": (0o750, 0o640), "everyone": (0o755, 0o644)}[access]
+    return {"folders": {folder}, "files": {file}}
 
 
 @pytest.mark.usefixtures("umask")
