@@ -33,8 +33,8 @@ def test_the_rate_that_is_told_of_a_run_is_that_of_its_smallest_silo(tmp_path: P
 
 
 def test_names_of_noise_from_the_operating_system_do_not_come_again(tmp_path: Path) -> None:
-    """Two releases of one name count as one. Of a byte, names repeat after some twenty; of 48 bits, of a million names two
-    are the same with probability .002.
+    """Two releases of one name count as one. Of a byte, names repeat after some twenty; of 48 bits, two of a million
+    names are the same with probability .002.
     """
     path = write(tmp_path, {"rounds": 1, "privacy": {"secure": True}})
     found: set[str] = set()

@@ -2746,8 +2746,6 @@ TOLD_APART = (
 )
 
 MUTANTS: tuple[Mutant, ...] = (
-    *ACCESS,
-    *TOLD_APART,
     *MECHANISMS,
     *STREAM_KEYS,
     *SECURE,
@@ -2770,4 +2768,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *TOGETHER,
     *REPLAYED,
     *ON_DEVICE,
+    *ACCESS,
+    *TOLD_APART,
 )
