@@ -13,6 +13,7 @@ import json
 import logging
 import math
 import secrets
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import Any, Final, Literal
 
 from torch import Tensor, nn
 
+from dpfl_plugin.access import Access, make_folder, too_open
 from dpfl_plugin.adapters.agreement import Agreement
 from dpfl_plugin.adapters.message import PROTOCOL, Message, check_vectors, num_bytes, value_of
 from dpfl_plugin.adapters.message import Layout as MessageLayout
@@ -60,6 +62,7 @@ class Server:
         folder: where the state after every round is saved, with `summary.json`; the same folder goes on. None: nothing
             is written, and a server that is restarted finds its silos ahead of it.
         min_share: of the silos that were asked, how many have to send a good upload; more than 0.
+        access: who may read what is written to the folder, on this machine.
 
     Attributes:
         rounds: how many counted. status: "running" until there is no further round.
@@ -69,10 +72,17 @@ class Server:
     """
 
     def __init__(
-        self, agreement: Agreement, model: nn.Module, folder: Path | str | None = None, *, min_share: float = 0.5
+        self,
+        agreement: Agreement,
+        model: nn.Module,
+        folder: Path | str | None = None,
+        *,
+        min_share: float = 0.5,
+        access: Access = "owner",
     ) -> None:
         require(0 < min_share <= 1, "min_share", min_share, "be in (0, 1]")
         config, setting = agreement.config, agreement.setting
+        self._access: Access = access
         self.agreement, self._folder, self._min_share = agreement, None if folder is None else Path(folder), min_share
         equal = (1 / agreement.num_silos,) * agreement.num_silos
         self._planner = Planner(agreement.algorithm, setting, equal, config.seed)
@@ -84,7 +94,9 @@ class Server:
         self._round: _Round | None = None
         self._vectors = agreement.algorithm.init_server(agreement.flatten(model).clone(), setting)
         if self._folder is not None:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self._folder, access)
+            if said := too_open(self._folder, access):
+                warnings.warn(said, stacklevel=2)
             self._go_on(checkpoints.load(self._folder / "checkpoint"))
 
     status: Status
@@ -307,8 +319,8 @@ class Server:
             "status": self.status,
             "reason": self.reason,
         }
-        checkpoints.save(self._folder / "checkpoint", Checkpoint(self.rounds, self._vectors, {}, facts))
-        write_atomic(self._folder / "summary.json", to_json(self.summary()))
+        checkpoints.save(self._folder / "checkpoint", Checkpoint(self.rounds, self._vectors, {}, facts), self._access)
+        write_atomic(self._folder / "summary.json", to_json(self.summary()), self._access)
 
     def _go_on(self, found: Checkpoint | None) -> None:
         if found is None:

@@ -13,6 +13,7 @@ import contextlib
 import copy
 import json
 import secrets
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as serialise
 from torch import nn
 
+from dpfl_plugin.access import Access, too_open
 from dpfl_plugin.adapters.agreement import Agreement
 from dpfl_plugin.adapters.message import PROTOCOL, Message, check_vectors, value_of
 from dpfl_plugin.adapters.records import silo_of
@@ -37,7 +39,7 @@ from dpfl_plugin.oracle import Draw
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.training.accounting import PrivacyAccount
 from dpfl_plugin.training.build import build
-from dpfl_plugin.training.folder import RunFolder, locked, to_json, write_atomic
+from dpfl_plugin.training.folder import RunFolder, locked, to_json
 from dpfl_plugin.training.statement import markdown, statement
 
 STATE: Final = "state.safetensors"
@@ -95,6 +97,7 @@ class Silo:
         loss: (outputs (n, ...), labels (n,)) -> (n,), one value for each record; None for what the agreement says.
         draw: names the random bits of a round, for simulations that are to be repeated: whoever knows them can compute
             the noise. None for noise from the operating system.
+        access: who may read what is written to the folder, on this machine.
 
     Raises:
         ConfigError, DataError: something is wrong with the configuration, the model or the records; or the folder is
@@ -113,13 +116,16 @@ class Silo:
         *,
         loss: Loss | None = None,
         draw: Callable[[int], Draw] | None = None,
+        access: Access = "owner",
     ) -> None:
         require(0 <= id < agreement.num_silos, "silo id", id, f"be in 0..{agreement.num_silos - 1}")
         agreement.flatten(model)  # it is the one that was agreed on
         self.id, self._agreement, self._draw = id, agreement, draw or _fresh_draw
-        self._files, self._stack = RunFolder(Path(folder)), contextlib.ExitStack()
+        self._files, self._stack = RunFolder(Path(folder), access), contextlib.ExitStack()
         with contextlib.ExitStack() as stack:
-            self._files.path.mkdir(parents=True, exist_ok=True)
+            self._files.make()
+            if said := too_open(self._files.path, access):
+                warnings.warn(said, stacklevel=2)
             taken = f"{self._files.path}: another process ({{holder}}) is this silo. End it first."
             stack.enter_context(locked(self._files.path / ".lock", taken, optional=False))
             self._open(model, records, loss, stack)
@@ -164,8 +170,12 @@ class Silo:
             "num_records": list(parts.num_records),
             "records_sha256": sha256,
         }
-        write_atomic(self._files.config, to_yaml(self._config))
-        ledger = Ledger(self._files.ledger, facts) if known is None else Ledger.open(self._files.ledger)
+        self._files.write(self._files.config, to_yaml(self._config))
+        ledger = (
+            Ledger(self._files.ledger, facts, access=self._files.access)
+            if known is None
+            else Ledger.open(self._files.ledger)
+        )
         self._ledger = stack.enter_context(ledger)
         self._kept = _load(self._files.path / STATE, ledger, self._host.states)
         self._account = PrivacyAccount(
@@ -242,7 +252,7 @@ class Silo:
         upload = {name: value[0].cpu().contiguous() for name, value in up.items()}
         answer = self._answer(round, tag, "upload", epsilon=self.epsilon, delta=self._config.privacy.delta)
         kept = _Kept(settled.states, settled.counted, round, tag, asked, answer.header, staged, upload)
-        _save(self._files.path / STATE, kept, self._ledger)
+        _save(self._files, kept, self._ledger)
         self._kept = kept
         number = len(self._ledger)
         if round + 1 == self._config.rounds or number & (number - 1) == 0:  # writing it takes longer than a small round
@@ -348,8 +358,8 @@ class Silo:
             measurements=MEASUREMENTS,
         )
         said["silos"] = [row for row in said["silos"] if row["silo"] == self.id]
-        write_atomic(self._files.statement, to_json(said))
-        write_atomic(self._files.privacy, markdown(said))
+        self._files.write(self._files.statement, to_json(said))
+        self._files.write(self._files.privacy, markdown(said))
 
 
 def _fresh_draw(round: int) -> Draw:
@@ -394,14 +404,14 @@ def _begun(files: RunFolder, id: int, run: str, sha256: str) -> dict[str, Any] |
     return facts
 
 
-def _save(path: Path, kept: _Kept, ledger: Ledger) -> None:
+def _save(files: RunFolder, kept: _Kept, ledger: Ledger) -> None:
     groups = {"states": kept.states, "staged": kept.staged or {}, "upload": kept.upload or {}}
     named = {
         f"{group}/{name}": v.cpu().contiguous() for group, vectors in groups.items() for name, v in vectors.items()
     }
     facts = {"counted": kept.counted, "round": kept.round, "tag": kept.tag, "asked": kept.asked, "header": kept.header}
     more = {"num_charges": len(ledger), "head": ledger.head}
-    write_atomic(path, serialise(named, metadata={"facts": json.dumps({**facts, **more})}))
+    files.write(files.path / STATE, serialise(named, metadata={"facts": json.dumps({**facts, **more})}))
 
 
 def _load(path: Path, ledger: Ledger, initial: Vectors) -> _Kept:

@@ -11,6 +11,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from dpfl_plugin.access import make_folder
 from dpfl_plugin.attacks import demonstration
 from dpfl_plugin.attacks.demonstration import FPR, Inversion, Membership
 from dpfl_plugin.attacks.roc import Measured
@@ -57,7 +58,7 @@ def attack_file(
     folder = out or Path("attack") / config.name
     title = f"{config.name}: {chosen.label or config.algorithm.name or config.algorithm.module}, silo {silo}"
 
-    folder.mkdir(parents=True, exist_ok=True)  # before the work: it may not be allowed
+    make_folder(folder, config.access)  # before the work: it may not be allowed. Records may be recognised in its files
     inverted, refusal = _inversion(config, base, silo)
     measured = _membership(path, settings, chosen, silo, repeats, quiet_output=as_json)
     attack_plot.membership(folder / "membership.png", measured, title, config.privacy.delta)
@@ -65,7 +66,7 @@ def attack_file(
         known = federate(config, base)
         attack_plot.inversion(folder / "inversion.png", inverted, known.feature_shape, title, known.columns)
     result = _result(chosen, silo, repeats, measured, inverted, refusal)
-    write_atomic(folder / "attack.json", to_json(result))
+    write_atomic(folder / "attack.json", to_json(result), config.access)
     if as_json:
         print(to_json(result))
     else:

@@ -169,14 +169,16 @@ def sweep_run(folder: Path, index: int) -> int:
 def _become_ranks(sweep: Sweep, row: Row) -> tuple[int, str]:
     """Become the launcher of a run's MPI ranks."""
     default = "srun --kill-on-bad-exit=1 --ntasks={ranks}" if "SLURM_JOB_ID" in os.environ else "mpirun -n {ranks}"
-    launcher = shlex.split((sweep.spec.launcher or default).replace("{ranks}", str(sweep.spec.ranks)))
+    words = shlex.split(sweep.spec.launcher or default)  # the configuration has checked that it can be split
+    launcher = [word.replace("{ranks}", str(sweep.spec.ranks)) for word in words]
     # mpi4py ends all ranks when one of them raises; else the others would wait for it for ever.
     command = [sys.executable, "-m", "mpi4py", "-m", "dpfl_plugin", "sweep-run", str(sweep.folder), str(row.index)]
     try:
         os.execvpe(launcher[0], [*launcher, *command], {**_fit_for(launcher[0]), **os.environ})
     except OSError as error:
         raise ConfigError(
-            f"sweep.launcher: {launcher[0]} cannot be started ({error.strerror}); it is to start the ranks of a run."
+            f"sweep.launcher: {launcher[0]} cannot be started ({error.strerror}); it is to start the ranks of a run. "
+            "It is split into words as by a shell: a path with spaces needs quotes of its own."
         ) from error
 
 

@@ -274,6 +274,7 @@ def _known_keys(parents: list[Any]) -> list[str]:
 NOT_IN_ID: Final[dict[str, Any]] = {
     "name": True,
     "out": True,
+    "access": True,
     "description": True,
     "checkpoint": True,
     "data": {"folder", "memory_map"},

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+
+from dpfl_plugin.access import Access
 
 RECORD_RATE: Final = 0.2  # s of Noble et al.; a smaller one takes less noise, and more local steps for a pass
 
@@ -265,6 +268,7 @@ class Config(_Strict):
     checkpoint: CheckpointConfig = CheckpointConfig()
     runtime: RuntimeConfig = RuntimeConfig()
     out: str = Field("runs", description="folder of run folders")
+    access: Access = Field("owner", description="who may read what is written, on this machine: seed and ledger, too")
 
     @field_validator("algorithm", "privacy", mode="before")
     @classmethod
@@ -333,7 +337,9 @@ class SweepConfig(_Strict):
     )
     seeds: int | list[int] | None = Field(None, description="a list, or their number: 3 is [0, 1, 2]")
     ranks: int | None = Field(None, ge=2, description="MPI ranks of each run; left out: no MPI")
-    launcher: str | None = Field(None, description="what starts the ranks, e.g. srun --mpi=pmi2 -n {ranks}")
+    launcher: str | None = Field(
+        None, description="what starts the ranks, e.g. srun --mpi=pmi2 -n {ranks}; words as in a shell"
+    )
     slurm: dict[str, str | int | bool] = Field({}, description="options of sbatch: time, partition, gres, ...")
     setup: list[str] = Field([], description="shell lines before a Slurm task begins: module load ...")
 
@@ -351,6 +357,20 @@ class SweepConfig(_Strict):
         if seeds == [] or (isinstance(seeds, int) and seeds < 1):
             raise ValueError(f"{seeds} is no seed at all: give a list, or their number, 1 at least")
         return seeds
+
+    @field_validator("launcher")
+    @classmethod
+    def _words(cls, launcher: str | None) -> str | None:
+        """It is split into words as by a shell."""
+        if launcher is None:
+            return None
+        try:
+            words = shlex.split(launcher)
+        except ValueError as error:
+            raise ValueError(f"{launcher!r} cannot be split into words ({error}): close each quote") from error
+        if not words:
+            raise ValueError(f"{launcher!r} names no program: give one, e.g. mpirun -n {{ranks}}, or leave it out")
+        return launcher
 
     @field_validator("slurm")
     @classmethod

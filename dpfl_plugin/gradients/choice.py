@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from dpfl_plugin import registry
+from dpfl_plugin.core import heap
 from dpfl_plugin.core.balls import LEAST_CLIP_NORM, MOST_CLIP_NORM
 from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.errors import UnsupportedError, told
@@ -185,6 +186,7 @@ class _Expected:
             raise UnsupportedError(f"{reason}.")
         several = made_up(model, tuple(features.shape[1:]), features, independence.RECORDS)
         classes = independence.check(model, loss, several, terms.batch_size)
+        heap.give_back()
         labels = classes[torch.arange(len(features), device=features.device) % len(classes)]
         with torch.enable_grad(), passes("float32", features.device):
             for row in range(len(features)):
@@ -197,7 +199,10 @@ class _Expected:
             raise UnsupportedError(
                 "a gradient is not finite on made-up records, at the parameters that the model starts with."
             )
-        return cls(y, features, labels, torch.stack(rows))
+        expected = cls(y, features, labels, torch.stack(rows))
+        del rows, value, gradients
+        heap.give_back()
+        return expected
 
     @property
     def half(self) -> float:
@@ -242,6 +247,7 @@ def _make(name: str, model: nn.Module, loss: Loss, terms: Terms, expected: _Expe
         return None, str(error).removesuffix(".")
     except Exception as error:  # an engine of a stranger, or one that meets a stranger's model, may fail in any way
         return None, f"it fails on made-up records: {told(error)}"
+    heap.give_back()
     return (engine, "") if reason is None else (None, reason)
 
 
@@ -266,17 +272,21 @@ def _tried(engine: Engine, expected: _Expected, precision: Precision) -> str | N
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "There is a performance drop")  # the cost model has it, for torch's nn.LSTM
         batch = engine.prepare(Records(expected.features, expected.labels))
+        found, alone, one = (torch.empty_like(y, dtype=torch.float64) for _ in range(3))
         for bound in (math.inf, clip_norm):
-            found, alone = (torch.full_like(y, value, dtype=torch.float64) for value in (math.nan, 0.0))
+            found.fill_(math.nan)
+            alone.zero_()
             engine.clipped_sum(y, batch, bound, found)
             for row in range(len(batch)):
-                one = torch.full_like(y, math.nan, dtype=torch.float64)
+                one.fill_(math.nan)
                 engine.clipped_sum(y, batch.between(row, row + 1), bound, one)
                 alone += one
             sought, tolerance = expected.clipped(bound), expected.tolerance(bound, precision)
             how = "gradients" if bound == math.inf else "clipped gradients"
-            if not float((found - sought).norm()) <= tolerance or not float((alone - sought).norm()) <= tolerance:
+            # In place: a model may be so large that each further vector counts (memory.TRIAL_VECTORS).
+            if not float(found.sub_(sought).norm()) <= tolerance or not float(alone.sub_(sought).norm()) <= tolerance:
                 return f"its {how} on made-up records are not autograd's"
+            del sought
     return None
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Final
 
+from dpfl_plugin.access import Access, opener
 from dpfl_plugin.errors import LedgerError
 from dpfl_plugin.privacy.events import Charge, SampledGaussian
 
@@ -43,8 +44,17 @@ class Ledger:
         runs: the facts of the runs that share it, in the order in which they began or went on.
     """
 
-    def __init__(self, path: str | os.PathLike[str] | None = None, facts: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        facts: Mapping[str, Any] | None = None,
+        *,
+        access: Access = "owner",
+    ) -> None:
         """A new ledger; None keeps it in memory.
+
+        Args:
+            access: who may read its file.
 
         Raises:
             LedgerError: the file exists already (see `open`) or cannot be written.
@@ -62,7 +72,7 @@ class Ledger:
         if self.path is None:
             return
         try:
-            self._file = self.path.open("xb")
+            self._file = open(self.path, "xb", opener=opener(access))  # noqa: SIM115, it stays open
         except FileExistsError as error:
             raise LedgerError(f"{self.path} exists: open it to go on, or choose another folder.") from error
         except OSError as error:
@@ -354,7 +364,7 @@ def _set_aside(path: Path, rest: bytes) -> Path:
     number = 1
     while (aside := path.with_name(f"{path.name}.torn-{number}")).exists():
         number += 1
-    with aside.open("xb") as file:
+    with open(aside, "xb", opener=opener("owner")) as file:
         file.write(rest)
         file.flush()
         os.fsync(file.fileno())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
 import time
@@ -27,7 +28,7 @@ class Task:
         self._pid = os.posix_spawn(self.command[0], self.command, os.environ)
         code = self._wait()
         if code:
-            raise DpflError(f"exit code {code} of {' '.join(self.command)}: see dpfl status.")
+            raise DpflError(f"exit code {code} of {shlex.join(self.command)}: see dpfl status.")
 
     def checkpoint(self) -> Any:
         """Called by submitit in its signal handler, before it queues the job again."""

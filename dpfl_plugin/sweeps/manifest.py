@@ -21,6 +21,7 @@ from typing import Any, Final
 import yaml
 
 import dpfl_plugin
+from dpfl_plugin.access import Access, make_folder
 from dpfl_plugin.config.load import read_yaml
 from dpfl_plugin.config.schema import SweepConfig
 from dpfl_plugin.config.sweep import Expansion, Row
@@ -47,11 +48,17 @@ class Sweep:
     rows: tuple[Row, ...]
 
     @property
+    def access(self) -> Access:
+        """Who may read its files; every row has been checked with it."""
+        access: Access = self.base.get("access", "owner")
+        return access
+
+    @property
     def runs(self) -> Path:
         return self.folder.parents[1] / "runs"
 
     def folder_of(self, row: Row) -> RunFolder:
-        return RunFolder(self.runs / row.name / row.id)
+        return RunFolder(self.runs / row.name / row.id, self.access)
 
     def tasks(self, rows: Sequence[Row], pack: int) -> list[int]:
         """The tasks, of ``pack`` successive rows of the manifest each, that hold these rows."""
@@ -75,16 +82,16 @@ def write(sweep: Sweep) -> None:
         ConfigError: the folder cannot be written to.
     """
     try:
-        sweep.folder.mkdir(parents=True, exist_ok=True)
-        write_atomic(sweep.folder / "base.yaml", _base(sweep.base))
+        make_folder(sweep.folder, sweep.access)
+        write_atomic(sweep.folder / "base.yaml", _base(sweep.base), sweep.access)
         facts = {
             "schema": SCHEMA,
             "dpfl_plugin": dpfl_plugin.__version__,
             "source": str(sweep.source),
             "sweep": sweep.spec.model_dump(mode="json", by_alias=True),
         }
-        write_atomic(sweep.folder / "sweep.json", to_json(facts))
-        write_atomic(sweep.folder / "manifest.jsonl", _lines(sweep.rows))
+        write_atomic(sweep.folder / "sweep.json", to_json(facts), sweep.access)
+        write_atomic(sweep.folder / "manifest.jsonl", _lines(sweep.rows), sweep.access)
     except OSError as error:
         raise ConfigError(f"{sweep.folder}: cannot be written to ({error.strerror}). Use another --out.") from error
 

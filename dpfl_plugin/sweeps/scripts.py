@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping
 from typing import Final
 
+from dpfl_plugin.errors import ConfigError
+
+_PLAIN: Final = re.compile(r"[\w.,:;@%+=/{}()\[\]*&|-]+")  # what sbatch takes as it stands
 LEAD_SECONDS: Final = 120  # between USR1 and the time limit: for a silo's work and a checkpoint
 
 _STOPPING = """\
@@ -39,10 +43,23 @@ def script(
 ) -> str:
     """A batch script: ``options`` of sbatch, shell lines of ``setup``, and a command in words of shell."""
     lines = ["#!/usr/bin/env bash", *(f"# {note}".rstrip() for note in notes or [])]
-    lines += [f"#SBATCH --{key}" + ("" if value is True else f"={value}") for key, value in options.items()]
+    lines += [f"#SBATCH --{key}" + ("" if value is True else f"={_quoted(value)}") for key, value in options.items()]
     return "\n".join(
         [*lines, "", "set -u", _STOPPING + "\n".join([*setup, f"command=({' '.join(command)})"]), _RUNNING]
     )
+
+
+def _quoted(value: str | int) -> str:
+    """A value on a line for sbatch, which takes quotes as a shell does.
+
+    Raises:
+        ConfigError: it has a line's end, which no quotes help against.
+    """
+    text = str(value)
+    if not text.isprintable():
+        raise ConfigError(f"{text!r} cannot be told to sbatch: it is a line's, and this has a control character.")
+    # A backslash counts in any quotes of sbatch's.
+    return text if _PLAIN.fullmatch(text) else shlex.quote(text.replace("\\", r"\\"))
 
 
 def requeueing(**options: str | int | bool) -> dict[str, str | int | bool]:
@@ -66,12 +83,16 @@ def sweep_script(
 ) -> str:
     """The script of a sweep: one array, a task for every ``pack`` successive rows of its manifest."""
     array = tasks + (f"%{at_once}" if at_once else "")
-    options = requeueing(job_name=name, array=array, output=f"{folder}/log/%A_%a.txt", ntasks=ranks or 1)
+    # A % of the folder's own is no placeholder.
+    log = f"{folder.replace('%', '%%')}/log/%A_%a.txt"
+    options = requeueing(job_name=name, array=array, output=log, ntasks=ranks or 1)
     if jobs > 1 and "cpus-per-task" not in slurm:
         options["cpus-per-task"] = jobs
     options.update({key.lstrip("-"): value for key, value in slurm.items() if value is not False})
-    words = [f'"${{DPFL_PYTHON:-{python}}}"', "-m dpfl_plugin sweep-task", shlex.quote(folder)]
-    return script(options, setup, [*words, '"$SLURM_ARRAY_TASK_ID"', f"--pack {pack} --jobs {jobs}"])
+    # An assignment, where quotes are a shell's quotes: within "..." they would belong to the path.
+    which = f"python=${{DPFL_PYTHON:-{shlex.quote(python)}}}"
+    words = ['"$python"', "-m dpfl_plugin sweep-task", shlex.quote(folder)]
+    return script(options, [*setup, which], [*words, '"$SLURM_ARRAY_TASK_ID"', f"--pack {pack} --jobs {jobs}"])
 
 
 _VARIABLES: Final = {

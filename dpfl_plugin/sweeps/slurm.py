@@ -11,8 +11,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from dpfl_plugin.access import make_folder, opener
 from dpfl_plugin.errors import ConfigError, DpflError
 from dpfl_plugin.sweeps.manifest import Sweep
+from dpfl_plugin.training.folder import write_atomic
 
 TIMEOUT_SECONDS: Final = 20.0
 LIVE: Final = ("PENDING", "RUNNING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "CONFIGURING", "STOPPED")
@@ -24,8 +26,8 @@ def submit(script: str, sweep: Sweep) -> str:
     Raises:
         DpflError: sbatch is missing or refuses; the message is its own.
     """
-    (sweep.folder / "log").mkdir(exist_ok=True)
-    (sweep.folder / "array.sbatch").write_text(script)
+    make_folder(sweep.folder / "log", sweep.access)  # of what Slurm writes there by the umask
+    write_atomic(sweep.folder / "array.sbatch", script, sweep.access)
     if shutil.which("sbatch") is None:
         raise ConfigError(
             f"--on slurm: there is no sbatch here. The script is {sweep.folder / 'array.sbatch'}; or use --on local, "
@@ -40,7 +42,7 @@ def submit(script: str, sweep: Sweep) -> str:
 def remember(sweep: Sweep, job: str, pack: int, tasks: Sequence[int] | None = None) -> None:
     """Note a job beside the manifest; ``tasks`` by their number in the array, if that is not their own."""
     facts = {"job": job, "pack": pack, "tasks": tasks, "time": round(time.time())}
-    with open(sweep.folder / "jobs.jsonl", "a") as file:
+    with open(sweep.folder / "jobs.jsonl", "a", opener=opener(sweep.access)) as file:
         file.write(json.dumps(facts) + "\n")
 
 

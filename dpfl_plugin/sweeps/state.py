@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from dpfl_plugin.training.folder import RunFolder, to_json, write_atomic
+from dpfl_plugin.training.folder import RunFolder, to_json
 
 BEAT_SECONDS: Final = 5.0
 STALE_SECONDS: Final = 60.0  # file servers and their clients may hold a time back for half of it
@@ -45,8 +45,8 @@ class State:
 
 def write_task(folder: RunFolder, state: str, **facts: Any) -> None:
     """Say what became of a run's process: running, stopped, failed, done, or pending (to be tried again)."""
-    folder.path.mkdir(parents=True, exist_ok=True)
-    write_atomic(task_file(folder), to_json({"state": state, "time": round(time.time(), 3), **facts}, None))
+    folder.make()
+    folder.write(task_file(folder), to_json({"state": state, "time": round(time.time(), 3), **facts}, None))
 
 
 def touch(folder: RunFolder) -> None:
@@ -59,8 +59,8 @@ def task_file(folder: RunFolder) -> Path:
 
 def note_end(folder: RunFolder, code: int, reason: str) -> None:
     """What a run that a launcher started says itself at its end: a launcher's exit code may mean anything."""
-    folder.path.mkdir(parents=True, exist_ok=True)
-    write_atomic(_end_file(folder), to_json({"code": code, "reason": reason}, None))
+    folder.make()
+    folder.write(_end_file(folder), to_json({"code": code, "reason": reason}, None))
 
 
 def end_of(folder: RunFolder) -> tuple[int, str] | None:

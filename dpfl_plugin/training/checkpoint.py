@@ -12,6 +12,7 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from dpfl_plugin.access import FILES, Access, make_folder, opener
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import DataError
 from dpfl_plugin.training.folder import sync_folder, to_json
@@ -29,21 +30,27 @@ class Checkpoint:
     facts: dict[str, Any]
 
 
-def save(folder: Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint, then delete the older ones; the caller has the run's folder to itself."""
+def save(folder: Path, checkpoint: Checkpoint, access: Access = "owner") -> None:
+    """Write a checkpoint, then delete the older ones; the caller has the run's folder to itself.
+
+    Args:
+        access: who may read it.
+    """
     name, older = f"round-{checkpoint.rounds:08d}", [*_all(folder), *folder.glob(".tmp-*")]
     # A checkpoint of the same round gets another name: between deleting and renaming there would be none at all.
     again = 1 + max((int(path.suffix[1:] or 0) for path in older if path.stem == name), default=-1)
     final = folder / f"{name}.{again:03d}"
     temporary = folder / f".tmp-{os.getpid()}"
     shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
+    make_folder(temporary, access)
     for name, vectors in (("server", checkpoint.server), ("silos", checkpoint.silos)):
         path = temporary / f"{name}.safetensors"
         save_file({key: value.contiguous() for key, value in vectors.items()}, path)
+        path.chmod(FILES[access])  # till then nobody enters its folder who may not
         _sync(path)
     facts = temporary / "facts.json"
-    facts.write_text(to_json({"schema": SCHEMA, "rounds": checkpoint.rounds, **checkpoint.facts}))
+    with open(facts, "w", opener=opener(access)) as file:
+        file.write(to_json({"schema": SCHEMA, "rounds": checkpoint.rounds, **checkpoint.facts}))
     _sync(facts)
     os.rename(temporary, final)
     sync_folder(folder)

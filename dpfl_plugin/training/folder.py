@@ -11,13 +11,19 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from dpfl_plugin.access import Access, make_folder, opener
 from dpfl_plugin.errors import BusyError, ConfigError
 
 
-def write_atomic(path: Path, content: bytes | str) -> None:
-    """Write a whole file or nothing: temporary, fsync, rename."""
+def write_atomic(path: Path, content: bytes | str, access: Access | None = None) -> None:
+    """Write a whole file or nothing: temporary, fsync, rename.
+
+    Args:
+        access: who may read it; None: as the umask says, and no more than may read the folder.
+    """
     temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-    with open(temporary, "wb") as file:
+    temporary.unlink(missing_ok=True)  # a process of this number that crashed: its mode may be any
+    with open(temporary, "wb", opener=opener(access)) as file:
         file.write(content.encode() if isinstance(content, str) else content)
         file.flush()
         os.fsync(file.fileno())
@@ -60,7 +66,7 @@ def locked(path: Path, taken: str, *, optional: bool) -> Iterator[None]:
         BusyError: another process holds it; ConfigError: it cannot be written.
     """
     try:
-        lock = path.open("a+")
+        lock = open(path, "a+", opener=opener("owner"))  # noqa: SIM115, it is closed below
     except OSError as error:
         raise _unwritable(path.parent, error, "--out" if optional else "folder") from error
     with lock:
@@ -83,10 +89,14 @@ def _unwritable(folder: Path, error: OSError, other: str) -> ConfigError:
 
 
 class RunFolder:
-    """The files of one run, `<out>/<name>/<id>/`."""
+    """The files of one run, `<out>/<name>/<id>/`.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    Args:
+        access: who may read what is written to it from now on.
+    """
+
+    def __init__(self, path: Path, access: Access = "owner") -> None:
+        self.path, self.access = path, access
         self.config = path / "config.yaml"
         self.metrics = path / "metrics.jsonl"
         self.ledger = path / "ledger.jsonl"
@@ -101,6 +111,19 @@ class RunFolder:
         self.silos = path / "silos.csv"
         self.profile = path / "profile.json"
 
+    def make(self) -> None:
+        """Make the folder, unless it is there."""
+        make_folder(self.path, self.access)
+
+    def write(self, path: Path, content: bytes | str) -> None:
+        """Write a file of this folder, the whole of it or nothing."""
+        write_atomic(path, content, self.access)
+
+    def append(self, path: Path, text: str) -> None:
+        """Add to a file of this folder."""
+        with open(path, "a", opener=opener(self.access)) as file:
+            file.write(text)
+
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Keep a second process out of the folder.
@@ -109,7 +132,7 @@ class RunFolder:
             BusyError: another process is at work in it; ConfigError: it cannot be written to.
         """
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            self.make()
         except OSError as error:
             raise _unwritable(self.path, error, "--out") from error
         what = f"{self.path}: another process ({{holder}}) is running this very configuration. "
@@ -137,9 +160,8 @@ class RunFolder:
     def keep_metrics(self, last_round: int) -> list[dict[str, Any]]:
         """Keep the evaluations up to a checkpoint's round; the later ones will be made again."""
         kept = [line for line in self.read_metrics() if line["round"] <= last_round]
-        write_atomic(self.metrics, "".join(to_json(line, None) + "\n" for line in kept))
+        self.write(self.metrics, "".join(to_json(line, None) + "\n" for line in kept))
         return kept
 
     def add_metrics(self, line: Mapping[str, Any]) -> None:
-        with open(self.metrics, "a") as file:
-            file.write(to_json(line, None) + "\n")
+        self.append(self.metrics, to_json(line, None) + "\n")

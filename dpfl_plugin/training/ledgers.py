@@ -154,7 +154,7 @@ def _open_own(folder: RunFolder, facts: Mapping[str, Any], found: Checkpoint | N
         return Ledger.open(folder.ledger)
     if shared is not None and shared.path is not None:
         facts = {**facts, "shared": {"file": shared.path.name, "head": shared.head}}
-    return Ledger(folder.ledger, facts)
+    return Ledger(folder.ledger, facts, access=folder.access)
 
 
 def read_whole(folder: RunFolder) -> tuple[Ledger, dict[str, Any] | None]:

@@ -21,11 +21,14 @@ from dpfl_plugin.gradients.blocks import AT_ONCE, filled
 MIB: Final = 2**20
 CHUNK: Final = 256 * MIB  # of per-example gradients: more is not faster. A fixed size, since sums round by it.
 LEAST_CHUNK: Final = MIB
-# Of d numbers, that an engine may keep: its copy of the parameters, a block's sum, that in float64, and the oracle's
-# sum in float64.
+# Vectors are of d numbers in the model's format. What takes float64 counts twice; what an engine adds to what it keeps
+# (blocks of a sum, say) is added to ENGINE_VECTORS, and what `choice` compares it in to TRIAL_VECTORS.
+# That an engine may keep: its copy of the parameters, a block's sum, that in float64, and the oracle's sum in float64.
 ENGINE_VECTORS: Final = 6
-TRIAL_VECTORS: Final = 12  # of d numbers, in which an engine is compared with autograd on made-up records
-GAPS: Final = 0.2  # of what vectors take: room that the allocator keeps between those that are freed
+TRIAL_VECTORS: Final = 12  # in which an engine is compared with autograd on made-up records
+# Of what vectors take: room that the allocator keeps between those that are freed. What the trials leave of it is
+# handed back (`core.heap`): it was up to half of all vectors.
+GAPS: Final = 0.2
 SHARE: Final = 0.8  # of what is available: the interpreter, torch and the system need the rest
 _UNITS: Final = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 

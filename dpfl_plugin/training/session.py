@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 from safetensors.torch import save as serialise
 
+from dpfl_plugin.access import too_open
 from dpfl_plugin.algorithms.base import Regrouping, Setting
 from dpfl_plugin.config.load import noise_name, run_id, to_yaml
 from dpfl_plugin.config.schema import Config
@@ -39,7 +40,7 @@ from dpfl_plugin.training.build import Parts, build, privacy_rules, weak_claims
 from dpfl_plugin.training.checkpoint import Checkpoint
 from dpfl_plugin.training.evaluations import Evaluations, affordable, evaluation_work, round_work
 from dpfl_plugin.training.experiment import Experiment, Outcome, Progress, TooFewSilosError, spread
-from dpfl_plugin.training.folder import RunFolder, to_json, write_atomic
+from dpfl_plugin.training.folder import RunFolder, to_json
 from dpfl_plugin.training.host import SiloMetrics, begun
 from dpfl_plugin.training.ledgers import Ledgers, check_shared, locked_shared, open_ledgers, read_shared
 from dpfl_plugin.training.memory import LEAST_CHUNK, advice
@@ -89,7 +90,7 @@ class Reporter(Protocol):
 
 def folder_of(config: Config) -> RunFolder:
     """`<out>/<name>/<id>`."""
-    return RunFolder(Path(config.out) / config.name / run_id(config))
+    return RunFolder(Path(config.out) / config.name / run_id(config), config.access)
 
 
 def finished_result(folder: RunFolder) -> Result | None:
@@ -185,7 +186,11 @@ def run_session(
             if result is not None:  # by another process, while this one was loading its data
                 return result
             _refuse_unfinished(folder, resume)
-            return _run_in_memory(job, place, _logged(reporter, folder), stop)
+            reporter = _logged(reporter, folder)
+            for path in (folder.path, ledger):
+                if path is not None and (open_to := too_open(path, folder.access)):
+                    reporter.note(f"warning: {open_to}")
+            return _run_in_memory(job, place, reporter, stop)
 
 
 def _run_in_memory(job: _Job, place: Place, reporter: Reporter, stop: Callable[[], bool]) -> Result:
@@ -353,10 +358,10 @@ def _run(job: _Job, place: Place, reporter: Reporter, stop: Callable[[], bool]) 
     here |= environment.elsewhere(here, parts.machines)
     found = _found(folder, parts)
     with open_ledgers(folder, _facts(job), found, here, job.shared, _run_facts(job)) as ledgers:
-        write_atomic(folder.config, to_yaml(config))
+        folder.write(folder.config, to_yaml(config))
         described = {**environment.describe(), "base": str(job.base.resolve()), "arithmetic": here}
         described |= {"memory": parts.memory.described(), "label": job.label}
-        write_atomic(folder.environment, to_json(described))
+        folder.write(folder.environment, to_json(described))
         for note in ledgers.own.notes:
             reporter.note(f"ledger: {note}")
         account = _account_of(job, ledgers, found)
@@ -366,7 +371,7 @@ def _run(job: _Job, place: Place, reporter: Reporter, stop: Callable[[], bool]) 
 
         def save(progress: Progress) -> None:
             silos = _with_lost(runtime.states(), progress, folder, parts)
-            checkpoints.save(folder.checkpoint, _checkpoint(progress, silos, account, facts))
+            checkpoints.save(folder.checkpoint, _checkpoint(progress, silos, account, facts), folder.access)
 
         def record(line: dict[str, Any]) -> None:
             folder.add_metrics(line)
@@ -394,7 +399,7 @@ def _run(job: _Job, place: Place, reporter: Reporter, stop: Callable[[], bool]) 
             fault = str(error) if isinstance(error, SiloError) else strangers.place(error, parts.plugins)
             if fault is None:
                 raise
-            strangers.log(folder.log, error)
+            folder.append(folder.log, strangers.trace(error))
             outcome = Outcome("failed", f"round {progress.rounds + 1}: {fault}; the traceback is in log.txt")
             experiment.enduring(progress, lambda: save(progress), save=save, note=reporter.note)
         finally:
@@ -410,7 +415,7 @@ def _run(job: _Job, place: Place, reporter: Reporter, stop: Callable[[], bool]) 
                 outcome = Outcome("failed", str(error))
         if job.clock.on:
             job.clock.lap("I/O")  # the last checkpoint
-            write_atomic(folder.profile, to_json(_profile(job.clock, runtime, progress.rounds - rounds_before)))
+            folder.write(folder.profile, to_json(_profile(job.clock, runtime, progress.rounds - rounds_before)))
     if config.rounds is None and outcome.status == "budget_exhausted":
         outcome = Outcome("done", outcome.reason)  # the budget was what the run was asked to use up
     final = Final(experiment.kept(progress), by_silo, tuple(notes))
@@ -762,7 +767,7 @@ def _write_result(
 ) -> Result:
     model = final.model
     named = {name: value.cpu().contiguous().clone() for name, value in parts.layout.unflatten(model).items()}
-    write_atomic(folder.model, serialise(named, metadata={"run": run_id(config)}))
+    folder.write(folder.model, serialise(named, metadata={"run": run_id(config)}))
     lines = [line for line in folder.read_metrics() if line["round"] <= progress.rounds]
     notes = [*parts.caveats, *parts.algorithm.notes(progress.server), *account.ledger.notes, *final.notes]
     notes += [_loss_in_words(loss) for loss in progress.losses]
@@ -817,10 +822,10 @@ def _write_result(
         "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
     if final.by_silo:
-        write_atomic(folder.silos, _table_of_silos(final.by_silo, parts))
-    write_atomic(folder.statement, to_json(said))
-    write_atomic(folder.privacy, markdown(said))
-    write_atomic(folder.result, to_json(result))
+        folder.write(folder.silos, _table_of_silos(final.by_silo, parts))
+    folder.write(folder.statement, to_json(said))
+    folder.write(folder.privacy, markdown(said))
+    folder.write(folder.result, to_json(result))
     return result
 
 
@@ -903,18 +908,17 @@ def model_sha256(model: torch.Tensor) -> str:
 
 
 def _logged(reporter: Reporter, folder: RunFolder) -> Reporter:
-    return _Log(reporter, folder.log)
+    return _Log(reporter, folder)
 
 
 class _Log:
     """Passes everything on, and writes notes and evaluations to log.txt with the time."""
 
-    def __init__(self, reporter: Reporter, path: Path) -> None:
-        self._reporter, self._path = reporter, path
+    def __init__(self, reporter: Reporter, folder: RunFolder) -> None:
+        self._reporter, self._folder = reporter, folder
 
     def _write(self, text: str) -> None:
-        with open(self._path, "a") as file:
-            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+        self._folder.append(self._folder.log, f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
 
     def note(self, text: str) -> None:
         self._write(text)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import traceback
 from collections.abc import Iterable
-from pathlib import Path
 
 from dpfl_plugin.errors import DpflError
 
@@ -33,7 +32,6 @@ def place(error: Exception, plugins: Iterable[object]) -> str | None:
     return None
 
 
-def log(path: Path, error: Exception) -> None:
-    """Append the traceback to a run's log."""
-    with open(path, "a") as file:
-        file.writelines(traceback.format_exception(error))
+def trace(error: Exception) -> str:
+    """The traceback, for a run's log."""
+    return "".join(traceback.format_exception(error))

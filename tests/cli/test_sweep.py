@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from tests.cli.sweeping import began, check_same, deep_in_all, left, rows, write
 from tests.sweeps.test_supervisor import wait_for
 
 SWEEP = {"list": [{"algorithm.name": "fedavg"}, {"algorithm.name": "scaffold"}], "seeds": 2}
+PYTHON = shlex.quote(sys.executable)  # for scripts and launchers: the checkout's path may have spaces
 ENVIRONMENT = {key: value for key, value in os.environ.items() if not key.startswith("SLURM")}
 
 
@@ -156,15 +158,17 @@ def one_message_in(done: Done, *parts: str) -> None:
 
 
 def test_ranks_are_started_by_the_launcher(tmp_path: Path) -> None:
-    launcher = tmp_path / "start"
-    launcher.write_text(f'#!/bin/sh\nprintf "%s " "$@" > {tmp_path}/given\nshift 5; exec {sys.executable} "$@"\n')
+    launcher = tmp_path / "my launchers" / "start"
+    launcher.parent.mkdir()
+    launcher.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {tmp_path}/given\nshift 5; exec {PYTHON} "$@"\n')
     launcher.chmod(0o755)
-    path = write(tmp_path, {"seeds": 1, "ranks": 3, "launcher": f"{launcher} -n {{ranks}}"})
+    path = write(tmp_path, {"seeds": 1, "ranks": 3, "launcher": f"'{launcher}' -n {{ranks}}"})
     (tmp_path / "given").touch()
-    done = sweep(path)
-    given = (tmp_path / "given").read_text().split()  # -n 3 python -m mpi4py -m dpfl_plugin ...
-    assert given[:2] == ["-n", "3"] and given[3:7] == ["-m", "mpi4py", "-m", "dpfl_plugin"], given
-    assert done.code == 0 and status(path)["counts"]["done"] == 1, done.err
+    done = sweep(path, out="the out")
+    given = (tmp_path / "given").read_text().splitlines()
+    assert given[:7] == ["-n", "3", sys.executable, "-m", "mpi4py", "-m", "dpfl_plugin"], given
+    assert Path(given[8]).parents[1] == tmp_path / "the out", "one word"
+    assert done.code == 0 and status(path, "the out")["counts"]["done"] == 1, done.err
 
 
 @pytest.mark.parametrize(
@@ -178,7 +182,7 @@ def test_ranks_that_fail_say_why_whatever_the_launcher_ends_with(
     tmp_path: Path, changes: dict[str, Any], reason: str
 ) -> None:
     launcher = tmp_path / "start"
-    launcher.write_text(f'#!/bin/sh\necho x >> {tmp_path}/begun\nshift 5; {sys.executable} "$@"; exit 1\n')
+    launcher.write_text(f'#!/bin/sh\necho x >> {tmp_path}/begun\nshift 5; {PYTHON} "$@"; exit 1\n')
     launcher.chmod(0o755)
     path = write(tmp_path, {"list": [changes], "ranks": 3, "launcher": f"{launcher} -n {{ranks}}"})
     assert sweep(path).code == 1
@@ -189,7 +193,17 @@ def test_ranks_that_fail_say_why_whatever_the_launcher_ends_with(
 def test_a_launcher_that_is_missing_is_the_reason(tmp_path: Path) -> None:
     path = write(tmp_path, {"seeds": 1, "ranks": 3, "launcher": "no-such-mpirun -n {ranks}"})
     assert sweep(path).code == 1
-    assert "sweep.launcher: no-such-mpirun cannot be started" in status(path)["runs"][0]["reason"]
+    reason = status(path)["runs"][0]["reason"]
+    assert "sweep.launcher: no-such-mpirun cannot be started" in reason and "a path with spaces needs quotes" in reason
+
+
+@pytest.mark.parametrize(("launcher", "told"), [("'/my tools/mpirun -n 3", "close each quote"), (" ", "no program")])
+def test_a_launcher_that_is_no_command_is_refused_before_anything_runs(
+    tmp_path: Path, launcher: str, told: str
+) -> None:
+    path = write(tmp_path, {"seeds": 1, "ranks": 3, "launcher": launcher})
+    one_message_in(sweep(path), "sweep.launcher", told)
+    assert not (tmp_path / "out").exists()
 
 
 IMPORTS = """

@@ -29,6 +29,7 @@ def launcher(name: str, *arguments: str, **environment: str) -> subprocess.Compl
         ("mpirun", ["-n", "1", "run", "x.yaml"], "at least 2 ranks are needed"),
         ("mpirun", ["-n", "3"], "a command of dpfl is missing"),
         ("srun", ["--ntasks=3", "run", "x.yaml"], "write -- between"),
+        ("srun", ["--ntasks=3", "run", "a -- b.yaml"], "write -- between"),
         ("srun", ["--ntasks=3", "--"], "a command of dpfl is missing"),
     ],
 )

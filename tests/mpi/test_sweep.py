@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import subprocess
 import sys
@@ -19,8 +20,8 @@ pytestmark = needs_mpi
 
 def with_ranks(folder: Path, changes: dict[str, object] | None = None) -> Path:
     launcher, library = FOUND[ANY]
-    given = " ".join(f"{name}={value}" for name, value in {**ALLOWED, **library}.items())
-    started = f"env {given} {launcher} -n {{ranks}}"
+    given = [f"{name}={value}" for name, value in {**ALLOWED, **library}.items()]
+    started = shlex.join(["env", *given, launcher, "-n", "{ranks}"])  # the checkout's path may have spaces
     return write(folder, {"seeds": 2, "ranks": 3, "launcher": started}, changes, "ranks.yaml")
 
 

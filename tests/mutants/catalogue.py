@@ -2745,6 +2745,118 @@ ON_DEVICE = (
     ),
 )
 
+ACCESS_TESTS = "tests/test_access.py"
+ACCESS = (
+    Mutant(
+        "files-for-all",
+        "another user of the machine reads the seed and the ledger",
+        "access.py",
+        '"owner": 0o600',
+        '"owner": 0o644',
+        (ACCESS_TESTS + "::test_what_a_run_writes_is_its_owners",),
+    ),
+    Mutant(
+        "folders-for-all",
+        "another user of the machine enters a run's folder",
+        "access.py",
+        '"owner": 0o700',
+        '"owner": 0o755',
+        (ACCESS_TESTS + "::test_folders_of_a_silo_and_a_server_are_their_owners",),
+    ),
+    Mutant(
+        "mode-left-to-the-umask",
+        "a checkpoint's vectors have whatever mode the library that writes them chose",
+        "training/checkpoint.py",
+        "        path.chmod(FILES[access])",
+        "        pass",
+        (ACCESS_TESTS + "::test_who_else_may_read_can_be_said",),
+    ),
+    Mutant(
+        "access-names-the-noise",
+        "who may read a folder decides the noise: the same values are released again with other noise",
+        "config/load.py",
+        '    "access": True,\n',
+        "",
+        (ACCESS_TESTS + "::test_it_changes_neither_the_runs_name_nor_its_noise",),
+    ),
+    Mutant(
+        "open-folder-untold",
+        "a folder that everybody reads is taken for the owner's",
+        "access.py",
+        "    if not others:",
+        "    if True:",
+        (ACCESS_TESTS + "::test_what_lies_out_of_reach_is_not_open",),
+    ),
+)
+
+NAMES_TESTS = "tests/cli/test_ledger_facts.py"
+TOLD_APART = (
+    Mutant(
+        "labels-not-in-the-digest",
+        "the same noise on the same records with other labels",
+        "data/base.py",
+        "for array in (silo.train_x, silo.train_y, silo.test_x, silo.test_y):",
+        "for array in (silo.train_x, silo.test_x, silo.test_y):",
+        ("tests/data/test_digest.py::test_any_value_type_shape_and_order_counts",),
+    ),
+    Mutant(
+        "update-norm-in-float32",
+        "an update of millions of numbers is longer than the clip norm: its norm was added up in float32",
+        "privacy/clipping.py",
+        "norms = [float(torch.linalg.vector_norm(part, dtype=torch.float64)) for part in parts]",
+        "norms = [float(torch.linalg.vector_norm(part)) for part in parts]",
+        (CLIP + "::test_an_update_of_millions_of_numbers_is_no_longer_than_the_clip_norm",),
+    ),
+    Mutant(
+        "smallest-rate-told",
+        "towards later runs a shared ledger's silos count as read at the rate of the largest one",
+        "training/session.py",
+        '"largest_rate": max(',
+        '"largest_rate": min(',
+        (NAMES_TESTS + "::test_the_rate_that_is_told_of_a_run_is_that_of_its_smallest_silo",),
+    ),
+    Mutant(
+        "processors-alike",
+        "the same noise on sums that another processor rounds in another way",
+        "training/environment.py",
+        '        "processor": _processor(),\n',
+        "",
+        ("tests/training/test_environment.py::test_what_libraries_choose_their_kernels_by_tells_machines_apart",),
+    ),
+    Mutant(
+        "secure-names-of-one-byte",
+        "two secure runs get the same name, and what the second released counts as released before",
+        "training/session.py",
+        "secrets.token_hex(6)",
+        "secrets.token_hex(1)",
+        (NAMES_TESTS + "::test_names_of_noise_from_the_operating_system_do_not_come_again",),
+    ),
+    Mutant(
+        "silos-names-of-one-byte",
+        "two rounds of a silo get the same name, and what the second released counts as released before",
+        "adapters/silo.py",
+        "secrets.token_hex(8)",
+        "secrets.token_hex(1)",
+        (NAMES_TESTS + "::test_names_of_noise_from_the_operating_system_do_not_come_again",),
+    ),
+    Mutant(
+        "cap-out-of-reach",
+        "rounds that are released again do not count where it is asked whether a silo can reach its cap",
+        "training/accounting.py",
+        "return self._cap < (self._config_rounds or MOST_ROUNDS) + again",
+        "return self._cap < (self._config_rounds or MOST_ROUNDS)",
+        (ACCOUNT + "::test_a_cap_that_only_repeated_rounds_can_reach_decides_who_is_drawn_after_them",),
+    ),
+    Mutant(
+        "planned-anew-cheaper",
+        "after a loss the last plan of a round counts, and not the dearest",
+        "training/accounting.py",
+        "return before if before is not None and before.num_releases > cost.num_releases else cost",
+        "return cost",
+        (ACCOUNT + "::test_a_round_that_is_planned_anew_after_a_loss_counts_as_the_dearer_plan",),
+    ),
+)
+
 MUTANTS: tuple[Mutant, ...] = (
     *MECHANISMS,
     *STREAM_KEYS,
@@ -2768,4 +2880,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *TOGETHER,
     *REPLAYED,
     *ON_DEVICE,
+    *ACCESS,
+    *TOLD_APART,
 )

@@ -234,6 +234,14 @@ def test_no_update_is_longer_than_the_clip_norm(bounds, dtype):
             assert math.fsum(value**2 for value in part.tolist()) <= bound**2
 
 
+def test_an_update_of_millions_of_numbers_is_no_longer_than_the_clip_norm():
+    """A norm that is added up in float32 is .1 % short here, by which the update would stay too long."""
+    update = torch.full((10_000_000,), 1e-3)
+    assert float(torch.linalg.vector_norm(update)) < 0.9995 * math.sqrt(10)
+    clip_update(update, 1.0, [len(update)])
+    assert 0.999 < float(torch.linalg.vector_norm(update, dtype=torch.float64)) <= 1.0
+
+
 @pytest.mark.parametrize("bounds", [1.0, (0.6, 0.8)])
 def test_an_update_that_is_not_finite_becomes_zero(bounds):
     update = torch.tensor([1.0, math.nan, 3.0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.sweeps import scripts
 from tests.sweeps.test_supervisor import wait_for
 
@@ -36,11 +38,39 @@ def test_one_array_with_what_was_asked_for() -> None:
     )
     header = [line.removeprefix("#SBATCH --") for line in text.splitlines() if line.startswith("#SBATCH")]
     assert set(header) == {
-        *("job-name=run", "array=0-3,7%3", "output=/shared/s w/log/%A_%a.txt", "open-mode=append", "requeue"),
+        *("job-name=run", "array=0-3,7%3", "output='/shared/s w/log/%A_%a.txt'", "open-mode=append", "requeue"),
         *("signal=B:USR1@120", "ntasks=5", "cpus-per-task=2", "time=1:00:00", "exclusive"),
     }
     assert text.index("module a") < text.index("command=")
     assert "sweep-task '/shared/s w' \"$SLURM_ARRAY_TASK_ID\" --pack 4 --jobs 2" in text
+
+
+def test_what_sbatch_is_told_is_quoted_and_percents_of_the_folder_stand_for_themselves() -> None:
+    """sbatch splits its lines at spaces, and ends them at #."""
+    text = sweep_script(folder="/s/50% of #1", slurm={"comment": "it's ours", "constraint": "[a|b]*2"})
+    told = [line for line in text.splitlines() if line.startswith("#SBATCH")]
+    words = [shlex.split(line.removeprefix("#SBATCH "), comments=True) for line in told]
+    assert all(len(one) == 1 for one in words), words
+    assert {"--output=/s/50%% of #1/log/%A_%a.txt", "--comment=it's ours", "--constraint=[a|b]*2"} <= {
+        one[0] for one in words
+    }
+    with pytest.raises(ConfigError, match="control character"):
+        sweep_script(folder="/two\nlines")
+
+
+@pytest.mark.parametrize("given", [True, False])
+@pytest.mark.parametrize("folder", ["plain", "a b", "it's", 'a "b"', "$HOME}", "`x`", "\\"])
+def test_any_path_of_the_interpreter_is_one_word(tmp_path: Path, folder: str, given: bool) -> None:
+    python = tmp_path / folder / "python"
+    python.parent.mkdir()
+    python.write_text('#!/bin/sh\nprintf "%s\\n" "$@" > began\n')
+    python.chmod(0o755)
+    (tmp_path / "script").write_text(sweep_script(python="/no/such/python" if given else str(python)))
+    environment = {"PATH": os.environ["PATH"], "SLURM_ARRAY_TASK_ID": "3"} | (
+        {"DPFL_PYTHON": str(python)} if given else {}
+    )
+    subprocess.run(["bash", "script"], cwd=tmp_path, env=environment, check=True)
+    assert (tmp_path / "began").read_text().splitlines()[:5] == ["-m", "dpfl_plugin", "sweep-task", "/shared/s w", "3"]
 
 
 def test_ranks_that_fail_end_their_step() -> None:
@@ -63,7 +93,7 @@ def batch(tmp_path: Path) -> dict[str, str]:
     """The environment of a task, with a python that stands in and an scontrol that notes what it is told."""
     tools = tmp_path / "tools"
     tools.mkdir()
-    (tools / "python").write_text(f"#!/bin/sh\nexec {sys.executable} {tmp_path}/program.py\n")
+    (tools / "python").write_text(f"#!/bin/sh\nexec {shlex.quote(sys.executable)} {tmp_path}/program.py\n")
     (tools / "scontrol").write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/told\nexit ${{REFUSES:-0}}\n')
     (tmp_path / "program.py").write_text(STANDS_IN)
     for tool in tools.iterdir():

@@ -312,6 +312,40 @@ def test_the_most_frequent_silo_is_what_a_third_partys_epsilon_allows_for_under_
         assert of.ahead()[1] == (free.ahead()[1] if mixture else of.ahead()[0])
 
 
+def test_a_cap_that_only_repeated_rounds_can_reach_decides_who_is_drawn_after_them() -> None:
+    """A hundred rounds cannot pass a cap of a hundred; with one that was released twice they can, so that draws depend
+    on each other and no mixture is proven."""
+    for noise_ids, mixture in ((("run.0",), True), (("run.0", "run.1"), False)):
+        of, plan = capped(100), RoundPlan(local_steps=2, local_lr=0.1, num_gradients=2, participants=(0,))
+        for noise_id in noise_ids:
+            of.begin_round(0, plan)
+            of.append([_with(charge, noise_id) for charge in of.charges(0, plan)])
+        for round in range(1, 40):
+            of.begin_round(round, plan)
+        assert (epsilon(of, "third_party") < of.views()["server"]["worst_case_epsilon"]) == mixture
+        assert (of.ahead()[1] < of.ahead()[0]) == mixture
+
+
+def test_a_round_that_is_planned_anew_after_a_loss_counts_as_the_dearer_plan() -> None:
+    """Which of the plans was carried out is for the silos that were lost to say, whichever came first."""
+    cheap, dear = (RoundPlan(local_steps=n, local_lr=0.1, num_gradients=n, participants=(0,)) for n in (1, 5))
+    found = {}
+    for name, plans, lost in (  # all take part
+        ("dear alone", (dear,), True),
+        ("cheap alone", (cheap,), True),
+        ("dear first", (dear, cheap), True),
+        ("cheap first", (cheap, dear), True),
+        ("planned anew without a loss", (dear, cheap), False),
+    ):
+        of = account(epsilon=None, lost=lost)
+        for plan in plans:
+            of.begin_round(0, plan)
+        found[name] = of.costs[0].num_releases, epsilon(of, "third_party")
+    assert found["dear first"] == found["cheap first"] == found["dear alone"]
+    assert found["dear alone"][0] == 5 and found["dear alone"][1] > found["cheap alone"][1]
+    assert found["planned anew without a loss"][0] == 1
+
+
 def test_draws_are_uniform_among_those_who_may() -> None:
     """Each pair of the four equally often: 6,000 draws, standard deviation 29; the seeds are fixed."""
     setting = Setting(num_silos=9, num_participants=2, silo_rate=2 / 9, record_rate=None)

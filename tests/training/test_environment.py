@@ -30,6 +30,20 @@ def test_a_plugin_whose_source_changed_is_another(tmp_path):
     assert algorithm() != first
 
 
+def test_what_libraries_choose_their_kernels_by_tells_machines_apart(monkeypatch):
+    """Another model of processor, version or instruction set: other roundings, so never the same noise."""
+    here = arithmetic("cpu", 1), machine("cpu")
+    for changed in (
+        "dpfl_plugin.training.environment._processor",
+        "platform.machine",
+        "torch.backends.cpu.get_cpu_capability",
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(changed, lambda: "another")
+            assert arithmetic("cpu", 1) != here[0] and elsewhere(here[0], [machine("cpu")]), changed
+    assert not elsewhere(here[0], [{**here[1], "kernels": here[0]["kernels"]}])
+
+
 def test_a_gpu_is_not_trusted_to_repeat_itself(monkeypatch):
     monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "some GPU")
     assert arithmetic("cpu", 1)["repeats"]

@@ -1,0 +1,82 @@
+"""Who besides their owner may read the files that are written: nobody, unless it is asked for.
+
+A run's folder holds its seed, its ledger and states of silos: whoever reads them can compute the noise, or sees what no
+epsilon covers. Modes are set, not left to the umask.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, Literal
+
+Access = Literal["owner", "group", "everyone"]
+FOLDERS: Final[dict[Access, int]] = {"owner": 0o700, "group": 0o750, "everyone": 0o755}
+FILES: Final[dict[Access, int]] = {"owner": 0o600, "group": 0o640, "everyone": 0o644}
+
+
+def make_folder(path: Path, access: Access) -> None:
+    """Make a folder, and those above it that are missing; one that is there stays as it is.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    for folder in reversed((path, *path.parents)):
+        try:
+            folder.mkdir(mode=FOLDERS[access])
+        except FileExistsError:
+            if not folder.is_dir():
+                raise
+        except OSError:
+            if not folder.is_dir():  # one above that is there may be on a file system that is read only
+                raise
+        else:
+            folder.chmod(FOLDERS[access])
+
+
+def opener(access: Access | None) -> Callable[[str, int], int]:
+    """For `open`: the mode of a file that it makes; one that is there keeps its own.
+
+    Args:
+        access: None: as the umask says, and no more open than the folder.
+    """
+
+    def opened(path: str, flags: int) -> int:
+        if access is None:
+            return os.open(path, flags, 0o600 | (os.stat(Path(path).parent).st_mode & 0o066))
+        try:
+            handle = os.open(path, flags | os.O_EXCL, FILES[access]) if flags & os.O_CREAT else os.open(path, flags)
+        except FileExistsError:
+            if flags & os.O_EXCL:
+                raise
+            return os.open(path, flags, FILES[access])
+        if flags & os.O_CREAT:
+            os.fchmod(handle, FILES[access])
+        return handle
+
+    return opened
+
+
+def too_open(path: Path, access: Access) -> str | None:
+    """What to tell of a folder, or a file, that more may read than was asked for; None if it is as it should be."""
+    found = _mode(path)
+    others = (found & ~FOLDERS[access]) & 0o077
+    for folder in path.resolve().parents:  # what lies below a folder that they may not enter is out of their reach
+        passes = _mode(folder)
+        others &= (0o070 if passes & 0o010 else 0) | (0o007 if passes & 0o001 else 0)
+    if not others:
+        return None
+    who = "everybody" if others & 0o007 else "its group"
+    return (
+        f"{path} is open to {who} on this machine (mode {found:o}), and access: {access} was asked for. It holds what "
+        f"no epsilon covers: chmod -R go-rwx it, or set access."
+    )
+
+
+def _mode(path: Path) -> int:
+    try:
+        return stat.S_IMODE(path.stat().st_mode)
+    except OSError:
+        return 0
