@@ -1,10 +1,11 @@
 """One silo's process: it trains by the private oracle, charges its ledger, and answers the server.
 
 What it keeps is in its folder, and nobody else's: `ledger.jsonl`, `state.safetensors`, `config.yaml`, and the privacy
-statement, `privacy.md` and `ledger.json`. An answer leaves when its charges are on disk, and it is on disk itself: a
-silo that is asked the same again sends the same bits again, which costs nothing. Whether an upload counted is known
-with the next download only; till then the silo keeps both states, so that one whose upload was lost, refused or
-computed just before a crash goes on as if it had not taken part, but for what it was charged.
+statement, `privacy.md` and `ledger.json`, which is never behind the ledger. An answer leaves when its charges are on
+disk, and it is on disk itself: a silo that is asked the same again sends the same bits again, which costs nothing.
+Whether an upload counted is known with the next download only; till then the silo keeps both states, so that one whose
+upload was lost, refused or computed just before a crash goes on as if it had not taken part, but for what it was
+charged.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from torch import nn
 from dpfl_plugin.adapters.agreement import Agreement
 from dpfl_plugin.adapters.message import PROTOCOL, Message, check_vectors, value_of
 from dpfl_plugin.adapters.records import silo_of
+from dpfl_plugin.adapters.standing import Standing
 from dpfl_plugin.algorithms.base import RoundPlan
 from dpfl_plugin.config.load import to_yaml
 from dpfl_plugin.config.schema import Config
@@ -34,11 +36,12 @@ from dpfl_plugin.data.base import Holding, Survey, digest
 from dpfl_plugin.errors import ConfigError, DataError, LedgerError, MessageError, require
 from dpfl_plugin.gradients.base import Loss
 from dpfl_plugin.oracle import Draw
+from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.training.accounting import PrivacyAccount
 from dpfl_plugin.training.build import build
-from dpfl_plugin.training.folder import RunFolder, locked, to_json, write_atomic
-from dpfl_plugin.training.statement import markdown, statement
+from dpfl_plugin.training.folder import RunFolder, locked, write_atomic
+from dpfl_plugin.training.statement import statement
 
 STATE: Final = "state.safetensors"
 MEASUREMENTS: Final = (
@@ -176,6 +179,8 @@ class Silo:
             num_records=parts.num_records,
             ledger=ledger,
         )
+        budget = self._config.privacy.epsilon
+        self._standing = Standing(self._files, ledger, self._account, budget, self._stated)
 
     def close(self) -> None:
         """Let go of the folder."""
@@ -234,6 +239,7 @@ class Silo:
         self._account.begin_round(round, plan)
         try:
             up, charges = self._host.run([self.id], down, plan, self._draw(round))
+            self._standing.cover(charges, lambda most: self._further(round, plan, most))  # before the ledger has them
             self._account.append(charges)
             self._account.sync()  # before anything of the upload leaves, or is kept
             staged = self._host.staged()
@@ -244,8 +250,7 @@ class Silo:
         kept = _Kept(settled.states, settled.counted, round, tag, asked, answer.header, staged, upload)
         _save(self._files.path / STATE, kept, self._ledger)
         self._kept = kept
-        number = len(self._ledger)
-        if round + 1 == self._config.rounds or number & (number - 1) == 0:  # writing it takes longer than a small round
+        if round + 1 == self._config.rounds:
             self.write_statement()
         return Message(answer.header, upload)
 
@@ -322,24 +327,39 @@ class Silo:
             return f"it took part in max_participations={self._config.max_participations} rounds"
         return None if self._account.affords(round, plan) else self._account.why_not()
 
+    def _further(self, round: int, plan: RoundPlan, most: int) -> list[list[Charge]]:
+        """What up to ``most`` rounds after this one would charge, were they like it; those that may come."""
+        rounds, cap = self._config.rounds, self._config.max_participations
+        if rounds is not None:
+            most = min(most, rounds - round - 1)
+        if cap is not None:
+            most = min(most, cap - 1 - len({(charge.round, charge.noise_id) for charge in self._ledger}))
+        found: list[list[Charge]] = []
+        with contextlib.suppress(ConfigError):  # noise so far ahead has no number
+            for later in range(round + 1, round + 1 + most):
+                found.append(self._account.charges(later, plan, "ahead"))
+        return found
+
     def write_statement(self) -> None:
         """Write `privacy.md` and `ledger.json`: what this silo's ledger proves.
 
-        `answer` does so after the 1st, 2nd, 4th, 8th ... charge, after the last round, and when the budget is spent;
-        `dpfl account FOLDER` reads the ledger itself.
+        `answer` sees to it that they never are behind (see `standing`), and does this after the last round, and when
+        the budget is spent; `dpfl account FOLDER` reads the ledger itself.
         """
-        charges = list(self._ledger)
+        self._standing.renew()
+
+    def _stated(self, account: PrivacyAccount, ahead: int) -> dict[str, Any]:
         run = {
             "name": f"{self._config.name}, silo {self.id}",
             "id": self._agreement.run,
             "num_silos": self._agreement.num_silos,
-            "rounds": len({charge.round for charge in charges}),
+            "rounds": len({charge.round for charge in account.ledger}) - ahead,
             "status": "running",
             "reason": "",
         }
         said = statement(
             self._config,
-            self._account,
+            account,
             rules=self._rules,
             accountant=self._accountant,
             run=run,
@@ -347,9 +367,8 @@ class Silo:
             notes=self._ledger.notes,
             measurements=MEASUREMENTS,
         )
-        said["silos"] = [row for row in said["silos"] if row["silo"] == self.id]
-        write_atomic(self._files.statement, to_json(said))
-        write_atomic(self._files.privacy, markdown(said))
+        said["silos"] = [{**row, "rounds": run["rounds"]} for row in said["silos"] if row["silo"] == self.id]
+        return said
 
 
 def _fresh_draw(round: int) -> Draw:

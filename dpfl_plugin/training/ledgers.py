@@ -180,11 +180,16 @@ def read_whole(folder: RunFolder) -> tuple[Ledger, dict[str, Any] | None]:
 
 
 def _read_statement(path: Path) -> tuple[int, str] | None:
-    """How many charges a ledger held when its statement was written, and its last line's checksum."""
+    """How many charges a ledger held when its statement was written, and its last line's checksum.
+
+    None where nothing was stated, or nothing that could be read before it was voided.
+    """
     if not path.exists():
         return None
     try:
         said = json.loads(path.read_text())
+        if "head" not in said and str(said["guarantee"]).startswith("void"):
+            return None
         return int(said["num_charges"]), str(said["head"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(

@@ -49,6 +49,7 @@ from dpfl_plugin.training.prospect import Prospect, solving, strain
 from dpfl_plugin.training.runtime import ChargeSink, Interrupted, Runtime
 from dpfl_plugin.training.statement import markdown, statement
 from dpfl_plugin.training.stopping import Score, Stopping
+from dpfl_plugin.training.voiding import void_statement
 
 RESULT_SCHEMA = 1
 PROFILE_SCHEMA = 1
@@ -352,6 +353,7 @@ def _run(job: _Job, place: Place, reporter: Reporter, stop: Callable[[], bool]) 
     here["repeats"] = here["repeats"] and ordered and not parts.rules.secure and not parts.lockstep
     here |= environment.elsewhere(here, parts.machines)
     found = _found(folder, parts)
+    void_statement(folder)  # before the ledger may grow beyond what an earlier session stated
     with open_ledgers(folder, _facts(job), found, here, job.shared, _run_facts(job)) as ledgers:
         write_atomic(folder.config, to_yaml(config))
         described = {**environment.describe(), "base": str(job.base.resolve()), "arithmetic": here}

@@ -2332,8 +2332,37 @@ STOPPING = (
 
 FAULTS = "tests/adapters/test_faults.py"
 STATEMENTS = "tests/adapters/test_statement.py"
+STANDING = "tests/adapters/test_standing.py"
+VOIDING = "tests/training/test_voiding.py"
 SILO = "adapters/silo.py"
 PLATFORMS = (
+    Mutant(
+        "a-statement-behind-its-ledger",
+        "a silo charges before its statement counts it, so that what is stated is less than what was spent",
+        SILO,
+        "            self._standing.cover(charges, lambda most: self._further(round, plan, most))  # before the ledger has them\n",
+        "",
+        (f"{STANDING}::test_the_statement_is_never_behind_the_ledger",),
+    ),
+    Mutant(
+        "what-was-counted-ahead-covers-all",
+        "a statement that counts some rounds ahead is kept whatever these rounds release",
+        "adapters/standing.py",
+        "        if self._made <= self._covered:\n            return\n        ahead",
+        "        if self._covered and len(self._ledger) % 4:\n            return\n        ahead",
+        (
+            f"{STANDING}::test_the_statement_is_never_behind_the_ledger",
+            f"{STANDING}::test_a_server_that_changes_its_plan_is_not_ahead_of_the_statement",
+        ),
+    ),
+    Mutant(
+        "an-old-statement-beside-a-run-that-goes-on",
+        "a run that is resumed and killed leaves the statement of its earlier session, which knows less",
+        "training/session.py",
+        "    void_statement(folder)  # before the ledger may grow beyond what an earlier session stated\n",
+        "",
+        (f"{VOIDING}::test_a_run_that_goes_on_and_is_killed_states_nothing_less_than_its_ledger",),
+    ),
     Mutant(
         "unsynced-upload-to-a-platform",
         "a silo's upload leaves before its charges are on disk",
