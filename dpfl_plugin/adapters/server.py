@@ -291,8 +291,8 @@ class Server:
             "rounds": self.rounds,
             "num_silos": self.agreement.num_silos,
             "delta": config.privacy.delta,
-            "epsilon_is": "the server's view, of each silo by its own account, as it said with the last upload that was "
-            "taken from it: uploads that were lost or refused since cost it more; amplified by no draw of silos",
+            "epsilon_is": "the server's view, of each silo by its own account, as it said with the last upload that "
+            "was taken from it: uploads that were lost or refused since cost it more; amplified by no draw of silos",
             "silos": {str(silo): self._silos[silo] for silo in sorted(self._silos)},
             "refused": self._refusals[-1000:],
         }

@@ -239,7 +239,8 @@ class Silo:
         self._account.begin_round(round, plan)
         try:
             up, charges = self._host.run([self.id], down, plan, self._draw(round))
-            self._standing.cover(charges, lambda most: self._further(round, plan, most))  # before the ledger has them
+            # In the statement first, and then in the ledger.
+            self._standing.cover(charges, lambda most: self._further(round, plan, most))
             self._account.append(charges)
             self._account.sync()  # before anything of the upload leaves, or is kept
             staged = self._host.staged()

@@ -2340,7 +2340,7 @@ PLATFORMS = (
         "a-statement-behind-its-ledger",
         "a silo charges before its statement counts it, so that what is stated is less than what was spent",
         SILO,
-        "            self._standing.cover(charges, lambda most: self._further(round, plan, most))  # before the ledger has them\n",
+        "            self._standing.cover(charges, lambda most: self._further(round, plan, most))\n",
         "",
         (f"{STANDING}::test_the_statement_is_never_behind_the_ledger",),
     ),
