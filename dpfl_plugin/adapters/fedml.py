@@ -19,6 +19,7 @@ from fedml.ml.trainer.trainer_creator import create_model_trainer
 from torch import nn
 
 from dpfl_plugin.adapters.agreement import Agreement, agree
+from dpfl_plugin.adapters.loaders import check_apart
 from dpfl_plugin.adapters.message import HEADER, PROTOCOL, Message
 from dpfl_plugin.adapters.platforms import check_version, folder_from
 from dpfl_plugin.adapters.server import Server
@@ -57,13 +58,16 @@ def private_runner(
 
     Raises:
         ConfigError: a setting is missing or wrong.
-        UnsupportedError: the settings ask for what would not be private, or for another optimizer of FedML's.
+        DataError: two silos have a record in common, or one has it twice.
+        UnsupportedError: the settings ask for what would not be private, or for another optimizer of FedML's; or it
+            cannot be told which records a loader gives.
     """
     from fedml import FedMLRunner
 
     agreement = _agreement(args, model)
     _check(args, agreement)
     folder = _folder(args)
+    _check_records(dataset)
     equal = list(dataset)
     equal[NUM_RECORDS] = dict.fromkeys(range(agreement.num_silos), 1)  # what would weigh uploads, and be sent
     inner = client_trainer or create_model_trainer(copy.deepcopy(model), args)
@@ -107,6 +111,25 @@ def _check(args: Any, agreement: Agreement) -> None:
         raise UnsupportedError(f"backend={args.backend!r} is not tested here. Use sp or MPI.")
     if agreement.config.silo_rate != 1:
         raise UnsupportedError(f"{SOURCE}: silo_rate: FedML picks the silos. Use its client_num_per_round.")
+
+
+def _check_records(dataset: Sequence[Any]) -> None:
+    """Of all silos whose loaders this process has.
+
+    Raises:
+        DataError, UnsupportedError: see `check_apart`.
+    """
+    for silo, count in check_apart(dataset[RECORDS]).items():
+        said = dataset[NUM_RECORDS].get(silo) if isinstance(dataset[NUM_RECORDS], Mapping) else None
+        if type(said) is int and said != count:
+            LOG.warning(
+                "silo %d: its loader gives %d records, and FedML's list of the data set says %d. The %d are read: see "
+                "whether they are what you mean",
+                silo,
+                count,
+                said,
+                count,
+            )
 
 
 class PrivateTrainer(ClientTrainer):

@@ -52,7 +52,7 @@ PUBLIC_DRAWS: Final = (
     "Who takes part is chosen by the server or its platform, in public: no amplification is claimed from it, and a "
     "third party is granted what the server is.",
     "The numbers are those of this silo alone, and of this folder: what the records were used for elsewhere is not in "
-    "them.",
+    "them. Of a person with records at several silos, or with several here, they add up.",
 )
 
 

@@ -81,9 +81,8 @@ class Standing:
             for (share, release), count in _releases(counted).items()
         ]
         # The ledger as it is: by these it is seen later whether its end is missing.
-        of_ledger = {"num_charges": len(self._ledger), "head": self._ledger.head}
-        what = {"num_charges": len(counted), "rounds_ahead": len(ahead), "releases": releases}
-        return {**said, **of_ledger, "counted": what}
+        said["head"], written = self._ledger.head, len(self._ledger)
+        return {**said, "counted": {"in_ledger": written, "rounds_ahead": len(ahead), "releases": releases}}
 
     def _write(self, said: dict[str, Any]) -> None:
         write_atomic(self._files.statement, to_json(said))

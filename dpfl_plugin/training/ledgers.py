@@ -190,7 +190,8 @@ def _read_statement(path: Path) -> tuple[int, str] | None:
         said = json.loads(path.read_text())
         if "head" not in said and str(said["guarantee"]).startswith("void"):
             return None
-        return int(said["num_charges"]), str(said["head"])
+        in_ledger = said["counted"]["in_ledger"] if "counted" in said else said["num_charges"]
+        return int(in_ledger), str(said["head"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(
             f"{path} cannot be read ({error}), so nothing shows whether the ledger is whole. Restore it from a copy."

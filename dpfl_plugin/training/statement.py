@@ -332,7 +332,7 @@ def _how(said: dict[str, Any]) -> str:
         f"* schedule: {_schedule(mechanism['schedule'])}",
         f"* clipping: {mechanism['clip']['what']}",
         f"* batch (`sampler: {mechanism['sampler']}`): {sampler}{'; ' + ', '.join(sizes) if sizes else ''}",
-        f"* releases: {said['num_releases']} in all, in {_counted(said)} charges (a charge is what one silo "
+        f"* releases: {said['num_releases']} in all, in {said['num_charges']} charges (a charge is what one silo "
         "released in one round); each was in the ledger, on disk, before it left",
     ]
     lines += [f"* {line}" for line in said["beside"]]
@@ -363,15 +363,10 @@ def _epsilons(said: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _counted(said: dict[str, Any]) -> int:
-    """Charges that the numbers are of: those in the ledger, and those that were about to be made."""
-    return int(said.get("counted", said)["num_charges"])
-
-
 def _in_advance(said: dict[str, Any]) -> list[str]:
     if "counted" not in said:
         return []
-    ahead, charges = said["counted"]["rounds_ahead"], _counted(said)
+    ahead, charges = said["counted"]["rounds_ahead"], said["num_charges"]
     upper = f", {ahead} rounds to come among them, as if they were like the last" if ahead else ""
     return [
         f"\nThe numbers count {charges} charges{upper}. A charge is counted here before it is in the ledger, and this "

@@ -24,7 +24,7 @@ def void_statement(files: RunFolder) -> None:
     if not (files.statement.exists() or files.privacy.exists()):
         return
     said = _read(files)
-    known = {key: said[key] for key in ("schema", "num_charges", "head") if key in said}
+    known = {key: said[key] for key in ("schema", "num_charges", "counted", "head") if key in said}
     write_atomic(files.privacy, _IN_WORDS)
     write_atomic(files.statement, to_json({**known, "guarantee": VOID}))
 

@@ -2334,6 +2334,7 @@ FAULTS = "tests/adapters/test_faults.py"
 STATEMENTS = "tests/adapters/test_statement.py"
 STANDING = "tests/adapters/test_standing.py"
 VOIDING = "tests/training/test_voiding.py"
+LOADERS = "tests/adapters/test_loaders.py"
 SILO = "adapters/silo.py"
 PLATFORMS = (
     Mutant(
@@ -2362,6 +2363,46 @@ PLATFORMS = (
         "    void_statement(folder)  # before the ledger may grow beyond what an earlier session stated\n",
         "",
         (f"{VOIDING}::test_a_run_that_goes_on_and_is_killed_states_nothing_less_than_its_ledger",),
+    ),
+    Mutant(
+        "a-sampler-is-ignored",
+        "of a loader whose sampler picks some records, all of its data set are read, as if batches were of all",
+        "adapters/loaders.py",
+        "        return _chosen(sampler.indices, size), True\n",
+        "        return range(size), True\n",
+        (f"{LOADERS}::test_loaders_over_one_data_set_state_what_they_cost",),
+    ),
+    Mutant(
+        "a-collate-function-is-ignored",
+        "records are read without what the loader's collate_fn does to them",
+        "adapters/loaders.py",
+        "    if loader.collate_fn is not plain:\n",
+        "    if False:\n",
+        (f"{LOADERS}::test_what_cannot_be_told_or_counts_twice_is_refused",),
+    ),
+    Mutant(
+        "a-batch-sampler-is-ignored",
+        "a loader whose batch_sampler gives records repeatedly is read as its data set",
+        "adapters/loaders.py",
+        "        if type(batches) is not torch_data.BatchSampler:\n",
+        "        if type(batches) is list:\n            return dataset, range(len(dataset)), True\n        if False:\n",
+        (f"{LOADERS}::test_what_cannot_be_told_or_counts_twice_is_refused",),
+    ),
+    Mutant(
+        "a-record-twice",
+        "a record that a silo's subset names twice counts twice in the sum, and once in the noise",
+        "adapters/loaders.py",
+        "        if identity in seen:\n",
+        "        if False:\n",
+        (f"{LOADERS}::test_what_cannot_be_told_or_counts_twice_is_refused",),
+    ),
+    Mutant(
+        "a-record-at-two-silos",
+        "silos of one process that have a record in common are let in, each with an epsilon of its own",
+        "adapters/loaders.py",
+        "            if other != silo:\n",
+        "            if False:\n",
+        (f"{LOADERS}::test_a_record_at_two_silos_of_one_process_is_refused",),
     ),
     Mutant(
         "unsynced-upload-to-a-platform",
