@@ -19,6 +19,7 @@ from fedml.ml.trainer.trainer_creator import create_model_trainer
 from torch import nn
 
 from dpfl_plugin.adapters.agreement import Agreement, agree
+from dpfl_plugin.adapters.frozen import FIXED
 from dpfl_plugin.adapters.loaders import check_apart
 from dpfl_plugin.adapters.message import HEADER, PROTOCOL, Message
 from dpfl_plugin.adapters.platforms import check_version, folder_from
@@ -26,6 +27,7 @@ from dpfl_plugin.adapters.server import Server
 from dpfl_plugin.adapters.silo import Silo, failure
 from dpfl_plugin.errors import ConfigError, DpflError, MessageError, UnsupportedError
 from dpfl_plugin.gradients.base import Loss
+from dpfl_plugin.models.fixed import unpack
 from dpfl_plugin.oracle import Draw
 
 TESTED: Final = ("0.9.6",)
@@ -157,6 +159,8 @@ class PrivateTrainer(ClientTrainer):
             raise MessageError("the server sent a plain model: training with it would not be private. It is refused.")
         self._asked, self._answer = Message.from_tensors(model_parameters), None
         self._agreement.write(self._asked.vectors["model"], self._inner.model)
+        if FIXED in self._asked.vectors:
+            unpack(self._asked.vectors[FIXED], self._inner.model)
 
     def get_model_params(self) -> Any:
         assert self._answer is not None, "train first"
@@ -177,6 +181,7 @@ class PrivateTrainer(ClientTrainer):
                 self._agreement, found[0], self._inner.model, train_data, folder, loss=self._loss, draw=self._draw
             ) as silo:
                 self._answer = silo.answer(asked)
+                silo.write_frozen_to(self._inner.model)  # where the server did not send it again
         except Exception as error:
             if self.args.training_type == "simulation":
                 raise  # to whom it belongs
@@ -225,7 +230,7 @@ class PrivateAggregator(ServerAggregator):
         if self._message is None:
             self._message = Message({"dpfl": PROTOCOL, "over": True}, {"model": self.server.model})
             self._tell()
-        self._agreement.write(self.server.model, self._inner.model)
+        self.server.write_to(self._inner.model)
 
     def _tell(self) -> None:
         epsilons = [about["epsilon"] for about in self.server.summary()["silos"].values()]

@@ -11,7 +11,7 @@ charged.
 from __future__ import annotations
 
 import contextlib
-import copy
+import functools
 import json
 import secrets
 from collections.abc import Callable, Mapping
@@ -25,6 +25,8 @@ from safetensors.torch import save as serialise
 from torch import nn
 
 from dpfl_plugin.adapters.agreement import Agreement
+from dpfl_plugin.adapters.frozen import FILE as FROZEN
+from dpfl_plugin.adapters.frozen import Frozen
 from dpfl_plugin.adapters.message import PROTOCOL, Message, check_vectors, value_of
 from dpfl_plugin.adapters.records import silo_of
 from dpfl_plugin.adapters.standing import Standing
@@ -80,7 +82,8 @@ def failure(agreement: Agreement, id: int, message: Message) -> Message:
     """The answer of a silo that could not answer, or not even begin; see `Silo.failure`."""
     round, tag = message.header.get("round"), message.header.get("tag")
     sane = type(round) is int and isinstance(tag, str)
-    return Message({**_facts(agreement, id, round if sane else 0, tag if sane else ""), "status": "failed"})
+    facts = _facts(agreement, id, round if sane else 0, tag if sane else "")
+    return Message({**facts, "model": agreement.structure, "status": "failed"})
 
 
 def _facts(agreement: Agreement, id: int, round: Any, tag: Any) -> dict[str, Any]:
@@ -129,7 +132,9 @@ class Silo:
             self._stack = stack.pop_all()
 
     def _open(self, model: nn.Module, records: Any, loss: Loss | None, stack: contextlib.ExitStack) -> None:
-        agreement, model = self._agreement, copy.deepcopy(model).eval()
+        agreement = self._agreement
+        self._frozen = Frozen(self._files.path / FROZEN, model)
+        model = self._frozen.model().eval()
         mine = silo_of(records, model)
         require(
             (agreement.setting.num_records or 0) <= len(mine.train_y),
@@ -158,6 +163,14 @@ class Silo:
             loss=loss,
         )
         self._host, self._rules, self._accountant = parts.host, parts.rules, parts.accountant
+        self._with_model = functools.partial(
+            build,
+            self._config,
+            Path(),
+            parts.noise_multiplier,
+            hold=lambda config, base: Holding(survey, {self.id: mine}),
+            loss=loss,
+        )
         self._caveats, self._device = parts.caveats, parts.model.device
         facts = {
             "run": agreement.run,
@@ -230,11 +243,12 @@ class Silo:
                 "old message, or the server lost its folder."
             )
         settled = self._settled(counted)
+        self._take_frozen(message)
         why = self._spent(round, plan)
         if why is not None:
             self.write_statement()
             return self._answer(round, tag, "spent", reason=why)
-        down = {name: value.to(self._device) for name, value in message.vectors.items()}
+        down = {name: message.vectors[name].to(self._device) for name in self._agreement.down}
         self._host.states = settled.states
         self._account.begin_round(round, plan)
         try:
@@ -255,6 +269,19 @@ class Silo:
             self.write_statement()
         return Message(answer.header, upload)
 
+    def _take_frozen(self, message: Message) -> None:
+        """Have the server's frozen layers and buffers, before anything is computed from records."""
+        try:
+            if self._frozen.take(message):
+                self._host = self._with_model(module=self._frozen.model()).host
+            self._frozen.keep()
+        except MessageError as error:
+            raise MessageError(f"silo {self.id}, a message of the server: {error}") from error
+
+    def write_frozen_to(self, model: nn.Module) -> None:
+        """Set the server's frozen layers and buffers in a model that is built alike, to evaluate it."""
+        self._frozen.write_to(model)
+
     def failure(self, message: Message) -> Message:
         """What to answer where `answer` raised: that there is nothing. Why stays here, as it may tell of records."""
         return failure(self._agreement, self.id, message)
@@ -269,15 +296,16 @@ class Silo:
             if header.get("dpfl") != PROTOCOL:
                 raise MessageError(f"it is of protocol {str(header.get('dpfl'))[:20]}, and this version of {PROTOCOL}.")
             if value_of(header, "run", str) != self._agreement.run:
+                built = header.get("model") == self._agreement.structure
+                what = "the settings differ" if built else "the settings or the model differ: it is built otherwise"
                 raise MessageError(
-                    f"it is of run {header['run'][:32]}, and this silo agreed to {self._agreement.run}: settings or "
-                    "the model differ."
+                    f"it is of run {header['run'][:32]}, and this silo agreed to {self._agreement.run}: {what}."
                 )
             round, tag = value_of(header, "round", int), value_of(header, "tag", str)
             known = value_of(header, "counted", dict).get(str(self.id))
             if not (0 <= round < 10**9 and 0 < len(tag) <= 64 and (known is None or isinstance(known, str))):
                 raise MessageError("its round, tag or counted make no sense.")
-            check_vectors(message.vectors, self._agreement.down)
+            check_vectors(message.vectors, self._agreement.down_with(message.vectors))
         except MessageError as error:
             raise MessageError(f"silo {self.id}, a message of the server: {error}") from error
         return round, tag, known

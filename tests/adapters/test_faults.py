@@ -462,7 +462,7 @@ def test_messages_hold_no_seed_and_no_number_of_records(tmp_path):
     with begin(tmp_path, block(seed=123456789)) as made:
         message = made.server.begin()
         answer = made.silos[0].answer(message)
-        assert set(message.header) == {"dpfl", "run", "round", "tag", "counted", "plan"}
+        assert set(message.header) == {"dpfl", "run", "model", "fixed", "round", "tag", "counted", "plan"}
         assert set(answer.header) == {"dpfl", "run", "round", "tag", "silo", "status", "epsilon", "delta"}
         assert "123456789" not in json.dumps([message.header, answer.header])
         assert set(answer.vectors) == {"model", "control"}

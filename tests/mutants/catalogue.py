@@ -2335,6 +2335,8 @@ STATEMENTS = "tests/adapters/test_statement.py"
 STANDING = "tests/adapters/test_standing.py"
 VOIDING = "tests/training/test_voiding.py"
 LOADERS = "tests/adapters/test_loaders.py"
+FROZEN = "tests/adapters/test_frozen.py"
+FROZEN_LAYERS = "tests/cli/test_frozen_layers.py"
 SILO = "adapters/silo.py"
 PLATFORMS = (
     Mutant(
@@ -2403,6 +2405,54 @@ PLATFORMS = (
         "            if other != silo:\n",
         "            if False:\n",
         (f"{LOADERS}::test_a_record_at_two_silos_of_one_process_is_refused",),
+    ),
+    Mutant(
+        "each-silo-its-own-frozen-layers",
+        "a silo goes on with the frozen layers that its process has built, whatever the server's are",
+        "adapters/frozen.py",
+        "        if wanted == self._digest:\n",
+        "        if True:\n",
+        (f"{FROZEN}::test_silos_that_build_other_random_models_train_the_servers",),
+    ),
+    Mutant(
+        "frozen-layers-that-a-server-changes",
+        "a server may send other frozen layers in the middle of a run",
+        "adapters/frozen.py",
+        "        if self._kept:\n            raise",
+        "        if False:\n            raise",
+        (f"{FROZEN}::test_a_server_that_changes_them_is_refused",),
+    ),
+    Mutant(
+        "frozen-layers-of-the-process",
+        "a silo that is started again has the frozen layers that its process has built",
+        "adapters/frozen.py",
+        "            unpack(_read(path, pack(model).numel()), self._model)\n",
+        "            _read(path, pack(model).numel())\n",
+        (f"{FROZEN}::test_silos_that_build_other_random_models_train_the_servers",),
+    ),
+    Mutant(
+        "any-model-is-the-agreed-one",
+        "silos whose model is built otherwise agree with the server's",
+        "adapters/agreement.py",
+        '    values["structure"] = built\n',
+        "",
+        (f"{FROZEN}::test_a_model_that_is_built_otherwise_is_refused_with_the_reason_at_both_ends",),
+    ),
+    Mutant(
+        "ranks-with-other-frozen-layers",
+        "a rank whose model has other frozen layers than rank 0's trains another function",
+        "runtimes/mpi/server.py",
+        'if header["fixed"] != fixed_digest(parts.module)]',
+        'if header["fixed"] is None]',
+        (f"{FROZEN_LAYERS}::test_ranks_that_build_other_frozen_layers_are_refused_before_the_first_round",),
+    ),
+    Mutant(
+        "a-run-goes-on-with-other-frozen-layers",
+        "a run is resumed with frozen layers that are drawn anew",
+        "training/session.py",
+        'if found is not None and found.facts.get("fixed", fixed_digest(parts.module)) != fixed_digest(parts.module):',
+        "if False:",
+        (f"{FROZEN_LAYERS}::test_a_run_does_not_go_on_with_other_frozen_layers",),
     ),
     Mutant(
         "unsynced-upload-to-a-platform",
