@@ -297,9 +297,10 @@ class Silo:
                 raise MessageError(f"it is of protocol {str(header.get('dpfl'))[:20]}, and this version of {PROTOCOL}.")
             if value_of(header, "run", str) != self._agreement.run:
                 built = header.get("model") == self._agreement.structure
-                what = "the settings differ" if built else "the settings or the model differ: it is built otherwise"
+                which = "the settings" if built else "the model is built otherwise"
                 raise MessageError(
-                    f"it is of run {header['run'][:32]}, and this silo agreed to {self._agreement.run}: {what}."
+                    f"it is of run {header['run'][:32]}, and this silo agreed to {self._agreement.run}: settings or "
+                    f"the model differ ({which})."
                 )
             round, tag = value_of(header, "round", int), value_of(header, "tag", str)
             known = value_of(header, "counted", dict).get(str(self.id))
