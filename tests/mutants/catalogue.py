@@ -2423,11 +2423,11 @@ PLATFORMS = (
         (f"{FROZEN}::test_a_server_that_changes_them_is_refused",),
     ),
     Mutant(
-        "frozen-layers-of-the-process",
-        "a silo that is started again has the frozen layers that its process has built",
-        "adapters/frozen.py",
-        "            unpack(_read(path, pack(model).numel()), self._model)\n",
-        "            _read(path, pack(model).numel())\n",
+        "frozen-layers-that-are-kept-and-not-used",
+        "a silo takes the server's frozen layers, and trains on in the session with those of its process",
+        SILO,
+        "                self._host = self._with_model(module=self._frozen.model()).host\n",
+        "                pass\n",
         (f"{FROZEN}::test_silos_that_build_other_random_models_train_the_servers",),
     ),
     Mutant(
