@@ -11,6 +11,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from dpfl_plugin.adapters.frozen import FIXED
 from dpfl_plugin.adapters.message import Layout as MessageLayout
 from dpfl_plugin.algorithms.base import Algorithm, RoundPlan, Setting
 from dpfl_plugin.config.load import NOT_IN_ID, configure
@@ -18,6 +19,7 @@ from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.streams import stream
 from dpfl_plugin.core.vectors import Layout, Vectors
 from dpfl_plugin.errors import ConfigError, PluginError, UnsupportedError, require
+from dpfl_plugin.models.fixed import pack, structure
 from dpfl_plugin.training.build import build_plugin, make_setting
 from dpfl_plugin.training.planning import rehearse
 
@@ -43,6 +45,7 @@ class Agreement:
         config: as given; its ``data``, ``model`` and the like mean nothing here.
         num_silos: M. run: a digest of all of it: messages of another one are refused.
         down: the vectors of a download.
+        structure: a digest of how the model is built; fixed_bytes: the size of what of it does not train.
     """
 
     config: Config
@@ -53,6 +56,8 @@ class Agreement:
     setting: Setting
     down: MessageLayout
     run: str
+    structure: str
+    fixed_bytes: int
 
     def flatten(self, model: nn.Module) -> Tensor:
         """The trainable parameters as one vector (d,), on the CPU.
@@ -64,6 +69,12 @@ class Agreement:
             raise ConfigError(
                 f"this {type(model).__name__} has other trainable parameters than the model that was agreed on."
             )
+        if structure(model) != self.structure:
+            raise ConfigError(
+                f"this {type(model).__name__} is built otherwise than the model that was agreed on: its layers, their "
+                "options, or tensors that are plain attributes differ. Make these buffers (register_buffer), which "
+                "travel, and build the same model everywhere."
+            )
         return self.layout.flatten(dict(model.named_parameters())).cpu()
 
     def write(self, vector: Tensor, model: nn.Module) -> None:
@@ -72,6 +83,10 @@ class Agreement:
         with torch.no_grad():
             for name, value in self.layout.unflatten(vector).items():
                 parameters[name].copy_(value)
+
+    def down_with(self, vectors: Vectors) -> MessageLayout:
+        """What a download has to hold: with what does not train, where that was sent along."""
+        return {**self.down, FIXED: (torch.uint8, self.fixed_bytes)} if FIXED in vectors else self.down
 
     def up(self, server: Vectors, plan: RoundPlan) -> MessageLayout:
         """The vectors that silos upload in a round."""
@@ -127,8 +142,9 @@ def agree(block: Mapping[str, Any], *, num_silos: int, model: nn.Module, source:
             f"{source}: algorithm: silos are drawn with replacement, so that some would weigh more. Weights are equal "
             "here: draw without replacement."
         )
-    run = _digest(config, setting, layout, dtype)
-    return Agreement(config, num_silos, layout, dtype, algorithm, setting, down, run)
+    built, fixed_bytes = structure(model), pack(model).numel()
+    run = _digest(config, setting, layout, dtype, built)
+    return Agreement(config, num_silos, layout, dtype, algorithm, setting, down, run, built, fixed_bytes)
 
 
 def _dtype(model: nn.Module) -> torch.dtype:
@@ -141,8 +157,9 @@ def _dtype(model: nn.Module) -> torch.dtype:
     return dtypes.pop()
 
 
-def _digest(config: Config, setting: Setting, layout: Layout, dtype: torch.dtype) -> str:
+def _digest(config: Config, setting: Setting, layout: Layout, dtype: torch.dtype, built: str) -> str:
     chosen = config.model_dump(mode="json", exclude={**NOT_IN_ID, "runtime": True, "engine": True})
     shapes = [[name, list(shape)] for name, shape in zip(layout.names, layout.shapes, strict=True)]
     values = {"config": chosen, "setting": asdict(setting), "shapes": shapes, "dtype": str(dtype)}
+    values["structure"] = built
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]

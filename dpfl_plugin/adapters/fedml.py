@@ -19,12 +19,15 @@ from fedml.ml.trainer.trainer_creator import create_model_trainer
 from torch import nn
 
 from dpfl_plugin.adapters.agreement import Agreement, agree
+from dpfl_plugin.adapters.frozen import FIXED
+from dpfl_plugin.adapters.loaders import check_apart
 from dpfl_plugin.adapters.message import HEADER, PROTOCOL, Message
 from dpfl_plugin.adapters.platforms import check_version, folder_from
 from dpfl_plugin.adapters.server import Server
 from dpfl_plugin.adapters.silo import Silo, failure
 from dpfl_plugin.errors import ConfigError, DpflError, MessageError, UnsupportedError
 from dpfl_plugin.gradients.base import Loss
+from dpfl_plugin.models.fixed import unpack
 from dpfl_plugin.oracle import Draw
 
 TESTED: Final = ("0.9.6",)
@@ -57,13 +60,16 @@ def private_runner(
 
     Raises:
         ConfigError: a setting is missing or wrong.
-        UnsupportedError: the settings ask for what would not be private, or for another optimizer of FedML's.
+        DataError: two silos have a record in common, or one has it twice.
+        UnsupportedError: the settings ask for what would not be private, or for another optimizer of FedML's; or it
+            cannot be told which records a loader gives.
     """
     from fedml import FedMLRunner
 
     agreement = _agreement(args, model)
     _check(args, agreement)
     folder = _folder(args)
+    _check_records(dataset)
     equal = list(dataset)
     equal[NUM_RECORDS] = dict.fromkeys(range(agreement.num_silos), 1)  # what would weigh uploads, and be sent
     inner = client_trainer or create_model_trainer(copy.deepcopy(model), args)
@@ -109,6 +115,25 @@ def _check(args: Any, agreement: Agreement) -> None:
         raise UnsupportedError(f"{SOURCE}: silo_rate: FedML picks the silos. Use its client_num_per_round.")
 
 
+def _check_records(dataset: Sequence[Any]) -> None:
+    """Of all silos whose loaders this process has.
+
+    Raises:
+        DataError, UnsupportedError: see `check_apart`.
+    """
+    for silo, count in check_apart(dataset[RECORDS]).items():
+        said = dataset[NUM_RECORDS].get(silo) if isinstance(dataset[NUM_RECORDS], Mapping) else None
+        if type(said) is int and said != count:
+            LOG.warning(
+                "silo %d: its loader gives %d records, and FedML's list of the data set says %d. The %d are read: see "
+                "whether they are what you mean",
+                silo,
+                count,
+                said,
+                count,
+            )
+
+
 class PrivateTrainer(ClientTrainer):
     """A silo's side. FedML hands it the message, the records, and asks for the answer."""
 
@@ -134,6 +159,8 @@ class PrivateTrainer(ClientTrainer):
             raise MessageError("the server sent a plain model: training with it would not be private. It is refused.")
         self._asked, self._answer = Message.from_tensors(model_parameters), None
         self._agreement.write(self._asked.vectors["model"], self._inner.model)
+        if FIXED in self._asked.vectors:
+            unpack(self._asked.vectors[FIXED], self._inner.model)
 
     def get_model_params(self) -> Any:
         assert self._answer is not None, "train first"
@@ -154,6 +181,7 @@ class PrivateTrainer(ClientTrainer):
                 self._agreement, found[0], self._inner.model, train_data, folder, loss=self._loss, draw=self._draw
             ) as silo:
                 self._answer = silo.answer(asked)
+                silo.write_frozen_to(self._inner.model)  # where the server did not send it again
         except Exception as error:
             if self.args.training_type == "simulation":
                 raise  # to whom it belongs
@@ -202,7 +230,7 @@ class PrivateAggregator(ServerAggregator):
         if self._message is None:
             self._message = Message({"dpfl": PROTOCOL, "over": True}, {"model": self.server.model})
             self._tell()
-        self._agreement.write(self.server.model, self._inner.model)
+        self.server.write_to(self._inner.model)
 
     def _tell(self) -> None:
         epsilons = [about["epsilon"] for about in self.server.summary()["silos"].values()]

@@ -266,7 +266,7 @@ class PrivateStrategy(Strategy):
         return self.server.end()
 
     def _arrays(self) -> ArrayRecord:
-        self._agreement.write(self.server.model, self._model)
+        self.server.write_to(self._model)
         return ArrayRecord(self._model.state_dict())
 
     def configure_evaluate(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from dpfl_plugin.adapters.loaders import pair_of, source_of
 from dpfl_plugin.data.base import Silo
 from dpfl_plugin.errors import DataError, UnsupportedError
 
@@ -22,15 +22,16 @@ def silo_of(data: Any, model: nn.Module) -> Silo:
     floats, too.
 
     Args:
-        data: a ``DataLoader`` (of which only the data set is used: batches are drawn here), a data set of pairs
-            (features, label), a pair of arrays or tensors, or an iterable of batches of such pairs, of which nothing
-            may be random: shares of the records are cut from their order.
+        data: a ``DataLoader`` (the records that its sampler gives, in the order of the data set: batches are drawn
+            here), a data set of pairs (features, label), a pair of arrays or tensors, or an iterable of batches of such
+            pairs, of which nothing may be random: shares of the records are cut from their order.
 
     Raises:
-        DataError: it holds no records, they are not alike, or the model has no such word.
-        UnsupportedError: labels are no classes, or features no numbers.
+        DataError: it holds no records, one of them twice, they are not alike, or the model has no such word.
+        UnsupportedError: labels are no classes, or features no numbers; or it cannot be told which records a loader
+            gives.
     """
-    features, labels = _pair(data)
+    features, labels = _joined(data)
     if len(features) == 0:
         raise DataError("the silo has no training records.")
     if labels.is_floating_point() or labels.is_complex():
@@ -91,30 +92,18 @@ def _fails(model: nn.Module, x: NDArray[Any]) -> str:
     return ""
 
 
-def _pair(data: Any) -> tuple[Tensor, Tensor]:
-    data = getattr(data, "dataset", data)  # of a DataLoader, whose own order may change, and which may leave some out
-    if isinstance(data, tuple) and len(data) == 2 and all(hasattr(part, "shape") for part in data):
-        return torch.as_tensor(data[0]), torch.as_tensor(data[1])
-    if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, list | tuple):
-        return _joined((data[index] for index in range(len(data))), one_by_one=True)
-    return _joined(data, one_by_one=False)
-
-
-def _joined(parts: Iterable[Any], *, one_by_one: bool) -> tuple[Tensor, Tensor]:
+def _joined(data: Any) -> tuple[Tensor, Tensor]:
+    """All records' features and labels."""
+    source = source_of(data)
     features, labels = [], []
-    for part in parts:
-        try:
-            x, y = part
-        except (TypeError, ValueError) as error:
-            raise DataError(
-                "training data must be pairs of features and labels. Give Silo a pair of tensors, where yours are not."
-            ) from error
-        features.append(torch.as_tensor(x))
-        labels.append(torch.as_tensor(y))
+    for item in source.items:
+        x, y = pair_of(item)
+        features.append(x)
+        labels.append(y)
     if not features:
         raise DataError("the silo has no training records.")
     try:
-        join = torch.stack if one_by_one else torch.cat
+        join = torch.stack if source.one_by_one else torch.cat
         return join(features), torch.cat([label.reshape(-1) for label in labels])
     except (RuntimeError, TypeError) as error:
         raise DataError(f"training records are not alike: {str(error).splitlines()[0]}") from error

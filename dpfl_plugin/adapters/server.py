@@ -23,12 +23,14 @@ from torch import Tensor, nn
 
 from dpfl_plugin.access import Access, make_folder, too_open
 from dpfl_plugin.adapters.agreement import Agreement
+from dpfl_plugin.adapters.frozen import FIXED
 from dpfl_plugin.adapters.message import PROTOCOL, Message, check_vectors, num_bytes, value_of
 from dpfl_plugin.adapters.message import Layout as MessageLayout
 from dpfl_plugin.algorithms.base import RoundPlan
 from dpfl_plugin.core.average import WeightedSum
 from dpfl_plugin.core.vectors import Vectors, all_finite
 from dpfl_plugin.errors import ConfigError, DataError, MessageError, TrainingError, UnsupportedError, require
+from dpfl_plugin.models.fixed import digest_of, pack, unpack
 from dpfl_plugin.training import checkpoint as checkpoints
 from dpfl_plugin.training.checkpoint import Checkpoint
 from dpfl_plugin.training.folder import to_json, write_atomic
@@ -93,6 +95,7 @@ class Server:
         self._refusals: list[dict[str, Any]] = []
         self._round: _Round | None = None
         self._vectors = agreement.algorithm.init_server(agreement.flatten(model).clone(), setting)
+        self._fixed = pack(model)
         if self._folder is not None:
             make_folder(self._folder, access)
             if said := too_open(self._folder, access):
@@ -105,6 +108,11 @@ class Server:
     def model(self) -> Tensor:
         """The global model (d,)."""
         return self._vectors["model"]
+
+    def write_to(self, model: nn.Module) -> None:
+        """Set the model's parameters and buffers to those of the global model."""
+        self.agreement.write(self.model, model)
+        unpack(self._fixed, model)
 
     @property
     def max_bytes(self) -> int:
@@ -157,6 +165,8 @@ class Server:
         header = {
             "dpfl": PROTOCOL,
             "run": self.agreement.run,
+            "model": self.agreement.structure,
+            "fixed": digest_of(self._fixed),
             "round": self.rounds,
             "tag": tag,
             "counted": {str(silo): self._counted[silo] for silo in plan.participants if silo in self._counted},
@@ -170,8 +180,10 @@ class Server:
                 "silo_share": plan.silo_share,
             },
         }
-        down = self.agreement.algorithm.download(self._vectors)
-        return Message(header, {name: value.clone() for name, value in down.items()})
+        down = {name: value.clone() for name, value in self.agreement.algorithm.download(self._vectors).items()}
+        if self._fixed.numel() and not set(plan.participants) <= set(self._counted):
+            down[FIXED] = self._fixed  # a silo whose upload counted has it
+        return Message(header, down)
 
     def _plan(self, asked: Sequence[int] | None, expected: int | None) -> RoundPlan:
         if asked is None:
@@ -225,8 +237,12 @@ class Server:
 
     def _checked(self, silo: int, upload: Message, current: _Round) -> str:
         header = upload.header
-        if header.get("dpfl") != PROTOCOL or value_of(header, "run", str) != self.agreement.run:
-            raise MessageError("it is of another run, or of another version's protocol.")
+        if header.get("dpfl") != PROTOCOL:
+            raise MessageError("it is of another version's protocol.")
+        if value_of(header, "run", str) != self.agreement.run:
+            built = header.get("model", self.agreement.structure) == self.agreement.structure
+            what = "settings there differ" if built else "the model there is built otherwise"
+            raise MessageError(f"it is of another run: {what} from the server's.")
         if value_of(header, "silo", int) != silo:
             raise MessageError(f"it says that it is of silo {header['silo']}.")
         if value_of(header, "tag", str) != current.tag or value_of(header, "round", int) != self.rounds:
@@ -303,7 +319,8 @@ class Server:
             "rounds": self.rounds,
             "num_silos": self.agreement.num_silos,
             "delta": config.privacy.delta,
-            "epsilon_is": "the server's view, of each silo by its own account; amplified by no draw of silos",
+            "epsilon_is": "the server's view, of each silo by its own account, as it said with the last upload that "
+            "was taken from it: uploads that were lost or refused since cost it more; amplified by no draw of silos",
             "silos": {str(silo): self._silos[silo] for silo in sorted(self._silos)},
             "refused": self._refusals[-1000:],
         }
@@ -319,7 +336,9 @@ class Server:
             "status": self.status,
             "reason": self.reason,
         }
-        checkpoints.save(self._folder / "checkpoint", Checkpoint(self.rounds, self._vectors, {}, facts), self._access)
+        fixed = {FIXED: self._fixed} if self._fixed.numel() else {}
+        now = Checkpoint(self.rounds, {**self._vectors, **fixed}, {}, facts)
+        checkpoints.save(self._folder / "checkpoint", now, self._access)
         write_atomic(self._folder / "summary.json", to_json(self.summary()), self._access)
 
     def _go_on(self, found: Checkpoint | None) -> None:
@@ -340,6 +359,7 @@ class Server:
             raise DataError(
                 f"{self._folder}: the checkpoint cannot be read: {error}. Restore it from a copy."
             ) from error
+        self._fixed = found.server.pop(FIXED, self._fixed)  # whatever the process that goes on has built
         self._vectors = found.server
 
 

@@ -1,16 +1,17 @@
 """One silo's process: it trains by the private oracle, charges its ledger, and answers the server.
 
 What it keeps is in its folder, and nobody else's: `ledger.jsonl`, `state.safetensors`, `config.yaml`, and the privacy
-statement, `privacy.md` and `ledger.json`. An answer leaves when its charges are on disk, and it is on disk itself: a
-silo that is asked the same again sends the same bits again, which costs nothing. Whether an upload counted is known
-with the next download only; till then the silo keeps both states, so that one whose upload was lost, refused or
-computed just before a crash goes on as if it had not taken part, but for what it was charged.
+statement, `privacy.md` and `ledger.json`, which is never behind the ledger. An answer leaves when its charges are on
+disk, and it is on disk itself: a silo that is asked the same again sends the same bits again, which costs nothing.
+Whether an upload counted is known with the next download only; till then the silo keeps both states, so that one whose
+upload was lost, refused or computed just before a crash goes on as if it had not taken part, but for what it was
+charged.
 """
 
 from __future__ import annotations
 
 import contextlib
-import copy
+import functools
 import json
 import secrets
 import warnings
@@ -26,8 +27,11 @@ from torch import nn
 
 from dpfl_plugin.access import Access, too_open
 from dpfl_plugin.adapters.agreement import Agreement
+from dpfl_plugin.adapters.frozen import FILE as FROZEN
+from dpfl_plugin.adapters.frozen import Frozen
 from dpfl_plugin.adapters.message import PROTOCOL, Message, check_vectors, value_of
 from dpfl_plugin.adapters.records import silo_of
+from dpfl_plugin.adapters.standing import Standing
 from dpfl_plugin.algorithms.base import RoundPlan
 from dpfl_plugin.config.load import to_yaml
 from dpfl_plugin.config.schema import Config
@@ -36,11 +40,12 @@ from dpfl_plugin.data.base import Holding, Survey, digest
 from dpfl_plugin.errors import ConfigError, DataError, LedgerError, MessageError, require
 from dpfl_plugin.gradients.base import Loss
 from dpfl_plugin.oracle import Draw
+from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.training.accounting import PrivacyAccount
 from dpfl_plugin.training.build import build
-from dpfl_plugin.training.folder import RunFolder, locked, to_json
-from dpfl_plugin.training.statement import markdown, statement
+from dpfl_plugin.training.folder import RunFolder, locked
+from dpfl_plugin.training.statement import statement
 
 STATE: Final = "state.safetensors"
 MEASUREMENTS: Final = (
@@ -51,7 +56,7 @@ PUBLIC_DRAWS: Final = (
     "Who takes part is chosen by the server or its platform, in public: no amplification is claimed from it, and a "
     "third party is granted what the server is.",
     "The numbers are those of this silo alone, and of this folder: what the records were used for elsewhere is not in "
-    "them.",
+    "them. Of a person with records at several silos, or with several here, they add up.",
 )
 
 
@@ -79,7 +84,8 @@ def failure(agreement: Agreement, id: int, message: Message) -> Message:
     """The answer of a silo that could not answer, or not even begin; see `Silo.failure`."""
     round, tag = message.header.get("round"), message.header.get("tag")
     sane = type(round) is int and isinstance(tag, str)
-    return Message({**_facts(agreement, id, round if sane else 0, tag if sane else ""), "status": "failed"})
+    facts = _facts(agreement, id, round if sane else 0, tag if sane else "")
+    return Message({**facts, "model": agreement.structure, "status": "failed"})
 
 
 def _facts(agreement: Agreement, id: int, round: Any, tag: Any) -> dict[str, Any]:
@@ -132,7 +138,9 @@ class Silo:
             self._stack = stack.pop_all()
 
     def _open(self, model: nn.Module, records: Any, loss: Loss | None, stack: contextlib.ExitStack) -> None:
-        agreement, model = self._agreement, copy.deepcopy(model).eval()
+        agreement = self._agreement
+        self._frozen = Frozen(self._files.path / FROZEN, model)
+        model = self._frozen.model().eval()
         mine = silo_of(records, model)
         require(
             (agreement.setting.num_records or 0) <= len(mine.train_y),
@@ -161,6 +169,14 @@ class Silo:
             loss=loss,
         )
         self._host, self._rules, self._accountant = parts.host, parts.rules, parts.accountant
+        self._with_model = functools.partial(
+            build,
+            self._config,
+            Path(),
+            parts.noise_multiplier,
+            hold=lambda config, base: Holding(survey, {self.id: mine}),
+            loss=loss,
+        )
         self._caveats, self._device = parts.caveats, parts.model.device
         facts = {
             "run": agreement.run,
@@ -186,6 +202,8 @@ class Silo:
             num_records=parts.num_records,
             ledger=ledger,
         )
+        budget = self._config.privacy.epsilon
+        self._standing = Standing(self._files, ledger, self._account, budget, self._stated)
 
     def close(self) -> None:
         """Let go of the folder."""
@@ -235,15 +253,18 @@ class Silo:
                 "old message, or the server lost its folder."
             )
         settled = self._settled(counted)
+        self._take_frozen(message)
         why = self._spent(round, plan)
         if why is not None:
             self.write_statement()
             return self._answer(round, tag, "spent", reason=why)
-        down = {name: value.to(self._device) for name, value in message.vectors.items()}
+        down = {name: message.vectors[name].to(self._device) for name in self._agreement.down}
         self._host.states = settled.states
         self._account.begin_round(round, plan)
         try:
             up, charges = self._host.run([self.id], down, plan, self._draw(round))
+            # In the statement first, and then in the ledger.
+            self._standing.cover(charges, lambda most: self._further(round, plan, most))
             self._account.append(charges)
             self._account.sync()  # before anything of the upload leaves, or is kept
             staged = self._host.staged()
@@ -254,10 +275,22 @@ class Silo:
         kept = _Kept(settled.states, settled.counted, round, tag, asked, answer.header, staged, upload)
         _save(self._files, kept, self._ledger)
         self._kept = kept
-        number = len(self._ledger)
-        if round + 1 == self._config.rounds or number & (number - 1) == 0:  # writing it takes longer than a small round
+        if round + 1 == self._config.rounds:
             self.write_statement()
         return Message(answer.header, upload)
+
+    def _take_frozen(self, message: Message) -> None:
+        """Have the server's frozen layers and buffers, before anything is computed from records."""
+        try:
+            if self._frozen.take(message):
+                self._host = self._with_model(module=self._frozen.model()).host
+            self._frozen.keep()
+        except MessageError as error:
+            raise MessageError(f"silo {self.id}, a message of the server: {error}") from error
+
+    def write_frozen_to(self, model: nn.Module) -> None:
+        """Set the server's frozen layers and buffers in a model that is built alike, to evaluate it."""
+        self._frozen.write_to(model)
 
     def failure(self, message: Message) -> Message:
         """What to answer where `answer` raised: that there is nothing. Why stays here, as it may tell of records."""
@@ -273,15 +306,17 @@ class Silo:
             if header.get("dpfl") != PROTOCOL:
                 raise MessageError(f"it is of protocol {str(header.get('dpfl'))[:20]}, and this version of {PROTOCOL}.")
             if value_of(header, "run", str) != self._agreement.run:
+                built = header.get("model") == self._agreement.structure
+                which = "the settings" if built else "the model is built otherwise"
                 raise MessageError(
                     f"it is of run {header['run'][:32]}, and this silo agreed to {self._agreement.run}: settings or "
-                    "the model differ."
+                    f"the model differ ({which})."
                 )
             round, tag = value_of(header, "round", int), value_of(header, "tag", str)
             known = value_of(header, "counted", dict).get(str(self.id))
             if not (0 <= round < 10**9 and 0 < len(tag) <= 64 and (known is None or isinstance(known, str))):
                 raise MessageError("its round, tag or counted make no sense.")
-            check_vectors(message.vectors, self._agreement.down)
+            check_vectors(message.vectors, self._agreement.down_with(message.vectors))
         except MessageError as error:
             raise MessageError(f"silo {self.id}, a message of the server: {error}") from error
         return round, tag, known
@@ -332,24 +367,39 @@ class Silo:
             return f"it took part in max_participations={self._config.max_participations} rounds"
         return None if self._account.affords(round, plan) else self._account.why_not()
 
+    def _further(self, round: int, plan: RoundPlan, most: int) -> list[list[Charge]]:
+        """What up to ``most`` rounds after this one would charge, were they like it; those that may come."""
+        rounds, cap = self._config.rounds, self._config.max_participations
+        if rounds is not None:
+            most = min(most, rounds - round - 1)
+        if cap is not None:
+            most = min(most, cap - 1 - len({(charge.round, charge.noise_id) for charge in self._ledger}))
+        found: list[list[Charge]] = []
+        with contextlib.suppress(ConfigError):  # noise so far ahead has no number
+            for later in range(round + 1, round + 1 + most):
+                found.append(self._account.charges(later, plan, "ahead"))
+        return found
+
     def write_statement(self) -> None:
         """Write `privacy.md` and `ledger.json`: what this silo's ledger proves.
 
-        `answer` does so after the 1st, 2nd, 4th, 8th ... charge, after the last round, and when the budget is spent;
-        `dpfl account FOLDER` reads the ledger itself.
+        `answer` sees to it that they never are behind (see `standing`), and does this after the last round, and when
+        the budget is spent; `dpfl account FOLDER` reads the ledger itself.
         """
-        charges = list(self._ledger)
+        self._standing.renew()
+
+    def _stated(self, account: PrivacyAccount, ahead: int) -> dict[str, Any]:
         run = {
             "name": f"{self._config.name}, silo {self.id}",
             "id": self._agreement.run,
             "num_silos": self._agreement.num_silos,
-            "rounds": len({charge.round for charge in charges}),
+            "rounds": len({charge.round for charge in account.ledger}) - ahead,
             "status": "running",
             "reason": "",
         }
         said = statement(
             self._config,
-            self._account,
+            account,
             rules=self._rules,
             accountant=self._accountant,
             run=run,
@@ -357,9 +407,8 @@ class Silo:
             notes=self._ledger.notes,
             measurements=MEASUREMENTS,
         )
-        said["silos"] = [row for row in said["silos"] if row["silo"] == self.id]
-        self._files.write(self._files.statement, to_json(said))
-        self._files.write(self._files.privacy, markdown(said))
+        said["silos"] = [{**row, "rounds": run["rounds"]} for row in said["silos"] if row["silo"] == self.id]
+        return said
 
 
 def _fresh_draw(round: int) -> Draw:

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from dpfl_plugin.core.balls import inner
+from dpfl_plugin.core.grid import SUM_SLACK
 from dpfl_plugin.gradients import losses
 from dpfl_plugin.gradients.base import Engine, Records
-from dpfl_plugin.gradients.blocks import SUM_SLACK
 from dpfl_plugin.testing.watch import ContractError
 
 __tracebackhide__ = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import copy
 import itertools
 import math
 from collections import Counter, defaultdict
@@ -178,6 +179,12 @@ class PrivacyAccount:
         if self.shared is not None:
             self.shared.sync()
         self.ledger.sync()
+
+    def holding(self, ledger: Ledger) -> PrivacyAccount:
+        """This account with another ledger, for a statement of what is about to be charged: to be read, not charged."""
+        other = copy.copy(self)
+        other.ledger = ledger
+        return other
 
     # What the loop asks
 

@@ -180,12 +180,18 @@ def read_whole(folder: RunFolder) -> tuple[Ledger, dict[str, Any] | None]:
 
 
 def _read_statement(path: Path) -> tuple[int, str] | None:
-    """How many charges a ledger held when its statement was written, and its last line's checksum."""
+    """How many charges a ledger held when its statement was written, and its last line's checksum.
+
+    None where nothing was stated, or nothing that could be read before it was voided.
+    """
     if not path.exists():
         return None
     try:
         said = json.loads(path.read_text())
-        return int(said["num_charges"]), str(said["head"])
+        if "head" not in said and str(said["guarantee"]).startswith("void"):
+            return None
+        in_ledger = said["counted"]["in_ledger"] if "counted" in said else said["num_charges"]
+        return int(in_ledger), str(said["head"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(
             f"{path} cannot be read ({error}), so nothing shows whether the ledger is whole. Restore it from a copy."

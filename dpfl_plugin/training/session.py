@@ -25,6 +25,7 @@ from dpfl_plugin.core.stopwatch import PARTS, STOPPED, Part, Stopwatch
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.data.base import Holding
 from dpfl_plugin.errors import BudgetError, ConfigError, DataError, MemoryShortError, SiloError, UnsupportedError
+from dpfl_plugin.models.fixed import BUILT_ANEW, fixed_digest, whole_state
 from dpfl_plugin.oracle import PrivacyRules
 from dpfl_plugin.privacy.accountants import LEAST_NOISE
 from dpfl_plugin.privacy.events import Charge
@@ -50,6 +51,7 @@ from dpfl_plugin.training.prospect import Prospect, solving, strain
 from dpfl_plugin.training.runtime import ChargeSink, Interrupted, Runtime
 from dpfl_plugin.training.statement import markdown, statement
 from dpfl_plugin.training.stopping import Score, Stopping
+from dpfl_plugin.training.voiding import void_statement
 
 RESULT_SCHEMA = 1
 PROFILE_SCHEMA = 1
@@ -357,6 +359,7 @@ def _run(job: _Job, place: Place, reporter: Reporter, stop: Callable[[], bool]) 
     here["repeats"] = here["repeats"] and ordered and not parts.rules.secure and not parts.lockstep
     here |= environment.elsewhere(here, parts.machines)
     found = _found(folder, parts)
+    void_statement(folder)  # before the ledger may grow beyond what an earlier session stated
     with open_ledgers(folder, _facts(job), found, here, job.shared, _run_facts(job)) as ledgers:
         folder.write(folder.config, to_yaml(config))
         described = {**environment.describe(), "base": str(job.base.resolve()), "arithmetic": here}
@@ -368,6 +371,7 @@ def _run(job: _Job, place: Place, reporter: Reporter, stop: Callable[[], bool]) 
         _look_ahead(job, account)
         runtime = place.runtime(parts, account, config, stop)
         facts = {"run": run_id(config), "data_sha256": parts.data_sha256, "arithmetic": here}
+        facts["fixed"] = fixed_digest(parts.module)
 
         def save(progress: Progress) -> None:
             silos = _with_lost(runtime.states(), progress, folder, parts)
@@ -461,6 +465,11 @@ def _found(folder: RunFolder, parts: Parts) -> Checkpoint | None:
         raise DataError(
             f"{folder.path}: the records are not those that this run began with (sha256 {parts.data_sha256[:16]}..., "
             f"then {found.facts['data_sha256'][:16]}...). Restore the data files, or begin anew with another --out."
+        )
+    if found is not None and found.facts.get("fixed", fixed_digest(parts.module)) != fixed_digest(parts.module):
+        raise ConfigError(
+            f"{folder.path}: the model's frozen layers or buffers are not those that this run began with. "
+            f"{BUILT_ANEW} Or begin anew with another --out."
         )
     return found
 
@@ -766,8 +775,7 @@ def _write_result(
     final: Final,
 ) -> Result:
     model = final.model
-    named = {name: value.cpu().contiguous().clone() for name, value in parts.layout.unflatten(model).items()}
-    folder.write(folder.model, serialise(named, metadata={"run": run_id(config)}))
+    folder.write(folder.model, serialise(whole_state(parts.module, model), metadata={"run": run_id(config)}))
     lines = [line for line in folder.read_metrics() if line["round"] <= progress.rounds]
     notes = [*parts.caveats, *parts.algorithm.notes(progress.server), *account.ledger.notes, *final.notes]
     notes += [_loss_in_words(loss) for loss in progress.losses]

@@ -238,6 +238,8 @@ def _title(said: dict[str, Any]) -> str:
         "failed": "failed",
         "running": "so far",
     }[run["status"]]
+    if said.get("counted", {}).get("rounds_ahead"):
+        ended += ", and some more counted in advance"
     why = f": {run['reason']}" if run["reason"] else ""
     return (
         f"# Privacy statement: {run['name']}\n\nRun `{run['id']}`, {run['rounds']} rounds at {run['num_silos']} silos, "
@@ -354,10 +356,23 @@ def _epsilons(said: dict[str, Any]) -> str:
         of = "what the server sees" if budget["view"] == "server" else "what third parties see"
         with_others = ", other runs in the shared ledger included" if said["shared"] else ""
         lines.append(f"\nThe run was given a budget of epsilon {_number(budget['epsilon'])} for {of}{with_others}.")
+    lines += _in_advance(said)
     lines.append(f"\nAccountant: {accountant['name']}; {accountant['error']}.")
     if accountant["caveat"]:
         lines.append(f"It {accountant['caveat']}.")
     return "\n".join(lines)
+
+
+def _in_advance(said: dict[str, Any]) -> list[str]:
+    if "counted" not in said:
+        return []
+    ahead, charges = said["counted"]["rounds_ahead"], said["num_charges"]
+    upper = f", {ahead} rounds to come among them, as if they were like the last" if ahead else ""
+    return [
+        f"\nThe numbers count {charges} charges{upper}. A charge is counted here before it is in the ledger, and this "
+        f"page is written anew before one is made that it does not count. While the ledger holds fewer than {charges} "
+        "charges, the numbers are upper bounds; `dpfl account` says what it proves at any time."
+    ]
 
 
 def _table(views: dict[str, Any]) -> list[str]:
@@ -402,7 +417,8 @@ def _total(said: dict[str, Any]) -> list[str]:
     )
     lines = [
         "## Together with other runs on the same data\n",
-        f"This run shares the ledger `{shared['file']}` with other runs. {held}{how} All together:\n",
+        f"This run shares the ledger `{shared['file']}` with other runs. {held}{how} What other runs add to it after "
+        "this was written adds to these numbers. All together:\n",
         *_table(said["views"]["total"]),
     ]
     return ["\n".join(lines)]
@@ -441,8 +457,8 @@ def _verify(said: dict[str, Any]) -> str:
         "`dpfl account FOLDER`, with the folder that this file is in, reads `ledger.jsonl`, checks that no line was "
         "changed or is missing between others, and that its end holds what the checkpoint and `ledger.json` beside it "
         "know of; then it computes the server's epsilon anew by every accountant that knows the mechanism.",
-        f"The checksum of the ledger's last line is `{said['head']}`. Kept elsewhere, it shows later whether lines are "
-        "missing at the end, also where the files beside it were set back with it.",
+        f"The checksum of the ledger's last line was `{said['head']}` when this was written. Kept elsewhere, it shows "
+        "later whether lines are missing at the end, also where the files beside it were set back with it.",
     ]
     if shared is not None:
         lines.append(

@@ -8,11 +8,19 @@ import pytest
 import torch
 from fedml.core import ClientTrainer, ServerAggregator
 from torch import nn
+from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset, WeightedRandomSampler
 
 from dpfl_plugin.adapters import agree
-from dpfl_plugin.adapters.fedml import PrivateAggregator, PrivateTrainer, _agreement, _check, private_runner
+from dpfl_plugin.adapters.fedml import (
+    PrivateAggregator,
+    PrivateTrainer,
+    _agreement,
+    _check,
+    _check_records,
+    private_runner,
+)
 from dpfl_plugin.adapters.platforms import check_version
-from dpfl_plugin.errors import ConfigError, MessageError, UnsupportedError
+from dpfl_plugin.errors import ConfigError, DpflError, MessageError, UnsupportedError
 from dpfl_plugin.oracle import Draw
 
 SETTINGS = {
@@ -171,3 +179,20 @@ def test_settings_that_would_not_be_private_are_refused(tmp_path):
 def test_another_version_is_refused():
     with pytest.raises(UnsupportedError, match=r"fedml 0\.9\.6 is not known here: this adapter was tested with 1\.0"):
         check_version("fedml", ("1.0",))
+
+
+def test_loaders_of_which_it_cannot_be_told_what_they_give_are_refused_before_anything_begins(tmp_path, caplog):
+    """Loaders of 40, 60, 30 and 50 records over one data set were read as 180 each."""
+    whole = TensorDataset(torch.randn(180, 4), torch.arange(180) % 3)
+    pick = lambda first, last: DataLoader(whole, sampler=SubsetRandomSampler(range(first, last)))  # noqa: E731
+    weighted = DataLoader(whole, sampler=WeightedRandomSampler(torch.ones(180), 40))
+    model = nn.Linear(4, 3)
+    for loaders, why in (
+        ({0: pick(0, 40), 1: pick(39, 100), 2: pick(100, 180)}, "silos 0 and 1 have a record in common"),
+        ({0: pick(0, 40), 1: weighted, 2: pick(100, 180)}, "the sampler WeightedRandomSampler"),
+    ):
+        with pytest.raises(DpflError, match=why):
+            private_runner(arguments(tmp_path), None, [0, 0, None, None, {}, loaders, {}, 3], model)
+    _check_records([0, 0, None, None, {0: 40, 1: 180, 2: 80}, {0: pick(0, 40), 1: pick(40, 100), 2: None}, {}, 3])
+    assert "silo 1: its loader gives 60 records, and FedML's list of the data set says 180" in caplog.text
+    assert "silo 0" not in caplog.text

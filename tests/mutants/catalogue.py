@@ -2444,8 +2444,128 @@ STOPPING = (
 
 FAULTS = "tests/adapters/test_faults.py"
 STATEMENTS = "tests/adapters/test_statement.py"
+STANDING = "tests/adapters/test_standing.py"
+VOIDING = "tests/training/test_voiding.py"
+LOADERS = "tests/adapters/test_loaders.py"
+FROZEN = "tests/adapters/test_frozen.py"
+FROZEN_LAYERS = "tests/cli/test_frozen_layers.py"
 SILO = "adapters/silo.py"
 PLATFORMS = (
+    Mutant(
+        "a-statement-behind-its-ledger",
+        "a silo charges before its statement counts it, so that what is stated is less than what was spent",
+        SILO,
+        "            self._standing.cover(charges, lambda most: self._further(round, plan, most))\n",
+        "",
+        (f"{STANDING}::test_the_statement_is_never_behind_the_ledger",),
+    ),
+    Mutant(
+        "what-was-counted-ahead-covers-all",
+        "a statement that counts some rounds ahead is kept whatever these rounds release",
+        "adapters/standing.py",
+        "        if self._made <= self._covered:\n            return\n        ahead",
+        "        if self._covered and len(self._ledger) % 4:\n            return\n        ahead",
+        (
+            f"{STANDING}::test_the_statement_is_never_behind_the_ledger",
+            f"{STANDING}::test_a_server_that_changes_its_plan_is_not_ahead_of_the_statement",
+        ),
+    ),
+    Mutant(
+        "an-old-statement-beside-a-run-that-goes-on",
+        "a run that is resumed and killed leaves the statement of its earlier session, which knows less",
+        "training/session.py",
+        "    void_statement(folder)  # before the ledger may grow beyond what an earlier session stated\n",
+        "",
+        (f"{VOIDING}::test_a_run_that_goes_on_and_is_killed_states_nothing_less_than_its_ledger",),
+    ),
+    Mutant(
+        "a-sampler-is-ignored",
+        "of a loader whose sampler picks some records, all of its data set are read, as if batches were of all",
+        "adapters/loaders.py",
+        "        return _chosen(sampler.indices, size), True\n",
+        "        return range(size), True\n",
+        (f"{LOADERS}::test_loaders_over_one_data_set_state_what_they_cost",),
+    ),
+    Mutant(
+        "a-collate-function-is-ignored",
+        "records are read without what the loader's collate_fn does to them",
+        "adapters/loaders.py",
+        "    if loader.collate_fn is not plain:\n",
+        "    if False:\n",
+        (f"{LOADERS}::test_what_cannot_be_told_or_counts_twice_is_refused",),
+    ),
+    Mutant(
+        "a-batch-sampler-is-ignored",
+        "a loader whose batch_sampler gives records repeatedly is read as its data set",
+        "adapters/loaders.py",
+        "        if type(batches) is not torch_data.BatchSampler:\n",
+        "        if type(batches) is list:\n            return dataset, range(len(dataset)), True\n        if False:\n",
+        (f"{LOADERS}::test_what_cannot_be_told_or_counts_twice_is_refused",),
+    ),
+    Mutant(
+        "a-record-twice",
+        "a record that a silo's subset names twice counts twice in the sum, and once in the noise",
+        "adapters/loaders.py",
+        "        if identity in seen:\n",
+        "        if False:\n",
+        (f"{LOADERS}::test_what_cannot_be_told_or_counts_twice_is_refused",),
+    ),
+    Mutant(
+        "a-record-at-two-silos",
+        "silos of one process that have a record in common are let in, each with an epsilon of its own",
+        "adapters/loaders.py",
+        "            if other != silo:\n",
+        "            if False:\n",
+        (f"{LOADERS}::test_a_record_at_two_silos_of_one_process_is_refused",),
+    ),
+    Mutant(
+        "each-silo-its-own-frozen-layers",
+        "a silo goes on with the frozen layers that its process has built, whatever the server's are",
+        "adapters/frozen.py",
+        "        if wanted == self._digest:\n",
+        "        if True:\n",
+        (f"{FROZEN}::test_silos_that_build_other_random_models_train_the_servers",),
+    ),
+    Mutant(
+        "frozen-layers-that-a-server-changes",
+        "a server may send other frozen layers in the middle of a run",
+        "adapters/frozen.py",
+        "        if self._kept:\n            raise",
+        "        if False:\n            raise",
+        (f"{FROZEN}::test_a_server_that_changes_them_is_refused",),
+    ),
+    Mutant(
+        "frozen-layers-that-are-kept-and-not-used",
+        "a silo takes the server's frozen layers, and trains on in the session with those of its process",
+        SILO,
+        "                self._host = self._with_model(module=self._frozen.model()).host\n",
+        "                pass\n",
+        (f"{FROZEN}::test_silos_that_build_other_random_models_train_the_servers",),
+    ),
+    Mutant(
+        "any-model-is-the-agreed-one",
+        "silos whose model is built otherwise agree with the server's",
+        "adapters/agreement.py",
+        '    values["structure"] = built\n',
+        "",
+        (f"{FROZEN}::test_a_model_that_is_built_otherwise_is_refused_with_the_reason_at_both_ends",),
+    ),
+    Mutant(
+        "ranks-with-other-frozen-layers",
+        "a rank whose model has other frozen layers than rank 0's trains another function",
+        "runtimes/mpi/server.py",
+        'if header["fixed"] != fixed_digest(parts.module)]',
+        'if header["fixed"] is None]',
+        (f"{FROZEN_LAYERS}::test_ranks_that_build_other_frozen_layers_are_refused_before_the_first_round",),
+    ),
+    Mutant(
+        "a-run-goes-on-with-other-frozen-layers",
+        "a run is resumed with frozen layers that are drawn anew",
+        "training/session.py",
+        'if found is not None and found.facts.get("fixed", fixed_digest(parts.module)) != fixed_digest(parts.module):',
+        "if False:",
+        (f"{FROZEN_LAYERS}::test_a_run_does_not_go_on_with_other_frozen_layers",),
+    ),
     Mutant(
         "unsynced-upload-to-a-platform",
         "a silo's upload leaves before its charges are on disk",

@@ -28,6 +28,7 @@ from dpfl_plugin.core.stopwatch import STOPPED, Seconds, Stopwatch
 from dpfl_plugin.core.vectors import Vectors, stack
 from dpfl_plugin.data.base import Holding, Survey
 from dpfl_plugin.errors import ConfigError, DataError, DpflError, SiloError, TrainingError
+from dpfl_plugin.models.fixed import BUILT_ANEW, fixed_digest
 from dpfl_plugin.oracle import Draw
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.runtimes.mpi import wire
@@ -352,7 +353,11 @@ class MpiSession:
         return Holding(self._survey, {}, machines, self._device(config.runtime.device))
 
     def runtime(self, parts: Parts, charges: ChargeSink, config: Config, stop: Callable[[], bool]) -> MpiRuntime:
-        """Get the silo ranks ready for the rounds of a run."""
+        """Get the silo ranks ready for the rounds of a run.
+
+        Raises:
+            ConfigError: a rank's model has other frozen layers or buffers than rank 0's: it would train another one.
+        """
         assert self._survey is not None
         self._ranks.tell(
             "begin",
@@ -362,7 +367,13 @@ class MpiSession:
             chunk_bytes=parts.memory.chunk,
             profile=parts.host.clock.on,
         )
-        self._ranks.answers("ready", "getting ready")  # of those that were lost, the first round hears
+        ready = self._ranks.answers("ready", "getting ready")  # of those that were lost, the first round hears
+        others = [rank for rank, header in ready.items() if header["fixed"] != fixed_digest(parts.module)]
+        if others:
+            raise ConfigError(
+                f"model: on ranks {', '.join(map(str, others))} it has other frozen layers or buffers than on rank 0. "
+                f"{BUILT_ANEW}"
+            )
         return MpiRuntime(
             self._ranks,
             charges,

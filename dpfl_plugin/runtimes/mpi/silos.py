@@ -25,6 +25,7 @@ from dpfl_plugin.core.stopwatch import Stopwatch
 from dpfl_plugin.core.vectors import Vectors, rows
 from dpfl_plugin.data.base import Holding, Ownership, Silo, digest
 from dpfl_plugin.errors import DpflError
+from dpfl_plugin.models.fixed import fixed_digest
 from dpfl_plugin.runtimes.mpi import probe, wire
 from dpfl_plugin.runtimes.mpi.link import Link, Patience, Transfer, all_done, pull_all, push_all
 from dpfl_plugin.runtimes.mpi.wire import Header
@@ -231,7 +232,7 @@ class SiloRank:
             parts.host.clock = Stopwatch()
             parts.host.clock.start(parts.model.device)
         self._mine = {}  # what the engine made of the records takes their place
-        self._say("ready")
+        self._say("ready", fixed=fixed_digest(parts.module))
 
     def take(self, host: SiloHost, device: torch.device, stack_size: int) -> None:
         """Silos to run rounds with, on ``device``."""

@@ -1,0 +1,115 @@
+"""A silo's privacy statement on disk, `privacy.md` and `ledger.json`: never behind its ledger.
+
+What is about to be charged is counted in the statement first, and charged when that is on disk. So whenever the process
+is killed, the statement counts every charge of the ledger, and at most some that never were made.
+
+A statement takes longer the more rounds it counts. So from the 17th round on it counts some ahead, a 16th of those that
+were made, as if they were like the next; as long as charges are among these, it holds as it is. All statements of N
+rounds then take as long as some 16 of N rounds. Of releases, some are a post-processing of all: what the statement says
+is an upper bound, and it says so.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Final
+
+from dpfl_plugin.privacy.events import Charge, SampledGaussian
+from dpfl_plugin.privacy.ledger import Ledger
+from dpfl_plugin.training.accounting import PrivacyAccount
+from dpfl_plugin.training.folder import RunFolder, to_json
+from dpfl_plugin.training.statement import markdown
+
+AHEAD: Final = 16  # one round ahead for so many that were made
+_Releases = Counter[tuple[tuple[float, float], SampledGaussian]]
+
+Stated = Callable[[PrivacyAccount, int], dict[str, Any]]
+"""(an account, how many of its rounds are counted ahead) -> what `ledger.json` is to say of it."""
+
+
+class Standing:
+    """The statement of a silo's folder.
+
+    Args:
+        ledger: of the silo; account: its account, with a budget if there is one.
+        budget: epsilon, or None.
+        stated: makes a statement.
+    """
+
+    def __init__(
+        self, files: RunFolder, ledger: Ledger, account: PrivacyAccount, budget: float | None, stated: Stated
+    ) -> None:
+        self._files, self._ledger, self._account, self._budget, self._stated = files, ledger, account, budget, stated
+        self._made = _releases(ledger)
+        self._covered = _covered(files, ledger)
+        if len(ledger) and not self._made <= self._covered:  # written by a version that did so now and then
+            self.renew()
+
+    def cover(self, charges: Sequence[Charge], further: Callable[[int], Sequence[Sequence[Charge]]]) -> None:
+        """See to it that the statement on disk counts ``charges`` before they are made.
+
+        Args:
+            further: what rounds to come would charge, if they were like this one; given the most that are asked for,
+                and fewer where fewer may come.
+        """
+        self._made += _releases(charges)
+        if self._made <= self._covered:
+            return
+        ahead = further(len({charge.round for charge in self._ledger}) // AHEAD)
+        while not self._within_budget(said := self._said(charges, ahead)) and ahead:
+            ahead = ahead[: len(ahead) // 2]  # what is beyond the budget never comes
+        self._write(said)
+
+    def renew(self) -> None:
+        """Write what the ledger proves, and nothing more."""
+        self._write(self._said((), ()))
+
+    def _within_budget(self, said: Mapping[str, Any]) -> bool:
+        epsilon = said["views"]["server"]["epsilon"]
+        return self._budget is None or (epsilon is not None and epsilon <= self._budget)
+
+    def _said(self, charges: Iterable[Charge], ahead: Sequence[Sequence[Charge]]) -> dict[str, Any]:
+        counted = Ledger(facts=self._ledger.facts)
+        counted.append([*self._ledger, *charges, *itertools.chain(*ahead)])
+        said = self._stated(self._account.holding(counted), len(ahead))
+        releases = [
+            {"share": list(share), "release": asdict(release), "count": count}
+            for (share, release), count in _releases(counted).items()
+        ]
+        # The ledger as it is: by these it is seen later whether its end is missing.
+        said["head"], written = self._ledger.head, len(self._ledger)
+        return {**said, "counted": {"in_ledger": written, "rounds_ahead": len(ahead), "releases": releases}}
+
+    def _write(self, said: dict[str, Any]) -> None:
+        self._files.write(self._files.statement, to_json(said))
+        self._files.write(self._files.privacy, markdown(said))
+        self._covered = _read(said)
+
+
+def _releases(charges: Iterable[Charge]) -> _Releases:
+    found: _Releases = Counter()
+    for charge in charges:
+        found[charge.share, charge.release] += charge.count
+    return found
+
+
+def _read(said: Mapping[str, Any]) -> _Releases:
+    return Counter(
+        {
+            ((float(one["share"][0]), float(one["share"][1])), SampledGaussian(**one["release"])): int(one["count"])
+            for one in said["counted"]["releases"]
+        }
+    )
+
+
+def _covered(files: RunFolder, ledger: Ledger) -> _Releases:
+    """What the statement on disk counts; nothing if there is none, or it is not of this ledger."""
+    try:
+        said = json.loads(files.statement.read_text())
+        return _read(said) if ledger.holds(said["head"]) and files.privacy.exists() else Counter()
+    except (OSError, ValueError, KeyError, TypeError, IndexError):
+        return Counter()

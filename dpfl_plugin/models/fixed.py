@@ -1,0 +1,126 @@
+"""What of a model does not train: frozen parameters, buffers, and how it is built.
+
+An algorithm's vectors hold the parameters that train, and nothing else. Two processes that build another random model
+have the same function only if the rest is the same as well: so it is compared by a digest, or carried as bytes. It is
+public: it was there before any record was read, and training leaves it as it is.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dpfl_plugin.core.vectors import Layout
+from dpfl_plugin.errors import UnsupportedError
+
+BUILT_ANEW: Final = (
+    "A model's factory has to make the same wherever and whenever it is called: by torch's generator, which is seeded, "
+    "or from a file; not by numpy's, Python's or the system's."
+)
+_ADDRESS: Final = re.compile(r"0x[0-9a-fA-F]+")
+
+
+def fixed_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Frozen parameters and all buffers, also those that no state_dict has, each once, in the model's own order."""
+    frozen = {name: p.detach() for name, p in model.named_parameters() if not p.requires_grad}
+    return {**frozen, **{name: value.detach() for name, value in model.named_buffers()}}
+
+
+def pack(model: nn.Module) -> Tensor:
+    """The values of `fixed_tensors`, as bytes (n,) of type uint8.
+
+    Raises:
+        UnsupportedError: one is not in plain memory (sparse, quantised, without data).
+    """
+    parts = [_bytes(name, value) for name, value in fixed_tensors(model).items()]
+    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8)
+
+
+def unpack(packed: Tensor, model: nn.Module) -> None:
+    """Set the values of `fixed_tensors` to what `pack` gave of a model that is built alike."""
+    tensors = fixed_tensors(model)
+    sizes = [value.numel() * value.element_size() for value in tensors.values()]
+    assert packed.dtype == torch.uint8 and packed.shape == (sum(sizes),), "of another model"
+    with torch.no_grad():
+        for (name, value), part in zip(tensors.items(), packed.cpu().split(sizes), strict=True):
+            if not torch.equal(_bytes(name, value), part):
+                # A copy: where a part begins, its type may not.
+                value.copy_(part.clone().view(value.dtype).reshape(value.shape))
+
+
+def fixed_digest(model: nn.Module) -> str:
+    """sha256 of `pack`."""
+    return digest_of(pack(model))
+
+
+def digest_of(packed: Tensor) -> str:
+    return hashlib.sha256(packed.cpu().numpy().tobytes()).hexdigest()
+
+
+def structure(model: nn.Module) -> str:
+    """sha256 over how a model is built: its layers with their options, and names, types and shapes of its tensors.
+
+    Tensors and arrays that are plain attributes of a project's own layers count with their values. What ``forward``
+    does with all that is not seen.
+    """
+    layers = [[path, type(layer).__qualname__, _options(layer), _own(layer)] for path, layer in model.named_modules()]
+    named = [
+        [name, str(value.dtype), list(value.shape), value.requires_grad]
+        for name, value in (*model.named_parameters(), *model.named_buffers())
+    ]
+    return hashlib.sha256(json.dumps([layers, named]).encode()).hexdigest()
+
+
+def whole_state(model: nn.Module, vector: Tensor) -> dict[str, Tensor]:
+    """A state_dict that the model, or one built like it, loads strictly: with ``vector`` (d,) as what trains.
+
+    Each entry is a copy on the CPU, so that parameters which share memory can be written to a file.
+    """
+    model, layout = copy.deepcopy(model), Layout.of(model)
+    parameters = dict(model.named_parameters())
+    with torch.no_grad():
+        for name, value in layout.unflatten(vector).items():
+            parameters[name].copy_(value)
+    return {
+        name: value.detach().cpu().contiguous().clone()
+        for name, value in model.state_dict().items()
+        if isinstance(value, Tensor)
+    }
+
+
+def _bytes(name: str, value: Tensor) -> Tensor:
+    if value.layout != torch.strided or value.is_quantized or value.is_meta:
+        raise UnsupportedError(
+            f"the model's {name} does not train, and is no plain tensor that could be compared. Use a dense one."
+        )
+    return value.cpu().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _options(layer: nn.Module) -> str:
+    try:
+        return _ADDRESS.sub("", layer.extra_repr())
+    except Exception:  # a stranger's code may fail in any way
+        return ""
+
+
+def _own(layer: nn.Module) -> list[Any]:
+    """Digests of tensors that are plain attributes, by name."""
+    return [[name, digest] for name, value in sorted(vars(layer).items()) for digest in _digests(value)]
+
+
+def _digests(value: Any) -> Iterator[str]:
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        value = torch.from_numpy(np.ascontiguousarray(value)) if value.dtype.kind in "fiubc" else None
+    if isinstance(value, Tensor) and value.layout == torch.strided and not (value.is_quantized or value.is_meta):
+        yield repr((str(value.dtype), tuple(value.shape))) + digest_of(_bytes("", value.detach()))
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _digests(one)

@@ -1,0 +1,200 @@
+"""A silo's statement is never behind its ledger: not at any charge, and not wherever its process is killed."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from dpfl_plugin.adapters import Silo
+from dpfl_plugin.privacy.accountants import PLD
+from dpfl_plugin.privacy.ledger import Ledger
+from dpfl_plugin.privacy.views import server_view
+from tests.adapters.federation import NOISY, block, loop
+from tests.adapters.test_faults import Unplugged, module, records
+
+DELTA = NOISY["delta"]
+
+
+def proven(folder: Path) -> float:
+    """Epsilon of the charges that are on disk."""
+    ledger = folder / "ledger.jsonl"
+    if not ledger.exists() or b"\n" not in ledger.read_bytes():
+        return 0.0
+    return server_view(Ledger.open(ledger, append=False), PLD(), DELTA).epsilon
+
+
+def stated(folder: Path) -> tuple[float, float] | None:
+    """(epsilon in the server's view, the least that privacy.md states); None where nothing is stated."""
+    files = folder / "ledger.json", folder / "privacy.md"
+    if not all(file.exists() for file in files):
+        return None
+    views, text = json.loads(files[0].read_text())["views"], files[1].read_text()
+    (row,) = (line for line in text.splitlines() if line.startswith("| server, as it went"))
+    return views["server"]["epsilon"], float(row.split("|")[2])
+
+
+def check(folder: Path) -> bool:
+    """Whether something is stated, which then is no less than what the ledger proves."""
+    spent, said = proven(folder), stated(folder)
+    assert said is not None or spent == 0, "charged, and nothing is stated"
+    assert said is None or min(said) >= spent * (1 - 1e-9)
+    return said is not None
+
+
+@pytest.fixture
+def watched(monkeypatch):
+    """Calls a function, told after what, whenever something was written to disk, renamed or deleted there."""
+    calls = []
+
+    def wrap(owner, name):
+        real = getattr(owner, name)
+
+        def wrapped(*args, **kwargs):
+            for call in calls:
+                call(f"before {name}")
+            found = real(*args, **kwargs)
+            for call in calls:
+                call(f"after {name}")
+            return found
+
+        monkeypatch.setattr(owner, name, wrapped)
+
+    for owner, name in ((os, "fsync"), (os, "replace"), (Ledger, "append"), (Ledger, "sync")):
+        wrap(owner, name)
+    return calls.append
+
+
+def one_silo(folder: Path, **changes):
+    return loop(folder, block(**changes), module(), {0: records()[0]})
+
+
+PLANS = {
+    "noise is given": {"rounds": 40, "privacy": {**NOISY, "noise_multiplier": 4.0}},
+    "noise is solved for": {"rounds": 36, "privacy": {"epsilon": 4.0, "delta": DELTA, "record_rate": 0.25}},
+    "the budget ends it": {"rounds": 60, "privacy": {**NOISY, "noise_multiplier": 3.0, "epsilon": 3.0}},
+    "it may take part so often": {"rounds": 40, "max_participations": 33, "privacy": {**NOISY, "noise_multiplier": 4}},
+    "noise changes": {
+        "rounds": 30,
+        "privacy": {
+            **NOISY,
+            "noise_multiplier": 4.0,
+            "schedule": {"name": "geometric", "by": "round", "beta": 0.97, "threshold": 1},
+        },
+    },
+    "a silo is protected": {
+        "rounds": 30,
+        "algorithm": {"name": "fedavg", "local_steps": 1, "local_lr": 0.1},
+        "privacy": {"unit": "silo", "noise_multiplier": 9.0, "delta": DELTA},
+    },
+}
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+def test_the_statement_is_never_behind_the_ledger(tmp_path, watched, plan):
+    """Asked whenever something is on its way to the disk, and after it: what a kill would leave."""
+    folder, seen = tmp_path / "silo-0", []
+    watched(lambda what: seen.append(check(folder)))
+    with one_silo(tmp_path, **plan) as made:
+        made.run()
+        assert made.server.rounds > 16
+        spent = proven(folder)
+        said = json.loads((folder / "ledger.json").read_text())
+    assert len(seen) > 200 and any(seen)
+    assert said["views"]["server"]["epsilon"] == pytest.approx(spent, rel=1e-9), "in the end it is what was spent"
+    assert said["num_charges"] == said["counted"]["in_ledger"]
+
+
+def test_what_is_counted_ahead_is_little_and_within_the_budget(tmp_path):
+    folder = tmp_path / "silo-0"
+    with one_silo(tmp_path, rounds=80, privacy={"epsilon": 4.0, "delta": DELTA, "record_rate": 0.25}) as made:
+        written = []
+        while made.round():
+            said = json.loads((folder / "ledger.json").read_text())
+            epsilon, spent = said["views"]["server"]["epsilon"], proven(folder)
+            written.append(said["head"])
+            assert spent <= epsilon * (1 + 1e-9) and epsilon <= 4.0
+            assert epsilon <= 1.05 * spent
+            if len(written) <= 16:
+                assert epsilon == pytest.approx(spent, rel=1e-9)
+            ahead = said["counted"]["rounds_ahead"]
+            assert ahead <= len(written) / 16 and said["run"]["rounds"] <= len(written)
+            text = (folder / "privacy.md").read_text()
+            assert f"The numbers count {said['num_charges']} charges" in text
+            assert ("rounds to come among them" in text) == (ahead > 0)
+    assert len(set(written)) < 45, "an accounting of all rounds after each of them would dominate a long run"
+
+
+@pytest.mark.parametrize("at", ["statement", "append", "sync"])
+def test_a_silo_that_is_killed_and_started_again_after_every_round_is_never_behind(tmp_path, monkeypatch, watched, at):
+    folder, dead = tmp_path / "silo-0", [0]
+    watched(lambda what: check(folder))
+    for attempt in range(24):
+        with one_silo(tmp_path, rounds=40) as made:
+            message = made.server.begin()
+            if attempt % 3 == 1:
+                owner, name = {
+                    "statement": (os, "replace"),
+                    "append": (type(made.silos[0]._account), "append"),
+                    "sync": (type(made.silos[0]._account), "sync"),
+                }[at]
+                with monkeypatch.context() as patch:
+                    patch.setattr(owner, name, _dies)
+                    with pytest.raises(Unplugged):
+                        made.silos[0].answer(message)
+                dead[0] += 1
+            else:
+                made.server.receive(0, made.silos[0].answer(message))
+                assert made.server.end()
+        check(folder)
+    assert dead[0] == 8 and stated(folder) is not None
+
+
+def _dies(*args, **kwargs):
+    raise Unplugged
+
+
+def test_a_statement_that_an_earlier_version_left_behind_is_renewed_when_the_folder_is_opened(tmp_path):
+    folder = tmp_path / "silo-0"
+    with one_silo(tmp_path) as made:
+        made.round()
+        old = [(folder / name).read_bytes() for name in ("ledger.json", "privacy.md")]
+        made.round(), made.round()
+        agreement = made.agreement
+    for name, content in zip(("ledger.json", "privacy.md"), old, strict=True):
+        (folder / name).write_bytes(content)
+    assert min(stated(folder)) < proven(folder)
+    with Silo(agreement, 0, module(), records()[0], folder):
+        assert check(folder)
+    said = json.loads((folder / "ledger.json").read_text())
+    del said["counted"]  # as it was
+    (folder / "ledger.json").write_text(json.dumps(said))
+    with Silo(agreement, 0, module(), records()[0], folder):
+        assert "counted" in json.loads((folder / "ledger.json").read_text())
+
+
+def test_nothing_is_charged_where_the_statement_cannot_be_written(tmp_path, monkeypatch):
+    with one_silo(tmp_path) as made:
+        message = made.server.begin()
+        monkeypatch.setattr(os, "replace", _dies)
+        with pytest.raises(Unplugged):
+            made.silos[0].answer(message)
+        monkeypatch.undo()
+        assert len(made.silos[0]._ledger) == 0
+    shutil.rmtree(tmp_path)
+
+
+def test_a_server_that_changes_its_plan_is_not_ahead_of_the_statement(tmp_path):
+    """More releases than were counted ahead: the statement is renewed before they are charged."""
+    folder = tmp_path / "silo-0"
+    with one_silo(tmp_path, rounds=60, privacy={**NOISY, "noise_multiplier": 4.0}) as made:
+        for round in range(30):
+            message = made.server.begin()
+            if round % 4 == 3:
+                message.header["plan"]["num_gradients"] = message.header["plan"]["local_steps"] = 2 + round
+            answer = made.silos[0].answer(message)
+            assert check(folder) and torch.isfinite(answer.vectors["model"]).all()
+            made.server.receive(0, answer)
+            made.server.end()

@@ -1,0 +1,103 @@
+"""What of a model does not train: carried as bytes, compared by a digest, and saved with the rest."""
+
+import copy
+
+import pytest
+import torch
+from safetensors.torch import load, save
+from torch import nn
+
+from dpfl_plugin.core.vectors import Layout
+from dpfl_plugin.errors import UnsupportedError
+from dpfl_plugin.models.fixed import fixed_digest, fixed_tensors, pack, structure, unpack, whole_state
+
+KINDS = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
+
+
+class Many(nn.Module):
+    def __init__(self, seed):
+        super().__init__()
+        rng = torch.Generator().manual_seed(seed)
+        self.frozen, self.head = nn.Linear(4, 4), nn.Linear(4, 2)
+        self.tied = self.frozen  # under two names
+        for number, kind in enumerate(KINDS):
+            values = torch.randint(0, 2 if kind == torch.bool else 9, (3, number + 1), generator=rng).to(kind)
+            self.register_buffer(f"buffer{number}", values, persistent=number % 2 == 0)
+        self.register_buffer("one", torch.tensor(seed))
+        self.register_buffer("empty", torch.zeros(0, 3))
+        self.register_buffer("transposed", torch.rand(3, 5, generator=rng).t())
+        self.register_buffer("nan", torch.tensor([float("nan"), float("-inf")]))
+        self.frozen.requires_grad_(False)
+        with torch.no_grad():
+            self.frozen.weight.copy_(torch.randn(4, 4, generator=rng))
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.frozen(x)) + self.one)
+
+
+def test_bytes_make_a_model_that_is_built_alike_the_same_function():
+    one, other = Many(1), Many(2)
+    assert structure(one) == structure(other) and fixed_digest(one) != fixed_digest(other)
+    head = copy.deepcopy(other.head.state_dict())
+    unpack(pack(one), other)
+    assert fixed_digest(one) == fixed_digest(other)
+    for name, value in fixed_tensors(one).items():
+        found = fixed_tensors(other)[name]
+        assert found.dtype == value.dtype and found.shape == value.shape
+        assert torch.equal(found.nan_to_num(), value.nan_to_num()), name
+    for name, value in head.items():
+        assert torch.equal(value, other.head.state_dict()[name]), "what trains is left"
+    unpack(pack(other), other)
+
+
+def test_every_bit_of_what_does_not_train_counts():
+    for name in fixed_tensors(Many(1)):
+        model = Many(1)
+        value = fixed_tensors(model)[name]
+        if value.numel():
+            first = (0,) * value.dim()
+            value[first] = ~value[first] if value.dtype == torch.bool else value[first].nan_to_num() + 1
+            assert fixed_digest(model) != fixed_digest(Many(1)), name
+
+
+def test_what_is_saved_loads_strictly_and_predicts_the_same():
+    model, x = Many(3), torch.randn(7, 4)
+    vector = torch.linspace(-1, 1, Layout.of(model).dimension)
+    kept = copy.deepcopy(model.state_dict())
+    state = load(save(whole_state(model, vector)))
+    net = Many(3)
+    net.load_state_dict(state)
+    assert torch.equal(Layout.of(net).flatten(dict(net.named_parameters())), vector)
+    parameters = Layout.of(model).unflatten(vector)
+    assert torch.equal(net(x), torch.func.functional_call(model, parameters, (x,)))
+    for name, value in kept.items():
+        assert torch.equal(model.state_dict()[name].nan_to_num(), value.nan_to_num()), "the run's own model is left"
+
+
+def test_what_is_no_plain_tensor_is_refused():
+    model = nn.Linear(3, 2)
+    model.register_buffer("sparse", torch.eye(3).to_sparse())
+    with pytest.raises(UnsupportedError, match="the model's sparse does not train, and is no plain tensor"):
+        pack(model)
+
+
+def test_how_a_model_is_built_is_seen_and_where_it_lies_in_memory_is_not():
+    class Activation(nn.Module):
+        def __init__(self, function):
+            super().__init__()
+            self.function, self.constants = function, [torch.ones(2), (torch.zeros(1).numpy(),)]
+
+        def extra_repr(self):
+            return repr(self.function)
+
+        def forward(self, x):
+            return self.function(x)
+
+    made = lambda: nn.Sequential(nn.Linear(3, 2), Activation(lambda x: x))  # noqa: E731
+    assert structure(made()) == structure(made())
+    other = made()
+    other[1].constants[1][0][0] = 1
+    assert structure(other) != structure(made())
+    frozen = made()
+    frozen[0].bias.requires_grad_(False)
+    assert structure(frozen) != structure(made())
