@@ -16,6 +16,7 @@ import yaml
 
 from dpfl_plugin.config.load import NOT_IN_ID
 from dpfl_plugin.training.folder import RunFolder
+from dpfl_plugin.training.measured import join_lines, join_result
 
 COMPLETE: Final = ("done", "budget_exhausted")
 STATUSES: Final = (*COMPLETE, "interrupted", "failed", "running", "unfinished")
@@ -149,8 +150,9 @@ def read(path: Path) -> Run:
 def _read(path: Path) -> Run:
     folder = RunFolder(path)
     config = _config(folder)
-    lines = _metrics(folder)
-    result = _result(folder)
+    apart = _silo_ranks(config, folder)
+    lines = join_lines(_metrics(folder), apart)
+    result = join_result(_result(folder), lines, apart)
     status, reason, guarantee = _ended(folder, result, lines)
     if status in COMPLETE:
         _check(result, lines)
@@ -168,6 +170,12 @@ def _read(path: Path) -> Run:
         curve=_curve(lines),
         guarantee=guarantee,
     )
+
+
+def _silo_ranks(config: Mapping[str, Any], folder: RunFolder) -> Path:
+    """Where silo ranks noted what rank 0 must not have."""
+    elsewhere = (config.get("runtime") or {}).get("silo_folder")
+    return Path(elsewhere) / str(config.get("name")) / folder.path.resolve().name if elsewhere else folder.silo_ranks
 
 
 def _left(result: Mapping[str, Any]) -> dict[str, Any]:

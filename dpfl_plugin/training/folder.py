@@ -100,6 +100,7 @@ class RunFolder:
         self.curves = path / "curves.png"
         self.silos = path / "silos.csv"
         self.profile = path / "profile.json"
+        self.silo_ranks = path / "silos"  # what the server of an MPI job must not have
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
