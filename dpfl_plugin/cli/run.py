@@ -231,6 +231,8 @@ def _show(plan: Plan, results: dict[str, Result]) -> None:
             f"{server['delta']:g}",
             f"{result['seconds']:.1f}",
         )
+    for warning in dict.fromkeys(text for result in results.values() for text in result.get("warnings", ())):
+        console.print(f"warning: {warning}", soft_wrap=True, markup=False)
     console.print(table)
     for line in [
         *_of_silos(results),

@@ -263,7 +263,7 @@ def _ended(folder: RunFolder, result: dict[str, Any], lines: list[dict[str, Any]
     """Status, reason, and what was spent, as far as that is certain."""
     if result and result["status"] in COMPLETE:
         return result["status"], str(result.get("reason", "")), _guarantee(folder, result)
-    if result and _last_check(folder) == _json(folder.statement).get("head"):  # nothing was released since
+    if result and _last_check(folder) == _head(folder):  # nothing was released since
         return result["status"], str(result.get("reason", "")), _guarantee(folder, result)
     if _at_work(folder):
         return "running", "", None
@@ -296,6 +296,11 @@ def _last_check(folder: RunFolder) -> str | None:
             return str(json.loads(file.read().splitlines()[-1])["check"])
     except (OSError, ValueError, KeyError, IndexError, TypeError):
         return None
+
+
+def _head(folder: RunFolder) -> Any:
+    """The last line's checksum when result.json was written; an older version has it in the statement."""
+    return _json(folder.details if folder.details.exists() else folder.statement).get("head")
 
 
 def _guarantee(folder: RunFolder, result: dict[str, Any]) -> Guarantee:

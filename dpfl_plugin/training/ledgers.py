@@ -161,19 +161,21 @@ def read_whole(folder: RunFolder) -> tuple[Ledger, dict[str, Any] | None]:
     """A run's own ledger, for reading, and the facts of its newest checkpoint, if there is one.
 
     Raises:
-        LedgerError: it is damaged, or lacks what the checkpoint or `ledger.json` knows of.
+        LedgerError: it is damaged, or lacks what the checkpoint or `details.json` knows of.
         DataError: one of these cannot be read.
     """
     # Before the ledger, which may grow meanwhile.
-    facts, said = load_facts(folder.checkpoint), _read_statement(folder.statement)
+    # An older version has it in the statement itself.
+    last = folder.details if folder.details.exists() else folder.statement
+    facts, said = load_facts(folder.checkpoint), _read_statement(last)
     ledger = Ledger.open(folder.ledger, append=False)
     _check_end(folder.ledger, len(ledger), 0 if facts is None else int(facts["charges"]), "the checkpoint")
     if said is not None:
         num_charges, head = said
-        _check_end(folder.ledger, len(ledger), num_charges, folder.statement.name)
+        _check_end(folder.ledger, len(ledger), num_charges, last.name)
         if not ledger.holds(head):
             raise LedgerError(
-                f"{folder.ledger} does not hold the line {head} that {folder.statement.name} names as its last: its "
+                f"{folder.ledger} does not hold the line {head} that {last.name} names as its last: its "
                 "end is missing, and without it no epsilon can be stated. Restore the file from a copy."
             )
     return ledger, facts

@@ -17,6 +17,7 @@ from typing import Final
 
 from dpfl_plugin.data.base import Survey
 from dpfl_plugin.errors import DataError
+from dpfl_plugin.training.folder import private_folder, sync_folder
 
 KEY_BYTES: Final = 32
 
@@ -59,12 +60,16 @@ class MarkKey:
         """
         if self.kept:
             return
+        temporary = self.path.with_name(f".{self.path.name}.tmp-{os.getpid()}")
         try:
             private_folder(self.path.parent)
-            with open(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
                 file.write(self.value.hex() + "\n")
                 file.flush()
                 os.fsync(file.fileno())
+            os.link(temporary, self.path)  # whole, or not at all; and never over another one
+            temporary.unlink()
+            sync_folder(self.path.parent)
         except OSError as error:
             raise DataError(f"{self.path}: the silos' key cannot be written ({error.strerror}).") from error
         self.kept = True
@@ -76,9 +81,3 @@ class MarkKey:
     def marked(self, survey: Survey) -> Survey:
         """The survey with marks in place of digests."""
         return replace(survey, digests=tuple(map(self.mark, survey.digests)))
-
-
-def private_folder(path: Path) -> None:
-    """Make a folder that nobody but its owner looks into; one that is there stays as it is."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.mkdir(mode=0o700, exist_ok=True)

@@ -10,7 +10,6 @@ import contextlib
 import json
 import math
 import os
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from dpfl_plugin.training.folder import to_json
-from dpfl_plugin.training.marks import private_folder
+from dpfl_plugin.training.folder import private_folder, to_json
 
 FINAL: Final = "final"
 Measures = Mapping[int, Sequence[float | None]]
@@ -72,11 +70,15 @@ class Notes:
 
     path: Path
 
-    def add(self, after: int | None, found: Measures) -> None:
-        """What silos measured after so many rounds; None: at the final model."""
+    def add(self, after: int | None, at: int, found: Measures) -> None:
+        """What silos measured after so many rounds; None: at the final model.
+
+        Args:
+            at: names the evaluation, the same at all silo ranks; a later one has a larger number.
+        """
         private_folder(self.path.parent)
         silos = [[silo, *values] for silo, values in found.items()]
-        line = {"after": FINAL if after is None else after, "time": time.time_ns(), "silos": silos}
+        line = {"after": FINAL if after is None else after, "at": at, "silos": silos}
         with open(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a") as file:
             file.write(json.dumps(line) + "\n")
             file.flush()
@@ -84,15 +86,19 @@ class Notes:
 
 
 def _noted(folder: Path) -> dict[Any, dict[int, list[Any]]]:
-    """{after: {silo: values}} of all silo ranks' files; what was measured again after a crash counts as it was last."""
+    """{after: {silo: values}} of all silo ranks' files; of evaluations after the same round the last one counts."""
     lines = []
     for path in folder.glob("rank-*.jsonl"):
         for text in path.read_text(errors="replace").splitlines():
             with contextlib.suppress(ValueError):  # a crash while it was written
                 lines.append(json.loads(text))
+    newest: dict[Any, int] = {}
+    for line in lines:
+        newest[line["after"]] = max(line["at"], newest.get(line["after"], 0))
     found: dict[Any, dict[int, list[Any]]] = {}
-    for line in sorted(lines, key=lambda line: int(line["time"])):  # a silo may have been at another rank before
-        found.setdefault(line["after"], {}).update({silo: values for silo, *values in line["silos"]})
+    for line in lines:
+        if line["at"] == newest[line["after"]]:
+            found.setdefault(line["after"], {}).update({silo: values for silo, *values in line["silos"]})
     return found
 
 

@@ -45,10 +45,11 @@ from dpfl_plugin.training.ledgers import Ledgers, check_shared, locked_shared, o
 from dpfl_plugin.training.measured import last, of_silos
 from dpfl_plugin.training.memory import LEAST_CHUNK, advice
 from dpfl_plugin.training.memory import text as memory_text
-from dpfl_plugin.training.planning import WITH_REPLACEMENT, Planner
+from dpfl_plugin.training.planning import WITH_REPLACEMENT, Planner, fresh_coins
 from dpfl_plugin.training.prospect import Prospect, solving, strain
+from dpfl_plugin.training.published import write as write_statement
 from dpfl_plugin.training.runtime import ChargeSink, Interrupted, Runtime
-from dpfl_plugin.training.statement import markdown, statement
+from dpfl_plugin.training.statement import SIMULATION, statement
 from dpfl_plugin.training.stopping import Score, Stopping
 
 RESULT_SCHEMA = 1
@@ -141,6 +142,7 @@ class _Job:
         noise: names the run: what it computes, of which records.
         bits: names its random bits, wherever they are drawn: without the records, which each silo adds for itself.
         expected: how many rounds the budget will allow; the same before a run and when it is resumed.
+        coins: by which participants are drawn; empty where they follow from the seed. A resumed run goes on with them.
         label: what the user's file calls the run.
         clock: takes the time of each part.
     """
@@ -154,6 +156,7 @@ class _Job:
     noise: str
     bits: str
     expected: int
+    coins: str
     label: str | None = None
     clock: Stopwatch = STOPPED
 
@@ -265,10 +268,18 @@ def _job(config: Config, base: Path, folder: RunFolder, parts: Parts, path: Path
             "ledger holds without an epsilon."
         )
     _check_lasting(config, parts)
-    expected = _expected_rounds(config, parts, prior, path)
+    coins = _coins(checkpoints.load_facts(folder.checkpoint), parts.rules)
+    expected = _expected_rounds(config, parts, prior, path, coins)
     # Noise that no name can bring back has a name of its own each time, so that it is never taken for a repetition.
     bits = secrets.token_hex(6) if parts.rules.secure else noise_name(named, "", parts.noise_multiplier)
-    return _Job(config, base, folder, parts, path, prior, noise, bits, expected)
+    return _Job(config, base, folder, parts, path, prior, noise, bits, expected, coins)
+
+
+def _coins(found: Mapping[str, Any] | None, rules: PrivacyRules) -> str:
+    """By which participants are drawn: known to nobody before the run where claims rest on the draw."""
+    if found is not None:
+        return str(found["coins"])
+    return fresh_coins() if rules.secure else ""
 
 
 def _with_noise_of_scores(config: Config, parts: Parts) -> Config:
@@ -404,7 +415,9 @@ def _run(job: _Job, place: Place, reporter: Reporter, stop: Callable[[], bool]) 
         account = _account_of(job, ledgers, found)
         _look_ahead(job, account)
         runtime = place.runtime(parts, account, config, stop)
-        facts = {"run": run_id(config), "data_sha256": parts.data_sha256, "arithmetic": here}
+        revealed = config.evaluation.reveal == "server" or (found is not None and bool(found.facts["revealed"]))
+        facts: dict[str, Any] = {"run": run_id(config), "data_sha256": parts.data_sha256, "arithmetic": here}
+        facts |= {"coins": job.coins, "revealed": revealed}
 
         def save(progress: Progress) -> None:
             silos = _with_lost(runtime.states(), progress, folder, parts)
@@ -456,7 +469,7 @@ def _run(job: _Job, place: Place, reporter: Reporter, stop: Callable[[], bool]) 
     if config.rounds is None and outcome.status == "budget_exhausted":
         outcome = Outcome("done", outcome.reason)  # the budget was what the run was asked to use up
     final = Final(experiment.kept(progress), by_silo, tuple(notes))
-    return _write_result(config, folder, parts, account, progress, outcome, final)
+    return _write_result(config, folder, parts, account, progress, outcome, final, revealed)
 
 
 def _profile(clock: Stopwatch, runtime: Runtime, rounds: int) -> dict[str, Any]:
@@ -552,6 +565,7 @@ def _account_of(job: _Job, ledgers: Ledgers, found: Checkpoint | None) -> Privac
         costs=read_costs(None if found is None else found.facts),
         repeats=repeats,
         lost=bool(_losses(found)),
+        coins=job.coins,
     )
 
 
@@ -565,6 +579,7 @@ def _account(
     costs: dict[int, RoundCost] | None = None,
     repeats: Callable[[Charge], bool] = lambda charge: False,
     lost: bool = False,
+    coins: str = "",
 ) -> PrivacyAccount:
     return PrivacyAccount(
         config,
@@ -579,6 +594,7 @@ def _account(
         repeats=repeats,
         stateless=not parts.algorithm.init_silos(parts.model[:1], 1),
         lost=lost,
+        coins=coins,
     )
 
 
@@ -655,7 +671,7 @@ def _in_runs(costs: Mapping[int, RoundCost]) -> list[list[Any]]:
 def _experiment(job: _Job, runtime: Runtime, account: PrivacyAccount, lines: list[dict[str, Any]]) -> Experiment:
     config = job.config
     return Experiment(
-        planner=_planner(config, job.parts),
+        planner=_planner(config, job.parts, job.coins),
         runtime=runtime,
         account=account,
         rounds=config.rounds or MOST_ROUNDS,
@@ -693,17 +709,17 @@ def _stopping(config: Config) -> Stopping | None:
     return Stopping(every=early.every, patience=early.patience, min_gain=early.min_gain, keep_best=early.keep == "best")
 
 
-def _planner(config: Config, parts: Parts) -> Planner:
-    return Planner(parts.algorithm, parts.setting, parts.setting.weights, config.seed, parts.beside.training)
+def _planner(config: Config, parts: Parts, coins: str = "") -> Planner:
+    return Planner(parts.algorithm, parts.setting, parts.setting.weights, config.seed, parts.beside.training, coins)
 
 
-def _expected_rounds(config: Config, parts: Parts, prior: Prior, shared: Path | None) -> int:
+def _expected_rounds(config: Config, parts: Parts, prior: Prior, shared: Path | None, coins: str) -> int:
     """How many rounds the budget will allow.
 
     Raises:
         ConfigError: not one; BudgetError: not one after the runs that a shared ledger holds.
     """
-    account = _account(config, parts, prior, Ledger())
+    account = _account(config, parts, prior, Ledger(), coins=coins)
     server = parts.algorithm.init_server(parts.model, parts.setting)
     expected = account.expected_rounds(_planner(config, parts).asks(server, 0), config.rounds or MOST_ROUNDS)
     epsilon = config.privacy.epsilon
@@ -803,18 +819,19 @@ def _write_result(
     progress: Progress,
     outcome: Outcome,
     final: Final,
+    revealed: bool,
 ) -> Result:
     model = final.model
     named = {name: value.cpu().contiguous().clone() for name, value in parts.layout.unflatten(model).items()}
     write_atomic(folder.model, serialise(named, metadata={"run": run_id(config)}))
     lines = [line for line in folder.read_metrics() if line["round"] <= progress.rounds]
     notes = [*parts.caveats, *parts.algorithm.notes(progress.server), *account.ledger.notes, *final.notes]
-    notes += [_loss_in_words(loss) for loss in progress.losses]
     notes += schedule_notes(parts.rules, parts.setting, parts.num_records, account)
     if lines and all(line["phase"] == "warm-up" for line in lines):
         notes.append("all rounds were warm-up: the model was never trained. Use more rounds, or fewer warm_rounds.")
     hidden = lines and lines[-1]["test_accuracy"] is None
-    notes += [STAYED] if hidden else _diverged([line["train_loss"] for line in lines])
+    measured = [line["train_loss"] for line in lines if line["test_accuracy"] is not None]
+    notes += [STAYED] if hidden else _diverged(measured)
     said = statement(
         config,
         account,
@@ -829,9 +846,11 @@ def _write_result(
             "reason": outcome.reason,
         },
         caveats=parts.caveats,
-        notes=notes,
+        notes=[*notes, *(_loss_in_words({**loss, "why": "see result.json"}) for loss in progress.losses)],
         lost=progress.losses,
+        revealed=revealed,
     )
+    notes += [_loss_in_words(loss) for loss in progress.losses]
     result: Result = {
         "schema": RESULT_SCHEMA,
         "status": outcome.status,
@@ -850,6 +869,7 @@ def _write_result(
         "lost": progress.losses,
         "early_stopping": _early_stopping(config, parts, progress),
         "noise_multiplier": parts.noise_multiplier,
+        "warnings": [text for text in said["warnings"] if text != SIMULATION],
         "epsilon": said["views"],
         "seconds": round(progress.seconds, 3),
         "bytes_up": progress.bytes_up,
@@ -863,8 +883,7 @@ def _write_result(
     }
     if final.by_silo:
         write_atomic(folder.silos, _table_of_silos(final.by_silo, parts))
-    write_atomic(folder.statement, to_json(said))
-    write_atomic(folder.privacy, markdown(said))
+    write_statement(folder, said)
     write_atomic(folder.result, to_json(result))
     return result
 

@@ -463,7 +463,7 @@ class MpiRuntime:
         ranks = self._ranks
         self._tell_of_lost()
         ranks.clean = False
-        how = {"dissimilarity": dissimilarity, "after": after, "apart": ranks.enduring}
+        how = {"dissimilarity": dissimilarity, "after": after, "at": time.time_ns(), "apart": ranks.enduring}
         ranks.tell("evaluate", model=wire.layout({"model": model}), **how)
         ranks.spread({"model": model}, "taking the model to evaluate")
         found = {

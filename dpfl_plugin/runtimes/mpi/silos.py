@@ -356,7 +356,7 @@ class SiloRank:
         found = self._silos.evaluate(model, header["dissimilarity"] and self._notes is None)
         metrics = {s: (m.train_loss, m.test_accuracy, m.personalised_accuracy) for s, m in found.items()}
         if self._notes is not None:  # nothing of raw records is for rank 0
-            self._notes.add(header["after"], metrics)
+            self._notes.add(header["after"], header["at"], metrics)
             self._say("evaluated", metrics=[])
             return
         self._say("evaluated", metrics=[[silo, *values] for silo, values in metrics.items()])
