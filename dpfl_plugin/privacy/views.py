@@ -2,7 +2,7 @@
 
 The server sees every message of every silo, so that a silo's own releases are composed and nobody else's noise helps.
 A third party sees global models only, functions of the server's view; if who takes part is drawn honestly,
-unpredictably and independently of the data, its guarantee is the mixture of taking part and not; see `third_party_view`.
+unpredictably and independently of the data, its guarantee is the mixture of taking part and not (`third_party_view`).
 """
 
 from __future__ import annotations

@@ -189,6 +189,7 @@ def _read_statement(path: Path) -> tuple[int, str] | None:
         said = json.loads(path.read_text())
         return int(said["num_charges"]), str(said["head"])
     except (OSError, ValueError, KeyError, TypeError) as error:
+        path = path.with_name("details.json") if isinstance(error, KeyError) else path  # which alone has the last line
         raise DataError(
             f"{path} cannot be read ({error}), so nothing shows whether the ledger is whole. Restore it from a copy."
         ) from error

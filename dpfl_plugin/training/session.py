@@ -115,7 +115,11 @@ def key_of(config: Config, folder: RunFolder, ledger: Path | None) -> Path:
     """The file of the silos' key: one for all runs of a shared ledger, which have to know records again."""
     if config.runtime.silo_folder is not None:
         return Path(config.runtime.silo_folder) / "key"
-    return folder.silo_ranks / "key" if ledger is None else shared_key(ledger)
+    if ledger is not None:
+        return shared_key(ledger)
+    facts = checkpoints.load_facts(folder.checkpoint)  # a finished run is shown without its ledger, too
+    shared = None if facts is None else facts["shared_key"]
+    return folder.silo_ranks / "key" if shared is None else Path(shared)
 
 
 def finished_result(folder: RunFolder) -> Result | None:
@@ -268,6 +272,7 @@ def _job(config: Config, base: Path, folder: RunFolder, parts: Parts, path: Path
             "ledger holds without an epsilon."
         )
     _check_lasting(config, parts)
+    _check_states(config, parts)
     coins = _coins(checkpoints.load_facts(folder.checkpoint), parts.rules)
     expected = _expected_rounds(config, parts, prior, path, coins)
     # Noise that no name can bring back has a name of its own each time, so that it is never taken for a repetition.
@@ -418,6 +423,7 @@ def _run(job: _Job, place: Place, reporter: Reporter, stop: Callable[[], bool]) 
         revealed = config.evaluation.reveal == "server" or (found is not None and bool(found.facts["revealed"]))
         facts: dict[str, Any] = {"run": run_id(config), "data_sha256": parts.data_sha256, "arithmetic": here}
         facts |= {"coins": job.coins, "revealed": revealed}
+        facts |= {"shared_key": None if job.shared is None else str(shared_key(job.shared))}
 
         def save(progress: Progress) -> None:
             silos = _with_lost(runtime.states(), progress, folder, parts)
@@ -749,6 +755,22 @@ def _check_lasting(config: Config, parts: Parts) -> None:
             f"runtime.on_silo_failure='continue': algorithm={config.algorithm.name or config.algorithm.module!r} keeps "
             "state at silos and does not say what becomes of it when silos are lost. Use abort, or give the algorithm "
             "the method regroup; see docs/plugins.md."
+        )
+
+
+def _check_states(config: Config, parts: Parts) -> None:
+    """Raise UnsupportedError where rank 0 would get silos' states, in checkpoints, that may be no releases.
+
+    At record level an algorithm has nothing but private gradients; at silo level only what it sends is checked.
+    """
+    stateful = bool(parts.algorithm.init_silos(parts.model[:1], 1))
+    if parts.train or parts.rules.unit == "record" or not stateful:
+        return
+    if not getattr(parts.algorithm, "states_are_released", False):
+        raise UnsupportedError(
+            f"privacy.unit='silo' on MPI ranks: algorithm={config.algorithm.name or config.algorithm.module!r} keeps "
+            "states at silos, which come to rank 0 in checkpoints, and does not say that they are functions of what was "
+            "released. Run it in one process, or give the algorithm states_are_released = True; see docs/plugins.md."
         )
 
 

@@ -31,8 +31,8 @@ REVEALED = (
 REVEALED_GRADIENTS = ", and (evaluation.dissimilarity) the gradient of its loss"
 SIMULATION = (
     "A simulation: noise, batches and participants follow from the seed, which is in the run's config.yaml (0 unless "
-    "somebody gave another). Towards whoever knows or guesses it nothing is promised: without unknown noise there is no "
-    "epsilon, and without unknown batches and participants they amplify nothing. The epsilons here are those of the "
+    "somebody gave another). Towards whoever knows or guesses it nothing is promised: without unknown noise there is "
+    "no epsilon, and without unknown batches and participants they amplify nothing. The epsilons here are those of the "
     "algorithm, had all been drawn unpredictably, as privacy.secure does."
 )
 SEEDED = (
