@@ -769,8 +769,8 @@ def _check_states(config: Config, parts: Parts) -> None:
     if not getattr(parts.algorithm, "states_are_released", False):
         raise UnsupportedError(
             f"privacy.unit='silo' on MPI ranks: algorithm={config.algorithm.name or config.algorithm.module!r} keeps "
-            "states at silos, which come to rank 0 in checkpoints, and does not say that they are functions of what was "
-            "released. Run it in one process, or give the algorithm states_are_released = True; see docs/plugins.md."
+            "states at silos, which come to rank 0 in checkpoints, and does not say that they are functions of what "
+            "was released. Run it in one process, or give the algorithm states_are_released = True (docs/plugins.md)."
         )
 
 
