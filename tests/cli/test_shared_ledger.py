@@ -232,6 +232,21 @@ def test_resuming_needs_the_ledger_that_it_began_with(tmp_path: Path) -> None:
     assert charges(result["folder"]) <= held(ledger)
 
 
+def test_the_same_configuration_on_changed_records_is_another_release(tmp_path: Path) -> None:
+    """Their random bits differ, so that both count; on the same records they are the same, and count once."""
+    dataset = {"name": "csv", "files": "records.csv", "classes": [0, 1]}
+    dataset |= dict.fromkeys(("num_features", "num_classes", "records_per_silo"))
+    config, ledger = write(tmp_path, {"data": {"dataset": dataset}}), tmp_path / "all.jsonl"
+    rows = [f"{i},{i % 7},{i % 2}" for i in range(60)]
+    counts = []
+    for number, changed in enumerate((rows, rows, [rows[0], "70,0,1", *rows[2:]])):
+        (tmp_path / "records.csv").write_text("\n".join(["a,b,label", *changed]))
+        result = run(config, "--ledger", ledger, "--out", tmp_path / str(number))
+        counts.append(len(held(ledger)))
+    assert counts == [24, 24, 48]
+    assert [run["same_records"] for run in shared_of(result)["runs"]] == [False]
+
+
 def test_a_run_that_began_without_is_not_taken_for_one_that_is_in_it(tmp_path: Path) -> None:
     config, ledger = write(tmp_path, {"checkpoint": {"every": 2}}), tmp_path / "all.jsonl"
     crash(config, 4)
