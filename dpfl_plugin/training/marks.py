@@ -67,8 +67,7 @@ class MarkKey:
                 file.write(self.value.hex() + "\n")
                 file.flush()
                 os.fsync(file.fileno())
-            os.link(temporary, self.path)  # whole, or not at all; and never over another one
-            temporary.unlink()
+            _put(temporary, self.path)
             sync_folder(self.path.parent)
         except OSError as error:
             raise DataError(f"{self.path}: the silos' key cannot be written ({error.strerror}).") from error
@@ -81,3 +80,16 @@ class MarkKey:
     def marked(self, survey: Survey) -> Survey:
         """The survey with marks in place of digests."""
         return replace(survey, digests=tuple(map(self.mark, survey.digests)))
+
+
+def _put(temporary: Path, path: Path) -> None:
+    """Rename: whole, or not at all; and never over another file where the file system has links."""
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        temporary.unlink()
+        raise
+    except OSError:
+        os.rename(temporary, path)
+    else:
+        temporary.unlink()

@@ -410,6 +410,8 @@ def _run(job: _Job, place: Place, reporter: Reporter, stop: Callable[[], bool]) 
     here["repeats"] = here["repeats"] and ordered and not parts.rules.secure and not parts.lockstep
     here |= environment.elsewhere(here, parts.machines)
     found = checkpoints.load(folder.checkpoint)
+    if found is not None:  # by another process, while this one was loading its data
+        job = replace(job, coins=str(found.facts["coins"]))
     with open_ledgers(folder, _facts(job), found, here, job.shared, _run_facts(job)) as ledgers:
         write_atomic(folder.config, to_yaml(config))
         described = {**environment.describe(), "base": str(job.base.resolve()), "arithmetic": here}
