@@ -45,6 +45,8 @@ def test_what_is_published_is_the_same_whoever_took_part(tmp_path: Path) -> None
     one, other = (run(config, "--out", tmp_path / out) for out in ("one", "other"))
     assert "outsider" in one["epsilon"] and who(one) != who(other)
     assert published(one) == published(other)
+    said = json.loads(RunFolder(Path(one["folder"])).statement.read_text())
+    assert said["views"]["server"]["epsilon"] == one["epsilon"]["server"]["worst_case_epsilon"], "not the realised one"
 
 
 @pytest.mark.parametrize("secure", [False, True])
@@ -97,8 +99,9 @@ def test_what_the_server_was_given_is_said_first_wherever_an_epsilon_is_stated(
     crash(config, 4)
     result = run(config, "--resume", "--set", "evaluation.reveal=experimenter")
     folder = RunFolder(Path(result["folder"]))
-    (warning,) = result["warnings"]
-    assert "No epsilon covers" in warning and "evaluation.reveal: server" in warning, "once given, it stays given"
+    assert len(result["warnings"]) == 1, "once given, it stays given"
+    warning = result["warnings"][0]
+    assert "No epsilon covers" in warning and "evaluation.reveal: server" in warning
     assert folder.privacy.read_text().split("\n\n")[2] == f"**{warning}**"
     assert json.loads(folder.statement.read_text())["warnings"][0] == warning
     assert not run(write(tmp_path), "--out", tmp_path / "other")["warnings"]
