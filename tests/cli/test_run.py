@@ -240,8 +240,9 @@ def test_changed_records_have_noise_of_their_own(tmp_path: Path, monkeypatch: py
         (ledger,) = out.glob("*/*/ledger.jsonl")
         names |= {charge.noise_id for charge in charges(ledger.parent)}
     assert drawn[0] == drawn[1] and drawn[0].keys() == drawn[2].keys()
-    (other,) = {silo for (_, _, silo, _), key in drawn[0].items() if key not in drawn[2].values()}
-    assert all((drawn[2][where] == key) == (where[2] != other) for where, key in drawn[0].items())
+    others = {silo for (_, _, silo, _), key in drawn[0].items() if key not in drawn[2].values()}
+    assert len(others) == 1, "the silo that has the record, and no other"
+    assert all((drawn[2][where] == key) == (where[2] not in others) for where, key in drawn[0].items())
     assert len(names) == 1, "no name that the server sees tells anything of records"
 
 
