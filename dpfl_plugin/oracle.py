@@ -8,6 +8,7 @@ and sends is post-processing. sigma_g = 0 and C = inf give the non-private algor
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -250,20 +251,28 @@ class Draw:
     Attributes:
         run: names the run; others of the same seed draw other batches and other noise.
         attempt: counts re-runs that must not repeat their noise.
+        records: by what the records are known in a ledger that several runs share; part of the name there.
+        held: sha256 of the training records of the silos of this process. It is part of what a stream is named by, so
+            that the same noise never meets changed records; and it is known nowhere else: no message has it.
     """
 
     seed: int
     round: int
     attempt: int = 0
     run: str = ""
+    records: str = ""
+    held: Mapping[int, str] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def noise_id(self) -> str:
         """Names the random bits in the ledger."""
-        return f"{self.run}.{self.attempt}"
+        return f"{self.run}{self.records}.{self.attempt}"
 
     def key(self, purpose: str, silo: int, step: int) -> bytes:
-        return stream_key(self.seed, purpose, self.round, silo, step, self.attempt, self.run)
+        run = self.run
+        if silo in self.held:
+            run = hashlib.blake2b(f"{run} {self.held[silo]}".encode(), digest_size=32).hexdigest()
+        return stream_key(self.seed, purpose, self.round, silo, step, self.attempt, run)
 
 
 def attempt_of(noise_id: str) -> int:

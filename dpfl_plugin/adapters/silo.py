@@ -36,7 +36,7 @@ from dpfl_plugin.algorithms.base import RoundPlan
 from dpfl_plugin.config.load import to_yaml
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.vectors import Vectors
-from dpfl_plugin.data.base import Holding, Survey, digest
+from dpfl_plugin.data.base import Holding, Survey, digest, training_digest
 from dpfl_plugin.errors import ConfigError, DataError, LedgerError, MessageError, require
 from dpfl_plugin.gradients.base import Loss
 from dpfl_plugin.oracle import Draw
@@ -164,7 +164,7 @@ class Silo:
             self._config,
             Path(),
             None if known is None else known["noise_multiplier"],
-            hold=lambda config, base: Holding(survey, {self.id: mine}),
+            hold=lambda config, base: Holding(survey, {self.id: mine}, training={self.id: training_digest(mine)}),
             module=model,
             loss=loss,
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -31,6 +32,9 @@ class ScaffNew:
         p: the probability of communicating after an iteration, in (0, 1].
         local_steps: instead of p, a fixed number of local steps K, with p = 1/K in the shifts ([S] sec. 3 runs it so).
     """
+
+    # At silo level, too: h_i and the last update are functions of what was released and of downloads.
+    states_are_released: ClassVar[bool] = True
 
     local_lr: float
     p: float | None = None

@@ -25,7 +25,7 @@ from dpfl_plugin.privacy.events import Neighbouring, SampledGaussian, Sampler, T
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.paper import NOBLE_THIRD_PARTY_UNSOUND, noble_third_party_epsilon
 from dpfl_plugin.privacy.views import server_view
-from dpfl_plugin.training.accounting import MOST_ROUNDS, PrivacyAccount, RoundCost
+from dpfl_plugin.training.accounting import FROM_THE_SEED, MOST_ROUNDS, PrivacyAccount, RoundCost
 from dpfl_plugin.training.build import build_plugin, make_setting, privacy_rules, prospect, weak_claims
 from dpfl_plugin.training.folder import RunFolder, to_json
 from dpfl_plugin.training.ledgers import read_whole
@@ -314,6 +314,8 @@ def _of_config(config: Config, base: Path) -> list[Row]:
     likeliest = max(cost.probability for cost in costs.values())
     if likeliest not in (setting.num_participants / setting.num_silos, 1):
         drawn = f"each with probability {likeliest:.4g} at most, by its weight"
+    if likeliest < 1 and not rules.secure:
+        drawn += f"; {FROM_THE_SEED}"
     if cap is not None and cap < (config.rounds or MOST_ROUNDS):
         drawn = "with a cap draws depend on earlier ones: the server's worst case, no mixture"
 

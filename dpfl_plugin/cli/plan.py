@@ -27,7 +27,7 @@ from dpfl_plugin.privacy.prior import Prior
 from dpfl_plugin.training.build import algorithm_options, build_plugin, prospect
 from dpfl_plugin.training.folder import to_json
 from dpfl_plugin.training.prospect import MOST_PLANNED, Prospect, strain
-from dpfl_plugin.training.session import shared_prior
+from dpfl_plugin.training.session import folder_of, key_of, shared_prior
 
 MOST_RELEASES: Final = 10**7
 KEYS: Final = {
@@ -184,7 +184,8 @@ def plan_file(asked: Asked, solve: str, *, as_json: bool) -> None:
         if variant.config.privacy.noise_multiplier == 0 and len(variants) > 1:
             answers[label] = {"solved": solve, "value": None, "why": "not private: its noise_multiplier is 0"}
             continue
-        answer = _solved(prospect(with_budget(variant.config, asked), base, prior), solve, asked.given)
+        key = None if asked.ledger is None else key_of(variant.config, folder_of(variant.config), asked.ledger)
+        answer = _solved(prospect(with_budget(variant.config, asked), base, prior, key=key), solve, asked.given)
         if answer["value"] is not None:
             answer["command"] = asked.command(variant.label, answer["set"])
         answers[label] = answer

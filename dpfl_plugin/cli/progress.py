@@ -107,9 +107,9 @@ class _Pace:
 def numbers(line: dict[str, Any]) -> str:
     """An evaluation in few words."""
     loss, accuracy = line["train_loss"], line["test_accuracy"]
-    text = f"loss {value_of(loss)}  accuracy {accuracy:.4f}"
     epsilon = line["epsilon"]["server"]
-    return text + (f"  epsilon {places(epsilon, 3)}" if epsilon is not None else "")
+    words = [] if loss is None or accuracy is None else [f"loss {value_of(loss)}  accuracy {accuracy:.4f}"]
+    return "  ".join(words + ([f"epsilon {places(epsilon, 3)}"] if epsilon is not None else []))
 
 
 def value_of(loss: float) -> str:

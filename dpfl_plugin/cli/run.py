@@ -132,7 +132,7 @@ def _run_one(
         profile=profile,
     )
     lines = folder.read_metrics()
-    if lines and not (finished and folder.curves.exists()):
+    if lines and lines[-1]["test_accuracy"] is not None and not (finished and folder.curves.exists()):
         curves(folder.curves, {label or config.name: lines}, _title(config), config.privacy.delta)
     return result
 
@@ -231,6 +231,8 @@ def _show(plan: Plan, results: dict[str, Result]) -> None:
             f"{server['delta']:g}",
             f"{result['seconds']:.1f}",
         )
+    for warning in dict.fromkeys(text for result in results.values() for text in result.get("warnings", ())):
+        console.print(f"warning: {warning}", soft_wrap=True, markup=False)
     console.print(table)
     for line in [
         *_of_silos(results),
@@ -392,7 +394,7 @@ def _files(plan: Plan, results: dict[str, Result]) -> list[str]:
         config = plan.variants[0].config
         measured = {label: RunFolder(Path(result["folder"])).read_metrics() for label, result in results.items()}
         path = Path(config.out) / config.name / "curves.png"
-        drawn = {label: rows for label, rows in measured.items() if rows}
+        drawn = {label: rows for label, rows in measured.items() if rows and rows[-1]["test_accuracy"] is not None}
         if drawn:
             curves(path, drawn, config.name, config.privacy.delta)
     else:

@@ -278,7 +278,8 @@ NOT_IN_ID: Final[dict[str, Any]] = {
     "description": True,
     "checkpoint": True,
     "data": {"folder", "memory_map"},
-    "runtime": {"stack", "kind", "silo_timeout", "server_timeout", "on_silo_failure", "min_silos"},
+    "evaluation": {"reveal"},
+    "runtime": {"stack", "kind", "silo_timeout", "server_timeout", "on_silo_failure", "min_silos", "silo_folder"},
 }
 
 
@@ -298,10 +299,14 @@ def _excluded(config: Config) -> dict[str, Any]:
 def noise_name(config: Config, data_sha256: str, noise_multiplier: float | None = None) -> str:
     """Names the random bits of a run's batches and noise: runs that release different values draw different ones.
 
-    What is only measured does not count: with another evaluation schedule the same values are released again. The
-    digest of the records does, as the same noise on changed records would show the change; the seed is part of what
-    is hashed, so that without it the name tells nothing of the records. A ``noise_multiplier`` that was solved for
-    counts as if it had been given: of the same normals times two numbers the records could be computed.
+    What is only measured does not count: with another evaluation schedule the same values are released again. A
+    ``noise_multiplier`` that was solved for counts as if it had been given: of the same normals times two numbers the
+    records could be computed.
+
+    Args:
+        data_sha256: by what the records are known (`marks`), for a name in a ledger that several runs share; empty for
+            the name of the random bits, which the server and the ledger see. The same noise on changed records would
+            show the change: silos name their streams by their records, too (`Draw.held`).
     """
     values = config.model_dump(mode="json", exclude={**_excluded(config), "evaluation": True})
     if noise_multiplier is not None:

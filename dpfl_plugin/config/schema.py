@@ -115,6 +115,10 @@ class EvaluationConfig(_Strict):
         description="rounds between evaluations; default: about 100 in a run, at most 10 % of its work",
     )
     dissimilarity: bool = Field(False, description="also 1/M sum ||grad F_i||^2 - ||grad F||^2: a pass over the data")
+    reveal: Literal["experimenter", "server"] = Field(
+        "experimenter",
+        description="who gets measurements of raw records; server: rank 0 of MPI ranks, too; no epsilon covers that",
+    )
 
 
 class EarlyStoppingConfig(_Strict):
@@ -201,6 +205,10 @@ class RuntimeConfig(_Strict):
         "abort", description="mpi: end the run, or go on without silos whose rank fails (Open MPI 5 with ULFM)"
     )
     min_silos: int = Field(1, ge=1, description="continue: the fewest silos to go on with")
+    silo_folder: str | None = Field(
+        None,
+        description="mpi: for what rank 0 must not have, the silos' key and measurements; default: in the run's folder",
+    )
 
     @field_validator("memory_budget")
     @classmethod

@@ -96,7 +96,9 @@ class Survey:
     """What is known of a federation without holding any of its records.
 
     Attributes:
-        num_records, num_test_records: of each silo, in the order of their ids; digests: sha256 of each silo's records.
+        num_records, num_test_records: of each silo, in the order of their ids.
+        digests: by what each silo's records are known again: sha256 of them where the records are, and what tells
+            nothing of them where they are not (`dpfl_plugin.training.marks`).
     """
 
     num_classes: int
@@ -108,7 +110,7 @@ class Survey:
 
     @property
     def data_sha256(self) -> str:
-        """Fingerprint of all records, from those of the silos, so that nobody has to hold them all."""
+        """By what all records are known again, from those of the silos, so that nobody has to hold them all."""
         return hashlib.sha256("".join(self.digests).encode()).hexdigest()
 
 
@@ -118,6 +120,7 @@ class Holding:
 
     Attributes:
         silos: by id, those whose records are here.
+        training: sha256 of their training records, by id: it names a silo's noise, and never leaves.
         machines: what computes at silos elsewhere, see `dpfl_plugin.training.environment.machine`.
         device: of this process, where it is not the configuration's.
         notes: for who holds the records, see `Dataset`.
@@ -128,6 +131,14 @@ class Holding:
     machines: tuple[Mapping[str, Any], ...] = ()
     device: str | None = None
     notes: tuple[str, ...] = ()
+    training: Mapping[int, str] = field(default_factory=dict)
+
+
+def hold(federation: Federation) -> Holding:
+    """All of a federation whose records are all here."""
+    silos = dict(enumerate(federation.silos))
+    training = {i: training_digest(silo) for i, silo in silos.items()}
+    return Holding(survey(federation), silos, notes=tuple(federation.notes), training=training)
 
 
 def survey(federation: Federation) -> Survey:
@@ -144,9 +155,18 @@ def survey(federation: Federation) -> Survey:
 
 
 def digest(silo: Silo) -> str:
-    """sha256 over a silo's records, in order."""
+    """sha256 over a silo's records, in order; whoever guesses them can confirm the guess."""
+    return _sha256(silo.train_x, silo.train_y, silo.test_x, silo.test_y)
+
+
+def training_digest(silo: Silo) -> str:
+    """sha256 over a silo's training records, in order."""
+    return _sha256(silo.train_x, silo.train_y)
+
+
+def _sha256(*arrays: NDArray[Any]) -> str:
     found = hashlib.sha256()
-    for array in (silo.train_x, silo.train_y, silo.test_x, silo.test_y):
+    for array in arrays:
         found.update(repr((array.shape, str(array.dtype))).encode())
         found.update(np.ascontiguousarray(array).data)
     return found.hexdigest()

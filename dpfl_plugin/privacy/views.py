@@ -1,8 +1,8 @@
 """From charges to statements: what each observer could learn, as (epsilon, delta).
 
 The server sees every message of every silo, so that a silo's own releases are composed and nobody else's noise helps.
-A third party sees global models only, functions of the server's view; if who takes part is drawn honestly and
-independently of the data, its guarantee is the mixture of taking part and not (no secrecy of the draw is needed).
+A third party sees global models only, functions of the server's view; if who takes part is drawn honestly,
+unpredictably and independently of the data, its guarantee is the mixture of taking part and not (`third_party_view`).
 """
 
 from __future__ import annotations
@@ -328,11 +328,31 @@ def third_party_view(
     pattern: Pattern,
     earlier: Earlier = NOTHING_EARLIER,
 ) -> ViewEpsilon:
-    """What anyone learns from the global models, when participation was drawn honestly and independently of the data.
+    """What anyone learns from the global models, when participation was drawn honestly, unpredictably and
+    independently of the data.
 
     Ex ante: a round that a silo takes part in with probability p costs the mixture of its releases, with
     probability p, and nothing. With p = 1 that is the worst case of the server's view, and never more than that.
     Silos that were never picked have this epsilon too.
+
+    Why, and what of the draw it needs. Let D say who takes part in which round, Y what is seen, and X, X' neighbours
+    that differ at silo i. D has one law under both, so that for the hockey-stick divergence
+
+        H_a((D, Y)(X) || (D, Y)(X')) = E_D[H_a(Y(X) given D || Y(X') given D)],
+
+    and given D only the rounds in which D has i differ. Their bits are independent, each 1 with probability p: this is
+    the composition of rounds that tell their bit, and then release or not, which is what is composed here. So (D, Y)
+    has the guarantee, and with it Y alone:
+
+    * No secrecy is needed: whoever is told D when the run is over, or as it goes, sees no more than (D, Y).
+    * Unpredictability is: the left side is an average over D. To whom D is known in advance, because it follows from
+      a seed that is 0 unless somebody says otherwise, D is a constant and nothing is averaged. Such an observer may
+      look at the silo that D has most often, and holds Y given D: what is left is the server's realised view, which
+      bounds whatever anybody makes of the models. The same goes for batches, whose amplification is an average over
+      their draw in every view.
+
+    Therefore `privacy.secure` draws participants from the operating system's randomness (`planning.fresh_coins`), and
+    the basis of a simulation's number says that it holds as if they had been.
 
     Args:
         charges: as `worst_case_view`. A round that was released more than once is composed as certain, as often as
@@ -380,7 +400,8 @@ def outsider_view(
     in its place: the sets that are compared are of the same size.
 
     This holds where an update depends on the download and on the silo's own data only (no state is kept between
-    rounds), all uploads have the same weight, who took part stays secret, and no silo tells its own noise. A round
+    rounds), all uploads have the same weight, who took part stays secret (it must neither follow from a seed that the
+    observer knows, nor be told by what is published of the run), and no silo tells its own noise. A round
     that was released n times, to the same silos, is one sample with n sums: noise multiplier sqrt(S / n) sigma.
 
     Args:

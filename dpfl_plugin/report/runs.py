@@ -16,6 +16,7 @@ import yaml
 
 from dpfl_plugin.config.load import NOT_IN_ID
 from dpfl_plugin.training.folder import RunFolder
+from dpfl_plugin.training.measured import join_lines, join_result
 
 COMPLETE: Final = ("done", "budget_exhausted")
 STATUSES: Final = (*COMPLETE, "interrupted", "failed", "running", "unfinished")
@@ -149,8 +150,9 @@ def read(path: Path) -> Run:
 def _read(path: Path) -> Run:
     folder = RunFolder(path)
     config = _config(folder)
-    lines = _metrics(folder)
-    result = _result(folder)
+    apart = _silo_ranks(config, folder)
+    lines = join_lines(_metrics(folder), apart)
+    result = join_result(_result(folder), lines, apart)
     status, reason, guarantee = _ended(folder, result, lines)
     if status in COMPLETE:
         _check(result, lines)
@@ -168,6 +170,12 @@ def _read(path: Path) -> Run:
         curve=_curve(lines),
         guarantee=guarantee,
     )
+
+
+def _silo_ranks(config: Mapping[str, Any], folder: RunFolder) -> Path:
+    """Where silo ranks noted what rank 0 must not have."""
+    elsewhere = (config.get("runtime") or {}).get("silo_folder")
+    return Path(elsewhere) / str(config.get("name")) / folder.path.resolve().name if elsewhere else folder.silo_ranks
 
 
 def _left(result: Mapping[str, Any]) -> dict[str, Any]:
@@ -255,7 +263,7 @@ def _ended(folder: RunFolder, result: dict[str, Any], lines: list[dict[str, Any]
     """Status, reason, and what was spent, as far as that is certain."""
     if result and result["status"] in COMPLETE:
         return result["status"], str(result.get("reason", "")), _guarantee(folder, result)
-    if result and _last_check(folder) == _json(folder.statement).get("head"):  # nothing was released since
+    if result and _last_check(folder) == _head(folder):  # nothing was released since
         return result["status"], str(result.get("reason", "")), _guarantee(folder, result)
     if _at_work(folder):
         return "running", "", None
@@ -288,6 +296,11 @@ def _last_check(folder: RunFolder) -> str | None:
             return str(json.loads(file.read().splitlines()[-1])["check"])
     except (OSError, ValueError, KeyError, IndexError, TypeError):
         return None
+
+
+def _head(folder: RunFolder) -> Any:
+    """The last line's checksum when result.json was written; an older version has it in the statement."""
+    return _json(folder.details if folder.details.exists() else folder.statement).get("head")
 
 
 def _guarantee(folder: RunFolder, result: dict[str, Any]) -> Guarantee:

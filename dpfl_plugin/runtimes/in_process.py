@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor
@@ -16,6 +17,7 @@ from dpfl_plugin.data.base import Holding
 from dpfl_plugin.oracle import Draw
 from dpfl_plugin.training.build import Parts, hold_all
 from dpfl_plugin.training.host import SiloHost, SiloMetrics
+from dpfl_plugin.training.marks import MarkKey
 from dpfl_plugin.training.runtime import ChargeSink, Interrupted, Observer, Runtime
 
 
@@ -65,7 +67,7 @@ class InProcess:
     def commit(self) -> None:
         self._host.commit()
 
-    def evaluate(self, model: Tensor, dissimilarity: bool) -> dict[int, SiloMetrics]:
+    def evaluate(self, model: Tensor, dissimilarity: bool, after: int | None = None) -> dict[int, SiloMetrics]:
         return self._host.evaluate(model, dissimilarity)
 
     def states(self) -> Vectors:
@@ -81,8 +83,15 @@ class InProcess:
 class InProcessPlace:
     """All silos in one process, one stack after another."""
 
-    def hold(self, config: Config, base: Path) -> Holding:
-        return hold_all(config, base)
+    _key: MarkKey | None = None
+
+    def hold(self, config: Config, base: Path, key: Path) -> Holding:
+        self._key, holding = MarkKey.at(key), hold_all(config, base)
+        return replace(holding, survey=self._key.marked(holding.survey))
+
+    def begin(self) -> None:
+        if self._key is not None:
+            self._key.keep()
 
     def runtime(self, parts: Parts, charges: ChargeSink, config: Config, stop: Callable[[], bool]) -> Runtime:
         return InProcess(parts.host, charges, stack_size=parts.stack, stop=stop)

@@ -45,6 +45,10 @@ LOST = (
     "silos were lost, which may depend on their records, so that the server's worst case is claimed and nothing of the "
     "draw of participants"
 )
+FROM_THE_SEED = (
+    "as if participants had been drawn unpredictably: here they follow from the seed, and whoever knows it is promised "
+    "no more than the server is"
+)
 TOO_FEW_LEFT = "too few silos may take part in another round"  # how a reason begins that is the cap, not the budget
 
 
@@ -97,6 +101,7 @@ class PrivacyAccount:
         stateless: whether silos keep nothing between rounds, so that an update depends on the download and on the
             silo's own data alone.
         lost: whether silos were lost while the run went on; see `lose`.
+        coins: as `Planner`.
     """
 
     def __init__(
@@ -115,7 +120,9 @@ class PrivacyAccount:
         budget_accountant: Accountant | None = None,
         stateless: bool = False,
         lost: bool = False,
+        coins: str = "",
     ) -> None:
+        self._coins = coins
         self._beside = beside(config, budget_accountant or accountant)
         self._seed, self._privacy, self._config_rounds = config.seed, config.privacy, config.rounds
         self._rules, self._setting, self._accountant = rules, setting, accountant
@@ -404,7 +411,7 @@ class PrivacyAccount:
         for round in range(limit):
             if len(eligible) < self._setting.num_participants:
                 return round
-            for silo in set(drawn_silos(self._seed, round, plan, self._setting, eligible)):
+            for silo in set(drawn_silos(self._seed, round, plan, self._setting, eligible, self._coins)):
                 used[silo] += 1
                 if used[silo] == self._cap:
                     del eligible[bisect.bisect_left(eligible, silo)]
@@ -423,7 +430,7 @@ class PrivacyAccount:
 
         def fits(rounds: int) -> bool:
             later = range(len(draws), rounds)
-            draws.extend(set(drawn_silos(self._seed, n, plan, self._setting, None)) for n in later)
+            draws.extend(set(drawn_silos(self._seed, n, plan, self._setting, None, self._coins)) for n in later)
             often = Counter(silo for drawn in draws[:rounds] for silo in drawn)
             most_drawn = {self._kind(silo): silo for silo in often if often[silo] == max(often.values())}
             costs = {n: self._cost(n, plan) for n in range(rounds)}
@@ -845,7 +852,7 @@ class PrivacyAccount:
         pattern = lambda silo, round: self._planned(silo, costs[round])  # noqa: E731
         accountant, delta, silos = self._accountant, self._privacy.delta, self._silos()
         if not self._cap_matters():
-            return third_party_view(
+            mixture = third_party_view(
                 charges,
                 accountant,
                 delta,
@@ -854,6 +861,7 @@ class PrivacyAccount:
                 pattern=pattern,
                 earlier=prior.certain,
             )
+            return self._as_drawn(mixture, costs)
         worst = worst_case_view(
             charges,
             accountant,
@@ -916,6 +924,12 @@ class PrivacyAccount:
         mixture = self._third_party(padded, charges, prior)
         named = replace(mixture, basis=f"{mixture.basis}; over the {len(padded)} rounds that the budget may allow")
         return self._within_budget(named)
+
+    def _as_drawn(self, view: ViewEpsilon, costs: Mapping[int, RoundCost]) -> ViewEpsilon:
+        """With a word in its basis on how participants were drawn, where the number is an average over the draw."""
+        if self._rules.secure or all(cost.probability == 1 for cost in costs.values()):
+            return view
+        return replace(view, basis=f"{view.basis}; {FROM_THE_SEED}")
 
     def _named(self, view: ViewEpsilon, costs: Mapping[int, RoundCost]) -> ViewEpsilon:
         """With a word in its basis on rounds that were drawn and count as certain, for the sake of their schedule."""

@@ -19,6 +19,7 @@ from dpfl_plugin.config.schema import ALL_SILOS, Block, Config
 from dpfl_plugin.core.exact import floor_share
 from dpfl_plugin.core.streams import stream
 from dpfl_plugin.core.vectors import Layout
+from dpfl_plugin.data import base as base_data
 from dpfl_plugin.data.base import Federation, Holding, Ownership, Survey, survey
 from dpfl_plugin.data.federation import build_federation
 from dpfl_plugin.errors import ConfigError, PluginError, UnsupportedError, require, told
@@ -37,6 +38,7 @@ from dpfl_plugin.training import memory
 from dpfl_plugin.training.accounting import NO_PRIOR, RoundCost
 from dpfl_plugin.training.beside import SHARED, Beside, beside, check_beside, refuse_beside, training_records
 from dpfl_plugin.training.host import SiloHost
+from dpfl_plugin.training.marks import MarkKey
 from dpfl_plugin.training.memory import Memory
 from dpfl_plugin.training.planning import rehearse
 from dpfl_plugin.training.prospect import Prospect
@@ -55,7 +57,7 @@ class Parts:
         num_records, num_test_records: training and test records of each silo.
         engine_reason: why this engine.
         memory: what this process may use.
-        data_sha256: fingerprint of all records, by which a resumed run knows that they are the same.
+        data_sha256: by what all records are known again, when a run is resumed or shares a ledger: see `Survey`.
         beside: what silos release beside the algorithm's rounds.
         module, loss, engine: the model and its per-example gradients.
         planned: what all rounds cost, how many of each, where noise was solved for them; else None.
@@ -104,8 +106,7 @@ class Parts:
 
 def hold_all(config: Config, base: Path) -> Holding:
     """The whole federation in this process."""
-    federation = federate(config, base)
-    return Holding(survey(federation), dict(enumerate(federation.silos)), notes=tuple(federation.notes))
+    return base_data.hold(federate(config, base))
 
 
 def build(
@@ -167,6 +168,7 @@ def build(
         chunk_bytes=room.chunk,
         lockstep=lockstep,
         record=cuda_graph if graphs else None,
+        digests=holding.training,
     )
     return Parts(
         host=host,
@@ -442,12 +444,14 @@ def prospect(
     base: Path,
     prior: Callable[[str, int, PrivacyRules], Prior] | None = None,
     federation: Federation | None = None,
+    key: Path | None = None,
 ) -> Prospect:
     """What is known of a run before it begins; nothing of its records but their numbers is kept.
 
     Args:
         prior: as in `build`; None for nothing.
         federation: the silos' records, where they are at hand.
+        key: the file of the key by which ``prior`` knows records again (`marks`).
 
     Raises:
         ConfigError, DataError: as `build`.
@@ -459,7 +463,9 @@ def prospect(
     num_records = tuple(len(silo.train_y) for silo in federation.silos)
     _check_records(config, rules, num_records)
     setting = make_setting(config, num_records)
-    before = NO_PRIOR if prior is None else prior(survey(federation).data_sha256, setting.num_silos, rules)
+    known = survey(federation)
+    known = known if key is None else MarkKey.at(key).marked(known)
+    before = NO_PRIOR if prior is None else prior(known.data_sha256, setting.num_silos, rules)
     return Prospect(config, algorithm, accountant, setting, num_records, privacy_rules, before)
 
 

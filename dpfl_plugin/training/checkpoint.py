@@ -17,7 +17,7 @@ from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import DataError
 from dpfl_plugin.training.folder import sync_folder, to_json
 
-SCHEMA = 3
+SCHEMA = 4
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,6 +21,7 @@ from dpfl_plugin.training.accounting import PrivacyAccount
 from dpfl_plugin.training.beside import NOT_RUN
 from dpfl_plugin.training.evaluations import Evaluations
 from dpfl_plugin.training.host import SiloMetrics
+from dpfl_plugin.training.measured import means
 from dpfl_plugin.training.planning import Planner
 from dpfl_plugin.training.prospect import rehearsal
 from dpfl_plugin.training.runtime import Interrupted, Runtime, SilosLost
@@ -77,7 +77,7 @@ class Experiment:
     """A run, ready to go.
 
     Attributes:
-        run_name: names the run's random bits, with the attempt.
+        run_name: names the run's random bits, with the attempt; records: and with these, in a shared ledger.
         min_silos: the fewest to go on with, when silos are lost.
         rounds: T; expected_rounds: where the budget is expected to end it.
         evaluations: after which rounds the model is evaluated.
@@ -97,6 +97,7 @@ class Experiment:
     checkpoint_every: int | None
     checkpoint_seconds: float
     evaluated: int = 0
+    records: str = ""
     stopping: Stopping | None = None
     personalise: PersonaliseConfig | None = None
     min_silos: int = 1
@@ -163,7 +164,7 @@ class Experiment:
                 record(line)
                 self.clock.lap("I/O")
                 evaluated = progress.rounds
-                if not math.isfinite(line["train_loss"]):
+                if line["train_loss"] is not None and not math.isfinite(line["train_loss"]):
                     reason = f"the training loss is {line['train_loss']} after round {progress.rounds}"
                     return Outcome("failed", f"{reason}; it was last finite after round {last_finite}")
                 last_finite = progress.rounds
@@ -316,7 +317,7 @@ class Experiment:
         return mean_up
 
     def _draw(self, progress: Progress, round: int) -> Draw:
-        return Draw(self.planner.seed, round, progress.attempt, self.run_name)
+        return Draw(self.planner.seed, round, progress.attempt, self.run_name, self.records)
 
     def _stopped(self, progress: Progress) -> bool:
         return self.stopping is not None and progress.rounds < self.rounds and self.stopping.stops(progress.scores)
@@ -413,21 +414,22 @@ class Experiment:
         return self.planner.algorithm.aggregate(progress.server, mean_up, plan)
 
     def evaluation(self, progress: Progress, phase: str) -> dict[str, Any]:
-        """Metrics of the global model, means over silos, and what has been spent."""
-        by_silo = self.runtime.evaluate(progress.server["model"], self.dissimilarity)
+        """Metrics of the global model, means over silos where they come here, and what has been spent."""
+        by_silo = self.runtime.evaluate(progress.server["model"], self.dissimilarity, progress.rounds)
         if not self.dissimilarity:  # silos' gradients are not to be kept
             progress.measured = progress.rounds, by_silo
         metrics = list(by_silo.values())
+        found = means([m.train_loss for m in metrics], [m.test_accuracy for m in metrics])
         line: dict[str, Any] = {
             "round": progress.rounds,
             "phase": phase,
-            "train_loss": math.fsum(m.train_loss for m in metrics) / len(metrics),
-            "test_accuracy": math.fsum(m.test_accuracy for m in metrics) / len(metrics),
+            "train_loss": found["train_loss"],
+            "test_accuracy": found["test_accuracy"],
             "epsilon": self.account.so_far(),
             "seconds": round(progress.seconds, 4),
             "bytes_up": progress.bytes_up,
             "bytes_down": progress.bytes_down,
-            "test_accuracy_of_silos": spread([m.test_accuracy for m in metrics]),
+            "test_accuracy_of_silos": found["test_accuracy_of_silos"],
         }
         if self.dissimilarity:
             line["gradient_dissimilarity"] = gradient_dissimilarity(metrics)
@@ -465,12 +467,6 @@ class _Checkpoints:
 def _losses(progress: Progress) -> str:
     why = {loss["silo"]: loss["why"] for loss in progress.losses if loss["back"] is None}
     return "; ".join(f"silo {silo}: {text}" for silo, text in sorted(why.items()))
-
-
-def spread(values: Sequence[float]) -> dict[str, float]:
-    """Minimum, 10th percentile, median and maximum of silos' values."""
-    least, tenth, median, most = np.quantile(values, [0, 0.1, 0.5, 1])
-    return {"min": float(least), "p10": float(tenth), "median": float(median), "max": float(most)}
 
 
 def gradient_dissimilarity(metrics: list[SiloMetrics]) -> float:

@@ -41,6 +41,12 @@ def sync_folder(folder: Path) -> None:
             os.close(handle)
 
 
+def private_folder(path: Path) -> None:
+    """Make a folder that nobody but its owner looks into; one that is there stays as it is."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.mkdir(mode=0o700, exist_ok=True)
+
+
 def to_json(value: Any, indent: int | None = 2) -> str:
     """JSON by the standard: infinities and NaN become null."""
     return json.dumps(_finite(value), indent=indent, allow_nan=False, sort_keys=False)
@@ -102,6 +108,7 @@ class RunFolder:
         self.ledger = path / "ledger.jsonl"
         self.statement = path / "ledger.json"
         self.privacy = path / "privacy.md"
+        self.details = path / "details.json"
         self.model = path / "model.safetensors"
         self.checkpoint = path / "checkpoint"
         self.result = path / "result.json"
@@ -110,6 +117,7 @@ class RunFolder:
         self.curves = path / "curves.png"
         self.silos = path / "silos.csv"
         self.profile = path / "profile.json"
+        self.silo_ranks = path / "silos"  # what the server of an MPI job must not have
 
     def make(self) -> None:
         """Make the folder, unless it is there."""

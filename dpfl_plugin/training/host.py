@@ -6,7 +6,7 @@ import contextlib
 import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
@@ -75,6 +75,7 @@ class SiloHost:
         lockstep: silos that are advanced together are answered together, if the engine and the rules allow it. Sums
             then round by who is in a stack.
         record: records their sums once for each shape, to be replayed; None: they are computed.
+        digests: sha256 of training records by silo id, by which noise that follows from a seed is named, too.
 
     Attributes:
         clock: takes the time of each part of the work; nobody's, unless one is put there.
@@ -95,8 +96,10 @@ class SiloHost:
         chunk_bytes: int = smoothing.CHUNK_BYTES,
         lockstep: bool = False,
         record: Record | None = None,
+        digests: Mapping[int, str] | None = None,
     ) -> None:
         self.clock: Stopwatch = STOPPED
+        self._digests = dict(digests or {})
         self.ids = sorted(train)
         self._row = {silo: row for row, silo in enumerate(self.ids)}
         self._model, self._loss, self._layout = model.eval(), loss, Layout.of(model)
@@ -147,7 +150,7 @@ class SiloHost:
             MemoryShortError: there is no memory left; nothing of these silos was released.
         """
         with _told_if_short(f"silos {', '.join(map(str, ids))} in round {draw.round + 1}"):
-            return self._run(ids, down, plan, draw)
+            return self._run(ids, down, plan, replace(draw, held=self._digests))
 
     def _run(self, ids: Sequence[int], down: Vectors, plan: RoundPlan, draw: Draw) -> tuple[Vectors, list[Charge]]:
         if plan.task == "score":

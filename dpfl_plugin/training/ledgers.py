@@ -161,19 +161,21 @@ def read_whole(folder: RunFolder) -> tuple[Ledger, dict[str, Any] | None]:
     """A run's own ledger, for reading, and the facts of its newest checkpoint, if there is one.
 
     Raises:
-        LedgerError: it is damaged, or lacks what the checkpoint or `ledger.json` knows of.
+        LedgerError: it is damaged, or lacks what the checkpoint or `details.json` knows of.
         DataError: one of these cannot be read.
     """
     # Before the ledger, which may grow meanwhile.
-    facts, said = load_facts(folder.checkpoint), _read_statement(folder.statement)
+    # An older version has it in the statement itself.
+    last = folder.details if folder.details.exists() else folder.statement
+    facts, said = load_facts(folder.checkpoint), _read_statement(last)
     ledger = Ledger.open(folder.ledger, append=False)
     _check_end(folder.ledger, len(ledger), 0 if facts is None else int(facts["charges"]), "the checkpoint")
     if said is not None:
         num_charges, head = said
-        _check_end(folder.ledger, len(ledger), num_charges, folder.statement.name)
+        _check_end(folder.ledger, len(ledger), num_charges, last.name)
         if not ledger.holds(head):
             raise LedgerError(
-                f"{folder.ledger} does not hold the line {head} that {folder.statement.name} names as its last: its "
+                f"{folder.ledger} does not hold the line {head} that {last.name} names as its last: its "
                 "end is missing, and without it no epsilon can be stated. Restore the file from a copy."
             )
     return ledger, facts
@@ -193,6 +195,7 @@ def _read_statement(path: Path) -> tuple[int, str] | None:
         in_ledger = said["counted"]["in_ledger"] if "counted" in said else said["num_charges"]
         return int(in_ledger), str(said["head"])
     except (OSError, ValueError, KeyError, TypeError) as error:
+        path = path.with_name("details.json") if isinstance(error, KeyError) else path  # which alone has the last line
         raise DataError(
             f"{path} cannot be read ({error}), so nothing shows whether the ledger is whole. Restore it from a copy."
         ) from error

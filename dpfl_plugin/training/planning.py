@@ -1,22 +1,25 @@
 """What a round will do, known without any record: who takes part, with what weight, and what silos will send.
 
-Participants are drawn from the run's seed, never from data.
+Participants are never drawn from data: in a simulation from its seed, with `privacy.secure` from ``coins`` of the
+operating system, which nobody has before the run. Who may claim what of the draw: `privacy.views.third_party_view`.
 """
 
 from __future__ import annotations
 
 import math
+import secrets
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from dpfl_plugin.algorithms.base import Algorithm, RoundPlan, Setting
 from dpfl_plugin.core.exact import floor_share
-from dpfl_plugin.core.streams import Stream, stream, stream_key
+from dpfl_plugin.core.streams import Stream, stream_key
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import ConfigError
 
@@ -24,36 +27,50 @@ WITH_REPLACEMENT: Final = "sampled_with_replacement"
 PARTICIPATIONS: Final = ("all", "sampled", WITH_REPLACEMENT)
 
 
-def draw_participants(seed: int, round: int, setting: Setting, eligible: Sequence[int] | None = None) -> list[int]:
+def fresh_coins() -> str:
+    """256 bits of the operating system's randomness, for the draws of a run."""
+    return secrets.token_hex(32)
+
+
+def draw_participants(
+    seed: int, round: int, setting: Setting, eligible: Sequence[int] | None = None, coins: str = ""
+) -> list[int]:
     """S of the silos, uniformly, without replacement, independently of all data; ascending.
 
     Args:
         eligible: who may be drawn, ascending, at least S of them; None for all.
+        coins: of `fresh_coins`; empty: the draw follows from the seed alone.
     """
     pool = range(setting.num_silos) if eligible is None else eligible
     if setting.num_participants == len(pool):
         return list(pool)
-    rng = stream(seed, "participants", round)
+    rng = _draws(seed, round, coins)
     chosen = rng.choice(len(pool), setting.num_participants, replace=False)
     return sorted(pool[int(index)] for index in chosen)
 
 
-def draw_with_replacement(seed: int, round: int, setting: Setting) -> list[int]:
+def _draws(seed: int, round: int, coins: str) -> np.random.Generator:
+    return Stream().seek(stream_key(seed, "participants", round, run=coins))
+
+
+def draw_with_replacement(seed: int, round: int, setting: Setting, coins: str = "") -> list[int]:
     """S silos, each drawn from all with its weight as probability, independently of all data; ascending, with repeats.
 
     [L] Assumption 5 (Li, Wang, Wu 2025), sampling with replacement.
     """
-    rng = stream(seed, "participants", round)
+    rng = _draws(seed, round, coins)
     return sorted(rng.choice(setting.num_silos, setting.num_participants, p=setting.weights).tolist())
 
 
-def drawn_silos(seed: int, round: int, plan: RoundPlan, setting: Setting, eligible: Sequence[int] | None) -> list[int]:
+def drawn_silos(
+    seed: int, round: int, plan: RoundPlan, setting: Setting, eligible: Sequence[int] | None, coins: str = ""
+) -> list[int]:
     """Who takes part in a round with this plan; ascending, repeated as often as they were drawn."""
     if plan.participation == "all":
         return list(range(setting.num_silos))
     if plan.participation == WITH_REPLACEMENT:
-        return draw_with_replacement(seed, round, setting)
-    return draw_participants(seed, round, setting, eligible)
+        return draw_with_replacement(seed, round, setting, coins)
+    return draw_participants(seed, round, setting, eligible, coins)
 
 
 def participation_probability(plan: RoundPlan, setting: Setting) -> float:
@@ -78,6 +95,7 @@ class Planner:
     Attributes:
         weights: of each silo, adding up to 1.
         training: the part [0, last) of each silo's records that rounds may read; shares are shares of it.
+        coins: by which participants are drawn; empty where they follow from the seed.
     """
 
     algorithm: Algorithm
@@ -85,6 +103,7 @@ class Planner:
     weights: tuple[float, ...]
     seed: int
     training: tuple[float, float] = (0.0, 1.0)
+    coins: str = field(default="", repr=False)
     equal_weights: bool = field(init=False)
     _coins: Stream = field(init=False, repr=False, compare=False, default_factory=Stream)
 
@@ -163,7 +182,7 @@ class Planner:
         everybody = plan.participation == "all"
         if eligible is not None and len(eligible) < (len(alive) if everybody else setting.num_participants):
             return None
-        times = Counter(alive if everybody else drawn_silos(self.seed, round, plan, setting, eligible))
+        times = Counter(alive if everybody else drawn_silos(self.seed, round, plan, setting, eligible, self.coins))
         chosen = sorted(times)
         weights, share = self._shares(chosen)
         if lost:

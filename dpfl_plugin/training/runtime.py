@@ -62,8 +62,12 @@ class Runtime(Protocol):
         """The round counts: silos keep their new states."""
         ...
 
-    def evaluate(self, model: Tensor, dissimilarity: bool) -> dict[int, SiloMetrics]:
-        """Each silo's metrics at ``model`` (d,), by ascending id."""
+    def evaluate(self, model: Tensor, dissimilarity: bool, after: int | None = None) -> dict[int, SiloMetrics]:
+        """Each silo's metrics at ``model`` (d,), by ascending id; none where they are not to come to this process.
+
+        Args:
+            after: so many rounds; None for the final model.
+        """
         ...
 
     def states(self) -> Vectors:

@@ -26,7 +26,7 @@ from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.data.base import Holding
 from dpfl_plugin.errors import BudgetError, ConfigError, DataError, MemoryShortError, SiloError, UnsupportedError
 from dpfl_plugin.models.fixed import BUILT_ANEW, fixed_digest, whole_state
-from dpfl_plugin.oracle import PrivacyRules
+from dpfl_plugin.oracle import Draw, PrivacyRules
 from dpfl_plugin.privacy.accountants import LEAST_NOISE
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.ledger import Ledger
@@ -40,21 +40,27 @@ from dpfl_plugin.training.beside import NOT_RUN, SHARED, refuse_beside
 from dpfl_plugin.training.build import Parts, build, privacy_rules, weak_claims
 from dpfl_plugin.training.checkpoint import Checkpoint
 from dpfl_plugin.training.evaluations import Evaluations, affordable, evaluation_work, round_work
-from dpfl_plugin.training.experiment import Experiment, Outcome, Progress, TooFewSilosError, spread
+from dpfl_plugin.training.experiment import Experiment, Outcome, Progress, TooFewSilosError
 from dpfl_plugin.training.folder import RunFolder, to_json
 from dpfl_plugin.training.host import SiloMetrics, begun
 from dpfl_plugin.training.ledgers import Ledgers, check_shared, locked_shared, open_ledgers, read_shared
+from dpfl_plugin.training.measured import last, of_silos
 from dpfl_plugin.training.memory import LEAST_CHUNK, advice
 from dpfl_plugin.training.memory import text as memory_text
-from dpfl_plugin.training.planning import WITH_REPLACEMENT, Planner
+from dpfl_plugin.training.planning import WITH_REPLACEMENT, Planner, fresh_coins
 from dpfl_plugin.training.prospect import Prospect, solving, strain
+from dpfl_plugin.training.published import write as write_statement
 from dpfl_plugin.training.runtime import ChargeSink, Interrupted, Runtime
-from dpfl_plugin.training.statement import markdown, statement
+from dpfl_plugin.training.statement import SIMULATION, statement
 from dpfl_plugin.training.stopping import Score, Stopping
 from dpfl_plugin.training.voiding import void_statement
 
 RESULT_SCHEMA = 1
 PROFILE_SCHEMA = 1
+STAYED = (
+    "losses and accuracies stayed with the silo ranks, since the server must not have them: dpfl report joins them; or "
+    "give evaluation.reveal: server, which no epsilon covers."
+)
 HUGE_LOSS = 1e6
 GROWN = 1000.0  # a loss that ends so many times above its least, or above 1, is that of a run that diverged
 PLANS_LOOKED_AT = 10  # rounds by whose plans the work of a round is told
@@ -65,12 +71,19 @@ Result = dict[str, Any]
 class Place(Protocol):
     """Where silos live: a plugin of the group `runtimes`, made without arguments."""
 
-    def hold(self, config: Config, base: Path) -> Holding:
+    def hold(self, config: Config, base: Path, key: Path) -> Holding:
         """Have the records loaded; those that this process holds, and what is public of all.
+
+        Args:
+            key: the file of the silos' key, by which records are marked (`marks`). Nothing is written to it.
 
         Raises:
             ConfigError, DataError: something in the configuration or in the data files is wrong.
         """
+        ...
+
+    def begin(self) -> None:
+        """The run begins: have the silos' key on disk."""
         ...
 
     def runtime(self, parts: Parts, charges: ChargeSink, config: Config, stop: Callable[[], bool]) -> Runtime: ...
@@ -95,6 +108,23 @@ def folder_of(config: Config) -> RunFolder:
     return RunFolder(Path(config.out) / config.name / run_id(config), config.access)
 
 
+def silo_folder(config: Config) -> Path:
+    """Where silo ranks keep what rank 0 must not have of a run."""
+    folder, elsewhere = folder_of(config), config.runtime.silo_folder
+    return folder.silo_ranks if elsewhere is None else Path(elsewhere) / config.name / folder.path.name
+
+
+def key_of(config: Config, folder: RunFolder, ledger: Path | None) -> Path:
+    """The file of the silos' key: one for all runs of a shared ledger, which have to know records again."""
+    if config.runtime.silo_folder is not None:
+        return Path(config.runtime.silo_folder) / "key"
+    if ledger is not None:
+        return shared_key(ledger)
+    facts = checkpoints.load_facts(folder.checkpoint)  # a finished run is shown without its ledger, too
+    shared = None if facts is None else facts["shared_key"]
+    return folder.silo_ranks / "key" if shared is None else Path(shared)
+
+
 def finished_result(folder: RunFolder) -> Result | None:
     """The result of a run that ended for good, or None."""
     if not folder.result.exists():
@@ -117,8 +147,9 @@ class _Job:
     Attributes:
         shared: the ledger that it shares with other runs, locked; prior: what that holds of them.
         noise: names the run: what it computes, of which records.
-        bits: names its random bits: the same, unless they are secure.
+        bits: names its random bits, wherever they are drawn: without the records, which each silo adds for itself.
         expected: how many rounds the budget will allow; the same before a run and when it is resumed.
+        coins: by which participants are drawn; empty where they follow from the seed. A resumed run goes on with them.
         label: what the user's file calls the run.
         clock: takes the time of each part.
     """
@@ -132,8 +163,14 @@ class _Job:
     noise: str
     bits: str
     expected: int
+    coins: str
     label: str | None = None
     clock: Stopwatch = STOPPED
+
+    @property
+    def records(self) -> str:
+        """By what the records are known in the names of noise: only a shared ledger may hold runs on others."""
+        return "" if self.shared is None else f"-{self.parts.data_sha256[:12]}"
 
 
 def run_session(
@@ -167,7 +204,7 @@ def run_session(
         if ledger is not None:
             with locked_shared(ledger) as shared:
                 check_shared(folder, ledger, shared)
-        _check_records(config, base, folder, reporter, place)
+        _check_records(config, base, folder, reporter, place, key_of(config, folder, ledger))
         return result
     _refuse_unfinished(folder, resume)
     if ledger is not None:
@@ -178,7 +215,8 @@ def run_session(
         prior = functools.partial(_prior, ledger, shared, "")
         if said := solving(config):
             reporter.note(said)
-        parts = build(config, base, _begun_with(config, folder), prior, place.hold)
+        key = key_of(config, folder, ledger)
+        parts = build(config, base, _begun_with(config, folder), prior, functools.partial(place.hold, key=key))
         torch.set_num_threads(config.runtime.threads)
         label = folder.label() if label is None and resume else label
         job = replace(_job(config, base, folder, parts, ledger, shared), label=label, clock=clock)
@@ -188,6 +226,8 @@ def run_session(
             if result is not None:  # by another process, while this one was loading its data
                 return result
             _refuse_unfinished(folder, resume)
+            _check_marks(folder, parts, key)
+            place.begin()
             reporter = _logged(reporter, folder)
             for path in (folder.path, ledger):
                 if path is not None and (open_to := too_open(path, folder.access)):
@@ -218,7 +258,9 @@ def _run_in_memory(job: _Job, place: Place, reporter: Reporter, stop: Callable[[
         )
         noise, others = job.parts.noise_multiplier, {f.name: getattr(job, f.name) for f in fields(job)}
         del job, others["parts"]  # before the records are loaded once more
-        parts = build(others["config"], others["base"], noise, hold=place.hold, chunk_bytes=chunk)
+        key = key_of(others["config"], others["folder"], others["shared"])
+        held = functools.partial(place.hold, key=key)
+        parts = build(others["config"], others["base"], noise, hold=held, chunk_bytes=chunk)
         job = _Job(parts=parts, **others)
 
 
@@ -228,7 +270,8 @@ def _together(parts: Parts) -> int:
 
 
 def _job(config: Config, base: Path, folder: RunFolder, parts: Parts, path: Path | None, shared: Ledger | None) -> _Job:
-    noise = noise_name(_with_noise_of_scores(config, parts), parts.data_sha256, parts.noise_multiplier)
+    named = _with_noise_of_scores(config, parts)
+    noise = noise_name(named, parts.data_sha256, parts.noise_multiplier)
     prior = _prior(path, shared, noise, parts.data_sha256, parts.setting.num_silos, parts.rules)
     if shared is not None and parts.rules.varies and config.privacy.epsilon is None:
         raise ConfigError(
@@ -236,10 +279,19 @@ def _job(config: Config, base: Path, folder: RunFolder, parts: Parts, path: Path
             "ledger holds without an epsilon."
         )
     _check_lasting(config, parts)
-    expected = _expected_rounds(config, parts, prior, path)
+    _check_states(config, parts)
+    coins = _coins(checkpoints.load_facts(folder.checkpoint), parts.rules)
+    expected = _expected_rounds(config, parts, prior, path, coins)
     # Noise that no name can bring back has a name of its own each time, so that it is never taken for a repetition.
-    bits = secrets.token_hex(6) if parts.rules.secure else noise
-    return _Job(config, base, folder, parts, path, prior, noise, bits, expected)
+    bits = secrets.token_hex(6) if parts.rules.secure else noise_name(named, "", parts.noise_multiplier)
+    return _Job(config, base, folder, parts, path, prior, noise, bits, expected, coins)
+
+
+def _coins(found: Mapping[str, Any] | None, rules: PrivacyRules) -> str:
+    """By which participants are drawn: known to nobody before the run where claims rest on the draw."""
+    if found is not None:
+        return str(found["coins"])
+    return fresh_coins() if rules.secure else ""
 
 
 def _with_noise_of_scores(config: Config, parts: Parts) -> Config:
@@ -283,7 +335,13 @@ def shared_prior(path: Path) -> Callable[[str, int, PrivacyRules], Prior]:
     return functools.partial(_prior, path, read_shared(path) if path.exists() else Ledger(), "")
 
 
-def _check_records(config: Config, base: Path, folder: RunFolder, reporter: Reporter, place: Place) -> None:
+def shared_key(path: Path) -> Path:
+    """The key by which the runs of a shared ledger know records again."""
+    real = path.resolve()
+    return real.with_name(f"{real.name}.key")
+
+
+def _check_records(config: Config, base: Path, folder: RunFolder, reporter: Reporter, place: Place, key: Path) -> None:
     """Say that a finished run is shown, and refuse to if the records are others by now.
 
     Raises:
@@ -291,14 +349,14 @@ def _check_records(config: Config, base: Path, folder: RunFolder, reporter: Repo
     """
     found = checkpoints.load(folder.checkpoint)
     try:
-        now = place.hold(config, base).survey.data_sha256
+        now = place.hold(config, base, key).survey.data_sha256
     except DataError as error:
         reporter.note(f"the records of this finished run cannot be read any more: {error}")
         return
     if found is not None and found.facts["data_sha256"] != now:
         raise DataError(
-            f"{folder.path} holds the result of this configuration on other records than it names now. Use another "
-            "--out for the new ones."
+            f"{folder.path} holds the result of this configuration on other records than it names now, or the silos' "
+            f"key ({key}), by which they are known again, is another one. Use another --out for the new ones."
         )
     reporter.note(f"finished before, not run again: {folder.path}")
 
@@ -358,7 +416,9 @@ def _run(job: _Job, place: Place, reporter: Reporter, stop: Callable[[], bool]) 
     # In lockstep sums round by who is in a stack, which ranks and lost silos change.
     here["repeats"] = here["repeats"] and ordered and not parts.rules.secure and not parts.lockstep
     here |= environment.elsewhere(here, parts.machines)
-    found = _found(folder, parts)
+    found = checkpoints.load(folder.checkpoint)
+    if found is not None:  # by another process, while this one was loading its data
+        job = replace(job, coins=str(found.facts["coins"]))
     void_statement(folder)  # before the ledger may grow beyond what an earlier session stated
     with open_ledgers(folder, _facts(job), found, here, job.shared, _run_facts(job)) as ledgers:
         folder.write(folder.config, to_yaml(config))
@@ -370,8 +430,10 @@ def _run(job: _Job, place: Place, reporter: Reporter, stop: Callable[[], bool]) 
         account = _account_of(job, ledgers, found)
         _look_ahead(job, account)
         runtime = place.runtime(parts, account, config, stop)
-        facts = {"run": run_id(config), "data_sha256": parts.data_sha256, "arithmetic": here}
-        facts["fixed"] = fixed_digest(parts.module)
+        revealed = config.evaluation.reveal == "server" or (found is not None and bool(found.facts["revealed"]))
+        facts: dict[str, Any] = {"run": run_id(config), "data_sha256": parts.data_sha256, "arithmetic": here}
+        facts |= {"coins": job.coins, "revealed": revealed, "fixed": fixed_digest(parts.module)}
+        facts |= {"shared_key": None if job.shared is None else str(shared_key(job.shared))}
 
         def save(progress: Progress) -> None:
             silos = _with_lost(runtime.states(), progress, folder, parts)
@@ -423,7 +485,7 @@ def _run(job: _Job, place: Place, reporter: Reporter, stop: Callable[[], bool]) 
     if config.rounds is None and outcome.status == "budget_exhausted":
         outcome = Outcome("done", outcome.reason)  # the budget was what the run was asked to use up
     final = Final(experiment.kept(progress), by_silo, tuple(notes))
-    return _write_result(config, folder, parts, account, progress, outcome, final)
+    return _write_result(config, folder, parts, account, progress, outcome, final, revealed)
 
 
 def _profile(clock: Stopwatch, runtime: Runtime, rounds: int) -> dict[str, Any]:
@@ -459,19 +521,20 @@ def _solved_for(config: Config) -> str:
     return f"for {most} within epsilon {privacy.epsilon:g} at delta {privacy.delta:g} ({view} view)"
 
 
-def _found(folder: RunFolder, parts: Parts) -> Checkpoint | None:
-    found = checkpoints.load(folder.checkpoint)
-    if found is not None and found.facts["data_sha256"] != parts.data_sha256:
+def _check_marks(folder: RunFolder, parts: Parts, key: Path) -> None:
+    """Raise DataError unless the records are those that the run began with."""
+    found = checkpoints.load_facts(folder.checkpoint)
+    if found is not None and found["data_sha256"] != parts.data_sha256:
         raise DataError(
-            f"{folder.path}: the records are not those that this run began with (sha256 {parts.data_sha256[:16]}..., "
-            f"then {found.facts['data_sha256'][:16]}...). Restore the data files, or begin anew with another --out."
+            f"{folder.path}: the records are not those that this run began with, or the silos' key ({key}), by which "
+            "they are known again, is another one. Restore the data files, or the key, or begin anew with another "
+            "--out."
         )
-    if found is not None and found.facts.get("fixed", fixed_digest(parts.module)) != fixed_digest(parts.module):
+    if found is not None and found.get("fixed", fixed_digest(parts.module)) != fixed_digest(parts.module):
         raise ConfigError(
             f"{folder.path}: the model's frozen layers or buffers are not those that this run began with. "
             f"{BUILT_ANEW} Or begin anew with another --out."
         )
-    return found
 
 
 def _facts(job: _Job) -> dict[str, Any]:
@@ -506,7 +569,7 @@ def _draws_with_replacement(config: Config, parts: Parts) -> bool:
 
 
 def _account_of(job: _Job, ledgers: Ledgers, found: Checkpoint | None) -> PrivacyAccount:
-    noise_id, rounds = f"{job.bits}.{ledgers.attempt}", found.rounds if found else 0
+    noise_id, rounds = Draw(0, 0, ledgers.attempt, job.bits, job.records).noise_id, found.rounds if found else 0
     scored = {at for at, _ in _read_scores(found)}
 
     def repeats(charge: Charge) -> bool:
@@ -523,6 +586,7 @@ def _account_of(job: _Job, ledgers: Ledgers, found: Checkpoint | None) -> Privac
         costs=read_costs(None if found is None else found.facts),
         repeats=repeats,
         lost=bool(_losses(found)),
+        coins=job.coins,
     )
 
 
@@ -536,6 +600,7 @@ def _account(
     costs: dict[int, RoundCost] | None = None,
     repeats: Callable[[Charge], bool] = lambda charge: False,
     lost: bool = False,
+    coins: str = "",
 ) -> PrivacyAccount:
     return PrivacyAccount(
         config,
@@ -550,6 +615,7 @@ def _account(
         repeats=repeats,
         stateless=not parts.algorithm.init_silos(parts.model[:1], 1),
         lost=lost,
+        coins=coins,
     )
 
 
@@ -626,12 +692,13 @@ def _in_runs(costs: Mapping[int, RoundCost]) -> list[list[Any]]:
 def _experiment(job: _Job, runtime: Runtime, account: PrivacyAccount, lines: list[dict[str, Any]]) -> Experiment:
     config = job.config
     return Experiment(
-        planner=_planner(config, job.parts),
+        planner=_planner(config, job.parts, job.coins),
         runtime=runtime,
         account=account,
         rounds=config.rounds or MOST_ROUNDS,
         expected_rounds=job.expected,
         run_name=job.bits,
+        records=job.records,
         evaluations=_evaluations(job),
         evaluated=lines[-1]["round"] if lines else 0,
         dissimilarity=config.evaluation.dissimilarity,
@@ -663,17 +730,17 @@ def _stopping(config: Config) -> Stopping | None:
     return Stopping(every=early.every, patience=early.patience, min_gain=early.min_gain, keep_best=early.keep == "best")
 
 
-def _planner(config: Config, parts: Parts) -> Planner:
-    return Planner(parts.algorithm, parts.setting, parts.setting.weights, config.seed, parts.beside.training)
+def _planner(config: Config, parts: Parts, coins: str = "") -> Planner:
+    return Planner(parts.algorithm, parts.setting, parts.setting.weights, config.seed, parts.beside.training, coins)
 
 
-def _expected_rounds(config: Config, parts: Parts, prior: Prior, shared: Path | None) -> int:
+def _expected_rounds(config: Config, parts: Parts, prior: Prior, shared: Path | None, coins: str) -> int:
     """How many rounds the budget will allow.
 
     Raises:
         ConfigError: not one; BudgetError: not one after the runs that a shared ledger holds.
     """
-    account = _account(config, parts, prior, Ledger())
+    account = _account(config, parts, prior, Ledger(), coins=coins)
     server = parts.algorithm.init_server(parts.model, parts.setting)
     expected = account.expected_rounds(_planner(config, parts).asks(server, 0), config.rounds or MOST_ROUNDS)
     epsilon = config.privacy.epsilon
@@ -703,6 +770,22 @@ def _check_lasting(config: Config, parts: Parts) -> None:
             f"runtime.on_silo_failure='continue': algorithm={config.algorithm.name or config.algorithm.module!r} keeps "
             "state at silos and does not say what becomes of it when silos are lost. Use abort, or give the algorithm "
             "the method regroup; see docs/plugins.md."
+        )
+
+
+def _check_states(config: Config, parts: Parts) -> None:
+    """Raise UnsupportedError where rank 0 would get silos' states, in checkpoints, that may be no releases.
+
+    At record level an algorithm has nothing but private gradients; at silo level only what it sends is checked.
+    """
+    stateful = bool(parts.algorithm.init_silos(parts.model[:1], 1))
+    if parts.train or parts.rules.unit == "record" or not stateful:
+        return
+    if not getattr(parts.algorithm, "states_are_released", False):
+        raise UnsupportedError(
+            f"privacy.unit='silo' on MPI ranks: algorithm={config.algorithm.name or config.algorithm.module!r} keeps "
+            "states at silos, which come to rank 0 in checkpoints, and does not say that they are functions of what "
+            "was released. Run it in one process, or give the algorithm states_are_released = True (docs/plugins.md)."
         )
 
 
@@ -773,16 +856,18 @@ def _write_result(
     progress: Progress,
     outcome: Outcome,
     final: Final,
+    revealed: bool,
 ) -> Result:
     model = final.model
     folder.write(folder.model, serialise(whole_state(parts.module, model), metadata={"run": run_id(config)}))
     lines = [line for line in folder.read_metrics() if line["round"] <= progress.rounds]
     notes = [*parts.caveats, *parts.algorithm.notes(progress.server), *account.ledger.notes, *final.notes]
-    notes += [_loss_in_words(loss) for loss in progress.losses]
     notes += schedule_notes(parts.rules, parts.setting, parts.num_records, account)
     if lines and all(line["phase"] == "warm-up" for line in lines):
         notes.append("all rounds were warm-up: the model was never trained. Use more rounds, or fewer warm_rounds.")
-    notes += _diverged([line["train_loss"] for line in lines])
+    hidden = lines and lines[-1]["test_accuracy"] is None
+    measured = [line["train_loss"] for line in lines if line["test_accuracy"] is not None]
+    notes += [STAYED] if hidden else _diverged(measured)
     said = statement(
         config,
         account,
@@ -797,9 +882,11 @@ def _write_result(
             "reason": outcome.reason,
         },
         caveats=parts.caveats,
-        notes=notes,
+        notes=[*notes, *(_loss_in_words({**loss, "why": "see result.json"}) for loss in progress.losses)],
         lost=progress.losses,
+        revealed=revealed,
     )
+    notes += [_loss_in_words(loss) for loss in progress.losses]
     result: Result = {
         "schema": RESULT_SCHEMA,
         "status": outcome.status,
@@ -812,12 +899,13 @@ def _write_result(
         "num_silos": parts.setting.num_silos,
         "num_train_records": sum(parts.num_records),
         "num_test_records": sum(parts.num_test_records),
-        "test_accuracy": _last(lines, "test_accuracy"),
-        "train_loss": _last(lines, "train_loss"),
+        "test_accuracy": last(lines, "test_accuracy"),
+        "train_loss": last(lines, "train_loss"),
         "silos": _of_silos(final.by_silo),
         "lost": progress.losses,
         "early_stopping": _early_stopping(config, parts, progress),
         "noise_multiplier": parts.noise_multiplier,
+        "warnings": [text for text in said["warnings"] if text != SIMULATION],
         "epsilon": said["views"],
         "seconds": round(progress.seconds, 3),
         "bytes_up": progress.bytes_up,
@@ -831,8 +919,7 @@ def _write_result(
     }
     if final.by_silo:
         folder.write(folder.silos, _table_of_silos(final.by_silo, parts))
-    folder.write(folder.statement, to_json(said))
-    folder.write(folder.privacy, markdown(said))
+    write_statement(folder, said)
     folder.write(folder.result, to_json(result))
     return result
 
@@ -864,17 +951,8 @@ def schedule_notes(
 
 def _of_silos(by_silo: dict[int, SiloMetrics]) -> dict[str, Any] | None:
     """How the final model, and silos' own, do at the silos; None for a run that is not at its end."""
-    if not by_silo:
-        return None
-    common = [m.test_accuracy for m in by_silo.values()]
-    said: dict[str, Any] = {"test_accuracy": {**spread(common), "mean": math.fsum(common) / len(common)}}
     own = [m.personalised_accuracy for m in by_silo.values() if m.personalised_accuracy is not None]
-    if own:
-        said["personalised_accuracy"] = {**spread(own), "mean": math.fsum(own) / len(own)}
-        pairs = list(zip(common, own, strict=True))
-        said["better_personalised"] = sum(b > a for a, b in pairs)
-        said["worse_personalised"] = sum(b < a for a, b in pairs)
-    return said
+    return of_silos([m.test_accuracy for m in by_silo.values()], own)
 
 
 def _table_of_silos(by_silo: dict[int, SiloMetrics], parts: Parts) -> str:
@@ -898,16 +976,6 @@ def _early_stopping(config: Config, parts: Parts, progress: Progress) -> dict[st
         "stopped": stopping.stops(progress.scores) and progress.rounds < (config.rounds or 0),
         "kept_round": kept,
     }
-
-
-def _last(lines: list[dict[str, Any]], key: str) -> dict[str, float | None]:
-    """The last value, and the mean over the last 10 % of rounds ([N] D.3.2)."""
-    if not lines:
-        return {"last": None, "mean_last_10_percent": None}
-    rounds = lines[-1]["round"]
-    tail = [line[key] for line in lines if line["round"] > rounds - math.ceil(rounds / 10)]
-    mean = math.fsum(tail) / len(tail) if all(value is not None for value in tail) else None
-    return {"last": lines[-1][key], "mean_last_10_percent": mean}
 
 
 def model_sha256(model: torch.Tensor) -> str:

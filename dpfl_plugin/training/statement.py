@@ -1,6 +1,6 @@
 """The privacy statement of a run: `ledger.json` for programs, and `privacy.md`, the same in words.
 
-Every number in `privacy.md` is one of `ledger.json`.
+Every number in `privacy.md` is one of `ledger.json`. What of the statement may be published: `published`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,18 @@ ASSUMPTIONS = (
     "The server is honest but curious: it sees every message of every silo, and who took part.",
     "Who takes part is drawn independently of the data. The server's epsilon needs no more; a third party's needs "
     "that it was drawn with the stated probability.",
-    "The numbers of records of the silos are public.",
+    "The numbers of training and test records of the silos are public.",
+)
+REVEALED = (
+    "No epsilon covers all that the server was given: by evaluation.reveal: server it has, of every silo, the loss on "
+    "its training records and the accuracy on its test records{more}, computed without noise."
+)
+REVEALED_GRADIENTS = ", and (evaluation.dissimilarity) the gradient of its loss"
+SIMULATION = (
+    "A simulation: noise, batches and participants follow from the seed, which is in the run's config.yaml (0 unless "
+    "somebody gave another). Towards whoever knows or guesses it nothing is promised: without unknown noise there is "
+    "no epsilon, and without unknown batches and participants they amplify nothing. The epsilons here are those of the "
+    "algorithm, had all been drawn unpredictably, as privacy.secure does."
 )
 SEEDED = (
     "The seed of the run is not known to those against whom it protects: with the seed the noise can be computed. "
@@ -33,6 +44,8 @@ SEEDED = (
 SECURE = (
     "Batches and noise came from AES-128 in counter mode under keys that each silo drew from its operating system, "
     "used for one round and never stored: the seed of the run does not tell them.",
+    "Who took part was drawn from 256 bits of the server's operating system, which were known to nobody before the run "
+    "and are in its checkpoint only.",
 )
 ZERO_OUT = (
     "add_or_remove means that a record (or a silo's update) is there or counts as zero, while the public numbers of "
@@ -73,6 +86,7 @@ MEASUREMENTS = (
     "A run that ends because its loss is not finite, or because somebody looked at these measurements, ends at a round "
     "that depends on records; epsilon does not cover what that tells.",
 )
+TIMES = "How long silos take, and when their messages come, is seen by the server; no epsilon covers what that tells."
 FLOATS = (
     "Clipping and noise are computed in floating-point arithmetic, not with the real numbers of the theorems (Mironov "
     "2012)."
@@ -91,17 +105,20 @@ def statement(
     notes: Sequence[str],
     lost: Sequence[dict[str, Any]] = (),
     measurements: Sequence[str] = MEASUREMENTS,
+    revealed: bool = False,
 ) -> dict[str, Any]:
-    """What `ledger.json` holds: the guarantee, for whom, and on what assumptions.
+    """The guarantee, for whom, and on what assumptions.
 
     Args:
         run: id, status, reason and rounds.
         lost: silos that were lost while the run went on.
         measurements: what is computed from records without noise, and by whom it is seen.
+        revealed: whether the server was given it.
     """
     views, release = account.views(), rules.release(1.0)
     return {
         "schema": STATEMENT_SCHEMA,
+        "warnings": warnings(config, rules, revealed=revealed),
         "guarantee": _guarantee(rules, views),
         "run": run,
         "protects": {"unit": release.unit, "neighbouring": release.neighbouring},
@@ -145,13 +162,24 @@ def statement(
         "lost": list(lost),
         "caveats": [
             *caveats,
-            *(FAILURES if lost else ()),
+            *(FAILURES if lost or run["status"] == "failed" else ()),
             *measurements,
+            TIMES,
             FLOATS,
             *(() if rules.secure else (STATISTICAL_GENERATOR,)),
         ],
         "notes": list(notes),
     }
+
+
+def warnings(config: Config, rules: PrivacyRules, *, revealed: bool) -> list[str]:
+    """What has to be read before any number, first things first."""
+    found = []
+    if revealed:
+        found.append(REVEALED.format(more=REVEALED_GRADIENTS * config.evaluation.dissimilarity))
+    if not rules.secure and rules.release(1.0).noise_multiplier > 0:
+        found.append(SIMULATION)
+    return found
 
 
 def _guarantee(rules: PrivacyRules, views: dict[str, Any]) -> str:
@@ -174,6 +202,7 @@ def _shared(account: PrivacyAccount) -> dict[str, Any] | None:
         "head": account.shared.head,
         "held_epsilon": _finite(account.held()),
         "num_runs": len(account.prior.runs),
+        "num_same_records": sum(run["same_records"] for run in account.prior.runs),
         "runs": [
             {key: run[key] for key in ("name", "noise", "started", "same_records", "num_charges")}
             for run in account.prior.runs
@@ -218,7 +247,7 @@ def _finite(value: float) -> float | None:
 
 def markdown(said: dict[str, Any]) -> str:
     """`privacy.md`: what `statement` says, for people. The same data give the same text."""
-    parts = [_title(said)]
+    parts = [_title(said), *(f"**{text}**" for text in said["warnings"])]
     if said["guarantee"].startswith("none"):
         parts += [_unprotected(said)]
     else:
@@ -402,7 +431,6 @@ def _total(said: dict[str, Any]) -> list[str]:
     shared = said["shared"]
     if shared is None:
         return []
-    same = sum(run["same_records"] for run in shared["runs"])
     others = "1 other" if shared["num_runs"] == 1 else f"{shared['num_runs']} others"
     held = (
         f"Besides this run it holds {others}, which alone come to epsilon {_epsilon(shared['held_epsilon'])}."
@@ -412,13 +440,13 @@ def _total(said: dict[str, Any]) -> list[str]:
     how = (
         " Runs on the same records at the same silos add up silo by silo. Of every other run the dearest silo counts, "
         "since any record may have been there."
-        if same < shared["num_runs"]
+        if shared["num_same_records"] < shared["num_runs"]
         else ""
     )
     lines = [
         "## Together with other runs on the same data\n",
-        f"This run shares the ledger `{shared['file']}` with other runs. {held}{how} What other runs add to it after "
-        "this was written adds to these numbers. All together:\n",
+        f"This run shares a ledger with other runs. {held}{how} What other runs add to it after this was written adds to "
+        "these numbers. All together:\n",
         *_table(said["views"]["total"]),
     ]
     return ["\n".join(lines)]
@@ -426,6 +454,11 @@ def _total(said: dict[str, Any]) -> list[str]:
 
 def _silos(said: dict[str, Any]) -> str:
     silos, total = said["silos"], said["shared"] is not None
+    if silos is None:
+        return (
+            "## Each silo, towards the server\n\nWhat single silos spent tells how often they took part. It is not "
+            "published here, since something is claimed of an outsider who does not know that: see `details.json`."
+        )
     worst = said["views"]["server"]["worst_silo"]
     shown = silos if len(silos) <= _MOST_SILOS else silos[:_MOST_SILOS]
     lines = ["## Each silo, towards the server\n"]
@@ -455,17 +488,20 @@ def _verify(said: dict[str, Any]) -> str:
     lines = [
         "## How to verify\n",
         "`dpfl account FOLDER`, with the folder that this file is in, reads `ledger.jsonl`, checks that no line was "
-        "changed or is missing between others, and that its end holds what the checkpoint and `ledger.json` beside it "
+        "changed or is missing between others, and that its end holds what the checkpoint and `details.json` beside it "
         "know of; then it computes the server's epsilon anew by every accountant that knows the mechanism.",
-        f"The checksum of the ledger's last line was `{said['head']}` when this was written. Kept elsewhere, it shows "
+        "The checksum of the ledger's last line, when this was written, is in `details.json`. Kept elsewhere, it shows "
         "later whether lines are missing at the end, also where the files beside it were set back with it.",
     ]
     if shared is not None:
         lines.append(
-            f"`dpfl account {shared['file']}` adds up all runs. That file alone cannot show that whole lines are "
-            f"missing at its end: its last line was then `{shared['head']}`, which has to be in it still."
+            "`dpfl account FILE`, with the shared ledger, adds up all runs. That file alone cannot show that whole "
+            "lines are missing at its end: what its last line was is in `details.json`, and has to be in it still."
         )
-    lines.append("`ledger.json` holds every number of this page for programs.")
+    lines.append(
+        "`ledger.json` holds every number of this page for programs. Both may be published; no other file of the run's "
+        "folder is covered by an epsilon, but the model."
+    )
     return "\n".join(lines)
 
 

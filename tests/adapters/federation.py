@@ -65,7 +65,7 @@ def in_process(folder: Path, values: Mapping[str, Any], dtype: str, data: Mappin
     parts = build(config, Path())
     files = folder_of(config)
     model = parts.layout.flatten(load_file(files.model))
-    name = noise_name(config, parts.data_sha256, parts.noise_multiplier)
+    name = noise_name(config, "", parts.noise_multiplier)
     return parts, model, set(Ledger.open(files.ledger, append=False)), draws(config.seed, name), result
 
 

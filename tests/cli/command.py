@@ -17,6 +17,8 @@ import yaml
 from dpfl_plugin.cli.main import main
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.ledger import Ledger
+from dpfl_plugin.training.folder import RunFolder
+from dpfl_plugin.training.measured import join_lines
 
 # 4 silos of 30 records, of which 24 are for training.
 BASE: dict[str, Any] = {
@@ -91,8 +93,9 @@ def run(config: Path, *args: object, code: int = 0) -> dict[str, Any]:
 
 
 def metrics(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """The evaluations of a run, without times."""
-    lines = [json.loads(line) for line in (Path(result["folder"]) / "metrics.jsonl").read_text().splitlines()]
+    """The evaluations of a run, without times; with what silo ranks noted."""
+    folder = RunFolder(Path(result["folder"]))
+    lines = join_lines(folder.read_metrics(), folder.silo_ranks)
     return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
 
 

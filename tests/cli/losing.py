@@ -51,9 +51,9 @@ class Losing(InProcess):
             self.lost |= set(lost)
             raise SilosLost(lost)
 
-    def evaluate(self, model: Tensor, dissimilarity: bool) -> dict[int, SiloMetrics]:
+    def evaluate(self, model: Tensor, dissimilarity: bool, after: int | None = None) -> dict[int, SiloMetrics]:
         self._lose("evaluate")
-        found = super().evaluate(model, dissimilarity)
+        found = super().evaluate(model, dissimilarity, after)
         return {silo: metrics for silo, metrics in found.items() if silo not in self.lost}
 
     def states(self) -> Vectors:

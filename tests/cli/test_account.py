@@ -151,7 +151,7 @@ def test_what_is_said_ahead_is_what_the_run_reports(
     same = {row["view"]: row["epsilon"] for row in after if row["accountant"] == views["server"]["accountant"]}
     assert same == {**ahead, "server": views["server"]["epsilon"]}
     assert {row["accountant"] for row in after} == {row["accountant"] for row in rows}
-    assert json.loads((folder / "ledger.json").read_text())["views"] == views
+    assert json.loads((folder / "details.json").read_text())["views"] == views
 
 
 def test_a_folder_that_holds_no_run(tmp_path: Path) -> None:
@@ -227,7 +227,8 @@ def test_a_folder_of_an_older_version_tells_the_servers_view(tmp_path: Path) -> 
     path = Path(result["folder"]) / "ledger.jsonl"
     charges = list(Ledger.open(path, append=False))
     path.unlink()
-    path.with_name("ledger.json").unlink()  # which names this version's last line
+    path.with_name("ledger.json").unlink()
+    path.with_name("details.json").unlink()  # which names this version's last line
     with Ledger(path, {"run": result["id"], "name": "run"}) as older:
         older.append(charges)
     rows = dpfl("account", result["folder"], "--json").json
@@ -260,7 +261,7 @@ def test_a_ledger_that_grew_since_its_statement_is_believed(tmp_path: Path) -> N
     with Ledger.open(folder / "ledger.jsonl") as ledger:
         ledger.note("more")
     assert dpfl("account", folder).code == 0
-    statement = folder / "ledger.json"
+    statement = folder / "details.json"
     statement.write_text(json.dumps({**json.loads(statement.read_text()), "head": "0123456789abcdef"}))
     one_message(dpfl("account", folder), "0123456789abcdef", "its end is missing", code=1)
     statement.write_text("[")

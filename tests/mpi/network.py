@@ -15,6 +15,7 @@ from dpfl_plugin.runtimes.mpi.server import MpiRuntime, Ranks
 from dpfl_plugin.runtimes.mpi.silos import SiloRank
 from dpfl_plugin.runtimes.mpi.wire import Header, decode, encode
 from dpfl_plugin.training.host import SiloHost
+from dpfl_plugin.training.measured import Notes
 from dpfl_plugin.training.runtime import ChargeSink
 
 
@@ -33,6 +34,7 @@ class Network:
     def __init__(self, size: int, rng: random.Random | None = None) -> None:
         self.size, self.rng = size, rng
         self.headers: defaultdict[int, deque[tuple[int, bytes]]] = defaultdict(deque)
+        self.between_silos: defaultdict[tuple[int, int], deque[bytes]] = defaultdict(deque)
         self.vectors: defaultdict[tuple[int, int], deque[Tensor]] = defaultdict(deque)
         self.pulls: defaultdict[tuple[int, int], deque[Tensor]] = defaultdict(deque)
         self.casts: list[Tensor] = []
@@ -86,6 +88,14 @@ class Loopback:
             return None
         source, data = self.network.headers[self.rank].popleft()
         return source, decode(data)
+
+    def tell_peer(self, to: int, header: Header) -> None:
+        assert 0 not in (to, self.rank)
+        self.network.between_silos[self.rank, to].append(encode(header))
+
+    def hear_peer(self, source: int) -> Header | None:
+        waiting = self.network.between_silos[source, self.rank]
+        return decode(waiting.popleft()) if waiting else None
 
     def push(self, to: int, value: Tensor) -> Moving:
         self.network.log.append(("vector", self.rank, to))
@@ -144,13 +154,14 @@ def loopback(
     timeout: float | None = None,
     clock: Callable[[], float] = lambda: 0.0,
     enduring: bool = False,
+    notes: Sequence[Notes] | None = None,
     **options: Any,
 ) -> MpiRuntime:
-    """The MPI runtime over silo ranks in this thread, one for each of ``hosts``."""
+    """The MPI runtime over silo ranks in this thread, one for each of ``hosts``; None for ``notes``: to rank 0."""
     network = network or Network(1 + len(hosts))
     for rank, host in enumerate(hosts, start=1):
         network.silo_ranks.append(SiloRank(Loopback(network, rank)))
-        network.silo_ranks[-1].take(host, torch.device("cpu"), stack_size)
+        network.silo_ranks[-1].take(host, torch.device("cpu"), stack_size, notes and notes[rank - 1])
         network.silo_ranks[-1].lasts = enduring
     num_silos = sum(len(host.ids) for host in hosts)
     ranks = Ranks(Loopback(network, 0), timeout, clock)

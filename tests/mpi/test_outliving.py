@@ -29,7 +29,8 @@ def configured(folder: Path, faults: list[list[Any]], **changes: Any) -> Path:
     (folder / "lossy.py").write_text(Path(lossy.__file__).read_text())
     algorithm = {"module": "lossy:Lossy", "name": None, "faults": faults, "folder": str(folder)}
     runtime = {"on_silo_failure": "continue", **changes.pop("runtime", {})}
-    return write(folder, {"algorithm": algorithm, "checkpoint": {"every": 1}, "runtime": runtime, **changes})
+    shown = {"evaluation": {"reveal": "server"}, "checkpoint": {"every": 1}}
+    return write(folder, {"algorithm": algorithm, **shown, "runtime": runtime, **changes})
 
 
 def outlived(config: Path, *more: str, code: int = 0) -> tuple[dict[str, Any], str]:

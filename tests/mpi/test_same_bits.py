@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from dpfl_plugin.report.runs import read
+from dpfl_plugin.training.folder import RunFolder
+from dpfl_plugin.training.measured import join_lines, join_result
 from tests.cli.command import charges, dpfl, metrics, run, write
 from tests.cli.test_resume import crash
 from tests.mpi.launch import BOTH, FOUND, mpirun, needs_mpi
@@ -56,8 +60,10 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
         rows = [f"{rng.normal()},{rng.normal()},{'no' if rng.random() < 0.4 else 'yes'}" for _ in range(20 + silo)]
         (folder / f"silo-{silo}.csv").write_text("\n".join(["a,b,label", *rows]))
     some = {label: VARIANTS[label] for label in SOME}
-    write(folder, {"data": {"num_silos": 7}, "variants": some}, "some.yaml")
-    return write(folder, {"data": {"num_silos": 7}, "variants": VARIANTS})
+    # Rank 0 has measurements only if it may.
+    shown = {"data": {"num_silos": 7}, "evaluation": {"reveal": "server"}}
+    write(folder, {**shown, "variants": some}, "some.yaml")
+    return write(folder, {**shown, "variants": VARIANTS})
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +121,7 @@ def test_a_run_that_crashed_in_one_process_goes_on_at_ranks_and_is_shown_in_the_
     folders = [tmp_path / name for name in ("whole", "cut", "sum")]
     for folder in folders:
         folder.mkdir()
-    changes = {"data": {"num_silos": 7}, "checkpoint": {"every": 2}}
+    changes = {"data": {"num_silos": 7}, "checkpoint": {"every": 2}, "evaluation": {"reveal": "server"}}
     whole, cut, added = (write(folder, changes) for folder in folders)
     result = run(whole)
     crash(cut, 4)
@@ -128,6 +134,28 @@ def test_a_run_that_crashed_in_one_process_goes_on_at_ranks_and_is_shown_in_the_
     code, out, err = mpirun(4, "run", added, "--set=runtime.aggregation=reduce", "--out", folders[2], "--json", mpi=mpi)
     assert code == 0, err
     assert json.loads(out)["epsilon"] == result["epsilon"] and json.loads(out)["rounds"] == result["rounds"]
+
+
+def test_what_silo_ranks_measure_is_the_same_and_stays_with_them(tmp_path: Path) -> None:
+    own = {"personalise": {"local_steps": 2, "local_lr": 0.1}}
+    config = write(tmp_path, {"data": {"num_silos": 7}, **own})
+    here = run(config)
+    code, out, err = mpirun(4, "run", config, "--out", tmp_path / "ranks", "--json")
+    assert code == 0, err
+    there = json.loads(out)
+    assert there["model_sha256"] == here["model_sha256"] and there["epsilon"] == here["epsilon"]
+    folder = RunFolder(Path(there["folder"]))
+    assert {line["test_accuracy"] for line in folder.read_metrics()} == {None} and there["silos"] is None
+    assert "accuracy" not in err and not folder.silos.exists() and not folder.curves.exists()
+    lines = join_lines(folder.read_metrics(), folder.silo_ranks)
+    assert metrics(here) == metrics(there) and lines[-1]["test_accuracy"] is not None
+    joined = join_result(there, lines, folder.silo_ranks)
+    assert all(joined[key] == here[key] for key in ("silos", "test_accuracy", "train_loss"))
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (folder.silo_ranks, *folder.silo_ranks.iterdir())] == [
+        0o700,
+        *[0o600] * 4,  # the key, and three ranks' measurements
+    ]
+    assert read(folder.path).numbers == read(Path(here["folder"])).numbers, "dpfl report joins them"
 
 
 def test_in_lockstep_ranks_give_the_model_of_one_process_up_to_rounding(tmp_path: Path) -> None:

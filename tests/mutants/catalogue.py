@@ -70,6 +70,8 @@ SCHEDULE_NOISE = "tests/conformance/test_schedules.py"
 ACCOUNT = "tests/training/test_accounting.py"
 IN_PROCESS = "tests/runtimes/test_in_process.py"
 MPI = "tests/mpi/test_protocol.py"
+SERVER_VIEW = "tests/mpi/test_server_view.py"
+PUBLISHED = "tests/training/test_published.py"
 LOSING = "tests/cli/test_losing_silos.py"
 SCAFFOLD = "tests/algorithms/test_scaffold.py"
 RESUME = "tests/cli/test_resume.py"
@@ -320,25 +322,33 @@ STREAM_KEYS = (
         "attempt-not-in-the-key",
         "a round that is charged again as fresh has its old noise, around other values",
         "oracle.py",
-        "silo, step, self.attempt, self.run)",
-        "silo, step, 0, self.run)",
+        "silo, step, self.attempt, run)",
+        "silo, step, 0, run)",
         (ORACLE + "::test_the_same_round_again_gives_the_same_bits_and_another_attempt_others",),
     ),
     Mutant(
         "run-not-in-the-key",
         "runs of one seed share noise: it cancels in their difference",
         "oracle.py",
-        "silo, step, self.attempt, self.run)",
-        'silo, step, self.attempt, "")',
+        "        run = self.run\n",
+        '        run = ""\n',
         (ORACLE + "::test_other_seeds_rounds_attempts_and_runs_share_neither_noise_nor_batches",),
     ),
     Mutant(
         "records-not-in-the-run",
         "the same configuration on changed records has the same noise",
-        "training/session.py",
-        "noise = noise_name(_with_noise_of_scores(config, parts), parts.data_sha256, parts.noise_multiplier)",
-        'noise = noise_name(config, "", parts.noise_multiplier)',
+        "oracle.py",
+        "        if silo in self.held:",
+        "        if False:",
         (RUN + "::test_changed_records_have_noise_of_their_own",),
+    ),
+    Mutant(
+        "records-not-in-shared-names",
+        "in a shared ledger the same configuration on changed records counts as the same release",
+        "training/session.py",
+        'return "" if self.shared is None else',
+        'return "" if True else',
+        (SHARED + "::test_the_same_configuration_on_changed_records_is_another_release",),
     ),
     Mutant(
         "purpose-not-in-the-key",
@@ -1207,8 +1217,8 @@ SAMPLING = (
         "participants-by-their-records",
         "silos with more records are drawn more often, while a third party is promised S/M",
         "training/planning.py",
-        "times = Counter(alive if everybody else drawn_silos(self.seed, round, plan, setting, eligible))",
-        'times = Counter(stream(self.seed, "participants", round).choice(len(alive), setting.num_participants, '
+        "times = Counter(alive if everybody else drawn_silos(self.seed, round, plan, setting, eligible, self.coins))",
+        "times = Counter(_draws(self.seed, round, self.coins).choice(len(alive), setting.num_participants, "
         "replace=False, p=self.weights).tolist())",
         ("tests/training/test_planning.py::test_silos_with_more_records_weigh_more_and_are_drawn_no_more_often",),
     ),
@@ -1387,8 +1397,8 @@ LEDGERS = (
         "fresh-noise-not-named",
         "all attempts have the same name in the ledger",
         "oracle.py",
-        'return f"{self.run}.{self.attempt}"',
-        'return f"{self.run}.0"',
+        'return f"{self.run}{self.records}.{self.attempt}"',
+        'return f"{self.run}{self.records}.0"',
         (ORACLE + "::test_other_seeds_rounds_attempts_and_runs_share_neither_noise_nor_batches",),
     ),
     Mutant(
@@ -2078,8 +2088,8 @@ CAPPING = (
         "solved-noise-not-in-the-run",
         "runs that differ in the noise they solved for share their normals",
         "training/session.py",
-        "noise_name(_with_noise_of_scores(config, parts), parts.data_sha256, parts.noise_multiplier)",
-        "noise_name(config, parts.data_sha256, 1.0)",
+        'noise_name(named, "", parts.noise_multiplier)',
+        'noise_name(config, "", 1.0)',
         (PLAN_TESTS + "::test_other_noise_has_other_normals",),
     ),
 )
@@ -2977,6 +2987,97 @@ TOLD_APART = (
     ),
 )
 
+SERVERS = (
+    Mutant(
+        "digest-to-rank-0",
+        "rank 0 gets a plain digest of each silo's records, in which whoever guesses a record can look it up",
+        "runtimes/mpi/silos.py",
+        "key.mark(digest(s))",
+        "digest(s)",
+        (SERVER_VIEW + "::test_every_byte_to_rank_0_is_explained[everything]",),
+    ),
+    Mutant(
+        "loss-without-the-key",
+        "rank 0 gets losses and accuracies of raw records though the configuration does not say so",
+        "runtimes/mpi/silos.py",
+        "        if self._notes is not None:  # nothing",
+        "        if False:  # nothing",
+        (SERVER_VIEW + "::test_every_byte_to_rank_0_is_explained[everything]",),
+    ),
+    Mutant(
+        "raw-states-to-rank-0",
+        "at silo level a checkpoint brings rank 0 what an algorithm computed from records and never released",
+        "training/session.py",
+        'if parts.train or parts.rules.unit == "record" or not stateful:',
+        "if True:",
+        (SERVER_VIEW + "::test_states_that_may_be_no_releases_do_not_come_to_rank_0",),
+    ),
+    Mutant(
+        "readable-key",
+        "other users read the key that marks of records are made with",
+        "training/marks.py",
+        "os.O_TRUNC, 0o600)",
+        "os.O_TRUNC, 0o644)",
+        (SERVER_VIEW + "::test_a_run_that_is_resumed_knows_its_records_again_and_refuses_others",),
+    ),
+    Mutant(
+        "revealed-and-forgotten",
+        "a resumed run says nothing of the measurements that the server was given before",
+        "training/session.py",
+        ' or (found is not None and bool(found.facts["revealed"]))',
+        "",
+        (PUBLISHED + "::test_what_the_server_was_given_is_said_first_wherever_an_epsilon_is_stated",),
+    ),
+    Mutant(
+        "participation-published",
+        "a statement for outsiders who do not know who took part tells it",
+        "training/published.py",
+        'if "outsider" in said["views"]:',
+        "if False:",
+        (PUBLISHED + "::test_what_is_published_is_the_same_whoever_took_part",),
+    ),
+    Mutant(
+        "most-frequent-silo-published",
+        "a statement for outsiders gives the epsilon of the silo that took part most often",
+        "training/published.py",
+        '        "epsilon": server["worst_case_epsilon"],\n',
+        "",
+        (PUBLISHED + "::test_what_is_published_is_the_same_whoever_took_part",),
+    ),
+    Mutant(
+        "checksum-published",
+        "a checksum over who took part and the names of noise is published",
+        "training/published.py",
+        'if key not in ("head", "shared", "lost")',
+        'if key not in ("shared", "lost")',
+        (PUBLISHED + "::test_no_digest_no_name_of_noise_and_no_other_run_is_published",),
+    ),
+    Mutant(
+        "other-runs-published",
+        "names and fingerprints of earlier runs are published",
+        "training/published.py",
+        'return {key: shared[key] for key in ("held_epsilon", "num_runs", "num_same_records")}',
+        "return shared",
+        (PUBLISHED + "::test_no_digest_no_name_of_noise_and_no_other_run_is_published",),
+    ),
+    Mutant(
+        "mixture-under-a-public-seed",
+        "privacy.secure draws participants from the seed, and a third party is promised the average over the draw",
+        "training/session.py",
+        'return fresh_coins() if rules.secure else ""',
+        'return ""',
+        (PUBLISHED + "::test_secure_participants_follow_from_no_seed_and_are_kept_for_a_resume",),
+    ),
+    Mutant(
+        "mixture-without-if",
+        "a simulation claims the average over a draw that everybody knows",
+        "training/accounting.py",
+        "if self._rules.secure or all(cost.probability == 1",
+        "if True or all(cost.probability == 1",
+        (PUBLISHED + "::test_a_simulation_says_first_that_it_is_one_and_claims_the_mixture_as_if_only",),
+    ),
+)
+
 MUTANTS: tuple[Mutant, ...] = (
     *MECHANISMS,
     *STREAM_KEYS,
@@ -3002,4 +3103,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *ON_DEVICE,
     *ACCESS,
     *TOLD_APART,
+    *SERVERS,
 )

@@ -254,8 +254,11 @@ class MpiPlace:
             )
         self._session = job.session
 
-    def hold(self, config: Config, base: Path) -> Holding:
-        return self._session.hold(config, base)
+    def hold(self, config: Config, base: Path, key: Path) -> Holding:
+        return self._session.hold(config, base, key)
+
+    def begin(self) -> None:
+        """Nothing: the silo ranks write their key themselves, when they get ready."""
 
     def runtime(self, parts: Parts, charges: ChargeSink, config: Config, stop: Callable[[], bool]) -> Runtime:
         return self._session.runtime(parts, charges, config, stop)

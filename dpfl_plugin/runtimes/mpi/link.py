@@ -13,7 +13,7 @@ from torch import Tensor
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.runtimes.mpi.wire import Header, decode, encode
 
-HEADER, VECTOR = 1, 2  # tags
+HEADER, VECTOR, PEER = 1, 2, 3  # tags
 PIECE: Final = 2**28  # entries in one MPI call, far below the 2^31 that older libraries can count
 
 
@@ -43,6 +43,14 @@ class Link(Protocol):
 
     def poll(self) -> tuple[int, Header] | None:
         """The next header that has arrived, and the rank that sent it; None if there is none."""
+        ...
+
+    def tell_peer(self, to: int, header: Header) -> None:
+        """From one silo rank to another: rank 0 has no part in it. Returns at once."""
+        ...
+
+    def hear_peer(self, source: int) -> Header | None:
+        """The next that another silo rank told this one; None if nothing has arrived."""
         ...
 
     def push(self, to: int, value: Tensor) -> Transfer: ...
@@ -144,17 +152,30 @@ class MpiLink:
         self._sent: list[_Pending] = []
 
     def send(self, to: int, header: Header) -> None:
+        self._send(to, header, HEADER)
+
+    def tell_peer(self, to: int, header: Header) -> None:
+        assert 0 not in (to, self.rank), "rank 0 has no part in what silo ranks tell each other"
+        self._send(to, header, PEER)
+
+    def _send(self, to: int, header: Header, tag: int) -> None:
         data = encode(header)
         self._sent = [pending for pending in self._sent if not pending.done()]
-        started = self._started(lambda piece: self._comm.Isend(piece, dest=to, tag=HEADER), [data, self._mpi.BYTE])
+        started = self._started(lambda piece: self._comm.Isend(piece, dest=to, tag=tag), [data, self._mpi.BYTE])
         self._sent.append(_Pending(started, data, self._died))
 
     def poll(self) -> tuple[int, Header] | None:
-        status = self._mpi.Status()
         # A silo rank hears of nobody but rank 0, and need not know which of the others died.
-        source = self._mpi.ANY_SOURCE if self.rank == 0 else 0
+        return self._receive(self._mpi.ANY_SOURCE if self.rank == 0 else 0, HEADER)
+
+    def hear_peer(self, source: int) -> Header | None:
+        found = self._receive(source, PEER)
+        return None if found is None else found[1]
+
+    def _receive(self, source: int, tag: int) -> tuple[int, Header] | None:
+        status = self._mpi.Status()
         try:
-            message = self._comm.Improbe(source=source, tag=HEADER, status=status)
+            message = self._comm.Improbe(source=source, tag=tag, status=status)
             if message is None:
                 return None
             data = bytearray(status.Get_count(self._mpi.BYTE))

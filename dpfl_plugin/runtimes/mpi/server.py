@@ -39,6 +39,7 @@ from dpfl_plugin.training import environment
 from dpfl_plugin.training.build import Parts
 from dpfl_plugin.training.host import SiloMetrics
 from dpfl_plugin.training.runtime import ChargeSink, Interrupted, Observer, SilosLost
+from dpfl_plugin.training.session import silo_folder
 
 GO_ON = "The last good state is in the run's checkpoint; go on with --resume."
 NOT_TOLERANT = (
@@ -97,7 +98,6 @@ class Ranks:
         self._news: list[int] = []
         self._kept: list[object] = []  # buffers that MPI may still use, of messages that lost ranks owe
         self._number = 0
-        self._shares: dict[int, Any] = {}  # what silo ranks tell each other by way of this one
 
     @property
     def silo_ranks(self) -> list[int]:
@@ -137,7 +137,6 @@ class Ranks:
     def tell(self, do: str, **more: Any) -> None:
         """Begin something new at all silo ranks: answers to what was asked before are not listened to any more."""
         self._number += 1
-        self._shares.clear()
         self.tell_some(self.silo_ranks, do, **more)
 
     def tell_some(self, ranks: Iterable[int], do: str, **more: Any) -> None:
@@ -199,12 +198,6 @@ class Ranks:
             rank, header = found
             if header["say"] == say:
                 got[rank] = header
-            elif header["say"] == "share":
-                self._shares[rank] = header["value"]
-                if len(self._shares) == len(self.silo_ranks):
-                    values = [value for _, value in sorted(self._shares.items())]
-                    self._shares.clear()
-                    self.tell_some(self.silo_ranks, "shared", values=values)
         return False
 
     def finish(self, transfers: Sequence[Transfer], ranks: Iterable[int], what: str) -> None:
@@ -323,21 +316,27 @@ class MpiSession:
         self._ranks, self._device = ranks, device
         self._survey: Survey | None = None
 
-    def hold(self, config: Config, base: Path) -> Holding:
-        """Have the silo ranks load their records; rank 0 holds none.
+    def hold(self, config: Config, base: Path, key: Path) -> Holding:
+        """Have the silo ranks load their records; rank 0 holds none, and reads no ``key``.
 
         Raises:
             ConfigError: the ranks do not run the same version of this package.
             DataError: as in one process, or silo ranks do not see the same data.
         """
         ranks, lasts = self._ranks, config.runtime.on_silo_failure == "continue"
+        if config.evaluation.dissimilarity and config.evaluation.reveal != "server":
+            raise ConfigError(
+                "evaluation.dissimilarity=true: rank 0 would get every silo's gradient without noise. Leave it out, "
+                "run in one process, or give evaluation.reveal: server, which no epsilon covers."
+            )
         if lasts and not ranks.link.outlives:
             raise ConfigError(f"runtime.on_silo_failure='continue': {NOT_TOLERANT}")
         ranks.timeout, ranks.enduring = config.runtime.silo_timeout, False
         ranks.dealt = tuple(ranks.silo_ranks)
         if not ranks.dealt:
             raise SiloLostError(f"all silo ranks were lost in the run before this one. {GO_ON}", {})
-        here = {"base": str(base.resolve()), "dealt": ranks.dealt, "server": [platform.node(), os.getpid()]}
+        here = {"base": str(base.resolve()), "key": str(key.resolve()), "dealt": ranks.dealt}
+        here["server"] = [platform.node(), os.getpid()]
         ranks.tell("survey", config=config.model_dump(mode="python"), **here)
         found = ranks.answers("surveyed", "loading records")
         ranks.processes = {rank: (header["host"], header["pid"]) for rank, header in found.items()}
@@ -366,6 +365,7 @@ class MpiSession:
             engine=parts.engine.name,
             chunk_bytes=parts.memory.chunk,
             profile=parts.host.clock.on,
+            folder=str(silo_folder(config).resolve()),
         )
         ready = self._ranks.answers("ready", "getting ready")  # of those that were lost, the first round hears
         others = [rank for rank, header in ready.items() if header["fixed"] != fixed_digest(parts.module)]
@@ -470,11 +470,11 @@ class MpiRuntime:
     def commit(self) -> None:
         self._ranks.tell("commit")
 
-    def evaluate(self, model: Tensor, dissimilarity: bool) -> dict[int, SiloMetrics]:
+    def evaluate(self, model: Tensor, dissimilarity: bool, after: int | None = None) -> dict[int, SiloMetrics]:
         ranks = self._ranks
         self._tell_of_lost()
         ranks.clean = False
-        how = {"dissimilarity": dissimilarity, "apart": ranks.enduring}
+        how = {"dissimilarity": dissimilarity, "after": after, "at": time.time_ns(), "apart": ranks.enduring}
         ranks.tell("evaluate", model=wire.layout({"model": model}), **how)
         ranks.spread({"model": model}, "taking the model to evaluate")
         found = {

@@ -23,7 +23,7 @@ from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.average import WeightedSum
 from dpfl_plugin.core.stopwatch import Stopwatch
 from dpfl_plugin.core.vectors import Vectors, rows
-from dpfl_plugin.data.base import Holding, Ownership, Silo, digest
+from dpfl_plugin.data.base import Holding, Ownership, Silo, digest, training_digest
 from dpfl_plugin.errors import DpflError
 from dpfl_plugin.models.fixed import fixed_digest
 from dpfl_plugin.runtimes.mpi import probe, wire
@@ -32,6 +32,8 @@ from dpfl_plugin.runtimes.mpi.wire import Header
 from dpfl_plugin.training import environment, strangers
 from dpfl_plugin.training.build import build, federate
 from dpfl_plugin.training.host import SiloHost
+from dpfl_plugin.training.marks import MarkKey
+from dpfl_plugin.training.measured import Notes
 
 
 def owner(silo: int, ranks: Sequence[int]) -> int:
@@ -78,6 +80,12 @@ class SiloRank:
         self._config: Config | None = None
         self._base = Path()
         self._mine: Mapping[int, Silo] = {}
+        self._training: Mapping[int, str] = {}
+        self._dealt: Sequence[int] = ()  # the ranks that have silos
+        self._talks = 0  # with the other silo ranks, for the command that is being answered
+        self._told: dict[tuple[int, int, int], Any] = {}  # (command, talk, rank): what others said so far
+        self._key: MarkKey | None = None  # of the first rank that has silos
+        self._notes: Notes | None = None  # where measurements go; None: to rank 0, which may have them
         self._plugins: Sequence[object] = ()
         self._host: SiloHost | None = None
         self._where, self._stack_size = torch.device("cpu"), 1
@@ -143,7 +151,7 @@ class SiloRank:
         patience.wait()
 
     def _obey(self, header: Header) -> None:
-        self._number = header["number"]
+        self._number, self._talks = header["number"], 0
         self._guarded(lambda: getattr(self, f"_do_{header['do']}")(header))
 
     def _guarded(self, work: Callable[[], None]) -> None:
@@ -189,16 +197,18 @@ class SiloRank:
         self._config, self._base = Config.model_validate(header["config"]), Path(header["base"])
         if str(self._base) not in sys.path:
             sys.path.append(str(self._base))  # users' own modules may lie beside their configuration
-        ownership = Ownership(lambda silo: owner(silo, header["dealt"]) == self._link.rank, self._agree)
+        self._dealt = tuple(header["dealt"])
+        ownership = Ownership(lambda silo: owner(silo, self._dealt) == self._link.rank, self._agree)
         federation = federate(self._config, self._base, ownership)
-        self._mine = federation.by_id()
+        self._mine, key = federation.by_id(), self._agree_on_key(Path(header["key"]))
+        self._training = {i: training_digest(silo) for i, silo in self._mine.items()}
         self._say(
             "surveyed",
             num_silos=federation.num_silos,
             num_classes=federation.num_classes,
             feature_shape=federation.feature_shape,
             caveats=federation.caveats,
-            silos=[[i, len(s.train_y), len(s.test_y), digest(s)] for i, s in self._mine.items()],
+            silos=[[i, len(s.train_y), len(s.test_y), key.mark(digest(s))] for i, s in self._mine.items()],
             host=platform.node(),
             pid=os.getpid(),
             machine=environment.machine(self._device(self._config.runtime.device)),
@@ -206,37 +216,59 @@ class SiloRank:
         )
 
     def _agree(self, value: Any) -> list[Any]:
-        """What every silo rank said, by way of rank 0."""
-        self._say("share", value=value)
+        """What every silo rank said, told from one to another: it may tell of records, and rank 0 hears nothing."""
+        others = [rank for rank in self._dealt if rank != self._link.rank]
+        talk, self._talks = (self._number, self._talks), self._talks + 1
+        for rank in others:
+            self._link.tell_peer(rank, {"number": talk[0], "talk": talk[1], "value": value})
+        self._told = {key: said for key, said in self._told.items() if key[0] >= self._number}
         patience = Patience()
-        while (found := self._poll()) is None:
+        while missing := [rank for rank in others if (*talk, rank) not in self._told]:
+            for rank in missing:
+                while (header := self._link.hear_peer(rank)) is not None:
+                    self._told[header["number"], header["talk"], rank] = header["value"]
+            if (asked := self._poll()) is not None:
+                raise _SomethingElse(asked)
             self._wait(patience)
-        if found["do"] != "shared":
-            raise _SomethingElse(found)
-        values: list[Any] = found["values"]
-        return values
+        said = {rank: self._told.pop((*talk, rank)) for rank in others} | {self._link.rank: value}
+        return [said[rank] for rank in self._dealt]
+
+    def _agree_on_key(self, path: Path) -> MarkKey:
+        """The key by which silos mark their records; the first silo rank has its file."""
+        first = self._link.rank == min(self._dealt)
+        self._key = MarkKey.at(path) if first else None
+        (value,) = (said for said in self._agree(self._key.value.hex() if self._key else None) if said is not None)
+        return MarkKey(path, bytes.fromhex(value), kept=True)
 
     def _do_begin(self, header: Header) -> None:
         """Get ready for rounds; ``header`` has what only rank 0 knows of all silos together."""
         assert self._config is not None
+        if self._key is not None:
+            self._key.keep()
         self.lasts = self._config.runtime.on_silo_failure == "continue"
         torch.set_num_threads(self._config.runtime.threads)
         device = self._device(self._config.runtime.device)
-        holding = Holding(wire.read_survey(header["survey"]), self._mine, device=device)
+        holding = Holding(wire.read_survey(header["survey"]), self._mine, device=device, training=self._training)
         config = self._config.model_copy(update={"engine": header["engine"]})
         noise, chunk = header["noise_multiplier"], header["chunk_bytes"]
         parts = build(config, self._base, noise, hold=lambda config, base: holding, chunk_bytes=chunk)
         self._plugins = parts.plugins
-        self.take(parts.host, parts.model.device, parts.stack)
+        reveals = self._config.evaluation.reveal == "server"
+        notes = Notes(Path(header["folder"]) / f"rank-{self._link.rank}.jsonl")
+        self.take(parts.host, parts.model.device, parts.stack, None if reveals else notes)
         if header["profile"]:
             parts.host.clock = Stopwatch()
             parts.host.clock.start(parts.model.device)
         self._mine = {}  # what the engine made of the records takes their place
         self._say("ready", fixed=fixed_digest(parts.module))
 
-    def take(self, host: SiloHost, device: torch.device, stack_size: int) -> None:
-        """Silos to run rounds with, on ``device``."""
-        self._host, self._where, self._stack_size = host, device, stack_size
+    def take(self, host: SiloHost, device: torch.device, stack_size: int, notes: Notes | None) -> None:
+        """Silos to run rounds with, on ``device``.
+
+        Args:
+            notes: where their measurements go; None: to rank 0, where the configuration says that it may have them.
+        """
+        self._host, self._where, self._stack_size, self._notes = host, device, stack_size, notes
 
     def _do_report(self, header: Header) -> None:
         self._say("report", facts=probe.facts(self._link.rank, self._device("cuda")))
@@ -322,9 +354,13 @@ class SiloRank:
         self._take(taken, header)
         model = taken["model"]
         self._silos.clock.lap("communication")
-        found = self._silos.evaluate(model, header["dissimilarity"])
-        metrics = [[silo, m.train_loss, m.test_accuracy, m.personalised_accuracy] for silo, m in found.items()]
-        self._say("evaluated", metrics=metrics)
+        found = self._silos.evaluate(model, header["dissimilarity"] and self._notes is None)
+        metrics = {s: (m.train_loss, m.test_accuracy, m.personalised_accuracy) for s, m in found.items()}
+        if self._notes is not None:  # nothing of raw records is for rank 0
+            self._notes.add(header["after"], header["at"], metrics)
+            self._say("evaluated", metrics=[])
+            return
+        self._say("evaluated", metrics=[[silo, *values] for silo, values in metrics.items()])
         self._leaving += [self._link.push(0, m.gradient) for m in found.values() if m.gradient is not None]
 
     def _do_profile(self, header: Header) -> None:

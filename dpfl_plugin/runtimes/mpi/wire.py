@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -16,6 +16,7 @@ from dpfl_plugin.oracle import Draw
 from dpfl_plugin.privacy.events import Charge, SampledGaussian
 
 Header = dict[str, Any]
+DRAW: Final = ("seed", "round", "attempt", "run", "records")
 Layout = dict[str, tuple[str, tuple[int, ...]]]
 """The type and shape of vectors, by name, in the order in which they travel."""
 
@@ -56,7 +57,8 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def plan_header(plan: RoundPlan, draw: Draw) -> Header:
-    return {"plan": asdict(plan), "draw": asdict(draw)}
+    """What a round's silos are told; a silo's records are part of no message."""
+    return {"plan": asdict(plan), "draw": {name: getattr(draw, name) for name in DRAW}}
 
 
 def read_plan(header: Mapping[str, Any]) -> tuple[RoundPlan, Draw]:

@@ -1,0 +1,299 @@
+"""Every byte that rank 0 of an MPI job receives: explained by the ledger, or by what is public. Nothing else is sent.
+
+A whole run, by the functions of the command, over ranks in threads; each message to rank 0 is looked at.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+from torch import Tensor
+
+from dpfl_plugin.algorithms.fedavg import FedAvg
+from dpfl_plugin.config.load import load
+from dpfl_plugin.config.schema import Config
+from dpfl_plugin.core.vectors import Vectors
+from dpfl_plugin.data.base import Holding, digest, survey, training_digest
+from dpfl_plugin.errors import ConfigError, DataError, UnsupportedError
+from dpfl_plugin.privacy.ledger import Ledger
+from dpfl_plugin.runtimes.mpi import wire
+from dpfl_plugin.runtimes.mpi.server import MpiSession, Ranks
+from dpfl_plugin.runtimes.mpi.silos import SiloRank, owner
+from dpfl_plugin.runtimes.mpi.wire import Header, encode
+from dpfl_plugin.training.build import Parts, federate
+from dpfl_plugin.training.folder import RunFolder
+from dpfl_plugin.training.host import SiloHost, SiloMetrics
+from dpfl_plugin.training.measured import join_lines
+from dpfl_plugin.training.runtime import ChargeSink, Runtime
+from dpfl_plugin.training.session import Result, run_session
+from tests.adapters.federation import Mute
+from tests.cli.command import write
+from tests.mpi.network import Loopback, Moving, Network
+
+# What a silo rank may say, and of what it is a function. Numbers of records, the model's shapes and the machine are
+# public; marks are HMACs under the silos' key; charges are in the ledger; an error ends the run, and the statement
+# says that no epsilon covers it; seconds are said to be uncovered.
+PUBLIC = {
+    "surveyed": {
+        *("num_silos", "num_classes", "feature_shape", "caveats", "silos", "host", "pid", "machine", "package")
+    },
+    "ready": set[str](),
+    "computed": {"silos", "charges", "up"},
+    "evaluated": {"metrics"},
+    "states": {"states"},
+    "loaded": set[str](),
+    "cancelled": set[str](),
+    "profiled": {"seconds"},
+    "error": {"kind", "text", "trace", "host"},
+    "bye": set[str](),
+}
+SILOS = 5
+
+
+class Recorded(Loopback):
+    """A link that keeps what rank 0 asks for, and all that a silo rank sends it, in the order of time."""
+
+    def send(self, to: int, header: Header) -> None:
+        assert self.rank == 0 or to == 0, "silo ranks talk to each other by tell_peer"
+        self._keep("asked" if self.rank == 0 else "said", to or self.rank, json.loads(encode(header)))
+        super().send(to, header)
+
+    def push(self, to: int, value: Tensor) -> Moving:
+        if self.rank > 0:
+            self._keep("sent", self.rank, value)
+        return super().push(to, value)
+
+    def reduce(self, value: Tensor, into: Tensor | None) -> Moving:
+        if self.rank > 0:
+            self._keep("sent", self.rank, value)
+        return super().reduce(value, into)
+
+    def _keep(self, kind: str, rank: int, what: Any) -> None:
+        self.network.timeline.append((kind, rank, what))
+
+
+class Recorder(Network):
+    """Ranks in threads, as those of a job are in processes."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.timeline: list[tuple[str, int, Any]] = []
+        self.silo_ranks = [SiloRank(Recorded(self, rank)) for rank in range(1, size)]
+
+    def said(self, say: str | None = None) -> list[Header]:
+        """What silo ranks said to rank 0."""
+        return [what for kind, _, what in self.timeline if kind == "said" and say in (None, what["say"])]
+
+    def step(self) -> None:
+        """Each silo rank has a thread of its own."""
+
+
+class Place:
+    def __init__(self, network: Network) -> None:
+        self.ranks = Ranks(Recorded(network, 0))
+        self._session = MpiSession(self.ranks)
+
+    def hold(self, config: Config, base: Path, key: Path) -> Holding:
+        return self._session.hold(config, base, key)
+
+    def begin(self) -> None: ...
+
+    def runtime(self, parts: Parts, charges: ChargeSink, config: Config, stop: Callable[[], bool]) -> Runtime:
+        return self._session.runtime(parts, charges, config, stop)
+
+
+@pytest.fixture
+def measured() -> Iterator[list[SiloMetrics]]:
+    """Every measurement that a silo makes."""
+    found: list[SiloMetrics] = []
+    real = SiloHost.evaluate
+
+    def evaluate(self: SiloHost, model: Tensor, dissimilarity: bool) -> dict[int, SiloMetrics]:
+        by_silo = real(self, model, dissimilarity)
+        found.extend(by_silo.values())
+        return by_silo
+
+    with mock.patch.object(SiloHost, "evaluate", evaluate):
+        yield found
+
+
+def recorded(path: Path, resume: bool = False) -> tuple[Recorder, Config, Result]:
+    config = load(path).variants[0].config
+    config = config.model_copy(update={"out": str(path.parent / "runs")})
+    network = Recorder(4)
+    threads = [threading.Thread(target=rank.serve, daemon=True) for rank in network.silo_ranks]
+    for thread in threads:
+        thread.start()
+    place = Place(network)
+    try:
+        how = {"reporter": Mute(), "stop": lambda: False, "profile": True}
+        result = run_session(config, path.parent, resume=resume, place=place, **how)
+    finally:
+        place.ranks.clean = True
+        assert place.ranks.part(30.0)
+        for thread in threads:
+            thread.join(30.0)
+    return network, config, result
+
+
+EVERYTHING: dict[str, Any] = {
+    "rounds": 6,
+    "silo_rate": 0.6,
+    "checkpoint": {"every": 2},
+    "early_stopping": {"share": 0.25, "every": 2, "patience": 9, "noise_multiplier": 2.0},
+    "personalise": {"local_steps": 2, "local_lr": 0.1},
+    "data": {
+        "dataset": {"name": "csv", "files": "silo-*.csv", "num_features": None, "num_classes": None,
+                    "records_per_silo": None},
+        "num_silos": None,
+        "partition": "natural",
+    },
+}  # fmt: skip
+OPTIONS: dict[str, dict[str, Any]] = {
+    "everything": {},
+    "secure": {"privacy": {"secure": True}},
+    "adaptive": {"privacy": {"clip": "adaptive"}, "early_stopping": None, "personalise": None},
+    "reduce": {"runtime": {"aggregation": "reduce"}, "early_stopping": None, "personalise": None},
+    "silo": {
+        "algorithm": {"name": "fedavg"},
+        "privacy": {"unit": "silo", "sampler": "full", "record_rate": None, "noise_multiplier": 20.0},
+        "early_stopping": None,
+        "personalise": None,
+    },
+    "revealed": {"evaluation": {"reveal": "server", "dissimilarity": True}},
+}
+
+
+def configured(folder: Path, **changes: Any) -> Path:
+    rng = np.random.default_rng(1)
+    for silo in range(SILOS):
+        # One silo alone has a label that the others lack: that, too, is nothing for rank 0.
+        names = ["no", "yes", "rare" if silo == 3 else "yes"]
+        rows = [f"{rng.normal()},{rng.normal()},{names[i % 3]}" for i in range(20 + silo)]
+        (folder / f"silo-{silo}.csv").write_text("\n".join(["a,b,label", *rows]))
+    return write(folder, {**EVERYTHING, **changes})
+
+
+def texts(value: Any) -> Iterator[Any]:
+    """Everything in a message, at any depth."""
+    if isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from texts(item)
+    else:
+        yield value
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_every_byte_to_rank_0_is_explained(tmp_path: Path, measured: list[SiloMetrics], name: str) -> None:
+    network, config, result = recorded(configured(tmp_path, **OPTIONS[name]))
+    assert result["status"] == "done" and result["rounds"] == 6
+    folder, revealed = RunFolder(Path(result["folder"])), name == "revealed"
+    charges = set(Ledger.open(folder.ledger, append=False))
+
+    for header in network.said():
+        assert set(header) == {"say", "number", *PUBLIC[header["say"]]}, header
+    kinds = {header["say"] for header in network.said()}
+    assert kinds >= {"surveyed", "ready", "computed", "evaluated", "states", "profiled"}
+
+    # Charges: exactly what the ledger has.
+    computed = network.said("computed")
+    assert {charge for header in computed for charge in wire.read_charges(header["charges"])} == charges
+    assert sum(len(header["silos"]) for header in computed) == len({(c.round, c.silo, c.share) for c in charges})
+    explain_vectors(network.timeline, of_each(), gradients=revealed)
+
+    # Digests: none of any part of the records, in full or in part.
+    federation = federate(config, tmp_path)
+    known = survey(federation)
+    private = {known.data_sha256, *known.digests, *map(training_digest, federation.silos)}
+    wired = json.dumps(network.said())
+    assert not [one for one in private if one[:8] in wired or one[-8:] in wired]
+    marks = [silo[3] for header in network.said("surveyed") for silo in header["silos"]]
+    assert len(marks) == SILOS and not set(marks) & set(map(digest, federation.silos))
+
+    # Measurements: none, unless the configuration says so.
+    values = {m.train_loss for m in measured}
+    assert values and bool(values & set(texts(network.said()))) == revealed
+    assert any(header["metrics"] for header in network.said("evaluated")) == revealed
+    assert (folder.read_metrics()[-1]["test_accuracy"] is not None) == revealed
+    assert join_lines(folder.read_metrics(), folder.silo_ranks)[-1]["test_accuracy"] is not None
+    assert bool(result["warnings"]) == revealed
+
+
+def of_each() -> dict[int, list[int]]:
+    """The silos of each silo rank."""
+    return {rank: [silo for silo in range(SILOS) if owner(silo, (1, 2, 3)) == rank] for rank in (1, 2, 3)}
+
+
+def numbers(layout: wire.Layout) -> list[tuple[str, int]]:
+    """(type, how many) of each of its vectors."""
+    return [(dtype, math.prod(shape)) for dtype, shape in layout.values()]
+
+
+def explain_vectors(timeline: list[tuple[str, int, Any]], silos: dict[int, list[int]], *, gradients: bool) -> None:
+    """Every vector to rank 0 is an upload that was charged and then asked for, a sum of such, or a state that belongs
+    into a checkpoint; with ``gradients`` also those that the configuration reveals."""
+    owed: dict[int, deque[Any]] = {rank: deque() for rank in silos}
+    layout: dict[int, wire.Layout] = {}  # of the upload of a silo whose charges rank 0 has
+    for kind, rank, what in timeline:
+        if kind == "sent":
+            assert owed[rank], f"rank {rank} sent a vector of shape {tuple(what.shape)} that nothing explains"
+            assert owed[rank].popleft() == (str(what.dtype).removeprefix("torch."), what.numel())
+        elif kind == "asked" and what["do"] == "send":
+            for silo in what["silos"]:
+                owed[rank] += numbers(layout.pop(silo))
+        elif kind == "asked" and what["do"] == "reduce":
+            owed[rank] += numbers(wire.read_layout(what["up"]))
+            layout.clear()
+        elif kind == "said" and what["say"] == "computed":
+            layout |= dict.fromkeys(what["silos"], wire.read_layout(what["up"]))
+        elif kind == "said" and what["say"] == "states":
+            owed[rank] += numbers(wire.read_layout(what["states"])) * len(silos[rank])
+        elif kind == "asked" and what["do"] == "evaluate" and what["dissimilarity"]:
+            assert gradients
+            owed[rank] += numbers(wire.read_layout(what["model"])) * len(silos[rank])
+    assert not any(owed.values())
+
+
+def test_what_labels_a_silo_has_is_told_between_silo_ranks_only(tmp_path: Path) -> None:
+    network, _, _ = recorded(configured(tmp_path, early_stopping=None, personalise=None))
+    surveyed = [json.dumps([header["num_classes"], header["caveats"]]) for header in network.said("surveyed")]
+    assert len(set(surveyed)) == 1 and "rare" in surveyed[0], "the classes of all together, the same from every rank"
+    assert "rare" not in json.dumps([header for header in network.said() if header["say"] != "surveyed"])
+
+
+def test_dissimilarity_is_refused_where_rank_0_may_not_have_gradients(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"evaluation\.dissimilarity=true: .* evaluation\.reveal: server"):
+        recorded(configured(tmp_path, evaluation={"dissimilarity": True}))
+
+
+def test_a_run_that_is_resumed_knows_its_records_again_and_refuses_others(tmp_path: Path) -> None:
+    path = configured(tmp_path, checkpoint={"every": 1})
+    _, _, result = recorded(path)
+    key = RunFolder(Path(result["folder"])).silo_ranks / "key"
+    assert recorded(path)[2]["finished"] == result["finished"], "shown, not run again"
+    (tmp_path / "silo-2.csv").write_text((tmp_path / "silo-2.csv").read_text() + "\n0.0,0.0,no")
+    with pytest.raises(DataError, match="other records"):
+        recorded(path)
+    assert key.stat().st_mode & 0o777 == 0o600
+
+
+class Stateful(FedAvg):
+    """A stranger's algorithm at silo level: it sends what was released, and keeps what was not."""
+
+    def init_silos(self, model: Tensor, num_silos: int) -> Vectors:
+        return {"raw": model.new_zeros(num_silos, model.numel())}
+
+
+def test_states_that_may_be_no_releases_do_not_come_to_rank_0(tmp_path: Path) -> None:
+    algorithm = {"module": "tests.mpi.test_server_view:Stateful", "name": None}
+    with pytest.raises(UnsupportedError, match="states_are_released"):
+        recorded(configured(tmp_path, **{**OPTIONS["silo"], "algorithm": algorithm}))
