@@ -110,7 +110,7 @@ class Gaussian:
         if not std <= MOST_STD:
             raise UnsupportedError(
                 f"privacy.noise_multiplier={self.noise_multiplier:g}, times {factor:g} by the schedule, for "
-                f"{dimension} numbers: integers of 64 bits have no room for so much noise. Use less: nothing is left of a value "
-                "under it."
+                f"{dimension} numbers: integers of 64 bits have no room for so much noise. Use less: nothing is left "
+                "of a value under it."
             )
         return grid.step, std

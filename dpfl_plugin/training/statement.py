@@ -445,8 +445,8 @@ def _total(said: dict[str, Any]) -> list[str]:
     )
     lines = [
         "## Together with other runs on the same data\n",
-        f"This run shares a ledger with other runs. {held}{how} What other runs add to it after this was written adds to "
-        "these numbers. All together:\n",
+        f"This run shares a ledger with other runs. {held}{how} What other runs add to it after this was written adds "
+        "to these numbers. All together:\n",
         *_table(said["views"]["total"]),
     ]
     return ["\n".join(lines)]

@@ -120,7 +120,7 @@ MECHANISMS = (
         "noise without tails: beyond 4 standard deviations a release would be certain of its record",
         "core/draws.py",
         "rounded_normals.by_numpy(len(values), std, rng.bit_generator.random_raw)\n    out.",
-        "rounded_normals.by_numpy(len(values), std, rng.bit_generator.random_raw).clip(-3.9 * std, 3.9 * std)\n    out.",
+        "rounded_normals.by_numpy(len(values), std, rng.bit_generator.random_raw).clip(-3.9 * std, 3.9 * std)\n    out.",  # noqa: E501
         (NOISE + "::test_tails_of_the_mechanism",),
     ),
     Mutant(
