@@ -191,8 +191,8 @@ def factors(
 
     Args:
         constants: (b,) squared norms of the first layer's inputs; of_inputs: (L, b) those of the other layers', from
-            row 1 on, inf beyond `LONGEST`; of_outputs: (L, b) of the derivatives by the outputs; ones: (L,) 1 for layers
-            with a bias.
+            row 1 on, inf beyond `LONGEST`; of_outputs: (L, b) of the derivatives by the outputs; ones: (L,) 1 for
+            layers with a bias.
         bounds: (1,) C, or (L,), a bound for each layer.
         norms: (n, b), n the length of ``bounds``, are written; so are ``found``, (n, b), the factors.
 
