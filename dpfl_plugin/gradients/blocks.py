@@ -136,6 +136,7 @@ def chunk_of(count: int, most: int, depth: int | None = None) -> int:
         UnsupportedError: there are so many that nothing is proven of their sum.
     """
     size = max(1, min(most, AT_A_TIME))
+    size = max(1, -(-count // max(1, -(-count // size))))  # as equal as can be, so that buffers can be kept
     if slack(count, size, depth=depth) > SUM_SLACK:
         raise UnsupportedError(
             f"a batch of {count:,} records, {size:,} at a time, is too large: rounding could move its sum by more than "
