@@ -695,7 +695,7 @@ def _check_engine(
     bounds = bounds if isinstance(bounds, tuple) else 1.0
     try:
         with torch.no_grad():
-            engines.clipped_sum_and_norms(engine, model, batch, bounds, torch.empty_like(model))
+            engines.clipped_sum_and_norms(engine, model, batch, bounds, torch.empty_like(model, dtype=torch.float64))
     except PluginError:
         raise
     except Exception as error:  # a stranger's code may fail in any way
