@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
+import logging
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -25,21 +26,28 @@ from torch import nn
 
 from dpfl_plugin.adapters.agreement import Agreement
 from dpfl_plugin.adapters.message import PROTOCOL, Message, check_vectors, value_of
+from dpfl_plugin.adapters.owner import begins, place, plan_facts, plan_of, silo_limits
 from dpfl_plugin.adapters.records import silo_of
 from dpfl_plugin.algorithms.base import RoundPlan
 from dpfl_plugin.config.load import to_yaml
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.data.base import Holding, Survey, digest
-from dpfl_plugin.errors import ConfigError, DataError, LedgerError, MessageError, require
+from dpfl_plugin.errors import ConfigError, DataError, LedgerError, LimitError, MessageError, require
 from dpfl_plugin.gradients.base import Loss
 from dpfl_plugin.oracle import Draw
+from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.ledger import Ledger
+from dpfl_plugin.training import lifetime as lifetimes
 from dpfl_plugin.training.accounting import PrivacyAccount
 from dpfl_plugin.training.build import build
 from dpfl_plugin.training.folder import RunFolder, locked, to_json, write_atomic
+from dpfl_plugin.training.grant import Grant
+from dpfl_plugin.training.lifetime import Lifetime
+from dpfl_plugin.training.limits import Limits, Surroundings
 from dpfl_plugin.training.statement import markdown, statement
 
+LOG: Final = logging.getLogger("dpfl_plugin.silo")
 STATE: Final = "state.safetensors"
 MEASUREMENTS: Final = (
     "What the platform itself sends is not covered by any epsilon here: losses, accuracies and numbers of records that "
@@ -80,6 +88,11 @@ def failure(agreement: Agreement, id: int, message: Message) -> Message:
     return Message({**_facts(agreement, id, round if sane else 0, tag if sane else ""), "status": "failed"})
 
 
+def refusal(agreement: Agreement, id: int, message: Message, error: LimitError) -> Message:
+    """The answer of a silo whose owner does not let it take part, with the reason; nothing was released."""
+    return Message({**failure(agreement, id, message).header, "status": "refused", "reason": error.public[:500]})
+
+
 def _facts(agreement: Agreement, id: int, round: Any, tag: Any) -> dict[str, Any]:
     return {"dpfl": PROTOCOL, "run": agreement.run, "round": round, "tag": tag, "silo": id}
 
@@ -91,12 +104,21 @@ class Silo:
         id: from 0 to M - 1, the same whenever and wherever this silo's process is started.
         model: the project's own; a copy of it is used.
         records: see `records.silo_of`.
-        folder: this silo's own; made if it is missing.
+        folder: this silo's own; made if it is missing. None for a place in the folder of the limits, which is where
+            it has to be if there are limits.
         loss: (outputs (n, ...), labels (n,)) -> (n,), one value for each record; None for what the agreement says.
         draw: names the random bits of a round, for simulations that are to be repeated: whoever knows them can compute
             the noise. None for noise from the operating system.
+        limits: what the owner of the records lets be released. None for what the owner has set on this machine (see
+            `find_limits`), without which only a simulation begins.
+        surroundings: whether the records are somebody's own ("deployment"), or of whoever runs the whole
+            ("simulation").
+
+    Attributes:
+        begins: a line for the log: agreed epsilon, folder, and what is left of the lifetime budget.
 
     Raises:
+        LimitError: the agreement is more than the owner allows, or nobody has set limits.
         ConfigError, DataError: something is wrong with the configuration, the model or the records; or the folder is
             that of another silo, another agreement or other records.
         BusyError: another process has the folder.
@@ -109,23 +131,38 @@ class Silo:
         id: int,
         model: nn.Module,
         records: Any,
-        folder: Path | str,
+        folder: Path | str | None = None,
         *,
         loss: Loss | None = None,
         draw: Callable[[int], Draw] | None = None,
+        limits: Limits | None = None,
+        surroundings: Surroundings = "deployment",
     ) -> None:
         require(0 <= id < agreement.num_silos, "silo id", id, f"be in 0..{agreement.num_silos - 1}")
         agreement.flatten(model)  # it is the one that was agreed on
         self.id, self._agreement, self._draw = id, agreement, draw or _fresh_draw
-        self._files, self._stack = RunFolder(Path(folder)), contextlib.ExitStack()
+        limits = limits or silo_limits(surroundings)
+        if limits is not None:
+            limits.check(agreement.config)
+            if draw is not None and surroundings == "deployment":
+                limits.refuse("noise that somebody can repeat (draw) is for simulations", "leave draw out")
+        self._files, self._stack = RunFolder(place(folder, limits, agreement, id)), contextlib.ExitStack()
         with contextlib.ExitStack() as stack:
-            self._files.path.mkdir(parents=True, exist_ok=True)
+            lifetime = None if limits is None else stack.enter_context(lifetimes.opened(limits))
+            self._files.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             taken = f"{self._files.path}: another process ({{holder}}) is this silo. End it first."
             stack.enter_context(locked(self._files.path / ".lock", taken, optional=False))
-            self._open(model, records, loss, stack)
+            self._open(model, records, loss, lifetime, stack)
             self._stack = stack.pop_all()
 
-    def _open(self, model: nn.Module, records: Any, loss: Loss | None, stack: contextlib.ExitStack) -> None:
+    def _open(
+        self,
+        model: nn.Module,
+        records: Any,
+        loss: Loss | None,
+        lifetime: Lifetime | None,
+        stack: contextlib.ExitStack,
+    ) -> None:
         agreement, model = self._agreement, copy.deepcopy(model).eval()
         mine = silo_of(records, model)
         require(
@@ -156,6 +193,13 @@ class Silo:
         )
         self._host, self._rules, self._accountant = parts.host, parts.rules, parts.accountant
         self._caveats, self._device = parts.caveats, parts.model.device
+        key = f"{agreement.run}-silo-{self.id}"
+        plan = plan_of(self._config, agreement, parts, known, self._files.ledger, self.id, needed=lifetime is not None)
+        planned = None if plan is None else list(plan.planned)
+        if lifetime is not None:
+            assert plan is not None
+            name, relation = f"{self._config.name}, silo {self.id}", parts.rules.release(1.0).neighbouring
+            planned = lifetime.begin(key, name, plan, sha256, relation)
         facts = {
             "run": agreement.run,
             "silo": self.id,
@@ -163,10 +207,14 @@ class Silo:
             "noise_multiplier": parts.noise_multiplier,
             "num_records": list(parts.num_records),
             "records_sha256": sha256,
+            **plan_facts(plan),
         }
         write_atomic(self._files.config, to_yaml(self._config))
         ledger = Ledger(self._files.ledger, facts) if known is None else Ledger.open(self._files.ledger)
         self._ledger = stack.enter_context(ledger)
+        self._grant = None if planned is None else Grant({self.id: planned}, ledger, lifetime, key)
+        self.begins = begins(self.id, plan, self._files.path, lifetime)
+        LOG.info("%s", self.begins)
         self._kept = _load(self._files.path / STATE, ledger, self._host.states)
         self._account = PrivacyAccount(
             self._config,
@@ -225,7 +273,8 @@ class Silo:
                 "old message, or the server lost its folder."
             )
         settled = self._settled(counted)
-        why = self._spent(round, plan)
+        draw = self._draw(round)
+        why = self._spent(round, plan, draw)
         if why is not None:
             self.write_statement()
             return self._answer(round, tag, "spent", reason=why)
@@ -233,9 +282,8 @@ class Silo:
         self._host.states = settled.states
         self._account.begin_round(round, plan)
         try:
-            up, charges = self._host.run([self.id], down, plan, self._draw(round))
-            self._account.append(charges)
-            self._account.sync()  # before anything of the upload leaves, or is kept
+            up, charges = self._host.run([self.id], down, plan, draw)
+            self._charge(charges)  # before anything of the upload leaves, or is kept
             staged = self._host.staged()
         finally:
             self._host.discard()
@@ -248,6 +296,14 @@ class Silo:
         if round + 1 == self._config.rounds or number & (number - 1) == 0:  # writing it takes longer than a small round
             self.write_statement()
         return Message(answer.header, upload)
+
+    def _charge(self, charges: list[Charge]) -> None:
+        """To the owner's ledger first: what this silo's own holds, that one has to know of."""
+        if self._grant is not None:
+            self._grant.append(charges)
+            self._grant.sync()
+        self._account.append(charges)
+        self._account.sync()
 
     def failure(self, message: Message) -> Message:
         """What to answer where `answer` raised: that there is nothing. Why stays here, as it may tell of records."""
@@ -312,7 +368,7 @@ class Silo:
             )
         return _Kept(kept.states, kept.counted)
 
-    def _spent(self, round: int, plan: RoundPlan) -> str | None:
+    def _spent(self, round: int, plan: RoundPlan, draw: Draw) -> str | None:
         """Why this silo takes no part; None if it does. Decided by what it released, never by its records."""
         rounds = self._config.rounds
         if rounds is not None and round >= rounds:
@@ -320,7 +376,13 @@ class Silo:
         eligible = self._account.eligible()
         if eligible is not None and self.id not in eligible:
             return f"it took part in max_participations={self._config.max_participations} rounds"
-        return None if self._account.affords(round, plan) else self._account.why_not()
+        if self._grant is None:
+            return None if self._account.affords(round, plan) else self._account.why_not()
+        lack = self._grant.lacking(self._account.charges(round, plan, draw.noise_id))
+        if lack is None:
+            return None
+        more = self._account.why_not() if lack.planned and self._config.privacy.epsilon is not None else ""
+        return f"{lack}: {more}" if more else str(lack)
 
     def write_statement(self) -> None:
         """Write `privacy.md` and `ledger.json`: what this silo's ledger proves.

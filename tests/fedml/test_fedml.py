@@ -16,9 +16,9 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from dpfl_plugin.adapters import Server, Silo, agree
+from dpfl_plugin.adapters import Server, agree
 from dpfl_plugin.privacy.ledger import Ledger
-from tests.adapters.federation import draws
+from tests.adapters.federation import SimulatedSilo, draws
 from tests.adapters.reference import EXACT, NOISY, check_noise, scaffold
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -191,7 +191,7 @@ def plain_loop(folder, kind, asked=lambda round: [0, 1, 2]):
     agreement = agree(SETTINGS, num_silos=3, model=model)
     server, silos = Server(agreement, model), []
     for silo, data in enumerate(data_of(folder)):
-        silos.append(Silo(agreement, silo, model, data, folder / "loop" / str(silo), draw=draws(5, "same")))
+        silos.append(SimulatedSilo(agreement, silo, model, data, folder / "loop" / str(silo), draw=draws(5, "same")))
     for round in range(4):
         message = server.begin(asked(round))
         for silo in server.asked:

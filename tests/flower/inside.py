@@ -14,9 +14,10 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.task_identity import TaskIdentity
 from silos.task import draws, make_model
 
-from dpfl_plugin.adapters import Server, Silo, agree
+from dpfl_plugin.adapters import Server, agree
 from dpfl_plugin.adapters.flower import PrivateStrategy, private_client_app
 from dpfl_plugin.errors import ConfigError, UnsupportedError
+from tests.adapters.federation import SimulatedSilo
 
 SETTINGS = {
     "rounds": 4,
@@ -105,7 +106,7 @@ def plain_loop(folder, name, kind="linear", rounds=4, settings=SETTINGS, lost=la
     model = make_model(kind)
     agreement = agree(settings, num_silos=3, model=model)
     server = Server(agreement, model)
-    silos = [Silo(agreement, i, model, data(i), folder / f"plain-{i}", draw=draws(0, name)) for i in range(3)]
+    silos = [SimulatedSilo(agreement, i, model, data(i), folder / f"plain-{i}", draw=draws(0, name)) for i in range(3)]
     for round in range(rounds):
         message = server.begin()
         for silo in server.asked:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dpfl_plugin.adapters import Server, Silo, agree
+from dpfl_plugin.adapters import Server, agree
 from dpfl_plugin.privacy.ledger import Ledger
 from tests.adapters.reference import EXACT, NOISY, check_noise, scaffold
 from tests.flower.processes import BIN, OFF, ROOT, Flower, free_port, listens, needs_flower
@@ -61,7 +61,7 @@ def plain_loop(task, data, folder, kind):
     model = task.make_model(kind)
     agreement, draw = agree(SETTINGS, num_silos=3, model=model), task.draws(5, "same")
     server = Server(agreement, model)
-    silos = [Silo(agreement, i, model, task.load(data, i), folder / f"{i}", draw=draw) for i in range(3)]
+    silos = [SimulatedSilo(agreement, i, model, task.load(data, i), folder / f"{i}", draw=draw) for i in range(3)]
     while (message := server.begin()) is not None:
         for silo in server.asked:
             assert server.receive(silo, silos[silo].answer(message)) is None
