@@ -20,12 +20,14 @@ from torch import nn
 
 from dpfl_plugin.adapters.agreement import Agreement, agree
 from dpfl_plugin.adapters.message import HEADER, PROTOCOL, Message
+from dpfl_plugin.adapters.owner import silo_limits
 from dpfl_plugin.adapters.platforms import check_version, folder_from
 from dpfl_plugin.adapters.server import Server
-from dpfl_plugin.adapters.silo import Silo, failure
-from dpfl_plugin.errors import ConfigError, DpflError, MessageError, UnsupportedError
+from dpfl_plugin.adapters.silo import Silo, failure, refusal
+from dpfl_plugin.errors import ConfigError, DpflError, LimitError, MessageError, UnsupportedError
 from dpfl_plugin.gradients.base import Loss
 from dpfl_plugin.oracle import Draw
+from dpfl_plugin.training.limits import Surroundings
 
 TESTED: Final = ("0.9.6",)
 SOURCE: Final = "dpfl_args: dpfl"
@@ -56,6 +58,7 @@ def private_runner(
         loss, draw: see `Silo`.
 
     Raises:
+        LimitError: this process is a silo's, no simulation, and the owner of its data has set no limits.
         ConfigError: a setting is missing or wrong.
         UnsupportedError: the settings ask for what would not be private, or for another optimizer of FedML's.
     """
@@ -70,9 +73,11 @@ def private_runner(
     trainer = PrivateTrainer(inner, args, agreement, dataset[RECORDS], folder, loss, draw)
     made = server_aggregator or create_server_aggregator(copy.deepcopy(model), args)
     aggregator = PrivateAggregator(made, args, agreement, folder)
-    simulated = args.training_type == "simulation"
+    simulated = surroundings(args) == "simulation"
     if not simulated:
         _end_when_over()
+        if _is_silo(args):
+            silo_limits("deployment")  # without them it does not begin
     if simulated and args.backend == "sp":
         runner = FedMLRunner(args, device, equal, model)
         _take_over(runner.runner.fl_trainer, trainer, aggregator)
@@ -80,6 +85,15 @@ def private_runner(
     if simulated:
         _collect_over_mpi()
     return FedMLRunner(args, device, equal, model, trainer, aggregator)
+
+
+def surroundings(args: Any) -> Surroundings:
+    """Where this process runs, by its own arguments; what is not FedML's simulation is a deployment."""
+    return "simulation" if getattr(args, "training_type", None) == "simulation" else "deployment"
+
+
+def _is_silo(args: Any) -> bool:
+    return str(getattr(args, "rank", "")) != "0"
 
 
 def _agreement(args: Any, model: nn.Module) -> Agreement:
@@ -145,18 +159,33 @@ class PrivateTrainer(ClientTrainer):
         found = [silo for silo, loader in self._records.items() if loader is train_data]
         if len(found) != 1:
             raise ConfigError("the training data are not those of one silo: give every silo a loader of its own.")
-        asked, folder = self._asked, self._folder / f"silo-{found[0]}"
+        asked, where = self._asked, surroundings(self.args)
         if asked.header.get("over"):
             self._answer = Message({"dpfl": PROTOCOL, "silo": found[0], "status": "over"})
             return
         try:
+            # In a simulation every silo is an owner of its own; else the folder is where the owner says.
+            limits = silo_limits(where, own=found[0] if where == "simulation" else None)
+            folder = self._folder / f"silo-{found[0]}" if limits is None else None
             with Silo(
-                self._agreement, found[0], self._inner.model, train_data, folder, loss=self._loss, draw=self._draw
+                self._agreement,
+                found[0],
+                self._inner.model,
+                train_data,
+                folder,
+                loss=self._loss,
+                draw=self._draw,
+                limits=limits,
+                surroundings=where,
             ) as silo:
                 self._answer = silo.answer(asked)
         except Exception as error:
-            if self.args.training_type == "simulation":
+            if where == "simulation":
                 raise  # to whom it belongs
+            if isinstance(error, LimitError):
+                LOG.error("silo %d takes no part: %s", found[0], error)
+                self._answer = refusal(self._agreement, found[0], asked, error)
+                return
             # A process that ends here would let FedML's server wait for ever; and the text stays here.
             LOG.error("silo %d: %s", found[0], error, exc_info=not isinstance(error, DpflError | OSError))
             self._answer = failure(self._agreement, found[0], asked)

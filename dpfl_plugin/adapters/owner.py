@@ -31,26 +31,30 @@ KEPT_NO_PLAN: Final = (
 def silo_limits(
     surroundings: Surroundings, named: object = None, by: str = "", *, own: int | None = None
 ) -> Limits | None:
-    """The limits that the owner of a silo's data has set on this machine.
+    """The limits that the owner of a silo's data has set on this machine; None in a simulation without any.
 
     Args:
         surroundings: None are needed in a simulation only; decided by whoever starts this process, never by a server.
         named, by: see `find_limits`. own: the silo, where one machine plays several, each an owner of its own.
 
     Raises:
-        LimitError: a deployment has none. ConfigError: see `find_limits`.
+        LimitError: a deployment has none, or they cannot be used (see `find_limits`).
     """
-    limits = find_limits(named, by)
+    try:
+        limits = find_limits(named, by)
+    except ConfigError as error:
+        raise LimitError(str(error), "the limits on the silo's machine cannot be used; its own log says why") from error
     if limits is None and surroundings == "deployment":
         raise LimitError(f"{NONE_SET}.", "the owner of the data has set no limits")
     if limits is None:
-        _warn_once(SIMULATED)
+        say_once(logging.WARNING, SIMULATED)
     return limits if limits is None or own is None else limits.of_silo(own)
 
 
 @functools.cache
-def _warn_once(text: str) -> None:
-    LOG.warning("%s", text)
+def say_once(level: int, text: str) -> None:
+    """To the silo's log; a platform may open a silo for every message."""
+    LOG.log(level, "%s", text)
 
 
 def place(folder: Path | str | None, limits: Limits | None, agreement: Agreement, id: int) -> Path:

@@ -26,7 +26,7 @@ from torch import nn
 
 from dpfl_plugin.adapters.agreement import Agreement
 from dpfl_plugin.adapters.message import PROTOCOL, Message, check_vectors, value_of
-from dpfl_plugin.adapters.owner import begins, place, plan_facts, plan_of, silo_limits
+from dpfl_plugin.adapters.owner import begins, place, plan_facts, plan_of, say_once, silo_limits
 from dpfl_plugin.adapters.records import silo_of
 from dpfl_plugin.algorithms.base import RoundPlan
 from dpfl_plugin.config.load import to_yaml
@@ -47,7 +47,6 @@ from dpfl_plugin.training.lifetime import Lifetime
 from dpfl_plugin.training.limits import Limits, Surroundings
 from dpfl_plugin.training.statement import markdown, statement
 
-LOG: Final = logging.getLogger("dpfl_plugin.silo")
 STATE: Final = "state.safetensors"
 MEASUREMENTS: Final = (
     "What the platform itself sends is not covered by any epsilon here: losses, accuracies and numbers of records that "
@@ -144,8 +143,7 @@ class Silo:
         limits = limits or silo_limits(surroundings)
         if limits is not None:
             limits.check(agreement.config)
-            if draw is not None and surroundings == "deployment":
-                limits.refuse("noise that somebody can repeat (draw) is for simulations", "leave draw out")
+            limits.check_noise(repeatable=draw is not None)
         self._files, self._stack = RunFolder(place(folder, limits, agreement, id)), contextlib.ExitStack()
         with contextlib.ExitStack() as stack:
             lifetime = None if limits is None else stack.enter_context(lifetimes.opened(limits))
@@ -214,7 +212,7 @@ class Silo:
         self._ledger = stack.enter_context(ledger)
         self._grant = None if planned is None else Grant({self.id: planned}, ledger, lifetime, key)
         self.begins = begins(self.id, plan, self._files.path, lifetime)
-        LOG.info("%s", self.begins)
+        say_once(logging.INFO, self.begins)
         self._kept = _load(self._files.path / STATE, ledger, self._host.states)
         self._account = PrivacyAccount(
             self._config,

@@ -145,8 +145,8 @@ class Lifetime:
         ):
             if not asked + spent <= most * (1 + ROUNDING):
                 limits.refuse(
-                    f"the agreement's plan comes to {key} {asked:.6g}; of the {most:.6g} that the owner allows over the "
-                    f"data's lifetime {spent:.6g} is spent, so that {max(0.0, most - spent):.6g} is left"
+                    f"the agreement's plan comes to {key} {asked:.6g}; of the {most:.6g} that the owner allows over "
+                    f"the data's lifetime {spent:.6g} is spent, so that {max(0.0, most - spent):.6g} is left"
                 )
 
     def of(self, agreement: str) -> list[Charge]:

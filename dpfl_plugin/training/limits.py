@@ -6,6 +6,7 @@
     unit: record             # what is protected: each record, or the silo's data as a whole: silo
     data: patients           # a name for the data; all agreements on data of this name add up
     send: []                 # what may be sent besides private releases
+    repeatable: false        # whether noise may be such as others can compute: for trials with made-up data
 
 Whatever a server proposes is checked against it. It is read from a place that no server can name: an argument of this
 machine's own code or settings, the environment variable DPFL_LIMITS, or a default place.
@@ -59,6 +60,7 @@ class Limits:
         data: the name of the data. All that is released of data of this name adds up, whatever the records are: they
             may grow, be sorted anew or be encoded in another way.
         send: what may be sent besides private releases, of `SEND`.
+        repeatable: whether noise may come from a seed, so that whoever knows it can compute it.
         source: the file, for messages.
     """
 
@@ -68,6 +70,7 @@ class Limits:
     unit: Unit = "record"
     data: str = "data"
     send: frozenset[str] = frozenset()
+    repeatable: bool = False
     source: str = "limits"
 
     def __post_init__(self) -> None:
@@ -77,6 +80,7 @@ class Limits:
             ("epsilon", _number(self.epsilon) and 0 < self.epsilon < math.inf, "be a number above 0"),
             ("delta", _number(self.delta) and 0 < self.delta < 1, "be a number in (0, 1)"),
             ("unit", self.unit in ("record", "silo"), "be record or silo"),
+            ("repeatable", isinstance(self.repeatable, bool), "be true or false"),
             ("data", bool(_NAME.fullmatch(str(self.data))), "be a name of letters, digits, '_', '-' and '.'"),
         ):
             if not ok:
@@ -129,6 +133,19 @@ class Limits:
                 f"privacy.accountant {privacy.accountant.name!r} is not one of {', '.join(ACCOUNTANTS)}, by which the "
                 "owner of the data counts",
                 "use one of them",
+            )
+
+    def check_noise(self, repeatable: bool) -> None:
+        """Check where noise comes from.
+
+        Raises:
+            LimitError: others can compute it, and the owner does not say that they may.
+        """
+        if repeatable and not self.repeatable:
+            self.refuse(
+                "the noise would come from a seed, and whoever knows that can compute it",
+                "use noise of the operating system (privacy.secure: true, no draw); or, with made-up data, set "
+                "repeatable: true",
             )
 
     def allow(self, extra: Extra, what: str) -> None:
