@@ -35,9 +35,9 @@ class LimitError(DpflError):
 
     exit_code = 3
 
-    def __init__(self, message: str, public: str) -> None:
+    def __init__(self, message: str, public: str | None = None) -> None:
         super().__init__(message)
-        self.public = public
+        self.public = message if public is None else public
 
 
 class DataError(DpflError, ValueError):

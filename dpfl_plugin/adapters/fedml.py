@@ -66,6 +66,9 @@ def private_runner(
 
     agreement = _agreement(args, model)
     _check(args, agreement)
+    simulated = surroundings(args) == "simulation"
+    if not simulated and _is_silo(args):
+        silo_limits("deployment")  # without them it does not begin
     folder = _folder(args)
     equal = list(dataset)
     equal[NUM_RECORDS] = dict.fromkeys(range(agreement.num_silos), 1)  # what would weigh uploads, and be sent
@@ -73,11 +76,8 @@ def private_runner(
     trainer = PrivateTrainer(inner, args, agreement, dataset[RECORDS], folder, loss, draw)
     made = server_aggregator or create_server_aggregator(copy.deepcopy(model), args)
     aggregator = PrivateAggregator(made, args, agreement, folder)
-    simulated = surroundings(args) == "simulation"
     if not simulated:
         _end_when_over()
-        if _is_silo(args):
-            silo_limits("deployment")  # without them it does not begin
     if simulated and args.backend == "sp":
         runner = FedMLRunner(args, device, equal, model)
         _take_over(runner.runner.fl_trainer, trainer, aggregator)

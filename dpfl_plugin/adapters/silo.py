@@ -197,7 +197,7 @@ class Silo:
         if lifetime is not None:
             assert plan is not None
             name, relation = f"{self._config.name}, silo {self.id}", parts.rules.release(1.0).neighbouring
-            planned = lifetime.begin(key, name, plan, sha256, relation)
+            planned = lifetime.begin(key, name, {self.id: plan}, sha256, relation)[self.id]
         facts = {
             "run": agreement.run,
             "silo": self.id,

@@ -35,7 +35,7 @@ import math
 import os
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -88,13 +88,17 @@ class Lifetime:
         epsilon, delta = self.spent
         return max(0.0, self.limits.epsilon - epsilon), max(0.0, self.limits.delta - delta)
 
-    def begin(self, agreement: str, name: str, plan: AgreedPlan, records: str, neighbouring: str) -> list[Planned]:
-        """Reserve an agreement's plan, unless that was done before; the slots of it, whatever of them was used.
+    def begin(
+        self, agreement: str, name: str, plans: Mapping[int, AgreedPlan], records: str, neighbouring: str
+    ) -> dict[int, list[Planned]]:
+        """Reserve an agreement's plan, unless that was done before; the slots of each silo, whatever of them was used.
 
-        On disk when it returns.
+        Of several silos that this owner's data are at in one agreement each record is at one, so that the largest
+        epsilon of theirs is that of all. On disk when it returns.
 
         Args:
             agreement: what tells it from all others; name: for people.
+            plans: of each silo.
             records: a digest of the records, which is kept as one that is keyed by a secret.
             neighbouring: the relation of all its releases.
 
@@ -102,8 +106,11 @@ class Lifetime:
             LimitError: nothing, or not enough, is left.
         """
         known = next((facts for facts in self._ledger.runs if facts["noise"] == agreement), None)
-        more = (0.0, 0.0) if known is not None else (plan.epsilon, plan.delta)  # the limits may have been lowered
-        self._check(*more, neighbouring)
+        epsilon, delta = max(plan.epsilon for plan in plans.values()), max(plan.delta for plan in plans.values())
+        if known is None:
+            self._check(epsilon, delta, neighbouring)
+        else:
+            self._check(0.0, 0.0, neighbouring)  # the owner may have lowered the limits
         keyed = hmac.new(self._secret, records.encode(), "sha256").hexdigest()[:32]
         last = next((facts.get("records") for facts in reversed(self._ledger.runs)), keyed)
         if last != keyed:
@@ -119,12 +126,12 @@ class Lifetime:
         facts = known or {
             "noise": agreement,
             "name": name,
-            "epsilon": plan.epsilon,
-            "delta": plan.delta,
+            "epsilon": epsilon,
+            "delta": delta,
             "neighbouring": neighbouring,
             "records": keyed,
             "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "slots": to_plain(plan.planned),
+            "slots": {str(silo): to_plain(plan.planned) for silo, plan in plans.items()},
         }
         self._ledger.begin_run(facts)
         self.sync()
@@ -238,8 +245,8 @@ def _reservations(ledger: Ledger) -> dict[str, Reservation]:
     return found
 
 
-def _slots(facts: dict[str, Any]) -> list[Planned]:
-    return from_plain(facts.get("slots", ()))
+def _slots(facts: dict[str, Any]) -> dict[int, list[Planned]]:
+    return {int(silo): from_plain(slots) for silo, slots in facts.get("slots", {}).items()}
 
 
 def _head(marker: Path) -> str | None:

@@ -62,6 +62,11 @@ class Project:
             x = rng.standard_normal((size, 4)) + silo
             np.savez(folder / "data" / f"{silo}.npz", x=x, y=rng.integers(0, 3, size))
         self.port = free_ports(4)
+        for rank in range(1, 4):  # of the owner of the data of each rank
+            path = folder / f"limits-{rank}.yaml"
+            limits = {"folder": str(folder / f"owner-{rank}"), "epsilon": 1000, "delta": 1e-3, "repeatable": True}
+            path.write_text(yaml.safe_dump(limits))
+            path.chmod(0o600)
         rows = [f"{rank},{rank},127.0.0.1,{self.port + rank}" for rank in range(4)]
         (folder / "ips.csv").write_text("\n".join(["eid,rank,grpc_server_ip,grpc_server_port", *rows]) + "\n")
         common = {"training_type": training_type, "random_seed": 0}
@@ -98,6 +103,7 @@ class Project:
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": f"{OFFLINE}{os.pathsep}{ROOT}",
             "DPFL_TEST_DRAW": draw,
+            "DPFL_TEST_LIMITS": str(self.folder / "limits-{rank}.yaml"),
             "OMPI_ALLOW_RUN_AS_ROOT": "1",
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
             "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
@@ -225,8 +231,9 @@ def test_fedml_gives_the_result_of_a_plain_loop(tmp_path, mode):
     assert (summary["status"], summary["rounds"], summary["refused"]) == ("done", 4, []), said
     torch.testing.assert_close(final_model(tmp_path), plain_loop(tmp_path, model), rtol=0, atol=1e-12)
     for silo in range(3):
-        charges = list(Ledger.open(tmp_path / "silos" / f"silo-{silo}" / "ledger.jsonl", append=False))
+        charges = charges_of(tmp_path, silo)
         assert {charge.silo for charge in charges} == {silo} and len(charges) == 4
+    assert training_type == "simulation" or f"silo {silo}: agreed epsilon" in said
 
 
 def test_without_noise_fedml_computes_the_scaffold_of_the_paper(tmp_path):
@@ -251,7 +258,10 @@ def summary_of(folder):
 
 
 def charges_of(folder, silo):
-    return list(Ledger.open(folder / "silos" / f"silo-{silo}" / "ledger.jsonl", append=False))
+    """From where its owner keeps them, or in a simulation the project."""
+    places = [*folder.glob(f"owner-*/silo-{silo}-*"), *folder.glob(f"silos/silo-{silo}")]
+    (place,) = places
+    return list(Ledger.open(place / "ledger.jsonl", append=False))
 
 
 def test_silos_that_are_killed_are_waited_for_and_go_on_from_their_folders(tmp_path):
