@@ -140,7 +140,7 @@ class Silo:
         require(0 <= id < agreement.num_silos, "silo id", id, f"be in 0..{agreement.num_silos - 1}")
         agreement.flatten(model)  # it is the one that was agreed on
         self.id, self._agreement, self._draw = id, agreement, draw or _fresh_draw
-        limits = limits or silo_limits(surroundings)
+        limits = limits or silo_limits(surroundings, own=id if surroundings == "simulation" else None)
         if limits is not None:
             limits.check(agreement.config)
             limits.check_noise(repeatable=draw is not None)
