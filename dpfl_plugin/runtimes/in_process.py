@@ -81,7 +81,7 @@ class InProcess:
 
 
 class InProcessPlace:
-    """All silos in one process, one stack after another; within the limits of their owner, where some are set."""
+    """All silos in one process, one stack after another."""
 
     def __init__(self) -> None:
         self._custody = Custody()

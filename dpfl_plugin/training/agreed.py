@@ -6,8 +6,8 @@ It is worked out from public things: settings, the algorithm's round plans, and 
 * What the algorithm plans for each round is rehearsed without records. Where the length of a round depends on draws, it
   is the most that any draws allow (``most_gradients``); else it is what the seed of the settings says.
 * With an epsilon, the plan is that of as many rounds as fit the budget, together and in order. Where a budget alone
-  ends the run, this is found before it begins. Where all releases are alike, rounds that have to be run again (a void
-  round, a silo that was killed) may use what the budget has room for beyond the agreed rounds, up to as many again.
+  ends the run, this is found before it begins. Where all releases are alike, it is as many of them as fit, to twice
+  those of all rounds: what there is room for beyond is for rounds that are run again (a void one, a silo killed in it).
 * Without an epsilon it is all rounds, and, where all releases are alike, room for `SPARE` rounds that are run again.
 * With ``max_participations``, each kind of release is planned as often as the rounds with most of it make it, as many
   rounds as the cap allows.
@@ -16,7 +16,7 @@ It is worked out from public things: settings, the algorithm's round plans, and 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -79,7 +79,8 @@ class _Rounds:
         self._account = open_ended.account(rules.noise_multiplier)
         self._ahead = rounds_ahead(self._account, open_ended.planner, self._limit)
         self._of_round: list[tuple[Planned, ...]] = []
-        self._of_cost: dict[RoundCost, tuple[Planned, ...]] = {}
+        self._drawn: list[tuple[Planned, ...]] = []  # the same, as long as the seed's draws make them
+        self._of_cost: dict[RoundCost, tuple[tuple[Planned, ...], tuple[Planned, ...]]] = {}
         releases = beside(prospect.config, prospect.accountant)
         self._beside = [
             replace(one, count=one.count * count)
@@ -91,46 +92,67 @@ class _Rounds:
         def fits(planned: Sequence[Planned]) -> bool:
             return budget is None or all(budget.fits(terms) for terms in undominated(compositions(planned)))
 
-        if budget is not None and self._config.rounds is not None:  # noise is solved for all rounds together
-            for terms in undominated(compositions(self._first(self._limit))):
-                budget.holds(terms)
-        if budget is None:
-            rounds = self._limit
+        whole: list[Planned] = []
+        if self._config.rounds is not None:
+            whole = self._first(self._limit)
+            if budget is not None:  # noise is solved for all rounds together: then fewer fit, too
+                for all_rounds in (self._first(self._limit, longest=False), whole):
+                    for terms in undominated(compositions(all_rounds)):
+                        budget.holds(terms)
+        if len(whole) == 1 and not self._beside:
+            planned = self._alike(whole[0], fits, spare=SPARE if budget is None else None)
         else:
-            rounds = most(lambda n: self._known(n) == n and fits(self._first(n)), self._limit, self._limit)
-        if rounds == 0:
+            planned = self._in_order(fits)
+        if not planned:
             raise ConfigError(
                 f"privacy.epsilon={self._config.privacy.epsilon!r} does not allow a single round. Raise it, or ask for "
                 "more noise or fewer local steps."
             )
-        planned = self._first(rounds)
-        if rounds < self._limit or self._config.rounds is None or len(planned) != 1 or self._beside:
-            return tuple(planned)
-        one, longest = planned[0], max(sum(p.count for p in each) for each in self._of_round)
-        spare = SPARE * longest if budget is None else one.count
-        cap = self._config.max_participations
-        spare = spare if cap is None else max(0, min(spare, cap * longest - one.count))
-        extra = most(lambda more: fits([replace(one, count=one.count + more)]), spare, spare) if spare else 0
-        return (replace(one, count=one.count + extra),)
+        return tuple(planned)
+
+    def _alike(self, one: Planned, fits: Callable[[Sequence[Planned]], bool], spare: int | None) -> list[Planned]:
+        """All releases are of one kind: as many as fit, to twice those of all rounds; or ``spare`` rounds more."""
+        longest, cap = max(sum(p.count for p in each) for each in self._of_round), self._config.max_participations
+        limit = 2 * one.count if spare is None else one.count + spare * longest
+        limit = limit if cap is None else min(limit, cap * longest)
+        count = most(lambda n: fits([replace(one, count=n)]), limit, min(one.count, limit))
+        return [replace(one, count=count)] if count else []
+
+    def _in_order(self, fits: Callable[[Sequence[Planned]], bool]) -> list[Planned]:
+        """The first rounds, as many as fit: the longest that draws allow, or where not all of these do, as drawn."""
+        rounds = self._most(fits, longest=True)
+        if rounds == self._limit or self._of_round == self._drawn:
+            return self._first(rounds)
+        return self._first(self._most(fits, longest=False), longest=False)
+
+    def _most(self, fits: Callable[[Sequence[Planned]], bool], *, longest: bool) -> int:
+        def fit(rounds: int) -> bool:
+            return self._known(rounds) == rounds and fits(self._first(rounds, longest=longest))
+
+        return most(fit, self._limit, self._limit)
 
     def _known(self, number: int) -> int:
         """Look ahead for so many rounds; how many of them there are."""
         while len(self._of_round) < number and next(self._ahead, None) is not None:
             cost = self._account.costs[len(self._of_round)]
             if self._rules.varies or cost not in self._of_cost:
-                self._of_cost[cost] = self._releases(len(self._of_round), cost)
-            self._of_round.append(self._of_cost[cost])
+                longest = cost.levels if cost.most is None else self._rules.noise_levels(len(self._of_round), cost.most)
+                self._of_cost[cost] = self._releases(cost, longest), self._releases(cost, cost.levels)
+            self._of_round.append(self._of_cost[cost][0])
+            self._drawn.append(self._of_cost[cost][1])
         return min(number, len(self._of_round))
 
-    def _releases(self, round: int, cost: RoundCost) -> tuple[Planned, ...]:
-        levels = cost.levels if cost.most is None else self._rules.noise_levels(round, cost.most)
+    def _releases(self, cost: RoundCost, levels: Iterable[tuple[float, int]]) -> tuple[Planned, ...]:
         pattern = self._rules.pattern(self._num_records, cost.share, levels)
         return tuple(Planned(release, count, cost.share) for release, count in pattern)
 
-    def _first(self, rounds: int) -> list[Planned]:
-        """What the first rounds release in all, and what is released beside them."""
+    def _first(self, rounds: int, *, longest: bool = True) -> list[Planned]:
+        """What the first rounds release in all, and what is released beside them; nothing of no rounds."""
+        if rounds == 0:
+            return []
         made: defaultdict[Kind, Counter[int]] = defaultdict(Counter)  # how many rounds make so many of a kind
-        for each in self._of_round[: self._known(rounds)]:
+        number = self._known(rounds)
+        for each in (self._of_round if longest else self._drawn)[:number]:
             counts: Counter[Kind] = Counter()
             for one in each:
                 counts[one.release, one.share] += one.count

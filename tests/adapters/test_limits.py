@@ -19,7 +19,7 @@ from dpfl_plugin.privacy.views import server_view
 from dpfl_plugin.training import limits as limits_module
 from dpfl_plugin.training.lifetime import read_reservations
 from dpfl_plugin.training.limits import Limits
-from tests.adapters.federation import NOISY, block, draws, over_the_wire
+from tests.adapters.federation import NOISY, block, draws, loop, over_the_wire
 from tests.adapters.test_faults import begin, module, records, swapped
 
 SOLVED = {"epsilon": 3.0, "delta": 1e-5, "record_rate": 0.25}
@@ -262,6 +262,7 @@ def used(silo):
     return sum(charge.count for charge in silo._ledger)
 
 
+WHOLE = {"unit": "silo", "epsilon": 3.0, "clip_norm": 0.1}
 SCHEDULE = {"schedule": {"name": "geometric", "by": "round", "beta": 0.7}}
 
 
@@ -295,9 +296,9 @@ def test_an_adaptive_server_gets_no_more_than_the_slots_of_the_full_plan(tmp_pat
     agreement = agreed({**SOLVED, **SCHEDULE})
     rng = torch.Generator().manual_seed(0)
     with silo_of(agreement, None, folder=tmp_path / "silo", **SIMULATED) as silo:
-        server, round = server_of(agreement), 0
+        server = server_of(agreement)
         for number in range(40):
-            round = min(3, round + int(torch.rand(1, generator=rng) < 0.1))
+            round = number // 10
             count = int(torch.randint(1, 5, (1,), generator=rng))
             message = asking(server, num_gradients=count, local_steps=count)
             silo.answer(swapped(round=round, tag=f"{number:016x}")(message))
@@ -305,7 +306,7 @@ def test_an_adaptive_server_gets_no_more_than_the_slots_of_the_full_plan(tmp_pat
         for charge in silo._ledger:
             noise = charge.release.noise_multiplier
             by_noise[noise] = by_noise.get(noise, 0) + charge.count
-        assert len(by_noise) == 4 and max(by_noise.values()) <= 3
+        assert list(by_noise.values()) == [3, 3, 3, 3]
         assert silo.epsilon <= 3.0
 
 
@@ -354,6 +355,33 @@ def test_rounds_that_are_run_again_have_slots_where_the_budget_has_room_and_a_fe
             server = server_of(agreement)
             said = [silo.answer(server.begin()).header["status"] for _ in range(10)]
         assert said == ["upload"] * rounds + ["spent"] * (10 - rounds), name
+
+
+LOCALIZED = {"name": "localized_mb_sgd", "phase_rounds": [3, 2], "lr": 0.1, "regularisation": 0.5}
+HONEST = {
+    "one more gradient, after a warm-up": {
+        "algorithm": {"name": "scaffold_warm", "option": "I", "local_steps": 3, "local_lr": 0.5}
+    },
+    "lengths that are drawn": {"algorithm": {"name": "scaffnew", "local_lr": 0.1, "p": 0.4}, "rounds": 6},
+    "disjoint shares": {"algorithm": LOCALIZED, "rounds": 5, "num_records": 20},
+    "another noise each round": {"privacy": {**SOLVED, **SCHEDULE}},
+    "whole silos": {"algorithm": {"name": "fedavg", "local_steps": 2, "local_lr": 0.1}, "privacy": WHOLE},
+    "a cap": {"max_participations": 3, "rounds": 6, "silo_rate": 0.5},
+    "poisson": {"privacy": {**SOLVED, "sampler": "poisson"}},
+}
+
+
+@pytest.mark.parametrize("changes", HONEST.values(), ids=HONEST)
+def test_a_server_that_follows_the_protocol_finds_a_slot_for_all_that_it_asks(tmp_path, changes):
+    values = block(**{"privacy": SOLVED, **changes})
+    with loop(tmp_path, values, module(), records()) as made:
+        made.run()
+        assert made.server.status in ("done", "budget_exhausted")
+        if "max_participations" not in changes:
+            assert (made.server.status, made.server.rounds) == ("done", values["rounds"])
+        for silo in made.silos.values():
+            assert 0 < silo.epsilon <= 3.0
+            assert len({charge.round for charge in silo._ledger}) <= values.get("max_participations", 6)
 
 
 def test_a_run_without_a_number_of_rounds_has_the_slots_that_its_budget_allows(tmp_path):
