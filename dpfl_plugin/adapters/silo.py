@@ -374,9 +374,13 @@ class Silo:
         eligible = self._account.eligible()
         if eligible is not None and self.id not in eligible:
             return f"it took part in max_participations={self._config.max_participations} rounds"
+        asked = self._account.charges(round, plan, draw.noise_id)
+        before = {(c.release, c.share, c.count) for c in self._ledger if c.round == round}
+        if before and before != {(c.release, c.share, c.count) for c in asked}:
+            return f"round {round + 1} was answered before, with another plan"
         if self._grant is None:
             return None if self._account.affords(round, plan) else self._account.why_not()
-        lack = self._grant.lacking(self._account.charges(round, plan, draw.noise_id))
+        lack = self._grant.lacking(asked)
         if lack is None:
             return None
         more = self._account.why_not() if lack.planned and self._config.privacy.epsilon is not None else ""

@@ -234,7 +234,7 @@ def test_fedml_gives_the_result_of_a_plain_loop(tmp_path, mode):
         charges = charges_of(tmp_path, silo)
         assert {charge.silo for charge in charges} == {silo} and len(charges) == 4
     logs = "".join(path.read_text(errors="replace") for path in tmp_path.glob("log-*"))
-    assert training_type == "simulation" or all(f"silo {silo}: agreed epsilon" in logs for silo in range(3))
+    assert training_type == "simulation" or all(f"silo {silo}: agreed epsilon" in logs for silo in range(3)), logs
 
 
 def test_without_noise_fedml_computes_the_scaffold_of_the_paper(tmp_path):
