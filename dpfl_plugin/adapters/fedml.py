@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -85,6 +86,11 @@ def private_runner(
     if simulated:
         _collect_over_mpi()
     return FedMLRunner(args, device, equal, model, trainer, aggregator)
+
+
+@functools.cache
+def _say_once(text: str) -> None:
+    logging.root.info("dpfl: %s", text)  # which FedML replaced: what others log below a warning is lost
 
 
 def surroundings(args: Any) -> Surroundings:
@@ -178,6 +184,7 @@ class PrivateTrainer(ClientTrainer):
                 limits=limits,
                 surroundings=where,
             ) as silo:
+                _say_once(silo.begins)
                 self._answer = silo.answer(asked)
         except Exception as error:
             if where == "simulation":

@@ -384,6 +384,14 @@ def test_a_server_that_follows_the_protocol_finds_a_slot_for_all_that_it_asks(tm
             assert len({charge.round for charge in silo._ledger}) <= values.get("max_participations", 6)
 
 
+def test_rounds_whose_length_depends_on_draws_are_planned_as_the_longest(tmp_path):
+    """A warm-up of 3 gradients a round, and then 4; when it ends, the draws decide. And 3 rounds to spare."""
+    warm = {"name": "scaffold_warm", "option": "I", "local_steps": 3, "local_lr": 0.5}
+    with silo_of(agreed(NOISY, algorithm=warm), limits_of(tmp_path, epsilon=100.0)) as silo:
+        (slots,) = silo._ledger.facts["slots"]
+        assert slots["count"] == (4 + 3) * 4
+
+
 def test_a_run_without_a_number_of_rounds_has_the_slots_that_its_budget_allows(tmp_path):
     agreement = agreed({**NOISY, "noise_multiplier": 2.0, "epsilon": 3.0}, rounds=None)
     with silo_of(agreement, None, folder=tmp_path / "silo", **SIMULATED) as silo:

@@ -2369,9 +2369,9 @@ PLATFORMS = (
     Mutant(
         "servers-plan-is-not-checked",
         "a silo makes as many releases as a server asks for, whatever its budget",
-        SILO,
-        "        if lack is None:\n",
-        "        if True:\n",
+        "privacy/slots.py",
+        "            if count > self._left[kind]:\n",
+        "            if False:\n",
         (f"{FAULTS}::test_a_server_that_asks_for_more_gets_no_more_than_the_budget",),
     ),
     Mutant(
@@ -2464,9 +2464,9 @@ OWNERS = (
         "a-plan-of-the-first-length",
         "where the length of a round depends on draws, the plan has the first round's",
         AGREED,
-        "levels = cost.levels if cost.most is None else self._rules.noise_levels(round, cost.most)",
-        "levels = cost.levels",
-        (f"{LIMITED}::test_a_server_that_follows_the_protocol_finds_a_slot_for_all_that_it_asks",),
+        "cost.levels if cost.most is None else self._rules.noise_levels(len(self._of_round), cost.most)",
+        "cost.levels",
+        (f"{LIMITED}::test_rounds_whose_length_depends_on_draws_are_planned_as_the_longest",),
     ),
     Mutant(
         "a-deployment-without-limits",
