@@ -26,6 +26,20 @@ class BudgetError(ConfigError):
     exit_code = 3
 
 
+class LimitError(DpflError):
+    """The owner of the data does not let it be released; the message says why, and how the owner may change that.
+
+    Attributes:
+        public: what the other side is told: nothing of records, and no path of this machine.
+    """
+
+    exit_code = 3
+
+    def __init__(self, message: str, public: str | None = None) -> None:
+        super().__init__(message)
+        self.public = message if public is None else public
+
+
 class DataError(DpflError, ValueError):
     """A data file is missing, damaged or unusable; the message names the file."""
 

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,13 +23,15 @@ from dpfl_plugin.adapters.agreement import Agreement, agree
 from dpfl_plugin.adapters.frozen import FIXED
 from dpfl_plugin.adapters.loaders import check_apart
 from dpfl_plugin.adapters.message import HEADER, PROTOCOL, Message
+from dpfl_plugin.adapters.owner import silo_limits
 from dpfl_plugin.adapters.platforms import check_version, folder_from
 from dpfl_plugin.adapters.server import Server
-from dpfl_plugin.adapters.silo import Silo, failure
-from dpfl_plugin.errors import ConfigError, DpflError, MessageError, UnsupportedError
+from dpfl_plugin.adapters.silo import Silo, failure, refusal
+from dpfl_plugin.errors import ConfigError, DpflError, LimitError, MessageError, UnsupportedError
 from dpfl_plugin.gradients.base import Loss
 from dpfl_plugin.models.fixed import unpack
 from dpfl_plugin.oracle import Draw
+from dpfl_plugin.training.limits import Surroundings
 
 TESTED: Final = ("0.9.6",)
 SOURCE: Final = "dpfl_args: dpfl"
@@ -59,6 +62,7 @@ def private_runner(
         loss, draw: see `Silo`.
 
     Raises:
+        LimitError: this process is a silo's, no simulation, and the owner of its data has set no limits.
         ConfigError: a setting is missing or wrong.
         DataError: two silos have a record in common, or one has it twice.
         UnsupportedError: the settings ask for what would not be private, or for another optimizer of FedML's; or it
@@ -68,6 +72,9 @@ def private_runner(
 
     agreement = _agreement(args, model)
     _check(args, agreement)
+    simulated = surroundings(args) == "simulation"
+    if not simulated and _is_silo(args):
+        silo_limits("deployment")  # without them it does not begin
     folder = _folder(args)
     _check_records(dataset)
     equal = list(dataset)
@@ -76,7 +83,6 @@ def private_runner(
     trainer = PrivateTrainer(inner, args, agreement, dataset[RECORDS], folder, loss, draw)
     made = server_aggregator or create_server_aggregator(copy.deepcopy(model), args)
     aggregator = PrivateAggregator(made, args, agreement, folder)
-    simulated = args.training_type == "simulation"
     if not simulated:
         _end_when_over()
     if simulated and args.backend == "sp":
@@ -86,6 +92,20 @@ def private_runner(
     if simulated:
         _collect_over_mpi()
     return FedMLRunner(args, device, equal, model, trainer, aggregator)
+
+
+@functools.cache
+def _say_once(text: str) -> None:
+    logging.root.info("dpfl: %s", text)  # which FedML replaced: what others log below a warning is lost
+
+
+def surroundings(args: Any) -> Surroundings:
+    """Where this process runs, by its own arguments; what is not FedML's simulation is a deployment."""
+    return "simulation" if getattr(args, "training_type", None) == "simulation" else "deployment"
+
+
+def _is_silo(args: Any) -> bool:
+    return str(getattr(args, "rank", "")) != "0"
 
 
 def _agreement(args: Any, model: nn.Module) -> Agreement:
@@ -172,19 +192,35 @@ class PrivateTrainer(ClientTrainer):
         found = [silo for silo, loader in self._records.items() if loader is train_data]
         if len(found) != 1:
             raise ConfigError("the training data are not those of one silo: give every silo a loader of its own.")
-        asked, folder = self._asked, self._folder / f"silo-{found[0]}"
+        asked, where = self._asked, surroundings(self.args)
         if asked.header.get("over"):
             self._answer = Message({"dpfl": PROTOCOL, "silo": found[0], "status": "over"})
             return
         try:
+            # In a simulation every silo is an owner of its own; else the folder is where the owner says.
+            limits = silo_limits(where, own=found[0] if where == "simulation" else None)
+            folder = self._folder / f"silo-{found[0]}" if limits is None else None
             with Silo(
-                self._agreement, found[0], self._inner.model, train_data, folder, loss=self._loss, draw=self._draw
+                self._agreement,
+                found[0],
+                self._inner.model,
+                train_data,
+                folder,
+                loss=self._loss,
+                draw=self._draw,
+                limits=limits,
+                surroundings=where,
             ) as silo:
+                _say_once(silo.begins)
                 self._answer = silo.answer(asked)
                 silo.write_frozen_to(self._inner.model)  # where the server did not send it again
         except Exception as error:
-            if self.args.training_type == "simulation":
+            if where == "simulation":
                 raise  # to whom it belongs
+            if isinstance(error, LimitError):
+                LOG.error("silo %d takes no part: %s", found[0], error)
+                self._answer = refusal(self._agreement, found[0], asked, error)
+                return
             # A process that ends here would let FedML's server wait for ever; and the text stays here.
             LOG.error("silo %d: %s", found[0], error, exc_info=not isinstance(error, DpflError | OSError))
             self._answer = failure(self._agreement, found[0], asked)

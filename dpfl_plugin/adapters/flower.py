@@ -7,9 +7,12 @@ the place of ``ClientApp()``. Both read the table ``[tool.flwr.app.config.dpfl]`
 from __future__ import annotations
 
 import copy
+import functools
 import logging
+import sys
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, Final
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -20,12 +23,14 @@ from torch import nn
 
 from dpfl_plugin.adapters.agreement import Agreement, agree
 from dpfl_plugin.adapters.message import Message as Carried
+from dpfl_plugin.adapters.owner import silo_limits
 from dpfl_plugin.adapters.platforms import check_version, folder_from, nested
 from dpfl_plugin.adapters.server import Server
-from dpfl_plugin.adapters.silo import Silo, failure
-from dpfl_plugin.errors import ConfigError, DpflError, LedgerError, MessageError, UnsupportedError
+from dpfl_plugin.adapters.silo import Silo, failure, refusal
+from dpfl_plugin.errors import ConfigError, DpflError, LedgerError, LimitError, MessageError, UnsupportedError
 from dpfl_plugin.gradients.base import Loss
 from dpfl_plugin.oracle import Draw
+from dpfl_plugin.training.limits import Limits, Surroundings
 
 TESTED: Final = ("1.41",)
 TABLE: Final = "dpfl"  # of the run's configuration, and the name of what is ours in messages and contexts
@@ -51,13 +56,18 @@ def agreement_of(context: Context, model: nn.Module) -> Agreement:
     return agree(values, num_silos=num_silos, model=model, source=SOURCE)
 
 
-def _folder(context: Context, name: str) -> Any:
+def _folder(context: Context, name: str) -> Path:
     """The node's own folder if its node-config names one, else a place in that of the run's configuration."""
-    own = context.node_config.get(f"{TABLE}-folder")
+    own = _own_folder(context)
     if own is not None:
-        return folder_from(own, f"node-config {TABLE}-folder", "")
+        return own
     of_run = folder_from(context.run_config.get(f"{TABLE}.folder"), f"{SOURCE}: folder", "")
     return of_run / name
+
+
+def _own_folder(context: Context) -> Path | None:
+    own = context.node_config.get(f"{TABLE}-folder")
+    return None if own is None else folder_from(own, f"node-config {TABLE}-folder", "")
 
 
 # Clients
@@ -74,7 +84,8 @@ def private_client_app(
     """A client app that trains by the private oracle, and by nothing else; ``@app.evaluate()`` is the project's own.
 
     The silo of a node is its ``partition-id``. A plain training message, for an ``@app.train()``, is refused: it would
-    send what no ledger knows of.
+    send what no ledger knows of. So are evaluations and queries where the owner of the data has set limits (see
+    `silo_limits`) by which no metrics may be sent; and everything in a deployment without limits.
 
     Args:
         model: makes the project's model; records: the training records of a node, as `Silo` takes them.
@@ -90,6 +101,8 @@ def private_client_app(
                 f"a message of type {kind!r} asks this node to train without privacy: it is refused. Use "
                 "PrivateStrategy at the server, or ClientApp() here."
             )
+        if kind not in (TRAIN, QUERY):
+            _check_metrics(context, kind)
         return call(message, context)
 
     app = ClientApp(mods=[only_private, *(mods or [])])
@@ -101,13 +114,22 @@ def private_client_app(
     @app.train(TABLE)
     def train(message: Message, context: Context) -> Message:
         made, asked = model(), _read(message.content)
-        agreement, id, folder = agreement_of(context, made), _silo_id(context), _silo_folder(context)
+        agreement, id = agreement_of(context, made), _silo_id(context)
         bits = None if draw is None else draw(context)
         try:
-            with Silo(agreement, id, made, records(context), folder, loss=loss, draw=bits) as silo:
+            limits, where = _limits(context), surroundings()
+            # What a run's configuration says of folders is the server's word: in a simulation only it counts.
+            folder = _folder(context, f"silo-{id}") if limits is None else _own_folder(context)
+            with Silo(
+                agreement, id, made, records(context), folder, loss=loss, draw=bits, limits=limits, surroundings=where
+            ) as silo:
+                _say_once(silo.begins)
                 _check_head(silo, context)
                 answer = silo.answer(asked)
                 context.state[TABLE] = ConfigRecord({"ledger_head": silo.ledger_head})
+        except LimitError as error:
+            LOG.error("dpfl: silo %d takes no part: %s", id, error)
+            answer = refusal(agreement, id, asked, error)
         except Exception as error:  # Flower would send its text to the server, and it may tell of records
             LOG.error("dpfl: silo %d: %s", id, error, exc_info=not isinstance(error, DpflError | OSError))
             answer = failure(agreement, id, asked)
@@ -126,8 +148,43 @@ def _silo_id(context: Context) -> int:
     return found
 
 
-def _silo_folder(context: Context) -> Any:
-    return _folder(context, f"silo-{_silo_id(context)}")
+def surroundings() -> Surroundings:
+    """Where this process runs; its own doing, on which no message has a bearing.
+
+    A simulation only in a worker that Ray started as an actor, as Flower's simulation engine has them. A SuperNode's
+    ClientApp is none, and what is not known counts as a deployment.
+    """
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return "deployment"
+    return "deployment" if ray.get_runtime_context().get_actor_id() is None else "simulation"
+
+
+def _limits(context: Context) -> Limits | None:
+    """Those that the node's owner has set; in a simulation every silo is an owner of its own.
+
+    Raises:
+        LimitError: see `silo_limits`.
+    """
+    where, key = surroundings(), f"{TABLE}-limits"
+    own = _silo_id(context) if where == "simulation" else None
+    return silo_limits(where, context.node_config.get(key), f"node-config {key}", own=own)
+
+
+def _check_metrics(context: Context, kind: str) -> None:
+    """Raise UnsupportedError, with words that may be sent, unless the owner lets a project's own answers be sent."""
+    try:
+        limits = _limits(context)
+        if limits is not None:
+            limits.allow("metrics", f"what a message of type {kind!r} asks for")
+    except LimitError as error:
+        LOG.error("dpfl: %s", error)
+        raise UnsupportedError(f"{error.public}.") from None
+
+
+@functools.cache
+def _say_once(text: str) -> None:
+    LOG.info("dpfl: %s", text)
 
 
 def _check_head(silo: Silo, context: Context) -> None:

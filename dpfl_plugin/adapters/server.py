@@ -40,7 +40,7 @@ HEADER_BYTES: Final = 2**16  # enough for every header that a silo sends
 MOST_VOID: Final = 3  # rounds in a row that do not count
 LOG: Final = logging.getLogger("dpfl_plugin.server")
 
-Status = Literal["running", "done", "budget_exhausted"]
+Status = Literal["running", "done", "budget_exhausted", "refused"]
 
 
 @dataclass(slots=True)
@@ -53,6 +53,7 @@ class _Round:
     uploads: dict[int, Vectors]
     refused: dict[int, str]
     spent: dict[int, str]
+    disallowed: dict[int, str]  # by the owners of their data
     expected: int
 
 
@@ -130,7 +131,7 @@ class Server:
         """Those of them that have not answered."""
         if self._round is None:
             return []
-        known = {*self._round.uploads, *self._round.refused, *self._round.spent}
+        known = {*self._round.uploads, *self._round.refused, *self._round.spent, *self._round.disallowed}
         return [silo for silo in self.asked if silo not in known]
 
     @property
@@ -160,7 +161,7 @@ class Server:
         plan = self._plan(asked, expected)
         tag = secrets.token_hex(8)
         self._round = _Round(
-            plan, tag, self.agreement.up(self._vectors, plan), {}, {}, {}, expected or len(plan.participants)
+            plan, tag, self.agreement.up(self._vectors, plan), {}, {}, {}, {}, expected or len(plan.participants)
         )
         header = {
             "dpfl": PROTOCOL,
@@ -222,9 +223,10 @@ class Server:
             status, header = self._checked(silo, upload, current), upload.header
             if status == "failed":
                 raise MessageError("the silo met with an error, which its own log tells.")
-            if status == "spent":
-                current.spent[silo] = str(header.get("reason"))[:500]
-                LOG.warning("round %d: silo %d takes no part: %s", self.rounds + 1, silo, current.spent[silo])
+            if status in ("spent", "refused"):
+                reason = str(header.get("reason"))[:500]
+                (current.spent if status == "spent" else current.disallowed)[silo] = reason
+                LOG.warning("round %d: silo %d takes no part: %s", self.rounds + 1, silo, reason)
                 return None
             check_vectors(upload.vectors, current.up)
         except MessageError as error:
@@ -248,7 +250,7 @@ class Server:
         if value_of(header, "tag", str) != current.tag or value_of(header, "round", int) != self.rounds:
             raise MessageError("it answers another request than the last: it is late, or was sent before (a replay).")
         status: str = value_of(header, "status", str)
-        if status not in ("upload", "spent", "failed"):
+        if status not in ("upload", "spent", "refused", "failed"):
             raise MessageError(f"its status is {status[:20]!r}.")
         return status
 
@@ -294,9 +296,10 @@ class Server:
         good, asked = len(current.uploads), len(current.plan.participants)
         why = f"round {self.rounds + 1}: {good} of {asked} silos sent a good upload, {needed} are needed"
         LOG.warning("%s: it does not count", why)
-        if current.spent:
-            silo, reason = next(iter(current.spent.items()))
-            self._end("budget_exhausted", f"silo {silo}: {reason}")
+        stopped = current.disallowed or current.spent
+        if stopped:
+            silo, reason = next(iter(stopped.items()))
+            self._end("refused" if current.disallowed else "budget_exhausted", f"silo {silo}: {reason}")
             return
         self._void += 1
         if self._void >= MOST_VOID:

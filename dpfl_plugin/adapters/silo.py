@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import logging
 import secrets
 import warnings
 from collections.abc import Callable, Mapping
@@ -30,6 +31,7 @@ from dpfl_plugin.adapters.agreement import Agreement
 from dpfl_plugin.adapters.frozen import FILE as FROZEN
 from dpfl_plugin.adapters.frozen import Frozen
 from dpfl_plugin.adapters.message import PROTOCOL, Message, check_vectors, value_of
+from dpfl_plugin.adapters.owner import begins, place, plan_facts, plan_of, say_once, silo_limits
 from dpfl_plugin.adapters.records import silo_of
 from dpfl_plugin.adapters.standing import Standing
 from dpfl_plugin.algorithms.base import RoundPlan
@@ -37,14 +39,18 @@ from dpfl_plugin.config.load import to_yaml
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.data.base import Holding, Survey, digest, training_digest
-from dpfl_plugin.errors import ConfigError, DataError, LedgerError, MessageError, require
+from dpfl_plugin.errors import ConfigError, DataError, LedgerError, LimitError, MessageError, require
 from dpfl_plugin.gradients.base import Loss
 from dpfl_plugin.oracle import Draw
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.ledger import Ledger
+from dpfl_plugin.training import lifetime as lifetimes
 from dpfl_plugin.training.accounting import PrivacyAccount
 from dpfl_plugin.training.build import build
 from dpfl_plugin.training.folder import RunFolder, locked
+from dpfl_plugin.training.grant import Grant
+from dpfl_plugin.training.lifetime import Lifetime
+from dpfl_plugin.training.limits import Limits, Surroundings
 from dpfl_plugin.training.statement import statement
 
 STATE: Final = "state.safetensors"
@@ -88,6 +94,11 @@ def failure(agreement: Agreement, id: int, message: Message) -> Message:
     return Message({**facts, "model": agreement.structure, "status": "failed"})
 
 
+def refusal(agreement: Agreement, id: int, message: Message, error: LimitError) -> Message:
+    """The answer of a silo whose owner does not let it take part, with the reason; nothing was released."""
+    return Message({**failure(agreement, id, message).header, "status": "refused", "reason": error.public[:500]})
+
+
 def _facts(agreement: Agreement, id: int, round: Any, tag: Any) -> dict[str, Any]:
     return {"dpfl": PROTOCOL, "run": agreement.run, "round": round, "tag": tag, "silo": id}
 
@@ -99,13 +110,22 @@ class Silo:
         id: from 0 to M - 1, the same whenever and wherever this silo's process is started.
         model: the project's own; a copy of it is used.
         records: see `records.silo_of`.
-        folder: this silo's own; made if it is missing.
+        folder: this silo's own; made if it is missing. None for a place in the folder of the limits, which is where
+            it has to be if there are limits.
         loss: (outputs (n, ...), labels (n,)) -> (n,), one value for each record; None for what the agreement says.
         draw: names the random bits of a round, for simulations that are to be repeated: whoever knows them can compute
             the noise. None for noise from the operating system.
         access: who may read what is written to the folder, on this machine.
+        limits: what the owner of the records lets be released. None for what the owner has set on this machine (see
+            `find_limits`), without which only a simulation begins.
+        surroundings: whether the records are somebody's own ("deployment"), or of whoever runs the whole
+            ("simulation").
+
+    Attributes:
+        begins: a line for the log: agreed epsilon, folder, and what is left of the lifetime budget.
 
     Raises:
+        LimitError: the agreement is more than the owner allows, or nobody has set limits.
         ConfigError, DataError: something is wrong with the configuration, the model or the records; or the folder is
             that of another silo, another agreement or other records.
         BusyError: another process has the folder.
@@ -118,26 +138,40 @@ class Silo:
         id: int,
         model: nn.Module,
         records: Any,
-        folder: Path | str,
+        folder: Path | str | None = None,
         *,
         loss: Loss | None = None,
         draw: Callable[[int], Draw] | None = None,
         access: Access = "owner",
+        limits: Limits | None = None,
+        surroundings: Surroundings = "deployment",
     ) -> None:
         require(0 <= id < agreement.num_silos, "silo id", id, f"be in 0..{agreement.num_silos - 1}")
         agreement.flatten(model)  # it is the one that was agreed on
         self.id, self._agreement, self._draw = id, agreement, draw or _fresh_draw
-        self._files, self._stack = RunFolder(Path(folder), access), contextlib.ExitStack()
+        limits = limits or silo_limits(surroundings, own=id if surroundings == "simulation" else None)
+        if limits is not None:
+            limits.check(agreement.config)
+            limits.check_noise(repeatable=draw is not None)
+        self._files, self._stack = RunFolder(place(folder, limits, agreement, id), access), contextlib.ExitStack()
         with contextlib.ExitStack() as stack:
+            lifetime = None if limits is None else stack.enter_context(lifetimes.opened(limits))
             self._files.make()
             if said := too_open(self._files.path, access):
                 warnings.warn(said, stacklevel=2)
             taken = f"{self._files.path}: another process ({{holder}}) is this silo. End it first."
             stack.enter_context(locked(self._files.path / ".lock", taken, optional=False))
-            self._open(model, records, loss, stack)
+            self._open(model, records, loss, lifetime, stack)
             self._stack = stack.pop_all()
 
-    def _open(self, model: nn.Module, records: Any, loss: Loss | None, stack: contextlib.ExitStack) -> None:
+    def _open(
+        self,
+        model: nn.Module,
+        records: Any,
+        loss: Loss | None,
+        lifetime: Lifetime | None,
+        stack: contextlib.ExitStack,
+    ) -> None:
         agreement = self._agreement
         self._frozen = Frozen(self._files.path / FROZEN, model)
         model = self._frozen.model().eval()
@@ -178,6 +212,13 @@ class Silo:
             loss=loss,
         )
         self._caveats, self._device = parts.caveats, parts.model.device
+        key = f"{agreement.run}-silo-{self.id}"
+        plan = plan_of(self._config, agreement, parts, known, self._files.ledger, self.id, needed=lifetime is not None)
+        planned = None if plan is None else list(plan.planned)
+        if lifetime is not None:
+            assert plan is not None
+            name, relation = f"{self._config.name}, silo {self.id}", parts.rules.release(1.0).neighbouring
+            planned = lifetime.begin(key, name, {self.id: plan}, sha256, relation)[self.id]
         facts = {
             "run": agreement.run,
             "silo": self.id,
@@ -185,6 +226,7 @@ class Silo:
             "noise_multiplier": parts.noise_multiplier,
             "num_records": list(parts.num_records),
             "records_sha256": sha256,
+            **plan_facts(plan),
         }
         self._files.write(self._files.config, to_yaml(self._config))
         ledger = (
@@ -193,6 +235,9 @@ class Silo:
             else Ledger.open(self._files.ledger)
         )
         self._ledger = stack.enter_context(ledger)
+        self._grant = None if planned is None else Grant({self.id: planned}, ledger, lifetime, key)
+        self.begins = begins(self.id, plan, self._files.path, lifetime)
+        say_once(logging.INFO, self.begins)
         self._kept = _load(self._files.path / STATE, ledger, self._host.states)
         self._account = PrivacyAccount(
             self._config,
@@ -254,7 +299,8 @@ class Silo:
             )
         settled = self._settled(counted)
         self._take_frozen(message)
-        why = self._spent(round, plan)
+        draw = self._draw(round)
+        why = self._spent(round, plan, draw)
         if why is not None:
             self.write_statement()
             return self._answer(round, tag, "spent", reason=why)
@@ -262,11 +308,10 @@ class Silo:
         self._host.states = settled.states
         self._account.begin_round(round, plan)
         try:
-            up, charges = self._host.run([self.id], down, plan, self._draw(round))
-            # In the statement first, and then in the ledger.
+            up, charges = self._host.run([self.id], down, plan, draw)
+            # In the statement first, and then in the ledgers.
             self._standing.cover(charges, lambda most: self._further(round, plan, most))
-            self._account.append(charges)
-            self._account.sync()  # before anything of the upload leaves, or is kept
+            self._charge(charges)  # before anything of the upload leaves, or is kept
             staged = self._host.staged()
         finally:
             self._host.discard()
@@ -278,6 +323,14 @@ class Silo:
         if round + 1 == self._config.rounds:
             self.write_statement()
         return Message(answer.header, upload)
+
+    def _charge(self, charges: list[Charge]) -> None:
+        """To the owner's ledger first: what this silo's own holds, that one has to know of."""
+        if self._grant is not None:
+            self._grant.append(charges)
+            self._grant.sync()
+        self._account.append(charges)
+        self._account.sync()
 
     def _take_frozen(self, message: Message) -> None:
         """Have the server's frozen layers and buffers, before anything is computed from records."""
@@ -357,7 +410,7 @@ class Silo:
             )
         return _Kept(kept.states, kept.counted)
 
-    def _spent(self, round: int, plan: RoundPlan) -> str | None:
+    def _spent(self, round: int, plan: RoundPlan, draw: Draw) -> str | None:
         """Why this silo takes no part; None if it does. Decided by what it released, never by its records."""
         rounds = self._config.rounds
         if rounds is not None and round >= rounds:
@@ -365,7 +418,17 @@ class Silo:
         eligible = self._account.eligible()
         if eligible is not None and self.id not in eligible:
             return f"it took part in max_participations={self._config.max_participations} rounds"
-        return None if self._account.affords(round, plan) else self._account.why_not()
+        asked = self._account.charges(round, plan, draw.noise_id)
+        before = {(c.release, c.share, c.count) for c in self._ledger if c.round == round}
+        if before and before != {(c.release, c.share, c.count) for c in asked}:
+            return f"round {round + 1} was answered before, with another plan"
+        if self._grant is None:
+            return None if self._account.affords(round, plan) else self._account.why_not()
+        lack = self._grant.lacking(asked)
+        if lack is None:
+            return None
+        more = self._account.why_not() if lack.planned and self._config.privacy.epsilon is not None else ""
+        return f"{lack}: {more}" if more else str(lack)
 
     def _further(self, round: int, plan: RoundPlan, most: int) -> list[list[Charge]]:
         """What up to ``most`` rounds after this one would charge, were they like it; those that may come."""

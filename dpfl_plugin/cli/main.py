@@ -113,6 +113,19 @@ def sweep(
     raise typer.Exit(sweep_file(config, settings or [], out, options))
 
 
+@app.command()
+def limits(
+    file: Annotated[
+        Path | None, typer.Argument(metavar="FILE", help="A limits file (default: that of this machine).")
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Check what the owner of the data on this machine has set (docs/limits.md), and show what is left of it."""
+    from dpfl_plugin.cli.limits import show_limits
+
+    show_limits(file, as_json=json)
+
+
 @app.command("sweep-task", hidden=True)
 def sweep_task(
     folder: Annotated[Path, typer.Argument(help="DIR/sweeps/<digest>.")],

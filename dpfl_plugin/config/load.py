@@ -62,6 +62,15 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}.") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: is not UTF-8 text (byte {error.start}).") from error
+    return mapping_in(text, path)
+
+
+def mapping_in(text: str, path: Path) -> dict[str, Any]:
+    """The mapping that the text of a YAML file is.
+
+    Raises:
+        ConfigError: it is no YAML, gives a key twice, or is no mapping.
+    """
     try:
         values = yaml.load(text, Loader=_Loader)  # a SafeLoader
     except yaml.YAMLError as error:

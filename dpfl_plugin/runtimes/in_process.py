@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from dpfl_plugin.core.vectors import Vectors, stack
 from dpfl_plugin.data.base import Holding
 from dpfl_plugin.oracle import Draw
 from dpfl_plugin.training.build import Parts, hold_all
+from dpfl_plugin.training.custody import CheckedCharges, Custody
 from dpfl_plugin.training.host import SiloHost, SiloMetrics
 from dpfl_plugin.training.marks import MarkKey
 from dpfl_plugin.training.runtime import ChargeSink, Interrupted, Observer, Runtime
@@ -83,9 +85,14 @@ class InProcess:
 class InProcessPlace:
     """All silos in one process, one stack after another."""
 
-    _key: MarkKey | None = None
+    def __init__(self) -> None:
+        self._custody = Custody()
+        self._key: MarkKey | None = None
 
     def hold(self, config: Config, base: Path, key: Path) -> Holding:
+        self._custody.close()
+        self._custody = Custody.here()
+        self._custody.check(config)
         self._key, holding = MarkKey.at(key), hold_all(config, base)
         return replace(holding, survey=self._key.marked(holding.survey))
 
@@ -94,4 +101,8 @@ class InProcessPlace:
             self._key.keep()
 
     def runtime(self, parts: Parts, charges: ChargeSink, config: Config, stop: Callable[[], bool]) -> Runtime:
+        said = self._custody.begin(config, parts, range(parts.setting.num_silos))
+        if said is not None:
+            print(f"dpfl: {said}", file=sys.stderr, flush=True)
+            charges = CheckedCharges(self._custody, charges)
         return InProcess(parts.host, charges, stack_size=parts.stack, stop=stop)

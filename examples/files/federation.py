@@ -2,7 +2,7 @@
 
     python federation.py            a server and three silos on this machine, each a process of its own
     python federation.py server     or one by one, in as many terminals; also by a folder that machines share
-    python federation.py silo 0
+    python federation.py silo 0     on the machine of who owns the data, who has set limits (docs/limits.md)
 
 The server leaves a message in the mailbox, every silo that it asks leaves an answer. A silo, or the server, may be
 killed and started again at any time: it goes on from its own folder. Whoever may write to the mailbox can take a
@@ -90,11 +90,13 @@ def serve(folder: Path, patience: float) -> None:
     print(server.status, {silo: said["epsilon"] for silo, said in server.summary()["silos"].items()}, flush=True)
 
 
-def work(silo: int, folder: Path) -> None:
+def work(silo: int, folder: Path, simulation: bool) -> None:
     (x, y), mine = records(), slice(silo, None, NUM_SILOS)
     model, mailbox, answered = make_model(), folder / "mailbox", ""
     agreement = agree(SETTINGS, num_silos=NUM_SILOS, model=model)
-    with Silo(agreement, silo, model, (x[mine], y[mine]), folder / f"silo-{silo}") as answers:
+    own = folder / f"silo-{silo}" if simulation else None  # else where the owner's limits say
+    where = "simulation" if simulation else "deployment"
+    with Silo(agreement, silo, model, (x[mine], y[mine]), own, surroundings=where) as answers:
         while not (mailbox / END).exists():
             time.sleep(0.02)
             if not (mailbox / "message").exists():
@@ -117,14 +119,16 @@ def main() -> None:
     parser.add_argument("id", nargs="?", type=int, default=0)
     parser.add_argument("--folder", type=Path, default=Path("run"))
     parser.add_argument("--patience", type=float, default=600, help="seconds that the server waits for silos")
+    parser.add_argument("--simulation", action="store_true", help="the silo's data are nobody's: no limits are needed")
     args = parser.parse_args()
+    logging.basicConfig(level=logging.INFO)
     torch.set_num_threads(1)
     if args.role == "server":
         serve(args.folder, args.patience)
     elif args.role == "silo":
-        work(args.id, args.folder)
+        work(args.id, args.folder, args.simulation)
     else:
-        again = [sys.executable, __file__, "--folder", str(args.folder)]
+        again = [sys.executable, __file__, "--simulation", "--folder", str(args.folder)]
         silos = [subprocess.Popen([*again, "silo", str(silo)]) for silo in range(NUM_SILOS)]
         serve(args.folder, args.patience)
         sys.exit(max(silo.wait() for silo in silos))

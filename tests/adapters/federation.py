@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,6 +74,9 @@ def draws(seed: int, name: str) -> Callable[[int], Draw]:
     return lambda round: Draw(seed, round, 0, name)
 
 
+SimulatedSilo = functools.partial(Silo, surroundings="simulation")  # whose owner sets no limits
+
+
 @dataclass
 class Loop:
     """A server and its silos, and the plainest of all platforms: a loop."""
@@ -112,7 +116,9 @@ def loop(folder: Path, values: Mapping[str, Any], module: torch.nn.Module, recor
     agreement = agree(values, num_silos=len(records), model=module)
     with contextlib.ExitStack() as stack:
         silos = {
-            i: stack.enter_context(Silo(agreement, i, copy.deepcopy(module), one, folder / f"silo-{i}", draw=draw))
+            i: stack.enter_context(
+                SimulatedSilo(agreement, i, copy.deepcopy(module), one, folder / f"silo-{i}", draw=draw)
+            )
             for i, one in records.items()
         }
         yield Loop(agreement, Server(agreement, module, folder / "server"), silos, folder)

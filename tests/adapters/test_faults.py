@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from dpfl_plugin.adapters import Message, Server, Silo, agree
+from dpfl_plugin.adapters import Message, Server, agree
 from dpfl_plugin.adapters import silo as silo_module
 from dpfl_plugin.errors import BusyError, ConfigError, DataError, LedgerError, MessageError, TrainingError
 from dpfl_plugin.oracle import Draw
-from tests.adapters.federation import NOISY, SCAFFOLD, block, draws, loop, over_the_wire
+from tests.adapters.federation import NOISY, SCAFFOLD, SimulatedSilo, block, draws, loop, over_the_wire
 
 NUM_SILOS = 4
 
@@ -307,7 +307,7 @@ def test_the_same_message_again_gives_the_same_bits_and_costs_nothing(tmp_path):
         assert again.digest() == first.digest()
         assert set(made.silos[0]._ledger) == charges
         made.silos[0].close()
-        with Silo(made.agreement, 0, module(), records()[0], tmp_path / "silo-0") as restarted:
+        with SimulatedSilo(made.agreement, 0, module(), records()[0], tmp_path / "silo-0") as restarted:
             assert restarted.answer(message).digest() == first.digest()
             assert set(restarted._ledger) == charges
 
@@ -369,7 +369,7 @@ def test_a_silo_that_dies_before_its_upload_is_kept_has_charged_it(tmp_path, mon
             with pytest.raises(Unplugged):
                 made.silos[1].answer(message)
         made.silos[1].close()
-        made.silos[1] = Silo(made.agreement, 1, module(), records()[1], tmp_path / "silo-1")
+        made.silos[1] = SimulatedSilo(made.agreement, 1, module(), records()[1], tmp_path / "silo-1")
         assert sum(charge.round == 1 for charge in made.silos[1]._ledger) == 1
         for silo in made.server.asked:
             assert made.server.receive(silo, made.silos[silo].answer(message)) is None
@@ -410,7 +410,7 @@ def test_a_silo_that_lost_its_folder_is_not_let_in_again(tmp_path):
     with begin(tmp_path) as made:
         made.round()
         with (
-            Silo(made.agreement, 0, module(), records()[0], tmp_path / "elsewhere") as other,
+            SimulatedSilo(made.agreement, 0, module(), records()[0], tmp_path / "elsewhere") as other,
             pytest.raises(
                 MessageError, match=r"silo 0: the last of its uploads that the server counts is \w+, and that"
             ),
@@ -433,24 +433,24 @@ def test_a_ledger_whose_end_is_missing_is_refused(tmp_path):
     lines = ledger.read_bytes().splitlines(keepends=True)
     ledger.write_bytes(b"".join(lines[:-1]))
     with pytest.raises(LedgerError, match=r"does not hold the line \w+ that state\.safetensors knows of"):
-        Silo(made.agreement, 2, module(), records()[2], tmp_path / "silo-2")
+        SimulatedSilo(made.agreement, 2, module(), records()[2], tmp_path / "silo-2")
     ledger.unlink()
     with pytest.raises(LedgerError, match=r"ledger\.jsonl is missing"):
-        Silo(made.agreement, 2, module(), records()[2], tmp_path / "silo-2")
+        SimulatedSilo(made.agreement, 2, module(), records()[2], tmp_path / "silo-2")
 
 
 def test_a_folder_belongs_to_one_silo_one_agreement_and_its_records(tmp_path):
     with begin(tmp_path) as made:
         made.round()
         with pytest.raises(BusyError, match="another process"):
-            Silo(made.agreement, 0, module(), records()[0], tmp_path / "silo-0")
+            SimulatedSilo(made.agreement, 0, module(), records()[0], tmp_path / "silo-0")
     with pytest.raises(ConfigError, match="is the folder of silo 0, not of 1"):
-        Silo(made.agreement, 1, module(), records()[1], tmp_path / "silo-0")
+        SimulatedSilo(made.agreement, 1, module(), records()[1], tmp_path / "silo-0")
     with pytest.raises(DataError, match="the records are not those"):
-        Silo(made.agreement, 0, module(), records()[1], tmp_path / "silo-0")
+        SimulatedSilo(made.agreement, 0, module(), records()[1], tmp_path / "silo-0")
     other = agree(block(rounds=9), num_silos=NUM_SILOS, model=module())
     with pytest.raises(ConfigError, match="is the folder of agreement"):
-        Silo(other, 0, module(), records()[0], tmp_path / "silo-0")
+        SimulatedSilo(other, 0, module(), records()[0], tmp_path / "silo-0")
     with pytest.raises(ConfigError, match="another agreement's server"):
         Server(other, module(), tmp_path / "server")
 
@@ -509,7 +509,7 @@ def test_a_model_that_mixes_records_is_refused(tmp_path):
     mixing = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)).double()
     agreement = agree(block(), num_silos=1, model=mixing)
     with pytest.raises(ConfigError, match="batch statistics mix records"):
-        Silo(agreement, 0, mixing, records()[0], tmp_path / "silo")
+        SimulatedSilo(agreement, 0, mixing, records()[0], tmp_path / "silo")
 
 
 def test_draws_of_a_simulation_repeat(tmp_path):

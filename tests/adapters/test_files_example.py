@@ -19,8 +19,16 @@ def test_a_platform_is_one_short_file():
     assert len(EXAMPLE.read_text().splitlines()) <= 150
 
 
+def limits(folder, role):
+    """What the owner of a silo's data sets on the silo's machine."""
+    path = folder / f"limits-{role}.yaml"
+    path.write_text(f"folder: {folder / f'owner-{role}'}\nepsilon: 6\ndelta: 1e-4\n")
+    path.chmod(0o600)
+    return path
+
+
 def start(folder, *role):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "DPFL_LIMITS": str(limits(folder, "-".join(role)))}
     with (folder / f"log-{'-'.join(role)}").open("ab") as log:
         return subprocess.Popen(
             [sys.executable, str(EXAMPLE), *role, "--folder", str(folder)], env=environment, stdout=log, stderr=log
@@ -59,7 +67,9 @@ def test_a_silo_and_the_server_that_are_killed_come_back_and_the_run_ends_as_agr
     assert said["status"] == ("done" if said["rounds"] == 20 else "budget_exhausted")
     assert said["rounds"] >= 17
     for silo in range(3):
-        charges = list(Ledger.open(tmp_path / f"silo-{silo}" / "ledger.jsonl", append=False))
+        (own,) = (tmp_path / f"owner-silo-{silo}").glob(f"silo-{silo}-*")
+        charges = list(Ledger.open(own / "ledger.jsonl", append=False))
+        assert set(charges) == set(Ledger.open(own.parent / "data.lifetime.jsonl", append=False))
         assert said["silos"][str(silo)]["epsilon"] <= 6
         assert said["silos"][str(silo)]["rounds"] <= len(charges) <= 20
-        assert "# Privacy statement: run, silo" in (tmp_path / f"silo-{silo}" / "privacy.md").read_text()
+        assert "# Privacy statement: run, silo" in (own / "privacy.md").read_text()

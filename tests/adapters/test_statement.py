@@ -9,13 +9,13 @@ import torch
 from scipy.stats import kstest, norm
 from torch.utils.data import DataLoader, TensorDataset
 
-from dpfl_plugin.adapters import Silo, agree
+from dpfl_plugin.adapters import agree
 from dpfl_plugin.adapters.records import silo_of
 from dpfl_plugin.errors import DataError, UnsupportedError
 from dpfl_plugin.privacy.accountants import PLD
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.views import server_view
-from tests.adapters.federation import NOISY, block, draws, loop
+from tests.adapters.federation import NOISY, SimulatedSilo, block, draws, loop
 from tests.adapters.test_faults import begin, module, records
 from tests.cli.command import dpfl
 
@@ -208,7 +208,7 @@ def test_halves_become_floats():
 def test_a_loss_of_the_projects_own(tmp_path):
     agreement = agree(block(privacy=NOISY), num_silos=1, model=module())
     loss = lambda outputs, labels: torch.nn.functional.cross_entropy(outputs, labels, reduction="none")  # noqa: E731
-    with Silo(agreement, 0, module(), records()[0], tmp_path / "good", loss=loss) as silo:
+    with SimulatedSilo(agreement, 0, module(), records()[0], tmp_path / "good", loss=loss) as silo:
         assert silo.epsilon == 0
     with pytest.raises(UnsupportedError.__mro__[1], match="must give one value for each record"):
-        Silo(agreement, 0, module(), records()[0], tmp_path / "bad", loss=torch.nn.CrossEntropyLoss())
+        SimulatedSilo(agreement, 0, module(), records()[0], tmp_path / "bad", loss=torch.nn.CrossEntropyLoss())

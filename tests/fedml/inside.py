@@ -18,9 +18,10 @@ from dpfl_plugin.adapters.fedml import (
     _check,
     _check_records,
     private_runner,
+    surroundings,
 )
 from dpfl_plugin.adapters.platforms import check_version
-from dpfl_plugin.errors import ConfigError, DpflError, MessageError, UnsupportedError
+from dpfl_plugin.errors import ConfigError, DpflError, LimitError, MessageError, UnsupportedError
 from dpfl_plugin.oracle import Draw
 
 SETTINGS = {
@@ -196,3 +197,47 @@ def test_loaders_of_which_it_cannot_be_told_what_they_give_are_refused_before_an
     _check_records([0, 0, None, None, {0: 40, 1: 180, 2: 80}, {0: pick(0, 40), 1: pick(40, 100), 2: None}, {}, 3])
     assert "silo 1: its loader gives 60 records, and FedML's list of the data set says 180" in caplog.text
     assert "silo 0" not in caplog.text
+
+
+def cross_silo(folder, monkeypatch, settings=SETTINGS, limits=None):
+    """A server's aggregator, and the trainer of a silo on an owner's machine."""
+    server, _, loaders = federation(folder)
+    model, args = nn.Linear(4, 3).double(), arguments(folder, training_type="cross_silo", rank=1)
+    if limits is not None:
+        path = folder / "limits.yaml"
+        path.write_text("".join(f"{key}: {value}\n" for key, value in {"folder": folder / "owner", **limits}.items()))
+        path.chmod(0o600)
+        monkeypatch.setenv("DPFL_LIMITS", str(path))
+    agreement = agree(settings, num_silos=3, model=model)
+    trainer = PrivateTrainer(Own(model, args), args, agreement, loaders, folder, None, None)
+    server._agreement = agreement
+    return server, trainer, loaders
+
+
+def test_a_silo_without_limits_does_not_begin_in_a_deployment(tmp_path, monkeypatch):
+    monkeypatch.setattr("dpfl_plugin.training.limits.PLACES", ())
+    args = arguments(tmp_path, training_type="cross_silo", rank=1)
+    with pytest.raises(LimitError, match="no limits are set for these data"):
+        private_runner(args, None, [0, 0, None, None, {}, {0: [], 1: [], 2: []}, {}, 3], nn.Linear(4, 3))
+    assert surroundings(SimpleNamespace()) == "deployment"  # in doubt
+
+
+def test_more_than_the_owner_allows_is_refused_and_the_server_is_told_why(tmp_path, monkeypatch, caplog):
+    settings = {**SETTINGS, "privacy": {"epsilon": 1000.0, "delta": 1e-5, "record_rate": 0.5}}
+    server, trainer, loaders = cross_silo(tmp_path, monkeypatch, settings, {"epsilon": 8, "delta": 1e-4})
+    trainer.set_model_params(server.get_model_params())
+    trainer.train(loaders[1], None, None)
+    answer = trainer.get_model_params()
+    assert "limits.yaml" in caplog.text and "model" not in answer
+    server.collect([answer])
+    assert server.server.status == "refused"
+    assert "epsilon 1000 is above the owner's limit of 8" in server.server.reason
+    assert not (tmp_path / "owner").exists()
+
+
+def test_a_silos_folder_is_where_its_owner_says(tmp_path, monkeypatch):
+    server, trainer, loaders = cross_silo(tmp_path, monkeypatch, limits={"epsilon": 1000, "delta": 1e-4})
+    trainer.set_model_params(server.get_model_params())
+    trainer.train(loaders[1], None, None)
+    assert "model" in trainer.get_model_params()
+    assert list((tmp_path / "owner").glob("silo-1-*/ledger.jsonl")) and not (tmp_path / "silo-1").exists()

@@ -16,9 +16,9 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from dpfl_plugin.adapters import Server, Silo, agree
+from dpfl_plugin.adapters import Server, agree
 from dpfl_plugin.privacy.ledger import Ledger
-from tests.adapters.federation import draws
+from tests.adapters.federation import SimulatedSilo, draws
 from tests.adapters.reference import EXACT, NOISY, check_noise, scaffold
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,6 +62,11 @@ class Project:
             x = rng.standard_normal((size, 4)) + silo
             np.savez(folder / "data" / f"{silo}.npz", x=x, y=rng.integers(0, 3, size))
         self.port = free_ports(4)
+        for rank in range(1, 4):  # of the owner of the data of each rank
+            path = folder / f"limits-{rank}.yaml"
+            limits = {"folder": str(folder / f"owner-{rank}"), "epsilon": 1000, "delta": 1e-3, "repeatable": True}
+            path.write_text(yaml.safe_dump(limits))
+            path.chmod(0o600)
         rows = [f"{rank},{rank},127.0.0.1,{self.port + rank}" for rank in range(4)]
         (folder / "ips.csv").write_text("\n".join(["eid,rank,grpc_server_ip,grpc_server_port", *rows]) + "\n")
         common = {"training_type": training_type, "random_seed": 0}
@@ -98,6 +103,7 @@ class Project:
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": f"{OFFLINE}{os.pathsep}{ROOT}",
             "DPFL_TEST_DRAW": draw,
+            "DPFL_TEST_LIMITS": str(self.folder / "limits-{rank}.yaml"),
             "OMPI_ALLOW_RUN_AS_ROOT": "1",
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
             "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
@@ -191,7 +197,7 @@ def plain_loop(folder, kind, asked=lambda round: [0, 1, 2]):
     agreement = agree(SETTINGS, num_silos=3, model=model)
     server, silos = Server(agreement, model), []
     for silo, data in enumerate(data_of(folder)):
-        silos.append(Silo(agreement, silo, model, data, folder / "loop" / str(silo), draw=draws(5, "same")))
+        silos.append(SimulatedSilo(agreement, silo, model, data, folder / "loop" / str(silo), draw=draws(5, "same")))
     for round in range(4):
         message = server.begin(asked(round))
         for silo in server.asked:
@@ -225,8 +231,10 @@ def test_fedml_gives_the_result_of_a_plain_loop(tmp_path, mode):
     assert (summary["status"], summary["rounds"], summary["refused"]) == ("done", 4, []), said
     torch.testing.assert_close(final_model(tmp_path), plain_loop(tmp_path, model), rtol=0, atol=1e-12)
     for silo in range(3):
-        charges = list(Ledger.open(tmp_path / "silos" / f"silo-{silo}" / "ledger.jsonl", append=False))
+        charges = charges_of(tmp_path, silo)
         assert {charge.silo for charge in charges} == {silo} and len(charges) == 4
+    logs = "".join(path.read_text(errors="replace") for path in tmp_path.glob("log-*"))
+    assert training_type == "simulation" or all(f"silo {silo}: agreed epsilon" in logs for silo in range(3)), logs
 
 
 def test_without_noise_fedml_computes_the_scaffold_of_the_paper(tmp_path):
@@ -251,7 +259,10 @@ def summary_of(folder):
 
 
 def charges_of(folder, silo):
-    return list(Ledger.open(folder / "silos" / f"silo-{silo}" / "ledger.jsonl", append=False))
+    """From where its owner keeps them, or in a simulation the project."""
+    places = [*folder.glob(f"owner-*/silo-{silo}-*"), *folder.glob(f"silos/silo-{silo}")]
+    (place,) = places
+    return list(Ledger.open(place / "ledger.jsonl", append=False))
 
 
 def test_silos_that_are_killed_are_waited_for_and_go_on_from_their_folders(tmp_path):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 sys.path.insert(0, str(Path(__file__).parent / "app"))
 
@@ -14,9 +15,10 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.task_identity import TaskIdentity
 from silos.task import draws, make_model
 
-from dpfl_plugin.adapters import Server, Silo, agree
-from dpfl_plugin.adapters.flower import PrivateStrategy, private_client_app
+from dpfl_plugin.adapters import Server, agree
+from dpfl_plugin.adapters.flower import PrivateStrategy, private_client_app, surroundings
 from dpfl_plugin.errors import ConfigError, UnsupportedError
+from tests.adapters.federation import SimulatedSilo
 
 SETTINGS = {
     "rounds": 4,
@@ -44,14 +46,23 @@ def data(silo):
 class Grid:
     """Nodes in this process; node 100 + i is silo i."""
 
-    def __init__(self, folder, app, num_silos=3, settings=SETTINGS):
+    def __init__(self, folder, app, num_silos=3, settings=SETTINGS, **limits):
         self.config = flat({**settings, "num_silos": num_silos, "folder": str(folder)})
         self.app, self.states = app, {100 + i: RecordDict() for i in range(num_silos)}
         self.silo_of = {100 + i: i for i in range(num_silos)}
         self.away, self.change, self.kinds = set(), lambda silo, reply: reply, []
+        self.limits = {}
+        for silo in range(num_silos):  # each on a machine of its own
+            values = {"folder": str(folder / f"owner-{silo}"), "epsilon": 100, "delta": 1e-3, "repeatable": True}
+            self.limits[silo] = folder / f"limits-{silo}.yaml"
+            self.limits[silo].write_text(yaml.safe_dump({**values, "send": ["metrics"], **limits}))
+            self.limits[silo].chmod(0o600)
 
     def context(self, node):
-        config = {"partition-id": self.silo_of[node], "num-partitions": len(self.silo_of)}
+        silo = self.silo_of[node]
+        config = {"partition-id": silo, "num-partitions": len(self.silo_of)}
+        if self.limits[silo] is not None:
+            config["dpfl-limits"] = str(self.limits[silo])
         return Context(1, node, config, self.states[node], self.config)
 
     def get_node_ids(self):
@@ -105,7 +116,7 @@ def plain_loop(folder, name, kind="linear", rounds=4, settings=SETTINGS, lost=la
     model = make_model(kind)
     agreement = agree(settings, num_silos=3, model=model)
     server = Server(agreement, model)
-    silos = [Silo(agreement, i, model, data(i), folder / f"plain-{i}", draw=draws(0, name)) for i in range(3)]
+    silos = [SimulatedSilo(agreement, i, model, data(i), folder / f"plain-{i}", draw=draws(0, name)) for i in range(3)]
     for round in range(rounds):
         message = server.begin()
         for silo in server.asked:
@@ -239,7 +250,10 @@ def test_a_ledger_that_was_set_back_while_the_node_ran_is_noticed(tmp_path):
 
     grid = Grid(tmp_path, app_of())
     strategy, _ = run(tmp_path, grid, rounds=1)
-    shutil.rmtree(tmp_path / "silo-1")
+    (folder,) = (tmp_path / "owner-1").glob("silo-1-*")
+    shutil.rmtree(folder)
+    (tmp_path / "owner-1" / "data.lifetime.jsonl").unlink()
+    (tmp_path / "owner-1" / "data.lifetime.json").unlink()
     strategy.start(grid=grid, initial_arrays=strategy._arrays(), num_rounds=1)
     assert {s: about["rounds"] for s, about in strategy.server.summary()["silos"].items()} == {"0": 2, "1": 1, "2": 2}
 
@@ -264,3 +278,47 @@ def test_settings_are_checked(tmp_path):
         config = {**Grid(tmp_path, None).config, **change}
         with pytest.raises(ConfigError, match=why):
             PrivateStrategy(FedAvg(), model, Context(1, 1, {}, RecordDict(), config))
+
+
+def test_a_servers_run_config_sets_neither_the_folder_nor_the_budget_of_a_node(tmp_path, caplog):
+    """`flwr run --run-config "dpfl.privacy.epsilon=1000 dpfl.folder=..."` on nodes whose owners allow 8."""
+    settings = {**SETTINGS, "privacy": {"epsilon": 1000.0, "delta": 1e-5, "record_rate": 0.25}}
+    grid, answers = Grid(tmp_path, app_of(), settings=settings, epsilon=8), []
+    grid.change = lambda silo, reply: answers.append(reply) or reply
+    strategy, _ = run(tmp_path, grid)
+    assert (strategy.server.status, strategy.server.rounds) == ("refused", 0)
+    assert "epsilon 1000 is above the owner's limit of 8" in strategy.server.reason
+    assert "silo 0 takes no part: " in caplog.text and "limits-0.yaml" in caplog.text
+    assert len(answers) == 3 and "limits-0.yaml" not in str([reply.content for reply in answers])
+    assert not list(tmp_path.rglob("ledger.jsonl"))
+
+
+def test_a_node_keeps_its_silo_where_its_owner_says(tmp_path, caplog):
+    grid = Grid(
+        tmp_path, app_of(), settings={**SETTINGS, "privacy": {**SETTINGS["privacy"], "epsilon": 8.0}}, epsilon=8
+    )
+    with caplog.at_level("INFO"):
+        run(tmp_path, grid)
+    assert not list(tmp_path.glob("silo-*"))  # the folder of the run's configuration has the server alone
+    for silo in range(3):
+        assert (tmp_path / f"owner-{silo}" / "data.lifetime.jsonl").exists()
+        assert (
+            f"silo {silo}: agreed epsilon 8 at delta 1e-05; folder {tmp_path}/owner-{silo}/silo-{silo}-" in caplog.text
+        )
+
+
+def test_nodes_without_limits_take_no_part_and_say_why(tmp_path):
+    grid = Grid(tmp_path, app_of())
+    grid.limits = dict.fromkeys(range(3))
+    strategy, _ = run(tmp_path, grid)
+    assert strategy.server.status == "refused" and "the owner of the data has set no limits" in strategy.server.reason
+
+
+def test_what_a_project_measures_is_sent_only_if_the_owner_says_so(tmp_path):
+    strategy, result = run(tmp_path, Grid(tmp_path, app_of(), send=[]))
+    assert strategy.server.rounds == 4
+    assert not any(result.evaluate_metrics_clientapp.values())
+
+
+def test_this_process_is_no_simulation():
+    assert surroundings() == "deployment"

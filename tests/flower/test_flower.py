@@ -10,8 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dpfl_plugin.adapters import Server, Silo, agree
+from dpfl_plugin.adapters import Server, agree
 from dpfl_plugin.privacy.ledger import Ledger
+from tests.adapters.federation import SimulatedSilo
 from tests.adapters.reference import EXACT, NOISY, check_noise, scaffold
 from tests.flower.processes import BIN, OFF, ROOT, Flower, free_port, listens, needs_flower
 
@@ -61,7 +62,7 @@ def plain_loop(task, data, folder, kind):
     model = task.make_model(kind)
     agreement, draw = agree(SETTINGS, num_silos=3, model=model), task.draws(5, "same")
     server = Server(agreement, model)
-    silos = [Silo(agreement, i, model, task.load(data, i), folder / f"{i}", draw=draw) for i in range(3)]
+    silos = [SimulatedSilo(agreement, i, model, task.load(data, i), folder / f"{i}", draw=draw) for i in range(3)]
     while (message := server.begin()) is not None:
         for silo in server.asked:
             assert server.receive(silo, silos[silo].answer(message)) is None
@@ -124,13 +125,17 @@ def rounds(folder):
 
 def test_a_superlink_and_supernodes_one_of_which_is_killed_and_comes_back(tmp_path):
     data, folder, port = write_data(tmp_path / "data"), tmp_path / "silos", free_port()
+    for silo in range(3):  # whose owners set
+        limits = tmp_path / f"limits-{silo}.yaml"
+        limits.write_text(f"folder: {tmp_path / f'owner-{silo}'}\nepsilon: 100\ndelta: 1e-3\n")
+        limits.chmod(0o600)
     flower = Flower(tmp_path)
     (flower.home / "config.toml").write_text(
         f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
     )
 
     def node(silo):
-        own = f"partition-id={silo} num-partitions=3 dpfl-folder='{folder / f'silo-{silo}'}'"
+        own = f"partition-id={silo} num-partitions=3 dpfl-limits='{tmp_path / f'limits-{silo}.yaml'}'"
         link = ["--insecure", "--superlink", f"127.0.0.1:{port}", "--port", str(free_port()), "--node-config", own]
         return flower.start(f"node-{silo}", "flower-supernode", *link)
 
@@ -159,7 +164,10 @@ def test_a_superlink_and_supernodes_one_of_which_is_killed_and_comes_back(tmp_pa
     assert said["silos"]["0"]["rounds"] == said["silos"]["2"]["rounds"] == rounds_wanted
     assert without < said["silos"]["1"]["rounds"] < rounds_wanted, flower.said()  # it came back, with its folder
     for silo in range(3):
-        charges = list(Ledger.open(folder / f"silo-{silo}" / "ledger.jsonl", append=False))
+        (own,) = (tmp_path / f"owner-{silo}").glob(f"silo-{silo}-*")
+        charges = list(Ledger.open(own / "ledger.jsonl", append=False))
+        assert set(Ledger.open(own.parent / "data.lifetime.jsonl", append=False)) == set(charges)
+        assert f"silo {silo}: agreed epsilon" in flower.said(f"node-{silo}")
         assert {charge.silo for charge in charges} == {silo}
         assert len(charges) >= said["silos"][str(silo)]["rounds"]
 

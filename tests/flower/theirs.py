@@ -15,8 +15,8 @@ from flwr.supercore.task_identity import TaskIdentity
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from dpfl_plugin.adapters import Server, Silo, agree
-from tests.adapters.federation import block
+from dpfl_plugin.adapters import Server, agree
+from tests.adapters.federation import SimulatedSilo, block
 from tests.adapters.test_faults import module, records
 
 TaskIdentity._run_id = TaskIdentity._task_id = TaskIdentity._node_id = 1  # as Flower's processes have it
@@ -80,7 +80,7 @@ def test_noise_is_of_numpys_global_generator(tmp_path):
     message = Server(agreement, module()).begin()
     for folder in ("a", "b"):
         np.random.seed(7)  # noqa: NPY002
-        with Silo(agreement, 0, module(), records()[0], tmp_path / folder) as silo:
+        with SimulatedSilo(agreement, 0, module(), records()[0], tmp_path / folder) as silo:
             found.append(silo.answer(message).vectors["model"])
     assert not np.array_equal(found[0], found[1])
 

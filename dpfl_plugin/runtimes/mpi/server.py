@@ -46,6 +46,10 @@ NOT_TOLERANT = (
     "this MPI job ends with the first rank that dies. It takes Open MPI 5, started by mpirun --with-ft ulfm "
     "(launchers/mpirun -n N --ulfm ...). dpfl doctor shows whether the MPI has it. Or use on_silo_failure: abort."
 )
+NO_LIMITS = (
+    "silo ranks on several machines, and not all of them have limits of the owners of their records (DPFL_LIMITS, see "
+    "docs/limits.md): whoever starts this job decides what is released."
+)
 AT_ONCE = 2  # uploads on their way to rank 0: one is added while the next comes in
 
 
@@ -349,7 +353,8 @@ class MpiSession:
             )
         self._survey = _joined(found)
         machines = tuple(header["machine"] for header in found.values())
-        return Holding(self._survey, {}, machines, self._device(config.runtime.device))
+        notes = (NO_LIMITS,) if _distributed(found) and not all(header["limits"] for header in found.values()) else ()
+        return Holding(self._survey, {}, machines, self._device(config.runtime.device), notes=notes)
 
     def runtime(self, parts: Parts, charges: ChargeSink, config: Config, stop: Callable[[], bool]) -> MpiRuntime:
         """Get the silo ranks ready for the rounds of a run.
@@ -383,6 +388,11 @@ class MpiSession:
             stop=stop,
             stopwatch=parts.host.clock,
         )
+
+
+def _distributed(found: dict[int, Header]) -> bool:
+    """Whether silo ranks are on several machines, so that their records may be of several owners."""
+    return len({header["host"] for header in found.values()}) > 1
 
 
 def _joined(found: dict[int, Header]) -> Survey:

@@ -24,13 +24,14 @@ from dpfl_plugin.core.average import WeightedSum
 from dpfl_plugin.core.stopwatch import Stopwatch
 from dpfl_plugin.core.vectors import Vectors, rows
 from dpfl_plugin.data.base import Holding, Ownership, Silo, digest, training_digest
-from dpfl_plugin.errors import DpflError
+from dpfl_plugin.errors import DpflError, LimitError
 from dpfl_plugin.models.fixed import fixed_digest
 from dpfl_plugin.runtimes.mpi import probe, wire
 from dpfl_plugin.runtimes.mpi.link import Link, Patience, Transfer, all_done, pull_all, push_all
 from dpfl_plugin.runtimes.mpi.wire import Header
 from dpfl_plugin.training import environment, strangers
 from dpfl_plugin.training.build import build, federate
+from dpfl_plugin.training.custody import Custody
 from dpfl_plugin.training.host import SiloHost
 from dpfl_plugin.training.marks import MarkKey
 from dpfl_plugin.training.measured import Notes
@@ -95,6 +96,7 @@ class SiloRank:
         self._uploads: dict[int, Vectors] = {}
         self._leaving: list[Transfer] = []
         self._asked_to_quit = False
+        self._custody = Custody()  # of the owner of this rank's records
 
     def serve(self) -> None:
         """Until rank 0 says quit.
@@ -168,10 +170,17 @@ class SiloRank:
             self._work.clear()
             known = type(error).__name__ if isinstance(error, DpflError) else None
             trace = None if known else traceback.format_exc()
+            if isinstance(error, LimitError):
+                self._tell(f"error: {error}")
+                error = LimitError(error.public)
             text = str(error) if known else _place(error, self._plugins) or _described(error)
             self._say("error", kind=known, text=text, trace=trace, host=platform.node())
         finally:
             self._heard, self._asked = self._clock(), False  # rank 0 was not the one to wait for
+
+    def _tell(self, text: str) -> None:
+        """To this rank's own log, not to rank 0."""
+        print(f"dpfl: rank {self._link.rank}: {text}", file=sys.stderr, flush=True)
 
     def _say(self, say: str, **more: Any) -> None:
         self._link.send(0, {"say": say, "number": self._number, **more})
@@ -195,6 +204,9 @@ class SiloRank:
         self._forget()
         self.lasts, self.server = False, tuple(header["server"])
         self._config, self._base = Config.model_validate(header["config"]), Path(header["base"])
+        self._custody = Custody.here()
+        self._custody.check(self._config)
+        self._custody.allow("record_counts", "numbers of records")
         if str(self._base) not in sys.path:
             sys.path.append(str(self._base))  # users' own modules may lie beside their configuration
         self._dealt = tuple(header["dealt"])
@@ -212,6 +224,7 @@ class SiloRank:
             host=platform.node(),
             pid=os.getpid(),
             machine=environment.machine(self._device(self._config.runtime.device)),
+            limits=self._custody.limits is not None,
             package=environment.package_sha256(),
         )
 
@@ -253,6 +266,9 @@ class SiloRank:
         noise, chunk = header["noise_multiplier"], header["chunk_bytes"]
         parts = build(config, self._base, noise, hold=lambda config, base: holding, chunk_bytes=chunk)
         self._plugins = parts.plugins
+        begins = self._custody.begin(self._config, parts, self._mine)
+        if begins is not None:
+            self._tell(begins)
         reveals = self._config.evaluation.reveal == "server"
         notes = Notes(Path(header["folder"]) / f"rank-{self._link.rank}.jsonl")
         self.take(parts.host, parts.model.device, parts.stack, None if reveals else notes)
@@ -293,6 +309,7 @@ class SiloRank:
         self._work.clear()
         self._uploads.clear()
         self._mine, self._host = {}, None
+        self._custody.close()
 
     @property
     def _silos(self) -> SiloHost:
@@ -317,6 +334,7 @@ class SiloRank:
         plan, draw = wire.read_plan(self._round)
         self._silos.clock.lap("communication")
         up, charges = self._silos.run(part, self._down, plan, draw)
+        self._custody.charge(charges)  # in the owner's ledger before rank 0 hears of it
         for row, silo in enumerate(part):
             self._uploads[silo] = rows(up, row)
         self._say("computed", silos=part, charges=wire.charges_header(charges), up=wire.layout(up, row=True))
@@ -350,6 +368,8 @@ class SiloRank:
     # Between rounds
 
     def _do_evaluate(self, header: Header) -> None:
+        if self._notes is None:
+            self._custody.allow("metrics", "losses and accuracies")
         taken = wire.empty(wire.read_layout(header["model"]), self._where)
         self._take(taken, header)
         model = taken["model"]

@@ -1,0 +1,59 @@
+"""Silo ranks of several owners: each keeps its limits, whatever rank 0 asks for."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from dpfl_plugin.privacy.ledger import Ledger
+from dpfl_plugin.training.lifetime import read_reservations
+from tests.cli.command import write
+from tests.mpi.launch import ALLOWED, ANY, FOUND, needs_mpi
+
+pytestmark = [*needs_mpi, pytest.mark.slow]
+PRIVACY = {"noise_multiplier": None, "epsilon": 3.0, "delta": 1e-5, "secure": True}
+EACH = (
+    'export DPFL_LIMITS=$LIMITS/limits-${OMPI_COMM_WORLD_RANK:-$PMI_RANK}.yaml; exec "$0" -m mpi4py -m dpfl_plugin "$@"'
+)
+
+
+def limits(folder, rank, **values):
+    path, send = folder / f"limits-{rank}.yaml", ["metrics", "record_counts"]
+    given = {"folder": folder / f"owner-{rank}", "epsilon": 8, "delta": "1e-4", "send": send, **values}
+    path.write_text("".join(f"{key}: {value}\n" for key, value in given.items()))
+    path.chmod(0o600)
+
+
+def job(folder, config):
+    """A server and two silo ranks; rank 0 has no records, and its limits do not matter."""
+    mpirun, library = FOUND[ANY]
+    command = [mpirun, "-n", "3", "bash", "-c", EACH, sys.executable, "run", str(config), "--out", str(folder / "runs")]
+    environment = {**os.environ, **ALLOWED, **library, "LIMITS": str(folder)}
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
+
+
+def test_each_rank_keeps_the_limits_of_its_owner(tmp_path):
+    for rank in (0, 1, 2):
+        limits(tmp_path, rank)
+    done = job(tmp_path, write(tmp_path, {"name": "one", "privacy": PRIVACY}))
+    assert done.returncode == 0, done.stderr
+    for rank, silos in ((1, {0, 2}), (2, {1, 3})):
+        path = tmp_path / f"owner-{rank}" / "data.lifetime.jsonl"
+        assert {charge.silo for charge in Ledger.open(path, append=False)} == silos
+        assert [one.epsilon for one in read_reservations(path)] == [3.0]
+        assert f"rank {rank}: silos {', '.join(map(str, sorted(silos)))}: agreed epsilon 3" in done.stderr
+    limits(tmp_path, 2, epsilon=5)
+    done = job(tmp_path, write(tmp_path, {"name": "two", "privacy": PRIVACY}))
+    assert done.returncode != 0
+    assert "dpfl: rank 2: error: " in done.stderr and "limits-2.yaml" in done.stderr  # in the silo's log
+    assert "so that 2 is left" in done.stderr.split("limits-2.yaml")[-1]
+    assert [one.epsilon for one in read_reservations(tmp_path / "owner-2" / "data.lifetime.jsonl")] == [3.0]
+
+
+def test_what_the_owner_does_not_let_be_sent_is_not_sent(tmp_path):
+    for rank in (0, 1, 2):
+        limits(tmp_path, rank, send=[])
+    done = job(tmp_path, write(tmp_path, {"privacy": PRIVACY}))
+    assert done.returncode != 0
+    assert "does not let numbers of records be sent (record_counts)" in done.stderr
