@@ -194,11 +194,12 @@ class Silo:
             digests=(sha256,),
         )
         self._config = _own(agreement, seeded=self._draw is not _fresh_draw)
+        holding = Holding(survey, {self.id: mine}, training={self.id: training_digest(mine)})
         parts = build(
             self._config,
             Path(),
             None if known is None else known["noise_multiplier"],
-            hold=lambda config, base: Holding(survey, {self.id: mine}, training={self.id: training_digest(mine)}),
+            hold=lambda config, base: holding,
             module=model,
             loss=loss,
         )
@@ -208,7 +209,7 @@ class Silo:
             self._config,
             Path(),
             parts.noise_multiplier,
-            hold=lambda config, base: Holding(survey, {self.id: mine}),
+            hold=lambda config, base: holding,
             loss=loss,
         )
         self._caveats, self._device = parts.caveats, parts.model.device
