@@ -23,6 +23,7 @@ from dpfl_plugin.privacy.accountants import PLD
 from dpfl_plugin.privacy.events import SampledGaussian, Term
 from dpfl_plugin.training import checkpoint
 from dpfl_plugin.training.accounting import PrivacyAccount
+from dpfl_plugin.training.asked import asked_at
 from dpfl_plugin.training.beside import beside
 from dpfl_plugin.training.build import build
 from dpfl_plugin.training.experiment import Experiment
@@ -112,7 +113,7 @@ def _first_messages(tmp_path, changed=None, noise=0.0, more=None):
     draw, server = Draw(3, 2), parts.algorithm.init_server(parts.model, parts.setting)
     score, _ = parts.host.run([1], {"model": parts.model}, planner.of_all("score"), draw)
     up, _ = parts.host.run([1], parts.algorithm.download(server), planner.plan(server, 0), Draw(3, 0))
-    return float(score["score"]), up["model"], 6, draw
+    return float(score["score"]), up["model"], 6, asked_at(draw, {"model": parts.model}, planner.of_all("score"))
 
 
 def test_a_validation_record_moves_its_score_by_one_and_no_gradient(tmp_path):
