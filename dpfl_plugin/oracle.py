@@ -250,10 +250,13 @@ class Draw:
 
     Attributes:
         run: names the run; others of the same seed draw other batches and other noise.
-        attempt: counts re-runs that must not repeat their noise.
+        attempt: of re-runs that must not repeat their noise; 0, or `streams.fresh_attempt`.
         records: by what the records are known in a ledger that several runs share; part of the name there.
+        asked: digest of what silos are asked in this round, in hex; "" where nothing is bound to it. What is asked
+            otherwise has other noise, and is charged by itself.
         held: sha256 of the training records of the silos of this process. It is part of what a stream is named by, so
             that the same noise never meets changed records; and it is known nowhere else: no message has it.
+        own: digest of each silo's own state, by id, of those that have one; known nowhere else, too.
     """
 
     seed: int
@@ -261,23 +264,31 @@ class Draw:
     attempt: int = 0
     run: str = ""
     records: str = ""
+    asked: str = ""
     held: Mapping[int, str] = field(default_factory=dict, repr=False, compare=False)
+    own: Mapping[int, bytes] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def noise_id(self) -> str:
-        """Names the random bits in the ledger."""
-        return f"{self.run}{self.records}.{self.attempt}"
+        """Names the random bits in the ledger: RUN.ASKED.ATTEMPT, or RUN.ATTEMPT where nothing is bound."""
+        return ".".join([f"{self.run}{self.records}", *filter(None, [self.asked]), f"{self.attempt:x}"])
 
     def key(self, purpose: str, silo: int, step: int) -> bytes:
         run = self.run
         if silo in self.held:
             run = hashlib.blake2b(f"{run} {self.held[silo]}".encode(), digest_size=32).hexdigest()
-        return stream_key(self.seed, purpose, self.round, silo, step, self.attempt, run)
+        asked = bytes.fromhex(self.asked) + self.own.get(silo, b"")
+        return stream_key(self.seed, purpose, self.round, silo, step, self.attempt, run, asked)
 
 
 def attempt_of(noise_id: str) -> int:
     """The attempt that a `Draw.noise_id` names."""
-    return int(noise_id.rpartition(".")[2])
+    return int(noise_id.rpartition(".")[2], 16)
+
+
+def is_of(noise_id: str, run: str, attempt: int) -> bool:
+    """Whether a `Draw.noise_id` is of this run and attempt, whatever was asked."""
+    return noise_id.partition(".")[0] == run and noise_id.rpartition(".")[2] == f"{attempt:x}"
 
 
 class PrivateOracle:

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import pydantic
 
+from dpfl_plugin import loaded  # before any plugin: its source is to be known
 from dpfl_plugin.errors import ConfigError, PluginError, told
 
 GROUPS: Final = (
@@ -84,6 +85,7 @@ def load_object(path: str, what: str) -> Callable[..., Any]:
 
 def _import(path: str, what: Callable[[], str]) -> Callable[..., Any]:
     module, _, attribute = path.partition(":")
+    loaded.watch()
     try:
         plugin = functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
     except Exception as error:  # a stranger's code may fail in any way

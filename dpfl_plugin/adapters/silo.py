@@ -37,6 +37,7 @@ from dpfl_plugin.adapters.standing import Standing
 from dpfl_plugin.algorithms.base import RoundPlan
 from dpfl_plugin.config.load import to_yaml
 from dpfl_plugin.config.schema import Config
+from dpfl_plugin.core.requests import request_digest
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.data.base import Holding, Survey, digest, training_digest
 from dpfl_plugin.errors import ConfigError, DataError, LedgerError, LimitError, MessageError, require
@@ -46,6 +47,7 @@ from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.training import lifetime as lifetimes
 from dpfl_plugin.training.accounting import PrivacyAccount
+from dpfl_plugin.training.asked import asked_at
 from dpfl_plugin.training.build import build
 from dpfl_plugin.training.folder import RunFolder, locked
 from dpfl_plugin.training.grant import Grant
@@ -114,7 +116,8 @@ class Silo:
             it has to be if there are limits.
         loss: (outputs (n, ...), labels (n,)) -> (n,), one value for each record; None for what the agreement says.
         draw: names the random bits of a round, for simulations that are to be repeated: whoever knows them can compute
-            the noise. None for noise from the operating system.
+            the noise. They are bound to what is asked: another model has other noise, and is charged by itself. None
+            for noise from the operating system.
         access: who may read what is written to the folder, on this machine.
         limits: what the owner of the records lets be released. None for what the owner has set on this machine (see
             `find_limits`), without which only a simulation begins.
@@ -298,14 +301,18 @@ class Silo:
                 f"silo {self.id}: the server asks for round {round + 1} after round {self._kept.round + 1}: it is an "
                 "old message, or the server lost its folder."
             )
+        if round == self._kept.round and counted is not None and counted == self._kept.tag:
+            raise MessageError(
+                f"silo {self.id}: the server counts this silo's upload of round {round + 1}, and asks for it again."
+            )
         settled = self._settled(counted)
         self._take_frozen(message)
-        draw = self._draw(round)
+        down = {name: message.vectors[name].to(self._device) for name in self._agreement.down}
+        draw = asked_at(self._draw(round), down, plan)
         why = self._spent(round, plan, draw)
         if why is not None:
             self.write_statement()
             return self._answer(round, tag, "spent", reason=why)
-        down = {name: message.vectors[name].to(self._device) for name in self._agreement.down}
         self._host.states = settled.states
         self._account.begin_round(round, plan)
         try:
@@ -524,7 +531,14 @@ def _save(files: RunFolder, kept: _Kept, ledger: Ledger) -> None:
     }
     facts = {"counted": kept.counted, "round": kept.round, "tag": kept.tag, "asked": kept.asked, "header": kept.header}
     more = {"num_charges": len(ledger), "head": ledger.head}
-    files.write(files.path / STATE, serialise(named, metadata={"facts": json.dumps({**facts, **more})}))
+    digest = _digest_of(named, {**facts, **more})
+    metadata = {"facts": json.dumps({**facts, **more}), "digest": digest}
+    files.write(files.path / STATE, serialise(named, metadata=metadata))
+
+
+def _digest_of(named: Vectors, facts: Mapping[str, Any]) -> str:
+    """Of all that decides what is released next: it must be to the bit what was written."""
+    return request_digest(named, [json.dumps(facts, sort_keys=True)]).hex()
 
 
 def _load(path: Path, ledger: Ledger, initial: Vectors) -> _Kept:
@@ -538,10 +552,15 @@ def _load(path: Path, ledger: Ledger, initial: Vectors) -> _Kept:
     groups: dict[str, Vectors] = {"states": {}, "staged": {}, "upload": {}}
     try:
         with safe_open(path, framework="pt") as file:
-            facts = json.loads(file.metadata()["facts"])
-            for key in file.keys():  # noqa: SIM118, it cannot be iterated over
-                group, name = key.split("/", 1)
-                groups[group][name] = file.get_tensor(key)
+            metadata = file.metadata()
+            facts = json.loads(metadata["facts"])
+            named = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118, it cannot be iterated over
+        digest = _digest_of(named, facts)
+        if metadata.get("digest", digest) != digest:  # without one it is of an earlier version
+            raise ValueError("it is not what was written")
+        for key, value in named.items():
+            group, name = key.split("/", 1)
+            groups[group][name] = value
         kept = _Kept(
             groups["states"],
             facts["counted"],
@@ -554,7 +573,10 @@ def _load(path: Path, ledger: Ledger, initial: Vectors) -> _Kept:
         )
         head = facts["head"]
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise DataError(f"{path} cannot be read: {error}. Restore it from a copy.") from error
+        raise DataError(
+            f"{path} cannot be read: {error}. Restore it from a copy; or begin anew in another folder, and keep the "
+            "ledger of this one: what it holds stays spent."
+        ) from error
     if not ledger.holds(head):
         raise LedgerError(
             f"{ledger.path} does not hold the line {head} that {path.name} knows of: its end is missing, and without "

@@ -17,6 +17,7 @@ from dpfl_plugin.config.sweep import Row, config_of, expand
 from dpfl_plugin.errors import BusyError, ConfigError, DpflError
 from dpfl_plugin.sweeps import manifest, scripts, slurm, state
 from dpfl_plugin.sweeps.manifest import Sweep
+from dpfl_plugin.sweeps.own_code import check_finished
 from dpfl_plugin.sweeps.supervisor import BUSY, FAILED, INTERRUPTED, Stop, Supervisor
 
 COMPOSES = (
@@ -51,6 +52,7 @@ def sweep_file(path: Path, settings: list[str], out: Path | None, options: Optio
     sweep = manifest.plan(expansion, path, out or Path("sweeps") / name)
     states = state.states((sweep.folder_of(row), row.rounds) for row in sweep.rows)
     found = list(zip(sweep.rows, states, strict=True))
+    check_finished(sweep, [row for row, known in found if known.status == "done"])
     failed = [row for row, known in found if known.status == "failed"]
     wanted = [row for row, known in found if known.status in ("pending", "lost")]
     if options.retry:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 import struct
 from collections.abc import Sequence
 from typing import Final, NoReturn, Protocol
@@ -37,17 +38,33 @@ PURPOSES: Final[dict[str, int]] = {
 
 
 def stream_key(
-    seed: int, purpose: str, round: int = 0, silo: int = 0, step: int = 0, attempt: int = 0, run: str = ""
+    seed: int,
+    purpose: str,
+    round: int = 0,
+    silo: int = 0,
+    step: int = 0,
+    attempt: int = 0,
+    run: str = "",
+    asked: bytes = b"",
 ) -> bytes:
     """The 32-byte key of a stream.
 
     Args:
-        attempt: separates a round that is run again with fresh noise.
+        attempt: 0, or 128 random bits; separates a round that is run again with fresh noise.
         run: at most 64 bytes; separates runs of the same seed. Two runs that shared their noise would cancel it in
             the difference of what they release.
+        asked: `request_digest` of what a silo is asked, and of its own state: nothing, or 16 bytes for each. What is
+            asked otherwise is answered with other noise, whatever the names are.
     """
-    fields = struct.pack("<6q", seed, PURPOSES[purpose], round, silo, step, attempt)
+    # 8 bytes for a small attempt, 16 for a random one: with 0, 16 or 32 of ``asked`` no two names give the same bytes.
+    last = attempt.to_bytes(8 if attempt < 2**63 else 16, "little")
+    fields = struct.pack("<5q", seed, PURPOSES[purpose], round, silo, step) + last + asked
     return hashlib.blake2b(fields, digest_size=32, person=b"dpfl.stream.v1", key=run.encode()).digest()
+
+
+def fresh_attempt() -> int:
+    """Names an attempt that nobody made before: 128 bits of the operating system, the highest of them set."""
+    return secrets.randbits(128) | 1 << 127
 
 
 Words = NDArray[np.uint64]

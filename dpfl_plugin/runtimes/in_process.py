@@ -16,6 +16,7 @@ from dpfl_plugin.core.stopwatch import Seconds
 from dpfl_plugin.core.vectors import Vectors, stack
 from dpfl_plugin.data.base import Holding
 from dpfl_plugin.oracle import Draw
+from dpfl_plugin.training.asked import asked_at
 from dpfl_plugin.training.build import Parts, hold_all
 from dpfl_plugin.training.custody import CheckedCharges, Custody
 from dpfl_plugin.training.host import SiloHost, SiloMetrics
@@ -46,6 +47,7 @@ class InProcess:
 
     def run_round(self, down: Vectors, plan: RoundPlan, draw: Draw) -> Vectors:
         self._host.discard()  # what an earlier, abandoned round left
+        draw = draw if draw.asked else asked_at(draw, down, plan)  # once for all stacks
         total, seen = WeightedSum(), []
         for first in range(0, len(plan.participants), self._stack_size):
             if self._stop():

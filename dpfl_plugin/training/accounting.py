@@ -14,7 +14,7 @@ from typing import Any
 from dpfl_plugin.algorithms.base import RoundPlan, Setting
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.errors import ConfigError, PluginError
-from dpfl_plugin.oracle import PrivacyRules, attempt_of
+from dpfl_plugin.oracle import PrivacyRules
 from dpfl_plugin.privacy.accountants import MOST_LEVELS, Accountant, rounded_down
 from dpfl_plugin.privacy.budget import Budget
 from dpfl_plugin.privacy.calibration import max_rounds, most, worst_epsilon
@@ -48,6 +48,10 @@ LOST = (
 FROM_THE_SEED = (
     "as if participants had been drawn unpredictably: here they follow from the seed, and whoever knows it is promised "
     "no more than the server is"
+)
+RELEASED_BESIDES = (
+    "round {}, which was to be released again bit for bit, was asked at other values: a file of the run was changed or "
+    "damaged, or the computation does not repeat. It has fresh noise, and both releases are charged."
 )
 TOO_FEW_LEFT = "too few silos may take part in another round"  # how a reason begins that is the cap, not the budget
 
@@ -148,6 +152,10 @@ class PrivacyAccount:
         alike = (cost.num_releases for cost in self.costs.values() if cost.probability < 1 and cost.most is None)
         self._length = next(alike, None)  # releases of every drawn round, if they do not differ in that
         final = [charge for charge in ledger if not repeats(charge)]
+        self._awaited: defaultdict[tuple[int, Kind | None], list[Charge]] = defaultdict(list)
+        for charge in ledger:
+            if repeats(charge) and charge.noise_id != NOT_RUN:
+                self._awaited[charge.round, self._beside.kind(charge)].append(charge)
         in_rounds = self._in_rounds(final)
         self._spending = Spending(in_rounds)
         # Rounds that the checkpoint does not know, and how often each round was released.
@@ -177,8 +185,18 @@ class PrivacyAccount:
         if self.shared is not None:
             self.shared.append(charges)
         self.ledger.append(charges)
-        self._spending.add(self._in_rounds(charges))
-        self._note(charges)
+        counted = [*self._not_repeated(charges), *charges]
+        self._spending.add(self._in_rounds(counted))
+        self._note(counted)
+
+    def _not_repeated(self, charges: Sequence[Charge]) -> list[Charge]:
+        """What the ledger holds of these rounds, and was to be made again bit for bit, but is asked otherwise now."""
+        made, found = {charge.noise_id for charge in charges}, list[Charge]()
+        for place in sorted({(charge.round, self._beside.kind(charge)) for charge in charges}, key=repr):
+            found += [old for old in self._awaited.pop(place, ()) if old.noise_id not in made]
+        for round in sorted({charge.round for charge in found}):
+            self.ledger.note(RELEASED_BESIDES.format(round + 1))
+        return found
 
     def sync(self) -> None:
         # The shared ledger first: what a run's own ledger holds, other runs have to know of too. After a crash between
@@ -227,8 +245,8 @@ class PrivacyAccount:
         self._rounds.add(round)
         self._distinct.add(self.costs[round])
 
-    def lose(self) -> int:
-        """The run goes on without some of its silos: a number for the attempt to come, whose noise was never drawn.
+    def lose(self) -> None:
+        """The run goes on without some of its silos, and with noise that was never drawn.
 
         Who takes part from here on may depend on records, since a record may make its silo fail. So nothing is made
         of the draws of participants any more, in rounds before and after: each counts as if a silo had taken part for
@@ -244,7 +262,7 @@ class PrivacyAccount:
         self._found = _rounds_in(in_rounds)
         self._rounds, self._distinct = {*self._found, *self.costs}, {*self._found.values(), *self.costs.values()}
         self._most, self._cleared, self._alike_plans = {}, _Cleared(), {}
-        return 1 + max((attempt_of(charge.noise_id) for charge in made), default=0)
+        self._awaited.clear()
 
     def was_released(self, kind: Kind, silo: int, round: int, noise_id: str) -> bool:
         """Whether a release beside the rounds was charged."""

@@ -1,23 +1,31 @@
-"""Checkpoints: a folder a round, written aside and renamed, so that there is always a whole one."""
+"""Checkpoints: a folder a round, written aside and renamed, so that there is always a whole one.
+
+What is read back decides what is released next, under names that are charged already. So the facts hold a digest of all
+tensors, and one of themselves: a checkpoint that is not to the bit what was written is refused.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from dpfl_plugin.access import FILES, Access, make_folder, opener
+from dpfl_plugin.core.requests import request_digest
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import DataError
 from dpfl_plugin.training.folder import sync_folder, to_json
 
 SCHEMA = 4
+VECTORS: Final = ("server", "silos")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,35 +51,50 @@ def save(folder: Path, checkpoint: Checkpoint, access: Access = "owner") -> None
     temporary = folder / f".tmp-{os.getpid()}"
     shutil.rmtree(temporary, ignore_errors=True)
     make_folder(temporary, access)
-    for name, vectors in (("server", checkpoint.server), ("silos", checkpoint.silos)):
+    digests: dict[str, str] = {}
+    for name, vectors in zip(VECTORS, (checkpoint.server, checkpoint.silos), strict=True):
         path = temporary / f"{name}.safetensors"
+        digests[name] = request_digest(vectors).hex()
         save_file({key: value.contiguous() for key, value in vectors.items()}, path)
         path.chmod(FILES[access])  # till then nobody enters its folder who may not
         _sync(path)
-    facts = temporary / "facts.json"
-    with open(facts, "w", opener=opener(access)) as file:
-        file.write(to_json({"schema": SCHEMA, "rounds": checkpoint.rounds, **checkpoint.facts}))
-    _sync(facts)
+    write_facts(temporary / "facts.json", {"rounds": checkpoint.rounds, **checkpoint.facts, "digests": digests}, access)
+    _sync(temporary / "facts.json")
     os.rename(temporary, final)
     sync_folder(folder)
     for path in older:
         shutil.rmtree(path, ignore_errors=True)
 
 
+def write_facts(path: Path, facts: Mapping[str, Any], access: Access = "owner") -> None:
+    """Write the facts of a checkpoint, with a digest of themselves."""
+    plain = json.loads(to_json({"schema": SCHEMA, **facts}))
+    with open(path, "w", opener=opener(access)) as file:
+        file.write(to_json({**plain, "digest": _digest(plain)}))
+
+
+def _digest(facts: Mapping[str, Any]) -> str:
+    plain = {key: value for key, value in facts.items() if key != "digest"}
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+
+
 def load(folder: Path) -> Checkpoint | None:
     """The newest checkpoint, or None if there is none.
 
     Raises:
-        DataError: it is damaged; the message names the file.
+        DataError: it is damaged, or not what was written; the message names the file.
     """
     facts = load_facts(folder)
     if facts is None:
         return None
     newest = _all(folder)[-1]
     try:
-        server, silos = (load_file(newest / f"{name}.safetensors") for name in ("server", "silos"))
+        server, silos = (load_file(newest / f"{name}.safetensors") for name in VECTORS)
     except (OSError, ValueError, SafetensorError) as error:
         raise _unreadable(newest, error) from error
+    for name, vectors in zip(VECTORS, (server, silos), strict=True):
+        if facts["digests"][name] != request_digest(vectors).hex():
+            raise _unreadable(newest, f"{name}.safetensors is not what was written")
     return Checkpoint(int(facts["rounds"]), server, silos, facts)
 
 
@@ -86,13 +109,15 @@ def load_facts(folder: Path) -> dict[str, Any] | None:
         raise _unreadable(found[-1], error) from error
     if facts.get("schema") != SCHEMA:
         raise DataError(f"{found[-1]}: a checkpoint of schema {facts.get('schema')}; this version reads {SCHEMA}.")
+    if facts.get("digest") != _digest(facts):
+        raise _unreadable(found[-1], "facts.json is not what was written")
     return facts
 
 
-def _unreadable(checkpoint: Path, error: Exception) -> DataError:
+def _unreadable(checkpoint: Path, error: Exception | str) -> DataError:
     return DataError(
-        f"{checkpoint}: the checkpoint cannot be read: {error}. "
-        "Restore it from a copy, or remove the run's folder to start from round 0."
+        f"{checkpoint}: the checkpoint cannot be read: {error}. Restore it from a copy, or begin anew with another "
+        "--out. Keep the ledger beside it: what it holds stays spent."
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import inspect
 import json
@@ -18,6 +19,7 @@ import numpy
 import torch
 
 import dpfl_plugin
+from dpfl_plugin import loaded
 from dpfl_plugin.gradients import fused
 
 PACKAGES = ("torch", "numpy", "numba", "scipy", "dp-accounting", "opacus", "scikit-learn", "safetensors", "pydantic")
@@ -85,19 +87,32 @@ def elsewhere(here: Mapping[str, Any], machines: Iterable[Mapping[str, Any]]) ->
     return {"elsewhere": found, "repeats": here["repeats"] and all(item["device"] == "cpu" for item in found)}
 
 
+@functools.cache
 def package_sha256() -> str:
-    """Digest of this package's source files."""
-    return _source_sha256(())
+    """Digest of this package's source files, as they were when this process asked first; see `package_changed`."""
+    digest = hashlib.sha256()
+    for content in sorted(path.read_bytes() for path in _package_files()):
+        digest.update(hashlib.sha256(content).digest())
+    return digest.hexdigest()
+
+
+def package_changed() -> bool:
+    """Whether the package's files may not be those that this process has loaded, or will load: one is newer than it."""
+    return loaded.changed_since_beginning(path.stat().st_ctime for path in _package_files())
+
+
+def _package_files() -> list[Path]:
+    return [path for path in Path(dpfl_plugin.__file__).parent.rglob("*.py") if path.is_file()]
 
 
 def _source_sha256(plugins: Sequence[object]) -> str:
     """Digest of the package's source files and of those that define the plugins."""
-    files = set(Path(dpfl_plugin.__file__).parent.rglob("*.py"))
+    files: set[Path] = set()
     for plugin in plugins:
         module = inspect.getmodule(plugin if inspect.isfunction(plugin) else type(plugin))
         if module is not None and getattr(module, "__file__", None):
             files.add(Path(str(module.__file__)))
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(package_sha256().encode())
     for content in sorted(path.read_bytes() for path in files if path.is_file()):
         digest.update(hashlib.sha256(content).digest())
     return digest.hexdigest()

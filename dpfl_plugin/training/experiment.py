@@ -14,10 +14,12 @@ from torch import Tensor
 from dpfl_plugin.algorithms.base import Regrouping, RoundPlan
 from dpfl_plugin.config.schema import PersonaliseConfig
 from dpfl_plugin.core.stopwatch import STOPPED, Stopwatch
+from dpfl_plugin.core.streams import fresh_attempt
 from dpfl_plugin.core.vectors import Vectors, all_finite
 from dpfl_plugin.errors import TrainingError
 from dpfl_plugin.oracle import Draw
 from dpfl_plugin.training.accounting import PrivacyAccount
+from dpfl_plugin.training.asked import asked_at
 from dpfl_plugin.training.beside import NOT_RUN
 from dpfl_plugin.training.evaluations import Evaluations
 from dpfl_plugin.training.host import SiloMetrics
@@ -37,7 +39,7 @@ class Progress:
 
     Attributes:
         scores: released so far; best: the model (d,) with the best of them, where that is the one to keep.
-        attempt: names the noise of rounds to come; one more whenever a round has to be run again otherwise.
+        attempt: names the noise of rounds to come; another whenever a round has to be run again otherwise.
         losses: {"silo", "after_round", "why", "back"}: a silo that was lost after so many rounds, and after how many it
             came back by a resume; None while it is out.
         measured: the last evaluation of this session, after how many rounds; not in checkpoints.
@@ -83,6 +85,8 @@ class Experiment:
         evaluations: after which rounds the model is evaluated.
         evaluated: the last round that a run which is resumed was evaluated after; 0 for none.
         stopping: when scores end it; personalise: the steps of silos' own models; None for none.
+        still_the_same: raises TrainingError where the code is not what the run's name says; asked before what a round
+            released is used.
         clock: takes the time of each part.
     """
 
@@ -101,6 +105,7 @@ class Experiment:
     stopping: Stopping | None = None
     personalise: PersonaliseConfig | None = None
     min_silos: int = 1
+    still_the_same: Callable[[], None] = lambda: None
     clock: Stopwatch = STOPPED
 
     def run(
@@ -258,7 +263,8 @@ class Experiment:
         while True:
             for silo, why in lost.why.items():
                 progress.losses.append({"silo": silo, "after_round": progress.rounds, "why": why, "back": None})
-            progress.attempt = max(progress.attempt + 1, self.account.lose())
+            self.account.lose()
+            progress.attempt = fresh_attempt()
             left = self.planner.alive(progress.lost)
             total = self.planner.setting.num_silos
             note(f"lost after round {progress.rounds}: {lost}. {len(left)} of {total} silos are left")
@@ -295,29 +301,27 @@ class Experiment:
         """A score of the global model, if one is due, and the budget has room for it: after a crash it may not."""
         if self.stopping is None or not self.stopping.due(progress.rounds, progress.scores):
             return
-        if not self.account.affords_beside("score", progress.rounds, self._draw(progress, progress.rounds).noise_id):
+        plan, down = self.planner.of_all("score", lost=progress.lost), {"model": progress.server["model"]}
+        draw = self._draw(progress, progress.rounds, down, plan)
+        if not self.account.affords_beside("score", progress.rounds, draw.noise_id):
             return
         if stop():
             raise Interrupted
-        plan = self.planner.of_all("score", lost=progress.lost)
-        mean = self._beside(progress, plan, progress.rounds, progress.server["model"])
+        mean = self._sent(progress, down, plan, draw)
         progress.scores.append((progress.rounds, float(mean["score"])))
         if self.stopping.keep_best and self.stopping.best(progress.scores) == len(progress.scores) - 1:
             progress.best = progress.server["model"]
 
-    def _beside(self, progress: Progress, plan: RoundPlan, round: int, model: Tensor) -> Vectors:
-        """What all silos do beside the algorithm's rounds; returns the mean of what they send."""
-        down = {"model": model}
-        return self._sent(progress, down, plan, self._draw(progress, round))
-
     def _sent(self, progress: Progress, down: Vectors, plan: RoundPlan, draw: Draw) -> Vectors:
         mean_up = self.runtime.run_round(down, plan, draw)
+        self.still_the_same()
         progress.bytes_down += len(plan.participants) * _size(down)
         progress.bytes_up += len(plan.participants) * _size(mean_up)
         return mean_up
 
-    def _draw(self, progress: Progress, round: int) -> Draw:
-        return Draw(self.planner.seed, round, progress.attempt, self.run_name, self.records)
+    def _draw(self, progress: Progress, round: int, down: Vectors, plan: RoundPlan) -> Draw:
+        draw = Draw(self.planner.seed, round, progress.attempt, self.run_name, self.records)
+        return asked_at(draw, down, plan)
 
     def _stopped(self, progress: Progress) -> bool:
         return self.stopping is not None and progress.rounds < self.rounds and self.stopping.stops(progress.scores)
@@ -371,8 +375,11 @@ class Experiment:
                 "were charged, and the budget has no room for others."
             )
         if self.personalise is not None:
-            if self.account.affords_beside("personalise", self.rounds, self._draw(progress, self.rounds).noise_id):
-                draw, made = self._draw(progress, self.rounds), self._own_models(progress, self.personalise)
+            own = self.personalise
+            plan = self.planner.of_all("personalise", own.local_steps, own.local_lr, lost=progress.lost)
+            draw = self._draw(progress, self.rounds, {"model": model}, plan)
+            if self.account.affords_beside("personalise", self.rounds, draw.noise_id):
+                made = self._own_models(progress, own)
                 self.enduring(progress, lambda: made(draw), save=save, note=note)
             else:
                 notes.append(f"personalise: no silo made a model of its own: {self.account.why_not()}.")
@@ -410,7 +417,7 @@ class Experiment:
         down = self.planner.algorithm.download(progress.server)
         self.account.begin_round(progress.rounds, plan)
         self.clock.lap("server")
-        mean_up = self._sent(progress, down, plan, self._draw(progress, progress.rounds))
+        mean_up = self._sent(progress, down, plan, self._draw(progress, progress.rounds, down, plan))
         return self.planner.algorithm.aggregate(progress.server, mean_up, plan)
 
     def evaluation(self, progress: Progress, phase: str) -> dict[str, Any]:

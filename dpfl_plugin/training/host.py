@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from dpfl_plugin.algorithms.base import Algorithm, RoundPlan
+from dpfl_plugin.core.requests import request_digest
 from dpfl_plugin.core.stopwatch import STOPPED, Stopwatch
 from dpfl_plugin.core.streams import SecureStream, Source, Stream
 from dpfl_plugin.core.vectors import Layout, Vectors, stack
@@ -26,6 +27,7 @@ from dpfl_plugin.gradients.stacked import Pool, Sums, Together
 from dpfl_plugin.oracle import Cuts, Draw, PrivacyRules, PrivateOracle, part_of, together
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.scores import Scores
+from dpfl_plugin.training.asked import asked_at
 from dpfl_plugin.training.memory import is_short
 
 # A silo's state beside the algorithm's, which never sees it: C_i (m, 1), where the clipping adapts it.
@@ -149,6 +151,7 @@ class SiloHost:
         Raises:
             MemoryShortError: there is no memory left; nothing of these silos was released.
         """
+        draw = draw if draw.asked else asked_at(draw, down, plan)
         with _told_if_short(f"silos {', '.join(map(str, ids))} in round {draw.round + 1}"):
             return self._run(ids, down, plan, replace(draw, held=self._digests))
 
@@ -179,7 +182,7 @@ class SiloHost:
             self._engine_for(plan),
             [self._train[silo] for silo in ids],
             ids,
-            draw,
+            replace(draw, own=self._own(ids)),
             max_gradients=plan.num_gradients,
             share=plan.share,
             layers=self._layers,
@@ -189,6 +192,12 @@ class SiloHost:
             replayed=self._replayed,
             clock=self.clock,
         )
+
+    def _own(self, ids: Sequence[int]) -> dict[int, bytes]:
+        """Digests of the silos' own states; of each by itself, whoever it is advanced with."""
+        if not self.states:
+            return {}
+        return {silo: request_digest({n: v[self._row[silo]] for n, v in self.states.items()}) for silo in ids}
 
     @torch.no_grad()
     def _score(self, ids: Sequence[int], model: Tensor, draw: Draw) -> tuple[Vectors, list[Charge]]:

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dpfl_plugin.core.streams import fresh_attempt
 from dpfl_plugin.errors import ConfigError, DataError, LedgerError
-from dpfl_plugin.oracle import attempt_of
 from dpfl_plugin.privacy.ledger import Ledger
-from dpfl_plugin.training.beside import NOT_RUN
 from dpfl_plugin.training.checkpoint import Checkpoint, load_facts
 from dpfl_plugin.training.folder import RunFolder, locked
 
@@ -32,7 +31,8 @@ class Ledgers:
     """What a session charges to.
 
     Attributes:
-        attempt: 0, or one more than before if rounds in the ledgers will be run again and may not give the same bits.
+        attempt: names the noise of this session's rounds: that of the checkpoint, or a fresh one if they may not give
+            the same bits as those that the ledgers hold.
     """
 
     own: Ledger
@@ -125,9 +125,12 @@ def open_ledgers(
         if shared is not None:
             _add_missing(own, shared, noise)
         before = 0 if found is None else int(found.facts["attempt"])
-        attempt = _attempt(found, own, _arithmetics(found, shared, noise, before), here)
-        if attempt > before:
-            own.note(FRESH_NOISE)
+        replayed = any(charge.round >= (0 if found is None else found.rounds) for charge in own)
+        attempt = before
+        if not _repeats(found, replayed, _arithmetics(found, shared, noise, before), here):
+            attempt = fresh_attempt()
+            if replayed:
+                own.note(FRESH_NOISE)
         if shared is not None:
             now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
             shared.begin_run({**run, "attempt": attempt, "arithmetic": _digest(here), "started": now})
@@ -227,15 +230,19 @@ def _arithmetics(found: Checkpoint | None, shared: Ledger | None, noise: str, at
     return known | {run["arithmetic"] for run in runs if (run["noise"], run["attempt"]) == (noise, attempt)}
 
 
-def _attempt(found: Checkpoint | None, own: Ledger, arithmetics: set[str], here: Mapping[str, Any]) -> int:
-    before, rounds = (0, 0) if found is None else (int(found.facts["attempt"]), found.rounds)
-    replayed = any(charge.round >= rounds for charge in own)
+def _repeats(found: Checkpoint | None, replayed: bool, arithmetics: set[str], here: Mapping[str, Any]) -> bool:
+    """Whether the attempt goes on: the rounds to come have noise that was never drawn, or will be the same to the bit.
+
+    Args:
+        replayed: whether some of them were released before.
+    """
+    if not replayed:
+        # Another run of this name, in another folder, may have released the same rounds as this was computed before.
+        # And where that is in doubt, a copy of this folder may go on as well.
+        return found is None or (bool(here["repeats"]) and arithmetics == {_digest(here)})
     # Silos that were lost take part again: the same rounds would release other values.
     same = found is None or not any(loss["back"] is None for loss in found.facts.get("losses", ()))
-    if not replayed or (same and here["repeats"] and arithmetics == {_digest(here)}):
-        return before
-    attempts = (attempt_of(charge.noise_id) for charge in own if charge.noise_id != NOT_RUN)
-    return 1 + max(attempts, default=before)
+    return same and bool(here["repeats"]) and arithmetics == {_digest(here)}
 
 
 def _digest(arithmetic: Mapping[str, Any]) -> str:

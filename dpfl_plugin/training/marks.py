@@ -44,7 +44,7 @@ class MarkKey:
         """
         try:
             value = bytes.fromhex(path.read_text().strip())
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return cls(path, secrets.token_bytes(KEY_BYTES), False)
         except (OSError, ValueError) as error:
             raise DataError(f"{path}: the silos' key cannot be read ({error}). Restore it from a copy.") from error

@@ -19,14 +19,22 @@ from safetensors.torch import save as serialise
 
 from dpfl_plugin.access import too_open
 from dpfl_plugin.algorithms.base import Regrouping, Setting
-from dpfl_plugin.config.load import noise_name, run_id, to_yaml
+from dpfl_plugin.config.load import run_id, to_yaml
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.stopwatch import PARTS, STOPPED, Part, Stopwatch
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.data.base import Holding
-from dpfl_plugin.errors import BudgetError, ConfigError, DataError, MemoryShortError, SiloError, UnsupportedError
+from dpfl_plugin.errors import (
+    BudgetError,
+    ConfigError,
+    DataError,
+    MemoryShortError,
+    PluginError,
+    SiloError,
+    UnsupportedError,
+)
 from dpfl_plugin.models.fixed import BUILT_ANEW, fixed_digest, whole_state
-from dpfl_plugin.oracle import Draw, PrivacyRules
+from dpfl_plugin.oracle import PrivacyRules, is_of
 from dpfl_plugin.privacy.accountants import LEAST_NOISE
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.ledger import Ledger
@@ -47,6 +55,7 @@ from dpfl_plugin.training.ledgers import Ledgers, check_shared, locked_shared, o
 from dpfl_plugin.training.measured import last, of_silos
 from dpfl_plugin.training.memory import LEAST_CHUNK, advice
 from dpfl_plugin.training.memory import text as memory_text
+from dpfl_plugin.training.naming import Naming, StillTheSame, check_same, check_shown, name_run
 from dpfl_plugin.training.planning import WITH_REPLACEMENT, Planner, fresh_coins
 from dpfl_plugin.training.prospect import Prospect, solving, strain
 from dpfl_plugin.training.published import write as write_statement
@@ -146,7 +155,7 @@ class _Job:
 
     Attributes:
         shared: the ledger that it shares with other runs, locked; prior: what that holds of them.
-        noise: names the run: what it computes, of which records.
+        naming: what names the run: what it computes, of which records, by which code. here: what computes it.
         bits: names its random bits, wherever they are drawn: without the records, which each silo adds for itself.
         expected: how many rounds the budget will allow; the same before a run and when it is resumed.
         coins: by which participants are drawn; empty where they follow from the seed. A resumed run goes on with them.
@@ -160,7 +169,8 @@ class _Job:
     parts: Parts
     shared: Path | None
     prior: Prior
-    noise: str
+    naming: Naming
+    here: Mapping[str, Any]
     bits: str
     expected: int
     coins: str
@@ -204,7 +214,7 @@ def run_session(
         if ledger is not None:
             with locked_shared(ledger) as shared:
                 check_shared(folder, ledger, shared)
-        _check_records(config, base, folder, reporter, place, key_of(config, folder, ledger))
+        _check_finished(config, base, folder, reporter, place, key_of(config, folder, ledger))
         return result
     _refuse_unfinished(folder, resume)
     if ledger is not None:
@@ -261,7 +271,7 @@ def _run_in_memory(job: _Job, place: Place, reporter: Reporter, stop: Callable[[
         key = key_of(others["config"], others["folder"], others["shared"])
         held = functools.partial(place.hold, key=key)
         parts = build(others["config"], others["base"], noise, hold=held, chunk_bytes=chunk)
-        job = _Job(parts=parts, **others)
+        job = _Job(parts=parts, **(others | {"here": _arithmetic(others["config"], parts)}))
 
 
 def _together(parts: Parts) -> int:
@@ -270,9 +280,12 @@ def _together(parts: Parts) -> int:
 
 
 def _job(config: Config, base: Path, folder: RunFolder, parts: Parts, path: Path | None, shared: Ledger | None) -> _Job:
-    named = _with_noise_of_scores(config, parts)
-    noise = noise_name(named, parts.data_sha256, parts.noise_multiplier)
-    prior = _prior(path, shared, noise, parts.data_sha256, parts.setting.num_silos, parts.rules)
+    here, began = _arithmetic(config, parts), checkpoints.load_facts(folder.checkpoint)
+    naming = name_run(_with_noise_of_scores(config, parts), parts, here, began)
+    if began is not None:
+        check_same(folder, began, naming, here)
+    here["repeats"] = here["repeats"] and not naming.doubts
+    prior = _prior(path, shared, naming.noise, parts.data_sha256, parts.setting.num_silos, parts.rules)
     if shared is not None and parts.rules.varies and config.privacy.epsilon is None:
         raise ConfigError(
             f"--ledger {path}: with privacy.schedule give privacy.epsilon: noise that falls could leave all that the "
@@ -283,8 +296,8 @@ def _job(config: Config, base: Path, folder: RunFolder, parts: Parts, path: Path
     coins = _coins(checkpoints.load_facts(folder.checkpoint), parts.rules)
     expected = _expected_rounds(config, parts, prior, path, coins)
     # Noise that no name can bring back has a name of its own each time, so that it is never taken for a repetition.
-    bits = secrets.token_hex(6) if parts.rules.secure else noise_name(named, "", parts.noise_multiplier)
-    return _Job(config, base, folder, parts, path, prior, noise, bits, expected, coins)
+    bits = secrets.token_hex(16) if parts.rules.secure else naming.bits
+    return _Job(config, base, folder, parts, path, prior, naming, here, bits, expected, coins)
 
 
 def _coins(found: Mapping[str, Any] | None, rules: PrivacyRules) -> str:
@@ -292,6 +305,19 @@ def _coins(found: Mapping[str, Any] | None, rules: PrivacyRules) -> str:
     if found is not None:
         return str(found["coins"])
     return fresh_coins() if rules.secure else ""
+
+
+def _arithmetic(config: Config, parts: Parts) -> dict[str, Any]:
+    """What decides how the run's numbers round."""
+    kernels = getattr(parts.engine, "kernels", None)
+    here = environment.arithmetic(str(parts.model.device), config.runtime.threads, parts.plugins, kernels)
+    here |= {"engine": parts.engine.name, "chunk_bytes": parts.memory.chunk}
+    here["lockstep"] = parts.stack if parts.lockstep else 0
+    here["ranks"] = len(parts.machines) if parts.lockstep else 0
+    ordered = config.runtime.aggregation == "gather"
+    # In lockstep sums round by who is in a stack, which ranks and lost silos change.
+    here["repeats"] = here["repeats"] and ordered and not parts.rules.secure and not parts.lockstep
+    return here | environment.elsewhere(here, parts.machines)
 
 
 def _with_noise_of_scores(config: Config, parts: Parts) -> Config:
@@ -341,19 +367,26 @@ def shared_key(path: Path) -> Path:
     return real.with_name(f"{real.name}.key")
 
 
-def _check_records(config: Config, base: Path, folder: RunFolder, reporter: Reporter, place: Place, key: Path) -> None:
-    """Say that a finished run is shown, and refuse to if the records are others by now.
+def _check_finished(config: Config, base: Path, folder: RunFolder, reporter: Reporter, place: Place, key: Path) -> None:
+    """Say that a finished run is shown, and refuse to if the records or the code are others by now.
 
     Raises:
-        DataError: they are.
+        DataError, ConfigError: they are.
     """
-    found = checkpoints.load(folder.checkpoint)
+    facts = checkpoints.load_facts(folder.checkpoint)
+    if facts is not None:
+        try:
+            notes = check_shown(folder, config, facts, environment.package_sha256())
+        except PluginError as error:
+            notes = [f"the code of this finished run cannot be loaded any more: {error}"]
+        for note in notes:
+            reporter.note(note)
     try:
         now = place.hold(config, base, key).survey.data_sha256
     except DataError as error:
         reporter.note(f"the records of this finished run cannot be read any more: {error}")
         return
-    if found is not None and found.facts["data_sha256"] != now:
+    if facts is not None and facts["data_sha256"] != now:
         raise DataError(
             f"{folder.path} holds the result of this configuration on other records than it names now, or the silos' "
             f"key ({key}), by which they are known again, is another one. Use another --out for the new ones."
@@ -407,15 +440,7 @@ def _tell_ahead(config: Config, parts: Parts, account: PrivacyAccount, reporter:
 
 
 def _run(job: _Job, place: Place, reporter: Reporter, stop: Callable[[], bool]) -> Result:
-    config, folder, parts = job.config, job.folder, job.parts
-    kernels = getattr(parts.engine, "kernels", None)
-    here = environment.arithmetic(str(parts.model.device), config.runtime.threads, parts.plugins, kernels)
-    here |= {"engine": parts.engine.name, "chunk_bytes": parts.memory.chunk}
-    here["lockstep"] = parts.stack if parts.lockstep else 0
-    ordered = config.runtime.aggregation == "gather"
-    # In lockstep sums round by who is in a stack, which ranks and lost silos change.
-    here["repeats"] = here["repeats"] and ordered and not parts.rules.secure and not parts.lockstep
-    here |= environment.elsewhere(here, parts.machines)
+    config, folder, parts, here = job.config, job.folder, job.parts, job.here
     found = checkpoints.load(folder.checkpoint)
     if found is not None:  # by another process, while this one was loading its data
         job = replace(job, coins=str(found.facts["coins"]))
@@ -432,7 +457,7 @@ def _run(job: _Job, place: Place, reporter: Reporter, stop: Callable[[], bool]) 
         runtime = place.runtime(parts, account, config, stop)
         revealed = config.evaluation.reveal == "server" or (found is not None and bool(found.facts["revealed"]))
         facts: dict[str, Any] = {"run": run_id(config), "data_sha256": parts.data_sha256, "arithmetic": here}
-        facts |= {"coins": job.coins, "revealed": revealed, "fixed": fixed_digest(parts.module)}
+        facts |= {"coins": job.coins, "revealed": revealed, "fixed": fixed_digest(parts.module), **job.naming.facts}
         facts |= {"shared_key": None if job.shared is None else str(shared_key(job.shared))}
 
         def save(progress: Progress) -> None:
@@ -450,6 +475,8 @@ def _run(job: _Job, place: Place, reporter: Reporter, stop: Callable[[], bool]) 
         # So that --resume always has one to go on from, and knows on what machine the rounds to come were released.
         experiment.enduring(progress, lambda: save(progress), save=save, note=reporter.note)
         _tell_ahead(config, parts, account, reporter)
+        for said in job.naming.said():
+            reporter.note(said)
         reporter.start(experiment.expected_rounds, progress.rounds)
         rounds_before = progress.rounds
         job.clock.lap("start")
@@ -552,7 +579,7 @@ def _run_facts(job: _Job) -> dict[str, Any]:
     lasting = job.config.runtime.on_silo_failure == "continue"
     ended = (privacy.epsilon is not None and privacy.budget_view == "server") or job.config.max_participations
     return {
-        "noise": job.noise,
+        "noise": job.naming.noise,
         "name": job.config.name,
         "data_sha256": job.parts.data_sha256,
         "num_silos": setting.num_silos,
@@ -569,13 +596,15 @@ def _draws_with_replacement(config: Config, parts: Parts) -> bool:
 
 
 def _account_of(job: _Job, ledgers: Ledgers, found: Checkpoint | None) -> PrivacyAccount:
-    noise_id, rounds = Draw(0, 0, ledgers.attempt, job.bits, job.records).noise_id, found.rounds if found else 0
+    rounds = found.rounds if found else 0
     scored = {at for at, _ in _read_scores(found)}
 
     def repeats(charge: Charge) -> bool:
         if job.parts.beside.kind(charge) == "score" and charge.round in scored:
             return False
-        return charge.noise_id == NOT_RUN or (charge.noise_id == noise_id and charge.round >= rounds)
+        return charge.noise_id == NOT_RUN or (
+            is_of(charge.noise_id, f"{job.bits}{job.records}", ledgers.attempt) and charge.round >= rounds
+        )
 
     return _account(
         job.config,
@@ -707,6 +736,7 @@ def _experiment(job: _Job, runtime: Runtime, account: PrivacyAccount, lines: lis
         stopping=_stopping(config),
         personalise=config.personalise,
         min_silos=config.runtime.min_silos,
+        still_the_same=StillTheSame(config, job.parts.plugins, job.naming.facts["code"]["files"]),
         clock=job.clock,
     )
 

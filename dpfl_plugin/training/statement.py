@@ -38,8 +38,13 @@ SIMULATION = (
 SEEDED = (
     "The seed of the run is not known to those against whom it protects: with the seed the noise can be computed. "
     "A simulation's seed is in its configuration: its epsilon is the algorithm's, not that of publishing this folder.",
-    "One seed is used for one run on one set of records, on one kind of machine: another run of the very same "
-    "configuration with changed records, or computed with other roundings, must have another seed.",
+    "Runs of one seed share noise only where configuration, records, code, model and machine are the same, and rounds "
+    "only where they are asked at the same values. What code reads while it runs (files, environment variables, "
+    "clocks) is taken to stay as it is.",
+)
+KNOWN_SEED = (
+    "The seed is 0, the default, which everybody knows: nothing that was released is protected from anybody. Use a "
+    "seed that nobody can guess, or privacy.secure: true.",
 )
 SECURE = (
     "Batches and noise came from AES-128 in counter mode under keys that each silo drew from its operating system, "
@@ -152,6 +157,7 @@ def statement(
         "assumptions": [
             *ASSUMPTIONS,
             *(SECURE if rules.secure else SEEDED),
+            *(KNOWN_SEED if config.seed == 0 and not rules.secure and release.noise_multiplier else ()),
             *(ZERO_OUT if release.neighbouring == "add_or_remove" else ()),
             *(OUTSIDER if "outsider" in views else ()),
             *(EARLY_STOPPING if config.early_stopping is not None else ()),

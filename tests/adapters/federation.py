@@ -15,12 +15,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from dpfl_plugin.adapters import Agreement, Message, Server, Silo, agree
-from dpfl_plugin.config.load import configure, noise_name
+from dpfl_plugin.config.load import configure
 from dpfl_plugin.oracle import Draw
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.runtimes.in_process import InProcessPlace
 from dpfl_plugin.training.build import build
+from dpfl_plugin.training.checkpoint import load_facts
 from dpfl_plugin.training.session import folder_of, run_session
 
 DATA = {
@@ -66,8 +67,9 @@ def in_process(folder: Path, values: Mapping[str, Any], dtype: str, data: Mappin
     parts = build(config, Path())
     files = folder_of(config)
     model = parts.layout.flatten(load_file(files.model))
-    name = noise_name(config, "", parts.noise_multiplier)
-    return parts, model, set(Ledger.open(files.ledger, append=False)), draws(config.seed, name), result
+    facts = load_facts(files.checkpoint)
+    assert facts is not None
+    return parts, model, set(Ledger.open(files.ledger, append=False)), draws(config.seed, facts["bits"]), result
 
 
 def draws(seed: int, name: str) -> Callable[[int], Draw]:

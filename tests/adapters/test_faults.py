@@ -516,3 +516,47 @@ def test_draws_of_a_simulation_repeat(tmp_path):
     draw = lambda round: Draw(5, round, 0, "again")  # noqa: E731
     with begin(tmp_path / "a", draw=draw) as made, begin(tmp_path / "b", draw=draw) as other:
         assert torch.equal(made.run(), other.run())
+
+
+def test_a_simulation_s_draws_are_bound_to_what_is_asked(tmp_path):
+    """Asked again with another model a silo has other noise, and charges it; at the same one, the same bits, once."""
+    draw = lambda round: Draw(5, round, 0, "again")  # noqa: E731
+    with begin(tmp_path, draw=draw) as made:
+        message = made.server.begin()
+        answers = [
+            made.silos[0]
+            .answer(with_vectors(lambda v, by=by: {**v, "model": v["model"] + by})(message))
+            .vectors["model"]
+            for by in (0.0, 1e-9, 0.0)
+        ]
+        # With noise in common the answers would differ by 1e-9 or so; with their own, by as much as one has noise.
+        assert float((answers[0] - answers[1]).abs().min()) > 1e-6
+        assert torch.equal(answers[0], answers[2])
+        assert len({charge.noise_id for charge in made.silos[0]._ledger}) == 2
+
+
+def test_a_round_that_the_server_counts_is_not_asked_again(tmp_path):
+    """From the state after it the answer would be another, under a name that is charged already."""
+    with begin(tmp_path, draw=lambda round: Draw(5, round, 0, "again")) as made:
+        message = made.server.begin()
+        made.silos[0].answer(message)
+        counted = {**message.header["counted"], "0": message.header["tag"]}
+        again = Message({**message.header, "tag": "another", "counted": counted}, message.vectors)
+        before = set(made.silos[0]._ledger)
+        with pytest.raises(MessageError, match="asks for it again"):
+            made.silos[0].answer(again)
+        assert set(made.silos[0]._ledger) == before
+
+
+def test_one_flipped_bit_in_a_silos_state_is_refused(tmp_path):
+    with begin(tmp_path) as made:
+        made.round()
+        made.silos[0].close()
+        path = tmp_path / "silo-0" / "state.safetensors"
+        whole = path.read_bytes()
+        for place in range(len(whole) - 300, len(whole), 23):  # its tensors lie at the end
+            path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+            with pytest.raises(DataError, match=r"not what was written.*keep the ledger"):
+                SimulatedSilo(made.agreement, 0, module(), records()[0], tmp_path / "silo-0")
+        path.write_bytes(whole)
+        SimulatedSilo(made.agreement, 0, module(), records()[0], tmp_path / "silo-0").close()

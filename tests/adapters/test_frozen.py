@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from dpfl_plugin.adapters import Message, Server, Silo, agree
+from dpfl_plugin.adapters import Message, Server, agree
 from dpfl_plugin.adapters.frozen import FIXED
 from dpfl_plugin.errors import ConfigError, DataError, MessageError
 from dpfl_plugin.models.fixed import fixed_digest
-from tests.adapters.federation import block, draws, over_the_wire
+from tests.adapters.federation import SimulatedSilo, block, draws, over_the_wire
 from tests.adapters.test_faults import NUM_SILOS, records
 
 DRAW = draws(7, "same")
@@ -37,7 +37,9 @@ def federation(folder, nets, server=None):
     """(server, silos), each of ``nets`` at one silo."""
     first = server or nets[0]
     agreement = agree(block(), num_silos=NUM_SILOS, model=first)
-    silos = [Silo(agreement, i, nets[i], records()[i], folder / f"silo-{i}", draw=DRAW) for i in range(NUM_SILOS)]
+    silos = [
+        SimulatedSilo(agreement, i, nets[i], records()[i], folder / f"silo-{i}", draw=DRAW) for i in range(NUM_SILOS)
+    ]
     return Server(agreement, first, folder / "server"), silos
 
 
@@ -153,7 +155,7 @@ def test_a_damaged_file_is_refused(tmp_path):
     file = tmp_path / "silo-1" / "frozen.safetensors"
     file.write_bytes(file.read_bytes()[:-9])
     with pytest.raises(DataError, match=r"frozen\.safetensors cannot be read"):
-        Silo(server.agreement, 1, Net(), records()[1], tmp_path / "silo-1")
+        SimulatedSilo(server.agreement, 1, Net(), records()[1], tmp_path / "silo-1")
 
 
 class Otherwise(Net):
@@ -183,21 +185,21 @@ def test_a_model_that_is_built_otherwise_is_refused_with_the_reason_at_both_ends
     server = Server(agree(block(), num_silos=NUM_SILOS, model=here), here)
     elsewhere = agree(block(), num_silos=NUM_SILOS, model=there)
     message = server.begin()
-    with Silo(elsewhere, 0, there, records()[0], tmp_path / "silo-0") as silo:
+    with SimulatedSilo(elsewhere, 0, there, records()[0], tmp_path / "silo-0") as silo:
         with pytest.raises(MessageError, match=r"differ \(the model is built otherwise\)"):
             silo.answer(message)
         why = server.receive(0, over_the_wire(silo.failure(message)))
         assert why == "it is of another run: the model there is built otherwise from the server's."
         assert len(silo._ledger) == 0
     with pytest.raises(ConfigError, match=r"built otherwise than|other trainable parameters than"):
-        Silo(server.agreement, 1, there, records()[1], tmp_path / "silo-1")
+        SimulatedSilo(server.agreement, 1, there, records()[1], tmp_path / "silo-1")
 
 
 def test_other_settings_are_told_from_another_model(tmp_path):
     model = Net()
     server = Server(agree(block(), num_silos=NUM_SILOS, model=model), model)
     other = agree(block(rounds=9), num_silos=NUM_SILOS, model=model)
-    with Silo(other, 0, model, records()[0], tmp_path) as silo:
+    with SimulatedSilo(other, 0, model, records()[0], tmp_path) as silo:
         message = server.begin()
         with pytest.raises(MessageError, match=r"differ \(the settings\)"):
             silo.answer(message)

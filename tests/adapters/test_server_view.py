@@ -11,7 +11,7 @@ import torch
 from dpfl_plugin.adapters import Message
 from tests.adapters.federation import SCAFFOLD, block, loop
 
-ALWAYS = {"dpfl", "run", "round", "tag", "silo", "status"}
+ALWAYS = {"dpfl", "run", "round", "tag", "silo", "status", "model"}
 # epsilon and reason are functions of what the silo released, the others of what the server sent.
 MORE = {"upload": {"epsilon", "delta"}, "spent": {"reason"}, "failed": set[str]()}
 

@@ -17,6 +17,7 @@ import yaml
 from dpfl_plugin.cli.main import main
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.ledger import Ledger
+from dpfl_plugin.training.checkpoint import write_facts
 from dpfl_plugin.training.folder import RunFolder
 from dpfl_plugin.training.measured import join_lines
 
@@ -109,7 +110,7 @@ def pretend_another_machine(folder: Path, name: str = "another") -> None:
     for facts in (folder / "checkpoint").glob("round-*/facts.json"):
         found = json.loads(facts.read_text())
         found["arithmetic"]["machine"] = name
-        facts.write_text(json.dumps(found))
+        write_facts(facts, found)
 
 
 def one_message(done: Done, *parts: str, code: int = 2) -> None:

@@ -376,10 +376,10 @@ def test_out_is_a_file_or_cannot_be_written(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_ends_the_run_with_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(path: Path, content: bytes | str) -> None:
+    def full(path: Path, content: bytes | str, access: str) -> None:
         raise OSError(28, "No space left on device", str(path))
 
-    monkeypatch.setattr("dpfl_plugin.training.session.write_atomic", full)
+    monkeypatch.setattr("dpfl_plugin.training.folder.write_atomic", full)
     one_message(dpfl("run", write(tmp_path), "--out", tmp_path / "runs"), "No space left on device", code=1)
 
 

@@ -16,6 +16,8 @@ import torch
 from safetensors.torch import load_file
 
 from dpfl_plugin.config.load import load
+from dpfl_plugin.core.grid import Grid
+from dpfl_plugin.core.rounded_normals import by_numpy
 from dpfl_plugin.core.streams import Stream
 from dpfl_plugin.gradients.base import Records
 from dpfl_plugin.oracle import Draw, part_of
@@ -23,6 +25,7 @@ from dpfl_plugin.privacy.accountants import PLD
 from dpfl_plugin.privacy.events import SampledGaussian, Term
 from dpfl_plugin.training import checkpoint
 from dpfl_plugin.training.accounting import PrivacyAccount
+from dpfl_plugin.training.asked import asked_at
 from dpfl_plugin.training.beside import beside
 from dpfl_plugin.training.build import build
 from dpfl_plugin.training.experiment import Experiment
@@ -112,7 +115,7 @@ def _first_messages(tmp_path, changed=None, noise=0.0, more=None):
     draw, server = Draw(3, 2), parts.algorithm.init_server(parts.model, parts.setting)
     score, _ = parts.host.run([1], {"model": parts.model}, planner.of_all("score"), draw)
     up, _ = parts.host.run([1], parts.algorithm.download(server), planner.plan(server, 0), Draw(3, 0))
-    return float(score["score"]), up["model"], 6, draw
+    return float(score["score"]), up["model"], 6, asked_at(draw, {"model": parts.model}, planner.of_all("score"))
 
 
 def test_a_validation_record_moves_its_score_by_one_and_no_gradient(tmp_path):
@@ -133,9 +136,14 @@ def test_a_validation_record_moves_its_score_by_one_and_no_gradient(tmp_path):
 def test_the_noise_of_a_score_is_of_no_other_stream(tmp_path):
     exact, _, count, draw = _first_messages(tmp_path)
     noisy, _, _, _ = _first_messages(tmp_path, noise=5.0)
-    normal = (noisy - exact) * count / 5.0
-    assert normal == pytest.approx(Stream().seek(draw.key("score", 1, 0)).standard_normal())
-    assert normal != pytest.approx(Stream().seek(draw.key("noise", 1, 0)).standard_normal())
+    steps, grid = (noisy - exact) * count, Grid.of(1.0, 1)
+
+    def drawn(purpose):
+        words = Stream().seek(draw.key(purpose, 1, 0)).bit_generator.random_raw
+        return by_numpy(1, 5.0 * grid.sensitivity / grid.step, words)[0] * grid.step
+
+    assert steps == pytest.approx(drawn("score"))
+    assert steps != pytest.approx(drawn("noise"))
 
 
 def test_secure_scores_are_of_no_seed(tmp_path):

@@ -408,4 +408,4 @@ def test_rounds_with_fresh_noise_count_towards_the_cap(tmp_path: Path, capped: d
     counts = participations(result["folder"])
     assert max(counts.values()) == 4 and result["rounds"] < capped["rounds"]
     assert result["epsilon"]["server"]["worst_case_epsilon"] == capped["epsilon"]["server"]["worst_case_epsilon"]
-    assert {c.noise_id.rpartition(".")[2] for c in charges(result["folder"])} == {"0", "1"}
+    assert len({c.noise_id.rpartition(".")[2] for c in charges(result["folder"])}) == 2

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -18,6 +19,7 @@ import pytest
 from dpfl_plugin.gradients import fused
 from dpfl_plugin.runtimes.in_process import InProcess
 from dpfl_plugin.training import session
+from dpfl_plugin.training.checkpoint import load, save
 from dpfl_plugin.training.experiment import Experiment
 from dpfl_plugin.training.folder import RunFolder
 from dpfl_plugin.training.host import SiloHost
@@ -313,13 +315,19 @@ def attempts(folder: Path) -> set[str]:
     return {charge.noise_id.rpartition(".")[2] for charge in charges(folder)}
 
 
+def assert_attempts(folder: Path, number: int) -> None:
+    """So many attempts were charged, all but the first of which have names that nobody could have foreseen."""
+    found = attempts(folder)
+    assert len(found) == number and "0" in found and all(len(name) == 32 for name in found - {"0"})
+
+
 def test_fresh_noise_where_bits_never_repeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU: the same machine and versions are no promise."""
     real = session.environment.arithmetic
     monkeypatch.setattr(session.environment, "arithmetic", lambda *given: {**real(*given), "repeats": False})
     config = crash(write(tmp_path, CHANGES), 8)
     run(config, "--resume")
-    assert attempts(folder_of(config)) == {"0", "1"}
+    assert_attempts(folder_of(config), 2)
 
 
 def test_a_checkpoint_that_was_lost_twice(tmp_path: Path) -> None:
@@ -328,11 +336,12 @@ def test_a_checkpoint_that_was_lost_twice(tmp_path: Path) -> None:
     for resumed in (1, 2):
         shutil.rmtree(folder_of(config) / "checkpoint")
         crash(config, 2, "--resume")
-        assert attempts(folder_of(config)) == set(map(str, range(resumed + 1)))
+        assert_attempts(folder_of(config), resumed + 1)
 
 
 def test_another_machine_with_nothing_to_repeat(tmp_path: Path, undisturbed: dict[str, Any]) -> None:
-    """The checkpoint is as far as the ledger: no noise is drawn twice, so none has to be fresh."""
+    """The checkpoint is as far as the ledger: nothing is charged again. But another run of this name may have released
+    the rounds to come, in another folder, as the first machine computed them: their noise has to be fresh."""
     stop = Experiment.run
 
     config = write(tmp_path, {**CHANGES, "checkpoint": {"every": 1}})
@@ -344,9 +353,12 @@ def test_another_machine_with_nothing_to_repeat(tmp_path: Path, undisturbed: dic
         patch.setattr(Experiment, "run", run_five)
         assert run(config, code=4)["rounds"] == 5
     pretend_another_machine(folder_of(config))
+    before = charges(folder_of(config))
     result = run(config, "--resume")
-    same(result, undisturbed)
     assert not result["notes"]
+    later = charges(folder_of(config)) - before
+    assert {charge.round for charge in before} == set(range(5)) and min(charge.round for charge in later) == 5
+    assert {charge.noise_id for charge in later}.isdisjoint(c.noise_id for c in charges(undisturbed["folder"]))
 
 
 # Damage
@@ -404,6 +416,34 @@ def test_a_damaged_checkpoint_is_refused(crashed: Path) -> None:
     one_message(dpfl("run", crashed, "--out", crashed.parent / "runs", "--resume"), "round-00000006", "checkpoint")
 
 
+def test_one_flipped_bit_of_a_checkpoint_is_refused(crashed: Path, undisturbed: dict[str, Any]) -> None:
+    """It would release rounds once more, at other values, under names that are charged already."""
+    (server,) = (folder_of(crashed) / "checkpoint").glob("round-*/server.safetensors")
+    whole, before = server.read_bytes(), charges(folder_of(crashed))
+    server.write_bytes(whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:])
+    done = dpfl("run", crashed, "--out", crashed.parent / "runs", "--resume")
+    one_message(done, "server.safetensors is not what was written", "Keep the ledger", code=2)
+    assert charges(folder_of(crashed)) == before
+    server.write_bytes(whole)
+    same(run(crashed, "--resume"), undisturbed)
+
+
+def test_rounds_that_are_asked_at_other_values_are_charged_besides(crashed: Path) -> None:
+    """Were a damaged checkpoint not noticed: its rounds have other noise, and both releases count at once."""
+    folder = folder_of(crashed)
+    before, found = charges(folder), load(folder / "checkpoint")
+    assert found is not None
+    server = {**found.server, "model": found.server["model"] + 1e-6}
+    save(folder / "checkpoint", replace(found, server=server))
+    result = run(crashed, "--resume")
+    after = charges(folder)
+    assert before < after and {c.round for c in before - after} == set()
+    again = {(c.round, c.silo) for c in before if c.round >= 6} & {(c.round, c.silo) for c in after - before}
+    assert again and attempts(folder) == {"0"}
+    assert any("round 7, which was to be released again" in note for note in result["notes"])
+    assert result["epsilon"]["server"]["epsilon"] <= 3.0, "the budget knows of both"
+
+
 def test_a_ledger_without_its_first_line_was_never_used(tmp_path: Path, undisturbed: dict[str, Any]) -> None:
     config = crash(write(tmp_path, CHANGES), 1)
     folder = folder_of(config)
@@ -420,12 +460,11 @@ def test_machine_a_then_b_then_a_again(tmp_path: Path) -> None:
     (facts,) = (folder_of(config) / "checkpoint").glob("round-*/facts.json")
     found = json.loads(facts.read_text())
     assert found["arithmetic"]["machine"] != "another"
-    assert found["attempt"] == 1
+    assert found["attempt"] > 2**127
     before = charges(folder_of(config))
     pretend_another_machine(folder_of(config))  # seen from A
     run(config, "--resume")
-    attempts = {charge.noise_id.rpartition(".")[2] for charge in charges(folder_of(config))}
-    assert attempts == {"0", "1", "2"}
+    assert_attempts(folder_of(config), 3)
     assert before <= charges(folder_of(config))
 
 
@@ -439,7 +478,8 @@ def test_a_run_that_goes_on_without_compiled_loops_draws_fresh_noise(tmp_path: P
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fused, "kernels", lambda: None)
         run(config, "--resume")
-    assert attempts(folder_of(config)) == {"0", "1"} and before <= charges(folder_of(config))
+    assert_attempts(folder_of(config), 2)
+    assert before <= charges(folder_of(config))
     (tmp_path / "other").mkdir()
     other = crash(write(tmp_path / "other", {**CHANGES, "engine": "vmap"}), 8)
     with pytest.MonkeyPatch.context() as patch:

@@ -9,7 +9,7 @@ import pytest
 from randomgen import AESCounter
 from scipy import stats
 
-from dpfl_plugin.core.streams import PURPOSES, SecureStream, Stream, stream, stream_key, words
+from dpfl_plugin.core.streams import PURPOSES, SecureStream, Stream, fresh_attempt, stream, stream_key, words
 
 ALPHA = 1e-6  # false alarm of each statistical assertion; seeds are fixed, so it can only fail once
 
@@ -107,3 +107,22 @@ def test_no_two_holders_of_a_secure_stream_draw_the_same() -> None:
     assert os.read(read, 16) != source.seek(b"").bytes(16)
     os.close(read)
     os.close(write)
+
+
+def test_attempts_cannot_be_foreseen():
+    """128 bits of the operating system, all of which count; small numbers name what they named before."""
+    found = [fresh_attempt() for _ in range(1000)]
+    assert len(set(found)) == 1000 and all(2**127 <= attempt < 2**128 for attempt in found)
+    assert len({attempt % 2**64 for attempt in found}) == 1000
+    low = [attempt % 2**63 for attempt in found[:10]]
+    keys = {stream_key(1, "noise", attempt=attempt) for attempt in [*found[:10], *low, *(a >> 64 for a in found[:10])]}
+    assert len(keys) == 30
+
+
+def test_what_is_asked_and_the_attempt_are_told_apart():
+    """No two names give the same bytes, wherever these come from."""
+    one = stream_key(1, "noise", attempt=2**127 | 5)
+    other = stream_key(1, "noise", attempt=5, asked=(2**63).to_bytes(8, "little"))
+    assert one != other
+    names = [(0, b""), (0, b"\0" * 16), (0, b"\0" * 32), (2**127, b""), (2**127, b"\0" * 16)]
+    assert len({stream_key(1, "noise", attempt=attempt, asked=asked) for attempt, asked in names}) == len(names)

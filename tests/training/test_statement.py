@@ -147,3 +147,15 @@ def test_it_is_there_however_a_run_ends(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(InProcess, "run_round", stop)
     text = (Path(run(config, code=4)["folder"]) / "privacy.md").read_text()
     assert "interrupted; it can be resumed" in text
+
+
+def test_the_default_seed_is_said_to_be_known(tmp_path: Path) -> None:
+    """Whoever left it out has a run whose noise anybody can compute; not so with secure noise, or without noise."""
+
+    def said(name: str, changes: dict[str, Any]) -> bool:
+        (tmp_path / name).mkdir()
+        result = run(write(tmp_path / name, {"rounds": 1, **changes}))
+        return "which everybody knows" in (Path(result["folder"]) / "privacy.md").read_text()
+
+    assert said("default", {"seed": None})
+    assert not said("given", {}) and not said("secure", {"seed": None, "privacy": {"secure": True}})

@@ -37,7 +37,9 @@ from dpfl_plugin.runtimes.mpi.silos import owner
 from dpfl_plugin.runtimes.mpi.wire import Header
 from dpfl_plugin.training import environment
 from dpfl_plugin.training.build import Parts
+from dpfl_plugin.training.code import code_of
 from dpfl_plugin.training.host import SiloMetrics
+from dpfl_plugin.training.naming import changed_files, model_facts
 from dpfl_plugin.training.runtime import ChargeSink, Interrupted, Observer, SilosLost
 from dpfl_plugin.training.session import silo_folder
 
@@ -379,6 +381,7 @@ class MpiSession:
                 f"model: on ranks {', '.join(map(str, others))} it has other frozen layers or buffers than on rank 0. "
                 f"{BUILT_ANEW}"
             )
+        _check_code(ready, code_of(config, parts.plugins).facts, model_facts(parts.module))
         return MpiRuntime(
             self._ranks,
             charges,
@@ -393,6 +396,17 @@ class MpiSession:
 def _distributed(found: dict[int, Header]) -> bool:
     """Whether silo ranks are on several machines, so that their records may be of several owners."""
     return len({header["host"] for header in found.values()}) > 1
+
+
+def _check_code(found: Mapping[int, Header], code: Mapping[str, Any], model: Mapping[str, str]) -> None:
+    """Raise ConfigError unless silo ranks have loaded the plugins, and made the model, that rank 0 has."""
+    for rank, header in found.items():
+        changes = changed_files({"files": header["code"]}, code)
+        if changes or header["model"] != model:
+            what = "; ".join(changes) or "the model that it makes is another"
+            raise ConfigError(
+                f"rank {rank} runs other code than rank 0 does: {what}. Give all ranks the same files and variables."
+            )
 
 
 def _joined(found: dict[int, Header]) -> Survey:

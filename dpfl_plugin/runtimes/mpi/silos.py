@@ -26,15 +26,19 @@ from dpfl_plugin.core.vectors import Vectors, rows
 from dpfl_plugin.data.base import Holding, Ownership, Silo, digest, training_digest
 from dpfl_plugin.errors import DpflError, LimitError
 from dpfl_plugin.models.fixed import fixed_digest
+from dpfl_plugin.oracle import Draw
 from dpfl_plugin.runtimes.mpi import probe, wire
 from dpfl_plugin.runtimes.mpi.link import Link, Patience, Transfer, all_done, pull_all, push_all
 from dpfl_plugin.runtimes.mpi.wire import Header
 from dpfl_plugin.training import environment, strangers
+from dpfl_plugin.training.asked import asked_at
 from dpfl_plugin.training.build import build, federate
+from dpfl_plugin.training.code import code_of
 from dpfl_plugin.training.custody import Custody
 from dpfl_plugin.training.host import SiloHost
 from dpfl_plugin.training.marks import MarkKey
 from dpfl_plugin.training.measured import Notes
+from dpfl_plugin.training.naming import StillTheSame, model_facts
 
 
 def owner(silo: int, ranks: Sequence[int]) -> int:
@@ -88,10 +92,12 @@ class SiloRank:
         self._key: MarkKey | None = None  # of the first rank that has silos
         self._notes: Notes | None = None  # where measurements go; None: to rank 0, which may have them
         self._plugins: Sequence[object] = ()
+        self._still_the_same: Callable[[], None] = lambda: None
         self._host: SiloHost | None = None
         self._where, self._stack_size = torch.device("cpu"), 1
         self._work: deque[tuple[int, ...]] = deque()
         self._round: Header = {}
+        self._draw = Draw(0, 0)  # of the round
         self._down: Vectors = {}
         self._uploads: dict[int, Vectors] = {}
         self._leaving: list[Transfer] = []
@@ -269,6 +275,8 @@ class SiloRank:
         begins = self._custody.begin(self._config, parts, self._mine)
         if begins is not None:
             self._tell(begins)
+        files = code_of(self._config, parts.plugins).files
+        self._still_the_same = StillTheSame(self._config, parts.plugins, files)
         reveals = self._config.evaluation.reveal == "server"
         notes = Notes(Path(header["folder"]) / f"rank-{self._link.rank}.jsonl")
         self.take(parts.host, parts.model.device, parts.stack, None if reveals else notes)
@@ -276,7 +284,7 @@ class SiloRank:
             parts.host.clock = Stopwatch()
             parts.host.clock.start(parts.model.device)
         self._mine = {}  # what the engine made of the records takes their place
-        self._say("ready", fixed=fixed_digest(parts.module))
+        self._say("ready", fixed=fixed_digest(parts.module), code=files, model=model_facts(parts.module))
 
     def take(self, host: SiloHost, device: torch.device, stack_size: int, notes: Notes | None) -> None:
         """Silos to run rounds with, on ``device``.
@@ -321,19 +329,21 @@ class SiloRank:
     def _do_round(self, header: Header) -> None:
         self._down = wire.empty(wire.read_layout(header["down"]), self._where)
         self._take(self._down, header)
+        plan, draw = wire.read_plan(header)
+        self._draw = asked_at(draw, self._down, plan)
         self._silos.discard()  # what an earlier, abandoned round left
         self._uploads.clear()
         self._round = header
-        plan, _ = wire.read_plan(header)
         mine, size = [silo for silo in plan.participants if silo in self._silos.train], self._stack_size
         self._work.extend(tuple(mine[first : first + size]) for first in range(0, len(mine), size))
 
     def _advance(self) -> None:
         """One stack."""
         part = self._work.popleft()
-        plan, draw = wire.read_plan(self._round)
+        plan, _ = wire.read_plan(self._round)
         self._silos.clock.lap("communication")
-        up, charges = self._silos.run(part, self._down, plan, draw)
+        up, charges = self._silos.run(part, self._down, plan, self._draw)
+        self._still_the_same()
         self._custody.charge(charges)  # in the owner's ledger before rank 0 hears of it
         for row, silo in enumerate(part):
             self._uploads[silo] = rows(up, row)

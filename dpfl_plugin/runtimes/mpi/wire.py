@@ -57,7 +57,8 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def plan_header(plan: RoundPlan, draw: Draw) -> Header:
-    """What a round's silos are told; a silo's records are part of no message."""
+    """What a round's silos are told; a silo's records and state are part of no message, and it takes the digest of what
+    it is asked at itself."""
     return {"plan": asdict(plan), "draw": {name: getattr(draw, name) for name in DRAW}}
 
 

@@ -1,0 +1,189 @@
+"""The name of a run's batches and noise, and whether a folder's run is still the one that it was.
+
+**The rule.** Noise repeats only where all that decides what is released is proven to be the same. So the name is a
+digest of the configuration, the records, the code (ours, users', and the versions of what is installed), the model that
+was made with its initial parameters and buffers, and of what computes: processor, device, threads, libraries. What may
+differ and is in none of these is met by `training.asked`, which binds the noise of each round to what is asked in it.
+
+Where something cannot be proven, a part of the name comes from the operating system: then no other run has this noise,
+and what is released is charged as a run of its own.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from dpfl_plugin import loaded
+from dpfl_plugin.config.load import noise_name
+from dpfl_plugin.config.schema import Config
+from dpfl_plugin.core.requests import request_digest
+from dpfl_plugin.core.vectors import Vectors
+from dpfl_plugin.errors import ConfigError, TrainingError
+from dpfl_plugin.training.build import Parts
+from dpfl_plugin.training.code import Code, code_of
+from dpfl_plugin.training.environment import package_changed, package_sha256
+from dpfl_plugin.training.folder import RunFolder
+
+ANEW: Final = "begin anew with another --out for what there is now; what ledger.jsonl holds stays spent"
+
+
+@dataclass(frozen=True, slots=True)
+class Naming:
+    """What names a run, and what it was made of.
+
+    Attributes:
+        noise: names the run in a ledger that several share, its records included.
+        bits: names its random bits, where the server sees it: without the records, which each silo adds for itself.
+        facts: what a checkpoint keeps, to tell later whether a run is the same.
+        doubts: why part of the name is drawn; empty where it is not.
+    """
+
+    noise: str
+    bits: str
+    facts: Mapping[str, Any]
+    doubts: tuple[str, ...]
+
+    def said(self) -> list[str]:
+        """What to tell the user, once."""
+        if not self.doubts:
+            return []
+        return [
+            "noise is fresh, and another run of this configuration has other noise and is charged besides: "
+            + "; ".join(self.doubts)
+        ]
+
+
+def name_run(config: Config, parts: Parts, here: Mapping[str, Any], began: Mapping[str, Any] | None) -> Naming:
+    """The name of a run, new or begun.
+
+    Args:
+        config: with what was solved for besides the noise multiplier.
+        here: what computes, see `environment.arithmetic`.
+        began: facts of its checkpoint, if it was begun.
+    """
+    code, model = code_of(config, parts.plugins), model_facts(parts.module)
+    doubts = list(code.doubts)
+    if package_changed():
+        doubts.append("files of dpfl_plugin changed since this process began")
+    if here["device"] != "cpu":
+        doubts.append(f"{here['device']} may round in another way each time")
+    made_of: dict[str, Any] = {"code": code.facts, "model": model, "arithmetic": dict(here)}
+    noise, bits = (noise_name(config, by, parts.noise_multiplier, made_of) for by in (parts.data_sha256, ""))
+    if doubts:
+        noise = bits = secrets.token_hex(16)
+    if began is not None:
+        noise, bits = str(began["noise"]), str(began["bits"])
+    facts = {
+        "noise": noise,
+        "bits": bits,
+        "package": package_sha256(),
+        **{key: made_of[key] for key in ("code", "model")},
+    }
+    return Naming(noise, bits, facts, tuple(doubts))
+
+
+def model_facts(module: torch.nn.Module) -> dict[str, str]:
+    """Digests of a model: what it is built of, and its parameters and buffers, frozen ones too."""
+    plain = {
+        name: {key: repr(value) for key, value in sorted(vars(layer).items()) if _is_plain(key, value)}
+        for name, layer in module.named_modules()
+    }
+    shape = re.sub(r" at 0x[0-9a-f]+", "", repr(module))
+    grad = [[name, parameter.requires_grad] for name, parameter in module.named_parameters(remove_duplicate=False)]
+    kinds = [f"{type(layer).__module__}.{type(layer).__qualname__}" for layer in module.modules()]
+    tensors: Vectors = {f"parameter {name}": value for name, value in module.named_parameters(remove_duplicate=False)}
+    tensors |= {f"buffer {name}": value for name, value in module.named_buffers(remove_duplicate=False)}
+    return {
+        "structure": request_digest({}, [shape, grad, kinds, plain]).hex(),
+        "parameters": request_digest(tensors).hex(),
+    }
+
+
+def _is_plain(key: str, value: object) -> bool:
+    """Whether an attribute of a layer is a number or a text that may decide what it computes."""
+    if key.startswith("_") or key == "training":
+        return False
+    values = value if isinstance(value, tuple | list) else (value,)
+    return all(value is None or isinstance(value, bool | int | float | complex | str) for value in values)
+
+
+def check_same(folder: RunFolder, began: Mapping[str, Any], naming: Naming, here: Mapping[str, Any]) -> None:
+    """Check that a run may go on: its code and its model are those that it began with.
+
+    Raises:
+        ConfigError: they are not; names what changed.
+    """
+    changes, model = changed_files(naming.facts["code"], began["code"]), naming.facts["model"]
+    same_libraries = all(began["arithmetic"].get(key) == here[key] for key in ("torch", "device", "dpfl_plugin"))
+    if not changes and same_libraries and model != began["model"]:
+        what = [f"the model's {key}" for key, value in model.items() if value != began["model"][key]]
+        changes = [f"{' and '.join(what)}: code reads something that changed, a file or an environment variable say"]
+    if changes:
+        raise ConfigError(
+            f"{folder.path}: this run began with other code than there is now: {'; '.join(changes)}. Put back what it "
+            f"was to go on with --resume; or {ANEW}."
+        )
+
+
+def check_shown(folder: RunFolder, config: Config, began: Mapping[str, Any], package: str) -> list[str]:
+    """Check that a finished run's result is that of the code that there is now; what differs besides, in words.
+
+    Args:
+        package: `environment.package_sha256`.
+
+    Raises:
+        ConfigError: users' code changed; PluginError: it cannot be loaded any more.
+    """
+    now = code_of(config, began["code"]["files"])
+    changes = changed_files(now.facts, began["code"])
+    if changes:
+        raise ConfigError(
+            f"{folder.path} holds the result of this configuration with other code than there is now: "
+            f"{'; '.join(changes)}. Use another --out for the new code; or put the old one back, to see its result."
+        )
+    notes = [f"since this result was made, {change}" for change in changed_packages(now.facts, began["code"])]
+    if began["package"] != package:
+        notes.append("since this result was made, dpfl_plugin changed: another --out has it made anew")
+    return notes
+
+
+def changed_files(now: Mapping[str, Any], then: Mapping[str, Any]) -> list[str]:
+    """The modules whose source is not what it was, in words."""
+    return Code(now["files"]).changes({"files": then["files"], "packages": {}})
+
+
+def changed_packages(now: Mapping[str, Any], then: Mapping[str, Any]) -> list[str]:
+    """The distributions that are not what they were, in words."""
+    return Code(packages=now["packages"]).changes({"files": {}, "packages": then["packages"]})
+
+
+class StillTheSame:
+    """Looks, while a run goes on, whether its code is still what it was named for."""
+
+    def __init__(self, config: Config, plugins: tuple[object, ...], files: Mapping[str, str]) -> None:
+        self._config, self._plugins, self._files = config, plugins, files
+        self._looked_at: object = None
+
+    def __call__(self) -> None:
+        """Look, if anything was imported since this was asked last.
+
+        Raises:
+            TrainingError: it is not.
+        """
+        imported = loaded.times(), len(sys.modules)
+        if imported == self._looked_at:
+            return
+        self._looked_at = imported
+        changes = changed_files(code_of(self._config, self._plugins).facts, {"files": self._files})
+        if changes:
+            raise TrainingError(
+                f"the code is not what the run was named for: {'; '.join(changes)}. Import it at the top of the module "
+                "that uses it, and leave files as they are while a run goes on; then begin anew with another --out"
+            )
