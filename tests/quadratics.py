@@ -120,3 +120,10 @@ class Lab:
         if self.weights is not None:
             a = a * torch.tensor(self.weights, dtype=a.dtype).unsqueeze(1)
         return (a * b).sum(dim=0) / a.sum(dim=0)
+
+
+def released(value, sigma, sensitivity, rng):
+    """What is released of ``value`` (d,) with the noise of a stream."""
+    out = torch.empty_like(value)
+    Gaussian(sigma)(value, sensitivity, rng, out)
+    return out

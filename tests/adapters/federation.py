@@ -127,4 +127,8 @@ def loop(folder: Path, values: Mapping[str, Any], module: torch.nn.Module, recor
 
 
 def records_of(parts) -> dict[int, tuple[Tensor, Tensor]]:  # type: ignore[no-untyped-def]
-    return {i: (one.features, one.labels) for i, one in parts.train.items()}
+    # In the format of files, by which a silo names its streams.
+    return {
+        i: (one.features.float() if one.features.is_floating_point() else one.features, one.labels)
+        for i, one in parts.train.items()
+    }

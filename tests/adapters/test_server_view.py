@@ -11,9 +11,10 @@ import torch
 from dpfl_plugin.adapters import Message
 from tests.adapters.federation import SCAFFOLD, block, loop
 
-ALWAYS = {"dpfl", "run", "round", "tag", "silo", "status", "model"}
-# epsilon and reason are functions of what the silo released, the others of what the server sent.
-MORE = {"upload": {"epsilon", "delta"}, "spent": {"reason"}, "failed": set[str]()}
+ALWAYS = {"dpfl", "run", "round", "tag", "silo", "status"}
+# epsilon and reason are functions of what the silo released, the others of what the server sent; model is the digest
+# of the layers that the silo built.
+MORE = {"upload": {"epsilon", "delta"}, "spent": {"reason"}, "failed": {"model"}}
 
 
 @pytest.mark.parametrize("privacy", [{}, {"epsilon": 3.0}])

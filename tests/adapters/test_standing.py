@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from dpfl_plugin.adapters import Silo
 from dpfl_plugin.privacy.accountants import PLD
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.views import server_view
-from tests.adapters.federation import NOISY, block, loop
+from tests.adapters.federation import NOISY, SimulatedSilo, block, loop
 from tests.adapters.test_faults import Unplugged, module, records
 
 DELTA = NOISY["delta"]
@@ -166,12 +165,12 @@ def test_a_statement_that_an_earlier_version_left_behind_is_renewed_when_the_fol
     for name, content in zip(("ledger.json", "privacy.md"), old, strict=True):
         (folder / name).write_bytes(content)
     assert min(stated(folder)) < proven(folder)
-    with Silo(agreement, 0, module(), records()[0], folder):
+    with SimulatedSilo(agreement, 0, module(), records()[0], folder):
         assert check(folder)
     said = json.loads((folder / "ledger.json").read_text())
     del said["counted"]  # as it was
     (folder / "ledger.json").write_text(json.dumps(said))
-    with Silo(agreement, 0, module(), records()[0], folder):
+    with SimulatedSilo(agreement, 0, module(), records()[0], folder):
         assert "counted" in json.loads((folder / "ledger.json").read_text())
 
 

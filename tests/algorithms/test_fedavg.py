@@ -5,7 +5,7 @@ from dpfl_plugin.algorithms.base import Setting
 from dpfl_plugin.algorithms.fedavg import FedAvg, FedSGD
 from dpfl_plugin.core.streams import stream
 from dpfl_plugin.errors import ConfigError
-from tests.quadratics import Lab, rules, silo
+from tests.quadratics import Lab, released, rules, silo
 
 TWO = [silo([1.0], [2.0]), silo([3.0], [-1.0])]
 
@@ -77,9 +77,8 @@ def test_at_silo_level_it_is_client_level_dp_fedavg(neighbouring, sensitivity):
             y = x
             for _ in range(tau):
                 y = y - eta * a * (y - b)  # l. 6-7
-            noise = torch.from_numpy(stream(0, "noise", t, i, 0).standard_normal(1))
             clipped = (y - x) * min(1.0, C / float((y - x).norm()))  # l. 8
-            deltas.append(clipped + sensitivity * C * multiplier * noise)  # l. 9
+            deltas.append(released(clipped, multiplier, sensitivity * C, stream(0, "noise", t, i, 0)))  # l. 9
         lab.step()
         torch.testing.assert_close(lab.uploads[t]["model"], torch.stack(deltas))
         x = x + torch.stack(deltas).mean(dim=0)  # l. 11

@@ -11,7 +11,7 @@ from dpfl_plugin.algorithms.fedavg import FedAvg
 from dpfl_plugin.algorithms.fedavg_sync import FedAvgSync
 from dpfl_plugin.core.streams import stream
 from dpfl_plugin.errors import ConfigError
-from tests.quadratics import Lab, rules, silo
+from tests.quadratics import Lab, released, rules, silo
 
 THREE = [silo([1.0, 4.0], [1.0, -2.0]), silo([2.0, 1.0], [-3.0, 0.5]), silo([8.0, 2.0], [0.5, 4.0])]
 START = [5.0, -5.0]
@@ -56,9 +56,10 @@ def test_iteration_by_iteration(options, eta):
         for step in steps:
             g = a * (w_k - b)
             w_k = w_k - step * g / (g.norm(dim=1, keepdim=True) / G).clamp(min=1)
-        noise = torch.stack([torch.from_numpy(stream(0, "noise", round, k, 0).standard_normal(2)) for k in range(3)])
-        w_k = w_k - 2 * G * sum(steps) * sigma * noise  # of the proven sensitivity, 2 G sum eta
-        w = w_k.mean(dim=0)
+        # Of the proven sensitivity, 2 G sum eta.
+        moved = [(w - w_k[k]) / sum(steps) for k in range(3)]
+        sent = [released(moved[k], sigma, 2 * G, stream(0, "noise", round, k, 0)) for k in range(3)]
+        w = w - sum(steps) * torch.stack(sent).mean(dim=0)
         lab.step()
         torch.testing.assert_close(lab.server["model"], w)
 

@@ -11,7 +11,7 @@ from dpfl_plugin.algorithms.scaffnew import ScaffNew
 from dpfl_plugin.core.streams import stream
 from dpfl_plugin.errors import ConfigError, UnsupportedError
 from dpfl_plugin.oracle import Draw, PrivateOracle
-from tests.quadratics import Lab, rules, silo
+from tests.quadratics import Lab, released, rules, silo
 
 THREE = [silo([1.0, 4.0], [1.0, -2.0]), silo([2.0, 1.0], [-3.0, 0.5]), silo([8.0, 2.0], [0.5, 4.0])]
 START = [5.0, -5.0]
@@ -172,8 +172,8 @@ def test_at_silo_level_the_upload_is_the_release_and_nothing_else():
     assert torch.equal(sent, lab.host.states["update"])
     for i in range(3):
         assert silent.uploads[0][name][i].norm() == pytest.approx(C)
-        noise = torch.from_numpy(stream(0, "noise", 0, i, 0).standard_normal(2)) * 2 * C * sigma
-        torch.testing.assert_close(sent[i], silent.uploads[0][name][i] + noise)
+        exact = silent.uploads[0][name][i]
+        torch.testing.assert_close(sent[i], released(exact, sigma, 2 * C, stream(0, "noise", 0, i, 0)))
     assert {(charge.count, charge.release.unit, charge.release.sampler) for charge in lab.ledger} == {
         (1, "silo", "full")
     }

@@ -115,7 +115,12 @@ def _first_messages(tmp_path, changed=None, noise=0.0, more=None):
     draw, server = Draw(3, 2), parts.algorithm.init_server(parts.model, parts.setting)
     score, _ = parts.host.run([1], {"model": parts.model}, planner.of_all("score"), draw)
     up, _ = parts.host.run([1], parts.algorithm.download(server), planner.plan(server, 0), Draw(3, 0))
-    return float(score["score"]), up["model"], 6, asked_at(draw, {"model": parts.model}, planner.of_all("score"))
+    return (
+        float(score["score"]),
+        up["model"],
+        6,
+        replace(asked_at(draw, {"model": parts.model}, planner.of_all("score")), held=parts.host._digests),
+    )
 
 
 def test_a_validation_record_moves_its_score_by_one_and_no_gradient(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from pathlib import Path
@@ -114,20 +115,18 @@ def test_a_run_does_not_go_on_with_other_frozen_layers(tmp_path: Path) -> None:
     with mock.patch("dpfl_plugin.training.session._write_result", side_effect=KeyboardInterrupt):
         dpfl("run", path, "--out", out)
     done = dpfl("run", path, "--out", out, "--resume")
-    one_message(
-        done, "the model's frozen layers or buffers are not those that this run began with", "torch's generator"
-    )
+    one_message(done, "this run began with other code than there is now", "the model's parameters", "--out")
 
 
 def test_ranks_that_build_other_frozen_layers_are_refused_before_the_first_round(tmp_path: Path) -> None:
     for model, refused in (("frozen", False), ("unseeded", True)):
-        network = Network(3)
-        network.silo_ranks += [SiloRank(Loopback(network, rank)) for rank in (1, 2)]
+        network = Network(2)
+        network.silo_ranks += [SiloRank(Loopback(network, rank)) for rank in (1,)]
         session, read = MpiSession(Ranks(Loopback(network, 0))), configured(model)
         with mock.patch.object(Patience, "wait", return_value=None):
-            parts = build(read, tmp_path, hold=session.hold)
+            parts = build(read, tmp_path, hold=functools.partial(session.hold, key=tmp_path / "key"))
             if refused:
-                with pytest.raises(ConfigError, match=r"on ranks 1, 2 it has other frozen layers or buffers than"):
+                with pytest.raises(ConfigError, match=r"on ranks 1 it has other frozen layers or buffers than"):
                     session.runtime(parts, mock.Mock(), read, lambda: False)
             else:
                 session.runtime(parts, mock.Mock(), read, lambda: False)

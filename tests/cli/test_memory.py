@@ -63,14 +63,14 @@ def test_noise_is_never_added_to_two_values(tmp_path: Path, monkeypatch: pytest.
     from dpfl_plugin.oracle import PrivateOracle
 
     used: defaultdict[bytes, list[tuple[int, int, int]]] = defaultdict(list)
-    add = PrivateOracle._add_noise
+    before = PrivateOracle._noise_name
 
-    def spied(self: PrivateOracle, value: torch.Tensor, sensitivity: float, row: int, step: int, name: Any) -> None:
-        draw = self._draw
-        used[bytes(name)].append((draw.attempt, draw.round, self._ids[row]))
-        add(self, value, sensitivity, row, step, name)
+    def spied(self: PrivateOracle, row: int, step: int) -> Any:
+        name = before(self, row, step)
+        used[bytes(name)].append((self._draw.attempt, self._draw.round, self._ids[row]))
+        return name
 
-    monkeypatch.setattr(PrivateOracle, "_add_noise", spied)
+    monkeypatch.setattr(PrivateOracle, "_noise_name", spied)
     Small(monkeypatch, 21, 16 * memory.MIB, torch.OutOfMemoryError("CUDA out of memory."))
     result = run(write(tmp_path))
     charged = {(attempt_of(c.noise_id), c.round, c.silo) for c in charges(result["folder"])}
@@ -108,7 +108,7 @@ def test_a_record_that_does_not_fit(tmp_path: Path) -> None:
         "model": model,
         "data": {**data, "num_silos": 2},
         "algorithm": {"name": "fedavg", "local_steps": 1, "local_lr": 0.1},
-        "runtime": {"memory_budget": "16MB"},
+        "runtime": {"memory_budget": "23MB"},
         "rounds": 1,
     }
     done = dpfl("run", write(tmp_path, {**changes, "engine": "vmap"}), "--out", tmp_path / "runs")
@@ -130,7 +130,7 @@ def test_a_small_budget_makes_small_chunks_and_the_same_sums(tmp_path: Path) -> 
         "max_records_per_silo": 40,
     }
     changes["privacy"] = {"noise_multiplier": 0.0, "sampler": "full", "record_rate": None}
-    small = run(write(tmp_path, {**changes, "runtime": {"memory_budget": "2MB"}}))
+    small = run(write(tmp_path, {**changes, "runtime": {"memory_budget": "5MB"}}))
     large = run(write(tmp_path, changes))
     read = [json.loads((Path(r["folder"]) / "environment.json").read_text()) for r in (small, large)]
     assert [r["arithmetic"]["chunk_bytes"] for r in read] == [2**20, 2**28]
