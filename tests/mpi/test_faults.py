@@ -84,12 +84,15 @@ def test_a_silo_rank_that_runs_out_of_memory_makes_all_go_on_with_smaller_chunks
     assert (result["status"], result["rounds"]) == ("done", 6)
     found = json.loads((Path(result["folder"]) / "environment.json").read_text())
     assert found["arithmetic"]["chunk_bytes"] == 64 * 2**20
-    made = [(charge.round, charge.noise_id.rpartition(".")[2], charge.silo) for charge in charges(result["folder"])]
+    names = [(charge.round, charge.noise_id.rpartition(".")[2], charge.silo) for charge in charges(result["folder"])]
+    made = [(round, "0" if name == "0" else "1", silo) for round, name, silo in names]
+    assert len({name for _, name, _ in names}) <= 2
     assert len(made) == len(set(made))
     by_attempt = {(round, attempt) for round, attempt, _ in made}
     # Silo 0 is before silo 1, and may have been charged by then, or not: then nothing of the round had been released.
-    again = {(2, "0")} | {(t, "1") for t in range(2, 6)}
-    assert by_attempt - {(0, "0"), (1, "0")} in (again, {(t, "0") for t in range(2, 6)})
+    # Sums of smaller chunks round in another way, so that in any case the rounds to come have noise of their own.
+    again = {(t, "1") for t in range(2, 6)}
+    assert by_attempt - {(0, "0"), (1, "0")} in (again, {(2, "0")} | again)
     assert {(t, "0") for t in range(2)} < by_attempt
 
 
