@@ -3,7 +3,6 @@ import torch
 
 from dpfl_plugin.algorithms.base import Setting
 from dpfl_plugin.algorithms.fedavg import FedAvg, FedSGD
-from dpfl_plugin.core.streams import stream
 from dpfl_plugin.errors import ConfigError
 from tests.quadratics import Lab, released, rules, silo
 
@@ -78,7 +77,7 @@ def test_at_silo_level_it_is_client_level_dp_fedavg(neighbouring, sensitivity):
             for _ in range(tau):
                 y = y - eta * a * (y - b)  # l. 6-7
             clipped = (y - x) * min(1.0, C / float((y - x).norm()))  # l. 8
-            deltas.append(released(clipped, multiplier, sensitivity * C, stream(0, "noise", t, i, 0)))  # l. 9
+            deltas.append(released(clipped, multiplier, sensitivity * C, t, i))  # l. 9
         lab.step()
         torch.testing.assert_close(lab.uploads[t]["model"], torch.stack(deltas))
         x = x + torch.stack(deltas).mean(dim=0)  # l. 11

@@ -9,7 +9,6 @@ import torch
 
 from dpfl_plugin.algorithms.fedavg import FedAvg
 from dpfl_plugin.algorithms.fedavg_sync import FedAvgSync
-from dpfl_plugin.core.streams import stream
 from dpfl_plugin.errors import ConfigError
 from tests.quadratics import Lab, released, rules, silo
 
@@ -58,7 +57,7 @@ def test_iteration_by_iteration(options, eta):
             w_k = w_k - step * g / (g.norm(dim=1, keepdim=True) / G).clamp(min=1)
         # Of the proven sensitivity, 2 G sum eta.
         moved = [(w - w_k[k]) / sum(steps) for k in range(3)]
-        sent = [released(moved[k], sigma, 2 * G, stream(0, "noise", round, k, 0)) for k in range(3)]
+        sent = [released(moved[k], sigma, 2 * G, round, k) for k in range(3)]
         w = w - sum(steps) * torch.stack(sent).mean(dim=0)
         lab.step()
         torch.testing.assert_close(lab.server["model"], w)
