@@ -52,12 +52,12 @@ def rules(sigma: float = 0.0, clip_norm: float = math.inf, sampler: Sampler | No
     return PrivacyRules(clip_norm=clip_norm, mechanism=Gaussian(sigma), sampler=sampler, **values)
 
 
-@dataclass
 def named(seed, round):
     """The names of a round's random bits, whatever is asked: what two algorithms make of the same noise is compared."""
     return Draw(seed, round, asked="00" * 16)
 
 
+@dataclass
 class Lab:
     """An algorithm on quadratic silos, a round at a time, with everything in reach of a test."""
 
