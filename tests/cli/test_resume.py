@@ -200,7 +200,7 @@ def test_killed_at_every_place_of_the_end(tmp_path: Path, undisturbed: dict[str,
     config = write(tmp_path, CHANGES)
     argv = ["run", str(config), "--json", "--out"]
     jobs = []
-    for place in [*range(1, 24), *range(24, 456, 36)]:
+    for place in [*range(1, 24), *range(24, 648, 48)]:
         out = str(tmp_path / str(place))
         jobs.append({"argv": [*argv, out], "signals": [[place, "SIGKILL"]]})
         jobs.append({"argv": [*argv, out, "--resume"], "signals": []})
