@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -76,6 +77,9 @@ def test_who_else_may_read_can_be_said(tmp_path: Path, access: Access) -> None:
     lock.unlink()
     for picture in (tmp_path / "runs").rglob("curves.png"):
         picture.unlink()  # as the umask says
+    (key,) = (tmp_path / "runs").rglob("silos/key")  # which marks the records
+    assert (stat.S_IMODE(key.stat().st_mode), stat.S_IMODE(key.parent.stat().st_mode)) == (0o600, 0o700)
+    shutil.rmtree(key.parent)
     assert modes(tmp_path / "runs") == only(access)
 
 

@@ -10,8 +10,8 @@ from dpfl_plugin.algorithms.fedavg import FedAvg
 from dpfl_plugin.algorithms.scaffnew import ScaffNew
 from dpfl_plugin.core.streams import stream
 from dpfl_plugin.errors import ConfigError, UnsupportedError
-from dpfl_plugin.oracle import PrivateOracle
-from tests.quadratics import Lab, named, released, rules, silo
+from dpfl_plugin.oracle import Draw, PrivateOracle
+from tests.quadratics import Lab, released, rules, silo
 
 THREE = [silo([1.0, 4.0], [1.0, -2.0]), silo([2.0, 1.0], [-3.0, 0.5]), silo([8.0, 2.0], [0.5, 4.0])]
 START = [5.0, -5.0]
@@ -199,7 +199,7 @@ def test_what_one_silo_sends_in_the_second_round_depends_on_the_others_through_t
     own = {name: value[1:2].clone() for name, value in lab.host.states.items()}
     down, plan = lab.algorithm.download(lab.server), lab.plan()
     lab.step()
-    oracle = PrivateOracle(lab.rules, lab.host._engine, [THREE[1]], [1], named(0, 1), max_gradients=plan.num_gradients)
+    oracle = PrivateOracle(lab.rules, lab.host._engine, [THREE[1]], [1], Draw(0, 1), max_gradients=plan.num_gradients)
     up, _ = lab.algorithm.local_update(down, own, oracle, plan)
     assert torch.equal(up["update"][0], lab.uploads[1]["update"][1])
 

@@ -9,10 +9,10 @@ from dpfl_plugin.algorithms.fedavg import FedAvg
 from dpfl_plugin.algorithms.scaffold import Scaffold, ScaffoldWarm
 from dpfl_plugin.core.streams import stream
 from dpfl_plugin.errors import ConfigError
-from dpfl_plugin.oracle import PrivateOracle
+from dpfl_plugin.oracle import Draw, PrivateOracle
 from dpfl_plugin.privacy.samplers import FixedSize
 from dpfl_plugin.training.planning import Planner
-from tests.quadratics import Lab, named, rules, silo
+from tests.quadratics import Lab, rules, silo
 
 THREE = [silo([1.0, 4.0], [1.0, -2.0]), silo([2.0, 1.0], [-3.0, 0.5]), silo([8.0, 2.0], [0.5, 4.0])]
 START = [5.0, -5.0]
@@ -53,7 +53,7 @@ def test_one_local_step_makes_the_control_variate_the_private_gradient():
         x, t = lab.server["model"], lab.round
         lab.step()
         for i in range(3):
-            asked = PrivateOracle(lab.rules, lab.host._engine, [THREE[i]], [i], named(0, t), max_gradients=1)
+            asked = PrivateOracle(lab.rules, lab.host._engine, [THREE[i]], [i], Draw(0, t), max_gradients=1)
             torch.testing.assert_close(lab.host.states["control"][i], asked.gradient(x.unsqueeze(0))[0])
 
 
@@ -117,7 +117,7 @@ def test_option_one_takes_the_gradient_at_the_global_model_and_pays_for_it():
     lab = Lab(Scaffold(local_steps=3, local_lr=0.05, option="I"), THREE, rules(0.0, 2.0), START)
     x = lab.server["model"]
     lab.step()
-    asked = PrivateOracle(lab.rules, lab.host._engine, [THREE[1]], [1], named(0, 0), max_gradients=1)
+    asked = PrivateOracle(lab.rules, lab.host._engine, [THREE[1]], [1], Draw(0, 0), max_gradients=1)
     torch.testing.assert_close(lab.host.states["control"][1], asked.gradient(x.unsqueeze(0))[0])
     assert {charge.count for charge in lab.ledger} == {4}
 

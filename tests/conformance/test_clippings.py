@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from dpfl_plugin import registry
+from dpfl_plugin.core.grid import SUM_SLACK
 from dpfl_plugin.errors import UnsupportedError
 from dpfl_plugin.gradients.base import Records
 from dpfl_plugin.privacy.mechanisms import Gaussian
@@ -37,8 +38,11 @@ class Recorder:
 
     event = Gaussian.event
 
-    def __call__(self, value: torch.Tensor, sensitivity: float, rng: object) -> None:
-        self.kept.append(value.clone().flatten() / (sensitivity * self.noise_multiplier))
+    def __call__(
+        self, total: torch.Tensor, sensitivity: float, rng: object, out: torch.Tensor, factor: float = 1.0
+    ) -> None:
+        self.kept.append(total.clone().flatten() / (sensitivity * factor * self.noise_multiplier))
+        out.copy_(total)
 
 
 @dataclass(frozen=True)
@@ -83,8 +87,10 @@ def test_all_that_is_noised_moves_by_at_most_one_over_z(case: Case) -> None:
     inside, beyond = torch.zeros(2, F, dtype=torch.float64)
     inside[0], beyond[0] = C * (1 - 1e-9) * math.sqrt(3 / 2), -1e6
     far = []
-    for number in range(12):  # of which some batches hold the record
+    for number in range(60):  # of which some batches hold the record
         name = str(number)
+        if number > 11 and max(far) > 0:
+            break
         try:
             if case.unit == "silo":
                 scales = (1e6, -1e6) if case.neighbouring == "replace_one" else (1e6, 0.0)
@@ -103,5 +109,5 @@ def test_all_that_is_noised_moves_by_at_most_one_over_z(case: Case) -> None:
             return
         assert charged == Z
         far.append(float((one - other).norm()))
-    assert max(far) <= 1 / Z * (1 + 1e-6)
+    assert max(far) <= 1 / Z * (1 + SUM_SLACK)
     assert max(far) >= 1 / Z * (1 - 1e-3)

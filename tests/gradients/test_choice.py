@@ -203,7 +203,7 @@ def test_shared_parameters_go_to_vmap_and_others_name_them():
     engine, _ = choose("auto", model, losses.cross_entropy, TERMS, 3 * trial(5))
     assert engine.name in ("vmap", "opacus")
     y, batch = torch.randn(24), Records(3 * trial(5), torch.tensor([0, 1, 5]))
-    out, expected = torch.empty(24, dtype=torch.float64), torch.zeros(24)
+    out, expected = torch.empty(24, dtype=torch.float64), torch.zeros(24, dtype=torch.float64)
     engine.clipped_sum(y, batch, 0.1, out)
     for row in range(3):  # by autograd, both uses of the matrix together
         weight = y.view(6, 4).clone().requires_grad_()
