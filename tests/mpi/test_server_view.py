@@ -44,9 +44,20 @@ from tests.mpi.network import Loopback, Moving, Network
 # says that no epsilon covers it; seconds are said to be uncovered.
 PUBLIC = {
     "surveyed": {
-        *("num_silos", "num_classes", "feature_shape", "caveats", "silos", "host", "pid", "machine", "package")
+        *(
+            "num_silos",
+            "num_classes",
+            "feature_shape",
+            "caveats",
+            "silos",
+            "host",
+            "pid",
+            "machine",
+            "package",
+            "limits",
+        )
     },
-    "ready": set[str](),
+    "ready": {"code", "model", "fixed"},  # digests of users' sources, and of the model that all ranks begin with
     "computed": {"silos", "charges", "up"},
     "evaluated": {"metrics"},
     "states": {"states"},

@@ -99,7 +99,7 @@ def test_a_session_that_cannot_even_begin_leaves_what_was_stated(tmp_path, monke
     files = folder_of(config)
     session(config, after(4, lambda: True))
     said = files.privacy.read_text(), files.result.read_text()
-    monkeypatch.setattr(InProcessPlace, "hold", lambda *args: die())
+    monkeypatch.setattr(InProcessPlace, "hold", lambda *args, **more: die())
     with pytest.raises(Killed):
         session(config, resume=True)
     assert (files.privacy.read_text(), files.result.read_text()) == said
