@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import signal
 import subprocess
 import sys
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,11 @@ def charged(text: str, scratch: Path) -> set[Charge]:
     return set(Ledger.open(scratch, append=False))
 
 
+def unmarked(charges: set[Charge]) -> set[Charge]:
+    """Without the marks of records in names: each chain has a shared ledger of its own, with a key of its own."""
+    return {replace(charge, noise_id=re.sub(r"-[0-9a-f]{12}", "", charge.noise_id)) for charge in charges}
+
+
 def ids(charges: set[Charge]) -> set[Left]:
     return {(charge.round, charge.silo, charge.noise_id) for charge in charges}
 
@@ -165,9 +171,9 @@ def test_the_same_bits_are_charged_once_and_end_in_the_same_model(
             continue
         undisturbed, where = whole[chain.kind, chain.shared], (seed, chain.number)
         assert chain.result["model_sha256"] == undisturbed.result["model_sha256"], where
-        expected = final(undisturbed, tmp_path)[0]
+        expected = unmarked(final(undisturbed, tmp_path)[0])
         for held in final(chain, tmp_path):
-            assert held == expected, where
+            assert unmarked(held) == expected, where
         assert len({(charge.round, charge.silo) for charge in expected}) == len(expected), where
         for digests in uploads(chain).values():
             assert len(digests) == 1, where  # a repetition of the same noise is one of the same bits

@@ -167,6 +167,15 @@ def test_the_noise_of_a_repeated_round_was_never_drawn(tmp_path: Path) -> None:
     assert draws[2, 2] == draws[5, 2] == [1, 2, 3]
 
 
+def test_silos_that_are_back_have_an_attempt_of_their_own(tmp_path: Path) -> None:
+    """Others made the same rounds under the name of the attempt before, and were charged for them."""
+    config = write(tmp_path, {**CONTINUE, "checkpoint": {"every": 100, "seconds": 1e9}})
+    with losing({3: {1: WHY}}, late=True), pytest.raises(Crash), crashing(5):
+        dpfl("run", config, "--out", tmp_path / "runs")
+    draws = by_attempt(run(config, "--resume"))
+    assert draws[2, 1] == [0, 2, 3] and draws[2, 2] == draws[5, 2] == [0, 1, 2, 3]
+
+
 def crashing(call: int) -> Any:
     from unittest import mock
 

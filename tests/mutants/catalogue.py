@@ -1435,7 +1435,7 @@ LEDGERS = (
         "training/ledgers.py",
         'same = found is None or not any(loss["back"] is None for loss in found.facts.get("losses", ()))',
         "same = True",
-        (LOSING + "::test_the_noise_of_a_repeated_round_was_never_drawn",),
+        (LOSING + "::test_silos_that_are_back_have_an_attempt_of_their_own",),
     ),
     Mutant(
         "lost-silo-mixture",
@@ -1482,8 +1482,8 @@ LEDGERS = (
         "a resumed run forgets which rounds it had released",
         "training/ledgers.py",
         "replayed = any(charge.round >= (0 if found is None else found.rounds) for charge in own)",
-        "replayed = any(charge.round > rounds + 100 for charge in own)",
-        (RESUME + "::test_fresh_noise_costs_more",),
+        "replayed = False",
+        (LOSING + "::test_silos_that_are_back_have_an_attempt_of_their_own",),
     ),
     Mutant(
         "gpu-trusted",
