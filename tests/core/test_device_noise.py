@@ -161,6 +161,15 @@ def test_integers_are_rounded_normals(device: str, std: float) -> None:
         assert found[row].tolist() == [device_noise.exact(key, n, (row + 1) * std) for n in range(150)]
 
 
+def test_what_lies_near_the_middle_of_two_integers_is_decided_by_more_bits() -> None:
+    """At deviations that put a number there as well as floats can; half of them would be rounded the wrong way."""
+    key = stream_key(6, "noise")
+    for index, x in enumerate(normals([key], 40, torch.device("cpu")).tolist()[0]):
+        std = (math.floor(2.0**36 * abs(x)) + 0.5) / abs(x)
+        made = Normals([key], normals([key], 40, torch.device("cpu")))
+        assert made.integers([std])[0, index].item() == device_noise.exact(key, index, std)
+
+
 def test_the_exact_way_goes_on_with_bits_of_its_own() -> None:
     """At 2^120 steps a deviation it shows: the bits that follow are the same each time, and for each number others."""
     keys = [stream_key(4, "noise", silo=silo) for silo in range(2)]
