@@ -8,7 +8,6 @@ most that one did. The rest is in `details.json`.
 
 from __future__ import annotations
 
-import os
 from typing import Any, Final
 
 from dpfl_plugin.training.folder import RunFolder, to_json
@@ -55,6 +54,5 @@ def write(folder: RunFolder, said: dict[str, Any]) -> None:
     """A run's statement: `details.json` first, by which `dpfl account` knows how much the ledger has to hold."""
     shown = published(said)
     folder.write(folder.details, to_json(details(said)))
-    os.chmod(folder.details, 0o600)
     folder.write(folder.statement, to_json(shown))
     folder.write(folder.privacy, markdown(shown))
