@@ -85,7 +85,13 @@ class Mutant:
 
 def _louder(factor: float) -> Callable[[Any], Any]:
     """The mechanism with other noise than it says."""
-    return lambda call: lambda self, value, sensitivity, rng: call(self, value, factor * sensitivity, rng)
+    return lambda call: (
+        lambda self, total, sensitivity, rng, out, scale=1.0: call(self, total, factor * sensitivity, rng, out, scale)
+    )
+
+
+def _silent(call: Any) -> Any:
+    return lambda self, total, sensitivity, rng, out, factor=1.0: out.copy_(total)
 
 
 def _same(purpose: str, **fixed: Any) -> Callable[[Any], Any]:
@@ -138,10 +144,9 @@ def _mean_only(engine: Any, y: Tensor, batch: Any, clip_norm: float, out: Tensor
 def _but_one(add: Any) -> Any:
     """All silos that are answered together get their noise, but the second."""
 
-    def changed(self: PrivateOracle, out: Tensor, *args: Any) -> None:
-        without = out[1].clone()
-        add(self, out, *args)
-        out[1] = without
+    def changed(self: PrivateOracle, totals: Tensor, *args: Any) -> None:
+        add(self, totals, *args)
+        args[-1][1] = totals[1]
 
     return changed
 
@@ -149,10 +154,10 @@ def _but_one(add: Any) -> Any:
 def _shared_row(add: Any) -> Any:
     """All silos that are answered together get the noise of the first."""
 
-    def changed(self: PrivateOracle, out: Tensor, *args: Any) -> None:
-        before = out.clone()
-        add(self, out, *args)
-        out[1:] = before[1:] + (out[0] - before[0])
+    def changed(self: PrivateOracle, totals: Tensor, *args: Any) -> None:
+        add(self, totals, *args)
+        out = args[-1]
+        out[1:] = totals[1:] + (out[0] - totals[0])
 
     return changed
 
@@ -211,7 +216,7 @@ def _flipped(update: Any) -> Any:
 MUTANTS: Final[dict[str, Mutant]] = {
     "noise halved": Mutant(((Gaussian, "__call__", _louder(0.5)),)),
     "noise 10 % too small": Mutant(((Gaussian, "__call__", _louder(0.9)),)),
-    "no noise": Mutant(((Gaussian, "__call__", lambda call: lambda self, *args: None),)),
+    "no noise": Mutant(((Gaussian, "__call__", _silent),)),
     "same noise at every step": Mutant(((Draw, "key", _same("noise", step=0)),)),
     "same noise in every round": Mutant(((Draw, "key", _same("noise", round=0)),), reason="two rounds"),
     "same noise at all silos": Mutant(((Draw, "key", _same("noise", silo=0)),), reason="two silos"),
@@ -225,9 +230,9 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "batch drawn once a round": Mutant(((Draw, "key", _same("batch", step=0)),), reason=""),
     "same batch at all silos": Mutant(((Draw, "key", _same("batch", silo=0)),), reason=""),
     "signs of control variates changed": Mutant(((Scaffold, "local_update", _flipped),), reason=""),
-    "lockstep: no noise at one silo": Mutant(((PrivateOracle, "_add_all_noise", _but_one),), LOCKSTEP),
+    "lockstep: no noise at one silo": Mutant(((PrivateOracle, "_add_noise", _but_one),), LOCKSTEP),
     "lockstep: one silo's noise at all": Mutant(
-        ((PrivateOracle, "_add_all_noise", _shared_row),), LOCKSTEP, reason="two silos"
+        ((PrivateOracle, "_add_noise", _shared_row),), LOCKSTEP, reason="two silos"
     ),
     "lockstep: one silo's records clipped to 3C": Mutant(
         ((ClosedForm, "clipped_sums", _loose_row),), LOCKSTEP, reason="clipping norms"

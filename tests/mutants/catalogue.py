@@ -464,7 +464,7 @@ CLIPPING = (
         "a silo's update is clipped after the noise",
         "oracle.py",
         "        self._released.append(out.clone())",
-        "            out[row] /= max(1.0, float(out[row].norm()) / rules.clip_norm)\n"
+        "        for row in out:\n            row /= max(1.0, float(row.norm()) / rules.clip_norm)\n"
         "        self._released.append(out.clone())",
         (ORACLE + "::test_a_silo_release_is_clipped_noised_and_charged_once",),
     ),

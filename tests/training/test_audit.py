@@ -182,17 +182,17 @@ def test_an_adapted_bound_that_noise_does_not_follow_is_contradicted():
     """Below 1e-6: the noise is that of the first clipping norm, while the bound grows."""
 
     def fixed(sum_: object) -> object:
-        def changed(self, y, batch, row, step, out):
+        def changed(self, y, batch, row, step, total, out):
             noise = self._rules.mechanism
             start, now = self._rules.clip_norm, self.clip_norms[row]
 
-            def louder(value, sensitivity, rng):
-                noise(value, sensitivity * start / now if len(value) > 1 else sensitivity, rng)
+            def louder(total, sensitivity, rng, out, factor=1.0):
+                noise(total, sensitivity * start / now if len(total) > 1 else sensitivity, rng, out, factor)
 
             louder.event = noise.event
             rules = replace(self._rules, mechanism=louder)
             with mock.patch.object(self, "_rules", rules):
-                sum_(self, y, batch, row, step, out)
+                sum_(self, y, batch, row, step, total, out)
 
         return changed
 
