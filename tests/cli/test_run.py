@@ -227,7 +227,7 @@ def test_changed_records_have_noise_of_their_own(tmp_path: Path, monkeypatch: py
     dataset = {"name": "csv", "files": "records.csv", "classes": [0, 1]}
     for key in ("num_features", "num_classes", "records_per_silo"):
         dataset[key] = None
-    path, names = write(tmp_path, {"rounds": 1, "data": {"dataset": dataset}}), set[str]()
+    path, names = write(tmp_path, {"rounds": 2, "data": {"dataset": dataset}}), set[str]()
     real, drawn = Draw.key, []
 
     def key(self: Draw, purpose: str, silo: int, step: int) -> bytes:

@@ -1315,14 +1315,6 @@ CHARGING = (
         (ORACLE + "::test_only_a_row_for_each_silo_is_answered",),
     ),
     Mutant(
-        "records-differentiable",
-        "derivatives flow back from a noisy gradient to the records",
-        "oracle.py",
-        "y = y.detach()  # with no_grad:",
-        "torch.set_grad_enabled(True)  # with no_grad:",
-        (ORACLE + "::test_nothing_flows_back_to_the_records[vmap]",),
-    ),
-    Mutant(
         "charged-after-hand-over",
         "the ledger is on disk after the uploads were handed on",
         "runtimes/in_process.py",
@@ -2958,12 +2950,12 @@ TOGETHER = (
         (LOCKSTEP_RUNS + "::test_charges_are_those_of_the_plain_run_and_no_round_counts_as_repeated",),
     ),
     Mutant(
-        "stacks-share-noise",
-        "runs whose sums round by their stacks have the same noise, so that their difference shows the rounding",
+        "stacks-share-a-name",
+        "runs whose sums round by their stacks have one id, as if they were the same",
         "config/load.py",
         "if not config.runtime.in_lockstep:",
         "if True:",
-        (LOCKSTEP_RUNS + "::test_stacks_of_other_sizes_have_noise_of_their_own",),
+        (LOCKSTEP_RUNS + "::test_the_model_is_that_of_the_plain_run_up_to_rounding",),
     ),
 )
 
