@@ -5,6 +5,7 @@ What such a run gives is that of a run in one process which loses the same silos
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -54,7 +55,10 @@ def reference(config: Path, losses: Losses, result: dict[str, Any]) -> dict[str,
     folder.mkdir()
     (folder / "lossy.py").write_text(Path(lossy.__file__).read_text())
     (folder / config.name).write_text(config.read_text())
-    with losing(losses), mock.patch("dpfl_plugin.training.experiment.fresh_attempt", side_effect=names[1:]):
+    renewed = [name for name in names if name]  # the first is 0, unless it released nothing
+    after = itertools.count(2**128)  # nothing is left to release after a loss at the end
+    attempts = itertools.chain(renewed, after)
+    with losing(losses), mock.patch("dpfl_plugin.training.experiment.fresh_attempt", side_effect=attempts):
         return run(folder / config.name)
 
 
