@@ -45,6 +45,7 @@ BASE: dict[str, Any] = {
     "algorithm": {"name": "scaffold", "local_steps": 2, "local_lr": 0.5},
     "privacy": {"clip_norm": 1.0, "noise_multiplier": 4.0, "record_rate": 0.5},
     "checkpoint": {"every": 10},
+    "evaluation": {"reveal": "server"},  # at ranks the server gets what one process has, to be compared
 }
 Outcome = tuple[str, list[dict[str, Any]], set[Charge]]
 

@@ -12,6 +12,9 @@ from dpfl_plugin.config.sweep import Row
 from dpfl_plugin.sweeps import manifest
 from tests.cli.command import BASE, merged
 
+# At ranks the server gets what one process has anyway: losses and accuracies, to be compared.
+REVEALED: dict[str, Any] = {"evaluation": {"reveal": "server"}}
+
 
 def write(folder: Path, sweep: dict[str, Any], changes: dict[str, Any] | None = None, name: str = "sweep.yaml") -> Path:
     """A sweep file with `BASE`, changed."""

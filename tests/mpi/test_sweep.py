@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.sweeping import LONG, SLOW, began, check_same, deep_in_all, rows, write, write_long
+from tests.cli.sweeping import LONG, REVEALED, SLOW, began, check_same, deep_in_all, rows, write, write_long
 from tests.cli.test_sweep import ENVIRONMENT, status, sweep
 from tests.mpi.launch import ALLOWED, ANY, FOUND, needs_mpi
 from tests.sweeps.test_supervisor import wait_for
@@ -22,7 +22,7 @@ def with_ranks(folder: Path, changes: dict[str, object] | None = None) -> Path:
     launcher, library = FOUND[ANY]
     given = [f"{name}={value}" for name, value in {**ALLOWED, **library}.items()]
     started = shlex.join(["env", *given, launcher, "-n", "{ranks}"])  # the checkout's path may have spaces
-    return write(folder, {"seeds": 2, "ranks": 3, "launcher": started}, changes, "ranks.yaml")
+    return write(folder, {"seeds": 2, "ranks": 3, "launcher": started}, {**(changes or {}), **REVEALED}, "ranks.yaml")
 
 
 def test_ranks_give_the_bits_of_one_process(tmp_path: Path) -> None:

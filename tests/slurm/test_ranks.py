@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 from benchmarks.soak import of_the_cluster
 from tests.cli.command import run
 from tests.cli.command import write as write_run
-from tests.cli.sweeping import LONG, SLOW, began, check_same, deep_in_all, rows, write, write_long
+from tests.cli.sweeping import LONG, REVEALED, SLOW, began, check_same, deep_in_all, rows, write, write_long
 from tests.cli.test_sweep import status, sweep
 from tests.mpi.launch import FOUND, needs_mpi
 from tests.mpi.test_same_bits import compare
@@ -30,6 +31,7 @@ pytestmark = [
     pytest.mark.skipif("mpich" not in FOUND, reason="no MPICH, which Slurm's own pmi2 starts; see $DPFL_MPI"),
 ]
 NODES_AND_RANKS = {"nodes": 2, "ntasks": 3}
+SHOWN = {"data": {"num_silos": 7}, **REVEALED}
 
 
 @pytest.fixture
@@ -43,8 +45,8 @@ def pmi2(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
 def test_the_script_for_many_nodes_gives_the_bits_of_one_process(
     pmi2: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = run(write_run(tmp_path, {"data": {"num_silos": 7}}))
-    config = write_run(tmp_path, {"data": {"num_silos": 7}, "runtime": {"kind": "mpi"}}, "ranks.yaml")
+    here = run(write_run(tmp_path, SHOWN))
+    config = write_run(tmp_path, {**SHOWN, "runtime": {"kind": "mpi"}}, "ranks.yaml")
     monkeypatch.setenv("CONFIG", str(config))
     monkeypatch.setenv("OUT", str(tmp_path / "there"))
     options = [f"--{name}={value}" for name, value in NODES_AND_RANKS.items()]
@@ -91,7 +93,7 @@ def test_mpich_is_told_to_keep_its_messages_short_unless_the_user_says_otherwise
 
 @pytest.mark.skipif(not (ROOT / ".venv").exists(), reason="launchers need the environment .venv of the checkout")
 def test_the_launcher_srun_gives_the_bits_of_one_process(pmi2: Cluster, tmp_path: Path) -> None:
-    here = run(write_run(tmp_path, {"data": {"num_silos": 7}}))
+    here = run(write_run(tmp_path, SHOWN))
     command = ["run", str(tmp_path / "config.yaml"), "--out", str(tmp_path / "there"), "--json"]
     asked = [f"--{name}={value}" for name, value in NODES_AND_RANKS.items()]
     done = subprocess.run(
@@ -103,9 +105,9 @@ def test_the_launcher_srun_gives_the_bits_of_one_process(pmi2: Cluster, tmp_path
 
 def test_the_launcher_mpirun_works_in_an_allocation(cluster: Cluster, tmp_path: Path) -> None:
     """Without any help of Slurm's: for an MPI that this Slurm cannot start."""
-    here = run(write_run(tmp_path, {"data": {"num_silos": 7}}))
+    here = run(write_run(tmp_path, SHOWN))
     command = [str(ROOT / "launchers" / "mpirun"), "-n", "3", "run", str(tmp_path / "config.yaml"), "--out"]
-    wrap = " ".join([*command, str(tmp_path / "there")])
+    wrap = shlex.join([*command, str(tmp_path / "there")])
     if not (ROOT / ".venv" / "bin" / "mpirun").exists():
         pytest.skip("launchers need the environment .venv of the checkout, with an MPI in it")
     cluster.ask("sbatch", "--wait", "--ntasks=3", "--nodes=1", f"--output={tmp_path}/said", f"--wrap={wrap}")
@@ -115,7 +117,7 @@ def test_the_launcher_mpirun_works_in_an_allocation(cluster: Cluster, tmp_path: 
 
 def with_ranks(folder: Path) -> Path:
     (folder / "slow_rounds.py").write_text(SLOW)
-    return write(folder, {"seeds": 2, "ranks": 3, "slurm": {"nodes": 2}}, LONG, "ranks.yaml")
+    return write(folder, {"seeds": 2, "ranks": 3, "slurm": {"nodes": 2}}, {**LONG, **REVEALED}, "ranks.yaml")
 
 
 @pytest.fixture(scope="module")
