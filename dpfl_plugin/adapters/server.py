@@ -196,7 +196,8 @@ class Server:
         chosen = tuple(sorted(set(asked)))
         if not chosen or len(chosen) != len(asked) or not all(0 <= silo < num_silos for silo in chosen):
             raise ConfigError(f"the platform asks silos {list(asked)}: ids must be distinct, in 0..{num_silos - 1}.")
-        return _among(plan, chosen, num_silos)
+        among = _among(plan, chosen, num_silos)
+        return among if expected is None else replace(among, silo_share=expected / num_silos)
 
     def _check_all(self, plan: RoundPlan, asked: int) -> None:
         if plan.participation == "all" and asked < self.agreement.num_silos:
