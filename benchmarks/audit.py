@@ -20,6 +20,7 @@ from benchmarks.pages import ROOT, put
 from benchmarks.table import table
 from dpfl_plugin.algorithms.scaffold import Scaffold
 from dpfl_plugin.config.load import load
+from dpfl_plugin.gradients import blocks, fused
 from dpfl_plugin.gradients.closed_form import ClosedForm
 from dpfl_plugin.oracle import Draw, PrivacyRules, PrivateOracle
 from dpfl_plugin.privacy.mechanisms import Gaussian
@@ -34,6 +35,10 @@ PLAIN: Final = ("privacy.epsilon=null",)
 POISSON: Final = ("privacy.sampler=poisson",)
 FULL: Final = ("privacy.sampler=full", "privacy.record_rate=null", "privacy.noise_multiplier=30")
 WARM: Final = ("algorithm={name: scaffold_warm}",)
+MANY: Final = (
+    "data={dataset: {name: synthetic, num_features: 4, num_classes: 3, records_per_silo: 20000}, num_silos: 2}",
+    *FULL,
+)
 LOCKSTEP: Final = ("runtime.lockstep=true",)
 
 CORRECT: Final[dict[str, tuple[str, ...]]] = {
@@ -109,6 +114,19 @@ def _same(purpose: str, **fixed: Any) -> Callable[[Any], Any]:
         return changed
 
     return make
+
+
+def _unbound(**forgotten: Any) -> tuple[Any, str, Callable[[Any], Any]]:
+    """Streams that are not told apart by what is asked, or by the records."""
+
+    def make(key: Any) -> Any:
+        return lambda self, *args: key(dataclasses.replace(self, **forgotten), *args)
+
+    return (Draw, "key", make)
+
+
+def _one_block(count: int) -> blocks.Blocks:
+    return blocks.Blocks(max(1, count), int(count > 0), 0)
 
 
 class _Engine:
@@ -223,6 +241,16 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "same noise in every round": Mutant(((Draw, "key", _same("noise", round=0)),), reason="two rounds"),
     "same noise at all silos": Mutant(((Draw, "key", _same("noise", silo=0)),), reason="two silos"),
     "batch drawn once for all": Mutant(((Draw, "key", _same("batch", round=0, step=0)),), reason="fresh batches"),
+    "same noise for another model": Mutant((_unbound(asked="", own={}),), reason="two runs"),
+    "same noise for other records": Mutant((_unbound(held={}),), reason="two runs"),
+    "sums in float32, record by record": Mutant(
+        (
+            *((module, "blocks_of", lambda of: _one_block) for module in (blocks, fused)),
+            (blocks, "slack", lambda slack: lambda *args, **options: 0.0),
+        ),
+        MANY,
+        reason="by rounding",
+    ),
     "clipped to 2C": Mutant((_clipping(_twice),), reason="as far apart"),
     "the batch's mean clipped, not examples": Mutant((_clipping(_mean_only),), reason="as far apart"),
     "clipped after the noise": Mutant(((PrivateOracle, "_one_gradient", _clip_after_noise),)),

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dpfl_plugin.config.load import base_of, load
+from dpfl_plugin.core.grid import SUM_SLACK
 from dpfl_plugin.errors import ConfigError, DataError
 from dpfl_plugin.privacy.audit import Correlation, Interval
 from dpfl_plugin.runtimes.in_process import InProcess
@@ -96,13 +97,21 @@ def rows(report: Report) -> list[tuple[str, str, str]]:
         lines.append(("noise / claimed noise, 95 %", _interval(report.noise, 3), "1"))
     if report.spread is not None:
         lines.append(("spread of scores / of fresh batches, 95 %", _interval(report.spread, 2), "1"))
-    for correlation, what in ((report.between_silos, "silos"), (report.between_rounds, "rounds")):
+    between = (
+        (report.between_silos, "correlation of noise, largest |r| of silos"),
+        (report.between_rounds, "correlation of noise, largest |r| of rounds"),
+        (report.between_runs, "noise of runs a bit apart, largest |r|"),
+    )
+    for correlation, what in between:
         if correlation.pairs:
-            lines.append((f"correlation of noise, largest |r| of {what}", *_correlated(correlation)))
+            lines.append((what, *_correlated(correlation)))
     if report.normality is not None:
         lines.append(("normality of noise, p-value", f"{report.normality:.2g}", f"above {FALSE_ALARM:g}"))
     if report.influence is not None:
         lines.append(("most that one real record changes, in C", f"{report.influence:.3f}", "at most 1"))
+    if report.worst_pair is not None:
+        most = f"at most {1 + SUM_SLACK:.6f}"
+        lines.append(("rounding at its worst, in sensitivities", f"{report.worst_pair:.6f}", most))
     lines.append(("releases charged / made", f"{report.charged} / {report.made}", "all"))
     return lines
 

@@ -15,19 +15,18 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from dpfl_plugin.config.load import noise_name
 from dpfl_plugin.config.schema import Config
+from dpfl_plugin.core.grid import SUM_SLACK
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import ConfigError, UnsupportedError, require
 from dpfl_plugin.gradients.base import Records, layers
-from dpfl_plugin.gradients.stacked import Pool, Together
 from dpfl_plugin.oracle import PrivacyRules
 from dpfl_plugin.privacy import audit as statistics
 from dpfl_plugin.privacy.accountants import Accountant
@@ -43,6 +42,8 @@ from dpfl_plugin.training.evaluations import Evaluations
 from dpfl_plugin.training.experiment import Experiment, Progress
 from dpfl_plugin.training.host import SiloHost
 from dpfl_plugin.training.planning import Planner, drawn_silos
+from dpfl_plugin.training.probes import influence, worst_pair
+from dpfl_plugin.training.reruns import between_runs
 from dpfl_plugin.training.response import Response, SeenRound, responses
 from dpfl_plugin.training.runtime import ChargeSink, Observer, Runtime
 
@@ -51,14 +52,13 @@ MakeRuntime = Callable[[SiloHost, int, ChargeSink, Observer], Runtime]
 """(silos, how many of them are advanced together, what takes their charges, what sees their uploads) -> runtime."""
 
 QUIET = 256  # coordinates that nothing but noise moves
-FALSE_ALARM = 1e-7  # of each of the seven statements that may contradict the claim: below 1e-6 together
+FALSE_ALARM = 1e-7  # of each of the eight statements by chance that may contradict the claim: below 1e-6 together
 # At which the strict bound is: a mechanism may fail with probability delta, so no test is more certain than delta.
 STRICT_DELTA = 1e-10
 CONFIDENCE = 0.05  # of the intervals that are shown
 NOISE_MARGIN = 0.03  # by which noise may differ from the claim, beyond chance: floating point, few releases
 SPREAD_MARGIN = 0.10  # as much for the canaries' scores, whose sampling is not quite normal
 CLIP_MARGIN = 1e-3  # rounding of clipped gradients
-PROBED = 32  # real records of a silo whose influence on a sum is measured
 MOST_NORMALS = 200_000
 FEW = 10  # canaries below which nothing is said of their spread
 
@@ -101,7 +101,9 @@ class Report:
         spread: the same of a canary's score, in which batches are: 1 if every release draws a fresh one.
         between_silos, between_rounds: correlations of noise.
         normality: p-value of the noise's normality.
+        between_runs: of noise, of runs of one name that differ in a bit of their model or of a record.
         influence: the most that one real record changed a clipped sum, in clipping norms.
+        worst_pair: the most that one record moved a sum in batches made up for that, in sensitivities; None: not tried.
         made, charged: releases of all silos, as the algorithm makes them, and as the ledger has them.
         violations: what contradicts the claim, in words; a false alarm has a probability below 1e-6 in all.
         scores, bits: (m,) of each canary, for pictures.
@@ -131,8 +133,10 @@ class Report:
     spread_strict: Interval | None
     between_silos: Correlation
     between_rounds: Correlation
+    between_runs: Correlation
     normality: float | None
     influence: float | None
+    worst_pair: float | None
     made: int
     charged: int
     seconds: float
@@ -181,6 +185,13 @@ def audit(config: Config, base: Path, options: Options, make_runtime: MakeRuntim
         raise ConfigError("the budget does not last for one round: there is nothing to audit. Raise privacy.epsilon.")
     found, releases = responses(parts.algorithm, rules, rounds, len(silos))
     charges = [charge for charge in ledger if charge.silo in silos]
+
+    def first_round(other: Parts) -> SeenRound:
+        planting, train = plant(other.host.train, silos, options.canaries, QUIET, options.seed, rules.unit)
+        one = replace(options, rounds=1)
+        (first,), _ = _transcript(config, other, planting, train, silos, one, make_runtime)
+        return first
+
     strict_delta = min(STRICT_DELTA, config.privacy.delta)
     measured = _Measured(rules, planting, silos, [parts.num_records[silo] for silo in silos], found)
     participants = {t: seen.plan.participants for t, seen in enumerate(rounds)}
@@ -198,7 +209,11 @@ def audit(config: Config, base: Path, options: Options, make_runtime: MakeRuntim
         strict_delta=strict_delta,
         strict_epsilon=_claimed(charges, parts.accountant, strict_delta, optional=True) if measured.noisy else None,
         **measured.results(config.privacy.delta, strict_delta),
-        influence=_influence(parts, train, silos) if rules.unit == "record" else None,
+        between_runs=between_runs(config, base, parts, silos, QUIET, first_round, FALSE_ALARM)
+        if measured.noisy
+        else Correlation(),
+        influence=influence(parts, train, silos) if rules.unit == "record" else None,
+        worst_pair=worst_pair(parts, silos),
         made=sum(len(participants[t]) * count for t, count in enumerate(releases)),
         charged=sum(charge.count for charge in ledger),
         seconds=round(time.monotonic() - began, 3),
@@ -464,41 +479,6 @@ class _Measured:
         return statistics.striking(list(zip(r.tolist(), counts[i, j].tolist(), strict=True)), FALSE_ALARM)
 
 
-def _influence(parts: Parts, train: dict[int, Records], silos: list[int]) -> float | None:
-    """The most that leaving out one of a few real records changes the engine's clipped sum, in clipping norms."""
-    if math.isinf(parts.rules.clip_norm):
-        return None
-    ways, most = [_alone, *([_beside_all] if parts.lockstep else [])], 0.0
-    for silo in silos:
-        real = train[silo].select((train[silo].labels >= 0).nonzero().squeeze(1)[:PROBED])
-        everyone = np.arange(len(real))
-        for sum_of in ways:
-            whole = sum_of(parts, real, everyone)
-            for index in everyone:
-                less = sum_of(parts, real, np.delete(everyone, index))
-                most = max(most, float((whole - less).double().norm()))
-    return most / parts.rules.clip_norm
-
-
-def _alone(parts: Parts, records: Records, rows: NDArray[np.int64]) -> Tensor:
-    """(d,) the clipped sum of the records at ``rows``."""
-    found, bounds = torch.empty_like(parts.model, dtype=torch.float64), parts.rules.bounds(layers(parts.layout))
-    batch = records.select(torch.from_numpy(rows).to(records.labels.device))
-    parts.host.engine.clipped_sum(parts.model, batch, bounds, found)
-    return found
-
-
-def _beside_all(parts: Parts, records: Records, rows: NDArray[np.int64]) -> Tensor:
-    """The same, of a silo that is answered together with one that has all of them, so that its batch is filled up."""
-    bounds = parts.rules.bounds(layers(parts.layout))
-    found = parts.model.new_empty(2, len(parts.model), dtype=torch.float64)
-    clip_norms = torch.tensor([bounds if isinstance(bounds, tuple) else (bounds,)] * 2, dtype=torch.float64)
-    batches = Pool({0: records}).gather([0, 0], [rows, np.arange(len(records))])
-    engine = cast(Together, parts.host.engine)
-    engine.clipped_sums(parts.model.expand(2, -1), batches, clip_norms.to(parts.model.device), found)
-    return found[0]
-
-
 def _uncharged(
     charges: Sequence[Charge],
     participants: dict[int, tuple[int, ...]],
@@ -567,10 +547,21 @@ def _violations(report: Report, missing: int) -> list[str]:
     for correlation, what in ((report.between_silos, "silos"), (report.between_rounds, "rounds")):
         if correlation.largest > correlation.threshold:
             found.append(f"the noise of two {what} is correlated: |r| = {correlation.largest:.2f}")
+    runs = report.between_runs
+    if runs.largest > runs.threshold:
+        found.append(
+            "two runs that differ in a bit of their model, or of a record, have the same noise: "
+            f"|r| = {runs.largest:.2f}"
+        )
     if report.normality is not None and report.normality < FALSE_ALARM:
         found.append(f"the noise is not normal (p = {report.normality:.0e})")
     if report.influence is not None and report.influence > 1 + CLIP_MARGIN:
         found.append(f"one record changes a clipped sum by {report.influence:.3f} clipping norms")
+    if report.worst_pair is not None and report.worst_pair > 1 + SUM_SLACK:
+        found.append(
+            f"by rounding, one record moves a sum by {report.worst_pair:.4f} of the sensitivity, and "
+            f"{1 + SUM_SLACK:.4f} is charged"
+        )
     if missing:
         found.append(f"{missing} of {report.made} releases are not in the ledger, or not as what they were")
     return found

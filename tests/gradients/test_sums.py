@@ -15,14 +15,14 @@ from dpfl_plugin import registry
 from dpfl_plugin.core import balls
 from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.errors import ConfigError, UnsupportedError
-from dpfl_plugin.gradients import blocks, bookkeeping, fused, losses
+from dpfl_plugin.gradients import blocks, bookkeeping, fused, losses, worst
 from dpfl_plugin.gradients.base import Records, in_chunks
 from dpfl_plugin.gradients.bookkeeping import BookKeeping
 from dpfl_plugin.gradients.closed_form import ClosedForm
 from dpfl_plugin.gradients.dense import Dense
 from dpfl_plugin.gradients.stacked import Pool
 from dpfl_plugin.gradients.vmap import Vmap
-from dpfl_plugin.testing import EngineContract, engines
+from dpfl_plugin.testing import EngineContract
 from tests.gradients.test_bookkeeping import MODELS
 
 MOST = 1 + blocks.SUM_SLACK
@@ -63,7 +63,7 @@ def without_kernels():
 
 
 def by(kind, loss=losses.logistic):
-    return kind(engines.model(), loss, 2**26)
+    return kind(worst.model(), loss, 2**26)
 
 
 def by_torch(kind):
@@ -78,7 +78,7 @@ ENGINES = {
     "closed_form, together": lambda: Together(by(ClosedForm)),
     "dense, together": lambda: Together(by(Dense)),
     "closed_form, in turn": lambda: InTurn(by(ClosedForm)),
-    "vmap, little memory": lambda: Vmap(engines.model(), losses.logistic, 100_000),
+    "vmap, little memory": lambda: Vmap(worst.model(), losses.logistic, 100_000),
 }
 
 
@@ -92,7 +92,7 @@ def test_every_engine_keeps_the_contract(name, check):
 
 @pytest.mark.parametrize("name", [name for name in ENGINES if name not in registry.names("engines")])
 def test_no_record_moves_a_sum_by_more_than_is_charged(name):
-    far, how = engines.farthest(ENGINES[name](), (1000,), climbs=4 if name.startswith("vmap") else 20)
+    far, how = worst.farthest(ENGINES[name](), (1000,), climbs=4 if name.startswith("vmap") else 20)
     assert 1 - 2e-5 < far <= MOST, how
 
 
@@ -104,7 +104,7 @@ def test_one_block_for_all_would_be_noticed(name):
         for module in (blocks, fused, bookkeeping):
             stack.enter_context(mock.patch.object(module, "blocks_of", one))
         stack.enter_context(mock.patch.object(blocks, "slack", return_value=0.0))  # else it would be refused
-        far, _ = engines.farthest(ENGINES[name](), (20_000,), climbs=0)
+        far, _ = worst.farthest(ENGINES[name](), (20_000,), climbs=0)
     assert far > 1.003
 
 
@@ -114,7 +114,7 @@ def test_a_replaced_record_changes_its_own_block_alone(name, bad):
     """Where all but its block is zero, the sum is that block's: other blocks' bits cancel in the difference."""
     generator = torch.Generator().manual_seed(0)
     gradients = torch.randn(1000, generator=generator, dtype=torch.float64)
-    whole = engines.records_of(gradients)
+    whole = worst.records_of(gradients)
     length = blocks.blocks_of(1000).length
     sums = []
     for place in (None, 5):
@@ -125,9 +125,9 @@ def test_a_replaced_record_changes_its_own_block_alone(name, bad):
             part = Records(batch.features.clone(), batch.labels)
             if not beyond:
                 part.features[length:] = 0.0
-            engine, out = ENGINES[name](), torch.empty(engines.FEATURES, dtype=torch.float64)
+            engine, out = ENGINES[name](), torch.empty(worst.FEATURES, dtype=torch.float64)
             with torch.no_grad():
-                engine.clipped_sum(torch.zeros(engines.FEATURES), engine.prepare(part), 0.3, out)
+                engine.clipped_sum(torch.zeros(worst.FEATURES), engine.prepare(part), 0.3, out)
             sums.append(out)
     # In float64 each difference is what the other blocks add: the same but for the last place of a float64 sum.
     torch.testing.assert_close(sums[1] - sums[0], sums[3] - sums[2], rtol=0, atol=1e-12)
@@ -236,11 +236,11 @@ def test_what_is_not_proven_is_refused():
     with pytest.raises(UnsupportedError, match="batch of 4,194,304 records, 1 at a time, is too large"):
         blocks.chunk_of(2**22, 0)
     assert blocks.chunk_of(2**22, 2**30) == blocks.AT_A_TIME
-    engine, out = by(ClosedForm), torch.empty(engines.FEATURES, dtype=torch.float64)
-    batch = engine.prepare(engines.records_of(torch.ones(3, dtype=torch.float64)))
+    engine, out = by(ClosedForm), torch.empty(worst.FEATURES, dtype=torch.float64)
+    batch = engine.prepare(worst.records_of(torch.ones(3, dtype=torch.float64)))
     for clip_norm in (1e-30, 1e30):
         with pytest.raises(ConfigError, match="clipping norm of 1e"):
-            engine.clipped_sum(torch.zeros(engines.FEATURES), batch, clip_norm, out)
+            engine.clipped_sum(torch.zeros(worst.FEATURES), batch, clip_norm, out)
     assert balls.inner(balls.LEAST_CLIP_NORM, torch.float32) > 0
 
 
@@ -248,7 +248,7 @@ def test_a_sum_in_another_format_is_refused():
     for kind in (ClosedForm, Dense, BookKeeping, Vmap):
         engine = by(kind)
         with pytest.raises(AssertionError):
-            engine.clipped_sum(torch.zeros(16), engine.prepare(engines.records_of(torch.ones(3))), 1.0, torch.empty(16))
+            engine.clipped_sum(torch.zeros(16), engine.prepare(worst.records_of(torch.ones(3))), 1.0, torch.empty(16))
 
 
 def test_an_engine_that_adds_up_in_float32_breaks_the_contract():
@@ -265,10 +265,10 @@ def test_an_engine_that_adds_up_in_float32_breaks_the_contract():
 
 
 def test_gradients_of_the_worst_batches_are_what_they_say():
-    gradients = engines.worst_batches(400, 1.0, 1, 0.5)
-    batch = engines.records_of(gradients)
-    out = torch.empty(engines.FEATURES, dtype=torch.float64)
-    model = nn.Sequential(nn.Linear(engines.FEATURES, 1, bias=False)).double()
+    gradients = worst.worst_batches(400, 1.0, 1, 0.5)
+    batch = worst.records_of(gradients)
+    out = torch.empty(worst.FEATURES, dtype=torch.float64)
+    model = nn.Sequential(nn.Linear(worst.FEATURES, 1, bias=False)).double()
     wide = Records(batch.features.double(), batch.labels)
     Vmap(model, losses.logistic, 2**20).clipped_sum(torch.zeros(16).double(), wide, 1.0, out)
-    assert float(out[engines.PLACE]) == pytest.approx(float(gradients.sum()), rel=1e-6)
+    assert float(out[worst.PLACE]) == pytest.approx(float(gradients.sum()), rel=1e-6)

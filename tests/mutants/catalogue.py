@@ -46,6 +46,7 @@ def suites(mutants: Iterable[Mutant]) -> list[tuple[str, ...]]:
 
 
 ORACLE = "tests/test_oracle.py"
+DEFECTS = "tests/training/test_audit.py::test_defects_are_contradicted_for_what_they_are"
 ENGINES = "tests/gradients/test_engines.py"
 SUMS = "tests/gradients/test_sums.py"
 FUSED = "tests/gradients/test_fused.py"
@@ -2174,10 +2175,26 @@ AUDITING = (
     Mutant(
         "audit-probes-alone",
         "what one record changes is measured for a silo by itself only, where the run answers silos together",
-        "training/audit.py",
+        "training/probes.py",
         "*([_beside_all] if parts.lockstep else [])",
         "*([_alone] if parts.lockstep else [])",
-        ("tests/training/test_audit.py::test_defects_are_contradicted_for_what_they_are",),
+        (DEFECTS + "[lockstep: one silo's records clipped to 3C]",),
+    ),
+    Mutant(
+        "audit-worst-of-few",
+        "an audit tries rounding on short batches only",
+        "training/probes.py",
+        "count = min(MOST_ADDED, max(LEAST_ADDED, math.ceil(longest)))",
+        "count = LEAST_ADDED",
+        (DEFECTS + "[sums in float32, record by record]",),
+    ),
+    Mutant(
+        "audit-one-rerun",
+        "an audit does not try whether changed records have other noise",
+        "training/reruns.py",
+        "for other in others:",
+        "for other in others[:1]:",
+        (DEFECTS + "[same noise for other records]",),
     ),
 )
 
