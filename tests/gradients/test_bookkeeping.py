@@ -434,6 +434,25 @@ def test_positions_that_cancel_do_not_hide_a_gradient_from_clipping(positions, l
     assert 0.1 * clip_norm < longest <= clip_norm
 
 
+def test_positions_that_cancel_add_up_to_what_is_left_of_them():
+    """In a float32 product the sum would be off by 1e-7 of what cancels.
+
+    The probabilities are 0 and 1 in float32 and in float64, so that both have the same derivatives.
+    """
+    torch.manual_seed(0)
+    v, rest = torch.randn(60, 2, 64) * 1e8, torch.randn(60, 2, 64) * 1e5
+    records = Records(torch.cat([v, rest - v], dim=1), torch.zeros(60, dtype=torch.int64))
+    model, found = Mean(), []
+    y = Layout.of(model).flatten(dict(model.named_parameters())).detach() * 1e4
+    with torch.no_grad():
+        found.append(torch.empty_like(y, dtype=torch.float64))
+        BookKeeping(model, losses.cross_entropy, 2**24).clipped_sum(y, records, math.inf, found[0])
+        found.append(torch.empty_like(y, dtype=torch.float64))
+        wide = Records(records.features.double(), records.labels)
+        Vmap(model.double(), losses.cross_entropy, 2**24).clipped_sum(y.double(), wide, math.inf, found[1])
+    assert float((found[0] - found[1]).norm()) < 1e-9 * float(found[1].norm())
+
+
 @pytest.mark.parametrize("kind", ["closed_form", "dense", "bookkeeping"])
 def test_squares_that_vanish_do_not_hide_a_gradient_from_clipping(kind):
     """A derivative of 1e-23, whose square is 0 in float32, times an input of 1e18 is a gradient of 1e-5."""

@@ -670,6 +670,33 @@ CLIPPING = (
         (SUMS + "::test_a_replaced_record_changes_its_own_block_alone",),
     ),
     Mutant(
+        "blocks-by-rank",
+        "a record that counts as zero gives up its place, so that all later ones come into other blocks",
+        "gradients/vmap.py",
+        "        gradients[bad] = 0.0\n",
+        "        gradients[bad] = 0.0\n"
+        "        order = torch.argsort(bad.int(), stable=True)\n"
+        "        gradients, norms = gradients[order], norms[order]\n"
+        "        parts = gradients.split([part.shape[1] for part in parts], dim=1)\n",
+        (SUMS + "::test_a_replaced_record_changes_its_own_block_alone[nan-vmap]",),
+    ),
+    Mutant(
+        "norms-of-other-values",
+        "norms are those of gradients in another format than what is added up",
+        "gradients/vmap.py",
+        "norms = torch.stack([_norms(part) for part in parts], dim=1)",
+        "norms = torch.stack([_norms(part.bfloat16().to(part.dtype)) for part in parts], dim=1)",
+        (ENGINES + "::test_both_engines_are_the_definition",),
+    ),
+    Mutant(
+        "positions-in-single-precision",
+        "positions and records are added up in one float32 product, by the lengths of positions, which may cancel",
+        "gradients/bookkeeping.py",
+        "wide_a, wide_g = a[some].double(), g[some].double()",
+        "wide_a, wide_g = a[some].clone(), g[some].clone()",
+        (BOOKKEEPING + "::test_positions_that_cancel_add_up_to_what_is_left_of_them",),
+    ),
+    Mutant(
         "compiled-blocks-in-float32",
         "compiled loops add up blocks' sums in float32",
         "gradients/kernels.py",
