@@ -60,6 +60,11 @@ def source_of(data: Any) -> Source:
         found = _of_batches([data] if isinstance(data, Mapping) else data)
     elif hasattr(data, "__getitem__") and hasattr(data, "__len__"):
         found = _of_dataset(data, range(len(data)))
+    elif hasattr(data, "__len__") or type(data).__module__.startswith("torch.utils.data"):
+        raise _refused(
+            f"the silo's data are a {type(data).__name__}, which reads a loader, or is one of its own making",
+            "Give the DataLoader itself, a data set, or a list of batches, in which each row is a record. ",
+        )
     else:
         found = Source(data, one_by_one=False, identities=None)
     _check_once(found.identities)
@@ -119,6 +124,8 @@ def _of_loader(loader: torch_data.DataLoader[Any]) -> tuple[Any, Sequence[int], 
             f"the silo's DataLoader has the collate_fn {name}, which may change records, mix them, or leave some out",
             "Do in the data set's __getitem__ what it does to one record. ",
         )
+    if one_by_one:
+        _check_by_item(dataset)
     size = len(dataset)  # type: ignore[arg-type]
     indices, shuffles = _indices(sampler, size)
     if drop_last and not shuffles and len(indices) % drop_last:
@@ -128,6 +135,20 @@ def _of_loader(loader: torch_data.DataLoader[Any]) -> tuple[Any, Sequence[int], 
             "Use drop_last=False, or leave these out of the data set. ",
         )
     return dataset, indices, one_by_one
+
+
+def _check_by_item(dataset: Any) -> None:
+    """A loader reads whole batches by ``__getitems__``, where a data set has that; records are read here one by one."""
+    while type(dataset) is torch_data.Subset:
+        dataset = dataset.dataset
+    if hasattr(dataset, "__getitems__") and isinstance(
+        dataset[0], tuple | list
+    ):  # mappings are refused for what they are
+        raise _refused(
+            f"the silo's data set {type(dataset).__name__} has __getitems__, which may give other records than "
+            "__getitem__",
+            "Leave it out. ",
+        )
 
 
 def _indices(sampler: Any, size: int) -> tuple[Sequence[int], bool]:
@@ -193,7 +214,7 @@ def _identity(dataset: Any, index: int) -> Hashable:
         else:
             break
     index += len(dataset) if index < 0 else 0
-    if type(dataset) is torch_data.TensorDataset and dataset.tensors[0].stride(0) > 0:
+    if type(dataset) is torch_data.TensorDataset and dataset.tensors[0].numel():
         return _address(dataset.tensors[0], index)
     return id(dataset), index
 
@@ -203,10 +224,11 @@ def _address(x: Tensor, row: int) -> Hashable:
 
 
 def _addresses(x: Any) -> list[Hashable] | None:
-    """Where each row lies in memory; None where rows do not lie apart."""
-    if isinstance(x, np.ndarray) and x.ndim and x.strides[0] > 0:
+    """Where each row lies in memory, the same of rows that are one (a row that was expanded); None where they have no
+    places."""
+    if isinstance(x, np.ndarray) and x.ndim and x.size:
         return [("memory", "cpu", x.ctypes.data + row * x.strides[0]) for row in range(len(x))]
-    if isinstance(x, Tensor) and x.dim() and x.numel() and x.layout == torch.strided and x.stride(0) > 0:
+    if isinstance(x, Tensor) and x.dim() and x.numel() and x.layout == torch.strided:
         return [_address(x, row) for row in range(len(x))]
     return None
 

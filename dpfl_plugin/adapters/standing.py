@@ -85,8 +85,9 @@ class Standing:
         return {**said, "counted": {"in_ledger": written, "rounds_ahead": len(ahead), "releases": releases}}
 
     def _write(self, said: dict[str, Any]) -> None:
-        self._files.write(self._files.statement, to_json(said))
+        # Last what tells what is covered: what people read may say more than that, and never less.
         self._files.write(self._files.privacy, markdown(said))
+        self._files.write(self._files.statement, to_json(said))
         self._covered = _read(said)
 
 

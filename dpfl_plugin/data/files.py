@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import csv as csv_module
 import gzip
+import hashlib
 import json
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,9 @@ ROWS_AT_ONCE = 20_000  # text is turned into numbers in pieces, so that memory h
 MAX_CLASSES = 1000
 MOST_NAMED = 5
 FILL_IN = "fill it in, or leave the record out"
+TWICE: Final = (
+    "Each record would be in all that both release, where epsilon counts it once. Name each file once, and no copies."
+)
 
 
 class Table(NamedTuple):
@@ -96,6 +100,30 @@ def npz(
     return _dataset(source, files, test_files, classes, _read_arrays)
 
 
+def _check_apart(paths: Sequence[Path]) -> None:
+    """Raise DataError where two paths lead to one file, as links do."""
+    known: dict[tuple[int, int], Path] = {}
+    for path in paths:
+        if not path.exists():  # which is told when it is read
+            continue
+        found = path.stat()
+        other = known.setdefault((found.st_dev, found.st_ino), path)
+        if other is not path:
+            raise DataError(f"data.dataset.files: {other} and {path} are the same file. {TWICE}")
+
+
+def _check_contents(tables: Sequence[Table]) -> None:
+    """Raise DataError where one file of this process is a copy of another."""
+    known: dict[bytes, Path] = {}
+    for table in tables:
+        found = hashlib.sha256(repr((table.columns, table.features.shape)).encode())
+        for values in (table.features, table.labels.astype(str)):
+            found.update(np.ascontiguousarray(values).data)
+        other = known.setdefault(found.digest(), table.path)
+        if other is not table.path:
+            raise DataError(f"data.dataset.files: {other} and {table.path} have the very same records. {TWICE}")
+
+
 def _dataset(
     source: DataSource,
     files: str | list[str],
@@ -104,9 +132,11 @@ def _dataset(
     read: Callable[[Path], Table],
 ) -> Dataset:
     paths, test_paths = source.paths(files, "files"), source.paths(test_files, "test_files") if test_files else []
+    _check_apart(paths)
     owned = source.ownership if len(paths) > 1 and len(test_paths) in (0, len(paths)) else None
     held = [i for i in range(len(paths)) if owned is None or owned.mine(i)]
     train = [read(paths[i]) for i in held]
+    _check_contents(train)
     test = [read(path) for i, path in enumerate(test_paths) if owned is None or i in held]
     # What is public of all files, those of other processes included.
     own: dict[str, Any] = {"tables": [_head(table) for table in train], "labels": _names([*train, *test])}

@@ -6,7 +6,7 @@ fitted on private records is outside the privacy guarantee, and says so; the dat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -42,11 +42,23 @@ def preprocess(federation: Federation, steps: Sequence[str | Mapping[str, Any]],
         federation.feature_shape = federation.silos[0].train_x.shape[1:]
 
 
-def pooled(steps: Sequence[str | Mapping[str, Any]]) -> bool:
+_FIT: Final = {"standardise": "pooled", "pca": "train"}  # by default; of all silos' records together
+
+
+def pooled(steps: Iterable[str | Mapping[str, Any]]) -> bool:
     """Whether a step is fitted on all silos' records together."""
+    return any(fit in _FIT.values() for _, fit in _fits(steps))
+
+
+def fitted_on_records(steps: Iterable[str | Mapping[str, Any]]) -> list[str]:
+    """The steps that are fitted on private records: of all silos together, or of each silo."""
+    return [name for name, fit in _fits(steps) if fit in (*_FIT.values(), "silo")]
+
+
+def _fits(steps: Iterable[str | Mapping[str, Any]]) -> list[tuple[str, object]]:
+    """(name, on what it is fitted) of each step."""
     given = [{"name": step} if isinstance(step, str) else step for step in steps]
-    whole = {"standardise": "pooled", "pca": "train"}
-    return any(step.get("fit", whole.get(str(step.get("name")))) in whole.values() for step in given)
+    return [(str(step.get("name")), step.get("fit", _FIT.get(str(step.get("name"))))) for step in given]
 
 
 def standardise(

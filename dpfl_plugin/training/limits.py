@@ -25,6 +25,7 @@ from typing import Final, Literal
 
 from dpfl_plugin.config.load import mapping_in
 from dpfl_plugin.config.schema import Config
+from dpfl_plugin.data.preprocess import fitted_on_records
 from dpfl_plugin.errors import ConfigError, LimitError
 from dpfl_plugin.privacy.events import Unit
 from dpfl_plugin.registry import nearest
@@ -32,11 +33,13 @@ from dpfl_plugin.registry import nearest
 VARIABLE: Final = "DPFL_LIMITS"
 PLACES: Final = ("~/.config/dpfl/limits.yaml", "/etc/dpfl/limits.yaml")
 Surroundings = Literal["deployment", "simulation"]
-Extra = Literal["metrics", "record_counts"]
+Extra = Literal["metrics", "record_counts", "fitted"]
 SEND: Final[dict[str, str]] = {
     "metrics": "losses, accuracies and whatever else evaluations and queries of a project send",
     "record_counts": "numbers of training and test records",
+    "fitted": "what preprocessing takes from records without noise, and classes that are read from them",
 }
+FILES: Final = ("csv", "npz")  # data sets whose labels are read from the records, unless they are named
 ACCOUNTANTS: Final = ("pld", "rdp", "gaussian", "prv", "paper")  # of this package
 NONE_SET: Final = (
     "no limits are set for these data on this machine. Whose data they are writes a file of a few lines "
@@ -100,6 +103,7 @@ class Limits:
         """
         privacy = config.privacy
         self._check_code(config)
+        self._check_data(config)
         if privacy.unit != self.unit:
             self.refuse(
                 f"the agreement protects each {privacy.unit} (privacy.unit), and the owner's limit is unit: {self.unit}"
@@ -133,6 +137,14 @@ class Limits:
                 "owner of the data counts",
                 "use one of them",
             )
+
+    def _check_data(self, config: Config) -> None:
+        """What is fitted to private records moves with each of them: all others' gradients change with it."""
+        data = config.data
+        for name in fitted_on_records({"name": step.name, **step.options} for step in data.preprocess):
+            self.allow("fitted", f"what data.preprocess: {name} takes from the records, without noise,")
+        if data.dataset.name in FILES and data.dataset.options.get("classes") is None:
+            self.allow("fitted", "the classes that are read from the records (data.dataset.classes names none)")
 
     def check_noise(self, repeatable: bool) -> None:
         """Check where noise comes from.
@@ -215,14 +227,14 @@ def _trusted_text(path: Path) -> str:
     try:
         with path.open("rb") as file:
             found, data = os.fstat(file.fileno()), file.read()
-        folder = path.resolve().parent
-        above = folder.stat()
+        folders = [(folder, folder.stat(), True) for folder in dict.fromkeys(_on_the_way(path))]
+        above = [(folder, folder.stat()) for one, *_ in folders for folder in one.resolve().parents]
     except OSError as error:
         raise ConfigError(
             f"the limits file {path} cannot be read ({error.strerror}). Write it, or make it readable: chmod u+r "
             f"{path}."
         ) from error
-    for what, one, sticky in ((path, found, False), (folder, above, True)):
+    for what, one, sticky in ((path, found, False), *folders):
         if one.st_uid not in (0, os.getuid()):
             raise ConfigError(
                 f"{what} belongs to user {one.st_uid}: limits count only if they are this user's own, or root's. Make "
@@ -231,10 +243,25 @@ def _trusted_text(path: Path) -> str:
         others = stat.S_IWGRP | stat.S_IWOTH
         if one.st_mode & others and not (sticky and one.st_mode & stat.S_ISVTX):
             raise ConfigError(f"{what} can be written by others: anybody might raise the limits. chmod go-w {what}.")
+    for what, one in above:
+        if one.st_mode & stat.S_IWOTH and not one.st_mode & stat.S_ISVTX:
+            raise ConfigError(
+                f"{what}, above {path}, can be written by everybody, who might put another folder in its place. "
+                "Move the limits file to a folder of your own."
+            )
     try:
         return data.decode()
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: is not UTF-8 text (byte {error.start}).") from error
+
+
+def _on_the_way(path: Path) -> list[Path]:
+    """The folders whose writers decide what ``path`` is: its own, and those of the links that it leads through."""
+    found = [path.parent]
+    while path.is_symlink() and len(found) < 50:
+        path = path.parent / os.readlink(path)
+        found.append(path.parent)
+    return found
 
 
 def own_folder(folder: Path, source: str) -> None:

@@ -124,6 +124,24 @@ def skip_some(items):
     return torch_data.default_collate(items[:1])
 
 
+class Wrapped:
+    """As platforms wrap loaders: it has batches, and a length, and hides the rest."""
+
+    def __init__(self, loader):
+        self.loader = loader
+
+    def __len__(self):
+        return len(self.loader)
+
+    def __iter__(self):
+        return iter(self.loader)
+
+
+class ByBatch(TensorDataset):
+    def __getitems__(self, indices):
+        return [self[index] for index in indices if index != 2]
+
+
 def noisy(x):
     return x + torch.randn(5)
 
@@ -149,6 +167,13 @@ REFUSED = {
     "a lambda": (DataLoader(ALL, batch_size=None, collate_fn=lambda item: item), "the collate_fn <lambda>"),
     "the end is dropped": (DataLoader(ALL, batch_size=7, drop_last=True), "the last 4 of its 60 records are never"),
     "a loader of its own": (OwnBatches(ALL), "a OwnBatches, with batches of its own making"),
+    "an iterator of a loader": (iter(DataLoader(ALL)), "a _SingleProcessDataLoaderIter.*Give the DataLoader itself"),
+    "a loader in another class": (Wrapped(DataLoader(ALL)), "a Wrapped, which reads a loader"),
+    "whole batches by another way": (DataLoader(ByBatch(X, Y)), "ByBatch has __getitems__"),
+    "in a subset, too": (DataLoader(Subset(ByBatch(X, Y), SOME)), "ByBatch has __getitems__"),
+    "a row that was expanded": ((X[:1].expand(10, 5), Y[:10]), "record 1 of the silo is there twice"),
+    "one in a data set": (TensorDataset(X[:1].expand(10, 5), Y[:10]), "record 1 of the silo is there twice"),
+    "one of numpy": ((np.broadcast_to(X[:1].numpy(), (10, 5)), Y[:10].numpy()), "record 1 of the silo is there twice"),
     "a stream": (DataLoader(Stream()), "an IterableDataset"),
     "a bare stream": (Stream(), "an IterableDataset"),
     "augmentation": (DataLoader(Pairs(change=noisy)), r"record 0 otherwise when it is read again.*Leave the augm"),

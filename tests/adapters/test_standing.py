@@ -126,7 +126,7 @@ def test_what_is_counted_ahead_is_little_and_within_the_budget(tmp_path):
     assert len(set(written)) < 45, "an accounting of all rounds after each of them would dominate a long run"
 
 
-@pytest.mark.parametrize("at", ["statement", "append", "sync"])
+@pytest.mark.parametrize("at", ["statement", "half a statement", "append", "sync"])
 def test_a_silo_that_is_killed_and_started_again_after_every_round_is_never_behind(tmp_path, monkeypatch, watched, at):
     folder, dead = tmp_path / "silo-0", [0]
     watched(lambda what: check(folder))
@@ -136,11 +136,12 @@ def test_a_silo_that_is_killed_and_started_again_after_every_round_is_never_behi
             if attempt % 3 == 1:
                 owner, name = {
                     "statement": (os, "replace"),
+                    "half a statement": (os, "replace"),
                     "append": (type(made.silos[0]._account), "append"),
                     "sync": (type(made.silos[0]._account), "sync"),
                 }[at]
                 with monkeypatch.context() as patch:
-                    patch.setattr(owner, name, _dies)
+                    patch.setattr(owner, name, _dies if at != "half a statement" else _dies_later(getattr(owner, name)))
                     with pytest.raises(Unplugged):
                         made.silos[0].answer(message)
                 dead[0] += 1
@@ -153,6 +154,12 @@ def test_a_silo_that_is_killed_and_started_again_after_every_round_is_never_behi
 
 def _dies(*args, **kwargs):
     raise Unplugged
+
+
+def _dies_later(call):
+    """When it is called the second time."""
+    left = [call]
+    return lambda *args, **kwargs: (left.pop() if left else _dies)(*args, **kwargs)
 
 
 def test_a_statement_that_an_earlier_version_left_behind_is_renewed_when_the_folder_is_opened(tmp_path):

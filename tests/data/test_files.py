@@ -187,6 +187,24 @@ def test_files_with_other_columns_are_refused(tmp_path: Path) -> None:
         read_csv(tmp_path, files="s*.csv")
 
 
+@pytest.mark.parametrize("other", ["s1.csv", "./s1.csv", "symbolic.csv", "hard.csv"])
+def test_one_file_is_not_two_silos(tmp_path: Path, other: str) -> None:
+    """Each of its records would be in the releases of both."""
+    one = write(tmp_path, "s1.csv", "u,label\n1,0\n2,1\n")
+    (tmp_path / "symbolic.csv").symlink_to(one)
+    (tmp_path / "hard.csv").hardlink_to(one)
+    with pytest.raises(DataError, match=r"s1\.csv and .* are the same file"):
+        read_csv(tmp_path, files=["s1.csv", other])
+
+
+def test_nor_are_a_file_and_its_copy(tmp_path: Path) -> None:
+    for name, rows in (("s1", "1,0\n2,1\n"), ("s2", "1,0\n3,1\n"), ("s3", "1,0\n2,1\n"), ("s4", "1,0\n2,0\n")):
+        write(tmp_path, f"{name}.csv", f"u,label\n{rows}")
+    assert len(read_csv(tmp_path, files=["s1.csv", "s2.csv", "s4.csv"]).labels) == 6
+    with pytest.raises(DataError, match=r"s1\.csv and .*s3\.csv have the very same records"):
+        read_csv(tmp_path, files="s?.csv")
+
+
 def test_binary_and_cut_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(b"\xff\xfe\x00\x01")
     (tmp_path / "b.csv.gz").write_bytes(gzip.compress(TABLE.encode() * 50)[:-12])

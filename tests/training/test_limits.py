@@ -80,6 +80,23 @@ def test_nor_one_in_a_folder_where_others_can_put_another_in_its_place(path, tmp
     assert read_limits(path).epsilon == 8
 
 
+def test_nor_one_that_a_link_leads_to_which_others_can_change(path, tmp_path):
+    shared, above = tmp_path / "shared", tmp_path / "above"
+    for folder in (shared, above):
+        folder.mkdir()
+    (shared / "first").symlink_to(path)
+    (tmp_path / "second").symlink_to(shared / "first")
+    (above / "own").mkdir()
+    (above / "own" / "limits.yaml").write_bytes(path.read_bytes())
+    (above / "own" / "limits.yaml").chmod(0o600)
+    found = [shared / "first", tmp_path / "second", above / "own" / "limits.yaml"]
+    assert [read_limits(one).epsilon for one in found] == [8, 8, 8]
+    shared.chmod(0o777), above.chmod(0o777)
+    for one in found:
+        with pytest.raises(ConfigError, match=r"(shared can be written by others|above, above .* by everybody)"):
+            read_limits(one)
+
+
 def test_nor_one_of_another_user(path, monkeypatch):
     monkeypatch.setattr(os, "getuid", lambda: 12345)
     path_owner = path.stat().st_uid
@@ -145,6 +162,34 @@ def test_what_a_server_proposes_is_checked_against_the_limits(privacy, why):
         limits.check(configure(block(privacy=privacy), source="test"))
     assert "/etc/limits.yaml" in str(refused.value) and "Nothing was released" in str(refused.value)
     assert "/" not in refused.value.public.replace("os:getcwd", "")  # no path of the silo's machine
+
+
+FITTED = {
+    "standardise": {"preprocess": ["standardise"]},
+    "each silo by itself": {"preprocess": ["unit_norm", {"name": "standardise", "fit": "silo"}]},
+    "pca": {"preprocess": [{"name": "pca", "dims": 2}]},
+    "classes": {"dataset": {"name": "csv", "files": "a.csv"}},
+}
+PUBLIC = {
+    "steps": ["unit_norm", {"name": "scale", "factor": 2}, {"name": "standardise", "fit": "none", "mean": 0, "std": 1}],
+    "public records": [{"name": "pca", "dims": 2, "fit": "public.npz"}],
+}
+
+
+@pytest.mark.parametrize("data", FITTED.values(), ids=FITTED)
+def test_what_is_fitted_to_the_records_is_for_their_owner_to_allow(data):
+    """One record moves all others then, and a sum by any multiple of what is charged."""
+    limits = {"folder": Path("/srv/silo"), "epsilon": 8, "delta": 1e-4}
+    config = configure({**block(privacy={**NOISY, "epsilon": 8.0}), "data": data}, source="test")
+    with pytest.raises(LimitError, match=r"does not let .* be sent \(fitted\)"):
+        Limits(**limits).check(config)
+    Limits(**limits, send=frozenset(["fitted"])).check(config)
+
+
+@pytest.mark.parametrize("steps", PUBLIC.values(), ids=PUBLIC)
+def test_what_is_fitted_to_nothing_private_passes(steps):
+    values = {**block(privacy={**NOISY, "epsilon": 8.0}), "data": {"preprocess": steps}}
+    Limits(folder=Path("/srv/silo"), epsilon=8, delta=1e-4).check(configure(values, source="test"))
 
 
 def test_what_is_within_the_limits_passes():
