@@ -37,7 +37,7 @@ def silo(count, seed=0):
 
 
 def oracle(
-    silos, made_by, *, ids=None, round=0, attempt=0, seed=0, steps=10**6, share=(0.0, 1.0), engine="closed_form"
+    silos, made_by, *, ids=None, round=0, attempt=0, seed=0, steps=5000, share=(0.0, 1.0), engine="closed_form"
 ):
     made = ENGINES[engine](MODEL, losses.cross_entropy, 2**20)
     ids = range(len(silos)) if ids is None else ids
