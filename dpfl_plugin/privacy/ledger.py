@@ -163,6 +163,10 @@ class Ledger:
         """The charges of the run that is known by ``noise``."""
         return [charge for charge in self if self._run_of[charge.noise_id] == noise]
 
+    def run_of(self, noise_id: str) -> str | None:
+        """What the run is known by that released under this name first; None if nobody did."""
+        return self._run_of.get(noise_id)
+
     def known(self, charge: Charge) -> int:
         """How many of a charge's releases are charged already: the same bits, of which none is new."""
         return self._counts.get(_key(charge), 0)

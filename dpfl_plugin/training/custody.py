@@ -2,7 +2,8 @@
 
 A rank that is started with DPFL_LIMITS (see `dpfl_plugin.training.limits`) keeps them, whatever rank 0 asks for: its
 plan is reserved in the lifetime ledger before the first round, each release takes a slot of the plan, and is in that
-ledger, on disk, before anything of it leaves the rank. Without limits nothing is bounded here.
+ledger, on disk, before anything of it leaves the rank. Where noise is drawn afresh each computation is a release, by
+whatever name it is asked for. Without limits nothing is bounded here.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from dpfl_plugin.config.schema import Config
@@ -19,6 +21,7 @@ from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.training.agreed import agreed_plan
 from dpfl_plugin.training.build import Parts, privacy_rules
+from dpfl_plugin.training.described import Description
 from dpfl_plugin.training.grant import Grant
 from dpfl_plugin.training.lifetime import opened
 from dpfl_plugin.training.limits import Limits, find_limits
@@ -34,6 +37,7 @@ class Custody:
     def __init__(self, limits: Limits | None = None) -> None:
         self.limits, self._stack = limits, contextlib.ExitStack()
         self._ledger, self._grant = Ledger(), None
+        self._repeats = False
 
     _grant: Grant | None
 
@@ -61,6 +65,24 @@ class Custody:
         if self.limits is not None:
             self.limits.allow(extra, what)
 
+    def check_description(self, config: Config, base: Path) -> None:
+        """Check, before records are read, that they are described as they were when they were counted first.
+
+        Raises:
+            LimitError: see `Description.check`.
+        """
+        if self.limits is not None:
+            Description.of(config, base).check(self.limits)
+
+    def tell_counts(self, config: Config, base: Path) -> None:
+        """Numbers of records are about to be told: from here on only those of this description may be.
+
+        Raises:
+            LimitError: see `Description.keep`.
+        """
+        if self.limits is not None:
+            Description.of(config, base).keep(self.limits)
+
     def begin(self, config: Config, parts: Parts, silos: Iterable[int]) -> str | None:
         """Reserve the plan of the silos of this process; the line with which their log begins, None without limits.
 
@@ -69,6 +91,8 @@ class Custody:
             ConfigError, LedgerError: see `opened`.
         """
         self.close()
+        # As rounds that are run again are repeated, or get noise of another name: see `session`.
+        self._repeats = not parts.rules.secure and not parts.lockstep and parts.model.device.type == "cpu"
         mine = sorted(silos)
         if self.limits is None or not mine:
             return None
@@ -91,10 +115,20 @@ class Custody:
         """Take the slots of what silos are about to send; it is in the owner's ledger, on disk, when this returns.
 
         Raises:
-            LimitError: the plan has no slots for it. LedgerError: it could not be written. Nothing of it may leave.
+            LimitError: the plan has no slots for it, or none is reserved. LedgerError: it could not be written. Nothing
+                of it may leave.
         """
-        if self._grant is None or self.limits is None:
+        if self.limits is None:
             return
+        if self._grant is None:
+            self.limits.refuse("no plan is reserved in the owner's lifetime ledger", "begin the run anew")
+        if not self._repeats:
+            if self._grant.named_elsewhere(charges):
+                self.limits.refuse(
+                    "the name of the noise is that of another agreement, and names of secure noise are drawn anew",
+                    "begin the run anew",
+                )
+            charges = self._grant.apart(charges)
         lack = self._grant.lacking(charges)
         if lack is not None:
             self.limits.refuse(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -53,6 +53,22 @@ class Grant:
             if lack is not None:
                 return lack
         return None
+
+    def apart(self, charges: Sequence[Charge]) -> list[Charge]:
+        """``charges`` of noise that was drawn afresh, each on top of what is charged under its name.
+
+        The name is the server's. Equal names are the same bits only where bits follow from names; elsewhere an answer
+        that is computed again is another release, whatever it is called.
+        """
+        made: Counter[Charge] = Counter()
+        for charge in charges:
+            made[replace(charge, count=1)] += charge.count
+        return [replace(one, count=count + self._ledger.known(one)) for one, count in made.items()]
+
+    def named_elsewhere(self, charges: Iterable[Charge]) -> bool:
+        """Whether noise of ``charges`` has a name of another agreement: it would be charged there, and not here."""
+        lifetime = self._lifetime
+        return lifetime is not None and any(lifetime.is_of_another(self._agreement, one.noise_id) for one in charges)
 
     def append(self, charges: Sequence[Charge]) -> None:
         """Take the slots of what silos are about to send, and charge it to the owner's ledger; safe after `sync`.

@@ -267,9 +267,11 @@ class SiloHost:
         self._pending.clear()
         self.clock.lap("drift")
 
-    def discard(self) -> None:
-        """Forget the new states of a round that does not count."""
+    def discard(self, refused: Sequence[int] = ()) -> None:
+        """Forget the new states of a round that does not count, and own models of silos that were refused theirs."""
         self._pending.clear()
+        for silo in refused:
+            self._personal.pop(silo, None)
 
     def evaluate(self, model: Tensor, dissimilarity: bool) -> dict[int, SiloMetrics]:
         with _told_if_short("an evaluation"):

@@ -160,6 +160,10 @@ class Lifetime:
         """What an agreement has released."""
         return self._ledger.of_run(agreement)
 
+    def is_of_another(self, agreement: str, noise_id: str) -> bool:
+        """Whether noise was named so in another agreement, which then has what is charged under that name."""
+        return self._ledger.run_of(noise_id) not in (None, agreement)
+
     def append(self, agreement: str, charges: Sequence[Charge]) -> None:
         """Charge what is about to leave; safe after `sync`."""
         assert self._ledger.runs and self._ledger.runs[-1]["noise"] == agreement, "begin it first"

@@ -21,7 +21,7 @@ import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, NoReturn
 
 from dpfl_plugin.config.load import mapping_in
 from dpfl_plugin.config.schema import Config
@@ -168,7 +168,7 @@ class Limits:
         if extra not in self.send:
             self.refuse(f"the owner of the data does not let {what} be sent ({extra})", f"add {extra} to send:")
 
-    def refuse(self, why: str, mend: str = "change the limit there, if you are the owner of the data") -> None:
+    def refuse(self, why: str, mend: str = "change the limit there, if you are the owner of the data") -> NoReturn:
         """Raise LimitError."""
         raise LimitError(f"{self.source}: {why}. Nothing was released. To allow it, {mend}.", why)
 

@@ -2956,6 +2956,89 @@ OWNERS = (
     ),
 )
 
+HOSTILE = "tests/mpi/test_hostile_server.py"
+CUSTODY, DESCRIBED, SILO_RANK, WIRE = (
+    "training/custody.py",
+    "training/described.py",
+    "runtimes/mpi/silos.py",
+    "runtimes/mpi/wire.py",
+)
+ONCE = f"{HOSTILE}::test_silos_take_part_once_and_are_known"
+HOSTILE_RANK_0 = (
+    Mutant(
+        "asked-again-by-the-same-name",
+        "a silo rank answers one round again and again, with fresh noise each time, and is charged once",
+        CUSTODY,
+        "            charges = self._grant.apart(charges)\n",
+        "",
+        (f"{HOSTILE}::test_a_round_that_is_asked_for_again_is_another_release_where_noise_is_drawn_afresh",),
+    ),
+    Mutant(
+        "a-name-of-another-agreement",
+        "what is released under a name of an earlier agreement is not in the lifetime ledger, and free after a restart",
+        CUSTODY,
+        "            if self._grant.named_elsewhere(charges):\n",
+        "            if False:\n",
+        (f"{HOSTILE}::test_a_name_of_noise_belongs_to_one_agreement",),
+    ),
+    Mutant(
+        "a-silo-twice-in-a-round",
+        "rank 0 names a silo many times among a round's participants",
+        WIRE,
+        "any(one >= other for one, other in pairwise(who))",
+        "False",
+        (ONCE, f"{HOSTILE}::test_rank_0_refuses_to_ask_for_a_silo_twice"),
+    ),
+    Mutant(
+        "a-silo-that-is-none",
+        "a silo rank takes part in a round of silos that nobody has",
+        WIRE,
+        "    if num_silos is not None and who and who[-1] >= num_silos:\n",
+        "    if False:\n",
+        (ONCE,),
+    ),
+    Mutant(
+        "refused-states-are-kept",
+        "an upload is refused, and the silo's new state, which tells as much, leaves with the next checkpoint",
+        SILO_RANK,
+        "            self._silos.discard(part)  # new states",
+        "            pass  # new states",
+        (f"{HOSTILE}::test_what_is_refused_changes_no_state",),
+    ),
+    Mutant(
+        "commit-of-an-unanswered-round",
+        "silo ranks take over new states of a round that they did not answer",
+        SILO_RANK,
+        "        if self._unanswered:\n",
+        "        if False:\n",
+        (f"{HOSTILE}::test_only_a_round_that_was_answered_is_committed",),
+    ),
+    Mutant(
+        "begun-without-a-survey",
+        "a second beginning, without records, lets go of the plan, and the first one's silos are served without limits",
+        SILO_RANK,
+        "        if not self._surveyed or self._config is None:\n",
+        "        if self._config is None:\n",
+        (f"{HOSTILE}::test_a_session_begins_once_after_each_survey",),
+    ),
+    Mutant(
+        "no-plan-no-limits",
+        "where no plan is reserved, releases are not refused",
+        CUSTODY,
+        "        if self._grant is None:\n",
+        "        if self._grant is None:\n            return\n",
+        (f"{HOSTILE}::test_without_a_reserved_plan_nothing_is_released",),
+    ),
+    Mutant(
+        "counted-by-any-column",
+        "a server describes the data anew with each survey, and gets exact histograms of every column",
+        DESCRIBED,
+        "        if kept != self._sha256:\n",
+        "        if False:\n",
+        (f"{HOSTILE}::test_numbers_of_records_are_told_by_one_description_of_the_data",),
+    ),
+)
+
 TOGETHER = (
     Mutant(
         "padding-counts",
@@ -3636,6 +3719,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *STOPPING,
     *PLATFORMS,
     *OWNERS,
+    *HOSTILE_RANK_0,
     *TOGETHER,
     *REPLAYED,
     *ON_DEVICE,

@@ -600,6 +600,7 @@ class _Round:
 
     def begin(self, down: Vectors, draw: Draw) -> None:
         self._round, self._device = draw.round, next(iter(down.values())).device
+        wire.check_participants(self._plan)  # before silo ranks refuse them
         how = {"down": wire.layout(down), "apart": self._ranks.enduring}
         self._ranks.tell("round", **wire.plan_header(self._plan, draw), **how)
         self._ranks.spread(down, "taking the download")

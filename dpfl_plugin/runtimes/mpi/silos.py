@@ -24,7 +24,7 @@ from dpfl_plugin.core.average import WeightedSum
 from dpfl_plugin.core.stopwatch import Stopwatch
 from dpfl_plugin.core.vectors import Vectors, rows
 from dpfl_plugin.data.base import Holding, Ownership, Silo, digest, training_digest
-from dpfl_plugin.errors import DpflError, LimitError
+from dpfl_plugin.errors import DpflError, LimitError, MessageError
 from dpfl_plugin.models.fixed import fixed_digest
 from dpfl_plugin.oracle import Draw
 from dpfl_plugin.runtimes.mpi import probe, wire
@@ -103,6 +103,9 @@ class SiloRank:
         self._leaving: list[Transfer] = []
         self._asked_to_quit = False
         self._custody = Custody()  # of the owner of this rank's records
+        self._surveyed = False  # and not begun since
+        self._num_silos: int | None = None  # of the session
+        self._unanswered = False  # a round that was asked for, and is not computed and charged as a whole
 
     def serve(self) -> None:
         """Until rank 0 says quit.
@@ -176,8 +179,9 @@ class SiloRank:
             self._work.clear()
             known = type(error).__name__ if isinstance(error, DpflError) else None
             trace = None if known else traceback.format_exc()
-            if isinstance(error, LimitError):
+            if isinstance(error, LimitError | MessageError):
                 self._tell(f"error: {error}")
+            if isinstance(error, LimitError):
                 error = LimitError(error.public)
             text = str(error) if known else _place(error, self._plugins) or _described(error)
             self._say("error", kind=known, text=text, trace=trace, host=platform.node())
@@ -213,6 +217,7 @@ class SiloRank:
         self._custody = Custody.here()
         self._custody.check(self._config)
         self._custody.allow("record_counts", "numbers of records")
+        self._custody.check_description(self._config, self._base)
         if str(self._base) not in sys.path:
             sys.path.append(str(self._base))  # users' own modules may lie beside their configuration
         self._dealt = tuple(header["dealt"])
@@ -220,6 +225,8 @@ class SiloRank:
         federation = federate(self._config, self._base, ownership)
         self._mine, key = federation.by_id(), self._agree_on_key(Path(header["key"]))
         self._training = {i: training_digest(silo) for i, silo in self._mine.items()}
+        self._custody.tell_counts(self._config, self._base)  # on the owner's disk before rank 0 hears of them
+        self._surveyed = True
         self._say(
             "surveyed",
             num_silos=federation.num_silos,
@@ -261,13 +268,18 @@ class SiloRank:
 
     def _do_begin(self, header: Header) -> None:
         """Get ready for rounds; ``header`` has what only rank 0 knows of all silos together."""
-        assert self._config is not None
+        if not self._surveyed or self._config is None:
+            self._forget()
+            raise MessageError("begin without a survey before it: a survey loads records, for one session.")
+        self._surveyed, self._host = False, None  # whatever fails from here on, nobody is served
         if self._key is not None:
             self._key.keep()
         self.lasts = self._config.runtime.on_silo_failure == "continue"
         torch.set_num_threads(self._config.runtime.threads)
         device = self._device(self._config.runtime.device)
-        holding = Holding(wire.read_survey(header["survey"]), self._mine, device=device, training=self._training)
+        survey = wire.read_survey(header["survey"])
+        self._num_silos = len(survey.num_records)
+        holding = Holding(survey, self._mine, device=device, training=self._training)
         config = self._config.model_copy(update={"engine": header["engine"]})
         noise, chunk = header["noise_multiplier"], header["chunk_bytes"]
         parts = build(config, self._base, noise, hold=lambda config, base: holding, chunk_bytes=chunk)
@@ -316,7 +328,7 @@ class SiloRank:
     def _forget(self) -> None:
         self._work.clear()
         self._uploads.clear()
-        self._mine, self._host = {}, None
+        self._mine, self._host, self._surveyed = {}, None, False
         self._custody.close()
 
     @property
@@ -329,22 +341,31 @@ class SiloRank:
     def _do_round(self, header: Header) -> None:
         self._down = wire.empty(wire.read_layout(header["down"]), self._where)
         self._take(self._down, header)
-        plan, draw = wire.read_plan(header)
-        self._draw = asked_at(draw, self._down, plan)
         self._silos.discard()  # what an earlier, abandoned round left
+        self._work.clear()
         self._uploads.clear()
+        self._unanswered = True
+        plan, draw = wire.read_plan(header)
+        wire.check_participants(plan, self._num_silos)
+        self._draw = asked_at(draw, self._down, plan)
         self._round = header
         mine, size = [silo for silo in plan.participants if silo in self._silos.train], self._stack_size
         self._work.extend(tuple(mine[first : first + size]) for first in range(0, len(mine), size))
+        self._unanswered = bool(self._work)
 
     def _advance(self) -> None:
         """One stack."""
         part = self._work.popleft()
         plan, _ = wire.read_plan(self._round)
         self._silos.clock.lap("communication")
-        up, charges = self._silos.run(part, self._down, plan, self._draw)
-        self._still_the_same()
-        self._custody.charge(charges)  # in the owner's ledger before rank 0 hears of it
+        try:
+            up, charges = self._silos.run(part, self._down, plan, self._draw)
+            self._still_the_same()
+            self._custody.charge(charges)  # in the owner's ledger before rank 0 hears of it
+        except BaseException:
+            self._silos.discard(part)  # new states are releases, too, and no ledger has these
+            raise
+        self._unanswered = bool(self._work)
         for row, silo in enumerate(part):
             self._uploads[silo] = rows(up, row)
         self._say("computed", silos=part, charges=wire.charges_header(charges), up=wire.layout(up, row=True))
@@ -369,10 +390,14 @@ class SiloRank:
         self._work.clear()
         self._uploads.clear()
         self._silos.discard()
+        self._unanswered = True
         self._say("cancelled")
 
     def _do_commit(self, header: Header) -> None:
         self._silos.clock.lap("communication")
+        if self._unanswered:
+            self._silos.discard()
+            raise MessageError("commit of a round that was not answered: nothing of it counts, and no state changed.")
         self._silos.commit()
 
     # Between rounds

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
+from itertools import pairwise
 from typing import Any, Final
 
 import torch
@@ -12,6 +13,7 @@ import torch
 from dpfl_plugin.algorithms.base import RoundPlan
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.data.base import Survey
+from dpfl_plugin.errors import MessageError
 from dpfl_plugin.oracle import Draw
 from dpfl_plugin.privacy.events import Charge, SampledGaussian
 
@@ -63,7 +65,33 @@ def plan_header(plan: RoundPlan, draw: Draw) -> Header:
 
 
 def read_plan(header: Mapping[str, Any]) -> tuple[RoundPlan, Draw]:
-    return RoundPlan(**_tuples(header["plan"])), Draw(**_tuples(header["draw"]))
+    """What `plan_header` wrote.
+
+    Raises:
+        MessageError: a silo is to take part twice, or they are not in order.
+    """
+    plan, draw = RoundPlan(**_tuples(header["plan"])), Draw(**_tuples(header["draw"]))
+    check_participants(plan)
+    return plan, draw
+
+
+def check_participants(plan: RoundPlan, num_silos: int | None = None) -> None:
+    """Check that a round's silos are ascending ids, each once, and of ``num_silos`` where that is known.
+
+    Raises:
+        MessageError: they are not: each place would be an answer.
+    """
+    who = plan.participants
+    whole = all(type(silo) is int and silo >= 0 for silo in who)
+    if not whole or any(one >= other for one, other in pairwise(who)) or len(plan.weights) != len(who):
+        raise MessageError(
+            f"round of {len(who)} participants: each silo takes part once, in ascending order, with one weight. Mend "
+            "who draws them at rank 0."
+        )
+    if num_silos is not None and who and who[-1] >= num_silos:
+        raise MessageError(
+            f"round of silo {who[-1]}: there are {num_silos} silos, from 0. Mend who draws participants at rank 0."
+        )
 
 
 def charges_header(charges: Iterable[Charge]) -> list[Header]:

@@ -1,0 +1,294 @@
+"""A rank 0 that does not follow the protocol, in front of a silo rank whose owner has set limits: it gets no more."""
+
+from __future__ import annotations
+
+import csv
+import platform
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from dpfl_plugin.algorithms.base import RoundPlan
+from dpfl_plugin.config.load import load
+from dpfl_plugin.core.vectors import Vectors
+from dpfl_plugin.errors import MessageError
+from dpfl_plugin.oracle import Draw
+from dpfl_plugin.privacy.ledger import Ledger
+from dpfl_plugin.runtimes.mpi import wire
+from dpfl_plugin.runtimes.mpi.link import Patience
+from dpfl_plugin.runtimes.mpi.server import _joined
+from dpfl_plugin.runtimes.mpi.silos import SiloRank
+from dpfl_plugin.training import limits as limits_module
+from dpfl_plugin.training.build import build
+from dpfl_plugin.training.planning import Planner
+from tests.cli.command import write
+from tests.mpi.network import Loopback, Network, loopback
+from tests.mpi.test_protocol import SILOS, hosts
+
+SECURE = {"noise_multiplier": None, "epsilon": 3.0, "delta": 1e-5, "secure": True}
+NAME = "x" * 32
+
+
+class Server:
+    """Rank 0 of a session with one silo rank, which it may ask for anything; the rank and its custody are real."""
+
+    def __init__(self, folder: Path, changes: dict[str, Any]) -> None:
+        self.folder, self.number = folder, 0
+        self.network = Network(2)
+        self.rank = SiloRank(Loopback(self.network, 1))
+        self.network.silo_ranks.append(self.rank)
+        self.link = Loopback(self.network, 0)
+        self.take({"rounds": 2, "privacy": SECURE, **changes})
+        self.parts = build(self.config, folder)
+        self.facts = {
+            "noise_multiplier": self.parts.noise_multiplier,
+            "engine": self.parts.engine.name,
+            "chunk_bytes": self.parts.memory.chunk,
+            "profile": False,
+            "folder": str(folder / "silos"),
+        }
+
+    def take(self, changes: dict[str, Any]) -> None:
+        self.config = load(write(self.folder, changes)).variants[0].config
+
+    def tell(self, do: str, **more: Any) -> None:
+        self.number += 1
+        self.link.send(1, {"do": do, "number": self.number, **more})
+
+    def hear(self, *say: str) -> dict[str, Any]:
+        """The next answer of these, or an error."""
+        for _ in range(100):
+            found = self.link.poll()
+            if found is not None and found[1]["say"] in (*say, "error"):
+                return found[1]
+        raise AssertionError(f"none of {say} came")
+
+    def ask(self, do: str, say: str, **more: Any) -> dict[str, Any]:
+        self.tell(do, **more)
+        return self.hear(say)
+
+    def survey(self) -> dict[str, Any]:
+        config, here = self.config.model_dump(mode="python"), {"dealt": [1], "server": [platform.node(), 1]}
+        return self.ask(
+            "survey", "surveyed", config=config, base=str(self.folder), key=str(self.folder / "key"), **here
+        )
+
+    def begin(self, **changes: Any) -> dict[str, Any]:
+        """A survey and a beginning."""
+        said = self.survey()
+        self.known = wire.survey_header(_joined({1: said}))
+        return self.ask("begin", "ready", survey=self.known, **{**self.facts, **changes})
+
+    def plan(self, *participants: int) -> tuple[Vectors, RoundPlan]:
+        """What the algorithm downloads, and plans for these silos."""
+        algorithm, setting = self.parts.algorithm, self.parts.setting
+        server = algorithm.init_server(self.parts.model.clone(), setting)
+        planned = Planner(algorithm, setting, (1 / setting.num_silos,) * setting.num_silos, 0).plan(server, 0)
+        weights = (1 / len(participants),) * len(participants)
+        return algorithm.download(server), replace(planned, participants=participants, weights=weights)
+
+    def round(self, down: Vectors, plan: RoundPlan, name: str = NAME) -> list[dict[str, Any]]:
+        """The answers of a round, one for each stack, the last of which may be an error."""
+        self.tell("round", down=wire.layout(down), apart=True, **wire.plan_header(plan, Draw(0, 0, 0, name)))
+        for value in down.values():
+            self.link.push(1, value)
+        answers = [self.hear("computed")]
+        while answers[-1]["say"] != "error" and sum(len(one["silos"]) for one in answers) < len(plan.participants):
+            answers.append(self.hear("computed"))
+        return answers
+
+    def states(self) -> Vectors:
+        said = self.ask("states", "states")
+        rows = []
+        for _ in range(self.parts.setting.num_silos):
+            into = wire.empty(wire.read_layout(said["states"]), torch.device("cpu"))
+            assert all(transfer.done() for transfer in [self.link.pull(1, value) for value in into.values()])
+            rows.append(into)
+        return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+
+    def released(self, silo: int = 0) -> int:
+        ledger = Ledger.open(self.folder / "owner" / "data.lifetime.jsonl", append=False)
+        return sum(charge.count for charge in ledger if charge.silo == silo)
+
+
+Start = Callable[..., Server]
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    begun: list[Server] = []
+
+    def server(limits: str = "", **changes: Any) -> Server:
+        path = tmp_path / "limits.yaml"
+        path.write_text(f"folder: {tmp_path}/owner\nepsilon: 8\ndelta: 1e-4\nsend: [record_counts]\n{limits}")
+        path.chmod(0o600)
+        monkeypatch.setenv("DPFL_LIMITS", str(path))
+        begun.append(Server(tmp_path, changes))
+        return begun[-1]
+
+    monkeypatch.setattr(limits_module, "PLACES", ())
+    monkeypatch.setattr(Patience, "wait", lambda self: None)
+    yield server
+    for one in begun:
+        one.rank._forget()
+
+
+def per_round(server: Server) -> int:
+    return server.plan(0)[1].num_gradients
+
+
+def test_a_round_that_is_asked_for_again_is_another_release_where_noise_is_drawn_afresh(start: Start) -> None:
+    """By the same name: the name is rank 0's, and bits do not follow from it."""
+    server = start()
+    assert server.begin()["say"] == "ready"
+    down, plan = server.plan(0)
+    answers = [server.round(down, plan)[0] for _ in range(12)]
+    made = [one["say"] for one in answers].count("computed")
+    assert answers[-1]["say"] == "error" and "are left of those in the agreed plan" in answers[-1]["text"]
+    assert 2 <= made < 12  # as many as the plan has, of which some are for rounds that are run again
+    assert server.released() == made * per_round(server)
+
+
+def test_slots_are_not_had_back_by_beginning_again(start: Start) -> None:
+    server = start()
+    made = 0
+    for _ in range(3):
+        assert server.begin()["say"] == "ready"
+        down, plan = server.plan(0)
+        made += [server.round(down, plan)[0]["say"] for _ in range(12)].count("computed")
+    assert server.released() == made * per_round(server) and made < 12
+
+
+def test_a_name_of_noise_belongs_to_one_agreement(start: Start) -> None:
+    """Else what is released in another one is not written down, and its slots are there again after a restart."""
+    server = start()
+    for name in ("one", "two"):
+        server.take({"rounds": 2, "privacy": SECURE, "name": name})
+        assert server.begin()["say"] == "ready"
+        said = server.round(*server.plan(0))[0]
+    assert said["say"] == "error" and "that of another agreement" in said["text"]
+    assert server.released() == per_round(server)
+    assert server.round(*server.plan(0), name="y" * 32)[0]["say"] == "computed"
+
+
+def test_the_same_bits_are_charged_once_where_they_follow_from_a_seed(start: Start) -> None:
+    server = start("repeatable: true\n", privacy={**SECURE, "secure": False})
+    assert server.begin()["say"] == "ready"
+    down, plan = server.plan(0)
+    assert [server.round(down, plan)[0]["say"] for _ in range(9)] == ["computed"] * 9
+    assert server.released() == per_round(server)
+
+
+@pytest.mark.parametrize(
+    ("participants", "why"),
+    [([0, 0], "takes part once"), ([1, 0], "ascending"), ([-1], "takes part once"), ([0, 4], "there are 4 silos")],
+)
+def test_silos_take_part_once_and_are_known(start: Start, participants: Sequence[int], why: str) -> None:
+    server = start()
+    assert server.begin()["say"] == "ready"
+    said = server.round(*server.plan(*participants))[0]
+    assert said["say"] == "error" and said.get("kind") == "MessageError" and why in said["text"]
+    assert server.released() == 0
+
+
+def test_rank_0_refuses_to_ask_for_a_silo_twice() -> None:
+    """Before a silo rank computes anything."""
+    network = Network(3)
+    runtime = loopback(hosts(3), Ledger(), network=network)
+    plan = RoundPlan(
+        local_steps=1, local_lr=0.1, num_gradients=1, participants=(0, 0), weights=(0.5, 0.5), participation="all"
+    )
+    with mock.patch.object(Patience, "wait", return_value=None), pytest.raises(MessageError, match="takes part once"):
+        runtime.run_round({"model": torch.zeros(2)}, plan, Draw(0, 0))
+    assert len(SILOS) > 2 and not [one for one in network.log if one[0] == "computed"]
+
+
+def test_what_is_refused_changes_no_state(start: Start) -> None:
+    """A new control variate is a release of gradients, too."""
+    server = start()
+    assert server.begin()["say"] == "ready"
+    down, plan = server.plan(0, 1, 2, 3)
+    answers = server.round(down, plan, name="0" * 32)
+    assert answers[-1]["say"] == "computed"
+    server.tell("commit")
+    for number in range(1, 12):
+        before = server.states()
+        answers = server.round(down, plan, name=f"{number:032x}")
+        if answers[-1]["say"] == "error":
+            break
+        server.tell("commit")
+    assert answers[-1]["say"] == "error" and "agreed plan" in answers[-1]["text"]
+    server.rank._unanswered = False  # the silo rank's other guard, of which the next test is
+    server.tell("commit")
+    after = server.states()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_only_a_round_that_was_answered_is_committed(start: Start) -> None:
+    server = start(runtime={"stack": 1})
+    assert server.begin()["say"] == "ready"
+    down, plan = server.plan(0, 1, 2, 3)
+    server.tell("round", down=wire.layout(down), apart=True, **wire.plan_header(plan, Draw(0, 0, 0, NAME)))
+    for value in down.values():
+        server.link.push(1, value)
+    server.hear("computed")  # the first of four
+    server.tell("commit")
+    while (said := server.hear("computed"))["say"] == "computed":
+        pass
+    assert said.get("kind") == "MessageError" and "was not answered" in said["text"]
+    assert all(not value.any() for value in server.states().values())
+
+
+def test_a_session_begins_once_after_each_survey(start: Start) -> None:
+    server = start()
+    assert server.begin()["say"] == "ready"
+    for changes in (server.facts, {}):
+        said = server.ask("begin", "ready", survey=server.known, **changes)
+        assert said.get("kind") == "MessageError" and "without a survey" in said["text"]
+        assert server.rank._host is None
+        assert server.round(*server.plan(0))[0]["say"] == "error"
+    assert server.released() == 0
+
+
+def test_a_session_that_does_not_begin_has_no_silos(start: Start) -> None:
+    """Nor those of the one before."""
+    server = start()
+    assert server.begin()["say"] == "ready"
+    assert server.begin(noise_multiplier=1e-3)["say"] == "error"
+    assert server.rank._host is None and server.round(*server.plan(0))[0]["say"] == "error"
+
+
+def test_without_a_reserved_plan_nothing_is_released(start: Start) -> None:
+    server = start()
+    assert server.begin()["say"] == "ready"
+    server.rank._custody.close()
+    said = server.round(*server.plan(0))[0]
+    assert said.get("kind") == "LimitError" and "no plan is reserved" in said["text"]
+
+
+def test_numbers_of_records_are_told_by_one_description_of_the_data(start: Start) -> None:
+    """A histogram of a column for each name that a server may give, without noise, else."""
+    server = start()
+    with (server.folder / "patients.csv").open("w", newline="") as file:
+        rows = [[f"d{i % 3}", i % 2, i % 5, i] for i in range(60)]
+        csv.writer(file).writerows([["diagnosis", "outcome", "age", "x"], *rows])
+    said = []
+    for column, other in (("diagnosis", "age"), ("age", "diagnosis"), ("diagnosis", "age")):
+        names = {"label_column": "outcome", "silo_column": column, "ignore_columns": [other], "classes": [0, 1]}
+        dataset = {"name": "csv", "files": ["patients.csv"], **names}
+        for unused in ("num_features", "num_classes", "records_per_silo"):
+            dataset[unused] = None
+        server.take({"privacy": SECURE, "data": {"dataset": dataset, "num_silos": None, "partition": "natural"}})
+        said.append(server.survey())
+    assert [one["say"] for one in said] == ["surveyed", "error", "surveyed"]
+    assert [one[1] + one[2] for one in said[0]["silos"]] == [20, 20, 20]
+    assert "by another description" in said[1]["text"] and str(server.folder) not in said[1]["text"]
+    server.rank = SiloRank(Loopback(server.network, 1))  # started again
+    server.network.silo_ranks[:] = [server.rank]
+    server.take({"privacy": SECURE})
+    assert server.survey().get("kind") == "LimitError"
