@@ -105,8 +105,12 @@ def flags() -> dict[str, Any]:
         for option in ("enabled", "deterministic", "allow_tf32", "strategy", "engine"):
             if isinstance(value := getattr(backend, option, None), bool | str):
                 found[f"{name}.{option}"] = value
-    matmul = getattr(backends.mkldnn, "matmul", None)
-    found["mkldnn.precision"] = str(getattr(matmul, "fp32_precision", None))
+    for name in ("", "mkldnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn"):
+        part: Any = backends
+        for key in name.split(".") if name else ():
+            part = getattr(part, key, None)
+        said = str(getattr(part, "fp32_precision", "none"))
+        found[f"{name}.precision"] = "ieee" if said == "none" else said  # nobody said, or highest
     return found
 
 

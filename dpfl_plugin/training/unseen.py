@@ -175,7 +175,9 @@ class _Finder(ast.NodeVisitor):
             self._look(node.func)
         if isinstance(node.func, ast.Name) and node.func.id == "vars" and not arguments:
             self._say(node, "vars()")
-        if isinstance(node.func, ast.Name) and node.func.id in ("getattr", "hasattr") and len(arguments) > 1:
+        if isinstance(node.func, ast.Name) and node.func.id == "hasattr" and arguments:
+            self._look(arguments.pop(0), may_be_module=True)  # gives no more than yes or no
+        if isinstance(node.func, ast.Name) and node.func.id == "getattr" and len(arguments) > 1:
             named = arguments[1]
             if isinstance(named, ast.Constant) and isinstance(named.value, str) and named.value.isidentifier():
                 # As if it were written with a dot.
