@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
-from types import CodeType, ModuleType
+from types import CodeType, FrameType, ModuleType
 from typing import Final, Literal
 
 Origin = Literal["python", "installed", "user"]
@@ -42,7 +42,13 @@ class InDoubtError(Exception):
 
 
 _loaded: dict[str, Source] = {}
+_asked: dict[str, set[str]] = {}  # by module, what was loaded while its code was running
 _times = [0]
+
+
+def asked_for_by(module: str) -> list[str]:
+    """The users' modules that were loaded while code of a user's ``module`` was running: by an import, or otherwise."""
+    return sorted(_asked.get(module, ()))
 
 
 def times() -> int:
@@ -58,8 +64,18 @@ class _Recording(SourceFileLoader):
         data = self.get_data(path)
         code: CodeType = self.source_to_code(data, path)
         _loaded[fullname] = Source(path, data)
+        _note_who_asks(fullname)
         _times[0] += 1
         return code
+
+
+def _note_who_asks(fullname: str) -> None:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        asking = frame.f_globals.get("__name__")
+        if isinstance(asking, str) and asking in _loaded and asking != fullname:
+            _asked.setdefault(asking, set()).add(fullname)
+        frame = frame.f_back
 
 
 class _Finder:

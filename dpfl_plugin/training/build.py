@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +28,7 @@ from dpfl_plugin.gradients import base as engines
 from dpfl_plugin.gradients import choice, losses, smoothing
 from dpfl_plugin.gradients.base import Records, layers
 from dpfl_plugin.gradients.replay import cuda_graph
+from dpfl_plugin.models.attributes import Attributes, describe
 from dpfl_plugin.models.build import build_model, check_model
 from dpfl_plugin.oracle import PrivacyRules, check_released, together
 from dpfl_plugin.privacy import samplers
@@ -63,6 +65,7 @@ class Parts:
         planned: what all rounds cost, how many of each, where noise was solved for them; else None.
         train, test: records by silo id, of the silos that this process holds: in process all of them.
         machines: what computes at silos elsewhere.
+        attributes: what decides what model and loss compute besides parameters and buffers, as they were made.
         stack: silos advanced together; lockstep: whether they are answered together, too.
         notes: what the owner of the records should look at before training; not to be published.
     """
@@ -88,6 +91,7 @@ class Parts:
     train: dict[int, Records]
     test: dict[int, Records]
     machines: tuple[Mapping[str, Any], ...]
+    attributes: Attributes
     stack: int
     lockstep: bool
     notes: tuple[str, ...] = ()
@@ -101,7 +105,15 @@ class Parts:
         """What computes the releases; if their code changes, so may the bits."""
         rules, modules = self.rules, self.module.modules()
         made_by = (rules.mechanism, rules.clipping, rules.schedule, rules.sampler)
-        return (self.algorithm, *made_by, self.engine, self.module, *modules, self.loss)
+        return (self.algorithm, *made_by, self.engine, self.module, *modules, self.loss, *self.attributes.code)
+
+    @property
+    def options(self) -> Attributes:
+        """What users' own algorithm, mechanism and so on hold; of ours the configuration tells all."""
+        rules = self.rules
+        made_by = {"mechanism": rules.mechanism, "clipping": rules.clipping, "schedule": rules.schedule}
+        all_of_them = {"algorithm": self.algorithm, **made_by, "sampler": rules.sampler}
+        return describe({f"the {name}": one for name, one in all_of_them.items() if not _is_ours(one)})
 
 
 def hold_all(config: Config, base: Path) -> Holding:
@@ -136,6 +148,7 @@ def build(
     holding = hold(config, base)
     known, num_records = holding.survey, holding.survey.num_records
     module, loss, trial = _model_and_loss(config, holding, module, loss)
+    attributes = describe({"the model": module, "the loss": loss})  # before engines are tried: here one, there all
     _check_records(config, rules, num_records)
     setting = make_setting(config, num_records)
     model = _start(module)
@@ -192,10 +205,16 @@ def build(
         train=train,
         test=test,
         machines=holding.machines,
+        attributes=attributes,
         stack=_stack(config, lockstep),
         lockstep=lockstep,
         notes=holding.notes,
     )
+
+
+def _is_ours(plugin: object) -> bool:
+    made = plugin if inspect.isroutine(plugin) else type(plugin)
+    return plugin is None or str(getattr(made, "__module__", "")).partition(".")[0] == "dpfl_plugin"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,10 @@
 """The code that decides what a run releases, as far as it is not this package's own.
 
 From the plugins of a run to all that they import: what a module's source names in its imports, also inside functions,
-and where the objects come from that it holds. A user's module is known by the digest of the source that was loaded, an
-installed distribution by its version and the digest of its list of files. What cannot be known is in doubt, and said:
-bytecode, extensions, notebooks, and source that may load or make code which no import names.
+where the objects come from that it holds, and which users' modules were loaded on its behalf. A user's module is known
+by the digest of the source that was loaded, an installed distribution by its version and the digest of its list of
+files. What cannot be known is in doubt, and said: bytecode, extensions, notebooks, and source that may load or make
+code which no import names (`training.unseen`).
 
 Environment variables, files and clocks that code reads are not seen here.
 """
@@ -26,18 +27,9 @@ from typing import Any, Final
 from dpfl_plugin import loaded, registry
 from dpfl_plugin.config.schema import Block, Config
 from dpfl_plugin.loaded import InDoubtError, Source
+from dpfl_plugin.training.unseen import unseen
 
 OURS: Final = "dpfl_plugin"  # known by a digest of its own
-# What loads or makes code that no import statement names.
-CALLS: Final = frozenset({"exec", "eval", "compile", "__import__"})
-MODULES: Final = frozenset(
-    {"importlib", "importlib.util", "importlib.machinery", "runpy", "imp", "code", "ctypes", "cffi", "marshal"}
-    | {"pickle", "cloudpickle", "dill", "joblib"}
-)
-ATTRIBUTES: Final = frozenset(
-    {"importlib.import_module", "importlib.reload", "importlib.util", "importlib.machinery"}
-    | {"torch.hub", "torch.jit.load", "torch.package", "torch.utils.cpp_extension"}
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +94,15 @@ def _named(group: str, block: Block) -> object:
     return registry.load(group, block.name) if block.name else registry.load_object(str(block.module), group)
 
 
-def trace(plugins: Iterable[object], more: Iterable[object] = ()) -> Code:
+def trace(plugins: Iterable[object], more: Iterable[object] = (), *, asked: bool = True) -> Code:
     """The code of ``plugins`` and of ``more``, and what they import.
 
     Args:
         plugins: functions, classes, or instances of classes; of those that are installed, too, the source counts.
         more: the same, or names of modules; of installed ones the distribution counts.
+        asked: whether users' modules count that were seen to be loaded on behalf of these, by whatever means.
     """
-    tracer = _Tracer()
+    tracer = _Tracer(asked)
     for plugin in plugins:
         tracer.add_object(plugin, own=True)
     for other in more:
@@ -123,7 +116,8 @@ def trace(plugins: Iterable[object], more: Iterable[object] = ()) -> Code:
 
 
 class _Tracer:
-    def __init__(self) -> None:
+    def __init__(self, asked: bool) -> None:
+        self._asked = asked
         self.files: dict[str, str] = {}
         self.packages: dict[str, str] = {}
         self.doubts: set[str] = set()
@@ -203,7 +197,10 @@ class _Tracer:
         is_package = Path(source.path).stem == "__init__"
         for imported in _imports(tree, name if is_package else name.rpartition(".")[0]):
             self.add(imported)
-        for line, what in _unseen(tree):
+        if self._asked:
+            for imported in loaded.asked_for_by(name):
+                self.add(imported)
+        for line, what in unseen(tree):
             self.doubts.add(f"{source.path}, line {line}, uses {what}, and what that loads is not known")
         for value in list(vars(module).values()) if module is not None else ():
             of = value.__name__ if isinstance(value, ModuleType) else _module_of(value)
@@ -230,31 +227,6 @@ def _imports(tree: ast.AST, package: str) -> Iterator[str]:
             if whole:
                 yield whole
                 yield from (f"{whole}.{alias.name}" for alias in node.names if alias.name != "*")
-
-
-def _unseen(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """(line, what) may load or make code that no import names."""
-    for node in ast.walk(tree):
-        names: list[str] = []
-        if isinstance(node, ast.Name) and node.id in CALLS:
-            names = [node.id]
-        elif isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names if alias.name in MODULES | ATTRIBUTES]
-        elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
-            # From importlib one may take what is harmless.
-            base = [] if node.module == "importlib" else [node.module]
-            whole = [*base, *(f"{node.module}.{alias.name}" for alias in node.names)]
-            names = [name for name in whole if name in MODULES | ATTRIBUTES]
-        elif isinstance(node, ast.Attribute) and (written := _dotted(node)) in ATTRIBUTES:
-            names = [written]
-        yield from ((node.lineno, name) for name in names if hasattr(node, "lineno"))
-
-
-def _dotted(node: ast.expr) -> str:
-    parts: list[str] = []
-    while isinstance(node, ast.Attribute):
-        parts, node = [node.attr, *parts], node.value
-    return ".".join([node.id, *parts]) if isinstance(node, ast.Name) else ""
 
 
 def _file(path: str) -> Source:
@@ -299,11 +271,12 @@ def _by_module() -> Mapping[str, list[str]]:
 def code_of(config: Config, more: Iterable[object] = ()) -> Code:
     """`trace` of all that a configuration names, and of ``more``.
 
-    What makes the records need not be known, since they themselves are: its files count, and no doubts about them.
+    What makes the records need not be known, since they themselves are: the files that it names count, and no doubts
+    about them. What it loads by other means does not: not all ranks load records.
 
     Raises:
         PluginError: something cannot be loaded.
     """
     releases, records = named_plugins(config)
-    made, data = trace(releases, more), trace(records)
+    made, data = trace(releases, more), trace(records, asked=False)
     return Code({**data.files, **made.files}, {**data.packages, **made.packages}, made.doubts)

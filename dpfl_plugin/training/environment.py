@@ -9,19 +9,36 @@ import inspect
 import json
 import os
 import platform
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-import numpy
+import numpy as np
 import torch
 
 import dpfl_plugin
 from dpfl_plugin import loaded
 from dpfl_plugin.gradients import fused
 
+# Variables by which libraries choose their kernels, and so how sums round.
+SWITCHES: Final = (
+    *("MKL_", "NUMBA_", "OMP_", "KMP_", "GOMP_", "OPENBLAS_", "BLIS_", "ONEDNN_", "DNNL_", "ATEN_", "TORCH_"),
+    *("CUBLAS_", "NPY_", "PYTORCH_JIT", "NVIDIA_TF32_OVERRIDE", "GLIBC_TUNABLES"),
+)
+# Of these, what only places threads, counts them (`threads` says how many there are), keeps files, waits or talks: it
+# differs between launchers, ranks and sweeps, and leaves all bits as they are.
+HARMLESS: Final = re.compile(
+    r"\w+_NUM_THREADS|OMP_THREAD_LIMIT|OMP_PROC_BIND|OMP_PLACES|OMP_WAIT_POLICY|(OMP|GOMP|KMP)_STACKSIZE"
+    r"|OMP_(DISPLAY|AFFINITY)_\w+|GOMP_(CPU_AFFINITY|SPINCOUNT|DEBUG|RTEMS_THREAD_POOLS)"
+    r"|KMP_(AFFINITY|HW_SUBSET|BLOCKTIME|SETTINGS|WARNINGS|VERSION|DUPLICATE_LIB_OK|INIT_AT_FORK|LIBRARY)"
+    r"|(MKL|OPENBLAS)_VERBOSE|(DNNL|ONEDNN)_(VERBOSE\w*|JIT_DUMP|JIT_PROFILE)"
+    r"|NUMBA_(CACHE_DIR|CACHE_LOCATOR_CLASSES|WARNINGS|SHOW_HELP|COLOR_SCHEME|DEBUG_CACHE|DISABLE_PERFORMANCE_WARNINGS"
+    r"|DISABLE_ERROR_MESSAGE_HIGHLIGHTING|FULL_TRACEBACKS|DEVELOPER_MODE)"
+    r"|TORCH_(HOME|EXTENSIONS_DIR|LOGS\w*|TRACE|SHOW_CPP_STACKTRACES|CPP_LOG_LEVEL|DISTRIBUTED_DEBUG|NCCL_\w+)"
+)
 PACKAGES = ("torch", "numpy", "numba", "scipy", "dp-accounting", "opacus", "scikit-learn", "safetensors", "pydantic")
 
 
@@ -51,6 +68,7 @@ def arithmetic(device: str, threads: int, plugins: Sequence[object] = (), kernel
         "dpfl_plugin": dpfl_plugin.__version__,
         "source": _source_sha256(plugins),
         **_machine(device),
+        "flags": flags(),
         "kernels": kernels,
         "threads": threads,
     }
@@ -61,13 +79,50 @@ def machine(device: str) -> dict[str, Any]:
     return {**_machine(device), "kernels": None if device.startswith("cuda") else fused.version()}
 
 
+def switches(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The variables of the environment by which libraries may choose other kernels."""
+    return {
+        name: value
+        for name, value in sorted(environment.items())
+        if name.startswith(SWITCHES) and not HARMLESS.fullmatch(name)
+    }
+
+
+def flags() -> dict[str, Any]:
+    """What torch was told in this process, by users' code say, and may decide bits."""
+    backends, smallest = torch.backends, np.float32(2.0**-149)
+    found = {
+        "default_dtype": str(torch.get_default_dtype()),
+        "matmul_precision": torch.get_float32_matmul_precision(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "autocast": torch.is_autocast_enabled("cpu"),
+        # Nothing tells whether the processor takes the smallest numbers for zero; so it is tried, in this thread.
+        "flush_denormal": bool(torch.tensor(smallest).mul(1.0).view(torch.int32) == 0),
+        "attention": [backends.mha.get_fastpath_enabled(), backends.cuda.flash_sdp_enabled()],
+    }
+    for name in ("mkldnn", "nnpack", "opt_einsum", "quantized"):
+        backend = getattr(backends, name, None)
+        for option in ("enabled", "deterministic", "allow_tf32", "strategy", "engine"):
+            if isinstance(value := getattr(backend, option, None), bool | str):
+                found[f"{name}.{option}"] = value
+    for name in ("", "mkldnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn"):
+        part: Any = backends
+        for key in name.split(".") if name else ():
+            part = getattr(part, key, None)
+        said = str(getattr(part, "fp32_precision", "none"))
+        found[f"{name}.precision"] = "ieee" if said == "none" else said  # nobody said, or highest
+    return found
+
+
 def _machine(device: str) -> dict[str, Any]:
     return {
         "processor": _processor(),
+        "python": platform.python_version(),
         "torch": torch.__version__,
-        "numpy": numpy.__version__,
+        "numpy": np.__version__,
         "machine": platform.machine(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "switches": switches(),
         "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else device,
     }
 

@@ -2,8 +2,9 @@
 
 **The rule.** Noise repeats only where all that decides what is released is proven to be the same. So the name is a
 digest of the configuration, the records, the code (ours, users', and the versions of what is installed), the model that
-was made with its initial parameters and buffers, and of what computes: processor, device, threads, libraries. What may
-differ and is in none of these is met by `training.asked`, which binds the noise of each round to what is asked in it.
+was made with its initial parameters, buffers and attributes, and of what computes: processor, device, threads,
+libraries and their switches. What may differ and is in none of these is met by `training.asked`, which binds the noise
+of each round to what is asked in it.
 
 Where something cannot be proven, a part of the name comes from the operating system: then no other run has this noise,
 and what is released is charged as a run of its own.
@@ -26,6 +27,7 @@ from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.requests import request_digest
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import ConfigError, TrainingError
+from dpfl_plugin.models.attributes import Attributes, describe
 from dpfl_plugin.training.build import Parts
 from dpfl_plugin.training.code import Code, code_of
 from dpfl_plugin.training.environment import package_changed, package_sha256
@@ -68,13 +70,13 @@ def name_run(config: Config, parts: Parts, here: Mapping[str, Any], began: Mappi
         here: what computes, see `environment.arithmetic`.
         began: facts of its checkpoint, if it was begun.
     """
-    code, model = code_of(config, parts.plugins), model_facts(parts.module)
-    doubts = list(code.doubts)
+    code, model, options = code_of(config, parts.plugins), model_facts(parts.module, parts.attributes), parts.options
+    doubts = [*code.doubts, *parts.attributes.doubts, *options.doubts]
     if package_changed():
         doubts.append("files of dpfl_plugin changed since this process began")
     if here["device"] != "cpu":
         doubts.append(f"{here['device']} may round in another way each time")
-    made_of: dict[str, Any] = {"code": code.facts, "model": model, "arithmetic": dict(here)}
+    made_of: dict[str, Any] = {"code": code.facts, "model": model, "arithmetic": dict(here), "options": options.facts}
     noise, bits = (noise_name(config, by, parts.noise_multiplier, made_of) for by in (parts.data_sha256, ""))
     if doubts:
         noise = bits = secrets.token_hex(16)
@@ -89,29 +91,22 @@ def name_run(config: Config, parts: Parts, here: Mapping[str, Any], began: Mappi
     return Naming(noise, bits, facts, tuple(doubts))
 
 
-def model_facts(module: torch.nn.Module) -> dict[str, str]:
-    """Digests of a model: what it is built of, and its parameters and buffers, frozen ones too."""
-    plain = {
-        name: {key: repr(value) for key, value in sorted(vars(layer).items()) if _is_plain(key, value)}
-        for name, layer in module.named_modules()
-    }
+def model_facts(module: torch.nn.Module, attributes: Attributes | None = None) -> dict[str, str]:
+    """Digests of a model: what it is built of, and its parameters and buffers, frozen ones too.
+
+    Args:
+        attributes: of its layers, and of the loss; None to look at the model's as they are now.
+    """
+    found = describe({"the model": module}) if attributes is None else attributes
     shape = re.sub(r" at 0x[0-9a-f]+", "", repr(module))
     grad = [[name, parameter.requires_grad] for name, parameter in module.named_parameters(remove_duplicate=False)]
     kinds = [f"{type(layer).__module__}.{type(layer).__qualname__}" for layer in module.modules()]
     tensors: Vectors = {f"parameter {name}": value for name, value in module.named_parameters(remove_duplicate=False)}
     tensors |= {f"buffer {name}": value for name, value in module.named_buffers(remove_duplicate=False)}
     return {
-        "structure": request_digest({}, [shape, grad, kinds, plain]).hex(),
+        "structure": request_digest({}, [shape, grad, kinds, found.facts]).hex(),
         "parameters": request_digest(tensors).hex(),
     }
-
-
-def _is_plain(key: str, value: object) -> bool:
-    """Whether an attribute of a layer is a number or a text that may decide what it computes."""
-    if key.startswith("_") or key == "training":
-        return False
-    values = value if isinstance(value, tuple | list) else (value,)
-    return all(value is None or isinstance(value, bool | int | float | complex | str) for value in values)
 
 
 def check_same(folder: RunFolder, began: Mapping[str, Any], naming: Naming, here: Mapping[str, Any]) -> None:

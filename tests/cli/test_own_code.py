@@ -208,6 +208,60 @@ def test_in_doubt_noise_is_fresh_and_charged(
     assert log.count("noise is fresh") == 1 and str(code) in log
 
 
+@pytest.mark.parametrize("what", ["a hook", "a generator", "a hidden option of a loss"])
+def test_a_model_that_cannot_be_known_has_fresh_noise(tmp_path: Path, code: Path, what: str) -> None:
+    """Nor has a loss; what they hold instead of what they are made of, no digest shows."""
+    changes = ONE
+    if what == "a hidden option of a loss":
+        edit(code / "table.py", FILES["table.py"] + LOSS)
+        changes = {**ONE, "loss": "table:loss"}
+    else:
+        line = {"a hook": "register_forward_hook(lambda *given: None)", "a generator": "rng = torch.Generator()"}[what]
+        made_so = FILES["mine/net.py"].replace("super().__init__()", f"super().__init__()\n        self.{line}")
+        edit(code / "mine/net.py", made_so)
+    _, result = made(tmp_path / "first", changes=changes)
+    _, again = made(tmp_path / "second", changes=changes)
+    assert names(result).isdisjoint(names(again))
+    assert "noise is fresh" in (Path(again["folder"]) / "log.txt").read_text()
+
+
+@pytest.mark.parametrize("how", ["tensor", "private", "in a dict", "of a loss", "of a loss, the same"])
+def test_attributes_that_a_variable_decides_name_the_noise(
+    tmp_path: Path, code: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """The code is the same, and so are the parameters; the model computes something else."""
+    value = "float(os.environ['W'])"
+    made_of = {"tensor": f"width = torch.tensor({value})", "private": f"_width = {value}"}
+    made_of |= {"in a dict": f"options = {{'width': {value}}}"}
+    changes = ONE
+    if how in made_of:
+        text = FILES["mine/net.py"].replace("super().__init__()", f"super().__init__()\n        self.{made_of[how]}")
+        used = {"tensor": "self.width", "private": "self._width", "in a dict": "self.options['width']"}[how]
+        edit(code / "mine/net.py", "import os\n" + text.replace("part.scaled(x)", f"{used} * part.scaled(x)"))
+    else:
+        text = LOSS.replace("torch.Generator()", value)
+        edit(code / "table.py", "import os\n" + FILES["table.py"] + text)
+        changes = {**ONE, "loss": "table:loss"}
+    found = []
+    for number, width in enumerate(("1", "1" if "same" in how else "2")):
+        monkeypatch.setenv("W", width)
+        found.append(names(made(tmp_path / str(number), changes=changes)[1]))
+    assert found[0] == found[1] if "same" in how else found[0].isdisjoint(found[1])
+
+
+LOSS = """
+import torch
+
+def made(held):
+    def loss(outputs, labels):
+        assert held is not None
+        return torch.nn.functional.cross_entropy(outputs, labels, reduction="none")
+    return loss
+
+loss = made(torch.Generator())
+"""
+
+
 def test_what_only_makes_the_records_may_be_in_doubt(tmp_path: Path, code: Path) -> None:
     """The records are known themselves."""
     edit(

@@ -79,6 +79,9 @@ RESUME = "tests/cli/test_resume.py"
 SHARED = "tests/cli/test_shared_ledger.py"
 ASKED = "tests/training/test_asked.py"
 NAMING = "tests/training/test_naming.py"
+UNSEEN = "tests/training/test_unseen.py"
+ATTRIBUTES = "tests/models/test_attributes.py"
+ENVIRONMENT = "tests/training/test_environment.py"
 OWN_CODE = "tests/cli/test_own_code.py"
 CHECKPOINT = "tests/training/test_checkpoint.py"
 MAIN_STATEMENT = "tests/training/test_statement.py"
@@ -3502,6 +3505,86 @@ NAMING_OF_NOISE = (
         "request_digest(down, facts)",
         "request_digest(down)",
         (ASKED + "::test_another_request_has_other_noise",),
+    ),
+    Mutant(
+        "most-gradients-not-in-the-request",
+        "a silo whose steps depend on the most gradients of a plan has the same noise around other values",
+        "training/asked.py",
+        "        None if plan.most_gradients is None else int(plan.most_gradients),\n",
+        "",
+        (ASKED + "::test_another_request_has_other_noise",),
+    ),
+    Mutant(
+        "aliases-not-followed",
+        "code that another name of a loader loads is edited, and has the noise of the old one",
+        "training/unseen.py",
+        "names.get(node.id, ())",
+        "{node.id}",
+        (UNSEEN + "::test_code_that_may_load_code_is_in_doubt",),
+    ),
+    Mutant(
+        "modules-handed-on",
+        "code is loaded by a function that was taken from a module by a name which is computed",
+        "training/unseen.py",
+        'self._say(node, f"module {name} as a value")',
+        "pass",
+        (UNSEEN + "::test_code_that_may_load_code_is_in_doubt",),
+    ),
+    Mutant(
+        "loaded-otherwise-unseen",
+        "an edited module that a plugin loads without an import has the noise of the old one",
+        "training/code.py",
+        "            for imported in loaded.asked_for_by(name):\n                self.add(imported)\n",
+        "            pass\n",
+        (UNSEEN + "::test_modules_that_were_loaded_on_behalf_of_a_plugin_count_however_it_loaded_them",),
+    ),
+    Mutant(
+        "tensors-of-attributes-alike",
+        "models that differ in a tensor which is a plain attribute share noise",
+        "models/attributes.py",
+        'return ["tensor", value.requires_grad, request_digest({"": value}).hex()]',
+        'return ["tensor", value.requires_grad]',
+        (ATTRIBUTES + "::test_another_value_of_an_attribute_is_another_model",),
+    ),
+    Mutant(
+        "private-attributes-alike",
+        "models that differ in a private attribute share noise",
+        "models/attributes.py",
+        "if key not in known}",
+        'if key not in known and not key.startswith("_")}',
+        (ATTRIBUTES + "::test_another_value_of_an_attribute_is_another_model",),
+    ),
+    Mutant(
+        "attributes-in-no-doubt",
+        "a model whose attributes no digest shows has noise that repeats",
+        "models/attributes.py",
+        '        self.doubts.add(f"{where} {why}")\n',
+        "",
+        (ATTRIBUTES + "::test_what_no_digest_shows_is_in_doubt",),
+    ),
+    Mutant(
+        "doubts-of-models-forgotten",
+        "a model with hooks has noise that repeats, whatever they do",
+        "training/naming.py",
+        "[*code.doubts, *parts.attributes.doubts, *options.doubts]",
+        "[*code.doubts]",
+        (OWN_CODE + "::test_a_model_that_cannot_be_known_has_fresh_noise",),
+    ),
+    Mutant(
+        "switches-of-libraries-alike",
+        "the same noise on sums that a library was told to round in another way",
+        "training/environment.py",
+        '        "switches": switches(),\n',
+        "",
+        (ENVIRONMENT + "::test_variables_by_which_libraries_choose_kernels_tell_computations_apart",),
+    ),
+    Mutant(
+        "flags-of-torch-alike",
+        "the same noise on sums that torch was told to round in another way",
+        "training/environment.py",
+        '        "flags": flags(),\n',
+        '        "flags": {},\n',
+        (ENVIRONMENT + "::test_what_users_code_told_torch_tells_computations_apart",),
     ),
     Mutant(
         "request-by-its-sign",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 import torch
 
+from dpfl_plugin.algorithms.base import RoundPlan
 from dpfl_plugin.algorithms.fedavg import FedAvg
 from dpfl_plugin.algorithms.scaffold import Scaffold
 from dpfl_plugin.core.requests import request_digest
@@ -17,9 +18,11 @@ from dpfl_plugin.oracle import Draw
 from dpfl_plugin.privacy.clipping import Adaptive
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.samplers import FixedSize
+from dpfl_plugin.training.asked import asked_at
 from tests.quadratics import Lab, rules, silo
 
 D = 400
+CHANGES = ("model", "control", "local_lr", "silo_share", "phase", "most_gradients", "participation")
 
 
 @pytest.fixture
@@ -61,6 +64,10 @@ def asked(made: Lab, changed: str = "") -> tuple[Vectors, list[Charge]]:
             made.host.states["control"][1, 3] += 1e-12
         case "state of another":
             made.host.states["control"][0, 3] += 1e-12
+        case "most_gradients":
+            plan = replace(plan, most_gradients=plan.num_gradients + 1)
+        case "participation":
+            plan = replace(plan, participation="all" if plan.participation != "all" else "sampled")
         case "participants":
             plan = replace(plan, participants=(1,), weights=(1.0,))
         case "clip norm":
@@ -68,7 +75,7 @@ def asked(made: Lab, changed: str = "") -> tuple[Vectors, list[Charge]]:
     return made.host.run([1], down, plan, Draw(7, 3, run="run"))
 
 
-@pytest.mark.parametrize("changed", ["model", "control", "local_lr", "silo_share", "phase", "share", "state"])
+@pytest.mark.parametrize("changed", [*CHANGES, "share", "state"])
 def test_another_request_has_other_noise(drawn: list[bytes], changed: str) -> None:
     """The smallest change anywhere: no stream is drawn twice, and the difference of two answers has twice the noise."""
     up, charges = asked(lab())
@@ -147,3 +154,24 @@ def test_fedavg_without_states_is_bound_to_its_download(drawn: list[bytes]) -> N
     for start in (0.5, 0.6):
         made.host.run([0], {"model": torch.full((D,), start, dtype=torch.float64)}, plan, Draw(7, 3))
     assert len(drawn) == len(set(drawn))
+
+
+def test_all_that_a_plan_tells_a_silo_is_in_the_digest() -> None:
+    """But for who takes part, with what weight, which is no matter of a silo's. A new field has to find its place."""
+    other: dict[str, Any] = {
+        "local_steps": 9,
+        "local_lr": 9.0,
+        "num_gradients": 9,
+        "most_gradients": 9,
+        "participation": "all",
+        "share": (0.1, 0.9),
+        "phase": "other",
+        "smoothing": ("moreau", 1.0),
+        "task": "score",
+        "silo_share": 0.5,
+    }
+    plan, draw = RoundPlan(local_steps=1, local_lr=1.0, num_gradients=1), Draw(7, 3)
+    assert {field.name for field in fields(RoundPlan)} == {*other, "participants", "weights"}
+    found = [asked_at(draw, {}, replace(plan, **{name: value})).asked for name, value in other.items()]
+    assert len({asked_at(draw, {}, plan).asked, *found}) == 1 + len(other)
+    assert asked_at(draw, {}, replace(plan, participants=(1,), weights=(1.0,))).asked == asked_at(draw, {}, plan).asked

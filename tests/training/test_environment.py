@@ -3,9 +3,10 @@
 import importlib.util
 
 import pytest
+import torch
 
 from dpfl_plugin.gradients import fused
-from dpfl_plugin.training.environment import arithmetic, elsewhere, machine
+from dpfl_plugin.training.environment import arithmetic, elsewhere, flags, machine
 
 
 def test_the_same_twice():
@@ -62,3 +63,64 @@ def test_compiled_loops_elsewhere_count_where_the_engine_uses_them():
     assert elsewhere(arithmetic("cpu", 1), [there, {**there, "kernels": None}]) == {}
     for own, theirs in (("numba 1", None), ("numba 1", "numba 2")):
         assert elsewhere(arithmetic("cpu", 1, (), own), [there, {**there, "kernels": theirs}])["elsewhere"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("MKL_CBWR", "COMPATIBLE"),
+        ("MKL_ENABLE_INSTRUCTIONS", "SSE4_2"),
+        ("NUMBA_CPU_NAME", "generic"),
+        ("NUMBA_CPU_FEATURES", ""),
+        ("NUMBA_DISABLE_JIT", "1"),
+        ("ONEDNN_MAX_CPU_ISA", "SSE41"),
+        ("DNNL_MAX_CPU_ISA", "SSE41"),
+        ("OPENBLAS_CORETYPE", "Haswell"),
+        ("ATEN_CPU_CAPABILITY", "default"),
+        ("NPY_DISABLE_CPU_FEATURES", "AVX2"),
+        ("GLIBC_TUNABLES", "glibc.cpu.hwcaps=-AVX2_Usable"),
+        ("NVIDIA_TF32_OVERRIDE", "1"),
+    ],
+)
+def test_variables_by_which_libraries_choose_kernels_tell_computations_apart(monkeypatch, name, value):
+    monkeypatch.delenv(name, raising=False)
+    here, there = arithmetic("cpu", 1), machine("cpu")
+    monkeypatch.setenv(name, value)
+    assert arithmetic("cpu", 1) != here and elsewhere(here, [machine("cpu")]) and not elsewhere(here, [there])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS", "NUMBA_CACHE_DIR"),
+        *("OMP_PROC_BIND", "OMP_PLACES", "KMP_AFFINITY", "GOMP_CPU_AFFINITY", "KMP_BLOCKTIME", "OMP_WAIT_POLICY"),
+        *("MKL_VERBOSE", "TORCH_HOME", "TORCH_NCCL_BLOCKING_WAIT", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"),
+    ],
+)
+def test_variables_of_launchers_and_places_do_not(monkeypatch, name):
+    """Ranks, sweeps and a run by itself differ in them, and compute the same."""
+    monkeypatch.delenv(name, raising=False)
+    here = arithmetic("cpu", 1), machine("cpu")
+    monkeypatch.setenv(name, "3")
+    assert (arithmetic("cpu", 1), machine("cpu")) == here
+
+
+def test_what_users_code_told_torch_tells_computations_apart():
+    """And once it is told otherwise, all is as it was."""
+    here = flags()
+    assert arithmetic("cpu", 1)["flags"] == here
+    told = {
+        "denormal": (torch.set_flush_denormal, True, False),
+        "deterministic": (torch.use_deterministic_algorithms, True, False),
+        "dtype": (torch.set_default_dtype, torch.float64, torch.float32),
+        "matmul": (torch.set_float32_matmul_precision, "medium", "highest"),
+        "mkldnn": (lambda on: setattr(torch.backends.mkldnn, "enabled", on), False, True),
+        "attention": (torch.backends.mha.set_fastpath_enabled, False, True),
+    }
+    for name, (tell, other, usual) in told.items():
+        tell(other)
+        try:
+            assert flags() != here, name
+        finally:
+            tell(usual)
+        assert flags() == here, name

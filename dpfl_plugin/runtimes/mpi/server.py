@@ -381,7 +381,7 @@ class MpiSession:
                 f"model: on ranks {', '.join(map(str, others))} it has other frozen layers or buffers than on rank 0. "
                 f"{BUILT_ANEW}"
             )
-        _check_code(ready, code_of(config, parts.plugins).facts, model_facts(parts.module))
+        _check_code(ready, code_of(config, parts.plugins).facts, model_facts(parts.module, parts.attributes))
         return MpiRuntime(
             self._ranks,
             charges,

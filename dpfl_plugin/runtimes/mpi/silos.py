@@ -296,7 +296,9 @@ class SiloRank:
             parts.host.clock = Stopwatch()
             parts.host.clock.start(parts.model.device)
         self._mine = {}  # what the engine made of the records takes their place
-        self._say("ready", fixed=fixed_digest(parts.module), code=files, model=model_facts(parts.module))
+        self._say(
+            "ready", fixed=fixed_digest(parts.module), code=files, model=model_facts(parts.module, parts.attributes)
+        )
 
     def take(self, host: SiloHost, device: torch.device, stack_size: int, notes: Notes | None) -> None:
         """Silos to run rounds with, on ``device``.
