@@ -1,5 +1,6 @@
 """Clipping strategies: what a record can change, in units of the noise; what is charged; what C does."""
 
+import contextlib
 import itertools
 import math
 from dataclasses import dataclass, replace
@@ -379,8 +380,10 @@ class _Expecting:
 def test_c_stays_within_its_range():
     clipping = Adaptive(lr=5.0)
     assert clipping.adapted(1.0, 1e6, 2.0) == pytest.approx(2e-3)
-    for far in (-50.0, -1e6, -1e300, -math.inf):
-        assert clipping.adapted(1.0, far, 2.0) == pytest.approx(2e3)
+    found = []
+    with contextlib.suppress(OverflowError):
+        found += [clipping.adapted(1.0, far, 2.0) for far in (-50.0, -1e6, -1e300, -math.inf)]
+    assert found == pytest.approx([2e3] * 4)
 
 
 # State of the silos
