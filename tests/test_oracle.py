@@ -36,9 +36,7 @@ def silo(count, seed=0):
     return Records(x, torch.randint(0, 3, (count,), generator=generator))
 
 
-def oracle(
-    silos, made_by, *, ids=None, round=0, attempt=0, seed=0, steps=5000, share=(0.0, 1.0), engine="closed_form"
-):
+def oracle(silos, made_by, *, ids=None, round=0, attempt=0, seed=0, steps=5000, share=(0.0, 1.0), engine="closed_form"):
     made = ENGINES[engine](MODEL, losses.cross_entropy, 2**20)
     ids = range(len(silos)) if ids is None else ids
     prepared = [made.prepare(records) for records in silos]

@@ -60,6 +60,9 @@ rounded by: 4 half epsilons (the proof is in `gradients.blocks`). Room for 124 m
 LEAST_CLIP_NORM: Final = 2.0**-40
 MOST_CLIP_NORM: Final = 2.0**40
 """Between these, what floating point loses below its smallest number, or beyond its largest, is nothing beside C."""
+MOST_RATIO: Final = 2.0**120
+"""Of a norm to what it is clipped to. The factor of a longer one could be below 2^-126, where float32 has few digits
+left, and what it leaves could be longer than C by half: such a vector counts as not finite (`longest`)."""
 _ROOM: Final = 2.0**10  # for bounds of layers, which are shares of C, and for those that are adapted
 
 
@@ -76,3 +79,11 @@ def inner(clip_norm: float, dtype: torch.dtype) -> float:
             "keep it. Scale the loss, and privacy.clip_norm with it."
         )
     return clip_norm * (1 - MARGIN * torch.finfo(dtype).eps)
+
+
+def longest(bound: float, dtype: torch.dtype) -> float:
+    """The longest norm that counts as finite, of a vector in ``dtype`` that is clipped to ``bound``, as `inner` has it.
+
+    A public number, the same for every way of clipping: whether a record counts is not up to the engine.
+    """
+    return min(torch.finfo(dtype).max, MOST_RATIO * bound)

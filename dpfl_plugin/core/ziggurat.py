@@ -10,6 +10,9 @@ density f in x. With real numbers U, U', ... uniform in [0, 1):
     i > 0:   F_i + (F_(i-1) - F_i) U' < f(x):           x is taken, else another word is drawn
     i = 0:   t = -ln(U) / R; -2 ln(U') > t^2:           R + t is taken, else the tail is tried again (Marsaglia 1964)
 
+In one cell n of strip 0, which holds R, it takes U to tell whether x < R. If it is not, U is no longer uniform, and
+the tail draws another.
+
 U and U' have as many bits as a decision needs: most need none (`dpfl_plugin.core.rounded_normals`). What is compared
 and multiplied are real numbers: X_i, F_i and R have 60 digits, and `Tables`, rounded to 53 bits, only serves for
 finding out quickly what holds for the real ones, too. So the law is the normal one but for what the sixtieth digits
@@ -102,9 +105,15 @@ def decide(found: Undecided, std: float, draw: Callable[[int], Words]) -> int:
     with localcontext(_EXACT):
         while True:
             strip, bits, negative = parts(word)
+            in_tail = strip == 0 and bits > int(TABLES.inner[0])  # whatever U is
             while True:  # ends by a value or by another word
                 u, v = (_uniform(given[n : n + 1], draw) for n in (0, 1))
                 given = ()
+                if in_tail:
+                    beyond = -u.ln() / _R
+                    if -2 * v.ln() > beyond * beyond:
+                        return _rounded(_R + beyond, std, negative)
+                    continue
                 x = (bits + u) * _WIDTH[strip]
                 if x < _LEFT[strip]:
                     return _rounded(x, std, negative)
@@ -114,9 +123,7 @@ def decide(found: Undecided, std: float, draw: Callable[[int], Words]) -> int:
                         return _rounded(x, std, negative)
                     word = int(draw(1)[0])
                     break
-                beyond = -u.ln() / _R
-                if -2 * v.ln() > beyond * beyond:
-                    return _rounded(_R + beyond, std, negative)
+                in_tail = True  # with new uniforms: what is known of this U by now would show in the tail
 
 
 def parts(word: int) -> tuple[int, int, bool]:

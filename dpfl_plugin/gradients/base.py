@@ -14,7 +14,7 @@ from typing import Final, Protocol
 import torch
 from torch import Tensor, nn
 
-from dpfl_plugin.core.balls import inner
+from dpfl_plugin.core.balls import inner, longest
 from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.errors import PluginError
 
@@ -79,7 +79,8 @@ class Engine(Protocol):
         """Write the sum of the batch's clipped gradients at parameters ``y`` (d,) to ``out`` (d,), in float64.
 
         clip(g, C) = g / max(1, ||g|| / C), so that one example adds a vector of norm at most C whatever it is:
-        a gradient that is not finite adds nothing, unless ``clip_norm`` is inf. An empty batch gives zeros.
+        a gradient that is not finite, or 2^120 times as long as C (`longest`), adds nothing, unless ``clip_norm`` is
+        inf. An empty batch gives zeros.
 
         Noise covers what one record does to the sum, rounding included. For two batches of one length that differ in
         one record, or in that it counts as zero in one of them, it moves by no more than Delta (1 + SUM_SLACK), Delta =
@@ -89,8 +90,8 @@ class Engine(Protocol):
             clip_norm: C; or a finite bound for each of the model's `layers`, each of which is clipped by itself.
 
         Returns:
-            The norms before clipping, (b,) or (b, L) for L layers, inf for examples whose gradient is not finite. None
-            where ``clip_norm`` is inf, or from an engine that does not tell.
+            The norms before clipping, (b,) or (b, L) for L layers, inf for examples whose gradient does not count
+            as finite. None where ``clip_norm`` is inf, or from an engine that does not tell.
         """
         ...
 
@@ -107,7 +108,17 @@ def layers(layout: Layout) -> dict[str, int]:
 
 
 def squared_norms(rows: Tensor) -> Tensor:
-    """(b,) squared norms of ``rows`` (b, p), added up in float64, in which no square of a float32 number vanishes."""
+    """(b,) squared norms of ``rows`` (b, p), added up in float64, in which no square of a float32 number vanishes.
+
+    Of float64 numbers they may, and what a product of two norms lacks then may be long. As much as may have been lost,
+    added, it is never too small.
+    """
+    if rows.dtype is torch.float64:
+        return _added_up(rows) + rows.shape[1] * torch.finfo(torch.float64).tiny
+    return _added_up(rows)
+
+
+def _added_up(rows: Tensor) -> Tensor:
     count, width = rows.shape
     most = PIECE.get(rows.device.type, PIECE["cuda"])  # torch copies what it adds up in another format
     if rows.numel() <= most:
@@ -155,7 +166,7 @@ def in_chunks(
 
 def clip_factors(norms: Tensor, clip_norm: float | tuple[float, ...], dtype: torch.dtype) -> list[Tensor]:
     """min(1, C / norm), (b,) in ``dtype``: for norms (b,), or for each of the L layers of norms (b, L), in float64; C a
-    hair inside its own. 0 for norms that are inf."""
+    hair inside its own. 0 for norms that are inf, as `bad_among` leaves those for which a factor would be too small."""
     if isinstance(clip_norm, tuple):
         pairs = zip(clip_norm, norms.unbind(dim=1), strict=True)
         return [factor for c, norm in pairs for factor in clip_factors(norm, c, dtype)]
@@ -163,10 +174,14 @@ def clip_factors(norms: Tensor, clip_norm: float | tuple[float, ...], dtype: tor
     return [(bound / norms.clamp(min=bound)).to(dtype)]
 
 
-def bad_among(norms: Tensor, dtype: torch.dtype) -> Tensor | None:
-    """(b,) which examples' ``norms``, (b,) or (b, L) in float64, are not finite in ``dtype``: they become inf, in all
-    layers. None if there are none."""
-    bad = ~torch.isfinite(norms.to(dtype)).reshape(len(norms), -1).all(dim=1)
+def bad_among(norms: Tensor, clip_norm: float | tuple[float, ...], dtype: torch.dtype) -> Tensor | None:
+    """(b,) which examples' ``norms``, (b,) or (b, L) in float64, do not count as finite in ``dtype``, for C or for a
+    bound of each layer (`longest`): they become inf, in all layers. None if there are none."""
+    bounds = clip_norm if isinstance(clip_norm, tuple) else (clip_norm,)
+    most = [longest(inner(bound, dtype), dtype) for bound in bounds]
+    columns = norms.reshape(len(norms), -1).unbind(dim=1)
+    # Where a norm is not a number, neither is it at most anything.
+    bad = ~torch.stack([norm <= limit for norm, limit in zip(columns, most, strict=True)]).all(dim=0)
     if not bool(bad.any()):
         return None
     norms[bad] = math.inf

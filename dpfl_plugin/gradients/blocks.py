@@ -23,16 +23,21 @@ zero at its place, how many were drawn and where all others are stays.
    added up within the record before its norm was taken; or, of sequences, a sum over positions in float64 (5.).
 3. The batch is cut into blocks by `blocks_of`, by the records' places. Of each block the v_i are added up by
    themselves; the blocks' sums are added up in float64, and are float64 from there on.
-4. A record whose gradient is not finite has v_i = 0 at its place, in a product of the same shape.
+4. A record whose gradient does not count as finite has v_i = 0 at its place, in a product of the same shape: one whose
+   norm, or the norm of one of whose layers, is not a number or more than `balls.longest`, 2^120 C.
 
 **Proof.** gamma_n = n u / (1 - n u).
 
 1. *One record.* Squares are added up in float64 (d < 2^32 of them: to 2^-21 of themselves), constants of records are
-   rounded to float32 once (u), the factor and its products with g_i are rounded once each. `inner` is 128 u inside C,
-   which is more than all of it in float32; in float64, ||v_i|| <= C (1 + 2^-20).
+   rounded to float32 once (u), the clip factor and its products with g_i are rounded once each. The clip factor is
+   min(1, `inner` / norm), 2^-120 or more (4.): a normal number, in float32, too, and off by u of itself. `inner` is
+   128 u inside C, which is more than all of it in float32; in float64, ||v_i|| <= C (1 + 2^-20).
    A factor of an outer product is shorter than 2^64 (`squared_inputs` of a longer one are inf, and so is the norm).
    So numbers of the other factor that are rounded up below 2^-126, by 2^-150 each, add no more than
-   2^-86 sqrt(d) <= 2^-20 C.
+   2^-86 sqrt(d) <= 2^-20 C. In float64 it is shorter than 2^512, and they add 2^-1075 each: 2^-563 sqrt(d).
+   In float64 squares vanish, too: of numbers below 2^-511 they are off by 2^-1022 at most, also if they become 0. Both
+   factors' squares have that added for each of their numbers (`squared_norms`), so neither is too small. What
+   their product lacks, if that is below 2^-1022, is less than 2^-1022: nothing beside C^2.
 2. *A block*, of B records. Each entry of its sum is a sum of at most B products; in whatever order they are added up,
    with fused multiply-adds or without, the error is at most gamma_B times the sum of their absolute values (Higham
    2002, Accuracy and Stability of Numerical Algorithms, 3.1). Over the entries these are sum_i |v_i|, of norm B C or

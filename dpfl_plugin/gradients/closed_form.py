@@ -109,7 +109,7 @@ class ClosedForm:
             self._add_up(residuals, batch.features, None, out)
             return None
         norms = (squared_norms(residuals) * batch.constants).sqrt_()
-        bad = bad_among(norms, y.dtype)
+        bad = bad_among(norms, clip_norm, y.dtype)
         residuals.mul_(clip_factors(norms, clip_norm, y.dtype)[0].unsqueeze(1))
         if bad is not None:
             residuals[bad] = 0.0

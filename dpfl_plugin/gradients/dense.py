@@ -117,7 +117,7 @@ class Dense:
             return None
         squares = self._squares(batch, inputs, derivatives)
         norms = (squares if isinstance(clip_norm, tuple) else squares.sum(dim=1)).sqrt_()
-        bad = bad_among(norms, y.dtype)
+        bad = bad_among(norms, clip_norm, y.dtype)
         self._add_up(inputs, derivatives, clip_factors(norms, clip_norm, y.dtype), bad, out)
         return norms.to(y.dtype)
 

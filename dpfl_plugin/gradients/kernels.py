@@ -19,9 +19,11 @@ import numpy as np
 from numba import boolean, float32, float64, int64, void
 from numpy.typing import NDArray
 
+from dpfl_plugin.core.balls import MOST_RATIO
+
 VERSION: Final = f"numba {numba.__version__}, llvmlite {llvmlite.__version__}"
 RELU, TANH, SIGMOID, ELU = range(4)
-LONGEST: Final = float(np.finfo(np.float32).max)  # square of a layer's inputs: as in `base.squared_inputs`
+LONGEST: Final = float(np.finfo(np.float32).max)  # norm; square of a layer's inputs, as in `base.squared_inputs`
 
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
@@ -187,7 +189,8 @@ def factors(
     norms: Floats,
     found: Doubles,
 ) -> int:
-    """min(1, C / norm) of each record's gradient, or of each layer's part of it; 0 where the norm is not finite.
+    """min(1, C / norm) of each record's gradient, or of each layer's part of it; 0 where its norm does not
+    count as finite.
 
     Args:
         constants: (b,) squared norms of the first layer's inputs; of_inputs: (L, b) those of the other layers', from
@@ -197,7 +200,7 @@ def factors(
         norms: (n, b), n the length of ``bounds``, are written; so are ``found``, (n, b), the factors.
 
     Returns:
-        The number of records with a norm that is not finite: all of their norms are inf, all of their factors 0.
+        The number of records with a norm that does not count as finite: all of their norms are inf, their factors 0.
     """
     (num_layers, b), n = of_outputs.shape, len(bounds)
     for row in range(n):
@@ -209,9 +212,10 @@ def factors(
             of_input = of_input if of_input < LONGEST else np.float64(np.inf)
             found[row, j] += of_outputs[layer, j] * (of_input + ones[layer])
     for row in range(n):
+        longest = min(LONGEST, MOST_RATIO * bounds[row])  # as `balls.longest`
         for j in range(b):
             norm = math.sqrt(found[row, j])
-            norms[row, j] = norm
+            norms[row, j] = norm if norm <= longest else np.inf  # also where it is NaN
             found[row, j] = bounds[row] / norm if norm > bounds[row] else 1.0
     num_bad = 0
     for j in range(b):

@@ -6,7 +6,7 @@ products of matrices are products of stacks of matrices. A record that only fill
 has in the products is replaced by zero.
 
 Every silo has its own parameters and its own clipping norms, and what `Engine.clipped_sum` promises of a record holds
-here: it adds at most C, and nothing if its gradient is not finite.
+here: it adds at most C, and nothing if its gradient does not count as finite.
 
 `Sums` is a function of tensors alone: nothing in it waits for the device, and no shape depends on a number. So it can
 be recorded once and replayed with other numbers (`replay`).
@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dpfl_plugin.core.balls import inner
+from dpfl_plugin.core.balls import MOST_RATIO, inner
 from dpfl_plugin.gradients.base import Engine, Records, squared_inputs, squared_norms
 from dpfl_plugin.gradients.blocks import add_products, add_up, chunk_of, filled
 
@@ -228,7 +228,8 @@ class StackedLayers:
             return None
         squares = self._squares(batches, inputs, derivatives)
         norms = (squares if most.shape[2] > 1 else squares.sum(dim=2, keepdim=True)).sqrt_()
-        finite = norms.to(y.dtype) < math.inf  # not where it is NaN
+        longest = (MOST_RATIO * most).clamp_(max=torch.finfo(y.dtype).max)  # as `balls.longest` of each
+        finite = norms <= longest  # not where it is NaN
         left_out = left_out | ~(finite if most.shape[2] == 1 else finite.all(dim=2, keepdim=True))
         norms.masked_fill_(left_out, math.inf)
         self._add_up(inputs, derivatives, (most / torch.maximum(norms, most)).to(y.dtype), left_out, out)

@@ -92,7 +92,7 @@ def _add_clipped(
     Examples that are not finite in some part add nothing in any, and get the norms inf.
     """
     norms = torch.stack([_norms(part) for part in parts], dim=1)
-    bad = bad_among(norms, gradients.dtype)
+    bad = bad_among(norms, tuple(bounds), gradients.dtype)
     if bad is not None:
         gradients[bad] = 0.0
     for part, factors, total in zip(parts, clip_factors(norms, tuple(bounds), gradients.dtype), totals, strict=True):

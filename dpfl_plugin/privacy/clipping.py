@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from dpfl_plugin.core.balls import LEAST_CLIP_NORM, MOST_CLIP_NORM, inner
+from dpfl_plugin.core.balls import LEAST_CLIP_NORM, MOST_CLIP_NORM, inner, longest
 from dpfl_plugin.errors import ConfigError, UnsupportedError, require
 from dpfl_plugin.privacy.events import Unit
 
@@ -114,6 +114,8 @@ _LARGEST_WEIGHT = math.sqrt(1 - _GROWTH**-2)
 _FRACTION_STD = 1 / 20
 # A silo's C stays within clip_norm / _RANGE and clip_norm * _RANGE, so that noise alone cannot carry it away.
 _RANGE = 1e3
+# Of log C_i: from anywhere in its range a step of 14 reaches the end, and e^700 is still a float.
+_LARGEST_STEP = 700.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,7 +196,8 @@ class Adaptive(Clipping):
         return min(_LARGEST_WEIGHT, noise_multiplier * sensitivity / (_FRACTION_STD * batch_size))
 
     def adapted(self, norm: float, fraction: float, clip_norm: float) -> float:
-        moved = norm * math.exp(-self.lr * (fraction - self.quantile))
+        # Much noise on the count of a small batch may ask for more than a float holds.
+        moved = norm * math.exp(min(-self.lr * (fraction - self.quantile), _LARGEST_STEP))
         return min(max(moved, clip_norm / _RANGE), clip_norm * _RANGE)
 
 
@@ -228,7 +231,8 @@ class Median(Clipping):
 
 
 def clip_update(update: Tensor, bounds: float | tuple[float, ...], sizes: Sequence[int]) -> None:
-    """Clip each part of ``update`` (d,) to a hair inside its bound, in place; one that is not finite becomes zero.
+    """Clip each part of ``update`` (d,) to a hair inside its bound, in place; if one does not count as finite
+    (`longest`), all become zero.
 
     Args:
         bounds: for the whole of it, or for each of the consecutive parts of these ``sizes``.
@@ -237,9 +241,10 @@ def clip_update(update: Tensor, bounds: float | tuple[float, ...], sizes: Sequen
     parts = update.split(list(sizes)) if several else (update,)
     limits = bounds if isinstance(bounds, tuple) else (bounds,)
     norms = [float(torch.linalg.vector_norm(part, dtype=torch.float64)) for part in parts]
-    if not all(map(math.isfinite, norms)):
+    insides = [inner(bound, update.dtype) for bound in limits]
+    if not all(norm <= longest(bound, update.dtype) for norm, bound in zip(norms, insides, strict=True)):
         # A silo whose update is not finite sends noise alone, so that its failure does not show.
         update.zero_()
         return
-    for part, norm, bound in zip(parts, norms, limits, strict=True):
-        part.div_(max(1.0, norm / inner(bound, update.dtype)))
+    for part, norm, bound in zip(parts, norms, insides, strict=True):
+        part.div_(max(1.0, norm / bound))

@@ -21,6 +21,10 @@ from dpfl_plugin.privacy.events import Sampler as Accounted
 
 SamplerName = Literal[Accounted, "with_replacement"]
 
+LEAST_RATE: Final = 2.0**-30
+"""Of Poisson batches: see there."""
+_STEPS: Final = 2**53
+
 
 class Sampler(Protocol):
     """Draws a fresh batch for every release.
@@ -116,12 +120,30 @@ class Poisson:
     """Each record independently with probability ``record_rate``; the batch may be empty.
 
     The sum is divided by its expected size s n, where n counts as public.
+
+    Uniform numbers are multiples of 2^-53, and one of them is below s with the probability s rounded up to such a
+    multiple. A record is drawn where one is below s rounded down: never more often than is charged, and less often by
+    2^-23 of s at most, at s = `LEAST_RATE`. That costs no more: the law at s' < s is a mixture of that at s and of
+    that without the record.
+
+    Raises:
+        ConfigError: s is not in [`LEAST_RATE`, 1].
     """
 
     record_rate: float
     name: SamplerName = "poisson"
     neighbouring: Neighbouring = "add_or_remove"
     sensitivity: float = 1.0
+
+    def __post_init__(self) -> None:
+        require(
+            LEAST_RATE <= self.record_rate <= 1,
+            "privacy.record_rate",
+            self.record_rate,
+            f"be in [2^-30, 1] with sampler: poisson, i.e. at least {LEAST_RATE:.3g}: for less, uniform numbers of 53 "
+            "bits are too coarse",
+            "Use a larger rate.",
+        )
 
     def divisor(self, num_records: int) -> float:
         return self.record_rate * num_records
@@ -130,7 +152,8 @@ class Poisson:
         return self.record_rate
 
     def draw(self, num_records: int, rng: np.random.Generator) -> NDArray[np.int64] | None:
-        return np.flatnonzero(rng.random(num_records) < self.record_rate)
+        drawn_rate = math.floor(self.record_rate * _STEPS) / _STEPS
+        return np.flatnonzero(rng.random(num_records) < drawn_rate)
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,6 +151,29 @@ def test_the_exact_way_rounds_what_it_is_given():
     assert found == -int(exact.to_integral_value())
 
 
+def test_what_puts_a_point_beyond_r_does_not_choose_how_far():
+    """In the one cell of strip 0 that holds R, U tells whether x < R; given that, the tail has the law that it has from
+    cells beyond, where U tells nothing: the same numbers from the same words, whichever U and U' were."""
+    cell = int(ziggurat.TABLES.inner[0])
+    edge = int((ziggurat._LEFT[0] / ziggurat._WIDTH[0] - cell) * 2**64)
+    assert 2**60 < edge < 2**64 - 2**60
+    for given in [(edge + 2**33, 2**63), (edge + 2**60, 1), (2**64 - 1, 2**64 - 1), (2**64 - 2**40, 2**40)]:
+        of_cell, beyond = words(11), words(11)
+        for _ in range(40):
+            found = ziggurat.decide(ziggurat.Undecided(cell << 9, given), 2.0**40, of_cell)
+            beyond(6)  # which made U and U' longer
+            expected = ziggurat.decide(ziggurat.Undecided((cell + 1) << 9), 2.0**40, beyond)
+            assert found == expected > float(ziggurat._R) * 2.0**40
+
+
+@pytest.mark.parametrize("given", [(0, 5), (2**60, 2**63)])
+def test_what_lies_left_of_r_in_the_cell_that_holds_it_is_taken(given):
+    cell = int(ziggurat.TABLES.inner[0])
+    found = ziggurat.decide(ziggurat.Undecided(cell << 9, given), 2.0**45, words())
+    exact = (cell + Decimal(given[0]) / 2**64) * ziggurat._WIDTH[0]
+    assert found == int((exact * 2**45).to_integral_value()) and exact < ziggurat._R
+
+
 @pytest.mark.parametrize("std", [0.0, -1.0, math.inf, math.nan, 2.0**46])
 def test_standard_deviations_that_are_refused(std):
     with pytest.raises(ValueError, match="at most 2\\^45"):

@@ -90,6 +90,8 @@ PLAN_TESTS = "tests/cli/test_plan.py"
 RUN = "tests/cli/test_run.py"
 NOISE = "tests/conformance/test_noise.py"
 BATCHES = "tests/conformance/test_batches.py"
+SAMPLERS = "tests/privacy/test_samplers.py"
+EXTREMES = "tests/gradients/test_extremes.py"
 STACKED = "tests/gradients/test_stacked.py"
 LOCKSTEP = "tests/test_lockstep.py"
 LOCKSTEP_RUNS = "tests/cli/test_lockstep.py"
@@ -235,6 +237,17 @@ MECHANISMS = (
         "_DIGITS: Final = Context(prec=60)",
         "_DIGITS: Final = Context(prec=16)",
         (ROUNDED + "::test_the_law_is_normal_to_40_digits",),
+    ),
+    Mutant(
+        "tail-from-a-spent-uniform",
+        "the uniform number that put a point beyond R chooses how far beyond, though it is no longer uniform",
+        "core/ziggurat.py",
+        "                in_tail = True  #",
+        "                beyond = -u.ln() / _R\n"
+        "                if -2 * v.ln() > beyond * beyond:\n"
+        "                    return _rounded(_R + beyond, std, negative)\n"
+        "                in_tail = True  #",
+        (ROUNDED + "::test_what_puts_a_point_beyond_r_does_not_choose_how_far",),
     ),
     Mutant(
         "device-rounding-taken-for-decided",
@@ -780,6 +793,41 @@ CLIPPING = (
         (BOOKKEEPING + "::test_squares_that_vanish_do_not_hide_a_gradient_from_clipping",),
     ),
     Mutant(
+        "squares-that-vanish-in-double-precision",
+        "of a float64 model a norm that is a product of norms is 0 where the square of one of them is",
+        "gradients/base.py",
+        "return _added_up(rows) + rows.shape[1] * torch.finfo(torch.float64).tiny",
+        "return _added_up(rows)",
+        (
+            EXTREMES + "::test_squares_of_float64_numbers_that_vanish_do_not_hide_a_gradient_from_clipping",
+            EXTREMES + "::test_squared_norms_are_never_too_small",
+        ),
+    ),
+    Mutant(
+        "clip-factors-of-few-digits",
+        "a clip factor below 2^-126 is rounded to a multiple of 2^-149, and what it leaves may be longer than C",
+        "gradients/base.py",
+        "most = [longest(inner(bound, dtype), dtype) for bound in bounds]",
+        "most = [torch.finfo(dtype).max for _ in bounds]",
+        (EXTREMES + "::test_a_clip_factor_is_a_normal_number_or_the_record_counts_as_zero",),
+    ),
+    Mutant(
+        "compiled-clip-factors-of-few-digits",
+        "compiled loops count a record that all other engines count as zero, since C is next to nothing beside it",
+        "gradients/kernels.py",
+        "longest = min(LONGEST, MOST_RATIO * bounds[row])",
+        "longest = LONGEST",
+        (EXTREMES + "::test_a_clip_factor_is_a_normal_number_or_the_record_counts_as_zero",),
+    ),
+    Mutant(
+        "clip-factors-of-few-digits-together",
+        "where silos are answered together, a clip factor below 2^-126 leaves more than C",
+        "gradients/stacked.py",
+        "(MOST_RATIO * most).clamp_(max=torch.finfo(y.dtype).max)",
+        "torch.full_like(most, torch.finfo(y.dtype).max)",
+        (EXTREMES + "::test_a_clip_factor_is_a_normal_number_or_the_record_counts_as_zero",),
+    ),
+    Mutant(
         "records-mixed-in-a-batch",
         "a model whose layers mix the records of a batch is clipped as if they did not",
         "gradients/independence.py",
@@ -877,7 +925,7 @@ CLIPPING = (
         "book-keeping-not-finite-spreads",
         "one broken record turns a sum by book-keeping into NaN, which tells of it",
         "gradients/bookkeeping.py",
-        "bad = bad_among(norms, y.dtype)",
+        "bad = bad_among(norms, clip_norm, y.dtype)",
         "bad = None",
         (BOOKKEEPING + "::test_an_example_without_a_finite_gradient_adds_nothing_and_has_an_infinite_norm",),
     ),
@@ -909,8 +957,8 @@ CLIPPING = (
         "update-clipped-without-margin",
         "a silo's update is clipped to C itself, which rounding exceeds",
         "privacy/clipping.py",
-        "norm / inner(bound, update.dtype)",
-        "norm / bound",
+        "insides = [inner(bound, update.dtype) for bound in limits]",
+        "insides = list(limits)",
         (CLIP + "::test_no_update_is_longer_than_the_clip_norm",),
     ),
     Mutant(
@@ -1050,9 +1098,25 @@ ADAPTING = (
         "one-good-layer",
         "an example that is broken in one layer is kept in that layer",
         "gradients/base.py",
-        "bad = ~torch.isfinite(norms.to(dtype)).reshape(len(norms), -1).all(dim=1)",
-        "bad = ~torch.isfinite(norms.to(dtype)).reshape(len(norms), -1).any(dim=1)",
+        "zip(columns, most, strict=True)]).all(dim=0)",
+        "zip(columns, most, strict=True)]).any(dim=0)",
         (ENGINES + "::test_an_example_that_is_not_finite_in_one_layer_adds_nothing_in_any",),
+    ),
+    Mutant(
+        "update-factor-of-few-digits",
+        "an update is clipped by a factor below 2^-126, which devices round to a multiple of 2^-149",
+        "privacy/clipping.py",
+        "if not all(norm <= longest(bound, update.dtype) for norm, bound in zip(norms, insides, strict=True)):",
+        "if not all(map(math.isfinite, norms)):",
+        (CLIP + "::test_an_update_beside_which_c_is_next_to_nothing_becomes_zero",),
+    ),
+    Mutant(
+        "adapted-beyond-all-floats",
+        "noise on the count of a tiny batch ends the run, since e to the power that it asks for is no float",
+        "privacy/clipping.py",
+        "math.exp(min(-self.lr * (fraction - self.quantile), _LARGEST_STEP))",
+        "math.exp(-self.lr * (fraction - self.quantile))",
+        (CLIP + "::test_c_stays_within_its_range",),
     ),
     Mutant(
         "median-charged-as-noised",
@@ -1159,16 +1223,32 @@ SAMPLING = (
         "one-coin-for-all",
         "a Poisson batch is everybody or nobody",
         "privacy/samplers.py",
-        "np.flatnonzero(rng.random(num_records) < self.record_rate)",
-        "np.flatnonzero(np.full(num_records, rng.random()) < self.record_rate)",
+        "np.flatnonzero(rng.random(num_records) < drawn_rate)",
+        "np.flatnonzero(np.full(num_records, rng.random()) < drawn_rate)",
         (ORACLE + "::test_poisson_draws_and_charges_the_same_rate",),
+    ),
+    Mutant(
+        "poisson-rounded-up",
+        "a Poisson record is drawn with its rate rounded up to 53 bits: more often than is charged",
+        "privacy/samplers.py",
+        "math.floor(self.record_rate * _STEPS)",
+        "math.ceil(self.record_rate * _STEPS)",
+        (SAMPLERS + "::test_a_poisson_record_is_drawn_for_no_more_numbers_than_its_rate_is_charged_for",),
+    ),
+    Mutant(
+        "poisson-rates-of-few-bits",
+        "a Poisson rate may be smaller than the numbers that decide tell apart",
+        "privacy/samplers.py",
+        "LEAST_RATE <= self.record_rate <= 1,",
+        "0 < self.record_rate <= 1,",
+        (SAMPLERS + "::test_poisson_rates_that_are_refused",),
     ),
     Mutant(
         "poisson-never-empty",
         "an empty Poisson batch is drawn again: it has the first record",
         "privacy/samplers.py",
-        "return np.flatnonzero(rng.random(num_records) < self.record_rate)",
-        "found = np.flatnonzero(rng.random(num_records) < self.record_rate)\n"
+        "return np.flatnonzero(rng.random(num_records) < drawn_rate)",
+        "found = np.flatnonzero(rng.random(num_records) < drawn_rate)\n"
         "        return found if len(found) else np.zeros(1, dtype=np.int64)",
         (ORACLE + "::test_an_empty_poisson_batch_still_releases_noise",),
     ),

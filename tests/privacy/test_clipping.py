@@ -1,5 +1,6 @@
 """Clipping strategies: what a record can change, in units of the noise; what is charged; what C does."""
 
+import contextlib
 import itertools
 import math
 from dataclasses import dataclass, replace
@@ -243,6 +244,16 @@ def test_an_update_of_millions_of_numbers_is_no_longer_than_the_clip_norm():
     assert 0.999 < float(torch.linalg.vector_norm(update, dtype=torch.float64)) <= 1.0
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_an_update_beside_which_c_is_next_to_nothing_becomes_zero(dtype):
+    """As a record's gradient does: a factor below 2^-126 has few digits."""
+    for ratio, kept in ((2.0**118, True), (2.0**121, False), (2.0**126, False)):
+        for bounds in (2.0**-10, (2.0**-11, 2.0**-10)):
+            update = torch.tensor([1.0, -1.5, 0.0]).to(dtype) * 2.0**-10 * ratio / 2
+            clip_update(update, bounds, [1, 2])
+            assert bool(update.any()) == kept and float(update.double().norm()) <= math.hypot(2.0**-11, 2.0**-10)
+
+
 @pytest.mark.parametrize("bounds", [1.0, (0.6, 0.8)])
 def test_an_update_that_is_not_finite_becomes_zero(bounds):
     update = torch.tensor([1.0, math.nan, 3.0])
@@ -369,7 +380,10 @@ class _Expecting:
 def test_c_stays_within_its_range():
     clipping = Adaptive(lr=5.0)
     assert clipping.adapted(1.0, 1e6, 2.0) == pytest.approx(2e-3)
-    assert clipping.adapted(1.0, -50.0, 2.0) == pytest.approx(2e3)
+    found = []
+    with contextlib.suppress(OverflowError):
+        found += [clipping.adapted(1.0, far, 2.0) for far in (-50.0, -1e6, -1e300, -math.inf)]
+    assert found == pytest.approx([2e3] * 4)
 
 
 # State of the silos

@@ -1,6 +1,8 @@
-"""Batches that are drawn with replacement; the other samplers are tested with what they are accounted as."""
+"""Batches drawn with replacement, and the last bit of Poisson rates; samplers are tested with what they are accounted
+as, too."""
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from dpfl_plugin.core.streams import stream
 from dpfl_plugin.errors import ConfigError, UnsupportedError
 from dpfl_plugin.oracle import PrivacyRules
 from dpfl_plugin.privacy.mechanisms import Gaussian
-from dpfl_plugin.privacy.samplers import FixedSize, WithReplacement, make
+from dpfl_plugin.privacy.samplers import LEAST_RATE, FixedSize, Poisson, WithReplacement, make
 
 
 def test_with_replacement_every_record_is_as_likely_in_every_place():
@@ -42,3 +44,27 @@ def test_with_replacement_is_refused_at_record_level():
         PrivacyRules(unit="record", sampler=WithReplacement(batch_size=4), **given)
     rules = PrivacyRules(unit="silo", sampler=WithReplacement(batch_size=4), **given)
     assert rules.release(math.nan).sampler == "full"  # batches do not count
+
+
+class Uniform:
+    """Gives certain ones of the numbers k 2^-53 that a generator may give."""
+
+    def __init__(self, numbers):
+        self.random = lambda count: np.array(numbers) / 2**53
+
+
+@pytest.mark.parametrize("rate", [LEAST_RATE, 1.7 * 2.0**-30, 1e-6, 0.01, 0.1, 1 / 3, 0.2, 0.5, 0.999, 1.0])
+def test_a_poisson_record_is_drawn_for_no_more_numbers_than_its_rate_is_charged_for(rate):
+    """Of 2^53 numbers, the first floor(2^53 s): one more and it is more likely than is charged, one less and not as
+    likely as can be."""
+    many = math.floor(Fraction(rate) * 2**53)
+    sampler, around = Poisson(rate), [0, many - 1, min(many, 2**53 - 1), min(many + 1, 2**53 - 1)]
+    drawn = sampler.draw(4, Uniform(around))
+    assert drawn.tolist() == [place for place, number in enumerate(around) if number < many]
+    assert Fraction(many, 2**53) <= Fraction(sampler.rate(4)) <= Fraction(many, 2**53) * (1 + Fraction(1, 2**22))
+
+
+@pytest.mark.parametrize("rate", [0.99 * LEAST_RATE, 1e-300, 0.0, -0.1, 1.1, math.nan])
+def test_poisson_rates_that_are_refused(rate):
+    with pytest.raises(ConfigError, match=r"record_rate.*2\^-30"):
+        make("poisson", rate, None)
