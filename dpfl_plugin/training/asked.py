@@ -25,9 +25,10 @@ from dpfl_plugin.oracle import Draw
 def asked_at(draw: Draw, down: Vectors, plan: RoundPlan) -> Draw:
     """``draw`` for this very request, whatever it was for.
 
-    Who takes part, and with what weight, is left out: a silo need not know it, and does not where a platform carries
-    its messages, which name the silo alone (`adapters.silo`). So an algorithm whose silos compute by it would compute
-    something else there; and the same participants come of the run's name and the round, or a new attempt is made.
+    Who takes part, and with what weight, is left out, and so is what only budgets and draws of silos are made by
+    (`most_gradients`, `participation`): a silo need not know it, and does not where a platform carries its messages,
+    which name the silo alone (`adapters.silo`). So an algorithm whose silos compute by it would compute something else
+    there; and the same values of these come of the run's name and the round, or a new attempt is made.
     """
     smoothing = None if plan.smoothing is None else [plan.smoothing[0], float(plan.smoothing[1])]
     facts = [
@@ -36,8 +37,6 @@ def asked_at(draw: Draw, down: Vectors, plan: RoundPlan) -> Draw:
         int(plan.local_steps),
         float(plan.local_lr),
         int(plan.num_gradients),
-        None if plan.most_gradients is None else int(plan.most_gradients),
-        plan.participation,
         [float(part) for part in plan.share],
         smoothing,
         float(plan.silo_share),

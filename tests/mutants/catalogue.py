@@ -3587,14 +3587,6 @@ NAMING_OF_NOISE = (
         (ASKED + "::test_another_request_has_other_noise",),
     ),
     Mutant(
-        "most-gradients-not-in-the-request",
-        "a silo whose steps depend on the most gradients of a plan has the same noise around other values",
-        "training/asked.py",
-        "        None if plan.most_gradients is None else int(plan.most_gradients),\n",
-        "",
-        (ASKED + "::test_another_request_has_other_noise",),
-    ),
-    Mutant(
         "aliases-not-followed",
         "code that another name of a loader loads is edited, and has the noise of the old one",
         "training/unseen.py",

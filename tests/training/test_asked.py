@@ -22,7 +22,7 @@ from dpfl_plugin.training.asked import asked_at
 from tests.quadratics import Lab, rules, silo
 
 D = 400
-CHANGES = ("model", "control", "local_lr", "silo_share", "phase", "most_gradients", "participation")
+CHANGES = ("model", "control", "local_lr", "silo_share", "phase")
 
 
 @pytest.fixture
@@ -64,10 +64,6 @@ def asked(made: Lab, changed: str = "") -> tuple[Vectors, list[Charge]]:
             made.host.states["control"][1, 3] += 1e-12
         case "state of another":
             made.host.states["control"][0, 3] += 1e-12
-        case "most_gradients":
-            plan = replace(plan, most_gradients=plan.num_gradients + 1)
-        case "participation":
-            plan = replace(plan, participation="all" if plan.participation != "all" else "sampled")
         case "participants":
             plan = replace(plan, participants=(1,), weights=(1.0,))
         case "clip norm":
@@ -157,13 +153,11 @@ def test_fedavg_without_states_is_bound_to_its_download(drawn: list[bytes]) -> N
 
 
 def test_all_that_a_plan_tells_a_silo_is_in_the_digest() -> None:
-    """But for who takes part, with what weight, which is no matter of a silo's. A new field has to find its place."""
+    """But for what no silo needs, nor is told on a platform. A new field has to find its place."""
     other: dict[str, Any] = {
         "local_steps": 9,
         "local_lr": 9.0,
         "num_gradients": 9,
-        "most_gradients": 9,
-        "participation": "all",
         "share": (0.1, 0.9),
         "phase": "other",
         "smoothing": ("moreau", 1.0),
@@ -171,7 +165,8 @@ def test_all_that_a_plan_tells_a_silo_is_in_the_digest() -> None:
         "silo_share": 0.5,
     }
     plan, draw = RoundPlan(local_steps=1, local_lr=1.0, num_gradients=1), Draw(7, 3)
-    assert {field.name for field in fields(RoundPlan)} == {*other, "participants", "weights"}
+    untold = {"participants", "weights", "most_gradients", "participation"}
+    assert {field.name for field in fields(RoundPlan)} == {*other, *untold}
     found = [asked_at(draw, {}, replace(plan, **{name: value})).asked for name, value in other.items()]
     assert len({asked_at(draw, {}, plan).asked, *found}) == 1 + len(other)
     assert asked_at(draw, {}, replace(plan, participants=(1,), weights=(1.0,))).asked == asked_at(draw, {}, plan).asked
