@@ -3721,7 +3721,7 @@ NAMING_OF_NOISE = (
         '        for imported in _imports(tree, name if is_package else name.rpartition(".")[0]):\n'
         "            self.add(imported)\n",
         "",
-        (OWN_CODE + "::test_edited_code_has_other_noise",),
+        (NAMING + "::test_imports_of_imports_count_whoever_loaded_them_first",),
     ),
     Mutant(
         "late-imports-not-followed",
@@ -3791,8 +3791,8 @@ NAMING_OF_NOISE = (
         "machine-not-in-the-run",
         "a run of the same configuration on another machine has the same noise around other roundings",
         "training/naming.py",
-        '"arithmetic": dict(here)}',
-        '"arithmetic": {}}',
+        '"arithmetic": dict(here), ',
+        '"arithmetic": {}, ',
         (SHARED + "::test_the_very_same_run_on_another_machine_is_another_run",),
     ),
     Mutant(

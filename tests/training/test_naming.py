@@ -46,6 +46,16 @@ def test_a_digest_is_of_what_was_loaded_and_not_of_the_file(folder: Path) -> Non
     assert trace([module.make]).changes(before.facts) == [f"module first ({folder / 'first.py'}) changed"]
 
 
+def test_imports_of_imports_count_whoever_loaded_them_first(folder: Path) -> None:
+    """Here the last one first, so that nothing was loaded on behalf of the plugin."""
+    imported(folder / "last.py", "VALUE = 1\n")
+    imported(folder / "middle.py", "def late():\n    import last\n    return last.VALUE\n")
+    module = imported(folder / "plugin.py", "def make():\n    from middle import late\n    return late()\n")
+    found = trace([module.make])
+    assert set(found.files) == {"plugin", "middle", "last"} and not found.doubts
+    assert not loaded.asked_for_by("plugin") and not loaded.asked_for_by("middle")
+
+
 def test_bytecode_that_is_older_than_its_source_is_not_loaded(folder: Path) -> None:
     """Python trusts it by size and second of change: an edit within a second would run the old code."""
     module = imported(folder / "second.py", "VALUE = 1\n")
