@@ -33,8 +33,8 @@ def test_account_says_how_many_of_the_rounds_fit(tmp_path: Path) -> None:
 
 
 def silos(folder: Path, shift: float = 0.0) -> None:
-    for site in ("a", "b"):
-        rows = [f"{i + shift},{(i * 7) % 5},{('no', 'yes')[i % 2]}" for i in range(20)]
+    for place, site in enumerate(("a", "b")):
+        rows = [f"{i + shift + place / 2},{(i * 7) % 5},{('no', 'yes')[i % 2]}" for i in range(20)]
         (folder / f"{site}.csv").write_text("\n".join(["age,dose,label", *rows]))
 
 

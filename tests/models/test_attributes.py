@@ -229,4 +229,4 @@ def test_every_process_describes_alike() -> None:
     done = subprocess.run(
         [sys.executable, "-c", text], cwd=folder, env=other, check=True, capture_output=True, text=True
     )
-    assert done.stdout.decode().strip() == all_held()
+    assert done.stdout.strip() == all_held()

@@ -54,7 +54,7 @@ WRONG = [
 
 def contract(name: str) -> AlgorithmContract:
     made = AlgorithmContract()
-    made.algorithm = {"module": f"tests.testing.wrong:{name}", **RIGHT}
+    made.algorithm = {"module": f"tests.testing.{'right' if name == 'Right' else 'wrong'}:{name}", **RIGHT}
     return made
 
 

@@ -23,7 +23,7 @@ def mpirun(tmp_path, monkeypatch):
 
 def contract():
     made = AlgorithmContract()
-    made.algorithm = {"module": "tests.testing.wrong:Right", "local_steps": 2, "local_lr": 0.1}
+    made.algorithm = {"module": "tests.testing.right:Right", "local_steps": 2, "local_lr": 0.1}
     made.config = {"rounds": 2}
     made.ranks = (2,)
     return made

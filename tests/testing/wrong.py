@@ -20,11 +20,6 @@ from dpfl_plugin.gradients.base import Records
 RIGHT = {"local_steps": 3, "local_lr": 0.1}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Right(FedAvg):
-    """FedAvg, for comparison; the others change one method of it."""
-
-
 class NotFrozen(FedAvg):
     pass
 
