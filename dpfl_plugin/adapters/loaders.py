@@ -141,9 +141,9 @@ def _check_by_item(dataset: Any) -> None:
     """A loader reads whole batches by ``__getitems__``, where a data set has that; records are read here one by one."""
     while type(dataset) is torch_data.Subset:
         dataset = dataset.dataset
-    if hasattr(dataset, "__getitems__") and isinstance(
-        dataset[0], tuple | list
-    ):  # mappings are refused for what they are
+    if isinstance(dataset[0], Mapping):  # which is refused for what it is
+        return
+    if hasattr(dataset, "__getitems__"):
         raise _refused(
             f"the silo's data set {type(dataset).__name__} has __getitems__, which may give other records than "
             "__getitem__",
