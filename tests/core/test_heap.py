@@ -38,6 +38,9 @@ def test_what_was_freed_between_pieces_in_use_goes_back() -> None:
     assert int(done.stdout) > 32 * 2**20
 
 
-def test_without_it_nothing_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heap, "_trim", lambda: None)
-    heap.give_back()
+def test_it_is_asked_once_where_it_is_there_and_not_missed_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    for found in (asked.append, None):
+        monkeypatch.setattr(heap, "_trim", lambda found=found: found)
+        heap.give_back()
+    assert asked == [0]

@@ -71,13 +71,15 @@ def test_the_same_agreement_begun_elsewhere_has_no_slots_of_its_own(tmp_path, ow
 
 
 def test_what_is_released_beside_the_rounds_has_slots(tmp_path, owner):
-    owner(epsilon=30)
+    folder = owner(epsilon=30)
     beside = {
-        "early_stopping": {"share": 0.25, "every": 2, "patience": 2, "noise_multiplier": 4.0},
+        "early_stopping": {"share": 0.25, "every": 2, "patience": 2, "noise_multiplier": 6.0},
         "personalise": {"local_steps": 2, "local_lr": 0.1},
         "privacy": {"secure": True},
     }
-    run(write(tmp_path, beside))
+    released = charges(run(write(tmp_path, beside))["folder"])
+    assert len({charge.release.noise_multiplier for charge in released}) > 1, "scores have noise of their own"
+    assert released <= set(Ledger.open(folder / "data.lifetime.jsonl", append=False))
 
 
 def test_without_limits_nothing_is_said(tmp_path, monkeypatch):
