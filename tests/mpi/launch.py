@@ -17,6 +17,7 @@ import time
 import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -75,11 +76,12 @@ class Job:
     mpi: str = ANY
     by_mpi4py: bool = True  # python -m mpi4py -m dpfl_plugin, as it should be
     ulfm: bool = False  # ranks outlive each other
+    program: tuple[str, ...] = ("dpfl_plugin",)  # a module, and its first arguments
     name: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def __enter__(self) -> Job:
         mpirun, library = FOUND[self.mpi]
-        python = [sys.executable, *(["-m", "mpi4py"] if self.by_mpi4py else []), "-m", "dpfl_plugin"]
+        python = [sys.executable, *(["-m", "mpi4py"] if self.by_mpi4py else []), "-m", *self.program]
         self.process = subprocess.Popen(
             [mpirun, *(["--with-ft", "ulfm"] if self.ulfm else []), "-n", str(self.size), *python, *self.arguments],
             stdout=subprocess.PIPE,
@@ -100,7 +102,7 @@ class Job:
         found = {}
         for folder in Path("/proc").iterdir():
             try:
-                if not folder.name.isdigit() or "dpfl_plugin" not in (folder / "cmdline").read_text():
+                if not folder.name.isdigit() or self.program[0] not in (folder / "cmdline").read_text():
                     continue
                 lines = (folder / "environ").read_text().split("\0")
             except OSError:  # it has ended
@@ -135,9 +137,9 @@ def _zombie(folder: Path) -> bool:
     return (folder / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
 
 
-def mpirun(size: int, *arguments: object, mpi: str = ANY, ulfm: bool = False) -> tuple[int, str, str]:
-    """A job that is left alone, and that leaves no process."""
-    with Job(size, [str(argument) for argument in arguments], mpi, ulfm=ulfm) as job:
+def mpirun(size: int, *arguments: object, mpi: str = ANY, **options: Any) -> tuple[int, str, str]:
+    """A job that is left alone, and that leaves no process; options are those of ``Job``."""
+    with Job(size, [str(argument) for argument in arguments], mpi, **options) as job:
         ended = job.end(600)
         assert job.nobody_is_left(120)
         return ended

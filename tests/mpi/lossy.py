@@ -1,26 +1,32 @@
-"""SCAFFOLD whose rank fails at a given place, once: a marker file says that it has.
+"""``dpfl`` whose rank fails at a given place, once: a marker file says that it has.
 
-Places are methods of a silo rank or of its silos; the failure comes when one is called for the n-th time.
+    python -m tests.mpi.lossy FAULTS [ARGUMENT ...]
+
+FAULTS is a file of JSON, and markers come beside it: [rank, place, n, what] each; what is kill, stop, raise or exit.
+Places are methods of a silo rank, of its silos or of the algorithm; the failure comes when one is called for the n-th
+time. Faults are no part of the algorithm: an algorithm that did such things would be in doubt,
+and its noise would never repeat.
 """
 
 from __future__ import annotations
 
 import functools
+import json
 import os
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dpfl_plugin.algorithms.scaffold import Scaffold
+from dpfl_plugin.cli.main import main
 from dpfl_plugin.runtimes.mpi.silos import SiloRank
 from dpfl_plugin.training.host import SiloHost
 
 RANK = next((int(os.environ[name]) for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK") if name in os.environ), 0)
-PATCHED: set[int] = set()
-PLACES = {
+PLACES: dict[str, tuple[type, str]] = {
+    "begin": (Scaffold, "__post_init__"),
     "compute": (SiloHost, "run"),  # before anything is released
     "send": (SiloRank, "_do_send"),  # charged, and about to leave
     "commit": (SiloRank, "_do_commit"),  # after the upload
@@ -30,29 +36,10 @@ PLACES = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Lossy(Scaffold):
-    """SCAFFOLD with faults.
-
-    Attributes:
-        faults: [rank, place, n, what] each; what is kill, stop, raise or exit. Place "begin": when it is made.
-        folder: of the markers.
-    """
-
-    faults: list[list[Any]]
-    folder: str
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for number, (rank, place, n, what) in enumerate(self.faults):
-            marker = Path(self.folder) / f"failed-{number}"
-            if rank != RANK:
-                continue
-            if place == "begin":
-                once(marker, what)
-            elif number not in PATCHED:  # which is made more than once
-                PATCHED.add(number)
-                patch(*PLACES[place], n, functools.partial(once, marker, what))
+def arrange(faults: Path) -> None:
+    for number, (rank, place, n, what) in enumerate(json.loads(faults.read_text())):
+        if rank == RANK:
+            patch(*PLACES[place], n, functools.partial(once, faults.parent / f"failed-{number}", what))
 
 
 def patch(owner: type, name: str, n: int, then: Callable[[], None]) -> None:
@@ -77,3 +64,10 @@ def once(marker: Path, what: str) -> None:
     if what == "exit":
         sys.exit(3)
     os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[what])
+
+
+if __name__ == "__main__":
+    _, faults, *rest = sys.argv
+    arrange(Path(faults))
+    sys.argv[1:] = rest
+    main()
