@@ -57,6 +57,16 @@ def origin(group: str, name: str) -> str:
     return f"{dist.name} {dist.version}" if dist else "unknown"
 
 
+def module_of(path: str) -> str:
+    """The module that ``package.module:name`` names, whatever module the object itself says that it is of."""
+    return path.partition(":")[0]
+
+
+def path_of(group: str, name: str) -> str:
+    """Where a registered plugin is, as ``package.module:name``."""
+    return _entry_points(group)[name][0].value
+
+
 def load(group: str, name: str) -> Callable[..., Any]:
     """The plugin ``name`` of ``group``.
 

@@ -70,6 +70,9 @@ def _where(name: str) -> str:
 def named_plugins(config: Config) -> tuple[list[object], list[object]]:
     """(what makes a release, what makes the records) of a configuration's plugins; loaded, not made.
 
+    With each the name of the module where it was found: what is found there may be of another module, or of this
+    package, and changed there.
+
     Raises:
         PluginError: one of them cannot be loaded.
     """
@@ -82,34 +85,41 @@ def named_plugins(config: Config) -> tuple[list[object], list[object]]:
         ("schedules", privacy.schedule),
         ("accountants", privacy.accountant),
     ]
-    found = [_named(group, block) for group, block in blocks]
+    found = [one for group, block in blocks for one in _named(group, block)]
     if ":" in config.loss:
-        found.append(registry.load_object(config.loss, "loss"))
+        found += [registry.load_object(config.loss, "loss"), registry.module_of(config.loss)]
     if config.engine != "auto":
-        found.append(registry.load("engines", config.engine))
-    return found, [_named("datasets", data.dataset), _named("partitioners", data.partition)]
+        found += _registered("engines", config.engine)
+    return found, [*_named("datasets", data.dataset), *_named("partitioners", data.partition)]
 
 
-def _named(group: str, block: Block) -> object:
-    return registry.load(group, block.name) if block.name else registry.load_object(str(block.module), group)
+def _named(group: str, block: Block) -> list[object]:
+    if block.name:
+        return _registered(group, block.name)
+    path = str(block.module)
+    return [registry.load_object(path, group), registry.module_of(path)]
+
+
+def _registered(group: str, name: str) -> list[object]:
+    return [registry.load(group, name), registry.module_of(registry.path_of(group, name))]
 
 
 def trace(plugins: Iterable[object], more: Iterable[object] = (), *, asked: bool = True) -> Code:
     """The code of ``plugins`` and of ``more``, and what they import.
 
     Args:
-        plugins: functions, classes, or instances of classes; of those that are installed, too, the source counts.
-        more: the same, or names of modules; of installed ones the distribution counts.
+        plugins: functions, classes, instances of classes, or names of modules; of those that are installed, too, the
+            source counts.
+        more: the same; of installed ones the distribution counts.
         asked: whether users' modules count that were seen to be loaded on behalf of these, by whatever means.
     """
     tracer = _Tracer(asked)
-    for plugin in plugins:
-        tracer.add_object(plugin, own=True)
-    for other in more:
-        if isinstance(other, str):
-            tracer.add(other)
-        else:
-            tracer.add_object(other)
+    for objects, own in ((plugins, True), (more, False)):
+        for one in objects:
+            if isinstance(one, str):
+                tracer.add(one, own=own)
+            else:
+                tracer.add_object(one, own=own)
     tracer.run()
     order = dict(sorted(tracer.files.items())), dict(sorted(tracer.packages.items()))
     return Code(*order, tuple(sorted(tracer.doubts)))

@@ -21,10 +21,12 @@ from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.training.agreed import agreed_plan
 from dpfl_plugin.training.build import Parts, privacy_rules
+from dpfl_plugin.training.code import code_of
 from dpfl_plugin.training.described import Description
 from dpfl_plugin.training.grant import Grant
 from dpfl_plugin.training.lifetime import opened
 from dpfl_plugin.training.limits import Limits, find_limits
+from dpfl_plugin.training.naming import doubts_of
 from dpfl_plugin.training.prospect import Prospect
 from dpfl_plugin.training.runtime import ChargeSink
 
@@ -92,7 +94,8 @@ class Custody:
         """
         self.close()
         # As rounds that are run again are repeated, or get noise of another name: see `session`.
-        self._repeats = not parts.rules.secure and not parts.lockstep and parts.model.device.type == "cpu"
+        same = parts.model.device.type == "cpu" and not doubts_of(code_of(config, parts.plugins), parts)
+        self._repeats = same and not parts.rules.secure and not parts.lockstep
         mine = sorted(silos)
         if self.limits is None or not mine:
             return None

@@ -71,7 +71,7 @@ def name_run(config: Config, parts: Parts, here: Mapping[str, Any], began: Mappi
         began: facts of its checkpoint, if it was begun.
     """
     code, model, options = code_of(config, parts.plugins), model_facts(parts.module, parts.attributes), parts.options
-    doubts = [*code.doubts, *parts.attributes.doubts, *options.doubts]
+    doubts = doubts_of(code, parts)
     if package_changed():
         doubts.append("files of dpfl_plugin changed since this process began")
     if here["device"] != "cpu":
@@ -89,6 +89,15 @@ def name_run(config: Config, parts: Parts, here: Mapping[str, Any], began: Mappi
         **{key: made_of[key] for key in ("code", "model")},
     }
     return Naming(noise, bits, facts, tuple(doubts))
+
+
+def doubts_of(code: Code, parts: Parts) -> list[str]:
+    """Why what a run computes may not be what it would compute again, in words; empty if it is.
+
+    Args:
+        code: `code_of` its configuration.
+    """
+    return [*code.doubts, *parts.attributes.doubts, *parts.options.doubts]
 
 
 def model_facts(module: torch.nn.Module, attributes: Attributes | None = None) -> dict[str, str]:

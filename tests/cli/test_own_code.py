@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from dpfl_plugin.algorithms.fedavg import FedAvg
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.training.experiment import Experiment
 from tests.cli.command import charges, dpfl, one_message, run, write
@@ -119,6 +120,24 @@ def test_edited_code_has_other_noise(tmp_path: Path, code: Path) -> None:
         assert names(edited).isdisjoint(names(result)), file
         relative = float((first - other).std()) / (STD * math.sqrt(2))
         assert abs(relative - 1) < 5 / math.sqrt(2 * first.numel()) + 2 / (STD * math.sqrt(3010)), file
+
+
+def test_a_module_that_changes_and_hands_on_what_is_ours_names_the_noise(
+    tmp_path: Path, code: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the configuration names there says that it is of another module."""
+    monkeypatch.setattr(FedAvg, "changed_by_mine", 0.0, raising=False)
+    rest = {key: value for key, value in ONE.items() if key != "model"}  # which would lead there, too
+    found = []
+    for scale in (1.0, 2.0):
+        edit(
+            code / "mine" / "patched.py",
+            "from dpfl_plugin.algorithms.fedavg import FedAvg as Ours\n"
+            f"Ours.changed_by_mine = {scale}\nassert Ours.__module__ != __name__\n",
+        )
+        algorithm = {"module": "mine.patched:Ours", "name": None, "local_steps": 1, "local_lr": 1.0}
+        found.append(names(made(tmp_path / str(scale), changes={**rest, "algorithm": algorithm})[1]))
+    assert found[0].isdisjoint(found[1])
 
 
 def test_a_shared_ledger_charges_edited_code_as_a_run_of_its_own(tmp_path: Path, code: Path) -> None:

@@ -184,6 +184,21 @@ def test_the_same_bits_are_charged_once_where_they_follow_from_a_seed(start: Sta
     assert server.released() == per_round(server)
 
 
+def test_what_code_in_doubt_released_is_charged_each_time(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may compute something else when it is asked again."""
+    module = "import pickle\nfrom dpfl_plugin.algorithms.scaffold import Scaffold as Doubtful\nREAD = pickle.loads\n"
+    (tmp_path / "computes_anew.py").write_text(module)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    changes = {"privacy": {**SECURE, "secure": False}, "algorithm": {"name": None, "module": "computes_anew:Doubtful"}}
+    server = start("repeatable: true\n", **changes)
+    assert server.begin()["say"] == "ready"
+    down, plan = server.plan(0)
+    made = [server.round(down, plan)[0]["say"] for _ in range(9)].count("computed")
+    assert 2 <= made < 9 and server.released() == made * per_round(server)
+
+
 @pytest.mark.parametrize(
     ("participants", "why"),
     [([0, 0], "takes part once"), ([1, 0], "ascending"), ([-1], "takes part once"), ([0, 4], "there are 4 silos")],

@@ -3756,6 +3756,22 @@ NAMING_OF_NOISE = (
         (OWN_CODE + "::test_in_doubt_noise_is_fresh_and_charged",),
     ),
     Mutant(
+        "module-of-what-is-handed-on",
+        "the module that a configuration names does not count where what it names there is of another one",
+        "training/code.py",
+        "    return [registry.load_object(path, group), registry.module_of(path)]",
+        "    return [registry.load_object(path, group)]",
+        (OWN_CODE + "::test_a_module_that_changes_and_hands_on_what_is_ours_names_the_noise",),
+    ),
+    Mutant(
+        "doubts-forgotten-by-owners",
+        "what code in doubt released is not charged again by the owner's ledger when it is asked for again",
+        "training/custody.py",
+        'same = parts.model.device.type == "cpu" and not doubts_of(code_of(config, parts.plugins), parts)',
+        'same = parts.model.device.type == "cpu"',
+        (HOSTILE + "::test_what_code_in_doubt_released_is_charged_each_time",),
+    ),
+    Mutant(
         "doubts-forgotten-on-resume",
         "a run of unknown code goes on with the noise that it had",
         "training/session.py",

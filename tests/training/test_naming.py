@@ -7,7 +7,6 @@ import importlib.util
 import os
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,16 +18,6 @@ from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.runtimes.mpi.server import _check_code
 from dpfl_plugin.training.code import Code, trace
 from dpfl_plugin.training.naming import model_facts
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder of users' modules; what is imported from it is forgotten."""
-    monkeypatch.syspath_prepend(str(tmp_path))
-    before = set(sys.modules)
-    yield tmp_path
-    for name in set(sys.modules) - before:
-        del sys.modules[name]
 
 
 def imported(path: Path, text: str) -> object:

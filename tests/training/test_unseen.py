@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ast
 import importlib
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -113,15 +111,6 @@ def test_ordinary_models_and_algorithms_are_not_in_doubt(folder: str) -> None:
     assert len(paths) > 3
     for path in paths:
         assert list(unseen(ast.parse(path.read_text()))) == [], path
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.syspath_prepend(str(tmp_path))
-    before = set(sys.modules)
-    yield tmp_path
-    for name in set(sys.modules) - before:
-        del sys.modules[name]
 
 
 def test_modules_that_were_loaded_on_behalf_of_a_plugin_count_however_it_loaded_them(folder: Path) -> None:
