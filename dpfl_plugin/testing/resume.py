@@ -15,6 +15,7 @@ from dpfl_plugin.runtimes.in_process import InProcessPlace
 from dpfl_plugin.testing.watch import ContractError
 from dpfl_plugin.training.experiment import Progress
 from dpfl_plugin.training.folder import RunFolder
+from dpfl_plugin.training.naming import FRESH
 from dpfl_plugin.training.session import run_session
 
 __tracebackhide__ = True
@@ -34,8 +35,11 @@ class _Stopper:
 
     def __init__(self, rounds: int | None) -> None:
         self._rounds, self.stopped = rounds, False
+        self.fresh: str | None = None  # why no two runs have the same noise
 
-    def note(self, text: str) -> None: ...
+    def note(self, text: str) -> None:
+        if text.startswith(FRESH):
+            self.fresh = text
 
     def start(self, rounds: int, done: int) -> None: ...
 
@@ -78,7 +82,11 @@ def _compare(whole: Ending, resumed: Ending, k: int) -> None:
 
 
 def go(config: Config, folder: Path, *, stop_after: int | None = None, resume: bool = False) -> Ending:
-    """Run ``config`` in ``folder``, up to a round or to its end."""
+    """Run ``config`` in ``folder``, up to a round or to its end.
+
+    Raises:
+        ContractError: it fails, or its code is such that no two runs have the same noise.
+    """
     stopper = _Stopper(stop_after)
     result = run_session(
         config.model_copy(update={"out": str(folder)}),
@@ -88,6 +96,10 @@ def go(config: Config, folder: Path, *, stop_after: int | None = None, resume: b
         reporter=stopper,
         stop=lambda: stopper.stopped,
     )
+    if stopper.fresh is not None:
+        raise ContractError(
+            f"no two runs can be compared: {stopper.fresh}. Put the algorithm into a module that does none of this."
+        )
     if result["status"] != ("done" if stop_after is None else "interrupted"):
         raise ContractError(f"the run {result['status']}: {result['reason']}.")
     return ending(result)

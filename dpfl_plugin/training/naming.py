@@ -35,6 +35,8 @@ from dpfl_plugin.training.folder import RunFolder
 
 ANEW: Final = "begin anew with another --out for what there is now; what ledger.jsonl holds stays spent"
 
+FRESH: Final = "noise is fresh"  # how a reporter is told of doubts
+
 
 @dataclass(frozen=True, slots=True)
 class Naming:
@@ -57,7 +59,7 @@ class Naming:
         if not self.doubts:
             return []
         return [
-            "noise is fresh, and another run of this configuration has other noise and is charged besides: "
+            f"{FRESH}, and another run of this configuration has other noise and is charged besides: "
             + "; ".join(self.doubts)
         ]
 
