@@ -156,11 +156,12 @@ def disturb(cluster: Cluster, job: str, what: str) -> None:
     """Do something to a sweep of two tasks, and wait until it has had its effect."""
     tasks = [f"{job}_{task}" for task in (0, 1)]
     if what == "rank":
-        # The first rank is killed of one of the runs, which is then begun again.
-        ranks = sorted(pid for pid, _ in of_the_cluster(os.environ["SLURM_CONF"], b"sweep-run"))
+        # A rank is killed of one of the runs, which is then begun again. The command line of `srun` has the word, too.
+        processes = [pid for pid, _ in of_the_cluster(os.environ["SLURM_CONF"], b"sweep-run")]
+        killed = next(pid for pid in processes if b"\0PMI_RANK=" in Path(f"/proc/{pid}/environ").read_bytes())
         with contextlib.suppress(ProcessLookupError):
-            os.kill(ranks[-1], signal.SIGKILL)
-        cluster.wait(lambda: ranks[-1] not in dict(of_the_cluster(os.environ["SLURM_CONF"], b"sweep-run")))
+            os.kill(killed, signal.SIGKILL)
+        cluster.wait(lambda: killed not in dict(of_the_cluster(os.environ["SLURM_CONF"], b"sweep-run")))
         return
     if what == "time limit":
         for task in tasks:
