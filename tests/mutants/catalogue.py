@@ -3638,7 +3638,7 @@ NAMING_OF_NOISE = (
         "doubts-of-models-forgotten",
         "a model with hooks has noise that repeats, whatever they do",
         "training/naming.py",
-        "[*code.doubts, *parts.attributes.doubts, *options.doubts]",
+        "[*code.doubts, *parts.attributes.doubts, *parts.options.doubts]",
         "[*code.doubts]",
         (OWN_CODE + "::test_a_model_that_cannot_be_known_has_fresh_noise",),
     ),

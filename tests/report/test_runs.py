@@ -51,7 +51,12 @@ def test_a_real_run_without_noise_has_no_guarantee(tmp_path: Path) -> None:
 
 def test_a_real_failed_run(tmp_path: Path) -> None:
     config = command.write(
-        tmp_path, {"algorithm": {"local_lr": 1e38}, "privacy": {"noise_multiplier": 0.0, "clip_norm": math.inf}}
+        tmp_path,
+        {
+            "rounds": 50,  # each of which adds numbers near the largest one: whatever batches are drawn
+            "algorithm": {"local_lr": 3e38, "local_steps": 20},
+            "privacy": {"noise_multiplier": 0.0, "clip_norm": math.inf},
+        },
     )
     result = command.run(config, code=1)
     run = read(Path(result["folder"]))
