@@ -465,6 +465,12 @@ def _code() -> int:
     except OSError as error:  # a full or vanished disk
         print(f"dpfl: {error}", file=sys.stderr)
         return 1
+    except MemoryError as error:
+        print(
+            f"dpfl: there is not enough memory for what was asked ({str(error) or 'no more is known'}).",
+            file=sys.stderr,
+        )
+        return 1
     except KeyboardInterrupt:
         print("dpfl: interrupted.", file=sys.stderr)
         return 4

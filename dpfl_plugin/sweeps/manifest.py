@@ -18,13 +18,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import yaml
-
 import dpfl_plugin
 from dpfl_plugin.access import Access, make_folder
 from dpfl_plugin.config.load import read_yaml
 from dpfl_plugin.config.schema import SweepConfig
 from dpfl_plugin.config.sweep import Expansion, Row
+from dpfl_plugin.config.yaml_text import dump
 from dpfl_plugin.errors import ConfigError, DataError
 from dpfl_plugin.training.folder import RunFolder, to_json, write_atomic
 
@@ -133,4 +132,4 @@ def _lines(rows: Sequence[Row]) -> str:
 
 
 def _base(base: dict[str, Any]) -> str:
-    return yaml.safe_dump(base, sort_keys=False, allow_unicode=True)
+    return dump(base)
