@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import logging
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 import dpfl_plugin
+from dpfl_plugin import own_folders
 from dpfl_plugin.errors import ConfigError, DpflError
 
 if TYPE_CHECKING:
@@ -449,8 +452,8 @@ def main() -> NoReturn:
 
 
 def _code() -> int:
-    if "" not in sys.path:
-        sys.path.insert(0, "")  # users' own modules, as with python -m
+    with contextlib.suppress(OSError):  # it is gone
+        own_folders.look_in(os.getcwd())
     logging.getLogger("absl").setLevel(logging.ERROR)  # dp_accounting warns of orders that it leaves out, soundly
     try:
         app()

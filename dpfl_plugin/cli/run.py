@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from dpfl_plugin import registry
+from dpfl_plugin import own_folders, registry
 from dpfl_plugin.cli.plot import curves
 from dpfl_plugin.cli.progress import BarReporter, PlainReporter
 from dpfl_plugin.config.load import Plan, Variant, base_of, load
@@ -67,7 +67,7 @@ def run_file(
         command += ["--variant", variant]
     if profile:
         command.append("--profile")
-    sys.path.append(str(base_of(path).resolve()))  # users' own modules may lie beside their configuration
+    own_folders.look_in(base_of(path))
     plan = load(path, settings, variant=variant)
     console = Console(stderr=True)
     results: dict[str, Result] = {}

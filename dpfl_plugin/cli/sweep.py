@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from dpfl_plugin import own_folders
 from dpfl_plugin.config.sweep import Row, config_of, expand
 from dpfl_plugin.errors import BusyError, ConfigError, DpflError
 from dpfl_plugin.sweeps import manifest, scripts, slurm, state
@@ -132,7 +133,7 @@ def _run_row(sweep: Sweep, row: Row, stop: Callable[[], bool]) -> tuple[int, str
     from dpfl_plugin.training.session import run_session
 
     base = sweep.source.parent
-    sys.path.append(str(base))  # users' own modules may lie beside their configuration
+    own_folders.look_in(base)
     config = config_of(sweep.base, row, sweep.runs)
     place = place_of(config)
     result = run_session(config, base, resume=True, place=place, reporter=_Silent(), stop=stop, label=row.label)
@@ -174,7 +175,17 @@ def _become_ranks(sweep: Sweep, row: Row) -> tuple[int, str]:
     words = shlex.split(sweep.spec.launcher or default)  # the configuration has checked that it can be split
     launcher = [word.replace("{ranks}", str(sweep.spec.ranks)) for word in words]
     # mpi4py ends all ranks when one of them raises; else the others would wait for it for ever.
-    command = [sys.executable, "-m", "mpi4py", "-m", "dpfl_plugin", "sweep-run", str(sweep.folder), str(row.index)]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "mpi4py",
+        "-m",
+        "dpfl_plugin",
+        "sweep-run",
+        str(sweep.folder),
+        str(row.index),
+    ]
     try:
         os.execvpe(launcher[0], [*launcher, *command], {**_fit_for(launcher[0]), **os.environ})
     except OSError as error:
@@ -191,7 +202,7 @@ def _fit_for(launcher: str) -> dict[str, str]:
     """
     if Path(launcher).name != "srun":
         return {}
-    ask = [sys.executable, "-m", "mpi4py", "--mpi-lib-version"]
+    ask = [sys.executable, "-P", "-m", "mpi4py", "--mpi-lib-version"]
     said = subprocess.run(ask, capture_output=True, text=True, check=False).stdout
     return {"MPIR_CVAR_CH4_NETMOD": "ofi"} if "ch4:ucx ofi" in said else {}
 

@@ -160,14 +160,14 @@ def one_message_in(done: Done, *parts: str) -> None:
 def test_ranks_are_started_by_the_launcher(tmp_path: Path) -> None:
     launcher = tmp_path / "my launchers" / "start"
     launcher.parent.mkdir()
-    launcher.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {tmp_path}/given\nshift 5; exec {PYTHON} "$@"\n')
+    launcher.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {tmp_path}/given\nshift 6; exec {PYTHON} "$@"\n')
     launcher.chmod(0o755)
     path = write(tmp_path, {"seeds": 1, "ranks": 3, "launcher": f"'{launcher}' -n {{ranks}}"})
     (tmp_path / "given").touch()
     done = sweep(path, out="the out")
     given = (tmp_path / "given").read_text().splitlines()
-    assert given[:7] == ["-n", "3", sys.executable, "-m", "mpi4py", "-m", "dpfl_plugin"], given
-    assert Path(given[8]).parents[1] == tmp_path / "the out", "one word"
+    assert given[:8] == ["-n", "3", sys.executable, "-P", "-m", "mpi4py", "-m", "dpfl_plugin"], given
+    assert Path(given[9]).parents[1] == tmp_path / "the out", "one word"
     assert done.code == 0 and status(path, "the out")["counts"]["done"] == 1, done.err
 
 
@@ -182,7 +182,7 @@ def test_ranks_that_fail_say_why_whatever_the_launcher_ends_with(
     tmp_path: Path, changes: dict[str, Any], reason: str
 ) -> None:
     launcher = tmp_path / "start"
-    launcher.write_text(f'#!/bin/sh\necho x >> {tmp_path}/begun\nshift 5; {PYTHON} "$@"; exit 1\n')
+    launcher.write_text(f'#!/bin/sh\necho x >> {tmp_path}/begun\nshift 6; {PYTHON} "$@"; exit 1\n')
     launcher.chmod(0o755)
     path = write(tmp_path, {"list": [changes], "ranks": 3, "launcher": f"{launcher} -n {{ranks}}"})
     assert sweep(path).code == 1
