@@ -70,15 +70,22 @@ def run(
         Path | None,
         typer.Option(metavar="FILE", help="Shared with other runs on the same data: privacy.epsilon bounds them all."),
     ] = None,
+    ledger_wait: Annotated[
+        float | None, typer.Option(metavar="SECONDS", min=0, help="For another run that has --ledger (default: 60).")
+    ] = None,
     variant: Annotated[str | None, typer.Option(help="One variant of the file (default: all).")] = None,
     profile: Annotated[bool, typer.Option("--profile", help="Say where the time went; also in profile.json.")] = False,
     json: AsJson = False,
 ) -> None:
     """Train as a file says; several runs if it has variants.
 
-    Exit codes: 0 done, 1 failed, 2 bad configuration or input, 3 budget exhausted, 4 interrupted with a checkpoint.
+    Exit codes: 0 done, 1 failed, 2 bad configuration or input, 3 budget exhausted, 4 interrupted with a checkpoint, 5
+    another run has the ledger.
     """
-    from dpfl_plugin.cli.run import run_file
+    from dpfl_plugin.cli.run import LEDGER_WAIT, run_file
+
+    if ledger_wait is not None and ledger is None:
+        raise ConfigError("--ledger-wait has no meaning without --ledger.")
 
     raise typer.Exit(
         run_file(
@@ -88,6 +95,7 @@ def run(
             resume=resume,
             as_json=json,
             ledger=ledger,
+            ledger_wait=LEDGER_WAIT if ledger_wait is None else ledger_wait,
             variant=variant,
             profile=profile,
         )

@@ -34,6 +34,7 @@ NOT_IN_TABLE = (
     'The "seconds" of a run are those from its first round to its last: without the start, and without the evaluation '
     "and the files that follow. Loading Python's libraries comes before all of it, and is not counted."
 )
+LEDGER_WAIT = 60.0  # seconds, for a run that is about to end
 UNSPENT = 0.95  # of the epsilon that noise was solved for; a run that spent less is told why
 EXIT_CODES = {"done": 0, "failed": 1, "budget_exhausted": 3, "interrupted": 4}
 
@@ -46,6 +47,7 @@ def run_file(
     resume: bool,
     as_json: bool,
     ledger: Path | None = None,
+    ledger_wait: float = LEDGER_WAIT,
     variant: str | None = None,
     profile: bool = False,
 ) -> int:
@@ -62,7 +64,7 @@ def run_file(
         settings = [*settings, f"out={json.dumps(str(out))}"]
         command += ["--out", str(out)]
     if ledger is not None:
-        command += ["--ledger", str(ledger)]
+        command += ["--ledger", str(ledger), *(["--ledger-wait", f"{ledger_wait:g}"] * (ledger_wait != LEDGER_WAIT))]
     if variant is not None:
         command += ["--variant", variant]
     if profile:
@@ -75,7 +77,7 @@ def run_file(
         for one in plan.variants:
             label = one.label or one.config.name
             try:
-                results[label] = _run_one(one, base_of(path), resume, stop, console, ledger, profile)
+                results[label] = _run_one(one, base_of(path), resume, stop, console, ledger, profile, ledger_wait)
             except KeyboardInterrupt:
                 if results:
                     _tell(plan, results, as_json=as_json, named=variant is not None)
@@ -114,6 +116,7 @@ def _run_one(
     console: Console,
     ledger: Path | None,
     profile: bool,
+    ledger_wait: float,
 ) -> Result:
     label, config = variant.label or "", variant.config
     stop.listening = (config.rounds or 0) < MANY_ROUNDS
@@ -129,6 +132,7 @@ def _run_one(
         stop=stop,
         label=variant.label,
         ledger=ledger,
+        ledger_wait=ledger_wait,
         profile=profile,
     )
     lines = folder.read_metrics()

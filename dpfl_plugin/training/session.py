@@ -51,7 +51,7 @@ from dpfl_plugin.training.evaluations import Evaluations, affordable, evaluation
 from dpfl_plugin.training.experiment import Experiment, Outcome, Progress, TooFewSilosError
 from dpfl_plugin.training.folder import RunFolder, to_json
 from dpfl_plugin.training.host import SiloMetrics, begun
-from dpfl_plugin.training.ledgers import Ledgers, check_shared, locked_shared, open_ledgers, read_shared
+from dpfl_plugin.training.ledgers import Ledgers, Wait, check_shared, locked_shared, open_ledgers, read_shared
 from dpfl_plugin.training.measured import last, of_silos
 from dpfl_plugin.training.memory import LEAST_CHUNK, advice
 from dpfl_plugin.training.memory import text as memory_text
@@ -193,6 +193,7 @@ def run_session(
     stop: Callable[[], bool],
     label: str | None = None,
     ledger: Path | None = None,
+    ledger_wait: float = 0.0,
     profile: bool = False,
 ) -> Result:
     """Run ``config`` to its end, or until it is stopped; returns what `result.json` holds.
@@ -200,26 +201,29 @@ def run_session(
     Args:
         label: what the user's file calls the run, where it has several; None for what it was begun as.
         ledger: a file that several runs on the same data share, so that the budget is for all of them together.
+        ledger_wait: seconds to wait for it while another run has it.
         profile: take the time of each part, and write it to `profile.json`.
 
     Raises:
         ConfigError: the configuration is wrong, or the folder holds an unfinished run and ``resume`` is not set.
         DataError: data files are missing or damaged, or are not those that the unfinished run began with.
         LedgerError: a ledger is damaged.
+        LedgerBusyError: another run had the ledger for longer than ``ledger_wait``.
     """
+    wait = Wait(ledger_wait, reporter.note, stop)
     clock = Stopwatch() if profile else STOPPED
     folder = folder_of(config)
     result = finished_result(folder)
     if result is not None:
         if ledger is not None:
-            with locked_shared(ledger) as shared:
+            with locked_shared(ledger, wait) as shared:
                 check_shared(folder, ledger, shared)
         _check_finished(config, base, folder, reporter, place, key_of(config, folder, ledger))
         return result
     _refuse_unfinished(folder, resume)
     if ledger is not None:
         refuse_beside(config, SHARED)
-    with locked_shared(ledger) as shared:
+    with locked_shared(ledger, wait) as shared:
         check_shared(folder, ledger, shared)
         # Bad input is found before anything is written.
         prior = functools.partial(_prior, ledger, shared, "")

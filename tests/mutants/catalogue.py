@@ -3860,6 +3860,22 @@ NAMING_OF_NOISE = (
         (FAULTS + "::test_a_round_that_the_server_counts_is_not_asked_again",),
     ),
     Mutant(
+        "locks-that-fail-ignored",
+        "two processes append to a ledger on a file system without locks",
+        "training/folder.py",
+        "            raise _without_locks(path.parent, str(error.strerror), other) from error",
+        "            pass",
+        ("tests/training/test_folder.py::test_where_locks_do_not_work_nothing_is_begun",),
+    ),
+    Mutant(
+        "locks-granted-to-all",
+        "two processes append to a ledger on a file system that grants a lock to all who ask",
+        "training/folder.py",
+        "        if not _excludes(path):",
+        "        if False:",
+        ("tests/training/test_folder.py::test_where_locks_do_not_work_nothing_is_begun",),
+    ),
+    Mutant(
         "known-seed-untold",
         "a statement does not say that everybody knows the seed",
         "training/statement.py",
