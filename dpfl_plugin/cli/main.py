@@ -112,6 +112,10 @@ def sweep(
     pack: Annotated[int, typer.Option(min=1, help="Runs in a Slurm task, one after another (or --jobs).")] = 1,
     retry: Annotated[bool, typer.Option("--retry", help="Run those again that failed.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print runs and script; write and run nothing.")] = False,
+    ledger: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Of all runs: privacy.epsilon bounds them together; they take turns."),
+    ] = None,
     settings: Settings = None,
 ) -> None:
     """Run, or submit, all runs of a sweep that are not finished; the same command goes on after an interruption.
@@ -121,7 +125,7 @@ def sweep(
     from dpfl_plugin.cli.sweep import Options, sweep_file
 
     options = Options(on=on.value, jobs=jobs, at_once=at_once, pack=pack, retry=retry, dry_run=dry_run)
-    raise typer.Exit(sweep_file(config, settings or [], out, options))
+    raise typer.Exit(sweep_file(config, settings or [], out, options, ledger))
 
 
 @app.command()

@@ -27,6 +27,7 @@ from dpfl_plugin.errors import ConfigError, DataError
 from dpfl_plugin.runtimes.mpi import job
 from dpfl_plugin.training.accounting import TOO_FEW_LEFT
 from dpfl_plugin.training.folder import RunFolder, to_json
+from dpfl_plugin.training.ledgers import Wait
 from dpfl_plugin.training.prospect import MANY_ROUNDS
 from dpfl_plugin.training.session import Place, Result, finished_result, folder_of, run_session
 
@@ -132,7 +133,7 @@ def _run_one(
         stop=stop,
         label=variant.label,
         ledger=ledger,
-        ledger_wait=ledger_wait,
+        wait=Wait(ledger_wait, reporter.note, stop),
         profile=profile,
     )
     lines = folder.read_metrics()

@@ -38,6 +38,7 @@ class Sweep:
         folder: DIR/sweeps/<digest>.
         source: the file that it was made from; paths in the configuration are relative to its folder.
         base: what every row changes.
+        ledger: that all runs share, if they do.
     """
 
     folder: Path
@@ -45,6 +46,7 @@ class Sweep:
     base: dict[str, Any]
     spec: SweepConfig
     rows: tuple[Row, ...]
+    ledger: Path | None = None
 
     @property
     def access(self) -> Access:
@@ -67,11 +69,26 @@ class Sweep:
         return self.rows[task * pack : (task + 1) * pack]
 
 
-def plan(expansion: Expansion, source: Path, out: Path) -> Sweep:
+def plan(expansion: Expansion, source: Path, out: Path, ledger: Path | None = None) -> Sweep:
     """The sweep in the folder ``out``; nothing is written."""
     digest = hashlib.sha256((_lines(expansion.rows) + _base(expansion.base)).encode()).hexdigest()[:12]
     folder = out.resolve() / "sweeps" / digest
-    return Sweep(folder, source.resolve(), expansion.base, expansion.spec, expansion.rows)
+    shared = None if ledger is None else ledger.absolute()
+    return Sweep(folder, source.resolve(), expansion.base, expansion.spec, expansion.rows, shared)
+
+
+def check_ledger(sweep: Sweep) -> None:
+    """Check that a sweep goes on with the shared ledger, or without one, as it began.
+
+    Raises:
+        ConfigError: it does not; DataError: its files are damaged.
+    """
+    if not (sweep.folder / "manifest.jsonl").exists():
+        return
+    before = read(sweep.folder).ledger
+    if before != sweep.ledger:
+        began = "without --ledger" if before is None else f"with --ledger {before}"
+        raise ConfigError(f"{sweep.folder}: this sweep began {began}: go on so, or begin anew with another --out.")
 
 
 def write(sweep: Sweep) -> None:
@@ -87,6 +104,7 @@ def write(sweep: Sweep) -> None:
             "schema": SCHEMA,
             "dpfl_plugin": dpfl_plugin.__version__,
             "source": str(sweep.source),
+            "ledger": None if sweep.ledger is None else str(sweep.ledger),
             "sweep": sweep.spec.model_dump(mode="json", by_alias=True),
         }
         write_atomic(sweep.folder / "sweep.json", to_json(facts), sweep.access)
@@ -107,11 +125,12 @@ def read(folder: Path) -> Sweep:
             raise DataError(f"{folder}: a sweep of schema {facts['schema']}; this version reads {SCHEMA}.")
         rows = tuple(Row(**json.loads(line)) for line in (folder / "manifest.jsonl").read_text().splitlines())
         spec = SweepConfig.model_validate(facts["sweep"])
+        ledger = None if facts.get("ledger") is None else Path(facts["ledger"])  # there was none once
     except (OSError, ValueError, KeyError, TypeError) as error:
         if isinstance(error, DataError):
             raise
         raise DataError(f"{folder}: holds no readable sweep ({error}). Make it anew by dpfl sweep.") from error
-    return Sweep(folder.resolve(), Path(facts["source"]), read_yaml(folder / "base.yaml"), spec, rows)
+    return Sweep(folder.resolve(), Path(facts["source"]), read_yaml(folder / "base.yaml"), spec, rows, ledger)
 
 
 def sweeps_in(out: Path) -> list[Path]:

@@ -51,7 +51,7 @@ from dpfl_plugin.training.evaluations import Evaluations, affordable, evaluation
 from dpfl_plugin.training.experiment import Experiment, Outcome, Progress, TooFewSilosError
 from dpfl_plugin.training.folder import RunFolder, to_json
 from dpfl_plugin.training.host import SiloMetrics, begun
-from dpfl_plugin.training.ledgers import Ledgers, Wait, check_shared, locked_shared, open_ledgers, read_shared
+from dpfl_plugin.training.ledgers import NO_WAIT, Ledgers, Wait, check_shared, locked_shared, open_ledgers, read_shared
 from dpfl_plugin.training.measured import last, of_silos
 from dpfl_plugin.training.memory import LEAST_CHUNK, advice
 from dpfl_plugin.training.memory import text as memory_text
@@ -193,7 +193,7 @@ def run_session(
     stop: Callable[[], bool],
     label: str | None = None,
     ledger: Path | None = None,
-    ledger_wait: float = 0.0,
+    wait: Wait = NO_WAIT,
     profile: bool = False,
 ) -> Result:
     """Run ``config`` to its end, or until it is stopped; returns what `result.json` holds.
@@ -201,16 +201,15 @@ def run_session(
     Args:
         label: what the user's file calls the run, where it has several; None for what it was begun as.
         ledger: a file that several runs on the same data share, so that the budget is for all of them together.
-        ledger_wait: seconds to wait for it while another run has it.
+        wait: how to wait for it while another run has it.
         profile: take the time of each part, and write it to `profile.json`.
 
     Raises:
         ConfigError: the configuration is wrong, or the folder holds an unfinished run and ``resume`` is not set.
         DataError: data files are missing or damaged, or are not those that the unfinished run began with.
         LedgerError: a ledger is damaged.
-        LedgerBusyError: another run had the ledger for longer than ``ledger_wait``.
+        LedgerBusyError: another run had the ledger for longer than ``wait`` says.
     """
-    wait = Wait(ledger_wait, reporter.note, stop)
     clock = Stopwatch() if profile else STOPPED
     folder = folder_of(config)
     result = finished_result(folder)
