@@ -81,11 +81,13 @@ def check_ledger(sweep: Sweep) -> None:
     """Check that a sweep goes on with the shared ledger, or without one, as it began.
 
     Raises:
-        ConfigError: it does not; DataError: its files are damaged.
+        ConfigError: it does not.
     """
-    if not (sweep.folder / "manifest.jsonl").exists():
+    try:
+        facts = json.loads((sweep.folder / "sweep.json").read_text())
+        before = None if facts.get("ledger") is None else Path(facts["ledger"])
+    except (OSError, ValueError, TypeError, AttributeError):  # none yet, or damaged: each run of it looks for itself
         return
-    before = read(sweep.folder).ledger
     if before != sweep.ledger:
         began = "without --ledger" if before is None else f"with --ledger {before}"
         raise ConfigError(f"{sweep.folder}: this sweep began {began}: go on so, or begin anew with another --out.")
@@ -117,13 +119,20 @@ def read(folder: Path) -> Sweep:
     """The sweep in DIR/sweeps/<digest>.
 
     Raises:
-        DataError: files are missing or damaged, or of another version.
+        DataError: files are missing or damaged, or of another version; names the file.
     """
     try:
+        text = {name: (folder / name).read_text() for name in ("manifest.jsonl", "base.yaml")}
+        digest = hashlib.sha256("".join(text.values()).encode()).hexdigest()[: len(folder.resolve().name)]
+        if digest != folder.resolve().name:
+            raise DataError(
+                f"{folder}: manifest.jsonl or base.yaml is not what dpfl sweep wrote there: lines are missing, or were "
+                "changed. Make them anew by the same command of dpfl sweep."
+            )
         facts = json.loads((folder / "sweep.json").read_text())
         if facts["schema"] != SCHEMA:
             raise DataError(f"{folder}: a sweep of schema {facts['schema']}; this version reads {SCHEMA}.")
-        rows = tuple(Row(**json.loads(line)) for line in (folder / "manifest.jsonl").read_text().splitlines())
+        rows = tuple(Row(**json.loads(line)) for line in text["manifest.jsonl"].splitlines())
         spec = SweepConfig.model_validate(facts["sweep"])
         ledger = None if facts.get("ledger") is None else Path(facts["ledger"])  # there was none once
     except (OSError, ValueError, KeyError, TypeError) as error:
