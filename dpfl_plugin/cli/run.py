@@ -149,6 +149,8 @@ def place_of(config: Config) -> Place:
         ConfigError: it cannot be used by a process that was started like this one.
     """
     kind, several = config.runtime.kind, job.num_started() > 1
+    if kind != "in_process":
+        job.check_alone()
     if kind == "in_process" and several:
         raise ConfigError(
             f"runtime.kind='in_process', but {job.num_started()} processes were started. Start one, or use kind: auto."
