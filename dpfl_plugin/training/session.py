@@ -51,6 +51,7 @@ from dpfl_plugin.training.evaluations import Evaluations, affordable, evaluation
 from dpfl_plugin.training.experiment import Experiment, Outcome, Progress, TooFewSilosError
 from dpfl_plugin.training.folder import RunFolder, to_json
 from dpfl_plugin.training.host import SiloMetrics, begun
+from dpfl_plugin.training.kept import check_kept, model_file_sha256
 from dpfl_plugin.training.ledgers import NO_WAIT, Ledgers, Wait, check_shared, locked_shared, open_ledgers, read_shared
 from dpfl_plugin.training.measured import last, of_silos
 from dpfl_plugin.training.memory import LEAST_CHUNK, advice
@@ -217,6 +218,7 @@ def run_session(
         if ledger is not None:
             with locked_shared(ledger, wait) as shared:
                 check_shared(folder, ledger, shared)
+        check_kept(folder, result)
         _check_finished(config, base, folder, reporter, place, key_of(config, folder, ledger))
         return result
     _refuse_unfinished(folder, resume)
@@ -946,6 +948,7 @@ def _write_result(
         "engine": parts.engine.name,
         "engine_reason": parts.engine_reason,
         "model_sha256": model_sha256(model),
+        "model_file_sha256": model_file_sha256(folder),
         "notes": notes,
         "folder": str(folder.path),
         "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

@@ -3876,6 +3876,14 @@ NAMING_OF_NOISE = (
         ("tests/training/test_folder.py::test_where_locks_do_not_work_nothing_is_begun",),
     ),
     Mutant(
+        "edited-ledger-of-a-finished-run",
+        "the result of a finished run is shown although its ledger or its model was changed",
+        "training/session.py",
+        "        check_kept(folder, result)",
+        "        pass",
+        ("tests/cli/test_run.py::test_files_of_a_finished_run_that_were_changed_are_noticed",),
+    ),
+    Mutant(
         "known-seed-untold",
         "a statement does not say that everybody knows the seed",
         "training/statement.py",
