@@ -58,6 +58,12 @@ class BusyError(ConfigError):
     """Another process is at work there; the message says which."""
 
 
+class LedgerBusyError(BusyError):
+    """Another run had the shared ledger for longer than was waited; the message says which."""
+
+    exit_code = 5
+
+
 class LedgerError(DpflError):
     """The ledger is damaged; the message names the line and what is still proven."""
 

@@ -12,6 +12,7 @@ import difflib
 import functools
 import importlib
 import inspect
+import re
 import typing
 from collections.abc import Callable, Mapping
 from importlib import metadata
@@ -19,7 +20,10 @@ from typing import Any, Final
 
 import pydantic
 
-from dpfl_plugin import loaded  # before any plugin: its source is to be known
+from dpfl_plugin import (
+    loaded,  # before any plugin: its source is to be known
+    own_folders,
+)
 from dpfl_plugin.errors import ConfigError, PluginError, told
 
 GROUPS: Final = (
@@ -36,10 +40,18 @@ GROUPS: Final = (
 )
 
 
+def _all_entry_points() -> metadata.EntryPoints:
+    """Of what is installed: `metadata.entry_points` would look into users' folders, too. Of equal names the first."""
+    found: dict[str, metadata.Distribution] = {}
+    for distribution in metadata.distributions(path=own_folders.installed()):
+        found.setdefault(re.sub(r"[-_.]+", "-", str(distribution.name)).lower(), distribution)
+    return metadata.EntryPoints(point for distribution in found.values() for point in distribution.entry_points)
+
+
 @functools.cache
 def _entry_points(group: str) -> dict[str, list[metadata.EntryPoint]]:
     found: dict[str, list[metadata.EntryPoint]] = {}
-    for point in metadata.entry_points(group=f"dpfl_plugin.{group}"):
+    for point in _all_entry_points().select(group=f"dpfl_plugin.{group}"):
         same = found.setdefault(point.name, [])
         if point.value not in [other.value for other in same]:
             same.append(point)
@@ -90,6 +102,7 @@ def load_object(path: str, what: str) -> Callable[..., Any]:
     """The object at ``package.module:name``, for users' own code named in a configuration."""
     if path.count(":") != 1 or not all(path.split(":")):
         raise PluginError(f"{what}: {path!r} is not of the form package.module:name.")
+    own_folders.search()
     return _import(path, lambda: f"{what} {path!r}")
 
 

@@ -20,19 +20,19 @@ Point = Callable[..., None]
 @pytest.fixture
 def register(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """A function that registers further algorithms: (name, value, distribution)."""
-    real, more = metadata.entry_points, []
+    real, more = registry._all_entry_points(), []
 
     class FromElsewhere(metadata.EntryPoint):
         dist = SimpleNamespace(name="elsewhere", version="7.0")
 
-    def entry_points(**given: str) -> Any:
-        return [*real(**given), *(point for point in more if point.group == given["group"])]
+    def entry_points() -> metadata.EntryPoints:
+        return metadata.EntryPoints([*real, *more])
 
     def add(name: str, value: str) -> None:
         more.append(FromElsewhere(name, value, "dpfl_plugin.algorithms"))
         registry._entry_points.cache_clear()
 
-    monkeypatch.setattr(metadata, "entry_points", entry_points)
+    monkeypatch.setattr(registry, "_all_entry_points", entry_points)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "stranger.py").write_text("def good(*, rate: float): return rate\nnumber = 3\n")
     (tmp_path / "burning.py").write_text("raise RuntimeError('on fire')")

@@ -163,7 +163,7 @@ class Silo:
             if said := too_open(self._files.path, access):
                 warnings.warn(said, stacklevel=2)
             taken = f"{self._files.path}: another process ({{holder}}) is this silo. End it first."
-            stack.enter_context(locked(self._files.path / ".lock", taken, optional=False))
+            stack.enter_context(locked(self._files.path / ".lock", taken))
             self._open(model, records, loss, lifetime, stack)
             self._stack = stack.pop_all()
 

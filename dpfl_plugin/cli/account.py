@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from dpfl_plugin import registry
+from dpfl_plugin import own_folders, registry
 from dpfl_plugin.algorithms.base import Setting
 from dpfl_plugin.cli.ledger_report import is_ledger, ledger_rows, tell_notes
 from dpfl_plugin.config.load import base_of, load
@@ -119,7 +119,7 @@ def account_file(path: Path, settings: list[str], *, as_json: bool) -> None:
     elif is_ledger(path):
         rows = ledger_rows(path, settings, _by_all_accountants, _named)
     else:
-        sys.path.append(str(base_of(path).resolve()))  # users' own modules may lie beside their configuration
+        own_folders.look_in(base_of(path))
         plan = load(path, settings)
         rows = {v.label or v.config.name: _of_config(v.config, base_of(path)) for v in plan.variants}
     if as_json:

@@ -11,6 +11,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from dpfl_plugin import own_folders
 from dpfl_plugin.access import make_folder
 from dpfl_plugin.attacks import demonstration
 from dpfl_plugin.attacks.demonstration import FPR, Inversion, Membership
@@ -45,7 +46,7 @@ def attack_file(
     """Attack one run of a file by both attacks; print what came of it, and draw it in a folder."""
     require(silo >= 0, "--silo", silo, "be 0 or more")
     require(repeats >= 1, "--repeats", repeats, "be at least 1")
-    sys.path.append(str(base_of(path).resolve()))  # users' own modules may lie beside their configuration
+    own_folders.look_in(base_of(path))
     settings = [*settings, "privacy.secure=false"]  # a demonstration that can be repeated
     if rounds is not None:
         settings.append(f"rounds={rounds}")

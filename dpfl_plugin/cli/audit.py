@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from dpfl_plugin import own_folders
 from dpfl_plugin.config.load import base_of, load
 from dpfl_plugin.core.grid import SUM_SLACK
 from dpfl_plugin.errors import ConfigError, DataError
@@ -27,7 +28,7 @@ def audit_file(
     path: Path, settings: list[str], variant: str | None, options: Options, *, as_json: bool, picture: Path | None
 ) -> int:
     """Audit the private runs of a file, or the one that is named; 1 if one of them is contradicted, else 0."""
-    sys.path.append(str(base_of(path).resolve()))  # users' own modules may lie beside their configuration
+    own_folders.look_in(base_of(path))
     variants = load(path, settings, variant=variant).variants
     reports: dict[str, Report] = {}
     for chosen in variants:

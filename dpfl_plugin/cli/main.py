@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import logging
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 import dpfl_plugin
+from dpfl_plugin import own_folders
 from dpfl_plugin.errors import ConfigError, DpflError
 
 if TYPE_CHECKING:
@@ -67,15 +70,22 @@ def run(
         Path | None,
         typer.Option(metavar="FILE", help="Shared with other runs on the same data: privacy.epsilon bounds them all."),
     ] = None,
+    ledger_wait: Annotated[
+        float | None, typer.Option(metavar="SECONDS", min=0, help="For another run that has --ledger (default: 60).")
+    ] = None,
     variant: Annotated[str | None, typer.Option(help="One variant of the file (default: all).")] = None,
     profile: Annotated[bool, typer.Option("--profile", help="Say where the time went; also in profile.json.")] = False,
     json: AsJson = False,
 ) -> None:
     """Train as a file says; several runs if it has variants.
 
-    Exit codes: 0 done, 1 failed, 2 bad configuration or input, 3 budget exhausted, 4 interrupted with a checkpoint.
+    Exit codes: 0 done, 1 failed, 2 bad configuration or input, 3 budget exhausted, 4 interrupted with a checkpoint, 5
+    another run has the ledger.
     """
-    from dpfl_plugin.cli.run import run_file
+    from dpfl_plugin.cli.run import LEDGER_WAIT, run_file
+
+    if ledger_wait is not None and ledger is None:
+        raise ConfigError("--ledger-wait has no meaning without --ledger.")
 
     raise typer.Exit(
         run_file(
@@ -85,6 +95,7 @@ def run(
             resume=resume,
             as_json=json,
             ledger=ledger,
+            ledger_wait=LEDGER_WAIT if ledger_wait is None else ledger_wait,
             variant=variant,
             profile=profile,
         )
@@ -101,6 +112,10 @@ def sweep(
     pack: Annotated[int, typer.Option(min=1, help="Runs in a Slurm task, one after another (or --jobs).")] = 1,
     retry: Annotated[bool, typer.Option("--retry", help="Run those again that failed.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print runs and script; write and run nothing.")] = False,
+    ledger: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Of all runs: privacy.epsilon bounds them together; they take turns."),
+    ] = None,
     settings: Settings = None,
 ) -> None:
     """Run, or submit, all runs of a sweep that are not finished; the same command goes on after an interruption.
@@ -110,7 +125,7 @@ def sweep(
     from dpfl_plugin.cli.sweep import Options, sweep_file
 
     options = Options(on=on.value, jobs=jobs, at_once=at_once, pack=pack, retry=retry, dry_run=dry_run)
-    raise typer.Exit(sweep_file(config, settings or [], out, options))
+    raise typer.Exit(sweep_file(config, settings or [], out, options, ledger))
 
 
 @app.command()
@@ -449,8 +464,8 @@ def main() -> NoReturn:
 
 
 def _code() -> int:
-    if "" not in sys.path:
-        sys.path.insert(0, "")  # users' own modules, as with python -m
+    with contextlib.suppress(OSError):  # it is gone
+        own_folders.look_in(os.getcwd())
     logging.getLogger("absl").setLevel(logging.ERROR)  # dp_accounting warns of orders that it leaves out, soundly
     try:
         app()
@@ -464,6 +479,12 @@ def _code() -> int:
         return 1
     except OSError as error:  # a full or vanished disk
         print(f"dpfl: {error}", file=sys.stderr)
+        return 1
+    except MemoryError as error:
+        print(
+            f"dpfl: there is not enough memory for what was asked ({str(error) or 'no more is known'}).",
+            file=sys.stderr,
+        )
         return 1
     except KeyboardInterrupt:
         print("dpfl: interrupted.", file=sys.stderr)

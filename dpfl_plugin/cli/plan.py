@@ -14,6 +14,7 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
+from dpfl_plugin import own_folders
 from dpfl_plugin.algorithms.base import Algorithm
 from dpfl_plugin.cli.account import WIDTH, mechanism_release, named_accountant
 from dpfl_plugin.config.load import Variant, base_of, load
@@ -160,7 +161,7 @@ class Asked:
 
     def variants(self) -> tuple[Variant, ...]:
         """The runs that are asked for; private ones have the budget of the command line."""
-        sys.path.append(str(self.base.resolve()))  # users' own modules may lie beside their configuration
+        own_folders.look_in(self.base)
         return load(self.path, self.settings, variant=self.variant, budget=self.budget).variants
 
     def command(self, label: str | None, settings: list[str]) -> list[str]:

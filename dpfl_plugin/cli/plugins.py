@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from dpfl_plugin import registry
+from dpfl_plugin import own_folders, registry
 from dpfl_plugin.config.load import base_of, load
 from dpfl_plugin.errors import ConfigError, DataError, PluginError
 from dpfl_plugin.gradients.base import Engine
@@ -47,7 +47,7 @@ def list_engines(group: str | None, path: Path, settings: list[str], *, as_json:
     """Print which engines support a configuration's model, what they cost, and which one a run would use."""
     if group != "engines":
         raise ConfigError("--for CONFIG is for engines: dpfl list engines --for CONFIG.")
-    sys.path.append(str(base_of(path).resolve()))  # users' own modules may lie beside their configuration
+    own_folders.look_in(base_of(path))
     config = load(path, settings).variants[0].config
     try:
         torch.set_num_threads(config.runtime.threads)

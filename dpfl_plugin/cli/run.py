@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from dpfl_plugin import registry
+from dpfl_plugin import own_folders, registry
 from dpfl_plugin.cli.plot import curves
 from dpfl_plugin.cli.progress import BarReporter, PlainReporter
 from dpfl_plugin.config.load import Plan, Variant, base_of, load
@@ -27,6 +27,7 @@ from dpfl_plugin.errors import ConfigError, DataError
 from dpfl_plugin.runtimes.mpi import job
 from dpfl_plugin.training.accounting import TOO_FEW_LEFT
 from dpfl_plugin.training.folder import RunFolder, to_json
+from dpfl_plugin.training.ledgers import Wait
 from dpfl_plugin.training.prospect import MANY_ROUNDS
 from dpfl_plugin.training.session import Place, Result, finished_result, folder_of, run_session
 
@@ -34,6 +35,7 @@ NOT_IN_TABLE = (
     'The "seconds" of a run are those from its first round to its last: without the start, and without the evaluation '
     "and the files that follow. Loading Python's libraries comes before all of it, and is not counted."
 )
+LEDGER_WAIT = 60.0  # seconds, for a run that is about to end
 UNSPENT = 0.95  # of the epsilon that noise was solved for; a run that spent less is told why
 EXIT_CODES = {"done": 0, "failed": 1, "budget_exhausted": 3, "interrupted": 4}
 
@@ -46,6 +48,7 @@ def run_file(
     resume: bool,
     as_json: bool,
     ledger: Path | None = None,
+    ledger_wait: float = LEDGER_WAIT,
     variant: str | None = None,
     profile: bool = False,
 ) -> int:
@@ -62,12 +65,12 @@ def run_file(
         settings = [*settings, f"out={json.dumps(str(out))}"]
         command += ["--out", str(out)]
     if ledger is not None:
-        command += ["--ledger", str(ledger)]
+        command += ["--ledger", str(ledger), *(["--ledger-wait", f"{ledger_wait:g}"] * (ledger_wait != LEDGER_WAIT))]
     if variant is not None:
         command += ["--variant", variant]
     if profile:
         command.append("--profile")
-    sys.path.append(str(base_of(path).resolve()))  # users' own modules may lie beside their configuration
+    own_folders.look_in(base_of(path))
     plan = load(path, settings, variant=variant)
     console = Console(stderr=True)
     results: dict[str, Result] = {}
@@ -75,7 +78,7 @@ def run_file(
         for one in plan.variants:
             label = one.label or one.config.name
             try:
-                results[label] = _run_one(one, base_of(path), resume, stop, console, ledger, profile)
+                results[label] = _run_one(one, base_of(path), resume, stop, console, ledger, profile, ledger_wait)
             except KeyboardInterrupt:
                 if results:
                     _tell(plan, results, as_json=as_json, named=variant is not None)
@@ -114,6 +117,7 @@ def _run_one(
     console: Console,
     ledger: Path | None,
     profile: bool,
+    ledger_wait: float,
 ) -> Result:
     label, config = variant.label or "", variant.config
     stop.listening = (config.rounds or 0) < MANY_ROUNDS
@@ -129,6 +133,7 @@ def _run_one(
         stop=stop,
         label=variant.label,
         ledger=ledger,
+        wait=Wait(ledger_wait, reporter.note, stop),
         profile=profile,
     )
     lines = folder.read_metrics()
@@ -144,6 +149,8 @@ def place_of(config: Config) -> Place:
         ConfigError: it cannot be used by a process that was started like this one.
     """
     kind, several = config.runtime.kind, job.num_started() > 1
+    if kind != "in_process":
+        job.check_alone()
     if kind == "in_process" and several:
         raise ConfigError(
             f"runtime.kind='in_process', but {job.num_started()} processes were started. Start one, or use kind: auto."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
 from collections import Counter
@@ -17,6 +18,7 @@ from rich.text import Text
 from dpfl_plugin.cli.progress import duration
 from dpfl_plugin.config.sweep import Row
 from dpfl_plugin.core.rounding import places
+from dpfl_plugin.errors import ConfigError, DataError
 from dpfl_plugin.sweeps import manifest, slurm, state
 from dpfl_plugin.sweeps.state import State
 from dpfl_plugin.training.folder import to_json
@@ -64,15 +66,28 @@ def look(folder: Path) -> Found:
     """The state of every run of the sweeps in a folder."""
     rows: dict[str, Row] = {}
     folders, jobs = {}, []
-    for path in manifest.sweeps_in(folder):
-        sweep = manifest.read(path)
-        jobs += [job["job"] for job in slurm.jobs_of(path)]
+    sweeps = manifest.sweeps_in(folder)
+    for path in sweeps:
+        try:
+            sweep = manifest.read(path)
+        except (ConfigError, DataError) as error:
+            if len(sweeps) == 1:
+                raise
+            _note(f"{error} The runs of that sweep are left out.")
+            continue
+        jobs += [job["job"] for job in slurm.jobs_of(path, _note)]
         for row in sweep.rows:
             if row.id not in rows:
                 rows[row.id], folders[row.id] = row, sweep.folder_of(row)
     states = state.states((folders[id], row.rounds) for id, row in rows.items())
     queue = slurm.queue(jobs) if jobs else None
     return Found(list(rows.values()), _explained(states, jobs), None if queue is None else Counter(queue.values()))
+
+
+@functools.cache
+def _note(text: str) -> None:
+    """Told once, however often the folder is looked at."""
+    print(f"dpfl: note: {text}", file=sys.stderr)
 
 
 def _explained(states: list[State], jobs: list[str]) -> list[State]:

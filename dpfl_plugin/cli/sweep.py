@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from dpfl_plugin import own_folders
 from dpfl_plugin.config.sweep import Row, config_of, expand
 from dpfl_plugin.errors import BusyError, ConfigError, DpflError
 from dpfl_plugin.sweeps import manifest, scripts, slurm, state
@@ -45,11 +46,18 @@ class Options:
     dry_run: bool
 
 
-def sweep_file(path: Path, settings: list[str], out: Path | None, options: Options) -> int:
-    """Plan what a file describes and run, or submit, what is not finished; returns the exit code."""
+def sweep_file(path: Path, settings: list[str], out: Path | None, options: Options, ledger: Path | None = None) -> int:
+    """Plan what a file describes and run, or submit, what is not finished; returns the exit code.
+
+    Args:
+        ledger: that all runs share.
+    """
     expansion = expand(path, settings)
     name = expansion.rows[0].name
-    sweep = manifest.plan(expansion, path, out or Path("sweeps") / name)
+    sweep = manifest.plan(expansion, path, out or Path("sweeps") / name, ledger)
+    manifest.check_ledger(sweep)
+    if sweep.ledger is not None and (options.jobs > 1 or options.on != "local"):
+        _say(f"--ledger {sweep.ledger}: one run has it at a time, whatever their number; the others wait for it.")
     states = state.states((sweep.folder_of(row), row.rounds) for row in sweep.rows)
     found = list(zip(sweep.rows, states, strict=True))
     check_finished(sweep, [row for row, known in found if known.status == "done"])
@@ -75,7 +83,7 @@ def sweep_file(path: Path, settings: list[str], out: Path | None, options: Optio
     folder = shlex.quote(str(sweep.folder.parents[1]))
     _say(f"dpfl status {folder}")
     _say(f"dpfl report {folder}")
-    if _private(sweep):
+    if _private(sweep) and sweep.ledger is None:
         _say(COMPOSES)
     return code
 
@@ -129,13 +137,24 @@ def _begin(sweep: Sweep) -> Callable[[Row, Callable[[], bool]], tuple[int, str]]
 
 def _run_row(sweep: Sweep, row: Row, stop: Callable[[], bool]) -> tuple[int, str]:
     from dpfl_plugin.cli.run import EXIT_CODES, place_of
+    from dpfl_plugin.training.ledgers import Wait
     from dpfl_plugin.training.session import run_session
 
     base = sweep.source.parent
-    sys.path.append(str(base))  # users' own modules may lie beside their configuration
+    own_folders.look_in(base)
     config = config_of(sweep.base, row, sweep.runs)
     place = place_of(config)
-    result = run_session(config, base, resume=True, place=place, reporter=_Silent(), stop=stop, label=row.label)
+    result = run_session(
+        config,
+        base,
+        resume=True,
+        place=place,
+        reporter=_Silent(),
+        stop=stop,
+        label=row.label,
+        ledger=sweep.ledger,
+        wait=Wait(math.inf, lambda text: _say(f"{row.index}: {text}"), stop),
+    )
     return EXIT_CODES[result["status"]], result["reason"]
 
 
@@ -174,7 +193,17 @@ def _become_ranks(sweep: Sweep, row: Row) -> tuple[int, str]:
     words = shlex.split(sweep.spec.launcher or default)  # the configuration has checked that it can be split
     launcher = [word.replace("{ranks}", str(sweep.spec.ranks)) for word in words]
     # mpi4py ends all ranks when one of them raises; else the others would wait for it for ever.
-    command = [sys.executable, "-m", "mpi4py", "-m", "dpfl_plugin", "sweep-run", str(sweep.folder), str(row.index)]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "mpi4py",
+        "-m",
+        "dpfl_plugin",
+        "sweep-run",
+        str(sweep.folder),
+        str(row.index),
+    ]
     try:
         os.execvpe(launcher[0], [*launcher, *command], {**_fit_for(launcher[0]), **os.environ})
     except OSError as error:
@@ -191,7 +220,7 @@ def _fit_for(launcher: str) -> dict[str, str]:
     """
     if Path(launcher).name != "srun":
         return {}
-    ask = [sys.executable, "-m", "mpi4py", "--mpi-lib-version"]
+    ask = [sys.executable, "-P", "-m", "mpi4py", "--mpi-lib-version"]
     said = subprocess.run(ask, capture_output=True, text=True, check=False).stdout
     return {"MPIR_CVAR_CH4_NETMOD": "ofi"} if "ch4:ucx ofi" in said else {}
 

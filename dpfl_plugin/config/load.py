@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,30 +15,9 @@ import yaml
 
 from dpfl_plugin import registry
 from dpfl_plugin.config.schema import Config, SweepConfig
+from dpfl_plugin.config.yaml_text import dump, parse
 from dpfl_plugin.errors import ConfigError, require
 from dpfl_plugin.registry import describe, nearest
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML 1.1 with three traps removed: 1e-5 is a number, a date is text, and a key given twice is an error."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key_node, _ in node.value:
-            if not isinstance(key_node, yaml.ScalarNode):
-                raise yaml.constructor.ConstructorError(None, None, "a key is no plain word", key_node.start_mark)
-            if key_node.value in seen:
-                what = f"key {key_node.value!r} is given twice"
-                raise yaml.constructor.ConstructorError(None, None, what, key_node.start_mark)
-            seen.add(key_node.value)
-        return super().construct_mapping(node, deep)
-
-
-_FLOAT = re.compile(r"^[-+]?(\d+\.\d*|\.\d+|\d+)([eE][-+]?\d+)?$")
-_INT = re.compile(r"^[-+]?\d+$")
-_Loader.add_constructor("tag:yaml.org,2002:timestamp", lambda loader, node: str(node.value))
-_Loader.add_implicit_resolver("tag:yaml.org,2002:int", _INT, list("-+0123456789"))
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +50,7 @@ def mapping_in(text: str, path: Path) -> dict[str, Any]:
         ConfigError: it is no YAML, gives a key twice, or is no mapping.
     """
     try:
-        values = yaml.load(text, Loader=_Loader)  # a SafeLoader
+        values = parse(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
@@ -179,11 +157,11 @@ def parse_setting(setting: str, option: str = "--set") -> dict[str, Any]:
     if not equals or not key or not all(key.split(".")):
         raise ConfigError(f"{option} {setting!r} is not of the form key=value, e.g. {option} privacy.clip_norm=0.5.")
     try:
-        result: Any = yaml.load(value, Loader=_Loader)
+        result: Any = parse(value)
     except yaml.YAMLError as error:
-        raise ConfigError(
-            f"{option} {setting!r}: the value is not YAML: {getattr(error, 'problem', error)}."
-        ) from error
+        shown = setting if len(setting) <= 200 else f"{setting[:100]}... ({len(setting)} characters)"
+        what = getattr(error, "problem", None) or error
+        raise ConfigError(f"{option} {shown!r}: the value is not YAML: {what}.") from error
     for part in reversed(key.split(".")):
         result = {part: result}
     return dict(result)
@@ -336,7 +314,7 @@ def _digest(values: dict[str, Any], digits: int = 12) -> str:
 
 def to_yaml(config: Config) -> str:
     """The resolved configuration, which `load` reads back to the same."""
-    return yaml.safe_dump(_plain(config.model_dump(mode="python")), sort_keys=False, allow_unicode=True)
+    return dump(_plain(config.model_dump(mode="python")))
 
 
 def _plain(value: Any) -> Any:

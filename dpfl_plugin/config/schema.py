@@ -257,7 +257,7 @@ class Config(_Strict):
     seed: int = Field(
         0, ge=0, lt=2**63, description="of everything that is drawn; whoever knows it can compute the noise"
     )
-    rounds: int | None = Field(None, ge=1, description="T; left out: as many as privacy.epsilon allows")
+    rounds: int | None = Field(None, ge=1, le=10**7, description="T; left out: as many as privacy.epsilon allows")
     silo_rate: float = Field(1.0, gt=0, le=1, description="l, share of silos in a round")
     max_participations: int | None = Field(
         None, ge=1, description="the most rounds that a silo takes part in; the run ends when too few are left"

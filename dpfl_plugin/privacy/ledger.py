@@ -103,8 +103,8 @@ class Ledger:
             self._read(rest, len(lines) + 1)
         if not lines and not complete:
             raise LedgerError(
-                f"{self.path} holds no complete first line, so nothing was charged or left yet: delete it and start "
-                "again."
+                f"{self.path} holds no complete first line, so nothing was charged or left yet: move it away and "
+                "start again."
             )
         if append:
             self._go_on(len(data), rest, complete)

@@ -70,11 +70,12 @@ def submit(sweep: Sweep, tasks: Sequence[int], *, at_once: int | None, pack: int
         time=minutes(str(options.pop("time", DEFAULT_MINUTES))),
         array_parallelism=at_once or len(tasks),
         signal_delay_s=LEAD_SECONDS,
-        setup=sweep.spec.setup,
+        # submitit's own first lines run there, too: none of them from the working folder.
+        setup=["export PYTHONSAFEPATH=1", *sweep.spec.setup],
         cpus_per_task=int(options.pop("cpus-per-task", jobs)),
         additional_parameters=options,
     )
-    words = [sys.executable, "-m", "dpfl_plugin", "sweep-task", str(sweep.folder)]
+    words = [sys.executable, "-P", "-m", "dpfl_plugin", "sweep-task", str(sweep.folder)]
     packing = ["--pack", str(pack), "--jobs", str(jobs)]
     with executor.batch():
         array = [executor.submit(Task([*words, str(task), *packing])) for task in tasks]

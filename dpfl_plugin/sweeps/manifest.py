@@ -18,13 +18,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import yaml
-
 import dpfl_plugin
 from dpfl_plugin.access import Access, make_folder
 from dpfl_plugin.config.load import read_yaml
 from dpfl_plugin.config.schema import SweepConfig
 from dpfl_plugin.config.sweep import Expansion, Row
+from dpfl_plugin.config.yaml_text import dump
 from dpfl_plugin.errors import ConfigError, DataError
 from dpfl_plugin.training.folder import RunFolder, to_json, write_atomic
 
@@ -39,6 +38,7 @@ class Sweep:
         folder: DIR/sweeps/<digest>.
         source: the file that it was made from; paths in the configuration are relative to its folder.
         base: what every row changes.
+        ledger: that all runs share, if they do.
     """
 
     folder: Path
@@ -46,6 +46,7 @@ class Sweep:
     base: dict[str, Any]
     spec: SweepConfig
     rows: tuple[Row, ...]
+    ledger: Path | None = None
 
     @property
     def access(self) -> Access:
@@ -68,11 +69,28 @@ class Sweep:
         return self.rows[task * pack : (task + 1) * pack]
 
 
-def plan(expansion: Expansion, source: Path, out: Path) -> Sweep:
+def plan(expansion: Expansion, source: Path, out: Path, ledger: Path | None = None) -> Sweep:
     """The sweep in the folder ``out``; nothing is written."""
     digest = hashlib.sha256((_lines(expansion.rows) + _base(expansion.base)).encode()).hexdigest()[:12]
     folder = out.resolve() / "sweeps" / digest
-    return Sweep(folder, source.resolve(), expansion.base, expansion.spec, expansion.rows)
+    shared = None if ledger is None else ledger.absolute()
+    return Sweep(folder, source.resolve(), expansion.base, expansion.spec, expansion.rows, shared)
+
+
+def check_ledger(sweep: Sweep) -> None:
+    """Check that a sweep goes on with the shared ledger, or without one, as it began.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    try:
+        facts = json.loads((sweep.folder / "sweep.json").read_text())
+        before = None if facts.get("ledger") is None else Path(facts["ledger"])
+    except (OSError, ValueError, TypeError, AttributeError):  # none yet, or damaged: each run of it looks for itself
+        return
+    if before != sweep.ledger:
+        began = "without --ledger" if before is None else f"with --ledger {before}"
+        raise ConfigError(f"{sweep.folder}: this sweep began {began}: go on so, or begin anew with another --out.")
 
 
 def write(sweep: Sweep) -> None:
@@ -88,6 +106,7 @@ def write(sweep: Sweep) -> None:
             "schema": SCHEMA,
             "dpfl_plugin": dpfl_plugin.__version__,
             "source": str(sweep.source),
+            "ledger": None if sweep.ledger is None else str(sweep.ledger),
             "sweep": sweep.spec.model_dump(mode="json", by_alias=True),
         }
         write_atomic(sweep.folder / "sweep.json", to_json(facts), sweep.access)
@@ -100,19 +119,27 @@ def read(folder: Path) -> Sweep:
     """The sweep in DIR/sweeps/<digest>.
 
     Raises:
-        DataError: files are missing or damaged, or of another version.
+        DataError: files are missing or damaged, or of another version; names the file.
     """
     try:
+        text = {name: (folder / name).read_text() for name in ("manifest.jsonl", "base.yaml")}
+        digest = hashlib.sha256("".join(text.values()).encode()).hexdigest()[: len(folder.resolve().name)]
+        if digest != folder.resolve().name:
+            raise DataError(
+                f"{folder}: manifest.jsonl or base.yaml is not what dpfl sweep wrote there: lines are missing, or were "
+                "changed. Make them anew by the same command of dpfl sweep."
+            )
         facts = json.loads((folder / "sweep.json").read_text())
         if facts["schema"] != SCHEMA:
             raise DataError(f"{folder}: a sweep of schema {facts['schema']}; this version reads {SCHEMA}.")
-        rows = tuple(Row(**json.loads(line)) for line in (folder / "manifest.jsonl").read_text().splitlines())
+        rows = tuple(Row(**json.loads(line)) for line in text["manifest.jsonl"].splitlines())
         spec = SweepConfig.model_validate(facts["sweep"])
+        ledger = None if facts.get("ledger") is None else Path(facts["ledger"])  # there was none once
     except (OSError, ValueError, KeyError, TypeError) as error:
         if isinstance(error, DataError):
             raise
         raise DataError(f"{folder}: holds no readable sweep ({error}). Make it anew by dpfl sweep.") from error
-    return Sweep(folder.resolve(), Path(facts["source"]), read_yaml(folder / "base.yaml"), spec, rows)
+    return Sweep(folder.resolve(), Path(facts["source"]), read_yaml(folder / "base.yaml"), spec, rows, ledger)
 
 
 def sweeps_in(out: Path) -> list[Path]:
@@ -133,4 +160,4 @@ def _lines(rows: Sequence[Row]) -> str:
 
 
 def _base(base: dict[str, Any]) -> str:
-    return yaml.safe_dump(base, sort_keys=False, allow_unicode=True)
+    return dump(base)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
 
+from dpfl_plugin import own_folders
 from dpfl_plugin.config.sweep import Row, config_of
 from dpfl_plugin.errors import ConfigError, PluginError
 from dpfl_plugin.sweeps.manifest import Sweep
@@ -44,7 +43,7 @@ def _facts(sweep: Sweep, row: Row) -> dict[str, Any] | None:
 def _look(sweep: Sweep, rows: Sequence[tuple[Row, dict[str, Any]]]) -> list[str]:
     from dpfl_plugin.training.naming import check_shown  # imports torch
 
-    sys.path.append(str(Path(sweep.source).parent))  # users' own modules may lie beside their configuration
+    own_folders.look_in(sweep.source.parent)
     said = []
     for row, facts in rows:
         try:

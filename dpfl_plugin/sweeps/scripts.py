@@ -91,7 +91,7 @@ def sweep_script(
     options.update({key.lstrip("-"): value for key, value in slurm.items() if value is not False})
     # An assignment, where quotes are a shell's quotes: within "..." they would belong to the path.
     which = f"python=${{DPFL_PYTHON:-{shlex.quote(python)}}}"
-    words = ['"$python"', "-m dpfl_plugin sweep-task", shlex.quote(folder)]
+    words = ['"$python"', "-P -m dpfl_plugin sweep-task", shlex.quote(folder)]
     return script(options, [*setup, which], [*words, '"$SLURM_ARRAY_TASK_ID"', f"--pack {pack} --jobs {jobs}"])
 
 
@@ -113,7 +113,7 @@ _SETUP: Final = [
 
 _SHORT_MESSAGES: Final = [
     "# Slurm's pmi2 reads 1,023 bytes of a message. MPICH's have any length over UCX, and are short over OFI.",
-    "case $(\"$python\" -m mpi4py --mpi-lib-version 2>/dev/null | tr -d '\\0') in",
+    "case $(\"$python\" -P -m mpi4py --mpi-lib-version 2>/dev/null | tr -d '\\0') in",
     '  *"ch4:ucx ofi"*) export MPIR_CVAR_CH4_NETMOD="${MPIR_CVAR_CH4_NETMOD:-ofi}" ;;',
     "esac",
 ]
@@ -129,13 +129,13 @@ def templates() -> dict[str, str]:
         "one_node.sbatch": script(
             requeueing(job_name="dpfl", nodes=1, ntasks=1, **once),
             _SETUP,
-            ['"$python"', *run],
+            ['"$python" -P', *run],
             _notes("A run on one node.", "CONFIG=configs/quickstart.yaml sbatch slurm/one_node.sbatch", several[:4]),
         ),
         "many_nodes.sbatch": script(
             requeueing(job_name="dpfl-mpi", nodes=2, ntasks=5, **once),
             [*_SETUP, *_SHORT_MESSAGES],
-            [srun, '"$python"', mpi, *run],
+            [srun, '"$python" -P', mpi, *run],
             _notes(
                 "A run over MPI: rank 0 is the server, the others host silos. Any number of ranks gives the same bits.",
                 "CONFIG=configs/quickstart.yaml sbatch --nodes=2 --ntasks=5 slurm/many_nodes.sbatch",
@@ -145,7 +145,7 @@ def templates() -> dict[str, str]:
         "array.sbatch": script(
             requeueing(job_name="dpfl-sweep", array="0-11%3", output="%x-%A_%a.txt", time="01:00:00"),
             _SETUP,
-            ['"$python"', '-m dpfl_plugin sweep-task "$SWEEP" "$SLURM_ARRAY_TASK_ID"', *_PACKED],
+            ['"$python"', '-P -m dpfl_plugin sweep-task "$SWEEP" "$SLURM_ARRAY_TASK_ID"', *_PACKED],
             _notes(
                 "The tasks of a sweep by hand; dpfl sweep --on slurm writes and submits its own, with the right array.",
                 "SWEEP=sweeps/NAME/sweeps/DIGEST sbatch --array=0-11%3 slurm/array.sbatch",

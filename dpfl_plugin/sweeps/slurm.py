@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,14 +43,40 @@ def submit(script: str, sweep: Sweep) -> str:
 def remember(sweep: Sweep, job: str, pack: int, tasks: Sequence[int] | None = None) -> None:
     """Note a job beside the manifest; ``tasks`` by their number in the array, if that is not their own."""
     facts = {"job": job, "pack": pack, "tasks": tasks, "time": round(time.time())}
-    with open(sweep.folder / "jobs.jsonl", "a", opener=opener(sweep.access)) as file:
-        file.write(json.dumps(facts) + "\n")
+    path = sweep.folder / "jobs.jsonl"
+    torn = path.exists() and not path.read_bytes().endswith(b"\n") and path.stat().st_size > 0
+    with open(path, "a", opener=opener(sweep.access)) as file:
+        file.write("\n" * torn + json.dumps(facts) + "\n")  # after a torn line, on one of its own
+        file.flush()
+        os.fsync(file.fileno())
 
 
-def jobs_of(folder: Path) -> list[dict[str, Any]]:
-    """What was submitted for a sweep: job, pack, tasks and time of each."""
-    path = folder / "jobs.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+def jobs_of(folder: Path, say: Callable[[str], None] = lambda text: None) -> list[dict[str, Any]]:
+    """What was submitted for a sweep: job, pack, tasks and time of each.
+
+    Args:
+        say: is told of lines that cannot be read, of which a crash or a full disk may leave one.
+    """
+    path, found = folder / "jobs.jsonl", []
+    try:
+        lines = path.read_bytes().splitlines() if path.exists() else []
+    except OSError as error:
+        say(f"{path} cannot be read ({error.strerror}): which jobs were submitted is not known.")
+        return []
+    for number, line in enumerate(lines, start=1):
+        try:
+            job = json.loads(line)
+            tasks = job["tasks"]
+            whole = type(job["job"]) is str and type(job["pack"]) is int and job["pack"] > 0
+            if not whole or not (tasks is None or all(type(task) is int for task in tasks)):
+                raise ValueError("it names no job")
+            found.append(job)
+        except (ValueError, KeyError, TypeError):
+            say(
+                f"{path}, line {number}: is not a whole record of a submitted job, as a crash may leave it: its tasks, "
+                "if there are any (squeue --me), are not known here. A run is safe all the same: its folder is locked."
+            )
+    return found
 
 
 def queue(jobs: Iterable[str]) -> dict[str, str] | None:

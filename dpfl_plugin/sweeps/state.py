@@ -79,20 +79,23 @@ def _end_file(folder: RunFolder) -> Path:
 
 def finished(folder: RunFolder) -> bool:
     """Whether a run ended for good, so that it is never run again."""
-    return (_read(folder.result) or {}).get("status") in ("done", "budget_exhausted")
+    result = _read(folder.result) or {}
+    return result.get("status") in ("done", "budget_exhausted") and _done(folder, result, None).status == "done"
 
 
 def state_of(folder: RunFolder, rounds: int | None, now: float) -> State:
     """The state of a run that has a folder; ``rounds`` of how many, for the time that is left."""
-    result, task = _read(folder.result), _read(task_file(folder))
+    result, task = _read(folder.result), _read_task(folder)
     status = (result or {}).get("status")
     if result is not None and status in ("done", "budget_exhausted"):
-        return _done(result, task)
+        return _done(folder, result, task)
     state = (task or {}).get("state")
     if task is not None and state == "failed":
-        return State("failed", task.get("reason", ""), task=task)
+        return State("failed", str(task.get("reason", "")), task=task)
     if result is not None and status == "failed" and state not in ("pending", "running", "stopped"):
-        return State("failed", result["reason"], result["rounds"], task=task)
+        rounds_run = result.get("rounds", 0)
+        round = rounds_run if type(rounds_run) is int else 0
+        return State("failed", str(result.get("reason", "result.json does not say why")), round, task=task)
     round, seconds = _last_line(folder.metrics)
     if task is not None and state == "running":
         silent = now - task_file(folder).stat().st_mtime
@@ -118,16 +121,39 @@ def states(rows: Iterable[tuple[RunFolder, int | None]]) -> list[State]:
     return found
 
 
-def _done(result: dict[str, Any], task: dict[str, Any] | None) -> State:
-    return State(
-        "done",
-        result["reason"],
-        result["rounds"],
-        accuracy=result["test_accuracy"]["mean_last_10_percent"],
-        epsilon=result["epsilon"]["server"]["epsilon"],
-        seconds=result["seconds"],
-        task=task,
+def _done(folder: RunFolder, result: dict[str, Any], task: dict[str, Any] | None) -> State:
+    """The state of a run whose `result.json` says that it is done; failed if it does not say with what."""
+    try:
+        return State(
+            "done",
+            str(result["reason"]),
+            int(result["rounds"]),
+            accuracy=_number(result["test_accuracy"]["mean_last_10_percent"]),
+            epsilon=_number(result["epsilon"]["server"]["epsilon"]),
+            seconds=_number(result["seconds"]),
+            task=task,
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        what = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+        return State(
+            "failed",
+            f"{folder.result} is damaged ({what}): restore it from a copy, or remove it and use --retry, which goes on "
+            "from the checkpoint",
+            task=task,
+        )
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
+def _read_task(folder: RunFolder) -> dict[str, Any] | None:
+    """What `task.json` says; nothing if it does not say whose process it is of."""
+    task = _read(task_file(folder))
+    whole = task is not None and (
+        task.get("state") != "running" or (type(task.get("pid")) is int and type(task.get("host")) is str)
     )
+    return task if whole else None
 
 
 def _ended(task: dict[str, Any]) -> bool:

@@ -53,7 +53,7 @@ def difference(config: Config, ranks: int) -> str | None:
         here = resume.go(config, Path(folder, "here"))
         path = Path(folder, "config.yaml")
         path.write_text(to_yaml(config))
-        command = [str(_mpirun()), "-n", str(ranks), sys.executable, "-m", "mpi4py", "-m", "dpfl_plugin", "run"]
+        command = [str(_mpirun()), "-n", str(ranks), sys.executable, "-P", "-m", "mpi4py", "-m", "dpfl_plugin", "run"]
         command += [str(path), "--out", str(Path(folder, "there")), "--json", "--set", "evaluation.reveal=server"]
         paths = os.pathsep.join(entry or os.getcwd() for entry in sys.path)  # a plugin may lie beside its test
         environment = {**os.environ, **_OPEN_MPI, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}

@@ -61,20 +61,20 @@ def _finite(value: Any) -> Any:
 
 
 @contextlib.contextmanager
-def locked(path: Path, taken: str, *, optional: bool) -> Iterator[None]:
+def locked(path: Path, taken: str, *, other: str = "folder") -> Iterator[None]:
     """Hold a lock file; the system lets go of it when the process ends, however it ends.
 
     Args:
         taken: the message for whom finds it held; ``{holder}`` says by which process.
-        optional: go on without on a file system that has no locks.
+        other: what to use another of, where locks do not work.
 
     Raises:
-        BusyError: another process holds it; ConfigError: it cannot be written.
+        BusyError: another process holds it; ConfigError: it cannot be written, or locks do not work there.
     """
     try:
         lock = open(path, "a+", opener=opener("owner"))  # noqa: SIM115, it is closed below
     except OSError as error:
-        raise _unwritable(path.parent, error, "--out" if optional else "folder") from error
+        raise _unwritable(path.parent, error, other) from error
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -82,12 +82,31 @@ def locked(path: Path, taken: str, *, optional: bool) -> Iterator[None]:
             lock.seek(0)
             raise BusyError(taken.replace("{holder}", lock.read().strip() or "unknown")) from error
         except OSError as error:
-            if not optional:
-                raise ConfigError(f"{path} cannot be locked ({error.strerror}): use another file system.") from error
+            raise _without_locks(path.parent, str(error.strerror), other) from error
+        if not _excludes(path):
+            raise _without_locks(path.parent, "a second one was granted beside the first", other)
         lock.truncate(0)
         lock.write(f"pid {os.getpid()} on {os.uname().nodename}")
         lock.flush()
         yield
+
+
+def _excludes(path: Path) -> bool:
+    """Whether a lock that is held on a file keeps others from it; some file systems grant it to all who ask."""
+    with open(path, "rb") as second:
+        try:
+            fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False
+
+
+def _without_locks(folder: Path, why: str, other: str) -> ConfigError:
+    return ConfigError(
+        f"{folder}: file locks do not work there ({why}), so that two processes could write to one ledger at the same "
+        f"time and damage it. Use another {other}, on a file system that has locks, or have this one mounted with them "
+        "(Lustre: the mount option flock)."
+    )
 
 
 def _unwritable(folder: Path, error: OSError, other: str) -> ConfigError:
@@ -144,7 +163,7 @@ class RunFolder:
         except OSError as error:
             raise _unwritable(self.path, error, "--out") from error
         what = f"{self.path}: another process ({{holder}}) is running this very configuration. "
-        with locked(self.path / ".lock", what + "Wait for it, end it, or use another --out.", optional=True):
+        with locked(self.path / ".lock", what + "Wait for it, end it, or use another --out.", other="--out"):
             yield
 
     def label(self) -> str | None:

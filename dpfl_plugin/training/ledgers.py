@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dpfl_plugin.core.streams import fresh_attempt
-from dpfl_plugin.errors import ConfigError, DataError, LedgerError
+from dpfl_plugin.errors import BusyError, ConfigError, DataError, LedgerBusyError, LedgerError
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.training.checkpoint import Checkpoint, load_facts
 from dpfl_plugin.training.folder import RunFolder, locked
@@ -40,12 +41,33 @@ class Ledgers:
     attempt: int
 
 
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """How to wait for a shared ledger that another run has.
+
+    Attributes:
+        seconds: at most; 0 does not wait.
+        say: gets a line when the waiting begins, and every minute.
+        stop: asked meanwhile; once it is true the waiting ends as if the time were over.
+    """
+
+    seconds: float = 0.0
+    say: Callable[[str], None] = lambda text: None
+    stop: Callable[[], bool] = lambda: False
+
+
+NO_WAIT = Wait()
+SAY_SECONDS = 60.0
+LOOK_SECONDS = 0.2
+
+
 @contextlib.contextmanager
-def locked_shared(path: Path | None) -> Iterator[Ledger | None]:
+def locked_shared(path: Path | None, wait: Wait = NO_WAIT) -> Iterator[Ledger | None]:
     """Keep other runs from a shared ledger, and read what it holds; None stays None.
 
     Raises:
-        ConfigError: another run has it, it cannot be written to, or it is one run's own ledger.
+        LedgerBusyError: another run has it, and had it for as long as was waited.
+        ConfigError: it cannot be written to, locks do not work there, or it is one run's own ledger.
         LedgerError: it is damaged; names the line, and what is still proven. Or it is no ledger.
     """
     if path is None:
@@ -53,10 +75,30 @@ def locked_shared(path: Path | None) -> Iterator[Ledger | None]:
         return
     if not path.parent.is_dir() or (path.exists() and not path.is_file()):
         raise ConfigError(f"--ledger {path}: must be a file in a folder that exists.")
-    taken = f"--ledger {path}: another run ({{holder}}) is writing to it. Wait for that run, or end it."
     real = path.resolve()  # by whatever name it is given
-    with locked(real.with_name(f"{real.name}.lock"), taken, optional=False):
+    with contextlib.ExitStack() as stack:
+        _enter(stack, path, real.with_name(f"{real.name}.lock"), wait)
         yield read_shared(path) if _has_a_line(path) else Ledger()
+
+
+def _enter(stack: contextlib.ExitStack, path: Path, lock: Path, wait: Wait) -> None:
+    """Take the lock of a shared ledger, once the run that has it lets go."""
+    began, said = time.monotonic(), -math.inf
+    while True:
+        try:
+            stack.enter_context(locked(lock, f"--ledger {path}: another run ({{holder}}) is writing to it."))
+            return
+        except BusyError as error:
+            waited = time.monotonic() - began
+            if waited >= wait.seconds or wait.stop():
+                how = f" Waited {waited:.0f} s for it." if wait.seconds else ""
+                more = "Wait for that run (longer: --ledger-wait SECONDS), or end it."
+                raise LedgerBusyError(f"{error}{how} {more}") from error
+            if waited - said >= SAY_SECONDS:
+                said = waited
+                most = "until it ends" if math.isinf(wait.seconds) else f"up to {wait.seconds:g} s (--ledger-wait)"
+                wait.say(f"{error} Waiting for it {most}; {waited:.0f} s so far.")
+        time.sleep(min(LOOK_SECONDS, wait.seconds))
 
 
 def read_shared(path: Path) -> Ledger:

@@ -197,7 +197,7 @@ def opened(limits: Limits) -> Iterator[Lifetime]:
     marker = limits.folder / f"{limits.data}.lifetime.json"
     taken = f"{path}: another process ({{holder}}) is at work with these data. Wait for it, or end it."
     with contextlib.ExitStack() as stack:
-        stack.enter_context(locked(limits.folder / f".{limits.data}.lock", taken, optional=False))
+        stack.enter_context(locked(limits.folder / f".{limits.data}.lock", taken))
         head = _head(marker)
         begun = path.exists() and b"\n" in path.read_bytes()
         if head is not None and not begun:

@@ -51,7 +51,8 @@ from dpfl_plugin.training.evaluations import Evaluations, affordable, evaluation
 from dpfl_plugin.training.experiment import Experiment, Outcome, Progress, TooFewSilosError
 from dpfl_plugin.training.folder import RunFolder, to_json
 from dpfl_plugin.training.host import SiloMetrics, begun
-from dpfl_plugin.training.ledgers import Ledgers, check_shared, locked_shared, open_ledgers, read_shared
+from dpfl_plugin.training.kept import check_kept, model_file_sha256
+from dpfl_plugin.training.ledgers import NO_WAIT, Ledgers, Wait, check_shared, locked_shared, open_ledgers, read_shared
 from dpfl_plugin.training.measured import last, of_silos
 from dpfl_plugin.training.memory import LEAST_CHUNK, advice
 from dpfl_plugin.training.memory import text as memory_text
@@ -193,6 +194,7 @@ def run_session(
     stop: Callable[[], bool],
     label: str | None = None,
     ledger: Path | None = None,
+    wait: Wait = NO_WAIT,
     profile: bool = False,
 ) -> Result:
     """Run ``config`` to its end, or until it is stopped; returns what `result.json` holds.
@@ -200,26 +202,29 @@ def run_session(
     Args:
         label: what the user's file calls the run, where it has several; None for what it was begun as.
         ledger: a file that several runs on the same data share, so that the budget is for all of them together.
+        wait: how to wait for it while another run has it.
         profile: take the time of each part, and write it to `profile.json`.
 
     Raises:
         ConfigError: the configuration is wrong, or the folder holds an unfinished run and ``resume`` is not set.
         DataError: data files are missing or damaged, or are not those that the unfinished run began with.
         LedgerError: a ledger is damaged.
+        LedgerBusyError: another run had the ledger for longer than ``wait`` says.
     """
     clock = Stopwatch() if profile else STOPPED
     folder = folder_of(config)
     result = finished_result(folder)
     if result is not None:
         if ledger is not None:
-            with locked_shared(ledger) as shared:
+            with locked_shared(ledger, wait) as shared:
                 check_shared(folder, ledger, shared)
+        check_kept(folder, result)
         _check_finished(config, base, folder, reporter, place, key_of(config, folder, ledger))
         return result
     _refuse_unfinished(folder, resume)
     if ledger is not None:
         refuse_beside(config, SHARED)
-    with locked_shared(ledger) as shared:
+    with locked_shared(ledger, wait) as shared:
         check_shared(folder, ledger, shared)
         # Bad input is found before anything is written.
         prior = functools.partial(_prior, ledger, shared, "")
@@ -943,6 +948,7 @@ def _write_result(
         "engine": parts.engine.name,
         "engine_reason": parts.engine_reason,
         "model_sha256": model_sha256(model),
+        "model_file_sha256": model_file_sha256(folder),
         "notes": notes,
         "folder": str(folder.path),
         "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

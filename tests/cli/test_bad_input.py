@@ -15,6 +15,9 @@ import yaml
 from dpfl_plugin.privacy.samplers import Poisson
 from tests.cli.command import BASE, charges, dpfl, merged, one_message, write
 
+BOMB = "a: &a [1, 2, 3, 4, 5, 6, 7, 8, 9]\n" + "".join(
+    f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
+)
 FILES = {
     "": ["holds no mapping"],
     "[1, 2]": ["holds no mapping"],
@@ -25,7 +28,16 @@ FILES = {
     "{a: 1}: 2": ["line 1", "key"],
     "\tseed: 1": ["line 1, column 1"],
     "a: !!python/object:os.system x": ["line 1", "python/object"],
-    "a: &b {c: *b}": ["a is not a known key"],
+    "a: &b {c: *b}": ["line 1", "stands for what it is a part of"],
+    BOMB: ["line 1", "aliases", "Write out"],
+    "a: " + "[" * 9999: ["nested too deeply"],
+    "privacy: {delta: !!float x}": ["does not fit its tag"],
+    "rounds: 100000000000000000000000": ["line 1", "rounds=100000000000000000000000 is too large"],
+    "rounds: 1" + "0" * 5000: ["rounds=1000", "5,001 digits"],
+    "sweep: {slurm: {time: 12:00:00}}": ["line 1", "time=12:00:00", "43200", "'12:00:00'"],
+    "privacy: {clip_norm: 1:30.5}": ["clip_norm=1:30.5", "90.5", "'1:30.5'"],
+    "sweep: {slurm: {account: 010}}": ["account=010", "base 8", "'010'"],
+    "seed: 08": ["seed=08", "base 8"],
     "seed: 99999999999999999999": ["seed=99999999999999999999"],
     "null: 1": ["None is not a known key"],
     "rounds: 3": ["algorithm is missing", "privacy is missing"],
@@ -51,6 +63,8 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 SETTINGS = {
+    "rounds=1e23": ["rounds=1e+23"],
+    "rounds=100000000": ["rounds=100000000", "10000000"],
     # unknown keys
     "seeed=1": ["seeed", "did you mean 'seed'"],
     "privacy.record_rte=1": ["privacy.record_rte", "did you mean 'record_rate'"],

@@ -84,6 +84,16 @@ def test_a_finished_run_is_not_run_again(tmp_path: Path, monkeypatch: pytest.Mon
     assert run(tmp_path / "config.yaml") == first == run(tmp_path / "config.yaml", "--resume")
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "ledger.jsonl"])
+def test_files_of_a_finished_run_that_were_changed_are_noticed(tmp_path: Path, name: str) -> None:
+    folder = Path(run(write(tmp_path, {"rounds": 2}))["folder"])
+    data = bytearray((folder / name).read_bytes())
+    data[-40] ^= 1
+    (folder / name).write_bytes(bytes(data))
+    done = dpfl("run", tmp_path / "config.yaml", "--out", tmp_path / "runs")
+    assert done.code in (1, 2) and name in done.err and "Restore" in done.err and "Traceback" not in done.err
+
+
 def test_a_finished_folder_may_be_moved(tmp_path: Path) -> None:
     first = run(write(tmp_path))
     (tmp_path / "elsewhere").mkdir()

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import threading
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -334,9 +335,15 @@ def test_two_runs_at_once(tmp_path: Path) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         lock.write("pid 7 on there")
         lock.flush()
-        done = dpfl("run", config, "--out", tmp_path / "runs", "--ledger", ledger)
-    one_message(done, "all.jsonl", "another run (pid 7 on there)")
-    assert not (tmp_path / "runs").exists() and not ledger.exists()
+        command = ["run", config, "--set", "rounds=1", "--out", tmp_path / "runs", "--ledger", ledger, "--ledger-wait"]
+        one_message(dpfl(*command, 0), "all.jsonl", "another run (pid 7 on there)", "--ledger-wait SECONDS", code=5)
+        done = dpfl(*command, 0.3)
+        assert done.code == 5 and done.err.count("up to 0.3 s") == 1 and "Waited 0 s for it" in done.err, done.err
+        assert not (tmp_path / "runs").exists() and not ledger.exists()
+        threading.Timer(0.5, fcntl.flock, (lock, fcntl.LOCK_UN)).start()
+        done = dpfl(*command, 60)
+    assert done.code == 0 and "pid 7 on there" in done.err and ledger.exists(), done.err
+    one_message(dpfl("run", config, "--ledger-wait", 1), "no meaning without --ledger")
 
 
 def test_it_is_locked_for_the_whole_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -391,12 +398,12 @@ def test_an_accountant_that_does_not_know_what_is_held(tmp_path: Path) -> None:
 def test_files_that_are_no_shared_ledger(tmp_path: Path) -> None:
     config = write(tmp_path)
     own = Path(run(config)["folder"]) / "ledger.jsonl"
-    again = ["--out", tmp_path / "again", "--ledger"]
+    again = ["--out", tmp_path / "again", "--ledger-wait", 0, "--ledger"]
     one_message(dpfl("run", config, *again, own), str(own), "the ledger of one run")
     (tmp_path / "link.jsonl").symlink_to(tmp_path / "all.jsonl")
     with open(tmp_path / "all.jsonl.lock", "a+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        one_message(dpfl("run", config, *again, tmp_path / "link.jsonl"), "another run")
+        one_message(dpfl("run", config, *again, tmp_path / "link.jsonl"), "another run", code=5)
     one_message(dpfl("run", config, *again, tmp_path), str(tmp_path), "must be a file")
     one_message(dpfl("run", config, *again, tmp_path / "no" / "all.jsonl"), "folder that exists")
     one_message(dpfl("run", config, *again, "/proc/all.jsonl"), "/proc")

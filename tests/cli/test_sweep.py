@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from dpfl_plugin.cli.sweep import COMPOSES
+from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.sweeps import manifest
 from tests.cli.command import Done, dpfl, one_message
 from tests.cli.sweeping import began, check_same, deep_in_all, left, rows, write, write_long
@@ -49,6 +50,16 @@ def test_every_run_is_what_it_is_alone(finished: tuple[Path, Done], tmp_path: Pa
     alone = write(tmp_path, {"list": [row.changes]}, name="alone.yaml")
     assert sweep(alone).code == 0
     assert left(tmp_path / "out") == {row.id: found[row.id]}
+
+
+def test_runs_that_share_a_ledger_take_turns(tmp_path: Path) -> None:
+    path, ledger = write(tmp_path, {"seeds": 2}, {"rounds": 2}), tmp_path / "all.jsonl"
+    done = sweep(path, "--jobs", 2, "--ledger", ledger)
+    assert done.code == 0 and "one run has it at a time" in done.err and COMPOSES not in done.err, done.err
+    shared = Ledger.open(ledger, append=False)
+    assert len({run["noise"] for run in shared.runs}) == 2 and len(shared) == 2 * 2 * 4
+    one_message(sweep(path), "began with --ledger", str(ledger))
+    assert sweep(path, "--ledger", ledger).code == 0
 
 
 def test_the_folder_of_a_run_tells_which_of_the_sweep_it_is(finished: tuple[Path, Done]) -> None:
@@ -160,14 +171,14 @@ def one_message_in(done: Done, *parts: str) -> None:
 def test_ranks_are_started_by_the_launcher(tmp_path: Path) -> None:
     launcher = tmp_path / "my launchers" / "start"
     launcher.parent.mkdir()
-    launcher.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {tmp_path}/given\nshift 5; exec {PYTHON} "$@"\n')
+    launcher.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {tmp_path}/given\nshift 6; exec {PYTHON} "$@"\n')
     launcher.chmod(0o755)
     path = write(tmp_path, {"seeds": 1, "ranks": 3, "launcher": f"'{launcher}' -n {{ranks}}"})
     (tmp_path / "given").touch()
     done = sweep(path, out="the out")
     given = (tmp_path / "given").read_text().splitlines()
-    assert given[:7] == ["-n", "3", sys.executable, "-m", "mpi4py", "-m", "dpfl_plugin"], given
-    assert Path(given[8]).parents[1] == tmp_path / "the out", "one word"
+    assert given[:8] == ["-n", "3", sys.executable, "-P", "-m", "mpi4py", "-m", "dpfl_plugin"], given
+    assert Path(given[9]).parents[1] == tmp_path / "the out", "one word"
     assert done.code == 0 and status(path, "the out")["counts"]["done"] == 1, done.err
 
 
@@ -182,7 +193,7 @@ def test_ranks_that_fail_say_why_whatever_the_launcher_ends_with(
     tmp_path: Path, changes: dict[str, Any], reason: str
 ) -> None:
     launcher = tmp_path / "start"
-    launcher.write_text(f'#!/bin/sh\necho x >> {tmp_path}/begun\nshift 5; {PYTHON} "$@"; exit 1\n')
+    launcher.write_text(f'#!/bin/sh\necho x >> {tmp_path}/begun\nshift 6; {PYTHON} "$@"; exit 1\n')
     launcher.chmod(0o755)
     path = write(tmp_path, {"list": [changes], "ranks": 3, "launcher": f"{launcher} -n {{ranks}}"})
     assert sweep(path).code == 1

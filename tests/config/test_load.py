@@ -109,6 +109,8 @@ def test_another_plugin_keeps_the_options_that_it_has(tmp_path: Path, settings: 
         ["algorithm.eta_0=null", "model={name: mlp, hidden: [3, 4]}", "description='a: b # c'"],
         ["data.preprocess=[unit_norm, {name: pca, components: 5}]", "seed=9223372036854775807"],
         ["privacy.delta=1e-300", "l2=0.1"],
+        ["name='08'", "description='1e-5'"],
+        ["name='010'", "description='12:00:00'"],
     ],
 )
 def test_what_is_written_reads_back_the_same(tmp_path: Path, settings: list[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -56,3 +57,24 @@ def test_the_doctor_sees_every_rank_without_help_from_the_environment(mpi: str) 
     assert ("Open MPI" in found["mpi"]["library"]) == (mpi == "openmpi")
     assert not any("mpirun" in text for text in found["wrong"])
     assert len({rank["package"] for rank in found["ranks"]}) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "asked"),
+    [("mpirun", ["-n", "2", "doctor"], "--version"), ("srun", ["--", "doctor"], "--mpi=list")],
+)
+def test_a_program_that_goes_on_talking_does_not_end_the_launcher(
+    tmp_path: Path, name: str, arguments: list[str], asked: str
+) -> None:
+    """What is wanted is in its first line; whoever stopped reading there would kill it by SIGPIPE, at random."""
+    folder = shutil.copytree(ROOT / "launchers", tmp_path / "launchers")
+    bin = tmp_path / ".venv" / "bin"
+    bin.mkdir(parents=True)
+    lines = f'case "$*" in *{asked}*) printf "pmi2 Open MPI) 5.0\\n"; sleep 0.2; printf "more\\n"; exit;; esac'
+    (bin / name).write_text(f"#!/bin/bash\n{lines}\necho started\n")
+    (bin / "python").write_text("#!/bin/bash\necho MPICH\n")
+    for program in bin.iterdir():
+        program.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{bin}:{os.environ['PATH']}", "DPFL_MPIRUN": "mpirun"}
+    done = subprocess.run([folder / name, *arguments], capture_output=True, text=True, check=False, env=environment)
+    assert (done.returncode, done.stdout) == (0, "started\n"), done.stderr

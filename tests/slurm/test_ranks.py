@@ -51,13 +51,13 @@ def test_the_script_for_many_nodes_gives_the_bits_of_one_process(
     monkeypatch.setenv("OUT", str(tmp_path / "there"))
     options = [f"--{name}={value}" for name, value in NODES_AND_RANKS.items()]
     script = [str(ROOT / "slurm" / "many_nodes.sbatch")]
-    done = subprocess.run(
-        ["sbatch", "--wait", "--parsable", *options, f"--output={tmp_path}/said", *script],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=ROOT,
-    )
+    submitted = ["sbatch", "--wait", "--parsable", *options, f"--output={tmp_path}/said", *script]
+    monkeypatch.setenv("SLURM_MPI_TYPE", "none")  # the ranks would not see each other
+    done = subprocess.run(submitted, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode and not (tmp_path / "there").exists()
+    assert "srun started 3 processes" in (tmp_path / "said").read_text()
+    monkeypatch.setenv("SLURM_MPI_TYPE", "pmi2")
+    done = subprocess.run(submitted, capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, (done.stderr, (tmp_path / "said").read_text())
     (result,) = (tmp_path / "there").glob("*/*/result.json")
     compare(here, json.loads(result.read_text()), "many nodes")

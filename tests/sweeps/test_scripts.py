@@ -70,7 +70,8 @@ def test_any_path_of_the_interpreter_is_one_word(tmp_path: Path, folder: str, gi
         {"DPFL_PYTHON": str(python)} if given else {}
     )
     subprocess.run(["bash", "script"], cwd=tmp_path, env=environment, check=True)
-    assert (tmp_path / "began").read_text().splitlines()[:5] == ["-m", "dpfl_plugin", "sweep-task", "/shared/s w", "3"]
+    words = (tmp_path / "began").read_text().splitlines()
+    assert words[:6] == ["-P", "-m", "dpfl_plugin", "sweep-task", "/shared/s w", "3"]
 
 
 def test_ranks_that_fail_end_their_step() -> None:

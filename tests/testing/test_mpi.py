@@ -13,7 +13,7 @@ def mpirun(tmp_path, monkeypatch):
 
     def install(more=""):
         script = tmp_path / "mpirun"
-        script.write_text(f'#!/bin/sh\ntest "$1 $4 $5" = "-n -m mpi4py" || exit 9\npython=$3; shift 5\n{more}\n')
+        script.write_text(f'#!/bin/sh\ntest "$1 $4 $5 $6" = "-n -P -m mpi4py" || exit 9\npython=$3; shift 6\n{more}\n')
         script.chmod(0o755)
         monkeypatch.setattr(mpi, "_mpirun", lambda: str(script))
         monkeypatch.setattr(mpi, "missing", lambda: None)

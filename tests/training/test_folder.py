@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import math
 import os
@@ -10,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from dpfl_plugin.errors import ConfigError
+from dpfl_plugin.errors import BusyError, ConfigError
 from dpfl_plugin.training.folder import RunFolder, to_json, write_atomic
+from dpfl_plugin.training.ledgers import locked_shared
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,6 +47,28 @@ def test_metrics(tmp_path: Path) -> None:
     assert [line["round"] for line in folder.read_metrics()] == [1, 2]
     folder.add_metrics({"round": 3})
     assert [line["round"] for line in folder.read_metrics()] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSYS, "Function not implemented"), None], ids=["none", "to all"])
+def test_where_locks_do_not_work_nothing_is_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError | None
+) -> None:
+    """Some network file systems have none, others grant them to all who ask: a ledger would get two writers."""
+
+    def flock(file: object, how: int) -> None:
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    folder, shared = RunFolder(tmp_path / "run"), tmp_path / "all.jsonl"
+    with (
+        pytest.raises(ConfigError, match=r"run: file locks do not work .*--out, on a file system") as told,
+        folder.locked(),
+    ):
+        pytest.fail("begun")
+    assert not isinstance(told.value, BusyError)
+    with pytest.raises(ConfigError, match="file locks do not work"), locked_shared(shared):
+        pytest.fail("begun")
 
 
 def test_a_folder_is_locked_for_others(tmp_path: Path) -> None:

@@ -42,6 +42,25 @@ def num_started() -> int:
     return int(os.environ.get("SLURM_NTASKS", "1")) if "PMIX_RANK" in os.environ else 1
 
 
+def check_alone() -> None:
+    """Check that a process that is no rank was not meant to be one: that srun did not start others beside it.
+
+    Without a PMI that fits the MPI library each of them would think that it is alone, and run all of the configuration.
+
+    Raises:
+        ConfigError: srun did. Each process says so: the first to end has srun kill the others (--kill-on-bad-exit).
+    """
+    tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "1")
+    if num_started() > 1 or not tasks.isdigit() or int(tasks) < 2:
+        return
+    raise ConfigError(
+        f"srun started {tasks} processes, but none of them sees another as an MPI rank: each would run the whole "
+        "configuration by itself. Have srun start MPI: srun --mpi=pmi2 for MPICH and Intel MPI, --mpi=pmix for Open "
+        "MPI (SLURM_MPI_TYPE in a batch script; srun --mpi=list shows what there is), or use launchers/srun. If the "
+        "processes are meant to be independent runs, set runtime.kind: in_process."
+    )
+
+
 def dealt_device(name: str, local_rank: int, num_gpus: int, *, server: bool) -> str:
     """The device of a rank: ``cuda`` is dealt out to a node's silo ranks in turn, several to a GPU if there are more of
     them than GPUs; a device with a number is taken as it is. A server without a GPU uses the CPU: it trains nothing.

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from dpfl_plugin import own_folders
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.average import WeightedSum
 from dpfl_plugin.core.stopwatch import Stopwatch
@@ -218,8 +219,7 @@ class SiloRank:
         self._custody.check(self._config)
         self._custody.allow("record_counts", "numbers of records")
         self._custody.check_description(self._config, self._base)
-        if str(self._base) not in sys.path:
-            sys.path.append(str(self._base))  # users' own modules may lie beside their configuration
+        own_folders.look_in(self._base)
         self._dealt = tuple(header["dealt"])
         ownership = Ownership(lambda silo: owner(silo, self._dealt) == self._link.rank, self._agree)
         federation = federate(self._config, self._base, ownership)
