@@ -18,7 +18,7 @@ from dpfl_plugin.registry import nearest
 from dpfl_plugin.report import tables
 from dpfl_plugin.report.groups import Group, grouped, require_keys, select
 from dpfl_plugin.report.page import ExtraMissingError, page
-from dpfl_plugin.report.plots import MOST, left_out, plot
+from dpfl_plugin.report.plots import MOST, left_out, plot, plot_tradeoff
 from dpfl_plugin.report.runs import AXES, Problem, Run, flat, scan
 from dpfl_plugin.training.folder import write_atomic
 
@@ -120,7 +120,8 @@ def _write(
     drawn = [plot(out / "plots" / f"{metric}-{axis}", groups[:MOST], metric, axis) for metric, axis in names]
     lines = [f"tables: {out / 'tables'}/summary.csv, summary.md, summary.tex, runs.csv"]
     few = f", of the first {MOST} of {len(groups)} configurations" * (len(groups) > MOST)
-    lines.append(f"plots: {out / 'plots'}/, {sum(map(len, drawn))} files{few}")
+    points = [plot_tradeoff(out / "plots" / f"{metric}-tradeoff", groups, metric) for metric in metrics]
+    lines.append(f"plots: {out / 'plots'}/, {sum(map(len, drawn + points))} files{few}")
     for (metric, axis), files in zip(names, drawn, strict=True):
         if not files:
             lines.append(f"not drawn, no run has values for it: {metric} against {axis}")
