@@ -234,7 +234,7 @@ def test_a_users_factory_is_taken_with_its_options() -> None:
         ("wrong_inputs", PluginError, r"fails on features of shape \(3, 6\)"),
         ("infinite", PluginError, "not finite"),
         ("no_module", PluginError, "returned a function, not a torch.nn.Module"),
-        ("fails", PluginError, "failed to build: RuntimeError: no such luck"),
+        ("fails", PluginError, "failed: RuntimeError: no such luck"),
     ],
 )
 def test_unsound_models_are_refused(factory: str, error: type[DpflError], message: str) -> None:
