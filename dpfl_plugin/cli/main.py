@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import logging
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -439,8 +440,16 @@ def schema() -> None:
     print(json.dumps(json_schema(), indent=2))
 
 
+NO_WINDOWS = (
+    "Windows is not supported: ledgers and run folders are locked by fcntl, and runs are interrupted by POSIX signals, "
+    "neither of which it has. Run dpfl inside WSL 2 (wsl --install)."
+)
+
+
 def main() -> NoReturn:
     """Run the command line; every error that a user can mend is one message and an exit code."""
+    if os.name == "nt":
+        sys.exit(f"dpfl: {NO_WINDOWS}")
     code = _code()
     job = sys.modules.get("dpfl_plugin.runtimes.mpi.job")  # there if the command was one for several ranks
     if job is not None:
