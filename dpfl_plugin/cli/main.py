@@ -70,6 +70,9 @@ def run(
     ] = None,
     variant: Annotated[str | None, typer.Option(help="One variant of the file (default: all).")] = None,
     profile: Annotated[bool, typer.Option("--profile", help="Say where the time went; also in profile.json.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Say which engine and how much memory, and why; log.txt always does.")
+    ] = False,
     json: AsJson = False,
 ) -> None:
     """Train as a file says; several runs if it has variants.
@@ -88,6 +91,7 @@ def run(
             ledger=ledger,
             variant=variant,
             profile=profile,
+            verbose=verbose,
         )
     )
 

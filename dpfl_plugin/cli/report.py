@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 
 import dpfl_plugin
+from dpfl_plugin.cli import fitting
 from dpfl_plugin.config.load import parse_setting
 from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.registry import nearest
@@ -150,7 +151,7 @@ def _show(
         shown.add_column(escape(column), justify="right" if numeric else "left")
     for row in table.rows[:MOST_ROWS]:
         shown.add_row(*map(escape, row))
-    console.print(shown)
+    fitting.show(console, shown)
     lines = [f"{len(table.rows) - MOST_ROWS} more rows in the files."] if len(table.rows) > MOST_ROWS else []
     lines.append(table.caption)
     lines += [f"left out: {problem.folder}: {problem.reason}" for problem in problems[:MOST_ROWS]]
