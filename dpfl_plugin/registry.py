@@ -24,7 +24,7 @@ from dpfl_plugin import (
     loaded,  # before any plugin: its source is to be known
     own_folders,
 )
-from dpfl_plugin.errors import ConfigError, PluginError, told
+from dpfl_plugin.errors import ConfigError, DpflError, PluginError, told
 
 GROUPS: Final = (
     "algorithms",
@@ -142,14 +142,37 @@ def build(plugin: Callable[..., Any], given: Mapping[str, Any], *context: Any, w
 
     Raises:
         ConfigError: an option is unknown, missing, of the wrong type or out of range; names ``where.option``.
+        PluginError: a plugin of a user's own raised something; says what, file and line.
     """
     checked = check_options(plugin, given, where=where)
     try:
-        return plugin(*context, **checked)
+        return call(plugin, *context, where=where, **checked)
+    except PluginError:
+        raise
     except ConfigError as error:
         if str(error).startswith(where):
             raise
         raise type(error)(f"{where}.{error}") from error
+
+
+def call(plugin: Callable[..., Any], *context: Any, where: str, **options: Any) -> Any:
+    """``plugin(*context, **options)``, where what users' own code raises is one message instead of a traceback.
+
+    What our own plugins raise is a bug of ours, and lack of memory is nobody's: both pass as they are.
+
+    Raises:
+        PluginError: users' own code raised; the message says what, file and line.
+    """
+    try:
+        return plugin(*context, **options)
+    except (DpflError, MemoryError):
+        raise
+    except Exception as error:
+        module = getattr(plugin, "__module__", None) or type(plugin).__module__
+        if module.partition(".")[0] == "dpfl_plugin":
+            raise
+        name = f"{module}:{getattr(plugin, '__qualname__', type(plugin).__qualname__)}"
+        raise PluginError(f"{where}: {name} failed: {told(error)}.") from error
 
 
 def check_options(plugin: Callable[..., Any], given: Mapping[str, Any], *, where: str) -> dict[str, Any]:

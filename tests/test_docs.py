@@ -62,6 +62,7 @@ def test_links_in_the_documents_lead_somewhere():
     for page in [
         ROOT / "README.md",
         ROOT / "CONTRIBUTING.md",
+        ROOT / "SECURITY.md",
         *(ROOT / "docs").glob("*.md"),
         *ROOT.glob("examples/*/*.md"),
     ]:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import subprocess
 import sys
 import tomllib
+import types
 import typing
 from importlib import metadata, resources
 from pathlib import Path
 
 import pytest
+import yaml
 
 import dpfl_plugin
 from dpfl_plugin import registry
+from dpfl_plugin.cli import main as main_module
 
 DISTRIBUTION = "dpfl-plugin"
 PYPROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
@@ -50,6 +53,18 @@ def test_dpfl_is_a_command() -> None:
 
 def test_version_is_the_same_everywhere() -> None:
     assert dpfl_plugin.__version__ == PYPROJECT["project"]["version"] == metadata.version(DISTRIBUTION)
+
+
+def test_the_citation_names_this_version_and_licence() -> None:
+    cited = yaml.safe_load((Path(__file__).parents[1] / "CITATION.cff").read_text(encoding="utf-8"))
+    assert cited["version"] == dpfl_plugin.__version__ and cited["license"] in PYPROJECT["project"]["license"]
+    assert cited["cff-version"] == "1.2.0" and cited["authors"] and cited["title"] and cited["message"]
+
+
+def test_windows_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(main_module, "os", types.SimpleNamespace(name="nt"))
+    with pytest.raises(SystemExit, match=r"^dpfl: Windows is not supported: .*WSL 2"):
+        main_module.main()
 
 
 def test_types_are_shipped() -> None:

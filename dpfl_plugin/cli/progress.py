@@ -21,7 +21,8 @@ HUGE_LOSS = 1e6  # decimal places of it say nothing
 class PlainReporter:
     """One line at most every ten seconds, besides the last one."""
 
-    def __init__(self, label: str) -> None:
+    def __init__(self, label: str, verbose: bool = False) -> None:
+        self._verbose = verbose
         self._prefix = f"[{label}] " if label else ""
         self._printed_at = 0.0
         self._line: dict[str, Any] = {}
@@ -30,6 +31,10 @@ class PlainReporter:
 
     def note(self, text: str) -> None:
         self._print(text)
+
+    def detail(self, text: str) -> None:
+        if self._verbose:
+            self.note(text)
 
     def start(self, rounds: int, done: int) -> None:
         self._pace.start(rounds, done)
@@ -57,7 +62,8 @@ class PlainReporter:
 class BarReporter:
     """A bar with round, loss, accuracy, epsilon so far and the time that is left."""
 
-    def __init__(self, label: str, console: Console) -> None:
+    def __init__(self, label: str, console: Console, verbose: bool = False) -> None:
+        self._verbose = verbose
         self._label, self._console = label, console
         self._pace = _Pace()
         self._bar: Progress | None = None
@@ -65,6 +71,10 @@ class BarReporter:
     def note(self, text: str) -> None:
         prefix = f"[{self._label}] " if self._label else ""
         self._console.print(prefix + text, style="dim", markup=False, highlight=False)
+
+    def detail(self, text: str) -> None:
+        if self._verbose:
+            self.note(text)
 
     def start(self, rounds: int, done: int) -> None:
         self._pace.start(rounds, done)

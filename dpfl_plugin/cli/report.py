@@ -12,13 +12,14 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 
 import dpfl_plugin
+from dpfl_plugin.cli import fitting
 from dpfl_plugin.config.load import parse_setting
 from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.registry import nearest
 from dpfl_plugin.report import tables
 from dpfl_plugin.report.groups import Group, grouped, require_keys, select
 from dpfl_plugin.report.page import ExtraMissingError, page
-from dpfl_plugin.report.plots import MOST, left_out, plot
+from dpfl_plugin.report.plots import MOST, left_out, plot, plot_tradeoff
 from dpfl_plugin.report.runs import AXES, Problem, Run, flat, scan
 from dpfl_plugin.training.folder import write_atomic
 
@@ -120,7 +121,8 @@ def _write(
     drawn = [plot(out / "plots" / f"{metric}-{axis}", groups[:MOST], metric, axis) for metric, axis in names]
     lines = [f"tables: {out / 'tables'}/summary.csv, summary.md, summary.tex, runs.csv"]
     few = f", of the first {MOST} of {len(groups)} configurations" * (len(groups) > MOST)
-    lines.append(f"plots: {out / 'plots'}/, {sum(map(len, drawn))} files{few}")
+    points = [plot_tradeoff(out / "plots" / f"{metric}-tradeoff", groups, metric) for metric in metrics]
+    lines.append(f"plots: {out / 'plots'}/, {sum(map(len, drawn + points))} files{few}")
     for (metric, axis), files in zip(names, drawn, strict=True):
         if not files:
             lines.append(f"not drawn, no run has values for it: {metric} against {axis}")
@@ -149,7 +151,7 @@ def _show(
         shown.add_column(escape(column), justify="right" if numeric else "left")
     for row in table.rows[:MOST_ROWS]:
         shown.add_row(*map(escape, row))
-    console.print(shown)
+    fitting.show(console, shown)
     lines = [f"{len(table.rows) - MOST_ROWS} more rows in the files."] if len(table.rows) > MOST_ROWS else []
     lines.append(table.caption)
     lines += [f"left out: {problem.folder}: {problem.reason}" for problem in problems[:MOST_ROWS]]

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dpfl_plugin import own_folders, registry
+from dpfl_plugin.cli import fitting
 from dpfl_plugin.cli.plot import curves
 from dpfl_plugin.cli.progress import BarReporter, PlainReporter
 from dpfl_plugin.config.load import Plan, Variant, base_of, load
@@ -51,6 +52,7 @@ def run_file(
     ledger_wait: float = LEDGER_WAIT,
     variant: str | None = None,
     profile: bool = False,
+    verbose: bool = False,
 ) -> int:
     """Run what a file describes and print how it went; returns the exit code (the most severe of several runs).
 
@@ -78,7 +80,9 @@ def run_file(
         for one in plan.variants:
             label = one.label or one.config.name
             try:
-                results[label] = _run_one(one, base_of(path), resume, stop, console, ledger, profile, ledger_wait)
+                results[label] = _run_one(
+                    one, base_of(path), resume, stop, console, ledger, ledger_wait, profile, verbose
+                )
             except KeyboardInterrupt:
                 if results:
                     _tell(plan, results, as_json=as_json, named=variant is not None)
@@ -116,12 +120,13 @@ def _run_one(
     stop: _Stop,
     console: Console,
     ledger: Path | None,
-    profile: bool,
     ledger_wait: float,
+    profile: bool,
+    verbose: bool,
 ) -> Result:
     label, config = variant.label or "", variant.config
     stop.listening = (config.rounds or 0) < MANY_ROUNDS
-    reporter = BarReporter(label, console) if console.is_terminal else PlainReporter(label)
+    reporter = BarReporter(label, console, verbose) if console.is_terminal else PlainReporter(label, verbose)
     folder = folder_of(config)
     finished = finished_result(folder) is not None
     result = run_session(
@@ -240,7 +245,7 @@ def _show(plan: Plan, results: dict[str, Result]) -> None:
         )
     for warning in dict.fromkeys(text for result in results.values() for text in result.get("warnings", ())):
         console.print(f"warning: {warning}", soft_wrap=True, markup=False)
-    console.print(table)
+    fitting.show(console, table)
     for line in [
         *_of_silos(results),
         *_meaning(results),

@@ -112,7 +112,7 @@ def _call(plugin: Callable[..., Any], given: Mapping[str, Any], *context: Any, w
     """As `registry.build`, but num_silos is the federation's option, not the plugin's."""
     options = registry.check_options(plugin, given, where=where)
     try:
-        return plugin(*context, **options)
+        return registry.call(plugin, *context, where=where, **options)
     except ConfigError as error:
         if str(error).startswith("data."):
             raise

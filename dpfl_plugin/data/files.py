@@ -2,53 +2,27 @@
 
 from __future__ import annotations
 
-import csv as csv_module
-import gzip
 import hashlib
-import json
 import zipfile
-import zlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpfl_plugin.data.base import Dataset, Features, Integers
 from dpfl_plugin.data.fetch import DataSource
+from dpfl_plugin.data.flaws import quantity
+from dpfl_plugin.data.table import FILL_IN, Columns, Table, identifiers
 from dpfl_plugin.errors import ConfigError, DataError
-from dpfl_plugin.registry import nearest
 
-ROWS_AT_ONCE = 20_000  # text is turned into numbers in pieces, so that memory holds the table as float32 only
 MAX_CLASSES = 1000
 MOST_NAMED = 5
-FILL_IN = "fill it in, or leave the record out"
 TWICE: Final = (
     "Each record would be in all that both release, where epsilon counts it once. Name each file once, and no copies."
 )
-
-
-class Table(NamedTuple):
-    """One file: features [n, *shape], labels [n] and silo names [n] as written there, names of the features.
-
-    lines: of the records [n], and label_column: where they are known.
-    """
-
-    path: Path
-    features: Features
-    labels: NDArray[Any]
-    silos: NDArray[Any] | None
-    columns: tuple[str, ...]
-    lines: Integers | None = None
-    label_column: str = ""
-
-    def place(self, record: int) -> str:
-        """Where a record's label is, in words."""
-        if self.lines is None:
-            return f"{self.path}, record {record}, label"
-        return f"{self.path}, line {self.lines[record]}, column {self.label_column!r}"
 
 
 def csv(
@@ -75,7 +49,7 @@ def csv(
     """
     if len(delimiter) != 1:
         raise ConfigError(f"delimiter={delimiter!r} must be one character.")
-    columns = _Columns(label_column, silo_column, tuple(ignore_columns or ()), delimiter)
+    columns = Columns(label_column, silo_column, tuple(ignore_columns or ()), delimiter)
     if silo_column is not None:  # every file has to be read to know whose records are in it
         source = replace(source, ownership=None)
     return _dataset(source, files, test_files, classes, columns.read)
@@ -153,6 +127,10 @@ def _dataset(
                 f"{paths[0]} has {shape}, {with_silos}. All files must agree."
             )
     found = sorted({name for one in said for name in one["labels"]}, key=_order)
+    if classes is None and train and train[0].label_column:
+        doubt = quantity(train[0].path, train[0].label_column, found)
+        if doubt is not None:
+            raise DataError(doubt)
     names, derived = _class_names(found, classes, paths[0])
     labels = _label_numbers([*train, *test], names)
     train_groups, test_groups = _groups(train, test, None if len(paths) == 1 else held)
@@ -173,6 +151,8 @@ def _dataset(
     silo_names = _silo_names(train, paths) if train_groups is not None or owned is not None else ()
     # Of all records, or of none: a process that holds some of the silos cannot tell.
     notes = _rare(labels, num_train, train_groups, names, silo_names) if owned is None else ()
+    if owned is None:
+        notes = (*identifiers(train), *notes)
     return Dataset(
         features,
         labels[:num_train],
@@ -314,134 +294,6 @@ def _order(name: str) -> tuple[int, float, str]:
         return 0, float(name), name
     except ValueError:
         return 1, 0.0, name
-
-
-@dataclass(frozen=True, slots=True)
-class _Columns:
-    label: str
-    silo: str | None
-    ignored: tuple[str, ...]
-    delimiter: str
-
-    def read(self, path: Path) -> Table:
-        """One CSV file."""
-        try:
-            # -sig: spreadsheets begin a file with a byte order mark
-            with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8-sig", newline="") as text:
-                return self._parse(path, csv_module.reader(text, delimiter=self.delimiter, strict=True))
-        except (UnicodeDecodeError, csv_module.Error, EOFError, zlib.error, OSError) as error:
-            raise DataError(f"{path} is not a CSV file in UTF-8: {error}.") from error
-
-    def _parse(self, path: Path, reader: Any) -> Table:
-        header = [name.strip() for name in next(reader, [])]
-        places = self._features(path, header)
-        columns = tuple(header[place] for place in places)
-        label, silo = header.index(self.label), header.index(self.silo) if self.silo is not None else None
-        features: list[Features] = []
-        labels: list[str] = []
-        silos: list[str] = []
-        at: list[Integers] = []
-        for rows, lines in _pieces(path, reader, len(header)):
-            features.append(_numbers(path, header, places, rows, lines))
-            at.append(np.array(lines, dtype=np.int64))
-            labels += _words(path, header, label, rows, lines)
-            if silo is not None:
-                silos += _words(path, header, silo, rows, lines)
-        if not labels:
-            raise DataError(f"{path} holds a header and no records.")
-        return Table(
-            path,
-            np.concatenate(features),
-            np.array(labels),
-            np.array(silos) if silo is not None else None,
-            columns,
-            np.concatenate(at),
-            self.label,
-        )
-
-    def _features(self, path: Path, header: list[str]) -> list[int]:
-        if not header or all(_is_number(name) for name in header):
-            raise DataError(f"{path} has no header: its first line must name the columns, {self.label!r} among them.")
-        if len(set(header)) != len(header):
-            twice = next(name for name in header if header.count(name) > 1)
-            raise DataError(f"{path}: two columns have the name {twice!r}.")
-        special = {"label_column": (self.label,), "silo_column": (self.silo,), "ignore_columns": self.ignored}
-        for key, names in special.items():
-            for name in names:
-                if name is not None and name not in header:
-                    known = ", ".join(header[:30])
-                    raise ConfigError(
-                        f"{key}={name!r}{nearest(name, header)}: {path} has no such column. Columns: {known}."
-                        f"{self._other_delimiter(header)}"
-                    )
-        others = {self.label, self.silo, *self.ignored}
-        places = [place for place, name in enumerate(header) if name not in others]
-        if not places:
-            raise DataError(f"{path} has no feature column beside {', '.join(header)}.")
-        return places
-
-    def _other_delimiter(self, header: list[str]) -> str:
-        """Advice, where all of the header has become one column."""
-        other = next((mark for mark in ";\t|," if mark in header[0]), None) if len(header) == 1 else None
-        return "" if other is None else f" They seem to be separated otherwise: give delimiter: {json.dumps(other)}."
-
-
-def _words(path: Path, header: list[str], place: int, rows: list[list[str]], lines: list[int]) -> list[str]:
-    found = [row[place].strip() for row in rows]
-    if not all(found):
-        line = lines[found.index("")]
-        raise DataError(f"{path}, line {line}, column {header[place]!r} is empty: {FILL_IN}.")
-    return found
-
-
-def _pieces(path: Path, reader: Any, width: int) -> Iterator[tuple[list[list[str]], list[int]]]:
-    rows: list[list[str]] = []
-    lines: list[int] = []
-    for row in reader:
-        if not row:  # an empty line
-            continue
-        if len(row) != width:
-            raise DataError(f"{path}, line {reader.line_num}: {len(row)} columns, the header has {width}.")
-        rows.append(row)
-        lines.append(reader.line_num)
-        if len(rows) == ROWS_AT_ONCE:
-            yield rows, lines
-            rows, lines = [], []
-    if rows:
-        yield rows, lines
-
-
-def _numbers(path: Path, header: list[str], places: list[int], rows: list[list[str]], lines: list[int]) -> Features:
-    x = np.empty((len(rows), len(places)), dtype=np.float32)
-    for j, place in enumerate(places):
-        try:
-            with np.errstate(over="ignore"):  # beyond float32 is infinite, found below
-                x[:, j] = [float(row[place]) for row in rows]
-        except ValueError as error:
-            i = next(i for i, row in enumerate(rows) if not _is_number(row[place]))
-            if not rows[i][place].strip():
-                raise DataError(f"{path}, line {lines[i]}, column {header[place]!r} is empty: {FILL_IN}.") from error
-            raise DataError(
-                f"{path}, line {lines[i]}, column {header[place]!r}: {rows[i][place]!r} is not a number. "
-                "Encode it as numbers, or name the column in ignore_columns."
-            ) from error
-    finite = np.isfinite(x)
-    if not finite.all():
-        i, j = (int(index) for index in np.argwhere(~finite)[0])
-        value, name = rows[i][places[j]], header[places[j]]
-        raise DataError(
-            f"{path}, line {lines[i]}, column {name!r}: {value!r} is not a finite number. "
-            "Remove the record or fill it in."
-        )
-    return x
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _read_arrays(path: Path) -> Table:

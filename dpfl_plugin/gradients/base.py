@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from dpfl_plugin.core.balls import inner, longest
 from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.errors import PluginError
+from dpfl_plugin.models.fixed import FREEZE, frozen_norm
 
 PIECE: Final = {"cpu": 2**17, "cuda": 2**24}
 """Numbers that are turned into float64 at a time, to add up their squares."""
@@ -212,10 +213,12 @@ def mixing(model: nn.Module) -> str | None:
     for path, layer in model.named_modules():
         place = f"{path or 'the model'}: {type(layer).__name__}"
         norm = isinstance(layer, nn.modules.batchnorm._BatchNorm | nn.modules.batchnorm._NormBase)
+        if frozen_norm(layer):
+            continue
         if norm and (not isinstance(layer, nn.modules.instancenorm._InstanceNorm) or layer.track_running_stats):
             return (
                 f"{place} mixes the records of a batch, so no example has a gradient of its own. Use nn.GroupNorm or "
-                "nn.LayerNorm, which normalise each record by itself"
+                f"nn.LayerNorm, which normalise each record by itself; or freeze a pretrained BatchNorm: {FREEZE}"
             )
         if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0:
             return (

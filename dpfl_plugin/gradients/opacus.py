@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from dpfl_plugin.gradients.base import Loss
 from dpfl_plugin.gradients.precision import Precision, full, passes
 from dpfl_plugin.gradients.vmap import Vmap
+from dpfl_plugin.models.fixed import frozen_norm
 
 REPLACEMENTS: Final[dict[type[nn.Module], str]] = {
     nn.LSTM: "DPLSTM",
@@ -37,6 +38,9 @@ class Opacus(Vmap):
 
         super().__init__(model, loss, chunk_bytes, precision)
         own = copy.deepcopy(model).train()  # its own, since hooks are attached; they look at layers in training only
+        for layer, copied in zip(model.modules(), own.modules(), strict=True):
+            if frozen_norm(layer):  # in training it would mix records, and change
+                copied.eval()
         parameters = {name: p for name, p in own.named_parameters() if p.requires_grad}
         hooked = GradSampleModule(own, batch_first=True, loss_reduction="sum")
 

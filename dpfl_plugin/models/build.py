@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from dpfl_plugin import registry
 from dpfl_plugin.core.streams import stream_key
 from dpfl_plugin.errors import ConfigError, PluginError, UnsupportedError, told
+from dpfl_plugin.models.fixed import FREEZE, frozen_norm
 
 TRIAL_RECORDS = 3
 
@@ -72,11 +73,14 @@ def _factory(block: Mapping[str, Any]) -> tuple[Any, str, dict[str, Any]]:
 def _check_layers(model: nn.Module, name: str) -> None:
     for path, layer in model.named_modules():
         place = f"model {name!r}, layer {path or 'itself'} ({type(layer).__name__})"
+        if frozen_norm(layer):
+            continue
         if isinstance(layer, nn.modules.batchnorm._BatchNorm) or getattr(layer, "track_running_stats", False):
             raise UnsupportedError(
                 f"{place}: batch statistics mix records, and then no gradient belongs to one record. "
                 "Use GroupNorm: nn.GroupNorm(num_groups, num_channels), where num_groups divides num_channels; "
-                "opacus.validators.ModuleValidator.fix(model) replaces all of them."
+                "opacus.validators.ModuleValidator.fix(model) replaces all of them. A pretrained BatchNorm may stay "
+                f"if it is frozen: {FREEZE}."
             )
         rate = layer.p if isinstance(layer, nn.modules.dropout._DropoutNd) else getattr(layer, "dropout", 0.0)
         if isinstance(rate, float) and rate > 0:

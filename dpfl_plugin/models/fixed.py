@@ -27,6 +27,17 @@ BUILT_ANEW: Final = (
 )
 _ADDRESS: Final = re.compile(r"0x[0-9a-fA-F]+")
 
+FREEZE: Final = "layer.eval().requires_grad_(False), so that it uses its running statistics and never changes"
+
+
+def frozen_norm(layer: nn.Module) -> bool:
+    """Whether it is a BatchNorm that computes with its running statistics alone and never changes: a record's output is
+    then its own. It is in eval mode, has statistics, and none of its parameters trains."""
+    if not isinstance(layer, nn.modules.batchnorm._BatchNorm) or layer.training:
+        return False
+    trains = any(parameter.requires_grad for parameter in layer.parameters())
+    return layer.running_mean is not None and layer.running_var is not None and not trains
+
 
 def fixed_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Frozen parameters and all buffers, also those that no state_dict has, each once, in the model's own order."""

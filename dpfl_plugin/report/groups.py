@@ -20,6 +20,8 @@ from dpfl_plugin.report.runs import POINTS, STATUSES, Run
 # Where several keys tell groups apart, these name them first.
 TELLING: Final = ("algorithm.name", "privacy.noise_multiplier", "privacy.epsilon", "model.name", "data.partition.name")
 
+NOISE: Final = ("privacy.noise_multiplier", "privacy.epsilon")
+
 
 @dataclass(frozen=True, slots=True)
 class Summary:
@@ -203,6 +205,22 @@ def _label(config: Mapping[str, Any], keys: Sequence[str]) -> str:
         else:
             words.append(f"{short if last.count(short) == 1 else key}={value_text(config[key])}")
     return ", ".join(words)
+
+
+def series(group: Group) -> str:
+    """What a group is called but for its noise: groups of one series are points of one line against epsilon."""
+    return _label(group.keys, [key for key in group.keys if key not in NOISE]) or "all runs"
+
+
+def tradeoff(group: Group, metric: str) -> tuple[float, float, float] | None:
+    """The group as a point: epsilon towards the server, mean, std (n - 1; 0 for one run) of its complete runs.
+
+    None without a guarantee, or where a run has no finite value.
+    """
+    epsilon, found = group.epsilon("server"), group.summary(metric)
+    if epsilon is None or math.isinf(epsilon) or found.mean is None:
+        return None
+    return epsilon, found.mean, found.std or 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,13 @@ from typing import Any, Final
 import numpy as np
 
 from dpfl_plugin.errors import ConfigError
-from dpfl_plugin.report.groups import Band, Group, band, epsilon_text, value_text
+from dpfl_plugin.report.groups import Band, Group, band, epsilon_text, series, tradeoff, value_text
 from dpfl_plugin.report.runs import AXES, Problem, Run
 from dpfl_plugin.report.tables import MEANINGS, meanings
 
 MOST_CURVES: Final = 500  # groups, and runs one by one, whose curves are in a page; tables have all
 POINTS: Final = 60
+UPLOAD: Final = "https://cloud.plotly.com/newchart"
 MOST_VALUES: Final = 40  # a key with more values gets no filter
 
 
@@ -34,7 +35,6 @@ def page(
     """
     try:
         import jinja2
-        from plotly.offline import get_plotlyjs
     except ImportError as error:
         raise ExtraMissingError(
             f"it needs the extra report ({error.name} is not installed): launchers/env report, or "
@@ -60,12 +60,18 @@ def page(
         totals=[run for run in runs if run.guarantee is not None and run.guarantee.total_server is not None],
         caveats=sorted({run.guarantee.caveat for run in runs if run.guarantee is not None} - {""}),
         axes=AXES,
+        private=any(_point(group, metric) for group in groups for metric in metrics),
         data=_script_json(_data(groups, metrics)),
         most_curves=MOST_CURVES,
         style=here.joinpath("page.css").read_text(encoding="utf-8"),
         script=here.joinpath("page.js").read_text(encoding="utf-8"),
-        plotly=get_plotlyjs().replace("</script", r"<\/script"),
+        plotly=_plotly(here.joinpath("plotly-basic.min.js").read_text(encoding="utf-8")),
     )
+
+
+def _plotly(text: str) -> str:
+    """The library for a script element, without the address to which its button "Share chart" sends what is drawn."""
+    return text.replace(UPLOAD, "").replace("</script", r"<\/script")
 
 
 def _filters(groups: Sequence[Group]) -> dict[str, list[str]]:
@@ -98,11 +104,18 @@ def _data(groups: Sequence[Group], metrics: Sequence[str]) -> dict[str, Any]:
     entries = []
     for index, group in enumerate(groups):
         entry: dict[str, Any] = {"label": group.label, "n": len(group.complete), "bands": {}, "runs": []}
+        entry |= {"series": series(group), "points": {m: at for m in metrics if (at := _point(group, m)) is not None}}
         if index < MOST_CURVES:
             entry["bands"] = {axis: _bands(group, metrics, axis) for axis in AXES} if entry["n"] else {}
             entry["runs"] = [_curve(run, metrics) for run in group.runs if singly or not run.complete]
         entries.append(entry)
     return {"metrics": list(metrics), "axes": AXES, "groups": entries}
+
+
+def _point(group: Group, metric: str) -> list[float] | None:
+    """Epsilon towards the server, mean and standard deviation over complete runs (0 for one); None without one."""
+    found = tradeoff(group, metric)
+    return None if found is None else [float(f"{value:.5g}") for value in found]
 
 
 def _bands(group: Group, metrics: Sequence[str], axis: str) -> dict[str, Any]:

@@ -104,6 +104,10 @@ class Reporter(Protocol):
 
     def note(self, text: str) -> None: ...
 
+    def detail(self, text: str) -> None:
+        """What only somebody who asks for it wants to see."""
+        ...
+
     def start(self, rounds: int, done: int) -> None: ...
 
     def evaluated(self, line: dict[str, Any]) -> None: ...
@@ -431,8 +435,8 @@ def _tell_ahead(config: Config, parts: Parts, account: PrivacyAccount, reporter:
     """What a user may want to know, or to change, before a round is run."""
     for text in parts.notes:
         reporter.note(f"records: {text}.")
-    reporter.note(f"engine {parts.engine.name}: {parts.engine_reason}")
-    reporter.note(f"memory: {parts.memory.summary()}")
+    reporter.detail(f"engine {parts.engine.name}: {parts.engine_reason}")
+    reporter.detail(f"memory: {parts.memory.summary()}")
     if parts.memory.warning:
         reporter.note(f"warning: {parts.memory.warning}.")
     for caveat in weak_claims(config, parts.rules, parts.num_records):
@@ -1035,6 +1039,10 @@ class _Log:
     def note(self, text: str) -> None:
         self._write(text)
         self._reporter.note(text)
+
+    def detail(self, text: str) -> None:
+        self._write(text)
+        self._reporter.detail(text)
 
     def start(self, rounds: int, done: int) -> None:
         self._write(f"rounds {done + 1} to {rounds}")

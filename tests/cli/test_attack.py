@@ -32,6 +32,9 @@ def test_pictures_json_and_words(tmp_path: Path, pictures: None) -> None:
     assert (noisy["members"], noisy["non_members"], noisy["rounds"]) == (24, 6, 6)
     single = result["inversion"]["without noise"]["batch_of_1"]
     assert len(single["correlations"]) == 8 and min(single["correlations"]) > 0.999
+    first, *_ = done.err.splitlines()
+    assert first.startswith("membership: 4 runs (2 seeds, with noise and without noise)")
+    assert "; 3 more: about " in done.err
     assert "no budget is charged" in done.out and "a failed attack proves nothing" in done.out
     assert f"{noisy['epsilon']:.3f}" in done.out and f"{quiet['auc']['value']:.3f}" in done.out
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -76,3 +78,14 @@ def test_an_mpirun_and_a_library_that_do_not_fit_are_told_of(found: dict[str, An
 )
 def test_what_fits_or_is_not_there_at_all_is_right(found: dict[str, Any]) -> None:
     assert list(doctor.wrong_with_mpi(found)) == []
+
+
+def test_extras_that_are_missing_are_listed_with_how_to_install_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: None if name in ("numba", "flwr") else name)
+    text = dpfl("doctor").out
+    assert "not installed: fast (compiled loops). To have them: launchers/env fast, or" in text
+    assert "pip install 'dpfl-plugin[fast]'" in text and "not in this environment: flower;" in text
+    declared = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert set(doctor.EXTRAS) | set(doctor.APART) <= set(declared["optional-dependencies"])
+    for extra, (package, _) in doctor.EXTRAS.items():
+        assert any(one.startswith(package) for one in declared["optional-dependencies"][extra])

@@ -23,3 +23,9 @@ def test_time_left_is_told_until_the_last_round(capsys: pytest.CaptureFixture[st
     first, last = capsys.readouterr().err.splitlines()
     assert first.startswith("round 1/3") and first.endswith(" left")
     assert last.startswith("round 3/3") and "left" not in last
+
+
+def test_details_are_for_who_asks_for_them(capsys: pytest.CaptureFixture[str]) -> None:
+    for verbose in (False, True):
+        PlainReporter("", verbose).detail("engine vmap: estimated 3 us")
+        assert ("engine vmap" in capsys.readouterr().err) == verbose

@@ -18,7 +18,7 @@ def plotless(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_from_real_runs_to_all_files(tmp_path: Path) -> None:
-    pytest.importorskip("plotly", reason="needs the extra report")
+    pytest.importorskip("jinja2", reason="needs the extra report")
     config = write(tmp_path)
     for seed in (0, 1):
         run(config, f"--set=seed={seed}")
@@ -31,7 +31,9 @@ def test_from_real_runs_to_all_files(tmp_path: Path) -> None:
         "runs.csv",
     }
     assert {path.name for path in (tmp_path / "out" / "plots").iterdir()} == {
-        f"test_accuracy-{axis}.{kind}" for axis in ("rounds", "epsilon", "bytes", "seconds") for kind in ("png", "pdf")
+        f"test_accuracy-{axis}.{kind}"
+        for axis in ("rounds", "epsilon", "bytes", "seconds", "tradeoff")
+        for kind in ("png", "pdf")
     }
     assert (tmp_path / "out" / "index.html").read_text().startswith("<!doctype html>")
     assert "all runs" in done.out and " ± " in done.out and "rounded up" in done.out
@@ -80,7 +82,7 @@ def test_only_damaged_runs_are_one_message_that_names_them(tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("plotless")
-@pytest.mark.parametrize("library", ["jinja2", "plotly.offline"])
+@pytest.mark.parametrize("library", ["jinja2"])
 def test_without_the_extra_only_the_page_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: str
 ) -> None:

@@ -116,7 +116,19 @@ def test_number_labels_are_sorted_by_value(tmp_path: Path) -> None:
         ("label\n1\n", "no feature column"),
         ("u,label\n1,0\n1,0\n", "all labels are '0'"),
         ('u,label\n1,"0\n1,1\n', "not a CSV file"),
-        ("u,label\n" + "".join(f"1,{i}\n" for i in range(1001)), "more than 1000 different labels"),
+        ("u,label\n" + "".join(f"1,x{i}\n" for i in range(1001)), "more than 1000 different labels"),
+        ("u,label\n1,0.5\n2,1.5\n", r"a\.csv: the labels in column 'label' are fractional numbers, 2 different"),
+        ("u,label\n" + "".join(f"1,{i}\n" for i in range(21)), r"21 different ones .*classes: \[0, 1, 2, \.\.\.\]"),
+        (",u,label\n0,1,0\n1,1,1\n", r"line 1: column 1 has no name.*index=False.*ignore_columns: \[\"\"\]"),
+        ("u,label,,\n1,0,,\n1,1,,\n", r"columns 3, 4 have no name"),
+        ('u,label\n"1,5",0\n1,1\n', r"line 2, column 'u': '1,5' has a decimal comma. Write it with a point, 1\.5,"),
+        ('u,label\n"1.234,5",0\n1,1\n', r"Write it with a point, 1234\.5,"),
+        (
+            "u,v,label\n1,x,0\n,1,1\n1,2\n1,1e39,\n",
+            r"a\.csv: 5 places are wrong:\n  line 2, column 'v': 'x' is not a .*\n  line 3, column 'u' is empty.*\n"
+            r"  line 4: 2 columns, the header has 3\.\n  line 5, column 'label' is empty.*\n  line 5, .* 'v': '1e39'",
+        ),
+        ("u,label\n" + "x,1\n" * 30_000, r"30000 places are wrong:(\n  line \d+,.*){20}\n  and 29980 more$"),
     ],
 )
 def test_csv_errors_name_file_line_column_and_value(tmp_path: Path, text: str, message: str) -> None:
@@ -205,8 +217,35 @@ def test_nor_are_a_file_and_its_copy(tmp_path: Path) -> None:
         read_csv(tmp_path, files="s?.csv")
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "parts"),
+    [
+        ("a.csv", b"PAR1\x15", ["is a Parquet file, not CSV", "read_parquet(", "to_csv("]),
+        ("a.xlsx", b"PK\x03\x04\x14", ["is an Excel file (xlsx)", "read_excel(", '"CSV UTF-8"']),
+        ("a.csv", "u;label".encode("utf-16"), ["is text in UTF-16", "encoding='utf-16'"]),
+        ("a.csv", "größe,label\n1,0\n".encode("latin-1"), ["0xf6", "Latin-1", "iconv -f WINDOWS-1252 -t UTF-8"]),
+        ("a.csv", gzip.compress(b"u,label\n1,0\n"), ["compressed by gzip", "a.csv.gz"]),
+    ],
+)
+def test_a_file_of_another_kind_is_named(tmp_path: Path, name: str, content: bytes, parts: list[str]) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError) as caught:
+        read_csv(tmp_path, files=name)
+    assert all(part in str(caught.value) for part in [str(tmp_path / name), *parts]), caught.value
+
+
+def test_numbers_that_nobody_shares_are_noted(tmp_path: Path) -> None:
+    rows = [f"{100 + i},{i % 3},{i}.5,{'ab'[i % 2]}" for i in range(20)]
+    write(tmp_path, "a.csv", "patient,u,v,label\n" + "\n".join(rows))
+    (note,) = read_csv(tmp_path, files="a.csv").notes
+    assert note.startswith("column 'patient' has another whole number in each of the 20 records")
+    assert read_csv(tmp_path, files="a.csv", ignore_columns=["patient"]).notes == ()
+    write(tmp_path, "b.csv", ",u,label\n1,1,a\n2,1,b\n")
+    assert read_csv(tmp_path, files="b.csv", ignore_columns=[""]).columns == ("u",)
+
+
 def test_binary_and_cut_files_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_bytes(b"\xff\xfe\x00\x01")
+    (tmp_path / "a.csv").write_bytes(b"\xff\xff\x00\x01")
     (tmp_path / "b.csv.gz").write_bytes(gzip.compress(TABLE.encode() * 50)[:-12])
     for name in ("a.csv", "b.csv.gz"):
         with pytest.raises(DataError, match=f"{name} is not a CSV file"):

@@ -12,7 +12,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from dpfl_plugin.data import files
+from dpfl_plugin.data import files, table
 from dpfl_plugin.data.base import Federation, Ownership, digest
 from dpfl_plugin.data.digits import digits
 from dpfl_plugin.data.federation import build_federation
@@ -96,13 +96,13 @@ def test_each_process_holds_its_silos_as_they_are_in_the_whole(
 ) -> None:
     whole = build(folder, **changes)
     opened: list[tuple[str, str]] = []
-    real = files._Columns.read
+    real = table.Columns.read
 
     def read(self: Any, path: Path) -> Any:
         opened.append((threading.current_thread().name, path.name))
         return real(self, path)
 
-    with mock.patch.object(files._Columns, "read", read):
+    with mock.patch.object(table.Columns, "read", read):
         parts = together(size, lambda ownership: build(folder, ownership, **changes))
     found = [pair for part in parts for pair in part.by_id().items()]
     assert sorted(silo for silo, _ in found) == list(range(whole.num_silos))

@@ -12,9 +12,12 @@ from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.errors import ConfigError, UnsupportedError
 from dpfl_plugin.gradients import losses
 from dpfl_plugin.gradients.base import Records, layers
+from dpfl_plugin.gradients.bookkeeping import BookKeeping
 from dpfl_plugin.gradients.choice import Terms, choose
 from dpfl_plugin.gradients.closed_form import ClosedForm
+from dpfl_plugin.gradients.opacus import Opacus
 from dpfl_plugin.gradients.vmap import Vmap, _add_clipped, _norms
+from dpfl_plugin.training.naming import model_facts
 
 
 def linear(features: int, outputs: int, bias: bool = True) -> nn.Module:
@@ -154,6 +157,65 @@ def test_layers_without_gradients_of_single_examples_are_refused(layer, word):
                 torch.randn(3, 3, generator=torch.Generator().manual_seed(0)),
             )
     assert word in (Vmap.unsupported(model, losses.cross_entropy) or "")
+
+
+def backbone(kind: type[nn.Module] = nn.BatchNorm2d) -> nn.Module:
+    """Trainable layers before and after a BatchNorm that was pretrained and is frozen."""
+    torch.manual_seed(3)
+    norm = kind(3).eval().requires_grad_(False)
+    for name, value in norm.state_dict().items():
+        if name != "num_batches_tracked":
+            value.copy_(torch.rand(3) + 0.5)
+    return nn.Sequential(nn.Conv2d(1, 3, 3), norm, nn.ReLU(), nn.Flatten(), nn.Linear(3 * 4 * 4, 3)).double()
+
+
+@pytest.mark.parametrize("made", [Vmap, BookKeeping, Opacus])
+def test_a_frozen_batch_norm_is_a_fixed_function_of_each_record(made):
+    """Sums are those of single records, and the statistics stay as they were, whoever calls train() in between."""
+    model = backbone()
+    generator = torch.Generator().manual_seed(1)
+    x = 3 + 2 * torch.randn(5, 1, 6, 6, generator=generator, dtype=torch.float64)
+    batch = Records(x, torch.randint(0, 3, (5,), generator=generator))
+    before = {key: value.clone() for key, value in model.named_buffers()}
+    engine = made(model, losses.cross_entropy, 2**20)
+    y = torch.randn(Layout.of(model).dimension, generator=generator, dtype=torch.float64)
+    for clip_norm in (0.5, math.inf):
+        expected = one_by_one(model, losses.cross_entropy, y, batch, clip_norm)
+        torch.testing.assert_close(clipped_sum(engine, y, batch, clip_norm), expected, rtol=1e-9, atol=1e-12)
+    assert len(before) == 3 and all(torch.equal(before[key], value) for key, value in model.named_buffers())
+    for module in vars(engine).values():  # an engine's own copy, too
+        for key, value in module.named_buffers() if isinstance(module, nn.Module) else ():
+            assert torch.equal(before[key], value)
+    for name in ("auto", made.name):
+        choose(name, model, losses.cross_entropy, Terms(chunk_bytes=2**20), x[:3])
+
+
+def live(change):
+    model = backbone()
+    change(model[1])
+    return model
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda norm: norm.train(),
+        lambda norm: norm.weight.requires_grad_(),
+        lambda norm: setattr(norm, "running_mean", None),
+    ],
+    ids=["in training", "trainable", "without statistics"],
+)
+@pytest.mark.parametrize("engine", [Vmap, BookKeeping, Opacus])
+def test_a_live_batch_norm_stays_refused(engine, change):
+    assert engine.unsupported(backbone(), losses.cross_entropy) is None
+    assert "BatchNorm2d" in (engine.unsupported(live(change), losses.cross_entropy) or "")
+
+
+def test_the_statistics_of_a_frozen_batch_norm_name_the_noise():
+    one, other = backbone(), backbone()
+    assert model_facts(one) == model_facts(other)
+    other[1].running_var[0] += 1e-9
+    assert model_facts(one)["parameters"] != model_facts(other)["parameters"]
 
 
 def test_unknown_loss_names_the_known():

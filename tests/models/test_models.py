@@ -211,8 +211,14 @@ def fails(shape: Shape, num_classes: int) -> nn.Module:
     raise RuntimeError("no such luck")
 
 
+def frozen_batch_norm(shape: Shape, num_classes: int) -> nn.Module:
+    norm = nn.BatchNorm1d(4).eval().requires_grad_(False)
+    return nn.Sequential(nn.Linear(shape[0], 4), norm, nn.Linear(4, num_classes))
+
+
 def test_a_users_factory_is_taken_with_its_options() -> None:
     assert number_of_parameters(user("plain", width=9)) == 6 * 9 + 9 + 9 * 3 + 3
+    assert number_of_parameters(user("frozen_batch_norm")) == 6 * 4 + 4 + 2 * 4 + 4 * 3 + 3
     assert number_of_parameters(user("dropout", rate=0.0)) > 0  # without effect, and so allowed
 
 
@@ -234,7 +240,7 @@ def test_a_users_factory_is_taken_with_its_options() -> None:
         ("wrong_inputs", PluginError, r"fails on features of shape \(3, 6\)"),
         ("infinite", PluginError, "not finite"),
         ("no_module", PluginError, "returned a function, not a torch.nn.Module"),
-        ("fails", PluginError, "failed to build: RuntimeError: no such luck"),
+        ("fails", PluginError, "failed: RuntimeError: no such luck"),
     ],
 )
 def test_unsound_models_are_refused(factory: str, error: type[DpflError], message: str) -> None:

@@ -906,6 +906,22 @@ CLIPPING = (
         ),
     ),
     Mutant(
+        "a-live-norm-taken",
+        "a BatchNorm in training mode, which mixes records, counts as frozen",
+        "models/fixed.py",
+        "._BatchNorm) or layer.training:",
+        "._BatchNorm):",
+        ("tests/gradients/test_engines.py::test_a_live_batch_norm_stays_refused",),
+    ),
+    Mutant(
+        "a-frozen-norm-trains",
+        "Opacus' copy of a frozen BatchNorm computes with the batch's statistics, and changes its own",
+        "gradients/opacus.py",
+        "                copied.eval()\n",
+        "                pass\n",
+        ("tests/gradients/test_engines.py::test_a_frozen_batch_norm_is_a_fixed_function_of_each_record",),
+    ),
+    Mutant(
         "tied-weights-taken",
         "parameters that two layers share are accepted, against what is said",
         "models/build.py",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -52,7 +53,7 @@ CONTRAST = """
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     api = pytest.importorskip("playwright.sync_api", reason="needs playwright, of the extra dev")
-    pytest.importorskip("plotly", reason="needs the extra report")
+    pytest.importorskip("jinja2", reason="needs the extra report")
     if CHROMIUM is None:
         pytest.skip("there is no Chromium: apt install chromium, or the like")
     with api.sync_playwright() as playwright:
@@ -91,7 +92,7 @@ def write(folder: Path) -> Path:
 class Opened:
     """A page with all that went wrong on it, and everything that it asked for."""
 
-    def __init__(self, browser: Any, file: Path, size: str, scheme: str = "light") -> None:
+    def __init__(self, browser: Any, file: Path, size: str, scheme: str = "light", address: str = "") -> None:
         width, height = SIZES[size]
         self.context = browser.new_context(
             viewport={"width": width, "height": height}, offline=True, color_scheme=scheme, has_touch=size == "phone"
@@ -104,7 +105,8 @@ class Opened:
         self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
         self.page.on("dialog", lambda dialog: (self.wrong.append(dialog.message), dialog.dismiss()))
         self.page.on("request", lambda request: self.asked.append(request.url))
-        self.page.goto(file.as_uri())
+        self.context.on("page", lambda page: self.wrong.append(f"opened {page.url}"))
+        self.page.goto(file.as_uri() + address)
         self.page.wait_for_selector("#plot .main-svg")
 
     def curves(self) -> list[str]:
@@ -133,6 +135,62 @@ def test_it_draws_and_fits(opened: Opened) -> None:
     assert width <= inner
     plot = page.locator("#plot .main-svg").first.bounding_box()
     assert plot["width"] > 0.85 * inner - 40 and plot["x"] >= 0 and plot["x"] + plot["width"] <= inner
+
+
+def test_nothing_can_be_sent_from_it(opened: Opened) -> None:
+    """No button uploads what is drawn, and no button, one after another, asks for anything or opens a page."""
+    buttons = opened.page.locator(".modebar-btn")
+    titles = [buttons.nth(i).get_attribute("data-title") for i in range(buttons.count())]
+    assert len(titles) >= 2 * 4 and not [title for title in titles if re.search("share|cloud|edit|plotly", title, re.I)]
+    for i in range(len(titles)):
+        if not titles[i].startswith("Download"):  # which saves a picture here
+            buttons.nth(i).click(force=True)
+    assert opened.page.locator("[class*=cloud]").count() == 0
+    policy = opened.page.locator("meta[http-equiv]").get_attribute("content")
+    assert "default-src 'none'" in policy and "form-action 'none'" in policy
+    assert "cloud.plotly.com" not in opened.page.content()
+
+
+def test_result_against_epsilon_with_error_bars(opened: Opened) -> None:
+    found = "document.getElementById('tradeoff').data.map(t => [t.name, t.x, t.y, t.error_y.array])"
+    points = {name: (x, y, error) for name, x, y, error in opened.page.evaluate(found)}
+    assert len(points) == 3
+    (x, y, error) = points["fedavg"]
+    assert x == [2.0004] and y == [0.72] and error == [pytest.approx(0.014142)]
+    assert opened.page.locator("#tradeoff .yerror").count() == 3
+    assert "no noise" in opened.page.locator("#drawn-points").inner_text()
+
+
+def test_bands_lie_below_all_curves(opened: Opened) -> None:
+    fills = opened.page.evaluate("document.getElementById('plot').data.map(t => !!t.fill)")
+    assert True in fills and fills == sorted(fills, reverse=True)
+
+
+def test_a_phone_shows_the_columns_that_count(opened: Opened) -> None:
+    heads, phone = opened.page.locator("#groups thead th:visible"), opened.page.viewport_size["width"] < 600
+    few = [text.strip(" \u25b2\u25bc") for text in heads.all_inner_texts()]
+    assert (few == ["configuration", "runs", "test accuracy", "epsilon, server"]) == phone
+    if phone:
+        opened.page.locator("#columns").check()
+    assert "train loss" in [text.strip() for text in heads.all_inner_texts()]
+
+
+def test_what_was_chosen_is_in_the_address(browser: Any, file: Path) -> None:
+    first = Opened(browser, file, "desk")
+    first.page.select_option("select[data-key='algorithm.name']", "fedavg")
+    first.page.select_option("#metric", "train_loss")
+    first.page.get_by_role("button", name="epsilon, server").first.click()
+    first.page.fill("#search", "fed")
+    address = first.page.evaluate("location.hash")
+    again = Opened(browser, file, "desk", address=address)
+    assert again.rows() == first.rows() and len(again.rows()) == 1
+    assert again.page.input_value("#metric") == "train_loss" and again.page.input_value("#search") == "fed"
+    assert again.page.locator("#groups th[aria-sort=descending]").inner_text().startswith("epsilon, server")
+    strange = Opened(browser, file, "desk", address="#metric=none&key.algorithm.name=none&sort=-none&x=y")
+    assert len(strange.rows()) == 4
+    for found in (first, again, strange):
+        assert not found.wrong
+        found.context.close()
 
 
 def test_partial_failed_and_damaged_runs_are_seen(opened: Opened) -> None:
@@ -199,6 +257,7 @@ def test_values_at_a_point_are_shown(opened: Opened) -> None:
         pytest.skip("a phone has no pointer to hover with")
     opened.page.select_option("select[data-key='algorithm.name']", "scaffold")
     opened.page.fill("#search", "noise_multiplier")
+    opened.page.locator("#plot").scroll_into_view_if_needed()
     box = opened.page.locator("#plot .nsewdrag").first.bounding_box()
     shown, until = "", time.monotonic() + PATIENCE / 1000
     while not ("scaffold" in shown and "±" in shown):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html.parser
 import json
 import sys
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ class Reader(html.parser.HTMLParser):
 
 
 def written(folder: Path, **options: Any) -> Reader:
-    pytest.importorskip("plotly", reason="needs the extra report")
+    pytest.importorskip("jinja2", reason="needs the extra report")
     runs, problems = scan([folder])
     text = module.page(
         grouped(runs), ["test_accuracy", "train_loss"], caption="c", problems=problems, made_by="dpfl", **options
@@ -56,6 +57,30 @@ def test_nothing_is_loaded_from_elsewhere(tmp_path: Path) -> None:
         assert (attributes.get("href") or "#").startswith("#")
     (policy,) = [a["content"] for _, a in found.elements if a.get("http-equiv") == "Content-Security-Policy"]
     assert policy is not None and policy.startswith("default-src 'none'") and "http" not in policy
+
+
+def test_no_address_to_upload_to_is_left_in_the_library() -> None:
+    """Its button "Share chart" sends what is drawn there. Another version may name another: look at it first."""
+    text = resources.files("dpfl_plugin.report").joinpath("plotly-basic.min.js").read_text(encoding="utf-8")
+    assert "plotly.js (basic - minified) v4.1.1\n" in text[:100]
+    found = module._plotly(text)
+    assert module.UPLOAD in text and "cloud.plotly.com" not in found and "newchart" not in found
+    assert len(found) < 1.3e6
+
+
+def test_points_are_results_at_the_epsilon_of_the_whole_run(tmp_path: Path) -> None:
+    for i, (noise, epsilon) in enumerate(((4.0, 2.0), (8.0, 1.0), (0.0, None))):
+        for seed in (0, 1):
+            changes = {"privacy.noise_multiplier": noise}
+            made(tmp_path / f"{i}{seed}", seed=seed, changes=changes, accuracies=[0.2 + 0.2 * seed], epsilon=epsilon)
+    groups = written(tmp_path).data["groups"]
+    points = {group["label"]: group["points"].get("test_accuracy") for group in groups}
+    assert points == {
+        "noise_multiplier=4": [2.0, 0.3, 0.14142],
+        "noise_multiplier=8": [1.0, 0.3, 0.14142],
+        "no noise": None,
+    }
+    assert {group["series"] for group in groups} == {"all runs"}
 
 
 def test_hostile_text_stays_text(tmp_path: Path) -> None:
@@ -105,7 +130,6 @@ def test_filters_are_the_keys_in_which_groups_differ(tmp_path: Path) -> None:
 
 
 def test_without_the_extra_it_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "plotly", None)
-    monkeypatch.setitem(sys.modules, "plotly.offline", None)
-    with pytest.raises(ConfigError, match=r"plotly.* is not installed.*pip install 'dpfl-plugin\[report\]'"):
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    with pytest.raises(ConfigError, match=r"jinja2 is not installed.*pip install 'dpfl-plugin\[report\]'"):
         module.page([], [], caption="", problems=[Problem(Path("x"), "y")], made_by="")

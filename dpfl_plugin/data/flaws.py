@@ -1,0 +1,126 @@
+"""What is wrong with a CSV file: all places of it at once, and files of another kind by what they are."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from dpfl_plugin.errors import DataError
+
+MOST_TOLD: Final = 20
+MOST_NUMBERS: Final = 20  # as many different numbers may be classes that nobody named
+LEAST_RECORDS: Final = 20  # of which all values are different by chance rarely
+SPREADSHEET: Final = 'open it in a spreadsheet program and save it as "CSV UTF-8"'
+PANDAS: Final = 'python -c "import pandas; pandas.{reader}.to_csv({target!r}, index=False)"'
+# By the first bytes: what it is, and pandas's function; None for text that is in another encoding.
+KINDS: Final = (
+    (b"PAR1", "a Parquet file", "read_parquet({path!r})"),
+    (b"ARROW1", "a Feather file", "read_feather({path!r})"),
+    (b"\xd0\xcf\x11\xe0", "an Excel file (xls)", "read_excel({path!r})"),
+    (b"\x89HDF", "an HDF5 file", "read_hdf({path!r})"),
+    (b"PK\x03\x04", "an Excel file (xlsx), or another zip archive", "read_excel({path!r})"),
+    (b"\xff\xfe", "text in UTF-16", "read_csv({path!r}, encoding='utf-16', sep=None, engine='python')"),
+    (b"\xfe\xff", "text in UTF-16", "read_csv({path!r}, encoding='utf-16', sep=None, engine='python')"),
+)
+_DECIMAL_COMMA: Final = re.compile(r"[-+]?\d{1,3}(\.\d{3})*,\d+([eE][-+]?\d+)?|[-+]?\d+,\d+([eE][-+]?\d+)?")
+
+
+@dataclass(slots=True)
+class Flaws:
+    """Places of a file that are wrong, in the order in which they are found."""
+
+    path: Path
+    found: list[tuple[int, str, str]] = field(default_factory=list)  # line, ", column 'x'", what with how to mend it
+    count: int = 0
+
+    def add(self, line: int, column: str | None, what: str, mend: str = "") -> None:
+        """One more, in a column or in all of a line; ``what`` follows the place."""
+        self.count += 1
+        # Each kind is found down a whole piece of the file: the first of them all are told once all are known.
+        self.found.append((line, "" if column is None else f", column {column!r}", f"{what}{mend and ' ' + mend}"))
+        if len(self.found) > 50 * MOST_TOLD:
+            self.found = sorted(self.found)[:MOST_TOLD]
+
+    def check(self) -> None:
+        """Raise DataError with all that was found, if anything was."""
+        if not self.count:
+            return
+        told = [f"line {line}{column}{what}" for line, column, what in sorted(self.found)[:MOST_TOLD]]
+        if self.count == 1:
+            raise DataError(f"{self.path}, {told[0]}")
+        more = f"\n  and {self.count - len(told)} more" if self.count > len(told) else ""
+        raise DataError(f"{self.path}: {self.count} places are wrong:\n  " + "\n  ".join(told) + more)
+
+
+def is_decimal_comma(text: str) -> bool:
+    """Whether it is a number as 1,5 or 1.234,5."""
+    return _DECIMAL_COMMA.fullmatch(text.strip()) is not None
+
+
+def with_point(text: str) -> str:
+    """A number with a decimal comma as it has to be written."""
+    return text.strip().replace(".", "").replace(",", ".")
+
+
+def check_kind(path: Path) -> None:
+    """Raise DataError if the file's first bytes, or its name, are those of something else than CSV."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(8)
+    except OSError:  # which is told when it is read
+        return
+    target = str(path.with_suffix(".csv"))
+    for magic, what, reader in KINDS:
+        if start.startswith(magic):
+            command = PANDAS.format(reader=reader.format(path=str(path)), target=target)
+            other = f"; or {SPREADSHEET}" if "Excel" in what or "UTF-16" in what else ""
+            raise DataError(f"{path} is {what}, not CSV. Convert it: {command}{other}. Then name {target} in files.")
+    if start.startswith(b"\x1f\x8b") and path.suffix != ".gz":
+        raise DataError(f"{path} is compressed by gzip. Give it the name {path}.gz, or decompress it.")
+
+
+def not_utf8(path: Path, error: UnicodeDecodeError) -> str:
+    """What to say of a file whose text is in another encoding."""
+    byte = error.object[error.start]
+    if b"\0" in error.object:
+        return f"{path} is not a CSV file: it holds bytes that are no text. Convert it to CSV in UTF-8."
+    opened = f"gunzip -c {path} | " if path.suffix == ".gz" else ""
+    name = path.with_suffix("") if path.suffix == ".gz" else path
+    source = "" if opened else f" {path}"
+    target = name.with_name(f"{name.stem}-utf8.csv")
+    return (
+        f"{path} is not a CSV file in UTF-8: it has the byte 0x{byte:02x}, as files in Latin-1 or Windows-1252 do "
+        f"({bytes([byte]).decode('latin-1')!r} there). Convert it: {opened}iconv -f WINDOWS-1252 -t UTF-8{source} > "
+        f"{target}; or {SPREADSHEET}."
+    )
+
+
+def check_names(path: Path, header: list[str], ignored: tuple[str, ...]) -> None:
+    """Raise DataError for columns without a name that are not ignored."""
+    nameless = [place + 1 for place, name in enumerate(header) if not name]
+    if nameless and "" not in ignored:
+        which = f"column {nameless[0]} has" if len(nameless) == 1 else f"columns {', '.join(map(str, nameless))} have"
+        raise DataError(
+            f"{path}, line 1: {which} no name. Is it a row number (pandas writes one; index=False leaves it out), or a "
+            'delimiter at the end of the line? Name it, remove it, or leave it out by ignore_columns: [""].'
+        )
+
+
+def quantity(path: Path, column: str, labels: list[str]) -> str | None:
+    """What to say of labels that are numbers as of a quantity; None where they may be classes."""
+    try:
+        numbers = [float(label) for label in labels]
+    except ValueError:
+        return None
+    whole = all(number.is_integer() for number in numbers)
+    if len(numbers) <= MOST_NUMBERS and whole:
+        return None
+    shown = ", ".join([*labels[:3], "...", labels[-1]])
+    return (
+        f"{path}: the labels in column {column!r} are {'' if whole else 'fractional '}numbers, {len(labels)} different "
+        f"ones ({shown}): a quantity, or classes? If classes, name them all: classes: [{', '.join(labels[:3])}, ...]. "
+        "A quantity cannot be predicted here, only classes: write such a column into the file, e.g. low and high, and "
+        "name it in label_column."
+    )

@@ -1,0 +1,218 @@
+"""A CSV file as a table of numbers, labels and silos."""
+
+from __future__ import annotations
+
+import csv as csv_module
+import gzip
+import json
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpfl_plugin.data.base import Features, Integers
+from dpfl_plugin.data.flaws import (
+    LEAST_RECORDS,
+    Flaws,
+    check_kind,
+    check_names,
+    is_decimal_comma,
+    not_utf8,
+    with_point,
+)
+from dpfl_plugin.errors import ConfigError, DataError
+from dpfl_plugin.registry import nearest
+
+ROWS_AT_ONCE = 20_000  # text is turned into numbers in pieces, so that memory holds the table as float32 only
+FILL_IN = "fill it in, or leave the record out"
+
+
+class Table(NamedTuple):
+    """One file: features [n, *shape], labels [n] and silo names [n] as written there, names of the features.
+
+    lines: of the records [n], and label_column: where they are known.
+    """
+
+    path: Path
+    features: Features
+    labels: NDArray[Any]
+    silos: NDArray[Any] | None
+    columns: tuple[str, ...]
+    lines: Integers | None = None
+    label_column: str = ""
+
+    def place(self, record: int) -> str:
+        """Where a record's label is, in words."""
+        if self.lines is None:
+            return f"{self.path}, record {record}, label"
+        return f"{self.path}, line {self.lines[record]}, column {self.label_column!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """How the columns of CSV files are to be read."""
+
+    label: str
+    silo: str | None
+    ignored: tuple[str, ...]
+    delimiter: str
+
+    def read(self, path: Path) -> Table:
+        """One CSV file.
+
+        Raises:
+            DataError: it is not such a table; the message has all places that are wrong, by line and column.
+            ConfigError: an option names no column of it.
+        """
+        check_kind(path)
+        try:
+            # -sig: spreadsheets begin a file with a byte order mark
+            with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8-sig", newline="") as text:
+                return self._parse(path, csv_module.reader(text, delimiter=self.delimiter, strict=True))
+        except UnicodeDecodeError as error:
+            raise DataError(not_utf8(path, error)) from error
+        except (csv_module.Error, EOFError, zlib.error, OSError) as error:
+            raise DataError(f"{path} is not a CSV file in UTF-8: {error}.") from error
+
+    def _parse(self, path: Path, reader: Any) -> Table:
+        header = [name.strip() for name in next(reader, [])]
+        places = self._features(path, header)
+        columns = tuple(header[place] for place in places)
+        label, silo = header.index(self.label), header.index(self.silo) if self.silo is not None else None
+        features: list[Features] = []
+        labels: list[str] = []
+        silos: list[str] = []
+        at: list[Integers] = []
+        flaws = Flaws(path)
+        for rows, lines in _pieces(reader, len(header), flaws):
+            features.append(_numbers(header, places, rows, lines, flaws))
+            at.append(np.array(lines, dtype=np.int64))
+            labels += _words(header, label, rows, lines, flaws)
+            if silo is not None:
+                silos += _words(header, silo, rows, lines, flaws)
+        flaws.check()
+        if not labels:
+            raise DataError(f"{path} holds a header and no records.")
+        return Table(
+            path,
+            np.concatenate(features),
+            np.array(labels),
+            np.array(silos) if silo is not None else None,
+            columns,
+            np.concatenate(at),
+            self.label,
+        )
+
+    def _features(self, path: Path, header: list[str]) -> list[int]:
+        if not header or all(_is_number(name) for name in header):
+            raise DataError(f"{path} has no header: its first line must name the columns, {self.label!r} among them.")
+        check_names(path, header, self.ignored)
+        named = [name for name in header if name]
+        if len(set(named)) != len(named):
+            twice = next(name for name in named if named.count(name) > 1)
+            raise DataError(f"{path}: two columns have the name {twice!r}.")
+        special = {"label_column": (self.label,), "silo_column": (self.silo,), "ignore_columns": self.ignored}
+        for key, names in special.items():
+            for name in names:
+                if name is not None and name not in header:
+                    known = ", ".join(header[:30])
+                    raise ConfigError(
+                        f"{key}={name!r}{nearest(name, header)}: {path} has no such column. Columns: {known}."
+                        f"{self._other_delimiter(header)}"
+                    )
+        others = {self.label, self.silo, *self.ignored}
+        places = [place for place, name in enumerate(header) if name not in others]
+        if not places:
+            raise DataError(f"{path} has no feature column beside {', '.join(header)}.")
+        return places
+
+    def _other_delimiter(self, header: list[str]) -> str:
+        """Advice, where all of the header has become one column."""
+        other = next((mark for mark in ";\t|," if mark in header[0]), None) if len(header) == 1 else None
+        return "" if other is None else f" They seem to be separated otherwise: give delimiter: {json.dumps(other)}."
+
+
+def _words(header: list[str], place: int, rows: list[list[str]], lines: list[int], flaws: Flaws) -> list[str]:
+    found = [row[place].strip() for row in rows]
+    if not all(found):
+        for line, word in zip(lines, found, strict=True):
+            if not word:
+                flaws.add(line, header[place], f" is empty: {FILL_IN}.")
+    return found
+
+
+def _pieces(reader: Any, width: int, flaws: Flaws) -> Iterator[tuple[list[list[str]], list[int]]]:
+    rows: list[list[str]] = []
+    lines: list[int] = []
+    for row in reader:
+        if not row:  # an empty line
+            continue
+        if len(row) != width:
+            flaws.add(reader.line_num, None, f": {len(row)} columns, the header has {width}.")
+            continue
+        rows.append(row)
+        lines.append(reader.line_num)
+        if len(rows) == ROWS_AT_ONCE:
+            yield rows, lines
+            rows, lines = [], []
+    if rows:
+        yield rows, lines
+
+
+def _numbers(header: list[str], places: list[int], rows: list[list[str]], lines: list[int], flaws: Flaws) -> Features:
+    x = np.empty((len(rows), len(places)), dtype=np.float32)
+    for j, place in enumerate(places):
+        try:
+            with np.errstate(over="ignore"):  # beyond float32 is infinite, found below
+                x[:, j] = [float(row[place]) for row in rows]
+        except ValueError:
+            good = [_is_number(row[place]) for row in rows]
+            for row, line, fine in zip(rows, lines, good, strict=True):
+                if not fine:
+                    flaws.add(line, header[place], *_no_number(row[place]))
+            with np.errstate(over="ignore"):
+                x[:, j] = [float(row[place]) if fine else 0.0 for row, fine in zip(rows, good, strict=True)]
+    for i, j in np.argwhere(~np.isfinite(x)).tolist():
+        what = f": {rows[i][places[j]]!r} is not a finite number."
+        flaws.add(lines[i], header[places[j]], what, "Remove the record or fill it in.")
+    return x
+
+
+def _no_number(text: str) -> tuple[str, str]:
+    """What is wrong with a feature, and how to mend it."""
+    if not text.strip():
+        return f" is empty: {FILL_IN}.", ""
+    if is_decimal_comma(text):
+        return f": {text!r} has a decimal comma.", f"Write it with a point, {with_point(text)}, in all of the file."
+    return f": {text!r} is not a number.", "Encode it as numbers, or name the column in ignore_columns."
+
+
+def identifiers(tables: Sequence[Table]) -> tuple[str, ...]:
+    """A note on columns of whole numbers of which no two records have the same, as numbers of patients are."""
+    count = sum(len(table.labels) for table in tables)
+    if count < LEAST_RECORDS or not tables:
+        return ()
+    found = []
+    for j, name in enumerate(tables[0].columns):
+        values = np.concatenate([table.features[:, j] for table in tables])
+        if (values == np.floor(values)).all() and len(np.unique(values)) == count:
+            found.append(name)
+    if not found:
+        return ()
+    which = f"columns {', '.join(map(repr, found))} have" if len(found) > 1 else f"column {found[0]!r} has"
+    return (
+        f"{which} another whole number in each of the {count} records, as identifiers have: the model would learn from "
+        "them who it is. If so, name them in ignore_columns.",
+    )
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,67 @@
+"""The README's commands, as they are printed and in their order: each works after those before it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from tests.cli.command import dpfl
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def commands() -> list[str]:
+    """The lines of the block that follows the configuration, without what they say of themselves."""
+    (block,) = [text for text in re.findall(r"```sh\n(.*?)```", README, re.DOTALL) if "dpfl run my-run.yaml" in text]
+    return [re.split(r"\s+#", line)[0] for line in block.splitlines() if line.strip()]
+
+
+def silos(folder: Path) -> None:
+    """Files as the README's configuration names them."""
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    for silo in range(3):
+        lines = ["patient_id,age,pressure,diagnosis"]
+        for record in range(60):
+            age, pressure = rng.normal(size=2).round(4)
+            lines.append(f"{1000 * silo + record},{age},{pressure},{'ill' if age + pressure > 0 else 'healthy'}")
+        (folder / f"{silo}.csv").write_text("\n".join(lines) + "\n")
+
+
+def shortened_sweep() -> str:
+    values = yaml.safe_load((ROOT / "configs" / "sweep.yaml").read_text(encoding="utf-8"))
+    values |= {"rounds": 2, "sweep": {"grid": {"algorithm.local_lr": [0.5, 1.0]}, "seeds": 1}}
+    return yaml.safe_dump(values)
+
+
+def test_each_works_after_those_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer rounds and seeds, for the sake of time; everything else is as printed. Ranks have tests of their own."""
+    monkeypatch.chdir(tmp_path)
+    silos(tmp_path / "silos")
+    (text,) = re.findall(r"```yaml\n(.*?)```", README, re.DOTALL)
+    assert "rounds: 40\n" in text
+    (tmp_path / "my-run.yaml").write_text(text.replace("rounds: 40\n", "rounds: 3\n"))
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "sweep.yaml").write_text(shortened_sweep())
+    tried = []
+    for line in commands():
+        program, *words = shlex.split(line)
+        if program == "launchers/mpirun":
+            continue
+        assert program == "dpfl", line
+        if "<id>" in line:
+            first = next(path for path in sorted(tmp_path.glob("runs/my-run/*")) if (path / "result.json").exists())
+            words = [word.replace("runs/my-run/<id>", str(first)) for word in words]
+        more = {"attack": ["--repeats", "1"]}
+        done = dpfl(*words, *more.get(words[0], []))
+        assert done.code == 0 or words[0] == "doctor", f"{line}\n{done.out}{done.err}"
+        assert done.out.strip() or done.err.strip(), line
+        tried.append(words[0])
+    assert set(tried) >= {"run", "account", "plan", "audit", "attack", "sweep", "status", "report", "list", "new"}
