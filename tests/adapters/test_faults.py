@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 import re
 
 import pytest
@@ -339,12 +340,58 @@ def test_silos_and_server_that_are_restarted_after_every_round_go_on_to_the_same
             assert made.server.summary()["silos"] == whole.server.summary()["silos"]
 
 
-def test_a_server_that_lost_a_round_before_it_was_saved_asks_for_it_again(tmp_path):
+def test_a_server_that_is_started_again_repeats_its_request_which_costs_no_more(tmp_path, caplog):
+    caplog.set_level("INFO")
+    tight = {"epsilon": 3.0, "delta": 1e-5, "record_rate": 0.25}  # the silos' noise is for four rounds, and no fifth
+    with begin(tmp_path, block(privacy=tight)) as made:
+        for round in range(4):  # all of them, though each is cut once
+            message = made.server.begin()
+            kept = {silo: made.silos[silo].answer(message) for silo in (0, 1, 2)}  # it ends before silo 3 answers
+            made.server.close()
+            made.server = Server(made.agreement, module(), tmp_path / "server")
+            assert made.server.rounds == round
+            again = made.server.begin()
+            assert again.to_bytes() == message.to_bytes()
+            assert all(made.silos[silo].answer(again).digest() == kept[silo].digest() for silo in kept)
+            for silo in made.server.asked:
+                assert made.server.receive(silo, made.silos[silo].answer(again)) is None
+            assert made.server.end()
+        assert made.server.status == "done"
+        assert "round 4 was cut: its request is sent again" in caplog.text
+        assert all(len({charge.noise_id for charge in silo._ledger}) == 4 for silo in made.silos.values())
+
+
+def test_a_request_is_on_disk_before_it_is_sent_and_repeated_to_the_bit_or_not_at_all(tmp_path, caplog):
+    with begin(tmp_path) as made:
+        message, path = made.server.begin(), tmp_path / "server" / "request.json"
+        facts = json.loads(path.read_text())
+        assert facts == {"round": 0, "tag": message.header["tag"], "sha256": message.digest()}
+        made.server.close()
+        path.write_text(json.dumps({**facts, "sha256": "0" * 64}))  # as if another version made other messages
+        made.server = Server(made.agreement, module(), tmp_path / "server")
+        assert made.server.begin().header["tag"] != message.header["tag"]
+        assert "cannot be made again to the bit" in caplog.text
+        made.server.close()
+        path.write_text("{")
+        with pytest.raises(DataError, match=r"request\.json cannot be read: .*or delete it"):
+            Server(made.agreement, module(), tmp_path / "server")
+
+
+def test_a_folder_has_one_server_at_a_time(tmp_path):
+    with begin(tmp_path) as made:
+        with pytest.raises(BusyError, match=rf"server: another server \(pid {os.getpid()} on .*End that one first"):
+            Server(made.agreement, module(), tmp_path / "server")
+        made.run()  # which lets go of it
+        assert Server(made.agreement, module(), tmp_path / "server").status == "done"
+
+
+def test_a_server_that_is_started_again_goes_on_from_the_same_controls(tmp_path):
     with begin(tmp_path) as made:
         made.round()
         message = made.server.begin()
-        for silo in (0, 1, 2):  # it ends before silo 3 answers
+        for silo in (0, 1, 2):
             made.server.receive(silo, made.silos[silo].answer(message))
+        made.server.close()
         made.server = Server(made.agreement, module(), tmp_path / "server")
         assert made.server.rounds == 1
         assert made.round()

@@ -3442,6 +3442,22 @@ TOLD_APART = (
         (NAMES_TESTS + "::test_names_of_noise_from_the_operating_system_do_not_come_again",),
     ),
     Mutant(
+        "a-server-forgets-what-it-asked",
+        "a server that is started again asks for the round under another tag, and what silos answered is charged twice",
+        "adapters/request.py",
+        "pending, self._round = self._round == round, -1",
+        "pending, self._round = False, -1",
+        (f"{FAULTS}::test_a_server_that_is_started_again_repeats_its_request_which_costs_no_more",),
+    ),
+    Mutant(
+        "two-servers-in-one-folder",
+        "two servers on one folder ask the same silos, which spend their budgets on both",
+        "adapters/server.py",
+        'stack.enter_context(locked(self._folder / ".lock", TAKEN.format(self._folder), optional=False))',
+        "pass",
+        (f"{FAULTS}::test_a_folder_has_one_server_at_a_time",),
+    ),
+    Mutant(
         "silos-names-of-one-byte",
         "two rounds of a silo get the same name, and what the second released counts as released before",
         "adapters/silo.py",
