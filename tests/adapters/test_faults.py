@@ -11,7 +11,15 @@ from torch import nn
 
 from dpfl_plugin.adapters import Message, Server, agree
 from dpfl_plugin.adapters import silo as silo_module
-from dpfl_plugin.errors import BusyError, ConfigError, DataError, LedgerError, MessageError, TrainingError
+from dpfl_plugin.errors import (
+    BusyError,
+    ConfigError,
+    DataError,
+    LedgerError,
+    MessageError,
+    TrainingError,
+    UnsupportedError,
+)
 from dpfl_plugin.oracle import Draw
 from tests.adapters.federation import NOISY, SCAFFOLD, SimulatedSilo, block, draws, loop, over_the_wire
 
@@ -552,11 +560,12 @@ def test_the_algorithm_is_refused_what_it_cannot_have(tmp_path):
             agree(block(**changes), num_silos=2, model=module())
 
 
-def test_a_model_that_mixes_records_is_refused(tmp_path):
-    mixing = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)).double()
-    agreement = agree(block(), num_silos=1, model=mixing)
-    with pytest.raises(ConfigError, match="batch statistics mix records"):
-        SimulatedSilo(agreement, 0, mixing, records()[0], tmp_path / "silo")
+def test_a_model_that_mixes_records_is_refused():
+    """At both ends, so that a server finds it before it asks anybody."""
+    for layer, why in ((nn.BatchNorm1d(4), "batch statistics mix records"), (nn.Dropout(0.5), "dropout draws from")):
+        mixing = nn.Sequential(nn.Linear(5, 4), layer, nn.Linear(4, 3)).double()
+        with pytest.raises(UnsupportedError, match=f"layer 1.*{why}"):
+            agree(block(), num_silos=1, model=mixing)
 
 
 def test_draws_of_a_simulation_repeat(tmp_path):
@@ -593,6 +602,23 @@ def test_a_round_that_the_server_counts_is_not_asked_again(tmp_path):
         with pytest.raises(MessageError, match="asks for it again"):
             made.silos[0].answer(again)
         assert set(made.silos[0]._ledger) == before
+
+
+def test_records_that_change_between_readings_are_refused_before_a_charge(tmp_path):
+    class Augmented(torch.utils.data.Dataset):
+        def __len__(self):
+            return 20
+
+        def __getitem__(self, index):
+            return torch.full((5,), float(index)).double() + torch.randn(5).double() * (
+                index == 19
+            ), index % 3  # a look at every other record shows nothing
+
+    agreement = agree(block(), num_silos=1, model=module())
+    for records_of in (Augmented(), torch.utils.data.DataLoader(Augmented(), batch_size=4)):
+        with pytest.raises(DataError, match=r"other records when they are read again.*augmentation"):
+            SimulatedSilo(agreement, 0, module(), records_of, tmp_path / "silo")
+    assert not (tmp_path / "silo" / "ledger.jsonl").exists()
 
 
 def test_one_flipped_bit_in_a_silos_state_is_refused(tmp_path):

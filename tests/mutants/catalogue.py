@@ -3458,6 +3458,14 @@ TOLD_APART = (
         (f"{FAULTS}::test_a_folder_has_one_server_at_a_time",),
     ),
     Mutant(
+        "records-that-change-are-charged",
+        "a silo whose data change at random releases and charges, and what it releases is of records of no one reading",
+        "adapters/silo.py",
+        "digest(silo_of(records, model)) != sha256",
+        "not sha256",
+        (f"{FAULTS}::test_records_that_change_between_readings_are_refused_before_a_charge",),
+    ),
+    Mutant(
         "silos-names-of-one-byte",
         "two rounds of a silo get the same name, and what the second released counts as released before",
         "adapters/silo.py",
