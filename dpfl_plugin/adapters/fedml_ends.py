@@ -58,10 +58,13 @@ def _ends_when_over(before: Callable[..., None], self: Any, message: Any) -> Non
 
 
 def _begins_again(before: Callable[..., None], self: Any, message: Any) -> None:
-    """A server that was started again begins as if all silos had just come; FedML's silos would not answer twice."""
-    if self.is_inited:
+    """A server that was started again begins as if all silos had just come; FedML's silos would not answer twice.
+
+    Before a silo's second round it cannot be told from the first message that FedML's servers send several times.
+    """
+    if self.is_inited and self.round_idx > 1:
         LOG.info("the server was started again: this silo goes on with it")
-    self.is_inited = False
+        self.is_inited = False
     before(self, message)
 
 

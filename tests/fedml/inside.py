@@ -353,7 +353,10 @@ def test_processes_of_fedml_end_together_and_begin_again_together(caplog, monkey
     fedml_ends._takes_what_it_asked_for(Manager.handle, manager, "early")
     manager.is_initialized = True
     fedml_ends._takes_what_it_asked_for(Manager.handle, manager, "asked for")
-    manager.is_inited = True
+    manager.is_inited, manager.round_idx = True, 1
+    fedml_ends._begins_again(lambda self, message: None, manager, "sent twice by the same server")
+    assert manager.is_inited
+    manager.round_idx = 2
     fedml_ends._begins_again(Manager.handle, manager, "begin")
     assert manager.handled == ["asked for", "begin"] and not manager.is_inited
     over = MessageOfOurs({"over": True, "reason": "why"}).to_tensors()
