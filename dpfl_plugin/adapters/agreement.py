@@ -19,6 +19,7 @@ from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.streams import stream
 from dpfl_plugin.core.vectors import Layout, Vectors
 from dpfl_plugin.errors import ConfigError, PluginError, UnsupportedError, require
+from dpfl_plugin.models.build import check_layers
 from dpfl_plugin.models.fixed import pack, structure
 from dpfl_plugin.training.build import build_plugin, make_setting
 from dpfl_plugin.training.planning import rehearse
@@ -106,7 +107,7 @@ def agree(block: Mapping[str, Any], *, num_silos: int, model: nn.Module, source:
 
     Raises:
         ConfigError: a key is unknown or wrong.
-        UnsupportedError: it asks for what is not sound on a platform.
+        UnsupportedError: it asks for what is not sound on a platform, or a layer mixes records or draws at random.
     """
     values = {str(key): value for key, value in block.items()}
     for key, why in ELSEWHERE.items():
@@ -129,6 +130,7 @@ def agree(block: Mapping[str, Any], *, num_silos: int, model: nn.Module, source:
             )
         values["privacy"] = {**privacy, "secure": True}
     config = configure(values, source=source)
+    check_layers(model, type(model).__name__)  # at the server, too: no silo has to be asked to find it
     layout, dtype = Layout.of(model), _dtype(model)
     algorithm: Algorithm = build_plugin("algorithms", config.algorithm, where=f"{source}: algorithm")
     setting = make_setting(config, (least or 1,) * num_silos)

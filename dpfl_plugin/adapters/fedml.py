@@ -6,11 +6,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-import functools
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,10 +20,12 @@ from fedml.ml.trainer.trainer_creator import create_model_trainer
 from torch import nn
 
 from dpfl_plugin.adapters.agreement import Agreement, agree
+from dpfl_plugin.adapters.fedml_checks import show_log, too_few_rounds, without_effect
+from dpfl_plugin.adapters.fedml_ends import end_together
 from dpfl_plugin.adapters.frozen import FIXED
 from dpfl_plugin.adapters.loaders import check_apart
 from dpfl_plugin.adapters.message import HEADER, PROTOCOL, Message
-from dpfl_plugin.adapters.owner import silo_limits
+from dpfl_plugin.adapters.owner import say_once, silo_limits
 from dpfl_plugin.adapters.platforms import check_version, folder_from
 from dpfl_plugin.adapters.server import Server
 from dpfl_plugin.adapters.silo import Silo, failure, refusal
@@ -70,33 +72,62 @@ def private_runner(
     """
     from fedml import FedMLRunner
 
+    show_log()
     agreement = _agreement(args, model)
     _check(args, agreement)
     simulated = surroundings(args) == "simulation"
     if not simulated and _is_silo(args):
         silo_limits("deployment")  # without them it does not begin
     folder = _folder(args)
-    _check_records(dataset)
+    counts = _check_records(dataset)
     equal = list(dataset)
     equal[NUM_RECORDS] = dict.fromkeys(range(agreement.num_silos), 1)  # what would weigh uploads, and be sent
     inner = client_trainer or create_model_trainer(copy.deepcopy(model), args)
     trainer = PrivateTrainer(inner, args, agreement, dataset[RECORDS], folder, loss, draw)
     made = server_aggregator or create_server_aggregator(copy.deepcopy(model), args)
     aggregator = PrivateAggregator(made, args, agreement, folder)
-    if not simulated:
-        _end_when_over()
+    _say_what_begins(args, agreement, counts if simulated else {}, folder)
+    for what, why in without_effect(args, device, agreement, client_trainer, server_aggregator):
+        LOG.warning("dpfl: %s: no effect: %s", what, why)
+    if said := too_few_rounds(args, agreement):
+        LOG.warning("dpfl: %s", said)
     if simulated and args.backend == "sp":
         runner = FedMLRunner(args, device, equal, model)
-        _take_over(runner.runner.fl_trainer, trainer, aggregator)
+        _take_over(runner, trainer, aggregator)
         return runner
     if simulated:
         _collect_over_mpi()
-    return FedMLRunner(args, device, equal, model, trainer, aggregator)
+    else:
+        end_together()
+        if not _is_silo(args):
+            aggregator.open()  # what is wrong with its folder is said before silos come
+    runner = FedMLRunner(args, device, equal, model, trainer, aggregator)  # which runs all of it
+    _finish(trainer, aggregator)
+    return runner
 
 
-@functools.cache
-def _say_once(text: str) -> None:
-    logging.root.info("dpfl: %s", text)  # which FedML replaced: what others log below a warning is lost
+def _say_what_begins(args: Any, agreement: Agreement, counts: Mapping[int, int], folder: Path) -> None:
+    config, privacy = agreement.config, agreement.config.privacy
+    noise = f"noise {privacy.noise_multiplier:g}" if privacy.epsilon is None else f"epsilon {privacy.epsilon:g}"
+    LOG.info(
+        "dpfl: %s, %s rounds, %d silos (%s asked in a round%s), %s at delta %g for each, unit %s, folder %s",
+        config.algorithm.name,
+        config.rounds or "any number of",
+        agreement.num_silos,
+        args.client_num_per_round,
+        f", {min(counts.values())} to {max(counts.values())} records" if counts else "",
+        noise,
+        privacy.delta,
+        privacy.unit,
+        folder,
+    )
+
+
+def _finish(trainer: PrivateTrainer, aggregator: PrivateAggregator) -> None:
+    """The run is over: the project's own objects have the model, and what ended it is raised."""
+    trainer.over = aggregator.over = True
+    if aggregator.error is not None:
+        raise aggregator.error
 
 
 def surroundings(args: Any) -> Surroundings:
@@ -131,17 +162,24 @@ def _check(args: Any, agreement: Agreement) -> None:
             raise UnsupportedError(f"{key}: true changes uploads on their way, after they were charged. Leave it out.")
     if args.training_type == "simulation" and args.backend not in ("sp", "MPI"):
         raise UnsupportedError(f"backend={args.backend!r} is not tested here. Use sp or MPI.")
+    if surroundings(args) == "deployment" and int(args.client_num_per_round) != agreement.num_silos:
+        raise UnsupportedError(
+            f"client_num_per_round={args.client_num_per_round} of client_num_in_total={agreement.num_silos}: in "
+            "cross_silo FedML then hands each process another silo's data in every round, which an owner's machine "
+            "does not have. Ask all of them; a simulation may ask some."
+        )
     if agreement.config.silo_rate != 1:
         raise UnsupportedError(f"{SOURCE}: silo_rate: FedML picks the silos. Use its client_num_per_round.")
 
 
-def _check_records(dataset: Sequence[Any]) -> None:
-    """Of all silos whose loaders this process has.
+def _check_records(dataset: Sequence[Any]) -> dict[int, int]:
+    """Of all silos whose loaders this process has; their numbers of records.
 
     Raises:
         DataError, UnsupportedError: see `check_apart`.
     """
-    for silo, count in check_apart(dataset[RECORDS]).items():
+    counts = check_apart(dataset[RECORDS])
+    for silo, count in counts.items():
         said = dataset[NUM_RECORDS].get(silo) if isinstance(dataset[NUM_RECORDS], Mapping) else None
         if type(said) is int and said != count:
             LOG.warning(
@@ -152,6 +190,7 @@ def _check_records(dataset: Sequence[Any]) -> None:
                 said,
                 count,
             )
+    return counts
 
 
 class PrivateTrainer(ClientTrainer):
@@ -172,17 +211,26 @@ class PrivateTrainer(ClientTrainer):
         self._folder, self._loss, self._draw = folder, loss, draw
         self._asked: Message | None = None
         self._answer: Message | None = None
+        self.over = False
 
     def set_model_params(self, model_parameters: Any) -> None:
         """Take what the server sends; the project's trainer gets the model, to evaluate it."""
         if HEADER not in model_parameters:
             raise MessageError("the server sent a plain model: training with it would not be private. It is refused.")
         self._asked, self._answer = Message.from_tensors(model_parameters), None
-        self._agreement.write(self._asked.vectors["model"], self._inner.model)
-        if FIXED in self._asked.vectors:
-            unpack(self._asked.vectors[FIXED], self._inner.model)
+        try:
+            self._agreement.write(self._asked.vectors["model"], self._inner.model)
+            if FIXED in self._asked.vectors:
+                unpack(self._asked.vectors[FIXED], self._inner.model)
+        except Exception as error:  # another model than this silo's: `train` answers that, and the server says so
+            if surroundings(self.args) == "simulation":
+                raise
+            LOG.error("what the server sent does not fit this silo's model: %s", error)
 
     def get_model_params(self) -> Any:
+        """The answer to the server, for FedML to send; the project's ``state_dict``, once the run is over."""
+        if self.over:
+            return OrderedDict(self._inner.model.state_dict())
         assert self._answer is not None, "train first"
         return OrderedDict(self._answer.to_tensors())
 
@@ -211,7 +259,7 @@ class PrivateTrainer(ClientTrainer):
                 limits=limits,
                 surroundings=where,
             ) as silo:
-                _say_once(silo.begins)
+                say_once(logging.INFO, f"silo {silo.id}: noise multiplier {silo.noise_multiplier:.6g}")
                 self._answer = silo.answer(asked)
                 silo.write_frozen_to(self._inner.model)  # where the server did not send it again
         except Exception as error:
@@ -243,15 +291,35 @@ class PrivateAggregator(ServerAggregator):
         self._inner, self._agreement, self._folder = inner, agreement, folder
         self._server: Server | None = None
         self._message: Message | None = None
+        self._told = False
+        self.over, self.error = False, None
+
+    error: Exception | None
+    """What ended a run in a deployment, where all silos have to hear of it first."""
 
     @property
     def server(self) -> Server:
-        if self._server is None:  # at the rank of the server only
-            self._server = Server(self._agreement, self._inner.model, self._folder / "server")
+        self.open()
+        assert self._server is not None
         return self._server
 
+    def open(self) -> None:
+        """Have the server's folder; at the rank of the server only."""
+        if self._server is None:
+            self._server = Server(self._agreement, self._inner.model, self._folder / "server")
+            if self._server.status != "running":
+                LOG.warning(
+                    "dpfl: the run in %s was over before: %s after %d rounds. Nothing is trained; for another run give "
+                    "another folder: its epsilon adds to this one's",
+                    self._folder,
+                    self._server.status,
+                    self._server.rounds,
+                )
+
     def get_model_params(self) -> Any:
-        """What to send to every silo."""
+        """What FedML is to send to every silo; the project's ``state_dict``, once the run is over."""
+        if self.over:
+            return OrderedDict(self._inner.model.state_dict())
         if self._message is None:
             self._begin()
         assert self._message is not None
@@ -262,19 +330,36 @@ class PrivateAggregator(ServerAggregator):
 
     def _begin(self) -> None:
         everybody, expected = range(self._agreement.num_silos), int(self.args.client_num_per_round)
-        self._message = self.server.begin(list(everybody), expected=expected)
+        with self._ending_all():
+            if self.error is None:
+                self._message = self.server.begin(list(everybody), expected=expected)
         if self._message is None:
-            self._message = Message({"dpfl": PROTOCOL, "over": True}, {"model": self.server.model})
-            self._tell()
+            reason = self.server.reason if self.error is None else _public(self.error)
+            self._message = Message({"dpfl": PROTOCOL, "over": True, "reason": reason}, {"model": self.server.model})
+            if not self._told:
+                self._told = True
+                self._tell()
         self.server.write_to(self._inner.model)
+
+    @contextlib.contextmanager
+    def _ending_all(self) -> Iterator[None]:
+        """In a deployment an error is sent to all silos as the end of the run, and raised after that."""
+        try:
+            yield
+        except Exception as error:
+            if surroundings(self.args) == "simulation":
+                raise
+            LOG.error("dpfl: the run ends: %s", error, exc_info=not isinstance(error, DpflError))
+            self.error = error
 
     def _tell(self) -> None:
         epsilons = [about["epsilon"] for about in self.server.summary()["silos"].values()]
         worst = "none holds" if not epsilons or None in epsilons else f"at most {max(epsilons):.4g}"
         LOG.info(
-            "dpfl: the run is over: %s after %d rounds. Epsilon: %s; see privacy.md in the folders of silos, in %s",
+            "dpfl: the run is over: %s after %d rounds. %sEpsilon: %s; see privacy.md in the folders of silos, in %s",
             self.server.status,
             self.server.rounds,
+            f"{self.server.reason}. " if self.server.reason else "",
             worst,
             self._folder,
         )
@@ -284,12 +369,15 @@ class PrivateAggregator(ServerAggregator):
         if self.server.asked:
             for upload in uploads:
                 self._receive(upload)
-            self.server.end()
+            with self._ending_all():
+                self.server.end()
         self._message = None
         return self.get_model_params()
 
     def _receive(self, upload: Any) -> None:
         try:
+            if not isinstance(upload, Mapping):
+                raise MessageError(f"it is a {type(upload).__name__}, and no tensors by name.")
             message = Message.from_tensors(upload)
         except MessageError as error:
             LOG.warning("an upload is refused: %s", error)
@@ -316,8 +404,29 @@ class PrivateAggregator(ServerAggregator):
         return self._inner.test_all(*data)
 
 
-def _take_over(trainer: Any, silos: PrivateTrainer, server: PrivateAggregator) -> None:
+def _public(error: Exception) -> str:
+    """What silos are told of it."""
+    return str(error)[:1000] if isinstance(error, DpflError) else f"the server met with a {type(error).__name__}"
+
+
+def _take_over(runner: Any, silos: PrivateTrainer, server: PrivateAggregator) -> None:
     """FedML's single-process trainer ignores trainers that it is given, and keeps one for server and silos."""
+    trainer, run = runner.runner.fl_trainer, runner.run
+
+    def checked() -> None:
+        place = "runner.runner.fl_trainer"
+        found = [(place, server, trainer.model_trainer)]
+        found += [(f"{place}.client_list[{i}]", silos, c.model_trainer) for i, c in enumerate(trainer.client_list)]
+        for place, ours, what in found:
+            if what is not ours:
+                raise UnsupportedError(
+                    f"{place}.model_trainer is a {type(what).__name__}, set after private_runner: it would train "
+                    "without privacy. Give it to private_runner as client_trainer, or server_aggregator, to evaluate."
+                )
+        run()
+        _finish(silos, server)
+
+    runner.run = checked
     trainer.model_trainer = server
     for client in trainer.client_list:
         client.model_trainer = silos
@@ -328,24 +437,6 @@ def _take_over(trainer: Any, silos: PrivateTrainer, server: PrivateAggregator) -
         return following
 
     trainer._aggregate = aggregate
-
-
-def _end_when_over() -> None:
-    """A silo counts FedML's rounds from its own start; one that was started again would go on when all others end."""
-    from fedml.cross_silo.client.fedml_client_master_manager import ClientMasterManager, MyMessage
-
-    receive = ClientMasterManager.handle_message_receive_model_from_server
-    if getattr(receive, "_ends", False):
-        return
-
-    def handle(self: Any, message: Any) -> None:
-        sent = message.get(MyMessage.MSG_ARG_KEY_MODEL_PARAMS)
-        if HEADER in sent and Message.from_tensors(sent).header.get("over"):
-            self.round_idx = self.num_rounds
-        receive(self, message)
-
-    handle._ends = True  # type: ignore[attr-defined]
-    ClientMasterManager.handle_message_receive_model_from_server = handle
 
 
 def _collect_over_mpi() -> None:

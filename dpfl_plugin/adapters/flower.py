@@ -22,24 +22,34 @@ from flwr.serverapp.strategy import Strategy
 from torch import nn
 
 from dpfl_plugin.adapters.agreement import Agreement, agree
+from dpfl_plugin.adapters.flower_checks import check_callers, check_mods, check_strategy, without_effect
+from dpfl_plugin.adapters.flower_seam import NEWEST, OLDEST, try_seam
 from dpfl_plugin.adapters.message import Message as Carried
 from dpfl_plugin.adapters.owner import silo_limits
-from dpfl_plugin.adapters.platforms import check_version, folder_from, nested
+from dpfl_plugin.adapters.platforms import check_seam, folder_from, nested, ranges
 from dpfl_plugin.adapters.server import Server
 from dpfl_plugin.adapters.silo import Silo, failure, refusal
-from dpfl_plugin.errors import ConfigError, DpflError, LedgerError, LimitError, MessageError, UnsupportedError
+from dpfl_plugin.errors import (
+    ConfigError,
+    DpflError,
+    LedgerError,
+    LimitError,
+    MessageError,
+    TrainingError,
+    UnsupportedError,
+)
 from dpfl_plugin.gradients.base import Loss
 from dpfl_plugin.oracle import Draw
 from dpfl_plugin.training.limits import Limits, Surroundings
 
-TESTED: Final = ("1.41",)
 TABLE: Final = "dpfl"  # of the run's configuration, and the name of what is ours in messages and contexts
 TRAIN, QUERY = f"train.{TABLE}", f"query.{TABLE}"
 QUESTION_SECONDS: Final = 120.0  # for nodes that just came to say which silo they are
+SAID_SECONDS: Final = 30.0  # between two lines about what is waited for
 SOURCE: Final = f"[tool.flwr.app.config.{TABLE}]"
 LOG: Final = logging.getLogger("flwr")
 
-check_version("flwr", TESTED)
+check_seam("flwr", OLDEST, NEWEST, try_seam)
 
 
 def agreement_of(context: Context, model: nn.Module) -> Agreement:
@@ -90,9 +100,13 @@ def private_client_app(
     Args:
         model: makes the project's model; records: the training records of a node, as `Silo` takes them.
         loss: one value for each record; None for what the configuration says.
-        mods: the project's own.
+        mods: the project's own; none of Flower's differential privacy.
         draw: random bits that can be repeated, for simulations: see `Silo`. None for those of the operating system.
+
+    Raises:
+        UnsupportedError: a mod would change what was charged.
     """
+    check_mods(mods or ())
 
     def only_private(message: Message, context: Context, call: Callable[[Message, Context], Message]) -> Message:
         kind = message.metadata.message_type
@@ -207,19 +221,27 @@ class PrivateStrategy(Strategy):
         model: the project's model; the arrays that ``start`` is given are what training begins with.
         context: of the server app.
         patience: seconds that a round waits for the nodes of silos that it asks, when they are not connected and enough
-            others are.
+            others are; for a silo that did not come in that time no other round waits, until it is back.
         timeout: seconds that it waits for enough of them; and for answers, when it is asked again as it did not count.
+
+    Raises:
+        ConfigError: a setting is missing or wrong.
+        UnsupportedError: ``strategy`` is one of Flower's for differential privacy.
     """
 
     def __init__(
         self, strategy: Strategy, model: nn.Module, context: Context, *, patience: float = 120, timeout: float = 3600
     ) -> None:
+        check_strategy(strategy)
         self._inner, self._model = strategy, copy.deepcopy(model)
         self._agreement, self._folder = agreement_of(context, model), _folder(context, "server")
         self._patience, self._timeout = patience, timeout
         self._server: Server | None = None
         self._silo_of: dict[int, int] = {}  # by node
         self._grid: Grid | None = None
+        self._gone: set[int] = set()  # silos that were waited for in vain
+        self._said: set[tuple[int, str]] = set()  # of nodes that are no silo, and why
+        self._told = False
 
     @property
     def server(self) -> Server:
@@ -234,10 +256,40 @@ class PrivateStrategy(Strategy):
         LOG.info("\t├──> dpfl: %s, %d silos, %s, delta %g, unit %s", *what)
         self._inner.summary()
 
+    def start(self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int = 3, *args: Any, **options: Any) -> Any:
+        """As every strategy's; says first where it will end before the agreed rounds."""
+        rounds = self._agreement.config.rounds
+        if rounds is not None and num_rounds < rounds:
+            LOG.warning(
+                "dpfl: num_rounds=%d, and %s rounds=%d: the run pauses before its end. Run it again to go on; or "
+                "begin another with rounds=%d, which has less noise",
+                num_rounds,
+                SOURCE,
+                rounds,
+                num_rounds,
+            )
+        return super().start(grid, initial_arrays, num_rounds, *args, **options)
+
+    def _tell_unused(self, config: ConfigRecord) -> None:
+        """Once for a run: what of the project's own training has no effect."""
+        found = without_effect(self._inner)
+        if config:
+            found[f"train_config ({', '.join(sorted(config))})"] = f"silos train by {SOURCE} alone"
+        for what, why in ({} if self._told else found).items():
+            LOG.warning("dpfl: %s has no effect: %s", what, why)
+        self._told = True
+
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Ask the silos that the algorithm draws; none, once the run is over."""
+        """Ask the silos that the algorithm draws; none, once the run is over.
+
+        Raises:
+            UnsupportedError: one of Flower's strategies for differential privacy is around this one.
+            TrainingError: too few silos came for a round to count; none was asked, and nothing charged.
+        """
+        check_callers()
+        self._tell_unused(config)
         self._grid = grid
         if self._server is None:
             self._model.load_state_dict(arrays.to_torch_state_dict())
@@ -259,14 +311,42 @@ class PrivateStrategy(Strategy):
 
     def _nodes(self, wanted: Iterable[int]) -> dict[int, int]:
         """The node of each silo that is connected; waits for those of ``wanted``."""
-        began, wanted = time.monotonic(), set(wanted)
+        began, said, wanted = time.monotonic(), -SAID_SECONDS, set(wanted)
         while True:
             self._ask_who()
             node_of = {silo: node for node, silo in self._silo_of.items()}
-            here, waited = len(wanted & set(node_of)), time.monotonic() - began
-            if here == len(wanted) or waited >= (self._patience if here >= self.server.needed else self._timeout):
+            missing, waited = wanted - set(node_of), time.monotonic() - began
+            here, needed = len(wanted) - len(missing), self.server.needed
+            self._gone -= set(node_of)
+            if not missing - self._gone and here >= needed:
                 return node_of
-            time.sleep(1.0)
+            if here >= needed and waited >= self._patience:
+                LOG.warning(
+                    "dpfl: silos %s did not come in %g s: rounds go on without them, and wait for them no more until "
+                    "they are back",
+                    ranges(missing - self._gone),
+                    self._patience,
+                )
+                self._gone |= missing
+                return node_of
+            if waited >= self._timeout:
+                raise TrainingError(
+                    f"round {self.server.rounds + 1}: silos {ranges(missing)} did not come in {self._timeout:g} s; "
+                    f"{here} of {len(wanted)} are here, and {needed} are needed. None was asked, so nothing was "
+                    f"charged. Start their SuperNodes, each with its partition-id, or correct {SOURCE}: num_silos; "
+                    "then run again."
+                )
+            if waited >= said + SAID_SECONDS:
+                said, until = waited, self._patience if here >= needed else self._timeout
+                LOG.info(
+                    "dpfl: waiting for silos %s (%d of %d here, %d needed), for %.0f s at most",
+                    ranges(missing),
+                    here,
+                    len(wanted),
+                    needed,
+                    until - waited,
+                )
+            time.sleep(min(1.0, max(0.0, self._timeout - waited)))
 
     def _ask_who(self) -> None:
         """Which silo each new node is. One that is known stays with its node for as long as that is connected."""
@@ -280,13 +360,18 @@ class PrivateStrategy(Strategy):
             silo = None if reply.has_error() else reply.content.get(TABLE, {}).get("silo")
             node = reply.metadata.src_node_id
             if type(silo) is not int or not 0 <= silo < self._agreement.num_silos:
-                LOG.warning(
-                    "dpfl: node %d is no silo of this run: %s", node, reply.error if reply.has_error() else silo
-                )
+                why = str(reply.error) if reply.has_error() else f"it says that it is silo {silo!r}"
+                self._warn_of(node, f"is no silo of this run: {why}")
             elif silo in self._silo_of.values():
-                LOG.warning("dpfl: node %d says that it is silo %d, which another node is", node, silo)
+                self._warn_of(node, f"says that it is silo {silo}, which another node is")
             else:
                 self._silo_of[node] = silo
+
+    def _warn_of(self, node: int, what: str) -> None:
+        """Once, though it is asked again for as long as it is connected."""
+        if (node, what) not in self._said:
+            self._said.add((node, what))
+            LOG.warning("dpfl: node %d %s", node, what)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]

@@ -9,7 +9,9 @@ known what it gives, and refused where it is not; nothing of it is ignored in si
 from __future__ import annotations
 
 import bisect
+import functools
 import itertools
+import logging
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -25,6 +27,8 @@ INSTEAD: Final = (
     "Pass the records themselves, each once: torch.utils.data.Subset(dataset, indices), or a pair of tensors "
     "(features, labels). Batches are drawn by the private oracle, and weigh every record alike."
 )
+LABELS: Final = ("label", "labels", "target", "targets", "y")  # keys of mappings
+LOG: Final = logging.getLogger("dpfl_plugin.silo")
 LOOKED_AT: Final = 8  # records that are read twice, to see whether they change
 
 
@@ -196,6 +200,7 @@ def _of_dataset(dataset: Any, indices: Sequence[int]) -> Source:
 def _of_batches(batches: Sequence[Any]) -> Source:
     identities: list[Hashable] | None = []
     for batch in batches:
+        batch = _pair_in(batch) if isinstance(batch, Mapping) else batch
         rows = _addresses(batch[0]) if isinstance(batch, list | tuple) and batch else None
         identities = None if rows is None or identities is None else [*identities, *rows]
     return Source(batches, False, identities)
@@ -278,11 +283,7 @@ def pair_of(item: Any) -> tuple[Tensor, Tensor]:
         DataError: it is no such pair.
     """
     if isinstance(item, Mapping):
-        keys = ", ".join(map(repr, list(item)[:10]))
-        raise DataError(
-            f"training data are mappings with the keys {keys}: they must be pairs (features, label). Give Silo a list "
-            "of batches [(features, labels), ...] or a data set that makes pairs of them."
-        )
+        item = _pair_in(item)
     if not isinstance(item, list | tuple) or len(item) != 2:
         raise DataError(
             f"training data must be pairs of features and labels, and one is a {type(item).__name__}. Give Silo a pair "
@@ -296,6 +297,30 @@ def pair_of(item: Any) -> tuple[Tensor, Tensor]:
             f"training data are pairs of {kinds}, which are no tensors ({told(error)}). Give them as tensors or "
             "arrays of numbers."
         ) from error
+
+
+def _pair_in(item: Mapping[Any, Any]) -> tuple[Any, Any]:
+    """(features, labels) of a mapping, where its keys leave no doubt: one is a name of labels, and one is left.
+
+    Raises:
+        DataError: they do.
+    """
+    labels = [key for key in item if key in LABELS]
+    if len(labels) != 1 or len(item) != 2:
+        keys = ", ".join(map(repr, list(item)[:10]))
+        raise DataError(
+            f"training data are mappings with the keys {keys}: they must have two, one of which is "
+            f"{' or '.join(map(repr, LABELS))}, or be pairs (features, label). Give Silo a list of batches [(features, "
+            "labels), ...] or a data set that makes pairs of them."
+        )
+    (features,) = (key for key in item if key != labels[0])
+    _say_once(f"training data are mappings: their features are {features!r}, and their labels {labels[0]!r}")
+    return item[features], item[labels[0]]
+
+
+@functools.cache
+def _say_once(text: str) -> None:
+    LOG.info("%s", text)
 
 
 def _refused(what: str, first: str = "") -> UnsupportedError:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from dpfl_plugin.errors import ConfigError, UnsupportedError
+
+LOG: Final = logging.getLogger("dpfl_plugin.platforms")
 
 
 def check_version(package: str, tested: Sequence[str]) -> None:
@@ -16,15 +19,60 @@ def check_version(package: str, tested: Sequence[str]) -> None:
     Args:
         tested: beginnings of version numbers.
     """
-    try:
-        found = metadata.version(package)
-    except metadata.PackageNotFoundError as error:
-        raise UnsupportedError(f"{package} is not installed. docs/adapters.md says how to install it.") from error
+    found = _installed(package)
     if not any(found == version or found.startswith(f"{version}.") for version in tested):
         raise UnsupportedError(
             f"{package} {found} is not known here: this adapter was tested with {', '.join(tested)}. Install that "
             "version, or a version of dpfl-plugin that knows yours."
         )
+
+
+def _installed(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError as error:
+        raise UnsupportedError(f"{package} is not installed. docs/adapters.md says how to install it.") from error
+
+
+def check_seam(package: str, oldest: str, newest: str, seam: Callable[[], None]) -> None:
+    """See to it that the platform does what this package relies on.
+
+    Args:
+        oldest, newest: versions that the tests run on, as MAJOR.MINOR; what lies between them is taken to be alike.
+        seam: tries what is relied on, and raises if it is otherwise; called for a newer version, which is warned of.
+
+    Raises:
+        UnsupportedError: the version is older, or newer and does not do that.
+    """
+    found = _installed(package)
+    numbers = _numbers(found)
+    if numbers < _numbers(oldest):
+        raise UnsupportedError(
+            f"{package} {found} is older than {oldest}, the oldest that this adapter was tested with. Install {oldest} "
+            f"to {newest}."
+        )
+    if numbers <= _numbers(newest):
+        return
+    try:
+        seam()
+    except Exception as error:  # of another version anything may be otherwise
+        raise UnsupportedError(
+            f"{package} {found} is newer than {newest}, the newest that this adapter was tested with, and does not do "
+            f"what the adapter relies on ({type(error).__name__}: {error}). Install {oldest} to {newest}, or a version "
+            "of dpfl-plugin that knows yours."
+        ) from error
+    LOG.warning(
+        "%s %s is newer than %s, the newest that this adapter was tested with. What the adapter relies on was tried, "
+        "and works as it did",
+        package,
+        found,
+        newest,
+    )
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """(1, 42) of 1.42.0.dev3."""
+    return tuple(int(part) if part.isdecimal() else 0 for part in version.split(".")[:2])
 
 
 def nested(flat: Mapping[str, Any], prefix: str) -> dict[str, Any]:
@@ -39,6 +87,17 @@ def nested(flat: Mapping[str, Any], prefix: str) -> dict[str, Any]:
             place = place.setdefault(part, {})
         place[path[-1]] = value
     return found
+
+
+def ranges(ids: Iterable[int]) -> str:
+    """Numbers in words: "0, 3-9" of 0, 3, 4, ..., 9."""
+    parts: list[list[int]] = []
+    for one in sorted(ids):
+        if parts and one == parts[-1][-1] + 1:
+            parts[-1][1:] = [one]
+        else:
+            parts.append([one])
+    return ", ".join("-".join(map(str, part)) for part in parts)
 
 
 def folder_from(value: Any, source: str, default: str) -> Path:

@@ -5,10 +5,14 @@ refused, and its silo named. The round goes on without it, and without silos tha
 answer: it counts, with equal weights, if at least half of the silos that were asked sent a good upload; where an
 algorithm needs every silo (scaffnew), if all did. Else it is void: nothing changes, and it is asked for again under
 another tag. Each silo learns with the next download which of its uploads was the last that counted.
+
+A folder has one server at a time. One that is started again sends the request of the round that was cut as it was.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import logging
 import math
@@ -26,6 +30,7 @@ from dpfl_plugin.adapters.agreement import Agreement
 from dpfl_plugin.adapters.frozen import FIXED
 from dpfl_plugin.adapters.message import PROTOCOL, Message, check_vectors, num_bytes, value_of
 from dpfl_plugin.adapters.message import Layout as MessageLayout
+from dpfl_plugin.adapters.request import Requests
 from dpfl_plugin.algorithms.base import RoundPlan
 from dpfl_plugin.core.average import WeightedSum
 from dpfl_plugin.core.vectors import Vectors, all_finite
@@ -33,11 +38,15 @@ from dpfl_plugin.errors import ConfigError, DataError, MessageError, TrainingErr
 from dpfl_plugin.models.fixed import digest_of, pack, unpack
 from dpfl_plugin.training import checkpoint as checkpoints
 from dpfl_plugin.training.checkpoint import Checkpoint
-from dpfl_plugin.training.folder import to_json, write_atomic
+from dpfl_plugin.training.folder import locked, to_json, write_atomic
 from dpfl_plugin.training.planning import Planner
 
 HEADER_BYTES: Final = 2**16  # enough for every header that a silo sends
 MOST_VOID: Final = 3  # rounds in a row that do not count
+TAKEN: Final = (
+    "{}: another server ({{holder}}) is at work in this folder. Two would ask the same silos, which would spend their "
+    "budgets on both. End that one first; this one then goes on where it ended."
+)
 LOG: Final = logging.getLogger("dpfl_plugin.server")
 
 Status = Literal["running", "done", "budget_exhausted", "refused"]
@@ -63,7 +72,8 @@ class Server:
     Args:
         model: the initial model; `model` is the present one.
         folder: where the state after every round is saved, with `summary.json`; the same folder goes on. None: nothing
-            is written, and a server that is restarted finds its silos ahead of it.
+            is written, and a server that is restarted finds its silos ahead of it. Held until the run is over, or
+            `close`.
         min_share: of the silos that were asked, how many have to send a good upload; more than 0.
         access: who may read what is written to the folder, on this machine.
 
@@ -72,6 +82,8 @@ class Server:
 
     Raises:
         ConfigError: the folder holds another agreement's server.
+        BusyError: another process is the server in this folder.
+        DataError: what the folder holds cannot be read.
     """
 
     def __init__(
@@ -97,13 +109,30 @@ class Server:
         self._round: _Round | None = None
         self._vectors = agreement.algorithm.init_server(agreement.flatten(model).clone(), setting)
         self._fixed = pack(model)
+        self._requests: Requests | None = None
+        self._stack = contextlib.ExitStack()
         if self._folder is not None:
             make_folder(self._folder, access)
             if said := too_open(self._folder, access):
                 warnings.warn(said, stacklevel=2)
-            self._go_on(checkpoints.load(self._folder / "checkpoint"))
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(locked(self._folder / ".lock", TAKEN.format(self._folder)))
+                self._go_on(checkpoints.load(self._folder / "checkpoint"))
+                self._requests = Requests(self._folder, access)
+                if self.status == "running":  # else nothing is written any more
+                    self._stack = stack.pop_all()
 
     status: Status
+
+    def close(self) -> None:
+        """Let go of the folder; so does the end of the run."""
+        self._stack.close()
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     @property
     def model(self) -> Tensor:
@@ -159,10 +188,33 @@ class Server:
             self._end("done", "")
             return None
         plan = self._plan(asked, expected)
-        tag = secrets.token_hex(8)
+        message = self._request(plan)
+        tag = message.header["tag"]
         self._round = _Round(
             plan, tag, self.agreement.up(self._vectors, plan), {}, {}, {}, {}, expected or len(plan.participants)
         )
+        return message
+
+    def _request(self, plan: RoundPlan) -> Message:
+        """The request that was sent for this round before this process began, if there is one; else a new one."""
+        made = functools.partial(self._message, plan)
+        if self._requests is None:
+            return made(secrets.token_hex(8))
+        message, changed = self._requests.again(self.rounds, made)
+        if message is not None:
+            LOG.info("round %d was cut: its request is sent again; kept answers cost nothing", self.rounds + 1)
+            return message
+        if changed:
+            LOG.warning(
+                "round %d was cut, and its request cannot be made again to the bit: did the package change? It is "
+                "asked for anew, and silos that answered it are charged again",
+                self.rounds + 1,
+            )
+        message = made(secrets.token_hex(8))
+        self._requests.keep(message)
+        return message
+
+    def _message(self, plan: RoundPlan, tag: str) -> Message:
         header = {
             "dpfl": PROTOCOL,
             "run": self.agreement.run,
@@ -289,8 +341,9 @@ class Server:
             self._counted[silo] = current.tag
             self._silos[silo]["rounds"] += 1
         if self.rounds == self.agreement.config.rounds:
-            self.status = "done"
-        self._save()
+            self._end("done", "")
+        else:
+            self._save()
         return True
 
     def _is_void(self, current: _Round, needed: int) -> None:
@@ -311,6 +364,7 @@ class Server:
     def _end(self, status: Status, reason: str) -> None:
         self.status, self.reason = status, reason
         self._save()
+        self.close()
 
     def summary(self) -> dict[str, Any]:
         """How the run stands, and what silos say of their epsilon; what proves it are their own ledgers."""

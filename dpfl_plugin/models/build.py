@@ -38,7 +38,7 @@ def build_model(block: Mapping[str, Any], feature_shape: tuple[int, ...], num_cl
             raise PluginError(f"model {name!r} failed to build: {told(error)}.") from error
         if not isinstance(model, nn.Module):
             raise PluginError(f"model {name!r}: the factory returned a {type(model).__name__}, not a torch.nn.Module.")
-        _check_layers(model, name)
+        check_layers(model, name)
         _check_trial(model, name, feature_shape, num_classes)
     _check_parameters(model, name)
     return model
@@ -56,7 +56,7 @@ def check_model(model: nn.Module, feature_shape: tuple[int, ...], *, words: bool
         PluginError: it fails on made-up records, or has no trainable parameters.
     """
     name = type(model).__name__
-    _check_layers(model, name)
+    check_layers(model, name)
     _check_trial(model, name, feature_shape, None, words)
     _check_parameters(model, name, (torch.float32, torch.float64))
 
@@ -70,7 +70,12 @@ def _factory(block: Mapping[str, Any]) -> tuple[Any, str, dict[str, Any]]:
     return factory, name, {key: value for key, value in block.items() if key not in ("name", "module")}
 
 
-def _check_layers(model: nn.Module, name: str) -> None:
+def check_layers(model: nn.Module, name: str) -> None:
+    """Refuse layers that no record has a gradient of its own with; what `check_model` sees without trying the model.
+
+    Raises:
+        UnsupportedError: one mixes the records of a batch, or draws at random; the message names it.
+    """
     for path, layer in model.named_modules():
         place = f"model {name!r}, layer {path or 'itself'} ({type(layer).__name__})"
         if frozen_norm(layer):

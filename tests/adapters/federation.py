@@ -125,7 +125,9 @@ def loop(folder: Path, values: Mapping[str, Any], module: torch.nn.Module, recor
             )
             for i, one in records.items()
         }
-        yield Loop(agreement, Server(agreement, module, folder / "server"), silos, folder)
+        made = Loop(agreement, Server(agreement, module, folder / "server"), silos, folder)
+        stack.callback(lambda: made.server.close())  # the one that it has then
+        yield made
 
 
 def records_of(parts) -> dict[int, tuple[Tensor, Tensor]]:  # type: ignore[no-untyped-def]

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 import re
 
 import pytest
@@ -10,7 +11,15 @@ from torch import nn
 
 from dpfl_plugin.adapters import Message, Server, agree
 from dpfl_plugin.adapters import silo as silo_module
-from dpfl_plugin.errors import BusyError, ConfigError, DataError, LedgerError, MessageError, TrainingError
+from dpfl_plugin.errors import (
+    BusyError,
+    ConfigError,
+    DataError,
+    LedgerError,
+    MessageError,
+    TrainingError,
+    UnsupportedError,
+)
 from dpfl_plugin.oracle import Draw
 from tests.adapters.federation import NOISY, SCAFFOLD, SimulatedSilo, block, draws, loop, over_the_wire
 
@@ -339,12 +348,58 @@ def test_silos_and_server_that_are_restarted_after_every_round_go_on_to_the_same
             assert made.server.summary()["silos"] == whole.server.summary()["silos"]
 
 
-def test_a_server_that_lost_a_round_before_it_was_saved_asks_for_it_again(tmp_path):
+def test_a_server_that_is_started_again_repeats_its_request_which_costs_no_more(tmp_path, caplog):
+    caplog.set_level("INFO")
+    tight = {"epsilon": 3.0, "delta": 1e-5, "record_rate": 0.25}  # the silos' noise is for four rounds, and no fifth
+    with begin(tmp_path, block(privacy=tight)) as made:
+        for round in range(4):  # all of them, though each is cut once
+            message = made.server.begin()
+            kept = {silo: made.silos[silo].answer(message) for silo in (0, 1, 2)}  # it ends before silo 3 answers
+            made.server.close()
+            made.server = Server(made.agreement, module(), tmp_path / "server")
+            assert made.server.rounds == round
+            again = made.server.begin()
+            assert again.to_bytes() == message.to_bytes()
+            assert all(made.silos[silo].answer(again).digest() == kept[silo].digest() for silo in kept)
+            for silo in made.server.asked:
+                assert made.server.receive(silo, made.silos[silo].answer(again)) is None
+            assert made.server.end()
+        assert made.server.status == "done"
+        assert "round 4 was cut: its request is sent again" in caplog.text
+        assert all(len({charge.noise_id for charge in silo._ledger}) == 4 for silo in made.silos.values())
+
+
+def test_a_request_is_on_disk_before_it_is_sent_and_repeated_to_the_bit_or_not_at_all(tmp_path, caplog):
+    with begin(tmp_path) as made:
+        message, path = made.server.begin(), tmp_path / "server" / "request.json"
+        facts = json.loads(path.read_text())
+        assert facts == {"round": 0, "tag": message.header["tag"], "sha256": message.digest()}
+        made.server.close()
+        path.write_text(json.dumps({**facts, "sha256": "0" * 64}))  # as if another version made other messages
+        made.server = Server(made.agreement, module(), tmp_path / "server")
+        assert made.server.begin().header["tag"] != message.header["tag"]
+        assert "cannot be made again to the bit" in caplog.text
+        made.server.close()
+        path.write_text("{")
+        with pytest.raises(DataError, match=r"request\.json cannot be read: .*or delete it"):
+            Server(made.agreement, module(), tmp_path / "server")
+
+
+def test_a_folder_has_one_server_at_a_time(tmp_path):
+    with begin(tmp_path) as made:
+        with pytest.raises(BusyError, match=rf"server: another server \(pid {os.getpid()} on .*End that one first"):
+            Server(made.agreement, module(), tmp_path / "server")
+        made.run()  # which lets go of it
+        assert Server(made.agreement, module(), tmp_path / "server").status == "done"
+
+
+def test_a_server_that_is_started_again_goes_on_from_the_same_controls(tmp_path):
     with begin(tmp_path) as made:
         made.round()
         message = made.server.begin()
-        for silo in (0, 1, 2):  # it ends before silo 3 answers
+        for silo in (0, 1, 2):
             made.server.receive(silo, made.silos[silo].answer(message))
+        made.server.close()
         made.server = Server(made.agreement, module(), tmp_path / "server")
         assert made.server.rounds == 1
         assert made.round()
@@ -505,11 +560,12 @@ def test_the_algorithm_is_refused_what_it_cannot_have(tmp_path):
             agree(block(**changes), num_silos=2, model=module())
 
 
-def test_a_model_that_mixes_records_is_refused(tmp_path):
-    mixing = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)).double()
-    agreement = agree(block(), num_silos=1, model=mixing)
-    with pytest.raises(ConfigError, match="batch statistics mix records"):
-        SimulatedSilo(agreement, 0, mixing, records()[0], tmp_path / "silo")
+def test_a_model_that_mixes_records_is_refused():
+    """At both ends, so that a server finds it before it asks anybody."""
+    for layer, why in ((nn.BatchNorm1d(4), "batch statistics mix records"), (nn.Dropout(0.5), "dropout draws from")):
+        mixing = nn.Sequential(nn.Linear(5, 4), layer, nn.Linear(4, 3)).double()
+        with pytest.raises(UnsupportedError, match=f"layer 1.*{why}"):
+            agree(block(), num_silos=1, model=mixing)
 
 
 def test_draws_of_a_simulation_repeat(tmp_path):
@@ -546,6 +602,23 @@ def test_a_round_that_the_server_counts_is_not_asked_again(tmp_path):
         with pytest.raises(MessageError, match="asks for it again"):
             made.silos[0].answer(again)
         assert set(made.silos[0]._ledger) == before
+
+
+def test_records_that_change_between_readings_are_refused_before_a_charge(tmp_path):
+    class Augmented(torch.utils.data.Dataset):
+        def __len__(self):
+            return 20
+
+        def __getitem__(self, index):
+            return torch.full((5,), float(index)).double() + torch.randn(5).double() * (
+                index == 19
+            ), index % 3  # a look at every other record shows nothing
+
+    agreement = agree(block(), num_silos=1, model=module())
+    for records_of in (Augmented(), torch.utils.data.DataLoader(Augmented(), batch_size=4)):
+        with pytest.raises(DataError, match=r"other records when they are read again.*augmentation"):
+            SimulatedSilo(agreement, 0, module(), records_of, tmp_path / "silo")
+    assert not (tmp_path / "silo" / "ledger.jsonl").exists()
 
 
 def test_one_flipped_bit_in_a_silos_state_is_refused(tmp_path):

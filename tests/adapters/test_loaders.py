@@ -10,6 +10,7 @@ import torch
 from torch.utils import data as torch_data
 from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset
 
+from dpfl_plugin.adapters import loaders
 from dpfl_plugin.adapters.loaders import check_apart
 from dpfl_plugin.adapters.records import silo_of
 from dpfl_plugin.errors import DataError, UnsupportedError
@@ -186,8 +187,10 @@ REFUSED = {
     "twice, by two ways": (ConcatDataset([Subset(ALL, [1, 2]), Subset(Subset(ALL, [9, 2]), [1])]), "is there twice"),
     "twice in memory": (ConcatDataset([TensorDataset(X[:9], Y[:9]), TensorDataset(X[8:12], Y[8:12])]), "there twice"),
     "batches that overlap": ([(X[:8], Y[:8]), (X[7:9], Y[7:9])], "record 8 of the silo is there twice"),
-    "mappings": ([{"image": X, "label": Y}], "mappings with the keys 'image', 'label'.*pairs"),
-    "a mapping": ({"image": X, "label": Y}, "mappings with the keys 'image', 'label'.*pairs"),
+    "mappings of more": ([{"image": X, "mask": X, "label": Y}], "the keys 'image', 'mask', 'label'.*have two"),
+    "a mapping of two labels": ({"y": X, "label": Y}, "mappings with the keys 'y', 'label'.*pairs"),
+    "mappings without labels": ([{"image": X, "kind": Y}], "mappings with the keys 'image', 'kind'.*'target' or"),
+    "mappings that overlap": ([{"x": X[:8], "y": Y[:8]}, {"x": X[7:9], "y": Y[7:9]}], "record 8 .* is there twice"),
     "a tensor of two rows": ([X[:2]], "one is a Tensor"),
     "words": ([("dogs", "cats")], "pairs of str and str, which are no tensors"),
 }
@@ -210,10 +213,13 @@ class Rows:
         return {"pixels": X[index], "label": int(Y[index])}
 
 
-@pytest.mark.parametrize("wrap", [lambda rows: rows, DataLoader])
-def test_data_sets_of_mappings_are_refused_with_their_keys(wrap):
-    with pytest.raises(DataError, match=r"keys 'pixels', 'label': they must be pairs"):
-        silo_of(wrap(Rows()), module())
+@pytest.mark.parametrize("made", [Rows(), DataLoader(Rows()), {"pixels": X[:3], "label": Y[:3]}])
+def test_mappings_of_features_and_a_label_are_pairs_and_their_keys_are_said(made, caplog):
+    caplog.set_level("INFO", "dpfl_plugin.silo")
+    loaders._say_once.cache_clear()
+    found = silo_of(made, module())
+    assert np.array_equal(found.train_x, X[:3].numpy()) and found.train_y.tolist() == Y[:3].tolist()
+    assert caplog.text.count("their features are 'pixels', and their labels 'label'") == 1
 
 
 def test_a_record_at_two_silos_of_one_process_is_refused():

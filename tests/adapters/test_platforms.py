@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dpfl_plugin.adapters.platforms import check_version, folder_from, nested
+from dpfl_plugin.adapters.platforms import check_seam, check_version, folder_from, nested, ranges
 from dpfl_plugin.errors import ConfigError, UnsupportedError
 
 
@@ -26,6 +26,28 @@ def test_folders_do_not_depend_on_where_a_platform_starts_a_process():
     for value in ("silos", "./silos", "", None):
         with pytest.raises(ConfigError, match="must be an absolute path"):
             folder_from(value, "folder", "")
+
+
+def test_numbers_of_silos_are_said_shortly():
+    assert (ranges([3, 4, 9, 0, 5]), ranges([]), ranges([2])) == ("0, 3-5, 9", "", "2")
+
+
+def test_a_newer_platform_is_tried_and_warned_of_and_an_older_one_refused(monkeypatch, caplog):
+    tried = []
+
+    def at(version, seam=lambda: tried.append(1)):
+        monkeypatch.setattr("importlib.metadata.version", lambda package: version)
+        check_seam("flwr", "1.38", "1.42", seam)
+
+    for version in ("1.38.0", "1.40.2", "1.42.9"):
+        at(version)
+    assert not tried and not caplog.text
+    at("1.100.0rc1")
+    assert tried and "flwr 1.100.0rc1 is newer than 1.42" in caplog.text and "works as it did" in caplog.text
+    with pytest.raises(UnsupportedError, match=r"1\.37\.9 is older than 1\.38.*Install 1\.38 to 1\.42"):
+        at("1.37.9")
+    with pytest.raises(UnsupportedError, match=r"does not do what the adapter relies on \(ZeroDivisionError"):
+        at("2.0", lambda: 1 // 0)
 
 
 def test_versions_that_were_not_tested_are_refused():

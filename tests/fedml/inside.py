@@ -1,5 +1,6 @@
 """Runs in FedML's own environment (see test_fedml.py): what the adapter refuses, and what it makes of bad uploads."""
 
+import logging
 import re
 from collections import OrderedDict
 from types import SimpleNamespace
@@ -10,18 +11,21 @@ from fedml.core import ClientTrainer, ServerAggregator
 from torch import nn
 from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset, WeightedRandomSampler
 
-from dpfl_plugin.adapters import agree
+from dpfl_plugin.adapters import Message as MessageOfOurs
+from dpfl_plugin.adapters import agree, fedml_ends
 from dpfl_plugin.adapters.fedml import (
     PrivateAggregator,
     PrivateTrainer,
     _agreement,
     _check,
     _check_records,
+    _take_over,
     private_runner,
     surroundings,
 )
+from dpfl_plugin.adapters.fedml_checks import show_log, too_few_rounds, without_effect
 from dpfl_plugin.adapters.platforms import check_version
-from dpfl_plugin.errors import ConfigError, DpflError, LimitError, MessageError, UnsupportedError
+from dpfl_plugin.errors import ConfigError, DpflError, LimitError, MessageError, TrainingError, UnsupportedError
 from dpfl_plugin.oracle import Draw
 
 SETTINGS = {
@@ -169,6 +173,7 @@ def test_settings_that_would_not_be_private_are_refused(tmp_path):
         ({"backend": "NCCL"}, "is not tested here"),
         ({"dpfl": {**SETTINGS, "silo_rate": 0.5}}, "Use its client_num_per_round"),
         ({"dpfl": None}, "has no dpfl_args"),
+        ({"training_type": "cross_silo", "client_num_per_round": 2}, "another silo's data in every round"),
         ({"dpfl": {**SETTINGS, "folder": "here"}}, "must be an absolute path"),
     ):
         args = arguments(tmp_path, **change)
@@ -241,3 +246,119 @@ def test_a_silos_folder_is_where_its_owner_says(tmp_path, monkeypatch):
     trainer.train(loaders[1], None, None)
     assert "model" in trainer.get_model_params()
     assert list((tmp_path / "owner").glob("silo-1-*/ledger.jsonl")) and not (tmp_path / "silo-1").exists()
+
+
+# What is said, and how all processes end
+
+
+def test_what_this_package_logs_is_shown_where_fedml_logs(monkeypatch):
+    """FedML puts a logger of its own in the place of the root, of which loggers of others know nothing."""
+    seen, theirs = [], logging.Logger("fedml's", logging.INFO)
+    handler = logging.Handler()
+    handler.emit = lambda record: seen.append(record.getMessage())
+    theirs.addHandler(handler)
+    show_log(), show_log()
+    with monkeypatch.context() as patch:
+        patch.setattr(logging, "root", theirs)
+        logging.getLogger("dpfl_plugin.fedml").info("the run is over")
+        logging.getLogger("dpfl_plugin.server").warning("a refusal")
+    assert seen == ["the run is over", "a refusal"]
+
+
+def test_settings_and_hooks_that_stop_working_are_named(tmp_path):
+    class Hooked(OwnAggregator):
+        def on_after_aggregation(self, aggregated_model_or_grad):
+            raise AssertionError("never called")
+
+    args = arguments(tmp_path, learning_rate=0.1, epochs=3, comm_round=2)
+    model = nn.Linear(4, 3).double()
+    agreement = agree(SETTINGS, num_silos=3, model=model)
+    found = dict(without_effect(args, "cuda:0", agreement, Own(model, args), Hooked(model, args)))
+    assert list(found) == [
+        "learning_rate=0.1, epochs=3",
+        "device=cuda:0",
+        "Own.train",
+        "Hooked.on_after_aggregation",
+    ]
+    assert not dict(without_effect(arguments(tmp_path), torch.device("cpu"), agreement, None, None))
+    assert "comm_round=2 is less than dpfl_args: dpfl: rounds=3" in too_few_rounds(args, agreement)
+    assert not too_few_rounds(arguments(tmp_path, comm_round=3), agreement)
+
+
+def test_a_trainer_that_is_set_after_ours_is_refused_before_it_trains(tmp_path):
+    server, trainers, _ = federation(tmp_path)
+    clients = [SimpleNamespace(model_trainer=None) for _ in range(3)]
+    ran, inner = [], SimpleNamespace(model_trainer=None, client_list=clients)
+    runner = SimpleNamespace(runner=SimpleNamespace(fl_trainer=inner), run=lambda: ran.append(1))
+    _take_over(runner, trainers[0], server)
+    own, clients[1].model_trainer = Own(nn.Linear(4, 3), arguments(tmp_path)), None
+    clients[1].model_trainer = own
+    with pytest.raises(UnsupportedError, match=r"client_list\[1\].model_trainer is a Own, set after private_runner"):
+        runner.run()
+    assert not ran
+    clients[1].model_trainer = trainers[0]
+    runner.run()
+    assert ran
+    for one in (server, trainers[0]):  # the project's own way to have the model
+        assert set(one.get_model_params()) == {"weight", "bias"}
+
+
+def test_an_error_of_the_server_is_sent_to_all_silos_and_then_raised(tmp_path):
+    server, _, _ = federation(tmp_path)
+    server.args.training_type = "cross_silo"
+    server.get_model_params()
+    for garbled in (None, [1, 2], OrderedDict(model=torch.zeros(3))):
+        sent = server.collect([garbled] * 3)
+    header = MessageOfOurs.from_tensors(sent).header
+    assert header["over"] and "0 of 3 silos sent a good upload" in header["reason"]
+    assert isinstance(server.error, TrainingError)
+
+
+def test_a_silo_of_another_model_answers_and_the_server_says_what_differs(tmp_path, monkeypatch):
+    server, trainer, loaders = cross_silo(tmp_path, monkeypatch, limits={"epsilon": 1000, "delta": 1e-4})
+    trainer._agreement = agree(SETTINGS, num_silos=3, model=nn.Linear(4, 5).double())
+    trainer._inner.model = nn.Linear(4, 5).double()
+    trainer.set_model_params(server.get_model_params())
+    trainer.train(loaders[1], None, None)
+    server.collect([trainer.get_model_params()])
+    assert "the model there is built otherwise from the server's" in server.server.summary()["refused"][0]["why"]
+
+
+class Manager:
+    """Stands for FedML's managers."""
+
+    def __init__(self):
+        self.round_idx, self.num_rounds, self.client_real_ids = 0, 9, [1, 2, 3]
+        self.is_inited = self.is_initialized = False
+        self.backend, self.finish = "GRPC", lambda: self.finished.append("ended")
+        self.handled, self.finished = [], []
+
+    def handle(self, message):
+        if message == "bad":
+            raise TrainingError("no more")
+        self.handled.append(message)
+
+    def send_message_finish(self, rank, silo):
+        if rank == 2:
+            raise ConnectionError
+        self.finished.append(rank)
+
+
+def test_processes_of_fedml_end_together_and_begin_again_together(caplog, monkeypatch):
+    monkeypatch.setattr(fedml_ends, "FAREWELL_SECONDS", 0.0)
+    manager = Manager()
+    with pytest.raises(TrainingError):
+        fedml_ends._tells_all(Manager.handle, manager, "bad")
+    assert manager.finished == [1, 3, "ended"] and "tells all silos: no more" in caplog.text
+    fedml_ends._takes_what_it_asked_for(Manager.handle, manager, "early")
+    manager.is_initialized = True
+    fedml_ends._takes_what_it_asked_for(Manager.handle, manager, "asked for")
+    manager.is_inited, manager.round_idx = True, 1
+    fedml_ends._begins_again(lambda self, message: None, manager, "sent twice by the same server")
+    assert manager.is_inited
+    manager.round_idx = 2
+    fedml_ends._begins_again(Manager.handle, manager, "begin")
+    assert manager.handled == ["asked for", "begin"] and not manager.is_inited
+    over = MessageOfOurs({"over": True, "reason": "why"}).to_tensors()
+    fedml_ends._ends_when_over(Manager.handle, manager, {"model_params": over})
+    assert manager.round_idx == 9 and "the server ended the run: why" in caplog.text

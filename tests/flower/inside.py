@@ -11,13 +11,16 @@ import yaml
 sys.path.insert(0, str(Path(__file__).parent / "app"))
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
+from flwr.serverapp import strategy as strategies
 from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.task_identity import TaskIdentity
 from silos.task import draws, make_model
 
 from dpfl_plugin.adapters import Server, agree
 from dpfl_plugin.adapters.flower import PrivateStrategy, private_client_app, surroundings
-from dpfl_plugin.errors import ConfigError, UnsupportedError
+from dpfl_plugin.adapters.flower_seam import try_seam
+from dpfl_plugin.errors import ConfigError, TrainingError, UnsupportedError
 from tests.adapters.federation import SimulatedSilo
 
 SETTINGS = {
@@ -107,7 +110,7 @@ def app_of(name="", kind="linear"):
 
 def run(folder, grid, kind="linear", rounds=4, **options):
     model, context = make_model(kind), Context(1, 1, {}, RecordDict(), grid.config)
-    strategy = PrivateStrategy(FedAvg(min_available_nodes=1), model, context, patience=0.0, **options)
+    strategy = PrivateStrategy(FedAvg(min_available_nodes=1), model, context, **{"patience": 0.0, **options})
     result = strategy.start(grid=grid, initial_arrays=ArrayRecord(model.state_dict()), num_rounds=rounds)
     return strategy, result
 
@@ -318,6 +321,112 @@ def test_what_a_project_measures_is_sent_only_if_the_owner_says_so(tmp_path):
     strategy, result = run(tmp_path, Grid(tmp_path, app_of(), send=[]))
     assert strategy.server.rounds == 4
     assert not any(result.evaluate_metrics_clientapp.values())
+
+
+def test_what_is_relied_on_holds_in_this_version(monkeypatch):
+    try_seam()
+    with monkeypatch.context() as patch:  # and it would be seen if it did not
+        patch.setattr(ArrayRecord, "to_torch_state_dict", lambda self: dict.fromkeys(self, torch.zeros(2)))
+        with pytest.raises(AssertionError, match="to the bit"):
+            try_seam()
+
+
+WRAPPERS = {
+    "DifferentialPrivacyServerSideFixedClipping": (1.0, 0.5, 3),
+    "DifferentialPrivacyClientSideFixedClipping": (1.0, 0.5, 3),
+    "DifferentialPrivacyServerSideAdaptiveClipping": (0.1, 100),
+    "DifferentialPrivacyClientSideAdaptiveClipping": (0.1, 100),
+}
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_flowers_own_privacy_around_or_inside_is_refused_by_name_before_anything_is_asked(tmp_path, name):
+    grid, model = Grid(tmp_path, app_of()), make_model("linear")
+    context = Context(1, 1, {}, RecordDict(), grid.config)
+
+    def wrapped(strategy):
+        return getattr(strategies, name)(strategy, *WRAPPERS[name])
+
+    with pytest.raises(UnsupportedError, match=f"Flower's {name} is inside PrivateStrategy"):
+        PrivateStrategy(wrapped(FedAvg()), model, context)
+    outside = wrapped(PrivateStrategy(FedAvg(), model, context))
+    with pytest.raises(UnsupportedError, match=f"Flower's {name} is around PrivateStrategy"):
+        outside.start(grid=grid, initial_arrays=ArrayRecord(model.state_dict()), num_rounds=1)
+    assert not grid.kinds
+
+
+@pytest.mark.parametrize("mod", [fixedclipping_mod, adaptiveclipping_mod, LocalDpMod(1.0, 1.0, 1.0, 1e-5)])
+def test_mods_of_flowers_own_privacy_are_refused_by_name(mod):
+    with pytest.raises(UnsupportedError, match=f"Flower's {getattr(mod, '__name__', 'LocalDpMod')}: it would change"):
+        private_client_app(lambda: make_model("linear"), lambda context: None, mods=[mod])
+
+
+def test_what_of_a_project_has_no_effect_is_said_once(tmp_path, caplog):
+    class Own(FedAvg):
+        def aggregate_train(self, server_round, replies):
+            raise AssertionError("never called")
+
+    grid, model = Grid(tmp_path, app_of()), make_model("linear")
+    inner = Own(min_available_nodes=1, fraction_train=0.5, min_train_nodes=3)
+    strategy = PrivateStrategy(inner, model, Context(1, 1, {}, RecordDict(), grid.config))
+    arrays = ArrayRecord(model.state_dict())
+    strategy.start(grid, arrays, 2, train_config=ConfigRecord({"lr": 0.1, "epochs": 3}))
+    for what in (
+        "train_config (epochs, lr) has no effect: silos train by [tool.flwr.app.config.dpfl] alone",
+        "fraction_train=0.5 has no effect: dpfl.silo_rate says",
+        "min_train_nodes=3 has no effect",
+        "Own.aggregate_train has no effect",
+        "num_rounds=2, and [tool.flwr.app.config.dpfl] rounds=4",
+    ):
+        assert caplog.text.count(what) == 1, what
+    caplog.clear()
+    (tmp_path / "other").mkdir()
+    run(tmp_path, Grid(tmp_path / "other", app_of()), rounds=4)
+    assert "no effect" not in caplog.text and "num_rounds" not in caplog.text
+
+
+class Clock:
+    """Stands for the module time: seconds pass while somebody sleeps."""
+
+    def __init__(self, then=lambda now: None):
+        self.now, self.then = 0.0, then
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+        self.then(self.now)
+
+
+def test_who_is_waited_for_is_said_at_once_and_one_that_is_gone_is_waited_for_once(tmp_path, caplog, monkeypatch):
+    grid, clock = Grid(tmp_path, app_of()), Clock()
+    monkeypatch.setattr("dpfl_plugin.adapters.flower.time", clock)
+    caplog.set_level("INFO")
+    grid.away = {102}
+    strategy, _ = run(tmp_path, grid, rounds=3, patience=70.0)
+    assert clock.now == 70  # in the first round alone
+    waits = [record.getMessage() for record in caplog.records if "waiting for" in record.getMessage()]
+    assert waits == [
+        f"dpfl: waiting for silos 2 (2 of 3 here, 2 needed), for {left} s at most" for left in (70, 40, 10)
+    ]
+    assert caplog.text.count("silos 2 did not come in 70 s: rounds go on without them") == 1
+    grid.away = set()
+    strategy.start(grid=grid, initial_arrays=strategy._arrays(), num_rounds=1)
+    assert strategy.server.summary()["silos"]["2"]["rounds"] == 1
+    grid.away = {102}  # it was back: it is waited for again
+    assert not strategy._gone
+
+
+def test_too_few_silos_are_waited_for_by_name_and_then_none_is_asked(tmp_path, caplog, monkeypatch):
+    grid = Grid(tmp_path, app_of())
+    monkeypatch.setattr("dpfl_plugin.adapters.flower.time", Clock())
+    caplog.set_level("INFO")
+    grid.away = {101, 102}
+    with pytest.raises(TrainingError, match=r"silos 1-2 did not come in 90 s; 1 of 3 are here, and 2 are needed. None"):
+        run(tmp_path, grid, rounds=1, timeout=90.0)
+    assert "waiting for silos 1-2 (1 of 3 here, 2 needed), for 90 s at most" in caplog.text
+    assert set(grid.kinds) == {"query.dpfl"} and not list(tmp_path.rglob("ledger.jsonl"))
 
 
 def test_this_process_is_no_simulation():
