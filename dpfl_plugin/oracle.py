@@ -433,7 +433,7 @@ class PrivateOracle:
             self._clock.lap("forward/backward")
             # inf * 0: no clipping goes with no noise (checked in PrivacyRules)
             scale = rules.sampler.sensitivity * clip_norm, self._factors[step]
-            self._add_noise(total.unsqueeze(0), [scale], row, step, out.unsqueeze(0))
+            self._add_noise_of(row, step, total, scale, out)
         out.mul_(1 / self._divisors[row])
         self._clock.lap("noise" if rules.unit == "record" else "forward/backward")
 
@@ -454,7 +454,7 @@ class PrivateOracle:
         self._clock.lap("forward/backward")
         within = int((norms <= clip_norm).sum())
         of_sum, of_count = self._of_sum_and_count(row, step)
-        self._add_noise(total.unsqueeze(0), [of_sum], row, step, out.unsqueeze(0))
+        self._add_noise_of(row, step, total, of_sum, out)
         self._adapt(row, step, within, len(batch), of_count)
 
     def _of_sum_and_count(self, row: int, step: int) -> tuple[Scale, Scale]:
@@ -536,9 +536,17 @@ class PrivateOracle:
             sensitivities, factors = zip(*scales, strict=True)
             cast(OnDevice, rules.mechanism).add(totals, sensitivities, normals, out, factors)
             return
-        for n, (sensitivity, factor) in enumerate(scales):
-            name = self._noise_name(first + n, step)
-            rules.mechanism(totals[n], sensitivity, self._stream.seek(name), out[n], factor)
+        for n, scale in enumerate(scales):
+            self._add_noise_of(first + n, step, totals[n], scale, out[n])
+
+    def _add_noise_of(self, row: int, step: int, total: Tensor, scale: Scale, out: Tensor) -> None:
+        """Write ``total`` (d,) float64 to ``out`` (d,), with the noise of this step of one silo."""
+        if self._rules.noise == "device":
+            self._add_noise(total.unsqueeze(0), [scale], row, step, out.unsqueeze(0))
+            return
+        sensitivity, factor = scale
+        name = self._noise_name(row, step)
+        self._rules.mechanism(total, sensitivity, self._stream.seek(name), out, factor)
 
     def _noise_name(self, row: int, step: int) -> bytes | Words:
         if self._rules.unit == "silo":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -104,13 +105,17 @@ class Gaussian:
         normals.add_rounded(totals, steps, stds, out)
 
     def _in_steps(self, sensitivity: float, dimension: int, factor: float) -> tuple[float, float]:
-        """(the grid's step, the noise's standard deviation in steps)."""
-        grid = Grid.of(sensitivity, dimension)
-        std = self.noise_multiplier * factor * grid.sensitivity / grid.step
-        if not std <= MOST_STD:
-            raise UnsupportedError(
-                f"privacy.noise_multiplier={self.noise_multiplier:g}, times {factor:g} by the schedule, for "
-                f"{dimension} numbers: integers of 64 bits have no room for so much noise. Use less: nothing is left "
-                "of a value under it."
-            )
-        return grid.step, std
+        return _in_steps(self.noise_multiplier, sensitivity, dimension, factor)
+
+
+@functools.lru_cache(maxsize=1024)  # the same at each step of a round, where it would take as long as 2,000 numbers
+def _in_steps(noise_multiplier: float, sensitivity: float, dimension: int, factor: float) -> tuple[float, float]:
+    """(the grid's step, the noise's standard deviation in steps)."""
+    grid = Grid.of(sensitivity, dimension)
+    std = noise_multiplier * factor * grid.sensitivity / grid.step
+    if not std <= MOST_STD:
+        raise UnsupportedError(
+            f"privacy.noise_multiplier={noise_multiplier:g}, times {factor:g} by the schedule, for {dimension} "
+            "numbers: integers of 64 bits have no room for so much noise. Use less: it leaves nothing of a value."
+        )
+    return grid.step, std

@@ -106,8 +106,8 @@ MECHANISMS = (
         "halved-noise",
         "half of the noise that is charged",
         "privacy/mechanisms.py",
-        "std = self.noise_multiplier * factor *",
-        "std = 0.5 * self.noise_multiplier * factor *",
+        "std = noise_multiplier * factor *",
+        "std = 0.5 * noise_multiplier * factor *",
         (ORACLE + "::test_noise_has_the_stated_std_and_is_normal",),
     ),
     Mutant(
@@ -122,8 +122,8 @@ MECHANISMS = (
         "noise-of-a-variance",
         "noise_multiplier is taken for a variance",
         "privacy/mechanisms.py",
-        "std = self.noise_multiplier * factor *",
-        "std = self.noise_multiplier**0.5 * factor *",
+        "std = noise_multiplier * factor *",
+        "std = noise_multiplier**0.5 * factor *",
         (ORACLE + "::test_noise_has_the_stated_std_and_is_normal",),
     ),
     Mutant(
@@ -471,8 +471,8 @@ CLIPPING = (
         "noise-before-clipping",
         "the sum is clipped once more after the noise: it loses most of it",
         "oracle.py",
-        "            self._add_noise(total.unsqueeze(0), [scale], row, step, out.unsqueeze(0))\n",
-        "            self._add_noise(total.unsqueeze(0), [scale], row, step, out.unsqueeze(0))\n"
+        "            self._add_noise_of(row, step, total, scale, out)\n",
+        "            self._add_noise_of(row, step, total, scale, out)\n"
         "            out.mul_(1 / max(1.0, float(out.norm()) / (rules.clip_norm * len(batch))))\n",
         (ORACLE + "::test_noise_has_the_stated_std_and_is_normal",),
     ),
@@ -3469,7 +3469,7 @@ TOLD_APART = (
         "two-servers-in-one-folder",
         "two servers on one folder ask the same silos, which spend their budgets on both",
         "adapters/server.py",
-        'stack.enter_context(locked(self._folder / ".lock", TAKEN.format(self._folder), optional=False))',
+        'stack.enter_context(locked(self._folder / ".lock", TAKEN.format(self._folder)))',
         "pass",
         (f"{FAULTS}::test_a_folder_has_one_server_at_a_time",),
     ),
