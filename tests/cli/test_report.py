@@ -18,7 +18,7 @@ def plotless(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_from_real_runs_to_all_files(tmp_path: Path) -> None:
-    pytest.importorskip("jinja2", reason="needs the extra report")
+    pytest.importorskip("plotly", reason="needs the extra report")
     config = write(tmp_path)
     for seed in (0, 1):
         run(config, f"--set=seed={seed}")
@@ -82,7 +82,7 @@ def test_only_damaged_runs_are_one_message_that_names_them(tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("plotless")
-@pytest.mark.parametrize("library", ["jinja2"])
+@pytest.mark.parametrize("library", ["jinja2", "plotly.offline"])
 def test_without_the_extra_only_the_page_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: str
 ) -> None:
