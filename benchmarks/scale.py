@@ -135,6 +135,8 @@ class _Silent:
 
     def note(self, text: str) -> None: ...
 
+    def detail(self, text: str) -> None: ...
+
     def start(self, rounds: int, done: int) -> None:
         self.started = time.perf_counter()
 
