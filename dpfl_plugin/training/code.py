@@ -12,6 +12,7 @@ Environment variables, files and clocks that code reads are not seen here.
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import hashlib
 import inspect
@@ -260,8 +261,21 @@ def _distribution(module: str) -> tuple[str, str] | None:
     if found is None:
         return None
     dist = metadata.distribution(found)
+    return dist.name, _facts_of(dist)
+
+
+def _facts_of(dist: metadata.Distribution) -> str:
     record = hashlib.sha256((dist.read_text("RECORD") or "").encode()).hexdigest()[:16]
-    return dist.name, f"{dist.version} {record}"
+    return f"{dist.version} {record}"
+
+
+def installed(packages: Iterable[str]) -> dict[str, str]:
+    """What `Code.packages` says of these distributions, as far as they are installed."""
+    found = {}
+    for name in packages:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = _facts_of(metadata.distribution(name))
+    return found
 
 
 def _named_alike(top: str) -> str | None:

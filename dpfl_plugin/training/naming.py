@@ -29,7 +29,7 @@ from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import ConfigError, TrainingError
 from dpfl_plugin.models.attributes import Attributes, describe
 from dpfl_plugin.training.build import Parts
-from dpfl_plugin.training.code import Code, code_of
+from dpfl_plugin.training.code import Code, code_of, installed
 from dpfl_plugin.training.environment import package_changed, package_sha256
 from dpfl_plugin.training.folder import RunFolder
 
@@ -154,7 +154,11 @@ def check_shown(folder: RunFolder, config: Config, began: Mapping[str, Any], pac
             f"{folder.path} holds the result of this configuration with other code than there is now: "
             f"{'; '.join(changes)}. Use another --out for the new code; or put the old one back, to see its result."
         )
-    notes = [f"since this result was made, {change}" for change in changed_packages(now.facts, began["code"])]
+    # No model was made, which is what many of them were met by.
+    packages = {**installed(began["code"]["packages"]), **now.packages}
+    notes = [
+        f"since this result was made, {change}" for change in changed_packages({"packages": packages}, began["code"])
+    ]
     if began["package"] != package:
         notes.append("since this result was made, dpfl_plugin changed: another --out has it made anew")
     return notes

@@ -393,7 +393,7 @@ def _check_finished(config: Config, base: Path, folder: RunFolder, reporter: Rep
     try:
         now = place.hold(config, base, key).survey.data_sha256
     except DataError as error:
-        reporter.note(f"the records of this finished run cannot be read any more: {error}")
+        reporter.note(f"the records that it names now cannot be compared with those of this finished run: {error}")
         return
     if facts is not None and facts["data_sha256"] != now:
         raise DataError(

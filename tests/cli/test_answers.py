@@ -60,6 +60,7 @@ def test_a_finished_run_is_not_shown_for_other_records(tmp_path: Path) -> None:
     again = dpfl("run", config, "--out", tmp_path / "runs", "--json")
     assert again.json == first
     assert "finished before" in again.err
+    assert "since this result was made" not in again.err, "nothing changed"
     silos(tmp_path, shift=1.0)
     changed = dpfl("run", config, "--out", tmp_path / "runs")
     assert changed.code == 2
@@ -68,7 +69,7 @@ def test_a_finished_run_is_not_shown_for_other_records(tmp_path: Path) -> None:
         path.unlink()
     gone = dpfl("run", config, "--out", tmp_path / "runs", "--json")
     assert gone.json == first
-    assert "cannot be read any more" in gone.err
+    assert "cannot be compared with those of this finished run" in gone.err
 
 
 def test_interrupted_before_anything_was_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,7 +50,7 @@ FIELDS = {
         "engine",
         "engine_reason",
     ),
-    *("model_sha256", "notes", "folder", "finished"),
+    *("model_sha256", "model_file_sha256", "notes", "folder", "finished"),
 }
 POISSON = {"privacy": {"sampler": "poisson", "noise_multiplier": 8.0}}
 SILO = {

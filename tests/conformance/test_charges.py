@@ -98,13 +98,13 @@ def rounds(monkeypatch: pytest.MonkeyPatch, name: str, options: dict[str, Any], 
         current[0] = silo
         return seek(self, purpose, silo, step)
 
-    add = PrivateOracle._add_noise
+    add = PrivateOracle._add_noise_of
 
-    def added(self: PrivateOracle, value: torch.Tensor, sensitivity: float, row: int, step: int, name: Any) -> None:
+    def added(self: PrivateOracle, row: int, *given: Any) -> None:
         current[0] = self._ids[row]
-        add(self, value, sensitivity, row, step, name)
+        add(self, row, *given)
 
-    monkeypatch.setattr(PrivateOracle, "_add_noise", added)
+    monkeypatch.setattr(PrivateOracle, "_add_noise_of", added)
     monkeypatch.setattr(Gaussian, "__call__", noise)
     monkeypatch.setattr(FixedSize, "draw", batch)
     monkeypatch.setattr(Draw, "key", key)
