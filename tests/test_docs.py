@@ -3,6 +3,7 @@
 import ast
 import importlib.util
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,8 @@ def test_the_page_on_plugins_shows_what_dpfl_new_writes_and_it_trains(tmp_path, 
     algorithm = yaml.safe_load(text)
     (tmp_path / "my_method.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "my_method", None)  # what is imported here is gone afterwards
+    del sys.modules["my_method"]
     changes = {"algorithm": {"name": None, **algorithm, "local_steps": 3}, "rounds": 2}
     record = run(write(tmp_path, changes))
     silo = run(write(tmp_path, {**changes, "privacy": {"unit": "silo", "noise_multiplier": 20.0}}))

@@ -26,6 +26,12 @@ def try_seam() -> None:
     _a_round_is_asked_for_sent_and_aggregated()
 
 
+def _expect(condition: bool, otherwise: str) -> None:
+    """Not by `assert`, which python -O leaves out."""
+    if not condition:
+        raise AssertionError(otherwise)
+
+
 def _records_keep_bits() -> None:
     values = {
         "half.way": torch.tensor([1 / 3, -0.0, 1e-320], dtype=torch.float64),
@@ -34,12 +40,12 @@ def _records_keep_bits() -> None:
         "empty": torch.zeros(0),
     }
     found = RecordDict({"dpfl": ArrayRecord(values)})["dpfl"].to_torch_state_dict()
-    assert list(found) == list(values), "records do not keep the names of tensors"
+    _expect(list(found) == list(values), "records do not keep the names of tensors")
     kept = [
         found[name].dtype == value.dtype and found[name].numpy().tobytes() == value.numpy().tobytes()
         for name, value in values.items()
     ]
-    assert all(kept), "records do not keep tensors to the bit"
+    _expect(all(kept), "records do not keep tensors to the bit")
 
 
 def _mods_stand_before_every_message() -> None:
@@ -60,15 +66,15 @@ def _mods_stand_before_every_message() -> None:
     def answer(kind: str) -> Any:
         return app(SimpleNamespace(metadata=SimpleNamespace(message_type=kind)), context)
 
-    assert (answer("train.dpfl"), answer("query.dpfl")) == (3, 4), "messages do not reach the function of their name"
+    _expect((answer("train.dpfl"), answer("query.dpfl")) == (3, 4), "messages do not reach the function of their name")
     try:
         answer("train")
     except PermissionError:
         pass
     else:
         raise AssertionError("a mod cannot refuse a message")
-    assert seen == ["train.dpfl", "query.dpfl", "train"], "messages pass by mods"
-    assert context.state["dpfl"]["x"] == "y", "a node remembers nothing"
+    _expect(seen == ["train.dpfl", "query.dpfl", "train"], "messages pass by mods")
+    _expect(context.state["dpfl"]["x"] == "y", "a node remembers nothing")
 
 
 class _Steps(Strategy):
@@ -103,5 +109,5 @@ def _a_round_is_asked_for_sent_and_aggregated() -> None:
     finally:
         log.disabled = was
     expected = [line for t in (1, 2) for line in (f"configure {t}", f"aggregate {t} ['answered']")]
-    assert steps.called == expected, f"rounds go otherwise: {steps.called}"
-    assert float(result.arrays.to_torch_state_dict()["x"]) == 7, "what a round gives is not the run's result"
+    _expect(steps.called == expected, f"rounds go otherwise: {steps.called}")
+    _expect(float(result.arrays.to_torch_state_dict()["x"]) == 7, "what a round gives is not the run's result")

@@ -9,7 +9,6 @@ known what it gives, and refused where it is not; nothing of it is ignored in si
 from __future__ import annotations
 
 import bisect
-import functools
 import itertools
 import logging
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils import data as torch_data
 
+from dpfl_plugin.adapters.owner import say_once
 from dpfl_plugin.errors import DataError, UnsupportedError, told
 
 INSTEAD: Final = (
@@ -28,7 +28,6 @@ INSTEAD: Final = (
     "(features, labels). Batches are drawn by the private oracle, and weigh every record alike."
 )
 LABELS: Final = ("label", "labels", "target", "targets", "y")  # keys of mappings
-LOG: Final = logging.getLogger("dpfl_plugin.silo")
 LOOKED_AT: Final = 8  # records that are read twice, to see whether they change
 
 
@@ -314,13 +313,9 @@ def _pair_in(item: Mapping[Any, Any]) -> tuple[Any, Any]:
             "labels), ...] or a data set that makes pairs of them."
         )
     (features,) = (key for key in item if key != labels[0])
-    _say_once(f"training data are mappings: their features are {features!r}, and their labels {labels[0]!r}")
+    which = f"their features are {features!r}, and their labels {labels[0]!r}"
+    say_once(logging.INFO, f"training data are mappings: {which}")
     return item[features], item[labels[0]]
-
-
-@functools.cache
-def _say_once(text: str) -> None:
-    LOG.info("%s", text)
 
 
 def _refused(what: str, first: str = "") -> UnsupportedError:

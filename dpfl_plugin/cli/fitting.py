@@ -16,7 +16,7 @@ def show(console: Console, table: Table) -> None:
     if _is_whole(console, table):
         console.print(table)
         return
-    cells = [[_plain(console, cell) for cell in column._cells] for column in table.columns]
+    cells = [[_plain(console, cell) for cell in column.cells] for column in table.columns]
     headers = [" ".join(_plain(console, column.header).split()) for column in table.columns]
     if table.title:
         console.print(_plain(console, table.title), style="italic", markup=False, soft_wrap=True)
@@ -33,7 +33,7 @@ def _is_whole(console: Console, table: Table) -> bool:
     text = io.StringIO()
     Console(file=text, width=console.width, color_system=None, highlight=False).print(table)
     printed = set(text.getvalue().translate(_FRAMES).split())
-    told = [item for column in table.columns for item in (column.header, *column._cells)]
+    told = [item for column in table.columns for item in (column.header, *column.cells)]
     return all(word in printed for item in told for word in _plain(console, item).translate(_FRAMES).split())
 
 

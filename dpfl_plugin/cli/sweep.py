@@ -19,7 +19,7 @@ from dpfl_plugin.errors import BusyError, ConfigError, DpflError
 from dpfl_plugin.sweeps import manifest, scripts, slurm, state
 from dpfl_plugin.sweeps.manifest import Sweep
 from dpfl_plugin.sweeps.own_code import check_finished
-from dpfl_plugin.sweeps.supervisor import BUSY, FAILED, INTERRUPTED, Stop, Supervisor
+from dpfl_plugin.sweeps.supervisor import BUSY, FAILED, INTERRUPTED, LOST, Stop, Supervisor
 
 COMPOSES = (
     "Each run's epsilon is of that run alone: whoever sees several runs on the same records, or the best of them, "
@@ -161,6 +161,7 @@ def _run_row(sweep: Sweep, row: Row, stop: Callable[[], bool]) -> tuple[int, str
 def sweep_run(folder: Path, index: int) -> int:
     """What each rank of a run over MPI does: the first runs it, the others hold silos and do what it asks."""
     from dpfl_plugin.runtimes.mpi import job
+    from dpfl_plugin.runtimes.mpi.server import SiloLostError
 
     joined = job.join()
     if joined is not None and joined.rank > 0:
@@ -175,11 +176,15 @@ def sweep_run(folder: Path, index: int) -> int:
         except BusyError as error:
             code, reason = BUSY, str(error)
             raise
+        except SiloLostError as error:
+            code, reason = LOST, str(error)
+            raise
         except (DpflError, OSError) as error:
             reason = str(error)
             raise
         except BaseException as error:
-            reason = f"{type(error).__name__}: {error}"
+            code = LOST if job.is_of_mpi(error) else FAILED  # whose calls fail where a peer is gone
+            reason = f"{type(error).__name__}: {error}."
             raise
         finally:
             with contextlib.suppress(OSError):  # a full disk
@@ -193,17 +198,8 @@ def _become_ranks(sweep: Sweep, row: Row) -> tuple[int, str]:
     words = shlex.split(sweep.spec.launcher or default)  # the configuration has checked that it can be split
     launcher = [word.replace("{ranks}", str(sweep.spec.ranks)) for word in words]
     # mpi4py ends all ranks when one of them raises; else the others would wait for it for ever.
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "mpi4py",
-        "-m",
-        "dpfl_plugin",
-        "sweep-run",
-        str(sweep.folder),
-        str(row.index),
-    ]
+    python = [sys.executable, "-P", "-m", "mpi4py", "-m", "dpfl_plugin"]
+    command = [*python, "sweep-run", str(sweep.folder), str(row.index)]
     try:
         os.execvpe(launcher[0], [*launcher, *command], {**_fit_for(launcher[0]), **os.environ})
     except OSError as error:

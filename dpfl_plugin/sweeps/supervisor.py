@@ -20,7 +20,7 @@ from dpfl_plugin.sweeps import state
 from dpfl_plugin.training.folder import RunFolder
 
 TRIES: Final = 3  # of a run that is killed, by a lack of memory say, before it counts as failed
-DONE, FAILED, INTERRUPTED, BUSY = 0, 1, 4, 75
+DONE, FAILED, INTERRUPTED, BUSY, LOST = 0, 1, 4, 75, 76  # LOST: ranks of it are gone, which says nothing of the run
 POLL_SECONDS: Final = 0.05
 BUSY_SECONDS: Final = 1.0  # between looks at a run that another process is at
 # Before a launcher that was killed is started again. One whose allocation is gone fails at once, each time: by then the
@@ -196,9 +196,8 @@ class Supervisor:
         row, folder, killed = live.row, self.folder_of(live.row), code < 0
         how = f"killed by {signal.Signals(-code).name}" if killed else f"its launcher ended with exit code {code}"
         if self.launched and not reason:
-            end = state.end_of(folder)
-            killed = end is None
-            code, reason = end or (FAILED, "")
+            code, reason = state.end_of(folder) or (LOST, "")
+            killed = code == LOST
         if state.finished(folder):
             self._note(row, "done")
             self.say(f"{row.index}: done  {row.label}")
@@ -210,7 +209,7 @@ class Supervisor:
             self._go_on(row, live.tries + killed, again)
         else:
             if killed:
-                reason = f"{how}, in {live.tries} tries; see the log"
+                reason = f"{(reason or how).removesuffix('.')}, in {live.tries} tries; see the log"
             reason = reason or f"exit code {code}; see the log"
             self._failed += 1
             self._note(row, "failed", reason=reason)

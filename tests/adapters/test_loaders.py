@@ -10,7 +10,7 @@ import torch
 from torch.utils import data as torch_data
 from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset
 
-from dpfl_plugin.adapters import loaders
+from dpfl_plugin.adapters import owner
 from dpfl_plugin.adapters.loaders import check_apart
 from dpfl_plugin.adapters.records import silo_of
 from dpfl_plugin.errors import DataError, UnsupportedError
@@ -216,7 +216,7 @@ class Rows:
 @pytest.mark.parametrize("made", [Rows(), DataLoader(Rows()), {"pixels": X[:3], "label": Y[:3]}])
 def test_mappings_of_features_and_a_label_are_pairs_and_their_keys_are_said(made, caplog):
     caplog.set_level("INFO", "dpfl_plugin.silo")
-    loaders._say_once.cache_clear()
+    owner.say_once.cache_clear()
     found = silo_of(made, module())
     assert np.array_equal(found.train_x, X[:3].numpy()) and found.train_y.tolist() == Y[:3].tolist()
     assert caplog.text.count("their features are 'pixels', and their labels 'label'") == 1

@@ -6,10 +6,16 @@ import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from dpfl_plugin.cli.sweep import sweep_run
+from dpfl_plugin.config.sweep import expand
+from dpfl_plugin.errors import BusyError, TrainingError
+from dpfl_plugin.runtimes.mpi.server import SiloLostError
+from dpfl_plugin.sweeps import manifest, state, supervisor
 from tests.cli.sweeping import LONG, REVEALED, SLOW, began, check_same, deep_in_all, rows, write, write_long
 from tests.cli.test_sweep import ENVIRONMENT, status, sweep
 from tests.mpi.launch import ALLOWED, ANY, FOUND, needs_mpi
@@ -31,6 +37,41 @@ def test_ranks_give_the_bits_of_one_process(tmp_path: Path) -> None:
     plain = write(tmp_path, {"seeds": 2})
     assert sweep(plain, out="undisturbed").code == 0
     check_same(tmp_path / "out", tmp_path / "undisturbed")
+
+
+def _of_mpi() -> BaseException:
+    from mpi4py import MPI
+
+    return MPI.Exception(MPI.ERR_OTHER)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (lambda: SiloLostError("silo rank 2: was killed.", {2: "was killed"}), supervisor.LOST),
+        (_of_mpi, supervisor.LOST),
+        (lambda: BusyError("another process is at it"), supervisor.BUSY),
+        (lambda: TrainingError("not finite"), supervisor.FAILED),
+        (lambda: RuntimeError("unforeseen"), supervisor.FAILED),
+    ],
+)
+def test_a_rank_that_is_lost_is_not_noted_as_a_failure_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Callable[[], BaseException], code: int
+) -> None:
+    """Whoever finds it lost first: the launcher, the server's look at its silos' processes, or a call of MPI's."""
+    path = write(tmp_path, {"seeds": 1})
+    made = manifest.plan(expand(path), path, tmp_path / "out")
+    manifest.write(made)
+    raised = error()
+
+    def fail(*_: object) -> tuple[int, str]:
+        raise raised
+
+    monkeypatch.setattr("dpfl_plugin.cli.sweep._run_row", fail)
+    with pytest.raises(type(raised)):
+        sweep_run(made.folder, 0)
+    found = state.end_of(made.folder_of(made.rows[0]))
+    assert found is not None and found[0] == code and str(raised).rstrip(".") in found[1]
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ import pytest
 from dpfl_plugin.config.sweep import Row
 from dpfl_plugin.errors import BusyError, ConfigError
 from dpfl_plugin.sweeps import state, supervisor
-from dpfl_plugin.sweeps.supervisor import BUSY, DONE, FAILED, INTERRUPTED, TRIES, Begin, Stop, Supervisor
+from dpfl_plugin.sweeps.supervisor import BUSY, DONE, FAILED, INTERRUPTED, LOST, TRIES, Begin, Stop, Supervisor
 from dpfl_plugin.training.folder import RunFolder
 
 ROWS = [Row(i, f"{i:012x}", "run", f"seed={i}", 3, {}) for i in range(6)]
@@ -146,6 +146,7 @@ def test_a_launcher_that_ends_without_a_word_of_its_run_counts_as_killed(bench: 
     assert ("SIGKILL" if code == 128 + signal.SIGKILL else f"exit code {code}") in reason and "3 tries" in reason
 
 
+@pytest.mark.usefixtures("at_once")
 def test_what_a_launched_run_says_counts_and_not_its_launchers_exit_code(bench: Bench) -> None:
     def do(row: Row, stop: Callable[[], bool]) -> tuple[int, str]:
         begun = bench.begun().count(row.index)
@@ -155,14 +156,17 @@ def test_what_a_launched_run_says_counts_and_not_its_launchers_exit_code(bench: 
             state.note_end(bench.folder(row), INTERRUPTED, "asked to stop")
         elif row.index == 2 and begun == 1:
             state.note_end(bench.folder(row), BUSY, "another process is at it")
+        elif row.index == 3 or (row.index == 4 and begun == 1):
+            state.note_end(bench.folder(row), LOST, "silo rank 2: was killed.")
         else:
             return DONE, ""
         return 143, ""
 
     assert bench.run(do, jobs=1, launched=True) == FAILED
-    assert bench.states() == ["failed", "done", "done", "done", "done", "done"]
-    assert state.state_of(bench.folder(ROWS[0]), 3, time.time()).reason == "not finite"
-    assert [bench.begun().count(index) for index in range(4)] == [1, TRIES + 1, 2, 1]
+    assert bench.states() == ["failed", "done", "done", "failed", "done", "done"]
+    reasons = [state.state_of(bench.folder(ROWS[index]), 3, time.time()).reason for index in (0, 3)]
+    assert reasons == ["not finite", f"silo rank 2: was killed, in {TRIES} tries; see the log"]
+    assert [bench.begun().count(index) for index in range(6)] == [1, TRIES + 1, 2, TRIES, 2, 1]
 
 
 @pytest.mark.usefixtures("at_once")

@@ -206,6 +206,12 @@ def _end_process(host: str, pid: int, rank: int) -> bool:
     return True
 
 
+def is_of_mpi(error: BaseException) -> bool:
+    """Whether an error is one of MPI's calls, which fail where a peer is gone."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    return mpi is not None and isinstance(error, mpi.Exception)
+
+
 def _mpi() -> Any:
     try:
         from mpi4py import MPI
