@@ -249,6 +249,7 @@ def _show(plan: Plan, results: dict[str, Result]) -> None:
     for line in [
         *_of_silos(results),
         *_meaning(results),
+        *_repeatable(plan, results),
         *_unspent(plan, results),
         *_comparisons(plan, results),
         *_files(plan, results),
@@ -307,6 +308,17 @@ def _meaning(results: dict[str, Result]) -> list[str]:
             )
     lines += [f"note: {note}" for result in results.values() for note in result["notes"]]
     return list(dict.fromkeys(lines))
+
+
+def _repeatable(plan: Plan, results: dict[str, Result]) -> list[str]:
+    """That an epsilon does not hold against whoever has the seed."""
+    private = [v for v in plan.variants if (v.label or v.config.name) in results and not v.config.privacy.secure]
+    if not any(results[v.label or v.config.name]["epsilon"]["server"]["epsilon"] for v in private):
+        return []
+    return [
+        "This is a simulation: its noise follows from the seed, and whoever has the folder can compute it. Before "
+        "anything of a run leaves your hands: --set privacy.secure=true."
+    ]
 
 
 def _unspent(plan: Plan, results: dict[str, Result]) -> list[str]:
@@ -402,6 +414,8 @@ def profile_table(label: str, found: dict[str, Any]) -> Table:
 def _files(plan: Plan, results: dict[str, Result]) -> list[str]:
     """Where the results are; one picture of all variants beside their folders."""
     lines = [f"{label}: {result['folder']}" for label, result in results.items()]
+    if any((Path(result["folder"]) / "privacy.md").exists() for result in results.values()):
+        lines.append("who is protected, against whom, and what is not covered: privacy.md there.")
     if len(plan.variants) > 1:
         config = plan.variants[0].config
         measured = {label: RunFolder(Path(result["folder"])).read_metrics() for label, result in results.items()}

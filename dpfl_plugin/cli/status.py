@@ -15,6 +15,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from dpfl_plugin.cli import fitting
 from dpfl_plugin.cli.progress import duration
 from dpfl_plugin.config.sweep import Row
 from dpfl_plugin.core.rounding import places
@@ -50,16 +51,40 @@ def show(folder: Path, *, watch: bool, every: bool, as_json: bool) -> None:
         return
     # Without a terminal to fit into, lines are as long as they are.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
-    if not watch:
-        console.print(_table(look(folder), every))
+    if watch:
+        _watch(folder, every, console)
+    else:
+        _print(look(folder), every, console)
+
+
+def _watch(folder: Path, every: bool, console: Console) -> None:
+    """Look until nothing is left to wait for: a table in place in a terminal; elsewhere a line with each change."""
+    if not console.is_terminal:
+        told = ""
+        while _goes_on(found := look(folder)):
+            if (line := "; ".join(text.plain for text in _summary(found))) != told:
+                told = line
+                print(line, flush=True)
+            time.sleep(WATCH_SECONDS)
+        _print(found, every, console)
         return
     with Live(console=console, auto_refresh=False) as live:
         while True:
             found = look(folder)
-            live.update(_table(found, every), refresh=True)
-            if not found.counts["running"] and not found.counts["pending"] and not found.counts["lost"]:
+            live.update(Group(*_summary(found), _table(found, every)), refresh=True)
+            if not _goes_on(found):
                 return
             time.sleep(WATCH_SECONDS)
+
+
+def _goes_on(found: Found) -> bool:
+    return bool(found.counts["running"] or found.counts["pending"] or found.counts["lost"])
+
+
+def _print(found: Found, every: bool, console: Console) -> None:
+    for text in _summary(found):
+        console.print(text, soft_wrap=True)
+    fitting.show(console, _table(found, every))
 
 
 def look(folder: Path) -> Found:
@@ -103,12 +128,19 @@ def _with_end(known: State, ended: dict[str, str]) -> State:
     return State("lost", f"{known.reason} ({how})" if how else known.reason, known.round, task=known.task)
 
 
-def _table(found: Found, every: bool) -> Group:
+def _summary(found: Found) -> list[Text]:
+    """How many runs are where; and that nobody is at them, where nobody is."""
     counts = found.counts
     text = Text("  ").join(Text(f"{n} {status}", style=COLOURS.get(status, "")) for status, n in counts.items() if n)
-    parts: list[Any] = [Text(f"{len(found.rows)} runs: ").append_text(text)]
+    lines = [Text(f"{len(found.rows)} runs: ").append_text(text)]
     if found.queue:
-        parts.append(Text("Slurm tasks: " + ", ".join(f"{n} {name.lower()}" for name, n in found.queue.items())))
+        lines.append(Text("Slurm tasks: " + ", ".join(f"{n} {name.lower()}" for name, n in found.queue.items())))
+    elif (counts["pending"] or counts["lost"]) and not counts["running"]:
+        lines.append(Text("nothing is at work on them; the command that began the sweep goes on with it"))
+    return lines
+
+
+def _table(found: Found, every: bool) -> Table:
     table = Table(box=None, pad_edge=False, show_header=True, header_style="bold")
     for name in ("run", "id", "status", "", "what"):
         table.add_column(name)
@@ -120,7 +152,7 @@ def _table(found: Found, every: bool) -> Group:
             table.add_row(str(row.index), row.id, Text(status, style=style), _detail(row, known), Text(row.label))
         if len(shown) < len(chosen):
             table.add_row("", "", status, f"and {len(chosen) - len(shown)} more (--all)", "")
-    return Group(*parts, table)
+    return table
 
 
 def _detail(row: Row, known: State) -> Text:

@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
+from dpfl_plugin.cli import status as status_command
 from dpfl_plugin.cli.sweep import COMPOSES
+from dpfl_plugin.config.sweep import expand
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.sweeps import manifest
 from tests.cli.command import Done, dpfl, one_message
@@ -76,6 +78,24 @@ def test_status_of_a_finished_sweep(finished: tuple[Path, Done]) -> None:
     assert all(0 < run["test_accuracy"] <= 1 and run["epsilon"] > 0 and run["round"] == 6 for run in found["runs"])
     done = dpfl("status", finished[0].parent / "out")
     assert "4 done" in done.out and "algorithm.name=scaffold seed=1" in done.out
+
+
+def test_status_into_a_pipe_tells_each_change_and_whether_anything_is_at_work(
+    finished: tuple[Path, Done], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path, {"seeds": 2})
+    waiting = manifest.plan(expand(path), path, tmp_path / "out")
+    manifest.write(waiting)
+    assert "2 pending\nnothing is at work on them" in dpfl("status", tmp_path / "out").out
+    looks = iter([tmp_path / "out", tmp_path / "out", finished[0].parent / "out"])
+    look = status_command.look
+    monkeypatch.setattr(status_command, "WATCH_SECONDS", 0.0)
+    monkeypatch.setattr(status_command, "look", lambda folder: look(next(looks)))
+    lines = dpfl("status", tmp_path / "out", "--watch").out.splitlines()
+    assert [line for line in lines if line.startswith(("2 runs", "4 runs"))] == [
+        "2 runs: 2 pending; nothing is at work on them; the command that began the sweep goes on with it",
+        "4 runs: 4 done",
+    ]
 
 
 def test_finished_runs_are_never_run_again(finished: tuple[Path, Done], monkeypatch: pytest.MonkeyPatch) -> None:
