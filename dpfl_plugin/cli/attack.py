@@ -261,8 +261,8 @@ def _sentences(
     if inverted:
         lines.append("inversion: a silo's first message of one local step, clipped as configured in both columns.")
         lines.append(
-            "inversion: 1 is the record itself. What records that were not in the batch give, too, was not read off the "
-            "message; 0.000 means that the message gave no estimate, which is not the worst that noise may do."
+            "inversion: 1 is the record itself. What records that were not in the batch give, too, was not read off "
+            "the message; 0.000 means that the message gave no estimate."
         )
     if refusal:
         lines.append(f"inversion was not tried: {refusal}")
