@@ -128,19 +128,17 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path.parent / "out"
 
 
-@pytest.mark.parametrize("disturbance", ["none", "time limit", "preemption", "rank", "node"])
+@pytest.mark.parametrize("disturbance", ["time limit", "preemption", "rank", "node"])
 def test_a_sweep_that_asks_for_ranks(
     pmi2: Cluster, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disturbance: str
 ) -> None:
     go_on, out = tmp_path / "go on", tmp_path / "out"
-    if disturbance != "none":
-        monkeypatch.setenv("GO_ON", str(go_on))
+    monkeypatch.setenv("GO_ON", str(go_on))
     path = with_ranks(tmp_path)
     job = submit(path)  # two tasks of three ranks on two nodes each
-    if disturbance != "none":
-        pmi2.wait(lambda: deep_in_all(out))
-        disturb(pmi2, job, disturbance)
-        go_on.touch()
+    pmi2.wait(lambda: deep_in_all(out))
+    disturb(pmi2, job, disturbance)
+    go_on.touch()
     pmi2.drained()
     if disturbance == "node":
         pmi2.control("node", "n2", "up")
@@ -148,8 +146,7 @@ def test_a_sweep_that_asks_for_ranks(
     assert status(path)["counts"]["done"] == 2, status(path)
     check_same(out, undisturbed)
     times = [len(began(out, run)) for run in rows(out)]
-    expected = {"none": {1}, "rank": {1, 2}}.get(disturbance, {2})
-    assert set(times) <= expected and (disturbance == "none" or 2 in times), times
+    assert set(times) <= ({1, 2} if disturbance == "rank" else {2}) and 2 in times, times
 
 
 def disturb(cluster: Cluster, job: str, what: str) -> None:
