@@ -9,6 +9,7 @@ import os
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from pathlib import Path
 from dpfl_plugin import own_folders
 from dpfl_plugin.config.sweep import Row, config_of, expand
 from dpfl_plugin.errors import BusyError, ConfigError, DpflError
-from dpfl_plugin.sweeps import manifest, scripts, slurm, state
+from dpfl_plugin.sweeps import manifest, scripts, slurm, state, submission
 from dpfl_plugin.sweeps.manifest import Sweep
 from dpfl_plugin.sweeps.own_code import check_finished
 from dpfl_plugin.sweeps.supervisor import BUSY, FAILED, INTERRUPTED, LOST, Stop, Supervisor
@@ -58,6 +59,15 @@ def sweep_file(path: Path, settings: list[str], out: Path | None, options: Optio
     manifest.check_ledger(sweep)
     if sweep.ledger is not None and (options.jobs > 1 or options.on != "local"):
         _say(f"--ledger {sweep.ledger}: one run has it at a time, whatever their number; the others wait for it.")
+    if options.on == "local" or options.dry_run:
+        return _go(sweep, expansion.duplicates, options)
+    with submission.alone(sweep, _say) as lock:
+        submission.settle(sweep, _say)
+        return _go(sweep, expansion.duplicates, options, lock)
+
+
+def _go(sweep: Sweep, duplicates: int, options: Options, lock: int | None = None) -> int:
+    """Run, submit or print what is not finished by now; the lock's descriptor is for what submits."""
     states = state.states((sweep.folder_of(row), row.rounds) for row in sweep.rows)
     found = list(zip(sweep.rows, states, strict=True))
     check_finished(sweep, [row for row, known in found if known.status == "done"])
@@ -65,7 +75,7 @@ def sweep_file(path: Path, settings: list[str], out: Path | None, options: Optio
     wanted = [row for row, known in found if known.status in ("pending", "lost")]
     if options.retry:
         wanted = sorted([*wanted, *failed], key=lambda row: row.index)
-    _say_what(sweep, expansion.duplicates, [known.status for known in states])
+    _say_what(sweep, duplicates, [known.status for known in states])
     if options.dry_run:
         _dry_run(sweep, wanted, options)
         return 0
@@ -79,7 +89,7 @@ def sweep_file(path: Path, settings: list[str], out: Path | None, options: Optio
         at_work = sum(known.status == "running" for known in states)
         _say("nothing is left to run" + (f" but {at_work} runs that are at work." if at_work else "."))
         return 1 if failed else 0
-    code = _here(sweep, wanted, options) if options.on == "local" else _submit(sweep, wanted, options)
+    code = _here(sweep, wanted, options) if options.on == "local" else _submit(sweep, wanted, options, lock)
     folder = shlex.quote(str(sweep.folder.parents[1]))
     _say(f"dpfl status {folder}")
     _say(f"dpfl report {folder}")
@@ -244,9 +254,9 @@ def _dry_run(sweep: Sweep, rows: list[Row], options: Options) -> None:
         print(_script(sweep, rows, options))
 
 
-def _script(sweep: Sweep, rows: list[Row], options: Options) -> str:
+def _script(sweep: Sweep, rows: list[Row], options: Options, name: str | None = None) -> str:
     return scripts.sweep_script(
-        name=rows[0].name,
+        name=name or sweep.rows[0].name,
         folder=str(sweep.folder),
         python=sys.executable,
         tasks=slurm.spans(sweep.tasks(rows, options.pack)),
@@ -259,8 +269,8 @@ def _script(sweep: Sweep, rows: list[Row], options: Options) -> str:
     )
 
 
-def _submit(sweep: Sweep, rows: list[Row], options: Options) -> int:
-    queued = slurm.live_rows(sweep)
+def _submit(sweep: Sweep, rows: list[Row], options: Options, lock: int | None) -> int:
+    queued = slurm.live_rows(sweep, _say)
     left = [row for row in rows if row.index not in queued]
     if len(left) < len(rows):
         _say(f"{len(rows) - len(left)} runs are in the queue already.")
@@ -274,16 +284,38 @@ def _submit(sweep: Sweep, rows: list[Row], options: Options) -> int:
             f"--pack {options.pack}: {tasks[-1] + 1} tasks are more than this Slurm takes in an array "
             f"(MaxArraySize {most}). Use --pack {pack} or more: so many runs in a task."
         )
-    if options.on == "submitit":
-        from dpfl_plugin.sweeps import by_submitit
-
-        job = by_submitit.submit(sweep, tasks, at_once=options.at_once, pack=options.pack, jobs=options.jobs)
-    else:
-        job = slurm.submit(_script(sweep, left, options), sweep)
-    # submitit's tasks have numbers of their own.
-    slurm.remember(sweep, job, options.pack, tasks if options.on == "submitit" else None)
+    job = _hand_over(sweep, left, tasks, options, lock)
     _say(f"submitted {len(left)} runs as job {job}: {len(tasks)} tasks" + _at_once(options.at_once))
     return 0
+
+
+def _hand_over(sweep: Sweep, rows: list[Row], tasks: list[int], options: Options, lock: int | None) -> str:
+    """Submit tasks as one array and record it; returns the job's number."""
+    # submitit's tasks have numbers of their own.
+    name = submission.begin(sweep, options.pack, tasks if options.on == "submitit" else None)
+    begun = time.time()
+    try:
+        if options.on == "submitit":
+            from dpfl_plugin.sweeps import by_submitit
+
+            job = by_submitit.submit(
+                sweep, tasks, name=name, at_once=options.at_once, pack=options.pack, jobs=options.jobs
+            )
+        else:
+            job = slurm.submit(_script(sweep, rows, options, name), sweep, lock)
+    except slurm.UncertainError as error:
+        found = slurm.job_named(name, begun)
+        if not found:
+            raise DpflError(
+                f"{error} Slurm may have the job {name} all the same, or get it yet. The same command, in a minute or "
+                "two, asks for it before it submits anything."
+            ) from error
+        job = found
+    except DpflError:  # refused
+        submission.end(sweep, None)
+        raise
+    submission.end(sweep, job)
+    return job
 
 
 def _at_once(tasks: int | None) -> str:

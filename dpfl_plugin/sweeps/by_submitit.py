@@ -50,7 +50,7 @@ class Task:
             time.sleep(0.1)
 
 
-def submit(sweep: Sweep, tasks: Sequence[int], *, at_once: int | None, pack: int, jobs: int) -> str:
+def submit(sweep: Sweep, tasks: Sequence[int], *, name: str, at_once: int | None, pack: int, jobs: int) -> str:
     """Hand the tasks to Slurm as one array; returns the job's number.
 
     Raises:
@@ -66,7 +66,7 @@ def submit(sweep: Sweep, tasks: Sequence[int], *, at_once: int | None, pack: int
         raise ConfigError(f"--on submitit: {error}. Use --on local, or slurm/dev-cluster.") from error
     options = {key.lstrip("-"): value for key, value in sweep.spec.slurm.items() if value is not False}
     executor.update_parameters(
-        job_name=sweep.rows[0].name,
+        job_name=name,
         time=minutes(str(options.pop("time", DEFAULT_MINUTES))),
         array_parallelism=at_once or len(tasks),
         signal_delay_s=LEAD_SECONDS,

@@ -9,7 +9,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from dpfl_plugin.access import Access, make_folder, opener
 from dpfl_plugin.errors import BusyError, ConfigError
@@ -61,8 +61,10 @@ def _finite(value: Any) -> Any:
 
 
 @contextlib.contextmanager
-def locked(path: Path, taken: str, *, other: str = "folder") -> Iterator[None]:
+def locked(path: Path, taken: str, *, other: str = "folder") -> Iterator[TextIO]:
     """Hold a lock file; the system lets go of it when the process ends, however it ends.
+
+    Yields the file: a child that inherits its descriptor holds the lock, too, until it ends.
 
     Args:
         taken: the message for whom finds it held; ``{holder}`` says by which process.
@@ -88,7 +90,7 @@ def locked(path: Path, taken: str, *, other: str = "folder") -> Iterator[None]:
         lock.truncate(0)
         lock.write(f"pid {os.getpid()} on {os.uname().nodename}")
         lock.flush()
-        yield
+        yield lock
 
 
 def _excludes(path: Path) -> bool:

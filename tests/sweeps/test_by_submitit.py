@@ -32,8 +32,8 @@ def test_without_it_or_without_slurm(monkeypatch: pytest.MonkeyPatch, tmp_path) 
     with monkeypatch.context() as patched:
         patched.setitem(sys.modules, "submitit", None)
         with pytest.raises(ConfigError, match="not installed"):
-            by_submitit.submit(sweep, [0], at_once=None, pack=1, jobs=1)
+            by_submitit.submit(sweep, [0], name="run.1", at_once=None, pack=1, jobs=1)
     pytest.importorskip("submitit")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match="Use --on local"):
-        by_submitit.submit(sweep, [0], at_once=None, pack=1, jobs=1)
+        by_submitit.submit(sweep, [0], name="run.1", at_once=None, pack=1, jobs=1)
