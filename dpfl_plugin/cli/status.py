@@ -121,7 +121,7 @@ def _explained(states: list[State], jobs: list[str]) -> list[State]:
     """With what sacct knows of the tasks of lost runs, where there is one."""
     if not jobs or not any(known.status == "lost" for known in states):
         return states
-    ended = slurm.accounting(jobs)
+    ended = slurm.accounting(jobs) or {}
     return [_with_end(known, ended) if known.status == "lost" else known for known in states]
 
 

@@ -10,14 +10,14 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from dpfl_plugin import own_folders
 from dpfl_plugin.config.sweep import Row, config_of, expand
 from dpfl_plugin.errors import BusyError, ConfigError, DpflError
-from dpfl_plugin.sweeps import manifest, scripts, slurm, state, submission
+from dpfl_plugin.sweeps import manifest, requeues, resources, scripts, slurm, state, submission
 from dpfl_plugin.sweeps.manifest import Sweep
 from dpfl_plugin.sweeps.own_code import check_finished
 from dpfl_plugin.sweeps.supervisor import BUSY, FAILED, INTERRUPTED, LOST, Stop, Supervisor
@@ -83,6 +83,7 @@ def _go(sweep: Sweep, duplicates: int, options: Options, lock: int | None = None
     if options.retry:
         for row in failed:
             state.write_task(sweep.folder_of(row), "pending")
+            requeues.forget(sweep.folder_of(row))
     elif failed:
         _say(f"{len(failed)} failed before and are left alone; --retry runs them again. dpfl status tells why.")
     if not wanted:
@@ -104,7 +105,22 @@ def sweep_task(folder: Path, task: int, pack: int, jobs: int) -> int:
     rows = sweep.rows_of(task, pack)
     if not rows:
         raise ConfigError(f"{folder}: there is no task {task} of {pack} runs: the manifest has {len(sweep.rows)}.")
+    _fail_those_requeued(sweep, rows)
     return _run(sweep, list(rows), jobs, with_parent=True)
+
+
+def _fail_those_requeued(sweep: Sweep, rows: Sequence[Row]) -> None:
+    """Count as failed what this task's job was queued again for more often than the sweep allows."""
+    most, job = sweep.spec.max_requeues, _where().get("job")
+    if most is None or job is None:
+        return
+    for row in rows:
+        folder = sweep.folder_of(row)
+        times = requeues.counted(folder, job, int(os.environ.get("SLURM_RESTART_COUNT", "0")))
+        if times > most and not state.finished(folder):
+            reason = f"Slurm queued it again {times} times in job {job}, more than sweep.max_requeues={most}"
+            state.write_task(folder, "failed", reason=reason, job=job)
+            _say(f"{row.index}: FAILED: {reason}; --retry tries it again  {row.label}")
 
 
 def _say_what(sweep: Sweep, duplicates: int, statuses: list[state.Status]) -> None:
@@ -122,10 +138,21 @@ def _here(sweep: Sweep, rows: list[Row], options: Options) -> int:
 
 def _run(sweep: Sweep, rows: list[Row], jobs: int, *, with_parent: bool = False) -> int:
     with Stop(with_parent=with_parent).listening() as stop:
-        supervisor = Supervisor(
-            _begin(sweep), sweep.folder_of, jobs, stop, _say, _where(), sweep.spec.ranks is not None
-        )
+        launched = sweep.spec.ranks is not None
+        gpus = [] if launched else _gpus(jobs)  # ranks of a run share the GPUs of their node by themselves
+        supervisor = Supervisor(_begin(sweep), sweep.folder_of, jobs, stop, _say, _where(), launched, gpus)
         return supervisor.run(rows)
+
+
+def _gpus(jobs: int) -> list[str]:
+    """The GPUs that this process was given, if its runs can each have one of them."""
+    given = [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu.strip()]
+    if jobs > 1 and len(given) > 1:
+        much = f"{len(given) - jobs} of them are idle" if len(given) > jobs else "some share one"
+        odd = f"; --jobs {jobs}: {much}" if jobs != len(given) else ""
+        _say(f"each run gets one of the {len(given)} GPUs in CUDA_VISIBLE_DEVICES{odd}.")
+        return given
+    return []
 
 
 def _where() -> dict[str, str]:
@@ -251,20 +278,21 @@ def _dry_run(sweep: Sweep, rows: list[Row], options: Options) -> None:
     for row in rows:
         print(f"# {row.index} {row.id} {row.label}")
     if options.on == "slurm" and rows:
-        print(_script(sweep, rows, options))
+        for asked, tasks in resources.arrays(sweep, sweep.tasks(rows, options.pack), options.pack, _say):
+            print(_script(sweep, asked, tasks, options))
 
 
-def _script(sweep: Sweep, rows: list[Row], options: Options, name: str | None = None) -> str:
+def _script(sweep: Sweep, asked: resources.Options, tasks: list[int], options: Options, name: str | None = None) -> str:
     return scripts.sweep_script(
         name=name or sweep.rows[0].name,
         folder=str(sweep.folder),
         python=sys.executable,
-        tasks=slurm.spans(sweep.tasks(rows, options.pack)),
+        tasks=slurm.spans(tasks),
         at_once=options.at_once,
         pack=options.pack,
         jobs=options.jobs,
         ranks=sweep.spec.ranks,
-        slurm=sweep.spec.slurm,
+        slurm=asked,
         setup=sweep.spec.setup,
     )
 
@@ -279,17 +307,31 @@ def _submit(sweep: Sweep, rows: list[Row], options: Options, lock: int | None) -
     tasks = sweep.tasks(left, options.pack)
     most = slurm.largest_array()
     if most is not None and tasks[-1] >= most:
-        pack = math.ceil(len(sweep.rows) / most)
+        packs = range(math.ceil(len(sweep.rows) / most), len(sweep.rows) + 1)
+        pack = next((pack for pack in packs if len(sweep.chunks(pack)) <= most), None)
         raise ConfigError(
             f"--pack {options.pack}: {tasks[-1] + 1} tasks are more than this Slurm takes in an array "
-            f"(MaxArraySize {most}). Use --pack {pack} or more: so many runs in a task."
+            f"(MaxArraySize {most}). "
+            + (
+                f"Use --pack {pack} or more: so many runs in a task."
+                if pack
+                else "Let more runs ask Slurm for the same."
+            )
         )
-    job = _hand_over(sweep, left, tasks, options, lock)
-    _say(f"submitted {len(left)} runs as job {job}: {len(tasks)} tasks" + _at_once(options.at_once))
+    arrays = resources.arrays(sweep, tasks, options.pack, _say)
+    if len(arrays) > 1 and options.at_once:
+        _say(
+            f"--at-once {options.at_once} holds in each of {len(arrays)} arrays, which ask Slurm for different things."
+        )
+    chunks, wanted = sweep.chunks(options.pack), {row.index for row in left}
+    for asked, some in arrays:
+        job = _hand_over(sweep, asked, some, options, lock)
+        runs = sum(row.index in wanted for task in some for row in chunks[task])
+        _say(f"submitted {runs} runs as job {job}: {len(some)} tasks" + _at_once(options.at_once))
     return 0
 
 
-def _hand_over(sweep: Sweep, rows: list[Row], tasks: list[int], options: Options, lock: int | None) -> str:
+def _hand_over(sweep: Sweep, asked: resources.Options, tasks: list[int], options: Options, lock: int | None) -> str:
     """Submit tasks as one array and record it; returns the job's number."""
     # submitit's tasks have numbers of their own.
     name = submission.begin(sweep, options.pack, tasks if options.on == "submitit" else None)
@@ -299,10 +341,10 @@ def _hand_over(sweep: Sweep, rows: list[Row], tasks: list[int], options: Options
             from dpfl_plugin.sweeps import by_submitit
 
             job = by_submitit.submit(
-                sweep, tasks, name=name, at_once=options.at_once, pack=options.pack, jobs=options.jobs
+                sweep, tasks, name=name, asked=asked, at_once=options.at_once, pack=options.pack, jobs=options.jobs
             )
         else:
-            job = slurm.submit(_script(sweep, rows, options, name), sweep, lock)
+            job = slurm.submit(_script(sweep, asked, tasks, options, name), sweep, lock)
     except slurm.UncertainError as error:
         found = slurm.job_named(name, begun)
         if not found:

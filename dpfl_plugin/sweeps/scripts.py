@@ -43,13 +43,15 @@ def script(
 ) -> str:
     """A batch script: ``options`` of sbatch, shell lines of ``setup``, and a command in words of shell."""
     lines = ["#!/usr/bin/env bash", *(f"# {note}".rstrip() for note in notes or [])]
-    lines += [f"#SBATCH --{key}" + ("" if value is True else f"={_quoted(value)}") for key, value in options.items()]
+    lines += [
+        f"#SBATCH --{key}" + ("" if value is True else f"={_quoted(key, value)}") for key, value in options.items()
+    ]
     return "\n".join(
         [*lines, "", "set -u", _STOPPING + "\n".join([*setup, f"command=({' '.join(command)})"]), _RUNNING]
     )
 
 
-def _quoted(value: str | int) -> str:
+def _quoted(key: str, value: str | int) -> str:
     """A value on a line for sbatch, which takes quotes as a shell does.
 
     Raises:
@@ -57,7 +59,11 @@ def _quoted(value: str | int) -> str:
     """
     text = str(value)
     if not text.isprintable():
-        raise ConfigError(f"{text!r} cannot be told to sbatch: it is a line's, and this has a control character.")
+        where = "--out: the folder" if key == "output" else f"sweep.slurm.{key}:"
+        raise ConfigError(
+            f"{where} {text!r} cannot be told to sbatch, which reads options line by line: it has a line's end or "
+            "another control character. Leave that out; spaces, quotes and % are fine."
+        )
     # A backslash counts in any quotes of sbatch's.
     return text if _PLAIN.fullmatch(text) else shlex.quote(text.replace("\\", r"\\"))
 

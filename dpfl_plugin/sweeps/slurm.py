@@ -130,11 +130,11 @@ def queue(jobs: Iterable[str]) -> dict[str, str] | None:
     return {task: state for task, state in found.items() if task.partition("_")[0] in wanted}
 
 
-def accounting(jobs: Iterable[str]) -> dict[str, str]:
-    """State by task of all that sacct knows of, e.g. TIMEOUT or OUT_OF_MEMORY; nothing where there is no sacct."""
+def accounting(jobs: Iterable[str]) -> dict[str, str] | None:
+    """State by task of all that sacct knows of, e.g. TIMEOUT or OUT_OF_MEMORY; None if it cannot be asked."""
     asked = ",".join(jobs)
-    lines = _lines(["sacct", "-n", "-P", "-X", "-j", asked, "-o", "JobID,State"]) if asked else None
-    return dict(line.split("|", 1) for line in lines or [] if "|" in line)
+    lines = _lines(["sacct", "-n", "-P", "-X", "-j", asked, "-o", "JobID,State"]) if asked else []
+    return None if lines is None else dict(line.split("|", 1) for line in lines if "|" in line)
 
 
 def largest_array() -> int | None:
@@ -164,6 +164,7 @@ def live_rows(sweep: Sweep, say: Callable[[str], None]) -> set[int]:
     """
     jobs = {job["job"]: job for job in jobs_of(sweep.folder, say)}
     rows: set[int] = set()
+    chunks = {pack: sweep.chunks(pack) for pack in {job["pack"] for job in jobs.values()}}
     found = queue(jobs)
     if found is None and shutil.which("squeue") is None:
         say(
@@ -180,7 +181,7 @@ def live_rows(sweep: Sweep, say: Callable[[str], None]) -> set[int]:
         if state in LIVE:
             job, place = jobs[number], int(index or 0)  # a single task of submitit's is no array
             task = job["tasks"][place] if job["tasks"] is not None else place
-            rows |= {row.index for row in sweep.rows_of(task, job["pack"])}
+            rows |= {row.index for row in chunks[job["pack"]][task]}
     return rows
 
 

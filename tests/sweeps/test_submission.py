@@ -7,11 +7,16 @@ import signal
 import threading
 import time
 import warnings
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from dpfl_plugin.sweeps import manifest, slurm, submission
+from dpfl_plugin.cli import sweep as command
+from dpfl_plugin.config.schema import SweepConfig
+from dpfl_plugin.errors import ConfigError
+from dpfl_plugin.sweeps import manifest, resources, slurm, state, submission
 from tests.cli.command import Done, dpfl
 from tests.cli.sweeping import write
 from tests.sweeps.test_supervisor import wait_for
@@ -19,11 +24,13 @@ from tests.sweeps.test_supervisor import wait_for
 # A Slurm of files: sbatch adds "number name" to the file `queue`, which squeue shows while the file `answers` is there.
 SBATCH = """
 [ ! -e refuses ] || { cat refuses >&2; exit 1; }
-name=$(sed -n 's/^#SBATCH --job-name=//p')
+cat > script
+name=$(sed -n 's/^#SBATCH --job-name=//p' script)
 echo $$ > at_work
 while [ -e hold ]; do sleep 0.02; done
 number=$(($(wc -l < queue) + 11))
 echo "$number $name" >> queue
+mv script "script-$number"
 [ ! -e kills ] || { rm kills; kill -9 $PPID; }
 [ ! -e garbles ] || { echo "sbatch: error: Socket timed out on send/recv operation" >&2; exit 1; }
 echo $number
@@ -42,7 +49,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Its folder; the sweep of two runs is beside it."""
     site = tmp_path / "site"
     site.mkdir()
-    for name, text in {"sbatch": SBATCH, "squeue": SQUEUE}.items():
+    for name, text in {"sbatch": SBATCH, "squeue": SQUEUE, "sacct": "exit 1", "scontrol": "exit 1"}.items():
         (site / name).write_text(f'#!/bin/sh\ncd "{site}"\n{text}')
         (site / name).chmod(0o755)
     (site / "queue").touch()
@@ -53,8 +60,8 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return site
 
 
-def submit(site: Path) -> Done:
-    return dpfl("sweep", site.parent / "sweep.yaml", "--out", site.parent / "out", "--on", "slurm")
+def submit(site: Path, *args: object) -> Done:
+    return dpfl("sweep", site.parent / "sweep.yaml", "--out", site.parent / "out", "--on", "slurm", *args)
 
 
 class Submitter:
@@ -191,3 +198,90 @@ def test_accounting_knows_jobs_that_the_queue_has_forgotten(tmp_path: Path, monk
     assert "-S 20" in (tmp_path / "asked").read_text()
     (tmp_path / "squeue").write_text("#!/bin/sh\nexit 1\n")
     assert [slurm.job_named(name, time.time()) for name in ("run.aa", "run.cc")] == ["7", None], "sacct may lag behind"
+
+
+def asked(site: Path, job: int) -> set[str]:
+    lines = (site / f"script-{job}").read_text().splitlines()
+    return {line.removeprefix("#SBATCH --") for line in lines if line.startswith(("#SBATCH --mem", "#SBATCH --array"))}
+
+
+def test_runs_that_ask_for_different_things_are_arrays_of_their_own(site: Path) -> None:
+    entries = [{"algorithm.local_steps": 3, "slurm.mem": "8G"}, {"algorithm.local_steps": 4}]
+    write(site.parent, {"list": entries, "seeds": 3, "slurm": {"mem": "2G"}})
+    done = submit(site, "--pack", 2)
+    assert done.code == 0 and "3 runs as job 11: 2 tasks" in done.err and "3 runs as job 12: 2 tasks" in done.err
+    assert asked(site, 11) == {"mem=8G", "array=0-1"} and asked(site, 12) == {"mem=2G", "array=2-3"}
+    (folder,) = manifest.sweeps_in(site.parent / "out")
+    sweep = manifest.read(folder)
+    assert [[row.index for row in sweep.rows_of(task, 2)] for task in range(5)] == [[0, 1], [2], [3, 4], [5], []]
+
+
+def test_what_ran_out_of_memory_asks_for_more_the_next_time(site: Path) -> None:
+    write(site.parent, {"seeds": 2, "slurm": {"mem": "1500M", "time": "0:10:00"}, "retry_mem_factor": 2})
+    assert "sacct" not in submit(site).err
+    (site / "queue").write_text("")
+    assert "sacct, which alone says" in submit(site).err
+    (site / "queue").write_text("")
+    (site / "sacct").write_text("#!/bin/sh\necho '11_0|OUT_OF_MEMORY'; echo '11_1|TIMEOUT'; echo '11_[2-3]|PENDING'\n")
+    for number in (1, 2):  # as the queue was emptied, a job's number may come again
+        (site / f"script-1{number}").unlink(missing_ok=True)
+    done = submit(site)
+    assert done.code == 0 and "ask for --mem=3000M now" in done.err, done.err
+    assert {"mem=3000M", "array=0"} <= asked(site, 11) and {"mem=1500M", "array=1"} <= asked(site, 12)
+
+
+@pytest.mark.parametrize(
+    ("options", "ended", "expected"),
+    [
+        ({"mem": "2G"}, {"OUT_OF_MEMORY": 2}, {"mem": "8192M"}),
+        ({"mem-per-cpu": 100}, {"OUT_OF_MEMORY": 1}, {"mem-per-cpu": "200M"}),
+        ({"mem": 0}, {"OUT_OF_MEMORY": 1}, {"mem": "0M"}),  # the whole node
+        ({"time": "1:00:30"}, {"TIMEOUT": 1}, {"time": 92}),
+        ({"time": "2-00", "mem": "1T"}, {"TIMEOUT": 1}, {"time": 4320, "mem": "1T"}),
+        ({"mem": "2G"}, {"TIMEOUT": 1}, {"mem": "2G"}),
+        ({"mem": "much"}, {"OUT_OF_MEMORY": 1}, "sweep.slurm.mem='much'"),
+        ({"time": "UNLIMITED"}, {"TIMEOUT": 1}, "sweep.slurm.time='UNLIMITED'"),
+    ],
+)
+def test_factors_of_what_ran_out(options: Any, ended: dict[str, int], expected: Any) -> None:
+    said: list[str] = []
+    spec = SweepConfig(retry_mem_factor=2, retry_time_factor=1.5)
+    if isinstance(expected, str):
+        with pytest.raises(ConfigError, match=expected):
+            resources._more(options, Counter(ended), spec, said.append)
+    else:
+        assert resources._more(options, Counter(ended), spec, said.append) == expected
+        without = [key for key, cause in (("mem", "OUT_OF_MEMORY"), ("time", "TIMEOUT")) if cause in ended]
+        assert bool(said) == (options != expected or not any(key.startswith(tuple(without)) for key in options))
+
+
+def test_a_run_that_is_queued_again_too_often_has_failed(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(site.parent, {"seeds": 2, "max_requeues": 1})
+    assert submit(site).code == 0
+    (folder,) = manifest.sweeps_in(site.parent / "out")
+    sweep = manifest.read(folder)
+    begun, waits = map(sweep.folder_of, sweep.rows)
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "11")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "0")
+    for restarts, status in [(0, "pending"), (1, "pending"), (1, "pending"), (2, "failed")]:
+        monkeypatch.setenv("SLURM_RESTART_COUNT", str(restarts))
+        command._fail_those_requeued(sweep, sweep.rows)
+        known = state.state_of(begun, None, time.time())
+        assert known.status == status and state.state_of(waits, None, time.time()).status == "pending"
+        if status == "pending":
+            state.write_task(begun, "stopped", job="11_0")
+    assert "again 2 times in job 11_0, more than sweep.max_requeues=1" in known.reason
+    (site / "queue").write_text("")
+    assert submit(site, "--retry").code == 0
+    state.write_task(begun, "stopped", job="11_0")
+    command._fail_those_requeued(sweep, sweep.rows)
+    assert state.state_of(begun, None, time.time()).status == "pending", "counted anew"
+
+
+@pytest.mark.parametrize("where", ["out", "option"])
+def test_a_line_end_is_refused_with_its_place(site: Path, where: str) -> None:
+    write(site.parent, {"seeds": 1, "slurm": {"comment": "two\nlines"} if where == "option" else {}})
+    out = site.parent / ("two\nlines" if where == "out" else "out 'of' \"all\"")
+    done = dpfl("sweep", site.parent / "sweep.yaml", "--out", out, "--on", "slurm")
+    assert done.code == 2 and ("--out: the folder" if where == "out" else "sweep.slurm.comment: ") in done.err
+    assert queued(site) == 0 and not [*out.rglob("submitting.json")]
