@@ -15,7 +15,7 @@ import typer
 
 import dpfl_plugin
 from dpfl_plugin import own_folders
-from dpfl_plugin.errors import ConfigError, DpflError
+from dpfl_plugin.errors import ConfigError, DpflError, system_says
 
 if TYPE_CHECKING:
     from dpfl_plugin.cli.plan import Asked
@@ -490,7 +490,7 @@ def _code() -> int:
         sys.stderr.close()
         return 1
     except OSError as error:  # a full or vanished disk
-        print(f"dpfl: {error}", file=sys.stderr)
+        print(f"dpfl: {system_says(error)}", file=sys.stderr)
         return 1
     except MemoryError as error:
         print(

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from dpfl_plugin import own_folders
 from dpfl_plugin.config.sweep import Row, config_of, expand
-from dpfl_plugin.errors import BusyError, ConfigError, DpflError
+from dpfl_plugin.errors import BusyError, ConfigError, DpflError, system_says
 from dpfl_plugin.sweeps import manifest, requeues, resources, scripts, slurm, state, submission
 from dpfl_plugin.sweeps.manifest import Sweep
 from dpfl_plugin.sweeps.own_code import check_finished
@@ -217,7 +217,7 @@ def sweep_run(folder: Path, index: int) -> int:
             code, reason = LOST, str(error)
             raise
         except (DpflError, OSError) as error:
-            reason = str(error)
+            reason = system_says(error) if isinstance(error, OSError) else str(error)
             raise
         except BaseException as error:
             code = LOST if job.is_of_mpi(error) else FAILED  # whose calls fail where a peer is gone

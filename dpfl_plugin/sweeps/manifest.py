@@ -24,7 +24,7 @@ from dpfl_plugin.config.load import read_yaml
 from dpfl_plugin.config.schema import SweepConfig
 from dpfl_plugin.config.sweep import Expansion, Row
 from dpfl_plugin.config.yaml_text import dump
-from dpfl_plugin.errors import ConfigError, DataError
+from dpfl_plugin.errors import ConfigError, DataError, is_full
 from dpfl_plugin.training.folder import RunFolder, to_json, write_atomic
 
 SCHEMA: Final = 1
@@ -122,6 +122,8 @@ def write(sweep: Sweep) -> None:
         write_atomic(sweep.folder / "sweep.json", to_json(facts), sweep.access)
         write_atomic(sweep.folder / "manifest.jsonl", _lines(sweep.rows), sweep.access)
     except OSError as error:
+        if is_full(error):
+            raise
         raise ConfigError(f"{sweep.folder}: cannot be written to ({error.strerror}). Use another --out.") from error
 
 

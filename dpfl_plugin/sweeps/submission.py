@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from dpfl_plugin.access import make_folder
-from dpfl_plugin.errors import BusyError, ConfigError, DataError, DpflError
+from dpfl_plugin.errors import BusyError, ConfigError, DataError, DpflError, is_full
 from dpfl_plugin.sweeps import slurm
 from dpfl_plugin.sweeps.manifest import Sweep
 from dpfl_plugin.training.folder import locked, sync_folder, to_json, write_atomic
@@ -41,6 +41,8 @@ def alone(sweep: Sweep, say: Say) -> Iterator[int]:
     try:
         make_folder(sweep.folder, sweep.access)
     except OSError as error:
+        if is_full(error):
+            raise
         raise ConfigError(f"{sweep.folder}: cannot be written to ({error.strerror}). Use another --out.") from error
     taken = (
         f"{sweep.folder}: another dpfl sweep ({{holder}}), or an sbatch that it left behind, is submitting this very "

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from dpfl_plugin.config.sweep import Row
-from dpfl_plugin.errors import BusyError, ConfigError, DpflError
+from dpfl_plugin.errors import BusyError, ConfigError, DpflError, system_says
 from dpfl_plugin.sweeps import state
 from dpfl_plugin.training.folder import RunFolder
 
@@ -180,7 +180,7 @@ class Supervisor:
         except DpflError as error:
             reason = str(error)
         except OSError as error:  # a full or vanished disk
-            reason = str(error)
+            reason = system_says(error)
         except BaseException as error:
             traceback.print_exc()
             reason = f"{type(error).__name__}: {error}"
@@ -242,7 +242,7 @@ class Supervisor:
         try:
             state.write_task(self.folder_of(row), what, host=os.uname().nodename, **self.facts, **more)
         except OSError as error:  # a full disk: the run's process finds it, too, and says so
-            self.say(f"{row.index}: {error}")
+            self.say(f"{row.index}: {system_says(error)}")
 
     def _signal(self, number: int) -> None:
         for pid in self._live:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from dpfl_plugin.config.sweep import Row
-from dpfl_plugin.errors import BusyError, ConfigError
+from dpfl_plugin.errors import MAKE_ROOM, BusyError, ConfigError
 from dpfl_plugin.sweeps import state, supervisor
 from dpfl_plugin.sweeps.supervisor import BUSY, DONE, FAILED, INTERRUPTED, LOST, TRIES, Begin, Stop, Supervisor
 from dpfl_plugin.training.folder import RunFolder
@@ -116,7 +116,7 @@ def raises(error: BaseException) -> Begin:
     ("error", "reason"),
     [
         (ConfigError("seed=1: is unlucky."), "seed=1: is unlucky."),
-        (OSError(28, "No space left on device"), "[Errno 28] No space left on device"),
+        (OSError(28, "No space left", "/a/b"), f"/a/b: cannot be written (No space left). {MAKE_ROOM}"),
         (ZeroDivisionError("by nought"), "ZeroDivisionError: by nought"),
         (SystemExit(3), "SystemExit: 3"),
     ],
