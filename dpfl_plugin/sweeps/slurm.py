@@ -139,9 +139,25 @@ def accounting(jobs: Iterable[str]) -> dict[str, str] | None:
 
 def largest_array() -> int | None:
     """The largest index of an array's task + 1, by the site's configuration; None if it cannot be asked."""
+    found = setting("MaxArraySize") or ""
+    return int(found) if found.isdigit() else None
+
+
+def setting(name: str) -> str | None:
+    """What the site's configuration has under a name; None if it cannot be asked."""
     for line in _lines(["scontrol", "show", "config"]) or []:
-        if found := re.match(r"MaxArraySize\s*=\s*(\d+)", line):
-            return int(found[1])
+        key, _, value = line.partition("=")
+        if key.strip() == name:
+            return value.strip()
+    return None
+
+
+def time_limit(job: str) -> int | None:
+    """Seconds that a job may take; None if it has no limit, or scontrol cannot be asked."""
+    for line in _lines(["scontrol", "--oneliner", "show", "job", job]) or []:
+        if found := re.search(r"\bTimeLimit=(?:(\d+)-)?(\d+):(\d+):(\d+)\b", line):
+            days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+            return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
     return None
 
 
