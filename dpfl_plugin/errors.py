@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import traceback
-from typing import Any
+from typing import Any, Final
 
+FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+MAKE_ROOM: Final = (
+    "Free some space there, or have the quota raised (df -h, quota -s); then the same command goes on from what was "
+    "saved: dpfl run with --resume, dpfl sweep with --retry."
+)
 _INSTALLED = (__file__.removesuffix("errors.py"), traceback.__file__.removesuffix("traceback.py"), "<")
 
 
@@ -88,6 +94,19 @@ def require(ok: bool, key: str, value: Any, must: str, mend: str = "") -> None:
     """Raise ConfigError unless ``ok``: "key=value must <must>. <mend>"."""
     if not ok:
         raise ConfigError(f"{key}={value!r} must {must}." + (f" {mend}" if mend else ""))
+
+
+def is_full(error: OSError) -> bool:
+    """Whether a disk, a quota or the size of a file is at its end."""
+    return error.errno in FULL
+
+
+def system_says(error: OSError) -> str:
+    """What the operating system refused, and for which file; for a full disk, how to go on."""
+    if not is_full(error):
+        return str(error)
+    where = f"{error.filename}: cannot be written" if error.filename else "a file cannot be written"
+    return f"{where} ({error.strerror}). {MAKE_ROOM}"
 
 
 def told(error: BaseException) -> str:

@@ -43,12 +43,16 @@ def test_every_configuration_loads(path):
     assert expand(path).rows if "sweep" in read_yaml(path) else load(path).variants
 
 
-def test_the_sweep_of_the_page_expands(tmp_path):
-    (text,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "slurm.md").read_text(), re.DOTALL)
+def test_the_sweeps_of_the_page_expand(tmp_path):
+    texts = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "slurm.md").read_text(), re.DOTALL)
     base = read_yaml(ROOT / "configs" / "sweep.yaml")
-    (tmp_path / "page.yaml").write_text(yaml.safe_dump({**base, **yaml.safe_load(text)}))
+    rows = []
+    for text in texts:
+        (tmp_path / "page.yaml").write_text(yaml.safe_dump({**base, **yaml.safe_load(text)}))
+        rows.append(expand(tmp_path / "page.yaml").rows)
     # fedavg: 2 steps x 2 epsilons; scaffold: 3 x 2, with 2 options; 3 seeds
-    assert len(expand(tmp_path / "page.yaml").rows) == (4 + 12) * 3
+    assert [len(found) for found in rows] == [(4 + 12) * 3, 2]
+    assert [row.slurm for row in rows[1]] == [{}, {"mem": "8G", "time": "04:00:00"}]
 
 
 def test_the_readmes_configuration_loads(tmp_path):

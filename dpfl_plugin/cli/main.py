@@ -15,7 +15,7 @@ import typer
 
 import dpfl_plugin
 from dpfl_plugin import own_folders
-from dpfl_plugin.errors import ConfigError, DpflError
+from dpfl_plugin.errors import ConfigError, DpflError, system_says
 
 if TYPE_CHECKING:
     from dpfl_plugin.cli.plan import Asked
@@ -438,11 +438,21 @@ def new(
 
 
 @app.command()
-def doctor(json: AsJson = False) -> None:
+def doctor(
+    json: AsJson = False,
+    slurm: Annotated[
+        bool, typer.Option("--slurm", help="Whether this job of Slurm's, its node and --out are fit for runs.")
+    ] = False,
+    out: Annotated[Path, typer.Option(help="With --slurm: the folder of runs.")] = Path("runs"),
+) -> None:
     """What is installed, and what is wrong; under mpirun, of every rank: device, latency, bandwidth.
 
     Exit codes: 0 nothing is wrong, 1 something is.
     """
+    if slurm:
+        from dpfl_plugin.cli.node import check_node
+
+        raise typer.Exit(check_node(out, as_json=json))
     from dpfl_plugin.cli.doctor import doctor as run_doctor
 
     raise typer.Exit(run_doctor(as_json=json))
@@ -490,7 +500,7 @@ def _code() -> int:
         sys.stderr.close()
         return 1
     except OSError as error:  # a full or vanished disk
-        print(f"dpfl: {error}", file=sys.stderr)
+        print(f"dpfl: {system_says(error)}", file=sys.stderr)
         return 1
     except MemoryError as error:
         print(

@@ -20,7 +20,7 @@ from dpfl_plugin.cli.progress import duration
 from dpfl_plugin.config.sweep import Row
 from dpfl_plugin.core.rounding import places
 from dpfl_plugin.errors import ConfigError, DataError
-from dpfl_plugin.sweeps import manifest, slurm, state
+from dpfl_plugin.sweeps import manifest, slurm, state, submission
 from dpfl_plugin.sweeps.state import State
 from dpfl_plugin.training.folder import to_json
 
@@ -100,6 +100,8 @@ def look(folder: Path) -> Found:
                 raise
             _note(f"{error} The runs of that sweep are left out.")
             continue
+        if submission.intent_of(path).exists():
+            _note(f"{path}: dpfl sweep is submitting it, or was cut while it did; the same command then finds out.")
         jobs += [job["job"] for job in slurm.jobs_of(path, _note)]
         for row in sweep.rows:
             if row.id not in rows:
@@ -119,7 +121,7 @@ def _explained(states: list[State], jobs: list[str]) -> list[State]:
     """With what sacct knows of the tasks of lost runs, where there is one."""
     if not jobs or not any(known.status == "lost" for known in states):
         return states
-    ended = slurm.accounting(jobs)
+    ended = slurm.accounting(jobs) or {}
     return [_with_end(known, ended) if known.status == "lost" else known for known in states]
 
 

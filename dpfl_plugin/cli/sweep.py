@@ -9,14 +9,15 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from dpfl_plugin import own_folders
 from dpfl_plugin.config.sweep import Row, config_of, expand
-from dpfl_plugin.errors import BusyError, ConfigError, DpflError
-from dpfl_plugin.sweeps import manifest, scripts, slurm, state
+from dpfl_plugin.errors import BusyError, ConfigError, DpflError, system_says
+from dpfl_plugin.sweeps import manifest, requeues, resources, scripts, slurm, state, submission
 from dpfl_plugin.sweeps.manifest import Sweep
 from dpfl_plugin.sweeps.own_code import check_finished
 from dpfl_plugin.sweeps.supervisor import BUSY, FAILED, INTERRUPTED, LOST, Stop, Supervisor
@@ -58,6 +59,15 @@ def sweep_file(path: Path, settings: list[str], out: Path | None, options: Optio
     manifest.check_ledger(sweep)
     if sweep.ledger is not None and (options.jobs > 1 or options.on != "local"):
         _say(f"--ledger {sweep.ledger}: one run has it at a time, whatever their number; the others wait for it.")
+    if options.on == "local" or options.dry_run:
+        return _go(sweep, expansion.duplicates, options)
+    with submission.alone(sweep, _say) as lock:
+        submission.settle(sweep, _say)
+        return _go(sweep, expansion.duplicates, options, lock)
+
+
+def _go(sweep: Sweep, duplicates: int, options: Options, lock: int | None = None) -> int:
+    """Run, submit or print what is not finished by now; the lock's descriptor is for what submits."""
     states = state.states((sweep.folder_of(row), row.rounds) for row in sweep.rows)
     found = list(zip(sweep.rows, states, strict=True))
     check_finished(sweep, [row for row, known in found if known.status == "done"])
@@ -65,7 +75,7 @@ def sweep_file(path: Path, settings: list[str], out: Path | None, options: Optio
     wanted = [row for row, known in found if known.status in ("pending", "lost")]
     if options.retry:
         wanted = sorted([*wanted, *failed], key=lambda row: row.index)
-    _say_what(sweep, expansion.duplicates, [known.status for known in states])
+    _say_what(sweep, duplicates, [known.status for known in states])
     if options.dry_run:
         _dry_run(sweep, wanted, options)
         return 0
@@ -73,13 +83,14 @@ def sweep_file(path: Path, settings: list[str], out: Path | None, options: Optio
     if options.retry:
         for row in failed:
             state.write_task(sweep.folder_of(row), "pending")
+            requeues.forget(sweep.folder_of(row))
     elif failed:
         _say(f"{len(failed)} failed before and are left alone; --retry runs them again. dpfl status tells why.")
     if not wanted:
         at_work = sum(known.status == "running" for known in states)
         _say("nothing is left to run" + (f" but {at_work} runs that are at work." if at_work else "."))
         return 1 if failed else 0
-    code = _here(sweep, wanted, options) if options.on == "local" else _submit(sweep, wanted, options)
+    code = _here(sweep, wanted, options) if options.on == "local" else _submit(sweep, wanted, options, lock)
     folder = shlex.quote(str(sweep.folder.parents[1]))
     _say(f"dpfl status {folder}")
     _say(f"dpfl report {folder}")
@@ -94,7 +105,22 @@ def sweep_task(folder: Path, task: int, pack: int, jobs: int) -> int:
     rows = sweep.rows_of(task, pack)
     if not rows:
         raise ConfigError(f"{folder}: there is no task {task} of {pack} runs: the manifest has {len(sweep.rows)}.")
+    _fail_those_requeued(sweep, rows)
     return _run(sweep, list(rows), jobs, with_parent=True)
+
+
+def _fail_those_requeued(sweep: Sweep, rows: Sequence[Row]) -> None:
+    """Count as failed what this task's job was queued again for more often than the sweep allows."""
+    most, job = sweep.spec.max_requeues, _where().get("job")
+    if most is None or job is None:
+        return
+    for row in rows:
+        folder = sweep.folder_of(row)
+        times = requeues.counted(folder, job, int(os.environ.get("SLURM_RESTART_COUNT", "0")))
+        if times > most and not state.finished(folder):
+            reason = f"Slurm queued it again {times} times in job {job}, more than sweep.max_requeues={most}"
+            state.write_task(folder, "failed", reason=reason, job=job)
+            _say(f"{row.index}: FAILED: {reason}; --retry tries it again  {row.label}")
 
 
 def _say_what(sweep: Sweep, duplicates: int, statuses: list[state.Status]) -> None:
@@ -112,10 +138,21 @@ def _here(sweep: Sweep, rows: list[Row], options: Options) -> int:
 
 def _run(sweep: Sweep, rows: list[Row], jobs: int, *, with_parent: bool = False) -> int:
     with Stop(with_parent=with_parent).listening() as stop:
-        supervisor = Supervisor(
-            _begin(sweep), sweep.folder_of, jobs, stop, _say, _where(), sweep.spec.ranks is not None
-        )
+        launched = sweep.spec.ranks is not None
+        gpus = [] if launched else _gpus(jobs)  # ranks of a run share the GPUs of their node by themselves
+        supervisor = Supervisor(_begin(sweep), sweep.folder_of, jobs, stop, _say, _where(), launched, gpus)
         return supervisor.run(rows)
+
+
+def _gpus(jobs: int) -> list[str]:
+    """The GPUs that this process was given, if its runs can each have one of them."""
+    given = [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu.strip()]
+    if jobs > 1 and len(given) > 1:
+        much = f"{len(given) - jobs} of them are idle" if len(given) > jobs else "some share one"
+        odd = f"; --jobs {jobs}: {much}" if jobs != len(given) else ""
+        _say(f"each run gets one of the {len(given)} GPUs in CUDA_VISIBLE_DEVICES{odd}.")
+        return given
+    return []
 
 
 def _where() -> dict[str, str]:
@@ -180,7 +217,7 @@ def sweep_run(folder: Path, index: int) -> int:
             code, reason = LOST, str(error)
             raise
         except (DpflError, OSError) as error:
-            reason = str(error)
+            reason = system_says(error) if isinstance(error, OSError) else str(error)
             raise
         except BaseException as error:
             code = LOST if job.is_of_mpi(error) else FAILED  # whose calls fail where a peer is gone
@@ -241,26 +278,27 @@ def _dry_run(sweep: Sweep, rows: list[Row], options: Options) -> None:
     for row in rows:
         print(f"# {row.index} {row.id} {row.label}")
     if options.on == "slurm" and rows:
-        print(_script(sweep, rows, options))
+        for asked, tasks in resources.arrays(sweep, sweep.tasks(rows, options.pack), options.pack, _say):
+            print(_script(sweep, asked, tasks, options))
 
 
-def _script(sweep: Sweep, rows: list[Row], options: Options) -> str:
+def _script(sweep: Sweep, asked: resources.Options, tasks: list[int], options: Options, name: str | None = None) -> str:
     return scripts.sweep_script(
-        name=rows[0].name,
+        name=name or sweep.rows[0].name,
         folder=str(sweep.folder),
         python=sys.executable,
-        tasks=slurm.spans(sweep.tasks(rows, options.pack)),
+        tasks=slurm.spans(tasks),
         at_once=options.at_once,
         pack=options.pack,
         jobs=options.jobs,
         ranks=sweep.spec.ranks,
-        slurm=sweep.spec.slurm,
+        slurm=asked,
         setup=sweep.spec.setup,
     )
 
 
-def _submit(sweep: Sweep, rows: list[Row], options: Options) -> int:
-    queued = slurm.live_rows(sweep)
+def _submit(sweep: Sweep, rows: list[Row], options: Options, lock: int | None) -> int:
+    queued = slurm.live_rows(sweep, _say)
     left = [row for row in rows if row.index not in queued]
     if len(left) < len(rows):
         _say(f"{len(rows) - len(left)} runs are in the queue already.")
@@ -269,21 +307,57 @@ def _submit(sweep: Sweep, rows: list[Row], options: Options) -> int:
     tasks = sweep.tasks(left, options.pack)
     most = slurm.largest_array()
     if most is not None and tasks[-1] >= most:
-        pack = math.ceil(len(sweep.rows) / most)
+        packs = range(math.ceil(len(sweep.rows) / most), len(sweep.rows) + 1)
+        pack = next((pack for pack in packs if len(sweep.chunks(pack)) <= most), None)
         raise ConfigError(
             f"--pack {options.pack}: {tasks[-1] + 1} tasks are more than this Slurm takes in an array "
-            f"(MaxArraySize {most}). Use --pack {pack} or more: so many runs in a task."
+            f"(MaxArraySize {most}). "
+            + (
+                f"Use --pack {pack} or more: so many runs in a task."
+                if pack
+                else "Let more runs ask Slurm for the same."
+            )
         )
-    if options.on == "submitit":
-        from dpfl_plugin.sweeps import by_submitit
-
-        job = by_submitit.submit(sweep, tasks, at_once=options.at_once, pack=options.pack, jobs=options.jobs)
-    else:
-        job = slurm.submit(_script(sweep, left, options), sweep)
-    # submitit's tasks have numbers of their own.
-    slurm.remember(sweep, job, options.pack, tasks if options.on == "submitit" else None)
-    _say(f"submitted {len(left)} runs as job {job}: {len(tasks)} tasks" + _at_once(options.at_once))
+    arrays = resources.arrays(sweep, tasks, options.pack, _say)
+    if len(arrays) > 1 and options.at_once:
+        _say(
+            f"--at-once {options.at_once} holds in each of {len(arrays)} arrays, which ask Slurm for different things."
+        )
+    chunks, wanted = sweep.chunks(options.pack), {row.index for row in left}
+    for asked, some in arrays:
+        job = _hand_over(sweep, asked, some, options, lock)
+        runs = sum(row.index in wanted for task in some for row in chunks[task])
+        _say(f"submitted {runs} runs as job {job}: {len(some)} tasks" + _at_once(options.at_once))
     return 0
+
+
+def _hand_over(sweep: Sweep, asked: resources.Options, tasks: list[int], options: Options, lock: int | None) -> str:
+    """Submit tasks as one array and record it; returns the job's number."""
+    # submitit's tasks have numbers of their own.
+    name = submission.begin(sweep, options.pack, tasks if options.on == "submitit" else None)
+    begun = time.time()
+    try:
+        if options.on == "submitit":
+            from dpfl_plugin.sweeps import by_submitit
+
+            job = by_submitit.submit(
+                sweep, tasks, name=name, asked=asked, at_once=options.at_once, pack=options.pack, jobs=options.jobs
+            )
+        else:
+            job = slurm.submit(_script(sweep, asked, tasks, options, name), sweep, lock)
+    except slurm.UncertainError as error:
+        found = slurm.job_named(name, begun)
+        if not found:
+            raise DpflError(
+                f"{error} Slurm may have the job {name} all the same, or get it yet. The same command, in a minute or "
+                "two, asks for it before it submits anything."
+            ) from error
+        job = found
+    except DpflError:  # refused
+        submission.end(sweep, None)
+        raise
+    submission.end(sweep, job)
+    return job
 
 
 def _at_once(tasks: int | None) -> str:

@@ -349,6 +349,13 @@ class SweepConfig(_Strict):
         None, description="what starts the ranks, e.g. srun --mpi=pmi2 -n {ranks}; words as in a shell"
     )
     slurm: dict[str, str | int | bool] = Field({}, description="options of sbatch: time, partition, gres, ...")
+    retry_mem_factor: float | None = Field(
+        None, gt=1, description="memory of a task that sacct says ran out of it: times this, each time it is submitted"
+    )
+    retry_time_factor: float | None = Field(None, gt=1, description="the same for a task that hit its time limit")
+    max_requeues: int | None = Field(
+        None, ge=0, description="a run that Slurm queued again more often than this counts as failed"
+    )
     setup: list[str] = Field([], description="shell lines before a Slurm task begins: module load ...")
 
     @field_validator("grid")

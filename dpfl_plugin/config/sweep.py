@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ class Row:
         id: the run's, a hash of its resolved configuration.
         label: the values in which it differs from other runs, for people.
         changes: what is merged into the sweep's base to get its configuration.
+        slurm: options of sbatch for this run alone, beside those of all.
     """
 
     index: int
@@ -39,6 +40,7 @@ class Row:
     label: str
     rounds: int | None
     changes: Values
+    slurm: Values = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +71,19 @@ def expand(path: Path, settings: Iterable[str] = ()) -> Expansion:
     spec = _spec(base.pop("sweep", None), path)
     rows: dict[str, Row] = {}
     known, count = set[str](), 0
-    for label, change in _changes(base, spec, variants, path):
+    for label, change, own in _changes(base, spec, variants, path):
         count += 1
         source = f"{path} (run {label})"
+        own = _options(own, source)
         config = configure(base, change, source=source)
         _check_plugins(config, known, source)
         name = run_id(config)
-        rows.setdefault(name, Row(len(rows), name, config.name, label, config.rounds, change))
+        row = rows.setdefault(name, Row(len(rows), name, config.name, label, config.rounds, change, own))
+        if row.slurm != own:
+            raise ConfigError(
+                f"{source}: is the same run as {row.label}, but asks Slurm for {own or 'nothing of its own'} instead "
+                f"of {row.slurm or 'nothing of its own'}. Slurm's options change no run: give it one set of them."
+            )
     if not rows:
         raise ConfigError(f"{path}: sweep.exclude leaves nothing to run.")
     return Expansion(base, spec, tuple(rows.values()), count - len(rows))
@@ -103,6 +111,23 @@ def _spec(values: Any, path: Path) -> SweepConfig:
         raise ConfigError(f"{path}: " + "; ".join(_problem(problem) for problem in error.errors()) + ".") from error
 
 
+def _options(own: Values, source: str) -> Values:
+    """Options of sbatch for one run, checked as `sweep.slurm` is."""
+    if not own:
+        return {}
+    try:
+        checked = SweepConfig.model_validate({"slurm": own}).slurm
+    except pydantic.ValidationError as error:
+        raise ConfigError(f"{source}: " + "; ".join(_problem(problem) for problem in error.errors()) + ".") from error
+    return {key.lstrip("-"): value for key, value in checked.items()}
+
+
+def _apart(values: Values) -> tuple[Values, Any]:
+    """Changes of the configuration, and options of sbatch ("slurm.mem: 8G", or "slurm: {mem: 8G}")."""
+    own = {key: value for key, value in values.items() if str(key).partition(".")[0] == "slurm"}
+    return {key: value for key, value in values.items() if key not in own}, _nested(own).get("slurm", {})
+
+
 def _problem(problem: Any) -> str:
     if problem["type"] != "extra_forbidden":
         return describe(problem, "sweep")
@@ -113,21 +138,25 @@ def _problem(problem: Any) -> str:
     return f"{where} is not a known key{nearest(str(key), known)}. Known: {', '.join(known)}"
 
 
-def _changes(base: Values, spec: SweepConfig, variants: Values, path: Path) -> Iterator[tuple[str, Values]]:
-    """Every combination as (label, change of the base)."""
+def _changes(base: Values, spec: SweepConfig, variants: Values, path: Path) -> Iterator[tuple[str, Values, Values]]:
+    """Every combination as (label, change of the base, options of sbatch)."""
     seeds = list(range(spec.seeds)) if isinstance(spec.seeds, int) else spec.seeds
     matched = set[str]()
     for variant, change in variants.items() or [(None, {})]:
         for entry, values in itertools.product(spec.entries or [{}], _products(spec.grid)):
             for more in _conditional(base, spec, [change, entry, values], matched):
-                parts = [entry, values, more]
+                parts, options = zip(*map(_apart, (entry, values, more)), strict=True)
+                for given in options:
+                    if not isinstance(given, dict):
+                        raise ConfigError(f"{path}: slurm: {given!r} must be options of sbatch, e.g. {{mem: 8G}}.")
+                own = {key: value for given in options for key, value in given.items()}
                 whole = joined([change, *map(_nested, parts)])
                 if _excluded(merged(base, whole), spec, matched):
                     continue
                 for seed in [None] if seeds is None else seeds:
                     last = {} if seed is None else {"seed": seed}
                     words = [str(variant)] if variant is not None else []
-                    yield " ".join([*words, *_words([*parts, last])]) or "base", joined([whole, last])
+                    yield " ".join([*words, *_words([*parts, last])]) or "base", joined([whole, last]), own
     asked = {key for condition in [*(w.condition for w in spec.when), *spec.exclude] for key in condition}
     for key in sorted(asked - matched):
         raise ConfigError(f"{path}: a condition of the sweep asks for {key}, which no run has. Mend its name.")

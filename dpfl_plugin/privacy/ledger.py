@@ -11,6 +11,7 @@ damage that proves nothing wrong: it is set aside in a file beside the ledger, a
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -22,7 +23,7 @@ from types import TracebackType
 from typing import Any, BinaryIO, Final
 
 from dpfl_plugin.access import Access, opener
-from dpfl_plugin.errors import LedgerError
+from dpfl_plugin.errors import MAKE_ROOM, LedgerError, is_full
 from dpfl_plugin.privacy.events import Charge, SampledGaussian
 
 SCHEMA: Final = 1
@@ -76,9 +77,15 @@ class Ledger:
         except FileExistsError as error:
             raise LedgerError(f"{self.path} exists: open it to go on, or choose another folder.") from error
         except OSError as error:
-            raise LedgerError(f"{self.path} cannot be written: {error.strerror}.") from error
-        self._write({"ledger": SCHEMA, "facts": self.facts})
-        self.sync()
+            room = f" {MAKE_ROOM}" if is_full(error) else ""
+            raise LedgerError(f"{self.path} cannot be written: {error.strerror}.{room}") from error
+        try:
+            self._write({"ledger": SCHEMA, "facts": self.facts})
+            self.sync()
+        except LedgerError:
+            with contextlib.suppress(OSError):
+                self._file.close()  # nobody gets this ledger, who could
+            raise
         _sync_folder(self.path.parent)
 
     @classmethod
@@ -236,7 +243,10 @@ class Ledger:
     def _failed(self, error: OSError) -> LedgerError:
         # After a failed write or fsync it is unknown what is on disk; a second try could report success wrongly.
         self._usable = False
-        return LedgerError(f"{self.path} could not be written ({error.strerror}): nothing that it covers may leave.")
+        room = f" {MAKE_ROOM}" if is_full(error) else ""
+        return LedgerError(
+            f"{self.path} could not be written ({error.strerror}): nothing that it covers may leave.{room}"
+        )
 
     def _write(self, content: dict[str, Any]) -> None:
         if self._file is None:

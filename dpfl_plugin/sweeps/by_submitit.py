@@ -7,11 +7,12 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dpfl_plugin.errors import ConfigError, DpflError
 from dpfl_plugin.sweeps.manifest import Sweep
+from dpfl_plugin.sweeps.resources import minutes
 from dpfl_plugin.sweeps.scripts import LEAD_SECONDS
 
 DEFAULT_MINUTES = 60
@@ -50,8 +51,17 @@ class Task:
             time.sleep(0.1)
 
 
-def submit(sweep: Sweep, tasks: Sequence[int], *, at_once: int | None, pack: int, jobs: int) -> str:
-    """Hand the tasks to Slurm as one array; returns the job's number.
+def submit(
+    sweep: Sweep,
+    tasks: Sequence[int],
+    *,
+    name: str,
+    asked: Mapping[str, str | int | bool],
+    at_once: int | None,
+    pack: int,
+    jobs: int,
+) -> str:
+    """Hand the tasks to Slurm as one array, with the options ``asked`` of sbatch; returns the job's number.
 
     Raises:
         ConfigError: submitit is not installed, or finds no Slurm.
@@ -64,9 +74,9 @@ def submit(sweep: Sweep, tasks: Sequence[int], *, at_once: int | None, pack: int
         executor = submitit.SlurmExecutor(folder=sweep.folder / "submitit" / "%j")
     except RuntimeError as error:
         raise ConfigError(f"--on submitit: {error}. Use --on local, or slurm/dev-cluster.") from error
-    options = {key.lstrip("-"): value for key, value in sweep.spec.slurm.items() if value is not False}
+    options = {key.lstrip("-"): value for key, value in asked.items() if value is not False}
     executor.update_parameters(
-        job_name=sweep.rows[0].name,
+        job_name=name,
         time=minutes(str(options.pop("time", DEFAULT_MINUTES))),
         array_parallelism=at_once or len(tasks),
         signal_delay_s=LEAD_SECONDS,
@@ -80,14 +90,3 @@ def submit(sweep: Sweep, tasks: Sequence[int], *, at_once: int | None, pack: int
     with executor.batch():
         array = [executor.submit(Task([*words, str(task), *packing])) for task in tasks]
     return str(array[0].job_id).partition("_")[0]
-
-
-def minutes(time: str) -> int:
-    """Slurm's ways to write a time limit, in minutes, rounded up: 30, 30:00, 1:30:00, 2-12, 2-12:30, 2-12:30:00."""
-    days, dash, rest = time.rpartition("-")
-    parts = [int(part) for part in rest.split(":")]
-    if dash or len(parts) == 3:
-        hours, mins, seconds = (*parts, 0, 0)[:3]
-    else:
-        hours, mins, seconds = 0, *(*parts, 0)[:2]
-    return int(days or 0) * 1440 + hours * 60 + mins + (seconds > 0)

@@ -24,7 +24,7 @@ from dpfl_plugin.config.load import read_yaml
 from dpfl_plugin.config.schema import SweepConfig
 from dpfl_plugin.config.sweep import Expansion, Row
 from dpfl_plugin.config.yaml_text import dump
-from dpfl_plugin.errors import ConfigError, DataError
+from dpfl_plugin.errors import ConfigError, DataError, is_full
 from dpfl_plugin.training.folder import RunFolder, to_json, write_atomic
 
 SCHEMA: Final = 1
@@ -61,12 +61,22 @@ class Sweep:
     def folder_of(self, row: Row) -> RunFolder:
         return RunFolder(self.runs / row.name / row.id, self.access)
 
+    def chunks(self, pack: int) -> list[tuple[Row, ...]]:
+        """The rows of each task: ``pack`` successive ones of the manifest that ask Slurm for the same."""
+        alike: dict[str, list[Row]] = {}
+        for row in self.rows:
+            alike.setdefault(json.dumps(row.slurm, sort_keys=True), []).append(row)
+        return [tuple(rows[i : i + pack]) for rows in alike.values() for i in range(0, len(rows), pack)]
+
     def tasks(self, rows: Sequence[Row], pack: int) -> list[int]:
-        """The tasks, of ``pack`` successive rows of the manifest each, that hold these rows."""
-        return sorted({row.index // pack for row in rows})
+        """The tasks that hold these rows."""
+        wanted = {row.index for row in rows}
+        return [task for task, chunk in enumerate(self.chunks(pack)) if any(row.index in wanted for row in chunk)]
 
     def rows_of(self, task: int, pack: int) -> tuple[Row, ...]:
-        return self.rows[task * pack : (task + 1) * pack]
+        """The rows of a task; none if there is no such task."""
+        chunks = self.chunks(pack)
+        return chunks[task] if 0 <= task < len(chunks) else ()
 
 
 def plan(expansion: Expansion, source: Path, out: Path, ledger: Path | None = None) -> Sweep:
@@ -112,6 +122,8 @@ def write(sweep: Sweep) -> None:
         write_atomic(sweep.folder / "sweep.json", to_json(facts), sweep.access)
         write_atomic(sweep.folder / "manifest.jsonl", _lines(sweep.rows), sweep.access)
     except OSError as error:
+        if is_full(error):
+            raise
         raise ConfigError(f"{sweep.folder}: cannot be written to ({error.strerror}). Use another --out.") from error
 
 
@@ -156,7 +168,9 @@ def sweeps_in(out: Path) -> list[Path]:
 
 def _lines(rows: Sequence[Row]) -> str:
     # Not to_json: an infinity that a run is given has to come back as one.
-    return "".join(json.dumps(asdict(row)) + "\n" for row in rows)
+    # Options of a run's own are left out where there are none, so that a sweep without any is the one it always was.
+    facts = ({key: value for key, value in asdict(row).items() if key != "slurm" or value} for row in rows)
+    return "".join(json.dumps(row) + "\n" for row in facts)
 
 
 def _base(base: dict[str, Any]) -> str:

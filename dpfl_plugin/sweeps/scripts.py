@@ -43,13 +43,15 @@ def script(
 ) -> str:
     """A batch script: ``options`` of sbatch, shell lines of ``setup``, and a command in words of shell."""
     lines = ["#!/usr/bin/env bash", *(f"# {note}".rstrip() for note in notes or [])]
-    lines += [f"#SBATCH --{key}" + ("" if value is True else f"={_quoted(value)}") for key, value in options.items()]
+    lines += [
+        f"#SBATCH --{key}" + ("" if value is True else f"={_quoted(key, value)}") for key, value in options.items()
+    ]
     return "\n".join(
         [*lines, "", "set -u", _STOPPING + "\n".join([*setup, f"command=({' '.join(command)})"]), _RUNNING]
     )
 
 
-def _quoted(value: str | int) -> str:
+def _quoted(key: str, value: str | int) -> str:
     """A value on a line for sbatch, which takes quotes as a shell does.
 
     Raises:
@@ -57,7 +59,11 @@ def _quoted(value: str | int) -> str:
     """
     text = str(value)
     if not text.isprintable():
-        raise ConfigError(f"{text!r} cannot be told to sbatch: it is a line's, and this has a control character.")
+        where = "--out: the folder" if key == "output" else f"sweep.slurm.{key}:"
+        raise ConfigError(
+            f"{where} {text!r} cannot be told to sbatch, which reads options line by line: it has a line's end or "
+            "another control character. Leave that out; spaces, quotes and % are fine."
+        )
     # A backslash counts in any quotes of sbatch's.
     return text if _PLAIN.fullmatch(text) else shlex.quote(text.replace("\\", r"\\"))
 
@@ -110,6 +116,7 @@ _SETUP: Final = [
     '[ -z "${DPFL_SETUP:-}" ] || . "$DPFL_SETUP"',
     "python=${DPFL_PYTHON:-.venv/bin/python}",
 ]
+_DOCTOR: Final = '"$python" -P -m dpfl_plugin doctor --slurm {out} || echo "dpfl: going on all the same" >&2'
 
 _SHORT_MESSAGES: Final = [
     "# Slurm's pmi2 reads 1,023 bytes of a message. MPICH's have any length over UCX, and are short over OFI.",
@@ -128,13 +135,13 @@ def templates() -> dict[str, str]:
     return {
         "one_node.sbatch": script(
             requeueing(job_name="dpfl", nodes=1, ntasks=1, **once),
-            _SETUP,
+            [*_SETUP, _DOCTOR.format(out='${OUT:+--out "$OUT"}')],
             ['"$python" -P', *run],
             _notes("A run on one node.", "CONFIG=configs/quickstart.yaml sbatch slurm/one_node.sbatch", several[:4]),
         ),
         "many_nodes.sbatch": script(
             requeueing(job_name="dpfl-mpi", nodes=2, ntasks=5, **once),
-            [*_SETUP, *_SHORT_MESSAGES],
+            [*_SETUP, *_SHORT_MESSAGES, _DOCTOR.format(out='${OUT:+--out "$OUT"}')],
             [srun, '"$python" -P', mpi, *run],
             _notes(
                 "A run over MPI: rank 0 is the server, the others host silos. Any number of ranks gives the same bits.",
@@ -144,7 +151,7 @@ def templates() -> dict[str, str]:
         ),
         "array.sbatch": script(
             requeueing(job_name="dpfl-sweep", array="0-11%3", output="%x-%A_%a.txt", time="01:00:00"),
-            _SETUP,
+            [*_SETUP, _DOCTOR.format(out='--out "$SWEEP"')],
             ['"$python"', '-P -m dpfl_plugin sweep-task "$SWEEP" "$SLURM_ARRAY_TASK_ID"', *_PACKED],
             _notes(
                 "The tasks of a sweep by hand; dpfl sweep --on slurm writes and submits its own, with the right array.",

@@ -85,7 +85,7 @@ def finished(folder: RunFolder) -> bool:
 
 def state_of(folder: RunFolder, rounds: int | None, now: float) -> State:
     """The state of a run that has a folder; ``rounds`` of how many, for the time that is left."""
-    result, task = _read(folder.result), _read_task(folder)
+    result, task = _read(folder.result), task_of(folder)
     status = (result or {}).get("status")
     if result is not None and status in ("done", "budget_exhausted"):
         return _done(folder, result, task)
@@ -147,7 +147,7 @@ def _number(value: Any) -> float | None:
     return None if value is None else float(value)
 
 
-def _read_task(folder: RunFolder) -> dict[str, Any] | None:
+def task_of(folder: RunFolder) -> dict[str, Any] | None:
     """What `task.json` says; nothing if it does not say whose process it is of."""
     task = _read(task_file(folder))
     whole = task is not None and (

@@ -10,12 +10,12 @@ import time
 import traceback
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from dpfl_plugin.config.sweep import Row
-from dpfl_plugin.errors import BusyError, ConfigError, DpflError
+from dpfl_plugin.errors import BusyError, ConfigError, DpflError, system_says
 from dpfl_plugin.sweeps import state
 from dpfl_plugin.training.folder import RunFolder
 
@@ -70,6 +70,7 @@ class _Live:
     pipe: int
     tries: int
     beaten: float
+    slot: int
 
 
 @dataclass
@@ -84,6 +85,8 @@ class Supervisor:
         say: gets a line for every run that ends.
         launched: `begin` becomes a launcher of ranks. It may end with any exit code if it, one of its ranks or Slurm's
             step was killed, so what counts is what the run itself has noted (`state.note_end`).
+        gpus: as CUDA_VISIBLE_DEVICES names them; runs at the same time have one each, or share evenly. Without any,
+            runs see what this process sees.
     """
 
     begin: Begin
@@ -93,6 +96,7 @@ class Supervisor:
     say: Callable[[str], None]
     facts: dict[str, Any] = field(default_factory=dict)
     launched: bool = False
+    gpus: Sequence[str] = ()
 
     def run(self, rows: Iterable[Row]) -> int:
         """Run all that are neither finished nor failed; returns 0, 1 (some failed) or 4 (interrupted)."""
@@ -147,6 +151,8 @@ class Supervisor:
         if self.launched:
             with contextlib.suppress(OSError):  # the run will say so
                 state.forget_end(folder)
+        taken = {live.slot for live in self._live.values()}
+        slot = next(number for number in range(self.jobs) if number not in taken)
         out, into = os.pipe()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -156,14 +162,16 @@ class Supervisor:
             pid = os.fork()
         if pid == 0:
             os.close(out)
-            self._be(row, into)
+            self._be(row, into, slot)
         os.close(into)
-        self._live[pid] = _Live(row, out, tries, time.monotonic())
+        self._live[pid] = _Live(row, out, tries, time.monotonic(), slot)
         self._note(row, "running", pid=pid, tries=tries)
 
-    def _be(self, row: Row, into: int) -> None:
+    def _be(self, row: Row, into: int, slot: int) -> None:
         """The run's own process; never returns."""
         code, reason, parent = FAILED, "", os.getppid()
+        if self.gpus:  # CUDA has not begun yet: a process that is forked after that cannot use it
+            os.environ["CUDA_VISIBLE_DEVICES"] = self.gpus[slot % len(self.gpus)]
         try:
             # An orphan ends, too: else it would go on beside the task that takes its place, as far as locks allow.
             code, reason = self.begin(row, lambda: self.stop.asked or os.getppid() != parent)
@@ -172,7 +180,7 @@ class Supervisor:
         except DpflError as error:
             reason = str(error)
         except OSError as error:  # a full or vanished disk
-            reason = str(error)
+            reason = system_says(error)
         except BaseException as error:
             traceback.print_exc()
             reason = f"{type(error).__name__}: {error}"
@@ -234,7 +242,7 @@ class Supervisor:
         try:
             state.write_task(self.folder_of(row), what, host=os.uname().nodename, **self.facts, **more)
         except OSError as error:  # a full disk: the run's process finds it, too, and says so
-            self.say(f"{row.index}: {error}")
+            self.say(f"{row.index}: {system_says(error)}")
 
     def _signal(self, number: int) -> None:
         for pid in self._live:

@@ -6,11 +6,13 @@ tensors, and one of themselves: a checkpoint that is not to the bit what was wri
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -22,7 +24,7 @@ from dpfl_plugin.access import FILES, Access, make_folder, opener
 from dpfl_plugin.core.requests import request_digest
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import DataError
-from dpfl_plugin.training.folder import sync_folder, to_json
+from dpfl_plugin.training.folder import naming, sync_folder, to_json
 
 SCHEMA = 4
 VECTORS: Final = ("server", "silos")
@@ -55,9 +57,10 @@ def save(folder: Path, checkpoint: Checkpoint, access: Access = "owner") -> None
     for name, vectors in zip(VECTORS, (checkpoint.server, checkpoint.silos), strict=True):
         path = temporary / f"{name}.safetensors"
         digests[name] = request_digest(vectors).hex()
-        save_file({key: value.contiguous() for key, value in vectors.items()}, path)
-        path.chmod(FILES[access])  # till then nobody enters its folder who may not
-        _sync(path)
+        with naming(path), _as_of_the_system():
+            save_file({key: value.contiguous() for key, value in vectors.items()}, path)
+            path.chmod(FILES[access])  # till then nobody enters its folder who may not
+            _sync(path)
     write_facts(temporary / "facts.json", {"rounds": checkpoint.rounds, **checkpoint.facts, "digests": digests}, access)
     _sync(temporary / "facts.json")
     os.rename(temporary, final)
@@ -69,8 +72,20 @@ def save(folder: Path, checkpoint: Checkpoint, access: Access = "owner") -> None
 def write_facts(path: Path, facts: Mapping[str, Any], access: Access = "owner") -> None:
     """Write the facts of a checkpoint, with a digest of themselves."""
     plain = json.loads(to_json({"schema": SCHEMA, **facts}))
-    with open(path, "w", opener=opener(access)) as file:
+    with naming(path), open(path, "w", opener=opener(access)) as file:
         file.write(to_json({**plain, "digest": _digest(plain)}))
+
+
+@contextlib.contextmanager
+def _as_of_the_system() -> Iterator[None]:
+    """A full disk as Python has it: safetensors, written in Rust, raises an error of its own."""
+    try:
+        yield
+    except SafetensorError as error:
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
 
 
 def _digest(facts: Mapping[str, Any]) -> str:
@@ -126,5 +141,5 @@ def _all(folder: Path) -> list[Path]:
 
 
 def _sync(path: Path) -> None:
-    with open(path, "rb+") as file:
+    with naming(path), open(path, "rb+") as file:
         os.fsync(file.fileno())

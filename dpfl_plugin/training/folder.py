@@ -9,10 +9,10 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from dpfl_plugin.access import Access, make_folder, opener
-from dpfl_plugin.errors import BusyError, ConfigError
+from dpfl_plugin.errors import BusyError, ConfigError, is_full
 
 
 def write_atomic(path: Path, content: bytes | str, access: Access | None = None) -> None:
@@ -23,12 +23,28 @@ def write_atomic(path: Path, content: bytes | str, access: Access | None = None)
     """
     temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
     temporary.unlink(missing_ok=True)  # a process of this number that crashed: its mode may be any
-    with open(temporary, "wb", opener=opener(access)) as file:
-        file.write(content.encode() if isinstance(content, str) else content)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with naming(path), open(temporary, "wb", opener=opener(access)) as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)  # on a full disk, what is there of it takes room from others
+        raise
     os.replace(temporary, path)
     sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Name the file in errors of the system: those of writing and syncing, other than those of opening, do not."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or (error.filename is not None and not is_full(error)):
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def sync_folder(folder: Path) -> None:
@@ -61,8 +77,10 @@ def _finite(value: Any) -> Any:
 
 
 @contextlib.contextmanager
-def locked(path: Path, taken: str, *, other: str = "folder") -> Iterator[None]:
+def locked(path: Path, taken: str, *, other: str = "folder") -> Iterator[TextIO]:
     """Hold a lock file; the system lets go of it when the process ends, however it ends.
+
+    Yields the file: a child that inherits its descriptor holds the lock, too, until it ends.
 
     Args:
         taken: the message for whom finds it held; ``{holder}`` says by which process.
@@ -74,6 +92,8 @@ def locked(path: Path, taken: str, *, other: str = "folder") -> Iterator[None]:
     try:
         lock = open(path, "a+", opener=opener("owner"))  # noqa: SIM115, it is closed below
     except OSError as error:
+        if is_full(error):
+            raise
         raise _unwritable(path.parent, error, other) from error
     with lock:
         try:
@@ -85,10 +105,10 @@ def locked(path: Path, taken: str, *, other: str = "folder") -> Iterator[None]:
             raise _without_locks(path.parent, str(error.strerror), other) from error
         if not _excludes(path):
             raise _without_locks(path.parent, "a second one was granted beside the first", other)
-        lock.truncate(0)
-        lock.write(f"pid {os.getpid()} on {os.uname().nodename}")
-        lock.flush()
-        yield
+        with naming(path):  # by the system's own call: what stayed in a buffer would fail once more at the file's close
+            os.ftruncate(lock.fileno(), 0)
+            os.write(lock.fileno(), f"pid {os.getpid()} on {os.uname().nodename}".encode())
+        yield lock
 
 
 def _excludes(path: Path) -> bool:
@@ -148,7 +168,7 @@ class RunFolder:
 
     def append(self, path: Path, text: str) -> None:
         """Add to a file of this folder."""
-        with open(path, "a", opener=opener(self.access)) as file:
+        with naming(path), open(path, "a", opener=opener(self.access)) as file:
             file.write(text)
 
     @contextlib.contextmanager
@@ -161,6 +181,8 @@ class RunFolder:
         try:
             self.make()
         except OSError as error:
+            if is_full(error):
+                raise
             raise _unwritable(self.path, error, "--out") from error
         what = f"{self.path}: another process ({{holder}}) is running this very configuration. "
         with locked(self.path / ".lock", what + "Wait for it, end it, or use another --out.", other="--out"):

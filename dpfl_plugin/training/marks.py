@@ -7,6 +7,7 @@ of the silos. Two marks of one key are equal if the records are, and that is all
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import os
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from dpfl_plugin.data.base import Survey
-from dpfl_plugin.errors import DataError
+from dpfl_plugin.errors import DataError, is_full
 from dpfl_plugin.training.folder import private_folder, sync_folder
 
 KEY_BYTES: Final = 32
@@ -70,6 +71,10 @@ class MarkKey:
             _put(temporary, self.path)
             sync_folder(self.path.parent)
         except OSError as error:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            if is_full(error):
+                raise OSError(error.errno, error.strerror, str(self.path)) from error
             raise DataError(f"{self.path}: the silos' key cannot be written ({error.strerror}).") from error
         self.kept = True
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from dpfl_plugin.training.folder import private_folder, to_json
+from dpfl_plugin.training.folder import naming, private_folder, to_json
 
 FINAL: Final = "final"
 Measures = Mapping[int, Sequence[float | None]]
@@ -79,7 +79,7 @@ class Notes:
         private_folder(self.path.parent)
         silos = [[silo, *values] for silo, values in found.items()]
         line = {"after": FINAL if after is None else after, "at": at, "silos": silos}
-        with open(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a") as file:
+        with naming(self.path), open(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a") as file:
             file.write(json.dumps(line) + "\n")
             file.flush()
             os.fsync(file.fileno())

@@ -160,3 +160,25 @@ def test_reading_a_sweep_and_its_state_needs_no_torch() -> None:
     code = "import sys, dpfl_plugin.cli.status; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_options_of_sbatch_belong_to_their_runs_and_change_none(tmp_path: Path) -> None:
+    plain = runs(tmp_path, {"list": [{"seed": 1}, {"seed": 2}], "grid": {"rounds": [3, 4]}})
+    entries = [{"seed": 1, "slurm.mem": "8G"}, {"seed": 2, "slurm": {"mem": "4G", "--time": 5}}]
+    own = runs(tmp_path, {"list": entries, "grid": {"rounds": [3, 4]}})
+    assert [row.slurm for row in own.rows] == [{"mem": "8G"}] * 2 + [{"mem": "4G", "time": 5}] * 2
+    assert [(row.id, row.label, row.changes) for row in own.rows] == [(r.id, r.label, r.changes) for r in plain.rows]
+
+
+@pytest.mark.parametrize(
+    ("entries", "said"),
+    [
+        ([{"seed": 1, "slurm.mem": "8G"}, {"seed": 1, "slurm.mem": "9G"}], "is the same run as seed=1, but asks Slurm"),
+        ([{"seed": 1, "slurm.array": "0-3"}], "seed=1.*array is set by dpfl sweep itself"),
+        ([{"seed": 1, "slurm.mem": [1, 2]}], "sweep.slurm.mem"),
+        ([{"seed": 1, "slurm": 3}], "must be options of sbatch"),
+    ],
+)
+def test_options_of_sbatch_that_make_no_sense_are_refused(tmp_path: Path, entries: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        runs(tmp_path, {"list": entries})

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from dpfl_plugin.errors import ConfigError, DpflError
-from dpfl_plugin.sweeps import by_submitit
+from dpfl_plugin.sweeps import by_submitit, resources
 from tests.config.test_sweep import runs
 
 
@@ -16,7 +16,7 @@ from tests.config.test_sweep import runs
     [("30", 30), ("30:00", 30), ("30:01", 31), ("1:30:00", 90), ("2-12", 3600), ("2-12:30", 3630), ("0-0:0:5", 1)],
 )
 def test_time_limits(text: str, count: int) -> None:
-    assert by_submitit.minutes(text) == count
+    assert resources.minutes(text) == count
 
 
 def test_a_task_that_fails_is_one_that_raises() -> None:
@@ -32,8 +32,8 @@ def test_without_it_or_without_slurm(monkeypatch: pytest.MonkeyPatch, tmp_path) 
     with monkeypatch.context() as patched:
         patched.setitem(sys.modules, "submitit", None)
         with pytest.raises(ConfigError, match="not installed"):
-            by_submitit.submit(sweep, [0], at_once=None, pack=1, jobs=1)
+            by_submitit.submit(sweep, [0], name="run.1", asked={}, at_once=None, pack=1, jobs=1)
     pytest.importorskip("submitit")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match="Use --on local"):
-        by_submitit.submit(sweep, [0], at_once=None, pack=1, jobs=1)
+        by_submitit.submit(sweep, [0], name="run.1", asked={}, at_once=None, pack=1, jobs=1)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from dpfl_plugin.config.sweep import Row
-from dpfl_plugin.errors import BusyError, ConfigError
+from dpfl_plugin.errors import MAKE_ROOM, BusyError, ConfigError
 from dpfl_plugin.sweeps import state, supervisor
 from dpfl_plugin.sweeps.supervisor import BUSY, DONE, FAILED, INTERRUPTED, LOST, TRIES, Begin, Stop, Supervisor
 from dpfl_plugin.training.folder import RunFolder
@@ -30,7 +30,7 @@ class Bench:
     def folder(self, row: Row) -> RunFolder:
         return RunFolder(self.out / row.id)
 
-    def run(self, do: Begin, jobs: int = 2, rows: list[Row] = ROWS, *, launched: bool = False) -> int:
+    def run(self, do: Begin, jobs: int = 2, rows: list[Row] = ROWS, *, launched: bool = False, gpus: Any = ()) -> int:
         def begin(row: Row, stop: Callable[[], bool]) -> tuple[int, str]:
             with open(self.out / "begun", "a") as file:
                 file.write(f"{row.index}\n")
@@ -40,7 +40,9 @@ class Bench:
             return code, reason
 
         with self.stop.listening():
-            return Supervisor(begin, self.folder, jobs, self.stop, self.said.append, launched=launched).run(rows)
+            return Supervisor(begin, self.folder, jobs, self.stop, self.said.append, launched=launched, gpus=gpus).run(
+                rows
+            )
 
     def begun(self) -> list[int]:
         return [int(line) for line in (self.out / "begun").read_text().splitlines()]
@@ -83,6 +85,24 @@ def test_no_more_at_a_time_than_jobs(bench: Bench) -> None:
     assert max(int(path.read_text()) for path in bench.out.glob("seen-*")) == 2
 
 
+@pytest.mark.parametrize("gpus", [(), ("3", "GPU-a")])
+def test_runs_at_the_same_time_have_a_gpu_each(
+    bench: Bench, gpus: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-a")
+
+    def do(row: Row, stop: Callable[[], bool]) -> tuple[int, str]:
+        (bench.out / f"gpu-{row.index}").write_text(os.environ["CUDA_VISIBLE_DEVICES"])
+        if row.index < 2:  # these two at the same time
+            wait_for(lambda: {0, 1} <= set(bench.begun()))
+        return DONE, ""
+
+    assert bench.run(do, jobs=2, gpus=gpus) == DONE
+    seen = [(bench.out / f"gpu-{row.index}").read_text() for row in ROWS]
+    assert set(seen[:2]) == set(gpus or ["3,GPU-a"]) and set(seen) == set(seen[:2])
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "3,GPU-a"
+
+
 def raises(error: BaseException) -> Begin:
     def do(row: Row, stop: Callable[[], bool]) -> tuple[int, str]:
         if row.index == 1:
@@ -96,7 +116,7 @@ def raises(error: BaseException) -> Begin:
     ("error", "reason"),
     [
         (ConfigError("seed=1: is unlucky."), "seed=1: is unlucky."),
-        (OSError(28, "No space left on device"), "[Errno 28] No space left on device"),
+        (OSError(28, "No space left", "/a/b"), f"/a/b: cannot be written (No space left). {MAKE_ROOM}"),
         (ZeroDivisionError("by nought"), "ZeroDivisionError: by nought"),
         (SystemExit(3), "SystemExit: 3"),
     ],

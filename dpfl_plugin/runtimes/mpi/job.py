@@ -28,6 +28,8 @@ from dpfl_plugin.training.runtime import ChargeSink, Runtime
 
 # How launchers tell a process of the others: Open MPI, MPICH and Intel MPI, PMI-2 (srun), PMIx (srun, Open MPI 5).
 SIZES: Final = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS")
+# For the first process to say why none of them can go on: srun --kill-on-bad-exit ends it when another ends before.
+SAY_SECONDS: Final = 10.0
 RANKS: Final = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "MPI_LOCALRANKID")
 REPORT_SECONDS = 30.0
 GOODBYE_SECONDS = 5.0  # for silo ranks to end by themselves, before they are ended
@@ -90,7 +92,8 @@ class Job:
             raise ConfigError(
                 f"{started} processes were started, but the MPI library of mpi4py ({library}) sees {self.size}: it "
                 "belongs to another MPI than the mpirun. Use its own mpirun, or name the mpirun's library by "
-                "MPI4PY_LIBMPI=/path/to/libmpi.so; dpfl doctor shows both."
+                "MPI4PY_LIBMPI=/path/to/libmpi.so; dpfl doctor shows both. Under srun: --mpi=pmix for Open MPI, "
+                "--mpi=pmi2 for MPICH and Intel MPI."
             )
         silos = self._world.Split(color=int(self.rank > 0))
         self._local_rank = int(silos.Split_type(mpi.COMM_TYPE_SHARED).rank)
@@ -249,6 +252,7 @@ def join() -> Job | None:
         except ConfigError:
             if _said_by_first():
                 raise
+            time.sleep(SAY_SECONDS)
             sys.exit(2)
     return _job
 

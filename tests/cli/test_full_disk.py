@@ -1,0 +1,112 @@
+"""A disk that is full: the file is named with what to do, nothing that was saved is lost, and it goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dpfl_plugin.errors import MAKE_ROOM, LedgerError
+from dpfl_plugin.privacy.events import Charge
+from dpfl_plugin.privacy.ledger import Ledger
+from tests.cli import sweeping
+from tests.cli.command import dpfl, write
+
+PAGE = 4096
+SHORT = {"rounds": 4, "checkpoint": {"every": 2}}
+
+
+class Disk:
+    """A small file system of its own, of which all but some pages are taken."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def leave(self, pages: int) -> None:
+        free = os.statvfs(self.path).f_bavail
+        with open(self.path / "taken", "ab") as file:
+            file.write(bytes((free - pages) * PAGE))
+
+    def make_room(self) -> None:
+        (self.path / "taken").unlink()
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    path = tmp_path / "disk"
+    path.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "dpfl", path], check=False, capture_output=True)
+    if done.returncode:
+        pytest.skip("no small file system can be mounted here")
+    yield Disk(path)
+    subprocess.run(["umount", "--lazy", path], check=True)
+
+
+def charged(out: Path) -> set[Charge]:
+    """What the ledger of the one run in a folder holds; nothing if it does not have its first line."""
+    with contextlib.suppress(LedgerError, StopIteration):
+        return set(Ledger.open(next(out.rglob("ledger.jsonl")), append=False))
+    return set()
+
+
+def test_wherever_the_space_ends_the_run_says_so_and_goes_on(disk: Disk, tmp_path: Path) -> None:
+    config, named = write(tmp_path, SHORT), set()
+    expected = dpfl("run", config, "--out", tmp_path / "runs", "--json").json
+    for pages in (0, 1, 2, 3, 5, 8, 9, 11, 14, 18):
+        out = disk.path / f"runs {pages}"
+        disk.leave(pages)
+        done = dpfl("run", config, "--out", out, "--resume")
+        message = done.err.splitlines()[-1]
+        assert done.code == 1 and "Traceback" not in done.err and MAKE_ROOM in message, (pages, done.err)
+        assert str(out) in message or pages == 0, message
+        assert not [*out.rglob(".*.tmp-*")], "what was begun takes no room"
+        named.add(message.partition(" c")[0].rpartition("/")[2].rstrip(":"))
+        before = charged(out)
+        disk.make_room()
+        again = dpfl("run", config, "--out", out, "--resume", "--json")
+        assert again.code == 0 and again.json["model_sha256"] == expected["model_sha256"], (pages, again.err)
+        assert before <= charged(out)
+    assert {"ledger.jsonl", "server.safetensors", "key"} <= named, named
+
+
+def test_runs_of_a_sweep_fail_with_that_reason_and_are_tried_again(disk: Disk) -> None:
+    path = sweeping.write(disk.path, {"seeds": 2}, SHORT)
+    disk.leave(14)
+    done = dpfl("sweep", path, "--out", disk.path / "out")
+    assert done.code == 1 and MAKE_ROOM in done.err and f"{disk.path}/out/" in done.err, done.err
+    disk.make_room()
+    assert dpfl("sweep", path, "--out", disk.path / "out", "--retry").code == 0
+    assert len(sweeping.left(disk.path / "out")) == 2
+
+
+@pytest.mark.parametrize("name", ["ledger.jsonl", ".config.yaml.tmp", "facts.json", ".result.json.tmp"])
+def test_a_file_that_cannot_be_synced_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Where no file system can be mounted, too."""
+    fsync = os.fsync
+
+    def full(handle: int) -> None:
+        if name in os.readlink(f"/proc/self/fd/{handle}"):
+            raise OSError(122, "Disk quota exceeded")
+        fsync(handle)
+
+    config = write(tmp_path, SHORT)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        done = dpfl("run", config, "--out", tmp_path / "runs")
+    assert done.code == 1 and MAKE_ROOM in done.err and "Disk quota exceeded" in done.err, done.err
+    assert name.removeprefix(".").removesuffix(".tmp") in done.err
+    assert dpfl("run", config, "--out", tmp_path / "runs", "--resume").code == 0
+
+
+def test_a_sweep_that_cannot_be_planned_for_lack_of_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, content: object, access: object) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr("dpfl_plugin.sweeps.manifest.write_atomic", full)
+    path = sweeping.write(tmp_path, {"seeds": 2})
+    done = dpfl("sweep", path, "--out", tmp_path / "out")
+    assert done.code == 1 and "base.yaml: cannot be written" in done.err and MAKE_ROOM in done.err
