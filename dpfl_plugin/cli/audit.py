@@ -15,6 +15,7 @@ from rich.table import Table
 from dpfl_plugin import own_folders
 from dpfl_plugin.config.load import base_of, load
 from dpfl_plugin.core.grid import SUM_SLACK
+from dpfl_plugin.data.names import listed
 from dpfl_plugin.errors import ConfigError, DataError
 from dpfl_plugin.privacy.audit import Correlation, Interval
 from dpfl_plugin.runtimes.in_process import InProcess
@@ -80,7 +81,8 @@ def show(reports: Mapping[str, Report], picture: Path | None) -> None:
 
 
 def _what(report: Report) -> str:
-    return f"{report.canaries} canaries in {report.silos} silos, {report.rounds} rounds, {report.seconds:.1f} s"
+    which = f" ({listed(report.canary_silos, report.silo_names)})" if report.silo_names else ""
+    return f"{report.canaries} canaries in {report.silos} silos{which}, {report.rounds} rounds, {report.seconds:.1f} s"
 
 
 def rows(report: Report) -> list[tuple[str, str, str]]:

@@ -24,6 +24,7 @@ from dpfl_plugin.config.load import Plan, Variant, base_of, load
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.rounding import places
 from dpfl_plugin.core.stopwatch import PARTS
+from dpfl_plugin.data.names import called
 from dpfl_plugin.errors import ConfigError, DataError
 from dpfl_plugin.runtimes.mpi import job
 from dpfl_plugin.training.accounting import TOO_FEW_LEFT
@@ -266,10 +267,16 @@ def _of_silos(results: dict[str, Result]) -> list[str]:
             lines.append(f"{label}: {result['reason']}.")
         if early is not None and early["kept_round"] != result["rounds"]:
             lines.append(f"{label}: the model that is kept is that after round {early['kept_round']}.")
+        names = {int(silo): name for silo, name in result.get("silo_names", {}).items()}
+        if names and result.get("dearest_silo") is not None:
+            lines.append(f"{label}: the epsilon is that of {called(result['dearest_silo'], names)}, which spent most.")
         if not silos or result["num_silos"] < 2:
             continue
+        worst = f" ({called(silos['worst'], names)})" if "worst" in silos else ""
         if len(results) == 1:  # of several runs the table has the worst silo
-            lines.append(f"test accuracy of the final model at silos: {_spread(silos['test_accuracy'])}.")
+            lines.append(f"test accuracy of the final model at silos: {_spread(silos['test_accuracy'], worst)}.")
+        elif names:
+            lines.append(f"{label}: the final model is worst at {worst.strip(' ()')}.")
         if "personalised_accuracy" in silos:
             lines.append(
                 f"{label}: of silos' own models: {_spread(silos['personalised_accuracy'])}; better than the final "
@@ -279,10 +286,10 @@ def _of_silos(results: dict[str, Result]) -> list[str]:
     return lines
 
 
-def _spread(of: dict[str, float]) -> str:
+def _spread(of: dict[str, float], worst: str = "") -> str:
     return (
-        f"worst {of['min']:.3f}, 10th percentile {of['p10']:.3f}, median {of['median']:.3f}, best {of['max']:.3f}, "
-        f"mean {of['mean']:.3f}"
+        f"worst {of['min']:.3f}{worst}, 10th percentile {of['p10']:.3f}, median {of['median']:.3f}, "
+        f"best {of['max']:.3f}, mean {of['mean']:.3f}"
     )
 
 

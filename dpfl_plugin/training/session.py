@@ -46,6 +46,7 @@ from dpfl_plugin.training import environment, strangers
 from dpfl_plugin.training.accounting import MOST_ROUNDS, NO_PRIOR, PrivacyAccount, RoundCost, earlier_runs
 from dpfl_plugin.training.beside import NOT_RUN, SHARED, refuse_beside
 from dpfl_plugin.training.build import Parts, build, privacy_rules, weak_claims
+from dpfl_plugin.training.cells import csv_text
 from dpfl_plugin.training.checkpoint import Checkpoint
 from dpfl_plugin.training.evaluations import Evaluations, affordable, evaluation_work, round_work
 from dpfl_plugin.training.experiment import Experiment, Outcome, Progress, TooFewSilosError
@@ -941,6 +942,8 @@ def _write_result(
         "test_accuracy": last(lines, "test_accuracy"),
         "train_loss": last(lines, "train_loss"),
         "silos": _of_silos(final.by_silo),
+        "silo_names": {str(silo): name for silo, name in sorted(parts.names.items())},
+        "dearest_silo": _dearest(said["views"], said["silos"]),
         "lost": progress.losses,
         "early_stopping": _early_stopping(config, parts, progress),
         "noise_multiplier": parts.noise_multiplier,
@@ -992,16 +995,30 @@ def schedule_notes(
 def _of_silos(by_silo: dict[int, SiloMetrics]) -> dict[str, Any] | None:
     """How the final model, and silos' own, do at the silos; None for a run that is not at its end."""
     own = [m.personalised_accuracy for m in by_silo.values() if m.personalised_accuracy is not None]
-    return of_silos([m.test_accuracy for m in by_silo.values()], own)
+    return of_silos(list(by_silo), [m.test_accuracy for m in by_silo.values()], own)
 
 
 def _table_of_silos(by_silo: dict[int, SiloMetrics], parts: Parts) -> str:
-    """`silos.csv`: a line for each silo; the last column is empty where silos have no model of their own."""
-    lines = ["silo,num_train,num_test,test_accuracy,personalised_accuracy"]
-    for silo, m in by_silo.items():
-        own = "" if m.personalised_accuracy is None else repr(m.personalised_accuracy)
-        lines.append(f"{silo},{parts.num_records[silo]},{parts.num_test_records[silo]},{m.test_accuracy!r},{own}")
-    return "\n".join(lines) + "\n"
+    """`silos.csv`: a line for each silo; what it has not, a model of its own or a name, is empty."""
+    return csv_text(
+        [
+            {
+                "silo": silo,
+                "num_train": parts.num_records[silo],
+                "num_test": parts.num_test_records[silo],
+                "test_accuracy": m.test_accuracy,
+                "personalised_accuracy": m.personalised_accuracy,
+                "name": parts.names.get(silo, ""),
+            }
+            for silo, m in by_silo.items()
+        ]
+    )
+
+
+def _dearest(views: Mapping[str, Any], silos: Sequence[Mapping[str, Any]]) -> int | None:
+    """The silo that spent most; None where all spent alike."""
+    worst: int | None = views["server"]["worst_silo"]
+    return worst if len({silo["epsilon"] for silo in silos}) > 1 else None
 
 
 def _early_stopping(config: Config, parts: Parts, progress: Progress) -> dict[str, Any] | None:

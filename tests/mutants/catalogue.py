@@ -3374,6 +3374,14 @@ ON_DEVICE = (
 ACCESS_TESTS = "tests/test_access.py"
 ACCESS = (
     Mutant(
+        "chosen-silos-published",
+        "the statement that everybody may read names the hospitals that took part",
+        "data/federation.py",
+        'return [what], [f"{what}: {listed}"]',
+        'return [f"{what}: {listed}"], []',
+        ("tests/cli/test_silo_names.py::test_which_silos_were_chosen_is_not_published",),
+    ),
+    Mutant(
         "files-for-all",
         "another user of the machine reads the seed and the ledger",
         "access.py",
