@@ -21,6 +21,7 @@ from dpfl_plugin.access import too_open
 from dpfl_plugin.algorithms.base import Regrouping, Setting
 from dpfl_plugin.config.load import run_id, to_yaml
 from dpfl_plugin.config.schema import Config
+from dpfl_plugin.core.rounding import places
 from dpfl_plugin.core.stopwatch import PARTS, STOPPED, Part, Stopwatch
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.data.base import Holding
@@ -72,6 +73,8 @@ STAYED = (
     "losses and accuracies stayed with the silo ranks, since the server must not have them: dpfl report joins them; or "
     "give evaluation.reveal: server, which no epsilon covers."
 )
+LOGGED = {"train_loss": "training loss", "test_accuracy": "test accuracy"}
+STAYED_AT_RANKS = "losses and accuracies are with the silo ranks"
 HUGE_LOSS = 1e6
 GROWN = 1000.0  # a loss that ends so many times above its least, or above 1, is that of a run that diverged
 PLANS_LOOKED_AT = 10  # rounds by whose plans the work of a round is told
@@ -949,6 +952,7 @@ def _write_result(
         "noise_multiplier": parts.noise_multiplier,
         "warnings": [text for text in said["warnings"] if text != SIMULATION],
         "epsilon": said["views"],
+        "earlier_runs": None if said["shared"] is None else said["shared"]["num_runs"],
         "seconds": round(progress.seconds, 3),
         "bytes_up": progress.bytes_up,
         "bytes_down": progress.bytes_down,
@@ -1044,6 +1048,14 @@ def _logged(reporter: Reporter, folder: RunFolder) -> Reporter:
     return _Log(reporter, folder)
 
 
+def _evaluation(line: Mapping[str, Any]) -> str:
+    """An evaluation for people; metrics.jsonl has it for programs."""
+    words = [f"{name} {line[key]:.4g}" for key, name in LOGGED.items() if line[key] is not None]
+    spent = line["epsilon"].get("server")
+    words += [] if spent is None else [f"epsilon {places(spent, 3)} (server)"]
+    return f"after round {line['round']} ({line['phase']}): {', '.join(words) or STAYED_AT_RANKS}"
+
+
 class _Log:
     """Passes everything on, and writes notes and evaluations to log.txt with the time."""
 
@@ -1066,7 +1078,7 @@ class _Log:
         self._reporter.start(rounds, done)
 
     def evaluated(self, line: dict[str, Any]) -> None:
-        self._write(to_json(line, None))
+        self._write(_evaluation(line))
         self._reporter.evaluated(line)
 
     def ticked(self, progress: Progress) -> None:

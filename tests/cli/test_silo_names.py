@@ -50,7 +50,7 @@ def test_names_are_where_the_records_are_and_in_nothing_published(tmp_path: Path
     worst = min(rows, key=lambda row: float(row["test_accuracy"]))
     assert result["silos"]["worst"] == int(worst["silo"])
     number = int(worst["silo"])
-    assert f"worst {float(worst['test_accuracy']):.3f} (silo {number} ({list(NAMES)[number]}))" in done.out
+    assert f"worst {float(worst['test_accuracy']):.3f} at silo {number} ({list(NAMES)[number]})," in done.out
 
     spent = {silo["silo"]: silo["epsilon"] for silo in json.loads((folder / "details.json").read_text())["silos"]}
     dearest = max(spent, key=lambda silo: spent[silo])

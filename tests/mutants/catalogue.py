@@ -3831,8 +3831,8 @@ NAMING_OF_NOISE = (
         "old-result-for-new-code",
         "the result of old code is shown for edited code",
         "training/naming.py",
-        '    if changes:\n        raise ConfigError(\n            f"{folder.path} holds the result',
-        '    if False:\n        raise ConfigError(\n            f"{folder.path} holds the result',
+        '    if changes:\n        raise OtherCodeError(\n            f"{folder.path} holds the result',
+        '    if False:\n        raise OtherCodeError(\n            f"{folder.path} holds the result',
         (OWN_CODE + "::test_an_old_result_is_not_shown_for_edited_code",),
     ),
     Mutant(
