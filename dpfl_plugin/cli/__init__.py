@@ -1,0 +1,3 @@
+"""The command line."""
+
+from dpfl_plugin.cli import starting as starting  # before all others: see there

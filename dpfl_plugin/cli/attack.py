@@ -21,6 +21,7 @@ from dpfl_plugin.cli import attack_plot, fitting
 from dpfl_plugin.cli.progress import duration
 from dpfl_plugin.config.load import Variant, base_of, load
 from dpfl_plugin.config.schema import Config
+from dpfl_plugin.data.names import called
 from dpfl_plugin.errors import ConfigError, UnsupportedError, require
 from dpfl_plugin.training.beside import refuse_beside
 from dpfl_plugin.training.build import federate
@@ -59,16 +60,17 @@ def attack_file(
     refuse_beside(config, "these attacks are on what rounds release")
     torch.set_num_threads(config.runtime.threads)  # as `dpfl run` does; more are slower on vectors this small
     folder = out or Path("attack") / config.name
-    title = f"{config.name}: {chosen.label or config.algorithm.name or config.algorithm.module}, silo {silo}"
+    known = federate(config, base)
+    which = called(silo, known.names)
+    title = f"{config.name}: {chosen.label or config.algorithm.name or config.algorithm.module}, {which}"
 
     make_folder(folder, config.access)  # before the work: it may not be allowed. Records may be recognised in its files
     inverted, refusal = _inversion(config, base, silo)
     measured = _membership(path, settings, chosen, silo, repeats, quiet_output=as_json)
     attack_plot.membership(folder / "membership.png", measured, title, config.privacy.delta)
     if inverted:
-        known = federate(config, base)
         attack_plot.inversion(folder / "inversion.png", inverted, known.feature_shape, title, known.columns)
-    result = _result(chosen, silo, repeats, measured, inverted, refusal)
+    result = _result(chosen, silo, known.names.get(silo), repeats, measured, inverted, refusal)
     write_atomic(folder / "attack.json", to_json(result), config.access)
     if as_json:
         print(to_json(result))
@@ -132,6 +134,7 @@ def _inversion(config: Config, base: Path, silo: int) -> tuple[dict[str, Inversi
 def _result(
     chosen: Variant,
     silo: int,
+    silo_name: str | None,
     repeats: int,
     measured: dict[str, Membership],
     inverted: dict[str, Inversion],
@@ -144,6 +147,7 @@ def _result(
         "name": config.name,
         "variant": chosen.label,
         "silo": silo,
+        "silo_name": silo_name,
         "seeds": [config.seed + repeat for repeat in range(repeats)],
         "membership": {name: _plain(one, config.privacy.delta) for name, one in measured.items()},
         "inversion": {name: _plain_inversion(one) for name, one in inverted.items()},

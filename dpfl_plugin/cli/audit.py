@@ -7,7 +7,7 @@ import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from rich.console import Console
 from rich.table import Table
@@ -15,6 +15,7 @@ from rich.table import Table
 from dpfl_plugin import own_folders
 from dpfl_plugin.config.load import base_of, load
 from dpfl_plugin.core.grid import SUM_SLACK
+from dpfl_plugin.data.names import listed
 from dpfl_plugin.errors import ConfigError, DataError
 from dpfl_plugin.privacy.audit import Correlation, Interval
 from dpfl_plugin.runtimes.in_process import InProcess
@@ -22,6 +23,11 @@ from dpfl_plugin.training.audit import FALSE_ALARM, Options, Report, audit
 from dpfl_plugin.training.folder import to_json
 from dpfl_plugin.training.host import SiloHost
 from dpfl_plugin.training.runtime import ChargeSink, Observer, Runtime
+
+LEGEND: Final = (
+    "canaries: made-up records that are as visible as any can be; |r|: correlation, 0 for independent noise; C: the "
+    "clipping norm; in brackets 95 % intervals. Line by line: docs/privacy.md, Audit."
+)
 
 
 def audit_file(
@@ -80,40 +86,43 @@ def show(reports: Mapping[str, Report], picture: Path | None) -> None:
 
 
 def _what(report: Report) -> str:
-    return f"{report.canaries} canaries in {report.silos} silos, {report.rounds} rounds, {report.seconds:.1f} s"
+    which = f" ({listed(report.canary_silos, report.silo_names)})" if report.silo_names else ""
+    return f"{report.canaries} canaries in {report.silos} silos{which}, {report.rounds} rounds, {report.seconds:.1f} s"
 
 
 def rows(report: Report) -> list[tuple[str, str, str]]:
     """(what, found, claimed) for a table."""
     claimed, strict = _epsilon(report.epsilon, report), _epsilon(report.strict_epsilon, report)
     lines = [
-        (f"epsilon at delta {report.delta:g}, lower bound, 95 %", f"{report.epsilon_bound:.2f}", claimed),
-        (f"epsilon at {report.strict_delta:g}, lower bound, {_strict()}", f"{report.strict_bound:.2f}", strict),
+        (f"epsilon that the canaries prove (delta {report.delta:g}, 95 %)", f"{report.epsilon_bound:.2f}", claimed),
+        (f"the same at delta {report.strict_delta:g}, sure to {_strict()}", f"{report.strict_bound:.2f}", strict),
     ]
     if report.gaussian is not None:
-        lines.append((f"epsilon at {report.delta:g} if Gaussian, 95 %", _interval(report.gaussian, 2), claimed))
+        lines.append(("epsilon estimated, if noise is Gaussian", _interval(report.gaussian, 2), claimed))
     if report.separation is not None and report.expected is not None:
-        lines.append(("distance of scores / deviation", _interval(report.separation, 2), f"{report.expected:.2f}"))
+        lines.append(
+            ("how far apart canaries are, in noise", _interval(report.separation, 2), f"{report.expected:.2f}")
+        )
     if report.noise is not None:
-        lines.append(("noise / claimed noise, 95 %", _interval(report.noise, 3), "1"))
+        lines.append(("strength of the noise / claimed", _interval(report.noise, 3), "1"))
     if report.spread is not None:
-        lines.append(("spread of scores / of fresh batches, 95 %", _interval(report.spread, 2), "1"))
+        lines.append(("spread by batches / if drawn afresh", _interval(report.spread, 2), "1"))
     between = (
-        (report.between_silos, "correlation of noise, largest |r| of silos"),
-        (report.between_rounds, "correlation of noise, largest |r| of rounds"),
-        (report.between_runs, "noise of runs a bit apart, largest |r|"),
+        (report.between_silos, "noise alike at two silos? largest |r|"),
+        (report.between_rounds, "noise alike in two rounds? largest |r|"),
+        (report.between_runs, "noise alike in two runs? largest |r|"),
     )
     for correlation, what in between:
         if correlation.pairs:
             lines.append((what, *_correlated(correlation)))
     if report.normality is not None:
-        lines.append(("normality of noise, p-value", f"{report.normality:.2g}", f"above {FALSE_ALARM:g}"))
+        lines.append(("is the noise Gaussian? p-value", f"{report.normality:.2g}", f"above {FALSE_ALARM:g}"))
     if report.influence is not None:
-        lines.append(("most that one real record changes, in C", f"{report.influence:.3f}", "at most 1"))
+        lines.append(("most that one record changes a sum, in C", f"{report.influence:.3f}", "at most 1"))
     if report.worst_pair is not None:
         most = f"at most {1 + SUM_SLACK:.6f}"
-        lines.append(("rounding at its worst, in sensitivities", f"{report.worst_pair:.6f}", most))
-    lines.append(("releases charged / made", f"{report.charged} / {report.made}", "all"))
+        lines.append(("the same by rounding, in sensitivities", f"{report.worst_pair:.6f}", most))
+    lines.append(("releases in the ledger / made", f"{report.charged} / {report.made}", "all"))
     return lines
 
 
@@ -140,13 +149,19 @@ def _correlated(correlation: Correlation) -> tuple[str, str]:
 def verdict(report: Report) -> list[str]:
     """The result in words."""
     relation = report.neighbouring.replace("_", "-")
-    lines = [f"note: {note}" for note in report.notes]
+    lines = [LEGEND, *(f"note: {note}" for note in report.notes)]
     if report.epsilon is None:
-        return [*lines, "NOTHING CLAIMED, nothing to contradict."]
+        return [*lines, "NOTHING CLAIMED, nothing to contradict. To conclude: this run protects nobody."]
     if report.consistent:
         return [
             *lines,
             f"CONSISTENT: nothing in the server's transcript contradicts epsilon {report.epsilon:.2f} at delta "
             f"{report.delta:g} ({report.unit} level, {relation} neighbours).",
+            "To conclude: no defect was found in how noise, batches and charges are made. It is no proof of epsilon, "
+            "which is the accountant's; a proven epsilon below the claimed one is what is to be expected.",
         ]
-    return [*lines, *(f"CONTRADICTED: {violation}." for violation in report.violations)]
+    return [
+        *lines,
+        *(f"CONTRADICTED: {violation}." for violation in report.violations),
+        "To conclude: do not rely on the stated epsilon, nor train on records that matter, before this is mended.",
+    ]

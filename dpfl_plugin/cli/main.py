@@ -15,6 +15,7 @@ import typer
 
 import dpfl_plugin
 from dpfl_plugin import own_folders
+from dpfl_plugin.cli import starting
 from dpfl_plugin.errors import ConfigError, DpflError, system_says
 
 if TYPE_CHECKING:
@@ -53,11 +54,13 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _root(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    pass
+    if context.invoked_subcommand != "run":  # which says itself when it has begun
+        starting.over()
 
 
 @app.command()
@@ -478,7 +481,10 @@ def main() -> NoReturn:
     """Run the command line; every error that a user can mend is one message and an exit code."""
     if os.name == "nt":
         sys.exit(f"dpfl: {NO_WINDOWS}")
-    code = _code()
+    try:
+        code = _code()
+    finally:
+        starting.over()
     job = sys.modules.get("dpfl_plugin.runtimes.mpi.job")  # there if the command was one for several ranks
     if job is not None:
         job.leave(code)

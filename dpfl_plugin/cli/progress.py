@@ -15,13 +15,26 @@ if TYPE_CHECKING:
     from dpfl_plugin.training import experiment
 
 SECONDS_BETWEEN_LINES = 10.0
+WARNING = "warning: "
 HUGE_LOSS = 1e6  # decimal places of it say nothing
 
 
-class PlainReporter:
+class _Warned:
+    """What was warned of, so that a run's end does not say it again."""
+
+    def __init__(self) -> None:
+        self.warned: list[str] = []
+
+    def _remember(self, text: str) -> None:
+        if text.startswith(WARNING):
+            self.warned.append(text.removeprefix(WARNING))
+
+
+class PlainReporter(_Warned):
     """One line at most every ten seconds, besides the last one."""
 
     def __init__(self, label: str, verbose: bool = False) -> None:
+        super().__init__()
         self._verbose = verbose
         self._prefix = f"[{label}] " if label else ""
         self._printed_at = 0.0
@@ -30,6 +43,7 @@ class PlainReporter:
         self._pace = _Pace()
 
     def note(self, text: str) -> None:
+        self._remember(text)
         self._print(text)
 
     def detail(self, text: str) -> None:
@@ -59,16 +73,18 @@ class PlainReporter:
         print(self._prefix + text.rstrip(), file=sys.stderr, flush=True)
 
 
-class BarReporter:
+class BarReporter(_Warned):
     """A bar with round, loss, accuracy, epsilon so far and the time that is left."""
 
     def __init__(self, label: str, console: Console, verbose: bool = False) -> None:
+        super().__init__()
         self._verbose = verbose
         self._label, self._console = label, console
         self._pace = _Pace()
         self._bar: Progress | None = None
 
     def note(self, text: str) -> None:
+        self._remember(text)
         prefix = f"[{self._label}] " if self._label else ""
         self._console.print(prefix + text, style="dim", markup=False, highlight=False)
 

@@ -8,7 +8,7 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,18 +17,20 @@ from rich.console import Console
 from rich.table import Table
 
 from dpfl_plugin import own_folders, registry
-from dpfl_plugin.cli import fitting
+from dpfl_plugin.cli import fitting, starting
 from dpfl_plugin.cli.plot import curves
 from dpfl_plugin.cli.progress import BarReporter, PlainReporter
 from dpfl_plugin.config.load import Plan, Variant, base_of, load
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.rounding import places
 from dpfl_plugin.core.stopwatch import PARTS
+from dpfl_plugin.data.names import called
 from dpfl_plugin.errors import ConfigError, DataError
 from dpfl_plugin.runtimes.mpi import job
 from dpfl_plugin.training.accounting import TOO_FEW_LEFT
 from dpfl_plugin.training.folder import RunFolder, to_json
 from dpfl_plugin.training.ledgers import Wait
+from dpfl_plugin.training.naming import OtherCodeError
 from dpfl_plugin.training.prospect import MANY_ROUNDS
 from dpfl_plugin.training.session import Place, Result, finished_result, folder_of, run_session
 
@@ -59,6 +61,8 @@ def run_file(
     As one of several MPI ranks, only the first does so; the others hold silos and do what it asks.
     """
     joined = job.join()
+    if joined is not None:
+        starting.over()
     if joined is not None and joined.rank > 0:
         joined.serve()
         return 0
@@ -76,25 +80,30 @@ def run_file(
     plan = load(path, settings, variant=variant)
     console = Console(stderr=True)
     results: dict[str, Result] = {}
+    told: set[str] = set()
     with _stopping() as stop:
         for one in plan.variants:
             label = one.label or one.config.name
             try:
                 results[label] = _run_one(
-                    one, base_of(path), resume, stop, console, ledger, ledger_wait, profile, verbose
+                    one, base_of(path), resume, stop, console, ledger, ledger_wait, profile, verbose, told
                 )
             except KeyboardInterrupt:
                 if results:
-                    _tell(plan, results, as_json=as_json, named=variant is not None)
+                    _tell(plan, results, told, as_json=as_json, named=variant is not None)
                 print(f"dpfl: {label}: interrupted while it was planned: no round began.", file=sys.stderr)
                 return EXIT_CODES["interrupted"]
             except (ConfigError, DataError) as error:
                 if results:  # what the variants before it came to is not lost
-                    _tell(plan, results, as_json=as_json, named=variant is not None)
-                raise type(error)(f"{path}{f' (variant {label})' if one.label else ''}: {error}") from error
+                    _tell(plan, results, told, as_json=as_json, named=variant is not None)
+                anew = ""
+                if isinstance(error, OtherCodeError):
+                    other = [*_without_out(command), "--out", f"{one.config.out}-anew"]
+                    anew = f" A command for it: {shlex.join(other)}"
+                raise type(error)(f"{path}{f' (variant {label})' if one.label else ''}: {error}{anew}") from error
             if results[label]["status"] == "interrupted":
                 break
-    _tell(plan, results, as_json=as_json, named=variant is not None)
+    _tell(plan, results, told, as_json=as_json, named=variant is not None)
     if profile:
         _show_profiles(results, as_json=as_json)
     for label, result in results.items():
@@ -104,13 +113,18 @@ def run_file(
     return max((EXIT_CODES[result["status"]] for result in results.values()), default=0)
 
 
-def _tell(plan: Plan, results: dict[str, Result], *, as_json: bool, named: bool) -> None:
+def _without_out(command: list[str]) -> list[str]:
+    where = command.index("--out") if "--out" in command else len(command)
+    return command[:where] + command[where + 2 :]
+
+
+def _tell(plan: Plan, results: dict[str, Result], told: Collection[str], *, as_json: bool, named: bool) -> None:
     """Print the results, by label; of a file without variants, or of the one that was ``named``, just the result."""
     if as_json:
         alone = named or plan.variants[0].label is None
         print(to_json(next(iter(results.values())) if alone else results))
     else:
-        _show(plan, results)
+        _show(plan, results, told)
 
 
 def _run_one(
@@ -123,7 +137,9 @@ def _run_one(
     ledger_wait: float,
     profile: bool,
     verbose: bool,
+    told: set[str],
 ) -> Result:
+    """The result of one variant; what was warned of is added to ``told``."""
     label, config = variant.label or "", variant.config
     stop.listening = (config.rounds or 0) < MANY_ROUNDS
     reporter = BarReporter(label, console, verbose) if console.is_terminal else PlainReporter(label, verbose)
@@ -141,6 +157,7 @@ def _run_one(
         wait=Wait(ledger_wait, reporter.note, stop),
         profile=profile,
     )
+    told.update(reporter.warned)
     lines = folder.read_metrics()
     if lines and lines[-1]["test_accuracy"] is not None and not (finished and folder.curves.exists()):
         curves(folder.curves, {label or config.name: lines}, _title(config), config.privacy.delta)
@@ -193,6 +210,7 @@ class _Stop:
 @contextmanager
 def _stopping() -> Iterator[_Stop]:
     stop, signals = _Stop(), (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+    starting.over()
     before = {number: signal.signal(number, stop.hear) for number in signals}
     try:
         yield stop
@@ -218,7 +236,7 @@ def _title(config: Config) -> str:
     return f"{config.name}: {config.algorithm.name or config.algorithm.module} on {config.data.dataset.name}"
 
 
-def _show(plan: Plan, results: dict[str, Result]) -> None:
+def _show(plan: Plan, results: dict[str, Result], told: Collection[str]) -> None:
     """The table at the end, what it means, and where the files are."""
     config = plan.variants[0].config
     # Without a terminal to fit into, lines are as long as they are. What an MPI rank writes to is none, though it may
@@ -248,7 +266,7 @@ def _show(plan: Plan, results: dict[str, Result]) -> None:
     fitting.show(console, table)
     for line in [
         *_of_silos(results),
-        *_meaning(results),
+        *_meaning(results, told),
         *_repeatable(plan, results),
         *_unspent(plan, results),
         *_comparisons(plan, results),
@@ -266,10 +284,16 @@ def _of_silos(results: dict[str, Result]) -> list[str]:
             lines.append(f"{label}: {result['reason']}.")
         if early is not None and early["kept_round"] != result["rounds"]:
             lines.append(f"{label}: the model that is kept is that after round {early['kept_round']}.")
+        names = {int(silo): name for silo, name in result.get("silo_names", {}).items()}
+        if names and result.get("dearest_silo") is not None:
+            lines.append(f"{label}: the epsilon is that of {called(result['dearest_silo'], names)}, which spent most.")
         if not silos or result["num_silos"] < 2:
             continue
+        worst = f" at {called(silos['worst'], names)}" if "worst" in silos else ""
         if len(results) == 1:  # of several runs the table has the worst silo
-            lines.append(f"test accuracy of the final model at silos: {_spread(silos['test_accuracy'])}.")
+            lines.append(f"test accuracy of the final model at silos: {_spread(silos['test_accuracy'], worst)}.")
+        elif names:
+            lines.append(f"{label}: the final model is worst{worst}.")
         if "personalised_accuracy" in silos:
             lines.append(
                 f"{label}: of silos' own models: {_spread(silos['personalised_accuracy'])}; better than the final "
@@ -279,16 +303,17 @@ def _of_silos(results: dict[str, Result]) -> list[str]:
     return lines
 
 
-def _spread(of: dict[str, float]) -> str:
+def _spread(of: dict[str, float], worst: str = "") -> str:
     return (
-        f"worst {of['min']:.3f}, 10th percentile {of['p10']:.3f}, median {of['median']:.3f}, best {of['max']:.3f}, "
-        f"mean {of['mean']:.3f}"
+        f"worst {of['min']:.3f}{worst}, 10th percentile {of['p10']:.3f}, median {of['median']:.3f}, "
+        f"best {of['max']:.3f}, mean {of['mean']:.3f}"
     )
 
 
-def _meaning(results: dict[str, Result]) -> list[str]:
-    """What the epsilons mean, and what else a reader should know; each sentence once."""
-    views = [result["epsilon"]["server"] for result in results.values()]
+def _meaning(results: dict[str, Result], told: Collection[str]) -> list[str]:
+    """What the epsilons mean, and what else a reader should know; each sentence once, and not what was ``told``."""
+    both = [result["epsilon"] for result in results.values()]
+    views = [view["server"] for view in both]
     lines = [
         f"epsilon: {view['unit']} level, {_neighbours(view['neighbouring'])}, the worst silo, "
         f"accountant {view['accountant']}. Server: sees every message. Third party: sees the global models."
@@ -302,11 +327,20 @@ def _meaning(results: dict[str, Result]) -> list[str]:
     for result in results.values():
         if "total" in result["epsilon"]:
             total = result["epsilon"]["total"]
+            alone = result.get("earlier_runs") == 0
+            what = "is the first run in the shared ledger" if alone else "with the runs before it in the shared ledger"
             lines.append(
-                f"{result['name']} with the runs before it in the shared ledger: epsilon "
+                f"{result['name']} {what}: epsilon "
                 f"{_epsilon(total['server'])} (server), {_epsilon(total['third_party'])} (third party)."
             )
-    lines += [f"note: {note}" for result in results.values() for note in result["notes"]]
+    if any((view["third_party"]["epsilon"] or 0) > (view["server"]["epsilon"] or 0) for view in both):
+        lines.append(
+            "The third party's epsilon is the larger one where it holds in advance, whoever is drawn, and counts every "
+            "round that was begun as if all its silos had sent; the server's counts what silos sent. What a third "
+            "party has seen is never more than the server has."
+        )
+    said = [f"note: {note}" for result in results.values() for note in result["notes"]]
+    lines += [line for line in said if line.removeprefix("note: ") not in told]
     return list(dict.fromkeys(lines))
 
 

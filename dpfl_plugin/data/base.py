@@ -70,7 +70,8 @@ class Silo:
 class Federation:
     """The silos of an experiment; silo i is ``silos[i]``, unless ``ids`` says which of ``total`` silos these are.
 
-    columns, notes: as those of `Dataset`; notes are for who holds the records, not to be published.
+    columns, notes: as those of `Dataset`; notes are for who holds the records, not to be published. names: of silos, by
+    id, where the data have any (`dpfl_plugin.data.names`); nor are they.
     """
 
     silos: list[Silo]
@@ -82,6 +83,7 @@ class Federation:
     total: int | None = None
     columns: tuple[str, ...] = ()
     notes: list[str] = field(default_factory=list)
+    names: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def num_silos(self) -> int:
@@ -123,7 +125,8 @@ class Holding:
         training: sha256 of their training records, by id: it names a silo's noise, and never leaves.
         machines: what computes at silos elsewhere, see `dpfl_plugin.training.environment.machine`.
         device: of this process, where it is not the configuration's.
-        notes: for who holds the records, see `Dataset`.
+        notes: for who holds the records, see `Dataset`. names: of silos, by id; of all of them in one process, and none
+            where a server holds no records: who holds them may not want to be named to it.
     """
 
     survey: Survey
@@ -132,13 +135,14 @@ class Holding:
     device: str | None = None
     notes: tuple[str, ...] = ()
     training: Mapping[int, str] = field(default_factory=dict)
+    names: Mapping[int, str] = field(default_factory=dict)
 
 
 def hold(federation: Federation) -> Holding:
     """All of a federation whose records are all here."""
     silos = dict(enumerate(federation.silos))
     training = {i: training_digest(silo) for i, silo in silos.items()}
-    return Holding(survey(federation), silos, notes=tuple(federation.notes), training=training)
+    return Holding(survey(federation), silos, notes=tuple(federation.notes), training=training, names=federation.names)
 
 
 def survey(federation: Federation) -> Survey:

@@ -13,6 +13,7 @@ from dpfl_plugin.core.exact import floor_share
 from dpfl_plugin.core.streams import stream
 from dpfl_plugin.data.base import Dataset, Features, Federation, Integers, Ownership, Silo, validate
 from dpfl_plugin.data.fetch import DataSource
+from dpfl_plugin.data.names import called, tidy
 from dpfl_plugin.data.partition import natural
 from dpfl_plugin.data.preprocess import pooled
 from dpfl_plugin.data.preprocess import preprocess as apply_steps
@@ -93,9 +94,18 @@ def build_federation(
         else _split(data, rows, names, seed, test_fraction, limit, scratch)
     )
     shape, total = data.features.shape[1:], data.part_of or len(silos)
-    caveats = [*data.caveats, *_chosen(data, names)]
+    caveat, note = _chosen(data, names)
     federation = Federation(
-        silos, data.num_classes, shape, caveats, name, tuple(rows), total, data.columns, list(data.notes)
+        silos,
+        data.num_classes,
+        shape,
+        [*data.caveats, *caveat],
+        name,
+        tuple(rows),
+        total,
+        data.columns,
+        [*data.notes, *note],
+        names,
     )
     apply_steps(federation, preprocess, base)
     return federation if ownership is None else _only(federation, ownership)
@@ -133,28 +143,25 @@ def _names(data: Dataset, rows: Mapping[int, Integers]) -> dict[int, str]:
     """What natural silos are called by the data, by id."""
     if data.groups is None or not data.silo_names:
         return {}
-    return {i: data.silo_names[int(data.groups[silo[0]])] for i, silo in rows.items()}
+    return {i: tidy(data.silo_names[int(data.groups[silo[0]])]) for i, silo in rows.items()}
 
 
-def _chosen(data: Dataset, names: Mapping[int, str]) -> list[str]:
-    """Which silos they are, where these are fewer than the data have."""
+def _chosen(data: Dataset, names: Mapping[int, str]) -> tuple[list[str], list[str]]:
+    """That there are fewer silos than the data have; and, for who holds the records, which they are."""
     if data.part_of is not None or not 0 < len(names) < len(data.silo_names):
-        return []
+        return [], []
+    what = f"{len(names)} of the {len(data.silo_names)} silos of the data are used"
     listed = ", ".join(list(names.values())[:MOST_NAMED]) + ", ..." * (len(names) > MOST_NAMED)
-    return [f"{len(names)} of the {len(data.silo_names)} silos of the data are used: {listed}"]
+    return [what], [f"{what}: {listed}"]
 
 
 def _check_sizes(rows: Mapping[int, Integers], names: Mapping[int, str]) -> None:
     for i, silo in rows.items():
         if len(silo) < 2:
             raise DataError(
-                f"{_called(i, names)} has {len(silo)} record{'s' * (len(silo) != 1)}; it needs one to train on and one "
+                f"{called(i, names)} has {len(silo)} record{'s' * (len(silo) != 1)}; it needs one to train on and one "
                 f"to test at least. {_mend(i, names)}"
             )
-
-
-def _called(silo: int, names: Mapping[int, str]) -> str:
-    return f"silo {silo} ({names[silo]})" if silo in names else f"silo {silo}"
 
 
 def _mend(silo: int, names: Mapping[int, str]) -> str:
@@ -176,7 +183,7 @@ def _split(
         num_test = -floor_share(-test_fraction, len(kept))  # the ceiling, so that training gets floor((1 - f) n)
         if num_test >= len(kept):
             raise DataError(
-                f"{_called(i, names)}: test_fraction={test_fraction} of its {len(kept)} records leaves none to train "
+                f"{called(i, names)}: test_fraction={test_fraction} of its {len(kept)} records leaves none to train "
                 f"on. {_mend(i, names)}"
             )
         # Sorted: neighbours in memory stay neighbours, and gathering is faster.
@@ -205,7 +212,7 @@ def _own_test(
     for (i, silo), held_out in zip(rows.items(), test_rows, strict=True):
         if not len(held_out):
             raise DataError(
-                f"{_called(i, names)} has no record in the data set's own test part. Use test: split, or fewer silos."
+                f"{called(i, names)} has no record in the data set's own test part. Use test: split, or fewer silos."
             )
         train = np.sort(silo[stream(seed, "split", silo=i).permutation(len(silo))][:limit])
         silos.append(Silo(*_take(data, train, scratch), *_take(data.test, held_out, scratch)))

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from dpfl_plugin.data.base import Dataset, Features, Integers
 from dpfl_plugin.data.fetch import DataSource
 from dpfl_plugin.data.flaws import quantity
+from dpfl_plugin.data.names import of_files
 from dpfl_plugin.data.table import FILL_IN, Columns, Table, identifiers
 from dpfl_plugin.errors import ConfigError, DataError
 
@@ -173,7 +174,7 @@ def _silo_names(train: list[Table], paths: list[Path]) -> tuple[str, ...]:
         return tuple(
             sorted({name for table in train if table.silos is not None for name in _plain(table.silos)}, key=_order)
         )
-    return tuple(map(str, paths))
+    return of_files(paths)
 
 
 def _rare(

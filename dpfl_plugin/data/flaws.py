@@ -10,6 +10,7 @@ from typing import Final
 from dpfl_plugin.errors import DataError
 
 MOST_TOLD: Final = 20
+SHOWN: Final = 3  # places of one column that are alike; where there are more of them they are one line
 MOST_NUMBERS: Final = 20  # as many different numbers may be classes that nobody named
 LEAST_RECORDS: Final = 20  # of which all values are different by chance rarely
 SPREADSHEET: Final = 'open it in a spreadsheet program and save it as "CSV UTF-8"'
@@ -28,30 +29,55 @@ _DECIMAL_COMMA: Final = re.compile(r"[-+]?\d{1,3}(\.\d{3})*,\d+([eE][-+]?\d+)?|[
 
 
 @dataclass(slots=True)
+class _Alike:
+    """Places of one column, or whole lines, that are wrong in the same way.
+
+    Attributes:
+        many: what is wrong, of several; mend: what to do. first: (line, what is wrong with it, the cell), of the first.
+    """
+
+    many: str
+    mend: str
+    count: int = 0
+    first: list[tuple[int, str, str]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
 class Flaws:
     """Places of a file that are wrong, in the order in which they are found."""
 
     path: Path
-    found: list[tuple[int, str, str]] = field(default_factory=list)  # line, ", column 'x'", what with how to mend it
-    count: int = 0
+    found: dict[tuple[str | None, str], _Alike] = field(default_factory=dict)
 
-    def add(self, line: int, column: str | None, what: str, mend: str = "") -> None:
-        """One more, in a column or in all of a line; ``what`` follows the place."""
-        self.count += 1
-        # Each kind is found down a whole piece of the file: the first of them all are told once all are known.
-        self.found.append((line, "" if column is None else f", column {column!r}", f"{what}{mend and ' ' + mend}"))
-        if len(self.found) > 50 * MOST_TOLD:
-            self.found = sorted(self.found)[:MOST_TOLD]
+    def add(self, line: int, column: str | None, what: str, many: str, mend: str = "", cell: str = "") -> None:
+        """One more, in a column or in all of a line; ``what`` follows the place, ``many`` says it of several."""
+        alike = self.found.setdefault((column, many), _Alike(many, mend))
+        alike.count += 1
+        if len(alike.first) < SHOWN:
+            alike.first.append((line, f"{what}{mend and ' ' + mend}", cell))
 
     def check(self) -> None:
         """Raise DataError with all that was found, if anything was."""
-        if not self.count:
+        count = sum(alike.count for alike in self.found.values())
+        if not count:
             return
-        told = [f"line {line}{column}{what}" for line, column, what in sorted(self.found)[:MOST_TOLD]]
-        if self.count == 1:
-            raise DataError(f"{self.path}, {told[0]}")
-        more = f"\n  and {self.count - len(told)} more" if self.count > len(told) else ""
-        raise DataError(f"{self.path}: {self.count} places are wrong:\n  " + "\n  ".join(told) + more)
+        told = sorted(line for (column, _), alike in self.found.items() for line in _told(column, alike))
+        if count == 1:
+            raise DataError(f"{self.path}, {told[0][1]}")
+        left = count - sum(places for _, _, places in told[:MOST_TOLD])
+        more = f"\n  and {left} more" if left else ""
+        lines = "\n  ".join(text for _, text, _ in told[:MOST_TOLD])
+        raise DataError(f"{self.path}: {count} places are wrong:\n  {lines}{more}")
+
+
+def _told(column: str | None, alike: _Alike) -> list[tuple[int, str, int]]:
+    """(the first line, text, how many places it tells of): each by itself, or many that are alike together."""
+    if alike.count <= SHOWN:
+        where = "" if column is None else f", column {column!r}"
+        return [(line, f"line {line}{where}{what}", 1) for line, what, _ in alike.first]
+    cells = ", ".join(f"line {line}{cell and ' ' + cell}" for line, _, cell in alike.first)
+    what = f"{alike.count} lines" if column is None else f"column {column!r}: {alike.count} cells"
+    return [(alike.first[0][0], f"{what} {alike.many} ({cells}, ...).{alike.mend and ' ' + alike.mend}", alike.count)]
 
 
 def is_decimal_comma(text: str) -> bool:

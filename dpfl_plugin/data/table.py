@@ -141,7 +141,7 @@ def _words(header: list[str], place: int, rows: list[list[str]], lines: list[int
     if not all(found):
         for line, word in zip(lines, found, strict=True):
             if not word:
-                flaws.add(line, header[place], f" is empty: {FILL_IN}.")
+                flaws.add(line, header[place], f" is empty: {FILL_IN}.", f"are empty: {FILL_IN}")
     return found
 
 
@@ -152,7 +152,8 @@ def _pieces(reader: Any, width: int, flaws: Flaws) -> Iterator[tuple[list[list[s
         if not row:  # an empty line
             continue
         if len(row) != width:
-            flaws.add(reader.line_num, None, f": {len(row)} columns, the header has {width}.")
+            many = f"have another number of columns than the header, which has {width}"
+            flaws.add(reader.line_num, None, f": {len(row)} columns, the header has {width}.", many)
             continue
         rows.append(row)
         lines.append(reader.line_num)
@@ -173,22 +174,25 @@ def _numbers(header: list[str], places: list[int], rows: list[list[str]], lines:
             good = [_is_number(row[place]) for row in rows]
             for row, line, fine in zip(rows, lines, good, strict=True):
                 if not fine:
-                    flaws.add(line, header[place], *_no_number(row[place]))
+                    flaws.add(line, header[place], *_no_number(row[place]), repr(row[place]))
             with np.errstate(over="ignore"):
                 x[:, j] = [float(row[place]) if fine else 0.0 for row, fine in zip(rows, good, strict=True)]
     for i, j in np.argwhere(~np.isfinite(x)).tolist():
         what = f": {rows[i][places[j]]!r} is not a finite number."
-        flaws.add(lines[i], header[places[j]], what, "Remove the record or fill it in.")
+        mend, cell = "Remove the record or fill it in.", repr(rows[i][places[j]])
+        flaws.add(lines[i], header[places[j]], what, "are not finite numbers", mend, cell)
     return x
 
 
-def _no_number(text: str) -> tuple[str, str]:
-    """What is wrong with a feature, and how to mend it."""
+def _no_number(text: str) -> tuple[str, str, str]:
+    """What is wrong with a feature, the same of several, and how to mend it."""
     if not text.strip():
-        return f" is empty: {FILL_IN}.", ""
+        return f" is empty: {FILL_IN}.", f"are empty: {FILL_IN}", ""
     if is_decimal_comma(text):
-        return f": {text!r} has a decimal comma.", f"Write it with a point, {with_point(text)}, in all of the file."
-    return f": {text!r} is not a number.", "Encode it as numbers, or name the column in ignore_columns."
+        mend = f"Write it with a point, {with_point(text)}, in all of the file."
+        return f": {text!r} has a decimal comma.", "have a decimal comma", mend
+    mend = "Encode it as numbers, or name the column in ignore_columns."
+    return f": {text!r} is not a number.", "are not numbers", mend
 
 
 def identifiers(tables: Sequence[Table]) -> tuple[str, ...]:

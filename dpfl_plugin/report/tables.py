@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +9,7 @@ from typing import Any, Final
 
 from dpfl_plugin.report.groups import Group, epsilon_text
 from dpfl_plugin.report.runs import Run
+from dpfl_plugin.training.cells import csv_text
 
 MEANINGS: Final = {"delta": "delta", "unit": "protects", "neighbouring": "neighbours", "accountant": "accountant"}
 _TEX: Final = str.maketrans(
@@ -120,7 +119,7 @@ def summary_csv(groups: Sequence[Group], metrics: Sequence[str]) -> str:
         row |= {f"epsilon_{view}": group.epsilon(view) for view in ("server", "third_party")}
         row |= {what: group.meaning(what) for what in MEANINGS}
         rows.append({**row, **group.keys})
-    return _csv(rows)
+    return csv_text(rows)
 
 
 def runs_csv(runs: Sequence[Run], metrics: Sequence[str]) -> str:
@@ -134,24 +133,4 @@ def runs_csv(runs: Sequence[Run], metrics: Sequence[str]) -> str:
             row[f"epsilon_{what}"] = getattr(spent, what) if spent else None
         row |= {what: getattr(spent, what) if spent else None for what in MEANINGS}
         rows.append({**row, "folder": str(run.folder), **run.config})
-    return _csv(rows)
-
-
-def _csv(rows: Sequence[dict[str, Any]]) -> str:
-    text = io.StringIO()
-    columns = dict.fromkeys(key for row in rows for key in row)
-    writer = csv.DictWriter(text, list(columns), lineterminator="\n")
-    writer.writerow({column: _no_formula(column) for column in columns})
-    writer.writerows({key: _no_formula(value) for key, value in row.items()} for row in rows)
-    return text.getvalue()
-
-
-def _no_formula(cell: Any) -> Any:
-    """A cell that a spreadsheet does not compute: text that begins as a formula gets a ' before it; numbers stay."""
-    if not isinstance(cell, str) or not cell.startswith(("=", "+", "-", "@", "\t", "\r")):
-        return cell
-    try:
-        float(cell)
-    except ValueError:
-        return f"'{cell}"
-    return cell
+    return csv_text(rows)

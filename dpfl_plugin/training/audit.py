@@ -106,6 +106,7 @@ class Report:
         worst_pair: the most that one record moved a sum in batches made up for that, in sensitivities; None: not tried.
         made, charged: releases of all silos, as the algorithm makes them, and as the ledger has them.
         violations: what contradicts the claim, in words; a false alarm has a probability below 1e-6 in all.
+        canary_silos: that had canaries, by number; silo_names: theirs, where the data have any.
         scores, bits: (m,) of each canary, for pictures.
     """
 
@@ -142,6 +143,8 @@ class Report:
     seconds: float
     violations: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    canary_silos: tuple[int, ...] = ()
+    silo_names: dict[int, str] = field(default_factory=dict)
     scores: Array = field(repr=False)
     bits: NDArray[np.bool_] = field(repr=False)
 
@@ -217,6 +220,8 @@ def audit(config: Config, base: Path, options: Options, make_runtime: MakeRuntim
         made=sum(len(participants[t]) * count for t, count in enumerate(releases)),
         charged=sum(charge.count for charge in ledger),
         seconds=round(time.monotonic() - began, 3),
+        canary_silos=tuple(silos),
+        silo_names={silo: parts.names[silo] for silo in silos if silo in parts.names},
         bits=planting.bits,
     )
     missing = _uncharged(list(ledger), participants, releases, rules, parts.num_records)

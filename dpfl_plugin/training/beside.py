@@ -7,11 +7,12 @@ round on, so that a run which spends its budget on rounds has what its last rele
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
 from dpfl_plugin.config.schema import Config
+from dpfl_plugin.data.names import called
 from dpfl_plugin.errors import ConfigError, UnsupportedError
 from dpfl_plugin.oracle import PrivacyRules
 from dpfl_plugin.privacy.accountants import Accountant
@@ -119,8 +120,11 @@ def _solved(accountant: Accountant, count: int, epsilon: float, delta: float) ->
     return least_noise(lambda noise: accountant.epsilon([_term(noise, count)], delta), epsilon)
 
 
-def check_beside(config: Config, rules: PrivacyRules, num_records: Sequence[int]) -> None:
+def check_beside(config: Config, rules: PrivacyRules, num_records: Sequence[int], names: Mapping[int, str]) -> None:
     """Check that a run can do what it plans beside its rounds.
+
+    Args:
+        num_records: of each silo; names: of silos, where they have any.
 
     Raises:
         ConfigError: a silo has too few records to set some apart.
@@ -149,8 +153,8 @@ def check_beside(config: Config, rules: PrivacyRules, num_records: Sequence[int]
         if not 0 < num_train <= count - (config.early_stopping is not None):
             assert config.early_stopping is not None
             raise ConfigError(
-                f"silo {silo}: early_stopping.share={config.early_stopping.share:g} of its {count} training records "
-                "leaves none to train on, or none to score. Use another share, or larger silos."
+                f"{called(silo, names)}: early_stopping.share={config.early_stopping.share:g} of its {count} training "
+                "records leaves none to train on, or none to score. Use another share, or larger silos."
             )
 
 

@@ -6,7 +6,7 @@ import inspect
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.data import base as base_data
 from dpfl_plugin.data.base import Federation, Holding, Ownership, Survey, survey
 from dpfl_plugin.data.federation import build_federation
+from dpfl_plugin.data.names import called
 from dpfl_plugin.errors import ConfigError, PluginError, UnsupportedError, require, told
 from dpfl_plugin.gradients import base as engines
 from dpfl_plugin.gradients import choice, losses, smoothing
@@ -67,7 +68,8 @@ class Parts:
         machines: what computes at silos elsewhere.
         attributes: what decides what model and loss compute besides parameters and buffers, as they were made.
         stack: silos advanced together; lockstep: whether they are answered together, too.
-        notes: what the owner of the records should look at before training; not to be published.
+        notes: what the owner of the records should look at before training; names: of silos, by id, where the data have
+            any. Neither is to be published.
     """
 
     host: SiloHost
@@ -95,6 +97,7 @@ class Parts:
     stack: int
     lockstep: bool
     notes: tuple[str, ...] = ()
+    names: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def layout(self) -> Layout:
@@ -149,7 +152,7 @@ def build(
     known, num_records = holding.survey, holding.survey.num_records
     module, loss, trial = _model_and_loss(config, holding, module, loss)
     attributes = describe({"the model": module, "the loss": loss})  # before engines are tried: here one, there all
-    _check_records(config, rules, num_records)
+    _check_records(config, rules, num_records, holding.names)
     setting = make_setting(config, num_records)
     model = _start(module)
     train, test = _records_of(holding, trial)
@@ -209,6 +212,7 @@ def build(
         stack=_stack(config, lockstep),
         lockstep=lockstep,
         notes=holding.notes,
+        names=holding.names,
     )
 
 
@@ -480,7 +484,7 @@ def prospect(
     algorithm, accountant, rules = _algorithm(config), _accountant(config), privacy_rules(config)
     federation = federate(config, base) if federation is None else federation
     num_records = tuple(len(silo.train_y) for silo in federation.silos)
-    _check_records(config, rules, num_records)
+    _check_records(config, rules, num_records, federation.names)
     setting = make_setting(config, num_records)
     known = survey(federation)
     known = known if key is None else MarkKey.at(key).marked(known)
@@ -674,11 +678,11 @@ def federate(config: Config, base: Path, ownership: Ownership | None = None) -> 
     )
 
 
-def _check_records(config: Config, rules: PrivacyRules, num_records: Sequence[int]) -> None:
+def _check_records(config: Config, rules: PrivacyRules, num_records: Sequence[int], names: Mapping[int, str]) -> None:
     """Raise unless every silo has what a batch needs, and what is set apart."""
-    check_beside(config, rules, num_records)
+    check_beside(config, rules, num_records, names)
     for silo, count in enumerate(num_records):
-        _check_batch(rules, silo, training_records(config, count))
+        _check_batch(rules, called(silo, names), training_records(config, count))
 
 
 def usual_batch(rules: PrivacyRules, num_records: Sequence[int]) -> int:
@@ -686,11 +690,11 @@ def usual_batch(rules: PrivacyRules, num_records: Sequence[int]) -> int:
     return max(1, round(rules.sampler.divisor(sorted(num_records)[len(num_records) // 2])))
 
 
-def _check_batch(rules: PrivacyRules, silo: int, count: int) -> None:
+def _check_batch(rules: PrivacyRules, silo: str, count: int) -> None:
     try:
         rules.sampler.divisor(count)
     except ConfigError as error:
-        raise ConfigError(f"silo {silo}: {error}") from error
+        raise ConfigError(f"{silo}: {error}") from error
 
 
 def _records(x: NDArray[np.float32], y: NDArray[np.int64], dtype: torch.dtype, device: torch.device) -> Records:

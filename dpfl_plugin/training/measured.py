@@ -41,11 +41,12 @@ def means(losses: Sequence[float], accuracies: Sequence[float]) -> dict[str, Any
     }
 
 
-def of_silos(common: Sequence[float], own: Sequence[float]) -> dict[str, Any] | None:
-    """How the final model, and silos' own, do at the silos; None where nothing was measured here."""
+def of_silos(ids: Sequence[int], common: Sequence[float], own: Sequence[float]) -> dict[str, Any] | None:
+    """How the final model, and silos' own, do at the silos of these ids; None where nothing was measured here."""
     if not common:
         return None
     said: dict[str, Any] = {"test_accuracy": {**spread(common), "mean": math.fsum(common) / len(common)}}
+    said["worst"] = min(zip(common, ids, strict=True))[1]
     if own:
         said["personalised_accuracy"] = {**spread(own), "mean": math.fsum(own) / len(own)}
         pairs = list(zip(common, own, strict=True))
@@ -120,7 +121,7 @@ def join_result(result: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], f
     values = noted.get(FINAL) or noted.get(result.get("rounds"))
     if not result or result.get("silos") is not None or not values:
         return dict(result)
-    of = [found for _, found in sorted(values.items())]
+    ids, of = sorted(values), [found for _, found in sorted(values.items())]
     own = [found[2] for found in of if found[2] is not None]
-    more: dict[str, Any] = {"silos": of_silos([found[1] for found in of], own)}
+    more: dict[str, Any] = {"silos": of_silos(ids, [found[1] for found in of], own)}
     return {**result, **{key: last(lines, key) for key in ("test_accuracy", "train_loss")}, **more}

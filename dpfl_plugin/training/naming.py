@@ -35,7 +35,12 @@ from dpfl_plugin.training.folder import RunFolder
 
 ANEW: Final = "begin anew with another --out for what there is now; what ledger.jsonl holds stays spent"
 
+
 FRESH: Final = "noise is fresh"  # how a reporter is told of doubts
+
+
+class OtherCodeError(ConfigError):
+    """A run was made with different code than there is now; the message names what changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +129,7 @@ def check_same(folder: RunFolder, began: Mapping[str, Any], naming: Naming, here
     """Check that a run may go on: its code and its model are those that it began with.
 
     Raises:
-        ConfigError: they are not; names what changed.
+        OtherCodeError: they are not; names what changed.
     """
     changes, model = changed_files(naming.facts["code"], began["code"]), naming.facts["model"]
     same_libraries = all(began["arithmetic"].get(key) == here[key] for key in ("torch", "device", "dpfl_plugin"))
@@ -132,9 +137,9 @@ def check_same(folder: RunFolder, began: Mapping[str, Any], naming: Naming, here
         what = [f"the model's {key}" for key, value in model.items() if value != began["model"][key]]
         changes = [f"{' and '.join(what)}: code reads something that changed, a file or an environment variable say"]
     if changes:
-        raise ConfigError(
-            f"{folder.path}: this run began with other code than there is now: {'; '.join(changes)}. Put back what it "
-            f"was to go on with --resume; or {ANEW}."
+        raise OtherCodeError(
+            f"{folder.path}: this run was made with different code: {'; '.join(changes)}. To go on with --resume, put "
+            f"back what it was; or {ANEW}."
         )
 
 
@@ -145,13 +150,13 @@ def check_shown(folder: RunFolder, config: Config, began: Mapping[str, Any], pac
         package: `environment.package_sha256`.
 
     Raises:
-        ConfigError: users' code changed; PluginError: it cannot be loaded any more.
+        OtherCodeError: users' code changed; PluginError: it cannot be loaded any more.
     """
     now = code_of(config, began["code"]["files"])
     changes = changed_files(now.facts, began["code"])
     if changes:
-        raise ConfigError(
-            f"{folder.path} holds the result of this configuration with other code than there is now: "
+        raise OtherCodeError(
+            f"{folder.path} holds the result of this configuration, made with different code: "
             f"{'; '.join(changes)}. Use another --out for the new code; or put the old one back, to see its result."
         )
     # No model was made, which is what many of them were met by.

@@ -256,11 +256,12 @@ class Prospect:
         epsilon = self.config.privacy.epsilon
         assert epsilon is not None
         if self.prior.runs and held > (1 - RESOLUTION) * epsilon:
-            left = f"{epsilon - held:.2g} of it is left" if held < epsilon else "nothing of it is left"
+            left = f"only {epsilon - held:.2g} of it is left" if held < epsilon else "nothing of it is left"
             raise BudgetError(
                 f"privacy.epsilon={epsilon!r} is out of reach: the ledger holds {earlier_runs(self.prior)}, at epsilon "
-                f"{held:.6g}, so that {left}. Noise is not solved for less than {RESOLUTION:.1%} of a budget, which a "
-                "run that used all of it may leave. Raise privacy.epsilon, or use other data."
+                f"{held:.6g}, so that {left}: the budget is used up (up to {RESOLUTION:.1%} of one may stay, as "
+                "noise is not solved for more exactly). Raise privacy.epsilon, or use other data. Next time give the "
+                "first run a smaller privacy.epsilon than the later ones."
             )
 
     def rounds(self) -> int:

@@ -21,6 +21,7 @@ from dpfl_plugin.access import too_open
 from dpfl_plugin.algorithms.base import Regrouping, Setting
 from dpfl_plugin.config.load import run_id, to_yaml
 from dpfl_plugin.config.schema import Config
+from dpfl_plugin.core.rounding import places
 from dpfl_plugin.core.stopwatch import PARTS, STOPPED, Part, Stopwatch
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.data.base import Holding
@@ -46,6 +47,7 @@ from dpfl_plugin.training import environment, strangers
 from dpfl_plugin.training.accounting import MOST_ROUNDS, NO_PRIOR, PrivacyAccount, RoundCost, earlier_runs
 from dpfl_plugin.training.beside import NOT_RUN, SHARED, refuse_beside
 from dpfl_plugin.training.build import Parts, build, privacy_rules, weak_claims
+from dpfl_plugin.training.cells import csv_text
 from dpfl_plugin.training.checkpoint import Checkpoint
 from dpfl_plugin.training.evaluations import Evaluations, affordable, evaluation_work, round_work
 from dpfl_plugin.training.experiment import Experiment, Outcome, Progress, TooFewSilosError
@@ -71,6 +73,8 @@ STAYED = (
     "losses and accuracies stayed with the silo ranks, since the server must not have them: dpfl report joins them; or "
     "give evaluation.reveal: server, which no epsilon covers."
 )
+LOGGED = {"train_loss": "training loss", "test_accuracy": "test accuracy"}
+STAYED_AT_RANKS = "losses and accuracies are with the silo ranks"
 HUGE_LOSS = 1e6
 GROWN = 1000.0  # a loss that ends so many times above its least, or above 1, is that of a run that diverged
 PLANS_LOOKED_AT = 10  # rounds by whose plans the work of a round is told
@@ -941,11 +945,14 @@ def _write_result(
         "test_accuracy": last(lines, "test_accuracy"),
         "train_loss": last(lines, "train_loss"),
         "silos": _of_silos(final.by_silo),
+        "silo_names": {str(silo): name for silo, name in sorted(parts.names.items())},
+        "dearest_silo": _dearest(said["views"], said["silos"]),
         "lost": progress.losses,
         "early_stopping": _early_stopping(config, parts, progress),
         "noise_multiplier": parts.noise_multiplier,
         "warnings": [text for text in said["warnings"] if text != SIMULATION],
         "epsilon": said["views"],
+        "earlier_runs": None if said["shared"] is None else said["shared"]["num_runs"],
         "seconds": round(progress.seconds, 3),
         "bytes_up": progress.bytes_up,
         "bytes_down": progress.bytes_down,
@@ -992,16 +999,30 @@ def schedule_notes(
 def _of_silos(by_silo: dict[int, SiloMetrics]) -> dict[str, Any] | None:
     """How the final model, and silos' own, do at the silos; None for a run that is not at its end."""
     own = [m.personalised_accuracy for m in by_silo.values() if m.personalised_accuracy is not None]
-    return of_silos([m.test_accuracy for m in by_silo.values()], own)
+    return of_silos(list(by_silo), [m.test_accuracy for m in by_silo.values()], own)
 
 
 def _table_of_silos(by_silo: dict[int, SiloMetrics], parts: Parts) -> str:
-    """`silos.csv`: a line for each silo; the last column is empty where silos have no model of their own."""
-    lines = ["silo,num_train,num_test,test_accuracy,personalised_accuracy"]
-    for silo, m in by_silo.items():
-        own = "" if m.personalised_accuracy is None else repr(m.personalised_accuracy)
-        lines.append(f"{silo},{parts.num_records[silo]},{parts.num_test_records[silo]},{m.test_accuracy!r},{own}")
-    return "\n".join(lines) + "\n"
+    """`silos.csv`: a line for each silo; what it has not, a model of its own or a name, is empty."""
+    return csv_text(
+        [
+            {
+                "silo": silo,
+                "num_train": parts.num_records[silo],
+                "num_test": parts.num_test_records[silo],
+                "test_accuracy": m.test_accuracy,
+                "personalised_accuracy": m.personalised_accuracy,
+                "name": parts.names.get(silo, ""),
+            }
+            for silo, m in by_silo.items()
+        ]
+    )
+
+
+def _dearest(views: Mapping[str, Any], silos: Sequence[Mapping[str, Any]]) -> int | None:
+    """The silo that spent most; None where all spent alike."""
+    worst: int | None = views["server"]["worst_silo"]
+    return worst if len({silo["epsilon"] for silo in silos}) > 1 else None
 
 
 def _early_stopping(config: Config, parts: Parts, progress: Progress) -> dict[str, Any] | None:
@@ -1027,6 +1048,14 @@ def _logged(reporter: Reporter, folder: RunFolder) -> Reporter:
     return _Log(reporter, folder)
 
 
+def _evaluation(line: Mapping[str, Any]) -> str:
+    """An evaluation for people; metrics.jsonl has it for programs."""
+    words = [f"{name} {line[key]:.4g}" for key, name in LOGGED.items() if line[key] is not None]
+    spent = line["epsilon"].get("server")
+    words += [] if spent is None else [f"epsilon {places(spent, 3)} (server)"]
+    return f"after round {line['round']} ({line['phase']}): {', '.join(words) or STAYED_AT_RANKS}"
+
+
 class _Log:
     """Passes everything on, and writes notes and evaluations to log.txt with the time."""
 
@@ -1049,7 +1078,7 @@ class _Log:
         self._reporter.start(rounds, done)
 
     def evaluated(self, line: dict[str, Any]) -> None:
-        self._write(to_json(line, None))
+        self._write(_evaluation(line))
         self._reporter.evaluated(line)
 
     def ticked(self, progress: Progress) -> None:

@@ -505,8 +505,11 @@ def _verify(said: dict[str, Any]) -> str:
             "lines are missing at its end: what its last line was is in `details.json`, and has to be in it still."
         )
     lines.append(
-        "`ledger.json` holds every number of this page for programs. Both may be published; no other file of the run's "
-        "folder is covered by an epsilon, but the model."
+        "`ledger.json` holds every number of this page for programs. These two files may be published; the model is "
+        "what nothing protects (above), and so is every other file of the run's folder."
+        if said["guarantee"].startswith("none")
+        else "`ledger.json` holds every number of this page for programs. These two files may be published, and "
+        "`model.safetensors`, at the epsilon that is stated here. No epsilon covers any other file of the run's folder."
     )
     return "\n".join(lines)
 

@@ -19,6 +19,7 @@ def test_a_consistent_configuration(tmp_path):
     done = dpfl("audit", write(tmp_path, BIG))
     assert done.code == 0, done.out
     assert "CONSISTENT: nothing in the server's transcript" in done.out and "replace-one" in done.out
+    assert "canaries: made-up records" in done.out and "To conclude: no defect was found" in done.out
     assert max(map(len, (line for line in done.out.splitlines() if "│" in line))) <= 100
     assert list(tmp_path.iterdir()) == [tmp_path / "config.yaml"], "an audit leaves no run folder"
 
@@ -30,7 +31,7 @@ def test_a_contradicted_one_exits_with_1(tmp_path):
         done = dpfl("audit", write(tmp_path, BIG))
     assert done.code == 1
     assert "CONTRADICTED: the noise in the uploads is 0.5" in done.out or "is 0.49" in done.out
-    assert "CONSISTENT" not in done.out
+    assert "CONSISTENT" not in done.out and "To conclude: do not rely on the stated epsilon" in done.out
 
 
 def test_every_private_variant_or_the_one_that_is_named(tmp_path):

@@ -227,7 +227,7 @@ def test_scores_and_own_models_without_a_lost_silo(tmp_path: Path, call: int) ->
         result = run(write(tmp_path, changes))
     assert result["status"] == "done" and len(result["early_stopping"]["scores"]) == 1
     rows = [row.split(",") for row in (Path(result["folder"]) / "silos.csv").read_text().splitlines()[1:]]
-    assert all(row[-1] for row in rows) and len(rows) == (2 if call == 6 else 3)
+    assert all(row[4] for row in rows) and len(rows) == (2 if call == 6 else 3)
 
 
 def test_algorithms_that_do_not_say_what_becomes_of_their_states_are_refused(tmp_path: Path) -> None:

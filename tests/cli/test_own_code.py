@@ -156,7 +156,13 @@ def test_an_old_result_is_not_shown_for_edited_code(tmp_path: Path, code: Path) 
     config = tmp_path / "first" / "config.yaml"
     edit(code / "table.py", "FACTORS = {'one': 3.0}\n")
     done = dpfl("run", config, "--out", config.parent / "runs", "--json")
-    one_message(done, "other code", f"module table ({code / 'table.py'}) changed", "another --out", "put the old one")
+    one_message(
+        done,
+        "made with different code",
+        f"module table ({code / 'table.py'}) changed",
+        "another --out",
+        "put the old one",
+    )
     edit(code / "table.py", FILES["table.py"])
     assert run(config)["model_sha256"] == result["model_sha256"]
     shutil.rmtree(code / "mine")
@@ -174,7 +180,8 @@ def test_a_run_is_not_resumed_with_edited_code(tmp_path: Path, code: Path) -> No
     before = charges(next((tmp_path / "crashed").glob("runs/*/*/ledger.jsonl")).parent)
     edit(code / "table.py", "FACTORS = {'one': 3.0}\n")
     done = dpfl("run", config, "--out", config.parent / "runs", "--resume")
-    one_message(done, "began with other code", "module table", "changed", "another --out", "stays spent")
+    one_message(done, "made with different code", "module table", "changed", "another --out", "stays spent")
+    assert f"A command for it: dpfl run {config} --out {config.parent / 'runs'}-anew" in done.err
     edit(code / "table.py", FILES["table.py"])
     result = run(config, "--resume")
     same(result, whole)

@@ -37,6 +37,9 @@ FIELDS = {
     *(
         "num_test_records",
         "silos",
+        "silo_names",
+        "dearest_silo",
+        "earlier_runs",
         "lost",
         "early_stopping",
         "warnings",

@@ -183,7 +183,9 @@ def test_table_1_is_of_a_fixed_number_of_local_steps(tmp_path: Path) -> None:
 def test_table_1_runs(tmp_path: Path) -> None:
     config = write(tmp_path, {"privacy": {"noise_multiplier": 6.0}, "silo_rate": 0.5})
     answer = plan(config, "noble", "--epsilon", 5)
-    assert NOBLE_THIRD_PARTY_UNSOUND[:50] in dpfl("plan", config, "--paper", "noble", "--epsilon", 5).out
+    told = dpfl("plan", config, "--paper", "noble", "--epsilon", 5).out
+    assert NOBLE_THIRD_PARTY_UNSOUND[:50] in told
+    assert "privacy.epsilon=null" in told and "privacy.epsilon=null sets no budget" in told
     for row in answer["proven"]:
         runs_as_planned(config, ["plan", config, "--paper", "noble", "--epsilon", 5], row["name"], answer)
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from dpfl_plugin.cli.progress import value_of
+from dpfl_plugin.cli.run import _meaning
 from dpfl_plugin.training import session
 from dpfl_plugin.training.prospect import MANY_ROUNDS
 from dpfl_plugin.training.session import _diverged
@@ -92,3 +93,34 @@ def test_a_signal_ends_long_planning_at_once(
     assert done.code == 4 and "solving for the noise of 10,000 rounds" in done.err
     assert "interrupted while it was planned: no round began" in done.err and "stopping" not in done.err
     assert not list(tmp_path.glob("runs/*/*/ledger.jsonl"))
+
+
+def test_a_warning_is_told_once(tmp_path: Path) -> None:
+    done = dpfl("run", write(tmp_path, {"privacy": {"delta": 0.05}}), "--out", tmp_path / "runs")
+    assert (done.err + done.out).count("privacy.delta=0.05 is not below") == 1
+    again = dpfl("run", tmp_path / "config.yaml", "--out", tmp_path / "runs")
+    assert "note: privacy.delta=0.05 is not below" in again.out, "who sees a finished run was not warned"
+
+
+def test_the_log_is_for_people(tmp_path: Path) -> None:
+    result = run(write(tmp_path))
+    log = (Path(result["folder"]) / "log.txt").read_text()
+    last = result["test_accuracy"]["last"]
+    assert "{" not in log and f"after round 6 (train): training loss {result['train_loss']['last']:.4g}, " in log
+    assert f"test accuracy {last:.4g}, epsilon " in log and " rounds 1 to 6\n" in log
+
+
+def test_why_a_third_partys_epsilon_is_the_larger_one(tmp_path: Path) -> None:
+    result = run(write(tmp_path))
+    larger = "The third party's epsilon is the larger one where it holds in advance"
+    assert not [line for line in _meaning({"a": result}, ()) if larger in line]
+    result["epsilon"]["third_party"]["epsilon"] = result["epsilon"]["server"]["epsilon"] + 0.002
+    assert len([line for line in _meaning({"a": result}, ()) if larger in line]) == 1
+
+
+def test_what_a_total_is_of(tmp_path: Path) -> None:
+    config, ledger = write(tmp_path), tmp_path / "all.jsonl"
+    first = dpfl("run", config, "--out", tmp_path / "runs", "--ledger", ledger)
+    assert "run is the first run in the shared ledger: epsilon " in first.out and "runs before it" not in first.out
+    second = dpfl("run", config, "--out", tmp_path / "runs", "--ledger", ledger, "--set", "seed=4")
+    assert "run with the runs before it in the shared ledger: epsilon " in second.out

@@ -128,7 +128,17 @@ def test_number_labels_are_sorted_by_value(tmp_path: Path) -> None:
             r"a\.csv: 5 places are wrong:\n  line 2, column 'v': 'x' is not a .*\n  line 3, column 'u' is empty.*\n"
             r"  line 4: 2 columns, the header has 3\.\n  line 5, column 'label' is empty.*\n  line 5, .* 'v': '1e39'",
         ),
-        ("u,label\n" + "x,1\n" * 30_000, r"30000 places are wrong:(\n  line \d+,.*){20}\n  and 29980 more$"),
+        (
+            "u,v,label\n1,a,0\n" + "x,b,1\n" * 29_999 + "1,1\n" * 4 + "1,,1\n1,1e39,1\n",
+            r"60005 places are wrong:\n  column 'v': 30000 cells are not numbers \(line 2 'a', line 3 'b', line 4 "
+            r"'b', \.\.\.\)\. Encode .*\n  column 'u': 29999 cells are .* \(line 3 'x', .*\n  4 lines have another "
+            r"number of columns than the header, which has 3 \(line 30002, .*\n  line 30006, .* empty.*"
+            r"\n  line 30007, .*1e39'[^\n]*$",
+        ),
+        (
+            ",".join(f"c{i}" for i in range(30)) + ",label\n" + ("x," * 30 + "1\n") * 5,
+            r"150 places are wrong:(\n  column 'c\d+': 5 cells .*){20}\n  and 50 more$",
+        ),
     ],
 )
 def test_csv_errors_name_file_line_column_and_value(tmp_path: Path, text: str, message: str) -> None:
@@ -187,7 +197,7 @@ def test_what_looks_like_a_misprint_is_noted(tmp_path: Path) -> None:
     write(tmp_path, "s2.csv", "u,label\n1,ill\n2,well\n3,dead\n4,dead\n")
     rare, single = read_csv(tmp_path, files="s*.csv").notes
     assert rare.startswith("label 'il' on one record only")
-    assert single == f"label 'dead' is in one silo only: {tmp_path / 's2.csv'}"
+    assert single == "label 'dead' is in one silo only: s2"
     (alone,) = read_csv(tmp_path, files="s2.csv").notes
     assert alone.startswith("labels 'ill', 'well' on one record only"), "one file is no silo"
 

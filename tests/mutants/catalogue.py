@@ -3374,6 +3374,14 @@ ON_DEVICE = (
 ACCESS_TESTS = "tests/test_access.py"
 ACCESS = (
     Mutant(
+        "chosen-silos-published",
+        "the statement that everybody may read names the hospitals that took part",
+        "data/federation.py",
+        'return [what], [f"{what}: {listed}"]',
+        'return [f"{what}: {listed}"], []',
+        ("tests/cli/test_silo_names.py::test_which_silos_were_chosen_is_not_published",),
+    ),
+    Mutant(
         "files-for-all",
         "another user of the machine reads the seed and the ledger",
         "access.py",
@@ -3823,8 +3831,8 @@ NAMING_OF_NOISE = (
         "old-result-for-new-code",
         "the result of old code is shown for edited code",
         "training/naming.py",
-        '    if changes:\n        raise ConfigError(\n            f"{folder.path} holds the result',
-        '    if False:\n        raise ConfigError(\n            f"{folder.path} holds the result',
+        '    if changes:\n        raise OtherCodeError(\n            f"{folder.path} holds the result',
+        '    if False:\n        raise OtherCodeError(\n            f"{folder.path} holds the result',
         (OWN_CODE + "::test_an_old_result_is_not_shown_for_edited_code",),
     ),
     Mutant(

@@ -7,7 +7,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Final
 
 from rich.console import Console
 from rich.table import Table
@@ -17,6 +17,11 @@ from dpfl_plugin.cli.theorems.base import Prescription
 from dpfl_plugin.core.rounding import places
 
 Proof = dict[str, Any]
+NO_BUDGET: Final = "privacy.epsilon=null"
+WITHOUT_BUDGET: Final = (
+    f"{NO_BUDGET} sets no budget: the run makes all its rounds with the noise that is given, where a budget would end "
+    "it or solve for other noise. What it spends is stated all the same."
+)
 
 
 def as_plain(paper: str, prescription: Prescription, proofs: Sequence[Proof]) -> dict[str, Any]:
@@ -47,6 +52,8 @@ def show(label: str, prescription: Prescription, proofs: Sequence[Proof]) -> Non
     for proof in proofs if prescription.advised else ():
         if "command" in proof:
             console.print(f"\n{proof['name']}: {shlex.join(proof['command'])}", soft_wrap=True, markup=False)
+    if prescription.advised and any(NO_BUDGET in proof.get("command", ()) for proof in proofs):
+        console.print(f"\n{WITHOUT_BUDGET}", soft_wrap=True, markup=False)
 
 
 def _grid(title: str, lines: Sequence[tuple[str, str, str]]) -> Table:

@@ -1,0 +1,42 @@
+"""What silos are called: by their numbers, and by the names that the data give them, where they give any.
+
+A name may say whose records they are (a hospital), so it goes where the records are shown to be known already: to the
+screen and into files of whoever holds them, never into what is published or sent.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+LONGEST: Final = 40
+MOST: Final = 8
+
+
+def of_files(paths: Sequence[Path]) -> tuple[str, ...]:
+    """A name for each file: without suffix, and with its folder where two would have the same."""
+    bare = [path.name.removesuffix(".gz").rpartition(".")[0] or path.name for path in paths]
+    often = Counter(bare)
+    return tuple(
+        name if often[name] == 1 else f"{path.parent.name}/{path.name}" for name, path in zip(bare, paths, strict=True)
+    )
+
+
+def tidy(name: str) -> str:
+    """A name of the data as it can be printed in a line: no control characters, and not beyond `LONGEST`."""
+    plain = "".join(letter if letter.isprintable() else "?" for letter in name)
+    return plain if len(plain) <= LONGEST else f"{plain[: LONGEST - 3]}..."
+
+
+def called(silo: int, names: Mapping[int, str]) -> str:
+    """E.g. "silo 3 (mercy)", or "silo 3" where it has no name."""
+    return f"silo {silo} ({names[silo]})" if silo in names else f"silo {silo}"
+
+
+def listed(silos: Iterable[int], names: Mapping[int, str]) -> str:
+    """E.g. "0 (mercy), 3 (north)"."""
+    ids = sorted(silos)
+    shown = [called(silo, names).removeprefix("silo ") for silo in ids[:MOST]]
+    return ", ".join(shown) + (f" and {len(ids) - MOST} more" if len(ids) > MOST else "")
