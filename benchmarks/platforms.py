@@ -79,7 +79,7 @@ def _flower_environment(scratch: Path) -> dict[str, str]:
 
 def _fedml_environment(scratch: Path) -> dict[str, str]:
     return {
-        "PYTHONPATH": str(FEDML / "offline"),
+        "PYTHONPATH": f"{FEDML / 'offline'}{os.pathsep}{ROOT}",
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",

@@ -24,6 +24,7 @@ from torch import nn
 from dpfl_plugin.adapters.agreement import Agreement, agree
 from dpfl_plugin.adapters.flower_checks import check_callers, check_mods, check_strategy, without_effect
 from dpfl_plugin.adapters.flower_seam import NEWEST, OLDEST, try_seam
+from dpfl_plugin.adapters.kept import kept_here
 from dpfl_plugin.adapters.message import Message as Carried
 from dpfl_plugin.adapters.owner import silo_limits
 from dpfl_plugin.adapters.platforms import check_seam, folder_from, nested, ranges
@@ -135,7 +136,16 @@ def private_client_app(
             # What a run's configuration says of folders is the server's word: in a simulation only it counts.
             folder = _folder(context, f"silo-{id}") if limits is None else _own_folder(context)
             with Silo(
-                agreement, id, made, records(context), folder, loss=loss, draw=bits, limits=limits, surroundings=where
+                agreement,
+                id,
+                made,
+                records(context),
+                folder,
+                loss=loss,
+                draw=bits,
+                limits=limits,
+                surroundings=where,
+                kept=kept_here(),
             ) as silo:
                 _say_once(silo.begins)
                 _check_head(silo, context)
