@@ -273,7 +273,7 @@ class PrivateTrainer(ClientTrainer):
                 return
             # A process that ends here would let FedML's server wait for ever; and the text stays here.
             LOG.error("silo %d: %s", found[0], error, exc_info=not isinstance(error, DpflError | OSError))
-            self._answer = failure(self._agreement, found[0], asked)
+            self._answer = failure(self._agreement, found[0], asked, error)
 
     def test(self, test_data: Any, device: Any, args: Any) -> Any:
         return self._inner.test(test_data, device, args)

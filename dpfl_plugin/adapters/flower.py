@@ -156,7 +156,7 @@ def private_client_app(
             answer = refusal(agreement, id, asked, error)
         except Exception as error:  # Flower would send its text to the server, and it may tell of records
             LOG.error("dpfl: silo %d: %s", id, error, exc_info=not isinstance(error, DpflError | OSError))
-            answer = failure(agreement, id, asked)
+            answer = failure(agreement, id, asked, error)
         return Message(_written(answer), reply_to=message)
 
     return app
@@ -246,6 +246,7 @@ class PrivateStrategy(Strategy):
         self._inner, self._model = strategy, copy.deepcopy(model)
         self._agreement, self._folder = agreement_of(context, model), _folder(context, "server")
         self._patience, self._timeout = patience, timeout
+        self._unread = sorted(key for key in context.run_config if key.partition(".")[0] != TABLE)
         self._server: Server | None = None
         self._silo_of: dict[int, int] = {}  # by node
         self._grid: Grid | None = None
@@ -287,6 +288,13 @@ class PrivateStrategy(Strategy):
             found[f"train_config ({', '.join(sorted(config))})"] = f"silos train by {SOURCE} alone"
         for what, why in ({} if self._told else found).items():
             LOG.warning("dpfl: %s has no effect: %s", what, why)
+        if self._unread and not self._told:
+            LOG.warning(
+                "dpfl: run-config %s: dpfl reads none of these. They have an effect only where code of the project "
+                "reads them (rounds, evaluation, data); how silos train says %s alone",
+                ", ".join(self._unread),
+                SOURCE,
+            )
         self._told = True
 
     def configure_train(

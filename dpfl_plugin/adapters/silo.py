@@ -40,7 +40,7 @@ from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.requests import request_digest
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.data.base import Holding, Survey, digest
-from dpfl_plugin.errors import ConfigError, DataError, LedgerError, LimitError, MessageError, require
+from dpfl_plugin.errors import ConfigError, DataError, LedgerError, LimitError, MessageError, RecordKindError, require
 from dpfl_plugin.gradients.base import Loss
 from dpfl_plugin.oracle import Draw
 from dpfl_plugin.privacy.events import Charge
@@ -88,12 +88,17 @@ class _Kept:
     upload: Vectors | None = None
 
 
-def failure(agreement: Agreement, id: int, message: Message) -> Message:
-    """The answer of a silo that could not answer, or not even begin; see `Silo.failure`."""
+def failure(agreement: Agreement, id: int, message: Message, error: Exception | None = None) -> Message:
+    """The answer of a silo that could not answer, or not even begin; see `Silo.failure`.
+
+    Args:
+        error: what it met with, of which nothing is told but the kind of records, where that is it.
+    """
     round, tag = message.header.get("round"), message.header.get("tag")
     sane = type(round) is int and isinstance(tag, str)
     facts = _facts(agreement, id, round if sane else 0, tag if sane else "")
-    return Message({**facts, "model": agreement.structure, "status": "failed"})
+    why = {"reason": error.public} if isinstance(error, RecordKindError) else {}
+    return Message({**facts, "model": agreement.structure, "status": "failed", **why})
 
 
 def refusal(agreement: Agreement, id: int, message: Message, error: LimitError) -> Message:
