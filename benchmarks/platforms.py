@@ -2,7 +2,9 @@
 
 The example projects of Flower and FedML, as they were (`plain`), and with the lines of this package: without noise, and
 with differential privacy. Runs take turns; a round is timed by the platform's own server, from one to the next, so that
-no start-up is in it. Needs `launchers/env flower` and `launchers/env fedml`.
+no start-up is in it. A deployment is FedML's cross-silo on ranks: a process for the server and for each silo, whose
+owners have set limits; each trains a small CNN once through 2,000 records of CIFAR's size, in batches of 32.
+Needs `launchers/env flower` and `launchers/env fedml`.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from benchmarks.table import table
 
 VARIANTS: Final = {"as it was": "plain", "ours, noise 0 (not private)": "private", "ours, private": "private"}
 ROUNDS: Final = 10  # of the examples
+DEPLOYED: Final = 2  # silos
 FLOWER, FEDML = ROOT / "examples" / "flower_existing_project", ROOT / "examples" / "fedml_existing_project"
 
 STAMP: Final = """
@@ -42,6 +45,7 @@ FLOWER_STAMP: Final = """
     strategy.configure_train = lambda *args, **more: (_stamp(), configure(*args, **more))[1]
 """
 FEDML_STAMP: Final = """
+from fedml.cross_silo.server.fedml_aggregator import FedMLAggregator
 from fedml.simulation.mpi.fedavg.FedAVGAggregator import FedAVGAggregator
 from fedml.simulation.sp.fedavg import FedAvgAPI
 
@@ -50,6 +54,34 @@ def _stamped(method):
 
 FedAvgAPI._client_sampling = _stamped(FedAvgAPI._client_sampling)
 FedAVGAggregator.client_sampling = _stamped(FedAVGAggregator.client_sampling)
+FedMLAggregator.client_selection = _stamped(FedMLAggregator.client_selection)
+"""
+CNN: Final = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        first, second = nn.Conv2d(3, 16, 5, 2), nn.Conv2d(16, 32, 3, 2)
+        self.layers = nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), nn.Flatten(), nn.Linear(32 * 6 * 6, 10))
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+def load_data():
+    import os
+
+    os.environ["DPFL_LIMITS"] = os.environ["DPFL_BENCHMARK_LIMITS"].format(os.environ["OMPI_COMM_WORLD_RANK"])
+    rng = torch.Generator().manual_seed(1)
+
+    def loader(count):
+        x, y = torch.randn(count, 3, 32, 32, generator=rng), torch.randint(10, (count,), generator=rng)
+        return DataLoader(TensorDataset(x, y), batch_size=32, shuffle=True)
+
+    train, test = ({silo: loader(count) for silo in range(NUM_SILOS)} for count in (2000, 100))
+    whole = loader(100)
+    return [2000 * NUM_SILOS, 100, whole, whole, dict.fromkeys(train, 2000), train, test, 10]
+
 """
 
 
@@ -61,6 +93,13 @@ class Place:
     example: Path
     command: Callable[[Path, Path], list[str]]
     environment: Callable[[Path], dict[str, str]]
+    silos: int = 5
+    rounds: int = ROUNDS
+
+    @property
+    def variants(self) -> list[str]:
+        """Without noise no owner's limits hold, and a deployment does not begin."""
+        return [variant for variant in VARIANTS if self.silos != DEPLOYED or "noise 0" not in variant]
 
 
 def _flower_environment(scratch: Path) -> dict[str, str]:
@@ -79,7 +118,7 @@ def _flower_environment(scratch: Path) -> dict[str, str]:
 
 def _fedml_environment(scratch: Path) -> dict[str, str]:
     return {
-        "PYTHONPATH": str(FEDML / "offline"),
+        "PYTHONPATH": f"{FEDML / 'offline'}{os.pathsep}{ROOT}",
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
@@ -110,11 +149,21 @@ PLACES: Final = (
         ),
         _fedml_environment,
     ),
+    Place(
+        "FedML, a deployment over MPI, CNN",
+        FEDML,
+        lambda project, scratch: _fedml(
+            project, str(BIN / "mpirun"), "--bind-to", "none", "-n", "3", str(BIN / "python"), "-m", "mpi4py"
+        ),
+        _fedml_environment,
+        silos=DEPLOYED,
+        rounds=5,
+    ),
 )
 
 
 def seconds(place: Place, variant: str) -> list[float]:
-    """Of rounds 2 to 9, in a run of its own.
+    """Of all rounds that were timed but the first, in a run of its own.
 
     Raises:
         RuntimeError: the run failed.
@@ -124,6 +173,10 @@ def seconds(place: Place, variant: str) -> list[float]:
         project, times = scratch / "project", scratch / "times"
         shutil.copytree(place.example / VARIANTS[variant], project)
         (scratch / "home").mkdir()
+        for rank in range(1, place.silos + 1):  # of whom a deployment asks
+            limits = scratch / f"limits-{rank}.yaml"
+            limits.write_text(f"folder: {scratch / f'owner-{rank}'}\nepsilon: 100\ndelta: 0.001\n")
+            limits.chmod(0o600)
         _prepare(place, project, noise="noise 0" not in variant)
         environment = {
             **os.environ,
@@ -131,6 +184,7 @@ def seconds(place: Place, variant: str) -> list[float]:
             "HOME": str(scratch / "home"),
             "OMP_NUM_THREADS": "1",
             "DPFL_BENCHMARK_TIMES": str(times),
+            "DPFL_BENCHMARK_LIMITS": str(scratch / "limits-{}.yaml"),
         }
         with (scratch / "log").open("wb") as log:
             one = subprocess.Popen(
@@ -141,14 +195,14 @@ def seconds(place: Place, variant: str) -> list[float]:
                 stderr=log,
                 start_new_session=True,
             )
-        while one.poll() is None and len(_stamps(times)) < ROUNDS:  # how a platform ends is no part of a round
+        while one.poll() is None and len(_stamps(times)) < place.rounds:  # how a platform ends is no part of a round
             time.sleep(0.2)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(one.pid, signal.SIGKILL)
         one.wait()
         _end(f"DPFL_BENCHMARK_TIMES={times}")
         stamps = _stamps(times)
-        if len(stamps) < ROUNDS:
+        if len(stamps) < place.rounds:
             raise RuntimeError(f"{place.name}, {variant}: {(scratch / 'log').read_text()[-3000:]}")
     return [after - before for before, after in itertools.pairwise(stamps[1:])]
 
@@ -165,7 +219,17 @@ def _prepare(place: Place, project: Path, noise: bool) -> None:
         assert found == 1, settings
     if "MPI" in place.name:
         text = text.replace('backend: "sp"', 'backend: "MPI"')
-        text = text.replace("device_args:", "device_args:\n  worker_num: 5\n  gpu_mapping_key: mapping_default")
+        ranks = f"device_args:\n  worker_num: {place.silos}\n  gpu_mapping_key: mapping_default"
+        text = text.replace("device_args:", ranks)
+    if place.silos == DEPLOYED:
+        in_cross_silo = "cross_silo\\n  scenario: horizontal\\n  using_mlops: false\\n  config_version: release"
+        for old, new in (
+            (r'"simulation"', in_cross_silo),
+            (r"(client_num\w+): 5", rf"\g<1>: {DEPLOYED}"),
+            ("local_steps: 10", "local_steps: 63"),
+            ("record_rate: 0.2", "record_rate: 0.016"),
+        ):
+            text = re.sub(old, new, text)
     settings.write_text(text)
     if place.example == FLOWER:
         code = project / "digits" / "server_app.py"
@@ -173,7 +237,9 @@ def _prepare(place: Place, project: Path, noise: bool) -> None:
     else:
         code = project / "main.py"
         marks = {"\nNUM_SILOS": STAMP + FEDML_STAMP}
-    text = code.read_text()
+        if place.silos == DEPLOYED:
+            marks['\nif __name__ == "__main__":'] = CNN
+    text = code.read_text().replace("NUM_SILOS = 5", f"NUM_SILOS = {place.silos}")
     for mark, more in marks.items():
         assert text.count(mark) == 1, (code, mark)
         text = text.replace(mark, more.removeprefix("\n") + mark)
@@ -199,18 +265,18 @@ def rounds_table(runs: int) -> str:
     """Seconds of a round: medians over all rounds; ratios of medians, run by run, and their median."""
     rows = []
     for place in PLACES:
-        found: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
+        found: dict[str, list[float]] = {variant: [] for variant in place.variants}
         for _ in range(runs):
-            for variant in VARIANTS:
+            for variant in place.variants:
                 found[variant].append(statistics.median(seconds(place, variant)))
         print(place.name, found, flush=True)
         first = next(iter(found.values()))
         for variant, medians in found.items():
             ratio = statistics.median(one / base for one, base in zip(medians, first, strict=True))
             more = statistics.median(one - base for one, base in zip(medians, first, strict=True))
-            values = [f"{statistics.median(medians):.3f}", f"{ratio:.2f}", f"{1000 * more / 5:.0f}"]
+            values = [f"{statistics.median(medians):.3f}", f"{ratio:.2f}", f"{1000 * more / place.silos:.0f}"]
             rows.append([f"{place.name}: {variant}", *values])
-    return table(["a round of 5 silos", "median s", "times as it was", "ms more for each silo"], rows)
+    return table(["a round of 5 silos (deployment: 2)", "median s", "times as it was", "ms more for each silo"], rows)
 
 
 def lines_table() -> str:

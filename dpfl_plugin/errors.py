@@ -60,6 +60,18 @@ class UnsupportedError(ConfigError):
     """No sound way to do what was asked is known here; nothing is approximated in silence."""
 
 
+class RecordKindError(UnsupportedError):
+    """Records are of a kind that nothing here trains on, whatever their values.
+
+    Attributes:
+        public: what the other side is told of it, which no value of a record has a part in.
+    """
+
+    def __init__(self, message: str, public: str) -> None:
+        super().__init__(message)
+        self.public = public
+
+
 class BusyError(ConfigError):
     """Another process is at work there; the message says which."""
 

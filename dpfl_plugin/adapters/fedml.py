@@ -23,6 +23,7 @@ from dpfl_plugin.adapters.agreement import Agreement, agree
 from dpfl_plugin.adapters.fedml_checks import show_log, too_few_rounds, without_effect
 from dpfl_plugin.adapters.fedml_ends import end_together
 from dpfl_plugin.adapters.frozen import FIXED
+from dpfl_plugin.adapters.kept import kept_here
 from dpfl_plugin.adapters.loaders import check_apart
 from dpfl_plugin.adapters.message import HEADER, PROTOCOL, Message
 from dpfl_plugin.adapters.owner import say_once, silo_limits
@@ -258,6 +259,7 @@ class PrivateTrainer(ClientTrainer):
                 draw=self._draw,
                 limits=limits,
                 surroundings=where,
+                kept=kept_here(),
             ) as silo:
                 say_once(logging.INFO, f"silo {silo.id}: noise multiplier {silo.noise_multiplier:.6g}")
                 self._answer = silo.answer(asked)
@@ -271,7 +273,7 @@ class PrivateTrainer(ClientTrainer):
                 return
             # A process that ends here would let FedML's server wait for ever; and the text stays here.
             LOG.error("silo %d: %s", found[0], error, exc_info=not isinstance(error, DpflError | OSError))
-            self._answer = failure(self._agreement, found[0], asked)
+            self._answer = failure(self._agreement, found[0], asked, error)
 
     def test(self, test_data: Any, device: Any, args: Any) -> Any:
         return self._inner.test(test_data, device, args)

@@ -24,6 +24,7 @@ from torch import nn
 from dpfl_plugin.adapters.agreement import Agreement, agree
 from dpfl_plugin.adapters.flower_checks import check_callers, check_mods, check_strategy, without_effect
 from dpfl_plugin.adapters.flower_seam import NEWEST, OLDEST, try_seam
+from dpfl_plugin.adapters.kept import kept_here
 from dpfl_plugin.adapters.message import Message as Carried
 from dpfl_plugin.adapters.owner import silo_limits
 from dpfl_plugin.adapters.platforms import check_seam, folder_from, nested, ranges
@@ -135,7 +136,16 @@ def private_client_app(
             # What a run's configuration says of folders is the server's word: in a simulation only it counts.
             folder = _folder(context, f"silo-{id}") if limits is None else _own_folder(context)
             with Silo(
-                agreement, id, made, records(context), folder, loss=loss, draw=bits, limits=limits, surroundings=where
+                agreement,
+                id,
+                made,
+                records(context),
+                folder,
+                loss=loss,
+                draw=bits,
+                limits=limits,
+                surroundings=where,
+                kept=kept_here(),
             ) as silo:
                 _say_once(silo.begins)
                 _check_head(silo, context)
@@ -146,7 +156,7 @@ def private_client_app(
             answer = refusal(agreement, id, asked, error)
         except Exception as error:  # Flower would send its text to the server, and it may tell of records
             LOG.error("dpfl: silo %d: %s", id, error, exc_info=not isinstance(error, DpflError | OSError))
-            answer = failure(agreement, id, asked)
+            answer = failure(agreement, id, asked, error)
         return Message(_written(answer), reply_to=message)
 
     return app
@@ -236,6 +246,7 @@ class PrivateStrategy(Strategy):
         self._inner, self._model = strategy, copy.deepcopy(model)
         self._agreement, self._folder = agreement_of(context, model), _folder(context, "server")
         self._patience, self._timeout = patience, timeout
+        self._unread = sorted(key for key in context.run_config if key.partition(".")[0] != TABLE)
         self._server: Server | None = None
         self._silo_of: dict[int, int] = {}  # by node
         self._grid: Grid | None = None
@@ -277,6 +288,13 @@ class PrivateStrategy(Strategy):
             found[f"train_config ({', '.join(sorted(config))})"] = f"silos train by {SOURCE} alone"
         for what, why in ({} if self._told else found).items():
             LOG.warning("dpfl: %s has no effect: %s", what, why)
+        if self._unread and not self._told:
+            LOG.warning(
+                "dpfl: run-config %s: dpfl reads none of these. They have an effect only where code of the project "
+                "reads them (rounds, evaluation, data); how silos train says %s alone",
+                ", ".join(self._unread),
+                SOURCE,
+            )
         self._told = True
 
     def configure_train(

@@ -192,6 +192,11 @@ def _chosen(indices: Any, size: int) -> list[int]:
 
 
 def _of_dataset(dataset: Any, indices: Sequence[int]) -> Source:
+    root, rows = _root(dataset, indices)
+    if type(root) is torch_data.TensorDataset and [type(x) for x in root.tensors] == [Tensor, Tensor]:
+        chosen = rows if isinstance(rows, slice) else torch.tensor(rows, dtype=torch.int64)
+        batch = tuple(x[chosen] for x in root.tensors)  # what it gives one by one, which nothing changes
+        return Source([batch], False, _rows(root.tensors[0], rows) or [_identity(dataset, index) for index in indices])
     _check_steady(dataset, indices)
     return Source((dataset[index] for index in indices), True, [_identity(dataset, index) for index in indices])
 
@@ -203,6 +208,15 @@ def _of_batches(batches: Sequence[Any]) -> Source:
         rows = _addresses(batch[0]) if isinstance(batch, list | tuple) and batch else None
         identities = None if rows is None or identities is None else [*identities, *rows]
     return Source(batches, False, identities)
+
+
+def _root(dataset: Any, indices: Sequence[int]) -> tuple[Any, Sequence[int] | slice]:
+    """(the data set below nested subsets, its indices that are meant; all of them as a slice)"""
+    rows: Sequence[int] | slice = slice(None) if isinstance(indices, range) else indices  # a range is of all
+    while type(dataset) is torch_data.Subset:
+        rows = [int(dataset.indices[index]) for index in (range(len(dataset)) if isinstance(rows, slice) else rows)]
+        dataset = dataset.dataset
+    return dataset, rows
 
 
 def _identity(dataset: Any, index: int) -> Hashable:
@@ -225,6 +239,15 @@ def _identity(dataset: Any, index: int) -> Hashable:
 
 def _address(x: Tensor, row: int) -> Hashable:
     return "memory", str(x.device), x.data_ptr() + row * x.stride(0) * x.element_size()
+
+
+def _rows(x: Tensor, chosen: Sequence[int] | slice) -> list[Hashable]:
+    """`_address` of many rows; none where they have no places."""
+    if not x.numel():
+        return []
+    device, first, step = str(x.device), x.data_ptr(), x.stride(0) * x.element_size()
+    rows = range(len(x)) if isinstance(chosen, slice) else [row % len(x) for row in chosen]
+    return [("memory", device, first + row * step) for row in rows]
 
 
 def _addresses(x: Any) -> list[Hashable] | None:

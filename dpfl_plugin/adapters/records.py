@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from dpfl_plugin.adapters.loaders import pair_of, source_of
 from dpfl_plugin.data.base import Silo
-from dpfl_plugin.errors import DataError, UnsupportedError
+from dpfl_plugin.errors import DataError, RecordKindError
 
 
 def silo_of(data: Any, model: nn.Module) -> Silo:
@@ -28,16 +28,21 @@ def silo_of(data: Any, model: nn.Module) -> Silo:
 
     Raises:
         DataError: it holds no records, one of them twice, they are not alike, or the model has no such word.
-        UnsupportedError: labels are no classes, or features no numbers; or it cannot be told which records a loader
-            gives.
+        RecordKindError: labels are no classes, or features no numbers.
+        UnsupportedError: it cannot be told which records a loader gives.
     """
     features, labels = _joined(data)
     if len(features) == 0:
         raise DataError("the silo has no training records.")
     if labels.is_floating_point() or labels.is_complex():
-        raise UnsupportedError(f"labels are {labels.dtype}: they must be classes, as integers from 0.")
+        raise RecordKindError(
+            f"labels are {labels.dtype}: they must be classes, as integers from 0. No loss here is for quantities.",
+            "labels are no classes, as integers from 0",
+        )
     if features.is_complex() or features.dtype == torch.bool:
-        raise UnsupportedError(f"features are {features.dtype}: they must be floats or integers.")
+        raise RecordKindError(
+            f"features are {features.dtype}: they must be floats or integers.", "features are no floats or integers"
+        )
     features = features.detach().cpu()
     x: NDArray[Any] = (features.float() if features.dtype == torch.bfloat16 else features).numpy()
     y = labels.detach().cpu().numpy().reshape(-1).astype(np.int64)

@@ -63,6 +63,7 @@ class _Round:
     refused: dict[int, str]
     spent: dict[int, str]
     disallowed: dict[int, str]  # by the owners of their data
+    unfit: dict[int, str]  # of another kind of records, in this round and in every other
     expected: int
 
 
@@ -191,7 +192,7 @@ class Server:
         message = self._request(plan)
         tag = message.header["tag"]
         self._round = _Round(
-            plan, tag, self.agreement.up(self._vectors, plan), {}, {}, {}, {}, expected or len(plan.participants)
+            plan, tag, self.agreement.up(self._vectors, plan), {}, {}, {}, {}, {}, expected or len(plan.participants)
         )
         return message
 
@@ -274,6 +275,9 @@ class Server:
             if isinstance(upload, MessageError):
                 raise upload
             status, header = self._checked(silo, upload, current), upload.header
+            if status == "failed" and isinstance(why := header.get("reason"), str):
+                current.unfit[silo] = why[:500]
+                raise MessageError(f"the silo cannot train on its records: {why[:500]}.")
             if status == "failed":
                 raise MessageError("the silo met with an error, which its own log tells.")
             if status in ("spent", "refused"):
@@ -355,6 +359,8 @@ class Server:
             silo, reason = next(iter(stopped.items()))
             self._end("refused" if current.disallowed else "budget_exhausted", f"silo {silo}: {reason}")
             return
+        if len(current.unfit) == asked:  # another try finds the same
+            raise TrainingError(f"{why}. All of them say: {'; '.join(sorted(set(current.unfit.values())))}.")
         self._void += 1
         if self._void >= MOST_VOID:
             silent = [silo for silo in current.plan.participants if silo not in current.uploads]

@@ -11,13 +11,12 @@ charged.
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import logging
 import secrets
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,6 +29,7 @@ from dpfl_plugin.access import Access, too_open
 from dpfl_plugin.adapters.agreement import Agreement
 from dpfl_plugin.adapters.frozen import FILE as FROZEN
 from dpfl_plugin.adapters.frozen import Frozen
+from dpfl_plugin.adapters.kept import Decided, Kept, Made, hashed
 from dpfl_plugin.adapters.message import PROTOCOL, Message, check_vectors, value_of
 from dpfl_plugin.adapters.owner import begins, place, plan_facts, plan_of, say_once, silo_limits
 from dpfl_plugin.adapters.records import silo_of
@@ -39,8 +39,8 @@ from dpfl_plugin.config.load import to_yaml
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.requests import request_digest
 from dpfl_plugin.core.vectors import Vectors
-from dpfl_plugin.data.base import Holding, Survey, digest, training_digest
-from dpfl_plugin.errors import ConfigError, DataError, LedgerError, LimitError, MessageError, require
+from dpfl_plugin.data.base import Holding, Survey, digest
+from dpfl_plugin.errors import ConfigError, DataError, LedgerError, LimitError, MessageError, RecordKindError, require
 from dpfl_plugin.gradients.base import Loss
 from dpfl_plugin.oracle import Draw
 from dpfl_plugin.privacy.events import Charge
@@ -48,7 +48,7 @@ from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.training import lifetime as lifetimes
 from dpfl_plugin.training.accounting import PrivacyAccount
 from dpfl_plugin.training.asked import asked_at
-from dpfl_plugin.training.build import build
+from dpfl_plugin.training.build import Parts, build
 from dpfl_plugin.training.folder import RunFolder, locked
 from dpfl_plugin.training.grant import Grant
 from dpfl_plugin.training.lifetime import Lifetime
@@ -88,12 +88,17 @@ class _Kept:
     upload: Vectors | None = None
 
 
-def failure(agreement: Agreement, id: int, message: Message) -> Message:
-    """The answer of a silo that could not answer, or not even begin; see `Silo.failure`."""
+def failure(agreement: Agreement, id: int, message: Message, error: Exception | None = None) -> Message:
+    """The answer of a silo that could not answer, or not even begin; see `Silo.failure`.
+
+    Args:
+        error: what it met with, of which nothing is told but the kind of records, where that is it.
+    """
     round, tag = message.header.get("round"), message.header.get("tag")
     sane = type(round) is int and isinstance(tag, str)
     facts = _facts(agreement, id, round if sane else 0, tag if sane else "")
-    return Message({**facts, "model": agreement.structure, "status": "failed"})
+    why = {"reason": error.public} if isinstance(error, RecordKindError) else {}
+    return Message({**facts, "model": agreement.structure, "status": "failed", **why})
 
 
 def refusal(agreement: Agreement, id: int, message: Message, error: LimitError) -> Message:
@@ -123,6 +128,8 @@ class Silo:
             `find_limits`), without which only a simulation begins.
         surroundings: whether the records are somebody's own ("deployment"), or of whoever runs the whole
             ("simulation").
+        kept: where this process keeps what is dear to make (see `Kept`), for platforms that open a silo for every
+            message. None to make it anew.
 
     Attributes:
         begins: a line for the log: agreed epsilon, folder, and what is left of the lifetime budget.
@@ -148,6 +155,7 @@ class Silo:
         access: Access = "owner",
         limits: Limits | None = None,
         surroundings: Surroundings = "deployment",
+        kept: Kept | None = None,
     ) -> None:
         require(0 <= id < agreement.num_silos, "silo id", id, f"be in 0..{agreement.num_silos - 1}")
         agreement.flatten(model)  # it is the one that was agreed on
@@ -164,7 +172,9 @@ class Silo:
                 warnings.warn(said, stacklevel=2)
             taken = f"{self._files.path}: another process ({{holder}}) is this silo. End it first."
             stack.enter_context(locked(self._files.path / ".lock", taken))
-            self._open(model, records, loss, lifetime, stack)
+            self._open(model, records, loss, lifetime, stack, None if kept is None else kept.take(self._files.path))
+            if kept is not None:
+                stack.callback(self._keep, kept)
             self._stack = stack.pop_all()
 
     def _open(
@@ -174,6 +184,7 @@ class Silo:
         loss: Loss | None,
         lifetime: Lifetime | None,
         stack: contextlib.ExitStack,
+        kept: Made | None,
     ) -> None:
         agreement = self._agreement
         self._frozen = Frozen(self._files.path / FROZEN, model)
@@ -185,41 +196,23 @@ class Silo:
             agreement.setting.num_records,
             f"be that of the smallest silo; silo {self.id} has {len(mine.train_y)}",
         )
-        sha256 = digest(mine)
+        self._hashed = kept.hashed if kept is not None and kept.hashed.same(mine) else hashed(mine)
+        mine, sha256 = self._hashed.records, self._hashed.digest
         known = _begun(self._files, self.id, agreement.run, sha256)
         if known is None and hasattr(records, "__len__") and digest(silo_of(records, model)) != sha256:
             raise DataError(
                 f"silo {self.id}: its data give other records when they are read again: loaders must not change "
                 "records at random (augmentation). Leave that out; nothing was released."
             )
-        # Of the others nothing is known here, and nothing of them is needed: as if all were like this one.
-        survey = Survey(
-            num_classes=0,
-            feature_shape=mine.train_x.shape[1:],
-            caveats=(),
-            num_records=(len(mine.train_y),) * agreement.num_silos,
-            num_test_records=(0,) * agreement.num_silos,
-            digests=(sha256,),
-        )
         self._config = _own(agreement, seeded=self._draw is not _fresh_draw)
-        holding = Holding(survey, {self.id: mine}, training={self.id: training_digest(mine)})
-        parts = build(
-            self._config,
-            Path(),
-            None if known is None else known["noise_multiplier"],
-            hold=lambda config, base: holding,
-            module=model,
-            loss=loss,
-        )
+        self._loss, self._decided = loss, Decided.by(self._config, model, loss)
+        if kept is not None and kept.serves(self._hashed, self._decided, known):
+            parts, config_text = kept.again(), kept.config_text
+        else:
+            parts = self._build(model, None if known is None else known["noise_multiplier"])
+            config_text = to_yaml(self._config)
+        self._made, self._sound = Made(self._hashed, self._decided, parts, config_text), True
         self._host, self._rules, self._accountant = parts.host, parts.rules, parts.accountant
-        self._with_model = functools.partial(
-            build,
-            self._config,
-            Path(),
-            parts.noise_multiplier,
-            hold=lambda config, base: holding,
-            loss=loss,
-        )
         self._caveats, self._device = parts.caveats, parts.model.device
         key = f"{agreement.run}-silo-{self.id}"
         plan = plan_of(self._config, agreement, parts, known, self._files.ledger, self.id, needed=lifetime is not None)
@@ -237,7 +230,8 @@ class Silo:
             "records_sha256": sha256,
             **plan_facts(plan),
         }
-        self._files.write(self._files.config, to_yaml(self._config))
+        if not _holds(self._files.config, config_text):
+            self._files.write(self._files.config, config_text)
         ledger = (
             Ledger(self._files.ledger, facts, access=self._files.access)
             if known is None
@@ -258,6 +252,25 @@ class Silo:
         )
         budget = self._config.privacy.epsilon
         self._standing = Standing(self._files, ledger, self._account, budget, self._stated)
+
+    def _build(self, model: nn.Module, noise_multiplier: float | None) -> Parts:
+        agreement, mine, found = self._agreement, self._hashed.records, self._hashed
+        # Of the others nothing is known here, and nothing of them is needed: as if all were like this one.
+        survey = Survey(
+            num_classes=0,
+            feature_shape=mine.train_x.shape[1:],
+            caveats=(),
+            num_records=(len(mine.train_y),) * agreement.num_silos,
+            num_test_records=(0,) * agreement.num_silos,
+            digests=(found.digest,),
+        )
+        holding = Holding(survey, {self.id: mine}, training={self.id: found.training})
+        hold = lambda config, base: holding  # noqa: E731
+        return build(self._config, Path(), noise_multiplier, hold=hold, module=model, loss=self._loss)
+
+    def _keep(self, kept: Kept) -> None:
+        if self._sound:
+            kept.put(self._files.path, self._made)
 
     def close(self) -> None:
         """Let go of the folder."""
@@ -320,6 +333,7 @@ class Silo:
             return self._answer(round, tag, "spent", reason=why)
         self._host.states = settled.states
         self._account.begin_round(round, plan)
+        self._sound = False  # till it is over: what an error leaves is not kept
         try:
             up, charges = self._host.run([self.id], down, plan, draw)
             # In the statement first, and then in the ledgers.
@@ -335,6 +349,7 @@ class Silo:
         self._kept = kept
         if round + 1 == self._config.rounds:
             self.write_statement()
+        self._sound = True
         return Message(answer.header, upload)
 
     def _charge(self, charges: list[Charge]) -> None:
@@ -349,7 +364,11 @@ class Silo:
         """Have the server's frozen layers and buffers, before anything is computed from records."""
         try:
             if self._frozen.take(message):
-                self._host = self._with_model(module=self._frozen.model()).host
+                model = self._frozen.model().eval()
+                self._decided = Decided.by(self._config, model, self._loss)
+                parts = self._build(model, self._made.parts.noise_multiplier)
+                self._made = replace(self._made, decided=self._decided, parts=parts)
+                self._host = parts.host
             self._frozen.keep()
         except MessageError as error:
             raise MessageError(f"silo {self.id}, a message of the server: {error}") from error
@@ -499,6 +518,13 @@ def _own(agreement: Agreement, *, seeded: bool) -> Config:
     dtype = str(agreement.dtype).removeprefix("torch.")
     runtime = config.runtime.model_copy(update={"dtype": dtype})
     return config.model_copy(update={"silo_rate": 1.0, "privacy": privacy, "runtime": runtime})
+
+
+def _holds(path: Path, text: str) -> bool:
+    try:
+        return path.read_text() == text
+    except (OSError, ValueError):
+        return False
 
 
 def _begun(files: RunFolder, id: int, run: str, sha256: str) -> dict[str, Any] | None:

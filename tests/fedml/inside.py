@@ -2,6 +2,7 @@
 
 import logging
 import re
+import time
 from collections import OrderedDict
 from types import SimpleNamespace
 
@@ -24,6 +25,7 @@ from dpfl_plugin.adapters.fedml import (
     surroundings,
 )
 from dpfl_plugin.adapters.fedml_checks import show_log, too_few_rounds, without_effect
+from dpfl_plugin.adapters.fedml_waits import Watch, server_waits_for, silo_waits_for
 from dpfl_plugin.adapters.platforms import check_version
 from dpfl_plugin.errors import ConfigError, DpflError, LimitError, MessageError, TrainingError, UnsupportedError
 from dpfl_plugin.oracle import Draw
@@ -327,6 +329,8 @@ def test_a_silo_of_another_model_answers_and_the_server_says_what_differs(tmp_pa
 class Manager:
     """Stands for FedML's managers."""
 
+    RUN_FINISHED_STATUS_FLAG = "FINISHED"
+
     def __init__(self):
         self.round_idx, self.num_rounds, self.client_real_ids = 0, 9, [1, 2, 3]
         self.is_inited = self.is_initialized = False
@@ -337,6 +341,9 @@ class Manager:
         if message == "bad":
             raise TrainingError("no more")
         self.handled.append(message)
+
+    def send_client_status(self, rank, status):
+        self.finished.append((rank, status))
 
     def send_message_finish(self, rank, silo):
         if rank == 2:
@@ -353,12 +360,52 @@ def test_processes_of_fedml_end_together_and_begin_again_together(caplog, monkey
     fedml_ends._takes_what_it_asked_for(Manager.handle, manager, "early")
     manager.is_initialized = True
     fedml_ends._takes_what_it_asked_for(Manager.handle, manager, "asked for")
-    manager.is_inited, manager.round_idx = True, 1
-    fedml_ends._begins_again(lambda self, message: None, manager, "sent twice by the same server")
+    begins = {name: {fedml_ends.SERVER: name} for name in ("one", "another")}
+    fedml_ends._begins_again(Manager.handle, manager, begins["one"])
+    manager.is_inited = True  # in its first round
+    fedml_ends._begins_again(lambda self, message: None, manager, begins["one"])  # sent twice by the same server
     assert manager.is_inited
-    manager.round_idx = 2
-    fedml_ends._begins_again(Manager.handle, manager, "begin")
-    assert manager.handled == ["asked for", "begin"] and not manager.is_inited
+    fedml_ends._begins_again(Manager.handle, manager, begins["another"])
+    assert manager.handled == ["asked for", begins["one"], begins["another"]] and not manager.is_inited
     over = MessageOfOurs({"over": True, "reason": "why"}).to_tensors()
     fedml_ends._ends_when_over(Manager.handle, manager, {"model_params": over})
     assert manager.round_idx == 9 and "the server ended the run: why" in caplog.text
+
+
+def test_a_silo_that_meets_with_a_plain_server_ends_and_tells_it(caplog):
+    """Of a plain server that is all that ends it: it waits for every silo, without end."""
+    manager = Manager()
+    with pytest.raises(TrainingError):
+        fedml_ends._tells_server(Manager.handle, manager, "bad")
+    assert manager.finished == [(0, "FINISHED"), "ended"]
+    assert "this silo ends, and tells the server that it does: no more" in caplog.text
+
+
+def test_who_waits_says_for_whom_and_for_how_long(caplog):
+    caplog.set_level("INFO")
+    aggregator = SimpleNamespace(flag_client_model_uploaded_dict={0: True, 1: False, 2: False})
+    manager = Manager()
+    manager.__dict__ |= {
+        "client_id_list_in_this_round": [1, 2, 3],
+        "client_online_mapping": {"2": True},
+        "client_finished_mapping": {},
+        "aggregator": aggregator,
+    }
+    assert server_waits_for(manager).startswith("silos of rank 1, 3 (1 of 3 have) to come.")
+    manager.is_initialized = True
+    assert server_waits_for(manager).startswith("silos of rank 2-3 (1 of 3 have) to answer.")
+    manager.client_finished_mapping = {"3": True}
+    assert server_waits_for(manager).endswith("; silo of rank 3 said that it ended")
+    aggregator.flag_client_model_uploaded_dict = dict.fromkeys(range(3), True)
+    assert server_waits_for(manager) == ""
+    assert silo_waits_for(manager).startswith("the server: its first message")
+    watch, last = Watch(lambda: "silo 1", 0.01), time.monotonic() + 60
+    while "dpfl: waiting for silo 1, for 0 s by now" not in caplog.text:
+        assert time.monotonic() < last
+        time.sleep(0.01)
+    with watch.busy():  # it trains, and waits for nobody
+        time.sleep(0.05)
+        caplog.clear()
+        time.sleep(0.1)
+        assert not caplog.text
+    watch.end()

@@ -367,6 +367,7 @@ def test_what_of_a_project_has_no_effect_is_said_once(tmp_path, caplog):
             raise AssertionError("never called")
 
     grid, model = Grid(tmp_path, app_of()), make_model("linear")
+    grid.config |= {"num-server-rounds": 2, "lr": 0.1, "batch-size": 32}
     inner = Own(min_available_nodes=1, fraction_train=0.5, min_train_nodes=3)
     strategy = PrivateStrategy(inner, model, Context(1, 1, {}, RecordDict(), grid.config))
     arrays = ArrayRecord(model.state_dict())
@@ -377,12 +378,24 @@ def test_what_of_a_project_has_no_effect_is_said_once(tmp_path, caplog):
         "min_train_nodes=3 has no effect",
         "Own.aggregate_train has no effect",
         "num_rounds=2, and [tool.flwr.app.config.dpfl] rounds=4",
+        "run-config batch-size, lr, num-server-rounds: dpfl reads none of these.",
     ):
         assert caplog.text.count(what) == 1, what
     caplog.clear()
     (tmp_path / "other").mkdir()
     run(tmp_path, Grid(tmp_path / "other", app_of()), rounds=4)
-    assert "no effect" not in caplog.text and "num_rounds" not in caplog.text
+    assert not any(what in caplog.text for what in ("no effect", "num_rounds", "run-config"))
+
+
+def test_labels_that_are_no_classes_end_the_run_in_its_first_round(tmp_path):
+    def floats(context):
+        x, y = data(context.node_config["partition-id"])
+        return x, y.double()
+
+    grid = Grid(tmp_path, private_client_app(lambda: make_model("linear"), floats))
+    with pytest.raises(TrainingError, match=r"round 1: 0 of 3 .* All of them say: labels are no classes"):
+        run(tmp_path, grid)
+    assert grid.kinds.count("train.dpfl") == 3
 
 
 class Clock:

@@ -2594,6 +2594,7 @@ STANDING = "tests/adapters/test_standing.py"
 VOIDING = "tests/training/test_voiding.py"
 LOADERS = "tests/adapters/test_loaders.py"
 FROZEN = "tests/adapters/test_frozen.py"
+KEPT = "tests/adapters/test_kept.py"
 FROZEN_LAYERS = "tests/cli/test_frozen_layers.py"
 SILO = "adapters/silo.py"
 PLATFORMS = (
@@ -2684,9 +2685,33 @@ PLATFORMS = (
         "frozen-layers-that-are-kept-and-not-used",
         "a silo takes the server's frozen layers, and trains on in the session with those of its process",
         SILO,
-        "                self._host = self._with_model(module=self._frozen.model()).host\n",
+        "                self._host = parts.host\n",
         "                pass\n",
         (f"{FROZEN}::test_silos_that_build_other_random_models_train_the_servers",),
+    ),
+    Mutant(
+        "records-that-are-not-compared-between-messages",
+        "what a process keeps of a silo serves whatever its records are at the next message",
+        "adapters/kept.py",
+        "        return _same(mine.train_x, others.train_x) and _same(mine.train_y, others.train_y)\n",
+        "        return True\n",
+        (f"{KEPT}::test_what_decides_is_compared_and_made_anew_where_it_is_another",),
+    ),
+    Mutant(
+        "another-model-in-an-engine-that-was-kept",
+        "what a process keeps of a silo serves a model that computes something else",
+        "adapters/kept.py",
+        "            and json.dumps(mine.facts) == json.dumps(others.facts)\n",
+        "",
+        (f"{KEPT}::test_what_decides_is_compared_and_made_anew_where_it_is_another",),
+    ),
+    Mutant(
+        "what-an-error-left-is-kept",
+        "an engine that an error left half-done answers the next message",
+        SILO,
+        "        self._sound = False  # till it is over: what an error leaves is not kept\n",
+        "",
+        (f"{KEPT}::test_what_an_error_left_is_made_anew",),
     ),
     Mutant(
         "any-model-is-the-agreed-one",

@@ -1,0 +1,168 @@
+"""What a silo's process keeps from one message to the next: what is dear to make, and follows from its arguments.
+
+A platform opens a silo for every message, and closes it after the answer. The folder, its lock, the ledgers, the state
+and the owner's limits are opened, read and checked then, each time: two processes may take turns at a silo, and an
+owner's word counts from the next message on. Engine, noise and loss follow from the configuration, the model and the
+records. They are used again where these are the same:
+
+* the records: they are read at every message, and compared to the byte with those that were hashed. Nothing is taken on
+  trust: no object's identity, and no counter of its changes.
+* the model and the loss: by what decides what they compute (`dpfl_plugin.models.attributes`), by the values of what
+  does not train, and by the very classes and functions. What cannot be described is made anew each time.
+* the configuration as the silo sees it, and the noise that its ledger says it began with.
+
+They are taken out while a silo is open, and only one that closes in order puts them back: what an error left
+half-done is never used again.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from dpfl_plugin.config.schema import Config
+from dpfl_plugin.data.base import Silo, digest, training_digest
+from dpfl_plugin.gradients.base import Loss
+from dpfl_plugin.models.attributes import Attributes, describe
+from dpfl_plugin.models.fixed import fixed_digest, structure
+from dpfl_plugin.training.build import Parts
+from dpfl_plugin.training.host import begun
+
+MOST_BYTES: Final = 2**28  # of records that are kept beside those of the last silo: a simulation's process has many
+AT_ONCE: Final = 2**20  # values that are compared at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Hashed:
+    """A silo's records, which nothing changes, and what they are known by.
+
+    Attributes:
+        digest, training: see `data.base.digest` and `training_digest`.
+    """
+
+    records: Silo
+    digest: str
+    training: str
+
+    def same(self, others: Silo) -> bool:
+        """Whether those are these, to the byte."""
+        mine = self.records
+        return _same(mine.train_x, others.train_x) and _same(mine.train_y, others.train_y)
+
+
+def hashed(records: Silo) -> Hashed:
+    """Of records that this process has for itself."""
+    return Hashed(records, digest(records), training_digest(records))
+
+
+def _same(a: NDArray[Any], b: NDArray[Any]) -> bool:
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    # As whole numbers: a NaN is itself then, and -0.0 is not 0.0.
+    x, y = (one.reshape(-1).view(f"u{one.dtype.itemsize}") for one in (a, b))
+    return all(np.array_equal(x[i : i + AT_ONCE], y[i : i + AT_ONCE]) for i in range(0, len(x), AT_ONCE))
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """All that decides what `Made.parts` are, beside the records."""
+
+    config: Config
+    structure: str
+    fixed: str
+    attributes: Attributes
+    loss: Loss | None
+
+    @classmethod
+    def by(cls, config: Config, model: nn.Module, loss: Loss | None) -> Decided:
+        attributes = describe({"the model": model, "the loss": loss})
+        return cls(config, structure(model), fixed_digest(model), attributes, loss)
+
+    def same(self, other: Decided) -> bool:
+        """Whether the same comes of both; False where that cannot be told."""
+        mine, others = self.attributes, other.attributes
+        return (
+            not (mine.doubts or others.doubts)
+            and self.config == other.config
+            and (self.structure, self.fixed) == (other.structure, other.fixed)
+            and self.loss is other.loss
+            and json.dumps(mine.facts) == json.dumps(others.facts)
+            and len(mine.code) == len(others.code)
+            and all(one is another for one, another in zip(mine.code, others.code, strict=True))
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What was made for a silo, and of what."""
+
+    hashed: Hashed
+    decided: Decided
+    parts: Parts
+    config_text: str
+
+    def serves(self, hashed: Hashed, decided: Decided, began: Mapping[str, Any] | None) -> bool:
+        """Whether it would be made alike.
+
+        Args:
+            began: what the silo's ledger says that it began with; None if it begins.
+        """
+        return (
+            began is not None
+            and began["noise_multiplier"] == self.parts.noise_multiplier
+            and hashed is self.hashed
+            and decided.same(self.decided)
+        )
+
+    def again(self) -> Parts:
+        """The parts, with the states that silos begin with."""
+        parts = self.parts
+        parts.host.states = begun(parts.algorithm.init_silos(parts.model, 1), parts.rules, 1)
+        return parts
+
+
+class Kept:
+    """What one process keeps of the silos that it answers for, by their folders.
+
+    Of the silo that closed last it is kept whatever its size; of others as long as their records together have no more
+    than ``most_bytes``. Safe for threads.
+    """
+
+    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+        self._most, self._made, self._lock = most_bytes, OrderedDict[Path, Made](), threading.Lock()
+
+    def take(self, folder: Path) -> Made | None:
+        """What was put there, which then is nobody else's."""
+        with self._lock:
+            return self._made.pop(folder.resolve(), None)
+
+    def put(self, folder: Path, made: Made) -> None:
+        with self._lock:
+            self._made[folder.resolve()] = made
+            self._made.move_to_end(folder.resolve())
+            while len(self._made) > 1 and sum(map(_bytes, list(self._made.values())[:-1])) > self._most:
+                self._made.popitem(last=False)
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+
+@functools.cache
+def kept_here() -> Kept:
+    """That of this process, for adapters: a function, since Ray sends what a client app names along with it."""
+    return Kept()
+
+
+def _bytes(made: Made) -> int:
+    """Of the records, which the engine has once more."""
+    return 2 * (made.hashed.records.train_x.nbytes + made.hashed.records.train_y.nbytes)
