@@ -1508,9 +1508,9 @@ LEDGERS = (
     Mutant(
         "fresh-noise-not-charged",
         "the ledger takes fresh noise for the old bits",
-        "privacy/ledger.py",
-        "return (charge.round, charge.silo, charge.share, charge.release, charge.noise_id)",
-        'return (charge.round, charge.silo, charge.share, charge.release, "-")',
+        "privacy/tally.py",
+        "names.noise(charge.noise_id)",
+        'names.noise("-")',
         (LEDGER + "::test_the_same_bits_count_once",),
     ),
     Mutant(
@@ -1525,8 +1525,8 @@ LEDGERS = (
         "fresh-noise-not-counted",
         "the views count fresh noise as the old bits",
         "privacy/views.py",
-        "charge.release, charge.noise_id)\n            more",
-        'charge.release, "")\n            more',
+        "more = self._seen.know(self._seen.key(charge), charge.count)",
+        'more = self._seen.know(self._seen.key(replace(charge, noise_id="")), charge.count)',
         (VIEWS + "::test_replayed_bits_count_once_and_fresh_bits_again",),
     ),
     Mutant(
@@ -1613,8 +1613,8 @@ LEDGERS = (
         "more-of-a-round-not-charged",
         "further releases of a round that the ledger knows are not charged",
         "privacy/ledger.py",
-        "if max(self._counts.get(key, 0), new.get(key, 0)) >= charge.count:",
-        "if max(self._counts.get(key, 0), new.get(key, 0)):",
+        "if max(self.tally.count(key), new.get(key, 0)) >= charge.count:",
+        "if max(self.tally.count(key), new.get(key, 0)):",
         (LEDGER + "::test_the_same_bits_count_once",),
     ),
     Mutant(
@@ -1746,7 +1746,7 @@ VIEWING = (
         "attempts-counted-once",
         "a third party's epsilon forgets that a round was released twice",
         "privacy/views.py",
-        "attempts[round_] = max(attempts[round_], len(noise))",
+        "attempts[round_] = max(attempts[round_], number)",
         "attempts[round_] = max(attempts[round_], 1)",
         (VIEWS + "::test_a_round_released_twice_counts_twice_and_as_certain",),
     ),
