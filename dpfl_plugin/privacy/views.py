@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -230,6 +230,23 @@ def _compose(parts: Sequence[tuple[Share, Term]]) -> tuple[Terms, ...]:
 # Views
 
 
+@dataclass(frozen=True, slots=True)
+class Composed:
+    """What a view is a statement of, to be stated by any number of accountants; see the views of these names.
+
+    Attributes:
+        compositions: of each silo.
+        basis: what was composed, in a sentence.
+    """
+
+    view: View
+    compositions: Mapping[int, tuple[Terms, ...]]
+    basis: str
+
+    def stated(self, accountant: Accountant, delta: float) -> ViewEpsilon:
+        return _statement(self.view, self.compositions, accountant, delta, self.basis)
+
+
 def server_view(
     charges: Iterable[Charge], accountant: Accountant, delta: float, *, earlier: Earlier = NOTHING_EARLIER
 ) -> ViewEpsilon:
@@ -242,8 +259,13 @@ def server_view(
         ConfigError: neighbouring relations or units are mixed, or delta is outside (0, 1).
         UnsupportedError: no sound bound is known for a release.
     """
+    return server_composed(charges, earlier=earlier).stated(accountant, delta)
+
+
+def server_composed(charges: Iterable[Charge], *, earlier: Earlier = NOTHING_EARLIER) -> Composed:
+    """What `server_view` states."""
     basis = "all releases that each silo made, in the rounds it took part in; disjoint record shares in parallel"
-    return _statement("server", silo_compositions(charges, earlier), accountant, delta, basis)
+    return Composed("server", silo_compositions(charges, earlier), basis)
 
 
 def worst_case_view(
@@ -252,7 +274,7 @@ def worst_case_view(
     delta: float,
     *,
     silos: Iterable[int],
-    rounds: Sequence[int],
+    rounds: Collection[int],
     pattern: Pattern,
     cap: int | None = None,
     earlier: Earlier = NOTHING_EARLIER,
@@ -271,18 +293,32 @@ def worst_case_view(
         LedgerError: a charge is not in the pattern.
         ConfigError, UnsupportedError: as `server_view` and `worst_case_terms`.
     """
+    composed = worst_case_composed(charges, silos=silos, rounds=rounds, pattern=pattern, cap=cap, earlier=earlier)
+    return composed.stated(accountant, delta)
+
+
+def worst_case_composed(
+    charges: Iterable[Charge],
+    *,
+    silos: Iterable[int],
+    rounds: Collection[int],
+    pattern: Pattern,
+    cap: int | None = None,
+    earlier: Earlier = NOTHING_EARLIER,
+) -> Composed:
+    """What `worst_case_view` states."""
     attempts = _attempts(charges, rounds, pattern)
-    groups = _grouped(rounds, lambda round_: (_alike(pattern, round_), attempts[round_]))
+    groups = _grouped(rounds, lambda round_: (_alike(pattern, round_), attempts.of(round_)))
     compositions = {}
     for silo in silos:
         plans: Counter[tuple[Planned, ...]] = Counter()
         for round_, times in groups:
-            plans[tuple(pattern(silo, round_))] += attempts[round_] * times
+            plans[tuple(pattern(silo, round_))] += attempts.of(round_) * times
         compositions[silo] = worst_case_terms(plans, cap, earlier.get(silo, ()))
-    capped = cap is not None and cap < sum(attempts.values())
+    capped = cap is not None and cap < sum(attempts.of(round_) for round_ in rounds)
     where = f"in {cap} rounds, the cap" if capped else f"in each of the {len(rounds)} rounds run"
     basis = f"all releases that a silo would make by taking part {where}; disjoint record shares in parallel"
-    return _statement("server", compositions, accountant, delta, basis)
+    return Composed("server", compositions, basis)
 
 
 def worst_case_terms(
@@ -404,23 +440,38 @@ def third_party_view(
         LedgerError: a charge is not in the pattern, or in a round without a probability.
         UnsupportedError: a round that is not certain makes different releases on the same records; or as `server_view`.
     """
+    composed = third_party_composed(charges, silos=silos, participation=participation, pattern=pattern, earlier=earlier)
+    return composed.stated(accountant, delta)
+
+
+def third_party_composed(
+    charges: Iterable[Charge],
+    *,
+    silos: Iterable[int],
+    participation: Mapping[int, float],
+    pattern: Pattern,
+    earlier: Earlier = NOTHING_EARLIER,
+) -> Composed:
+    """What `third_party_view` states."""
     for round_, probability in participation.items():
         if not 0 <= probability <= 1:
             raise ConfigError(f"participation={probability!r} in round {round_} must be in [0, 1].")
-    attempts = _attempts(charges, participation.keys(), pattern)
-    groups = _grouped(participation, lambda round_: (_alike(pattern, round_), attempts[round_], participation[round_]))
+    attempts = _attempts(charges, participation, pattern)
+    groups = _grouped(
+        participation, lambda round_: (_alike(pattern, round_), attempts.of(round_), participation[round_])
+    )
     compositions = {}
     for silo in silos:
         totals: Counter[tuple[tuple[Planned, ...], float]] = Counter()
         for round_, times in groups:
-            number, probability = attempts[round_], participation[round_]
+            number, probability = attempts.of(round_), participation[round_]
             totals[tuple(pattern(silo, round_)), 1.0 if number > 1 else probability] += number * times
         compositions[silo] = _mixtures(totals, earlier.get(silo, ()))
     basis = (
         "for each round run, the mixture of a silo's releases (with the probability that it takes part, drawn honestly "
         "and independently of the data) and none; disjoint record shares in parallel"
     )
-    return _statement("third_party", compositions, accountant, delta, basis)
+    return Composed("third_party", compositions, basis)
 
 
 def outsider_view(
@@ -503,13 +554,27 @@ def _mixtures(totals: Mapping[tuple[tuple[Planned, ...], float], int], earlier: 
     return _compose(parts)
 
 
-def _attempts(charges: Iterable[Charge], rounds: Iterable[int], pattern: Pattern) -> dict[int, int]:
-    """For each round how often some silo released it (1 where nobody did); checks the charges against the pattern."""
+class _Attempts:
+    """For each round how often some silo released it: 1, also where nobody did, but for those that are listed."""
+
+    def __init__(self) -> None:
+        self._several: dict[int, int] = {}
+
+    def add(self, round_: int, number: int) -> None:
+        self._several[round_] = max(self.of(round_), number)
+
+    def of(self, round_: int) -> int:
+        return self._several.get(round_, 1)
+
+
+def _attempts(charges: Iterable[Charge], rounds: Collection[int], pattern: Pattern) -> _Attempts:
+    """How often rounds were released; checks the charges against the pattern."""
     tally = charges if isinstance(charges, Tally) else Tally(charges)
-    attempts = dict.fromkeys(rounds, 1)
+    attempts = _Attempts()
+    known = rounds if isinstance(rounds, Mapping | range) else set(rounds)
     planned: dict[tuple[object, int, int], int] = {}
     for round_, silo, kind, _, count in tally.entries():
-        if round_ not in attempts:
+        if round_ not in known:
             raise LedgerError(f"round {round_} has charges, but is not among the rounds that the view was asked for.")
         key = _alike(pattern, round_), silo, kind
         if key not in planned:
@@ -523,7 +588,7 @@ def _attempts(charges: Iterable[Charge], rounds: Iterable[int], pattern: Pattern
                 f"{planned[key]} ({release} on {share}): the configuration is not the one that made the ledger."
             )
     for round_, number in tally.again():
-        attempts[round_] = max(attempts[round_], number)
+        attempts.add(round_, number)
     return attempts
 
 

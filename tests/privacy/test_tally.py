@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tracemalloc
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -157,3 +158,12 @@ def test_a_charge_takes_some_hundred_bytes() -> None:
     finally:
         tracemalloc.stop()
     assert len(found) == number and held < 150 * number
+
+
+def test_a_part_of_a_release_takes_nothing_back_and_no_field_runs_over() -> None:
+    whole = Charge(round=0, silo=0, release=RELEASE, count=3, noise_id="a")
+    tally = Tally([whole])
+    assert tally.know(tally.key(whole), 1) == 0 and list(tally) == [whole]
+    for other in (replace(whole, silo=2**24), replace(whole, silo=2**48), replace(whole, round=1)):
+        assert tally.know(tally.key(other), 3) == 3
+    assert len(tally) == 4
