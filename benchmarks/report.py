@@ -14,7 +14,7 @@ from typing import Final
 
 import torch
 
-from benchmarks import accountants, engines, machine, pfl_round, profile, rounds, scale, startup
+from benchmarks import accountants, accounting, engines, machine, pfl_round, profile, rounds, scale, startup
 from benchmarks.contenders import OURS, PlainSGD
 from benchmarks.table import table
 from benchmarks.workloads import WORKLOADS, describe
@@ -102,6 +102,14 @@ Whole processes, {starts} runs each. `dpfl --help` does not import torch; a comm
 
 {accountants}
 
+## Long runs
+
+Whole processes of `dpfl account`, in seconds of the processor and at their peak of memory; what a short ledger takes is
+beside it: importing, and the accountants themselves. By `python -m benchmarks.accounting`, from ledgers as real runs
+write them, with fresh noise after each of 20 crashes.
+
+{long_runs}
+
 ## Repeat it
 
 ```console
@@ -113,6 +121,7 @@ $ python -m benchmarks.scale --full --write
 $ python -m benchmarks.gpu
 $ python -m benchmarks.startup
 $ python -m benchmarks.accountants
+$ python -m benchmarks.accounting
 $ python -m benchmarks.report
 ```
 """
@@ -185,6 +194,7 @@ def page() -> str:
         starts=STARTS,
         startup=startup.times_table(startup.measure(STARTS)),
         accountants=accountants.kept(PAGE),
+        long_runs=accounting.kept(PAGE),
     )
 
 

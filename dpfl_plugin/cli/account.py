@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -256,22 +257,23 @@ def _of_folder(folder: Path) -> list[Row]:
     own: Accountant = build_plugin("accountants", config.privacy.accountant, where="privacy.accountant")
     algorithm = build_plugin("algorithms", config.algorithm, where="algorithm")
 
-    def account(accountant: Accountant) -> PrivacyAccount:
+    @functools.cache
+    def account() -> PrivacyAccount:
         return PrivacyAccount(
             config,
             rules=rules,
-            accountant=accountant,
-            budget_accountant=own,
+            accountant=own,
             setting=setting,
             num_records=num_records,
             ledger=ledger,
             costs=costs,
             stateless=not algorithm.init_silos(torch.zeros(1), 1),
             lost=bool((facts or {}).get("losses")),
+            stating=True,
         )
 
     def rows_of(accountant: Accountant) -> list[Row]:
-        views = account(accountant).views()
+        views = account().by(accountant).views()
         server, third_party, named = views["server"], views["third_party"], _named(accountant)
         neighbouring, everywhere = server["neighbouring"], server["worst_case_epsilon"]
         return [
@@ -290,7 +292,7 @@ def _of_folder(folder: Path) -> list[Row]:
 
 def _realised(config: Config, ledger: Ledger, accountant: Accountant) -> Row:
     """What a ledger without the silos' numbers of records says."""
-    view = server_view(ledger, accountant, config.privacy.delta)
+    view = server_view(ledger.tally, accountant, config.privacy.delta)
     note = "The run is of an older version, whose ledger lacks the silos' numbers of records: no other view is known."
     row = _row("server", view.epsilon, config, view.neighbouring, view.basis, _named(accountant))
     return {**row, "note": note}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.prior import prior_of, runs_in
-from dpfl_plugin.privacy.views import ViewEpsilon, server_view
+from dpfl_plugin.privacy.views import Composed, ViewEpsilon, server_composed
 from dpfl_plugin.training.ledgers import read_shared
 
 Row = dict[str, Any]
@@ -45,15 +45,21 @@ def ledger_rows(
     tell_notes(ledger)
     runs = runs_in(ledger)
 
-    def rows(view: Callable[[Accountant], ViewEpsilon]) -> list[Row]:
+    def rows(composed: Callable[[], Sequence[Composed]], delta: float) -> list[Row]:
+        once = functools.cache(composed)  # a pass over the ledger, for all accountants
+
+        def view(accountant: Accountant) -> ViewEpsilon:
+            return min((one.stated(accountant, delta) for one in once()), key=lambda view: view.epsilon)
+
         return by_all_accountants(lambda accountant: [_row(view(accountant), named(accountant))])
 
     found = {}
     for facts in runs:
         label = f"{facts['name']}, {facts['noise']}, {facts['started']}"
-        found[label] = rows(functools.partial(server_view, ledger.of_run(facts["noise"]), delta=facts["delta"]))
+        found[label] = rows(functools.partial(_of_run, ledger, facts["noise"]), facts["delta"])
+    total = functools.cache(functools.partial(_total, ledger))
     for delta in sorted({facts["delta"] for facts in runs}):
-        found[f"total at delta {delta:g}"] = rows(functools.partial(_total, ledger, delta=delta))
+        found[f"total at delta {delta:g}"] = rows(total, delta)
     return found
 
 
@@ -63,21 +69,26 @@ def tell_notes(ledger: Ledger) -> None:
         print(f"dpfl: note: {note}", file=sys.stderr)
 
 
-def _total(ledger: Ledger, accountant: Accountant, delta: float) -> ViewEpsilon:
-    """All runs together: the best of what holds for every record, seen from each set of records that runs were on.
+def _of_run(ledger: Ledger, noise: str) -> list[Composed]:
+    return [server_composed(ledger.tally_of_run(noise))]
+
+
+def _total(ledger: Ledger) -> list[Composed]:
+    """All runs together: what holds for every record, seen from each set of records that runs were on. So the best
+    does.
 
     Seen from one set, its runs add up silo by silo and all others count by their envelopes (`privacy.prior`). That
     bounds what any record lost, also one that was not among these: it lost nothing in its runs.
     """
-    charges = list(ledger)
-    views = []
+    first = next(iter(ledger), None)
+    found = []
     for records, num_silos in {run["data_sha256"]: run["num_silos"] for run in runs_in(ledger)}.items():
-        if charges:
-            prior = prior_of(ledger, noise="", data_sha256=records, num_silos=num_silos, release=charges[0].release)
-            views.append(server_view((), accountant, delta, earlier=prior.realised))
+        if first is not None:
+            prior = prior_of(ledger, noise="", data_sha256=records, num_silos=num_silos, release=first.release)
+            found.append(server_composed((), earlier=prior.realised))
         else:
-            views.append(server_view((), accountant, delta))
-    return min(views, key=lambda view: view.epsilon)
+            found.append(server_composed(()))
+    return found
 
 
 def _row(view: ViewEpsilon, accountant: Row) -> Row:

@@ -17,6 +17,7 @@ import json
 import math
 import os
 import re
+from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -25,12 +26,12 @@ from typing import Any, BinaryIO, Final
 from dpfl_plugin.access import Access, opener
 from dpfl_plugin.errors import MAKE_ROOM, LedgerError, is_full
 from dpfl_plugin.privacy.events import Charge, SampledGaussian
+from dpfl_plugin.privacy.tally import Key, Tally, noise_of, packed
 
 SCHEMA: Final = 1
 _CHECK: Final = re.compile(rb',"check":"([0-9a-f]{16})"\}')
 _CHECK_BYTES: Final = len(b',"check":"0123456789abcdef"}')
-
-_Key = tuple[int, int, tuple[float, float], SampledGaussian, str]
+_HEAD: Final = re.compile("[0-9a-f]{16}")
 
 
 class Ledger:
@@ -43,6 +44,7 @@ class Ledger:
         facts: what the caller wrote into the first line.
         notes: what was found and mended, in words.
         runs: the facts of the runs that share it, in the order in which they began or went on.
+        tally: its charges, to be looked at only.
     """
 
     def __init__(
@@ -64,9 +66,10 @@ class Ledger:
         self.facts: dict[str, Any] = dict(facts or {})
         self.notes: list[str] = []
         self.runs: list[dict[str, Any]] = []
-        self._run_of: dict[str, str] = {}  # noise_id -> the run that released it first
-        self._checks: set[str] = set()
-        self._counts: dict[_Key, int] = {}
+        self.tally = Tally()
+        self._run_of: dict[int, str] = {}  # noise -> the run that released it first; of all, once there are runs
+        self._checks = array("Q")
+        self._kinds: dict[tuple[Any, ...], int] = {}  # of lines that were read
         self._check = ""
         self._file: BinaryIO | None = None
         self._usable = True
@@ -97,24 +100,26 @@ class Ledger:
         """
         self = cls()
         self.path = Path(path)
+        number, size, rest = 0, 0, b""
         try:
-            data = self.path.read_bytes()
+            with self.path.open("rb") as file:
+                # Up to a line without its end: what another process adds to that later is not another line.
+                while (rest := file.readline()).endswith(b"\n"):
+                    number, size = number + 1, size + len(rest)
+                    self._read(rest[:-1], number)
         except OSError as error:
             raise LedgerError(f"{self.path} cannot be read: {error.strerror}.") from error
-        *lines, rest = data.split(b"\n")
-        for number, line in enumerate(lines, start=1):
-            self._read(line, number)
         # A torn line is a strict beginning of one. With a checksum inside, it must be whole, or it was changed.
         complete = _CHECK.search(rest) is not None
         if complete:
-            self._read(rest, len(lines) + 1)
-        if not lines and not complete:
+            self._read(rest, number + 1)
+        if not number and not complete:
             raise LedgerError(
                 f"{self.path} holds no complete first line, so nothing was charged or left yet: move it away and "
                 "start again."
             )
         if append:
-            self._go_on(len(data), rest, complete)
+            self._go_on(size, rest, complete)
         elif rest and not complete:
             self.notes.append(_torn(len(rest), "left in place"))
         self._usable = append
@@ -128,11 +133,11 @@ class Ledger:
         """
         self._require_usable()
         groups: dict[tuple[int, tuple[float, float], SampledGaussian, int], dict[str, set[int]]] = {}
-        new: dict[_Key, int] = {}
+        new: dict[Key, int] = {}
         for charge in charges:
             _check_charge(charge)
-            key = _key(charge)
-            if max(self._counts.get(key, 0), new.get(key, 0)) >= charge.count:
+            key = self.tally.key(charge)
+            if max(self.tally.count(key), new.get(key, 0)) >= charge.count:
                 continue
             new[key] = charge.count
             group = groups.setdefault((charge.round, charge.share, charge.release, charge.count), {})
@@ -158,25 +163,35 @@ class Ledger:
                 }
             )
         for key, count in new.items():
-            self._know(key, count)
+            self.tally.know(key, count)
+            self._name(noise_of(key))
 
     def begin_run(self, facts: Mapping[str, Any]) -> None:
         """Name the run whose charges follow; ``facts["noise"]`` is what it is known by."""
         self._require_usable()
         self._write({"run": dict(facts)})
-        self.runs.append(dict(facts))
+        self._begin_run(dict(facts))
 
     def of_run(self, noise: str) -> list[Charge]:
         """The charges of the run that is known by ``noise``."""
-        return [charge for charge in self if self._run_of[charge.noise_id] == noise]
+        return list(self.tally_of_run(noise))
+
+    def tally_of_run(self, noise: str) -> Tally:
+        """The charges of the run that is known by ``noise``; to be looked at only."""
+        if not self.runs:
+            return Tally() if noise else self.tally
+        return self.tally.only(lambda entry: self._run_of[entry.noise] == noise)
 
     def run_of(self, noise_id: str) -> str | None:
         """What the run is known by that released under this name first; None if nobody did."""
-        return self._run_of.get(noise_id)
+        noise = self.tally.names.noise(noise_id)
+        if not self.runs:
+            return "" if any(entry.noise == noise for entry in self.tally.entries()) else None
+        return self._run_of.get(noise)
 
     def known(self, charge: Charge) -> int:
         """How many of a charge's releases are charged already: the same bits, of which none is new."""
-        return self._counts.get(_key(charge), 0)
+        return self.tally.count(self.tally.key(charge))
 
     def note(self, text: str) -> None:
         """Add a remark for whoever reads the ledger later."""
@@ -215,14 +230,13 @@ class Ledger:
 
     def holds(self, head: str) -> bool:
         """Whether some line has this checksum: whether the ledger is one that once had this `head`, and grew since."""
-        return head in self._checks
+        return _HEAD.fullmatch(head) is not None and int(head, 16) in self._checks
 
     def __iter__(self) -> Iterator[Charge]:
-        for (round_, silo, share, release, noise_id), count in self._counts.items():
-            yield Charge(round=round_, silo=silo, release=release, count=count, share=share, noise_id=noise_id)
+        return iter(self.tally)
 
     def __len__(self) -> int:
-        return len(self._counts)
+        return len(self.tally)
 
     def __enter__(self) -> Ledger:
         return self
@@ -261,19 +275,26 @@ class Ledger:
 
     def _advance(self, check: str) -> None:
         self._check = check
-        self._checks.add(check)
+        self._checks.append(int(check, 16))
 
-    def _know(self, key: _Key, count: int) -> None:
-        self._counts[key] = max(self._counts.get(key, 0), count)
-        self._run_of.setdefault(key[-1], self.runs[-1]["noise"] if self.runs else "")
+    def _name(self, noise: int) -> None:
+        """Note under which run noise was released, unless it was before."""
+        if self.runs:  # a ledger of one run needs no table as long as itself
+            self._run_of.setdefault(noise, self.runs[-1]["noise"])
+
+    def _begin_run(self, facts: dict[str, Any]) -> None:
+        if not self.runs:
+            self._run_of = {entry.noise: "" for entry in self.tally.entries()}
+        self.runs.append(facts)
 
     def _go_on(self, size: int, rest: bytes, complete: bool) -> None:
+        """Append after the ``size`` bytes of whole lines; ``rest`` is what follows them."""
         assert self.path is not None
         try:
             if rest and not complete:
                 aside = _set_aside(self.path, rest)
                 with self.path.open("r+b") as file:
-                    file.truncate(size - len(rest))
+                    file.truncate(size)
                     os.fsync(file.fileno())
             self._file = self.path.open("ab")
             if complete:
@@ -310,19 +331,29 @@ class Ledger:
         elif "note" in content:
             self.notes.append(content["note"])
         elif "run" in content:
-            self.runs.append({"noise": content["run"]["noise"], **content["run"]})
+            self._begin_run({"noise": content["run"]["noise"], **content["run"]})
         else:
-            release = SampledGaussian(**content["release"])
-            first, last = content["share"]
+            kind = self._kind(content)
             for ranges, noise_ids in content["silos"]:
+                named = [self.tally.names.noise(noise_id) for noise_id in noise_ids]
                 for silo in _from_ranges(ranges):
-                    for noise_id in noise_ids:
-                        self._know((content["round"], silo, (first, last), release, noise_id), content["count"])
+                    for noise in named:
+                        self.tally.know(packed(content["round"], silo, kind, noise), content["count"])
+                        self._name(noise)
+
+    def _kind(self, content: dict[str, Any]) -> int:
+        """The number of a line's share and release; made once of all lines with these very values."""
+        first, last = content["share"]
+        release = content["release"]
+        values = (first, last, *release.items()) if type(release) is dict else ()
+        if values not in self._kinds:
+            self._kinds[values] = self.tally.names.kind((first, last), SampledGaussian(**release))
+        return self._kinds[values]
 
     def _damaged(self, number: int, what: str) -> LedgerError:
         proven = f"lines 1 to {number - 1} are intact" if number > 1 else "nothing in it is proven"
-        rounds = {key[0] for key in self._counts}
-        upto = f" and prove {len(self._counts)} charges up to round {max(rounds)}" if rounds else ""
+        rounds = max((entry.round for entry in self.tally.entries()), default=None)
+        upto = f" and prove {len(self)} charges up to round {rounds}" if len(self) else ""
         return LedgerError(
             f"{self.path}, line {number}: {what}. {proven[0].upper()}{proven[1:]}{upto}; later charges are unknown, "
             "so no epsilon can be stated. Restore the file from a copy."
@@ -338,10 +369,6 @@ def _canonical(content: dict[str, Any]) -> bytes:
 
 def _checksum(previous: str, body: bytes) -> str:
     return hashlib.sha256(previous.encode() + body).hexdigest()[:16]
-
-
-def _key(charge: Charge) -> _Key:
-    return (charge.round, charge.silo, charge.share, charge.release, charge.noise_id)
 
 
 def _check_charge(charge: Charge) -> None:

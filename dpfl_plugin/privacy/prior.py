@@ -55,6 +55,7 @@ records elsewhere if one were replaced; replacing a record means at the silo whe
 
 from __future__ import annotations
 
+import functools
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -63,6 +64,7 @@ from typing import Any
 from dpfl_plugin.errors import ConfigError, UnsupportedError
 from dpfl_plugin.privacy.events import Charge, SampledGaussian, Term
 from dpfl_plugin.privacy.ledger import Ledger
+from dpfl_plugin.privacy.tally import Key, Tally, packed
 from dpfl_plugin.privacy.views import Earlier, Planned, Share, share_groups
 
 WHOLE: Share = (0.0, 1.0)
@@ -113,20 +115,22 @@ def prior_of(ledger: Ledger, *, noise: str, data_sha256: str, num_silos: int, re
     for facts in runs_in(ledger):
         if facts["noise"] == noise:
             continue
-        charges = ledger.of_run(facts["noise"])
+        charges = ledger.tally_of_run(facts["noise"])
         same = facts["data_sha256"] == data_sha256
         runs.append({**facts, "same_records": same, "num_charges": len(charges)})
-        _check_meaning(facts, charges, release, same)
+        kinds = [charges.names.kinds[kind] for kind in dict.fromkeys(kind for _, kind in charges.totals())]
+        _check_meaning(facts, [other for _, other in kinds], release, same)
         # At which rate a silo that was never drawn would have read a part of its records is not known.
-        parts = any(charge.share != WHOLE for charge in charges)
+        parts = any(share != WHOLE for share, _ in kinds)
         largest = 1.0 if parts and facts["drawn"] else facts["largest_rate"]
-        charges = charges if same else [replace(charge, share=WHOLE) for charge in charges]
-        certain += [_at_least(largest, planned) for planned in envelope(charges, every_round=True)]
+        enveloped = functools.partial(_envelope, charges, parts=same)
+        certain += [_at_least(largest, planned) for planned in enveloped(every_round=True)]
         if same:
-            for charge in charges:
-                of_silo[charge.silo].append(Planned(charge.release, charge.count, charge.share))
+            for (silo, kind), count in charges.totals().items():
+                share, made = charges.names.kinds[kind]
+                of_silo[silo].append(Planned(made, count, share))
         else:
-            everywhere += envelope(charges)
+            everywhere += enveloped(every_round=False)
     return Prior(
         realised={silo: tuple(_merged([*everywhere, *of_silo[silo]])) for silo in range(num_silos)} if runs else {},
         certain=dict.fromkeys(range(num_silos), tuple(_merged(certain))) if runs else {},
@@ -164,6 +168,41 @@ def envelope(charges: Iterable[Charge], *, every_round: bool = False) -> list[Pl
     ]
 
 
+def _envelope(charges: Tally, *, every_round: bool, parts: bool) -> list[Planned]:
+    """`envelope` of very many charges; without ``parts``, as if each had read all records."""
+    groups: dict[tuple[Share, SampledGaussian], int] = {}
+    group_of: list[int] = []  # of each kind: those that differ in their rate only
+    for share, release in charges.names.kinds:
+        alike = share if parts else WHOLE, replace(release, rate=1.0)
+        group_of.append(groups.setdefault(alike, len(groups)))
+    rates: dict[int, float] = {}
+    kind_of: dict[tuple[int, int], int] = {}
+    for silo, kind in charges.totals():
+        group = group_of[kind]
+        rates[group] = max(rates.get(group, 0.0), charges.names.kinds[kind][1].rate)
+        if kind_of.setdefault((silo, group), kind) != kind:
+            # A silo's releases of several rates, or parts, in one round are to be added up: rare, and not made short.
+            made = charges if parts else (replace(charge, share=WHOLE) for charge in charges)
+            return envelope(made, every_round=every_round)
+    counts: Counter[int] = Counter()
+    if every_round:
+        dearest: dict[Key, int] = {}  # of a round, of the group's kind and one name of noise
+        for round_, _, kind, noise, count in charges.entries():
+            key = packed(round_, 0, group_of[kind], noise)
+            if count > (known := dearest.get(key, 0)):
+                dearest[key] = count
+                counts[group_of[kind]] += count - known
+    else:
+        most: Counter[int] = Counter()
+        for (_, kind), count in charges.totals().items():
+            most[group_of[kind]] = max(most[group_of[kind]], count)
+        counts = most
+    named = list(groups)
+    return [
+        Planned(replace(named[group][1], rate=rate), counts[group], named[group][0]) for group, rate in rates.items()
+    ]
+
+
 def _at_least(rate: float, planned: Planned) -> Planned:
     """The same releases at no smaller rate; at rate 1 nothing is sampled."""
     release = planned.release
@@ -181,9 +220,10 @@ def _merged(planned: Iterable[Planned]) -> list[Planned]:
     return sorted(merged, key=repr)
 
 
-def _check_meaning(facts: Mapping[str, Any], charges: Iterable[Charge], release: SampledGaussian, same: bool) -> None:
-    for charge in charges:
-        other = charge.release
+def _check_meaning(
+    facts: Mapping[str, Any], made: Iterable[SampledGaussian], release: SampledGaussian, same: bool
+) -> None:
+    for other in made:
         if (other.neighbouring, other.unit) != (release.neighbouring, release.unit):
             raise ConfigError(
                 f"it holds run {facts['name']!r}, which protects against {other.neighbouring} of a {other.unit}, and "

@@ -10,14 +10,15 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from dpfl_plugin.errors import ConfigError, LedgerError, UnsupportedError
 from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.events import Charge, Neighbouring, SampledGaussian, Term, Unit
 from dpfl_plugin.privacy.pld import normalise
+from dpfl_plugin.privacy.tally import Tally
 
 Terms = tuple[Term, ...]
 Share = tuple[float, float]
@@ -38,6 +39,38 @@ class Planned:
 
 Pattern = Callable[[int, int], Iterable[Planned]]
 """(silo, round) -> what the silo is charged in that round if it takes part; depends on its number of records."""
+
+
+@dataclass(frozen=True, slots=True)
+class AlikeRounds:
+    """A pattern of very many rounds: asked once for all that have the same plan.
+
+    Attributes:
+        plans: of each round; those of alike rounds are best one object.
+        planned: (silo, plan) -> what the silo is charged.
+    """
+
+    plans: Mapping[int, Any]
+    planned: Callable[[int, Any], Iterable[Planned]]
+
+    def __call__(self, silo: int, round_: int) -> Iterable[Planned]:
+        return self.planned(silo, self.plans[round_])
+
+
+def _alike(pattern: Pattern, round_: int) -> object:
+    """The same for rounds of which the pattern says the same."""
+    return id(pattern.plans[round_]) if isinstance(pattern, AlikeRounds) else round_
+
+
+def _grouped(rounds: Iterable[int], key: Callable[[int], object]) -> list[tuple[int, int]]:
+    """(one of them, how many) of rounds with the same key."""
+    found: dict[object, tuple[int, int]] = {}
+    for round_ in rounds:
+        alike = key(round_)
+        first, times = found.get(alike, (round_, 0))
+        found[alike] = first, times + 1
+    return list(found.values())
+
 
 Earlier = Mapping[int, Sequence[Planned]]
 """For each silo, releases of earlier runs that a record which is there now may have been in; see `privacy.prior`."""
@@ -71,20 +104,25 @@ class ViewEpsilon:
 
 
 class Spending:
-    """Per silo, how often each release was made on each share; grows with the ledger."""
+    """Per silo, how often each release was made on each share; grows with the ledger.
+
+    Args:
+        charges: a `Tally` is taken over as it is, and must not grow by itself from there on.
+    """
 
     def __init__(self, charges: Iterable[Charge] = ()) -> None:
         self._counts: dict[int, Counter[tuple[Share, SampledGaussian]]] = {}
-        self._seen: dict[tuple[int, int, Share, SampledGaussian, str], int] = {}
-        self.add(charges)
+        self._seen = charges if isinstance(charges, Tally) else Tally()
+        for (silo, kind), count in self._seen.totals().items():
+            self._counts.setdefault(silo, Counter())[self._seen.names.kinds[kind]] += count
+        if charges is not self._seen:
+            self.add(charges)
 
     def add(self, charges: Iterable[Charge]) -> None:
         """Add charges. The same bits released again count once, as in the ledger."""
         for charge in charges:
-            key = (charge.round, charge.silo, charge.share, charge.release, charge.noise_id)
-            more = charge.count - self._seen.get(key, 0)
+            more = self._seen.know(self._seen.key(charge), charge.count)
             if more > 0:
-                self._seen[key] = charge.count
                 self._counts.setdefault(charge.silo, Counter())[charge.share, charge.release] += more
 
     def __iter__(self) -> Iterator[int]:
@@ -192,6 +230,23 @@ def _compose(parts: Sequence[tuple[Share, Term]]) -> tuple[Terms, ...]:
 # Views
 
 
+@dataclass(frozen=True, slots=True)
+class Composed:
+    """What a view is a statement of, to be stated by any number of accountants; see the views of these names.
+
+    Attributes:
+        compositions: of each silo.
+        basis: what was composed, in a sentence.
+    """
+
+    view: View
+    compositions: Mapping[int, tuple[Terms, ...]]
+    basis: str
+
+    def stated(self, accountant: Accountant, delta: float) -> ViewEpsilon:
+        return _statement(self.view, self.compositions, accountant, delta, self.basis)
+
+
 def server_view(
     charges: Iterable[Charge], accountant: Accountant, delta: float, *, earlier: Earlier = NOTHING_EARLIER
 ) -> ViewEpsilon:
@@ -204,8 +259,13 @@ def server_view(
         ConfigError: neighbouring relations or units are mixed, or delta is outside (0, 1).
         UnsupportedError: no sound bound is known for a release.
     """
+    return server_composed(charges, earlier=earlier).stated(accountant, delta)
+
+
+def server_composed(charges: Iterable[Charge], *, earlier: Earlier = NOTHING_EARLIER) -> Composed:
+    """What `server_view` states."""
     basis = "all releases that each silo made, in the rounds it took part in; disjoint record shares in parallel"
-    return _statement("server", silo_compositions(charges, earlier), accountant, delta, basis)
+    return Composed("server", silo_compositions(charges, earlier), basis)
 
 
 def worst_case_view(
@@ -214,7 +274,7 @@ def worst_case_view(
     delta: float,
     *,
     silos: Iterable[int],
-    rounds: Sequence[int],
+    rounds: Collection[int],
     pattern: Pattern,
     cap: int | None = None,
     earlier: Earlier = NOTHING_EARLIER,
@@ -233,17 +293,32 @@ def worst_case_view(
         LedgerError: a charge is not in the pattern.
         ConfigError, UnsupportedError: as `server_view` and `worst_case_terms`.
     """
+    composed = worst_case_composed(charges, silos=silos, rounds=rounds, pattern=pattern, cap=cap, earlier=earlier)
+    return composed.stated(accountant, delta)
+
+
+def worst_case_composed(
+    charges: Iterable[Charge],
+    *,
+    silos: Iterable[int],
+    rounds: Collection[int],
+    pattern: Pattern,
+    cap: int | None = None,
+    earlier: Earlier = NOTHING_EARLIER,
+) -> Composed:
+    """What `worst_case_view` states."""
     attempts = _attempts(charges, rounds, pattern)
+    groups = _grouped(rounds, lambda round_: (_alike(pattern, round_), attempts.of(round_)))
     compositions = {}
     for silo in silos:
         plans: Counter[tuple[Planned, ...]] = Counter()
-        for round_ in rounds:
-            plans[tuple(pattern(silo, round_))] += attempts[round_]
+        for round_, times in groups:
+            plans[tuple(pattern(silo, round_))] += attempts.of(round_) * times
         compositions[silo] = worst_case_terms(plans, cap, earlier.get(silo, ()))
-    capped = cap is not None and cap < sum(attempts.values())
+    capped = cap is not None and cap < sum(attempts.of(round_) for round_ in rounds)
     where = f"in {cap} rounds, the cap" if capped else f"in each of the {len(rounds)} rounds run"
     basis = f"all releases that a silo would make by taking part {where}; disjoint record shares in parallel"
-    return _statement("server", compositions, accountant, delta, basis)
+    return Composed("server", compositions, basis)
 
 
 def worst_case_terms(
@@ -365,22 +440,38 @@ def third_party_view(
         LedgerError: a charge is not in the pattern, or in a round without a probability.
         UnsupportedError: a round that is not certain makes different releases on the same records; or as `server_view`.
     """
+    composed = third_party_composed(charges, silos=silos, participation=participation, pattern=pattern, earlier=earlier)
+    return composed.stated(accountant, delta)
+
+
+def third_party_composed(
+    charges: Iterable[Charge],
+    *,
+    silos: Iterable[int],
+    participation: Mapping[int, float],
+    pattern: Pattern,
+    earlier: Earlier = NOTHING_EARLIER,
+) -> Composed:
+    """What `third_party_view` states."""
     for round_, probability in participation.items():
         if not 0 <= probability <= 1:
             raise ConfigError(f"participation={probability!r} in round {round_} must be in [0, 1].")
-    attempts = _attempts(charges, participation.keys(), pattern)
+    attempts = _attempts(charges, participation, pattern)
+    groups = _grouped(
+        participation, lambda round_: (_alike(pattern, round_), attempts.of(round_), participation[round_])
+    )
     compositions = {}
     for silo in silos:
         totals: Counter[tuple[tuple[Planned, ...], float]] = Counter()
-        for round_, probability in participation.items():
-            number = attempts[round_]
-            totals[tuple(pattern(silo, round_)), 1.0 if number > 1 else probability] += number
+        for round_, times in groups:
+            number, probability = attempts.of(round_), participation[round_]
+            totals[tuple(pattern(silo, round_)), 1.0 if number > 1 else probability] += number * times
         compositions[silo] = _mixtures(totals, earlier.get(silo, ()))
     basis = (
         "for each round run, the mixture of a silo's releases (with the probability that it takes part, drawn honestly "
         "and independently of the data) and none; disjoint record shares in parallel"
     )
-    return _statement("third_party", compositions, accountant, delta, basis)
+    return Composed("third_party", compositions, basis)
 
 
 def outsider_view(
@@ -463,23 +554,41 @@ def _mixtures(totals: Mapping[tuple[tuple[Planned, ...], float], int], earlier: 
     return _compose(parts)
 
 
-def _attempts(charges: Iterable[Charge], rounds: Iterable[int], pattern: Pattern) -> dict[int, int]:
-    """For each round how often some silo released it (1 where nobody did); checks the charges against the pattern."""
-    attempts = dict.fromkeys(rounds, 1)
-    made: defaultdict[tuple[int, int, Share, SampledGaussian], dict[str, int]] = defaultdict(dict)
-    for charge in charges:
-        noise = made[charge.round, charge.silo, charge.share, charge.release]
-        noise[charge.noise_id] = max(noise.get(charge.noise_id, 0), charge.count)
-    for (round_, silo, share, release), noise in made.items():
-        if round_ not in attempts:
+class _Attempts:
+    """For each round how often some silo released it: 1, also where nobody did, but for those that are listed."""
+
+    def __init__(self) -> None:
+        self._several: dict[int, int] = {}
+
+    def add(self, round_: int, number: int) -> None:
+        self._several[round_] = max(self.of(round_), number)
+
+    def of(self, round_: int) -> int:
+        return self._several.get(round_, 1)
+
+
+def _attempts(charges: Iterable[Charge], rounds: Collection[int], pattern: Pattern) -> _Attempts:
+    """How often rounds were released; checks the charges against the pattern."""
+    tally = charges if isinstance(charges, Tally) else Tally(charges)
+    attempts = _Attempts()
+    known = rounds if isinstance(rounds, Mapping | range) else set(rounds)
+    planned: dict[tuple[object, int, int], int] = {}
+    for round_, silo, kind, _, count in tally.entries():
+        if round_ not in known:
             raise LedgerError(f"round {round_} has charges, but is not among the rounds that the view was asked for.")
-        planned = sum(p.count for p in pattern(silo, round_) if (p.share, p.release) == (share, release))
-        if max(noise.values()) > planned:
+        key = _alike(pattern, round_), silo, kind
+        if key not in planned:
+            plan = pattern(silo, round_)
+            planned[key] = sum(p.count for p in plan if (p.share, p.release) == tally.names.kinds[kind])
+        if count > planned[key]:
+            share, release = tally.names.kinds[kind]
+            most = max(e.releases for e in tally.entries() if (e.round, e.silo, e.kind) == (round_, silo, kind))
             raise LedgerError(
-                f"silo {silo} was charged {max(noise.values())} releases in round {round_} where the run's pattern has "
-                f"{planned} ({release} on {share}): the configuration is not the one that made the ledger."
+                f"silo {silo} was charged {most} releases in round {round_} where the run's pattern has "
+                f"{planned[key]} ({release} on {share}): the configuration is not the one that made the ledger."
             )
-        attempts[round_] = max(attempts[round_], len(noise))
+    for round_, number in tally.again():
+        attempts.add(round_, number)
     return attempts
 
 

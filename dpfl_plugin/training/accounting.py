@@ -6,10 +6,11 @@ import bisect
 import copy
 import itertools
 import math
+import operator
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from dpfl_plugin.algorithms.base import RoundPlan, Setting
 from dpfl_plugin.config.schema import Config
@@ -22,7 +23,9 @@ from dpfl_plugin.privacy.events import Charge, SampledGaussian, Term
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.pld import normalise
 from dpfl_plugin.privacy.prior import Prior
+from dpfl_plugin.privacy.tally import Tally
 from dpfl_plugin.privacy.views import (
+    AlikeRounds,
     Planned,
     Spending,
     Terms,
@@ -30,14 +33,18 @@ from dpfl_plugin.privacy.views import (
     ViewEpsilon,
     compositions,
     outsider_view,
+    server_composed,
     server_view,
-    third_party_view,
+    third_party_composed,
     undominated,
+    worst_case_composed,
     worst_case_terms,
     worst_case_view,
 )
 from dpfl_plugin.training.beside import NOT_RUN, Beside, Kind, beside
 from dpfl_plugin.training.planning import WITH_REPLACEMENT, drawn_silos, participation_probability
+
+Made = TypeVar("Made")
 
 MOST_ROUNDS = 10**6  # where only a budget ends a run
 NO_PRIOR = Prior()
@@ -81,6 +88,22 @@ class RoundCost:
         return replace(self, levels=tuple((factor * noise, count) for noise, count in self.levels))
 
 
+class _Probabilities(Mapping[int, float]):
+    """Of rounds, without another table of them."""
+
+    def __init__(self, costs: Mapping[int, RoundCost]) -> None:
+        self._costs = costs
+
+    def __getitem__(self, round: int) -> float:
+        return self._costs[round].probability
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._costs)
+
+    def __len__(self) -> int:
+        return len(self._costs)
+
+
 @dataclass(frozen=True, slots=True)
 class _Cleared:
     """Rounds that are known to fit the budget: those before ``until``, if they are planned as ``shape`` says."""
@@ -106,6 +129,7 @@ class PrivacyAccount:
             silo's own data alone.
         lost: whether silos were lost while the run went on; see `lose`.
         coins: as `Planner`.
+        stating: whether it only states what the ledger holds: it is asked for views, and decides and charges nothing.
     """
 
     def __init__(
@@ -125,8 +149,11 @@ class PrivacyAccount:
         stateless: bool = False,
         lost: bool = False,
         coins: str = "",
+        stating: bool = False,
     ) -> None:
-        self._coins = coins
+        self._coins, self._stating = coins, stating
+        self._made_once: list[tuple[str, tuple[object, ...], Any]] = []  # of a ledger that does not grow: see `_once`
+        self._patterns: dict[tuple[int, RoundCost], list[Planned]] = {}  # of silos with so many records
         self._beside = beside(config, budget_accountant or accountant)
         self._seed, self._privacy, self._config_rounds = config.seed, config.privacy, config.rounds
         self._rules, self._setting, self._accountant = rules, setting, accountant
@@ -151,12 +178,13 @@ class PrivacyAccount:
         self.costs = _made_certain(costs or {}) if self._certain else dict(costs or {})
         alike = (cost.num_releases for cost in self.costs.values() if cost.probability < 1 and cost.most is None)
         self._length = next(alike, None)  # releases of every drawn round, if they do not differ in that
-        final = [charge for charge in ledger if not repeats(charge)]
+        # For a statement alone, what only decisions go by is not worked out: it would take more than the ledger.
+        final = self._to_state() if stating else [charge for charge in ledger if not repeats(charge)]
         self._awaited: defaultdict[tuple[int, Kind | None], list[Charge]] = defaultdict(list)
-        for charge in ledger:
+        for charge in () if stating else ledger:
             if repeats(charge) and charge.noise_id != NOT_RUN:
                 self._awaited[charge.round, self._beside.kind(charge)].append(charge)
-        in_rounds = self._in_rounds(final)
+        in_rounds = [] if stating else self._in_rounds(final)
         self._spending = Spending(in_rounds)
         # Rounds that the checkpoint does not know, and how often each round was released.
         self._found = _rounds_in(in_rounds)
@@ -181,6 +209,7 @@ class PrivacyAccount:
         Raises:
             PluginError: the noise is not what the round was checked for; nothing was charged, and nothing may leave.
         """
+        assert not self._stating
         self._check_planned(charges)
         if self.shared is not None:
             self.shared.append(charges)
@@ -204,6 +233,12 @@ class PrivacyAccount:
         if self.shared is not None:
             self.shared.sync()
         self.ledger.sync()
+
+    def by(self, accountant: Accountant) -> PrivacyAccount:
+        """This account, stated by another accountant; the budget stays that of its own."""
+        other = copy.copy(self)
+        other._accountant = accountant
+        return other
 
     def holding(self, ledger: Ledger) -> PrivacyAccount:
         """This account with another ledger, for a statement of what is about to be charged: to be read, not charged."""
@@ -270,6 +305,7 @@ class PrivacyAccount:
 
     def affords(self, round: int, plan: RoundPlan) -> bool:
         """Whether a round, the next to come, stays within the budget."""
+        assert not self._stating
         if self._budget is None:
             return True
         cost = self._dearer(round, self._cost(round, plan))
@@ -587,26 +623,28 @@ class PrivacyAccount:
         return views if self.shared is None else {**views, "total": self._views(self.prior)}
 
     def _views(self, prior: Prior) -> dict[str, Any]:
-        # Of a run that was killed, only the ledger may know the last rounds.
-        charges = self._in_rounds(self.ledger)
-        costs = {**_rounds_in(charges), **self.costs}
-        realised = server_view(self.ledger, self._accountant, self._privacy.delta, earlier=prior.realised)
+        charges, rounds = self._once("rounds", (), self._charged)
+        realised = self._once(
+            "server", (prior,), lambda: server_composed(self.ledger.tally, earlier=prior.realised)
+        ).stated(self._accountant, self._privacy.delta)
         if self._beside:
             assert not prior.runs
             prior = self._prior(ahead=False)
-        costs = self._dearest(costs) if self._lost else costs
+        costs = self._dearest(rounds) if self._lost else rounds
         # Of the attempts at a round, no one silo may have been in all of them, but it might have been.
         attempts = self._released_again(costs) if self._lost else []
-        worst = worst_case_view(
-            [*charges, *attempts],
-            self._accountant,
-            self._privacy.delta,
-            silos=self._silos(),
-            rounds=sorted(costs),
-            pattern=lambda silo, round: self._planned(silo, costs[round]),
-            cap=self._cap,
-            earlier=prior.realised,
-        )
+        worst = self._once(
+            "worst case",
+            (prior,),
+            lambda: worst_case_composed(
+                Tally([*charges, *attempts]) if attempts else charges,
+                silos=self._silos(),
+                rounds=costs,
+                pattern=AlikeRounds(costs, self._planned),
+                cap=self._cap,
+                earlier=prior.realised,
+            ),
+        ).stated(self._accountant, self._privacy.delta)
         if self._lost:
             third_party = replace(worst, view="third_party", basis=f"{worst.basis}; {LOST}")
             return _both(realised, worst, third_party, prior)
@@ -623,13 +661,14 @@ class PrivacyAccount:
         The ends of runs count among them: where the draws decide how long a run lasts, its length tells of them. So
         does a shared ledger: runs of one seed draw the same silos, and a sample that is used twice amplifies once.
         """
+        release = self._rules.release(1.0)
+        if (release.unit, release.neighbouring) != ("silo", "replace_one"):
+            return None
         certain = all(cost.probability == 1 for cost in self.costs.values())
         drawn_end = not certain and self._budget is not None and self._privacy.budget_view == "server"
         known = all(charge.round in self.costs for charge in self.ledger)
-        release = self._rules.release(1.0)
         if (
-            (release.unit, release.neighbouring) != ("silo", "replace_one")
-            or self._rules.varies
+            self._rules.varies
             or not (self._stateless and self._equal_weights and known and self.costs)
             or self._cap_matters()
             or drawn_end
@@ -703,8 +742,8 @@ class PrivacyAccount:
     def per_silo(self) -> list[dict[str, Any]]:
         """Each silo's records, participation and epsilon towards the server; in all, with a shared ledger."""
         delta = self._privacy.delta
-        alone = server_view(self.ledger, self._accountant, delta).per_silo
-        total = server_view(self.ledger, self._accountant, delta, earlier=self.prior.realised).per_silo
+        alone = server_view(self.ledger.tally, self._accountant, delta).per_silo
+        total = server_view(self.ledger.tally, self._accountant, delta, earlier=self.prior.realised).per_silo
         made = {(charge.silo, charge.round) for charge in self._in_rounds(self.ledger) if charge.noise_id != NOT_RUN}
         rounds = Counter(silo for silo, _ in made)
         return [
@@ -719,6 +758,39 @@ class PrivacyAccount:
         ]
 
     # Inside
+
+    def _once(self, what: str, by: tuple[object, ...], make: Callable[[], Made]) -> Made:
+        """What ``make`` gives; worked out once for these very objects and all accountants, if only to be stated."""
+        for name, known, made in self._made_once:
+            if name == what and len(known) == len(by) and all(map(operator.is_, known, by)):
+                return made  # type: ignore[no-any-return]
+        made = make()
+        if self._stating:
+            self._made_once.append((what, by, made))
+        return made
+
+    def _charged(self) -> tuple[Tally, dict[int, RoundCost]]:
+        """The charges of rounds, and what rounds cost: of a run that was killed, only the ledger may know the last."""
+        tally = self.ledger.tally
+        kinds, kind_of = tally.names.kinds, self._beside.kind_of
+        if any(kind_of(entry.round, kinds[entry.kind][0]) is not None for entry in tally.entries()):
+            tally = tally.only(lambda entry: kind_of(entry.round, kinds[entry.kind][0]) is None)
+        costs = _rounds_in(tally)
+        costs.update(self.costs)
+        return tally, costs
+
+    def _to_state(self) -> list[Charge]:
+        """What a statement has to know of the ledger by charge: releases beside the rounds, and those of rounds with
+        several names of noise."""
+        tally = self.ledger.tally
+        kinds, kind_of = tally.names.kinds, self._beside.kind_of
+        names: dict[int, int] = {}
+        several = {round for round, _, _, noise, _ in tally.entries() if names.setdefault(round, noise) != noise}
+        return [
+            tally.charge(entry)
+            for entry in tally.entries()
+            if entry.round in several or kind_of(entry.round, kinds[entry.kind][0]) is not None
+        ]
 
     def _check_planned(self, charges: Iterable[Charge]) -> None:
         """Raise PluginError if silos released other than the budget was checked for.
@@ -823,15 +895,23 @@ class PrivacyAccount:
         return before if before is not None and before.num_releases > cost.num_releases else cost
 
     def _planned(self, silo: int, cost: RoundCost) -> list[Planned]:
+        kind = self._num_records[silo], cost
+        if kind in self._patterns:
+            return self._patterns[kind]
         pattern = self._rules.pattern(self._num_records[silo], cost.share, cost.levels)
-        return [Planned(release, count, cost.share) for release, count in pattern]
+        planned = [Planned(release, count, cost.share) for release, count in pattern]
+        if not self._rules.varies:  # else every round has its own
+            self._patterns[kind] = planned
+        return planned
 
-    def _dearest(self, costs: Mapping[int, RoundCost]) -> dict[int, RoundCost]:
+    def _dearest(self, costs: Mapping[int, RoundCost]) -> Mapping[int, RoundCost]:
         """Rounds that are drawn count as the longest that any draws allow: which rounds cost more may depend on earlier
         draws, as the end of a warm-up does, and the mixture is proven for costs that do not. With lost silos all such
         rounds do: which silos were lost may decide it as well.
         """
         noise = self._rules.noise_multiplier
+        if not any(cost.most for cost in costs.values()):
+            return costs
         return {
             n: replace(cost, levels=((noise, cost.most),))
             if cost.most and (cost.probability < 1 or (self._lost and not self._rules.varies))
@@ -867,25 +947,27 @@ class PrivacyAccount:
         self, costs: Mapping[int, RoundCost], charges: Iterable[Charge], prior: Prior = NO_PRIOR
     ) -> ViewEpsilon:
         """The mixture of taking part and not; where a cap makes draws depend on each other, the server's worst case."""
-        pattern = lambda silo, round: self._planned(silo, costs[round])  # noqa: E731
+        pattern = AlikeRounds(costs, self._planned)
         accountant, delta, silos = self._accountant, self._privacy.delta, self._silos()
         if not self._cap_matters():
-            mixture = third_party_view(
-                charges,
-                accountant,
-                delta,
-                silos=silos,
-                participation={round: cost.probability for round, cost in costs.items()},
-                pattern=pattern,
-                earlier=prior.certain,
-            )
+            mixture = self._once(
+                "mixture",
+                (costs, charges, prior),
+                lambda: third_party_composed(
+                    charges,
+                    silos=silos,
+                    participation=_Probabilities(costs),
+                    pattern=pattern,
+                    earlier=prior.certain,
+                ),
+            ).stated(accountant, delta)
             return self._as_drawn(mixture, costs)
         worst = worst_case_view(
             charges,
             accountant,
             delta,
             silos=silos,
-            rounds=sorted(costs),
+            rounds=costs,
             pattern=pattern,
             cap=self._cap,
             earlier=prior.realised,
@@ -1015,9 +1097,9 @@ class PrivacyAccount:
         return max_rounds(accountant, term, spent, epsilon, self._privacy.delta, limit, likely)
 
 
-def _drawn(costs: Mapping[int, RoundCost], prior: Prior) -> dict[int, RoundCost]:
+def _drawn(costs: Mapping[int, RoundCost], prior: Prior) -> Mapping[int, RoundCost]:
     """Rounds count as certain where nothing is proven for drawn ones; see `dpfl_plugin.privacy.prior`."""
-    return _made_certain(costs) if prior.draws_decided else dict(costs)
+    return _made_certain(costs) if prior.draws_decided else costs
 
 
 def _made_certain(costs: Mapping[int, RoundCost]) -> dict[int, RoundCost]:
@@ -1029,11 +1111,31 @@ def _rounds_in(charges: Iterable[Charge]) -> dict[int, RoundCost]:
 
     Of each noise multiplier a round has as many releases as one silo made of it at once, the most of all.
     """
-    made: defaultdict[tuple[int, tuple[float, float]], dict[float, int]] = defaultdict(dict)
-    for charge in charges:
-        levels, noise = made[charge.round, charge.share], charge.release.noise_multiplier
-        levels[noise] = max(levels.get(noise, 0), charge.count)
-    return {round: RoundCost(tuple(levels.items()), share, 1.0) for (round, share), levels in made.items()}
+    tally = charges if isinstance(charges, Tally) else Tally(charges)
+    made: dict[int, tuple[RoundCost, ...]] = {}  # of each share, the one that came last at the end
+    # One object for all rounds that are alike, and what becomes of it by which charge.
+    same: dict[tuple[RoundCost, ...], tuple[RoundCost, ...]] = {(): ()}
+    after: dict[tuple[int, int, int], tuple[RoundCost, ...]] = {}
+    for round, _, kind, _, count in tally.entries():
+        before = made.get(round, same[()])
+        change = id(before), kind, count
+        if change not in after:
+            share, release = tally.names.kinds[kind]
+            costs = _with(before, share, release.noise_multiplier, count)
+            after[change] = same.setdefault(costs, costs)
+        made[round] = after[change]
+    found: dict[int, Any] = made  # in place: there may be a million
+    for round, shares in made.items():
+        found[round] = shares[-1]
+    return found
+
+
+def _with(costs: tuple[RoundCost, ...], share: tuple[float, float], noise: float, count: int) -> tuple[RoundCost, ...]:
+    """A round's costs, by share, with so many releases of a silo at once."""
+    levels = {cost.share: dict(cost.levels) for cost in costs}
+    of_share = levels.setdefault(share, {})
+    of_share[noise] = max(of_share.get(noise, 0), count)
+    return tuple(RoundCost(tuple(of.items()), share, 1.0) for share, of in levels.items())
 
 
 def earlier_runs(prior: Prior) -> str:

@@ -54,9 +54,13 @@ class Beside:
 
     def kind(self, charge: Charge) -> Kind | None:
         """What a charge was for; None for a round of the algorithm."""
-        if self.scores is not None and charge.share == self.scores.share:
+        return self.kind_of(charge.round, charge.share)
+
+    def kind_of(self, round: int, share: Share) -> Kind | None:
+        """What a charge in a round for a share was for."""
+        if self.scores is not None and share == self.scores.share:
             return "score"
-        return "personalise" if charge.round >= self.last else None
+        return "personalise" if round >= self.last else None
 
     def planned(self, kind: Kind, rules: PrivacyRules, num_records: int) -> tuple[Planned, int]:
         """(one charge, how many of them) at a silo."""

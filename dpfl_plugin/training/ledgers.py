@@ -297,8 +297,11 @@ def _has_a_line(path: Path) -> bool:
     Raises:
         LedgerError: it holds something else, which must not be deleted.
     """
-    data = path.read_bytes() if path.exists() else b""
-    if b"\n" in data:
+    if not path.exists():
+        return False
+    with path.open("rb") as file:  # the first line only: a ledger may be long
+        data = file.readline()
+    if data.endswith(b"\n"):
         return True
     if data[: len(BEGINNING)] != BEGINNING[: len(data)]:
         raise LedgerError(f"{path} is no ledger: nothing was charged to it, and it was left as it is. Name another.")

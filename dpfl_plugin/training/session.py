@@ -836,8 +836,9 @@ def _begun_with(config: Config, folder: RunFolder) -> float | None:
     """The noise multiplier that an unfinished run solved for, whatever would be found today; None if there is none."""
     if config.privacy.noise_multiplier is not None or not folder.ledger.exists():
         return None
-    if b"\n" not in folder.ledger.read_bytes():  # nothing was charged: see `open_ledgers`
-        return None
+    with folder.ledger.open("rb") as file:
+        if not file.readline().endswith(b"\n"):  # nothing was charged: see `open_ledgers`
+            return None
     known = Ledger.open(folder.ledger, append=False).facts.get("noise_multiplier")
     return None if known is None else float(known)
 

@@ -59,6 +59,7 @@ ROUNDED = "tests/core/test_rounded_normals.py"
 REACHABLE = "tests/conformance/test_reachable.py"
 CLIP = "tests/privacy/test_clipping.py"
 LEDGER = "tests/privacy/test_ledger.py"
+TALLY = "tests/privacy/test_tally.py"
 VIEWS = "tests/privacy/test_views.py"
 PLD = "tests/privacy/test_pld.py"
 ACCOUNTANTS = "tests/privacy/test_accountants.py"
@@ -1508,9 +1509,9 @@ LEDGERS = (
     Mutant(
         "fresh-noise-not-charged",
         "the ledger takes fresh noise for the old bits",
-        "privacy/ledger.py",
-        "return (charge.round, charge.silo, charge.share, charge.release, charge.noise_id)",
-        'return (charge.round, charge.silo, charge.share, charge.release, "-")',
+        "privacy/tally.py",
+        "names.noise(charge.noise_id)",
+        'names.noise("-")',
         (LEDGER + "::test_the_same_bits_count_once",),
     ),
     Mutant(
@@ -1525,8 +1526,8 @@ LEDGERS = (
         "fresh-noise-not-counted",
         "the views count fresh noise as the old bits",
         "privacy/views.py",
-        "charge.release, charge.noise_id)\n            more",
-        'charge.release, "")\n            more',
+        "more = self._seen.know(self._seen.key(charge), charge.count)",
+        'more = self._seen.know(self._seen.key(replace(charge, noise_id="")), charge.count)',
         (VIEWS + "::test_replayed_bits_count_once_and_fresh_bits_again",),
     ),
     Mutant(
@@ -1613,9 +1614,65 @@ LEDGERS = (
         "more-of-a-round-not-charged",
         "further releases of a round that the ledger knows are not charged",
         "privacy/ledger.py",
-        "if max(self._counts.get(key, 0), new.get(key, 0)) >= charge.count:",
-        "if max(self._counts.get(key, 0), new.get(key, 0)):",
+        "if max(self.tally.count(key), new.get(key, 0)) >= charge.count:",
+        "if max(self.tally.count(key), new.get(key, 0)):",
         (LEDGER + "::test_the_same_bits_count_once",),
+    ),
+    Mutant(
+        "tally-takes-the-last-count",
+        "a part of a release that is charged again takes the place of the whole",
+        "privacy/tally.py",
+        "self._counts[key] = max(known, count)",
+        "self._counts[key] = count",
+        (TALLY + "::test_a_part_of_a_release_takes_nothing_back_and_no_field_runs_over",),
+    ),
+    Mutant(
+        "noise-is-not-told-apart-by-what-was-asked",
+        "the compact ledger takes what was asked at other values for the same bits",
+        "privacy/tally.py",
+        "return number << _DIGEST | (0 if found is None else int(found[2], 16))",
+        "return number << _DIGEST",
+        (TALLY + "::test_a_name_of_noise_is_what_it_was_and_like_no_other",),
+    ),
+    Mutant(
+        "fields-that-run-over",
+        "a silo's number runs over into the round, and two charges count as one",
+        "privacy/tally.py",
+        "if type(round_) is int and 0 <= silo < _SILOS and",
+        "if type(round_) is int and",
+        (TALLY + "::test_a_part_of_a_release_takes_nothing_back_and_no_field_runs_over",),
+    ),
+    Mutant(
+        "first-run-forgotten",
+        "noise that an earlier run of a shared ledger released counts as the later one's",
+        "privacy/ledger.py",
+        'self._run_of.setdefault(noise, self.runs[-1]["noise"])',
+        'self._run_of[noise] = self.runs[-1]["noise"]',
+        (TALLY + "::test_a_ledger_is_a_plain_dictionary_with_the_run_that_came_first",),
+    ),
+    Mutant(
+        "charges-outside-the-pattern",
+        "a view is stated of a ledger that has more releases than the pattern it is stated for",
+        "privacy/views.py",
+        "        if count > planned[key]:\n",
+        "        if False:\n",
+        (VIEWS + "::test_charges_outside_the_pattern_are_refused",),
+    ),
+    Mutant(
+        "a-statement-without-fresh-noise",
+        "a statement of a ledger alone takes what was released under two names of noise for one release",
+        "training/accounting.py",
+        "if entry.round in several or kind_of(",
+        "if kind_of(",
+        (ACCOUNT + "::test_a_statement_of_a_ledger_alone_is_that_of_the_run",),
+    ),
+    Mutant(
+        "long-runs-luckiest-silo",
+        "an earlier long run counts each round as its first silo's",
+        "privacy/prior.py",
+        "if count > (known := dearest.get(key, 0)):",
+        "if not (known := dearest.get(key, 0)):",
+        (PRIOR + "::test_the_envelope_of_very_many_charges_is_of_the_dearest_silo",),
     ),
     Mutant(
         "sync-without-fsync",
@@ -1661,8 +1718,8 @@ LEDGERS = (
         "earlier-attempts-forgotten",
         "the budget forgets what was released before a crash",
         "training/accounting.py",
-        "final = [charge for charge in ledger if not repeats(charge)]",
-        "final: list[Charge] = []",
+        "self._to_state() if stating else [charge for charge in ledger if not repeats(charge)]",
+        "list[Charge]()",
         (ACCOUNT + "::test_a_resumed_account_decides_as_the_undisturbed_one",),
     ),
 )
@@ -1746,8 +1803,8 @@ VIEWING = (
         "attempts-counted-once",
         "a third party's epsilon forgets that a round was released twice",
         "privacy/views.py",
-        "attempts[round_] = max(attempts[round_], len(noise))",
-        "attempts[round_] = max(attempts[round_], 1)",
+        "        attempts.add(round_, number)\n",
+        "        attempts.add(round_, 1)\n",
         (VIEWS + "::test_a_round_released_twice_counts_twice_and_as_certain",),
     ),
     Mutant(
@@ -2243,16 +2300,16 @@ SHARING = (
         "earlier-draws-amplify",
         "towards a third party earlier runs count as their draws went, by which this run's are known",
         "privacy/prior.py",
-        "for planned in envelope(charges, every_round=True)]",
-        "for planned in envelope(charges)]",
+        "for planned in enveloped(every_round=True)]",
+        "for planned in enveloped(every_round=False)]",
         (PRIOR + "::test_a_third_party_gets_no_amplification_for_earlier_runs",),
     ),
     Mutant(
         "lengths-that-draws-decided",
         "the mixture is promised after a run whose length the draws decided",
         "training/accounting.py",
-        "return _made_certain(costs) if prior.draws_decided else dict(costs)",
-        "return dict(costs)",
+        "return _made_certain(costs) if prior.draws_decided else costs",
+        "return costs",
         (SHARED + "::test_draws_that_decided_how_long_an_earlier_run_was_leave_no_mixture",),
     ),
     Mutant(

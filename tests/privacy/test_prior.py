@@ -13,7 +13,8 @@ from dpfl_plugin.errors import ConfigError, UnsupportedError
 from dpfl_plugin.privacy.accountants import PLD, RDP
 from dpfl_plugin.privacy.events import Charge, SampledGaussian, Term
 from dpfl_plugin.privacy.ledger import Ledger
-from dpfl_plugin.privacy.prior import Prior, envelope, prior_of, runs_in
+from dpfl_plugin.privacy.prior import Prior, _envelope, envelope, prior_of, runs_in
+from dpfl_plugin.privacy.tally import Tally
 from dpfl_plugin.privacy.views import Planned, server_view, third_party_view, worst_case_view
 
 DELTA = 1e-5
@@ -110,6 +111,44 @@ def test_a_larger_rate_dominates_in_any_composition(release: SampledGaussian) ->
             for rate in (0.05, 0.1, 0.2, 0.5, 0.9)
         ]
         assert by_rate == sorted(by_rate)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 3), st.integers(0, 3), st.sampled_from([A, B]), st.integers(1, 9),
+            st.sampled_from(["a", "b"]), st.sampled_from([FIRST, SECOND, (0.0, 1.0)]),
+        ),
+        max_size=14,
+    ),
+    st.booleans(), st.booleans(), st.booleans(), st.booleans(),
+)  # fmt: skip
+def test_the_envelope_of_very_many_charges_is_that_of_each(
+    made: list[Any], by_silo: bool, whole: bool, every_round: bool, parts: bool
+) -> None:
+    # With a rate for each silo and one share it is counted as a whole, else charge by charge.
+    charges = [
+        charge(
+            t,
+            silo,
+            replace(release, rate=0.1 * (1 + (silo if by_silo else t))),
+            count,
+            noise_id=noise,
+            share=(0.0, 1.0) if whole else share,
+        )
+        for t, silo, release, count, noise, share in made
+    ]
+    tally = Tally(charges)
+    each = tally if parts else [replace(one, share=(0.0, 1.0)) for one in tally]
+    assert _envelope(tally, every_round=every_round, parts=parts) == envelope(each, every_round=every_round)
+
+
+def test_the_envelope_of_very_many_charges_is_of_the_dearest_silo() -> None:
+    made = [charge(t, silo, replace(A, rate=0.1 * (1 + silo)), 1 + silo) for t in range(3) for silo in range(3)]
+    for every_round in (False, True):
+        (dearest,) = _envelope(Tally(made), every_round=every_round, parts=True)
+        assert dearest.count == 9 and dearest.release.rate == pytest.approx(0.3)
 
 
 def test_an_envelope_is_no_larger_than_it_has_to_be() -> None:

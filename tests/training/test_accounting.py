@@ -12,7 +12,7 @@ from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.streams import stream
 from dpfl_plugin.errors import PluginError
 from dpfl_plugin.oracle import PrivacyRules
-from dpfl_plugin.privacy.accountants import PLD
+from dpfl_plugin.privacy.accountants import PLD, RDP
 from dpfl_plugin.privacy.events import Charge, SampledGaussian, Term
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.mechanisms import Gaussian
@@ -462,3 +462,30 @@ def test_with_replacement_a_round_may_be_of_one_silo() -> None:
     mixture = lambda rounds: PLD().epsilon([replace(alone, rounds=rounds, participation=1 - 0.9**4)], 1e-5)  # noqa: E731
     assert mixture(10 * each // 4) < 8.0 < mixture(10 * each)
     assert one.views()["third_party"]["epsilon"] == 8.0
+
+
+@pytest.mark.parametrize(
+    "config", [{}, {"max_participations": 4}, {"early_stopping": {"every": 2, "noise_multiplier": 20.0}}]
+)
+@pytest.mark.parametrize("lost", [False, True])
+@pytest.mark.parametrize("known", [0, 3, 6])
+def test_a_statement_of_a_ledger_alone_is_that_of_the_run(config: dict[str, Any], lost: bool, known: int) -> None:
+    """It looks at no charge by itself: not at rounds of two names of noise, of several silos, nor at scores."""
+    privacy = {"clip_norm": 1, "noise_multiplier": SIGMA, "record_rate": RATE, "epsilon": 9.0}
+    chosen = Config(algorithm={"name": "fedavg"}, privacy=privacy, rounds=9, **config)
+    writes = account(config=chosen, num_participants=1)
+    for round, silos, noise_id in ((0, (0,), "a"), (1, (1,), "a"), (2, (0,), "a"), (2, (1,), "b"), (3, (0, 1), "a")):
+        spend(writes, range(round, round + 1), noise_id, silos)
+    spend(writes, range(3, 6), "c", (0,))
+    if "early_stopping" in config:
+        writes.charge_scores_not_made([2, 4])
+    given = {"costs": dict(list(writes.costs.items())[:known]), "lost": lost, "config": chosen, "num_participants": 1}
+    stated = account(ledger=writes.ledger, **given, stating=True)
+    for accountant in (PLD(), RDP(), PLD()):
+        expected = account(ledger=writes.ledger, **given)
+        expected._accountant = accountant
+        assert stated.by(accountant).views() == expected.views()
+    with pytest.raises(AssertionError):
+        stated.affords(9, PLAN)
+    with pytest.raises(AssertionError):
+        stated.append([])

@@ -1,0 +1,180 @@
+"""Charges, each counted once, in about a hundred bytes each: a long run makes millions of them.
+
+What many charges have in common is kept once: releases with the shares that they read, and the parts of the names of
+noise around the digest of what was asked (`oracle.Draw.noise_id`), which is another one in every round. A charge is
+then one integer, its fields side by side. What does not fit the fields is kept as a tuple, which equals no integer. So
+two charges have one key if, and only if, they are the same release.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final, NamedTuple
+
+from dpfl_plugin.privacy.events import Charge, SampledGaussian
+
+Share = tuple[float, float]
+Kind = tuple[Share, SampledGaussian]
+Key = int | tuple[Any, int, int, int]
+
+_SILO, _KIND, _PATTERN, _DIGEST = 24, 24, 24, 128  # bits of the fields; the round is above them and has no end
+_NOISE: Final = _PATTERN + _DIGEST
+_SILOS: Final = 1 << _SILO
+_KINDS: Final = 1 << _KIND
+_NOISES: Final = 1 << _NOISE
+_DIGESTED: Final = re.compile(r"([^.]*\.)([0-9a-f]{32})(\..*)", re.DOTALL)
+
+
+class Entry(NamedTuple):
+    """A charge in numbers: ``kind`` and ``noise`` are those of the tally that it is from."""
+
+    round: int
+    silo: int
+    kind: int
+    noise: int
+    releases: int
+
+
+class Names:
+    """Numbers for kinds of releases and for names of noise, and the way back. Only grows, so that tallies share it."""
+
+    def __init__(self) -> None:
+        self.kinds: list[Kind] = []
+        self._kinds: dict[Kind, int] = {}
+        self._patterns: list[tuple[Any, ...]] = []
+        self._pattern_numbers: dict[tuple[Any, ...], int] = {}
+
+    def kind(self, share: Share, release: SampledGaussian) -> int:
+        kind = share, release
+        number = self._kinds.get(kind)
+        if number is None:
+            number = self._kinds[kind] = len(self.kinds)
+            self.kinds.append(kind)
+        return number
+
+    def noise(self, noise_id: str) -> int:
+        """BEFORE.32 HEX DIGITS.AFTER as the number of (BEFORE, AFTER) and that of the digits; all else as a whole."""
+        found = _DIGESTED.fullmatch(noise_id) if type(noise_id) is str else None
+        pattern: tuple[Any, ...] = (noise_id,) if found is None else (found[1], found[3])
+        number = self._pattern_numbers.get(pattern)
+        if number is None:
+            number = self._pattern_numbers[pattern] = len(self._patterns)
+            self._patterns.append(pattern)
+        return number << _DIGEST | (0 if found is None else int(found[2], 16))
+
+    def noise_id(self, noise: int) -> str:
+        pattern = self._patterns[noise >> _DIGEST]
+        if len(pattern) == 1:
+            return pattern[0]  # type: ignore[no-any-return]
+        return f"{pattern[0]}{noise & (1 << _DIGEST) - 1:032x}{pattern[1]}"
+
+
+class Tally:
+    """(round, silo, share, release, noise_id) -> the largest count that it was charged with, in the order of charging.
+
+    Iterating makes a `Charge` of each anew; `entries`, `totals` and `heads` are for whoever has to look at all of them.
+    """
+
+    def __init__(self, charges: Iterable[Charge] = ()) -> None:
+        self.names = Names()
+        self._counts: dict[Key, int] = {}
+        for charge in charges:
+            self.know(self.key(charge), charge.count)
+
+    def key(self, charge: Charge) -> Key:
+        """What the same releases have in common, and no others."""
+        names = self.names
+        return packed(charge.round, charge.silo, names.kind(charge.share, charge.release), names.noise(charge.noise_id))
+
+    def know(self, key: Key, count: int) -> int:
+        """Count it once, with its largest count; returns by how much that grew."""
+        known = self._counts.get(key, 0)
+        self._counts[key] = max(known, count)
+        return self._counts[key] - known
+
+    def count(self, key: Key) -> int:
+        """The largest count so far; 0 if there is none."""
+        return self._counts.get(key, 0)
+
+    def entries(self) -> Iterator[Entry]:
+        for key, count in self._counts.items():
+            yield Entry(*_unpacked(key), count)
+
+    def charge(self, entry: Entry) -> Charge:
+        share, release = self.names.kinds[entry.kind]
+        return Charge(
+            round=entry.round,
+            silo=entry.silo,
+            release=release,
+            count=entry.releases,
+            share=share,
+            noise_id=self.names.noise_id(entry.noise),
+        )
+
+    def only(self, keep: Callable[[Entry], bool]) -> Tally:
+        """The entries that are to be kept, as a tally of their own."""
+        chosen = self.copy()
+        chosen._counts = {key: n for key, n in self._counts.items() if keep(Entry(*_unpacked(key), n))}
+        return chosen
+
+    def copy(self) -> Tally:
+        """One that may grow by itself."""
+        other = Tally()
+        other.names, other._counts = self.names, self._counts.copy()
+        return other
+
+    def totals(self) -> dict[tuple[int, int], int]:
+        """(silo, kind) -> how many releases in all, in the order of charging."""
+        found: dict[Any, int] = {}
+        for key, count in self._counts.items():
+            who = key >> _NOISE & _SILOS * _KINDS - 1 if type(key) is int else (key[1], key[2])  # type: ignore[index]
+            found[who] = found.get(who, 0) + count
+        totals: dict[tuple[int, int], int] = {}
+        for who, count in found.items():
+            pair = who if type(who) is tuple else (who >> _KIND, who & _KINDS - 1)
+            totals[pair] = totals.get(pair, 0) + count
+        return totals
+
+    def again(self) -> Iterator[tuple[int, int]]:
+        """(round, under how many names of noise) for each silo and kind that was released more than once."""
+        seen: set[Any] = set()
+        repeated: dict[Any, int] = {}
+        for key in self._counts:
+            head = key >> _NOISE if type(key) is int else key[:3]  # type: ignore[index]
+            if head in seen:
+                repeated[head] = repeated.get(head, 1) + 1
+            seen.add(head)
+        for head, number in repeated.items():
+            yield (head[0] if type(head) is tuple else head >> _SILO + _KIND), number
+
+    def __iter__(self) -> Iterator[Charge]:
+        return map(self.charge, self.entries())
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+
+def packed(round_: int, silo: int, kind: int, noise: int) -> Key:
+    """The fields side by side, or as a tuple where one does not fit."""
+    if type(round_) is int and 0 <= silo < _SILOS and kind < _KINDS and noise < _NOISES:
+        return ((round_ << _SILO | silo) << _KIND | kind) << _NOISE | noise
+    return round_, silo, kind, noise
+
+
+def noise_of(key: Key) -> int:
+    """The noise of a key."""
+    return key[3] if type(key) is tuple else key & _NOISES - 1  # type: ignore[operator]
+
+
+def _unpacked(key: Key) -> tuple[int, int, int, int]:
+    if type(key) is tuple:
+        return key
+    assert isinstance(key, int)
+    head = key >> _NOISE
+    return (
+        head >> _SILO + _KIND,
+        head >> _KIND & _SILOS - 1,
+        head & _KINDS - 1,
+        key & _NOISES - 1,
+    )

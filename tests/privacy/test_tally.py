@@ -1,0 +1,169 @@
+"""Charges in compact form are what a plain dictionary of them is."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpfl_plugin.privacy import tally as module
+from dpfl_plugin.privacy.events import Charge, SampledGaussian
+from dpfl_plugin.privacy.ledger import Ledger
+from dpfl_plugin.privacy.tally import Names, Tally
+
+RELEASE = SampledGaussian(noise_multiplier=60.0, sampler="fixed", rate=0.2, neighbouring="replace_one")
+DIGEST = "fb31417c06eda1316504bbe2c810b528"
+NOISE_IDS = (  # as runs write them, and what looks like these
+    f"run-records.{DIGEST}.0",
+    f"run-records.{'0' * 32}.0",
+    f"run-records.{DIGEST}.f",
+    f"run-other.{DIGEST}.0",
+    f"run-records.{DIGEST.upper()}.0",
+    f"run-records.{DIGEST[:-1]}.0",
+    f"run-records.0{DIGEST}.0",
+    f"run.records.{DIGEST}.0",
+    f"run-records.{DIGEST}.{DIGEST}.0",
+    f"run-records.{DIGEST}.",
+    f"run-records.{DIGEST}",
+    f".{DIGEST}.0",
+    f"a\n.{DIGEST}.0\n",
+    "run-records.0",
+    "not-run",
+    "é",
+    ".",
+)
+EDGES = (0, 1, 2, 2**24 - 1, 2**24, 2**32, 2**60, 2**200)
+
+
+def charges() -> st.SearchStrategy[list[Charge]]:
+    one = st.builds(
+        Charge,
+        round=st.sampled_from(EDGES),
+        silo=st.sampled_from(EDGES),
+        release=st.builds(
+            SampledGaussian,
+            noise_multiplier=st.sampled_from((0.5, 60.0)),
+            sampler=st.sampled_from(("fixed", "poisson")),
+            rate=st.sampled_from((0.1, 0.2)),
+            neighbouring=st.just("replace_one"),
+            unit=st.sampled_from(("record", "silo")),
+        ),
+        count=st.integers(1, 3),
+        share=st.sampled_from(((0.0, 1.0), (0.0, 0.5))),
+        noise_id=st.sampled_from(NOISE_IDS),
+    )
+    return st.lists(one, max_size=40)
+
+
+def plain(made: list[Charge]) -> dict[tuple[object, ...], int]:
+    """Each release once, with the largest count."""
+    counts: dict[tuple[object, ...], int] = {}
+    for one in made:
+        key = (one.round, one.silo, one.share, one.release, one.noise_id)
+        counts[key] = max(counts.get(key, 0), one.count)
+    return counts
+
+
+def listed(counts: dict[tuple[object, ...], int]) -> list[Charge]:
+    return [
+        Charge(round=t, silo=silo, share=share, release=release, noise_id=noise_id, count=count)  # type: ignore[arg-type]
+        for (t, silo, share, release, noise_id), count in counts.items()
+    ]
+
+
+@settings(deadline=None)
+@given(charges())
+def test_a_tally_is_a_plain_dictionary(made: list[Charge]) -> None:
+    counts, found = plain(made), Tally(made)
+    assert list(found) == listed(counts) and len(found) == len(counts)
+    totals: Counter[tuple[object, ...]] = Counter()
+    for (_, silo, share, release, _), count in counts.items():
+        totals[silo, share, release] += count
+    kinds = found.names.kinds
+    assert {(silo, *kinds[kind]): count for (silo, kind), count in found.totals().items()} == totals
+    names = Counter((t, silo, share, release) for t, silo, share, release, _ in counts)
+    assert Counter(found.again()) == Counter((key[0], number) for key, number in names.items() if number > 1)
+    even = found.only(lambda entry: entry.round % 2 == 0)
+    assert list(even) == [one for one in found if one.round % 2 == 0]
+    grown = found.copy()
+    more = [*made, Charge(round=7, silo=7, release=RELEASE, count=7, noise_id="7")]
+    assert sum(grown.know(grown.key(one), one.count) for one in more) == 7  # what is known does not grow
+    assert list(found) == listed(counts) and len(grown) == len(counts) + 1
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(charges(), max_size=5), st.integers(0, 5))
+def test_a_ledger_is_a_plain_dictionary_with_the_run_that_came_first(tmp_path_factory, batches, shared) -> None:
+    path: Path = tmp_path_factory.mktemp("ledger") / "l"
+    counts: dict[tuple[object, ...], int] = {}
+    runs: dict[object, str] = {}
+    with Ledger(path) as ledger:
+        for n, batch in enumerate(batches):
+            if n >= shared:
+                ledger.begin_run({"noise": f"run {n % 3}"})
+            ledger.append(batch)
+            counts = plain([*listed(counts), *batch])
+            for one in batch:
+                runs.setdefault(one.noise_id, f"run {n % 3}" if n >= shared else "")
+            assert [ledger.known(one) for one in batch] == [counts[key] for one in batch for key in plain([one])]
+    heads = [json.loads(line)["check"] for line in path.read_bytes().splitlines()]
+    for again in (ledger, Ledger.open(path, append=False)):
+        assert set(again) == set(listed(counts)) and len(again) == len(counts)
+        assert again is not ledger or list(again) == listed(counts)  # a line groups what it can
+        assert {noise_id: again.run_of(noise_id) for noise_id in NOISE_IDS} == {i: runs.get(i) for i in NOISE_IDS}
+        for run in ("", "run 0", "run 1", "run 2", "run 3"):
+            assert again.of_run(run) == [one for one in again if runs[one.noise_id] == run]
+        assert all(map(again.holds, heads))
+        head = heads[-1]
+        for other in ("", f"{head[:-1]}x", f" {head}", f"0x{head}", head[1:], f"0{head}", f"{head}\n", "0" * 16):
+            assert not again.holds(other)
+
+
+@pytest.mark.parametrize("noise_id", NOISE_IDS)
+def test_a_name_of_noise_is_what_it_was_and_like_no_other(noise_id: str) -> None:
+    names = Names()
+    numbers = {other: names.noise(other) for other in NOISE_IDS}
+    assert names.noise_id(numbers[noise_id]) == noise_id
+    assert [other for other, number in numbers.items() if number == numbers[noise_id]] == [noise_id]
+
+
+def test_what_does_not_fit_is_kept_beside(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_SILOS", "_KINDS"):
+        monkeypatch.setattr(module, name, 2)
+    monkeypatch.setattr(module, "_NOISES", 3 << module._DIGEST)
+    made = [
+        Charge(round=t, silo=silo, release=RELEASE, count=1, share=(0.0, part / 4), noise_id=noise_id)
+        for t in (0, 1)
+        for silo in (0, 1, 2, 3)
+        for part in (1, 2, 3)
+        for noise_id in NOISE_IDS
+    ]
+    assert len(set(map(Tally().key, made))) == len(made)
+
+
+def test_a_charge_takes_some_hundred_bytes() -> None:
+    number = 40_000
+    tracemalloc.start()
+    try:
+        found = Tally(
+            Charge(round=t, silo=0, release=RELEASE, count=1, noise_id=f"run.{t * 7919:032x}.0") for t in range(number)
+        )
+        held = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert len(found) == number and held < 150 * number
+
+
+def test_a_part_of_a_release_takes_nothing_back_and_no_field_runs_over() -> None:
+    whole = Charge(round=0, silo=0, release=RELEASE, count=3, noise_id="a")
+    tally = Tally([whole])
+    assert tally.know(tally.key(whole), 1) == 0 and list(tally) == [whole]
+    for other in (replace(whole, silo=2**24), replace(whole, silo=2**48), replace(whole, round=1)):
+        assert tally.know(tally.key(other), 3) == 3
+    assert len(tally) == 4
