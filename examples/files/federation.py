@@ -79,9 +79,11 @@ def serve(folder: Path, patience: float) -> None:
                         server.receive(silo, get(answers[silo], server.max_bytes))
                     except MessageError as error:
                         server.receive(silo, error)
-                    answers[silo].unlink()
             time.sleep(0.02)
-        if server.end() and server.rounds % 5 == 0:
+        done = server.end()
+        for answer in answers.values():  # not before: a server that is started again asks by the same tag
+            answer.unlink(missing_ok=True)
+        if done and server.rounds % 5 == 0:
             server.write_to(model)
             x, y = records()
             accuracy = float((model(torch.from_numpy(x)).argmax(1).numpy() == y).mean())
