@@ -23,6 +23,7 @@ def test_an_interruption_while_a_run_starts_is_one_line(tmp_path: Path, imported
         text=True,
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # what runs in the background ignores it
     ) as process:
         assert process.stderr is not None and process.stdout is not None
         for line in process.stderr:  # Python tells each import as it ends
