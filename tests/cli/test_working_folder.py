@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dpfl_plugin.report.tables import _csv
+from dpfl_plugin.training.cells import csv_text
 from tests.cli.command import write
 
 ROOT = Path(__file__).parents[2]
@@ -64,7 +64,7 @@ def test_the_working_folder_is_searched_last_and_for_what_is_named_only(folder: 
 def test_cells_that_a_spreadsheet_would_compute_are_text(tmp_path: Path) -> None:
     formulas = ["=1+1", "+cmd|' /C x'!A0", "-2+3", "@SUM(A1)", "\t=1", "\r=1"]
     rows = [{"name": formula, "=header": 1, "value": -1.5e-7, "text": "-3.25", "inf": "-inf"} for formula in formulas]
-    header, *lines = _csv(rows).replace("\r", "<CR>").split("\n")[:-1]
+    header, *lines = csv_text(rows).replace("\r", "<CR>").split("\n")[:-1]
     assert header.split(",")[:2] == ["name", "'=header"]
     for formula, line in zip(formulas, lines, strict=True):
         assert line.lstrip('"').startswith("'" + formula[0].replace("\r", "<CR>"))

@@ -128,7 +128,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path.parent / "out"
 
 
-@pytest.mark.parametrize("disturbance", ["time limit", "preemption", "rank", "node"])
+@pytest.mark.parametrize("disturbance", ["time limit", "rank", "node"])
 def test_a_sweep_that_asks_for_ranks(
     pmi2: Cluster, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disturbance: str
 ) -> None:
@@ -163,8 +163,6 @@ def disturb(cluster: Cluster, job: str, what: str) -> None:
     if what == "time limit":
         for task in tasks:
             cluster.ask("scancel", "--batch", "--signal=USR1", task)
-    elif what == "preemption":
-        cluster.ask("sbatch", "--partition=urgent", "--nodes=3", "--exclusive", "--output=/dev/null", "--wrap=sleep 1")
     elif what == "node":
         cluster.control("node", "n2", "crash")
     cluster.wait(lambda: all(cluster.field(task, "Restarts") == "1" for task in tasks))

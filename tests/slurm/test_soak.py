@@ -15,6 +15,6 @@ pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 def test_a_sweep_of_which_something_is_killed_every_few_seconds(cluster: Cluster, tmp_path: Path) -> None:
     seed = random.SystemRandom().randrange(2**32)
-    tally = soak(tmp_path, 6, 4.0, random.Random(seed), cluster.environment)
+    tally = soak(tmp_path, 3, 4.0, random.Random(seed), cluster.environment)
     assert (tally.lost, tally.different, tally.charges_missing) == (0, 0, 0), (seed, tally)
     assert tally.kills.total() >= 1, seed
