@@ -504,14 +504,25 @@ def _verify(said: dict[str, Any]) -> str:
             "`dpfl account FILE`, with the shared ledger, adds up all runs. That file alone cannot show that whole "
             "lines are missing at its end: what its last line was is in `details.json`, and has to be in it still."
         )
-    lines.append(
-        "`ledger.json` holds every number of this page for programs. These two files may be published; the model is "
-        "what nothing protects (above), and so is every other file of the run's folder."
-        if said["guarantee"].startswith("none")
-        else "`ledger.json` holds every number of this page for programs. These two files may be published, and "
-        "`model.safetensors`, at the epsilon that is stated here. No epsilon covers any other file of the run's folder."
-    )
+    lines.append(_publishing(said))
     return "\n".join(lines)
+
+
+def _publishing(said: dict[str, Any]) -> str:
+    """Which files may leave the run's folder."""
+    if said["guarantee"].startswith("none"):
+        model = "Nothing protects the model (above)"
+    elif said["mechanism"]["secure"]:
+        model = "So may the model, at the epsilon that is stated here"
+    else:
+        model = (
+            "The model of a simulation has no epsilon towards whoever knows or guesses the seed (above): run it with "
+            "privacy.secure before you publish it"
+        )
+    return (
+        "`ledger.json` holds every number of this page for programs. These two files may be published. "
+        f"{model}. No epsilon covers any other file of the run's folder."
+    )
 
 
 def _number(value: float | None) -> str:

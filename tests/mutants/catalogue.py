@@ -4021,6 +4021,14 @@ NAMING_OF_NOISE = (
         "*(KNOWN_SEED if config.seed < 0",
         (MAIN_STATEMENT + "::test_the_default_seed_is_said_to_be_known",),
     ),
+    Mutant(
+        "simulated-model-published",
+        "a statement calls the model of a simulation publishable at its epsilon",
+        "training/statement.py",
+        'elif said["mechanism"]["secure"]:',
+        "elif True:",
+        (MAIN_STATEMENT + "::test_it_holds_no_number_of_its_own",),
+    ),
 )
 
 MUTANTS: tuple[Mutant, ...] = (

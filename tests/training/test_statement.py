@@ -105,7 +105,8 @@ def test_it_holds_no_number_of_its_own(tmp_path: Path, kind: str) -> None:
     if kind not in ("not private", "next to no noise", "median"):
         assert _epsilon(said["views"]["server"]["epsilon"]) in found
         assert _epsilon(said["views"]["third_party"]["epsilon"]) in found
-        assert "may be published, and `model.safetensors`, at the epsilon that is stated here" in text
+        assert ("So may the model, at the epsilon" in text) == said["mechanism"]["secure"]
+        assert ("The model of a simulation has no epsilon" in text) == (not said["mechanism"]["secure"])
 
 
 @pytest.mark.parametrize("kind", ["not private", "next to no noise", "median"])
@@ -113,7 +114,7 @@ def test_without_noise_nothing_else_is_claimed(tmp_path: Path, kind: str) -> Non
     _, text = made(tmp_path, kind)
     for word in ("Accountant", "factor", "Assumptions", "against whom", "| epsilon |"):
         assert word not in text
-    assert "These two files may be published; the model is what nothing protects" in text
+    assert "These two files may be published. Nothing protects the model (above)." in text
 
 
 def test_a_long_table_is_cut_and_shows_the_worst_silo(tmp_path: Path) -> None:
