@@ -233,7 +233,8 @@ class Part:
         if index is None and self._whole is not None:
             return self._whole
         rows = self._rows if index is None else index if self._rows is None else self._rows[index]
-        found = self._records.select(torch.from_numpy(rows).to(self._records.features.device))
+        features, places = self._records.features, torch.from_numpy(rows)
+        found = self._records.select(places if features.is_cpu else places.to(features.device))
         if index is None:
             self._whole = found
         return found
@@ -353,13 +354,18 @@ class PrivateOracle:
         self._normals: DeviceNormals | None = None
         self._total = torch.empty(0, dtype=torch.float64)  # (d,), the sum of one silo's batch
 
-    @torch.no_grad()
     def gradient(self, y: Tensor) -> Tensor:
         """H(y), shape (m, d), plus the gradient of the regulariser.
 
         Raises:
             TrainingError: the algorithm asks for more gradients than its plan said and the budget allowed.
         """
+        if torch.is_grad_enabled():  # asked first: to enter `no_grad` takes as long as a step of many a small model
+            with torch.no_grad():
+                return self._gradient(y)
+        return self._gradient(y)
+
+    def _gradient(self, y: Tensor) -> Tensor:
         self._check_rows(y)
         y = y.detach()  # with no_grad: nothing may flow back from the noisy gradient to the records
         step = self._gradient_calls

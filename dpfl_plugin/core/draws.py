@@ -1,13 +1,13 @@
 """Large draws from a stream: by numpy, or the same bits sooner by kernels compiled by numba, where it is installed.
 
 Which of them draws shows in nothing but time: before their first use the kernels are compared with numpy on this
-machine, and not used if a bit differs. They know SFC64, the generator of `streams.Stream`; others are left to numpy.
+machine, and not used if a bit differs. They know the generator of `streams.Stream`; others are left to numpy.
 """
 
 from __future__ import annotations
 
 import types
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dpfl_plugin.core import rounded_normals
+from dpfl_plugin.core.sfc64_state import OpenSFC64
 from dpfl_plugin.core.ziggurat import decide
 
 KNOWN: Final = (torch.float32, torch.float64)
@@ -47,7 +48,7 @@ class Kernels:
 
     def of(self, rng: np.random.Generator, count: int) -> types.ModuleType | None:
         """What draws ``count`` numbers from ``rng``."""
-        if count < FEW or type(rng) is not np.random.Generator or type(rng.bit_generator) is not np.random.SFC64:
+        if count < FEW or type(rng) is not np.random.Generator or not _open(rng.bit_generator):
             return None
         if self._left > 0:
             self._left -= count
@@ -100,17 +101,16 @@ def _add_rounded(
     std: float,
     out: NDArray[np.floating[Any]],
 ) -> None:
-    state: Any = rng.bit_generator.state
+    bits = cast(OpenSFC64, rng.bit_generator)
     room = len(total) if std > MOST_USUAL_STD else min(len(total), KEPT_LEAST + int(KEPT_SHARE * len(total)))
     kept = np.empty((room, 4), np.uint64)
-    count = sfc64.add_rounded(state["state"]["state"], total, grid, std, out, kept, *_workspace(len(total)))
+    count = sfc64.add_rounded(bits.words, total, grid, std, out, kept, *_workspace(len(total)))
     if count < 0:
         out[:] = 0.0
         raise RuntimeError("compiled noise is wrong: it leaves too much undecided. Uninstall numba, and report this.")
-    rng.bit_generator.state = state
-    for index, *bits in kept[:count]:
+    for index, *left in kept[:count] if count else ():
         nearest = rounded_normals.nearest(total[index : index + 1], grid)
-        drawn = decide(rounded_normals.undecided(*bits), std, rng.bit_generator.random_raw)
+        drawn = decide(rounded_normals.undecided(*left), std, bits.random_raw)
         out[index] = (nearest[0] + drawn) * grid
 
 
@@ -128,12 +128,13 @@ def _workspace(count: int) -> list[Any]:
 def _subset(
     sfc64: types.ModuleType, rng: np.random.Generator, num_all: int, out: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    state: Any = rng.bit_generator.state
-    half = np.array([state["has_uint32"], state["uinteger"]], np.uint64)
-    sfc64.subset(state["state"]["state"], half, num_all, out)
-    state["has_uint32"], state["uinteger"] = map(int, half)
-    rng.bit_generator.state = state
+    bits = cast(OpenSFC64, rng.bit_generator)
+    sfc64.subset(bits.words, bits.half, num_all, out)
     return out
+
+
+def _open(bits: object) -> bool:
+    return type(bits) is OpenSFC64 and bits.is_open
 
 
 def load() -> types.ModuleType | None:
@@ -172,8 +173,8 @@ def equals_numpy(sfc64: types.ModuleType) -> bool:
 
 
 def _generators(seed: int) -> tuple[np.random.Generator, np.random.Generator]:
-    """Two of the same state."""
-    return np.random.Generator(np.random.SFC64(seed)), np.random.Generator(np.random.SFC64(seed))
+    """Two of the same state: ours, and numpy's."""
+    return np.random.Generator(OpenSFC64(seed)), np.random.Generator(np.random.SFC64(seed))
 
 
 def _same(one: np.random.Generator, other: np.random.Generator) -> bool:

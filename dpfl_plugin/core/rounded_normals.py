@@ -54,6 +54,10 @@ FEW: Final = 24  # that are done sooner one by one than by numpy's vectors
 
 WIDTH, INNER, HEIGHT = TABLES
 _STRIP, _NEGATIVE, _POSITION = np.uint64(STRIPS - 1), np.uint64(STRIPS), np.uint64(2**BITS - 1)
+# By strip and sign, which are next to each other in a word: compiled, a sign takes as long as half a number.
+_SIGNED: Final = np.concatenate([WIDTH, -WIDTH])
+_INNER_OF_BOTH: Final = np.concatenate([INNER, INNER])
+_STRIP_AND_SIGN = _STRIP | _NEGATIVE
 _NINE, _FEW_BITS, _INNER_0 = np.uint64(9), np.uint64(FEW_BITS), INNER[0]
 
 # What becomes of a word that is not decided alone.
@@ -155,12 +159,12 @@ def at_edges(word: Words, uniforms: Words, std: float) -> tuple[Integers, Floats
 
 def within_strip(word: np.uint64, std: float) -> tuple[float, bool]:
     """`within_strips` of one word; also compiled."""
-    strip = np.int64(word & _STRIP)
+    strip = word & _STRIP_AND_SIGN  # unsigned: compiled, a signed index is looked at for whether it counts from the end
     bits = np.int64((word >> _NINE) & _POSITION)
-    scaled = (np.float64(bits) * WIDTH[strip]) * std
+    scaled = (np.float64(bits) * _SIGNED[strip]) * std
     value = np.rint(scaled)
-    sure = bits < INNER[strip] and abs(scaled - value) < 0.5 - std * NEAR
-    return (-value if word & _NEGATIVE else value), sure
+    # `&`: an `and` would be a second branch, which nothing foretells.
+    return value, (bits < _INNER_OF_BOTH[strip]) & (abs(scaled - value) < 0.5 - std * NEAR)
 
 
 def at_edge(word: np.uint64, first: np.uint64, second: np.uint64, std: float) -> tuple[int, float]:

@@ -18,6 +18,7 @@ from dpfl_plugin.core import rounded_normals
 from dpfl_plugin.core.rounded_normals import CHUNK, DONE, KEPT, LARGEST, REJECTED
 
 Words = NDArray[np.uint64]
+Halves = NDArray[np.uint32]
 Floats = NDArray[np.float64]
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -109,13 +110,15 @@ def _by_words(
     a, b, c, counter = state[0], state[1], state[2], state[3]
     per_grid = 1.0 / grid  # a power of two
     left = 0
-    for i in range(first, min(first + CHUNK, total.size)):
+    # Slices, so that places count from 0: others are looked at for whether they count from the end.
+    values, rounded = total[first : first + CHUNK], out[first : first + CHUNK]
+    for i in range(len(values)):
         word, a, b, c, counter = _mixed(a, b, c, counter)
         value, sure = _within_strip(word, std)
         if sure:
-            out[i] = (_nearest(total[i] * per_grid) + value) * grid
+            rounded[i] = (_nearest(values[i] * per_grid) + value) * grid
         else:
-            at[left], words[left] = i, word
+            at[left], words[left] = first + i, word
             left += 1
     state[0], state[1], state[2], state[3] = a, b, c, counter
     return left
@@ -166,18 +169,18 @@ def _nearest(scaled: float) -> float:
 
 
 @inlined
-def _half_word(state: Words, half: Words) -> np.uint64:
+def _half_word(state: Words, half: Halves) -> np.uint64:
     """The next 32 bits: the lower half of a word, then its upper half, which ``half`` keeps: (1 if it does, what)."""
     if half[0]:
         half[0] = 0
-        return half[1]
+        return np.uint64(half[1])
     found = _word(state)
     half[0], half[1] = 1, found >> np.uint64(32)
     return found & np.uint64(0xFFFFFFFF)
 
 
 @compiled
-def _at_most(last: np.uint64, state: Words, half: Words) -> np.uint64:
+def _at_most(last: np.uint64, state: Words, half: Halves) -> np.uint64:
     """Uniform in 0, ..., last < 2^32 - 1. Lemire 2019, arXiv:1805.10941v4, Alg. 5."""
     if last == 0:
         return last
@@ -191,7 +194,7 @@ def _at_most(last: np.uint64, state: Words, half: Words) -> np.uint64:
 
 
 @compiled
-def subset(state: Words, half: Words, count: int, out: NDArray[np.int64]) -> None:
+def subset(state: Words, half: Halves, count: int, out: NDArray[np.int64]) -> None:
     """Fill ``out`` (b,) with a uniform subset of 0, ..., count - 1. Floyd, in Bentley 1987, CACM 30(9), Alg. F2."""
     taken = np.zeros(count, np.bool_)
     first = count - out.size

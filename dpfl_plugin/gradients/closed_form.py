@@ -94,11 +94,12 @@ class ClosedForm:
             (bound,) = clip_norm  # the model is one layer
             norms = self.clipped_sum(y, batch, bound, out)
             return None if norms is None else norms.unsqueeze(1)
-        if len(batch) == 0:
+        b = len(batch)
+        if b == 0:
             out.zero_()
             return None if math.isinf(clip_norm) else y.new_empty(0)
-        size = chunk_of(len(batch), self._chunk_bytes // self.record_bytes(y, batch))
-        if len(batch) > size:
+        size = chunk_of(b, self._chunk_bytes // self.record_bytes(y, batch))
+        if b > size:
             return in_chunks(self.clipped_sum, size, y, batch, clip_norm, out)
         if self._fused is not None and self._fused.takes(y, batch):
             return self._fused.clipped_sum(y, batch, clip_norm, out)

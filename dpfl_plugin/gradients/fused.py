@@ -79,7 +79,7 @@ class _Buffers:
     Attributes:
         outputs: (o, b), which become the next layer's inputs; derivatives: (o, b), by the outputs, the last one's in
             place of these.
-        of_inputs, of_outputs: (L, b) squared norms.
+        of_inputs, of_outputs: (L, b) squared norms; factors: (L, b), by which gradients are multiplied.
         rows, row_arrays: (b, o), the outputs of a model of one layer, where their product is faster so; each row is
             filled up to whole cache lines.
         blocks: of b records; groups: of each layer, the products that its sum is made of.
@@ -91,6 +91,7 @@ class _Buffers:
     derivative_arrays: list[NDArray[np.float32]]
     of_inputs: NDArray[np.float64]
     of_outputs: NDArray[np.float64]
+    factors: NDArray[np.float64]
     rows: Tensor | None
     row_arrays: NDArray[np.float32]
     blocks: Blocks
@@ -108,7 +109,7 @@ class _Views:
 
 def _lies_well(flat: Tensor) -> bool:
     """Whether views of a vector (d,) cost less than a copy of it, and it begins at a whole cache line."""
-    return len(flat) >= VIEWS_PAY and flat.data_ptr() % CACHE_LINE == 0 and flat.is_contiguous()
+    return flat.numel() >= VIEWS_PAY and flat.data_ptr() % CACHE_LINE == 0 and flat.is_contiguous()
 
 
 class Fused:
@@ -185,15 +186,16 @@ class Fused:
         Raises:
             IndexError: a label is not that of a class.
         """
-        work = self._buffers_of(len(batch))
+        b = len(batch)
+        work = self._buffers_of(b)
         self._take(y)
         self._derivatives(batch, work)
         if clip_norm == math.inf:
-            self._add_up(batch.features, work, np.ones((1, len(batch))), None, out)
+            self._add_up(batch.features, work, np.ones((1, b)), None, out)
             return None
         assert batch.constants is not None
         bounds = self._bounds_of(clip_norm)
-        norms, factors = np.empty((len(bounds), len(batch)), np.float32), np.empty((len(bounds), len(batch)))
+        norms, factors = np.empty((len(bounds), b), np.float32), work.factors[: len(bounds)]
         num_bad = self._loops.factors(
             batch.constants.numpy(),
             work.of_inputs,
@@ -277,7 +279,7 @@ class Fused:
             torch.bmm(group.derivatives, group.inputs, out=group.sums)
             return
         count, _, length = group.derivatives.shape
-        some = features if count * length == len(features) else features[group.first : group.last]
+        some = features if count * length == features.shape[0] else features[group.first : group.last]
         inputs = some.view(count, length, -1)
         torch.bmm(group.derivatives, inputs, out=group.sums)
         if bad is not None:
@@ -314,6 +316,7 @@ class Fused:
             derivatives,
             [z.numpy() for z in outputs],
             [g.numpy() for g in derivatives],
+            np.empty((num_layers, b)),
             np.empty((num_layers, b)),
             np.empty((num_layers, b)),
             by_rows if by_record else None,

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from dpfl_plugin.core import draws, rounded_normals
+from dpfl_plugin.core import draws, rounded_normals, sfc64_state
 from dpfl_plugin.core.grid import Grid
+from dpfl_plugin.core.sfc64_state import OpenSFC64
 from dpfl_plugin.core.streams import SecureStream, Stream
 from dpfl_plugin.privacy.mechanisms import Gaussian
 from dpfl_plugin.privacy.samplers import FixedSize
@@ -23,13 +24,13 @@ def way(request, monkeypatch):
     """Both ways of drawing: numpy alone, and kernels from the first number on."""
     made = draws.Kernels(worth=2**62 if request.param == "numpy" else 1)
     monkeypatch.setattr(draws, "kernels", made)
-    assert made.of(generators(0)[0], 10**4) is (None if request.param == "numpy" else sfc64)
+    assert made.of(generators(0)[1], 10**4) is (None if request.param == "numpy" else sfc64)
     return request.param
 
 
 def generators(seed, half=False):
-    """Two of the same state; with ``half`` a 32-bit half of a word is left over in each."""
-    made = [np.random.Generator(np.random.SFC64(seed)) for _ in range(2)]
+    """Two of the same state, numpy's and ours; with ``half`` a 32-bit half of a word is left over in each."""
+    made = [np.random.Generator(bits(seed)) for bits in (np.random.SFC64, OpenSFC64)]
     for generator in made if half else ():
         generator.integers(2**32, dtype=np.uint32)
     return made
@@ -83,7 +84,7 @@ def test_noise_that_leaves_too_much_undecided_is_thrown_away(monkeypatch):
     """No kernel that is right does: what it would leave without noise must not leave."""
     monkeypatch.setattr(draws, "KEPT_LEAST", 0)
     monkeypatch.setattr(draws, "MOST_USUAL_STD", 2.0**45)
-    out, rng = np.ones(5000, np.float32), generators(2)[0]
+    out, rng = np.ones(5000, np.float32), generators(2)[1]
     with pytest.raises(RuntimeError, match="undecided"):
         draws._add_rounded(sfc64, rng, np.ones(5000), STEP, 2.0**45, out)
     assert not out.any()
@@ -155,8 +156,11 @@ def test_a_batch_is_the_subset_that_numpy_draws(way):
 def test_kernels_draw_from_sfc64_alone(monkeypatch):
     """From another generator's state a kernel would draw rubbish."""
     known = draws.Kernels(worth=1)
-    assert known.of(generators(0)[0], 10**4) is sfc64
-    for other in (SecureStream().seek(b""), np.random.Generator(np.random.PCG64(1))):
+    assert known.of(generators(0)[1], 10**4) is sfc64
+    for other in (
+        SecureStream().seek(b""),
+        *(np.random.Generator(bits(1)) for bits in (np.random.PCG64, np.random.SFC64)),
+    ):
         assert known.of(other, 10**4) is None
     monkeypatch.setattr(draws, "kernels", known)
     one, other = (np.random.Generator(np.random.PCG64(1)) for _ in range(2))
@@ -165,10 +169,22 @@ def test_kernels_draw_from_sfc64_alone(monkeypatch):
     assert np.array_equal(out.numpy(), noisy(other, total.numpy(), 99.0, np.float32, False))
 
 
+def test_a_state_that_numpy_keeps_otherwise_is_left_to_numpy(monkeypatch):
+    assert OpenSFC64(0).is_open, "this numpy keeps SFC64's state otherwise: kernels are of no use with it"
+    key = np.arange(1, 5, dtype=np.uint64)
+    drawn = [Stream().seek(key).random(100)]
+    monkeypatch.setattr(sfc64_state, "_is_as_known", lambda: False)
+    stream = Stream()
+    stream.seek(key).integers(2**32, dtype=np.uint32)  # leaves half a word, which no other stream may begin with
+    drawn.append(stream.seek(key).random(100))
+    assert np.array_equal(*drawn)
+    assert draws.Kernels(worth=1).of(stream.generator, 10**4) is None
+
+
 def test_they_are_loaded_once_it_is_worth_it(monkeypatch):
     loads = []
     monkeypatch.setattr(draws, "load", lambda: loads.append(1) or sfc64)
-    rng, made = generators(0)[0], draws.Kernels(worth=3000)
+    rng, made = generators(0)[1], draws.Kernels(worth=3000)
     assert [made.of(rng, 1000) is sfc64 for _ in range(5)] == [False, False, True, True, True]
     assert made.of(rng, draws.FEW - 1) is None
     assert loads == [1]
@@ -229,7 +245,7 @@ def test_without_numba_numpy_draws(monkeypatch):
     monkeypatch.setitem(sys.modules, "numba", None)
     assert draws.load() is None
     monkeypatch.setattr(draws, "kernels", draws.Kernels(worth=1))
-    ours, numpys = generators(7)
+    numpys, ours = generators(7)
     out, total = torch.empty(5000), torch.ones(5000, dtype=torch.float64)
     draws.add_rounded(total, STEP, 99.0, ours, out)
     assert np.array_equal(out.numpy(), noisy(numpys, total.numpy(), 99.0, np.float32, False))
