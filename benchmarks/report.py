@@ -66,9 +66,9 @@ What is compared:
 Seconds of one communication round, server's step and ledger (in memory) included.
 
 {workloads}
-The noise is that of numpy's generator, in double precision, from a stream of its own for each silo and step. torch's
-vectorised single-precision normals take less time, but its generator keeps only 32 bits of a seed
-(`dpfl_plugin/core/streams.py`), and numpy's own single-precision normals are no faster than its double-precision ones.
+The noise is exact, integers on a grid ([privacy.md](privacy.md)), from words of numpy's SFC64, a stream of its own for
+each silo and step. torch's vectorised single-precision normals take less time, but its generator keeps only 32 bits of a
+seed (`dpfl_plugin/core/streams.py`), and rounded as they are they tell neighbours apart.
 `engine: auto` takes the cheapest engine ([engines.md](engines.md)).
 
 Not measured here: reading data, evaluation, checkpoints, the privacy budget, and a ledger on disk, which is synced once
