@@ -1,7 +1,8 @@
 """Large draws from a stream: by numpy, or the same bits sooner by kernels compiled by numba, where it is installed.
 
 Which of them draws shows in nothing but time: before their first use the kernels are compared with numpy on this
-machine, and not used if a bit differs. They know the generator of `streams.Stream`; others are left to numpy.
+machine, and not used if a bit differs. The generator of `streams.Stream` they move on themselves; from others, that of
+`streams.SecureStream` say, numpy draws the words that they work on.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ class Kernels:
         self._left = worth
         self._sfc64: types.ModuleType | None = None
 
-    def of(self, rng: np.random.Generator, count: int) -> types.ModuleType | None:
-        """What draws ``count`` numbers from ``rng``."""
-        if count < FEW or type(rng) is not np.random.Generator or not _open(rng.bit_generator):
+    def of(self, count: int) -> types.ModuleType | None:
+        """What draws ``count`` numbers."""
+        if count < FEW:
             return None
         if self._left > 0:
             self._left -= count
@@ -77,9 +78,10 @@ def add_rounded(total: Tensor, grid: float, std: float, rng: np.random.Generator
     rounded_normals.check_std(std)
     values = total.cpu().contiguous().numpy()
     plain = out.is_cpu and out.is_contiguous() and out.dtype in KNOWN
-    sfc64 = kernels.of(rng, len(values)) if plain else None
+    sfc64 = kernels.of(len(values)) if plain else None
     if sfc64 is not None:
-        _add_rounded(sfc64, rng, values, grid, std, out.numpy())
+        add = _add_rounded if _is_ours(rng) else _add_rounded_of
+        add(sfc64, rng, values, grid, std, out.numpy())
         return
     noise = rounded_normals.by_numpy(len(values), std, rng.bit_generator.random_raw)
     out.copy_(torch.from_numpy((rounded_normals.nearest(values, grid) + noise) * grid))
@@ -87,7 +89,7 @@ def add_rounded(total: Tensor, grid: float, std: float, rng: np.random.Generator
 
 def subset(rng: np.random.Generator, num_all: int, size: int) -> NDArray[np.int64]:
     """(size,) different ones of 0, ..., num_all - 1: a uniform subset, in an order that is not uniform."""
-    sfc64 = kernels.of(rng, A_MEMBER * size) if num_all <= MOST else None
+    sfc64 = kernels.of(A_MEMBER * size) if num_all <= MOST and _is_ours(rng) else None
     if sfc64 is None:
         return rng.choice(num_all, size, replace=False, shuffle=False)
     return _subset(sfc64, rng, num_all, np.empty(size, np.int64))
@@ -101,16 +103,55 @@ def _add_rounded(
     std: float,
     out: NDArray[np.floating[Any]],
 ) -> None:
-    bits = cast(OpenSFC64, rng.bit_generator)
-    room = len(total) if std > MOST_USUAL_STD else min(len(total), KEPT_LEAST + int(KEPT_SHARE * len(total)))
-    kept = np.empty((room, 4), np.uint64)
-    count = sfc64.add_rounded(bits.words, total, grid, std, out, kept, *_workspace(len(total)))
+    kept = _room_for_kept(len(total), std)
+    state = cast(OpenSFC64, rng.bit_generator).words
+    count = sfc64.add_rounded(state, total, grid, std, out, kept, *_workspace(len(total)))
+    _decide_kept(kept, count, rng, total, grid, std, out)
+
+
+def _add_rounded_of(
+    sfc64: types.ModuleType,
+    rng: np.random.Generator,
+    total: NDArray[np.float64],
+    grid: float,
+    std: float,
+    out: NDArray[np.floating[Any]],
+) -> None:
+    """`_add_rounded` for any generator of 64-bit words, as `rounded_normals.by_numpy` draws from it."""
+    draw, size, count = rng.bit_generator.random_raw, min(len(total), rounded_normals.CHUNK), 0
+    kept, at, words = _room_for_kept(len(total), std), np.empty(size, np.int64), np.empty(size, np.uint64)
+    for first in range(0, len(total), size):
+        left = sfc64.add_rounded_of(draw(min(size, len(total) - first)), total, grid, std, out, first, at, words)
+        while left:
+            drawn = draw(3 * left).reshape(-1, 3)
+            left, count = sfc64.at_edges_of(drawn, total, grid, std, out, at, words, kept, count)
+        if count < 0:
+            break
+    _decide_kept(kept, count, rng, total, grid, std, out)
+
+
+def _room_for_kept(count: int, std: float) -> NDArray[np.uint64]:
+    """(m, 4), for all of ``count`` numbers that may be left undecided."""
+    room = count if std > MOST_USUAL_STD else min(count, KEPT_LEAST + int(KEPT_SHARE * count))
+    return np.empty((room, 4), np.uint64)
+
+
+def _decide_kept(
+    kept: NDArray[np.uint64],
+    count: int,
+    rng: np.random.Generator,
+    total: NDArray[np.float64],
+    grid: float,
+    std: float,
+    out: NDArray[np.floating[Any]],
+) -> None:
+    """The third step, for the first ``count`` of ``kept``; -1: there was no room for them."""
     if count < 0:
         out[:] = 0.0
         raise RuntimeError("compiled noise is wrong: it leaves too much undecided. Uninstall numba, and report this.")
     for index, *left in kept[:count] if count else ():
         nearest = rounded_normals.nearest(total[index : index + 1], grid)
-        drawn = decide(rounded_normals.undecided(*left), std, bits.random_raw)
+        drawn = decide(rounded_normals.undecided(*left), std, rng.bit_generator.random_raw)
         out[index] = (nearest[0] + drawn) * grid
 
 
@@ -133,8 +174,10 @@ def _subset(
     return out
 
 
-def _open(bits: object) -> bool:
-    return type(bits) is OpenSFC64 and bits.is_open
+def _is_ours(rng: np.random.Generator) -> bool:
+    """Whether kernels can draw from it, and move it on, themselves."""
+    bits = rng.bit_generator
+    return type(rng) is np.random.Generator and type(bits) is OpenSFC64 and bits.is_open
 
 
 def load() -> types.ModuleType | None:
@@ -160,6 +203,10 @@ def equals_numpy(sfc64: types.ModuleType) -> bool:
         noise = rounded_normals.by_numpy(len(total), std, numpys.bit_generator.random_raw)
         expected = ((rounded_normals.nearest(total, 2.0**-10) + noise) * 2.0**-10).astype(dtype)
         if not np.array_equal(found, expected) or not _same(ours, numpys):
+            return False
+        _, given = _generators(seed)
+        _add_rounded_of(sfc64, given, total, 2.0**-10, std, found)
+        if not np.array_equal(found, expected):
             return False
     for seed, (num_all, size) in enumerate(((4000, 801), (MOST, 300), (1000, 1000), (3000, 2999))):
         ours, numpys = _generators(seed)

@@ -1,5 +1,5 @@
-"""Two draws from numpy's SFC64, to be compiled by numba: the same numbers as without, bit for bit, in a fraction of
-the time.
+"""Two draws from numpy's SFC64, and noise of words that another generator drew, to be compiled by numba: the same
+numbers as without, bit for bit, in a fraction of the time.
 
 `dpfl_plugin.core.draws` compares them with what numpy computes and decides when they are used. A ``state`` is that of
 `numpy.random.SFC64`, (4,) uint64, and is moved on as numpy moves it.
@@ -142,12 +142,7 @@ def _at_edges(
     for n in range(count):
         i, word = at[n], words[n]
         u, v, other = _word(state), _word(state), _word(state)
-        fate, value = _at_edge(word, u, v, std)
-        if fate == REJECTED:
-            word = other
-            value, sure = _within_strip(word, std)
-            if sure:
-                fate = DONE
+        fate, value, word = _decided(word, u, v, other, std)
         if fate == DONE:
             out[i] = (_nearest(total[i] / grid) + value) * grid
         elif fate == KEPT:
@@ -160,6 +155,77 @@ def _at_edges(
             at[left], words[left] = i, word
             left += 1
     return left, num_kept
+
+
+@compiled
+def add_rounded_of(
+    drawn: Words,
+    total: Floats,
+    grid: float,
+    std: float,
+    out: NDArray[np.floating[Any]],
+    first: int,
+    at: NDArray[np.int64],
+    words: Words,
+) -> int:
+    """The first step of `add_rounded` for a chunk, of words (c,) that another generator has drawn; ``at`` and ``words``
+    are of the numbers that it leaves open. Returns how many."""
+    per_grid = 1.0 / grid
+    left = 0
+    values, rounded = total[first : first + CHUNK], out[first : first + CHUNK]
+    for i in range(len(drawn)):
+        value, sure = _within_strip(drawn[i], std)
+        if sure:
+            rounded[i] = (_nearest(values[i] * per_grid) + value) * grid
+        else:
+            at[left], words[left] = first + i, drawn[i]
+            left += 1
+    return left
+
+
+@compiled
+def at_edges_of(
+    drawn: Words,
+    total: Floats,
+    grid: float,
+    std: float,
+    out: NDArray[np.floating[Any]],
+    at: NDArray[np.int64],
+    words: Words,
+    kept: Words,
+    num_kept: int,
+) -> tuple[int, int]:
+    """The second step, once, for the first n of ``at``, of three words (n, 3) for each. Returns how many are left and
+    are kept (-1: too many)."""
+    left = 0
+    for n in range(len(drawn)):
+        i, word, u, v = at[n], words[n], drawn[n, 0], drawn[n, 1]
+        fate, value, word = _decided(word, u, v, drawn[n, 2], std)
+        if fate == DONE:
+            out[i] = (_nearest(total[i] / grid) + value) * grid
+        elif fate == KEPT:
+            if num_kept == len(kept):
+                return 0, -1
+            kept[num_kept, 0], kept[num_kept, 1] = np.uint64(i), word
+            kept[num_kept, 2], kept[num_kept, 3] = u, v
+            num_kept += 1
+        else:
+            at[left], words[left] = i, word
+            left += 1
+    return left, num_kept
+
+
+@inlined
+def _decided(word: np.uint64, u: np.uint64, v: np.uint64, other: np.uint64, std: float) -> tuple[int, float, np.uint64]:
+    """(fate, value, the word with which it goes on) of a word at an edge, with the one that takes its place if it is
+    rejected."""
+    fate, value = _at_edge(word, u, v, std)
+    if fate == REJECTED:
+        word = other
+        value, sure = _within_strip(word, std)
+        if sure:
+            fate = DONE
+    return fate, value, word
 
 
 @inlined

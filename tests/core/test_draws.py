@@ -24,7 +24,7 @@ def way(request, monkeypatch):
     """Both ways of drawing: numpy alone, and kernels from the first number on."""
     made = draws.Kernels(worth=2**62 if request.param == "numpy" else 1)
     monkeypatch.setattr(draws, "kernels", made)
-    assert made.of(generators(0)[1], 10**4) is (None if request.param == "numpy" else sfc64)
+    assert made.of(10**4) is (None if request.param == "numpy" else sfc64)
     return request.param
 
 
@@ -44,11 +44,11 @@ def state(generator):
 STEP = 2.0**-10
 
 
-def noisy(rng, total, std, dtype, compiled):
-    """``total`` on the grid, with its noise: by the compiled loops or without them."""
-    if compiled:
+def noisy(rng, total, std, dtype, add=None):
+    """``total`` on the grid, with its noise: by ``add``, which uses compiled loops, or without them."""
+    if add is not None:
         out = np.empty(len(total), dtype)
-        draws._add_rounded(sfc64, rng, total, STEP, std, out)
+        add(sfc64, rng, total, STEP, std, out)
         return out
     noise = rounded_normals.by_numpy(len(total), std, rng.bit_generator.random_raw)
     return ((rounded_normals.nearest(total, STEP) + noise) * STEP).astype(dtype)
@@ -61,8 +61,12 @@ def test_the_compiled_noise_is_that_of_numpy(std, count, dtype):
     total = np.random.default_rng(0).standard_normal(count)
     total[[3, count // 2]] = np.nan, np.inf
     numpys, ours = generators(1)
-    assert np.array_equal(noisy(ours, total, std, dtype, True), noisy(numpys, total, std, dtype, False))
+    expected = noisy(numpys, total, std, dtype)
+    assert np.array_equal(noisy(ours, total, std, dtype, draws._add_rounded), expected)
     assert state(ours) == state(numpys)
+    for given in generators(1):  # words that numpy draws
+        assert np.array_equal(noisy(given, total, std, dtype, draws._add_rounded_of), expected)
+        assert state(given) == state(numpys)
 
 
 @pytest.mark.parametrize("sign", [0, 1])
@@ -74,20 +78,22 @@ def test_the_compiled_noise_at_the_edge_of_every_strip(sign):
         for bits in {0, 1, max(sure - 1, 0), sure, sure + 1, 2**52 - 1}:
             for rest in range(3):
                 name = np.array([bits << 9 | sign << 8 | strip, 0, rest * 0x9E3779B97F4A7C15 % 2**64, 0], np.uint64)
-                numpys, ours = Stream().seek(name), Stream().seek(name)
-                found = noisy(ours, total, 2.0**20, np.float64, True)
-                assert np.array_equal(found, noisy(numpys, total, 2.0**20, np.float64, False))
-                assert state(ours) == state(numpys)
+                numpys, *ours = (Stream().seek(name) for _ in range(3))
+                expected = noisy(numpys, total, 2.0**20, np.float64)
+                for rng, add in zip(ours, (draws._add_rounded, draws._add_rounded_of), strict=True):
+                    assert np.array_equal(noisy(rng, total, 2.0**20, np.float64, add), expected)
+                    assert state(rng) == state(numpys)
 
 
 def test_noise_that_leaves_too_much_undecided_is_thrown_away(monkeypatch):
     """No kernel that is right does: what it would leave without noise must not leave."""
     monkeypatch.setattr(draws, "KEPT_LEAST", 0)
     monkeypatch.setattr(draws, "MOST_USUAL_STD", 2.0**45)
-    out, rng = np.ones(5000, np.float32), generators(2)[1]
-    with pytest.raises(RuntimeError, match="undecided"):
-        draws._add_rounded(sfc64, rng, np.ones(5000), STEP, 2.0**45, out)
-    assert not out.any()
+    for add in (draws._add_rounded, draws._add_rounded_of):
+        out, rng = np.ones(200_000, np.float32), generators(2)[1]
+        with pytest.raises(RuntimeError, match="undecided"):
+            add(sfc64, rng, np.ones(200_000), STEP, 2.0**45, out)
+        assert not out.any()
 
 
 @pytest.mark.parametrize("half", [False, True])
@@ -118,7 +124,7 @@ def test_what_is_drawn_next_goes_on_where_numpy_would(half, way):
     for count in (1000, 7, 300):
         out, total = torch.empty(count), torch.zeros(count, dtype=torch.float64)
         draws.add_rounded(total, STEP, 99.0, ours, out)
-        assert np.array_equal(out.numpy(), noisy(numpys, total.numpy(), 99.0, np.float32, False))
+        assert np.array_equal(out.numpy(), noisy(numpys, total.numpy(), 99.0, np.float32))
         assert np.array_equal(
             draws.subset(ours, 2 * count, count), numpys.choice(2 * count, count, replace=False, shuffle=False)
         )
@@ -153,20 +159,15 @@ def test_a_batch_is_the_subset_that_numpy_draws(way):
         assert np.array_equal(found, numpys.choice(count, count // 5, replace=False, shuffle=False))
 
 
-def test_kernels_draw_from_sfc64_alone(monkeypatch):
-    """From another generator's state a kernel would draw rubbish."""
-    known = draws.Kernels(worth=1)
-    assert known.of(generators(0)[1], 10**4) is sfc64
-    for other in (
-        SecureStream().seek(b""),
-        *(np.random.Generator(bits(1)) for bits in (np.random.PCG64, np.random.SFC64)),
-    ):
-        assert known.of(other, 10**4) is None
-    monkeypatch.setattr(draws, "kernels", known)
-    one, other = (np.random.Generator(np.random.PCG64(1)) for _ in range(2))
-    out, total = torch.empty(5000), torch.ones(5000, dtype=torch.float64)
-    draws.add_rounded(total, STEP, 99.0, one, out)
-    assert np.array_equal(out.numpy(), noisy(other, total.numpy(), 99.0, np.float32, False))
+def test_kernels_move_no_other_generator_on(way):
+    """From another generator's state a kernel would draw rubbish: it is given the words that numpy draws."""
+    assert not draws._is_ours(SecureStream().seek(b""))
+    for bits in (np.random.PCG64, np.random.SFC64, np.random.Philox):
+        one, other = (np.random.Generator(bits(1)) for _ in range(2))
+        out, total = torch.empty(5000), torch.ones(5000, dtype=torch.float64)
+        draws.add_rounded(total, STEP, 99.0, one, out)
+        assert np.array_equal(out.numpy(), noisy(other, total.numpy(), 99.0, np.float32))
+        assert np.array_equal(draws.subset(one, 4000, 80), other.choice(4000, 80, replace=False, shuffle=False))
 
 
 def test_a_state_that_numpy_keeps_otherwise_is_left_to_numpy(monkeypatch):
@@ -178,15 +179,15 @@ def test_a_state_that_numpy_keeps_otherwise_is_left_to_numpy(monkeypatch):
     stream.seek(key).integers(2**32, dtype=np.uint32)  # leaves half a word, which no other stream may begin with
     drawn.append(stream.seek(key).random(100))
     assert np.array_equal(*drawn)
-    assert draws.Kernels(worth=1).of(stream.generator, 10**4) is None
+    assert not draws._is_ours(stream.generator)
 
 
 def test_they_are_loaded_once_it_is_worth_it(monkeypatch):
     loads = []
     monkeypatch.setattr(draws, "load", lambda: loads.append(1) or sfc64)
-    rng, made = generators(0)[1], draws.Kernels(worth=3000)
-    assert [made.of(rng, 1000) is sfc64 for _ in range(5)] == [False, False, True, True, True]
-    assert made.of(rng, draws.FEW - 1) is None
+    made = draws.Kernels(worth=3000)
+    assert [made.of(1000) is sfc64 for _ in range(5)] == [False, False, True, True, True]
+    assert made.of(draws.FEW - 1) is None
     assert loads == [1]
 
 
@@ -195,7 +196,8 @@ class Wrong(types.ModuleType):
 
     def __init__(self, **faults):
         super().__init__("wrong")
-        self.add_rounded, self.subset = sfc64.add_rounded, sfc64.subset
+        for name in ("add_rounded", "add_rounded_of", "at_edges_of", "subset"):
+            setattr(self, name, getattr(sfc64, name))
         self.__dict__.update(faults)
 
 
@@ -225,11 +227,20 @@ def half_forgotten(state, half, num_all, out):
     half[:] = 0
 
 
-NOISE, SUBSETS = (cut_off, one_step_off, not_moved_on), (in_order, half_forgotten)
-FAULTS = [{"add_rounded": fault} for fault in NOISE] + [{"subset": fault} for fault in SUBSETS]
+def edges_left_out(drawn, *rest):
+    return 0, rest[-1]
 
 
-@pytest.mark.parametrize("faults", FAULTS, ids=[fault.__name__ for fault in NOISE + SUBSETS])
+FAULTS = {
+    "add_rounded": (cut_off, one_step_off, not_moved_on),
+    "at_edges_of": (edges_left_out,),
+    "subset": (in_order, half_forgotten),
+}
+
+
+@pytest.mark.parametrize(
+    "faults", [pytest.param({name: one}, id=one.__name__) for name, all_ in FAULTS.items() for one in all_]
+)
 def test_kernels_that_differ_from_numpy_are_not_used(faults, monkeypatch):
     wrong = Wrong(**faults)
     assert draws.equals_numpy(sfc64)
@@ -248,7 +259,7 @@ def test_without_numba_numpy_draws(monkeypatch):
     numpys, ours = generators(7)
     out, total = torch.empty(5000), torch.ones(5000, dtype=torch.float64)
     draws.add_rounded(total, STEP, 99.0, ours, out)
-    assert np.array_equal(out.numpy(), noisy(numpys, total.numpy(), 99.0, np.float32, False))
+    assert np.array_equal(out.numpy(), noisy(numpys, total.numpy(), 99.0, np.float32))
 
 
 def test_where_nothing_can_be_kept_they_are_compiled_anew(monkeypatch):
