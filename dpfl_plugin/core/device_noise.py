@@ -146,6 +146,7 @@ class Normals:
         step = torch.tensor(steps, dtype=torch.float64).to(totals.device).unsqueeze(1)
         nearest = (totals / step).round_()
         nearest = torch.where(nearest.abs() <= LARGEST, nearest, 0.0)  # also where it is NaN
+        nearest.add_(0.0)  # no -0.0: with noise that is -0.0, too, a release would have the sign of what was rounded
         out.copy_(nearest.add_(self.integers(stds)).mul_(step))
 
 

@@ -104,9 +104,12 @@ def by_numpy(count: int, std: float, draw: Callable[[int], Words]) -> Integers:
 
 
 def nearest(total: Floats, grid: float) -> Floats:
-    """(n,) the integers nearest to ``total`` in units of ``grid``, a power of two; 0 for what is beyond `LARGEST`."""
+    """(n,) the integers nearest to ``total`` in units of ``grid``, a power of two; 0 for what is beyond `LARGEST`.
+
+    None is -0.0, whose sign would be that of what was rounded.
+    """
     scaled = total * (1.0 / grid)
-    return np.where(np.abs(scaled) <= LARGEST, np.rint(scaled), 0.0)
+    return np.where(np.abs(scaled) <= LARGEST, np.rint(scaled) + 0.0, 0.0)
 
 
 def undecided(word: np.uint64, u: np.uint64, v: np.uint64) -> Undecided:

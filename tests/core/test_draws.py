@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from dpfl_plugin.core import draws, rounded_normals, sfc64_state
+from dpfl_plugin.core.device_noise import Normals, normals
 from dpfl_plugin.core.grid import Grid
 from dpfl_plugin.core.sfc64_state import OpenSFC64
 from dpfl_plugin.core.streams import SecureStream, Stream
@@ -94,6 +95,38 @@ def test_noise_that_leaves_too_much_undecided_is_thrown_away(monkeypatch):
         with pytest.raises(RuntimeError, match="undecided"):
             add(sfc64, rng, np.ones(200_000), STEP, 2.0**45, out)
         assert not out.any()
+
+
+def on_the_device(total, std, out):
+    keys = [bytes(range(32))]
+    made = Normals(keys, normals(keys, len(total), torch.device("cpu")))
+    made.add_rounded(total.unsqueeze(0), [STEP], [std], out.unsqueeze(0))
+
+
+WAYS = {
+    "numpy": lambda total, std, out: out.copy_(
+        torch.from_numpy(noisy(generators(9)[0], total.numpy(), std, np.float64))
+    ),
+    "kernels": lambda total, std, out: draws._add_rounded(
+        sfc64, generators(9)[1], total.numpy(), STEP, std, out.numpy()
+    ),
+    "kernels, words of another generator": lambda total, std, out: draws._add_rounded_of(
+        sfc64, generators(9)[0], total.numpy(), STEP, std, out.numpy()
+    ),
+    "device": on_the_device,
+}
+
+
+@pytest.mark.parametrize("way_of", WAYS.values(), ids=WAYS)
+def test_what_rounds_to_zero_leaves_no_sign(way_of):
+    """What leaves is a function of the whole steps: sums of -1e-9, -0.0 and 1e-9 are zero of them, and so the same."""
+    found = []
+    for value in (-1e-9, -0.0, 0.0, 1e-9):
+        out = torch.empty(3000, dtype=torch.float64)
+        way_of(torch.full((3000,), value, dtype=torch.float64), 3.0, out)
+        assert (out == 0).sum() > 200
+        found.append(out.numpy().tobytes())
+    assert len(set(found)) == 1
 
 
 @pytest.mark.parametrize("half", [False, True])
@@ -231,8 +264,14 @@ def edges_left_out(drawn, *rest):
     return 0, rest[-1]
 
 
+def signed_zeros(state, total, grid, std, out, *rest):
+    count = sfc64.add_rounded(state, total, grid, std, out, *rest)
+    np.copyto(out, -0.0, where=(out == 0) & (total < 0))
+    return count
+
+
 FAULTS = {
-    "add_rounded": (cut_off, one_step_off, not_moved_on),
+    "add_rounded": (cut_off, one_step_off, not_moved_on, signed_zeros),
     "at_edges_of": (edges_left_out,),
     "subset": (in_order, half_forgotten),
 }
