@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +41,16 @@ class OpenSFC64(np.random.SFC64):
                 "has_uint32": 0,
                 "uinteger": 0,
             }
+
+    def __reduce__(self) -> tuple[Callable[..., OpenSFC64], tuple[Any]]:
+        """A copy has memory of its own. numpy 1 copies only generators that it knows by name."""
+        return _with_state, (self.state,)
+
+
+def _with_state(state: Any) -> OpenSFC64:
+    made = OpenSFC64()
+    made.state = state
+    return made
 
 
 def _memory(bits: np.random.SFC64) -> NDArray[np.uint64]:

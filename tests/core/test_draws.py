@@ -1,5 +1,6 @@
 """Kernels against what is drawn without them, bit for bit."""
 
+import pickle
 import sys
 import types
 
@@ -213,6 +214,18 @@ def test_a_state_that_numpy_keeps_otherwise_is_left_to_numpy(monkeypatch):
     drawn.append(stream.seek(key).random(100))
     assert np.array_equal(*drawn)
     assert not draws._is_ours(stream.generator)
+
+
+def test_a_copied_generator_goes_on_by_itself():
+    """Two of one memory would draw each other's numbers."""
+    ours = OpenSFC64(3)
+    np.random.Generator(ours).integers(2**32, dtype=np.uint32)  # half a word is left over
+    copied = pickle.loads(pickle.dumps(ours))
+    before = ours.words.copy()
+    drawn = [np.random.Generator(copied).integers(2**32, size=9, dtype=np.uint32)]
+    assert np.array_equal(ours.words, before)
+    drawn.append(np.random.Generator(ours).integers(2**32, size=9, dtype=np.uint32))
+    assert np.array_equal(*drawn)
 
 
 def test_they_are_loaded_once_it_is_worth_it(monkeypatch):
