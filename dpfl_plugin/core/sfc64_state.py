@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -42,7 +41,7 @@ class OpenSFC64(np.random.SFC64):
                 "uinteger": 0,
             }
 
-    def __reduce__(self) -> tuple[Callable[..., OpenSFC64], tuple[Any]]:
+    def __reduce__(self) -> Any:
         """A copy has memory of its own. numpy 1 copies only generators that it knows by name."""
         return _with_state, (self.state,)
 
