@@ -501,6 +501,7 @@ class Silo:
             caveats=(*self._caveats, *PUBLIC_DRAWS),
             notes=self._ledger.notes,
             measurements=MEASUREMENTS,
+            draws=False,
         )
         said["silos"] = [{**row, "rounds": run["rounds"]} for row in said["silos"] if row["silo"] == self.id]
         return said

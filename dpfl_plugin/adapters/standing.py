@@ -3,6 +3,9 @@
 What is about to be charged is counted in the statement first, and charged when that is on disk. So whenever the process
 is killed, the statement counts every charge of the ledger, and at most some that never were made.
 
+The two files may be published. The checksum of the ledger's last line may not, and is in `details.json`: it follows
+from the lines before, of which the first has the digest of the silo's records: it would confirm a guess of these.
+
 A statement takes longer the more rounds it counts. So from the 17th round on it counts some ahead, a 16th of those that
 were made, as if they were like the next; as long as charges are among these, it holds as it is. All statements of N
 rounds then take as long as some 16 of N rounds. Of releases, some are a post-processing of all: what the statement says
@@ -22,6 +25,7 @@ from dpfl_plugin.privacy.events import Charge, SampledGaussian
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.training.accounting import PrivacyAccount
 from dpfl_plugin.training.folder import RunFolder, to_json
+from dpfl_plugin.training.published import DETAILS_SCHEMA
 from dpfl_plugin.training.statement import markdown
 
 AHEAD: Final = 16  # one round ahead for so many that were made
@@ -80,11 +84,14 @@ class Standing:
             {"share": list(share), "release": asdict(release), "count": count}
             for (share, release), count in _releases(counted).items()
         ]
-        # The ledger as it is: by these it is seen later whether its end is missing.
-        said["head"], written = self._ledger.head, len(self._ledger)
-        return {**said, "counted": {"in_ledger": written, "rounds_ahead": len(ahead), "releases": releases}}
+        counts = {"in_ledger": len(self._ledger), "rounds_ahead": len(ahead), "releases": releases}
+        return {**{key: value for key, value in said.items() if key != "head"}, "counted": counts}
 
     def _write(self, said: dict[str, Any]) -> None:
+        # The ledger as it is: by this it is seen later whether its end is missing.
+        kept = {"num_charges": len(self._ledger), "head": self._ledger.head}
+        marked = {"schema": DETAILS_SCHEMA, "not_to_be_published": True, **kept}
+        self._files.write(self._files.details, to_json(marked))
         # Last what tells what is covered: what people read may say more than that, and never less.
         self._files.write(self._files.privacy, markdown(said))
         self._files.write(self._files.statement, to_json(said))
@@ -111,6 +118,8 @@ def _covered(files: RunFolder, ledger: Ledger) -> _Releases:
     """What the statement on disk counts; nothing if there is none, or it is not of this ledger."""
     try:
         said = json.loads(files.statement.read_text())
-        return _read(said) if ledger.holds(said["head"]) and files.privacy.exists() else Counter()
+        # An older version had it in the statement.
+        head = said["head"] if "head" in said else json.loads(files.details.read_text())["head"]
+        return _read(said) if ledger.holds(head) and files.privacy.exists() else Counter()
     except (OSError, ValueError, KeyError, TypeError, IndexError):
         return Counter()

@@ -49,6 +49,8 @@ KNOWN_SEED = (
 SECURE = (
     "Batches and noise came from AES-128 in counter mode under keys that each silo drew from its operating system, "
     "used for one round and never stored: the seed of the run does not tell them.",
+)
+SECURE_DRAWS = (
     "Who took part was drawn from 256 bits of the server's operating system, which were known to nobody before the run "
     "and are in its checkpoint only.",
 )
@@ -111,6 +113,7 @@ def statement(
     lost: Sequence[dict[str, Any]] = (),
     measurements: Sequence[str] = MEASUREMENTS,
     revealed: bool = False,
+    draws: bool = True,
 ) -> dict[str, Any]:
     """The guarantee, for whom, and on what assumptions.
 
@@ -119,6 +122,7 @@ def statement(
         lost: silos that were lost while the run went on.
         measurements: what is computed from records without noise, and by whom it is seen.
         revealed: whether the server was given it.
+        draws: whether this package drew who took part, and no platform.
     """
     views, release = account.views(), rules.release(1.0)
     return {
@@ -157,6 +161,7 @@ def statement(
         "assumptions": [
             *ASSUMPTIONS,
             *(SECURE if rules.secure else SEEDED),
+            *(SECURE_DRAWS if rules.secure and draws else ()),
             *(KNOWN_SEED if config.seed == 0 and not rules.secure and release.noise_multiplier else ()),
             *(ZERO_OUT if release.neighbouring == "add_or_remove" else ()),
             *(OUTSIDER if "outsider" in views else ()),

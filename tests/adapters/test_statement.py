@@ -38,11 +38,26 @@ def test_a_silo_states_what_its_own_ledger_proves_and_no_amplification(tmp_path)
             text = (folder / "privacy.md").read_text()
             assert "no amplification is claimed from it" in text
             assert "keys that each silo drew from its operating system" in text
+            assert "Who took part was drawn" not in text, "the platform chose who took part"
         told = made.server.summary()["silos"]
         assert told == {
             str(i): {"rounds": len({c.round for c in silo._ledger}), "epsilon": silo.epsilon}
             for i, silo in made.silos.items()
         }
+
+
+def test_what_a_silo_may_publish_confirms_no_guess_of_its_records(tmp_path):
+    """The checksums of the ledger's lines follow from its first one, which has the digest of the records."""
+    with begin(tmp_path, block(rounds=3)) as made:
+        folder = tmp_path / "silo-1"
+        for _ in range(3):
+            made.round()
+            lines = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
+            private = {line["check"] for line in lines} | {lines[0]["facts"]["records_sha256"]}
+            private |= {part for line in lines[1:] for part in line["silos"][0][1][0].split(".")[:2]}
+            text = (folder / "ledger.json").read_text() + (folder / "privacy.md").read_text()
+            assert not [one for one in private if one in text]
+            assert json.loads((folder / "details.json").read_text())["head"] in private
 
 
 def test_dpfl_account_reads_a_silos_folder(tmp_path):

@@ -2688,6 +2688,22 @@ PLATFORMS = (
         (f"{STANDING}::test_the_statement_is_never_behind_the_ledger",),
     ),
     Mutant(
+        "silos-checksum-published",
+        "what a silo may publish has a checksum that follows from its records' digest: it confirms a guess of them",
+        "adapters/standing.py",
+        'if key != "head"}, "counted"',
+        'if key != "head"}, "head": self._ledger.head, "counted"',
+        (f"{STATEMENTS}::test_what_a_silo_may_publish_confirms_no_guess_of_its_records",),
+    ),
+    Mutant(
+        "platforms-draw-claimed",
+        "a silo's statement says that participants were drawn unpredictably, where a platform chose them",
+        SILO,
+        "draws=False,",
+        "draws=True,",
+        (f"{STATEMENTS}::test_a_silo_states_what_its_own_ledger_proves_and_no_amplification",),
+    ),
+    Mutant(
         "what-was-counted-ahead-covers-all",
         "a statement that counts some rounds ahead is kept whatever these rounds release",
         "adapters/standing.py",
