@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from dpfl_plugin.cli.new import rendered
-
 ROOT = Path(__file__).resolve().parents[1]
 PIP = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--disable-pip-version-check"]
 pytestmark = pytest.mark.slow
@@ -49,16 +47,3 @@ def test_what_dpfl_new_writes_is_installed_passes_and_runs(tmp_path):
     done(sys.executable, "-m", "dpfl_plugin", "new", "algorithm", "my_method", folder=tmp_path)
     package = tmp_path / "my-method"
     passes_and_runs(package, installed(package, tmp_path / "site"), "my_method.yaml", "my_method")
-
-
-def test_a_wheel_has_the_templates_and_the_contract(tmp_path):
-    """The package as it is published writes the same files."""
-    source, site = tmp_path / "source", tmp_path / "site"
-    shutil.copytree(ROOT / "dpfl_plugin", source / "dpfl_plugin")
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    installed(source, site)
-    done(sys.executable, "-m", "dpfl_plugin", "new", "algorithm", "my_method", folder=tmp_path, path=site)
-    found = {path: (tmp_path / "my-method" / path).read_text() for path in rendered("my_method")}
-    assert found == rendered("my_method")
-    assert (site / "dpfl_plugin" / "testing" / "contract.py").is_file()

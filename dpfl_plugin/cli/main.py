@@ -15,16 +15,18 @@ import typer
 
 import dpfl_plugin
 from dpfl_plugin import own_folders
-from dpfl_plugin.cli import starting
+from dpfl_plugin.cli import project_commands, starting
 from dpfl_plugin.errors import ConfigError, DpflError, system_says
 
 if TYPE_CHECKING:
     from dpfl_plugin.cli.plan import Asked
     from dpfl_plugin.cli.theorems import Given
 
+TRAIN, PRIVACY, TOOLS = "Train, and look at results", "Privacy: plan it, prove it, try it", "Plugins and this machine"
+
 app = typer.Typer(
     name="dpfl",
-    help="Differentially private federated learning with drift control.",
+    help="Differentially private federated learning with drift control. `dpfl COMMAND --help` explains a command.",
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
@@ -59,11 +61,14 @@ def _root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    if context.invoked_subcommand != "run":  # which says itself when it has begun
+    if context.invoked_subcommand not in ("run", "quickstart"):  # which say themselves when they have begun
         starting.over()
 
 
-@app.command()
+project_commands.add_to(app)
+
+
+@app.command(rich_help_panel=TRAIN)
 def run(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file, e.g. configs/quickstart.yaml.")],
     settings: Settings = None,
@@ -109,7 +114,7 @@ def run(
     )
 
 
-@app.command()
+@app.command(rich_help_panel=TRAIN)
 def sweep(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file with sweep: (see docs/slurm.md).")],
     on: Annotated[Backend, typer.Option("--on", help="This machine, Slurm, or Slurm by submitit.")] = Backend.local,
@@ -135,7 +140,7 @@ def sweep(
     raise typer.Exit(sweep_file(config, settings or [], out, options, ledger))
 
 
-@app.command()
+@app.command(rich_help_panel=PRIVACY)
 def limits(
     file: Annotated[
         Path | None, typer.Argument(metavar="FILE", help="A limits file (default: that of this machine).")
@@ -172,7 +177,7 @@ def sweep_run(
     raise typer.Exit(command.sweep_run(folder, index))
 
 
-@app.command()
+@app.command(rich_help_panel=TRAIN)
 def status(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a sweep.")],
     watch: Annotated[
@@ -187,7 +192,7 @@ def status(
     show(folder, watch=watch, every=every, as_json=json)
 
 
-@app.command()
+@app.command(rich_help_panel=PRIVACY)
 def account(
     config: Annotated[
         Path | None, typer.Argument(metavar="[CONFIG]", help="A configuration, a run's folder, or a shared ledger.")
@@ -221,7 +226,7 @@ def account(
         account_mechanism(str(mechanism), q, sigma, steps, delta, accountant or "pld", as_json=json)
 
 
-@app.command()
+@app.command(rich_help_panel=PRIVACY)
 def plan(
     config: Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="A configuration.")] = None,
     epsilon: Annotated[float | None, typer.Option(help="The budget (default: the configuration's).")] = None,
@@ -324,7 +329,7 @@ def _belong(options: Mapping[str, object], message: str) -> None:
             raise ConfigError(message.format(option))
 
 
-@app.command()
+@app.command(rich_help_panel=PRIVACY)
 def audit(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file, e.g. configs/quickstart.yaml.")],
     settings: Settings = None,
@@ -348,7 +353,7 @@ def audit(
     raise typer.Exit(audit_file(config, settings or [], variant, options, as_json=json, picture=picture))
 
 
-@app.command()
+@app.command(rich_help_panel=PRIVACY)
 def attack(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file, e.g. configs/quickstart.yaml.")],
     settings: Settings = None,
@@ -370,7 +375,7 @@ def attack(
     )
 
 
-@app.command()
+@app.command(rich_help_panel=TRAIN)
 def report(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Run folders, or folders above them.")],
     out: Annotated[Path, typer.Option(help="Folder of the page, the tables and the plots.")] = Path("report"),
@@ -409,7 +414,7 @@ def report(
     )
 
 
-@app.command("list")
+@app.command("list", rich_help_panel=TOOLS)
 def list_plugins(
     group: Annotated[str | None, typer.Argument(help="algorithms, engines, datasets, ...; all if left out.")] = None,
     config: Annotated[
@@ -428,7 +433,7 @@ def list_plugins(
         list_engines(group, config, settings or [], as_json=json)
 
 
-@app.command()
+@app.command(rich_help_panel=TOOLS)
 def new(
     kind: Annotated[str, typer.Argument(metavar="KIND", help="What to write; algorithm is the only kind.")],
     name: Annotated[str, typer.Argument(metavar="NAME", help="Of the algorithm, e.g. my_method.")],
@@ -440,7 +445,7 @@ def new(
     new_package(kind, name, out)
 
 
-@app.command()
+@app.command(rich_help_panel=TOOLS)
 def doctor(
     json: AsJson = False,
     slurm: Annotated[
@@ -461,7 +466,7 @@ def doctor(
     raise typer.Exit(run_doctor(as_json=json))
 
 
-@app.command()
+@app.command(rich_help_panel=TOOLS)
 def schema() -> None:
     """JSON schema of configuration files, for editors."""
     import json

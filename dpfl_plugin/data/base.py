@@ -25,7 +25,7 @@ class Dataset:
     or of the privacy statement, has to know; part_of: how many silos there are, where the records are only those of
     the silos that this process holds (see `Ownership`), with a group for each; silo_names: of the groups 0, 1, ...,
     and columns: of flat features, where they have names; notes: what the owner of the records should look at before
-    training, which may tell of single records.
+    training, which may tell of single records; class_names: of the labels 0, 1, ..., where they have any.
     """
 
     features: Features
@@ -38,6 +38,7 @@ class Dataset:
     silo_names: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    class_names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

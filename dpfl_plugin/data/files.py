@@ -165,6 +165,7 @@ def _dataset(
         silo_names=silo_names,
         columns=columns,
         notes=notes,
+        class_names=tuple(names),
     )
 
 

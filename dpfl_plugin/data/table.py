@@ -198,13 +198,7 @@ def _no_number(text: str) -> tuple[str, str, str]:
 def identifiers(tables: Sequence[Table]) -> tuple[str, ...]:
     """A note on columns of whole numbers of which no two records have the same, as numbers of patients are."""
     count = sum(len(table.labels) for table in tables)
-    if count < LEAST_RECORDS or not tables:
-        return ()
-    found = []
-    for j, name in enumerate(tables[0].columns):
-        values = np.concatenate([table.features[:, j] for table in tables])
-        if (values == np.floor(values)).all() and len(np.unique(values)) == count:
-            found.append(name)
+    found = identifier_columns(tables[0].columns, [table.features for table in tables]) if tables else []
     if not found:
         return ()
     which = f"columns {', '.join(map(repr, found))} have" if len(found) > 1 else f"column {found[0]!r} has"
@@ -212,6 +206,19 @@ def identifiers(tables: Sequence[Table]) -> tuple[str, ...]:
         f"{which} another whole number in each of the {count} records, as identifiers have: the model would learn from "
         "them who it is. If so, name them in ignore_columns.",
     )
+
+
+def identifier_columns(columns: Sequence[str], features: Sequence[Features]) -> list[str]:
+    """The columns of ``features``, [n, columns] each, whose values are whole numbers and differ in every record."""
+    count = sum(map(len, features))
+    if count < LEAST_RECORDS:
+        return []
+    found = []
+    for j, name in enumerate(columns):
+        values = np.concatenate([x[:, j] for x in features])
+        if (values == np.floor(values)).all() and len(np.unique(values)) == count:
+            found.append(name)
+    return found
 
 
 def _is_number(text: str) -> bool:

@@ -1,0 +1,135 @@
+"""`dpfl init` and `dpfl quickstart`: what they write runs; nothing is overwritten."""
+
+import json
+import re
+from importlib import resources
+from pathlib import Path
+
+import pytest
+
+from dpfl_plugin.cli.init import RECORDS, SILOS, rendered
+from dpfl_plugin.config.load import load
+from tests.cli.command import dpfl, one_message, run
+
+ROOT = Path(__file__).resolve().parents[2]
+ROWS = "id,age,sugar,town,ill\n" + "".join(f"{i},{i % 7 / 7},{i % 5 / 5},here,{'yn'[i % 2]}\n" for i in range(40))
+
+
+def written(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_project_from_nothing_runs(tmp_path):
+    folder = tmp_path / "my project"
+    done = dpfl("init", folder)
+    assert done.code == 0, done.err
+    files = rendered("my-project")
+    assert set(written(folder)) == set(files) and len([path for path in files if path.endswith(".csv")]) == len(SILOS)
+    for said in (*files, f"cd '{folder}'", "dpfl account run.yaml", "dpfl run run.yaml", "made up"):
+        assert said in done.out
+    assert not re.search(r"\$[a-z]", "".join(files.values()))
+    result = run(folder / "run.yaml")
+    assert result["status"] == "done" and result["num_silos"] == len(SILOS)
+    assert result["num_train_records"] + result["num_test_records"] == RECORDS * len(SILOS)
+    assert result["epsilon"]["server"]["epsilon"] <= 4 and result["test_accuracy"]["last"] > 0.75
+
+
+def test_the_notebook_is_one():
+    """By the format's own rules, nbformat 4.5: what an editor needs to open it."""
+    notebook = json.loads(rendered("hospital")["notebook.ipynb"])
+    assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5) and isinstance(notebook["metadata"], dict)
+    assert len({cell["id"] for cell in notebook["cells"]}) == len(notebook["cells"]) > 1
+    for cell in notebook["cells"]:
+        code = {"execution_count", "outputs"} if cell["cell_type"] == "code" else set()
+        assert set(cell) == {"cell_type", "id", "metadata", "source"} | code
+        assert re.fullmatch(r"[a-zA-Z0-9-_]{1,64}", cell["id"])
+    code = "".join(line for cell in notebook["cells"] if cell["cell_type"] == "code" for line in cell["source"])
+    assert 'dpfl.load("run.yaml").run()' in code
+    compile(code, "notebook", "exec")
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "silos"),
+    [
+        ("one", ["--label", "ill"], 5),
+        ("one", ["--guess-label"], 5),
+        ("one", ["--label", "ill", "--silo", "town"], 1),
+        ("two", ["--label", "ill"], 2),
+    ],
+)
+def test_a_project_around_files_that_are_there(tmp_path, given, options, silos):
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    for path in ("one/a.csv", "two/a.csv", "two/b.csv"):
+        (tmp_path / path).write_text(
+            ROWS if "a" in path else ROWS.replace("here", "there").replace(",ill\n", ",ill\n9")
+        )
+    done = dpfl("init", tmp_path / "project", "--data", tmp_path / given, *options)
+    assert done.code == 0, done.err
+    ((one,)) = load(tmp_path / "project" / "run.yaml").variants
+    dataset = one.config.data.dataset.options
+    words = [] if "--silo" in options else ["town"]
+    assert dataset["label_column"] == "ill" and dataset["ignore_columns"] == [*words, *(["id"] * (given == "one"))]
+    assert ("guessed" in done.out) == ("--guess-label" in options) and ("simulation" in done.out) == (silos == 5)
+    assert "made up" not in done.out and not (tmp_path / "project" / "data").exists()
+    changes = [f"--set={key}" for key in ("rounds=2", "algorithm.local_steps=1", "privacy.record_rate=0.5")]
+    assert run(tmp_path / "project" / "run.yaml", *changes)["num_silos"] == silos
+
+
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [
+        (["--label", "ill"], ["--label has no meaning without --data"]),
+        (["--data", "{0}/rows.csv"], ["--label is missing", "id, age, sugar, town, ill", "--guess-label"]),
+        (["--data", "{0}/rows.csv", "--label", "il"], ["--label='il' (did you mean 'ill'?)", "rows.csv"]),
+        (["--data", "{0}/rows.csv", "--label", "ill", "--silo", "city"], ["--silo='city'"]),
+        (["--data", "{0}/none.csv", "--label", "ill"], ["none.csv", "there is no such file"]),
+        (["--data", "{0}/empty", "--label", "ill"], ["no file named *.csv"]),
+        (["--data", "{0}/hole.csv", "--label", "ill"], ["hole.csv, line 3, column 'age' is empty"]),
+        (["--data", "{0}/words.csv", "--label", "ill"], ["no column is left"]),
+    ],
+)
+def test_what_cannot_be_is_told_and_nothing_is_written(tmp_path, options, parts):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "rows.csv").write_text(ROWS)
+    (tmp_path / "hole.csv").write_text(ROWS.replace(f"1,{1 / 7},", "1,,"))
+    (tmp_path / "words.csv").write_text("id,ill\n" + "".join(f"{i},{'yn'[i % 2]}\n" for i in range(40)))
+    one_message(dpfl("init", tmp_path / "project", *(option.format(tmp_path) for option in options)), *parts)
+    assert not (tmp_path / "project").exists()
+
+
+@pytest.mark.parametrize("there", ["run.yaml", "notebook.ipynb", "data/mine.csv"])
+def test_nothing_is_overwritten(tmp_path, there):
+    (tmp_path / there).parent.mkdir(exist_ok=True)
+    (tmp_path / there).write_text("mine")
+    one_message(dpfl("init", tmp_path), there.removesuffix("/mine.csv"), "nothing was written")
+    assert written(tmp_path) == {there: b"mine"}
+
+
+def test_a_gitignore_that_is_there_stays(tmp_path):
+    (tmp_path / ".gitignore").write_text("mine\n")
+    done = dpfl("init", tmp_path)
+    assert done.code == 0 and (tmp_path / ".gitignore").read_text() == "mine\n"
+    for line in ("*.csv", "/runs/", "*.jsonl"):
+        assert f"  {line}\n" in done.out
+
+
+def test_the_quickstart_that_ships_is_that_of_the_repository(tmp_path):
+    """Else: cp configs/quickstart.yaml dpfl_plugin/cli/templates/quickstart/"""
+    shipped = resources.files("dpfl_plugin.cli") / "templates" / "quickstart" / "quickstart.yaml"
+    assert shipped.read_bytes() == (ROOT / "configs" / "quickstart.yaml").read_bytes()
+    assert dpfl("quickstart", "--copy", tmp_path).code == 0
+    assert (tmp_path / "quickstart.yaml").read_bytes() == shipped.read_bytes()
+    one_message(dpfl("quickstart", "--copy", tmp_path / "quickstart.yaml"), "was left as it is")
+    one_message(dpfl("quickstart", "--copy", tmp_path, "--set", "rounds=1"), "--copy runs nothing")
+
+
+def test_the_quickstart_runs_and_can_be_run_again(tmp_path):
+    options = ["--out", tmp_path / "runs", "--set", "rounds=1", "--set", "algorithm.local_steps=1"]
+    first = dpfl("quickstart", *options)
+    assert first.code == 0, first.err
+    assert "DP-SCAFFOLD" in first.out and "dpfl init" in first.out
+    again = dpfl("quickstart", *options, "--json")
+    assert again.code == 0 and set(again.json) == {
+        variant.label for variant in load(ROOT / "configs/quickstart.yaml").variants
+    }
