@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from decimal import ROUND_CEILING, Context, Decimal
 
 
@@ -14,3 +15,14 @@ def places(bound: float, count: int) -> str:
 def digits(bound: float, count: int) -> str:
     """``bound`` with at most ``count`` significant digits."""
     return f"{Context(prec=count, rounding=ROUND_CEILING).create_decimal(repr(bound)):g}"
+
+
+def odds(epsilon: float) -> str:
+    """How many times as likely epsilon allows something seen to become: e^epsilon in plain digits, rounded up."""
+    if epsilon >= 13.8:  # e^13.8 is 985,000
+        return "about a million times, or more"
+    factor = math.exp(epsilon)
+    if factor < 10:
+        return f"about {digits(factor, 3)} times"
+    unit = 1 if factor < 100 else 10 ** (len(str(int(factor))) - 2)
+    return f"about {math.ceil(factor / unit) * unit:,} times"

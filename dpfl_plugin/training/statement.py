@@ -11,6 +11,7 @@ from decimal import ROUND_CEILING, Context
 from typing import Any, Final
 
 from dpfl_plugin.config.schema import Config
+from dpfl_plugin.core.rounding import odds
 from dpfl_plugin.oracle import PrivacyRules
 from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.training.accounting import PrivacyAccount
@@ -308,8 +309,8 @@ def _summary(said: dict[str, Any]) -> str:
     }[said["protects"]["unit"], said["protects"]["neighbouring"]]
     return (
         f"In short: {what} changes the probability of whatever the server may see by a factor of at most "
-        f"e^{_epsilon(server['epsilon'])}, up to an additional {_number(server['delta'])} (delta). For somebody who "
-        f"sees the models only, the factor is e^{_epsilon(third_party['epsilon'])}. Epsilons here are rounded up."
+        f"{_factor(server['epsilon'])}, up to an additional {_number(server['delta'])} (delta). For somebody who sees "
+        f"the models only, the factor is {_factor(third_party['epsilon'])}. Epsilons here are rounded up."
         + _with_others(said)
     )
 
@@ -320,7 +321,7 @@ def _with_others(said: dict[str, Any]) -> str:
     total = said["views"]["total"]
     return (
         " **Together with earlier runs on the same data** (below) the factors are "
-        f"e^{_epsilon(total['server']['epsilon'])} and e^{_epsilon(total['third_party']['epsilon'])}."
+        f"{_factor(total['server']['epsilon'])} and {_factor(total['third_party']['epsilon'])}."
     )
 
 
@@ -540,6 +541,11 @@ def _epsilon(value: float | None) -> str:
         return "none" if value is None else "0"
     rounded = Context(prec=4, rounding=ROUND_CEILING).create_decimal_from_float(value)
     return f"{float(rounded):g}"
+
+
+def _factor(epsilon: float | None) -> str:
+    """What epsilon means, as a power of e and in plain digits."""
+    return f"e^{_epsilon(epsilon)}" + ("" if epsilon is None else f" ({odds(epsilon)})")
 
 
 def _silo_number(value: float | None, said: dict[str, Any]) -> str:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpfl_plugin.core.rounding import digits, places
+from dpfl_plugin.core.rounding import digits, odds, places
 
 
 @settings(deadline=None)
@@ -22,3 +22,20 @@ def test_never_below_and_never_far_above(bound: float) -> None:
 @pytest.mark.parametrize(("bound", "text"), [(1.42502, "1.426"), (2.0, "2.000"), (0.1, "0.100"), (4.9832, "4.984")])
 def test_places(bound: float, text: str) -> None:
     assert places(bound, 3) == text
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "text"),
+    [
+        (0, "about 1.0 times"),
+        (0.05, "about 1.06 times"),
+        (2, "about 7.39 times"),
+        (3.948, "about 52 times"),
+        (6, "about 410 times"),
+        (8, "about 3,000 times"),
+        (13.79, "about 980,000 times"),
+        (20, "about a million times, or more"),
+    ],
+)
+def test_odds(epsilon: float, text: str) -> None:
+    assert odds(epsilon) == text

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from dpfl_plugin.core.rounding import odds
 from dpfl_plugin.training.statement import _epsilon, markdown
 from tests.cli.command import dpfl, merged, run, write
 
@@ -85,7 +86,7 @@ def numbers_of(value: Any) -> set[str]:
         return set(numbers_in(value))
     if value is None or isinstance(value, bool):
         return set()
-    return {f"{value:.15g}", *([_epsilon(value)] if value >= 0 else [])}
+    return {f"{value:.15g}", *([_epsilon(value), *numbers_in(odds(value))] if value >= 0 else [])}
 
 
 def numbers_in(text: str) -> list[str]:
@@ -103,7 +104,9 @@ def test_it_holds_no_number_of_its_own(tmp_path: Path, kind: str) -> None:
         assert part in text, text
     assert "head" not in said and "dpfl account FOLDER" in text
     if kind not in ("not private", "next to no noise", "median"):
-        assert _epsilon(said["views"]["server"]["epsilon"]) in found
+        epsilon = said["views"]["server"]["epsilon"]
+        assert _epsilon(epsilon) in found
+        assert f"a factor of at most e^{_epsilon(epsilon)} ({odds(epsilon)})" in text
         assert _epsilon(said["views"]["third_party"]["epsilon"]) in found
         assert ("So may the model, at the epsilon" in text) == said["mechanism"]["secure"]
         assert ("The model of a simulation has no epsilon" in text) == (not said["mechanism"]["secure"])
