@@ -15,6 +15,7 @@ from rich.table import Table
 
 from dpfl_plugin import own_folders, registry
 from dpfl_plugin.algorithms.base import Setting
+from dpfl_plugin.api.numbers import epsilon
 from dpfl_plugin.cli import fitting
 from dpfl_plugin.cli.ledger_report import is_ledger, ledger_rows, tell_notes
 from dpfl_plugin.config.load import base_of, load
@@ -23,7 +24,7 @@ from dpfl_plugin.core.rounding import digits, places
 from dpfl_plugin.errors import ConfigError, DataError, UnsupportedError, require
 from dpfl_plugin.oracle import PrivacyRules
 from dpfl_plugin.privacy.accountants import Accountant
-from dpfl_plugin.privacy.events import Neighbouring, SampledGaussian, Sampler, Term
+from dpfl_plugin.privacy.events import Neighbouring, SampledGaussian, Sampler
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.paper import NOBLE_THIRD_PARTY_UNSOUND, noble_third_party_epsilon
 from dpfl_plugin.privacy.views import server_view
@@ -80,16 +81,24 @@ def account_mechanism(
     assert delta is not None
     require(0 <= sigma < math.inf, "--sigma", sigma, "be finite and at least 0: noise std / L2 sensitivity")
     require(steps >= 0, "--steps", steps, "be at least 0")
-    release = mechanism_release(mechanism, q, sigma)
-    chosen = named_accountant(accountant)
-    epsilon = chosen.epsilon([Term(release=release, count=steps, rounds=1)], delta)
+    release = mechanism_release(mechanism, q, sigma)  # whose messages name the options
+    found = epsilon(
+        noise_multiplier=sigma,
+        record_rate=release.rate,
+        steps=steps,
+        delta=delta,
+        sampler=MECHANISMS[mechanism][0],
+        accountant=accountant,
+    )
     if as_json:
-        print(to_json({"epsilon": epsilon, "delta": delta, "neighbouring": release.neighbouring, **_named(chosen)}))
-    elif math.isinf(epsilon):
+        named = {"accountant": found.accountant, "sound": found.sound, "caveat": found.caveat, "error": found.error}
+        print(to_json({"epsilon": found.epsilon, "delta": delta, "neighbouring": found.neighbouring, **named}))
+    elif math.isinf(found.epsilon):
         print("epsilon: none (without noise nothing is guaranteed)")
     else:
-        relation = release.neighbouring.replace("_", "-")
-        print(f"epsilon {digits(epsilon, 6)} at delta {delta:g} ({relation} neighbours, accountant {chosen.name})")
+        relation = found.neighbouring.replace("_", "-")
+        shown = digits(found.epsilon, 6)
+        print(f"epsilon {shown} at delta {delta:g} ({relation} neighbours, accountant {found.accountant})")
 
 
 def mechanism_release(mechanism: str, q: float | None, sigma: float) -> SampledGaussian:

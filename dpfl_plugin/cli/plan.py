@@ -16,13 +16,14 @@ from rich.table import Table
 
 from dpfl_plugin import own_folders
 from dpfl_plugin.algorithms.base import Algorithm
+from dpfl_plugin.api.numbers import calibrate
 from dpfl_plugin.cli import fitting
-from dpfl_plugin.cli.account import WIDTH, mechanism_release, named_accountant
+from dpfl_plugin.cli.account import MECHANISMS, WIDTH, mechanism_release, named_accountant
 from dpfl_plugin.config.load import Variant, base_of, load
 from dpfl_plugin.config.schema import Block, Config
 from dpfl_plugin.errors import ConfigError, require
 from dpfl_plugin.oracle import PrivacyRules
-from dpfl_plugin.privacy.calibration import least_noise, max_rounds
+from dpfl_plugin.privacy.calibration import max_rounds
 from dpfl_plugin.privacy.events import Term
 from dpfl_plugin.privacy.pld import check_delta
 from dpfl_plugin.privacy.prior import Prior
@@ -86,8 +87,15 @@ def plan_mechanism(
     if solve == "sigma":
         assert steps is not None
         require(steps >= 1, "--steps", steps, "be at least 1")
-        releases = steps
-        sigma = least_noise(lambda noise: chosen.epsilon([term(noise, releases)], delta), epsilon)
+        release = mechanism_release(mechanism, q, 1.0)  # whose messages name the options
+        sigma = calibrate(
+            epsilon=epsilon,
+            record_rate=release.rate,
+            steps=steps,
+            delta=delta,
+            sampler=MECHANISMS[mechanism][0],
+            accountant=accountant,
+        ).noise_multiplier
         found = f"noise_multiplier {sigma:g}"
     else:
         assert sigma is not None
