@@ -67,8 +67,8 @@ Seconds of one communication round, server's step and ledger (in memory) include
 
 {workloads}
 The noise is exact, integers on a grid ([privacy.md](privacy.md)), from words of numpy's SFC64, a stream of its own for
-each silo and step. torch's vectorised single-precision normals take less time, but its generator keeps only 32 bits of a
-seed (`dpfl_plugin/core/streams.py`), and rounded as they are they tell neighbours apart.
+each silo and step. torch's vectorised single-precision normals take less time, but its generator keeps only 32 bits of
+a seed (`dpfl_plugin/core/streams.py`), and rounded as they are they tell neighbours apart.
 `engine: auto` takes the cheapest engine ([engines.md](engines.md)).
 
 Not measured here: reading data, evaluation, checkpoints, the privacy budget, and a ledger on disk, which is synced once
