@@ -3679,6 +3679,22 @@ SERVERS = (
         (PUBLISHED + "::test_what_the_server_was_given_is_said_first_wherever_an_epsilon_is_stated",),
     ),
     Mutant(
+        "classes-of-records-published",
+        "the names of classes that were read from the records are published",
+        "training/published.py",
+        "if NOT_PUBLIC not in text",
+        "if text",
+        (PUBLISHED + "::test_no_class_that_was_read_from_records_and_no_loss_is_published",),
+    ),
+    Mutant(
+        "loss-published",
+        "a statement that may be published has the loss of a run that diverged",
+        "training/session.py",
+        "notes += [STAYED] if hidden else []",
+        'notes += [STAYED] if hidden else _diverged([line["train_loss"] for line in lines])',
+        (PUBLISHED + "::test_no_class_that_was_read_from_records_and_no_loss_is_published",),
+    ),
+    Mutant(
         "participation-published",
         "a statement for outsiders who do not know who took part tells it",
         "training/published.py",
