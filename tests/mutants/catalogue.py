@@ -3687,6 +3687,14 @@ SERVERS = (
         (PUBLISHED + "::test_no_class_that_was_read_from_records_and_no_loss_is_published",),
     ),
     Mutant(
+        "classes-told-to-rank-0",
+        "silo ranks tell rank 0 the names of classes that were read from the records",
+        "runtimes/mpi/silos.py",
+        "if text not in own]",
+        "if text]",
+        (SERVER_VIEW + "::test_what_labels_a_silo_has_is_told_between_silo_ranks_only",),
+    ),
+    Mutant(
         "loss-published",
         "a statement that may be published has the loss of a run that diverged",
         "training/session.py",
