@@ -7,6 +7,7 @@ machine, and not used if a bit differs. The generator of `streams.Stream` they m
 
 from __future__ import annotations
 
+import threading
 import types
 from typing import Any, Final, cast
 
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from dpfl_plugin.core import rounded_normals
 from dpfl_plugin.core.sfc64_state import OpenSFC64
-from dpfl_plugin.core.ziggurat import decide
+from dpfl_plugin.core.ziggurat import Words, decide
 
 KNOWN: Final = (torch.float32, torch.float64)
 """What kernels write."""
@@ -155,15 +156,22 @@ def _decide_kept(
         out[index] = (nearest[0] + drawn) * grid
 
 
-_scratch = [np.empty(0, np.int64), np.empty(0, np.uint64)]
+class _Scratch(threading.local):
+    """Of each thread: a kernel that another one's shorter arrays were slipped to would write beyond their end."""
+
+    def __init__(self) -> None:
+        self.arrays: tuple[NDArray[np.int64], Words] = np.empty(0, np.int64), np.empty(0, np.uint64)
 
 
-def _workspace(count: int) -> list[Any]:
+_scratch = _Scratch()
+
+
+def _workspace(count: int) -> tuple[NDArray[np.int64], Words]:
     """Two arrays of the length of a chunk, kept: new pages of memory would take as long as the numbers."""
     size = min(count, rounded_normals.CHUNK)
-    if len(_scratch[0]) < size:
-        _scratch[:] = np.empty(size, np.int64), np.empty(size, np.uint64)
-    return _scratch
+    if len(_scratch.arrays[0]) < size:
+        _scratch.arrays = np.empty(size, np.int64), np.empty(size, np.uint64)
+    return _scratch.arrays
 
 
 def _subset(

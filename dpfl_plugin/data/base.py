@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,16 +16,20 @@ Features = NDArray[np.float32]
 Integers = NDArray[np.int64]
 
 
+NOT_PUBLIC: Final = "not to be published"
+"""What a caveat says that tells of records: it is left out of what may be published."""
+
+
 @dataclass(frozen=True, slots=True)
 class Dataset:
     """A data set before it is dealt out to silos.
 
     features: [n, *shape]; labels: [n] in 0..num_classes - 1; groups: [n], the natural silo of each record, or None;
     test: the data set's own test part, whose groups mean the same silos; caveats: what a reader of the results,
-    or of the privacy statement, has to know; part_of: how many silos there are, where the records are only those of
-    the silos that this process holds (see `Ownership`), with a group for each; silo_names: of the groups 0, 1, ...,
-    and columns: of flat features, where they have names; notes: what the owner of the records should look at before
-    training, which may tell of single records; class_names: of the labels 0, 1, ..., where they have any.
+    or of the privacy statement, has to know (see `NOT_PUBLIC`); part_of: how many silos there are, where the records
+    are only those of the silos that this process holds (see `Ownership`), with a group for each; silo_names: of the
+    groups 0, 1, ..., and columns: of flat features, where they have names; notes: what the owner of the records should
+    look at before training, which may tell of single records; class_names: of the labels 0, 1, ..., where they have any.
     """
 
     features: Features

@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfl_plugin.data.base import Dataset, Features, Integers
+from dpfl_plugin.data.base import NOT_PUBLIC, Dataset, Features, Integers
 from dpfl_plugin.data.fetch import DataSource
 from dpfl_plugin.data.flaws import quantity
 from dpfl_plugin.data.names import of_files
@@ -138,17 +138,20 @@ def _dataset(
     num_train = sum(len(table.labels) for table in train)
     listed = ", ".join(f"{name} -> {number}" for number, name in enumerate(names[:20]))
     mapping = f"labels: {listed}{', ...' if len(names) > 20 else ''}"
+    said_of_columns = ""
     if columns:
         shown = ", ".join(columns[:30]) + (", ..." if len(columns) > 30 else "")
-        mapping = f"{len(columns)} features: {shown}; {mapping}"
+        said_of_columns = f"{len(columns)} features: {shown}; "
     caveat = "the classes were read from the records of all silos; name them in `classes` to keep that from leaking"
+    # A single record may have brought a class, whose name may say anything.
+    of_records = f"{said_of_columns}{len(names)} classes", f"{mapping}; {NOT_PUBLIC}", caveat
     test_part = None
     if test:
         test_x = np.concatenate([table.features for table in test])
         test_part = Dataset(test_x, labels[num_train:], len(names), test_groups)
     nothing = np.zeros((0, *shape), np.float32)  # of a process that holds no silo
     features = train[0].features if len(train) == 1 else np.concatenate([nothing, *(table.features for table in train)])
-    caveats = (mapping, caveat) if derived else (mapping,)
+    caveats = of_records if derived else (f"{said_of_columns}{mapping}",)
     silo_names = _silo_names(train, paths) if train_groups is not None or owned is not None else ()
     # Of all records, or of none: a process that holds some of the silos cannot tell.
     notes = _rare(labels, num_train, train_groups, names, silo_names) if owned is None else ()

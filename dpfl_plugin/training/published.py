@@ -1,15 +1,17 @@
 """Which part of a privacy statement may be published, and which stays with the experimenter.
 
 `ledger.json` and `privacy.md` are to be shown to others. So they hold no digest of anything private, no name of noise,
-nothing of other runs but what they cost, no text of an error at a silo; and where something is claimed of an outsider
-who does not know who took part, nothing from which that could be told: neither what a single silo released nor the
-most that one did. The rest is in `details.json`.
+nothing of other runs but what they cost, no text of an error at a silo, no name of a class that was read from the
+records, no loss; and where something is claimed of an outsider who does not know who took part, nothing from which that
+could be told: neither what a single silo released nor the most that one did. The rest is in `details.json` and
+`result.json`.
 """
 
 from __future__ import annotations
 
 from typing import Any, Final
 
+from dpfl_plugin.data.base import NOT_PUBLIC
 from dpfl_plugin.training.folder import RunFolder, to_json
 from dpfl_plugin.training.statement import markdown
 
@@ -20,6 +22,8 @@ FAILED: Final = "an error, which result.json tells"
 def published(said: dict[str, Any]) -> dict[str, Any]:
     """What `statement` says, without what is not to be published."""
     shown = {key: value for key, value in said.items() if key not in ("head", "shared", "lost")}
+    for key in ("caveats", "notes"):
+        shown[key] = [text for text in said[key] if NOT_PUBLIC not in text]
     if said["run"]["status"] == "failed":
         shown["run"] = {**said["run"], "reason": FAILED}
     shown["lost"] = [{key: value for key, value in loss.items() if key != "why"} for loss in said["lost"]]

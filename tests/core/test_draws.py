@@ -3,6 +3,7 @@
 import pickle
 import sys
 import types
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -96,6 +97,17 @@ def test_noise_that_leaves_too_much_undecided_is_thrown_away(monkeypatch):
         with pytest.raises(RuntimeError, match="undecided"):
             add(sfc64, rng, np.ones(200_000), STEP, 2.0**45, out)
         assert not out.any()
+
+
+def test_threads_have_memory_of_their_own_to_draw_in():
+    """Else one could leave another with less than its kernel writes to, or have it work on words of both."""
+    with ThreadPoolExecutor(1) as other:
+        theirs = other.submit(draws._workspace, 100).result()
+        mine = draws._workspace(5000)
+        again = other.submit(draws._workspace, 10).result()
+    assert all(one is another for one, another in zip(theirs, again, strict=True))
+    assert not any(np.shares_memory(one, another) for one in mine for another in theirs)
+    assert all(len(one) >= 5000 for one in draws._workspace(5000))
 
 
 def on_the_device(total, std, out):

@@ -274,11 +274,14 @@ def explain_vectors(timeline: list[tuple[str, int, Any]], silos: dict[int, list[
     assert not any(owed.values())
 
 
-def test_what_labels_a_silo_has_is_told_between_silo_ranks_only(tmp_path: Path) -> None:
+def test_what_labels_a_silo_has_is_told_between_silo_ranks_only(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     network, _, _ = recorded(configured(tmp_path, early_stopping=None, personalise=None))
     surveyed = [json.dumps([header["num_classes"], header["caveats"]]) for header in network.said("surveyed")]
-    assert len(set(surveyed)) == 1 and "rare" in surveyed[0], "the classes of all together, the same from every rank"
-    assert "rare" not in json.dumps([header for header in network.said() if header["say"] != "surveyed"])
+    assert len(set(surveyed)) == 1 and "3 classes" in surveyed[0], "as many as all have, the same from every rank"
+    assert "rare" not in json.dumps(network.said())
+    assert capsys.readouterr().err.count("rare -> ") == 1, "for who runs the silo ranks"
 
 
 def test_dissimilarity_is_refused_where_rank_0_may_not_have_gradients(tmp_path: Path) -> None:

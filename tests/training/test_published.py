@@ -66,6 +66,22 @@ def test_no_digest_no_name_of_noise_and_no_other_run_is_published(tmp_path: Path
     assert folder.details.stat().st_mode & 0o777 == 0o600
 
 
+def test_no_class_that_was_read_from_records_and_no_loss_is_published(tmp_path: Path) -> None:
+    """One record may have brought a class; and a note of divergence has a loss that was computed without noise."""
+    rows = "".join(f"{n % 7},{n % 5},{'rare-disease' if n == 3 else 'healthy'}\n" for n in range(60))
+    (tmp_path / "a.csv").write_text(f"u,v,label\n{rows}")
+    config = write(tmp_path, {"data": None, "algorithm": {"local_lr": 1e30}})
+    data: dict[str, Any] = {"dataset": {"name": "csv", "files": "a.csv"}, "partition": "iid", "num_silos": 2}
+    config.write_text(config.read_text() + f"data: {json.dumps(data)}\n")
+    for classes in (None, ["healthy", "rare-disease"]):
+        result = run(config, "--set", f"data.dataset.classes={json.dumps(classes)}")
+        text, notes = published(result), "\n".join(result["notes"])
+        assert "rare-disease" in notes and "training diverged" in notes
+        assert "diverged" not in text
+        assert ("rare-disease" in text) == (classes is not None), "in the configuration it is public"
+        assert ("classes were read from the records" in text) == (classes is None)
+
+
 def test_secure_participants_follow_from_no_seed_and_are_kept_for_a_resume(tmp_path: Path) -> None:
     """The mixture is an average over draws that nobody can have known: 20 ways in each of 12 rounds."""
     config = write(tmp_path, {**DRAWN, "privacy": {"secure": True}, "checkpoint": {"every": 2}})

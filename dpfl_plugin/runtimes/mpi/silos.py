@@ -24,7 +24,7 @@ from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.average import WeightedSum
 from dpfl_plugin.core.stopwatch import Stopwatch
 from dpfl_plugin.core.vectors import Vectors, rows
-from dpfl_plugin.data.base import Holding, Ownership, Silo, digest, training_digest
+from dpfl_plugin.data.base import NOT_PUBLIC, Holding, Ownership, Silo, digest, training_digest
 from dpfl_plugin.errors import DpflError, LimitError, MessageError
 from dpfl_plugin.models.fixed import fixed_digest
 from dpfl_plugin.oracle import Draw
@@ -227,12 +227,15 @@ class SiloRank:
         self._training = {i: training_digest(silo) for i, silo in self._mine.items()}
         self._custody.tell_counts(self._config, self._base)  # on the owner's disk before rank 0 hears of them
         self._surveyed = True
+        own = [text for text in federation.caveats if NOT_PUBLIC in text]
+        for text in own if self._link.rank == self._dealt[0] or self._custody.limits is not None else ():
+            self._tell(text)
         self._say(
             "surveyed",
             num_silos=federation.num_silos,
             num_classes=federation.num_classes,
             feature_shape=federation.feature_shape,
-            caveats=federation.caveats,
+            caveats=[text for text in federation.caveats if text not in own],
             silos=[[i, len(s.train_y), len(s.test_y), key.mark(digest(s))] for i, s in self._mine.items()],
             host=platform.node(),
             pid=os.getpid(),
