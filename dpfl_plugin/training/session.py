@@ -950,6 +950,7 @@ def _write_result(
         "dearest_silo": _dearest(said["views"], said["silos"]),
         "lost": progress.losses,
         "early_stopping": _early_stopping(config, parts, progress),
+        "inputs": None if parts.inputs is None else asdict(parts.inputs),
         "noise_multiplier": parts.noise_multiplier,
         "warnings": [text for text in said["warnings"] if text != SIMULATION],
         "epsilon": said["views"],

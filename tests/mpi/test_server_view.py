@@ -39,15 +39,16 @@ from tests.adapters.federation import Mute
 from tests.cli.command import write
 from tests.mpi.network import Loopback, Moving, Network
 
-# What a silo rank may say, and of what it is a function. Numbers of records, the model's shapes and the machine are
-# public; marks are HMACs under the silos' key; charges are in the ledger; an error ends the run, and the statement
-# says that no epsilon covers it; seconds are said to be uncovered.
+# What a silo rank may say, and of what it is a function. Numbers of records, names of columns, the model's shapes and
+# the machine are public; marks are HMACs under the silos' key; charges are in the ledger; an error ends the run, and
+# the statement says that no epsilon covers it; seconds are said to be uncovered.
 PUBLIC = {
     "surveyed": {
         *(
             "num_silos",
             "num_classes",
             "feature_shape",
+            "inputs",
             "caveats",
             "silos",
             "host",
@@ -279,6 +280,7 @@ def test_what_labels_a_silo_has_is_told_between_silo_ranks_only(tmp_path: Path) 
     surveyed = [json.dumps([header["num_classes"], header["caveats"]]) for header in network.said("surveyed")]
     assert len(set(surveyed)) == 1 and "rare" in surveyed[0], "the classes of all together, the same from every rank"
     assert "rare" not in json.dumps([header for header in network.said() if header["say"] != "surveyed"])
+    assert "rare" not in json.dumps([header["inputs"] for header in network.said("surveyed")]), "read from the records"
 
 
 def test_dissimilarity_is_refused_where_rank_0_may_not_have_gradients(tmp_path: Path) -> None:
