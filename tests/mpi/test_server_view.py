@@ -276,7 +276,8 @@ def explain_vectors(timeline: list[tuple[str, int, Any]], silos: dict[int, list[
 
 
 def test_what_labels_a_silo_has_is_told_between_silo_ranks_only(tmp_path: Path) -> None:
-    network, _, _ = recorded(configured(tmp_path, early_stopping=None, personalise=None))
+    network, _, result = recorded(configured(tmp_path, early_stopping=None, personalise=None))
+    assert result["inputs"] == {"shape": [2], "num_classes": 3, "columns": ["a", "b"], "classes": []}
     surveyed = [json.dumps([header["num_classes"], header["caveats"]]) for header in network.said("surveyed")]
     assert len(set(surveyed)) == 1 and "rare" in surveyed[0], "the classes of all together, the same from every rank"
     assert "rare" not in json.dumps([header for header in network.said() if header["say"] != "surveyed"])
