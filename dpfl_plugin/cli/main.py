@@ -414,6 +414,9 @@ def report(
     )
 
 
+app.command(rich_help_panel=TRAIN)(project_commands.predict)
+
+
 @app.command("list", rich_help_panel=TOOLS)
 def list_plugins(
     group: Annotated[str | None, typer.Argument(help="algorithms, engines, datasets, ...; all if left out.")] = None,

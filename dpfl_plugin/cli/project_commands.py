@@ -1,4 +1,4 @@
-"""The commands that begin and end a project: `dpfl quickstart`, `dpfl init`. They import late, as all do."""
+"""The commands that begin a project and use what came of it: they import late, as all do."""
 
 from __future__ import annotations
 
@@ -71,3 +71,23 @@ def init(
             if value is not None:
                 raise ConfigError(f"{option} has no meaning without --data: made-up data come with their own columns.")
     init_project(folder, None if data is None else OwnData(data, label, guess_label, silo))
+
+
+def predict(
+    folder: Annotated[Path, typer.Argument(metavar="RUN_FOLDER", help="Of a finished run: runs/<name>/<id>.")],
+    data: Annotated[
+        str,
+        typer.Argument(
+            metavar="DATA",
+            help="A CSV (or NPZ) file as for training, labels optional; or the run's data set, e.g. mnist.",
+        ),
+    ],
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the predictions to a new file (default: to stdout).")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="JSON instead of CSV, with epsilon and what it covers.")] = False,
+) -> None:
+    """Apply a finished run's model to records: classes by name, and their probabilities."""
+    from dpfl_plugin.cli.predict import predict_file
+
+    predict_file(folder, data, out, as_json=json)

@@ -46,6 +46,20 @@ class Dataset:
 
 
 @dataclass(frozen=True, slots=True)
+class Inputs:
+    """What a record of a federation is, before preprocessing: what new ones have to be, for its model.
+
+    shape: of features; num_classes: of labels; columns: names of features, where they are flat and have any; classes:
+    names of the labels 0, 1, ..., where they have any that are known.
+    """
+
+    shape: tuple[int, ...]
+    num_classes: int
+    columns: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Ownership:
     """Which silos' records a process may read, where several processes hold a federation together.
 
@@ -76,7 +90,8 @@ class Federation:
     """The silos of an experiment; silo i is ``silos[i]``, unless ``ids`` says which of ``total`` silos these are.
 
     columns, notes: as those of `Dataset`; notes are for who holds the records, not to be published. names: of silos, by
-    id, where the data have any (`dpfl_plugin.data.names`); nor are they.
+    id, where the data have any (`dpfl_plugin.data.names`); nor are they. inputs: records before preprocessing.
+    class_names: of the labels as they are now, where they have any.
     """
 
     silos: list[Silo]
@@ -89,6 +104,8 @@ class Federation:
     columns: tuple[str, ...] = ()
     notes: list[str] = field(default_factory=list)
     names: Mapping[int, str] = field(default_factory=dict)
+    inputs: Inputs | None = None
+    class_names: tuple[str, ...] = ()
 
     @property
     def num_silos(self) -> int:
@@ -106,6 +123,8 @@ class Survey:
         num_records, num_test_records: of each silo, in the order of their ids.
         digests: by what each silo's records are known again: sha256 of them where the records are, and what tells
             nothing of them where they are not (`dpfl_plugin.training.marks`).
+        inputs: records before preprocessing, where that is known; without names of classes where these were read from
+            records that are elsewhere.
     """
 
     num_classes: int
@@ -114,6 +133,7 @@ class Survey:
     num_records: tuple[int, ...]
     num_test_records: tuple[int, ...]
     digests: tuple[str, ...]
+    inputs: Inputs | None = None
 
     @property
     def data_sha256(self) -> str:
@@ -160,6 +180,7 @@ def survey(federation: Federation) -> Survey:
         num_records=tuple(len(silo.train_y) for silo in silos),
         num_test_records=tuple(len(silo.test_y) for silo in silos),
         digests=tuple(digest(silo) for silo in silos),
+        inputs=federation.inputs,
     )
 
 

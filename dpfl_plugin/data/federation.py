@@ -11,7 +11,7 @@ import numpy as np
 from dpfl_plugin import registry
 from dpfl_plugin.core.exact import floor_share
 from dpfl_plugin.core.streams import stream
-from dpfl_plugin.data.base import Dataset, Features, Federation, Integers, Ownership, Silo, validate
+from dpfl_plugin.data.base import Dataset, Features, Federation, Inputs, Integers, Ownership, Silo, validate
 from dpfl_plugin.data.fetch import DataSource
 from dpfl_plugin.data.names import called, tidy
 from dpfl_plugin.data.partition import natural
@@ -106,6 +106,8 @@ def build_federation(
         data.columns,
         [*data.notes, *note],
         names,
+        Inputs(shape, data.num_classes, data.columns, data.class_names),
+        data.class_names,
     )
     apply_steps(federation, preprocess, base)
     return federation if ownership is None else _only(federation, ownership)

@@ -166,7 +166,7 @@ def parity(federation: Federation, base: Path) -> list[str]:
     """
     for silo in federation.silos:
         silo.train_y, silo.test_y = silo.train_y % 2, silo.test_y % 2
-    federation.num_classes = 2
+    federation.num_classes, federation.class_names = 2, ("even", "odd")
     return []
 
 

@@ -6,10 +6,10 @@ import csv as csv_module
 import gzip
 import json
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,11 @@ from dpfl_plugin.registry import nearest
 
 ROWS_AT_ONCE = 20_000  # text is turned into numbers in pieces, so that memory holds the table as float32 only
 FILL_IN = "fill it in, or leave the record out"
+ENCODE = "Encode it as numbers, or name the column in ignore_columns."
+AS_TRAINED = "Encode it as numbers, as the training records have it."
+
+
+Read = TypeVar("Read")
 
 
 class Table(NamedTuple):
@@ -68,15 +73,55 @@ class Columns:
             DataError: it is not such a table; the message has all places that are wrong, by line and column.
             ConfigError: an option names no column of it.
         """
+        return self._read(path, self._parse)
+
+    def read_new(self, path: Path, columns: tuple[str, ...]) -> tuple[Table, tuple[str, ...]]:
+        """Records that a model is asked about: features by the names of ``columns``, in their order; and the columns
+        that were not asked for, and are no label, silo or ignored one.
+
+        The label may be missing, as a column or in single records; it is "" then.
+
+        Raises:
+            DataError: it is not such a table, or lacks a column; the message has all places that are wrong.
+        """
+        return self._read(path, lambda path, reader: self._parse_new(path, reader, columns))
+
+    def _read(self, path: Path, parse: Callable[[Path, Any], Read]) -> Read:
         check_kind(path)
         try:
             # -sig: spreadsheets begin a file with a byte order mark
             with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8-sig", newline="") as text:
-                return self._parse(path, csv_module.reader(text, delimiter=self.delimiter, strict=True))
+                return parse(path, csv_module.reader(text, delimiter=self.delimiter, strict=True))
         except UnicodeDecodeError as error:
             raise DataError(not_utf8(path, error)) from error
         except (csv_module.Error, EOFError, zlib.error, OSError) as error:
             raise DataError(f"{path} is not a CSV file in UTF-8: {error}.") from error
+
+    def _parse_new(self, path: Path, reader: Any, columns: tuple[str, ...]) -> tuple[Table, tuple[str, ...]]:
+        header = [name.strip() for name in next(reader, [])]
+        missing = [name for name in columns if name not in header]
+        if missing:
+            close = "".join(nearest(name, header) for name in missing[:1])
+            raise DataError(
+                f"{path}, line 1: there is no column {', '.join(map(repr, missing))}{close}, which the model was "
+                f"trained on. Columns: {', '.join(header[:30])}.{self._other_delimiter(header)}"
+            )
+        twice = next((name for name in (*columns, self.label) if header.count(name) > 1), None)
+        if twice is not None:
+            raise DataError(f"{path}, line 1: two columns have the name {twice!r}.")
+        places = [header.index(name) for name in columns]
+        features, labels, at, flaws = [], [], [], Flaws(path)
+        for rows, lines in _pieces(reader, len(header), flaws):
+            features.append(_numbers(header, places, rows, lines, flaws, AS_TRAINED))
+            at.append(np.array(lines, dtype=np.int64))
+            label = header.index(self.label) if self.label in header else None
+            labels += ["" if label is None else row[label].strip() for row in rows]
+        flaws.check()
+        if not labels:
+            raise DataError(f"{path} holds a header and no records.")
+        known = {*columns, self.label, self.silo, *self.ignored, ""}
+        table = Table(path, np.concatenate(features), np.array(labels), None, columns, np.concatenate(at), self.label)
+        return table, tuple(name for name in header if name not in known)
 
     def _parse(self, path: Path, reader: Any) -> Table:
         header = [name.strip() for name in next(reader, [])]
@@ -89,7 +134,7 @@ class Columns:
         at: list[Integers] = []
         flaws = Flaws(path)
         for rows, lines in _pieces(reader, len(header), flaws):
-            features.append(_numbers(header, places, rows, lines, flaws))
+            features.append(_numbers(header, places, rows, lines, flaws, ENCODE))
             at.append(np.array(lines, dtype=np.int64))
             labels += _words(header, label, rows, lines, flaws)
             if silo is not None:
@@ -164,7 +209,9 @@ def _pieces(reader: Any, width: int, flaws: Flaws) -> Iterator[tuple[list[list[s
         yield rows, lines
 
 
-def _numbers(header: list[str], places: list[int], rows: list[list[str]], lines: list[int], flaws: Flaws) -> Features:
+def _numbers(
+    header: list[str], places: list[int], rows: list[list[str]], lines: list[int], flaws: Flaws, encode: str
+) -> Features:
     x = np.empty((len(rows), len(places)), dtype=np.float32)
     for j, place in enumerate(places):
         try:
@@ -174,7 +221,7 @@ def _numbers(header: list[str], places: list[int], rows: list[list[str]], lines:
             good = [_is_number(row[place]) for row in rows]
             for row, line, fine in zip(rows, lines, good, strict=True):
                 if not fine:
-                    flaws.add(line, header[place], *_no_number(row[place]), repr(row[place]))
+                    flaws.add(line, header[place], *_no_number(row[place], encode), repr(row[place]))
             with np.errstate(over="ignore"):
                 x[:, j] = [float(row[place]) if fine else 0.0 for row, fine in zip(rows, good, strict=True)]
     for i, j in np.argwhere(~np.isfinite(x)).tolist():
@@ -184,15 +231,14 @@ def _numbers(header: list[str], places: list[int], rows: list[list[str]], lines:
     return x
 
 
-def _no_number(text: str) -> tuple[str, str, str]:
-    """What is wrong with a feature, the same of several, and how to mend it."""
+def _no_number(text: str, encode: str) -> tuple[str, str, str]:
+    """What is wrong with a feature, the same of several, and how to mend it; ``encode``: where it is a word."""
     if not text.strip():
         return f" is empty: {FILL_IN}.", f"are empty: {FILL_IN}", ""
     if is_decimal_comma(text):
         mend = f"Write it with a point, {with_point(text)}, in all of the file."
         return f": {text!r} has a decimal comma.", "have a decimal comma", mend
-    mend = "Encode it as numbers, or name the column in ignore_columns."
-    return f": {text!r} is not a number.", "are not numbers", mend
+    return f": {text!r} is not a number.", "are not numbers", encode
 
 
 def identifiers(tables: Sequence[Table]) -> tuple[str, ...]:

@@ -70,6 +70,7 @@ class Parts:
         stack: silos advanced together; lockstep: whether they are answered together, too.
         notes: what the owner of the records should look at before training; names: of silos, by id, where the data have
             any. Neither is to be published.
+        inputs: what a record is before preprocessing, where that is known.
     """
 
     host: SiloHost
@@ -98,6 +99,7 @@ class Parts:
     lockstep: bool
     notes: tuple[str, ...] = ()
     names: Mapping[int, str] = field(default_factory=dict)
+    inputs: base_data.Inputs | None = None
 
     @property
     def layout(self) -> Layout:
@@ -213,6 +215,7 @@ def build(
         lockstep=lockstep,
         notes=holding.notes,
         names=holding.names,
+        inputs=known.inputs,
     )
 
 
@@ -276,7 +279,7 @@ def _model_and_loss(
     known, words = holding.survey, any(silo.train_x.dtype.kind == "i" for silo in holding.silos.values())
     dtype, device = getattr(torch, config.runtime.dtype), _device(holding.device or config.runtime.device)
     if module is None:
-        module = build_model(_model_block(config.model), known.feature_shape, known.num_classes, config.seed)
+        module = build_model(model_block(config.model), known.feature_shape, known.num_classes, config.seed)
     else:
         module = module.eval()
         check_model(module, known.feature_shape, words=words)
@@ -495,7 +498,7 @@ def prospect(
 def dimension(config: Config, federation: Federation) -> int:
     """d, the number of the model's parameters."""
     shape, num_classes = federation.feature_shape, federation.num_classes
-    return Layout.of(build_model(_model_block(config.model), shape, num_classes, config.seed)).dimension
+    return Layout.of(build_model(model_block(config.model), shape, num_classes, config.seed)).dimension
 
 
 def _algorithm(config: Config) -> Algorithm:
@@ -622,7 +625,8 @@ def _schedule(config: Config) -> Schedule:
     return schedule
 
 
-def _model_block(block: Block) -> dict[str, Any]:
+def model_block(block: Block) -> dict[str, Any]:
+    """A configuration's model as `build_model` takes it."""
     chosen = {"name": block.name} if block.module is None else {"module": block.module}
     return {**chosen, **block.options}
 

@@ -952,6 +952,7 @@ def _write_result(
         "dearest_silo": _dearest(said["views"], said["silos"]),
         "lost": progress.losses,
         "early_stopping": _early_stopping(config, parts, progress),
+        "inputs": None if parts.inputs is None else _lists(asdict(parts.inputs)),
         "noise_multiplier": parts.noise_multiplier,
         "warnings": [text for text in said["warnings"] if text != SIMULATION],
         "epsilon": said["views"],
@@ -972,6 +973,11 @@ def _write_result(
     write_statement(folder, said)
     folder.write(folder.result, to_json(result))
     return result
+
+
+def _lists(values: Mapping[str, Any]) -> dict[str, Any]:
+    """As JSON has them, so that a result is the same when it is read again."""
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
 
 
 def _loss_in_words(loss: dict[str, Any]) -> str:

@@ -42,6 +42,7 @@ FIELDS = {
         "earlier_runs",
         "lost",
         "early_stopping",
+        "inputs",
         "warnings",
         "test_accuracy",
         "train_loss",

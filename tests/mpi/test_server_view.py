@@ -39,15 +39,16 @@ from tests.adapters.federation import Mute
 from tests.cli.command import write
 from tests.mpi.network import Loopback, Moving, Network
 
-# What a silo rank may say, and of what it is a function. Numbers of records, the model's shapes and the machine are
-# public; marks are HMACs under the silos' key; charges are in the ledger; an error ends the run, and the statement
-# says that no epsilon covers it; seconds are said to be uncovered.
+# What a silo rank may say, and of what it is a function. Numbers of records, names of columns, the model's shapes and
+# the machine are public; marks are HMACs under the silos' key; charges are in the ledger; an error ends the run, and
+# the statement says that no epsilon covers it; seconds are said to be uncovered.
 PUBLIC = {
     "surveyed": {
         *(
             "num_silos",
             "num_classes",
             "feature_shape",
+            "inputs",
             "caveats",
             "silos",
             "host",
@@ -277,7 +278,8 @@ def explain_vectors(timeline: list[tuple[str, int, Any]], silos: dict[int, list[
 def test_what_labels_a_silo_has_is_told_between_silo_ranks_only(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    network, _, _ = recorded(configured(tmp_path, early_stopping=None, personalise=None))
+    network, _, result = recorded(configured(tmp_path, early_stopping=None, personalise=None))
+    assert result["inputs"] == {"shape": [2], "num_classes": 3, "columns": ["a", "b"], "classes": []}
     surveyed = [json.dumps([header["num_classes"], header["caveats"]]) for header in network.said("surveyed")]
     assert len(set(surveyed)) == 1 and "3 classes" in surveyed[0], "as many as all have, the same from every rank"
     assert "rare" not in json.dumps(network.said())

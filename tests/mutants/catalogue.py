@@ -3235,6 +3235,22 @@ HOSTILE_RANK_0 = (
         (f"{HOSTILE}::test_only_a_round_that_was_answered_is_committed",),
     ),
     Mutant(
+        "classes-read-from-records-sent",
+        "silo ranks tell rank 0 all names of classes, though they were read from the records and not configured",
+        "runtimes/mpi/wire.py",
+        "asdict(inputs if named else replace(inputs, classes=()))",
+        "asdict(inputs)",
+        ("tests/mpi/test_server_view.py::test_what_labels_a_silo_has_is_told_between_silo_ranks_only",),
+    ),
+    Mutant(
+        "predicted-without-its-statistics",
+        "predictions of a run whose preprocessing was fitted to records are made, with other statistics than its own",
+        "training/predictions.py",
+        "    if fitted:\n",
+        "    if False:\n",
+        ("tests/cli/test_predict.py::test_what_was_fitted_to_private_records_is_refused",),
+    ),
+    Mutant(
         "begun-without-a-survey",
         "a second beginning, without records, lets go of the plan, and the first one's silos are served without limits",
         SILO_RANK,

@@ -411,7 +411,7 @@ def _check_code(found: Mapping[int, Header], code: Mapping[str, Any], model: Map
 
 def _joined(found: dict[int, Header]) -> Survey:
     """The survey of all silos, from what each rank says of its own."""
-    one, keys = min(found), ("num_silos", "num_classes", "feature_shape", "caveats")
+    one, keys = min(found), ("num_silos", "num_classes", "feature_shape", "inputs", "caveats")
     first = found[one]  # who always has a silo
     for rank, header in found.items():
         if header["silos"] and any(header[key] != first[key] for key in keys):
@@ -427,6 +427,7 @@ def _joined(found: dict[int, Header]) -> Survey:
         num_records=num_records,
         num_test_records=num_test_records,
         digests=digests,
+        inputs=wire.read_inputs(first["inputs"]),
     )
 
 

@@ -236,6 +236,9 @@ class SiloRank:
             num_classes=federation.num_classes,
             feature_shape=federation.feature_shape,
             caveats=[text for text in federation.caveats if text not in own],
+            inputs=wire.inputs_header(
+                federation.inputs, named=self._config.data.dataset.options.get("classes") is not None
+            ),
             silos=[[i, len(s.train_y), len(s.test_y), key.mark(digest(s))] for i, s in self._mine.items()],
             host=platform.node(),
             pid=os.getpid(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import pairwise
 from typing import Any, Final
 
@@ -12,7 +12,7 @@ import torch
 
 from dpfl_plugin.algorithms.base import RoundPlan
 from dpfl_plugin.core.vectors import Vectors
-from dpfl_plugin.data.base import Survey
+from dpfl_plugin.data.base import Inputs, Survey
 from dpfl_plugin.errors import MessageError
 from dpfl_plugin.oracle import Draw
 from dpfl_plugin.privacy.events import Charge, SampledGaussian
@@ -103,11 +103,22 @@ def read_charges(found: Iterable[Mapping[str, Any]]) -> list[Charge]:
 
 
 def survey_header(survey: Survey) -> Header:
-    return asdict(survey)
+    """For the silos' ranks, which know themselves what their records are."""
+    return {name: value for name, value in asdict(survey).items() if name != "inputs"}
 
 
 def read_survey(found: Mapping[str, Any]) -> Survey:
     return Survey(**_tuples(found))
+
+
+def inputs_header(inputs: Inputs | None, *, named: bool) -> Header | None:
+    """What records are, for rank 0; names of classes only if the configuration has ``named`` them: else they were read
+    from the records."""
+    return None if inputs is None else asdict(inputs if named else replace(inputs, classes=()))
+
+
+def read_inputs(found: Mapping[str, Any]) -> Inputs:
+    return Inputs(**_tuples(found))
 
 
 def _tuples(values: Mapping[str, Any]) -> dict[str, Any]:
