@@ -36,6 +36,7 @@ TITLES = {
     "schedules": ("privacy.schedule",),
     "accountants": ("privacy.accountant",),
     "runtimes": ("runtime.kind",),
+    "callbacks": ("trackers",),
 }
 
 

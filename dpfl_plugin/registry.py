@@ -37,6 +37,7 @@ GROUPS: Final = (
     "models",
     "partitioners",
     "runtimes",
+    "callbacks",
 )
 
 

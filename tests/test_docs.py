@@ -97,3 +97,16 @@ def test_the_page_on_plugins_shows_what_dpfl_new_writes_and_it_trains(tmp_path, 
     assert set(re.findall(r"^\| `(test_\w+)` \|", page, re.MULTILINE)) == checks
     declared = set(re.findall(r"`(\w+) = False`", page))
     assert declared == {name for name, value in vars(AlgorithmContract).items() if value is True}
+
+
+def test_the_callback_of_the_page_is_called(tmp_path, monkeypatch):
+    page = (ROOT / "docs" / "callbacks.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    trackers = yaml.safe_load(re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)[-1])
+    (tmp_path / "curve.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    result = run(write(tmp_path, {**trackers, "rounds": 2}))
+    monkeypatch.delitem(sys.modules, "curve")
+    last = (tmp_path / "my-curve.csv").read_text().splitlines()[-1].split(",")
+    assert last[0] == "2" and float(last[1]) == result["test_accuracy"]["last"]
+    assert float(last[2]) == result["epsilon"]["server"]["epsilon"]

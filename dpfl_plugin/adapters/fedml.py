@@ -30,10 +30,12 @@ from dpfl_plugin.adapters.owner import say_once, silo_limits
 from dpfl_plugin.adapters.platforms import check_version, folder_from
 from dpfl_plugin.adapters.server import Server
 from dpfl_plugin.adapters.silo import Silo, failure, refusal
+from dpfl_plugin.callbacks.base import Callback
 from dpfl_plugin.errors import ConfigError, DpflError, LimitError, MessageError, UnsupportedError
 from dpfl_plugin.gradients.base import Loss
 from dpfl_plugin.models.fixed import unpack
 from dpfl_plugin.oracle import Draw
+from dpfl_plugin.training.hooks import check_callbacks
 from dpfl_plugin.training.limits import Surroundings
 
 TESTED: Final = ("0.9.6",)
@@ -56,6 +58,7 @@ def private_runner(
     *,
     loss: Loss | None = None,
     draw: Draws | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> Any:
     """A ``FedMLRunner`` whose silos train by the private oracle, and by nothing else.
 
@@ -63,6 +66,7 @@ def private_runner(
         args, device, dataset, model: as for ``FedMLRunner``.
         client_trainer, server_aggregator: the project's own; they go on evaluating.
         loss, draw: see `Silo`.
+        callbacks: are told how the run goes, at the server; see docs/callbacks.md.
 
     Raises:
         LimitError: this process is a silo's, no simulation, and the owner of its data has set no limits.
@@ -86,7 +90,7 @@ def private_runner(
     inner = client_trainer or create_model_trainer(copy.deepcopy(model), args)
     trainer = PrivateTrainer(inner, args, agreement, dataset[RECORDS], folder, loss, draw)
     made = server_aggregator or create_server_aggregator(copy.deepcopy(model), args)
-    aggregator = PrivateAggregator(made, args, agreement, folder)
+    aggregator = PrivateAggregator(made, args, agreement, folder, callbacks)
     _say_what_begins(args, agreement, counts if simulated else {}, folder)
     for what, why in without_effect(args, device, agreement, client_trainer, server_aggregator):
         LOG.warning("dpfl: %s: no effect: %s", what, why)
@@ -127,6 +131,7 @@ def _say_what_begins(args: Any, agreement: Agreement, counts: Mapping[int, int],
 def _finish(trainer: PrivateTrainer, aggregator: PrivateAggregator) -> None:
     """The run is over: the project's own objects have the model, and what ended it is raised."""
     trainer.over = aggregator.over = True
+    aggregator.pause()
     if aggregator.error is not None:
         raise aggregator.error
 
@@ -288,8 +293,17 @@ class PrivateTrainer(ClientTrainer):
 class PrivateAggregator(ServerAggregator):
     """The server's side."""
 
-    def __init__(self, inner: ServerAggregator, args: Any, agreement: Agreement, folder: Path) -> None:
+    def __init__(
+        self,
+        inner: ServerAggregator,
+        args: Any,
+        agreement: Agreement,
+        folder: Path,
+        callbacks: Sequence[Callback] = (),
+    ) -> None:
         super().__init__(inner.model, args)
+        check_callbacks(callbacks, "callbacks")
+        self._callbacks = tuple(callbacks)
         self._inner, self._agreement, self._folder = inner, agreement, folder
         self._server: Server | None = None
         self._message: Message | None = None
@@ -308,7 +322,9 @@ class PrivateAggregator(ServerAggregator):
     def open(self) -> None:
         """Have the server's folder; at the rank of the server only."""
         if self._server is None:
-            self._server = Server(self._agreement, self._inner.model, self._folder / "server")
+            self._server = Server(
+                self._agreement, self._inner.model, self._folder / "server", callbacks=self._callbacks
+            )
             if self._server.status != "running":
                 LOG.warning(
                     "dpfl: the run in %s was over before: %s after %d rounds. Nothing is trained; for another run give "
@@ -317,6 +333,11 @@ class PrivateAggregator(ServerAggregator):
                     self._server.status,
                     self._server.rounds,
                 )
+
+    def pause(self) -> None:
+        """FedML is over here: callbacks are told, if the run is not."""
+        if self._server is not None:
+            self._server.pause()
 
     def get_model_params(self) -> Any:
         """What FedML is to send to every silo; the project's ``state_dict``, once the run is over."""

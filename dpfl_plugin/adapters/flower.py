@@ -11,7 +11,7 @@ import functools
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,6 +30,7 @@ from dpfl_plugin.adapters.owner import silo_limits
 from dpfl_plugin.adapters.platforms import check_seam, folder_from, nested, ranges
 from dpfl_plugin.adapters.server import Server
 from dpfl_plugin.adapters.silo import Silo, failure, refusal
+from dpfl_plugin.callbacks.base import Callback
 from dpfl_plugin.errors import (
     ConfigError,
     DpflError,
@@ -41,6 +42,7 @@ from dpfl_plugin.errors import (
 )
 from dpfl_plugin.gradients.base import Loss
 from dpfl_plugin.oracle import Draw
+from dpfl_plugin.training.hooks import check_callbacks
 from dpfl_plugin.training.limits import Limits, Surroundings
 
 TABLE: Final = "dpfl"  # of the run's configuration, and the name of what is ours in messages and contexts
@@ -233,6 +235,7 @@ class PrivateStrategy(Strategy):
         patience: seconds that a round waits for the nodes of silos that it asks, when they are not connected and enough
             others are; for a silo that did not come in that time no other round waits, until it is back.
         timeout: seconds that it waits for enough of them; and for answers, when it is asked again as it did not count.
+        callbacks: are told how the run goes, at the server; see docs/callbacks.md.
 
     Raises:
         ConfigError: a setting is missing or wrong.
@@ -240,12 +243,21 @@ class PrivateStrategy(Strategy):
     """
 
     def __init__(
-        self, strategy: Strategy, model: nn.Module, context: Context, *, patience: float = 120, timeout: float = 3600
+        self,
+        strategy: Strategy,
+        model: nn.Module,
+        context: Context,
+        *,
+        patience: float = 120,
+        timeout: float = 3600,
+        callbacks: Sequence[Callback] = (),
     ) -> None:
         check_strategy(strategy)
         self._inner, self._model = strategy, copy.deepcopy(model)
         self._agreement, self._folder = agreement_of(context, model), _folder(context, "server")
         self._patience, self._timeout = patience, timeout
+        check_callbacks(callbacks, "callbacks")
+        self._callbacks = tuple(callbacks)
         self._unread = sorted(key for key in context.run_config if key.partition(".")[0] != TABLE)
         self._server: Server | None = None
         self._silo_of: dict[int, int] = {}  # by node
@@ -279,7 +291,11 @@ class PrivateStrategy(Strategy):
                 rounds,
                 num_rounds,
             )
-        return super().start(grid, initial_arrays, num_rounds, *args, **options)
+        try:
+            return super().start(grid, initial_arrays, num_rounds, *args, **options)
+        finally:
+            if self._server is not None:
+                self._server.pause()
 
     def _tell_unused(self, config: ConfigRecord) -> None:
         """Once for a run: what of the project's own training has no effect."""
@@ -311,7 +327,7 @@ class PrivateStrategy(Strategy):
         self._grid = grid
         if self._server is None:
             self._model.load_state_dict(arrays.to_torch_state_dict())
-            self._server = Server(self._agreement, self._model, self._folder)
+            self._server = Server(self._agreement, self._model, self._folder, callbacks=self._callbacks)
         return self._messages()
 
     def _messages(self) -> list[Message]:

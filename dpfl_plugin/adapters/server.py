@@ -31,7 +31,9 @@ from dpfl_plugin.adapters.frozen import FIXED
 from dpfl_plugin.adapters.message import PROTOCOL, Message, check_vectors, num_bytes, value_of
 from dpfl_plugin.adapters.message import Layout as MessageLayout
 from dpfl_plugin.adapters.request import Requests
+from dpfl_plugin.adapters.told import Told
 from dpfl_plugin.algorithms.base import RoundPlan
+from dpfl_plugin.callbacks.base import Callback
 from dpfl_plugin.core.average import WeightedSum
 from dpfl_plugin.core.vectors import Vectors, all_finite
 from dpfl_plugin.errors import ConfigError, DataError, MessageError, TrainingError, UnsupportedError, require
@@ -77,6 +79,7 @@ class Server:
             `close`.
         min_share: of the silos that were asked, how many have to send a good upload; more than 0.
         access: who may read what is written to the folder, on this machine.
+        callbacks: are told how the run goes; see docs/callbacks.md.
 
     Attributes:
         rounds: how many counted. status: "running" until there is no further round.
@@ -95,6 +98,7 @@ class Server:
         *,
         min_share: float = 0.5,
         access: Access = "owner",
+        callbacks: Sequence[Callback] = (),
     ) -> None:
         require(0 < min_share <= 1, "min_share", min_share, "be in (0, 1]")
         config, setting = agreement.config, agreement.setting
@@ -110,6 +114,7 @@ class Server:
         self._round: _Round | None = None
         self._vectors = agreement.algorithm.init_server(agreement.flatten(model).clone(), setting)
         self._fixed = pack(model)
+        self._told = Told(callbacks, agreement, self._folder)
         self._requests: Requests | None = None
         self._stack = contextlib.ExitStack()
         if self._folder is not None:
@@ -189,6 +194,7 @@ class Server:
             self._end("done", "")
             return None
         plan = self._plan(asked, expected)
+        self._told.asked(self.rounds, self.summary())
         message = self._request(plan)
         tag = message.header["tag"]
         self._round = _Round(
@@ -344,10 +350,12 @@ class Server:
         for silo in good:
             self._counted[silo] = current.tag
             self._silos[silo]["rounds"] += 1
-        if self.rounds == self.agreement.config.rounds:
-            self._end("done", "")
-        else:
+        last = self.rounds == self.agreement.config.rounds
+        if not last:
             self._save()
+        self._told.counted(self.rounds, self.summary())
+        if last:
+            self._end("done", "")
         return True
 
     def _is_void(self, current: _Round, needed: int) -> None:
@@ -370,7 +378,12 @@ class Server:
     def _end(self, status: Status, reason: str) -> None:
         self.status, self.reason = status, reason
         self._save()
+        self._told.over(self.summary())
         self.close()
+
+    def pause(self) -> None:
+        """The platform ends here, maybe before the run: callbacks are told. A later `begin` goes on."""
+        self._told.over(self.summary())
 
     def summary(self) -> dict[str, Any]:
         """How the run stands, and what silos say of their epsilon; what proves it are their own ledgers."""

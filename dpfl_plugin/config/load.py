@@ -263,6 +263,7 @@ NOT_IN_ID: Final[dict[str, Any]] = {
     "out": True,
     "access": True,
     "description": True,
+    "trackers": True,
     "checkpoint": True,
     "data": {"folder", "memory_map"},
     "evaluation": {"reveal"},

@@ -275,6 +275,9 @@ class Config(_Strict):
     personalise: PersonaliseConfig | None = Field(None, description="a model of each silo's own, charged to the budget")
     checkpoint: CheckpointConfig = CheckpointConfig()
     runtime: RuntimeConfig = RuntimeConfig()
+    trackers: list[PluginBlock] = Field(
+        default=[], description="what keeps curves and results: tensorboard, mlflow, wandb; nothing of it changes a run"
+    )
     out: str = Field("runs", description="folder of run folders")
     access: Access = Field("owner", description="who may read what is written, on this machine: seed and ledger, too")
 

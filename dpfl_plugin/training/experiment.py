@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -43,6 +43,8 @@ class Progress:
         losses: {"silo", "after_round", "why", "back"}: a silo that was lost after so many rounds, and after how many it
             came back by a resume; None while it is out.
         measured: the last evaluation of this session, after how many rounds; not in checkpoints.
+        by_silo: what silos measured in it, without gradients.
+        begun: rounds that were begun, as far as checkpoints know; those that were made again more than once.
     """
 
     server: Vectors
@@ -55,6 +57,8 @@ class Progress:
     measured: tuple[int, dict[int, SiloMetrics]] | None = None
     attempt: int = 0
     losses: list[dict[str, Any]] = field(default_factory=list)
+    by_silo: dict[int, SiloMetrics] = field(default_factory=dict)
+    begun: int = 0
 
     @property
     def lost(self) -> set[int]:
@@ -416,6 +420,7 @@ class Experiment:
         """One round; returns the server's next state."""
         down = self.planner.algorithm.download(progress.server)
         self.account.begin_round(progress.rounds, plan)
+        progress.begun += 1
         self.clock.lap("server")
         mean_up = self._sent(progress, down, plan, self._draw(progress, progress.rounds, down, plan))
         return self.planner.algorithm.aggregate(progress.server, mean_up, plan)
@@ -425,6 +430,7 @@ class Experiment:
         by_silo = self.runtime.evaluate(progress.server["model"], self.dissimilarity, progress.rounds)
         if not self.dissimilarity:  # silos' gradients are not to be kept
             progress.measured = progress.rounds, by_silo
+        progress.by_silo = {silo: replace(found, gradient=None) for silo, found in by_silo.items()}
         metrics = list(by_silo.values())
         found = means([m.train_loss for m in metrics], [m.test_accuracy for m in metrics])
         line: dict[str, Any] = {

@@ -19,9 +19,9 @@ from safetensors.torch import save as serialise
 
 from dpfl_plugin.access import too_open
 from dpfl_plugin.algorithms.base import Regrouping, Setting
+from dpfl_plugin.callbacks.base import Callback
 from dpfl_plugin.config.load import run_id, to_yaml
 from dpfl_plugin.config.schema import Config
-from dpfl_plugin.core.rounding import places
 from dpfl_plugin.core.stopwatch import PARTS, STOPPED, Part, Stopwatch
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.data.base import Holding
@@ -52,6 +52,7 @@ from dpfl_plugin.training.checkpoint import Checkpoint
 from dpfl_plugin.training.evaluations import Evaluations, affordable, evaluation_work, round_work
 from dpfl_plugin.training.experiment import Experiment, Outcome, Progress, TooFewSilosError
 from dpfl_plugin.training.folder import RunFolder, to_json
+from dpfl_plugin.training.hooks import GIVEN, Hooks, Reporter, callbacks_of
 from dpfl_plugin.training.host import SiloMetrics, begun
 from dpfl_plugin.training.kept import check_kept, model_file_sha256
 from dpfl_plugin.training.ledgers import NO_WAIT, Ledgers, Wait, check_shared, locked_shared, open_ledgers, read_shared
@@ -61,9 +62,10 @@ from dpfl_plugin.training.memory import text as memory_text
 from dpfl_plugin.training.naming import Naming, StillTheSame, check_same, check_shown, name_run
 from dpfl_plugin.training.planning import WITH_REPLACEMENT, Planner, fresh_coins
 from dpfl_plugin.training.prospect import Prospect, solving, strain
+from dpfl_plugin.training.published import published
 from dpfl_plugin.training.published import write as write_statement
 from dpfl_plugin.training.runtime import ChargeSink, Interrupted, Runtime
-from dpfl_plugin.training.statement import SIMULATION, statement
+from dpfl_plugin.training.statement import MEASUREMENTS, SIMULATION, statement
 from dpfl_plugin.training.stopping import Score, Stopping
 from dpfl_plugin.training.voiding import void_statement
 
@@ -73,8 +75,6 @@ STAYED = (
     "losses and accuracies stayed with the silo ranks, since the server must not have them: dpfl report joins them; or "
     "give evaluation.reveal: server, which no epsilon covers."
 )
-LOGGED = {"train_loss": "training loss", "test_accuracy": "test accuracy"}
-STAYED_AT_RANKS = "losses and accuracies are with the silo ranks"
 HUGE_LOSS = 1e6
 GROWN = 1000.0  # a loss that ends so many times above its least, or above 1, is that of a run that diverged
 PLANS_LOOKED_AT = 10  # rounds by whose plans the work of a round is told
@@ -101,24 +101,6 @@ class Place(Protocol):
         ...
 
     def runtime(self, parts: Parts, charges: ChargeSink, config: Config, stop: Callable[[], bool]) -> Runtime: ...
-
-
-class Reporter(Protocol):
-    """Tells a person how it goes."""
-
-    def note(self, text: str) -> None: ...
-
-    def detail(self, text: str) -> None:
-        """What only somebody who asks for it wants to see."""
-        ...
-
-    def start(self, rounds: int, done: int) -> None: ...
-
-    def evaluated(self, line: dict[str, Any]) -> None: ...
-
-    def ticked(self, progress: Progress) -> None: ...
-
-    def end(self) -> None: ...
 
 
 def folder_of(config: Config) -> RunFolder:
@@ -204,6 +186,7 @@ def run_session(
     ledger: Path | None = None,
     wait: Wait = NO_WAIT,
     profile: bool = False,
+    callbacks: Sequence[Callback] = (),
 ) -> Result:
     """Run ``config`` to its end, or until it is stopped; returns what `result.json` holds.
 
@@ -212,6 +195,7 @@ def run_session(
         ledger: a file that several runs on the same data share, so that the budget is for all of them together.
         wait: how to wait for it while another run has it.
         profile: take the time of each part, and write it to `profile.json`.
+        callbacks: are told how it goes, with the trackers of the configuration; not of a run that finished before.
 
     Raises:
         ConfigError: the configuration is wrong, or the folder holds an unfinished run and ``resume`` is not set.
@@ -228,8 +212,11 @@ def run_session(
                 check_shared(folder, ledger, shared)
         check_kept(folder, result)
         _check_finished(config, base, folder, reporter, place, key_of(config, folder, ledger))
+        if callbacks or config.trackers:
+            reporter.note("callbacks and trackers are told nothing of it: another --out has it run again")
         return result
     _refuse_unfinished(folder, resume)
+    callbacks = callbacks_of(config, base, callbacks)
     if ledger is not None:
         refuse_beside(config, SHARED)
     with locked_shared(ledger, wait) as shared:
@@ -251,14 +238,17 @@ def run_session(
             _refuse_unfinished(folder, resume)
             _check_marks(folder, parts, key)
             place.begin()
-            reporter = _logged(reporter, folder)
+            hooks = Hooks(reporter, folder, callbacks)
             for path in (folder.path, ledger):
                 if path is not None and (open_to := too_open(path, folder.access)):
-                    reporter.note(f"warning: {open_to}")
-            return _run_in_memory(job, place, reporter, stop)
+                    hooks.note(f"warning: {open_to}")
+            try:
+                return _run_in_memory(job, place, hooks, stop)
+            finally:
+                hooks.close()
 
 
-def _run_in_memory(job: _Job, place: Place, reporter: Reporter, stop: Callable[[], bool]) -> Result:
+def _run_in_memory(job: _Job, place: Place, hooks: Hooks, stop: Callable[[], bool]) -> Result:
     """`_run`; where memory runs out, once more from the last finished round, with smaller chunks.
 
     Sums then round in another way. So it is as if the run were resumed on another machine: what a ledger holds of the
@@ -266,7 +256,7 @@ def _run_in_memory(job: _Job, place: Place, reporter: Reporter, stop: Callable[[
     """
     while True:
         try:
-            return _run(job, place, reporter, stop)
+            return _run(job, place, hooks, stop)
         except MemoryShortError as error:
             chunk = job.parts.memory.chunk // 4
             if chunk < LEAST_CHUNK:
@@ -275,7 +265,7 @@ def _run_in_memory(job: _Job, place: Place, reporter: Reporter, stop: Callable[[
                     "smaller model or more machines, or free memory; then go on with --resume."
                 ) from error
             said = str(error)
-        reporter.note(
+        hooks.note(
             f"{said}. Going on from the last finished round with chunks of {memory_text(chunk)} for gradients; give "
             "runtime.memory_budget to have them from the beginning."
         )
@@ -435,24 +425,24 @@ def _look_ahead(job: _Job, account: PrivacyAccount) -> None:
         account.look_ahead(planned)
 
 
-def _tell_ahead(config: Config, parts: Parts, account: PrivacyAccount, reporter: Reporter) -> None:
+def _tell_ahead(config: Config, parts: Parts, account: PrivacyAccount, hooks: Hooks) -> None:
     """What a user may want to know, or to change, before a round is run."""
     for text in parts.notes:
-        reporter.note(f"records: {text}.")
-    reporter.detail(f"engine {parts.engine.name}: {parts.engine_reason}")
-    reporter.detail(f"memory: {parts.memory.summary()}")
+        hooks.note(f"records: {text}.")
+    hooks.detail(f"engine {parts.engine.name}: {parts.engine_reason}")
+    hooks.detail(f"memory: {parts.memory.summary()}")
     if parts.memory.warning:
-        reporter.note(f"warning: {parts.memory.warning}.")
+        hooks.note(f"warning: {parts.memory.warning}.")
     for caveat in weak_claims(config, parts.rules, parts.num_records):
-        reporter.note(f"warning: {caveat}")
+        hooks.note(f"warning: {caveat}")
     if config.privacy.noise_multiplier is None:
-        reporter.note(f"noise_multiplier solved: {parts.noise_multiplier:g}, {_solved_for(config)}")
+        hooks.note(f"noise_multiplier solved: {parts.noise_multiplier:g}, {_solved_for(config)}")
         assert config.privacy.epsilon is not None
         if why := strain(parts.noise_multiplier, config.privacy.epsilon, account.held()):
-            reporter.note(f"warning: {why}.")
+            hooks.note(f"warning: {why}.")
 
 
-def _run(job: _Job, place: Place, reporter: Reporter, stop: Callable[[], bool]) -> Result:
+def _run(job: _Job, place: Place, hooks: Hooks, stop: Callable[[], bool]) -> Result:
     config, folder, parts, here = job.config, job.folder, job.parts, job.here
     found = checkpoints.load(folder.checkpoint)
     if found is not None:  # by another process, while this one was loading its data
@@ -464,7 +454,7 @@ def _run(job: _Job, place: Place, reporter: Reporter, stop: Callable[[], bool]) 
         described |= {"memory": parts.memory.described(), "label": job.label}
         folder.write(folder.environment, to_json(described))
         for note in ledgers.own.notes:
-            reporter.note(f"ledger: {note}")
+            hooks.note(f"ledger: {note}")
         account = _account_of(job, ledgers, found)
         _look_ahead(job, account)
         runtime = place.runtime(parts, account, config, stop)
@@ -473,31 +463,32 @@ def _run(job: _Job, place: Place, reporter: Reporter, stop: Callable[[], bool]) 
         facts |= {"coins": job.coins, "revealed": revealed, "fixed": fixed_digest(parts.module), **job.naming.facts}
         facts |= {"shared_key": None if job.shared is None else str(shared_key(job.shared))}
 
+        given = max(hooks.given, 0 if found is None else int(found.facts.get("given", 0)))
+        facts |= {"given": given}
+
         def save(progress: Progress) -> None:
             silos = _with_lost(runtime.states(), progress, folder, parts)
             checkpoints.save(folder.checkpoint, _checkpoint(progress, silos, account, facts), folder.access)
 
         def record(line: dict[str, Any]) -> None:
             folder.add_metrics(line)
-            reporter.evaluated(line)
+            hooks.evaluated(line, progress)
 
-        progress, lines, silos = _start(job, found, ledgers.attempt, reporter)
+        progress, lines, silos = _start(job, found, ledgers.attempt, hooks)
         experiment = _experiment(job, runtime, account, lines)
         if silos is not None:
-            experiment.enduring(progress, lambda: runtime.load_states(silos), save=save, note=reporter.note)
+            experiment.enduring(progress, lambda: runtime.load_states(silos), save=save, note=hooks.note)
         # So that --resume always has one to go on from, and knows on what machine the rounds to come were released.
-        experiment.enduring(progress, lambda: save(progress), save=save, note=reporter.note)
-        _tell_ahead(config, parts, account, reporter)
+        experiment.enduring(progress, lambda: save(progress), save=save, note=hooks.note)
+        _tell_ahead(config, parts, account, hooks)
         for said in job.naming.said():
-            reporter.note(said)
-        reporter.start(experiment.expected_rounds, progress.rounds)
+            hooks.note(said)
+        hooks.begin(config, parts.rules, account, experiment.expected_rounds, progress.rounds, job.label)
         rounds_before = progress.rounds
         job.clock.lap("start")
         job.clock.start(parts.model.device)
         try:
-            outcome = experiment.run(
-                progress, save=save, record=record, tick=reporter.ticked, stop=stop, note=reporter.note
-            )
+            outcome = experiment.run(progress, save=save, record=record, tick=hooks.ticked, stop=stop, note=hooks.note)
         except MemoryShortError:
             save(progress)
             raise
@@ -507,14 +498,14 @@ def _run(job: _Job, place: Place, reporter: Reporter, stop: Callable[[], bool]) 
                 raise
             folder.append(folder.log, strangers.trace(error))
             outcome = Outcome("failed", f"round {progress.rounds + 1}: {fault}; the traceback is in log.txt")
-            experiment.enduring(progress, lambda: save(progress), save=save, note=reporter.note)
+            experiment.enduring(progress, lambda: save(progress), save=save, note=hooks.note)
         finally:
-            reporter.end()
+            hooks.end()
         by_silo: dict[int, SiloMetrics] = {}
         notes: list[str] = []
         if outcome.status in ("done", "budget_exhausted"):
             try:
-                by_silo, notes = experiment.finish(progress, save=save, note=reporter.note)
+                by_silo, notes = experiment.finish(progress, save=save, note=hooks.note)
             except Interrupted:
                 outcome = Outcome("interrupted", "asked to stop while silos made models of their own")
             except TooFewSilosError as error:
@@ -525,7 +516,9 @@ def _run(job: _Job, place: Place, reporter: Reporter, stop: Callable[[], bool]) 
     if config.rounds is None and outcome.status == "budget_exhausted":
         outcome = Outcome("done", outcome.reason)  # the budget was what the run was asked to use up
     final = Final(experiment.kept(progress), by_silo, tuple(notes))
-    return _write_result(config, folder, parts, account, progress, outcome, final, revealed)
+    result, stated = _write_result(config, folder, parts, account, progress, outcome, final, revealed, given)
+    hooks.over(result, published(stated))
+    return result
 
 
 def _profile(clock: Stopwatch, runtime: Runtime, rounds: int) -> dict[str, Any]:
@@ -662,7 +655,7 @@ def _account(
 
 
 def _start(
-    job: _Job, found: Checkpoint | None, attempt: int, reporter: Reporter
+    job: _Job, found: Checkpoint | None, attempt: int, hooks: Hooks
 ) -> tuple[Progress, list[dict[str, Any]], Vectors | None]:
     """The state to go on from, the evaluations that it comes with, and the silos' states; None for the first ones.
 
@@ -675,10 +668,10 @@ def _start(
     device = parts.model.device
     progress, silos = _progress(found, device), _moved(found.silos, device)
     progress.attempt = attempt
-    reporter.note(f"resumed after round {found.rounds}")
+    hooks.note(f"resumed after round {found.rounds}")
     back = sorted(progress.lost)
     if back:
-        reporter.note(f"back after round {found.rounds}: silos {', '.join(map(str, back))}, which had been lost")
+        hooks.note(f"back after round {found.rounds}: silos {', '.join(map(str, back))}, which had been lost")
         for loss in progress.losses:
             loss["back"] = found.rounds if loss["back"] is None else loss["back"]
         if isinstance(parts.algorithm, Regrouping):
@@ -715,7 +708,7 @@ def _checkpoint(progress: Progress, silos: Vectors, account: PrivacyAccount, fac
     costs = _in_runs(account.costs)
     account.sync()  # so that the ledger never holds less than a checkpoint says
     more = {**spent, "costs": costs, "charges": len(account.ledger), "scores": progress.scores}
-    more |= {"attempt": progress.attempt, "losses": progress.losses}
+    more |= {"attempt": progress.attempt, "losses": progress.losses, "begun": progress.begun}
     best = {} if progress.best is None else {BEST: progress.best.clone()}
     return Checkpoint(progress.rounds, {**progress.server, **best}, silos, {**facts, **more})
 
@@ -882,6 +875,7 @@ def _progress(found: Checkpoint, device: torch.device) -> Progress:
         seconds=float(facts["seconds"]),
         bytes_up=int(facts["bytes_up"]),
         bytes_down=int(facts["bytes_down"]),
+        begun=int(facts.get("begun", found.rounds)),
         scores=_read_scores(found),
         best=best,
         losses=_losses(found),
@@ -901,7 +895,13 @@ def _write_result(
     outcome: Outcome,
     final: Final,
     revealed: bool,
-) -> Result:
+    given: int,
+) -> tuple[Result, dict[str, Any]]:
+    """(result, statement), which are in the folder then.
+
+    Args:
+        given: how many kinds of measurements callbacks were given, see `hooks.GIVEN`.
+    """
     model = final.model
     folder.write(folder.model, serialise(whole_state(parts.module, model), metadata={"run": run_id(config)}))
     lines = [line for line in folder.read_metrics() if line["round"] <= progress.rounds]
@@ -927,6 +927,7 @@ def _write_result(
         caveats=parts.caveats,
         notes=[*notes, *(_loss_in_words({**loss, "why": "see result.json"}) for loss in progress.losses)],
         lost=progress.losses,
+        measurements=(*MEASUREMENTS, *GIVEN[:given]),
         revealed=revealed,
     )
     measured = [line["train_loss"] for line in lines if line["test_accuracy"] is not None]
@@ -972,7 +973,7 @@ def _write_result(
         folder.write(folder.silos, _table_of_silos(final.by_silo, parts))
     write_statement(folder, said)
     folder.write(folder.result, to_json(result))
-    return result
+    return result, said
 
 
 def _lists(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -1051,47 +1052,3 @@ def _early_stopping(config: Config, parts: Parts, progress: Progress) -> dict[st
 def model_sha256(model: torch.Tensor) -> str:
     """Digest of the model's bits."""
     return hashlib.sha256(model.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
-
-
-def _logged(reporter: Reporter, folder: RunFolder) -> Reporter:
-    return _Log(reporter, folder)
-
-
-def _evaluation(line: Mapping[str, Any]) -> str:
-    """An evaluation for people; metrics.jsonl has it for programs."""
-    words = [f"{name} {line[key]:.4g}" for key, name in LOGGED.items() if line[key] is not None]
-    spent = line["epsilon"].get("server")
-    words += [] if spent is None else [f"epsilon {places(spent, 3)} (server)"]
-    return f"after round {line['round']} ({line['phase']}): {', '.join(words) or STAYED_AT_RANKS}"
-
-
-class _Log:
-    """Passes everything on, and writes notes and evaluations to log.txt with the time."""
-
-    def __init__(self, reporter: Reporter, folder: RunFolder) -> None:
-        self._reporter, self._folder = reporter, folder
-
-    def _write(self, text: str) -> None:
-        self._folder.append(self._folder.log, f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
-
-    def note(self, text: str) -> None:
-        self._write(text)
-        self._reporter.note(text)
-
-    def detail(self, text: str) -> None:
-        self._write(text)
-        self._reporter.detail(text)
-
-    def start(self, rounds: int, done: int) -> None:
-        self._write(f"rounds {done + 1} to {rounds}")
-        self._reporter.start(rounds, done)
-
-    def evaluated(self, line: dict[str, Any]) -> None:
-        self._write(_evaluation(line))
-        self._reporter.evaluated(line)
-
-    def ticked(self, progress: Progress) -> None:
-        self._reporter.ticked(progress)
-
-    def end(self) -> None:
-        self._reporter.end()

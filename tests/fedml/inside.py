@@ -20,6 +20,7 @@ from dpfl_plugin.adapters.fedml import (
     _agreement,
     _check,
     _check_records,
+    _finish,
     _take_over,
     private_runner,
     surroundings,
@@ -27,6 +28,7 @@ from dpfl_plugin.adapters.fedml import (
 from dpfl_plugin.adapters.fedml_checks import show_log, too_few_rounds, without_effect
 from dpfl_plugin.adapters.fedml_waits import Watch, server_waits_for, silo_waits_for
 from dpfl_plugin.adapters.platforms import check_version
+from dpfl_plugin.callbacks import Callback
 from dpfl_plugin.errors import ConfigError, DpflError, LimitError, MessageError, TrainingError, UnsupportedError
 from dpfl_plugin.oracle import Draw
 
@@ -79,14 +81,15 @@ def arguments(folder, **more):
     return SimpleNamespace(**{**values, **more})
 
 
-def federation(folder):
+def federation(folder, callbacks=()):
     torch.manual_seed(0)
     model, args = nn.Linear(4, 3).double(), arguments(folder)
     agreement = agree(SETTINGS, num_silos=3, model=model)
     loaders = {i: [(torch.randn(20, 4).double(), torch.arange(20) % 3)] for i in range(3)}
     draw = lambda round: Draw(0, round, 0, "same")  # noqa: E731
     trainers = [PrivateTrainer(Own(model, args), args, agreement, loaders, folder, None, draw) for _ in range(3)]
-    return PrivateAggregator(OwnAggregator(model, args), args, agreement, folder), trainers, loaders
+    aggregator = PrivateAggregator(OwnAggregator(model, args), args, agreement, folder, callbacks)
+    return aggregator, trainers, loaders
 
 
 def a_round(server, trainers, loaders, sent):
@@ -152,6 +155,33 @@ def test_a_projects_own_trainer_and_aggregator_go_on_evaluating(tmp_path):
     server, trainers, _ = federation(tmp_path)
     trainers[0].set_model_params(server.get_model_params())
     assert trainers[0].test(None, None, None) == server.test(None, None, None) == "measured"
+
+
+class Keeps(Callback):
+    def __init__(self):
+        self.events, self.rounds = [], []
+
+    def on_begin(self, run):
+        self.events.append(f"begin {run.done}")
+
+    def on_round(self, round):
+        self.events.append(f"round {round.number}")
+        self.rounds.append(round)
+
+    def on_end(self, result):
+        self.events.append(f"end {result['status']}")
+
+
+def test_callbacks_are_told_at_the_server_what_it_knows(tmp_path):
+    kept = Keeps()
+    server, trainers, loaders = federation(tmp_path, [kept])
+    sent = server.get_model_params()
+    for _ in range(2):
+        sent = server.collect(a_round(server, trainers, loaders, sent))
+    _finish(trainers[0], server)  # FedML ends before the run
+    assert kept.events == ["begin 0", "round 1", "round 2", "end interrupted"]
+    said = max(about["epsilon"] for about in server.server.summary()["silos"].values())
+    assert kept.rounds[-1].epsilon == {"server": said, "third_party": None}
 
 
 def test_a_plain_model_is_refused(tmp_path):

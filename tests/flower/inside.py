@@ -20,6 +20,7 @@ from silos.task import draws, make_model
 from dpfl_plugin.adapters import Server, agree
 from dpfl_plugin.adapters.flower import PrivateStrategy, private_client_app, surroundings
 from dpfl_plugin.adapters.flower_seam import try_seam
+from dpfl_plugin.callbacks import Callback
 from dpfl_plugin.errors import ConfigError, TrainingError, UnsupportedError
 from tests.adapters.federation import SimulatedSilo
 
@@ -153,6 +154,34 @@ def test_a_node_that_leaves_comes_back_as_another_node(tmp_path):
     strategy.start(grid=grid, initial_arrays=strategy._arrays(), num_rounds=2)
     assert strategy.server.rounds == 4
     assert {s: about["rounds"] for s, about in strategy.server.summary()["silos"].items()} == {"0": 4, "1": 3, "2": 4}
+
+
+class Keeps(Callback):
+    def __init__(self):
+        self.events, self.rounds = [], []
+
+    def on_begin(self, run):
+        self.events.append(f"begin {run.done}")
+
+    def on_round(self, round):
+        self.events.append(f"round {round.number}")
+        self.rounds.append(round)
+
+    def on_end(self, result):
+        self.events.append(f"end {result['status']}")
+
+
+def test_callbacks_are_told_at_the_server_what_it_knows(tmp_path):
+    """Where Flower ends before the run does, they are told that; and that it goes on."""
+    kept, grid = Keeps(), Grid(tmp_path, app_of("same"))
+    strategy, _ = run(tmp_path, grid, rounds=1, callbacks=[kept])
+    strategy.start(grid=grid, initial_arrays=strategy._arrays(), num_rounds=3)
+    begins = ["begin 0", "round 1", "end interrupted", "begin 1"]
+    assert kept.events == [*begins, "round 2", "round 3", "round 4", "end done"]
+    said = max(about["epsilon"] for about in strategy.server.summary()["silos"].values())
+    assert kept.rounds[-1].epsilon == {"server": said, "third_party": None}
+    with pytest.raises(ConfigError, match=r"callbacks\[0\].*make one: Keeps\(\)"):
+        run(tmp_path, grid, callbacks=[Keeps])
 
 
 def spoilt(change):

@@ -9,7 +9,7 @@ import json
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -19,6 +19,7 @@ import pytest
 from torch import Tensor
 
 from dpfl_plugin.algorithms.fedavg import FedAvg
+from dpfl_plugin.callbacks import Callback
 from dpfl_plugin.config.load import load
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.vectors import Vectors
@@ -38,6 +39,7 @@ from dpfl_plugin.training.session import Result, run_session
 from tests.adapters.federation import Mute
 from tests.cli.command import write
 from tests.mpi.network import Loopback, Moving, Network
+from tests.test_callbacks import Curious
 
 # What a silo rank may say, and of what it is a function. Numbers of records, names of columns, the model's shapes and
 # the machine are public; marks are HMACs under the silos' key; charges are in the ledger; an error ends the run, and
@@ -138,7 +140,7 @@ def measured() -> Iterator[list[SiloMetrics]]:
         yield found
 
 
-def recorded(path: Path, resume: bool = False) -> tuple[Recorder, Config, Result]:
+def recorded(path: Path, resume: bool = False, callbacks: Sequence[Callback] = ()) -> tuple[Recorder, Config, Result]:
     config = load(path).variants[0].config
     config = config.model_copy(update={"out": str(path.parent / "runs")})
     network = Recorder(4)
@@ -147,7 +149,7 @@ def recorded(path: Path, resume: bool = False) -> tuple[Recorder, Config, Result
         thread.start()
     place = Place(network)
     try:
-        how = {"reporter": Mute(), "stop": lambda: False, "profile": True}
+        how = {"reporter": Mute(), "stop": lambda: False, "profile": True, "callbacks": callbacks}
         result = run_session(config, path.parent, resume=resume, place=place, **how)
     finally:
         place.ranks.clean = True
@@ -313,3 +315,15 @@ def test_states_that_may_be_no_releases_do_not_come_to_rank_0(tmp_path: Path) ->
     algorithm = {"module": "tests.mpi.test_server_view:Stateful", "name": None}
     with pytest.raises(UnsupportedError, match="states_are_released"):
         recorded(configured(tmp_path, **{**OPTIONS["silo"], "algorithm": algorithm}))
+
+
+def test_rank_0_tells_callbacks_what_it_has_and_silo_ranks_call_none(tmp_path: Path) -> None:
+    """No loss and no accuracy, which rank 0 must not have, unless it was given them."""
+    spy, revealed = Curious(), Curious()
+    _, _, result = recorded(write(tmp_path, {"rounds": 3}), callbacks=[spy])
+    assert spy.events == ["begin 0", "round 1", "round 2", "round 3", "end done"]
+    assert all(not info.metrics and not info.silos and info.epsilon for info in spy.rounds)
+    log = RunFolder(Path(result["folder"])).log.read_text()
+    assert log.count("callbacks and trackers get epsilon alone") == 1
+    recorded(write(tmp_path, {"rounds": 3, "evaluation": {"reveal": "server"}, "seed": 4}), callbacks=[revealed])
+    assert all(info.metrics and info.silos for info in revealed.rounds)

@@ -74,6 +74,7 @@ IN_PROCESS = "tests/runtimes/test_in_process.py"
 MPI = "tests/mpi/test_protocol.py"
 SERVER_VIEW = "tests/mpi/test_server_view.py"
 PUBLISHED = "tests/training/test_published.py"
+CALLBACKS = "tests/test_callbacks.py"
 LOSING = "tests/cli/test_losing_silos.py"
 SCAFFOLD = "tests/algorithms/test_scaffold.py"
 RESUME = "tests/cli/test_resume.py"
@@ -4111,6 +4112,74 @@ NAMING_OF_NOISE = (
     ),
 )
 
+TOLD_TO_CALLBACKS = (
+    Mutant(
+        "seed-to-callbacks",
+        "a tracker is given the seed, from which whoever reads it computes the noise",
+        "training/hooks.py",
+        '**({} if secure else {"seed": True})',
+        "**{}",
+        (CALLBACKS + "::test_callbacks_get_no_seed_that_noise_follows_from_and_no_names_of_silos",),
+    ),
+    Mutant(
+        "seed-in-a-result-for-callbacks",
+        "a tracker is given the seed with the result",
+        "training/hooks.py",
+        'shown.pop("seed", None)',
+        "pass",
+        (CALLBACKS + "::test_callbacks_get_no_seed_that_noise_follows_from_and_no_names_of_silos",),
+    ),
+    Mutant(
+        "silo-names-to-callbacks",
+        "a tracker is given which hospitals took part",
+        "training/hooks.py",
+        'NOT_FOR_CALLBACKS: Final = ("silos", "silo_names", ',
+        'NOT_FOR_CALLBACKS: Final = ("silos", ',
+        (CALLBACKS + "::test_callbacks_get_no_seed_that_noise_follows_from_and_no_names_of_silos",),
+    ),
+    Mutant(
+        "participation-to-callbacks",
+        "round by round a tracker shows the epsilon of the silo that took part most often, in a run that claims an "
+        "outsider does not know who took part",
+        "training/hooks.py",
+        "        if self._whoever:\n",
+        "        if False:\n",
+        (CALLBACKS + "::test_whoever_took_part_callbacks_are_told_the_same",),
+    ),
+    Mutant(
+        "most-frequent-silo-to-callbacks",
+        "in the end a tracker is given the epsilon of the silo that took part most often, as before",
+        "training/hooks.py",
+        '"epsilon": published["views"]',
+        '"epsilon": result["epsilon"]',
+        (CALLBACKS + "::test_whoever_took_part_callbacks_are_told_the_same",),
+    ),
+    Mutant(
+        "silos-to-every-callback",
+        "callbacks get the losses and accuracies of single silos without asking, and nobody says so",
+        "training/hooks.py",
+        "silos = info.silos if one.per_silo else None",
+        "silos = info.silos",
+        (CALLBACKS + "::test_single_silos_measurements_are_for_who_asks_and_that_is_said",),
+    ),
+    Mutant(
+        "given-and-forgotten",
+        "a resumed run says nothing of the measurements that callbacks were given before",
+        "training/session.py",
+        'given = max(hooks.given, 0 if found is None else int(found.facts.get("given", 0)))',
+        "given = hooks.given",
+        (CALLBACKS + "::test_single_silos_measurements_are_for_who_asks_and_that_is_said",),
+    ),
+    Mutant(
+        "callbacks-get-the-thing-itself",
+        "what a callback changes of what it is given is changed for the others",
+        "training/hooks.py",
+        "(*copy.deepcopy(given))",
+        "(*given)",
+        (CALLBACKS + "::test_what_a_callback_is_given_are_copies",),
+    ),
+)
+
 MUTANTS: tuple[Mutant, ...] = (
     *MECHANISMS,
     *STREAM_KEYS,
@@ -4140,4 +4209,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *TOLD_APART,
     *SERVERS,
     *NAMING_OF_NOISE,
+    *TOLD_TO_CALLBACKS,
 )

@@ -1,0 +1,82 @@
+"""What a callback is told of a run.
+
+It gets copies of plain values: neither the model nor the noise, the budget or the ledger, so that whatever it does with
+them changes nothing of the run. And it gets no more than the published files of a run say, besides measurements: no
+seed that noise follows from, no names of silos, and, unless it asks for them, nothing of a single silo.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """A run that begins, or goes on.
+
+    Attributes:
+        name: as in the configuration. id: names the run's configuration; empty on a platform.
+        label: of one of several runs of a file or of a sweep; None where there is one only.
+        folder: the run's, None where it has none. out: the folder of run folders; the server's on a platform.
+        config: the configuration as plain values; without ``trackers``, and without a ``seed`` that noise follows from.
+        rounds: where the run is expected to end; None if nobody knows. done: how many are done already, of a run that
+            is resumed.
+        delta: at which epsilon is stated; epsilon_of: whom it protects from what, in words.
+    """
+
+    name: str
+    id: str
+    label: str | None
+    folder: Path | None
+    out: Path | None
+    config: Mapping[str, Any]
+    rounds: int | None
+    done: int
+    delta: float
+    epsilon_of: str
+
+
+@dataclass(frozen=True)
+class RoundInfo:
+    """A round that is over.
+
+    Attributes:
+        number: from 1. seconds: since the run's first round began, without pauses between sessions.
+        begun: how many rounds were begun so far, with those that were cut and made again.
+        metrics: of the global model where the round was evaluated, means over silos (``train_loss``,
+            ``test_accuracy``); empty where measurements stay with the silos, None where the round was not evaluated.
+        epsilon: spent so far, ``server`` and ``third_party``; one of them is None where nothing is guaranteed. None
+            where the round was not evaluated, unless the callback asks for it.
+        silos: ``train_loss`` and ``test_accuracy`` of every silo, for a callback that asks for them; else None.
+    """
+
+    number: int
+    seconds: float
+    begun: int
+    metrics: Mapping[str, float] | None
+    epsilon: Mapping[str, float | None] | None
+    silos: Mapping[int, Mapping[str, float]] | None = None
+
+
+class Callback:
+    """Base of what is told how a run goes. What it raises is logged, and the run goes on.
+
+    Attributes:
+        per_silo: whether it is to have the measurements of every silo. epsilon_each_round: whether epsilon is to be
+            composed anew for every round, which takes milliseconds, and not only where the model is evaluated.
+    """
+
+    per_silo: ClassVar[bool] = False
+    epsilon_each_round: ClassVar[bool] = False
+
+    def on_begin(self, run: RunInfo) -> None:
+        """The run begins, or goes on after ``run.done`` rounds."""
+
+    def on_round(self, round: RoundInfo) -> None:
+        """A round is over. Its last one may come twice: where a budget ends the run, it is evaluated after that."""
+
+    def on_end(self, result: Mapping[str, Any]) -> None:
+        """The run ended for now: ``result["status"]`` is done, budget_exhausted, interrupted or failed."""

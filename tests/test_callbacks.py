@@ -1,0 +1,306 @@
+"""Callbacks are told what happens, get no more than may be shown, and change nothing."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpfl_plugin.adapters.agreement import agree
+from dpfl_plugin.adapters.server import Server
+from dpfl_plugin.callbacks import Callback, RoundInfo, RunInfo
+from dpfl_plugin.config.load import configure, noise_name, run_id
+from dpfl_plugin.errors import ConfigError
+from dpfl_plugin.runtimes.in_process import InProcessPlace
+from dpfl_plugin.training.folder import RunFolder
+from dpfl_plugin.training.session import Result, run_session
+from tests.adapters.federation import Mute, block
+from tests.adapters.test_faults import begin, module
+from tests.cli.command import BASE, charges, merged
+
+ROUNDS = 4
+SECURE_DRAWN: dict[str, Any] = {
+    "rounds": 12,
+    "silo_rate": 0.5,
+    "data": {"num_silos": 6},
+    "algorithm": {"name": "fedavg"},
+    "privacy": {"unit": "silo", "sampler": "full", "record_rate": None, "noise_multiplier": 20.0, "secure": True},
+}
+
+
+class Spy(Callback):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+        self.rounds: list[RoundInfo] = []
+        self.run: RunInfo | None = None
+        self.result: dict[str, Any] = {}
+
+    def on_begin(self, run: RunInfo) -> None:
+        self.run = run
+        self.events.append(f"begin {run.done}")
+
+    def on_round(self, round: RoundInfo) -> None:
+        self.rounds.append(round)
+        self.events.append(f"round {round.number}")
+
+    def on_end(self, result: Any) -> None:
+        self.result = result
+        self.events.append(f"end {result['status']}")
+
+
+class Curious(Spy):
+    per_silo = True
+    epsilon_each_round = True
+
+
+class Notes(Mute):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def session(
+    out: Path,
+    *callbacks: Callback,
+    stop: Callable[[], bool] = lambda: False,
+    resume: bool = False,
+    reporter: Any = None,
+    base: Path | None = None,
+    **changes: Any,
+) -> Result:
+    config = configure(merged(BASE, {"rounds": ROUNDS, **changes, "out": str(out)}), source="test")
+    how: dict[str, Any] = {"resume": resume, "place": InProcessPlace(), "reporter": reporter or Mute(), "stop": stop}
+    return run_session(config, base or out, callbacks=callbacks, **how)
+
+
+TOLD: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "whole": ({}, ["begin 0", *(f"round {n}" for n in range(1, 5)), "end done"]),
+    "interrupted": ({"stop": 2}, ["begin 0", "round 1", "round 2", "end interrupted"]),
+    "resumed": ({"stop": 2, "resume": True}, ["begin 2", "round 3", "round 4", "end done"]),
+    "budget": (
+        {"privacy": {"epsilon": 4.0}, "rounds": 500, "silo_rate": 0.5},
+        ["begin 0", "round 1", "...", "end budget_exhausted"],
+    ),
+    "stopped early": (  # after which it is evaluated, and told once more
+        {
+            "rounds": 60,
+            "evaluation": {"every": 50},
+            "early_stopping": {"share": 0.25, "every": 2, "patience": 1, "noise_multiplier": 9.0},
+        },
+        ["begin 0", "round 1", "...", "end done"],
+    ),
+    "failed": ({"algorithm": {"local_lr": 1e38}}, ["begin 0", "...", "end failed"]),
+}
+
+
+@pytest.mark.parametrize("case", TOLD)
+def test_a_callback_is_told_how_a_run_goes(tmp_path: Path, case: str) -> None:
+    changes, expected = TOLD[case]
+    changes, spy = dict(changes), Spy()
+    after, resume = changes.pop("stop", None), changes.pop("resume", False)
+    if resume:
+        session(tmp_path, earlier := Spy(), stop=lambda: len(earlier.rounds) == after)
+        after = None
+    result = session(tmp_path, spy, stop=lambda: len(spy.rounds) == after, resume=resume, **changes)
+    if "..." in expected:
+        gap = expected.index("...")
+        assert [*spy.events[:gap], *spy.events[gap + len(spy.events) - len(expected) + 1 :]] == [
+            *expected[:gap],
+            *expected[gap + 1 :],
+        ]
+    else:
+        assert spy.events == expected
+    assert spy.run is not None and spy.run.folder == Path(result["folder"]) and spy.run.delta == 1e-5
+    lines = RunFolder(Path(result["folder"])).read_metrics()
+    told = {info.number: info for info in spy.rounds if info.metrics is not None}
+    for line in lines:
+        if line["round"] <= spy.run.done or line["train_loss"] is None:
+            continue
+        info = told[line["round"]]
+        assert info.metrics == {key: line[key] for key in ("train_loss", "test_accuracy")}
+        assert info.epsilon == line["epsilon"] and info.silos is None and info.begun >= info.number
+    if case == "stopped early":
+        assert spy.events[-2] == spy.events[-3] and spy.rounds[-2].metrics is None, "evaluated after its end"
+    elif result["status"] == "done":
+        assert spy.rounds[-1].epsilon is not None
+        assert spy.rounds[-1].epsilon["server"] == pytest.approx(result["epsilon"]["server"]["epsilon"])
+
+
+class Broken(Spy):
+    def __init__(self, at: str, error: type[BaseException]) -> None:
+        super().__init__()
+        self._at, self._error = at, error
+
+    def _maybe(self, at: str) -> None:
+        if at == self._at:
+            raise self._error("no such server")
+
+    def on_begin(self, run: RunInfo) -> None:
+        super().on_begin(run)
+        self._maybe("on_begin")
+
+    def on_round(self, round: RoundInfo) -> None:
+        super().on_round(round)
+        self._maybe("on_round")
+
+    def on_end(self, result: Any) -> None:
+        super().on_end(result)
+        self._maybe("on_end")
+
+
+@pytest.mark.parametrize(("at", "calls"), [("on_begin", 1), ("on_round", 2 + ROUNDS), ("on_end", 2 + ROUNDS)])
+def test_a_callback_that_raises_is_told_once_and_the_run_goes_on(tmp_path: Path, at: str, calls: int) -> None:
+    broken, spy, notes = Broken(at, OSError), Spy(), Notes()
+    undisturbed = session(tmp_path / "other")
+    result = session(tmp_path, broken, spy, reporter=notes)
+    assert result["model_sha256"] == undisturbed["model_sha256"] and result["epsilon"] == undisturbed["epsilon"]
+    assert len(broken.events) == calls and len(spy.events) == 2 + ROUNDS
+    (said,) = [text for text in notes.notes if f"Broken failed in {at}: OSError: no such server" in text]
+    log = RunFolder(Path(result["folder"])).log.read_text()
+    assert said in log and log.count("Traceback") == 1
+    again = [text for text in notes.notes if f"failed {ROUNDS} times" in text]
+    assert len(again) == (at == "on_round")
+
+
+def test_an_interrupt_in_a_callback_passes(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        session(tmp_path, Broken("on_round", KeyboardInterrupt))
+
+
+class Meddler(Callback):
+    """Changes all that it is given."""
+
+    def on_begin(self, run: RunInfo) -> None:
+        _spoil(run.config)
+
+    def on_round(self, round: RoundInfo) -> None:
+        for given in (round.metrics, round.epsilon):
+            if given is not None:
+                _spoil(given)
+
+    def on_end(self, result: Any) -> None:
+        _spoil(result)
+
+
+def _spoil(given: Any) -> None:
+    for key in list(given):
+        if isinstance(given[key], dict):
+            _spoil(given[key])
+        given[key] = 0.0
+
+
+def test_what_a_callback_is_given_are_copies(tmp_path: Path) -> None:
+    spy = Spy()
+    alone = session(tmp_path / "alone")
+    meddled = session(tmp_path / "meddled", Meddler(), spy)
+    for key in ("model_sha256", "epsilon", "test_accuracy", "noise_multiplier", "status"):
+        assert meddled[key] == alone[key]
+    assert spy.result["status"] == "done" and spy.rounds[-1].metrics and all(spy.rounds[-1].metrics.values())
+    assert spy.run is not None and spy.run.config["rounds"] == ROUNDS
+
+
+def texts(value: Any) -> Any:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from (str(key), *texts(item))
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from texts(item)
+    else:
+        yield value
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_callbacks_get_no_seed_that_noise_follows_from_and_no_names_of_silos(tmp_path: Path, secure: bool) -> None:
+    """A seed that was sent to a tracker would let its readers compute the noise."""
+    for shift, name in enumerate(("st-mary", "st-paul")):
+        rows = [f"{i % 7 + shift},{i},{i % 2}" for i in range(20)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["a,b,label", *rows]))
+    spy = Spy()
+    dataset = {"name": "csv", "files": "st-*.csv", "num_features": None, "num_classes": None, "records_per_silo": None}
+    changes = {"data": {"dataset": dataset, "num_silos": None, "partition": "natural"}, "privacy": {"secure": secure}}
+    result = session(tmp_path / "out", spy, base=tmp_path, seed=918273645, **changes)
+    assert "st-mary" in str(result["silo_names"]) and spy.run is not None
+    given = [text for part in (dict(spy.run.config), spy.result) for text in texts(part)]
+    assert (918273645 in given) == secure
+    assert not any("st-mary" in str(text) for text in given)
+
+
+def test_whoever_took_part_callbacks_are_told_the_same(tmp_path: Path) -> None:
+    """Where a statement is of outsiders who do not know it, as the statement itself."""
+    spies = [Curious(), Curious()]
+    results = [session(tmp_path / str(i), spy, **SECURE_DRAWN) for i, spy in enumerate(spies)]
+    one, other = ({(c.round, c.silo) for c in charges(result["folder"])} for result in results)
+    assert one != other and "outsider" in results[0]["epsilon"]
+    told = [[info.epsilon for info in spy.rounds] for spy in spies]
+    assert told[0] == told[1] and all(told[0])
+    assert spies[0].result["epsilon"] == spies[1].result["epsilon"]
+    last = told[0][-1]
+    assert last is not None and last["server"] == pytest.approx(spies[0].result["epsilon"]["server"]["epsilon"])
+    assert last["server"] == pytest.approx(results[0]["epsilon"]["server"]["worst_case_epsilon"])
+
+
+def test_single_silos_measurements_are_for_who_asks_and_that_is_said(tmp_path: Path) -> None:
+    spy, curious, notes = Spy(), Curious(), Notes()
+    changes: dict[str, Any] = {"evaluation": {"every": 2}, "checkpoint": {"every": 1}}
+    result = session(tmp_path, spy, curious, reporter=notes, stop=lambda: len(spy.rounds) == 3, **changes)
+    assert all(info.silos is None for info in spy.rounds)
+    evaluated = [info for info in curious.rounds if info.metrics is not None]
+    assert evaluated and all(info.silos is not None and set(info.silos) == {0, 1, 2, 3} for info in evaluated)
+    assert all(info.epsilon is not None for info in curious.rounds)
+    assert any(info.epsilon is None for info in spy.rounds)
+    assert len([text for text in notes.notes if "Curious gets what is measured at every single silo" in text]) == 1
+    folder = RunFolder(Path(result["folder"]))
+    said = "Callbacks were given the losses and accuracies of single silos"
+    assert said in folder.privacy.read_text()
+    session(tmp_path, resume=True, **changes)
+    assert said in folder.privacy.read_text(), "what was given stays given"
+    session(tmp_path / "other", **changes)
+    other = session(tmp_path / "other", spy, **{**changes, "seed": 9})
+    text = RunFolder(Path(other["folder"])).privacy.read_text()
+    assert said not in text and "were given the losses and accuracies" in text
+
+
+def test_what_is_no_callback_is_refused_and_a_finished_run_says_that_it_calls_none(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"callbacks\[0\].*make one: Spy\(\)"):
+        session(tmp_path, Spy)  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir()), "before anything is written"
+    session(tmp_path)
+    spy, notes = Spy(), Notes()
+    session(tmp_path, spy, reporter=notes)
+    assert not spy.events and any("callbacks and trackers are told nothing" in text for text in notes.notes)
+
+
+def test_trackers_are_no_part_of_a_runs_name(tmp_path: Path) -> None:
+    made = functools.partial(configure, merged(BASE, {}), source="test")
+    plain, tracked = made(), made({"trackers": ["tensorboard", {"name": "wandb", "mode": "online"}]})
+    assert run_id(plain) == run_id(tracked) and noise_name(plain, "") == noise_name(tracked, "")
+
+
+def test_on_a_platform_the_server_tells_them_and_a_server_that_is_begun_again_goes_on(tmp_path: Path) -> None:
+    notes, broken = Spy(), Broken("on_round", OSError)
+    with begin(tmp_path, block(rounds=4)) as made:
+        made.server.close()
+        made.server = Server(made.agreement, module(), tmp_path / "server", callbacks=[notes, broken])
+        made.round()
+        made.round()
+        made.server.pause()  # the platform ends before the run
+        made.server.close()
+        assert notes.events == ["begin 0", "round 1", "round 2", "end interrupted"]
+        made.server = Server(made.agreement, module(), tmp_path / "server", callbacks=[notes])
+        made.run()
+        assert notes.events[4:] == ["begin 2", "round 3", "round 4", "end done"]
+        said = {i: about["epsilon"] for i, about in made.server.summary()["silos"].items()}
+        assert notes.rounds[-1].epsilon == {"server": max(said.values()), "third_party": None}
+        assert notes.rounds[-1].metrics == {} and notes.rounds[-1].begun == 4
+        with pytest.raises(ConfigError, match=r"callbacks\[0\]"):
+            Server(made.agreement, module(), callbacks=[Spy])  # type: ignore[list-item]
+    with pytest.raises(ConfigError, match="give them as callbacks"):
+        agree(block(trackers=["tensorboard"]), num_silos=2, model=module())
