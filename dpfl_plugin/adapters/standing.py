@@ -11,6 +11,7 @@ is an upper bound, and it says so.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 from collections import Counter
@@ -85,10 +86,15 @@ class Standing:
         return {**said, "counted": {"in_ledger": written, "rounds_ahead": len(ahead), "releases": releases}}
 
     def _write(self, said: dict[str, Any]) -> None:
+        page = markdown(said)
+        said["counted"]["page"] = _digest(page)
         # Last what tells what is covered: what people read may say more than that, and never less.
-        self._files.write(self._files.privacy, markdown(said))
-        self._files.write(self._files.statement, to_json(said))
+        self._files.write_together({self._files.privacy.name: page, self._files.statement.name: to_json(said)})
         self._covered = _read(said)
+
+
+def _digest(page: str) -> str:
+    return hashlib.sha256(page.encode()).hexdigest()
 
 
 def _releases(charges: Iterable[Charge]) -> _Releases:
@@ -108,9 +114,11 @@ def _read(said: Mapping[str, Any]) -> _Releases:
 
 
 def _covered(files: RunFolder, ledger: Ledger) -> _Releases:
-    """What the statement on disk counts; nothing if there is none, or it is not of this ledger."""
+    """What the statement on disk counts; nothing if there is none, it is not of this ledger, or its two files were not
+    written together: a power cut may have kept one of them only."""
     try:
         said = json.loads(files.statement.read_text())
-        return _read(said) if ledger.holds(said["head"]) and files.privacy.exists() else Counter()
+        whole = said["counted"]["page"] == _digest(files.privacy.read_text())
+        return _read(said) if whole and ledger.holds(said["head"]) else Counter()
     except (OSError, ValueError, KeyError, TypeError, IndexError):
         return Counter()
