@@ -3044,6 +3044,14 @@ OWNERS = (
         (LEDGER + "::test_what_a_killed_process_did_not_sync_is_synced_before_anything_leaves",),
     ),
     Mutant(
+        "any-forward-is-that-of-its-layers",
+        "a model whose forward does more than its layers is trained as if it were these",
+        "gradients/wrapped.py",
+        "same = code.co_code == _HANDS_ON.co_code and code.co_names == (name,) and arguments == (2, 0, 0)",
+        "same = name in code.co_names and arguments == (2, 0, 0)",
+        ("tests/gradients/test_wrapped.py::test_what_does_more_is_itself",),
+    ),
+    Mutant(
         "expanded-rows",
         "a row of memory that is read several times counts as several records",
         "adapters/loaders.py",
