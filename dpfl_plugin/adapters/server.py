@@ -416,7 +416,13 @@ class Server:
         fixed = {FIXED: self._fixed} if self._fixed.numel() else {}
         now = Checkpoint(self.rounds, {**self._vectors, **fixed}, {}, facts)
         checkpoints.save(self._folder / "checkpoint", now, self._access)
-        write_atomic(self._folder / "summary.json", to_json(self.summary()), self._access)
+        self._write_summary()
+
+    def _write_summary(self) -> None:
+        """For people: nothing goes by it, and a server that goes on writes it anew. So no round waits for the disk."""
+        if self._folder is not None:
+            path, over = self._folder / "summary.json", self.status != "running"
+            write_atomic(path, to_json(self.summary()), self._access, outlasts_power=over)
 
     def _go_on(self, found: Checkpoint | None) -> None:
         if found is None:
@@ -438,6 +444,7 @@ class Server:
             ) from error
         self._fixed = found.server.pop(FIXED, self._fixed)  # whatever the process that goes on has built
         self._vectors = found.server
+        self._write_summary()
 
 
 def _among(plan: RoundPlan, silos: tuple[int, ...], num_silos: int) -> RoundPlan:

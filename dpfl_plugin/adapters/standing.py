@@ -14,6 +14,7 @@ is an upper bound, and it says so.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 from collections import Counter
@@ -88,14 +89,20 @@ class Standing:
         return {**{key: value for key, value in said.items() if key != "head"}, "counted": counts}
 
     def _write(self, said: dict[str, Any]) -> None:
+        page = markdown(said)
+        said["counted"]["page"] = _digest(page)
+        statement = to_json(said)
         # The ledger as it is: by this it is seen later whether its end is missing.
-        kept = {"num_charges": len(self._ledger), "head": self._ledger.head}
-        marked = {"schema": DETAILS_SCHEMA, "not_to_be_published": True, **kept}
-        self._files.write(self._files.details, to_json(marked))
+        kept = {"num_charges": len(self._ledger), "head": self._ledger.head, "statement": _digest(statement)}
+        details = to_json({"schema": DETAILS_SCHEMA, "not_to_be_published": True, **kept})
         # Last what tells what is covered: what people read may say more than that, and never less.
-        self._files.write(self._files.privacy, markdown(said))
-        self._files.write(self._files.statement, to_json(said))
+        files = {self._files.details: details, self._files.privacy: page, self._files.statement: statement}
+        self._files.write_together({path.name: text for path, text in files.items()})
         self._covered = _read(said)
+
+
+def _digest(page: str) -> str:
+    return hashlib.sha256(page.encode()).hexdigest()
 
 
 def _releases(charges: Iterable[Charge]) -> _Releases:
@@ -115,11 +122,13 @@ def _read(said: Mapping[str, Any]) -> _Releases:
 
 
 def _covered(files: RunFolder, ledger: Ledger) -> _Releases:
-    """What the statement on disk counts; nothing if there is none, or it is not of this ledger."""
+    """What the statement on disk counts; nothing if there is none, it is not of this ledger, or its files were not written
+    together: a power cut may have kept some of them only."""
     try:
-        said = json.loads(files.statement.read_text())
-        # An older version had it in the statement.
-        head = said["head"] if "head" in said else json.loads(files.details.read_text())["head"]
-        return _read(said) if ledger.holds(head) and files.privacy.exists() else Counter()
+        statement, details = files.statement.read_text(), json.loads(files.details.read_text())
+        said = json.loads(statement)
+        of_one_writing = said["counted"]["page"] == _digest(files.privacy.read_text())
+        of_one_writing = of_one_writing and details["statement"] == _digest(statement)
+        return _read(said) if of_one_writing and ledger.holds(details["head"]) else Counter()
     except (OSError, ValueError, KeyError, TypeError, IndexError):
         return Counter()

@@ -27,6 +27,7 @@ from dpfl_plugin.gradients.base import (
 from dpfl_plugin.gradients.blocks import add_products, add_up, chunk_of
 from dpfl_plugin.gradients.fused import Fused
 from dpfl_plugin.gradients.stacked import Stack, StackedLayers
+from dpfl_plugin.gradients.wrapped import unwrapped
 
 # torch's softmax over 16 columns is 6 times as fast as over 10: a whole vector register.
 LANES = 16
@@ -164,6 +165,7 @@ def residuals(outputs: Tensor, labels: Tensor, loss: Loss) -> Tensor:
 
 def linear_layer(model: torch.nn.Module) -> torch.nn.Linear | None:
     """The one Linear layer of a model that is nothing else, or None."""
+    model = unwrapped(model)
     layers = [module for module in model.modules() if not list(module.children())]
     linear = [module for module in layers if isinstance(module, torch.nn.Linear)]
     plain = all(isinstance(module, torch.nn.Linear | torch.nn.Flatten | torch.nn.Identity) for module in layers)

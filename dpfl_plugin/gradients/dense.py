@@ -30,6 +30,7 @@ from dpfl_plugin.gradients.blocks import add_products, add_up, chunk_of
 from dpfl_plugin.gradients.closed_form import LANES, OF_LAYER, PADDING_BIAS, residuals, unknown_loss
 from dpfl_plugin.gradients.fused import Fused
 from dpfl_plugin.gradients.stacked import Stack, StackedLayers
+from dpfl_plugin.gradients.wrapped import unwrapped
 
 Backward = Callable[[Tensor, Tensor], Tensor]
 """(derivative by an activation's output, that output) -> derivative by its input, (b, h) each."""
@@ -208,6 +209,7 @@ def dense_layers(model: nn.Module) -> tuple[list[nn.Linear], list[nn.Module]] | 
 
 def _in_order(module: nn.Module) -> list[nn.Module] | None:
     """What a Sequential of Sequentials calls, one after the other; None for any other module with parts."""
+    module = unwrapped(module)
     if type(module) is not nn.Sequential:
         return None if list(module.children()) else [module]
     parts = [_in_order(part) for part in module]

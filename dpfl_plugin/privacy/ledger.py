@@ -73,6 +73,7 @@ class Ledger:
         self._check = ""
         self._file: BinaryIO | None = None
         self._usable = True
+        self._unsynced = True  # of lines that were read, too, it is not known whether they are on disk
         if self.path is None:
             return
         try:
@@ -206,13 +207,14 @@ class Ledger:
             LedgerError: it is not; nothing that was appended since the last sync may leave.
         """
         self._require_usable()
-        if self._file is None:
+        if self._file is None or not self._unsynced:
             return
         try:
             self._file.flush()
             os.fsync(self._file.fileno())
         except OSError as error:
             raise self._failed(error) from error
+        self._unsynced = False
 
     def close(self) -> None:
         """Sync and close; the charges stay readable."""
@@ -267,6 +269,7 @@ class Ledger:
             return
         body = _canonical(content)
         check = _checksum(self._check, body)
+        self._unsynced = True
         try:
             self._file.write(body[:-1] + b',"check":"' + check.encode() + b'"}\n')
         except OSError as error:
@@ -303,7 +306,8 @@ class Ledger:
             raise self._failed(error) from error
         if rest and not complete:
             self.note(_torn(len(rest), f"set aside in {aside.name}"))
-        self.sync()
+        if rest:
+            self.sync()
 
     # Reading
 

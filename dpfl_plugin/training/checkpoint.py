@@ -28,6 +28,7 @@ from dpfl_plugin.training.folder import naming, sync_folder, to_json
 
 SCHEMA = 4
 VECTORS: Final = ("server", "silos")
+NO_VECTORS: Final = request_digest({}).hex()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,8 @@ def save(folder: Path, checkpoint: Checkpoint, access: Access = "owner") -> None
     for name, vectors in zip(VECTORS, (checkpoint.server, checkpoint.silos), strict=True):
         path = temporary / f"{name}.safetensors"
         digests[name] = request_digest(vectors).hex()
+        if not vectors:  # which the digest says: a file less to wait for
+            continue
         with naming(path), _as_of_the_system():
             save_file({key: value.contiguous() for key, value in vectors.items()}, path)
             path.chmod(FILES[access])  # till then nobody enters its folder who may not
@@ -104,7 +107,10 @@ def load(folder: Path) -> Checkpoint | None:
         return None
     newest = _all(folder)[-1]
     try:
-        server, silos = (load_file(newest / f"{name}.safetensors") for name in VECTORS)
+        server, silos = (
+            {} if facts["digests"][name] == NO_VECTORS else load_file(newest / f"{name}.safetensors")
+            for name in VECTORS
+        )
     except (OSError, ValueError, SafetensorError) as error:
         raise _unreadable(newest, error) from error
     for name, vectors in zip(VECTORS, (server, silos), strict=True):

@@ -15,25 +15,47 @@ from dpfl_plugin.access import Access, make_folder, opener
 from dpfl_plugin.errors import BusyError, ConfigError, is_full
 
 
-def write_atomic(path: Path, content: bytes | str, access: Access | None = None) -> None:
+def write_atomic(
+    path: Path, content: bytes | str, access: Access | None = None, *, outlasts_power: bool = True
+) -> None:
     """Write a whole file or nothing: temporary, fsync, rename.
 
     Args:
         access: who may read it; None: as the umask says, and no more than may read the folder.
+        outlasts_power: whether it has to be there, and whole, after a power cut, too: that takes most of the time.
     """
-    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-    temporary.unlink(missing_ok=True)  # a process of this number that crashed: its mode may be any
+    write_together(path.parent, {path.name: content}, access, outlast_power=outlasts_power)
+
+
+def write_together(
+    folder: Path, contents: Mapping[str, bytes | str], access: Access | None = None, *, outlast_power: bool = True
+) -> None:
+    """Write some files of one folder, each whole or not at all, and all of them before it returns.
+
+    They are renamed in their order. A power cut before the end may leave any of them as it was: which of these are of
+    one writing has to be told by what they hold.
+
+    Args:
+        contents: by name; access, outlast_power: see `write_atomic`.
+    """
+    temporary = {name: folder / f".{name}.tmp-{os.getpid()}" for name in contents}
     try:
-        with naming(path), open(temporary, "wb", opener=opener(access)) as file:
-            file.write(content.encode() if isinstance(content, str) else content)
-            file.flush()
-            os.fsync(file.fileno())
+        for name, content in contents.items():
+            temporary[name].unlink(missing_ok=True)  # a process of this number that crashed: its mode may be any
+            with naming(folder / name), open(temporary[name], "wb", opener=opener(access)) as file:
+                file.write(content.encode() if isinstance(content, str) else content)
+                file.flush()
+                if outlast_power:
+                    os.fsync(file.fileno())
     except OSError:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)  # on a full disk, what is there of it takes room from others
+        for path in temporary.values():
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)  # on a full disk, what is there of it takes room from others
         raise
-    os.replace(temporary, path)
-    sync_folder(path.parent)
+    for name, path in temporary.items():
+        os.replace(path, folder / name)
+    if outlast_power:
+        sync_folder(folder)
 
 
 @contextlib.contextmanager
@@ -165,6 +187,10 @@ class RunFolder:
     def write(self, path: Path, content: bytes | str) -> None:
         """Write a file of this folder, the whole of it or nothing."""
         write_atomic(path, content, self.access)
+
+    def write_together(self, contents: Mapping[str, bytes | str]) -> None:
+        """Write files of this folder, by their names: see the function."""
+        write_together(self.path, contents, self.access)
 
     def append(self, path: Path, text: str) -> None:
         """Add to a file of this folder."""

@@ -39,11 +39,12 @@ class Grant:
         self._slots = {silo: Slots(slots) for silo, slots in planned.items()}
         self._ledger, self._lifetime, self._agreement = ledger, lifetime, agreement
         if lifetime is not None:
-            known = lifetime.of(agreement)
-            ledger.append(known)  # a crash came between the two, or this one was lost or set back
+            heads = lifetime.head, ledger.head
+            ledger.append(lifetime.of(agreement))  # a crash came between the two, or this one was lost or set back
             lifetime.append(agreement, list(ledger))  # or it was begun before there were limits
-            lifetime.sync()
-            ledger.sync()
+            if (lifetime.head, ledger.head) != heads:
+                lifetime.sync()
+                ledger.sync()
         self._take(ledger)
 
     def lacking(self, charges: Sequence[Charge]) -> Lack | None:

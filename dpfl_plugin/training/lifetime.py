@@ -68,8 +68,9 @@ class Reservation:
 class Lifetime:
     """The lifetime ledger of the data that ``limits`` name; to be had by `opened`."""
 
-    def __init__(self, limits: Limits, ledger: Ledger, marker: Path, secret: bytes) -> None:
+    def __init__(self, limits: Limits, ledger: Ledger, marker: Path, secret: bytes, marked: str | None = None) -> None:
         self.limits, self._ledger, self._marker, self._secret = limits, ledger, marker, secret
+        self._marked = marked  # the checksum that the marker holds
 
     @property
     def reservations(self) -> list[Reservation]:
@@ -164,6 +165,11 @@ class Lifetime:
         """Whether noise was named so in another agreement, which then has what is charged under that name."""
         return self._ledger.run_of(noise_id) not in (None, agreement)
 
+    @property
+    def head(self) -> str:
+        """The checksum of the ledger's last line."""
+        return self._ledger.head
+
     def append(self, agreement: str, charges: Sequence[Charge]) -> None:
         """Charge what is about to leave; safe after `sync`."""
         assert self._ledger.runs and self._ledger.runs[-1]["noise"] == agreement, "begin it first"
@@ -172,7 +178,9 @@ class Lifetime:
     def sync(self) -> None:
         """Return once everything appended is on disk."""
         self._ledger.sync()
-        write_atomic(self._marker, to_json({"head": self._ledger.head}))
+        if self._marked != self._ledger.head:
+            write_atomic(self._marker, to_json({"head": self._ledger.head}))
+            self._marked = self._ledger.head
 
     def line(self, epsilon: float, delta: float, folder: Path) -> str:
         """What a run begins with in the log of its silo."""
@@ -220,8 +228,9 @@ def opened(limits: Limits) -> Iterator[Lifetime]:
                 f"unit: {limits.unit} contradicts the lifetime ledger of these data, which counts for unit: {found}",
                 f"set unit: {found}, or name other data",
             )
-        lifetime = Lifetime(limits, ledger, marker, _secret(limits.folder / SECRET))
-        lifetime.sync()
+        lifetime = Lifetime(limits, ledger, marker, _secret(limits.folder / SECRET), head)
+        if head != ledger.head:
+            lifetime.sync()
         yield lifetime
 
 

@@ -1,8 +1,11 @@
-"""A silo's statement is never behind its ledger: not at any charge, and not wherever its process is killed."""
+"""A silo's statement is never behind its ledger: at no charge, and wherever its process is killed, or power is cut."""
 
+import itertools
 import json
 import os
+import re
 import shutil
+import stat
 from pathlib import Path
 
 import pytest
@@ -104,6 +107,95 @@ def test_the_statement_is_never_behind_the_ledger(tmp_path, watched, plan):
     assert len(seen) > 200 and any(seen)
     assert said["views"]["server"]["epsilon"] == pytest.approx(spent, rel=1e-9), "in the end it is what was spent"
     assert said["num_charges"] == said["counted"]["in_ledger"]
+
+
+class Disk:
+    """What a power cut may leave of a folder.
+
+    Of each name what it was when the folder was last synced, or what it is; of each file what it held when it was last
+    synced, or what it holds. In any combination: file systems keep no order that nobody asked for.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._held: list[int] = []  # open files, whose numbers nobody else gets
+        self._names: dict[str, int] = {}
+        self._synced: dict[int, bytes] = {}
+
+    def sync(self, handle: int) -> None:
+        """It was asked to be on the disk."""
+        if not stat.S_ISDIR(os.fstat(handle).st_mode):
+            self._held.append(os.dup(handle))
+            self._synced[os.fstat(handle).st_ino] = Path(f"/proc/self/fd/{handle}").read_bytes()
+        elif self.folder.exists() and os.path.samestat(os.fstat(handle), os.stat(self.folder)):
+            self._names = {path.name: path.stat().st_ino for path in self.folder.iterdir()}
+
+    def may_hold(self, name: str) -> set[bytes | None]:
+        """None: there is no such file."""
+        path = self.folder / name
+        found = {self._synced.get(self._names[name], b"") if name in self._names else None}
+        return found | ({path.read_bytes(), self._synced.get(path.stat().st_ino, b"")} if path.exists() else {None})
+
+    def close(self) -> None:
+        for handle in self._held:
+            os.close(handle)
+
+
+FILES = ("ledger.jsonl", "ledger.json", "privacy.md")
+
+
+def test_a_power_cut_leaves_a_statement_that_is_not_behind(tmp_path, monkeypatch, watched):
+    """At any moment; and a silo that is started again from what is left charges nothing that is not stated."""
+    folder, left = tmp_path / "silo-0", tmp_path / "left"
+    disk, seen, torn, real = Disk(folder), set(), [], os.fsync
+
+    def synced(handle):
+        real(handle)
+        disk.sync(handle)
+
+    def look(what):
+        if not folder.exists():
+            return
+        for state in set(itertools.product(*map(disk.may_hold, FILES))) - seen:
+            seen.add(state)
+            put(left, state)
+            check(left)
+            if state[0] and page_is_older(state[1:]) and not torn:
+                torn.append(shutil.copytree(folder, tmp_path / "torn", ignore=shutil.ignore_patterns(".*")))
+                put(torn[0], state)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    watched(look)
+    gone_on = 0
+    with one_silo(tmp_path, rounds=18, privacy={**NOISY, "noise_multiplier": 4.0}) as made:
+        for _ in range(18):
+            message = made.server.begin()
+            answer = made.silos[0].answer(message)
+            if torn:
+                with SimulatedSilo(made.agreement, 0, module(), records()[0], torn[0]) as again:
+                    again.answer(message)
+                    gone_on += check(torn[0])
+                shutil.rmtree(torn.pop())
+            made.server.receive(0, answer)
+            assert made.server.end()
+    disk.close()
+    assert len(seen) > 60 and gone_on > 10
+
+
+def put(folder: Path, state) -> None:
+    folder.mkdir(exist_ok=True)
+    for name, content in zip(FILES, state, strict=True):
+        (folder / name).unlink(missing_ok=True)
+        if content is not None:
+            (folder / name).write_bytes(content)
+
+
+def page_is_older(pages: list[bytes | None]) -> bool:
+    """Whether `privacy.md` counts fewer charges than `ledger.json`."""
+    if not all(pages):
+        return False
+    (count,) = re.findall(r"The numbers count (\d+) charges", pages[1].decode())
+    return int(count) < json.loads(pages[0])["num_charges"]
 
 
 def test_what_is_counted_ahead_is_little_and_within_the_budget(tmp_path):

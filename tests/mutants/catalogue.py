@@ -3062,15 +3062,35 @@ OWNERS = (
     ),
     Mutant(
         "half-a-statement",
-        "of a statement's two files the one that tells what is covered is written first",
+        "after a power cut the page is taken to count what the file for programs beside it counts",
         "adapters/standing.py",
-        "        self._files.write(self._files.privacy, markdown(said))\n"
-        "        self._files.write(self._files.statement, to_json(said))\n",
-        "        self._files.write(self._files.statement, to_json(said))\n"
-        "        self._files.write(self._files.privacy, markdown(said))\n",
-        (
-            "tests/adapters/test_standing.py::test_a_silo_that_is_killed_and_started_again_after_every_round_is_never_behind",
-        ),
+        'whole = said["counted"]["page"] == _digest(files.privacy.read_text())',
+        "whole = files.privacy.exists()",
+        (f"{STANDING}::test_a_power_cut_leaves_a_statement_that_is_not_behind",),
+    ),
+    Mutant(
+        "a-statement-that-may-not-be-on-disk",
+        "a silo charges what is in a statement that a power cut may take back",
+        "training/folder.py",
+        "    if outlast_power:\n        sync_folder(folder)\n",
+        "",
+        (f"{STANDING}::test_a_power_cut_leaves_a_statement_that_is_not_behind",),
+    ),
+    Mutant(
+        "charges-that-were-read-are-taken-to-be-on-disk",
+        "a ledger that is opened, and was not synced by the process before, is not synced before a value leaves",
+        "privacy/ledger.py",
+        "        self._unsynced = True  # of lines that were read",
+        "        self._unsynced = False  # of lines that were read",
+        (LEDGER + "::test_what_a_killed_process_did_not_sync_is_synced_before_anything_leaves",),
+    ),
+    Mutant(
+        "any-forward-is-that-of-its-layers",
+        "a model whose forward does more than its layers is trained as if it were these",
+        "gradients/wrapped.py",
+        "same = code.co_code == _HANDS_ON.co_code and code.co_names == (name,) and arguments == (2, 0, 0)",
+        "same = name in code.co_names and arguments == (2, 0, 0)",
+        ("tests/gradients/test_wrapped.py::test_what_does_more_is_itself",),
     ),
     Mutant(
         "expanded-rows",

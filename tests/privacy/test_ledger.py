@@ -259,6 +259,23 @@ def test_after_a_sync_all_of_it_is_in_the_file(tmp_path: Path) -> None:
             assert set(Ledger.open(path, append=False)) == {charge(round) for round in range(t + 1)}
 
 
+def test_what_a_killed_process_did_not_sync_is_synced_before_anything_leaves(
+    three: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A ledger that is read may have lines of which nobody knows that they are on disk; what is known to be is not
+    waited for again."""
+    waits: list[int] = []
+    with Ledger.open(three) as ledger:
+        monkeypatch.setattr(os, "fsync", waits.append)
+        ledger.append(list(ledger)[:1])  # known, and not written again
+        for expected in (1, 1):
+            ledger.sync()
+            assert len(waits) == expected
+        ledger.append([charge(77)])
+        ledger.sync()
+    assert len(waits) == 2
+
+
 def test_after_a_failed_sync_nothing_more_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = Ledger(tmp_path / "ledger.jsonl")
     ledger.append([charge()])
