@@ -68,7 +68,7 @@ def test_links_in_the_documents_lead_somewhere():
         ROOT / "README.md",
         ROOT / "CONTRIBUTING.md",
         ROOT / "SECURITY.md",
-        *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
         *ROOT.glob("examples/*/*.md"),
     ]:
         for target in re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text()):

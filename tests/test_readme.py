@@ -1,4 +1,4 @@
-"""The README's commands, as they are printed and in their order: each works after those before it."""
+"""The commands of docs/commands.md, as they are printed and in their order: each works after those before it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,16 @@ from tests.cli.command import dpfl
 pytestmark = [pytest.mark.slow, pytest.mark.flaky(reruns=1)]
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+COMMANDS = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
 
 
 def commands() -> list[str]:
-    """The lines of the block that follows the configuration, without what they say of themselves."""
-    (block,) = [text for text in re.findall(r"```sh\n(.*?)```", README, re.DOTALL) if "dpfl run my-run.yaml" in text]
-    return [re.split(r"\s+#", line)[0] for line in block.splitlines() if line.strip()]
+    """The lines of the page's block, without what they say of themselves; the README shows some of them."""
+    (block,) = re.findall(r"```sh\n(.*?)```", COMMANDS, re.DOTALL)
+    (shown,) = [text for text in re.findall(r"```sh\n(.*?)```", README, re.DOTALL) if "my-run.yaml" in text]
+    lines, few = ([re.split(r"\s+#", line)[0] for line in text.splitlines() if line.strip()] for text in (block, shown))
+    assert set(few) <= set(lines)
+    return lines
 
 
 def silos(folder: Path) -> None:

@@ -1,0 +1,120 @@
+"""What tutorials say is what happens: their files, their code, and the numbers that do not depend on noise."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import runpy
+import shlex
+import shutil
+import sys
+import threading
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from dpfl_plugin.adapters import Silo
+from dpfl_plugin.core.rounding import odds
+from tests.cli.command import dpfl
+
+ROOT = Path(__file__).parents[1]
+TUTORIALS = ROOT / "docs" / "tutorials"
+HOSPITALS = ROOT / "examples" / "hospitals"
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (TUTORIALS / f"{page}.md").read_text(encoding="utf-8"), re.DOTALL)
+
+
+@pytest.fixture
+def hospitals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the example with its records; the working folder."""
+    folder = tmp_path / "my-hospitals"
+    shutil.copytree(HOSPITALS, folder)
+    monkeypatch.chdir(folder)
+    runpy.run_path(str(folder / "make_silos.py"))
+    return folder
+
+
+def program(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_hospitals_configuration_is_the_examples_and_trains(hospitals: Path) -> None:
+    (shown,) = blocks("hospitals", "yaml")
+    assert shown == (HOSPITALS / "hospitals.yaml").read_text(encoding="utf-8")
+    done = dpfl("run", "hospitals.yaml", "--set", "rounds=2")
+    assert done.code == 0, done.err
+    assert "(coast)" in done.out + done.err  # each file is a silo, known by its name
+
+
+def test_six_hospitals_train_over_files(hospitals: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As threads instead of processes, without limits: records reach a silo from its own file only."""
+    federation = program(hospitals / "federation.py")
+    monkeypatch.setitem(federation.SETTINGS, "rounds", 2)
+    monkeypatch.setattr(
+        federation,
+        "Silo",
+        lambda agreement, silo, *rest: Silo(
+            agreement, silo, *rest, hospitals / f"silo-{silo}", surroundings="simulation"
+        ),
+    )
+    files = sorted(Path("silos").glob("*.csv"))
+    others = [threading.Thread(target=federation.answer, args=(i, str(file))) for i, file in enumerate(files)]
+    for one in others:
+        one.start()
+    federation.serve()
+    for one in others:
+        one.join()
+    state = torch.load("model.pt")
+    assert len(files) == 6 and all(value.isfinite().all() and value.any() for value in state.values())
+    for silo in range(6):
+        assert "a factor of at most e^4 (about 55 times)" in (hospitals / f"silo-{silo}" / "privacy.md").read_text()
+
+
+def test_what_plan_and_account_print(hospitals: Path) -> None:
+    """Each line that is shown is among those printed, but for the widths of columns."""
+    tried = 0
+    for block in blocks("epsilon", "console"):
+        command, *shown = block.splitlines()
+        words = shlex.split(command.removeprefix("$ dpfl "))
+        if words[0] in ("plan", "account"):  # what others print depends on noise
+            printed = {" ".join(line.split()) for line in dpfl(*words).out.splitlines()}
+            assert {" ".join(line.split()) for line in shown} <= printed
+            tried += 1
+    assert tried == 2
+
+
+@pytest.mark.parametrize("page", ["README", "docs/faq", "docs/tutorials/epsilon", "docs/tutorials/hospitals"])
+def test_odds(page: str) -> None:
+    text = (ROOT / f"{page}.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([\d.]+) \| (about [\d.,]+ times) \|", text, re.MULTILINE)
+    rows += re.findall(r"e\^([\d.]+) (?:is )?\(?(about [\d.,]+ times)", text)
+    assert rows
+    assert rows == [(epsilon, odds(float(epsilon))) for epsilon, _ in rows]
+
+
+def test_the_algorithm_trains_and_without_its_brake_it_is_fedavg(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, contract = blocks("algorithm", "python")
+    (config,) = blocks("algorithm", "yaml")
+    assert 'algorithm = {"module": "brake:Brake"' in contract
+    (tmp_path / "brake.py").write_text(code)
+    (tmp_path / "brake.yaml").write_text(config)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "brake", None)  # what is imported here is gone afterwards
+    del sys.modules["brake"]
+    assert dpfl("run", "brake.yaml", "--set", "rounds=2").code == 0
+    plain = ["--variant", "braking, not private", "--json", "--set", "rounds=2"]
+    plain += ["--set", "privacy.sampler=full", "--set", "privacy.record_rate=null"]  # else each draws its own batches
+    brake = dpfl("run", "brake.yaml", *plain, "--set", "algorithm.brake=0").json
+    fedavg = dpfl("run", "brake.yaml", *plain, "--set", "algorithm.name=fedavg").json
+    assert brake["id"] != fedavg["id"]
+    assert brake["test_accuracy"] == fedavg["test_accuracy"]
