@@ -122,8 +122,8 @@ def _read(said: Mapping[str, Any]) -> _Releases:
 
 
 def _covered(files: RunFolder, ledger: Ledger) -> _Releases:
-    """What the statement on disk counts; nothing if there is none, it is not of this ledger, or its files were not written
-    together: a power cut may have kept some of them only."""
+    """What the statement on disk counts; nothing if there is none, it is not of this ledger, or its files were not
+    written together: a power cut may have kept some of them only."""
     try:
         statement, details = files.statement.read_text(), json.loads(files.details.read_text())
         said = json.loads(statement)

@@ -29,7 +29,7 @@ class Dataset:
     or of the privacy statement, has to know (see `NOT_PUBLIC`); part_of: how many silos there are, where the records
     are only those of the silos that this process holds (see `Ownership`), with a group for each; silo_names: of the
     groups 0, 1, ..., and columns: of flat features, where they have names; notes: what the owner of the records should
-    look at before training, which may tell of single records; class_names: of the labels 0, 1, ..., where they have any.
+    look at before training, which may tell of single records; class_names: of the labels 0, 1, ..., if they have any.
     """
 
     features: Features
