@@ -25,7 +25,7 @@ from typing import Any, Final
 from dpfl_plugin.privacy.events import Charge, SampledGaussian
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.training.accounting import PrivacyAccount
-from dpfl_plugin.training.folder import RunFolder, to_json
+from dpfl_plugin.training.folder import RunFolder, to_json, write_atomic
 from dpfl_plugin.training.published import DETAILS_SCHEMA
 from dpfl_plugin.training.statement import markdown
 
@@ -95,9 +95,10 @@ class Standing:
         # The ledger as it is: by this it is seen later whether its end is missing.
         kept = {"num_charges": len(self._ledger), "head": self._ledger.head, "statement": _digest(statement)}
         details = to_json({"schema": DETAILS_SCHEMA, "not_to_be_published": True, **kept})
+        # What a power cut took of it, or of the others, shows: then the statement is written anew.
+        write_atomic(self._files.details, details, self._files.access, outlasts_power=False)
         # Last what tells what is covered: what people read may say more than that, and never less.
-        files = {self._files.details: details, self._files.privacy: page, self._files.statement: statement}
-        self._files.write_together({path.name: text for path, text in files.items()})
+        self._files.write_together({self._files.privacy.name: page, self._files.statement.name: statement})
         self._covered = _read(said)
 
 

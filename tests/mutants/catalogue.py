@@ -3064,8 +3064,8 @@ OWNERS = (
         "half-a-statement",
         "after a power cut the page is taken to count what the file for programs beside it counts",
         "adapters/standing.py",
-        'whole = said["counted"]["page"] == _digest(files.privacy.read_text())',
-        "whole = files.privacy.exists()",
+        'of_one_writing = said["counted"]["page"] == _digest(files.privacy.read_text())',
+        "of_one_writing = files.privacy.exists()",
         (f"{STANDING}::test_a_power_cut_leaves_a_statement_that_is_not_behind",),
     ),
     Mutant(
