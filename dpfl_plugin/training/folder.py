@@ -24,11 +24,11 @@ def write_atomic(
         access: who may read it; None: as the umask says, and no more than may read the folder.
         outlasts_power: whether it has to be there, and whole, after a power cut, too: that takes most of the time.
     """
-    write_together(path.parent, {path.name: content}, access, outlast_power=outlasts_power)
+    write_together(path.parent, {path.name: content}, access, outlasts_power=outlasts_power)
 
 
 def write_together(
-    folder: Path, contents: Mapping[str, bytes | str], access: Access | None = None, *, outlast_power: bool = True
+    folder: Path, contents: Mapping[str, bytes | str], access: Access | None = None, *, outlasts_power: bool = True
 ) -> None:
     """Write some files of one folder, each whole or not at all, and all of them before it returns.
 
@@ -36,7 +36,7 @@ def write_together(
     one writing has to be told by what they hold.
 
     Args:
-        contents: by name; access, outlast_power: see `write_atomic`.
+        contents: by name; access, outlasts_power: see `write_atomic`.
     """
     temporary = {name: folder / f".{name}.tmp-{os.getpid()}" for name in contents}
     try:
@@ -45,7 +45,7 @@ def write_together(
             with naming(folder / name), open(temporary[name], "wb", opener=opener(access)) as file:
                 file.write(content.encode() if isinstance(content, str) else content)
                 file.flush()
-                if outlast_power:
+                if outlasts_power:
                     os.fsync(file.fileno())
     except OSError:
         for path in temporary.values():
@@ -54,7 +54,7 @@ def write_together(
         raise
     for name, path in temporary.items():
         os.replace(path, folder / name)
-    if outlast_power:
+    if outlasts_power:
         sync_folder(folder)
 
 
