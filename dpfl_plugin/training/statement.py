@@ -99,6 +99,10 @@ BITS = (
     "Releases are whole steps of a grid with exactly distributed noise; rounding is part of the sensitivity, and takes "
     "at most 0.2 % more noise. It is assumed that a row of a product of matrices depends on no other row's values."
 )
+OWN_CODE = (
+    "{what}: code that is not this package's decides what is released, or what it is charged as. That it does what it "
+    "says is taken on trust: no test of this package has seen it."
+)
 STATISTICAL_GENERATOR = "Noise comes from a statistical generator (SFC64), not a cryptographic one: see privacy.secure."
 
 
@@ -177,11 +181,23 @@ def statement(
             *(FAILURES if lost or run["status"] == "failed" else ()),
             *measurements,
             TIMES,
-            BITS,
+            *(() if _is_others(rules.mechanism) else (BITS,)),
+            *_own_code(rules, accountant),
             *(() if rules.secure else (STATISTICAL_GENERATOR,)),
         ],
         "notes": list(notes),
     }
+
+
+def _is_others(plugin: object) -> bool:
+    """Whether the class of a plugin is not this package's."""
+    return type(plugin).__module__.partition(".")[0] != "dpfl_plugin"
+
+
+def _own_code(rules: PrivacyRules, accountant: Accountant) -> list[str]:
+    parts = {"mechanism": rules.mechanism, "clip": rules.clipping, "accountant": accountant}
+    found = [f"privacy.{key}" for key, plugin in parts.items() if _is_others(plugin)]
+    return [OWN_CODE.format(what=", ".join(found))] if found else []
 
 
 def warnings(config: Config, rules: PrivacyRules, *, revealed: bool) -> list[str]:

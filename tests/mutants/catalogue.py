@@ -4123,6 +4123,14 @@ NAMING_OF_NOISE = (
         (MAIN_STATEMENT + "::test_the_default_seed_is_said_to_be_known",),
     ),
     Mutant(
+        "others-code-vouched-for",
+        "a statement says that releases are on the grid, whoever's mechanism makes them",
+        "training/statement.py",
+        "*(() if _is_others(rules.mechanism) else (BITS,)),",
+        "BITS,",
+        (MAIN_STATEMENT + "::test_what_others_code_releases_is_not_vouched_for",),
+    ),
+    Mutant(
         "simulated-model-published",
         "a statement calls the model of a simulation publishable at its epsilon",
         "training/statement.py",

@@ -165,3 +165,18 @@ def test_the_default_seed_is_said_to_be_known(tmp_path: Path) -> None:
 
     assert said("default", {"seed": None})
     assert not said("given", {}) and not said("secure", {"seed": None, "privacy": {"secure": True}})
+
+
+def test_what_others_code_releases_is_not_vouched_for(tmp_path: Path) -> None:
+    """A mechanism of the user's may be off the grid, or add less than it says."""
+    (tmp_path / "mine.py").write_text(
+        "from dpfl_plugin.privacy.mechanisms import Gaussian\n\n\nclass Mine(Gaussian):\n    __slots__ = ()\n"
+    )
+    said = {}
+    for own in (False, True):
+        mechanism = ["--set=privacy.mechanism={module: mine:Mine}"] if own else []
+        result = run(write(tmp_path), *mechanism)
+        said[own] = (Path(result["folder"]) / "privacy.md").read_text()
+    for own, text in said.items():
+        assert ("whole steps of a grid" in text) == (not own)
+        assert ("privacy.mechanism: code that is not this package's" in text.lower()) == own
