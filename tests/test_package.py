@@ -16,6 +16,7 @@ import yaml
 import dpfl_plugin
 from dpfl_plugin import registry
 from dpfl_plugin.cli import main as main_module
+from dpfl_plugin.cli.project_commands import START
 
 DISTRIBUTION = "dpfl-plugin"
 PYPROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
@@ -44,6 +45,14 @@ def test_help_starts_without_heavy_imports() -> None:
     done = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert "run" in done.stdout
+
+
+def test_the_help_is_in_groups_and_begins_where_a_newcomer_does() -> None:
+    """A command without a group would stand before all of them."""
+    shown = [command for command in main_module.app.registered_commands if not command.hidden]
+    panels = [command.rich_help_panel for command in shown]
+    assert all(isinstance(panel, str) for panel in panels), [command.name or command.callback for command in shown]
+    assert list(dict.fromkeys(panels)) == [START, main_module.TRAIN, main_module.PRIVACY, main_module.TOOLS]
 
 
 def test_dpfl_is_a_command() -> None:
