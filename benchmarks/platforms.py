@@ -4,6 +4,10 @@ The example projects of Flower and FedML, as they were (`plain`), and with the l
 with differential privacy. Runs take turns; a round is timed by the platform's own server, from one to the next, so that
 no start-up is in it. A deployment is FedML's cross-silo on ranks: a process for the server and for each silo, whose
 owners have set limits; each trains a small CNN once through 2,000 records of CIFAR's size, in batches of 32.
+
+What is the adapter's own: FedML's sp and the deployment have the same private rounds without any platform beside them
+(`benchmarks.in_process`); of silos in processes of their own, one silo's share of such a round.
+
 Needs `launchers/env flower` and `launchers/env fedml`.
 """
 
@@ -20,7 +24,7 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -29,7 +33,13 @@ from benchmarks.machine import facts
 from benchmarks.pages import ROOT, put
 from benchmarks.table import table
 
-VARIANTS: Final = {"as it was": "plain", "ours, noise 0 (not private)": "private", "ours, private": "private"}
+WITHOUT: Final = "ours, private, without the platform"
+VARIANTS: Final = {
+    "as it was": "plain",
+    "ours, noise 0 (not private)": "private",
+    "ours, private": "private",
+    WITHOUT: "private",
+}
 ROUNDS: Final = 10  # of the examples
 DEPLOYED: Final = 2  # silos
 FLOWER, FEDML = ROOT / "examples" / "flower_existing_project", ROOT / "examples" / "fedml_existing_project"
@@ -55,6 +65,16 @@ def _stamped(method):
 FedAvgAPI._client_sampling = _stamped(FedAvgAPI._client_sampling)
 FedAVGAggregator.client_sampling = _stamped(FedAVGAggregator.client_sampling)
 FedMLAggregator.client_selection = _stamped(FedMLAggregator.client_selection)
+"""
+IN_PROCESS: Final = """
+if __name__ == "__main__":
+    import yaml
+
+    from benchmarks.in_process import run
+
+    with open("fedml_config.yaml") as file:
+        settings = yaml.safe_load(file)["dpfl_args"]["dpfl"]
+    run(settings, Net(), load_data()[5], _stamp)
 """
 CNN: Final = """
 class Net(nn.Module):
@@ -95,11 +115,13 @@ class Place:
     environment: Callable[[Path], dict[str, str]]
     silos: int = 5
     rounds: int = ROUNDS
+    without: bool = False  # whether the same is timed without it
 
     @property
     def variants(self) -> list[str]:
         """Without noise no owner's limits hold, and a deployment does not begin."""
-        return [variant for variant in VARIANTS if self.silos != DEPLOYED or "noise 0" not in variant]
+        found = [variant for variant in VARIANTS if self.silos != DEPLOYED or "noise 0" not in variant]
+        return found if self.without else [variant for variant in found if variant != WITHOUT]
 
 
 def _flower_environment(scratch: Path) -> dict[str, str]:
@@ -140,7 +162,13 @@ PLACES: Final = (
         ],
         _flower_environment,
     ),
-    Place("FedML, sp", FEDML, lambda project, scratch: _fedml(project, str(BIN / "python")), _fedml_environment),
+    Place(
+        "FedML, sp",
+        FEDML,
+        lambda project, scratch: _fedml(project, str(BIN / "python")),
+        _fedml_environment,
+        without=True,
+    ),
     Place(
         "FedML, MPI (6 ranks)",
         FEDML,
@@ -158,6 +186,7 @@ PLACES: Final = (
         _fedml_environment,
         silos=DEPLOYED,
         rounds=5,
+        without=True,
     ),
 )
 
@@ -177,7 +206,7 @@ def seconds(place: Place, variant: str) -> list[float]:
             limits = scratch / f"limits-{rank}.yaml"
             limits.write_text(f"folder: {scratch / f'owner-{rank}'}\nepsilon: 100\ndelta: 0.001\n")
             limits.chmod(0o600)
-        _prepare(place, project, noise="noise 0" not in variant)
+        _prepare(place, project, variant)
         environment = {
             **os.environ,
             **place.environment(scratch),
@@ -187,8 +216,12 @@ def seconds(place: Place, variant: str) -> list[float]:
             "DPFL_BENCHMARK_LIMITS": str(scratch / "limits-{}.yaml"),
         }
         with (scratch / "log").open("wb") as log:
+            command = place.command(project, scratch)
+            if variant == WITHOUT:
+                environment["OMPI_COMM_WORLD_RANK"] = "1"  # whose limits it is to have: it asks for none
+                command = [str(BIN / "python"), str(project / "main.py")]
             one = subprocess.Popen(
-                place.command(project, scratch),
+                command,
                 cwd=project,
                 env=environment,
                 stdout=log,
@@ -204,17 +237,18 @@ def seconds(place: Place, variant: str) -> list[float]:
         stamps = _stamps(times)
         if len(stamps) < place.rounds:
             raise RuntimeError(f"{place.name}, {variant}: {(scratch / 'log').read_text()[-3000:]}")
-    return [after - before for before, after in itertools.pairwise(stamps[1:])]
+    share = place.silos if variant == WITHOUT and place.silos == DEPLOYED else 1  # silos of a deployment work at once
+    return [(after - before) / share for before, after in itertools.pairwise(stamps[1:])]
 
 
 def _stamps(times: Path) -> list[float]:
     return [float(line) for line in times.read_text().split()] if times.exists() else []
 
 
-def _prepare(place: Place, project: Path, noise: bool) -> None:
+def _prepare(place: Place, project: Path, variant: str) -> None:
     settings = project / ("pyproject.toml" if place.example == FLOWER else "fedml_config.yaml")
     text = settings.read_text()
-    if not noise:
+    if "noise 0" in variant:
         text, found = re.subn(r"epsilon(\W+)8\.0", r"noise_multiplier\g<1>0.0", text)
         assert found == 1, settings
     if "MPI" in place.name:
@@ -243,6 +277,8 @@ def _prepare(place: Place, project: Path, noise: bool) -> None:
     for mark, more in marks.items():
         assert text.count(mark) == 1, (code, mark)
         text = text.replace(mark, more.removeprefix("\n") + mark)
+    if variant == WITHOUT:
+        text = text.partition('\nif __name__ == "__main__":')[0] + IN_PROCESS
     code.write_text(text)
 
 
@@ -261,10 +297,10 @@ def lines(example: Path) -> tuple[int, int]:
     return tuple(sum(line.startswith(sign) for line in changed) for sign in "+-")  # type: ignore[return-value]
 
 
-def rounds_table(runs: int) -> str:
+def rounds_table(runs: int, places: Sequence[Place] = PLACES) -> str:
     """Seconds of a round: medians over all rounds; ratios of medians, run by run, and their median."""
     rows = []
-    for place in PLACES:
+    for place in places:
         found: dict[str, list[float]] = {variant: [] for variant in place.variants}
         for _ in range(runs):
             for variant in place.variants:
@@ -287,7 +323,11 @@ def lines_table() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=3, help="of each variant (default: 3)")
+    parser.add_argument("--only", default="", help="places whose name has this; the page stays as it is")
     arguments = parser.parse_args()
+    if arguments.only:
+        print(rounds_table(arguments.runs, [place for place in PLACES if arguments.only in place.name]))
+        return
     put("docs/adapters.md", "lines table", lines_table())
     known = facts()
     about = f"{known['date']}, {known['processor']}, {known['cores this process may use']} cores, not idle"

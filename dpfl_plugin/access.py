@@ -23,6 +23,8 @@ def make_folder(path: Path, access: Access) -> None:
     Raises:
         OSError: it cannot be made.
     """
+    if path.is_dir():
+        return
     for folder in reversed((path, *path.parents)):
         try:
             folder.mkdir(mode=FOLDERS[access])

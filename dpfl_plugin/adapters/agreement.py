@@ -67,6 +67,11 @@ class Agreement:
         Raises:
             ConfigError: the model is not the one that was agreed on.
         """
+        self.check(model)
+        return self.layout.flatten(dict(model.named_parameters())).cpu()
+
+    def check(self, model: nn.Module) -> None:
+        """Raise ConfigError unless the model is the one that was agreed on."""
         if Layout.of(model) != self.layout:
             raise ConfigError(
                 f"this {type(model).__name__} has other trainable parameters than the model that was agreed on."
@@ -77,7 +82,6 @@ class Agreement:
                 "options, or tensors that are plain attributes differ. Make these buffers (register_buffer), which "
                 "travel, and build the same model everywhere."
             )
-        return self.layout.flatten(dict(model.named_parameters())).cpu()
 
     def write(self, vector: Tensor, model: nn.Module) -> None:
         """Set the model's trainable parameters to ``vector`` (d,)."""

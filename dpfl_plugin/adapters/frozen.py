@@ -32,23 +32,26 @@ class Frozen:
         path: where it is kept, from the first round on.
         model: as the silo's process made it; a copy is used.
 
+    Attributes:
+        seen: the model with these values, to be looked at only. digest: of them, see `fixed_digest`.
+
     Raises:
         DataError: the file is damaged, or of another model.
     """
 
     def __init__(self, path: Path, model: nn.Module) -> None:
-        self._path, self._model, self._kept = path, copy.deepcopy(model), path.exists()
+        self._path, self.seen, self._kept = path, copy.deepcopy(model).eval(), path.exists()
         if self._kept:
-            unpack(_read(path, pack(model).numel()), self._model)
-        self._digest = fixed_digest(self._model)
+            unpack(_read(path, pack(model).numel()), self.seen)
+        self.digest = fixed_digest(self.seen)
 
     def model(self) -> nn.Module:
-        """A copy of the model, with these values."""
-        return copy.deepcopy(self._model)
+        """A copy of the model, with these values, in eval mode."""
+        return copy.deepcopy(self.seen)
 
     def write_to(self, model: nn.Module) -> None:
         """Set them in a model that is built alike."""
-        unpack(pack(self._model), model)
+        unpack(pack(self.seen), model)
 
     def take(self, message: Message) -> bool:
         """Compare with what the server has, and take what it sent where that is another; whether it was.
@@ -57,7 +60,7 @@ class Frozen:
             MessageError: it is another, and was not sent; or the server had others when this silo began.
         """
         wanted = value_of(message.header, "fixed", str)
-        if wanted == self._digest:
+        if wanted == self.digest:
             return False
         if self._kept:
             raise MessageError(
@@ -72,14 +75,13 @@ class Frozen:
             )
         if digest_of(sent) != wanted:
             raise MessageError("the frozen layers that came with it are not those that it names.")
-        unpack(sent, self._model)
-        self._digest = wanted
+        unpack(sent, self.seen)
+        self.digest = wanted
         return True
 
     def keep(self) -> None:
         """Write them to the folder, if there are any."""
-        packed = pack(self._model)
-        if not self._kept and packed.numel():
+        if not self._kept and (packed := pack(self.seen)).numel():
             write_atomic(self._path, save({"fixed": packed}))
             self._kept = True
 

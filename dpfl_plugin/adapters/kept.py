@@ -34,7 +34,6 @@ from dpfl_plugin.config.schema import Config
 from dpfl_plugin.data.base import Silo, digest, training_digest
 from dpfl_plugin.gradients.base import Loss
 from dpfl_plugin.models.attributes import Attributes, describe
-from dpfl_plugin.models.fixed import fixed_digest, structure
 from dpfl_plugin.training.build import Parts
 from dpfl_plugin.training.host import begun
 
@@ -84,9 +83,12 @@ class Decided:
     loss: Loss | None
 
     @classmethod
-    def by(cls, config: Config, model: nn.Module, loss: Loss | None) -> Decided:
-        attributes = describe({"the model": model, "the loss": loss})
-        return cls(config, structure(model), fixed_digest(model), attributes, loss)
+    def by(cls, config: Config, structure: str, fixed: str, model: nn.Module, loss: Loss | None) -> Decided:
+        """
+        Args:
+            structure, fixed: of the model, see `models.fixed`.
+        """
+        return cls(config, structure, fixed, describe({"the model": model, "the loss": loss}), loss)
 
     def same(self, other: Decided) -> bool:
         """Whether the same comes of both; False where that cannot be told."""

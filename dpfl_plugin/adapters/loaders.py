@@ -238,29 +238,33 @@ def _identity(dataset: Any, index: int) -> Hashable:
 
 
 def _address(x: Tensor, row: int) -> Hashable:
-    return "memory", str(x.device), x.data_ptr() + row * x.stride(0) * x.element_size()
+    place = x.data_ptr() + row * x.stride(0) * x.element_size()
+    return place if x.device.type == "cpu" else ("memory", str(x.device), place)
 
 
-def _rows(x: Tensor, chosen: Sequence[int] | slice) -> list[Hashable]:
-    """`_address` of many rows; none where they have no places."""
+def _rows(x: Tensor, chosen: Sequence[int] | slice) -> Sequence[Hashable]:
+    """`_address` of many rows, of all of them as a range; none where they have no places."""
     if not x.numel():
         return []
-    device, first, step = str(x.device), x.data_ptr(), x.stride(0) * x.element_size()
-    rows = range(len(x)) if isinstance(chosen, slice) else [row % len(x) for row in chosen]
-    return [("memory", device, first + row * step) for row in rows]
+    if isinstance(chosen, slice) and x.device.type == "cpu" and x.stride(0):
+        step = x.stride(0) * x.element_size()
+        return range(x.data_ptr(), x.data_ptr() + len(x) * step, step)
+    return [_address(x, row) for row in (range(len(x)) if isinstance(chosen, slice) else [r % len(x) for r in chosen])]
 
 
 def _addresses(x: Any) -> list[Hashable] | None:
     """Where each row lies in memory, the same of rows that are one (a row that was expanded); None where they have no
     places."""
     if isinstance(x, np.ndarray) and x.ndim and x.size:
-        return [("memory", "cpu", x.ctypes.data + row * x.strides[0]) for row in range(len(x))]
+        return [x.ctypes.data + row * x.strides[0] for row in range(len(x))]
     if isinstance(x, Tensor) and x.dim() and x.numel() and x.layout == torch.strided:
         return [_address(x, row) for row in range(len(x))]
     return None
 
 
 def _check_once(identities: Sequence[Hashable] | None) -> None:
+    if isinstance(identities, range):  # of rows at equal distances
+        return
     seen: set[Hashable] = set()
     for place, identity in enumerate(identities or ()):
         if identity in seen:

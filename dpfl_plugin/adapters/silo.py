@@ -158,7 +158,7 @@ class Silo:
         kept: Kept | None = None,
     ) -> None:
         require(0 <= id < agreement.num_silos, "silo id", id, f"be in 0..{agreement.num_silos - 1}")
-        agreement.flatten(model)  # it is the one that was agreed on
+        agreement.check(model)
         self.id, self._agreement, self._draw = id, agreement, draw or _fresh_draw
         limits = limits or silo_limits(surroundings, own=id if surroundings == "simulation" else None)
         if limits is not None:
@@ -188,8 +188,7 @@ class Silo:
     ) -> None:
         agreement = self._agreement
         self._frozen = Frozen(self._files.path / FROZEN, model)
-        model = self._frozen.model().eval()
-        mine = silo_of(records, model)
+        mine = silo_of(records, self._frozen.seen)
         require(
             (agreement.setting.num_records or 0) <= len(mine.train_y),
             "num_records",
@@ -199,17 +198,18 @@ class Silo:
         self._hashed = kept.hashed if kept is not None and kept.hashed.same(mine) else hashed(mine)
         mine, sha256 = self._hashed.records, self._hashed.digest
         known = _begun(self._files, self.id, agreement.run, sha256)
-        if known is None and hasattr(records, "__len__") and digest(silo_of(records, model)) != sha256:
+        if known is None and hasattr(records, "__len__") and digest(silo_of(records, self._frozen.seen)) != sha256:
             raise DataError(
                 f"silo {self.id}: its data give other records when they are read again: loaders must not change "
                 "records at random (augmentation). Leave that out; nothing was released."
             )
         self._config = _own(agreement, seeded=self._draw is not _fresh_draw)
-        self._loss, self._decided = loss, Decided.by(self._config, model, loss)
+        self._loss = loss
+        self._decided = self._decide()
         if kept is not None and kept.serves(self._hashed, self._decided, known):
             parts, config_text = kept.again(), kept.config_text
         else:
-            parts = self._build(model, None if known is None else known["noise_multiplier"])
+            parts = self._build(None if known is None else known["noise_multiplier"])
             config_text = to_yaml(self._config)
         self._made, self._sound = Made(self._hashed, self._decided, parts, config_text), True
         self._host, self._rules, self._accountant = parts.host, parts.rules, parts.accountant
@@ -253,7 +253,11 @@ class Silo:
         budget = self._config.privacy.epsilon
         self._standing = Standing(self._files, ledger, self._account, budget, self._stated)
 
-    def _build(self, model: nn.Module, noise_multiplier: float | None) -> Parts:
+    def _decide(self) -> Decided:
+        frozen = self._frozen
+        return Decided.by(self._config, self._agreement.structure, frozen.digest, frozen.seen, self._loss)
+
+    def _build(self, noise_multiplier: float | None) -> Parts:
         agreement, mine, found = self._agreement, self._hashed.records, self._hashed
         # Of the others nothing is known here, and nothing of them is needed: as if all were like this one.
         survey = Survey(
@@ -266,7 +270,7 @@ class Silo:
         )
         holding = Holding(survey, {self.id: mine}, training={self.id: found.training})
         hold = lambda config, base: holding  # noqa: E731
-        return build(self._config, Path(), noise_multiplier, hold=hold, module=model, loss=self._loss)
+        return build(self._config, Path(), noise_multiplier, hold=hold, module=self._frozen.model(), loss=self._loss)
 
     def _keep(self, kept: Kept) -> None:
         if self._sound:
@@ -364,9 +368,8 @@ class Silo:
         """Have the server's frozen layers and buffers, before anything is computed from records."""
         try:
             if self._frozen.take(message):
-                model = self._frozen.model().eval()
-                self._decided = Decided.by(self._config, model, self._loss)
-                parts = self._build(model, self._made.parts.noise_multiplier)
+                self._decided = self._decide()
+                parts = self._build(self._made.parts.noise_multiplier)
                 self._made = replace(self._made, decided=self._decided, parts=parts)
                 self._host = parts.host
             self._frozen.keep()

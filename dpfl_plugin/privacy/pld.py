@@ -387,6 +387,7 @@ class _Composition:
         self.dl = factors[0].step.dl
         self.releases = sum(f.count * f.rounds for f in factors)
         self.infinite = sum(f.count * f.rounds * f.step.infinite for f in factors)  # union bound
+        self._uppers: dict[float, float] = {}
 
     def log_mgf(self, tilt: float) -> float:
         """log E exp(tilt * L) of the composition; its infinite losses aside."""
@@ -416,6 +417,12 @@ class _Composition:
         )
         return math.exp(float(found.x))
 
+    def _upper(self, level: float) -> float:
+        """A tilt for a good bound on the upper end; looked for once for all curves."""
+        if level not in self._uppers:
+            self._uppers[level] = self._minimise(lambda t: (self.log_mgf(t) + level) / t)
+        return self._uppers[level]
+
     def _window(self, tilt: float, delta: float) -> tuple[int, int, float]:
         """First grid index, length, and a bound on the probability of a loss beyond.
 
@@ -423,7 +430,7 @@ class _Composition:
         wrapped into the window, which raises the bound a little.
         """
         level = math.log(1 / (_TAIL * delta))
-        upper = self._minimise(lambda t: (self.log_mgf(t) + level) / t)
+        upper = self._upper(level)
         last = math.ceil((self.log_mgf(upper) + level) / upper / self.dl)
         here = self.log_mgf(tilt)
         lower = self._minimise(lambda t: (self.log_mgf(tilt - t) - here + level) / t)

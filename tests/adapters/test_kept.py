@@ -1,6 +1,7 @@
 """A silo that is opened for every message is made once in a process, and computes what one that stays open does."""
 
 import functools
+import pkgutil
 
 import numpy as np
 import pytest
@@ -134,6 +135,19 @@ def test_what_decides_is_compared_and_made_anew_where_it_is_another(tmp_path, ma
         data[0][0, 0] = np.nextafter(float(data[0][0, 0]), np.inf)  # one bit, in place
     with pytest.raises(DataError, match="the records are not those that this silo began with"):
         opened()
+
+
+def test_a_silo_that_is_kept_looks_at_its_model_once_for_a_message(tmp_path, monkeypatch):
+    """How it is built, and what of it does not train, is worked out once; nothing is copied for an engine."""
+    server, silo = one(tmp_path / "silo", Kept())
+    a_round(server, silo)
+    found = []
+    for name in ("agreement.structure", "frozen.fixed_digest", "frozen.Frozen.model"):
+        path = f"dpfl_plugin.adapters.{name}"
+        real = pkgutil.resolve_name(path)
+        monkeypatch.setattr(path, lambda *args, name=name, real=real: (found.append(name), real(*args))[1])
+    a_round(server, silo)
+    assert found == ["agreement.structure", "frozen.fixed_digest"]
 
 
 def test_what_an_error_left_is_made_anew(tmp_path, made, monkeypatch):
