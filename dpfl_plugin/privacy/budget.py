@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from dpfl_plugin.errors import ConfigError
-from dpfl_plugin.privacy.accountants import Accountant
+from dpfl_plugin.privacy.accountants import Accountant, wavers
 from dpfl_plugin.privacy.calibration import max_rounds
 from dpfl_plugin.privacy.events import Term
 from dpfl_plugin.privacy.pld import check_delta, normalise
@@ -87,6 +87,22 @@ class Budget:
                 self._most[one] = max_rounds(self.accountant, one, (), self.epsilon, self.delta, _LIMIT)
             return terms[0].rounds <= self._most[one]
         return self.holds(terms)
+
+    def most_known(self, term: Term) -> int:
+        """Up to how many rounds of a term alone are known to fit; those that `fits` was asked for among them."""
+        if self.epsilon == math.inf:
+            return _LIMIT
+        one = replace(term, rounds=1)
+        together = [other.rounds for fitting in self._fitting for other in fitting if replace(other, rounds=1) == one]
+        return max(self._most.get(one, 0), *together, 0)
+
+    def clears(self, terms: Terms) -> bool:
+        """Whether a composition stays so far within the budget that `fits` says yes to all that costs no more.
+
+        False where that is not known. Unlike `holds`, it has no effect on later answers.
+        """
+        most = self.epsilon / (1 + wavers(self.accountant, terms))
+        return most > 0 and self.accountant.epsilon(terms, self.delta) <= most
 
     def holds(self, terms: Terms) -> bool:
         """Whether a composition's own epsilon is within the budget; if so, so are all its parts from here on."""

@@ -133,25 +133,29 @@ class Ledger:
             LedgerError: a charge makes no sense (then none is added), or the file cannot be written.
         """
         self._require_usable()
-        groups: dict[tuple[int, tuple[float, float], SampledGaussian, int], dict[str, set[int]]] = {}
+        groups: dict[tuple[int, int, int], tuple[Charge, dict[str, set[int]]]] = {}
         new: dict[Key, int] = {}
+        names, checked = self.tally.names, None
         for charge in charges:
-            _check_charge(charge)
-            key = self.tally.key(charge)
+            _check_charge(charge, checked)
+            checked = charge
+            kind = names.kind(charge.share, charge.release)
+            key = packed(charge.round, charge.silo, kind, names.noise(charge.noise_id))
             if max(self.tally.count(key), new.get(key, 0)) >= charge.count:
                 continue
             new[key] = charge.count
-            group = groups.setdefault((charge.round, charge.share, charge.release, charge.count), {})
+            group = groups.setdefault((charge.round, kind, charge.count), (charge, {}))[1]
             group.setdefault(charge.noise_id, set()).add(charge.silo)
-        for (round_, share, release, count), silos in groups.items():
+        for first, silos in groups.values():
             named: dict[tuple[int, ...], list[str]] = {}
             for noise_id, members in silos.items():
                 named.setdefault(tuple(sorted(members)), []).append(noise_id)
             noise = [[ranges, ids] for ranges, ids in ((_to_ranges(m), sorted(i)) for m, i in named.items())]
+            release = first.release
             self._write(
                 {
-                    "round": round_,
-                    "share": list(share),
+                    "round": first.round,
+                    "share": list(first.share),
                     "release": {
                         "noise_multiplier": release.noise_multiplier,
                         "sampler": release.sampler,
@@ -159,7 +163,7 @@ class Ledger:
                         "neighbouring": release.neighbouring,
                         "unit": release.unit,
                     },
-                    "count": count,
+                    "count": first.count,
                     "silos": noise,
                 }
             )
@@ -375,18 +379,20 @@ def _checksum(previous: str, body: bytes) -> str:
     return hashlib.sha256(previous.encode() + body).hexdigest()[:16]
 
 
-def _check_charge(charge: Charge) -> None:
+def _check_charge(charge: Charge, sound: Charge | None) -> None:
+    """Raise LedgerError if it makes no sense; ``sound`` is one that does."""
+    number, silo, count = charge.round, charge.silo, charge.count
+    integers = type(number) is type(silo) is type(count) is int and number >= 0 and silo >= 0 and count >= 1
+    alike = sound is not None and charge.release is sound.release and charge.share is sound.share
+    if not (integers and (alike or _makes_sense(charge)) and charge.noise_id):
+        raise LedgerError(f"{charge} makes no sense: numbers must be finite, and a share a part of [0, 1).")
+
+
+def _makes_sense(charge: Charge) -> bool:
+    """Whether its release and its share do."""
     first, last = charge.share
     numbers = (charge.release.noise_multiplier, charge.release.rate, first, last)
-    integers = (charge.round, charge.silo, charge.count)
-    if (
-        not all(math.isfinite(x) for x in numbers)
-        or not all(type(x) is int and x >= 0 for x in integers)
-        or charge.count < 1
-        or not 0 <= first < last <= 1
-        or not charge.noise_id
-    ):
-        raise LedgerError(f"{charge} makes no sense: numbers must be finite, and a share a part of [0, 1).")
+    return all(math.isfinite(x) for x in numbers) and 0 <= first < last <= 1
 
 
 def _to_ranges(numbers: Iterable[int]) -> list[list[int]]:

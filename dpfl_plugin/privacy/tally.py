@@ -44,8 +44,19 @@ class Names:
         self._kinds: dict[Kind, int] = {}
         self._patterns: list[tuple[Any, ...]] = []
         self._pattern_numbers: dict[tuple[Any, ...], int] = {}
+        # What was asked for last, as a round's silos do one after the other: most of the work would be to hash it.
+        self._last_kind: tuple[Share | None, SampledGaussian | None, int] = (None, None, 0)
+        self._last_noise: tuple[str | None, int] = (None, 0)
 
     def kind(self, share: Share, release: SampledGaussian) -> int:
+        last_share, last_release, number = self._last_kind
+        if release is last_release and share == last_share:
+            return number
+        number = self._number(share, release)
+        self._last_kind = share, release, number
+        return number
+
+    def _number(self, share: Share, release: SampledGaussian) -> int:
         kind = share, release
         number = self._kinds.get(kind)
         if number is None:
@@ -55,6 +66,14 @@ class Names:
 
     def noise(self, noise_id: str) -> int:
         """BEFORE.32 HEX DIGITS.AFTER as the number of (BEFORE, AFTER) and that of the digits; all else as a whole."""
+        last, number = self._last_noise
+        if noise_id == last and type(noise_id) is str:
+            return number
+        number = self._noise(noise_id)
+        self._last_noise = noise_id, number
+        return number
+
+    def _noise(self, noise_id: str) -> int:
         found = _DIGESTED.fullmatch(noise_id) if type(noise_id) is str else None
         pattern: tuple[Any, ...] = (noise_id,) if found is None else (found[1], found[3])
         number = self._pattern_numbers.get(pattern)

@@ -111,22 +111,38 @@ class Spending:
     """
 
     def __init__(self, charges: Iterable[Charge] = ()) -> None:
-        self._counts: dict[int, Counter[tuple[Share, SampledGaussian]]] = {}
+        self._counts: dict[int, dict[int, int]] = {}  # silo -> {kind: releases}, by the numbers of `Names`
+        self._totals: dict[int, int] = {}
         self._seen = charges if isinstance(charges, Tally) else Tally()
         for (silo, kind), count in self._seen.totals().items():
-            self._counts.setdefault(silo, Counter())[self._seen.names.kinds[kind]] += count
+            self._count(silo, kind, count)
         if charges is not self._seen:
             self.add(charges)
 
     def add(self, charges: Iterable[Charge]) -> None:
         """Add charges. The same bits released again count once, as in the ledger."""
+        names = self._seen.names
         for charge in charges:
             more = self._seen.know(self._seen.key(charge), charge.count)
             if more > 0:
-                self._counts.setdefault(charge.silo, Counter())[charge.share, charge.release] += more
+                self._count(charge.silo, names.kind(charge.share, charge.release), more)
+
+    def _count(self, silo: int, kind: int, more: int) -> None:
+        counts = self._counts.setdefault(silo, {})
+        counts[kind] = counts.get(kind, 0) + more
+        self._totals[silo] = self._totals.get(silo, 0) + more
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._counts)
+
+    def kind(self, planned: Planned) -> int:
+        """The number of a kind of release, for `made`."""
+        return self._seen.names.kind(planned.share, planned.release)
+
+    def made(self, silo: int, kind: int) -> tuple[int, int]:
+        """(how many releases of one kind, how many in all) the silo made."""
+        counts = self._counts.get(silo)
+        return (0, 0) if counts is None else (counts.get(kind, 0), self._totals[silo])
 
     def compositions(self, silo: int, planned: Iterable[Planned] = ()) -> tuple[Terms, ...]:
         """The silo's compositions, one for each group of overlapping shares, were ``planned`` released too.
@@ -135,14 +151,25 @@ class Spending:
             ConfigError: neighbouring relations or units are mixed.
             UnsupportedError: see `share_groups`.
         """
-        counts = Counter(self._counts.get(silo, Counter()))
+        return _compose(self._parts(silo, planned))
+
+    def composition(self, silo: int, planned: Iterable[Planned], share: Share) -> Terms:
+        """Of `compositions` the one that releases on ``share`` are in."""
+        parts = self._parts(silo, planned)
+        groups = share_groups((of for of, _ in parts), parts[0][1].release.unit)
+        return normalise(term for of, term in parts if groups[of] == groups[share])
+
+    def _parts(self, silo: int, planned: Iterable[Planned]) -> list[tuple[Share, Term]]:
+        kinds = self._seen.names.kinds
+        counts = Counter({kinds[kind]: count for kind, count in self._counts.get(silo, {}).items()})
         for plan in planned:
             counts[plan.share, plan.release] += plan.count
-        return _compose([(share, Term(release=r, count=n, rounds=1)) for (share, r), n in counts.items()])
+        return [(share, Term(release=r, count=n, rounds=1)) for (share, r), n in counts.items()]
 
     def noise_multipliers(self) -> set[float]:
         """Of all releases that were made."""
-        return {release.noise_multiplier for counts in self._counts.values() for _, release in counts}
+        kinds = self._seen.names.kinds
+        return {kinds[kind][1].noise_multiplier for counts in self._counts.values() for kind in counts}
 
     def envelope(self, silos: Iterable[int]) -> list[Planned]:
         """Releases that dominate those of each of ``silos``.
@@ -153,7 +180,8 @@ class Spending:
         kinds: defaultdict[tuple[Share, SampledGaussian], list[dict[float, int]]] = defaultdict(list)
         for silo in silos:
             own: defaultdict[tuple[Share, SampledGaussian], dict[float, int]] = defaultdict(dict)
-            for (share, release), count in self._counts.get(silo, Counter()).items():
+            for number, count in self._counts.get(silo, {}).items():
+                share, release = self._seen.names.kinds[number]
                 own[share, replace(release, noise_multiplier=0.0)][release.noise_multiplier] = count
             for kind, counts in own.items():
                 kinds[kind].append(counts)
@@ -634,7 +662,7 @@ def undominated(compositions: Iterable[Terms]) -> list[Terms]:
     """The compositions that may be worst: not those that another is at least as costly as, term by term."""
     kept: list[Terms] = []
     for terms in sorted(set(compositions), key=_size, reverse=True):
-        if not any(_dominates(other, terms) for other in kept[:_KEPT_LIMIT]):
+        if not any(dominates(other, terms) for other in kept[:_KEPT_LIMIT]):
             kept.append(terms)
     return kept
 
@@ -647,7 +675,7 @@ def _size(terms: Terms) -> tuple[float, ...]:
     )
 
 
-def _dominates(more: Terms, less: Terms) -> bool:
+def dominates(more: Terms, less: Terms) -> bool:
     """Whether ``less`` is a post-processing of ``more``, or has the smaller privacy profile, term by term.
 
     More noise, fewer releases and less participation are post-processing; the profile of a sampled release grows

@@ -16,10 +16,11 @@ from dpfl_plugin.algorithms.base import RoundPlan, Setting
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.errors import ConfigError, PluginError
 from dpfl_plugin.oracle import PrivacyRules
-from dpfl_plugin.privacy.accountants import MOST_LEVELS, Accountant, rounded_down
+from dpfl_plugin.privacy.accountants import MOST_LEVELS, Accountant, rounded_down, wavers
 from dpfl_plugin.privacy.budget import Budget
 from dpfl_plugin.privacy.calibration import max_rounds, most, worst_epsilon
 from dpfl_plugin.privacy.events import Charge, SampledGaussian, Term
+from dpfl_plugin.privacy.headroom import Headroom, Stretch
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.pld import normalise
 from dpfl_plugin.privacy.prior import Prior
@@ -186,11 +187,15 @@ class PrivacyAccount:
                 self._awaited[charge.round, self._beside.kind(charge)].append(charge)
         in_rounds = [] if stating else self._in_rounds(final)
         self._spending = Spending(in_rounds)
+        # With a schedule every round is of a kind of its own, of which nothing is worth remembering.
+        known = self._budget is not None and not rules.varies
+        self._headroom = Headroom(self._budget, self._spending) if self._budget is not None and known else None
         # Rounds that the checkpoint does not know, and how often each round was released.
         self._found = _rounds_in(in_rounds)
         self._rounds, self._distinct = {*self._found, *self.costs}, {*self._found.values(), *self.costs.values()}
         self._eligible = list(range(setting.num_silos))  # below the cap
         self._repeated = False  # whether some round was released more than once, with fresh noise
+        self._stretch = Stretch()
         self._noise_ids: defaultdict[int, set[str]] = defaultdict(set)
         self._participations: defaultdict[int, set[tuple[int, str]]] = defaultdict(set)
         self._note(final)
@@ -220,6 +225,8 @@ class PrivacyAccount:
 
     def _not_repeated(self, charges: Sequence[Charge]) -> list[Charge]:
         """What the ledger holds of these rounds, and was to be made again bit for bit, but is asked otherwise now."""
+        if not self._awaited:
+            return []
         made, found = {charge.noise_id for charge in charges}, list[Charge]()
         for place in sorted({(charge.round, self._beside.kind(charge)) for charge in charges}, key=repr):
             found += [old for old in self._awaited.pop(place, ()) if old.noise_id not in made]
@@ -276,7 +283,11 @@ class PrivacyAccount:
         if cost.probability < 1 and cost.most is None:
             self._length = cost.num_releases if self._length is None else self._length
             self._check_length(cost.num_releases, self._length, "as many as in other rounds")
-        self.costs[round] = self._dearer(round, cost)
+        cost = self._dearer(round, cost)
+        if self.costs.get(round, self._found.get(round, cost)) != cost:
+            self._stretch.forget()
+        self._stretch.begun(cost)
+        self.costs[round] = cost
         self._rounds.add(round)
         self._distinct.add(self.costs[round])
 
@@ -297,6 +308,7 @@ class PrivacyAccount:
         self._found = _rounds_in(in_rounds)
         self._rounds, self._distinct = {*self._found, *self.costs}, {*self._found.values(), *self.costs.values()}
         self._most, self._cleared, self._alike_plans = {}, _Cleared(), {}
+        self._stretch.forget()
         self._awaited.clear()
 
     def was_released(self, kind: Kind, silo: int, round: int, noise_id: str) -> bool:
@@ -317,13 +329,35 @@ class PrivacyAccount:
             if len(counted) == 1 and not self._repeated and not self._noise_ids.get(round):
                 # As below, without looking at every round again: all count alike, and each was released once.
                 return len(self._rounds) + (round not in self._rounds) <= self._most_cached(counted.pop())
+            kind, prior, number = cost, self.prior, len(self._rounds) + 1
+            new = round not in self._rounds and not self._noise_ids.get(round)
+            if new and self._stretch.covers(kind, prior, number):
+                return True
             costs = _drawn(self._dearest({**self._found, **self.costs, round: cost}), self.prior)
             cost = costs[round]
             again = self._released_again(costs, {round: {*self._noise_ids.get(round, ()), "the next"}})
             if not again and set(costs.values()) == {cost}:  # all alike: one search serves all rounds
                 return len(costs) <= self._most_cached(cost)
-            return self._third_party(costs, again, self.prior).epsilon <= self._budget.epsilon
+            fits = self._third_party(costs, again, self.prior).epsilon <= self._budget.epsilon
+            if fits and new:
+                self._stretch.learn(kind, prior, number, lambda more: self._clears(costs, again, {cost: more}))
+            return fits
         return self._affords_drawn(cost, plan)
+
+    def _clears(self, costs: Mapping[int, RoundCost], again: Sequence[Charge], more: Mapping[RoundCost, int]) -> bool:
+        """Whether so many more rounds fit a third party's budget, by more than the accountant wavers."""
+        assert self._budget is not None
+        last, later, by = max(costs) + 1, dict(costs), 0.0
+        for cost, number in more.items():
+            later.update(dict.fromkeys(range(last, last + number), cost))
+        for silo in self._silos():
+            terms = self.prior.terms(silo, third_party=True)
+            for cost in set(later.values()):
+                for one, likely in itertools.product(self._planned(silo, cost), (cost.probability, 1.0)):
+                    terms.append(Term(release=one.release, count=one.count, rounds=1, participation=likely))
+            by = max(by, wavers(self._accountant, terms))
+        most = self._budget.epsilon / (1 + by)
+        return most > 0 and self._third_party(later, again, self.prior).epsilon <= most
 
     def look_ahead(self, rounds: Counter[RoundCost]) -> None:
         """Have the budget know whether rounds with these costs, so many of each, all fit: then so do fewer.
@@ -344,8 +378,14 @@ class PrivacyAccount:
         """Whether those who were drawn for the next round stay within a budget in the server's view."""
         assert self._budget is not None
         earlier = self.prior.realised
+        if self._headroom is not None and self._headroom.covers(cost, plan.participants, earlier):
+            return True
         planned = {silo: [*self._planned(silo, cost), *earlier.get(silo, ())] for silo in plan.participants}
-        return bool(self._budget.allows(self._spending, planned))
+        allowed = bool(self._budget.allows(self._spending, planned))
+        if allowed and self._headroom is not None:
+            of_round = {silo: self._planned(silo, cost) for silo in planned}
+            self._headroom.learn(cost, of_round, earlier)
+        return allowed
 
     def _affords_ahead(self, round: int, plan: RoundPlan) -> bool:
         """Whether the next round stays within the budget, whoever is drawn, where rounds differ in their noise.
@@ -797,14 +837,13 @@ class PrivacyAccount:
 
         As with a schedule that answers anew each time, or a plugin that is another one at a silo's rank.
         """
-        for charge in self._in_rounds(charges):
-            cost = self.costs.get(charge.round)
-            if cost is None:
-                continue
-            kind = self._num_records[charge.silo], cost
-            if kind not in self._plans:
-                self._plans[kind] = {one.release: one.count for one in self._planned(charge.silo, cost)}
-            if charge.count > self._plans[kind].get(charge.release, 0):
+        place, cost, plan = (-1, 0), None, dict[SampledGaussian, int]()
+        for charge in charges:
+            if (charge.round, self._num_records[charge.silo]) != place:  # silos of one size follow each other
+                place = charge.round, self._num_records[charge.silo]
+                cost = self.costs.get(charge.round)
+                plan = self._counts(charge.silo, cost) if cost is not None else {}
+            if cost is not None and charge.count > plan.get(charge.release, 0) and self._beside.kind(charge) is None:
                 levels = ", ".join(f"{count} of noise_multiplier {noise:g}" for noise, count in cost.levels)
                 raise PluginError(
                     f"silo {charge.silo} made {charge.count} releases of noise_multiplier "
@@ -812,6 +851,13 @@ class PrivacyAccount:
                     f"{levels or 'none'}: the mechanism and the factors of privacy.schedule must be the same whenever, "
                     "and wherever, they are asked for. Nothing of this left the silo."
                 )
+
+    def _counts(self, silo: int, cost: RoundCost) -> dict[SampledGaussian, int]:
+        """{release: how many} that such a round makes of a silo."""
+        kind = self._num_records[silo], cost
+        if kind not in self._plans:
+            self._plans[kind] = {one.release: one.count for one in self._planned(silo, cost)}
+        return self._plans[kind]
 
     def _note(self, charges: Iterable[Charge]) -> None:
         for charge in charges:
@@ -823,7 +869,9 @@ class PrivacyAccount:
                 self._least[kind] = min(noise, self._least.get(kind, noise))
                 continue
             self._noise_ids[charge.round].add(charge.noise_id)
-            self._repeated = self._repeated or len(self._noise_ids[charge.round]) > 1
+            if len(self._noise_ids[charge.round]) > 1:
+                self._repeated = True
+                self._stretch.forget()
             self._participations[charge.silo].add((charge.round, charge.noise_id))
             if self._cap is not None and len(self._participations[charge.silo]) >= self._cap:
                 self._retire(charge.silo)

@@ -65,6 +65,8 @@ PLD = "tests/privacy/test_pld.py"
 ACCOUNTANTS = "tests/privacy/test_accountants.py"
 CONTRACT = "tests/privacy/test_accountant_contract.py"
 BUDGET = "tests/privacy/test_budget.py"
+HEADROOM = "tests/privacy/test_headroom.py"
+LONG_RUNS = "tests/training/test_long_runs.py"
 PROSPECT = "tests/training/test_prospect.py"
 SCHEDULES = "tests/cli/test_schedules.py"
 SCHEDULE_COSTS = "tests/training/test_schedules.py"
@@ -2210,6 +2212,49 @@ BUDGETING = (
     ),
 )
 
+AHEAD = (
+    Mutant(
+        "room-without-the-next-round",
+        "a silo's room in the budget is compared with what it spent, not with what the round to come adds",
+        "privacy/headroom.py",
+        "or of_kind + room.count > room.most:",
+        "or of_kind > room.most:",
+        (HEADROOM + "::test_round_by_round_it_is_the_check",),
+    ),
+    Mutant(
+        "room-whatever-else-was-spent",
+        "what is known of a silo's room outlives releases of other kinds",
+        "privacy/headroom.py",
+        "if in_all - of_kind != room.others or",
+        "if",
+        (HEADROOM + "::test_what_else_was_released_takes_room",),
+    ),
+    Mutant(
+        "room-beside-something-else",
+        "what is known of a silo's room outlives a change of what is composed with it",
+        "privacy/headroom.py",
+        "if room is None or room.beside != beside.get(silo, ()):",
+        "if room is None:",
+        (HEADROOM + "::test_what_else_was_released_takes_room",),
+    ),
+    Mutant(
+        "stretch-over-a-second-release",
+        "a third party's rounds are known to fit although one was released again with fresh noise",
+        "training/accounting.py",
+        "                self._repeated = True\n                self._stretch.forget()\n",
+        "                self._repeated = True\n",
+        (LONG_RUNS + "::test_what_a_third_party_is_promised_is_looked_at_again",),
+    ),
+    Mutant(
+        "stretch-over-other-rounds",
+        "a third party's rounds are known to fit although a dearer one came between",
+        "privacy/headroom.py",
+        "        if not _same(kind, self._kind):\n            self.forget()\n",
+        "        pass\n",
+        (LONG_RUNS + "::test_what_a_third_party_is_promised_is_looked_at_again",),
+    ),
+)
+
 ALIKE = (
     Mutant(
         "alike-rounds-one-too-many",
@@ -2223,8 +2268,8 @@ ALIKE = (
         "alike-rounds-and-fresh-noise",
         "where all rounds are alike, one that was released again with fresh noise counts once",
         "training/accounting.py",
-        "self._repeated = self._repeated or len(self._noise_ids[charge.round]) > 1",
-        "pass",
+        "self._repeated = True\n",
+        "pass\n",
         (ACCOUNT + "::test_rounds_alike_count_fresh_noise",),
     ),
     Mutant(
@@ -4220,6 +4265,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *VIEWING,
     *ACCOUNTING,
     *BUDGETING,
+    *AHEAD,
     *ALIKE,
     *CAPPING,
     *SHARING,
