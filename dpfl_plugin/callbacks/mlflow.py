@@ -19,6 +19,8 @@ MOST_AT_ONCE: Final = 100  # parameters of one call
 LONGEST: Final = 6000  # characters of a parameter
 ENDED: Final = {"done": "FINISHED", "budget_exhausted": "FINISHED", "interrupted": "KILLED"}
 FAILED: Final = "FAILED"
+# Its own would have a run wait for many minutes, and silo ranks give up the server meanwhile.
+PATIENCE: Final = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2"}
 
 
 class MLflow(Tracker):
@@ -42,6 +44,8 @@ class MLflow(Tracker):
                 "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD in the environment."
             )
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # it would tell its makers of each call
+        for name, value in PATIENCE.items():
+            os.environ.setdefault(name, value)
         self._mlflow = needed("mlflow", "mlflow")
         self._given, self._experiment = uri or os.environ.get("MLFLOW_TRACKING_URI"), experiment
         self._id: str | None = None

@@ -16,7 +16,7 @@ class TensorBoard(Tracker):
     """Event files for TensorBoard.
 
     Args:
-        folder: they are in ``folder/<name>/<label or id>``; None for ``tensorboard`` in the run's own folder.
+        folder: they are in ``folder/<name>/<label>-<id>``; None for ``tensorboard`` in the run's own folder.
 
     Raises:
         ConfigError: the package is missing.
@@ -32,7 +32,8 @@ class TensorBoard(Tracker):
 
     def _place(self, run: RunInfo) -> Path:
         if self._folder is not None:
-            return self._folder / run.name / (run.label or run.id or "run")
+            named = "-".join(part for part in (run.label, run.id) if part)
+            return self._folder / run.name / named.replace("/", "_")
         if run.folder is None:
             raise ConfigError("TensorBoard: folder is missing: the run has no folder of its own to write to.")
         return run.folder / "tensorboard"
@@ -76,5 +77,5 @@ def _code(values: Mapping[str, Any]) -> str:
 
 
 def tensorboard(base: Path, *, folder: str | None = None) -> TensorBoard:
-    """Event files for TensorBoard, in the run's folder or in `folder/<name>/<label or id>`; nothing is sent."""
+    """Event files for TensorBoard, in the run's folder or in `folder/<name>/<label>-<id>`; nothing is sent."""
     return TensorBoard(None if folder is None else base / folder)

@@ -34,6 +34,11 @@ class WandB(Tracker):
         require(mode in ("offline", "online"), "mode", mode, "be offline or online")
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # it would send tracebacks to its makers
         self._wandb = needed("wandb", "wandb")
+        if not hasattr(self._wandb.Settings(), "x_save_requirements"):
+            raise ConfigError(
+                f"the tracker wandb cannot be used: wandb {self._wandb.__version__} is too old, and would gather more "
+                "than it is given. Install a newer one: pip install 'dpfl-plugin[wandb]'."
+            )
         self._project, self._entity, self._mode = project, entity, mode
         self._at: Any = None
 

@@ -1,4 +1,4 @@
-"""Progress: a bar in a terminal, plain lines in a batch log."""
+"""Progress: a bar in a terminal and in a notebook, plain lines in a batch log."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import Progress
 
 from dpfl_plugin.core.rounding import places
+from dpfl_plugin.training.bars import bar_on
 
 if TYPE_CHECKING:
     from dpfl_plugin.training import experiment
@@ -94,8 +95,7 @@ class BarReporter(_Warned):
 
     def start(self, rounds: int, done: int) -> None:
         self._pace.start(rounds, done)
-        columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[text]}"))
-        self._bar = Progress(*columns, console=self._console)
+        self._bar = bar_on(self._console)
         self._task = self._bar.add_task(self._label or "training", total=rounds, completed=done, text="")
         self._text = ""
         self._bar.start()
@@ -113,6 +113,13 @@ class BarReporter(_Warned):
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+
+
+def reporter_on(console: Console, label: str, verbose: bool = False) -> BarReporter | PlainReporter:
+    """A bar where a person looks on, lines elsewhere."""
+    if console.is_terminal or console.is_jupyter:
+        return BarReporter(label, console, verbose)
+    return PlainReporter(label, verbose)
 
 
 class _Pace:

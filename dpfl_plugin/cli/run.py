@@ -19,7 +19,7 @@ from rich.table import Table
 from dpfl_plugin import own_folders, registry
 from dpfl_plugin.cli import fitting, starting
 from dpfl_plugin.cli.plot import curves
-from dpfl_plugin.cli.progress import BarReporter, PlainReporter
+from dpfl_plugin.cli.progress import reporter_on
 from dpfl_plugin.config.load import Plan, Variant, base_of, load
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.rounding import places
@@ -142,7 +142,7 @@ def _run_one(
     """The result of one variant; what was warned of is added to ``told``."""
     label, config = variant.label or "", variant.config
     stop.listening = (config.rounds or 0) < MANY_ROUNDS
-    reporter = BarReporter(label, console, verbose) if console.is_terminal else PlainReporter(label, verbose)
+    reporter = reporter_on(console, label, verbose)
     folder = folder_of(config)
     finished = finished_result(folder) is not None
     result = run_session(

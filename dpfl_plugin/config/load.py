@@ -355,6 +355,7 @@ def json_schema() -> dict[str, Any]:
     block["oneOf"] = [{"required": ["name"]}, {"required": ["module"]}]
     for holder in (schema, *schema["$defs"].values()):
         for field in holder.get("properties", {}).values():
-            if field.get("$ref") == "#/$defs/Block":
-                field["anyOf"] = [{"type": "string"}, {"$ref": field.pop("$ref")}]
+            for place in (field, field.get("items", {})):  # one block, or a list of them
+                if place.get("$ref") == "#/$defs/Block":
+                    place["anyOf"] = [{"type": "string"}, {"$ref": place.pop("$ref")}]
     return schema

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import io
+import sys
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
-from dpfl_plugin.cli.progress import PlainReporter
+from dpfl_plugin.cli.progress import PlainReporter, reporter_on
+from dpfl_plugin.training import bars
 
 
 def test_time_left_is_told_until_the_last_round(capsys: pytest.CaptureFixture[str]) -> None:
@@ -29,3 +33,32 @@ def test_details_are_for_who_asks_for_them(capsys: pytest.CaptureFixture[str]) -
     for verbose in (False, True):
         PlainReporter("", verbose).detail("engine vmap: estimated 3 us")
         assert ("engine vmap" in capsys.readouterr().err) == verbose
+
+
+def test_in_a_notebook_one_output_is_replaced_until_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without ipywidgets, by what every IPython has."""
+    shown: list[tuple[str, str, bool]] = []
+
+    def display(content: dict[str, str], *, raw: bool, display_id: str, update: bool) -> None:
+        assert raw and set(content) == {"text/plain", "text/html"}
+        shown.append((content["text/plain"], display_id, update))
+
+    fake: Any = ModuleType("IPython.display")
+    fake.display = display
+    monkeypatch.setitem(sys.modules, "IPython.display", fake)
+    monkeypatch.setitem(sys.modules, "ipywidgets", None)
+    monkeypatch.setattr(bars, "BETWEEN", 0.0)
+    reporter = reporter_on(Console(file=io.StringIO(), force_jupyter=True), "fedavg")
+    reporter.start(4, 1)
+    for at in (2, 3, 4):
+        reporter.evaluated({"round": at, "train_loss": 1.0, "test_accuracy": 0.5, "epsilon": {"server": 1.25}})
+        reporter.ticked(SimpleNamespace(rounds=at))  # type: ignore[arg-type]
+    reporter.end()
+    assert len({one for _, one, _ in shown}) == 1 and [update for *_, update in shown] == [False, *[True] * 4]
+    assert "fedavg" in shown[0][0] and "4/4" in shown[-1][0] and "accuracy 0.5000  epsilon 1.25" in shown[-1][0]
+
+
+@pytest.mark.parametrize(("terminal", "kind"), [(True, "BarReporter"), (False, "PlainReporter")])
+def test_a_bar_is_for_terminals(terminal: bool, kind: str) -> None:
+    console = Console(file=io.StringIO(), force_terminal=terminal, force_jupyter=False)
+    assert type(reporter_on(console, "")).__name__ == kind

@@ -154,6 +154,8 @@ def test_the_schema_names_every_key() -> None:
     assert set(schema["properties"]) == {*Config.model_fields, "variants", "compare", "sweep"}
     assert {"grid", "list", "seeds"} <= set(schema["properties"]["sweep"]["properties"])
     assert schema["additionalProperties"] is False and set(schema["required"]) == {"algorithm", "privacy"}
+    for block in (schema["properties"]["trackers"]["items"], schema["properties"]["model"]):
+        assert {"type": "string"} in block["anyOf"], "a plugin's name alone is one, also in a list"
 
 
 def test_changed_records_draw_other_noise(tmp_path):
