@@ -1,12 +1,15 @@
 """Runs tests on a copy of the repository in which one piece of source text was replaced.
 
 A parent imports the libraries once, but nothing of the package, and forks a child for each mutant. The child writes
-the mutated file into a tree of its own, puts that tree first on the path, and runs pytest on it.
+the mutated file into a tree of its own, puts that tree first on the path, and runs pytest on it. All other files of
+that tree are links to one copy, which has what was compiled of them beside it: bytecode of Python's and of pytest's,
+numba's loops.
 """
 
 from __future__ import annotations
 
 import compileall
+import gc
 import importlib
 import json
 import os
@@ -18,16 +21,23 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import TracebackType
+from types import CodeType, TracebackType
 from typing import Any
 
-from tests.mutants.catalogue import MUTANTS
+from tests.mutants.catalogue import MUTANTS, Mutant
 
 ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("dpfl_plugin", "tests", "pyproject.toml")
 SECONDS = 1200  # a mutant that takes longer hangs
 LINES = 40  # of a child's output that are kept
+# What numba's loops are made of. It looks for changes of the files that have them, not of those that these import from.
+KERNELS = (
+    *(f"core/{name}.py" for name in ("balls", "rounded_normals", "sfc64", "ziggurat")),
+    "errors.py",
+    "gradients/kernels.py",
+)
 
 KILLED, SURVIVED, BROKEN = "killed", "survived", "broken"
 
@@ -104,8 +114,12 @@ class Workshop:
                 shutil.copytree(source, self._folder / "whole" / name, ignore=shutil.ignore_patterns("__pycache__"))
             else:
                 shutil.copy(source, self._folder / "whole" / name)
-        compileall.compile_dir(self._folder / "whole" / "dpfl_plugin", quiet=2)
+        for name in ("dpfl_plugin", "tests"):
+            compileall.compile_dir(self._folder / "whole" / name, quiet=2)
         _import_libraries()
+        _compile_once(self._folder / "whole" / "dpfl_plugin")
+        gc.freeze()  # else each child looks through the libraries again, and gets its own copy of that memory
+        self._compile_kernels()
 
     def __enter__(self) -> Workshop:
         return self
@@ -114,6 +128,18 @@ class Workshop:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         shutil.rmtree(self._folder)
+
+    def _compile_kernels(self) -> None:
+        """Once for all children, into the copy."""
+        pid = os.fork()
+        if pid == 0:
+            try:
+                _use(self._folder / "whole")
+                importlib.import_module("dpfl_plugin.gradients.fused").kernels()
+                importlib.import_module("dpfl_plugin.core.draws").load()
+            finally:
+                os._exit(0)  # if they do not work here, tests do without
+        os.waitpid(pid, 0)
 
     def all(
         self, jobs: Sequence[tuple[str, Sequence[str]]], at_a_time: int = 1, say: Callable[[str], None] | None = None
@@ -156,12 +182,20 @@ class Workshop:
         verdict, by = BROKEN, ""
         if status == 0:
             verdict, by = json.loads((tree / "verdict.json").read_text())
+            self._keep_bytecode(tree)
         shutil.rmtree(tree, ignore_errors=True)
         return Result(name, tests, verdict, by, round(seconds, 1), text)
 
+    def _keep_bytecode(self, tree: Path) -> None:
+        """What pytest has compiled of the tests, which no mutant changes."""
+        for compiled in (tree / "tests").rglob("*-pytest-*.pyc"):
+            kept = self._folder / "whole" / compiled.relative_to(tree)
+            if not kept.exists():
+                os.link(compiled, kept)
+
 
 OPTIONS = (
-    *("-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"),
+    *("-x", "-q", "--tb=native", "-p", "no:cacheprovider", "-p", "no:xdist"),
     *("-W", "ignore:Module already imported"),  # by the parent, on purpose
     *("-k", "not speed and not quick"),  # which is no matter of privacy, and a slow machine would kill every mutant
 )
@@ -172,8 +206,11 @@ LIBRARIES = (
     "hypothesis.extra.numpy",
     "matplotlib.pyplot",
     "mpmath",
+    "numba",
     "opacus.accountants.analysis.prv",
-    "pydantic",
+    "pooch",
+    "pydantic.main",
+    "pytest_rerunfailures",
     "safetensors.torch",
     "scipy.integrate",
     "scipy.optimize",
@@ -191,12 +228,36 @@ def _import_libraries() -> None:
     for name in LIBRARIES:
         importlib.import_module(name)
     import hypothesis
+    import numba
 
+    numba.njit("void()")(lambda: None)  # has it import what compiles
     # Else what hypothesis finds would depend on chance, and would be tried again in later runs of the real tests.
     # Nor is the simplest example of interest.
     phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
     hypothesis.settings.register_profile("mutants", derandomize=True, database=None, phases=phases)
     hypothesis.settings.load_profile("mutants")
+
+
+def _compile_once(package: Path) -> None:
+    """The package has its own modules compiled from their source, in each process anew; a child takes what is known of
+    the very same bytes."""
+    known = {}
+    for file in package.rglob("*.py"):
+        data = file.read_bytes()
+        known[data] = compile(data, file, "exec", dont_inherit=True)
+    anew = SourceFileLoader.source_to_code
+
+    def source_to_code(self: SourceFileLoader, data: Any, path: Any, **options: Any) -> CodeType:
+        code = known.get(bytes(data))
+        return _placed(code, os.fspath(path)) if code else anew(self, data, path, **options)
+
+    SourceFileLoader.source_to_code = source_to_code  # type: ignore[method-assign, assignment]
+
+
+def _placed(code: CodeType, path: str) -> CodeType:
+    """The code of a file as if it had been compiled at a path."""
+    inner = tuple(_placed(one, path) if isinstance(one, CodeType) else one for one in code.co_consts)
+    return code.replace(co_filename=path, co_consts=inner)
 
 
 def _child(whole: Path, tree: Path, name: str, tests: Sequence[str]) -> None:
@@ -207,20 +268,11 @@ def _child(whole: Path, tree: Path, name: str, tests: Sequence[str]) -> None:
     output = os.open(tree / "output.txt", os.O_WRONLY | os.O_CREAT)
     os.dup2(output, 1)
     os.dup2(output, 2)
-    shutil.copytree(whole, tree, dirs_exist_ok=True)
+    shutil.copytree(whole, tree, dirs_exist_ok=True, copy_function=os.link)
     for mutant in MUTANTS:
         if mutant.name == name:
-            file = tree / "dpfl_plugin" / mutant.file
-            file.write_text(mutant.applied(file.read_text()))
-            for stale in (file.parent / "__pycache__").glob(f"{file.stem}.*"):
-                stale.unlink()
-    sys.dont_write_bytecode = True
-    for module in [m for m in sys.modules if m.partition(".")[0] in ("tests", "dpfl_plugin")]:
-        assert module.startswith("tests"), "the parent has imported the package"
-        del sys.modules[module]
-    os.chdir(tree)
-    sys.path[:] = [str(tree), *(path for path in sys.path if path not in ("", str(ROOT)))]
-    os.environ.update(PYTHONPATH=str(tree), PYTHONDONTWRITEBYTECODE="1", OMP_NUM_THREADS="1")
+            _mutate(tree / "dpfl_plugin", mutant)
+    _use(tree)
     # This process began before its files were written, which would put all code in doubt; it loads them from here on.
     time.sleep(0.1)
     importlib.import_module("dpfl_plugin.loaded").BEGAN = time.time()
@@ -237,6 +289,28 @@ def _child(whole: Path, tree: Path, name: str, tests: Sequence[str]) -> None:
     (tree / "verdict.json").write_text(json.dumps([verdict, plugin.by]))
     sys.stdout.flush()
     os._exit(0)
+
+
+def _mutate(package: Path, mutant: Mutant) -> None:
+    file = package / mutant.file
+    text = mutant.applied(file.read_text())
+    file.unlink()  # it is a link: the copy stays as it is
+    file.write_text(text)
+    stale = [*(file.parent / "__pycache__").glob(f"{file.stem}.*")]
+    if mutant.file in KERNELS:
+        stale += package.rglob("*.nb[ci]")
+    for compiled in stale:
+        compiled.unlink(missing_ok=True)
+
+
+def _use(tree: Path) -> None:
+    """Have this process, and those that it starts, import the package and the tests from a tree."""
+    for module in [m for m in sys.modules if m.partition(".")[0] in ("tests", "dpfl_plugin")]:
+        assert module.startswith("tests"), "the parent has imported the package"
+        del sys.modules[module]
+    os.chdir(tree)
+    sys.path[:] = [str(tree), *(path for path in sys.path if path not in ("", str(ROOT)))]
+    os.environ.update(PYTHONPATH=str(tree), PYTHONDONTWRITEBYTECODE="1", OMP_NUM_THREADS="1")
 
 
 def serve() -> None:

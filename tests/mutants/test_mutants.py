@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -34,6 +35,20 @@ def test_names_are_unique_and_tests_are_there() -> None:
     for test in {test for mutant in MUTANTS for test in mutant.tests}:
         path, *_, function = test.partition("[")[0].split("::")
         assert f"def {function}(" in (ROOT / path).read_text(), test
+
+
+def test_numbas_loops_are_made_of_the_files_that_are_named() -> None:
+    """Else a mutant of another file would be tried with loops of the one before it."""
+    sources = {file.relative_to(PACKAGE).as_posix(): file.read_text() for file in PACKAGE.rglob("*.py")}
+    found, waiting = set[str](), [name for name, source in sources.items() if "numba.njit(" in source]
+    while waiting:
+        name = waiting.pop()
+        found.add(name)
+        for module, names in re.findall(r"^from dpfl_plugin\.?(\S*) import (.+)", sources[name], re.MULTILINE):
+            folder = module.replace(".", "/")
+            used = [f"{folder}.py", *(f"{folder}/{one.strip()}.py" for one in names.split(","))]
+            waiting += [one for one in used if one in sources and one not in found]
+    assert found == set(harness.KERNELS)
 
 
 def test_the_table_lists_the_mutants_of_the_catalogue() -> None:
