@@ -31,6 +31,12 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture
+def pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that want curves drawn."""
+    monkeypatch.setattr("tests.cli.command.DRAWING", {})
+
+
 @pytest.fixture(scope="session")
 def data_folder() -> Path:
     """The folder of the real data sets: $DPFL_DATA, or ../shared/data beside the repository."""

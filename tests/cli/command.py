@@ -33,6 +33,12 @@ BASE: dict[str, Any] = {
     "privacy": {"clip_norm": 1.0, "noise_multiplier": 4.0, "record_rate": 0.5},
 }
 
+# What draws, by command. A picture takes longer than a small run: the fixture `pictures` empties this.
+DRAWING: dict[str, tuple[str, ...]] = {
+    "run": ("run.curves",),
+    "attack": ("attack.attack_plot.membership", "attack.attack_plot.inversion"),
+}
+
 
 @dataclass(frozen=True)
 class Done:
@@ -52,8 +58,16 @@ def _not_json(token: str) -> None:
 
 
 def dpfl(*args: object) -> Done:
-    """Run ``dpfl ARGS`` here; what `main` does not turn into an exit code is raised."""
+    """Run ``dpfl ARGS`` here, without pictures; what `main` does not turn into an exit code is raised."""
     out, err = io.StringIO(), io.StringIO()
+    with contextlib.ExitStack() as undrawn:
+        for name in DRAWING.get(str(args[0]) if args else "", ()):
+            undrawn.enter_context(mock.patch(f"dpfl_plugin.cli.{name}"))
+        code = _main(args, out, err)
+    return Done(code, out.getvalue(), err.getvalue())
+
+
+def _main(args: tuple[object, ...], out: io.StringIO, err: io.StringIO) -> int:
     with (
         mock.patch.object(sys, "argv", ["dpfl", *map(str, args)]),
         contextlib.redirect_stdout(out),
@@ -62,8 +76,8 @@ def dpfl(*args: object) -> Done:
         try:
             main()
         except SystemExit as end:
-            code = int(end.code or 0)
-    return Done(code, out.getvalue(), err.getvalue())
+            return int(end.code or 0)
+    return 0
 
 
 def write(folder: Path, changes: dict[str, Any] | None = None, name: str = "config.yaml") -> Path:

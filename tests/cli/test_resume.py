@@ -195,6 +195,7 @@ def test_killed_again_and_again(tmp_path: Path, undisturbed: dict[str, Any], eve
     same(json.loads(results[-1]["out"]), undisturbed)
 
 
+@pytest.mark.slow
 def test_killed_at_every_place_of_the_end(tmp_path: Path, undisturbed: dict[str, Any]) -> None:
     """From the last rounds to the last file: whatever was being written, the run can be resumed and ends the same."""
     config = write(tmp_path, CHANGES)

@@ -144,26 +144,30 @@ class Case:
 
 
 def cases() -> list[Case]:
-    """Every mechanism x engine x runtime x (sampler at record level, neighbouring relation at silo level), seeded; and
-    secure with the first engine, since engines see no randomness. In float64; the engines that have compiled loops for
-    float32 also in that."""
+    """Every mechanism with every two of an engine, a runtime and a kind of release (a sampler at record level, a
+    neighbouring relation at silo level), seeded. Secure with the first engine, since engines see no randomness. In
+    float64; the engines that have compiled loops for float32 also in that."""
     kinds: list[tuple[str, Unit, Neighbouring]] = [
         *((name, "record", SAMPLERS[name].neighbouring) for name in ("fixed", "poisson", "full")),
         ("with_replacement", "silo", "replace_one"),
         ("fixed", "silo", "add_or_remove"),
     ]
-    seeded = [
+    every = [
         Case(mechanism=mechanism, engine=engine, runtime=runtime, sampler=sampler, unit=unit, neighbouring=neighbouring)
         for mechanism, engine, runtime, (sampler, unit, neighbouring) in itertools.product(
             registry.names("mechanisms"), registry.names("engines"), RUNTIMES, kinds
         )
     ]
-    first, inside = seeded[0].engine, next(iter(RUNTIMES))
-    secure = [dataclasses.replace(case, secure=True) for case in seeded if case.engine == first]
+    # A Latin square: from one engine to the next, and from one kind to the next, the runtime is the next one.
+    places = itertools.product(range(len(registry.names("engines"))), range(len(RUNTIMES)), range(len(kinds)))
+    chosen = [(engine + kind) % len(RUNTIMES) == runtime for engine, runtime, kind in places]
+    seeded = [*itertools.compress(every, itertools.cycle(chosen))]
+    first, inside = every[0].engine, next(iter(RUNTIMES))
+    secure = [dataclasses.replace(case, secure=True) for case in every if case.engine == first]
     compiled = [name for name in registry.names("engines") if hasattr(registry.load("engines", name), "kernels")]
     single = [
         dataclasses.replace(case, dtype=torch.float32)
-        for case in seeded
+        for case in every
         if case.engine in compiled and case.runtime == inside and case.unit == "record"
     ]
     return [*seeded, *secure, *single]

@@ -3,6 +3,7 @@
 import pkgutil
 
 import pytest
+import torch
 from torch import nn
 
 import dpfl_plugin.privacy.samplers
@@ -47,10 +48,12 @@ def test_every_runtime_sampler_and_algorithm_has_a_case() -> None:
     assert set(ALGORITHMS) == set(registry.names("algorithms")), f"an algorithm has no line in ALGORITHMS of {HERE}"
 
 
-def test_every_combination_is_there() -> None:
-    combinations = {(c.mechanism, c.engine, c.runtime, c.sampler, c.unit) for c in cases() if not c.secure}
-    expected = len(registry.names("mechanisms")) * len(registry.names("engines")) * len(RUNTIMES)
-    assert len(combinations) == expected * 5
+def test_every_two_are_combined() -> None:
+    seeded = [case for case in cases() if not case.secure and case.dtype == torch.float64]
+    engines, mechanisms = len(registry.names("engines")), len(registry.names("mechanisms"))
+    assert len({(c.mechanism, c.engine, c.runtime) for c in seeded}) == mechanisms * engines * len(RUNTIMES)
+    assert len({(c.mechanism, c.engine, c.sampler, c.unit) for c in seeded}) == mechanisms * engines * 5
+    assert len({(c.mechanism, c.runtime, c.sampler, c.unit) for c in seeded}) == mechanisms * len(RUNTIMES) * 5
     secure = {(c.mechanism, c.runtime, c.sampler, c.unit) for c in cases() if c.secure}
     assert len(secure) == len(registry.names("mechanisms")) * len(RUNTIMES) * 5
 

@@ -298,6 +298,7 @@ def test_without_numba_torch_does_it_all():
     assert apart(NUMBA_DISABLE_JIT="1") == plain
 
 
+@pytest.mark.slow
 def test_a_cache_that_cannot_be_used_is_done_without(tmp_path):
     nowhere = "from numba.core import caching\ncaching.CacheImpl._locator_classes = []"
     full = (

@@ -275,8 +275,9 @@ def test_without_noise_c_finds_the_quantile(quantile):
     assert below <= asked.clip_norms[0] <= above
 
 
-@pytest.mark.parametrize("sampler", [FixedSize(0.5), Poisson(0.5)], ids=["fixed", "poisson"])
-@pytest.mark.parametrize("quantile", [0.3, 0.8])
+@pytest.mark.parametrize(
+    ("sampler", "quantile"), [(FixedSize(0.5), 0.3), (Poisson(0.5), 0.8)], ids=["fixed-0.3", "poisson-0.8"]
+)
 def test_with_noise_c_goes_round_the_quantile(sampler, quantile):
     """500 norms, uniform in log over 2..50, batches of 250, z = 4: the count's deviation is 1/20 to 1/9.
 
@@ -302,14 +303,16 @@ def test_noise_of_an_adaptive_release(sampler):
     made_by = rules(Z, 0.5, sampler, clipping=clipping)
     b, delta = sampler.divisor(N), sampler.sensitivity
     z_g, z_b = (Z**-2 - (2 * Z) ** -2) ** -0.5, 2 * Z
+    made = [
+        (of, engine, [engine.prepare(norms(values))])
+        for of in (made_by, replace(made_by, mechanism=Gaussian(0.0)))
+        for engine in [ClosedForm(MODEL, losses.cross_entropy, 2**20)]
+    ]
     noise, fractions = [], []
     for step in range(2000):
         noisy, silent = (
-            PrivateOracle(
-                of, made, [made.prepare(norms(values))], [0], Draw(0, step), max_gradients=1, clip_norms=[start]
-            )
-            for of in (made_by, replace(made_by, mechanism=Gaussian(0.0)))
-            for made in [ClosedForm(MODEL, losses.cross_entropy, 2**20)]
+            PrivateOracle(of, engine, records, [0], Draw(0, step), max_gradients=1, clip_norms=[start])
+            for of, engine, records in made
         )
         noise.append((noisy.gradient(zeros()) - silent.gradient(zeros()))[0])
         fractions.append(-math.log(noisy.clip_norms[0] / silent.clip_norms[0]) / 0.3)

@@ -20,11 +20,6 @@ from tests.cli import command
 from tests.report.folders import change, made
 
 
-@pytest.fixture(autouse=True)
-def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpfl_plugin.cli.run.curves", lambda *args: None)
-
-
 def test_a_real_run_is_read_as_its_result_says(tmp_path: Path) -> None:
     config = command.write(tmp_path, {"rounds": 25, "privacy": {"epsilon": 3.0}})
     result = command.run(config, code=3)

@@ -14,6 +14,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.soak import of_the_cluster
+from dpfl_plugin.cli.sweep import _become_ranks
+from dpfl_plugin.config.sweep import expand
+from dpfl_plugin.sweeps import manifest
 from tests.cli.command import run
 from tests.cli.command import write as write_run
 from tests.cli.sweeping import LONG, REVEALED, SLOW, began, check_same, deep_in_all, rows, write, write_long
@@ -86,7 +89,10 @@ def test_mpich_is_told_to_keep_its_messages_short_unless_the_user_says_otherwise
         command = [str(ROOT / "launchers" / "srun"), "--ntasks=3", "--", "doctor"]
     else:
         path = write(tmp_path, {"seeds": 1, "ranks": 3, "launcher": "srun"})
-        command = [sys.executable, "-m", "dpfl_plugin", "sweep", str(path), "--out", str(tmp_path / "out")]
+        made = manifest.plan(expand(path), path, tmp_path / "out")
+        monkeypatch.setattr(os, "execvpe", lambda name, words, given: subprocess.run(words, env=given, check=True))
+        _become_ranks(made, made.rows[0])
+        command = ["true"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert said.exists() and said.read_text().split() == ["pmi2", own or "ofi"], done.stderr
 

@@ -159,6 +159,7 @@ print(next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.s
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads a process's peak from /proc")
 def test_a_run_stays_within_what_is_counted_of_it(tmp_path: Path) -> None:
     """Beyond what a tiny run takes: vectors of 32 MB, which are large beside whatever else differs."""
