@@ -34,7 +34,7 @@ FILL_IN = "fill it in, or leave the record out"
 class Table(NamedTuple):
     """One file: features [n, *shape], labels [n] and silo names [n] as written there, names of the features.
 
-    lines: of the records [n], and label_column: where they are known.
+    lines: of the records [n], and label_column: where they are known. unit: what "lines" are called.
     """
 
     path: Path
@@ -44,12 +44,13 @@ class Table(NamedTuple):
     columns: tuple[str, ...]
     lines: Integers | None = None
     label_column: str = ""
+    unit: str = "line"
 
     def place(self, record: int) -> str:
         """Where a record's label is, in words."""
         if self.lines is None:
             return f"{self.path}, record {record}, label"
-        return f"{self.path}, line {self.lines[record]}, column {self.label_column!r}"
+        return f"{self.path}, {self.unit} {self.lines[record]}, column {self.label_column!r}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +73,14 @@ class Columns:
         try:
             # -sig: spreadsheets begin a file with a byte order mark
             with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8-sig", newline="") as text:
-                return self._parse(path, csv_module.reader(text, delimiter=self.delimiter, strict=True))
+                return self.parse(path, csv_module.reader(text, delimiter=self.delimiter, strict=True))
         except UnicodeDecodeError as error:
             raise DataError(not_utf8(path, error)) from error
         except (csv_module.Error, EOFError, zlib.error, OSError) as error:
             raise DataError(f"{path} is not a CSV file in UTF-8: {error}.") from error
 
-    def _parse(self, path: Path, reader: Any) -> Table:
+    def parse(self, path: Path, reader: Any, unit: str = "line") -> Table:
+        """Rows of words, the header first; ``reader.line_num`` tells of which line, or other ``unit``, the last is."""
         header = [name.strip() for name in next(reader, [])]
         places = self._features(path, header)
         columns = tuple(header[place] for place in places)
@@ -87,7 +89,7 @@ class Columns:
         labels: list[str] = []
         silos: list[str] = []
         at: list[Integers] = []
-        flaws = Flaws(path)
+        flaws = Flaws(path, unit)
         for rows, lines in _pieces(reader, len(header), flaws):
             features.append(_numbers(header, places, rows, lines, flaws))
             at.append(np.array(lines, dtype=np.int64))
@@ -105,6 +107,7 @@ class Columns:
             columns,
             np.concatenate(at),
             self.label,
+            unit,
         )
 
     def _features(self, path: Path, header: list[str]) -> list[int]:
