@@ -10,14 +10,56 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from dpfl_plugin.algorithms.accelerated import AcceleratedMBSGD as AcceleratedMBSGD
+    from dpfl_plugin.algorithms.accelerated import MultistageMBSGD as MultistageMBSGD
+    from dpfl_plugin.algorithms.fedavg import FedAvg as FedAvg
+    from dpfl_plugin.algorithms.fedavg import FedSGD as FedSGD
+    from dpfl_plugin.algorithms.fedavg_sync import FedAvgSync as FedAvgSync
+    from dpfl_plugin.algorithms.fedprox import FedProx as FedProx
+    from dpfl_plugin.algorithms.localized import LocalizedMBSGD as LocalizedMBSGD
+    from dpfl_plugin.algorithms.localized import LocalizedSubgradient as LocalizedSubgradient
+    from dpfl_plugin.algorithms.mb_sgd import MBSGD as MBSGD
+    from dpfl_plugin.algorithms.mb_sgd import NoisySubgradient as NoisySubgradient
+    from dpfl_plugin.algorithms.scaffnew import ScaffNew as ScaffNew
+    from dpfl_plugin.algorithms.scaffold import Scaffold as Scaffold
+    from dpfl_plugin.algorithms.scaffold import ScaffoldWarm as ScaffoldWarm
+    from dpfl_plugin.algorithms.smoothed import ConvolutionMBSGD as ConvolutionMBSGD
+    from dpfl_plugin.algorithms.smoothed import LocalizedConvolution as LocalizedConvolution
+    from dpfl_plugin.algorithms.smoothed import LocalizedNesterov as LocalizedNesterov
+    from dpfl_plugin.api.federation import Federation as Federation
     from dpfl_plugin.api.numbers import calibrate as calibrate
     from dpfl_plugin.api.numbers import epsilon as epsilon
+    from dpfl_plugin.api.privacy import Privacy as Privacy
+    from dpfl_plugin.api.runs import Run as Run
+    from dpfl_plugin.api.runs import compare as compare
+    from dpfl_plugin.api.training import train as train
 
 __version__ = "0.1.0"
 
 _PUBLIC: Final = {
+    "AcceleratedMBSGD": "dpfl_plugin.algorithms.accelerated",
     "calibrate": "dpfl_plugin.api.numbers",
+    "compare": "dpfl_plugin.api.runs",
+    "ConvolutionMBSGD": "dpfl_plugin.algorithms.smoothed",
     "epsilon": "dpfl_plugin.api.numbers",
+    "FedAvg": "dpfl_plugin.algorithms.fedavg",
+    "FedAvgSync": "dpfl_plugin.algorithms.fedavg_sync",
+    "Federation": "dpfl_plugin.api.federation",
+    "FedProx": "dpfl_plugin.algorithms.fedprox",
+    "FedSGD": "dpfl_plugin.algorithms.fedavg",
+    "LocalizedConvolution": "dpfl_plugin.algorithms.smoothed",
+    "LocalizedMBSGD": "dpfl_plugin.algorithms.localized",
+    "LocalizedNesterov": "dpfl_plugin.algorithms.smoothed",
+    "LocalizedSubgradient": "dpfl_plugin.algorithms.localized",
+    "MBSGD": "dpfl_plugin.algorithms.mb_sgd",
+    "MultistageMBSGD": "dpfl_plugin.algorithms.accelerated",
+    "NoisySubgradient": "dpfl_plugin.algorithms.mb_sgd",
+    "Privacy": "dpfl_plugin.api.privacy",
+    "Run": "dpfl_plugin.api.runs",
+    "ScaffNew": "dpfl_plugin.algorithms.scaffnew",
+    "Scaffold": "dpfl_plugin.algorithms.scaffold",
+    "ScaffoldWarm": "dpfl_plugin.algorithms.scaffold",
+    "train": "dpfl_plugin.api.training",
 }
 """Public name: the module that has it."""
 

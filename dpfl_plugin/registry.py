@@ -25,6 +25,7 @@ from dpfl_plugin import (
     own_folders,
 )
 from dpfl_plugin.errors import ConfigError, DpflError, PluginError, told
+from dpfl_plugin.given import MissingError
 
 GROUPS: Final = (
     "algorithms",
@@ -112,6 +113,8 @@ def _import(path: str, what: Callable[[], str]) -> Callable[..., Any]:
     loaded.watch()
     try:
         plugin = functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
+    except MissingError:
+        raise
     except Exception as error:  # a stranger's code may fail in any way
         raise PluginError(f"{what()} cannot be loaded: {told(error)}.") from error
     if not callable(plugin):
@@ -201,8 +204,10 @@ def check_options(plugin: Callable[..., Any], given: Mapping[str, Any], *, where
 
 def _annotated(plugin: Callable[..., Any]) -> Any:
     """Where the types of a plugin's parameters stand; a dataclass's inherited ones, each in its own module."""
-    if dataclasses.is_dataclass(plugin) or not inspect.isclass(plugin):
+    if inspect.isroutine(plugin) or (inspect.isclass(plugin) and dataclasses.is_dataclass(plugin)):
         return plugin
+    if not inspect.isclass(plugin):  # an object that can be called
+        return type(plugin).__call__
     return plugin.__init__
 
 

@@ -31,7 +31,7 @@ def silo_of(data: Any, model: nn.Module) -> Silo:
         RecordKindError: labels are no classes, or features no numbers.
         UnsupportedError: it cannot be told which records a loader gives.
     """
-    features, labels = _joined(data)
+    features, labels = all_records(data)
     if len(features) == 0:
         raise DataError("the silo has no training records.")
     if labels.is_floating_point() or labels.is_complex():
@@ -97,8 +97,8 @@ def _fails(model: nn.Module, x: NDArray[Any]) -> str:
     return ""
 
 
-def _joined(data: Any) -> tuple[Tensor, Tensor]:
-    """All records' features and labels."""
+def all_records(data: Any) -> tuple[Tensor, Tensor]:
+    """All records' features [n, *shape] and labels [n]; other arguments and errors as `silo_of`."""
     source = source_of(data)
     features, labels = [], []
     for item in source.items:

@@ -228,8 +228,13 @@ def _check(values: dict[str, Any], source: str) -> Config:
     try:
         return Config(**{str(key): value for key, value in values.items()})
     except pydantic.ValidationError as error:
-        problems = [_describe(problem) for problem in error.errors()]
-        raise ConfigError(f"{source}: " + ";\n  ".join(problems) + ".") from error
+        raise refusal(error, source) from error
+
+
+def refusal(error: pydantic.ValidationError, source: str, at: tuple[str, ...] = ()) -> ConfigError:
+    """What is wrong with a part of a configuration, whose keys are below ``at``, as one message."""
+    problems = [_describe({**problem, "loc": (*at, *problem["loc"])}) for problem in error.errors()]
+    return ConfigError(f"{source}: " + ";\n  ".join(problems) + ".")
 
 
 def _describe(problem: Any) -> str:

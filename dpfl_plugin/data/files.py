@@ -53,7 +53,7 @@ def csv(
     columns = Columns(label_column, silo_column, tuple(ignore_columns or ()), delimiter)
     if silo_column is not None:  # every file has to be read to know whose records are in it
         source = replace(source, ownership=None)
-    return _dataset(source, files, test_files, classes, columns.read)
+    return joined(source, files, test_files, classes, columns.read)
 
 
 def npz(
@@ -72,7 +72,7 @@ def npz(
         DataError: a file is missing or does not hold such arrays; the message names the file.
         ConfigError: the test files do not match the files.
     """
-    return _dataset(source, files, test_files, classes, _read_arrays)
+    return joined(source, files, test_files, classes, _read_arrays)
 
 
 def _check_apart(paths: Sequence[Path]) -> None:
@@ -99,13 +99,21 @@ def _check_contents(tables: Sequence[Table]) -> None:
             raise DataError(f"data.dataset.files: {other} and {table.path} have the very same records. {TWICE}")
 
 
-def _dataset(
+def joined(
     source: DataSource,
     files: str | list[str],
     test_files: str | list[str] | None,
     classes: list[int | str] | None,
     read: Callable[[Path], Table],
 ) -> Dataset:
+    """The records of all tables; other arguments as those of `csv`.
+
+    Args:
+        read: the table of one of the paths that ``source`` finds for ``files``.
+
+    Raises:
+        DataError, ConfigError: as `csv`.
+    """
     paths, test_paths = source.paths(files, "files"), source.paths(test_files, "test_files") if test_files else []
     _check_apart(paths)
     owned = source.ownership if len(paths) > 1 and len(test_paths) in (0, len(paths)) else None
@@ -118,7 +126,7 @@ def _dataset(
     said = [own] if owned is None else owned.agree(own)
     first = next(head for one in said for head in one["tables"] if head[0] == str(paths[0]))
     if owned is not None and first[3]:
-        return _dataset(replace(source, ownership=None), files, test_files, classes, read)
+        return joined(replace(source, ownership=None), files, test_files, classes, read)
     columns, shape, with_silos = tuple(first[1]), tuple(first[2]), first[3]
     train, test = ([_reorder(table, columns, paths[0]) for table in part] for part in (train, test))
     for table in (*train, *test):
@@ -304,7 +312,15 @@ def _order(name: str) -> tuple[int, float, str]:
 def _read_arrays(path: Path) -> Table:
     arrays = read_npz(path)
     x, y = _first(arrays, ("x", "features"), path), _first(arrays, ("y", "labels"), path)
-    silo = arrays.get("silo")
+    return table_of_arrays(path, x, y, arrays.get("silo"))
+
+
+def table_of_arrays(path: Path, x: NDArray[Any], y: NDArray[Any], silo: NDArray[Any] | None) -> Table:
+    """Features [n, *shape], labels [n] and perhaps silo names [n] as a table; ``path`` is what messages call it.
+
+    Raises:
+        DataError: they are of other types or lengths, a number is not finite, or a name is empty.
+    """
     for name, array in {"labels": y, "silo": silo}.items():
         if array is not None and (array.shape != (len(x),) or array.dtype.kind not in "iubUS"):
             raise DataError(

@@ -44,9 +44,10 @@ class _Alike:
 
 @dataclass(slots=True)
 class Flaws:
-    """Places of a file that are wrong, in the order in which they are found."""
+    """Places of a file that are wrong, in the order in which they are found; ``unit`` is what its lines are called."""
 
     path: Path
+    unit: str = "line"
     found: dict[tuple[str | None, str], _Alike] = field(default_factory=dict)
 
     def add(self, line: int, column: str | None, what: str, many: str, mend: str = "", cell: str = "") -> None:
@@ -61,7 +62,7 @@ class Flaws:
         count = sum(alike.count for alike in self.found.values())
         if not count:
             return
-        told = sorted(line for (column, _), alike in self.found.items() for line in _told(column, alike))
+        told = sorted(line for (column, _), alike in self.found.items() for line in _told(column, alike, self.unit))
         if count == 1:
             raise DataError(f"{self.path}, {told[0][1]}")
         left = count - sum(places for _, _, places in told[:MOST_TOLD])
@@ -70,13 +71,13 @@ class Flaws:
         raise DataError(f"{self.path}: {count} places are wrong:\n  {lines}{more}")
 
 
-def _told(column: str | None, alike: _Alike) -> list[tuple[int, str, int]]:
+def _told(column: str | None, alike: _Alike, unit: str) -> list[tuple[int, str, int]]:
     """(the first line, text, how many places it tells of): each by itself, or many that are alike together."""
     if alike.count <= SHOWN:
         where = "" if column is None else f", column {column!r}"
-        return [(line, f"line {line}{where}{what}", 1) for line, what, _ in alike.first]
-    cells = ", ".join(f"line {line}{cell and ' ' + cell}" for line, _, cell in alike.first)
-    what = f"{alike.count} lines" if column is None else f"column {column!r}: {alike.count} cells"
+        return [(line, f"{unit} {line}{where}{what}", 1) for line, what, _ in alike.first]
+    cells = ", ".join(f"{unit} {line}{cell and ' ' + cell}" for line, _, cell in alike.first)
+    what = f"{alike.count} {unit}s" if column is None else f"column {column!r}: {alike.count} cells"
     return [(alike.first[0][0], f"{what} {alike.many} ({cells}, ...).{alike.mend and ' ' + alike.mend}", alike.count)]
 
 

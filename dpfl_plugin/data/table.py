@@ -39,7 +39,7 @@ Read = TypeVar("Read")
 class Table(NamedTuple):
     """One file: features [n, *shape], labels [n] and silo names [n] as written there, names of the features.
 
-    lines: of the records [n], and label_column: where they are known.
+    lines: of the records [n], and label_column: where they are known. unit: what "lines" are called.
     """
 
     path: Path
@@ -49,12 +49,13 @@ class Table(NamedTuple):
     columns: tuple[str, ...]
     lines: Integers | None = None
     label_column: str = ""
+    unit: str = "line"
 
     def place(self, record: int) -> str:
         """Where a record's label is, in words."""
         if self.lines is None:
             return f"{self.path}, record {record}, label"
-        return f"{self.path}, line {self.lines[record]}, column {self.label_column!r}"
+        return f"{self.path}, {self.unit} {self.lines[record]}, column {self.label_column!r}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ class Columns:
             DataError: it is not such a table; the message has all places that are wrong, by line and column.
             ConfigError: an option names no column of it.
         """
-        return self._read(path, self._parse)
+        return self._read(path, self.parse)
 
     def read_new(self, path: Path, columns: tuple[str, ...]) -> tuple[Table, tuple[str, ...]]:
         """Records that a model is asked about: features by the names of ``columns``, in their order; and the columns
@@ -123,7 +124,8 @@ class Columns:
         table = Table(path, np.concatenate(features), np.array(labels), None, columns, np.concatenate(at), self.label)
         return table, tuple(name for name in header if name not in known)
 
-    def _parse(self, path: Path, reader: Any) -> Table:
+    def parse(self, path: Path, reader: Any, unit: str = "line") -> Table:
+        """Rows of words, the header first; ``reader.line_num`` tells of which line, or other ``unit``, the last is."""
         header = [name.strip() for name in next(reader, [])]
         places = self._features(path, header)
         columns = tuple(header[place] for place in places)
@@ -132,7 +134,7 @@ class Columns:
         labels: list[str] = []
         silos: list[str] = []
         at: list[Integers] = []
-        flaws = Flaws(path)
+        flaws = Flaws(path, unit)
         for rows, lines in _pieces(reader, len(header), flaws):
             features.append(_numbers(header, places, rows, lines, flaws, ENCODE))
             at.append(np.array(lines, dtype=np.int64))
@@ -150,6 +152,7 @@ class Columns:
             columns,
             np.concatenate(at),
             self.label,
+            unit,
         )
 
     def _features(self, path: Path, header: list[str]) -> list[int]:

@@ -25,7 +25,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
-from dpfl_plugin import loaded, registry
+from dpfl_plugin import given, loaded, registry
 from dpfl_plugin.config.schema import Block, Config
 from dpfl_plugin.loaded import InDoubtError, Source
 from dpfl_plugin.training.unseen import unseen
@@ -88,7 +88,7 @@ def named_plugins(config: Config) -> tuple[list[object], list[object]]:
     ]
     found = [one for group, block in blocks for one in _named(group, block)]
     if ":" in config.loss:
-        found += [registry.load_object(config.loss, "loss"), registry.module_of(config.loss)]
+        found += _at(config.loss, "loss")
     if config.engine != "auto":
         found += _registered("engines", config.engine)
     return found, [*_named("datasets", data.dataset), *_named("partitioners", data.partition)]
@@ -97,8 +97,13 @@ def named_plugins(config: Config) -> tuple[list[object], list[object]]:
 def _named(group: str, block: Block) -> list[object]:
     if block.name:
         return _registered(group, block.name)
-    path = str(block.module)
-    return [registry.load_object(path, group), registry.module_of(path)]
+    return _at(str(block.module), group)
+
+
+def _at(path: str, what: str) -> list[object]:
+    """The object at ``package.module:name``; for one that a Python program gave, what it is made of, too."""
+    found = registry.load_object(path, what)
+    return [found, registry.module_of(path), *getattr(found, given.MADE_OF, ())]
 
 
 def _registered(group: str, name: str) -> list[object]:

@@ -27,6 +27,7 @@ from dpfl_plugin.config.load import mapping_in
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.data.preprocess import fitted_on_records
 from dpfl_plugin.errors import ConfigError, LimitError
+from dpfl_plugin.given import is_given
 from dpfl_plugin.privacy.events import Unit
 from dpfl_plugin.registry import nearest
 
@@ -143,7 +144,8 @@ class Limits:
         data = config.data
         for name in fitted_on_records({"name": step.name, **step.options} for step in data.preprocess):
             self.allow("fitted", f"what data.preprocess: {name} takes from the records, without noise,")
-        if data.dataset.name in FILES and data.dataset.options.get("classes") is None:
+        read = data.dataset.name in FILES or is_given(data.dataset.module, "data")
+        if read and data.dataset.options.get("classes") is None:
             self.allow("fitted", "the classes that are read from the records (data.dataset.classes names none)")
 
     def check_noise(self, repeatable: bool) -> None:

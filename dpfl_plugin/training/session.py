@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 from safetensors.torch import save as serialise
 
+from dpfl_plugin import given
 from dpfl_plugin.access import too_open
 from dpfl_plugin.algorithms.base import Regrouping, Setting
 from dpfl_plugin.callbacks.base import Callback
@@ -206,6 +207,8 @@ def run_session(
     clock = Stopwatch() if profile else STOPPED
     folder = folder_of(config)
     result = finished_result(folder)
+    if result is None:
+        given.check_all(config.model_dump(mode="python"))
     if result is not None:
         if ledger is not None:
             with locked_shared(ledger, wait) as shared:
@@ -386,7 +389,7 @@ def _check_finished(config: Config, base: Path, folder: RunFolder, reporter: Rep
             reporter.note(note)
     try:
         now = place.hold(config, base, key).survey.data_sha256
-    except DataError as error:
+    except (DataError, given.MissingError) as error:
         reporter.note(f"the records that it names now cannot be compared with those of this finished run: {error}")
         return
     if facts is not None and facts["data_sha256"] != now:

@@ -3090,6 +3090,14 @@ OWNERS = (
         (f"{LIMITS_TESTS}::test_what_is_fitted_to_the_records_is_for_their_owner_to_allow",),
     ),
     Mutant(
+        "classes-of-a-frame",
+        "settings may have classes read from the records of a data frame, whatever their owner allows",
+        LIMITS,
+        ' or is_given(data.dataset.module, "data")',
+        "",
+        (f"{LIMITS_TESTS}::test_what_is_fitted_to_the_records_is_for_their_owner_to_allow",),
+    ),
+    Mutant(
         "one-file-twice",
         "one file may be two silos, whose releases add up for each of its records",
         "data/files.py",
@@ -3117,7 +3125,7 @@ OWNERS = (
         "a-statement-that-may-not-be-on-disk",
         "a silo charges what is in a statement that a power cut may take back",
         "training/folder.py",
-        "    if outlast_power:\n        sync_folder(folder)\n",
+        "    if outlasts_power:\n        sync_folder(folder)\n",
         "",
         (f"{STANDING}::test_a_power_cut_leaves_a_statement_that_is_not_behind",),
     ),
@@ -3834,7 +3842,24 @@ SERVERS = (
     ),
 )
 
+API_TESTS = "tests/api/test_training.py"
 NAMING_OF_NOISE = (
+    Mutant(
+        "notebook-not-in-doubt",
+        "the noise of a model that a notebook made repeats, though nobody knows its code",
+        "api/objects.py",
+        "self.made_of = (MAIN, *made_of)",
+        "self.made_of = made_of",
+        (API_TESTS + "::test_code_of_a_notebook_is_in_doubt_so_that_its_noise_never_repeats",),
+    ),
+    Mutant(
+        "objects-alike-to-their-digest",
+        "two objects of a program that no digest tells apart are the same run",
+        "api/objects.py",
+        "    if doubts:\n",
+        "    if False:\n",
+        (API_TESTS + "::test_objects_that_no_digest_shows_are_different_runs",),
+    ),
     Mutant(
         "request-not-in-the-key",
         "whatever a silo is asked in a round, it has the same noise",
@@ -4035,8 +4060,8 @@ NAMING_OF_NOISE = (
         "module-of-what-is-handed-on",
         "the module that a configuration names does not count where what it names there is of another one",
         "training/code.py",
-        "    return [registry.load_object(path, group), registry.module_of(path)]",
-        "    return [registry.load_object(path, group)]",
+        "[found, registry.module_of(path), ",
+        "[found, ",
         (OWN_CODE + "::test_a_module_that_changes_and_hands_on_what_is_ours_names_the_noise",),
     ),
     Mutant(

@@ -169,6 +169,7 @@ FITTED = {
     "each silo by itself": {"preprocess": ["unit_norm", {"name": "standardise", "fit": "silo"}]},
     "pca": {"preprocess": [{"name": "pca", "dims": 2}]},
     "classes": {"dataset": {"name": "csv", "files": "a.csv"}},
+    "classes of a data frame": {"dataset": {"module": "dpfl_plugin.given:data_0123456789abcdef"}},
 }
 PUBLIC = {
     "steps": ["unit_norm", {"name": "scale", "factor": 2}, {"name": "standardise", "fit": "none", "mean": 0, "std": 1}],

@@ -1,0 +1,242 @@
+"""Records of a Python program, or of a registered data set, as the silos of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pydantic
+
+from dpfl_plugin import given, registry
+from dpfl_plugin.adapters.loaders import check_apart
+from dpfl_plugin.adapters.records import all_records
+from dpfl_plugin.api.objects import digest, plain
+from dpfl_plugin.config.load import refusal
+from dpfl_plugin.config.schema import DataConfig
+from dpfl_plugin.data.base import Dataset
+from dpfl_plugin.data.fetch import DataSource
+from dpfl_plugin.data.files import joined, table_of_arrays
+from dpfl_plugin.data.table import Columns, Table
+from dpfl_plugin.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    import pandas
+
+FRAME: Final = Path("the data frame")
+KEYS: Final = tuple(key for key in DataConfig.model_fields if key != "dataset")
+
+
+class _Given:
+    """Tables of a program in a data set plugin's place: they are known by their digest, so no code of it counts."""
+
+    def __init__(self, tables: Mapping[str, Table]) -> None:
+        self._tables = dict(tables)
+
+    def __call__(self, source: DataSource, *, classes: list[int | str] | None = None) -> Dataset:
+        names = list(self._tables)
+        return joined(_Names(seed=source.seed), names, None, classes, lambda path: self._tables[str(path)])
+
+    @property
+    def digest(self) -> str:
+        return digest(*(part for name, table in self._tables.items() for part in (name.encode(), *_bytes(table))))
+
+
+class _Names(DataSource):
+    """Finds tables by their names, where a plugin looks for files."""
+
+    def paths(self, named: Any, key: str) -> list[Path]:
+        return [Path(name) for name in named]
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Which records, at which silos: what `data` is in a file. Made by one of the four functions below.
+
+    All of them take the other keys of `data`, too: ``partition``, ``num_silos``, ``test``, ``test_fraction``,
+    ``max_records_per_silo``, ``preprocess``, ``folder``, ``memory_map`` (docs/configuration.md).
+
+    Attributes:
+        data: the keys of `data` that are given, as a file would hold them.
+    """
+
+    data: dict[str, Any]
+    _held: object = field(default=None, repr=False, compare=False)
+
+    @classmethod
+    def load(cls, dataset: str | Mapping[str, Any], **keys: Any) -> Federation:
+        """A registered data set (`dpfl list datasets`), with its options and the keys of `data`.
+
+        Relative paths start at the working folder.
+
+        Raises:
+            ConfigError: there is no such data set, or a key is wrong.
+        """
+        block: dict[str, Any] = {"name": dataset} if isinstance(dataset, str) else dict(dataset)
+        block |= {key: value for key, value in keys.items() if key not in KEYS}
+        if isinstance(name := block.get("name"), str):
+            options = {key: value for key, value in block.items() if key not in ("name", "module")}
+            plugin = registry.load("datasets", name)
+            known = registry.options(plugin)
+            for key in options:
+                if key not in known:
+                    near = registry.nearest(key, [*known, *KEYS])
+                    raise ConfigError(
+                        f"Federation.load({name!r}): {key} is not a known key{near}. Of the data set: "
+                        f"{', '.join(known) or 'none'}; of data: {', '.join(KEYS)}."
+                    )
+            registry.check_options(plugin, options, where="data.dataset")
+        return cls(_checked(plain(block), {key: value for key, value in keys.items() if key in KEYS}))
+
+    @classmethod
+    def from_frame(
+        cls,
+        frame: pandas.DataFrame,
+        *,
+        silo: str | None = None,
+        label: str = "label",
+        ignore_columns: list[str] | None = None,
+        classes: list[int | str] | None = None,
+        **keys: Any,
+    ) -> Federation:
+        """Records of a data frame, read as a CSV file of it would be: a column names the silo, another the class.
+
+        Args:
+            frame: one row a record; it is copied. Every column but the label, the silo and ``ignore_columns`` is a
+                feature and must be numeric; its index is not looked at.
+            silo: the column that names the silo; None to deal records out by ``partition``.
+            classes: the labels in order, which then are not read from private records.
+
+        Raises:
+            DataError: a value is missing, not finite or no number; the message names row (from 0), column and value.
+            ConfigError: there is no such column, or a key is wrong.
+        """
+        columns, cells = getattr(frame, "columns", None), getattr(frame, "iloc", None)
+        if columns is None or cells is None:
+            raise ConfigError(f"from_frame needs a pandas DataFrame, not a {type(frame).__name__}. See from_arrays.")
+        reading = Columns(label, silo, tuple(ignore_columns or ()), ",")
+        try:
+            table = reading.parse(FRAME, _Rows(frame), unit="row")
+        except ConfigError as error:
+            said = str(error).replace("label_column=", "label=").replace("silo_column=", "silo=")
+            raise type(error)(said) from error
+        return cls._of({str(FRAME): table}, classes, keys, natural=silo is not None)
+
+    @classmethod
+    def from_arrays(
+        cls, silos: Mapping[str, tuple[Any, Any]], *, classes: list[int | str] | None = None, **keys: Any
+    ) -> Federation:
+        """Records of arrays or tensors, {silo's name: (features [n, *shape], labels [n])}, which are copied.
+
+        Silos are numbered in the order of their names, numbers by value and before words.
+
+        Raises:
+            DataError: an array is of another type or length, or a value is not finite; the message names the silo.
+            ConfigError: there is no silo, or a key is wrong.
+        """
+        if not isinstance(silos, Mapping) or not silos:
+            raise ConfigError("from_arrays needs a mapping {silo's name: (features, labels)} of one silo at least.")
+        tables = {}
+        for name, pair in silos.items():
+            if not isinstance(pair, tuple | list) or len(pair) != 2:
+                raise ConfigError(f"silo {name!r}: must be a pair (features, labels), not a {type(pair).__name__}.")
+            x, y = (np.array(_on_cpu(part)) for part in pair)
+            if not str(name).strip():
+                raise ConfigError("a silo's name is empty: give each one.")
+            where = Path(f"silo {name}")
+            if str(where) in tables:
+                raise ConfigError(f"two silos are called {name!r}: give each a name of its own.")
+            tables[str(where)] = table_of_arrays(where, x, y, np.full(len(x) if x.ndim else 0, str(name)))
+        return cls._of(tables, classes, keys, natural=True)
+
+    @classmethod
+    def from_datasets(
+        cls, silos: Mapping[str, Any], *, classes: list[int | str] | None = None, **keys: Any
+    ) -> Federation:
+        """Records of torch's data sets or loaders, {silo's name: data}, each record once; they are read here, now.
+
+        Args:
+            silos: of a ``DataLoader`` the records that its sampler gives; batches are drawn privately, not by it.
+
+        Raises:
+            DataError: a silo holds no records, one of them twice, or one of another silo's.
+            UnsupportedError: it cannot be told which records a loader gives, or they change from one time to the next.
+        """
+        if not isinstance(silos, Mapping) or not silos:
+            raise ConfigError("from_datasets needs a mapping {silo's name: data set} of one silo at least.")
+        check_apart(dict(enumerate(silos.values())))
+        arrays = {}
+        for name, data in silos.items():
+            try:
+                arrays[name] = all_records(data)
+            except DataError as error:
+                raise type(error)(f"silo {name}: {error}") from error
+        return cls.from_arrays(arrays, classes=classes, **keys)
+
+    @classmethod
+    def _of(
+        cls,
+        tables: Mapping[str, Table],
+        classes: list[int | str] | None,
+        keys: Mapping[str, Any],
+        *,
+        natural: bool,
+    ) -> Federation:
+        for key in keys:
+            if key not in KEYS:
+                raise ConfigError(f"{key} is not a known key of data{registry.nearest(key, KEYS)}: {', '.join(KEYS)}.")
+        held = _Given(tables)
+        try:
+            held(DataSource(), classes=classes)  # what is wrong with the records is told here, not when they are used
+        except DataError as error:
+            raise type(error)(str(error).removeprefix("data.dataset.files: ")) from error
+        block: dict[str, Any] = {"module": given.hold("data", held.digest, held)}
+        block |= {} if classes is None else {"classes": plain(classes)}
+        partition = {"partition": {"name": "natural"}} if natural else {}
+        return cls(_checked(block, {**partition, **keys}), held)
+
+
+class _Rows:
+    """A frame's rows as the words that a CSV file would have; the header first."""
+
+    def __init__(self, frame: pandas.DataFrame) -> None:
+        self.line_num = -2  # after the header -1, after the first record 0
+        self._header = [str(name) for name in frame.columns]
+        self._rows = zip(*(_words(frame.iloc[:, place]) for place in range(frame.shape[1])), strict=True)
+
+    def __iter__(self) -> Iterator[list[str]]:
+        return self
+
+    def __next__(self) -> list[str]:
+        row = self._header if self.line_num == -2 else list(next(self._rows))
+        self.line_num += 1
+        return row
+
+
+def _words(column: pandas.Series[Any]) -> list[str]:
+    """Cells as text, from which a float is read back to the bit; missing ones are empty."""
+    missing = column.isna().tolist()
+    return ["" if gone else str(cell) for cell, gone in zip(column.tolist(), missing, strict=True)]
+
+
+def _on_cpu(part: Any) -> Any:
+    return part.detach().cpu().numpy() if hasattr(part, "detach") else part
+
+
+def _bytes(table: Table) -> Iterator[bytes]:
+    yield repr((table.features.shape, table.columns, table.label_column)).encode()
+    yield np.ascontiguousarray(table.features).data.tobytes()
+    for words in (table.labels, table.silos):
+        yield b"" if words is None else "\0".join(map(str, words.tolist())).encode()
+
+
+def _checked(block: Mapping[str, Any], keys: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of `data`, as a file would hold them."""
+    data = {"dataset": dict(block), **plain(keys)}
+    try:
+        DataConfig(**data)
+    except pydantic.ValidationError as error:
+        raise refusal(error, "Federation", ("data",)) from error
+    return data

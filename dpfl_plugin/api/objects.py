@@ -1,0 +1,211 @@
+"""What YAML cannot say, a model or a loss that a program made, as blocks of a configuration (`dpfl_plugin.given`).
+
+What such an object computes is decided by the program's code. So with the object's own classes and functions the
+program's main module counts as code of the run: in a script its source, and what that imports, is known; in a notebook
+it is not, which leaves the run in doubt, so that its noise never repeats (`training.naming`).
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import inspect
+import json
+import secrets
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from torch import nn
+
+from dpfl_plugin import given, registry
+from dpfl_plugin.errors import ConfigError, PluginError
+from dpfl_plugin.models.attributes import describe
+from dpfl_plugin.models.build import check_layers
+from dpfl_plugin.training.naming import model_facts
+
+MAIN: Final = "__main__"
+
+
+class _Held:
+    """An object in a plugin's place. ``made_of``: whose code decides what it computes."""
+
+    def __init__(self, *made_of: object) -> None:
+        self.made_of = (MAIN, *made_of)
+
+
+class _Model(_Held):
+    """Copies of a model, so that the program's own stays as it is."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()  # its layers' classes count as those of any model do
+        self._module = copy.deepcopy(module).cpu()
+
+    def __call__(self, feature_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+        return copy.deepcopy(self._module)
+
+
+class _Factory(_Held):
+    """A model that a function makes, of features' shape and the number of classes, or of nothing."""
+
+    def __init__(self, factory: Callable[..., Any]) -> None:
+        super().__init__(factory)
+        self._factory, self._plain = factory, _takes_nothing(factory)
+
+    def __call__(self, feature_shape: tuple[int, ...], num_classes: int) -> Any:
+        return self._factory() if self._plain else self._factory(feature_shape, num_classes)
+
+
+class _Algorithm(_Held):
+    def __init__(self, algorithm: Any) -> None:
+        super().__init__(algorithm)
+        self._algorithm = algorithm
+
+    def __call__(self) -> Any:
+        return self._algorithm
+
+
+def model_block(model: Any) -> tuple[Any, object]:
+    """(what a configuration calls a model, what has to be held until the run is over).
+
+    Args:
+        model: an ``nn.Module``, a function or class that makes one, a plugin's name, or a block as in a file.
+
+    Raises:
+        ConfigError: it is none of these; UnsupportedError: it mixes records, or is random.
+    """
+    if isinstance(model, str | Mapping):
+        return plain(model), None
+    if isinstance(model, nn.Module):
+        check_layers(model, type(model).__name__)
+        attributes = describe({"the model": model})
+        named = _digest(model, model_facts(model, attributes), attributes.doubts)
+        held: _Held = _Model(model)
+    elif callable(model):
+        path = _importable(model)
+        if path is not None and not _takes_nothing(model):
+            return {"module": path}, None
+        named, held = _digest_of(model), _Factory(model)
+    else:
+        raise ConfigError(
+            f"model={model!r} is a {type(model).__name__}: give an nn.Module, a function that makes one, or a plugin's "
+            f"name ({', '.join(registry.names('models'))})."
+        )
+    return {"module": given.hold("model", named, held)}, held
+
+
+def loss_name(loss: Any) -> tuple[str, object]:
+    """As `model_block`, for a loss: a name, or a function (outputs, labels) -> one value for each record."""
+    if isinstance(loss, str):
+        return loss, None
+    if not callable(loss):
+        raise ConfigError(f"loss={loss!r} must be a name or a function (outputs, labels) -> one value for each record.")
+    path = _importable(loss)
+    if path is not None:
+        return path, None
+    # As it is: a loss is one of a run's plugins itself, so that its module counts, and its errors are told as such.
+    return given.hold("loss", _digest_of(loss), loss), loss
+
+
+def algorithm_block(algorithm: Any) -> tuple[Any, object]:
+    """As `model_block`, for an algorithm: a name, a block, or an instance, whose fields are its plugin's options."""
+    if isinstance(algorithm, str | Mapping):
+        return plain(algorithm), None
+    kind = type(algorithm)
+    if isinstance(algorithm, type):
+        raise ConfigError(
+            f"algorithm={algorithm.__name__} is a class: give an instance with its options, e.g. "
+            f"{algorithm.__name__}(local_steps=20, local_lr=1.0)."
+        )
+    name = next((n for n in registry.names("algorithms") if registry.load("algorithms", n) is kind), None)
+    path = f"{kind.__module__}:{kind.__qualname__}" if name is None else None
+    if name is not None or (path is not None and _importable(kind) == path):
+        try:
+            options = {
+                key: getattr(algorithm, key)
+                for key, option in registry.options(kind).items()
+                if getattr(algorithm, key) != option.default
+            }
+        except AttributeError as error:
+            raise PluginError(
+                f"algorithm: {kind.__name__} does not keep its option {error.name} as an attribute of that name, so "
+                "that no configuration could name it. Keep it, or give a block: {'module': 'package.module:name', ...}."
+            ) from error
+        return {**({"module": path} if name is None else {"name": name}), **plain(options)}, None
+    if not callable(getattr(algorithm, "local_update", None)):
+        raise ConfigError(
+            f"algorithm={algorithm!r} is a {kind.__name__}, and no algorithm: give a name "
+            f"({', '.join(registry.names('algorithms'))}), or an instance, e.g. dpfl.Scaffold(local_steps=20, ...)."
+        )
+    held = _Algorithm(algorithm)
+    return {"module": given.hold("algorithm", _digest_of(algorithm), held)}, held
+
+
+def plain(value: Any) -> Any:
+    """A value of a program as YAML has it: of numpy's numbers, paths and tuples what a file would hold.
+
+    Raises:
+        ConfigError: no file could hold it.
+    """
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, np.generic):
+        return plain(value.item())
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | range):
+        return [plain(item) for item in value]
+    raise ConfigError(f"{value!r} is a {type(value).__name__}, which a configuration cannot hold: give plain values.")
+
+
+def digest(*parts: bytes) -> str:
+    """sha256 in hex, of parts whose borders count."""
+    found = hashlib.sha256()
+    for part in parts:
+        found.update(len(part).to_bytes(8, "little"))
+        found.update(part)
+    return found.hexdigest()
+
+
+def _digest_of(value: object) -> str:
+    found = describe({"the object": value})
+    return _digest(value, found.facts, found.doubts)
+
+
+def _digest(value: object, facts: Any, doubts: tuple[str, ...]) -> str:
+    """Of what an object is; where no digest shows all of that, a number that nothing but this very object has."""
+    if doubts:
+        return _undigested.setdefault(id(value), (secrets.token_hex(8), value))[0]
+    return digest(json.dumps(facts, sort_keys=True).encode())
+
+
+_undigested: dict[int, tuple[str, object]] = {}  # with the object, whose number is not given to another one then
+
+
+def _takes_nothing(factory: Callable[..., Any]) -> bool:
+    """Whether it is called without the shape of features and the number of classes."""
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"model={factory!r} cannot be called as a factory: {error}.") from error
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    needed = [one for one in parameters if one.kind in kinds and one.default is inspect.Parameter.empty]
+    several = any(one.kind is inspect.Parameter.VAR_POSITIONAL for one in parameters)
+    return not needed and not several
+
+
+def _importable(value: Any) -> str | None:
+    """``package.module:name`` of what another process would find there; None for what only this program has."""
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if not isinstance(module, str) or not isinstance(name, str) or module == MAIN or "<" in name:
+        return None
+    found: Any = sys.modules.get(module)
+    if getattr(found, "__file__", None) is None:
+        return None
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return f"{module}:{name}" if found is value else None

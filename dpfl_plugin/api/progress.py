@@ -1,0 +1,71 @@
+"""How a run that a program began tells how it goes: a bar in a terminal and in Jupyter, elsewhere warnings alone."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from dpfl_plugin.core.rounding import places
+
+if TYPE_CHECKING:
+    from dpfl_plugin.training import experiment
+
+WARNING: Final = "warning: "
+ALWAYS: Final = (WARNING, "noise is fresh", "folder: ", "finished before", "interrupted")  # also without a terminal
+LONGEST: Final = 800  # letters of a note that are shown
+
+
+class Teller:
+    """A `Reporter` (`training.session`).
+
+    Args:
+        bar: whether to show a bar and all notes; None: where a person looks on, in a terminal or in Jupyter.
+
+    Attributes:
+        notes: what was said, in order.
+    """
+
+    def __init__(self, bar: bool | None = None) -> None:
+        self._console = Console(stderr=True)
+        self._shown = (self._console.is_terminal or self._console.is_jupyter) if bar is None else bar
+        self._bar: Progress | None = None
+        self._text = ""
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+        text = text.rstrip() if len(text) <= LONGEST else f"{text[:LONGEST].rstrip()} ... (all of it: log.txt)"
+        if self._shown:
+            self._console.print(text, style="dim", markup=False, highlight=False)
+        elif text.startswith(ALWAYS):
+            print(f"dpfl: {text}", file=sys.stderr, flush=True)
+
+    def detail(self, text: str) -> None:
+        self.notes.append(text)
+
+    def start(self, rounds: int, done: int) -> None:
+        if not self._shown:
+            return
+        columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[text]}"))
+        self._bar = Progress(*columns, TimeRemainingColumn(), console=self._console)
+        self._task = self._bar.add_task("training", total=rounds, completed=done, text="")
+        self._rounds = rounds
+        self._bar.start()
+
+    def evaluated(self, line: dict[str, Any]) -> None:
+        accuracy, epsilon = line["test_accuracy"], line["epsilon"]["server"]
+        words = [] if accuracy is None else [f"accuracy {accuracy:.4f}"]
+        self._text = "  ".join(words + ([] if epsilon is None else [f"epsilon {places(epsilon, 3)}"]))
+
+    def ticked(self, progress: experiment.Progress) -> None:
+        if self._bar is not None:
+            text = f"{progress.rounds}/{self._rounds}  {self._text}"
+            self._bar.update(self._task, completed=progress.rounds, text=text)
+
+    def end(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None

@@ -1,0 +1,257 @@
+"""A run's result as an object: its numbers, its model, its statement; and several runs beside each other."""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dpfl_plugin import given
+from dpfl_plugin.api import plots
+from dpfl_plugin.config.load import base_of, load
+from dpfl_plugin.config.schema import Config
+from dpfl_plugin.core.rounding import places
+from dpfl_plugin.errors import ConfigError, DataError
+from dpfl_plugin.training.folder import RunFolder
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.figure import Figure
+    from torch import nn
+
+Shape = tuple[tuple[int, ...], int]
+"""(shape of a record's features, number of classes)."""
+
+
+class Run:
+    """The result of a run, read from its folder; `dpfl.train` returns one, and `Run.open` reads it again.
+
+    Attributes:
+        folder: the run's folder, with all its files.
+        result: what `result.json` holds.
+    """
+
+    def __init__(self, folder: Path, result: Mapping[str, Any], *, held: object = None, shape: Shape | None = None):
+        self.folder, self.result = Path(folder), dict(result)
+        self._files, self._held, self._shape = RunFolder(self.folder), held, shape
+
+    @classmethod
+    def open(cls, folder: str | Path) -> Run:
+        """The run of a folder, ``OUT/NAME/ID``, whoever began it.
+
+        Raises:
+            DataError: no run ended there, or its result cannot be read.
+        """
+        files = RunFolder(Path(folder))
+        try:
+            return cls(files.path, json.loads(files.result.read_text()))
+        except FileNotFoundError as error:
+            raise DataError(
+                f"{folder} holds no result.json: no run ended there. Name its folder, OUT/NAME/ID."
+            ) from error
+        except (OSError, ValueError) as error:
+            raise DataError(f"{files.result} cannot be read: {error}.") from error
+
+    @property
+    def status(self) -> str:
+        """ "done", "budget_exhausted", "interrupted" or "failed"; ``result["reason"]`` says why."""
+        return str(self.result["status"])
+
+    @property
+    def epsilon(self) -> float:
+        """Of this run, for the server, at the worst silo; math.inf where nothing is guaranteed. See `statement`."""
+        found = self.result["epsilon"]["server"]["epsilon"]
+        return math.inf if found is None else float(found)
+
+    @property
+    def delta(self) -> float:
+        """At which `epsilon` holds."""
+        return float(self.result["epsilon"]["server"]["delta"])
+
+    @property
+    def accuracy(self) -> float | None:
+        """Mean over silos of the final model's test accuracy; None where nothing was measured."""
+        found = self.result["test_accuracy"]["last"]
+        return None if found is None else float(found)
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        """The evaluations, as `metrics.jsonl` has them."""
+        return self._files.read_metrics()
+
+    @property
+    def metrics(self) -> pandas.DataFrame:
+        """The evaluations, one row each.
+
+        Raises:
+            ConfigError: pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError as error:
+            raise ConfigError("metrics needs pandas: pip install pandas. The same as plain values: lines.") from error
+        return pandas.json_normalize(self.lines, sep="_")
+
+    @property
+    def config(self) -> Config:
+        """The configuration, as `config.yaml` holds it."""
+        return load(self._files.config).variants[0].config
+
+    @property
+    def statement(self) -> str:
+        """What is guaranteed to whom, and what is not, in words: `privacy.md`.
+
+        Raises:
+            DataError: the run did not end, or the file is gone.
+        """
+        try:
+            return self._files.privacy.read_text()
+        except OSError as error:
+            raise DataError(f"{self._files.privacy} cannot be read: {error.strerror}.") from error
+
+    @property
+    def model(self) -> nn.Module:
+        """The final model, in eval mode on the CPU; a new one at each call. Of a simulation it is not to be published.
+
+        Raises:
+            DataError: its file is missing or damaged; ConfigError: what it is made of is no longer there.
+        """
+        from dpfl_plugin.api.training import trained_model
+
+        if self._shape is None:
+            from dpfl_plugin.training.build import federate
+
+            given.check_all(self.config.model_dump())
+            records = federate(self.config, base_of(self._files.config))
+            self._shape = records.feature_shape, records.num_classes
+        return trained_model(self._files, self.config, *self._shape)
+
+    def plot(self) -> Figure:
+        """Accuracy and epsilon against rounds."""
+        return plots.curves({str(self.result["name"]): self.lines})
+
+    def __repr__(self) -> str:
+        return f"Run({self._summary()}, folder={str(self.folder)!r})"
+
+    def _summary(self) -> str:
+        accuracy = "not measured" if self.accuracy is None else f"{self.accuracy:.4f}"
+        epsilon = "none" if math.isinf(self.epsilon) else f"{places(self.epsilon, 3)} at delta {self.delta:g}"
+        return f"{self.status} after {self.result['rounds']} rounds, accuracy {accuracy}, epsilon {epsilon}"
+
+    def _repr_html_(self) -> str:
+        warnings = "".join(f"<li>{html.escape(text)}</li>" for text in self.result.get("warnings", ()))
+        parts = [
+            f"<p><b>{html.escape(str(self.result['name']))}</b>: {html.escape(self._summary())}<br>",
+            f"<code>{html.escape(str(self.folder))}</code></p>",
+            f"<ul>{warnings}</ul>" if warnings else "",
+        ]
+        return "".join(parts) + (_picture(self.plot()) if self.lines else "")
+
+
+class Comparison(Mapping[str, Run]):
+    """Runs by label, as a table and a plot."""
+
+    def __init__(self, runs: Mapping[str, Run]) -> None:
+        self._runs = dict(runs)
+
+    def __getitem__(self, label: str) -> Run:
+        return self._runs[label]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._runs)
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """One for each run: what `table` shows."""
+        return [
+            {
+                "run": label,
+                "algorithm": run.result["algorithm"],
+                "seed": run.result["seed"],
+                "rounds": run.result["rounds"],
+                "accuracy": run.accuracy,
+                "epsilon": run.epsilon,
+                "delta": run.delta,
+                "status": run.status,
+            }
+            for label, run in self._runs.items()
+        ]
+
+    @property
+    def table(self) -> pandas.DataFrame:
+        """One row for each run.
+
+        Raises:
+            ConfigError: pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError as error:
+            raise ConfigError("table needs pandas: pip install pandas. The same as plain values: rows.") from error
+        return pandas.DataFrame(self.rows).set_index("run")
+
+    def plot(self) -> Figure:
+        """Accuracy and epsilon against rounds, a line for each run."""
+        return plots.curves({label: run.lines for label, run in self._runs.items()})
+
+    def _cells(self) -> list[list[str]]:
+        return [[_cell(key, value) for key, value in row.items()] for row in self.rows]
+
+    def __repr__(self) -> str:
+        cells = [list(self.rows[0]), *self._cells()]
+        widths = [max(len(row[place]) for row in cells) for place in range(len(cells[0]))]
+        return "\n".join(
+            "  ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=True)).rstrip() for row in cells
+        )
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<th>{html.escape(key)}</th>" for key in self.rows[0])
+        body = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in self._cells())
+        return f"<table><tr>{head}</tr>{body}</table>{_picture(self.plot())}"
+
+
+def compare(runs: Sequence[Run] | Mapping[str, Run]) -> Comparison:
+    """Runs beside each other, by the labels of a mapping; those of a sequence by their names, and by what differs.
+
+    Raises:
+        ConfigError: there is none, or something else is no run.
+    """
+    labelled = runs if isinstance(runs, Mapping) else _labelled(runs)
+    if not labelled:
+        raise ConfigError("compare needs a run at least: dpfl.compare([run, other]).")
+    for label, run in labelled.items():
+        if not isinstance(run, Run):
+            raise ConfigError(f"compare: {label} is a {type(run).__name__}, no Run. Read one by dpfl.Run.open(folder).")
+    return Comparison({str(label): run for label, run in labelled.items()})
+
+
+def _labelled(runs: Sequence[Run]) -> dict[str, Run]:
+    found: dict[str, Run] = {}
+    for place, run in enumerate(runs):
+        result: Mapping[str, Any] = run.result if isinstance(run, Run) else {"name": str(place)}
+        names = [str(result["name"]), *(str(result[key]) for key in ("algorithm", "seed", "id") if key in result)]
+        label, number = names[0], 1
+        while label in found:  # until something tells them apart
+            number += 1
+            label = ", ".join(names[:number]) if number <= len(names) else f"{', '.join(names)} ({number})"
+        found[label] = run
+    return found
+
+
+def _cell(key: str, value: Any) -> str:
+    if value is None:
+        return "-"
+    if key == "epsilon":
+        return "none" if math.isinf(value) else places(value, 3)
+    return f"{value:.4f}" if key == "accuracy" else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _picture(figure: Figure) -> str:
+    return f'<img alt="curves" src="data:image/png;base64,{base64.b64encode(plots.png(figure)).decode()}">'

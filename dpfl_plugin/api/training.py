@@ -1,0 +1,253 @@
+"""`dpfl.train`: a run of what a program has, by the schema, checks and session of a run of a file."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import nn
+
+from dpfl_plugin import own_folders, registry
+from dpfl_plugin.api.federation import Federation
+from dpfl_plugin.api.objects import algorithm_block, loss_name, model_block, plain
+from dpfl_plugin.api.privacy import Privacy
+from dpfl_plugin.api.progress import Teller
+from dpfl_plugin.api.runs import Run, Shape
+from dpfl_plugin.config.load import configure
+from dpfl_plugin.config.schema import Config, PrivacyConfig
+from dpfl_plugin.data.base import Holding
+from dpfl_plugin.errors import ConfigError, DataError, TrainingError, UnsupportedError
+from dpfl_plugin.models.build import build_model
+from dpfl_plugin.runtimes.mpi import job
+from dpfl_plugin.training.build import Parts
+from dpfl_plugin.training.folder import RunFolder
+from dpfl_plugin.training.ledgers import Wait
+from dpfl_plugin.training.runtime import ChargeSink, Runtime
+from dpfl_plugin.training.session import Place, run_session
+
+LEDGER_WAIT: Final = 60.0  # seconds, as of dpfl run
+RUNS: Final = "runs"
+
+
+def train(
+    federation: Federation,
+    *,
+    model: Any = "softmax",
+    algorithm: Any,
+    privacy: Privacy | Mapping[str, Any],
+    rounds: int | None = None,
+    seed: int = 0,
+    out: str | Path | None = None,
+    resume: bool = False,
+    ledger: str | Path | None = None,
+    callbacks: Sequence[Any] = (),
+    progress: bool | None = None,
+    **keys: Any,
+) -> Run:
+    """Train privately; the same run, to the bit, as `dpfl run` of a file with these keys.
+
+    Args:
+        federation: the records, see `Federation`.
+        model: an ``nn.Module`` (which stays as it is), a function that makes one, or a plugin's name or block.
+        algorithm: an instance, e.g. ``dpfl.Scaffold(local_steps=20, local_lr=1.0)``, a name or a block.
+        privacy: `Privacy`, or its keys as a mapping.
+        rounds: None: as many as ``privacy.epsilon`` allows.
+        seed: of everything that is drawn; whoever knows it can compute the noise (``privacy.secure`` for real use).
+        out: folder of run folders; None: one of its own, runs/DATE-TIME.
+        resume: go on with the run that an earlier call with the same arguments began in ``out``.
+        ledger: a file by which several runs on the same data share a budget.
+        callbacks: told how it goes, in this order.
+        progress: whether to show a bar; None: in a terminal and in Jupyter.
+        keys: any other key of a file: name, silo_rate, loss, l2, engine, evaluation, runtime, ...
+
+    Returns:
+        the run that is done, or whose budget is used up (``status``).
+
+    Raises:
+        ConfigError, DataError: something that is given is wrong; names the key and the value. Nothing was released.
+        TrainingError: the run failed; its folder holds the last good state.
+        KeyboardInterrupt: asked to stop; what is done is saved, for ``resume``.
+    """
+    if not isinstance(federation, Federation):
+        raise ConfigError(
+            f"federation is a {type(federation).__name__}: make one by dpfl.Federation.load, from_frame, from_arrays "
+            "or from_datasets."
+        )
+    if resume and out is None:
+        raise ConfigError("resume=True without out: say in which folder the run was begun, out=....")
+    model_said, of_model = model_block(model)
+    loss_said, of_loss = loss_name(keys.pop("loss", "auto"))
+    algorithm_said, of_algorithm = algorithm_block(algorithm)
+    if "data" in keys:
+        raise ConfigError(
+            "data is what the federation says: give its keys there, e.g. Federation.load(..., num_silos=8)."
+        )
+    values: dict[str, Any] = {
+        **plain(keys),
+        "data": federation.data,
+        "model": model_said,
+        "algorithm": algorithm_said,
+        "privacy": privacy.model_dump(exclude_unset=True) if isinstance(privacy, PrivacyConfig) else plain(privacy),
+        "seed": plain(seed),
+        "out": own_folder() if out is None else str(out),
+    }
+    values |= {} if loss_said == "auto" else {"loss": loss_said}
+    values |= {} if rounds is None else {"rounds": plain(rounds)}
+    return run_config(
+        configure(values, source="dpfl.train"),
+        Path.cwd(),
+        resume=resume,
+        ledger=ledger,
+        callbacks=callbacks,
+        progress=progress,
+        held=(federation, of_model, of_loss, of_algorithm),
+    )
+
+
+def run_config(
+    config: Config,
+    base: Path,
+    *,
+    resume: bool = False,
+    ledger: str | Path | None = None,
+    callbacks: Sequence[Any] = (),
+    progress: bool | None = None,
+    label: str | None = None,
+    held: object = None,
+) -> Run:
+    """A run of a configuration; arguments and errors as those of `train`.
+
+    Args:
+        base: where relative paths start. label: what a file calls the run. held: objects that it names.
+    """
+    own_folders.look_in(base)
+    teller, seen = Teller(progress), _Seen(_place_of(config))
+    teller.note(f"folder: {Path(config.out) / config.name}")
+    more: dict[str, Any] = {"callbacks": tuple(callbacks)} if callbacks else {}
+    threads = torch.get_num_threads()
+    with _stopping() as stop:
+        try:
+            result = run_session(
+                config,
+                base,
+                resume=resume,
+                place=seen,
+                reporter=teller,
+                stop=stop,
+                label=label,
+                ledger=None if ledger is None else Path(ledger),
+                wait=Wait(LEDGER_WAIT, teller.note, stop),
+                **more,
+            )
+        finally:
+            torch.set_num_threads(threads)
+    folder = Path(result["folder"])
+    if result["status"] == "interrupted":
+        teller.note(
+            f"interrupted: {result['rounds']} rounds are done and saved; go on by resume=True, out={config.out!r}."
+        )
+        raise KeyboardInterrupt
+    if result["status"] == "failed":
+        raise TrainingError(
+            f"the run failed: {result['reason']}. The last good state is in {folder}/checkpoint: resume=True, "
+            f"out={config.out!r} tries again from there."
+        )
+    return Run(folder, result, held=held, shape=seen.shape)
+
+
+def own_folder() -> str:
+    """A folder of run folders that is not there, named by the time."""
+    name = time.strftime(f"{RUNS}/%Y%m%d-%H%M%S")
+    found, number = name, 1
+    while os.path.lexists(found):
+        number += 1
+        found = f"{name}-{number}"
+    return found
+
+
+def trained_model(files: RunFolder, config: Config, feature_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """The model of a run's folder, in eval mode.
+
+    Raises:
+        DataError: its file is missing or damaged, or of another model; ConfigError: as `build_model`.
+    """
+    block = {key: value for key, value in {"name": config.model.name, "module": config.model.module}.items() if value}
+    found = build_model({**block, **config.model.options}, feature_shape, num_classes, config.seed)
+    try:
+        found.load_state_dict(load_file(files.model))
+    except (OSError, SafetensorError, RuntimeError) as error:
+        what = str(error).splitlines()[0]
+        raise DataError(f"{files.model} cannot be loaded into the run's model: {what}") from error
+    return found.to(getattr(torch, config.runtime.dtype)).eval()
+
+
+class _Seen:
+    """A `Place` that remembers of what shape the records are."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self.shape: Shape | None = None
+
+    def hold(self, config: Config, base: Path, key: Path) -> Holding:
+        holding = self._place.hold(config, base, key)
+        self.shape = holding.survey.feature_shape, holding.survey.num_classes
+        return holding
+
+    def begin(self) -> None:
+        self._place.begin()
+
+    def runtime(self, parts: Parts, charges: ChargeSink, config: Config, stop: Callable[[], bool]) -> Runtime:
+        return self._place.runtime(parts, charges, config, stop)
+
+
+def _place_of(config: Config) -> Place:
+    kind = config.runtime.kind
+    if job.num_started() > 1 or kind == "mpi":
+        raise UnsupportedError(
+            "Python code trains in one process, and MPI has ranks that hold silos: write the configuration into a file "
+            "and use mpirun dpfl run FILE (docs/mpi.md)."
+        )
+    if kind == "auto":
+        job.check_alone()
+    place: Place = registry.load("runtimes", "in_process" if kind == "auto" else kind)()
+    return place
+
+
+class _Stop:
+    """Whether Ctrl-C came, or a notebook's stop button; the second time it ends at once."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def __call__(self) -> bool:
+        return self.asked
+
+    def hear(self, number: int, frame: Any) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+        os.write(2, b"\ndpfl: stopping after this silo's work; once more to stop at once.\n")
+
+
+@contextlib.contextmanager
+def _stopping() -> Iterator[_Stop]:
+    """Hear Ctrl-C, where this is the main thread: no other gets signals."""
+    stop = _Stop()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = signal.signal(signal.SIGINT, stop.hear)
+    try:
+        yield stop
+    finally:
+        if before is not None:  # one that was not set by Python cannot be put back
+            signal.signal(signal.SIGINT, before)

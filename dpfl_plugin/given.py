@@ -1,0 +1,78 @@
+"""Objects of a Python program that take a plugin's place: a model, records, a loss, an algorithm.
+
+No file can say what they are. So a configuration names them by a digest, ``module: dpfl_plugin.given:model_0123...``,
+which this module gives back as long as the program has them. In another process they are missing, and that is said.
+"""
+
+from __future__ import annotations
+
+import re
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from dpfl_plugin.errors import PluginError
+
+MODULE: Final = __name__
+MADE_OF: Final = "made_of"  # of what is held: objects, and names of modules, whose code decides what it computes
+_NAME: Final = re.compile(r"(data|model|loss|algorithm)_[0-9a-f]{16}")
+_CALLED: Final = {"data": "the records", "model": "the model", "loss": "the loss", "algorithm": "the algorithm"}
+_held: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+
+
+class MissingError(PluginError):
+    """A configuration names objects of a Python program that this process does not have; the message says which."""
+
+
+def hold(kind: str, digest: str, plugin: Any) -> str:
+    """Where a configuration finds ``plugin``, as ``package.module:name``, for as long as somebody else holds it, too.
+
+    Args:
+        kind: data, model, loss or algorithm. digest: of what it is, in hex.
+    """
+    name = f"{kind}_{digest[:16]}"
+    assert _NAME.fullmatch(name), name
+    _held[name] = plugin
+    return f"{MODULE}:{name}"
+
+
+def is_given(path: str | None, kind: str) -> bool:
+    """Whether a configuration's ``package.module:name`` is such an object."""
+    return path is not None and path.startswith(f"{MODULE}:{kind}_")
+
+
+def check_all(values: Any) -> None:
+    """Raise MissingError unless all objects that a configuration's values name are here; the message names each."""
+    missing = sorted({name for name in _named(values) if name not in _held})
+    if missing:
+        raise _missing(missing)
+
+
+def _named(values: Any) -> Iterator[str]:
+    if isinstance(values, str):
+        module, _, name = values.partition(":")
+        if module == MODULE and _NAME.fullmatch(name):
+            yield name
+    elif isinstance(values, Mapping):
+        for value in values.values():
+            yield from _named(value)
+    elif isinstance(values, list | tuple):
+        for value in values:
+            yield from _named(value)
+
+
+def _missing(names: list[str]) -> MissingError:
+    listed = " and ".join(f"{_CALLED[name.partition('_')[0]]} ({name})" for name in names)
+    return MissingError(
+        f"{listed}: given in Python as objects, which no file holds and which this process does not have, or not with "
+        "the same values. Call dpfl.train with the same objects, the same out and resume=True."
+    )
+
+
+def __getattr__(name: str) -> Any:
+    if not _NAME.fullmatch(name):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = _held.get(name)
+    if found is None:
+        raise _missing([name])
+    return found

@@ -1,0 +1,130 @@
+"""Records of a program: a data frame goes the way of CSV files, arrays and torch's data sets that of NPZ files."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import dpfl_plugin as dpfl
+from dpfl_plugin import given
+from dpfl_plugin.data.fetch import DataSource
+from dpfl_plugin.data.files import csv
+from dpfl_plugin.errors import ConfigError, DataError, UnsupportedError
+
+pandas = pytest.importorskip("pandas")
+RNG = np.random.default_rng(2)
+
+
+def frame(num_records=60, **columns):
+    return pandas.DataFrame(
+        {
+            "hospital": [("mercy", "north", "St. Anne")[row % 3] for row in range(num_records)],
+            "age": RNG.normal(60, 9, num_records),
+            "weight": RNG.normal(80, 5, num_records).astype(np.float32),
+            "sex": RNG.integers(0, 2, num_records),
+            "label": [("ill", "well")[row % 2] for row in range(num_records)],
+            **columns,
+        }
+    )
+
+
+def dataset(federation):
+    block = dict(federation.data["dataset"])
+    return getattr(given, block.pop("module").partition(":")[2])(DataSource(), **block)
+
+
+@pytest.mark.parametrize("classes", [None, ["well", "ill"]])
+def test_a_frame_is_read_as_its_csv_file_would_be(tmp_path, classes):
+    records = frame()
+    records.to_csv(tmp_path / "all.csv", index=False)
+    source = DataSource(base=tmp_path)
+    there = csv(source, files="all.csv", silo_column="hospital", classes=classes)
+    here = dataset(dpfl.Federation.from_frame(records, silo="hospital", classes=classes))
+    for key in ("features", "labels", "groups"):
+        assert np.array_equal(getattr(here, key), getattr(there, key)), key
+    for key in ("num_classes", "caveats", "silo_names", "columns", "notes"):
+        assert getattr(here, key) == getattr(there, key), key
+
+
+def test_silos_are_those_of_the_column_and_records_are_copies():
+    records = frame()
+    federation = dpfl.Federation.from_frame(records, silo="hospital", test_fraction=0.3)
+    assert federation.data["partition"] == {"name": "natural"} and federation.data["test_fraction"] == 0.3
+    before = dataset(federation).features.copy()
+    records.loc[:, "age"] = 0.0
+    assert np.array_equal(dataset(federation).features, before)
+    assert dpfl.Federation.from_frame(records, silo="hospital").data != federation.data  # other values, another name
+
+
+def test_arrays_and_torchs_data_sets_are_the_same_records():
+    silos = {name: (RNG.normal(size=(20, 3)).astype(np.float32), RNG.integers(0, 2, 20)) for name in ("10", "9")}
+    by_torch = {name: TensorDataset(torch.from_numpy(x), torch.from_numpy(y)) for name, (x, y) in silos.items()}
+    by_torch["9"] = DataLoader(by_torch["9"], batch_size=7, shuffle=True)
+    one, other = dpfl.Federation.from_arrays(silos), dpfl.Federation.from_datasets(by_torch)
+    assert one.data == other.data
+    found = dataset(one)
+    assert found.silo_names == ("9", "10") and np.array_equal(found.features[found.groups == 0], silos["9"][0])
+
+
+GOOD = (np.zeros((4, 2), np.float32), np.array([0, 1, 0, 1]))
+OTHER = (np.ones((4, 2), np.float32), np.array([0, 1, 0, 1]))
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "says"),
+    [
+        (
+            lambda: from_frame(age=[1.0] * 3 + [None] + [2.0] * 56),
+            DataError,
+            "data frame, row 3, column 'age' is empty",
+        ),
+        (lambda: from_frame(age=["x"] + [1.0] * 59), DataError, "row 0, column 'age': 'x' is not a number"),
+        (lambda: from_frame(age=[np.inf] + [1.0] * 59), DataError, "row 0, column 'age': 'inf' is not a finite"),
+        (lambda: from_frame(label=[0.1 * row for row in range(60)]), DataError, "fractional numbers.*a quantity"),
+        (lambda: from_frame(hospital=[None] + ["a"] * 59), DataError, "row 0, column 'hospital' is empty"),
+        (lambda: dpfl.Federation.from_frame(frame(), silo="clinic"), ConfigError, "silo='clinic'.*no such column"),
+        (lambda: dpfl.Federation.from_frame(frame(), label="sick"), ConfigError, "label='sick'.*no such column"),
+        (lambda: dpfl.Federation.from_frame({"a": [1]}), ConfigError, "needs a pandas DataFrame, not a dict"),
+        (lambda: from_frame(partitions="iid"), ConfigError, r"partitions is not a known key.*did you mean 'partition'"),
+        (lambda: from_frame(test_fraction=2), ConfigError, "data.test_fraction=2"),
+        (lambda: dpfl.Federation.from_arrays({}), ConfigError, "of one silo at least"),
+        (lambda: dpfl.Federation.from_arrays({"a": GOOD[0]}), ConfigError, "silo 'a': must be a pair"),
+        (
+            lambda: dpfl.Federation.from_arrays({"a": GOOD, "b": GOOD}),
+            DataError,
+            "^silo a and silo b have the very same",
+        ),
+        (lambda: dpfl.Federation.from_arrays({"a": (GOOD[0], GOOD[1][:3])}), DataError, "silo a: label.*each of the 4"),
+        (lambda: dpfl.Federation.from_arrays({"a": (GOOD[0], GOOD[1] / 2)}), DataError, "silo a: label.*float64"),
+        (lambda: dpfl.Federation.from_arrays({"a": (GOOD[0] * np.nan, GOOD[1])}), DataError, "silo a: the feature at"),
+        (lambda: dpfl.Federation.from_arrays({1: GOOD, "1": OTHER}), ConfigError, "two silos are called '1'"),
+        (
+            lambda: dpfl.Federation.from_datasets({"a": TensorDataset(torch.zeros(0, 2), torch.zeros(0))}),
+            DataError,
+            "^silo a",
+        ),
+        (lambda: dpfl.Federation.from_datasets({"a": ITERABLE}), UnsupportedError, "IterableDataset"),
+        (lambda: dpfl.Federation.load("digit"), ConfigError, "did you mean 'digits'"),
+        (lambda: dpfl.Federation.load("digits", num_silo=3), ConfigError, r"did you mean 'num_silos'"),
+        (lambda: dpfl.Federation.load("digits", flatten="perhaps"), ConfigError, "data.dataset.flatten='perhaps'"),
+        (lambda: dpfl.Federation.load("digits", num_silos=0), ConfigError, "data.num_silos=0"),
+    ],
+)
+def test_what_is_wrong_is_named_when_the_records_are_given(make, error, says):
+    with pytest.raises(error, match=says):
+        make()
+
+
+def from_frame(**changes):
+    keys = {key: changes.pop(key) for key in ("partitions", "test_fraction") if key in changes}
+    return dpfl.Federation.from_frame(frame(**changes), silo="hospital", **keys)
+
+
+class _Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        yield from ()
+
+
+ITERABLE = _Stream()
