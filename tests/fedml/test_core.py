@@ -1,4 +1,4 @@
-"""The core with the numpy that FedML needs, before 2: its fast tests, in FedML's environment."""
+"""What rests on numpy, with the one that FedML needs, before 2: fast tests of it, in FedML's environment."""
 
 import os
 import subprocess
@@ -8,11 +8,11 @@ import pytest
 from tests.fedml.test_fedml import BIN, ROOT, needs_fedml
 
 pytestmark = [pytest.mark.fedml, pytest.mark.slow, needs_fedml]
-# What draws and composes by numpy; clipping and calibration take it from these.
+# What draws, adds up and composes by numpy. All else takes it from these, or computes by torch.
 TESTS = (
     "core",
-    "gradients",
-    *(f"privacy/test_{name}.py" for name in ("accountants", "ledger", "pld", "samplers", "views")),
+    *(f"gradients/test_{name}.py" for name in ("engines", "fused", "smoothing", "stacked", "sums")),
+    *(f"privacy/test_{name}.py" for name in ("accountants", "pld", "samplers", "views")),
 )
 FAST = "not slow and not statistical and not gpu"
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from dpfl_plugin.adapters import Server, agree
 from dpfl_plugin.privacy.ledger import Ledger
 from tests.adapters.federation import SimulatedSilo
-from tests.adapters.reference import EXACT, NOISY, check_noise, scaffold
+from tests.adapters.reference import NOISY, check_noise
 from tests.flower.processes import BIN, OFF, ROOT, Flower, free_port, listens, needs_flower
 
 pytestmark = [pytest.mark.flower, pytest.mark.slow, needs_flower]
@@ -98,13 +98,6 @@ def test_flwr_run_in_the_simulation_engine_gives_the_result_of_a_plain_loop(tmp_
     said, found, data = simulate(tmp_path, "mlp", "same")
     assert "ended: done 4" in said
     torch.testing.assert_close(found, plain_loop(task, data, tmp_path / "loop", "mlp"), rtol=0, atol=1e-12)
-
-
-def test_without_noise_flower_computes_the_scaffold_of_the_paper(tmp_path, task):
-    _, found, data = simulate(tmp_path, "linear", **privacy(EXACT), evaluated=0.0)
-    silos = [task.load(data, silo) for silo in range(3)]
-    expected = scaffold(task.make_model("linear"), silos, rounds=4, local_steps=3, local_lr=0.5)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.statistical
