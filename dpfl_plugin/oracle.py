@@ -111,7 +111,7 @@ class PrivacyRules:
 
     @property
     def varies(self) -> bool:
-        """Whether releases may differ in their noise. Of another schedule than ours, nobody knows that they do not."""
+        """Whether releases may differ in their noise. Third-party schedules are assumed to vary."""
         return type(self.schedule) is not Constant
 
     def factors(self, round: int, num_gradients: int) -> tuple[float, ...]:

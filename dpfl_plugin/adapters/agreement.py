@@ -32,8 +32,8 @@ ELSEWHERE: Final = {
     "checkpoint": "a server with a folder saves every round",
     "out": "give the folder to Server and to Silo",
     "access": "who may read a folder is for its owner to say: give it to Server or to Silo",
-    "early_stopping": "it needs releases beside the rounds, which no platform carries. Use dpfl run",
-    "personalise": "it needs releases beside the rounds, which no platform carries. Use dpfl run",
+    "early_stopping": "it needs releases in addition to the rounds, which no platform carries. Use dpfl run",
+    "personalise": "it needs releases in addition to the rounds, which no platform carries. Use dpfl run",
     "trackers": "give them as callbacks to what the server is made by: Server, PrivateStrategy or private_runner",
     "silo_weights": "weights are equal here: numbers of records, or whatever a silo says, must not weigh its upload",
 }

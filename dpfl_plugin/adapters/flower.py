@@ -395,7 +395,7 @@ class PrivateStrategy(Strategy):
             node = reply.metadata.src_node_id
             if type(silo) is not int or not 0 <= silo < self._agreement.num_silos:
                 why = str(reply.error) if reply.has_error() else f"it says that it is silo {silo!r}"
-                self._warn_of(node, f"is no silo of this run: {why}")
+                self._warn_of(node, f"is not a silo of this run: {why}")
             elif silo in self._silo_of.values():
                 self._warn_of(node, f"says that it is silo {silo}, which another node is")
             else:
@@ -430,7 +430,7 @@ class PrivateStrategy(Strategy):
             node = reply.metadata.src_node_id
             silo = self._silo_of.get(node)
             if silo is None:
-                LOG.warning("dpfl: a reply of node %d, which is no silo: left out", node)
+                LOG.warning("dpfl: a reply of node %d, which is not a silo of this run: left out", node)
             elif reply.has_error():
                 LOG.warning("dpfl: silo %d (node %d) gives no answer: %s", silo, node, reply.error.reason)
             else:

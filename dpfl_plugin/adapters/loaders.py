@@ -172,7 +172,7 @@ def _indices(sampler: Any, size: int) -> tuple[Sequence[int], bool]:
         return _chosen(sampler, size), False
     raise _refused(
         f"the silo's DataLoader has the sampler {type(sampler).__name__}: which records it gives, and how often, "
-        "cannot be told"
+        "cannot be determined"
     )
 
 
@@ -320,7 +320,7 @@ def pair_of(item: Any) -> tuple[Tensor, Tensor]:
     except (TypeError, ValueError, RuntimeError) as error:
         kinds = " and ".join(type(part).__name__ for part in item)
         raise DataError(
-            f"training data are pairs of {kinds}, which are no tensors ({told(error)}). Give them as tensors or "
+            f"training data are pairs of {kinds}, which are not tensors ({told(error)}). Give them as tensors or "
             "arrays of numbers."
         ) from error
 

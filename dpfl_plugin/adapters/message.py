@@ -50,7 +50,7 @@ class Message:
         if not isinstance(found, Tensor) or found.dtype != torch.uint8 or found.dim() != 1:
             raise MessageError(f"it holds no {HEADER}: it is not of dpfl_plugin.")
         if not all(isinstance(name, str) and isinstance(value, Tensor) for name, value in named.items()):
-            raise MessageError("it holds something that is no tensor.")
+            raise MessageError("it holds something that is not a tensor.")
         return cls(_parsed(bytes(found.cpu().numpy())), {name: value.detach().cpu() for name, value in named.items()})
 
     def to_bytes(self) -> bytes:
@@ -95,9 +95,9 @@ def _parsed(text: bytes) -> dict[str, Any]:
     try:
         header = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise MessageError(f"its header is no JSON ({error}).") from error
+        raise MessageError(f"its header is not JSON ({error}).") from error
     if not isinstance(header, dict):
-        raise MessageError("its header is no JSON object.")
+        raise MessageError("its header is not a JSON object.")
     return header
 
 

@@ -22,7 +22,7 @@ def check_version(package: str, tested: Sequence[str]) -> None:
     found = _installed(package)
     if not any(found == version or found.startswith(f"{version}.") for version in tested):
         raise UnsupportedError(
-            f"{package} {found} is not known here: this adapter was tested with {', '.join(tested)}. Install that "
+            f"{package} {found} is not supported: this adapter was tested with {', '.join(tested)}. Install that "
             "version, or a version of dpfl-plugin that knows yours."
         )
 

@@ -28,7 +28,7 @@ def silo_of(data: Any, model: nn.Module) -> Silo:
 
     Raises:
         DataError: it holds no records, one of them twice, they are not alike, or the model has no such word.
-        RecordKindError: labels are no classes, or features no numbers.
+        RecordKindError: labels are not classes, or features are not numbers.
         UnsupportedError: it cannot be told which records a loader gives.
     """
     features, labels = all_records(data)
@@ -37,11 +37,12 @@ def silo_of(data: Any, model: nn.Module) -> Silo:
     if labels.is_floating_point() or labels.is_complex():
         raise RecordKindError(
             f"labels are {labels.dtype}: they must be classes, as integers from 0. No loss here is for quantities.",
-            "labels are no classes, as integers from 0",
+            "labels are not classes, as integers from 0",
         )
     if features.is_complex() or features.dtype == torch.bool:
         raise RecordKindError(
-            f"features are {features.dtype}: they must be floats or integers.", "features are no floats or integers"
+            f"features are {features.dtype}: they must be floats or integers.",
+            "features are neither floats nor integers",
         )
     features = features.detach().cpu()
     x: NDArray[Any] = (features.float() if features.dtype == torch.bfloat16 else features).numpy()

@@ -65,7 +65,7 @@ def _read(path: Path) -> tuple[int, str, str]:
             raise ValueError("its values make no sense")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(
-            f"{path} cannot be read: {error}. Restore it from a copy; or delete it: the round is then asked for anew, "
+            f"{path} cannot be read: {error}. Restore it from a copy; or delete it: the round is then asked for again, "
             "and silos that answered it are charged again."
         ) from error
     return round, tag, digest

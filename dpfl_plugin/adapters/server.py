@@ -214,7 +214,7 @@ class Server:
         if changed:
             LOG.warning(
                 "round %d was cut, and its request cannot be made again to the bit: did the package change? It is "
-                "asked for anew, and silos that answered it are charged again",
+                "asked for again, and silos that answered it are charged again",
                 self.rounds + 1,
             )
         message = made(secrets.token_hex(8))

@@ -439,8 +439,8 @@ class Silo:
         if counted != kept.counted:
             raise MessageError(
                 f"silo {self.id}: the last of its uploads that the server counts is {counted}, and that its folder "
-                f"knows of is {kept.tag or kept.counted}: one of both lost its folder, or was set back. Restore it "
-                f"from a copy; or begin anew, with other folders for the server and all silos (what is in "
+                f"knows of is {kept.tag or kept.counted}: one of the two lost its folder, or was set back. Restore it "
+                f"from a copy; or start over with other folders for the server and all silos (what is in "
                 f"{self._files.ledger} stays spent)."
             )
         return _Kept(kept.states, kept.counted)
@@ -553,7 +553,7 @@ def _begun(files: RunFolder, id: int, run: str, sha256: str) -> dict[str, Any] |
             )
     if facts.get("records_sha256") != sha256:
         raise DataError(
-            f"{files.path}: the records are not those that this silo began with. Restore them, or begin anew in "
+            f"{files.path}: the records are not those that this silo began with. Restore them, or start over in "
             "another folder; loaders must not change records at random (augmentation)."
         )
     return facts
@@ -609,7 +609,7 @@ def _load(path: Path, ledger: Ledger, initial: Vectors) -> _Kept:
         head = facts["head"]
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise DataError(
-            f"{path} cannot be read: {error}. Restore it from a copy; or begin anew in another folder, and keep the "
+            f"{path} cannot be read: {error}. Restore it from a copy; or start over in another folder, and keep the "
             "ledger of this one: what it holds stays spent."
         ) from error
     if not ledger.holds(head):

@@ -78,7 +78,7 @@ class FedSGD(_Averaging):
         steps = round(1 / setting.record_rate)
         if abs(steps * setting.record_rate - 1) > 1e-9:
             raise ConfigError(
-                f"fedsgd with form: epoch takes 1/s steps, and 1/{setting.record_rate} is no whole number. "
+                f"fedsgd with form: epoch takes 1/s steps, and 1/{setting.record_rate} is not a whole number. "
                 "Use a record_rate such as 0.5, 0.25, 0.2 or 0.1, or form: single."
             )
         return steps

@@ -94,8 +94,8 @@ class Listener:
             scale = float(value.abs().max())
             if not torch.allclose(again[name], value, rtol=0, atol=_REPLAY_TOLERANCE * scale + 1e-12):
                 raise UnsupportedError(
-                    f"algorithm: the upload {name!r} is no affine function of this round's private gradients, so this "
-                    "attack cannot read it. It knows fedavg, fedsgd, scaffold, scaffold_warm and their like."
+                    f"algorithm: the upload {name!r} is not an affine function of this round's private gradients, so "
+                    "this attack cannot read it. It knows fedavg, fedsgd, scaffold, scaffold_warm and their like."
                 )
         strength = float(mean_weights.sum())
         mean = script.mean(dim=0) / strength

@@ -253,7 +253,7 @@ def _of_folder(folder: Path) -> list[Row]:
     """
     files = RunFolder(folder)
     if not files.ledger.exists():
-        raise DataError(f"{folder}: holds no ledger.jsonl, so it is no run's folder.")
+        raise DataError(f"{folder}: holds no ledger.jsonl, so it is not the folder of a run.")
     config = load(files.config).variants[0].config
     ledger, facts = read_whole(files)
     tell_notes(ledger)

@@ -163,5 +163,5 @@ def verdict(report: Report) -> list[str]:
     return [
         *lines,
         *(f"CONTRADICTED: {violation}." for violation in report.violations),
-        "To conclude: do not rely on the stated epsilon, nor train on records that matter, before this is mended.",
+        "To conclude: do not rely on the stated epsilon, nor train on records that matter, before this is fixed.",
     ]

@@ -180,9 +180,7 @@ def sweep_run(
 @app.command(rich_help_panel=TRAIN)
 def status(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a sweep.")],
-    watch: Annotated[
-        bool, typer.Option("--watch", help="Show it anew every two seconds, until all have ended.")
-    ] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Refresh it every two seconds, until all have ended.")] = False,
     every: Annotated[bool, typer.Option("--all", help="Every run, not the first of each kind only.")] = False,
     json: AsJson = False,
 ) -> None:

@@ -65,7 +65,7 @@ def check_name(name: str) -> None:
     if not re.fullmatch(r"[a-z](_?[a-z0-9])*", name) or keyword.iskeyword(name):
         raise ConfigError(
             f"NAME={name!r} must be a Python name of lower-case letters, digits and single underscores, that begins "
-            f"with a letter and is no keyword{hint}."
+            f"with a letter and is not a keyword{hint}."
         )
     if name in registry.names("algorithms"):
         raise ConfigError(

@@ -96,9 +96,7 @@ def _planned_ranks() -> Iterator[Check]:
 def _job() -> Iterator[Check]:
     job = os.environ.get("SLURM_JOB_ID")
     if job is None:
-        yield Check(
-            "job", False, "this is no job of Slurm's: call it in a batch script, or by srun dpfl doctor --slurm"
-        )
+        yield Check("job", False, "this is not a Slurm job: call it in a batch script, or by srun dpfl doctor --slurm")
         return
     seconds = slurm.time_limit(job)
     least = LEAD_SECONDS + SPARE_SECONDS

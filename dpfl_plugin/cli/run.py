@@ -91,7 +91,7 @@ def run_file(
             except KeyboardInterrupt:
                 if results:
                     _tell(plan, results, told, as_json=as_json, named=variant is not None)
-                print(f"dpfl: {label}: interrupted while it was planned: no round began.", file=sys.stderr)
+                print(f"dpfl: {label}: interrupted during planning: no round began.", file=sys.stderr)
                 return EXIT_CODES["interrupted"]
             except (ConfigError, DataError) as error:
                 if results:  # what the variants before it came to is not lost
@@ -335,7 +335,7 @@ def _meaning(results: dict[str, Result], told: Collection[str]) -> list[str]:
             )
     if any((view["third_party"]["epsilon"] or 0) > (view["server"]["epsilon"] or 0) for view in both):
         lines.append(
-            "The third party's epsilon is the larger one where it holds in advance, whoever is drawn, and counts every "
+            "The third party's epsilon is larger where it has to hold in advance, whoever is drawn, and counts every "
             "round that was begun as if all its silos had sent; the server's counts what silos sent. What a third "
             "party has seen is never more than the server has."
         )

@@ -373,7 +373,7 @@ class SweepConfig(_Strict):
     @classmethod
     def _some(cls, seeds: int | list[int] | None) -> int | list[int] | None:
         if seeds == [] or (isinstance(seeds, int) and seeds < 1):
-            raise ValueError(f"{seeds} is no seed at all: give a list, or their number, 1 at least")
+            raise ValueError(f"seeds must not be empty, and is {seeds}: give a list, or their number, 1 or more")
         return seeds
 
     @field_validator("launcher")

@@ -32,7 +32,7 @@ class Loader(yaml.SafeLoader):
         seen = set()
         for key_node, value_node in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
-                raise _wrong(key_node, "a key is no plain word")
+                raise _wrong(key_node, "a key is not a plain word")
             if key_node.value in seen:
                 raise _wrong(key_node, f"key {key_node.value!r} is given twice")
             seen.add(key_node.value)

@@ -292,7 +292,7 @@ def _label_numbers(tables: list[Table], order: list[str]) -> Integers:
         if unknown is not None:
             raise DataError(
                 f"{table.place(unknown)}: {names[unknown]!r} is not one of the classes {', '.join(order[:20])}. "
-                "Name it in classes, mend it, or leave the record out."
+                "Name it in classes, correct it, or leave the record out."
             )
     return np.array([number[name] for names in written for name in names], dtype=np.int64)
 

@@ -112,7 +112,7 @@ def not_utf8(path: Path, error: UnicodeDecodeError) -> str:
     """What to say of a file whose text is in another encoding."""
     byte = error.object[error.start]
     if b"\0" in error.object:
-        return f"{path} is not a CSV file: it holds bytes that are no text. Convert it to CSV in UTF-8."
+        return f"{path} is not a CSV file: it holds bytes that are not text. Convert it to CSV in UTF-8."
     opened = f"gunzip -c {path} | " if path.suffix == ".gz" else ""
     name = path.with_suffix("") if path.suffix == ".gz" else path
     source = "" if opened else f" {path}"

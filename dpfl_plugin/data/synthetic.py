@@ -36,7 +36,7 @@ def synthetic(
     """
     M = source.num_silos
     if M is None:
-        raise ConfigError("num_silos is missing: synthetic makes as many silos as it is told; the paper has 100.")
+        raise ConfigError("num_silos is missing: synthetic makes as many silos as you ask for; the paper has 100.")
     for key, value in {"alpha": alpha, "beta": beta}.items():
         require(0 <= value < np.inf, key, value, "be a variance, 0 or more")
     for key, count in {"num_silos": M, "num_features": num_features, "records_per_silo": records_per_silo}.items():

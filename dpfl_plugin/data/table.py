@@ -175,7 +175,7 @@ class Columns:
         others = {self.label, self.silo, *self.ignored}
         places = [place for place, name in enumerate(header) if name not in others]
         if not places:
-            raise DataError(f"{path} has no feature column beside {', '.join(header)}.")
+            raise DataError(f"{path} has no feature column besides {', '.join(header)}.")
         return places
 
     def _other_delimiter(self, header: list[str]) -> str:

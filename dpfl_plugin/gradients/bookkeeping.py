@@ -256,11 +256,11 @@ def _unsupported_layer(layer: nn.Module) -> str | None:
     if isinstance(layer, nn.Linear) and type(layer).forward is nn.Linear.forward:
         return None
     if type(layer) in CONVOLUTIONS:
-        return None if layer.padding_mode == "zeros" else f"with padding_mode={layer.padding_mode!r} is not known to it"
+        return None if layer.padding_mode == "zeros" else f"with padding_mode={layer.padding_mode!r} is not supported"
     if type(layer) is nn.Embedding:
         plain = layer.max_norm is None and not layer.scale_grad_by_freq and not layer.sparse
-        return None if plain else "with max_norm, scale_grad_by_freq or sparse is not known to it"
-    return "has parameters of its own and is not known to it"
+        return None if plain else "with max_norm, scale_grad_by_freq or sparse is not supported"
+    return "has parameters of its own and is not supported"
 
 
 def _part(layer: nn.Module, name: str, a: Tensor, g: Tensor) -> Part:

@@ -258,7 +258,7 @@ def _too_large(engine: Engine, terms: Terms, expected: _Expected) -> str | None:
         return None
     return (
         f"one record takes {needed / 2**20:,.0f} MiB, where runtime.memory_budget leaves "
-        f"{terms.most_bytes / 2**20:,.0f} MiB beside all that the run has to hold"
+        f"{terms.most_bytes / 2**20:,.0f} MiB besides everything else the run has to hold"
     )
 
 

@@ -94,6 +94,6 @@ def _rows(parameter: nn.Parameter, count: int) -> Tensor:
         shape = tuple(found.shape) if isinstance(found, Tensor) else "a list"
         raise RuntimeError(
             f"Opacus gives gradients of shape {shape} for a parameter of shape {tuple(parameter.shape)} and {count} "
-            "records: some layer takes the records along another dimension than the first (batch_first=True mends it)"
+            "records: some layer takes the records along another dimension than the first (batch_first=True fixes it)"
         )
     return found

@@ -168,7 +168,7 @@ class _Describer:
     def _tensor(self, value: Tensor, where: str) -> Any:
         plain = value.layout == torch.strided and not (value.is_quantized or value.is_meta)
         if type(value) not in _TENSORS or not plain or getattr(value, "_backward_hooks", None):
-            return self._doubt(where, "is no plain tensor, and its values no digest shows")
+            return self._doubt(where, "is not a plain tensor, and no digest shows its values")
         return ["tensor", value.requires_grad, request_digest({"": value}).hex()]
 
     def _more(self, value: Any, where: str) -> list[Any]:

@@ -110,7 +110,7 @@ def whole_state(model: nn.Module, vector: Tensor) -> dict[str, Tensor]:
 def _bytes(name: str, value: Tensor) -> Tensor:
     if value.layout != torch.strided or value.is_quantized or value.is_meta:
         raise UnsupportedError(
-            f"the model's {name} does not train, and is no plain tensor that could be compared. Use a dense one."
+            f"the model's {name} does not train, and is not a plain tensor that could be compared. Use a dense one."
         )
     return value.cpu().contiguous().reshape(-1).view(torch.uint8)
 

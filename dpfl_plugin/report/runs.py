@@ -240,7 +240,7 @@ def _metrics(folder: RunFolder) -> list[dict[str, Any]]:
             values = json.loads(line)
             good = values["round"] > (found[-1]["round"] if found else 0) and isinstance(values["epsilon"], dict)
         except (ValueError, KeyError, TypeError) as error:
-            raise UnreadableError(f"metrics.jsonl, line {number}: is no evaluation") from error
+            raise UnreadableError(f"metrics.jsonl, line {number}: is not an evaluation") from error
         if not good:
             raise UnreadableError(f"metrics.jsonl, line {number}: does not follow the one before it")
         found.append(values)

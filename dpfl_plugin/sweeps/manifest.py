@@ -100,7 +100,9 @@ def check_ledger(sweep: Sweep) -> None:
         return
     if before != sweep.ledger:
         began = "without --ledger" if before is None else f"with --ledger {before}"
-        raise ConfigError(f"{sweep.folder}: this sweep began {began}: go on so, or begin anew with another --out.")
+        raise ConfigError(
+            f"{sweep.folder}: this sweep began {began}: continue that way, or start over with another --out."
+        )
 
 
 def write(sweep: Sweep) -> None:

@@ -61,7 +61,7 @@ def _quoted(key: str, value: str | int) -> str:
     if not text.isprintable():
         where = "--out: the folder" if key == "output" else f"sweep.slurm.{key}:"
         raise ConfigError(
-            f"{where} {text!r} cannot be told to sbatch, which reads options line by line: it has a line's end or "
+            f"{where} {text!r} cannot be passed to sbatch, which reads options line by line: it has a line's end or "
             "another control character. Leave that out; spaces, quotes and % are fine."
         )
     # A backslash counts in any quotes of sbatch's.

@@ -78,7 +78,7 @@ class AlgorithmContract:
         parameters = vars(type(made)).get("__dataclass_params__")  # of its own, not of a base
         if parameters is None or not parameters.frozen:
             raise ContractError(
-                f"{label} is no frozen dataclass: write @dataclass(frozen=True, kw_only=True) above it."
+                f"{label} is not a frozen dataclass: write @dataclass(frozen=True, kw_only=True) above it."
             )
         with watching("its constructor"):
             dataclasses.replace(made)  # builds it anew
@@ -183,7 +183,7 @@ class AlgorithmContract:
         except ConfigError as error:
             if key in str(error):
                 return
-            raise ContractError(f"its refusal does not name {key}, which has to be mended: {error}") from None
+            raise ContractError(f"its refusal does not name {key}; name it in the message: {error}") from None
         raise ContractError(f"{declared} is False, but {key} is not refused: set it to True, or refuse it.")
 
     def test_resume(self) -> None:

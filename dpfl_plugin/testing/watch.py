@@ -197,7 +197,7 @@ class Watched:
         if not isinstance(server, dict) or "model" not in server:
             raise ContractError(f"{method} returns no 'model'{where}: the server's state is a dict of tensors with it.")
         if not all(isinstance(value, Tensor) for value in server.values()):
-            raise ContractError(f"{method} returns a state that is no tensor{where}: a checkpoint could not hold it.")
+            raise ContractError(f"{method} returns a state that is not a tensor{where}: a checkpoint cannot hold it.")
         _check_vectors({"model": server["model"]}, (self._d,), self._dtype, method, "the model", f"(d,){where}")
         for name, value in server.items():
             if value.is_floating_point() and not bool(torch.isfinite(value).all()):

@@ -745,7 +745,7 @@ def _device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:  # whose message lists all that any torch knows
-        raise ConfigError(f"runtime.device={name!r} is none: it must be cpu or cuda, or cuda:0 and so on.") from error
+        raise ConfigError(f"runtime.device={name!r} is not a valid device; use cpu, cuda or cuda:N.") from error
     try:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:

@@ -137,7 +137,7 @@ def load_facts(folder: Path) -> dict[str, Any] | None:
 
 def _unreadable(checkpoint: Path, error: Exception | str) -> DataError:
     return DataError(
-        f"{checkpoint}: the checkpoint cannot be read: {error}. Restore it from a copy, or begin anew with another "
+        f"{checkpoint}: the checkpoint cannot be read: {error}. Restore it from a copy, or start over with another "
         "--out. Keep the ledger beside it: what it holds stays spent."
     )
 

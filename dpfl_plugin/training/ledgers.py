@@ -68,7 +68,7 @@ def locked_shared(path: Path | None, wait: Wait = NO_WAIT) -> Iterator[Ledger | 
     Raises:
         LedgerBusyError: another run has it, and had it for as long as was waited.
         ConfigError: it cannot be written to, locks do not work there, or it is one run's own ledger.
-        LedgerError: it is damaged; names the line, and what is still proven. Or it is no ledger.
+        LedgerError: it is damaged; names the line, and what is still proven. Or it is not a ledger.
     """
     if path is None:
         yield None
@@ -127,7 +127,7 @@ def check_shared(folder: RunFolder, path: Path | None, shared: Ledger | None) ->
     if began_with is None and shared is not None:
         raise ConfigError(
             f"{folder.path}: this run began without --ledger, so what it released is not in that ledger. Leave "
-            "--ledger out, or begin anew with another --out."
+            "--ledger out, or start over with another --out."
         )
     if began_with is not None and shared is None:
         raise ConfigError(
@@ -304,5 +304,5 @@ def _has_a_line(path: Path) -> bool:
     if data.endswith(b"\n"):
         return True
     if data[: len(BEGINNING)] != BEGINNING[: len(data)]:
-        raise LedgerError(f"{path} is no ledger: nothing was charged to it, and it was left as it is. Name another.")
+        raise LedgerError(f"{path} is not a ledger file: nothing was charged to it, and it is as it was. Name another.")
     return False

@@ -21,7 +21,7 @@ Sums are more than a joint composition of all releases would come to; but that o
 filter: see `dpfl_plugin.privacy.slots`. Releases within an agreement are composed tightly, as its plan is fixed.
 
 **What the data are.** All that is released of data of one name adds up, whatever the records are at the time. So data
-that grow, or are encoded in another way, do not begin anew. A digest of the records, keyed by a secret of the folder,
+that grow, or are encoded in another way, do not start over. A digest of the records, keyed by a secret of the folder,
 tells the owner when they changed; it leaves this machine by no message.
 """
 

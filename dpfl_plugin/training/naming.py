@@ -33,7 +33,7 @@ from dpfl_plugin.training.code import Code, code_of, installed
 from dpfl_plugin.training.environment import package_changed, package_sha256
 from dpfl_plugin.training.folder import RunFolder
 
-ANEW: Final = "begin anew with another --out for what there is now; what ledger.jsonl holds stays spent"
+ANEW: Final = "start over with another --out for what there is now; what ledger.jsonl holds stays spent"
 
 
 FRESH: Final = "noise is fresh"  # how a reporter is told of doubts
@@ -200,5 +200,5 @@ class StillTheSame:
         if changes:
             raise TrainingError(
                 f"the code is not what the run was named for: {'; '.join(changes)}. Import it at the top of the module "
-                "that uses it, and leave files as they are while a run goes on; then begin anew with another --out"
+                "that uses it, and leave files as they are while a run goes on; then start over with another --out"
             )

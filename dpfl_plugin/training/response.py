@@ -123,7 +123,7 @@ def responses(
     """The response of each silo, and the number of releases of each round.
 
     Raises:
-        UnsupportedError: uploads are no linear function of releases and downloads.
+        UnsupportedError: uploads are not a linear function of releases and downloads.
         ConfigError: there are too many rounds.
     """
     trials = _Trials(len(rounds))
@@ -183,7 +183,7 @@ def _check_linear(offset: Array, predicted: Array) -> None:
     if float(np.abs(found - predicted).max(initial=0.0)) > _LINEAR * size:
         raise UnsupportedError(
             "dpfl audit reads what uploads tell of releases by the algorithm's linear response, and this algorithm's "
-            "uploads are no linear function of its private gradients and downloads. Nothing was found wrong with it."
+            "uploads are not a linear function of its private gradients and downloads. Nothing was found wrong with it."
         )
 
 

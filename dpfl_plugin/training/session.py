@@ -264,7 +264,7 @@ def _run_in_memory(job: _Job, place: Place, hooks: Hooks, stop: Callable[[], boo
             chunk = job.parts.memory.chunk // 4
             if chunk < LEAST_CHUNK:
                 raise MemoryShortError(
-                    f"{error}. Smaller chunks of gradients do not mend it: {advice(_together(job.parts))}use a "
+                    f"{error}. Smaller chunks of gradients will not help: {advice(_together(job.parts))}use a "
                     "smaller model or more machines, or free memory; then go on with --resume."
                 ) from error
             said = str(error)
@@ -411,7 +411,7 @@ def _refuse_unfinished(folder: RunFolder, resume: bool) -> None:
     if not resume and (folder.ledger.exists() or folder.checkpoint.exists()):
         raise ConfigError(
             f"{folder.path} holds an unfinished run of this configuration. Use --resume to go on with it, "
-            "or another --out to begin anew (what was released so far stays released)."
+            "or another --out to start over (what was released so far stays released)."
         )
 
 
@@ -510,7 +510,7 @@ def _run(job: _Job, place: Place, hooks: Hooks, stop: Callable[[], bool]) -> Res
             try:
                 by_silo, notes = experiment.finish(progress, save=save, note=hooks.note)
             except Interrupted:
-                outcome = Outcome("interrupted", "asked to stop while silos made models of their own")
+                outcome = Outcome("interrupted", "asked to stop during personalisation")
             except TooFewSilosError as error:
                 outcome = Outcome("failed", str(error))
         if job.clock.on:
@@ -563,13 +563,13 @@ def _check_marks(folder: RunFolder, parts: Parts, key: Path) -> None:
     if found is not None and found["data_sha256"] != parts.data_sha256:
         raise DataError(
             f"{folder.path}: the records are not those that this run began with, or the silos' key ({key}), by which "
-            "they are known again, is another one. Restore the data files, or the key, or begin anew with another "
+            "they are known again, is another one. Restore the data files, or the key, or start over with another "
             "--out."
         )
     if found is not None and found.get("fixed", fixed_digest(parts.module)) != fixed_digest(parts.module):
         raise ConfigError(
             f"{folder.path}: the model's frozen layers or buffers are not those that this run began with. "
-            f"{BUILT_ANEW} Or begin anew with another --out."
+            f"{BUILT_ANEW} Or start over with another --out."
         )
 
 

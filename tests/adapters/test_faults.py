@@ -234,7 +234,7 @@ def test_bytes_beyond_the_limit_are_not_read(tmp_path):
 def test_a_header_that_is_no_json_object_is_refused():
     for text in (b"[1]", b"{", b"\xff", b"[" * 100_000):
         tensors = {"dpfl.header": torch.frombuffer(bytearray(text), dtype=torch.uint8)}
-        with pytest.raises(MessageError, match="header is no JSON"):
+        with pytest.raises(MessageError, match=r"header is not (a )?JSON"):
             Message.from_tensors(tensors)
     with pytest.raises(MessageError, match=r"holds no dpfl\.header"):
         Message.from_tensors({"model": torch.zeros(3)})
@@ -247,7 +247,7 @@ SERVER_SAYS = {
     "a wrong plan": (swapped(plan={}), "share='None'"),
     "NaN": (poke(float("nan")), "control has entries that are not finite"),
     "too long": (with_vectors(lambda v: {**v, "model": torch.cat([v["model"]] * 2)}), r"model is float64\[78\]"),
-    "an upload that it never made": (swapped(counted={"0": "f" * 16}), "one of both lost its folder"),
+    "an upload that it never made": (swapped(counted={"0": "f" * 16}), "one of the two lost its folder"),
 }
 
 

@@ -193,7 +193,7 @@ REFUSED = {
     "mappings without labels": ([{"image": X, "kind": Y}], "mappings with the keys 'image', 'kind'.*'target' or"),
     "mappings that overlap": ([{"x": X[:8], "y": Y[:8]}, {"x": X[7:9], "y": Y[7:9]}], "record 8 .* is there twice"),
     "a tensor of two rows": ([X[:2]], "one is a Tensor"),
-    "words": ([("dogs", "cats")], "pairs of str and str, which are no tensors"),
+    "words": ([("dogs", "cats")], "pairs of str and str, which are not tensors"),
 }
 
 
@@ -278,7 +278,7 @@ def test_records_of_a_wrong_kind_end_the_run_in_its_first_round_with_one_message
 
     server, _ = answers(3, tmp_path / "all")
     with pytest.raises(
-        TrainingError, match=r"round 1: 0 of 3 .*\. All of them say: labels are no classes, as integers"
+        TrainingError, match=r"round 1: 0 of 3 .*\. All of them say: labels are not classes, as integers"
     ):
         server.end()
     server, message = answers(2, tmp_path / "two")  # of the third nothing is told, and it may be otherwise next time

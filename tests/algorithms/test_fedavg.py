@@ -41,7 +41,7 @@ def test_fedsgd_of_the_single_form_takes_one_step():
 
 
 def test_fedsgd_refuses_what_it_cannot_do():
-    with pytest.raises(ConfigError, match="no whole number"):
+    with pytest.raises(ConfigError, match="not a whole number"):
         _plan(FedSGD(local_lr=0.1), 0.3)
     with pytest.raises(ConfigError, match="record_rate"):
         _plan(FedSGD(local_lr=0.1), None)

@@ -122,7 +122,7 @@ def test_gpus_that_were_granted_against_those_that_torch_sees(
 
 def test_outside_of_slurm_it_says_so(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_JOB_ID")
-    assert "no job of Slurm's" in checks(job)["job"][1]
+    assert "not a Slurm job" in checks(job)["job"][1]
     monkeypatch.setenv("SLURM_JOB_ID", "17")
     monkeypatch.setenv("PATH", str(job.parent))
     assert "there is no scontrol" in checks(job)["requeue"][1] and slurm.time_limit("17") is None

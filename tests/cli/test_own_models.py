@@ -166,5 +166,5 @@ def test_losses_of_two_classes_say_so(tmp_path: Path, loss: str) -> None:
 
 def test_a_device_that_is_none(tmp_path: Path) -> None:
     done = dpfl("run", write(tmp_path, {"runtime": {"device": "gpu"}}))
-    one_message(done, "runtime.device='gpu' is none: it must be cpu or cuda")
+    one_message(done, "runtime.device='gpu' is not a valid device; use cpu, cuda or cuda:N")
     assert "mkldnn" not in done.err  # torch's list of all that there are

@@ -91,7 +91,7 @@ def test_a_signal_ends_long_planning_at_once(
     config = write(tmp_path, {**SOLVED, "rounds": MANY_ROUNDS})
     done = dpfl("run", config, "--out", tmp_path / "runs")
     assert done.code == 4 and "solving for the noise of 10,000 rounds" in done.err
-    assert "interrupted while it was planned: no round began" in done.err and "stopping" not in done.err
+    assert "interrupted during planning: no round began" in done.err and "stopping" not in done.err
     assert not list(tmp_path.glob("runs/*/*/ledger.jsonl"))
 
 
@@ -112,7 +112,7 @@ def test_the_log_is_for_people(tmp_path: Path) -> None:
 
 def test_why_a_third_partys_epsilon_is_the_larger_one(tmp_path: Path) -> None:
     result = run(write(tmp_path))
-    larger = "The third party's epsilon is the larger one where it holds in advance"
+    larger = "The third party's epsilon is larger where it has to hold in advance"
     assert not [line for line in _meaning({"a": result}, ()) if larger in line]
     result["epsilon"]["third_party"]["epsilon"] = result["epsilon"]["server"]["epsilon"] + 0.002
     assert len([line for line in _meaning({"a": result}, ()) if larger in line]) == 1

@@ -206,7 +206,7 @@ def replayed(reply, kept):
 BAD = {
     "NaN": (spoilt(lambda v: {**v, "model": v["model"] * float("nan")}), "not finite"),
     "too long": (spoilt(lambda v: {**v, "model": torch.zeros(10**6).double()}), r"model is float64\[1000000\], where"),
-    "a header that is none": (spoilt(lambda v: {**v, "dpfl.header": torch.zeros(9).byte()}), "header is no JSON"),
+    "a header that is none": (spoilt(lambda v: {**v, "dpfl.header": torch.zeros(9).byte()}), "header is not JSON"),
     "no header": (spoilt(lambda v: {"model": v["model"]}), "holds no dpfl.header"),
     "nothing": (without_a_record, "holds no ArrayRecord"),
     "a replay": (replayed, r"was sent before \(a replay\)"),
@@ -422,7 +422,7 @@ def test_labels_that_are_no_classes_end_the_run_in_its_first_round(tmp_path):
         return x, y.double()
 
     grid = Grid(tmp_path, private_client_app(lambda: make_model("linear"), floats))
-    with pytest.raises(TrainingError, match=r"round 1: 0 of 3 .* All of them say: labels are no classes"):
+    with pytest.raises(TrainingError, match=r"round 1: 0 of 3 .* All of them say: labels are not classes"):
         run(tmp_path, grid)
     assert grid.kinds.count("train.dpfl") == 3
 

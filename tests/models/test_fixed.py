@@ -77,7 +77,7 @@ def test_what_is_saved_loads_strictly_and_predicts_the_same():
 def test_what_is_no_plain_tensor_is_refused():
     model = nn.Linear(3, 2)
     model.register_buffer("sparse", torch.eye(3).to_sparse())
-    with pytest.raises(UnsupportedError, match="the model's sparse does not train, and is no plain tensor"):
+    with pytest.raises(UnsupportedError, match="the model's sparse does not train, and is not a plain tensor"):
         pack(model)
 
 

@@ -14,7 +14,7 @@ from tests.testing import right, spying, wrong
 
 CHECKS = sorted(name for name in vars(AlgorithmContract) if name.startswith("test_"))
 WRONG = [
-    ("NotFrozen", "test_options", "is no frozen dataclass: write @dataclass"),
+    ("NotFrozen", "test_options", "is not a frozen dataclass: write @dataclass"),
     ("OptionsThatChange", "test_options", "is not the same after its options were written"),
     ("StateOnSelf", "test_resume", "interrupted after round . and resumed, the run ends with another model"),
     ("StateInAGlobal", "test_resume", "neither attributes of self nor globals"),
