@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 from dpfl_plugin import registry
@@ -73,13 +74,7 @@ def test_the_committed_schema_is_current() -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(CONFIGS)))
 def test_every_configuration_is_valid(path: Path) -> None:
     assert expand(path).rows if "sweep" in read_yaml(path) else load(path).variants
-    try:
-        import jsonschema
-    except ImportError:
-        return
-    import yaml
-
-    values = json.loads(json.dumps(yaml.safe_load(path.read_text(encoding="utf-8"))))
+    values = json.loads(json.dumps(read_yaml(path)))
     jsonschema.validate(values, json.loads((CONFIGS / "schema.json").read_text(encoding="utf-8")))
 
 
