@@ -26,7 +26,11 @@ if TYPE_CHECKING:
     from dpfl_plugin.algorithms.smoothed import ConvolutionMBSGD as ConvolutionMBSGD
     from dpfl_plugin.algorithms.smoothed import LocalizedConvolution as LocalizedConvolution
     from dpfl_plugin.algorithms.smoothed import LocalizedNesterov as LocalizedNesterov
+    from dpfl_plugin.api.experiment import Experiment as Experiment
+    from dpfl_plugin.api.experiment import audit as audit
+    from dpfl_plugin.api.experiment import load as load
     from dpfl_plugin.api.federation import Federation as Federation
+    from dpfl_plugin.api.ledgers import Ledger as Ledger
     from dpfl_plugin.api.numbers import calibrate as calibrate
     from dpfl_plugin.api.numbers import epsilon as epsilon
     from dpfl_plugin.api.privacy import Privacy as Privacy
@@ -38,15 +42,19 @@ __version__ = "0.1.0"
 
 _PUBLIC: Final = {
     "AcceleratedMBSGD": "dpfl_plugin.algorithms.accelerated",
+    "audit": "dpfl_plugin.api.experiment",
     "calibrate": "dpfl_plugin.api.numbers",
     "compare": "dpfl_plugin.api.runs",
     "ConvolutionMBSGD": "dpfl_plugin.algorithms.smoothed",
     "epsilon": "dpfl_plugin.api.numbers",
+    "Experiment": "dpfl_plugin.api.experiment",
     "FedAvg": "dpfl_plugin.algorithms.fedavg",
     "FedAvgSync": "dpfl_plugin.algorithms.fedavg_sync",
     "Federation": "dpfl_plugin.api.federation",
     "FedProx": "dpfl_plugin.algorithms.fedprox",
     "FedSGD": "dpfl_plugin.algorithms.fedavg",
+    "Ledger": "dpfl_plugin.api.ledgers",
+    "load": "dpfl_plugin.api.experiment",
     "LocalizedConvolution": "dpfl_plugin.algorithms.smoothed",
     "LocalizedMBSGD": "dpfl_plugin.algorithms.localized",
     "LocalizedNesterov": "dpfl_plugin.algorithms.smoothed",

@@ -1,0 +1,93 @@
+"""A ledger to look into: what was charged, and what it comes to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from dpfl_plugin.api.numbers import named_accountant
+from dpfl_plugin.errors import ConfigError, DataError
+from dpfl_plugin.privacy import ledger as ledgers
+from dpfl_plugin.privacy.events import Charge
+from dpfl_plugin.privacy.prior import prior_of, runs_in
+from dpfl_plugin.privacy.views import server_composed
+
+
+class Ledger:
+    """What a run's ledger, or one that runs share, holds; it is read, never written.
+
+    Attributes:
+        path: the file.
+        facts: of a run's own ledger: its id, name, noise multiplier and numbers of records.
+        notes: what was found, in words.
+    """
+
+    def __init__(self, path: Path, found: ledgers.Ledger) -> None:
+        self.path, self._ledger = path, found
+        self.facts: dict[str, Any] = dict(found.facts)
+        self.notes: list[str] = list(found.notes)
+
+    @classmethod
+    def open(cls, path: str | Path) -> Ledger:
+        """The ledger of a run's folder, or in a file.
+
+        Raises:
+            DataError: there is none; LedgerError: it is damaged; names the line, and what is still proven.
+        """
+        given = Path(path)
+        file = given / "ledger.jsonl" if given.is_dir() else given
+        if not file.is_file():
+            raise DataError(f"{file}: there is no ledger. Name a run's folder (OUT/NAME/ID), or a ledger's file.")
+        return cls(file, ledgers.Ledger.open(file, append=False))
+
+    @property
+    def charges(self) -> list[Charge]:
+        """Every charge: round, silo, release, count, share of the records, and the name of its noise."""
+        return list(self._ledger)
+
+    @property
+    def runs(self) -> list[dict[str, Any]]:
+        """The facts of the runs that share it; empty for a run's own."""
+        return runs_in(self._ledger) if self._ledger.runs else []
+
+    def epsilon(self, delta: float, *, accountant: str = "pld") -> float:
+        """What the server learned by all that it holds, of the worst silo, at ``delta``; math.inf without noise.
+
+        Raises:
+            ConfigError: delta is outside (0, 1), or no one epsilon bounds these releases together.
+            UnsupportedError: this accountant knows no bound for one of them.
+        """
+        chosen = named_accountant(accountant)
+        if not self.runs:
+            return server_composed(self._ledger.tally).stated(chosen, delta).epsilon
+        first = next(iter(self._ledger), None)
+        if first is None:
+            return 0.0
+        # Seen from the records of each run; every one of these bounds holds, see `dpfl account`.
+        seen = {run["data_sha256"]: run["num_silos"] for run in self.runs}
+        priors = (
+            prior_of(self._ledger, noise="", data_sha256=records, num_silos=num_silos, release=first.release)
+            for records, num_silos in seen.items()
+        )
+        return min(server_composed((), earlier=one.realised).stated(chosen, delta).epsilon for one in priors)
+
+    def epsilons(self, delta: float, *, accountant: str = "pld") -> dict[int, float]:
+        """As `epsilon`, of each silo by its id, in a run's own ledger.
+
+        Raises:
+            ConfigError: several runs share it, whose silos of one number need not be the same; or as `epsilon`.
+        """
+        if self.runs:
+            raise ConfigError(f"{self.path} is shared by {len(self.runs)} runs: ask for epsilon, or open a run's own.")
+        chosen = named_accountant(accountant)
+        by_silo: dict[int, list[Charge]] = {}
+        for charge in self._ledger:
+            by_silo.setdefault(charge.silo, []).append(charge)
+        return {silo: server_composed(own).stated(chosen, delta).epsilon for silo, own in sorted(by_silo.items())}
+
+    def __len__(self) -> int:
+        return len(self._ledger)
+
+    def __repr__(self) -> str:
+        of = f"{len(self.runs)} runs" if self.runs else f"run {self.facts.get('run', '?')}"
+        return f"Ledger({str(self.path)!r}: {len(self)} charges of {of})"

@@ -1,0 +1,67 @@
+"""`dpfl.load`, `dpfl.audit` and `dpfl.Ledger`: what `dpfl run`, `dpfl audit` and `dpfl account` do."""
+
+from __future__ import annotations
+
+import pytest
+
+import dpfl_plugin as dpfl
+from dpfl_plugin.errors import ConfigError, DataError
+from tests.cli.command import charges, run, write
+from tests.cli.command import dpfl as command
+
+VARIANTS = {"fedavg": {"algorithm": {"name": "fedavg"}}, "scaffold": {}}
+
+
+def test_a_file_with_changed_keys_is_the_run_of_the_same_settings(tmp_path):
+    path, out = write(tmp_path), str(tmp_path / "runs")
+    found = dpfl.load(path).with_(seed=1, privacy={"delta": 1e-4}, algorithm={"local_steps": 3}, out=out).run()
+    by_command = run(path, "--set", "seed=1", "--set", "privacy.delta=1e-4", "--set", "algorithm.local_steps=3")
+    assert by_command["folder"] == str(found.folder)  # shown, not run again
+    assert found.result["seed"] == 1 and found.delta == 1e-4 and found.config.algorithm.options["local_steps"] == 3
+
+
+def test_variants_are_runs_beside_each_other(tmp_path):
+    experiment = dpfl.load(write(tmp_path, {"variants": VARIANTS, "rounds": 2, "out": str(tmp_path / "runs")}))
+    assert list(experiment.variants) == ["fedavg", "scaffold"]
+    both = experiment.run()
+    assert list(both) == ["fedavg", "scaffold"] and "fedavg" in repr(both) and len(both.rows) == 2
+    alone = experiment.variants["scaffold"].run()
+    assert alone.folder == both["scaffold"].folder
+    with pytest.raises(ConfigError, match="several variants: take one"):
+        _ = experiment.config
+
+
+def test_an_audit_finds_a_sound_run_consistent(tmp_path):
+    report = dpfl.audit(write(tmp_path), canaries=40, rounds=3)
+    assert report.consistent and report.canaries <= 40 and report.rounds == 3
+
+
+def test_a_ledger_comes_to_what_dpfl_account_says(tmp_path):
+    shared = tmp_path / "shared.jsonl"
+    path = write(tmp_path, {"rounds": 3})
+    folders = [run(path, "--ledger", shared, "--set", f"seed={seed}")["folder"] for seed in (1, 2)]
+    own, both = dpfl.Ledger.open(folders[0]), dpfl.Ledger.open(shared)
+    assert set(own.charges) == charges(folders[0]) and len(both.charges) == 2 * len(own.charges)
+    spent = {
+        row["accountant"]: row["epsilon"]
+        for row in command("account", folders[0], "--json").json
+        if row["view"] == "server"
+    }
+    assert own.epsilon(1e-5) == spent["PLD"] == max(own.epsilons(1e-5).values()) and len(own.epsilons(1e-5)) == 4
+    rows = command("account", shared, "--json").json["total at delta 1e-05"]
+    assert both.epsilon(1e-5) == rows[0]["epsilon"] > own.epsilon(1e-5) and "2 runs" in repr(both)
+    with pytest.raises(ConfigError, match="is shared by 2 runs"):
+        both.epsilons(1e-5)
+
+
+def test_what_is_wrong_is_named(tmp_path):
+    path = write(tmp_path)
+    for call, error, says in (
+        (lambda: dpfl.load(tmp_path / "none.yaml"), ConfigError, "none.yaml: cannot be read"),
+        (lambda: dpfl.load(path).with_(seeds=1), ConfigError, "seeds is not a known key.*did you mean 'seed'"),
+        (lambda: dpfl.load(path).with_(algorithm=dpfl.FedAvg(local_steps=1, local_lr=1)), ConfigError, "plain values"),
+        (lambda: dpfl.load(path, variant="a"), ConfigError, "has no variants"),
+        (lambda: dpfl.Ledger.open(tmp_path), DataError, "there is no ledger"),
+    ):
+        with pytest.raises(error, match=says):
+            call()
