@@ -6,9 +6,10 @@ import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import Progress
 
 from dpfl_plugin.core.rounding import places
+from dpfl_plugin.training.bars import bar_on
 
 if TYPE_CHECKING:
     from dpfl_plugin.training import experiment
@@ -49,8 +50,7 @@ class Teller:
     def start(self, rounds: int, done: int) -> None:
         if not self._shown:
             return
-        columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[text]}"))
-        self._bar = Progress(*columns, TimeRemainingColumn(), console=self._console)
+        self._bar = bar_on(self._console)
         self._task = self._bar.add_task("training", total=rounds, completed=done, text="")
         self._rounds = rounds
         self._bar.start()
