@@ -324,7 +324,7 @@ class Ledger:
         if check != _checksum(self._check, body):
             raise self._damaged(number, "its checksum is wrong: it, or the order of the lines, was changed")
         try:
-            self._take(json.loads(body), number)
+            self._take(json.loads(body.decode()), number)  # of bytes it would look for their encoding
         except (ValueError, KeyError, TypeError) as error:
             raise self._damaged(number, f"it cannot be understood ({type(error).__name__}: {error})") from error
         self._advance(check)

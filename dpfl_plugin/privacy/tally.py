@@ -117,8 +117,14 @@ class Tally:
         return self._counts.get(key, 0)
 
     def entries(self) -> Iterator[Entry]:
+        # Spelt out, as `_unpacked` would do it: a statement of a long ledger goes through all of them several times.
+        new, rest, silos, kinds, noises = tuple.__new__, _SILO + _KIND, _SILOS - 1, _KINDS - 1, _NOISES - 1
         for key, count in self._counts.items():
-            yield Entry(*_unpacked(key), count)
+            if type(key) is int:
+                head = key >> _NOISE
+                yield new(Entry, (head >> rest, head >> _KIND & silos, head & kinds, key & noises, count))
+            else:
+                yield Entry(*_unpacked(key), count)
 
     def charge(self, entry: Entry) -> Charge:
         share, release = self.names.kinds[entry.kind]
@@ -134,7 +140,8 @@ class Tally:
     def only(self, keep: Callable[[Entry], bool]) -> Tally:
         """The entries that are to be kept, as a tally of their own."""
         chosen = self.copy()
-        chosen._counts = {key: n for key, n in self._counts.items() if keep(Entry(*_unpacked(key), n))}
+        kept = zip(self._counts.items(), self.entries(), strict=True)
+        chosen._counts = {key: n for (key, n), entry in kept if keep(entry)}
         return chosen
 
     def copy(self) -> Tally:
