@@ -417,8 +417,8 @@ STREAM_KEYS = (
         "key-of-32-bits",
         "32 bits of a stream's key are used: of 100,000 streams two are likely the same",
         "core/streams.py",
-        'np.frombuffer(key, "<u8").astype(np.uint64)',
-        "np.random.SeedSequence(int.from_bytes(key[:4])).generate_state(4, np.uint64)",
+        'np.frombuffer(key, "<u8") if',
+        "np.random.SeedSequence(int.from_bytes(key[:4])).generate_state(4, np.uint64) if",
         (STREAMS + "::test_every_byte_of_a_key_counts",),
     ),
     Mutant(
