@@ -36,6 +36,11 @@ def hold(kind: str, digest: str, plugin: Any) -> str:
     return f"{MODULE}:{name}"
 
 
+def held(kind: str, digest: str) -> Any:
+    """What is held under this digest; None for nothing."""
+    return _held.get(f"{kind}_{digest[:16]}")
+
+
 def is_given(path: str | None, kind: str) -> bool:
     """Whether a configuration's ``package.module:name`` is such an object."""
     return path is not None and path.startswith(f"{MODULE}:{kind}_")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +32,12 @@ KEYS: Final = tuple(key for key in DataConfig.model_fields if key != "dataset")
 
 
 class _Given:
-    """Tables of a program in a data set plugin's place: they are known by their digest, so no code of it counts."""
+    """Tables of a program in a data set plugin's place. No code of it counts.
+
+    A configuration names them by what they are called, by their columns and by a number, never by what they hold: it,
+    and the id that a run has by it, are shown to others, who could try guesses of a record by a digest. Whether the
+    records are those that a run began with is told by `training.marks`, under a key.
+    """
 
     def __init__(self, tables: Mapping[str, Table]) -> None:
         self._tables = dict(tables)
@@ -41,7 +48,20 @@ class _Given:
 
     @property
     def digest(self) -> str:
+        """Of all that they hold; it stays in this process."""
         return digest(*(part for name, table in self._tables.items() for part in (name.encode(), *_bytes(table))))
+
+    def kept(self) -> tuple[str, _Given]:
+        """(by what a configuration names them, who holds them): of tables that are made alike the first of this process
+        are number 0, others that hold something else have the next free number."""
+        alike = [repr((name, t.features.shape[1:], t.columns, t.label_column)) for name, t in self._tables.items()]
+        mine = self.digest
+        for number in itertools.count():
+            named = digest(json.dumps([number, alike]).encode())
+            other = given.held("data", named)
+            if other is None or other.digest == mine:
+                return named, other or self
+        raise AssertionError("numbers do not end")
 
 
 class _Names(DataSource):
@@ -192,7 +212,8 @@ class Federation:
             held(DataSource(), classes=classes)  # what is wrong with the records is told here, not when they are used
         except DataError as error:
             raise type(error)(str(error).removeprefix("data.dataset.files: ")) from error
-        block: dict[str, Any] = {"module": given.hold("data", held.digest, held)}
+        named, held = held.kept()
+        block: dict[str, Any] = {"module": given.hold("data", named, held)}
         block |= {} if classes is None else {"classes": plain(classes)}
         partition = {"partition": {"name": "natural"}} if natural else {}
         return cls(_checked(block, {**partition, **keys}), held)

@@ -1536,9 +1536,9 @@ LEDGERS = (
     Mutant(
         "fresh-noise-not-charged",
         "the ledger takes fresh noise for the old bits",
-        "privacy/tally.py",
-        "names.noise(charge.noise_id)",
-        'names.noise("-")',
+        "privacy/ledger.py",
+        "kind, names.noise(charge.noise_id))",
+        'kind, names.noise("-"))',
         (LEDGER + "::test_the_same_bits_count_once",),
     ),
     Mutant(
@@ -3851,6 +3851,22 @@ NAMING_OF_NOISE = (
         "self.made_of = (MAIN, *made_of)",
         "self.made_of = made_of",
         (API_TESTS + "::test_code_of_a_notebook_is_in_doubt_so_that_its_noise_never_repeats",),
+    ),
+    Mutant(
+        "records-in-a-runs-id",
+        "a configuration, and a run's id, have a digest of a data frame's records: guesses of one can be tried",
+        "api/federation.py",
+        "json.dumps([number, alike])",
+        "json.dumps([number, alike, mine])",
+        (API_TESTS + "::test_a_configuration_tells_nothing_of_what_records_hold",),
+    ),
+    Mutant(
+        "another-frames-records",
+        "of two data frames that are made alike a run reads the later one's records",
+        "api/federation.py",
+        "if other is None or other.digest == mine:",
+        "if True:",
+        (API_TESTS + "::test_a_configuration_tells_nothing_of_what_records_hold",),
     ),
     Mutant(
         "objects-alike-to-their-digest",
