@@ -18,6 +18,7 @@ from torch import Tensor
 
 from dpfl_plugin.core import rounded_normals
 from dpfl_plugin.core.sfc64_state import OpenSFC64
+from dpfl_plugin.core.terminal import keep_stdout_plain
 from dpfl_plugin.core.ziggurat import Words, decide
 
 KNOWN: Final = (torch.float32, torch.float64)
@@ -196,6 +197,8 @@ def load() -> types.ModuleType | None:
         return sfc64 if equals_numpy(sfc64) else None
     except Exception:  # whatever is wrong with numba: numpy draws the same
         return None
+    finally:
+        keep_stdout_plain()
 
 
 def equals_numpy(sfc64: types.ModuleType) -> bool:

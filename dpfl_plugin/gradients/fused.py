@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dpfl_plugin.core.balls import inner
+from dpfl_plugin.core.terminal import keep_stdout_plain
 from dpfl_plugin.gradients import losses
 from dpfl_plugin.gradients.base import Loss, Records
 from dpfl_plugin.gradients.blocks import AT_ONCE, Blocks, blocks_of
@@ -46,6 +47,8 @@ def kernels() -> ModuleType | None:
         return importlib.import_module("dpfl_plugin.gradients.kernels")
     except Exception:
         return None
+    finally:
+        keep_stdout_plain()
 
 
 def version() -> str | None:

@@ -17,13 +17,15 @@ def test_lines_are_those_that_the_page_shows(page, example):
     assert lines(example) == tuple(sum(line.startswith(sign) for line in changed) for sign in "+-")
 
 
-@pytest.mark.parametrize("place", PLACES, ids=lambda place: place.name)
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    ("place", "variant"),
+    [pytest.param(place, variant, id=f"{place.name}, {variant}") for place in PLACES for variant in place.variants],
+)
 def test_projects_are_given_a_clock_and_nothing_else_but_what_the_variant_says(tmp_path, place, variant):
     before = place.example / VARIANTS[variant]
     shutil.copytree(before, tmp_path / "project")
     private = VARIANTS[variant] == "private"
-    _prepare(place, tmp_path / "project", noise="noise 0" not in variant)
+    _prepare(place, tmp_path / "project", variant)
     for path in sorted((tmp_path / "project").rglob("*.py")):
         compile(path.read_text(), str(path), "exec")
     settings = "pyproject.toml" if place.example == FLOWER else "fedml_config.yaml"
