@@ -66,7 +66,7 @@ def test_the_configuration_compares_with_fedavg_at_one_epsilon(tmp_path):
         ("fedavg", "dpfl-plugin"),
         ("my-method", "e.g. my_method"),
         ("My Method", "e.g. my_method"),
-        ("class", "no keyword"),
+        ("class", "not a keyword"),
         ("2fast", "begins with a letter"),
         ("../escape", "e.g. escape"),
         ("random", "there is a module of this name"),
