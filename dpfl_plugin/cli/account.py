@@ -33,7 +33,7 @@ from dpfl_plugin.training.build import build_plugin, make_setting, privacy_rules
 from dpfl_plugin.training.folder import RunFolder, to_json
 from dpfl_plugin.training.ledgers import read_whole
 from dpfl_plugin.training.prospect import solving
-from dpfl_plugin.training.session import read_costs
+from dpfl_plugin.training.resume import read_costs
 
 MECHANISMS: Final[dict[str, tuple[Sampler, Neighbouring]]] = {
     "gaussian-wor": ("fixed", "replace_one"),

@@ -30,9 +30,12 @@ from dpfl_plugin.runtimes.mpi import job
 from dpfl_plugin.training.accounting import TOO_FEW_LEFT
 from dpfl_plugin.training.folder import RunFolder, to_json
 from dpfl_plugin.training.ledgers import Wait
+from dpfl_plugin.training.locations import folder_of
 from dpfl_plugin.training.naming import OtherCodeError
+from dpfl_plugin.training.place import Place
 from dpfl_plugin.training.prospect import MANY_ROUNDS
-from dpfl_plugin.training.session import Place, Result, finished_result, folder_of, run_session
+from dpfl_plugin.training.result import Result, finished_result
+from dpfl_plugin.training.session import run_session
 
 NOT_IN_TABLE = (
     'The "seconds" of a run are those from its first round to its last: without the start, and without the evaluation '

@@ -29,7 +29,7 @@ from dpfl_plugin.training.build import model_block
 from dpfl_plugin.training.folder import RunFolder
 from dpfl_plugin.training.kept import check_kept
 from dpfl_plugin.training.naming import check_shown
-from dpfl_plugin.training.session import finished_result
+from dpfl_plugin.training.result import finished_result
 
 AT_ONCE: Final = 4096  # records; so many outputs and hidden layers are in memory
 

@@ -395,7 +395,7 @@ STREAM_KEYS = (
     Mutant(
         "records-not-in-shared-names",
         "in a shared ledger the same configuration on changed records counts as the same release",
-        "training/session.py",
+        "training/job.py",
         'return "" if self.shared is None else',
         'return "" if True else',
         (SHARED + "::test_the_same_configuration_on_changed_records_is_another_release",),
@@ -470,7 +470,7 @@ SECURE = (
     Mutant(
         "secure-noise-of-an-old-name",
         "secure noise has its configuration's name in the ledger: what is released again passes for a repetition",
-        "training/session.py",
+        "training/job.py",
         "bits = secrets.token_hex(16) if parts.rules.secure else naming.bits",
         "bits = naming.bits",
         (RESUME + "::test_secure_runs_of_one_seed_are_two_releases",),
@@ -1037,7 +1037,7 @@ CLIPPING = (
     Mutant(
         "chunks-change-unnoticed",
         "after memory ran out, sums of other chunks, which round in another way, get the noise that was charged before",
-        "training/session.py",
+        "training/job.py",
         '"chunk_bytes": parts.memory.chunk}',
         '"chunk_bytes": 0}',
         (
@@ -2326,7 +2326,7 @@ CAPPING = (
     Mutant(
         "solved-anew-on-resume",
         "a resumed run solves for its noise anew, after rounds with another",
-        "training/session.py",
+        "training/job.py",
         "    return None if known is None else float(known)\n",
         "    return None\n",
         (PLAN_TESTS + "::test_an_unfinished_run_keeps_its_noise",),
@@ -3442,7 +3442,7 @@ TOGETHER = (
     Mutant(
         "lockstep-repeats",
         "a round that silos computed together is trusted to be repeated bit for bit, and not charged again",
-        "training/session.py",
+        "training/job.py",
         "and ordered and not parts.rules.secure and not parts.lockstep",
         "and ordered and not parts.rules.secure",
         (LOCKSTEP_RUNS + "::test_charges_are_those_of_the_plain_run_and_no_round_counts_as_repeated",),
@@ -3656,7 +3656,7 @@ TOLD_APART = (
     Mutant(
         "smallest-rate-told",
         "towards later runs a shared ledger's silos count as read at the rate of the largest one",
-        "training/session.py",
+        "training/job.py",
         '"largest_rate": max(',
         '"largest_rate": min(',
         (NAMES_TESTS + "::test_the_rate_that_is_told_of_a_run_is_that_of_its_smallest_silo",),
@@ -3672,7 +3672,7 @@ TOLD_APART = (
     Mutant(
         "secure-names-of-one-byte",
         "two secure runs get the same name, and what the second released counts as released before",
-        "training/session.py",
+        "training/job.py",
         "secrets.token_hex(16)",
         "secrets.token_hex(1)",
         (NAMES_TESTS + "::test_names_of_noise_from_the_operating_system_do_not_come_again",),
@@ -3747,7 +3747,7 @@ SERVERS = (
     Mutant(
         "raw-states-to-rank-0",
         "at silo level a checkpoint brings rank 0 what an algorithm computed from records and never released",
-        "training/session.py",
+        "training/job.py",
         'if parts.train or parts.rules.unit == "record" or not stateful:',
         "if True:",
         (SERVER_VIEW + "::test_states_that_may_be_no_releases_do_not_come_to_rank_0",),
@@ -3787,7 +3787,7 @@ SERVERS = (
     Mutant(
         "loss-published",
         "a statement that may be published has the loss of a run that diverged",
-        "training/session.py",
+        "training/result.py",
         "notes += [STAYED] if hidden else []",
         'notes += [STAYED] if hidden else _diverged([line["train_loss"] for line in lines])',
         (PUBLISHED + "::test_no_class_that_was_read_from_records_and_no_loss_is_published",),
@@ -3827,7 +3827,7 @@ SERVERS = (
     Mutant(
         "mixture-under-a-public-seed",
         "privacy.secure draws participants from the seed, and a third party is promised the average over the draw",
-        "training/session.py",
+        "training/job.py",
         'return fresh_coins() if rules.secure else ""',
         'return ""',
         (PUBLISHED + "::test_secure_participants_follow_from_no_seed_and_are_kept_for_a_resume",),
@@ -4091,7 +4091,7 @@ NAMING_OF_NOISE = (
     Mutant(
         "doubts-forgotten-on-resume",
         "a run of unknown code goes on with the noise that it had",
-        "training/session.py",
+        "training/job.py",
         'here["repeats"] = here["repeats"] and not naming.doubts',
         'here["repeats"] = here["repeats"]',
         (OWN_CODE + "::test_a_run_in_doubt_goes_on_with_fresh_noise",),
@@ -4107,7 +4107,7 @@ NAMING_OF_NOISE = (
     Mutant(
         "resumed-with-other-code",
         "a run goes on with edited code, under its old name",
-        "training/session.py",
+        "training/job.py",
         "        check_same(folder, began, naming, here)\n",
         "        pass\n",
         (OWN_CODE + "::test_a_run_is_not_resumed_with_edited_code",),

@@ -39,9 +39,9 @@ from dpfl_plugin.training import environment
 from dpfl_plugin.training.build import Parts
 from dpfl_plugin.training.code import code_of
 from dpfl_plugin.training.host import SiloMetrics
+from dpfl_plugin.training.locations import silo_folder
 from dpfl_plugin.training.naming import changed_files, model_facts
 from dpfl_plugin.training.runtime import ChargeSink, Interrupted, Observer, SilosLost
-from dpfl_plugin.training.session import silo_folder
 
 GO_ON = "The last good state is in the run's checkpoint; go on with --resume."
 NOT_TOLERANT = (
