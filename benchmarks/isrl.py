@@ -35,9 +35,9 @@ from dpfl_plugin.privacy.mechanisms import Gaussian
 from dpfl_plugin.privacy.samplers import FullBatch
 from dpfl_plugin.privacy.views import server_view
 from dpfl_plugin.runtimes.in_process import InProcess
-from dpfl_plugin.training.build import federate, make_setting
 from dpfl_plugin.training.host import SiloHost
 from dpfl_plugin.training.planning import Planner
+from dpfl_plugin.training.setting import federate, make_setting
 
 CONFIG: Final = ROOT / "configs" / "papers" / "gao_fig2_mnist.yaml"
 PICTURE: Final = ROOT / "docs" / "pictures" / "isrl.png"

@@ -23,13 +23,14 @@ from dpfl_plugin.privacy.prior import Prior, prior_of
 from dpfl_plugin.training import checkpoint as checkpoints
 from dpfl_plugin.training import environment
 from dpfl_plugin.training.accounting import MOST_ROUNDS, NO_PRIOR, PrivacyAccount, RoundCost, earlier_runs
-from dpfl_plugin.training.build import Parts, privacy_rules
+from dpfl_plugin.training.build import Parts
 from dpfl_plugin.training.evaluations import Evaluations, affordable, evaluation_work, round_work
 from dpfl_plugin.training.folder import RunFolder
 from dpfl_plugin.training.ledgers import read_shared
 from dpfl_plugin.training.naming import Naming, check_same, name_run
 from dpfl_plugin.training.planning import WITH_REPLACEMENT, Planner, fresh_coins
 from dpfl_plugin.training.prospect import Prospect
+from dpfl_plugin.training.rules import privacy_rules
 from dpfl_plugin.training.stopping import Stopping
 
 PLANS_LOOKED_AT = 10  # rounds by whose plans the work of a round is told

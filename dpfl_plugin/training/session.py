@@ -22,7 +22,7 @@ from dpfl_plugin.training import checkpoint as checkpoints
 from dpfl_plugin.training import environment, strangers
 from dpfl_plugin.training.accounting import MOST_ROUNDS, PrivacyAccount
 from dpfl_plugin.training.beside import SHARED, refuse_beside
-from dpfl_plugin.training.build import Parts, build, weak_claims
+from dpfl_plugin.training.build import Parts, build
 from dpfl_plugin.training.experiment import Experiment, Outcome, Progress, TooFewSilosError
 from dpfl_plugin.training.folder import to_json
 from dpfl_plugin.training.hooks import Hooks, Reporter, callbacks_of
@@ -52,6 +52,7 @@ from dpfl_plugin.training.prospect import solving, strain
 from dpfl_plugin.training.published import published
 from dpfl_plugin.training.result import Final, Result, finished_result, write_result
 from dpfl_plugin.training.resume import account_of, checkpoint_of, start, with_lost
+from dpfl_plugin.training.rules import weak_claims
 from dpfl_plugin.training.runtime import Interrupted, Runtime
 from dpfl_plugin.training.voiding import void_statement
 

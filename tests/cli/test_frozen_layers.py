@@ -21,7 +21,8 @@ from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.runtimes.mpi.link import Patience
 from dpfl_plugin.runtimes.mpi.server import MpiSession, Ranks
 from dpfl_plugin.runtimes.mpi.silos import SiloRank
-from dpfl_plugin.training.build import build, federate
+from dpfl_plugin.training.build import build
+from dpfl_plugin.training.setting import federate
 from tests.cli.command import BASE, dpfl, merged, one_message, run, write
 from tests.mpi.network import Loopback, Network
 

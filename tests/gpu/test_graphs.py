@@ -27,7 +27,7 @@ from dpfl_plugin.gradients.vmap import Vmap
 from dpfl_plugin.oracle import Draw, PrivacyRules, PrivateOracle
 from dpfl_plugin.privacy.samplers import FixedSize, FullBatch, Poisson, Sampler, usual_most
 from dpfl_plugin.privacy.schedules import Geometric
-from dpfl_plugin.training import build
+from dpfl_plugin.training.engines import graphs_of
 from dpfl_plugin.training.host import SiloHost
 from tests.cli.command import charges, dpfl, one_message, run, write
 from tests.quadratics import rules
@@ -228,7 +228,7 @@ def test_a_run_by_its_configuration(tmp_path: Path, device: str, clip: str) -> N
 def refused(tmp_path: Path, *, engine: Any, lockstep: bool = True, num_here: int = 4, device: str = "cuda") -> str:
     config = load(write(tmp_path, {"runtime": {"device": "cuda", "graphs": True}})).variants[0].config
     with pytest.raises(UnsupportedError) as error:
-        build._graphs(config, engine, rules(1.0, C), lockstep=lockstep, num_here=num_here, device=torch.device(device))
+        graphs_of(config, engine, rules(1.0, C), lockstep=lockstep, num_here=num_here, device=torch.device(device))
     return str(error.value)
 
 
@@ -248,9 +248,9 @@ def test_graphs_are_refused_where_they_cannot_be(tmp_path: Path) -> None:
     assert "one silo" in refused(tmp_path, engine=engine, num_here=1)
     config = load(write(tmp_path, {"runtime": {"device": "cuda", "graphs": True}})).variants[0].config
     there = torch.device("cuda")
-    assert build._graphs(config, engine, rules(1.0, C), lockstep=True, num_here=4, device=there)
+    assert graphs_of(config, engine, rules(1.0, C), lockstep=True, num_here=4, device=there)
     off = load(write(tmp_path)).variants[0].config
-    assert not build._graphs(off, by_one, rules(1.0, C), lockstep=False, num_here=1, device=torch.device("cpu"))
+    assert not graphs_of(off, by_one, rules(1.0, C), lockstep=False, num_here=1, device=torch.device("cpu"))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is CUDA")

@@ -12,8 +12,8 @@ from dpfl_plugin.privacy.calibration import max_rounds
 from dpfl_plugin.privacy.events import SampledGaussian, Term
 from dpfl_plugin.privacy.paper import NOBLE_THIRD_PARTY_UNSOUND, noble_largest_rounds
 from dpfl_plugin.training.accounting import RoundCost
-from dpfl_plugin.training.build import build_plugin, prospect
-from dpfl_plugin.training.prospect import Prospect
+from dpfl_plugin.training.plugins import build_plugin
+from dpfl_plugin.training.prospect import Prospect, prospect
 
 LOOKED_AT = 10  # rounds, to see that all cost the same
 MOST = 10_000  # proven rounds: planning a run takes time for each
