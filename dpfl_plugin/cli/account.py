@@ -22,11 +22,11 @@ from dpfl_plugin.config.load import base_of, load
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.rounding import digits, places
 from dpfl_plugin.errors import ConfigError, DataError, UnsupportedError, require
-from dpfl_plugin.oracle import PrivacyRules
 from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.events import Neighbouring, SampledGaussian, Sampler
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.paper import NOBLE_THIRD_PARTY_UNSOUND, noble_third_party_epsilon
+from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.views import server_view
 from dpfl_plugin.training.accounting import FROM_THE_SEED, MOST_ROUNDS, PrivacyAccount, RoundCost
 from dpfl_plugin.training.folder import RunFolder, to_json

@@ -18,7 +18,8 @@ from dpfl_plugin.errors import PluginError, UnsupportedError, told
 from dpfl_plugin.gradients import base as engines
 from dpfl_plugin.gradients import choice
 from dpfl_plugin.gradients.base import Records, layers
-from dpfl_plugin.oracle import PrivacyRules, together
+from dpfl_plugin.oracle import together
+from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.training import memory
 from dpfl_plugin.training.memory import Memory
 from dpfl_plugin.training.models import flat_model, model_and_loss, records_of

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.errors import ConfigError, PluginError
-from dpfl_plugin.oracle import PrivacyRules
 from dpfl_plugin.privacy import samplers
 from dpfl_plugin.privacy.clipping import Adaptive, Clipping
+from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.schedules import Constant, Geometric, Schedule
 from dpfl_plugin.training.plugins import build_plugin
 

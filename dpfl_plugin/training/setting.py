@@ -16,7 +16,7 @@ from dpfl_plugin.data.federation import build_federation
 from dpfl_plugin.data.names import called
 from dpfl_plugin.errors import require
 from dpfl_plugin.models.build import build_model
-from dpfl_plugin.oracle import PrivacyRules
+from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.training.beside import check_beside, training_records
 from dpfl_plugin.training.plugins import model_block, plugin_of
 from dpfl_plugin.training.rules import check_batch, make_clipping

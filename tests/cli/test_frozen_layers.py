@@ -19,7 +19,8 @@ from dpfl_plugin.config.load import configure
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.runtimes.mpi.link import Patience
-from dpfl_plugin.runtimes.mpi.server import MpiSession, Ranks
+from dpfl_plugin.runtimes.mpi.ranks import Ranks
+from dpfl_plugin.runtimes.mpi.session import MpiSession
 from dpfl_plugin.runtimes.mpi.silos import SiloRank
 from dpfl_plugin.training.build import build
 from dpfl_plugin.training.setting import federate

@@ -24,9 +24,11 @@ from dpfl_plugin.gradients.base import Records, layers
 from dpfl_plugin.gradients.replay import Record, Replayed, cuda_graph
 from dpfl_plugin.gradients.stacked import Pool, Sums
 from dpfl_plugin.gradients.vmap import Vmap
-from dpfl_plugin.oracle import Draw, PrivacyRules, PrivateOracle
+from dpfl_plugin.oracle import Draw, PrivateOracle
+from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.samplers import FixedSize, FullBatch, Poisson, Sampler, usual_most
 from dpfl_plugin.privacy.schedules import Geometric
+from dpfl_plugin.training import build
 from dpfl_plugin.training.engines import graphs_of
 from dpfl_plugin.training.host import SiloHost
 from tests.cli.command import charges, dpfl, one_message, run, write
@@ -190,7 +192,7 @@ def test_a_whole_run_is_that_without(tmp_path: Path, changes: dict[str, Any], mo
         (tmp_path / name).mkdir()
         runtime = {"lockstep": True, "dtype": "float64", **changes.get("runtime", {})}
         results.append(run(write(tmp_path / name, {**changes, "runtime": runtime})))
-        monkeypatch.setattr(build, "_graphs", lambda *given, **more: True)
+        monkeypatch.setattr(build, "graphs_of", lambda *given, **more: True)
         monkeypatch.setattr(build, "cuda_graph", record)
     assert record.replays > 0 and len(record.recorded) < record.replays
     plain, replayed = results

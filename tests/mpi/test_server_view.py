@@ -27,7 +27,8 @@ from dpfl_plugin.data.base import Holding, digest, survey, training_digest
 from dpfl_plugin.errors import ConfigError, DataError, UnsupportedError
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.runtimes.mpi import wire
-from dpfl_plugin.runtimes.mpi.server import MpiSession, Ranks
+from dpfl_plugin.runtimes.mpi.ranks import Ranks
+from dpfl_plugin.runtimes.mpi.session import MpiSession
 from dpfl_plugin.runtimes.mpi.silos import SiloRank, owner
 from dpfl_plugin.runtimes.mpi.wire import Header, encode
 from dpfl_plugin.training.build import Parts

@@ -1133,7 +1133,7 @@ ADAPTING = (
     Mutant(
         "bounds-unchecked",
         "a stranger's clipping may bound the layers by more than C together",
-        "oracle.py",
+        "privacy/rules.py",
         "        if not whole <= self.clip_norm * (1 + 1e-9):\n",
         "        if False:\n",
         (CLIP + "::test_bounds_that_are_more_than_c_together_are_refused",),
@@ -1165,7 +1165,7 @@ ADAPTING = (
     Mutant(
         "median-charged-as-noised",
         "a clipping norm read from private gradients is charged as if it were public",
-        "oracle.py",
+        "privacy/rules.py",
         "return replace(event, noise_multiplier=0.0) if self.clipping.measures else event",
         "return event",
         (CLIP + "::test_the_median_is_the_bound_and_no_epsilon_holds",),
@@ -1299,7 +1299,7 @@ SAMPLING = (
     Mutant(
         "shares-overlap",
         "neighbouring shares of a silo have a record in common, and are composed in parallel",
-        "oracle.py",
+        "core/shares.py",
         "first, last = (round(part * num_records) for part in share)",
         "first, last = math.floor(share[0] * num_records), math.ceil(share[1] * num_records)",
         (ORACLE + "::test_disjoint_shares_read_disjoint_records",),
@@ -1356,7 +1356,7 @@ SAMPLING = (
     Mutant(
         "share-planned-at-the-silos-rate",
         "the budget is checked for the rate of the whole silo, which is lower than a share's",
-        "oracle.py",
+        "privacy/rules.py",
         "self.sampler.rate(last - first))\n",
         "self.sampler.rate(num_records))\n",
         (ORACLE + "::test_a_share_is_charged_at_its_own_rate",),
@@ -1364,7 +1364,7 @@ SAMPLING = (
     Mutant(
         "unproven-neighbours",
         "a sampler may be charged under a relation that its theorem does not cover",
-        "oracle.py",
+        "privacy/rules.py",
         'if self.unit == "record" and self.neighbouring != self.sampler.neighbouring:',
         "if False:",
         (ORACLE + "::test_combinations_that_are_not_proven_are_refused",),
@@ -1492,7 +1492,7 @@ CHARGING = (
     Mutant(
         "ranks-send-before-sync",
         "silo ranks are asked for uploads whose charges wait in a buffer",
-        "runtimes/mpi/server.py",
+        "runtimes/mpi/rounds.py",
         "        self._sink.sync()  # before anything of an upload leaves its silo's rank\n",
         "",
         (MPI + "::test_no_upload_leaves_its_rank_before_its_charge_is_on_disk",),
@@ -1508,7 +1508,7 @@ CHARGING = (
     Mutant(
         "ranks-uncharged",
         "the charges of silo ranks are heard and not written",
-        "runtimes/mpi/server.py",
+        "runtimes/mpi/rounds.py",
         "            by_silo[charge.silo].append(charge)\n",
         "            pass\n",
         (MPI + "::test_no_upload_leaves_its_rank_before_its_charge_is_on_disk",),
@@ -1935,7 +1935,7 @@ VIEWING = (
     Mutant(
         "records-with-replacement",
         "batches that may hold a record more than once are accounted for as batches without replacement",
-        "oracle.py",
+        "privacy/rules.py",
         'if self.sampler.name == "with_replacement":',
         'if self.sampler.name == "none":',
         ("tests/privacy/test_samplers.py::test_with_replacement_is_refused_at_record_level",),
@@ -2275,7 +2275,7 @@ ALIKE = (
     Mutant(
         "cut-kept-for-another-share",
         "a silo reads the share of an earlier phase again, and is charged as if the shares were disjoint",
-        "oracle.py",
+        "gradients/shares.py",
         "kept[:2] != (share, num_records)",
         "kept[1] != num_records",
         ("tests/algorithms/test_localized.py::test_phases_read_disjoint_records_and_half_as_many_each",),
@@ -2512,7 +2512,7 @@ SCHEDULING = (
     Mutant(
         "schedule-not-in-the-plan",
         "the budget is checked for the noise that the schedule began with",
-        "oracle.py",
+        "privacy/rules.py",
         "self.factors(round, num_gradients))\n",
         "[1.0] * num_gradients)\n",
         (SCHEDULE_COSTS + "::test_the_budget_stops_exactly_where_the_accountant_says",),
@@ -2867,7 +2867,7 @@ PLATFORMS = (
     Mutant(
         "ranks-with-other-frozen-layers",
         "a rank whose model has other frozen layers than rank 0's trains another function",
-        "runtimes/mpi/server.py",
+        "runtimes/mpi/session.py",
         'if header["fixed"] != fixed_digest(parts.module)]',
         'if header["fixed"] is None]',
         (f"{FROZEN_LAYERS}::test_ranks_that_build_other_frozen_layers_are_refused_before_the_first_round",),
@@ -3418,7 +3418,7 @@ TOGETHER = (
     Mutant(
         "share-ignored-together",
         "silos that are answered together read records beyond their share of the round",
-        "oracle.py",
+        "gradients/shares.py",
         "return self._rows if index is None else self._rows[index]",
         "return self._rows if index is None else index",
         (LOCKSTEP + "::test_a_share_of_each_silo_and_no_clipping",),
@@ -3576,7 +3576,7 @@ ON_DEVICE = (
     Mutant(
         "secure-device-noise",
         "privacy.secure with noise that follows from the seed",
-        "oracle.py",
+        "privacy/rules.py",
         "        if self.secure:\n            raise",
         "        if False:\n            raise",
         (LOCKSTEP + "::test_device_noise_is_refused_where_it_would_not_be_what_is_said",),
@@ -4139,7 +4139,7 @@ NAMING_OF_NOISE = (
     Mutant(
         "ranks-of-other-code",
         "silo ranks may run other code than rank 0, which names the noise",
-        "runtimes/mpi/server.py",
+        "runtimes/mpi/session.py",
         'if changes or header["model"] != model:',
         "if False:",
         (NAMING + "::test_ranks_of_other_code_are_refused",),

@@ -14,8 +14,8 @@ from dpfl_plugin.algorithms.localized import LocalizedMBSGD, LocalizedSubgradien
 from dpfl_plugin.algorithms.planners import public_curvature, public_lipschitz
 from dpfl_plugin.cli.theorems.base import NORM_1, Case, Constant, Prescription, Run, Value, linear, number
 from dpfl_plugin.config.schema import Config
+from dpfl_plugin.core.shares import share_bounds
 from dpfl_plugin.errors import ConfigError
-from dpfl_plugin.oracle import share_bounds
 from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.events import Term
 from dpfl_plugin.training.plugins import build_plugin
