@@ -27,11 +27,11 @@ from dpfl_plugin.core.stopwatch import PARTS
 from dpfl_plugin.data.names import called
 from dpfl_plugin.errors import ConfigError, DataError
 from dpfl_plugin.runtimes.mpi import job
-from dpfl_plugin.training.accounting import TOO_FEW_LEFT
 from dpfl_plugin.training.folder import RunFolder, to_json
 from dpfl_plugin.training.ledgers import Wait
 from dpfl_plugin.training.locations import folder_of
 from dpfl_plugin.training.naming import OtherCodeError
+from dpfl_plugin.training.outcome import Cause, cause_of
 from dpfl_plugin.training.place import Place
 from dpfl_plugin.training.prospect import MANY_ROUNDS
 from dpfl_plugin.training.result import Result, finished_result
@@ -228,8 +228,7 @@ def _ending(result: Result, resume: str) -> str:
         case "interrupted":
             return f"interrupted; {done} and saved. Go on with: {resume}"
         case "budget_exhausted":
-            capped = result["reason"].startswith(TOO_FEW_LEFT)
-            by = "max_participations" if capped else "the budget"
+            by = "max_participations" if cause_of(result) == Cause.MAX_PARTICIPATIONS else "the budget"
             return f"stopped by {by} after {result['rounds']} rounds: {result['reason']}."
         case _:
             return f"failed: {result['reason']}. The last good state is in {result['folder']}/checkpoint."

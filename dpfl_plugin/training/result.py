@@ -24,13 +24,14 @@ from dpfl_plugin.privacy.schedules import Geometric
 from dpfl_plugin.training.accounting import PrivacyAccount
 from dpfl_plugin.training.build import Parts
 from dpfl_plugin.training.cells import csv_text
-from dpfl_plugin.training.experiment import Outcome, Progress
+from dpfl_plugin.training.experiment import Progress
 from dpfl_plugin.training.folder import RunFolder, to_json
 from dpfl_plugin.training.hooks import GIVEN
 from dpfl_plugin.training.host import SiloMetrics
 from dpfl_plugin.training.job import stopping_of
 from dpfl_plugin.training.kept import model_file_sha256
 from dpfl_plugin.training.measured import last, of_silos
+from dpfl_plugin.training.outcome import Outcome
 from dpfl_plugin.training.published import write as write_statement
 from dpfl_plugin.training.statement import MEASUREMENTS, SIMULATION, statement
 
@@ -135,6 +136,7 @@ def write_result(
     result: Result = {
         "schema": RESULT_SCHEMA,
         "status": outcome.status,
+        "cause": outcome.cause.value,
         "reason": outcome.reason,
         "name": config.name,
         "id": run_id(config),

@@ -23,7 +23,7 @@ from dpfl_plugin.training import environment, strangers
 from dpfl_plugin.training.accounting import MOST_ROUNDS, PrivacyAccount
 from dpfl_plugin.training.beside import SHARED, refuse_beside
 from dpfl_plugin.training.build import Parts, build
-from dpfl_plugin.training.experiment import Experiment, Outcome, Progress, TooFewSilosError
+from dpfl_plugin.training.experiment import Experiment, Progress, TooFewSilosError
 from dpfl_plugin.training.folder import to_json
 from dpfl_plugin.training.hooks import Hooks, Reporter, callbacks_of
 from dpfl_plugin.training.host import SiloMetrics
@@ -46,6 +46,7 @@ from dpfl_plugin.training.locations import folder_of, key_of, shared_key
 from dpfl_plugin.training.memory import LEAST_CHUNK, advice
 from dpfl_plugin.training.memory import text as memory_text
 from dpfl_plugin.training.naming import StillTheSame
+from dpfl_plugin.training.outcome import Cause, Outcome
 from dpfl_plugin.training.place import Place
 from dpfl_plugin.training.preflight import check_finished, check_marks, refuse_unfinished
 from dpfl_plugin.training.prospect import solving, strain
@@ -241,7 +242,9 @@ def _run(job: Job, place: Place, hooks: Hooks, stop: Callable[[], bool]) -> Resu
             if fault is None:
                 raise
             folder.append(folder.log, strangers.trace(error))
-            outcome = Outcome("failed", f"round {progress.rounds + 1}: {fault}; the traceback is in log.txt")
+            outcome = Outcome(
+                "failed", Cause.ERROR, f"round {progress.rounds + 1}: {fault}; the traceback is in log.txt"
+            )
             experiment.enduring(progress, lambda: save(progress), save=save, note=hooks.note)
         finally:
             hooks.end()
@@ -251,14 +254,14 @@ def _run(job: Job, place: Place, hooks: Hooks, stop: Callable[[], bool]) -> Resu
             try:
                 by_silo, notes = experiment.finish(progress, save=save, note=hooks.note)
             except Interrupted:
-                outcome = Outcome("interrupted", "asked to stop during personalisation")
+                outcome = Outcome("interrupted", Cause.STOP_REQUESTED, "asked to stop during personalisation")
             except TooFewSilosError as error:
-                outcome = Outcome("failed", str(error))
+                outcome = Outcome("failed", Cause.TOO_FEW_SILOS, str(error))
         if job.clock.on:
             job.clock.lap("I/O")  # the last checkpoint
             folder.write(folder.profile, to_json(_profile(job.clock, runtime, progress.rounds - rounds_before)))
     if config.rounds is None and outcome.status == "budget_exhausted":
-        outcome = Outcome("done", outcome.reason)  # the budget was what the run was asked to use up
+        outcome = replace(outcome, status="done")  # the budget was what the run was asked to use up
     final = Final(experiment.kept(progress), by_silo, tuple(notes))
     result, stated = write_result(config, folder, parts, account, progress, outcome, final, revealed, given)
     hooks.over(result, published(stated))
