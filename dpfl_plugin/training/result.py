@@ -110,7 +110,32 @@ def write_result(
         notes.append("all rounds were warm-up: the model was never trained. Use more rounds, or fewer warm_rounds.")
     hidden = lines and lines[-1]["test_accuracy"] is None
     notes += [STAYED] if hidden else []
-    said = statement(
+    said = _stated(config, parts, account, progress, outcome, notes, revealed=revealed, given=given)
+    measured = [line["train_loss"] for line in lines if line["test_accuracy"] is not None]
+    # Not in the statement, which may be published: no epsilon covers what a loss tells.
+    notes += [] if hidden else _diverged(measured)
+    notes += [_loss_in_words(loss) for loss in progress.losses]
+    result = _result(config, folder, parts, progress, outcome, final, lines, notes, said)
+    if final.by_silo:
+        folder.write(folder.silos, _table_of_silos(final.by_silo, parts))
+    write_statement(folder, said)
+    folder.write(folder.result, to_json(result))
+    return result, said
+
+
+def _stated(
+    config: Config,
+    parts: Parts,
+    account: PrivacyAccount,
+    progress: Progress,
+    outcome: Outcome,
+    notes: Sequence[str],
+    *,
+    revealed: bool,
+    given: int,
+) -> dict[str, Any]:
+    """The statement of a run, which may be published."""
+    return statement(
         config,
         account,
         rules=parts.rules,
@@ -129,11 +154,21 @@ def write_result(
         measurements=(*MEASUREMENTS, *GIVEN[:given]),
         revealed=revealed,
     )
-    measured = [line["train_loss"] for line in lines if line["test_accuracy"] is not None]
-    # Not in the statement, which may be published: no epsilon covers what a loss tells.
-    notes += [] if hidden else _diverged(measured)
-    notes += [_loss_in_words(loss) for loss in progress.losses]
-    result: Result = {
+
+
+def _result(
+    config: Config,
+    folder: RunFolder,
+    parts: Parts,
+    progress: Progress,
+    outcome: Outcome,
+    final: Final,
+    lines: Sequence[Mapping[str, Any]],
+    notes: Sequence[str],
+    said: Mapping[str, Any],
+) -> Result:
+    """What `result.json` holds: ``lines`` are the run's metrics, ``said`` its statement."""
+    return {
         "schema": RESULT_SCHEMA,
         "status": outcome.status,
         "cause": outcome.cause.value,
@@ -163,17 +198,12 @@ def write_result(
         "bytes_down": progress.bytes_down,
         "engine": parts.engine.name,
         "engine_reason": parts.engine_reason,
-        "model_sha256": model_sha256(model),
+        "model_sha256": model_sha256(final.model),
         "model_file_sha256": model_file_sha256(folder),
-        "notes": notes,
+        "notes": list(notes),
         "folder": str(folder.path),
         "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
-    if final.by_silo:
-        folder.write(folder.silos, _table_of_silos(final.by_silo, parts))
-    write_statement(folder, said)
-    folder.write(folder.result, to_json(result))
-    return result, said
 
 
 def _lists(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -92,8 +92,6 @@ def run_session(
     clock = Stopwatch() if profile else STOPPED
     folder = folder_of(config)
     result = finished_result(folder)
-    if result is None:
-        given.check_all(config.model_dump(mode="python"))
     if result is not None:
         if ledger is not None:
             with locked_shared(ledger, wait) as shared:
@@ -103,6 +101,7 @@ def run_session(
         if callbacks or config.trackers:
             reporter.note("callbacks and trackers are told nothing of it: another --out has it run again")
         return result
+    given.check_all(config.model_dump(mode="python"))
     refuse_unfinished(folder, resume)
     callbacks = callbacks_of(config, base, callbacks)
     if ledger is not None:
@@ -126,14 +125,18 @@ def run_session(
             refuse_unfinished(folder, resume)
             check_marks(folder, parts, key)
             place.begin()
-            hooks = Hooks(reporter, folder, callbacks)
-            for path in (folder.path, ledger):
-                if path is not None and (open_to := too_open(path, folder.access)):
-                    hooks.note(f"warning: {open_to}")
-            try:
-                return _run_in_memory(job, place, hooks, stop)
-            finally:
-                hooks.close()
+            return _run_told(job, place, Hooks(reporter, folder, callbacks), stop)
+
+
+def _run_told(job: Job, place: Place, hooks: Hooks, stop: Callable[[], bool]) -> Result:
+    """Run a job whose folder is locked; ``hooks`` are closed after it."""
+    for path in (job.folder.path, job.shared):
+        if path is not None and (open_to := too_open(path, job.folder.access)):
+            hooks.note(f"warning: {open_to}")
+    try:
+        return _run_in_memory(job, place, hooks, stop)
+    finally:
+        hooks.close()
 
 
 def _run_in_memory(job: Job, place: Place, hooks: Hooks, stop: Callable[[], bool]) -> Result:
@@ -170,8 +173,9 @@ def _together(parts: Parts) -> int:
     return min(parts.stack, parts.setting.num_participants)
 
 
-def _tell_ahead(config: Config, parts: Parts, account: PrivacyAccount, hooks: Hooks) -> None:
+def _tell_ahead(job: Job, account: PrivacyAccount, hooks: Hooks) -> None:
     """What a user may want to know, or to change, before a round is run."""
+    config, parts = job.config, job.parts
     for text in parts.notes:
         hooks.note(f"records: {text}.")
     hooks.detail(f"engine {parts.engine.name}: {parts.engine_reason}")
@@ -185,6 +189,70 @@ def _tell_ahead(config: Config, parts: Parts, account: PrivacyAccount, hooks: Ho
         assert config.privacy.epsilon is not None
         if why := strain(parts.noise_multiplier, config.privacy.epsilon, account.held()):
             hooks.note(f"warning: {why}.")
+    for said in job.naming.said():
+        hooks.note(said)
+
+
+def _describe(job: Job) -> None:
+    """Have what the run is, and where it runs, in its folder."""
+    folder = job.folder
+    folder.write(folder.config, to_yaml(job.config))
+    described = {**environment.describe(), "base": str(job.base.resolve()), "arithmetic": job.here}
+    described |= {"memory": job.parts.memory.described(), "label": job.label}
+    folder.write(folder.environment, to_json(described))
+
+
+def _lasting_facts(job: Job) -> dict[str, Any]:
+    """What every checkpoint of the run holds, and a resume of it has to find again."""
+    parts = job.parts
+    facts: dict[str, Any] = {"run": run_id(job.config), "data_sha256": parts.data_sha256, "arithmetic": job.here}
+    facts |= {"coins": job.coins, "fixed": fixed_digest(parts.module), **job.naming.facts}
+    return facts | {"shared_key": None if job.shared is None else str(shared_key(job.shared))}
+
+
+def _run_rounds(
+    job: Job,
+    experiment: Experiment,
+    progress: Progress,
+    *,
+    save: Callable[[Progress], None],
+    record: Callable[[dict[str, Any]], None],
+    hooks: Hooks,
+    stop: Callable[[], bool],
+) -> Outcome:
+    """How the rounds ended; a fault of a silo, or of a plugin's code, ends them with a checkpoint."""
+    folder = job.folder
+    try:
+        return experiment.run(progress, save=save, record=record, tick=hooks.ticked, stop=stop, note=hooks.note)
+    except MemoryShortError:
+        save(progress)
+        raise
+    except Exception as error:
+        fault = str(error) if isinstance(error, SiloError) else strangers.place(error, job.parts.plugins)
+        if fault is None:
+            raise
+        folder.append(folder.log, strangers.trace(error))
+        reason = f"round {progress.rounds + 1}: {fault}; the traceback is in log.txt"
+        experiment.enduring(progress, lambda: save(progress), save=save, note=hooks.note)
+        return Outcome("failed", Cause.ERROR, reason)
+    finally:
+        hooks.end()
+
+
+def _finish(
+    experiment: Experiment, progress: Progress, outcome: Outcome, *, save: Callable[[Progress], None], hooks: Hooks
+) -> tuple[Final, Outcome]:
+    """What the run ended with, silos' own models made, if its rounds are over; and how it ended then."""
+    by_silo: dict[int, SiloMetrics] = {}
+    notes: list[str] = []
+    if outcome.status in ("done", "budget_exhausted"):
+        try:
+            by_silo, notes = experiment.finish(progress, save=save, note=hooks.note)
+        except Interrupted:
+            outcome = Outcome("interrupted", Cause.STOP_REQUESTED, "asked to stop during personalisation")
+        except TooFewSilosError as error:
+            outcome = Outcome("failed", Cause.TOO_FEW_SILOS, str(error))
+    return Final(experiment.kept(progress), by_silo, tuple(notes)), outcome
 
 
 def _run(job: Job, place: Place, hooks: Hooks, stop: Callable[[], bool]) -> Result:
@@ -194,22 +262,15 @@ def _run(job: Job, place: Place, hooks: Hooks, stop: Callable[[], bool]) -> Resu
         job = replace(job, coins=str(found.facts["coins"]))
     void_statement(folder)  # before the ledger may grow beyond what an earlier session stated
     with open_ledgers(folder, ledger_facts(job), found, here, job.shared, shared_facts(job)) as ledgers:
-        folder.write(folder.config, to_yaml(config))
-        described = {**environment.describe(), "base": str(job.base.resolve()), "arithmetic": here}
-        described |= {"memory": parts.memory.described(), "label": job.label}
-        folder.write(folder.environment, to_json(described))
+        _describe(job)
         for note in ledgers.own.notes:
             hooks.note(f"ledger: {note}")
         account = account_of(job, ledgers, found)
         look_ahead(job, account)
         runtime = place.runtime(parts, account, config, stop)
         revealed = config.evaluation.reveal == "server" or (found is not None and bool(found.facts["revealed"]))
-        facts: dict[str, Any] = {"run": run_id(config), "data_sha256": parts.data_sha256, "arithmetic": here}
-        facts |= {"coins": job.coins, "revealed": revealed, "fixed": fixed_digest(parts.module), **job.naming.facts}
-        facts |= {"shared_key": None if job.shared is None else str(shared_key(job.shared))}
-
         given = max(hooks.given, 0 if found is None else int(found.facts.get("given", 0)))
-        facts |= {"given": given}
+        facts = _lasting_facts(job) | {"revealed": revealed, "given": given}
 
         def save(progress: Progress) -> None:
             silos = with_lost(runtime.states(), progress, folder, parts)
@@ -225,44 +286,18 @@ def _run(job: Job, place: Place, hooks: Hooks, stop: Callable[[], bool]) -> Resu
             experiment.enduring(progress, lambda: runtime.load_states(silos), save=save, note=hooks.note)
         # So that --resume always has one to go on from, and knows on what machine the rounds to come were released.
         experiment.enduring(progress, lambda: save(progress), save=save, note=hooks.note)
-        _tell_ahead(config, parts, account, hooks)
-        for said in job.naming.said():
-            hooks.note(said)
+        _tell_ahead(job, account, hooks)
         hooks.begin(config, parts.rules, account, experiment.expected_rounds, progress.rounds, job.label)
         rounds_before = progress.rounds
         job.clock.lap("start")
         job.clock.start(parts.model.device)
-        try:
-            outcome = experiment.run(progress, save=save, record=record, tick=hooks.ticked, stop=stop, note=hooks.note)
-        except MemoryShortError:
-            save(progress)
-            raise
-        except Exception as error:
-            fault = str(error) if isinstance(error, SiloError) else strangers.place(error, parts.plugins)
-            if fault is None:
-                raise
-            folder.append(folder.log, strangers.trace(error))
-            outcome = Outcome(
-                "failed", Cause.ERROR, f"round {progress.rounds + 1}: {fault}; the traceback is in log.txt"
-            )
-            experiment.enduring(progress, lambda: save(progress), save=save, note=hooks.note)
-        finally:
-            hooks.end()
-        by_silo: dict[int, SiloMetrics] = {}
-        notes: list[str] = []
-        if outcome.status in ("done", "budget_exhausted"):
-            try:
-                by_silo, notes = experiment.finish(progress, save=save, note=hooks.note)
-            except Interrupted:
-                outcome = Outcome("interrupted", Cause.STOP_REQUESTED, "asked to stop during personalisation")
-            except TooFewSilosError as error:
-                outcome = Outcome("failed", Cause.TOO_FEW_SILOS, str(error))
+        outcome = _run_rounds(job, experiment, progress, save=save, record=record, hooks=hooks, stop=stop)
+        final, outcome = _finish(experiment, progress, outcome, save=save, hooks=hooks)
         if job.clock.on:
             job.clock.lap("I/O")  # the last checkpoint
             folder.write(folder.profile, to_json(_profile(job.clock, runtime, progress.rounds - rounds_before)))
     if config.rounds is None and outcome.status == "budget_exhausted":
         outcome = replace(outcome, status="done")  # the budget was what the run was asked to use up
-    final = Final(experiment.kept(progress), by_silo, tuple(notes))
     result, stated = write_result(config, folder, parts, account, progress, outcome, final, revealed, given)
     hooks.over(result, published(stated))
     return result
