@@ -170,7 +170,7 @@ def checks(config: Path, view: str, rounds: int) -> dict[str, float]:
     import torch
 
     from dpfl_plugin.config.load import load
-    from dpfl_plugin.training.build import prospect
+    from dpfl_plugin.training.prospect import prospect
 
     chosen = load(config, [f"privacy.budget_view={view}", "privacy.epsilon=1000"]).variants[0].config
     ahead = prospect(chosen, config.parent)

@@ -22,8 +22,9 @@ from dpfl_plugin.algorithms.scaffold import Scaffold
 from dpfl_plugin.config.load import load
 from dpfl_plugin.gradients import blocks, fused
 from dpfl_plugin.gradients.closed_form import ClosedForm
-from dpfl_plugin.oracle import Draw, PrivacyRules, PrivateOracle
+from dpfl_plugin.oracle import Draw, PrivateOracle
 from dpfl_plugin.privacy.mechanisms import Gaussian
+from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.runtimes.in_process import InProcess
 from dpfl_plugin.training.audit import Options, Report, audit
 from dpfl_plugin.training.host import SiloHost

@@ -23,10 +23,11 @@ from dpfl_plugin.core.vectors import Layout, Vectors
 from dpfl_plugin.gradients.base import Engine, Loss, Records
 from dpfl_plugin.gradients.losses import cross_entropy
 from dpfl_plugin.gradients.replay import Record
-from dpfl_plugin.oracle import Draw, PrivacyRules
+from dpfl_plugin.oracle import Draw
 from dpfl_plugin.privacy.clipping import Clipping, Flat
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.mechanisms import Gaussian
+from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.runtimes.in_process import InProcess
 from dpfl_plugin.training.host import SiloHost
 

@@ -27,17 +27,18 @@ from dpfl_plugin.gradients.base import Records
 from dpfl_plugin.gradients.closed_form import ClosedForm
 from dpfl_plugin.gradients.losses import logistic
 from dpfl_plugin.models.linear import logistic as logistic_model
-from dpfl_plugin.oracle import Draw, PrivacyRules
+from dpfl_plugin.oracle import Draw
 from dpfl_plugin.privacy.accountants import PLD
 from dpfl_plugin.privacy.events import Term
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.mechanisms import Gaussian
+from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.samplers import FullBatch
 from dpfl_plugin.privacy.views import server_view
 from dpfl_plugin.runtimes.in_process import InProcess
-from dpfl_plugin.training.build import federate, make_setting
 from dpfl_plugin.training.host import SiloHost
 from dpfl_plugin.training.planning import Planner
+from dpfl_plugin.training.setting import federate, make_setting
 
 CONFIG: Final = ROOT / "configs" / "papers" / "gao_fig2_mnist.yaml"
 PICTURE: Final = ROOT / "docs" / "pictures" / "isrl.png"

@@ -35,9 +35,9 @@ from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.gradients.closed_form import ClosedForm
 from dpfl_plugin.gradients.losses import cross_entropy
 from dpfl_plugin.models.linear import softmax
-from dpfl_plugin.oracle import PrivacyRules
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.mechanisms import Gaussian
+from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.runtimes.in_process import InProcess
 from dpfl_plugin.runtimes.mpi.silos import owner
 from dpfl_plugin.training.host import SiloHost
@@ -120,7 +120,8 @@ def rank(name: str, rounds: int, alone: bool) -> None:
     from mpi4py import MPI
 
     from dpfl_plugin.runtimes.mpi.link import MpiLink
-    from dpfl_plugin.runtimes.mpi.server import MpiRuntime, Ranks
+    from dpfl_plugin.runtimes.mpi.ranks import Ranks
+    from dpfl_plugin.runtimes.mpi.server import MpiRuntime
     from dpfl_plugin.runtimes.mpi.silos import SiloRank
 
     torch.set_num_threads(1)

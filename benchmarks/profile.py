@@ -24,7 +24,8 @@ from dpfl_plugin.gradients.base import Records
 from dpfl_plugin.gradients.bookkeeping import BookKeeping
 from dpfl_plugin.gradients.closed_form import ClosedForm
 from dpfl_plugin.gradients.dense import Dense
-from dpfl_plugin.oracle import Draw, Part, PrivateOracle
+from dpfl_plugin.gradients.shares import Part
+from dpfl_plugin.oracle import Draw, PrivateOracle
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.mechanisms import Gaussian
 from dpfl_plugin.privacy.samplers import FixedSize

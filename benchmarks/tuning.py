@@ -28,9 +28,11 @@ from dpfl_plugin.data.fetch import DataSource
 from dpfl_plugin.data.idx import mnist
 from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.runtimes.in_process import InProcessPlace
-from dpfl_plugin.training.build import build, federate
+from dpfl_plugin.training.build import build
+from dpfl_plugin.training.locations import folder_of
 from dpfl_plugin.training.optimum import optimum
-from dpfl_plugin.training.session import folder_of, run_session
+from dpfl_plugin.training.session import run_session
+from dpfl_plugin.training.setting import federate
 
 Point = tuple[int, ...]
 """By how many factors of 2 each dial was turned from where the YAML file has it."""

@@ -10,32 +10,32 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Final, Literal, cast
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dpfl_plugin.core.balls import LEAST_CLIP_NORM, MOST_CLIP_NORM
 from dpfl_plugin.core.device_noise import DeviceNormals
+from dpfl_plugin.core.shares import share_bounds
 from dpfl_plugin.core.stopwatch import STOPPED, Stopwatch
-from dpfl_plugin.core.streams import SecureStream, Source, Stream, Words, stream, stream_key, words
+from dpfl_plugin.core.streams import SecureStream, Source, Stream, Words, stream_key, words
 from dpfl_plugin.core.vectors import Vectors
-from dpfl_plugin.errors import ConfigError, PluginError, TrainingError, UnsupportedError, require
+from dpfl_plugin.errors import TrainingError, UnsupportedError
 from dpfl_plugin.gradients.base import Engine, Records, clipped_sum_and_norms
 from dpfl_plugin.gradients.blocks import filled
 from dpfl_plugin.gradients.replay import Replayed
+from dpfl_plugin.gradients.shares import Cuts, share_of
 from dpfl_plugin.gradients.smoothing import Convolution
 from dpfl_plugin.gradients.stacked import Pool, Sums, Together
-from dpfl_plugin.privacy.clipping import Clipping, Flat, clip_update
-from dpfl_plugin.privacy.events import Charge, Neighbouring, SampledGaussian, Unit
-from dpfl_plugin.privacy.mechanisms import Mechanism, OnDevice
-from dpfl_plugin.privacy.samplers import Sampler, usual_most
-from dpfl_plugin.privacy.schedules import Constant, Schedule, checked_factors
+from dpfl_plugin.privacy.clipping import clip_update
+from dpfl_plugin.privacy.events import Charge
+from dpfl_plugin.privacy.mechanisms import OnDevice
+from dpfl_plugin.privacy.rules import PrivacyRules
+from dpfl_plugin.privacy.samplers import usual_most
 
 Scale = tuple[float, float]
 """(L2 sensitivity of a value, what the noise on it is multiplied by)."""
@@ -43,206 +43,6 @@ Scale = tuple[float, float]
 # What is drawn at a time: batches of so many local steps, with this many records in all (256 KiB).
 STEPS_AHEAD: Final = 32
 RECORDS_AHEAD: Final = 2**15
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrivacyRules:
-    """How every release of a run is made; the same for all silos.
-
-    Attributes:
-        unit: "record": `gradient` is clipped and noised; "silo": `release` is, and `gradient` is not.
-        neighbouring: the relation of a "silo" release; a record's is its sampler's.
-        clip_norm: C, the L2 bound of one example's gradient, or of one silo's update.
-        clipping: how C bounds it, and whether C changes.
-        schedule: how the mechanism's noise changes with the round and the release.
-        l2: lambda of the regulariser lambda/2 ||y||^2. A function of y alone: added after clipping and noise.
-        secure: batches and noise from the operating system's randomness, not from the run's seed.
-        noise: where the noise on gradients and updates is computed: on the host, or on the model's device.
-    """
-
-    unit: Unit
-    neighbouring: Neighbouring
-    clip_norm: float
-    mechanism: Mechanism
-    sampler: Sampler
-    clipping: Clipping = field(default_factory=Flat)
-    schedule: Schedule = field(default_factory=Constant)
-    l2: float = 0.0
-    secure: bool = False
-    noise: Literal["host", "device"] = "host"
-
-    def __post_init__(self) -> None:
-        require(self.clip_norm > 0, "privacy.clip_norm", self.clip_norm, "be positive (inf: no clipping)")
-        if not math.isinf(self.clip_norm):
-            bounds = f"be in [{LEAST_CLIP_NORM:.0e}, {MOST_CLIP_NORM:.0e}], or inf"
-            inside = LEAST_CLIP_NORM <= self.clip_norm <= MOST_CLIP_NORM
-            require(inside, "privacy.clip_norm", self.clip_norm, bounds)
-        require(0 <= self.l2 < math.inf, "l2", self.l2, "be finite and at least 0")
-        if math.isinf(self.clip_norm) and self.noise_multiplier > 0:
-            raise ConfigError(
-                "privacy.clip_norm=inf with privacy.noise_multiplier > 0: without a clipping norm no noise is enough. "
-                "Give a finite clip_norm, or noise_multiplier: 0 for a run without privacy."
-            )
-        self.clipping.check(self.unit, self.clip_norm, self.noise_multiplier)
-        if self.noise == "device":
-            self._check_device_noise()
-        if self.unit == "record" and self.neighbouring != self.sampler.neighbouring:
-            raise UnsupportedError(
-                f"privacy.neighbouring={self.neighbouring!r} is not proven for sampler: {self.sampler.name} at record "
-                f"level, which is accounted under {self.sampler.neighbouring!r}. Leave neighbouring out."
-            )
-
-    def _check_device_noise(self) -> None:
-        if self.secure:
-            raise UnsupportedError(
-                "runtime.noise='device' with privacy.secure: the device's numbers follow from the seed. Use noise: "
-                "host."
-            )
-        if not callable(getattr(self.mechanism, "add", None)):
-            raise UnsupportedError(
-                f"runtime.noise='device': privacy.mechanism {type(self.mechanism).__name__} computes its noise on the "
-                "host only (it has no method add, see OnDevice in dpfl_plugin/privacy/mechanisms.py). Use noise: host."
-            )
-
-    @property
-    def noise_multiplier(self) -> float:
-        """sigma_g, noise standard deviation / L2 sensitivity: given, or solved for; times the schedule's factors."""
-        return self.release(1.0).noise_multiplier
-
-    @property
-    def varies(self) -> bool:
-        """Whether releases may differ in their noise. Third-party schedules are assumed to vary."""
-        return type(self.schedule) is not Constant
-
-    def factors(self, round: int, num_gradients: int) -> tuple[float, ...]:
-        """What the noise of each release of a round is multiplied by, in the order of the releases.
-
-        Raises:
-            PluginError: the schedule does not say.
-        """
-        return checked_factors(self.schedule, round, 1 if self.unit == "silo" else num_gradients)
-
-    def release(self, rate: float, factor: float = 1.0) -> SampledGaussian:
-        """What one release is charged as, where a record is in a batch with probability ``rate``.
-
-        Args:
-            factor: by the schedule, of the noise that is added.
-
-        Raises:
-            UnsupportedError: for these batches nothing is proven.
-        """
-        if self.unit == "silo":
-            return _scaled(self.mechanism.event("full", 1.0, self.neighbouring, "silo"), factor)
-        if self.sampler.name == "with_replacement":
-            raise UnsupportedError(
-                "privacy.sampler='with_replacement' is not proven at record level: a record that is drawn twice moves "
-                "a sum twice as far. Use sampler: fixed, or unit: silo, where batches do not count."
-            )
-        # Sampling all records is no sampling, and has an exact accountant.
-        sampler = self.sampler.name if rate < 1 else "full"
-        event = _scaled(self.mechanism.event(sampler, rate, self.neighbouring, "record"), factor)
-        # No noise covers a clipping norm that was read from private gradients.
-        return replace(event, noise_multiplier=0.0) if self.clipping.measures else event
-
-    def bounds(self, layers: Mapping[str, int]) -> float | tuple[float, ...]:
-        """C, or a bound for each of the model's layers, {name: number of parameters}; together they are C at most."""
-        bounds = self.clipping.bounds(self.clip_norm, layers)
-        whole = math.hypot(*bounds) if isinstance(bounds, tuple) else bounds
-        if not whole <= self.clip_norm * (1 + 1e-9):
-            raise PluginError(
-                f"privacy.clip gives the bounds {bounds}, together {whole:g}; clip_norm={self.clip_norm}."
-            )
-        return bounds
-
-    def noise_levels(self, round: int, num_gradients: int) -> tuple[tuple[float, int], ...]:
-        """(noise multiplier, number of releases that are charged with it) of a round, known before it runs."""
-        made = self.releases(1.0, self.factors(round, num_gradients))
-        return tuple((release.noise_multiplier, count) for release, count in made.items())
-
-    def releases(self, rate: float, factors: Iterable[float]) -> Counter[SampledGaussian]:
-        """{what is charged: how often} for releases with these factors, in their order."""
-        made: Counter[SampledGaussian] = Counter()
-        for factor, count in Counter(factors).items():
-            made[self.release(rate, factor)] += count  # without noise, those of all factors are the same
-        return made
-
-    def pattern(
-        self, num_records: int, share: tuple[float, float], levels: Iterable[tuple[float, int]]
-    ) -> list[tuple[SampledGaussian, int]]:
-        """(release, count) of each of a round's noise levels, which it will cost a silo; known before it runs."""
-        first, last = share_bounds(share, num_records)
-        release = self.release(1.0 if self.unit == "silo" else self.sampler.rate(last - first))
-        return [(replace(release, noise_multiplier=noise), count) for noise, count in levels]
-
-
-def _scaled(event: SampledGaussian, factor: float) -> SampledGaussian:
-    return replace(event, noise_multiplier=event.noise_multiplier * factor)
-
-
-def share_bounds(share: tuple[float, float], num_records: int) -> tuple[int, int]:
-    """The records [first, last) of a share of a silo; shares that are disjoint give disjoint records."""
-    first, last = (round(part * num_records) for part in share)
-    require(0 <= first < last <= num_records, "share", share, f"hold at least one of {num_records} records")
-    return first, last
-
-
-def part_of(records: Records, share: tuple[float, float], silo: int) -> Records:
-    """A share of a silo's records, in a random order: files are often sorted, by label say.
-
-    The order is the same for every seed: shares that are disjoint have to be so over all runs that one ledger holds.
-    """
-    return share_of(records, share, silo, Cuts()).batch(None)
-
-
-class Cuts:
-    """Which records are in a share of a silo, kept for the round after: drawing an order takes a pass over a silo."""
-
-    def __init__(self) -> None:
-        self._kept: dict[int, tuple[tuple[float, float], int, NDArray[np.int64]]] = {}
-
-    def of(self, silo: int, share: tuple[float, float], num_records: int) -> NDArray[np.int64] | None:
-        """Indices of the share's records; None for all of them."""
-        if share == (0.0, 1.0):
-            return None
-        kept = self._kept.get(silo)
-        if kept is None or kept[:2] != (share, num_records):
-            first, last = share_bounds(share, num_records)
-            order = stream(0, "share", silo=silo).permutation(num_records)
-            kept = self._kept[silo] = share, num_records, order[first:last].copy()
-        return kept[2]
-
-
-class Part:
-    """A share of a silo's records. Only batches of it are copied."""
-
-    def __init__(self, records: Records, rows: NDArray[np.int64] | None) -> None:
-        self._records, self._rows = records, rows
-        self._whole = records if rows is None else None
-
-    def __len__(self) -> int:
-        return len(self._records) if self._rows is None else len(self._rows)
-
-    def rows(self, index: NDArray[np.int64] | None) -> NDArray[np.int64]:
-        """Where in the silo the records at ``index`` (b,) of the share are; None for all of it."""
-        if self._rows is None:
-            return np.arange(len(self)) if index is None else index
-        return self._rows if index is None else self._rows[index]
-
-    def batch(self, index: NDArray[np.int64] | None) -> Records:
-        """The records at ``index`` (b,) of the share; None for all of it."""
-        if index is None and self._whole is not None:
-            return self._whole
-        rows = self._rows if index is None else index if self._rows is None else self._rows[index]
-        features, places = self._records.features, torch.from_numpy(rows)
-        found = self._records.select(places if features.is_cpu else places.to(features.device))
-        if index is None:
-            self._whole = found
-        return found
-
-
-def share_of(records: Records, share: tuple[float, float], silo: int, cuts: Cuts) -> Part:
-    """As `part_of`, without a copy of all of it."""
-    return Part(records, cuts.of(silo, share, len(records)))
 
 
 @dataclass(frozen=True, slots=True)

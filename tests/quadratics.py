@@ -15,9 +15,10 @@ from dpfl_plugin.core.streams import stream
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.gradients.base import Records
 from dpfl_plugin.gradients.vmap import Vmap
-from dpfl_plugin.oracle import Draw, PrivacyRules
+from dpfl_plugin.oracle import Draw
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.mechanisms import Gaussian
+from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.samplers import FullBatch, Sampler
 from dpfl_plugin.runtimes.in_process import InProcess
 from dpfl_plugin.training.host import SiloHost

@@ -11,15 +11,17 @@ from torch import nn
 
 from dpfl_plugin.core.grid import Grid
 from dpfl_plugin.core.rounded_normals import by_numpy
+from dpfl_plugin.core.shares import share_bounds
 from dpfl_plugin.core.streams import stream
 from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.errors import ConfigError, TrainingError, UnsupportedError
 from dpfl_plugin.gradients import losses
 from dpfl_plugin.gradients.base import Records
 from dpfl_plugin.gradients.closed_form import ClosedForm
+from dpfl_plugin.gradients.shares import Part, part_of
 from dpfl_plugin.gradients.smoothing import Convolution
 from dpfl_plugin.gradients.vmap import Vmap
-from dpfl_plugin.oracle import STEPS_AHEAD, Draw, Part, PrivateOracle, part_of, share_bounds
+from dpfl_plugin.oracle import STEPS_AHEAD, Draw, PrivateOracle
 from dpfl_plugin.privacy.samplers import FixedSize, FullBatch, Poisson
 from dpfl_plugin.privacy.schedules import Constant, Geometric
 from tests.quadratics import rules

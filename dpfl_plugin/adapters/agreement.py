@@ -21,8 +21,9 @@ from dpfl_plugin.core.vectors import Layout, Vectors
 from dpfl_plugin.errors import ConfigError, PluginError, UnsupportedError, require
 from dpfl_plugin.models.build import check_layers
 from dpfl_plugin.models.fixed import pack, structure
-from dpfl_plugin.training.build import build_plugin, make_setting
 from dpfl_plugin.training.planning import rehearse
+from dpfl_plugin.training.plugins import build_plugin
+from dpfl_plugin.training.setting import make_setting
 
 PLATFORM: Final = "the platform does that: see the settings of your project"
 ELSEWHERE: Final = {

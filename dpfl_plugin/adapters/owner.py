@@ -16,10 +16,11 @@ from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.slots import from_plain, released, to_plain, together
 from dpfl_plugin.privacy.views import compositions
 from dpfl_plugin.training.agreed import AgreedPlan, agreed_plan
-from dpfl_plugin.training.build import Parts, privacy_rules
+from dpfl_plugin.training.build import Parts
 from dpfl_plugin.training.lifetime import Lifetime
 from dpfl_plugin.training.limits import NONE_SET, SIMULATED, Limits, Surroundings, find_limits
 from dpfl_plugin.training.prospect import Prospect
+from dpfl_plugin.training.rules import privacy_rules
 
 LOG: Final = logging.getLogger("dpfl_plugin.silo")
 KEPT_NO_PLAN: Final = (

@@ -123,7 +123,7 @@ class Run:
         from dpfl_plugin.api.training import trained_model
 
         if self._shape is None:
-            from dpfl_plugin.training.build import federate
+            from dpfl_plugin.training.setting import federate
 
             given.check_all(self.config.model_dump())
             records = federate(self.config, base_of(self._files.config))

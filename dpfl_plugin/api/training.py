@@ -31,8 +31,9 @@ from dpfl_plugin.runtimes.mpi import job
 from dpfl_plugin.training.build import Parts
 from dpfl_plugin.training.folder import RunFolder
 from dpfl_plugin.training.ledgers import Wait
+from dpfl_plugin.training.place import Place
 from dpfl_plugin.training.runtime import ChargeSink, Runtime
-from dpfl_plugin.training.session import Place, run_session
+from dpfl_plugin.training.session import run_session
 
 LEDGER_WAIT: Final = 60.0  # seconds, as of dpfl run
 RUNS: Final = "runs"

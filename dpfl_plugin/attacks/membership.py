@@ -20,9 +20,10 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
 from dpfl_plugin.attacks.transcript import Seen
+from dpfl_plugin.core.shares import share_bounds
 from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.gradients.base import Engine, Loss, Records
-from dpfl_plugin.oracle import PrivacyRules, share_bounds
+from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.training.build import Parts
 
 MOST_CANDIDATES = 500  # of members, and of non-members: the attack solves systems of this size in every round

@@ -22,18 +22,20 @@ from dpfl_plugin.config.load import base_of, load
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.rounding import digits, places
 from dpfl_plugin.errors import ConfigError, DataError, UnsupportedError, require
-from dpfl_plugin.oracle import PrivacyRules
 from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.events import Neighbouring, SampledGaussian, Sampler
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.paper import NOBLE_THIRD_PARTY_UNSOUND, noble_third_party_epsilon
+from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.views import server_view
 from dpfl_plugin.training.accounting import FROM_THE_SEED, MOST_ROUNDS, PrivacyAccount, RoundCost
-from dpfl_plugin.training.build import build_plugin, make_setting, privacy_rules, prospect, weak_claims
 from dpfl_plugin.training.folder import RunFolder, to_json
 from dpfl_plugin.training.ledgers import read_whole
-from dpfl_plugin.training.prospect import solving
-from dpfl_plugin.training.session import read_costs
+from dpfl_plugin.training.plugins import build_plugin
+from dpfl_plugin.training.prospect import prospect, solving
+from dpfl_plugin.training.resume import read_costs
+from dpfl_plugin.training.rules import privacy_rules, weak_claims
+from dpfl_plugin.training.setting import make_setting
 
 MECHANISMS: Final[dict[str, tuple[Sampler, Neighbouring]]] = {
     "gaussian-wor": ("fixed", "replace_one"),

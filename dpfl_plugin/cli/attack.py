@@ -24,8 +24,8 @@ from dpfl_plugin.config.schema import Config
 from dpfl_plugin.data.names import called
 from dpfl_plugin.errors import ConfigError, UnsupportedError, require
 from dpfl_plugin.training.beside import refuse_beside
-from dpfl_plugin.training.build import federate
 from dpfl_plugin.training.folder import to_json, write_atomic
+from dpfl_plugin.training.setting import federate
 
 NOISE, QUIET = "with noise", "without noise"
 WITHOUT_NOISE = ("privacy.noise_multiplier=0", "privacy.clip_norm=inf", "privacy.clip=flat", "privacy.epsilon=null")

@@ -22,15 +22,16 @@ from dpfl_plugin.cli.account import MECHANISMS, WIDTH, mechanism_release, named_
 from dpfl_plugin.config.load import Variant, base_of, load
 from dpfl_plugin.config.schema import Block, Config
 from dpfl_plugin.errors import ConfigError, require
-from dpfl_plugin.oracle import PrivacyRules
 from dpfl_plugin.privacy.calibration import max_rounds
 from dpfl_plugin.privacy.events import Term
 from dpfl_plugin.privacy.pld import check_delta
 from dpfl_plugin.privacy.prior import Prior
-from dpfl_plugin.training.build import algorithm_options, build_plugin, prospect
+from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.training.folder import to_json
-from dpfl_plugin.training.prospect import MOST_PLANNED, Prospect, strain
-from dpfl_plugin.training.session import folder_of, key_of, shared_prior
+from dpfl_plugin.training.job import shared_prior
+from dpfl_plugin.training.locations import folder_of, key_of
+from dpfl_plugin.training.plugins import algorithm_options, build_plugin
+from dpfl_plugin.training.prospect import MOST_PLANNED, Prospect, prospect, strain
 
 MOST_RELEASES: Final = 10**7
 KEYS: Final = {

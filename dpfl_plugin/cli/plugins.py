@@ -19,7 +19,7 @@ from dpfl_plugin import own_folders, registry
 from dpfl_plugin.config.load import base_of, load
 from dpfl_plugin.errors import ConfigError, DataError, PluginError
 from dpfl_plugin.gradients.base import Engine
-from dpfl_plugin.training.build import Engines, engines_for
+from dpfl_plugin.training.engines import Engines, engines_for
 
 
 def list_group(group: str | None, *, as_json: bool) -> None:

@@ -27,12 +27,15 @@ from dpfl_plugin.core.stopwatch import PARTS
 from dpfl_plugin.data.names import called
 from dpfl_plugin.errors import ConfigError, DataError
 from dpfl_plugin.runtimes.mpi import job
-from dpfl_plugin.training.accounting import TOO_FEW_LEFT
 from dpfl_plugin.training.folder import RunFolder, to_json
 from dpfl_plugin.training.ledgers import Wait
+from dpfl_plugin.training.locations import folder_of
 from dpfl_plugin.training.naming import OtherCodeError
+from dpfl_plugin.training.outcome import Cause, cause_of
+from dpfl_plugin.training.place import Place
 from dpfl_plugin.training.prospect import MANY_ROUNDS
-from dpfl_plugin.training.session import Place, Result, finished_result, folder_of, run_session
+from dpfl_plugin.training.result import Result, finished_result
+from dpfl_plugin.training.session import run_session
 
 NOT_IN_TABLE = (
     'The "seconds" of a run are those from its first round to its last: without the start, and without the evaluation '
@@ -225,8 +228,7 @@ def _ending(result: Result, resume: str) -> str:
         case "interrupted":
             return f"interrupted; {done} and saved. Go on with: {resume}"
         case "budget_exhausted":
-            capped = result["reason"].startswith(TOO_FEW_LEFT)
-            by = "max_participations" if capped else "the budget"
+            by = "max_participations" if cause_of(result) == Cause.MAX_PARTICIPATIONS else "the budget"
             return f"stopped by {by} after {result['rounds']} rounds: {result['reason']}."
         case _:
             return f"failed: {result['reason']}. The last good state is in {result['folder']}/checkpoint."

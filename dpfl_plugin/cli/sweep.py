@@ -198,7 +198,7 @@ def _run_row(sweep: Sweep, row: Row, stop: Callable[[], bool]) -> tuple[int, str
 def sweep_run(folder: Path, index: int) -> int:
     """What each rank of a run over MPI does: the first runs it, the others hold silos and do what it asks."""
     from dpfl_plugin.runtimes.mpi import job
-    from dpfl_plugin.runtimes.mpi.server import SiloLostError
+    from dpfl_plugin.runtimes.mpi.ranks import SiloLostError
 
     joined = job.join()
     if joined is not None and joined.rank > 0:

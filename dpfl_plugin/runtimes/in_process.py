@@ -17,11 +17,12 @@ from dpfl_plugin.core.vectors import Vectors, stack
 from dpfl_plugin.data.base import Holding
 from dpfl_plugin.oracle import Draw
 from dpfl_plugin.training.asked import asked_at
-from dpfl_plugin.training.build import Parts, hold_all
+from dpfl_plugin.training.build import Parts
 from dpfl_plugin.training.custody import CheckedCharges, Custody
 from dpfl_plugin.training.host import SiloHost, SiloMetrics
 from dpfl_plugin.training.marks import MarkKey
 from dpfl_plugin.training.runtime import ChargeSink, Interrupted, Observer, Runtime
+from dpfl_plugin.training.setting import hold_all
 
 
 class InProcess:

@@ -18,7 +18,7 @@ from dpfl_plugin.errors import ConfigError, UnsupportedError
 from dpfl_plugin.testing import mpi, resume
 from dpfl_plugin.testing.reach import forbidden
 from dpfl_plugin.testing.watch import Call, ContractError, Steps, Trial, Watched, difference, watching
-from dpfl_plugin.training.build import build_plugin
+from dpfl_plugin.training.plugins import build_plugin
 
 __tracebackhide__ = True  # pytest shows what is wrong, and the algorithm's own lines
 # Four silos of different sizes, 3 classes; d = 15 is the size of nothing else here.

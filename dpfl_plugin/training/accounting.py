@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 from dpfl_plugin.algorithms.base import RoundPlan, Setting
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.errors import ConfigError, PluginError
-from dpfl_plugin.oracle import PrivacyRules
 from dpfl_plugin.privacy.accountants import MOST_LEVELS, Accountant, rounded_down, wavers
 from dpfl_plugin.privacy.budget import Budget
 from dpfl_plugin.privacy.calibration import max_rounds, most, worst_epsilon
@@ -24,6 +23,7 @@ from dpfl_plugin.privacy.headroom import Headroom, Stretch
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.pld import normalise
 from dpfl_plugin.privacy.prior import Prior
+from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.tally import Tally
 from dpfl_plugin.privacy.views import (
     AlikeRounds,

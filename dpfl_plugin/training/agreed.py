@@ -21,9 +21,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from dpfl_plugin.errors import ConfigError
-from dpfl_plugin.oracle import PrivacyRules
 from dpfl_plugin.privacy.budget import Budget
 from dpfl_plugin.privacy.calibration import most, worst_epsilon
+from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.slots import Kind
 from dpfl_plugin.privacy.views import Planned, compositions, undominated
 from dpfl_plugin.training.accounting import RoundCost

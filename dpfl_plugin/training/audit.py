@@ -27,12 +27,12 @@ from dpfl_plugin.core.grid import SUM_SLACK
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import ConfigError, UnsupportedError, require
 from dpfl_plugin.gradients.base import Records, layers
-from dpfl_plugin.oracle import PrivacyRules
 from dpfl_plugin.privacy import audit as statistics
 from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.audit import Correlation, Interval
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.ledger import Ledger
+from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.views import server_view
 from dpfl_plugin.training.accounting import MOST_ROUNDS, PrivacyAccount
 from dpfl_plugin.training.beside import refuse_beside

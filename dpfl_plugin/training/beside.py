@@ -14,10 +14,10 @@ from typing import Final, Literal
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.data.names import called
 from dpfl_plugin.errors import ConfigError, UnsupportedError
-from dpfl_plugin.oracle import PrivacyRules
 from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.calibration import least_noise
 from dpfl_plugin.privacy.events import Charge, SampledGaussian, Term
+from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.scores import Scores
 from dpfl_plugin.privacy.views import Planned
 

@@ -22,7 +22,7 @@ from dpfl_plugin.core.streams import stream
 from dpfl_plugin.errors import require
 from dpfl_plugin.gradients.base import Engine, Records
 from dpfl_plugin.gradients.stacked import Stack, Together
-from dpfl_plugin.oracle import PrivacyRules
+from dpfl_plugin.privacy.rules import PrivacyRules
 
 # A canary's gradient before clipping, in clipping norms: whatever the code takes for its bound is what is left of it.
 # At silo level the whole update is clipped, after steps of any size; and bounds may be adapted.

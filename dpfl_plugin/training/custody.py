@@ -20,7 +20,7 @@ from dpfl_plugin.config.schema import Config
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.training.agreed import agreed_plan
-from dpfl_plugin.training.build import Parts, privacy_rules
+from dpfl_plugin.training.build import Parts
 from dpfl_plugin.training.code import code_of
 from dpfl_plugin.training.described import Description
 from dpfl_plugin.training.grant import Grant
@@ -28,6 +28,7 @@ from dpfl_plugin.training.lifetime import opened
 from dpfl_plugin.training.limits import Limits, find_limits
 from dpfl_plugin.training.naming import doubts_of
 from dpfl_plugin.training.prospect import Prospect
+from dpfl_plugin.training.rules import privacy_rules
 from dpfl_plugin.training.runtime import ChargeSink
 
 NOT_AGREED: Final[dict[str, Any]] = {"out": True, "description": True, "checkpoint": True, "runtime": True}

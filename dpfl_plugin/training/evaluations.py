@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from dpfl_plugin.algorithms.base import RoundPlan
-from dpfl_plugin.oracle import PrivacyRules, share_bounds
+from dpfl_plugin.core.shares import share_bounds
+from dpfl_plugin.privacy.rules import PrivacyRules
 
 EVALUATIONS: Final = 100  # about so many in a run, unless that is too much work, or the configuration says otherwise
 MOST_IN_TAIL: Final = 50

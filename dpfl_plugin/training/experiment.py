@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,13 +24,13 @@ from dpfl_plugin.training.beside import NOT_RUN
 from dpfl_plugin.training.evaluations import Evaluations
 from dpfl_plugin.training.host import SiloMetrics
 from dpfl_plugin.training.measured import means
+from dpfl_plugin.training.outcome import Cause, Outcome
 from dpfl_plugin.training.planning import Planner
 from dpfl_plugin.training.prospect import rehearsal
 from dpfl_plugin.training.runtime import Interrupted, Runtime, SilosLost
 from dpfl_plugin.training.stopping import Score, Stopping
 
 Found = TypeVar("Found")
-Status = Literal["done", "budget_exhausted", "interrupted", "failed"]
 
 
 @dataclass(slots=True)
@@ -68,14 +68,6 @@ class Progress:
 
 class TooFewSilosError(TrainingError):
     """So many silos were lost that the run ends."""
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a run ended; ``reason`` in words where it did not simply finish."""
-
-    status: Status
-    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +127,7 @@ class Experiment:
         try:
             return self._run(progress, save=save, keep=keep, record=record, tick=tick, stop=stop, note=note)
         except TooFewSilosError as error:
-            return Outcome("failed", str(error))
+            return Outcome("failed", Cause.TOO_FEW_SILOS, str(error))
 
     def _run(
         self,
@@ -175,7 +167,8 @@ class Experiment:
                 evaluated = progress.rounds
                 if line["train_loss"] is not None and not math.isfinite(line["train_loss"]):
                     reason = f"the training loss is {line['train_loss']} after round {progress.rounds}"
-                    return Outcome("failed", f"{reason}; it was last finite after round {last_finite}")
+                    reason += f"; it was last finite after round {last_finite}"
+                    return Outcome("failed", Cause.NOT_FINITE, reason)
                 last_finite = progress.rounds
             tick(progress)
             self.clock.lap("I/O")
@@ -191,7 +184,7 @@ class Experiment:
             # Saved before: the charges of rounds that will not run must not count where a resume runs some again.
             self._charge_what_was_planned(progress)
             keep()
-            return Outcome("done", self._why_stopped(progress))
+            return Outcome("done", Cause.EARLY_STOPPING, self._why_stopped(progress))
         return outcome
 
     def _round(
@@ -208,25 +201,28 @@ class Experiment:
         try:
             self._score(progress, stop)
         except Interrupted:
-            return Outcome("interrupted", f"asked to stop before the score after round {progress.rounds}")
+            reason = f"asked to stop before the score after round {progress.rounds}"
+            return Outcome("interrupted", Cause.STOP_REQUESTED, reason)
         if self._stopped(progress) or progress.rounds >= self.rounds:
-            return Outcome("done")
+            return Outcome("done", Cause.ROUNDS)
         plan = self.planner.plan(progress.server, progress.rounds, self.account.eligible(), progress.lost)
         if plan is None:
-            return Outcome("budget_exhausted", self.account.why_nobody_is_left(progress.lost))
+            reason = self.account.why_nobody_is_left(progress.lost)
+            return Outcome("budget_exhausted", Cause.MAX_PARTICIPATIONS, reason)
         if not self.account.affords(progress.rounds, plan):
-            return Outcome("budget_exhausted", self.account.why_not())
+            return Outcome("budget_exhausted", Cause.BUDGET, self.account.why_not())
         try:
             if stop():
                 raise Interrupted
             server = self.advance(progress, plan)
         except Interrupted:
-            return Outcome("interrupted", f"asked to stop in round {progress.rounds + 1}")
+            return Outcome("interrupted", Cause.STOP_REQUESTED, f"asked to stop in round {progress.rounds + 1}")
         except TrainingError as error:
-            return Outcome("failed", f"round {progress.rounds + 1}: {error}")
+            return Outcome("failed", Cause.ERROR, f"round {progress.rounds + 1}: {error}")
         if not all_finite(server):
             reason = f"the global model is not finite after round {progress.rounds + 1}"
-            return Outcome("failed", f"{reason}; its loss was last finite after round {last_finite}")
+            reason += f"; its loss was last finite after round {last_finite}"
+            return Outcome("failed", Cause.NOT_FINITE, reason)
         return plan, server
 
     def enduring(

@@ -23,9 +23,11 @@ from dpfl_plugin.gradients import smoothing
 from dpfl_plugin.gradients.base import Engine, Loss, Records, layers
 from dpfl_plugin.gradients.losses import predict
 from dpfl_plugin.gradients.replay import Record, Replayed
+from dpfl_plugin.gradients.shares import Cuts, part_of
 from dpfl_plugin.gradients.stacked import Pool, Sums, Together
-from dpfl_plugin.oracle import Cuts, Draw, PrivacyRules, PrivateOracle, part_of, together
+from dpfl_plugin.oracle import Draw, PrivateOracle, together
 from dpfl_plugin.privacy.events import Charge
+from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.scores import Scores
 from dpfl_plugin.training.asked import asked_at
 from dpfl_plugin.training.memory import is_short

@@ -25,11 +25,11 @@ from dpfl_plugin.errors import ConfigError, DataError, UnsupportedError, told
 from dpfl_plugin.gradients import losses
 from dpfl_plugin.models.build import build_model
 from dpfl_plugin.training import checkpoint, environment
-from dpfl_plugin.training.build import model_block
 from dpfl_plugin.training.folder import RunFolder
 from dpfl_plugin.training.kept import check_kept
 from dpfl_plugin.training.naming import check_shown
-from dpfl_plugin.training.session import finished_result
+from dpfl_plugin.training.plugins import model_block
+from dpfl_plugin.training.result import finished_result
 
 AT_ONCE: Final = 4096  # records; so many outputs and hidden layers are in memory
 

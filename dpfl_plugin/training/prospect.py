@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import NoReturn
 
 import torch
@@ -12,15 +13,20 @@ import torch
 from dpfl_plugin.algorithms.base import Algorithm, RoundPlan, Setting
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.vectors import Vectors
+from dpfl_plugin.data.base import Federation, survey
 from dpfl_plugin.errors import BudgetError, ConfigError
-from dpfl_plugin.oracle import PrivacyRules
 from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.calibration import RESOLUTION, least_noise, most
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.prior import Prior
+from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.training.accounting import MOST_ROUNDS, NO_PRIOR, PrivacyAccount, RoundCost, earlier_runs
-from dpfl_plugin.training.beside import beside
+from dpfl_plugin.training.beside import SHARED, beside, refuse_beside
+from dpfl_plugin.training.marks import MarkKey
 from dpfl_plugin.training.planning import Planner, rehearse
+from dpfl_plugin.training.plugins import make_accountant, make_algorithm
+from dpfl_plugin.training.rules import privacy_rules
+from dpfl_plugin.training.setting import check_records, federate, make_setting
 
 MOST_PLANNED = 10**5  # rounds, local steps
 MANY_ROUNDS = 10**4  # planning them takes more than a second
@@ -318,3 +324,33 @@ def _as_far_as_known(fits: Callable[[int], bool], rules: PrivacyRules) -> Callab
             return False
 
     return known
+
+
+def prospect(
+    config: Config,
+    base: Path,
+    prior: Callable[[str, int, PrivacyRules], Prior] | None = None,
+    federation: Federation | None = None,
+    key: Path | None = None,
+) -> Prospect:
+    """What is known of a run before it begins; nothing of its records but their numbers is kept.
+
+    Args:
+        prior: as in `build`; None for nothing.
+        federation: the silos' records, where they are at hand.
+        key: the file of the key by which ``prior`` knows records again (`marks`).
+
+    Raises:
+        ConfigError, DataError: as `build`.
+    """
+    if prior is not None:
+        refuse_beside(config, SHARED)
+    algorithm, accountant, rules = make_algorithm(config), make_accountant(config), privacy_rules(config)
+    federation = federate(config, base) if federation is None else federation
+    num_records = tuple(len(silo.train_y) for silo in federation.silos)
+    check_records(config, rules, num_records, federation.names)
+    setting = make_setting(config, num_records)
+    known = survey(federation)
+    known = known if key is None else MarkKey.at(key).marked(known)
+    before = NO_PRIOR if prior is None else prior(known.data_sha256, setting.num_silos, rules)
+    return Prospect(config, algorithm, accountant, setting, num_records, privacy_rules, before)

@@ -18,8 +18,9 @@ from dpfl_plugin.config.schema import Config
 from dpfl_plugin.data.base import Holding, Silo, training_digest
 from dpfl_plugin.privacy import audit as statistics
 from dpfl_plugin.privacy.audit import Correlation
-from dpfl_plugin.training.build import Parts, build, hold_all
+from dpfl_plugin.training.build import Parts, build
 from dpfl_plugin.training.response import SeenRound
+from dpfl_plugin.training.setting import hold_all
 
 FirstRound = Callable[[Parts], SeenRound]
 """The first round of a run with these parts, under the name of the run that is audited."""

@@ -20,7 +20,7 @@ from dpfl_plugin.algorithms.base import Algorithm, RoundPlan
 from dpfl_plugin.core.streams import stream
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import ConfigError, UnsupportedError
-from dpfl_plugin.oracle import PrivacyRules
+from dpfl_plugin.privacy.rules import PrivacyRules
 
 Array = NDArray[np.float64]
 

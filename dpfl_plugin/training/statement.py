@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.rounding import odds
-from dpfl_plugin.oracle import PrivacyRules
 from dpfl_plugin.privacy.accountants import Accountant
+from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.training.accounting import PrivacyAccount
 
 STATEMENT_SCHEMA: Final = 1

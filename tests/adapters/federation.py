@@ -22,7 +22,8 @@ from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.runtimes.in_process import InProcessPlace
 from dpfl_plugin.training.build import build
 from dpfl_plugin.training.checkpoint import load_facts
-from dpfl_plugin.training.session import folder_of, run_session
+from dpfl_plugin.training.locations import folder_of
+from dpfl_plugin.training.session import run_session
 
 DATA = {
     "dataset": {

@@ -18,8 +18,9 @@ from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.gradients.base import Records
 from dpfl_plugin.gradients.losses import hinge
 from dpfl_plugin.gradients.vmap import Vmap
-from dpfl_plugin.oracle import Draw, PrivacyRules
+from dpfl_plugin.oracle import Draw
 from dpfl_plugin.privacy.ledger import Ledger
+from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.samplers import Poisson
 from dpfl_plugin.runtimes.in_process import InProcess
 from dpfl_plugin.training.host import SiloHost

@@ -15,7 +15,7 @@ from benchmarks.algorithms import TASKS, Measured, Task
 from benchmarks.tuning import Contender, Found, Laboratory, Run, contenders, search
 from dpfl_plugin import registry
 from dpfl_plugin.config.schema import Config
-from dpfl_plugin.training.build import federate
+from dpfl_plugin.training.setting import federate
 
 TINY = """
 name: tiny

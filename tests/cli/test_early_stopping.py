@@ -20,7 +20,8 @@ from dpfl_plugin.core.grid import Grid
 from dpfl_plugin.core.rounded_normals import by_numpy
 from dpfl_plugin.core.streams import Stream
 from dpfl_plugin.gradients.base import Records
-from dpfl_plugin.oracle import Draw, part_of
+from dpfl_plugin.gradients.shares import part_of
+from dpfl_plugin.oracle import Draw
 from dpfl_plugin.privacy.accountants import PLD
 from dpfl_plugin.privacy.events import SampledGaussian, Term
 from dpfl_plugin.training import checkpoint

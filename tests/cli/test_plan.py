@@ -351,6 +351,7 @@ def test_a_cap_is_never_passed_and_ends_the_run(tmp_path: Path) -> None:
     # 16 places, 2 a round; the run ends when 3 of the 4 silos have used theirs up.
     assert max(counts.values()) == 4 and sum(n < 4 for n in counts.values()) + (4 - len(counts)) < 2
     assert result["status"] == "budget_exhausted" and "max_participations=4" in result["reason"]
+    assert result["cause"] == "max_participations"
     free = run(path, "--set", "max_participations=null", "--set", f"rounds={result['rounds']}")
     assert max(participations(free["folder"]).values()) > 4, "the cap has to matter"
     four = run(path, "--set", "max_participations=null", "--set", "rounds=4")["epsilon"]["server"]["worst_case_epsilon"]

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from dpfl_plugin.config.load import load, run_id
 from dpfl_plugin.oracle import Draw
-from dpfl_plugin.training.session import model_sha256
+from dpfl_plugin.training.result import model_sha256
 from tests.cli.command import charges, dpfl, metrics, one_message, run, write
 
 FILES = {

@@ -12,7 +12,7 @@ from dpfl_plugin.cli.progress import value_of
 from dpfl_plugin.cli.run import _meaning
 from dpfl_plugin.training import session
 from dpfl_plugin.training.prospect import MANY_ROUNDS
-from dpfl_plugin.training.session import _diverged
+from dpfl_plugin.training.result import _diverged
 from tests.cli.command import dpfl, one_message, run, write
 
 

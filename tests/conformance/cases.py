@@ -28,8 +28,9 @@ from dpfl_plugin.core.vectors import Layout, Vectors
 from dpfl_plugin.gradients import losses
 from dpfl_plugin.gradients.base import Engine, Loss, Records
 from dpfl_plugin.gradients.replay import cuda_graph
-from dpfl_plugin.oracle import Draw, PrivacyRules
+from dpfl_plugin.oracle import Draw
 from dpfl_plugin.privacy.events import Charge, Neighbouring, SampledGaussian, Unit
+from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.samplers import FixedSize, FullBatch, Poisson, Sampler, WithReplacement
 from dpfl_plugin.runtimes.in_process import InProcess
 from dpfl_plugin.training.host import SiloHost

@@ -24,10 +24,12 @@ from dpfl_plugin.gradients.base import Records, layers
 from dpfl_plugin.gradients.replay import Record, Replayed, cuda_graph
 from dpfl_plugin.gradients.stacked import Pool, Sums
 from dpfl_plugin.gradients.vmap import Vmap
-from dpfl_plugin.oracle import Draw, PrivacyRules, PrivateOracle
+from dpfl_plugin.oracle import Draw, PrivateOracle
+from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.samplers import FixedSize, FullBatch, Poisson, Sampler, usual_most
 from dpfl_plugin.privacy.schedules import Geometric
 from dpfl_plugin.training import build
+from dpfl_plugin.training.engines import graphs_of
 from dpfl_plugin.training.host import SiloHost
 from tests.cli.command import charges, dpfl, one_message, run, write
 from tests.quadratics import rules
@@ -190,7 +192,7 @@ def test_a_whole_run_is_that_without(tmp_path: Path, changes: dict[str, Any], mo
         (tmp_path / name).mkdir()
         runtime = {"lockstep": True, "dtype": "float64", **changes.get("runtime", {})}
         results.append(run(write(tmp_path / name, {**changes, "runtime": runtime})))
-        monkeypatch.setattr(build, "_graphs", lambda *given, **more: True)
+        monkeypatch.setattr(build, "graphs_of", lambda *given, **more: True)
         monkeypatch.setattr(build, "cuda_graph", record)
     assert record.replays > 0 and len(record.recorded) < record.replays
     plain, replayed = results
@@ -228,7 +230,7 @@ def test_a_run_by_its_configuration(tmp_path: Path, device: str, clip: str) -> N
 def refused(tmp_path: Path, *, engine: Any, lockstep: bool = True, num_here: int = 4, device: str = "cuda") -> str:
     config = load(write(tmp_path, {"runtime": {"device": "cuda", "graphs": True}})).variants[0].config
     with pytest.raises(UnsupportedError) as error:
-        build._graphs(config, engine, rules(1.0, C), lockstep=lockstep, num_here=num_here, device=torch.device(device))
+        graphs_of(config, engine, rules(1.0, C), lockstep=lockstep, num_here=num_here, device=torch.device(device))
     return str(error.value)
 
 
@@ -248,9 +250,9 @@ def test_graphs_are_refused_where_they_cannot_be(tmp_path: Path) -> None:
     assert "one silo" in refused(tmp_path, engine=engine, num_here=1)
     config = load(write(tmp_path, {"runtime": {"device": "cuda", "graphs": True}})).variants[0].config
     there = torch.device("cuda")
-    assert build._graphs(config, engine, rules(1.0, C), lockstep=True, num_here=4, device=there)
+    assert graphs_of(config, engine, rules(1.0, C), lockstep=True, num_here=4, device=there)
     off = load(write(tmp_path)).variants[0].config
-    assert not build._graphs(off, by_one, rules(1.0, C), lockstep=False, num_here=1, device=torch.device("cpu"))
+    assert not graphs_of(off, by_one, rules(1.0, C), lockstep=False, num_here=1, device=torch.device("cpu"))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is CUDA")

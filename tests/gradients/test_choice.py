@@ -20,8 +20,9 @@ from dpfl_plugin.gradients.choice import Terms, candidates, choose, made_up
 from dpfl_plugin.gradients.closed_form import ClosedForm
 from dpfl_plugin.gradients.trace import trace
 from dpfl_plugin.gradients.vmap import Vmap
-from dpfl_plugin.oracle import Draw, PrivacyRules, PrivateOracle
+from dpfl_plugin.oracle import Draw, PrivateOracle
 from dpfl_plugin.privacy.mechanisms import Gaussian
+from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.samplers import FixedSize, Poisson
 from tests.gradients.test_bookkeeping import CLASSES, MODELS, Mixed
 

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpfl_plugin.runtimes.mpi.server import MpiRuntime, Ranks
+from dpfl_plugin.runtimes.mpi.ranks import Ranks
+from dpfl_plugin.runtimes.mpi.server import MpiRuntime
 from dpfl_plugin.runtimes.mpi.silos import SiloRank
 from dpfl_plugin.runtimes.mpi.wire import Header, decode, encode
 from dpfl_plugin.training.host import SiloHost

@@ -21,7 +21,7 @@ from dpfl_plugin.oracle import Draw
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.runtimes.mpi import wire
 from dpfl_plugin.runtimes.mpi.link import Patience
-from dpfl_plugin.runtimes.mpi.server import _joined
+from dpfl_plugin.runtimes.mpi.session import joined
 from dpfl_plugin.runtimes.mpi.silos import SiloRank
 from dpfl_plugin.training import limits as limits_module
 from dpfl_plugin.training.build import build
@@ -81,7 +81,7 @@ class Server:
     def begin(self, **changes: Any) -> dict[str, Any]:
         """A survey and a beginning."""
         said = self.survey()
-        self.known = wire.survey_header(_joined({1: said}))
+        self.known = wire.survey_header(joined({1: said}))
         return self.ask("begin", "ready", survey=self.known, **{**self.facts, **changes})
 
     def plan(self, *participants: int) -> tuple[Vectors, RoundPlan]:

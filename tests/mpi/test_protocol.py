@@ -24,7 +24,7 @@ from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.samplers import FixedSize
 from dpfl_plugin.runtimes.mpi import wire
 from dpfl_plugin.runtimes.mpi.link import Patience
-from dpfl_plugin.runtimes.mpi.server import SiloLostError
+from dpfl_plugin.runtimes.mpi.ranks import SiloLostError
 from dpfl_plugin.runtimes.mpi.silos import ServerLostError, owner
 from dpfl_plugin.training.host import SiloHost
 from dpfl_plugin.training.runtime import Interrupted, SilosLost

@@ -27,15 +27,18 @@ from dpfl_plugin.data.base import Holding, digest, survey, training_digest
 from dpfl_plugin.errors import ConfigError, DataError, UnsupportedError
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.runtimes.mpi import wire
-from dpfl_plugin.runtimes.mpi.server import MpiSession, Ranks
+from dpfl_plugin.runtimes.mpi.ranks import Ranks
+from dpfl_plugin.runtimes.mpi.session import MpiSession
 from dpfl_plugin.runtimes.mpi.silos import SiloRank, owner
 from dpfl_plugin.runtimes.mpi.wire import Header, encode
-from dpfl_plugin.training.build import Parts, federate
+from dpfl_plugin.training.build import Parts
 from dpfl_plugin.training.folder import RunFolder
 from dpfl_plugin.training.host import SiloHost, SiloMetrics
 from dpfl_plugin.training.measured import join_lines
+from dpfl_plugin.training.result import Result
 from dpfl_plugin.training.runtime import ChargeSink, Runtime
-from dpfl_plugin.training.session import Result, run_session
+from dpfl_plugin.training.session import run_session
+from dpfl_plugin.training.setting import federate
 from tests.adapters.federation import Mute
 from tests.cli.command import write
 from tests.mpi.network import Loopback, Moving, Network

@@ -14,7 +14,7 @@ import pytest
 from dpfl_plugin.cli.sweep import sweep_run
 from dpfl_plugin.config.sweep import expand
 from dpfl_plugin.errors import BusyError, TrainingError
-from dpfl_plugin.runtimes.mpi.server import SiloLostError
+from dpfl_plugin.runtimes.mpi.ranks import SiloLostError
 from dpfl_plugin.sweeps import manifest, state, supervisor
 from tests.cli.sweeping import LONG, REVEALED, SLOW, began, check_same, deep_in_all, rows, write, write_long
 from tests.cli.test_sweep import ENVIRONMENT, status, sweep

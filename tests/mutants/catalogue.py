@@ -395,7 +395,7 @@ STREAM_KEYS = (
     Mutant(
         "records-not-in-shared-names",
         "in a shared ledger the same configuration on changed records counts as the same release",
-        "training/session.py",
+        "training/job.py",
         'return "" if self.shared is None else',
         'return "" if True else',
         (SHARED + "::test_the_same_configuration_on_changed_records_is_another_release",),
@@ -470,7 +470,7 @@ SECURE = (
     Mutant(
         "secure-noise-of-an-old-name",
         "secure noise has its configuration's name in the ledger: what is released again passes for a repetition",
-        "training/session.py",
+        "training/job.py",
         "bits = secrets.token_hex(16) if parts.rules.secure else naming.bits",
         "bits = naming.bits",
         (RESUME + "::test_secure_runs_of_one_seed_are_two_releases",),
@@ -1037,7 +1037,7 @@ CLIPPING = (
     Mutant(
         "chunks-change-unnoticed",
         "after memory ran out, sums of other chunks, which round in another way, get the noise that was charged before",
-        "training/session.py",
+        "training/job.py",
         '"chunk_bytes": parts.memory.chunk}',
         '"chunk_bytes": 0}',
         (
@@ -1133,7 +1133,7 @@ ADAPTING = (
     Mutant(
         "bounds-unchecked",
         "a stranger's clipping may bound the layers by more than C together",
-        "oracle.py",
+        "privacy/rules.py",
         "        if not whole <= self.clip_norm * (1 + 1e-9):\n",
         "        if False:\n",
         (CLIP + "::test_bounds_that_are_more_than_c_together_are_refused",),
@@ -1165,7 +1165,7 @@ ADAPTING = (
     Mutant(
         "median-charged-as-noised",
         "a clipping norm read from private gradients is charged as if it were public",
-        "oracle.py",
+        "privacy/rules.py",
         "return replace(event, noise_multiplier=0.0) if self.clipping.measures else event",
         "return event",
         (CLIP + "::test_the_median_is_the_bound_and_no_epsilon_holds",),
@@ -1299,7 +1299,7 @@ SAMPLING = (
     Mutant(
         "shares-overlap",
         "neighbouring shares of a silo have a record in common, and are composed in parallel",
-        "oracle.py",
+        "core/shares.py",
         "first, last = (round(part * num_records) for part in share)",
         "first, last = math.floor(share[0] * num_records), math.ceil(share[1] * num_records)",
         (ORACLE + "::test_disjoint_shares_read_disjoint_records",),
@@ -1356,7 +1356,7 @@ SAMPLING = (
     Mutant(
         "share-planned-at-the-silos-rate",
         "the budget is checked for the rate of the whole silo, which is lower than a share's",
-        "oracle.py",
+        "privacy/rules.py",
         "self.sampler.rate(last - first))\n",
         "self.sampler.rate(num_records))\n",
         (ORACLE + "::test_a_share_is_charged_at_its_own_rate",),
@@ -1364,7 +1364,7 @@ SAMPLING = (
     Mutant(
         "unproven-neighbours",
         "a sampler may be charged under a relation that its theorem does not cover",
-        "oracle.py",
+        "privacy/rules.py",
         'if self.unit == "record" and self.neighbouring != self.sampler.neighbouring:',
         "if False:",
         (ORACLE + "::test_combinations_that_are_not_proven_are_refused",),
@@ -1492,7 +1492,7 @@ CHARGING = (
     Mutant(
         "ranks-send-before-sync",
         "silo ranks are asked for uploads whose charges wait in a buffer",
-        "runtimes/mpi/server.py",
+        "runtimes/mpi/rounds.py",
         "        self._sink.sync()  # before anything of an upload leaves its silo's rank\n",
         "",
         (MPI + "::test_no_upload_leaves_its_rank_before_its_charge_is_on_disk",),
@@ -1508,7 +1508,7 @@ CHARGING = (
     Mutant(
         "ranks-uncharged",
         "the charges of silo ranks are heard and not written",
-        "runtimes/mpi/server.py",
+        "runtimes/mpi/rounds.py",
         "            by_silo[charge.silo].append(charge)\n",
         "            pass\n",
         (MPI + "::test_no_upload_leaves_its_rank_before_its_charge_is_on_disk",),
@@ -1935,7 +1935,7 @@ VIEWING = (
     Mutant(
         "records-with-replacement",
         "batches that may hold a record more than once are accounted for as batches without replacement",
-        "oracle.py",
+        "privacy/rules.py",
         'if self.sampler.name == "with_replacement":',
         'if self.sampler.name == "none":',
         ("tests/privacy/test_samplers.py::test_with_replacement_is_refused_at_record_level",),
@@ -2275,7 +2275,7 @@ ALIKE = (
     Mutant(
         "cut-kept-for-another-share",
         "a silo reads the share of an earlier phase again, and is charged as if the shares were disjoint",
-        "oracle.py",
+        "gradients/shares.py",
         "kept[:2] != (share, num_records)",
         "kept[1] != num_records",
         ("tests/algorithms/test_localized.py::test_phases_read_disjoint_records_and_half_as_many_each",),
@@ -2326,7 +2326,7 @@ CAPPING = (
     Mutant(
         "solved-anew-on-resume",
         "a resumed run solves for its noise anew, after rounds with another",
-        "training/session.py",
+        "training/job.py",
         "    return None if known is None else float(known)\n",
         "    return None\n",
         (PLAN_TESTS + "::test_an_unfinished_run_keeps_its_noise",),
@@ -2512,7 +2512,7 @@ SCHEDULING = (
     Mutant(
         "schedule-not-in-the-plan",
         "the budget is checked for the noise that the schedule began with",
-        "oracle.py",
+        "privacy/rules.py",
         "self.factors(round, num_gradients))\n",
         "[1.0] * num_gradients)\n",
         (SCHEDULE_COSTS + "::test_the_budget_stops_exactly_where_the_accountant_says",),
@@ -2867,7 +2867,7 @@ PLATFORMS = (
     Mutant(
         "ranks-with-other-frozen-layers",
         "a rank whose model has other frozen layers than rank 0's trains another function",
-        "runtimes/mpi/server.py",
+        "runtimes/mpi/session.py",
         'if header["fixed"] != fixed_digest(parts.module)]',
         'if header["fixed"] is None]',
         (f"{FROZEN_LAYERS}::test_ranks_that_build_other_frozen_layers_are_refused_before_the_first_round",),
@@ -3418,7 +3418,7 @@ TOGETHER = (
     Mutant(
         "share-ignored-together",
         "silos that are answered together read records beyond their share of the round",
-        "oracle.py",
+        "gradients/shares.py",
         "return self._rows if index is None else self._rows[index]",
         "return self._rows if index is None else index",
         (LOCKSTEP + "::test_a_share_of_each_silo_and_no_clipping",),
@@ -3442,7 +3442,7 @@ TOGETHER = (
     Mutant(
         "lockstep-repeats",
         "a round that silos computed together is trusted to be repeated bit for bit, and not charged again",
-        "training/session.py",
+        "training/job.py",
         "and ordered and not parts.rules.secure and not parts.lockstep",
         "and ordered and not parts.rules.secure",
         (LOCKSTEP_RUNS + "::test_charges_are_those_of_the_plain_run_and_no_round_counts_as_repeated",),
@@ -3576,7 +3576,7 @@ ON_DEVICE = (
     Mutant(
         "secure-device-noise",
         "privacy.secure with noise that follows from the seed",
-        "oracle.py",
+        "privacy/rules.py",
         "        if self.secure:\n            raise",
         "        if False:\n            raise",
         (LOCKSTEP + "::test_device_noise_is_refused_where_it_would_not_be_what_is_said",),
@@ -3656,7 +3656,7 @@ TOLD_APART = (
     Mutant(
         "smallest-rate-told",
         "towards later runs a shared ledger's silos count as read at the rate of the largest one",
-        "training/session.py",
+        "training/job.py",
         '"largest_rate": max(',
         '"largest_rate": min(',
         (NAMES_TESTS + "::test_the_rate_that_is_told_of_a_run_is_that_of_its_smallest_silo",),
@@ -3672,7 +3672,7 @@ TOLD_APART = (
     Mutant(
         "secure-names-of-one-byte",
         "two secure runs get the same name, and what the second released counts as released before",
-        "training/session.py",
+        "training/job.py",
         "secrets.token_hex(16)",
         "secrets.token_hex(1)",
         (NAMES_TESTS + "::test_names_of_noise_from_the_operating_system_do_not_come_again",),
@@ -3747,7 +3747,7 @@ SERVERS = (
     Mutant(
         "raw-states-to-rank-0",
         "at silo level a checkpoint brings rank 0 what an algorithm computed from records and never released",
-        "training/session.py",
+        "training/job.py",
         'if parts.train or parts.rules.unit == "record" or not stateful:',
         "if True:",
         (SERVER_VIEW + "::test_states_that_may_be_no_releases_do_not_come_to_rank_0",),
@@ -3787,7 +3787,7 @@ SERVERS = (
     Mutant(
         "loss-published",
         "a statement that may be published has the loss of a run that diverged",
-        "training/session.py",
+        "training/result.py",
         "notes += [STAYED] if hidden else []",
         'notes += [STAYED] if hidden else _diverged([line["train_loss"] for line in lines])',
         (PUBLISHED + "::test_no_class_that_was_read_from_records_and_no_loss_is_published",),
@@ -3827,7 +3827,7 @@ SERVERS = (
     Mutant(
         "mixture-under-a-public-seed",
         "privacy.secure draws participants from the seed, and a third party is promised the average over the draw",
-        "training/session.py",
+        "training/job.py",
         'return fresh_coins() if rules.secure else ""',
         'return ""',
         (PUBLISHED + "::test_secure_participants_follow_from_no_seed_and_are_kept_for_a_resume",),
@@ -4091,7 +4091,7 @@ NAMING_OF_NOISE = (
     Mutant(
         "doubts-forgotten-on-resume",
         "a run of unknown code goes on with the noise that it had",
-        "training/session.py",
+        "training/job.py",
         'here["repeats"] = here["repeats"] and not naming.doubts',
         'here["repeats"] = here["repeats"]',
         (OWN_CODE + "::test_a_run_in_doubt_goes_on_with_fresh_noise",),
@@ -4107,7 +4107,7 @@ NAMING_OF_NOISE = (
     Mutant(
         "resumed-with-other-code",
         "a run goes on with edited code, under its old name",
-        "training/session.py",
+        "training/job.py",
         "        check_same(folder, began, naming, here)\n",
         "        pass\n",
         (OWN_CODE + "::test_a_run_is_not_resumed_with_edited_code",),
@@ -4139,7 +4139,7 @@ NAMING_OF_NOISE = (
     Mutant(
         "ranks-of-other-code",
         "silo ranks may run other code than rank 0, which names the noise",
-        "runtimes/mpi/server.py",
+        "runtimes/mpi/session.py",
         'if changes or header["model"] != model:',
         "if False:",
         (NAMING + "::test_ranks_of_other_code_are_refused",),

@@ -9,8 +9,8 @@ import pytest
 
 from dpfl_plugin.core.streams import stream
 from dpfl_plugin.errors import ConfigError, UnsupportedError
-from dpfl_plugin.oracle import PrivacyRules
 from dpfl_plugin.privacy.mechanisms import Gaussian
+from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.samplers import LEAST_RATE, FixedSize, Poisson, WithReplacement, make
 
 

@@ -11,12 +11,12 @@ from dpfl_plugin.algorithms.base import RoundPlan, Setting
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.streams import stream
 from dpfl_plugin.errors import PluginError
-from dpfl_plugin.oracle import PrivacyRules
 from dpfl_plugin.privacy.accountants import PLD, RDP
 from dpfl_plugin.privacy.events import Charge, SampledGaussian, Term
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.mechanisms import Gaussian
 from dpfl_plugin.privacy.prior import Prior
+from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.samplers import FixedSize
 from dpfl_plugin.privacy.views import Planned
 from dpfl_plugin.training.accounting import PrivacyAccount, RoundCost

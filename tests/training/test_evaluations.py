@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from dpfl_plugin.algorithms.base import RoundPlan
-from dpfl_plugin.oracle import PrivacyRules
 from dpfl_plugin.privacy.mechanisms import Gaussian
+from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.samplers import FixedSize
 from dpfl_plugin.training.evaluations import CALL, LITTLE, Evaluations, affordable, evaluation_work, round_work
 

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from dpfl_plugin.algorithms.base import RoundPlan, Setting
 from dpfl_plugin.config.schema import Config
-from dpfl_plugin.oracle import PrivacyRules
 from dpfl_plugin.privacy.accountants import RDP, Accountant
 from dpfl_plugin.privacy.events import SampledGaussian, Term
 from dpfl_plugin.privacy.headroom import Stretch
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.mechanisms import Gaussian
 from dpfl_plugin.privacy.prior import Prior
+from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.samplers import FixedSize
 from dpfl_plugin.privacy.views import Planned
 from dpfl_plugin.training.accounting import PrivacyAccount

@@ -15,7 +15,7 @@ from torch import nn
 
 from dpfl_plugin import loaded
 from dpfl_plugin.errors import ConfigError
-from dpfl_plugin.runtimes.mpi.server import _check_code
+from dpfl_plugin.runtimes.mpi.session import check_code
 from dpfl_plugin.training.code import Code, trace
 from dpfl_plugin.training.naming import model_facts
 
@@ -160,8 +160,8 @@ def test_another_model_has_other_facts() -> None:
 
 def test_ranks_of_other_code_are_refused() -> None:
     code, model = Code({"mine": "1"}).facts, {"structure": "s", "parameters": "p"}
-    _check_code({1: {"code": {"mine": "1"}, "model": model}}, code, model)
+    check_code({1: {"code": {"mine": "1"}, "model": model}}, code, model)
     with pytest.raises(ConfigError, match=r"rank 2 runs other code than rank 0 does: module mine\b.* changed"):
-        _check_code({2: {"code": {"mine": "2"}, "model": model}}, code, model)
+        check_code({2: {"code": {"mine": "2"}, "model": model}}, code, model)
     with pytest.raises(ConfigError, match=r"rank 2 .* the model that it makes is another"):
-        _check_code({2: {"code": {"mine": "1"}, "model": {**model, "parameters": "q"}}}, code, model)
+        check_code({2: {"code": {"mine": "1"}, "model": {**model, "parameters": "q"}}}, code, model)

@@ -21,8 +21,8 @@ from dpfl_plugin.privacy.calibration import RESOLUTION
 from dpfl_plugin.privacy.events import SampledGaussian
 from dpfl_plugin.privacy.prior import Prior
 from dpfl_plugin.privacy.views import Planned
-from dpfl_plugin.training.build import privacy_rules
 from dpfl_plugin.training.prospect import Prospect, Unread, rehearsal, rounds_ahead, solving
+from dpfl_plugin.training.rules import privacy_rules
 
 ROUNDS = 12
 

@@ -12,11 +12,11 @@ import pytest
 
 from dpfl_plugin.algorithms.base import RoundPlan, Setting
 from dpfl_plugin.config.schema import Config
-from dpfl_plugin.oracle import PrivacyRules
 from dpfl_plugin.privacy.accountants import PLD
 from dpfl_plugin.privacy.events import SampledGaussian, Term, Unit
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.mechanisms import Gaussian
+from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.samplers import FixedSize
 from dpfl_plugin.privacy.schedules import Constant, Geometric, Schedule
 from dpfl_plugin.training.accounting import PrivacyAccount, RoundCost

@@ -12,7 +12,8 @@ from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.views import server_view
 from dpfl_plugin.runtimes.in_process import InProcessPlace
 from dpfl_plugin.training.ledgers import read_whole
-from dpfl_plugin.training.session import folder_of, run_session
+from dpfl_plugin.training.locations import folder_of
+from dpfl_plugin.training.session import run_session
 from tests.adapters.federation import DATA, Mute, block
 from tests.cli.command import dpfl
 

@@ -15,7 +15,8 @@ from dpfl_plugin.config.schema import Config
 from dpfl_plugin.data.base import Federation
 from dpfl_plugin.errors import ConfigError, require
 from dpfl_plugin.privacy.views import View
-from dpfl_plugin.training.build import dimension, federate, make_setting, prospect
+from dpfl_plugin.training.prospect import prospect
+from dpfl_plugin.training.setting import dimension, federate, make_setting
 
 OPTIONS: Final[dict[str, tuple[str, ...]]] = {
     "scaffnew": ("psi0", "strong_convexity", "smoothness", "from_records"),

@@ -15,8 +15,7 @@ from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.privacy.calibration import most
 from dpfl_plugin.privacy.events import SampledGaussian, Term
 from dpfl_plugin.privacy.paper import Scheme, chang_last_round
-from dpfl_plugin.training.build import prospect
-from dpfl_plugin.training.prospect import MOST_PLANNED
+from dpfl_plugin.training.prospect import MOST_PLANNED, prospect
 
 SCHEMES: Final[dict[Scheme, str]] = {0: "constant noise", 1: "decays by round (eq. 6)", 2: "decays by step (eq. 7)"}
 GRID: Final = math.log(1.01)  # of noise multipliers, which are rounded down to it: sound, and few kinds of releases

@@ -14,11 +14,13 @@ from dpfl_plugin.algorithms.localized import LocalizedMBSGD, LocalizedSubgradien
 from dpfl_plugin.algorithms.planners import public_curvature, public_lipschitz
 from dpfl_plugin.cli.theorems.base import NORM_1, Case, Constant, Prescription, Run, Value, linear, number
 from dpfl_plugin.config.schema import Config
+from dpfl_plugin.core.shares import share_bounds
 from dpfl_plugin.errors import ConfigError
-from dpfl_plugin.oracle import share_bounds
 from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.events import Term
-from dpfl_plugin.training.build import build_plugin, make_setting, privacy_rules
+from dpfl_plugin.training.plugins import build_plugin
+from dpfl_plugin.training.rules import privacy_rules
+from dpfl_plugin.training.setting import make_setting
 
 FULL = ("privacy.sampler=full", "privacy.record_rate=null", "privacy.batch_size=null")
 # What the theorems decide by themselves, if the configuration leaves it out.

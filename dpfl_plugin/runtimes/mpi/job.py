@@ -21,7 +21,8 @@ from dpfl_plugin.data.base import Holding
 from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.runtimes.mpi import probe
 from dpfl_plugin.runtimes.mpi.link import MpiLink, fault_tolerant
-from dpfl_plugin.runtimes.mpi.server import GO_ON, MpiSession, Ranks
+from dpfl_plugin.runtimes.mpi.ranks import GO_ON, Ranks
+from dpfl_plugin.runtimes.mpi.session import MpiSession
 from dpfl_plugin.runtimes.mpi.silos import ServerLostError, SiloRank
 from dpfl_plugin.training.build import Parts
 from dpfl_plugin.training.runtime import ChargeSink, Runtime

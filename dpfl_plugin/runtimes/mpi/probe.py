@@ -12,7 +12,7 @@ import torch
 from dpfl_plugin.training.environment import machine, package_sha256
 
 if TYPE_CHECKING:
-    from dpfl_plugin.runtimes.mpi.server import Ranks
+    from dpfl_plugin.runtimes.mpi.ranks import Ranks
 
 PINGS = 20
 FLOATS = 2**22  # 16 MiB

@@ -33,13 +33,14 @@ from dpfl_plugin.runtimes.mpi.link import Link, Patience, Transfer, all_done, pu
 from dpfl_plugin.runtimes.mpi.wire import Header
 from dpfl_plugin.training import environment, strangers
 from dpfl_plugin.training.asked import asked_at
-from dpfl_plugin.training.build import build, federate
+from dpfl_plugin.training.build import build
 from dpfl_plugin.training.code import code_of
 from dpfl_plugin.training.custody import Custody
 from dpfl_plugin.training.host import SiloHost
 from dpfl_plugin.training.marks import MarkKey
 from dpfl_plugin.training.measured import Notes
 from dpfl_plugin.training.naming import StillTheSame, model_facts
+from dpfl_plugin.training.setting import federate
 
 
 def owner(silo: int, ranks: Sequence[int]) -> int:

@@ -1,0 +1,152 @@
+"""How every release of a run is made: what is clipped to what, with which noise, and as what it is charged."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from dpfl_plugin.core.balls import LEAST_CLIP_NORM, MOST_CLIP_NORM
+from dpfl_plugin.core.shares import share_bounds
+from dpfl_plugin.errors import ConfigError, PluginError, UnsupportedError, require
+from dpfl_plugin.privacy.clipping import Clipping, Flat
+from dpfl_plugin.privacy.events import Neighbouring, SampledGaussian, Unit
+from dpfl_plugin.privacy.mechanisms import Mechanism
+from dpfl_plugin.privacy.samplers import Sampler
+from dpfl_plugin.privacy.schedules import Constant, Schedule, checked_factors
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrivacyRules:
+    """How every release of a run is made; the same for all silos.
+
+    Attributes:
+        unit: "record": `gradient` is clipped and noised; "silo": `release` is, and `gradient` is not.
+        neighbouring: the relation of a "silo" release; a record's is its sampler's.
+        clip_norm: C, the L2 bound of one example's gradient, or of one silo's update.
+        clipping: how C bounds it, and whether C changes.
+        schedule: how the mechanism's noise changes with the round and the release.
+        l2: lambda of the regulariser lambda/2 ||y||^2. A function of y alone: added after clipping and noise.
+        secure: batches and noise from the operating system's randomness, not from the run's seed.
+        noise: where the noise on gradients and updates is computed: on the host, or on the model's device.
+    """
+
+    unit: Unit
+    neighbouring: Neighbouring
+    clip_norm: float
+    mechanism: Mechanism
+    sampler: Sampler
+    clipping: Clipping = field(default_factory=Flat)
+    schedule: Schedule = field(default_factory=Constant)
+    l2: float = 0.0
+    secure: bool = False
+    noise: Literal["host", "device"] = "host"
+
+    def __post_init__(self) -> None:
+        require(self.clip_norm > 0, "privacy.clip_norm", self.clip_norm, "be positive (inf: no clipping)")
+        if not math.isinf(self.clip_norm):
+            bounds = f"be in [{LEAST_CLIP_NORM:.0e}, {MOST_CLIP_NORM:.0e}], or inf"
+            inside = LEAST_CLIP_NORM <= self.clip_norm <= MOST_CLIP_NORM
+            require(inside, "privacy.clip_norm", self.clip_norm, bounds)
+        require(0 <= self.l2 < math.inf, "l2", self.l2, "be finite and at least 0")
+        if math.isinf(self.clip_norm) and self.noise_multiplier > 0:
+            raise ConfigError(
+                "privacy.clip_norm=inf with privacy.noise_multiplier > 0: without a clipping norm no noise is enough. "
+                "Give a finite clip_norm, or noise_multiplier: 0 for a run without privacy."
+            )
+        self.clipping.check(self.unit, self.clip_norm, self.noise_multiplier)
+        if self.noise == "device":
+            self._check_device_noise()
+        if self.unit == "record" and self.neighbouring != self.sampler.neighbouring:
+            raise UnsupportedError(
+                f"privacy.neighbouring={self.neighbouring!r} is not proven for sampler: {self.sampler.name} at record "
+                f"level, which is accounted under {self.sampler.neighbouring!r}. Leave neighbouring out."
+            )
+
+    def _check_device_noise(self) -> None:
+        if self.secure:
+            raise UnsupportedError(
+                "runtime.noise='device' with privacy.secure: the device's numbers follow from the seed. Use noise: "
+                "host."
+            )
+        if not callable(getattr(self.mechanism, "add", None)):
+            raise UnsupportedError(
+                f"runtime.noise='device': privacy.mechanism {type(self.mechanism).__name__} computes its noise on the "
+                "host only (it has no method add, see OnDevice in dpfl_plugin/privacy/mechanisms.py). Use noise: host."
+            )
+
+    @property
+    def noise_multiplier(self) -> float:
+        """sigma_g, noise standard deviation / L2 sensitivity: given, or solved for; times the schedule's factors."""
+        return self.release(1.0).noise_multiplier
+
+    @property
+    def varies(self) -> bool:
+        """Whether releases may differ in their noise. Third-party schedules are assumed to vary."""
+        return type(self.schedule) is not Constant
+
+    def factors(self, round: int, num_gradients: int) -> tuple[float, ...]:
+        """What the noise of each release of a round is multiplied by, in the order of the releases.
+
+        Raises:
+            PluginError: the schedule does not say.
+        """
+        return checked_factors(self.schedule, round, 1 if self.unit == "silo" else num_gradients)
+
+    def release(self, rate: float, factor: float = 1.0) -> SampledGaussian:
+        """What one release is charged as, where a record is in a batch with probability ``rate``.
+
+        Args:
+            factor: by the schedule, of the noise that is added.
+
+        Raises:
+            UnsupportedError: for these batches nothing is proven.
+        """
+        if self.unit == "silo":
+            return _scaled(self.mechanism.event("full", 1.0, self.neighbouring, "silo"), factor)
+        if self.sampler.name == "with_replacement":
+            raise UnsupportedError(
+                "privacy.sampler='with_replacement' is not proven at record level: a record that is drawn twice moves "
+                "a sum twice as far. Use sampler: fixed, or unit: silo, where batches do not count."
+            )
+        # Sampling all records is no sampling, and has an exact accountant.
+        sampler = self.sampler.name if rate < 1 else "full"
+        event = _scaled(self.mechanism.event(sampler, rate, self.neighbouring, "record"), factor)
+        # No noise covers a clipping norm that was read from private gradients.
+        return replace(event, noise_multiplier=0.0) if self.clipping.measures else event
+
+    def bounds(self, layers: Mapping[str, int]) -> float | tuple[float, ...]:
+        """C, or a bound for each of the model's layers, {name: number of parameters}; together they are C at most."""
+        bounds = self.clipping.bounds(self.clip_norm, layers)
+        whole = math.hypot(*bounds) if isinstance(bounds, tuple) else bounds
+        if not whole <= self.clip_norm * (1 + 1e-9):
+            raise PluginError(
+                f"privacy.clip gives the bounds {bounds}, together {whole:g}; clip_norm={self.clip_norm}."
+            )
+        return bounds
+
+    def noise_levels(self, round: int, num_gradients: int) -> tuple[tuple[float, int], ...]:
+        """(noise multiplier, number of releases that are charged with it) of a round, known before it runs."""
+        made = self.releases(1.0, self.factors(round, num_gradients))
+        return tuple((release.noise_multiplier, count) for release, count in made.items())
+
+    def releases(self, rate: float, factors: Iterable[float]) -> Counter[SampledGaussian]:
+        """{what is charged: how often} for releases with these factors, in their order."""
+        made: Counter[SampledGaussian] = Counter()
+        for factor, count in Counter(factors).items():
+            made[self.release(rate, factor)] += count  # without noise, those of all factors are the same
+        return made
+
+    def pattern(
+        self, num_records: int, share: tuple[float, float], levels: Iterable[tuple[float, int]]
+    ) -> list[tuple[SampledGaussian, int]]:
+        """(release, count) of each of a round's noise levels, which it will cost a silo; known before it runs."""
+        first, last = share_bounds(share, num_records)
+        release = self.release(1.0 if self.unit == "silo" else self.sampler.rate(last - first))
+        return [(replace(release, noise_multiplier=noise), count) for noise, count in levels]
+
+
+def _scaled(event: SampledGaussian, factor: float) -> SampledGaussian:
+    return replace(event, noise_multiplier=event.noise_multiplier * factor)

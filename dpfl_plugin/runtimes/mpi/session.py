@@ -1,0 +1,149 @@
+"""What a session asks of the silo ranks before its rounds: their survey, and that they run the same code."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from dpfl_plugin.config.schema import Config
+from dpfl_plugin.data.base import Holding, Survey
+from dpfl_plugin.errors import ConfigError, DataError
+from dpfl_plugin.models.fixed import BUILT_ANEW, fixed_digest
+from dpfl_plugin.runtimes.mpi import wire
+from dpfl_plugin.runtimes.mpi.ranks import GO_ON, Ranks, SiloLostError
+from dpfl_plugin.runtimes.mpi.server import MpiRuntime
+from dpfl_plugin.runtimes.mpi.wire import Header
+from dpfl_plugin.training import environment
+from dpfl_plugin.training.build import Parts
+from dpfl_plugin.training.code import code_of
+from dpfl_plugin.training.locations import silo_folder
+from dpfl_plugin.training.naming import changed_files, model_facts
+from dpfl_plugin.training.runtime import ChargeSink
+
+NOT_TOLERANT = (
+    "this MPI job ends with the first rank that dies. It takes Open MPI 5, started by mpirun --with-ft ulfm "
+    "(launchers/mpirun -n N --ulfm ...). dpfl doctor shows whether the MPI has it. Or use on_silo_failure: abort."
+)
+NO_LIMITS = (
+    "silo ranks on several machines, and not all of them have limits of the owners of their records (DPFL_LIMITS, see "
+    "docs/limits.md): whoever starts this job decides what is released."
+)
+
+
+class MpiSession:
+    """What a session asks of the silo ranks before its rounds; one after another may use the same ranks."""
+
+    def __init__(self, ranks: Ranks, device: Callable[[str], str] = lambda name: name) -> None:
+        self._ranks, self._device = ranks, device
+        self._survey: Survey | None = None
+
+    def hold(self, config: Config, base: Path, key: Path) -> Holding:
+        """Have the silo ranks load their records; rank 0 holds none, and reads no ``key``.
+
+        Raises:
+            ConfigError: the ranks do not run the same version of this package.
+            DataError: as in one process, or silo ranks do not see the same data.
+        """
+        ranks, lasts = self._ranks, config.runtime.on_silo_failure == "continue"
+        if config.evaluation.dissimilarity and config.evaluation.reveal != "server":
+            raise ConfigError(
+                "evaluation.dissimilarity=true: rank 0 would get every silo's gradient without noise. Leave it out, "
+                "run in one process, or give evaluation.reveal: server, which no epsilon covers."
+            )
+        if lasts and not ranks.link.outlives:
+            raise ConfigError(f"runtime.on_silo_failure='continue': {NOT_TOLERANT}")
+        ranks.timeout, ranks.enduring = config.runtime.silo_timeout, False
+        ranks.dealt = tuple(ranks.silo_ranks)
+        if not ranks.dealt:
+            raise SiloLostError(f"all silo ranks were lost in the run before this one. {GO_ON}", {})
+        here = {"base": str(base.resolve()), "key": str(key.resolve()), "dealt": ranks.dealt}
+        here["server"] = [platform.node(), os.getpid()]
+        ranks.tell("survey", config=config.model_dump(mode="python"), **here)
+        found = ranks.answers("surveyed", "loading records")
+        ranks.processes = {rank: (header["host"], header["pid"]) for rank, header in found.items()}
+        ranks.enduring = lasts
+        others = [rank for rank, header in found.items() if header["package"] != environment.package_sha256()]
+        if others:
+            raise ConfigError(
+                f"ranks {', '.join(map(str, others))} run other code of dpfl_plugin than rank 0 does: install the same "
+                "version everywhere."
+            )
+        self._survey = joined(found)
+        machines = tuple(header["machine"] for header in found.values())
+        notes = (NO_LIMITS,) if _distributed(found) and not all(header["limits"] for header in found.values()) else ()
+        return Holding(self._survey, {}, machines, self._device(config.runtime.device), notes=notes)
+
+    def runtime(self, parts: Parts, charges: ChargeSink, config: Config, stop: Callable[[], bool]) -> MpiRuntime:
+        """Get the silo ranks ready for the rounds of a run.
+
+        Raises:
+            ConfigError: a rank's model has other frozen layers or buffers than rank 0's: it would train another one.
+        """
+        assert self._survey is not None
+        self._ranks.tell(
+            "begin",
+            survey=wire.survey_header(self._survey),
+            noise_multiplier=parts.noise_multiplier,
+            engine=parts.engine.name,
+            chunk_bytes=parts.memory.chunk,
+            profile=parts.host.clock.on,
+            folder=str(silo_folder(config).resolve()),
+        )
+        ready = self._ranks.answers("ready", "getting ready")  # of those that were lost, the first round hears
+        others = [rank for rank, header in ready.items() if header["fixed"] != fixed_digest(parts.module)]
+        if others:
+            raise ConfigError(
+                f"model: on ranks {', '.join(map(str, others))} it has other frozen layers or buffers than on rank 0. "
+                f"{BUILT_ANEW}"
+            )
+        check_code(ready, code_of(config, parts.plugins).facts, model_facts(parts.module, parts.attributes))
+        return MpiRuntime(
+            self._ranks,
+            charges,
+            num_silos=parts.setting.num_silos,
+            stack_size=parts.stack,
+            aggregation=config.runtime.aggregation,
+            stop=stop,
+            stopwatch=parts.host.clock,
+        )
+
+
+def _distributed(found: dict[int, Header]) -> bool:
+    """Whether silo ranks are on several machines, so that their records may be of several owners."""
+    return len({header["host"] for header in found.values()}) > 1
+
+
+def check_code(found: Mapping[int, Header], code: Mapping[str, Any], model: Mapping[str, str]) -> None:
+    """Raise ConfigError unless silo ranks have loaded the plugins, and made the model, that rank 0 has."""
+    for rank, header in found.items():
+        changes = changed_files({"files": header["code"]}, code)
+        if changes or header["model"] != model:
+            what = "; ".join(changes) or "the model that it makes is another"
+            raise ConfigError(
+                f"rank {rank} runs other code than rank 0 does: {what}. Give all ranks the same files and variables."
+            )
+
+
+def joined(found: dict[int, Header]) -> Survey:
+    """The survey of all silos, from what each rank says of its own."""
+    one, keys = min(found), ("num_silos", "num_classes", "feature_shape", "inputs", "caveats")
+    first = found[one]  # who always has a silo
+    for rank, header in found.items():
+        if header["silos"] and any(header[key] != first[key] for key in keys):
+            raise DataError(
+                f"rank {rank} sees other data than rank {one} does: data files have to be the same everywhere."
+            )
+    silos = sorted(tuple(silo) for header in found.values() for silo in header["silos"])
+    _, num_records, num_test_records, digests = zip(*silos, strict=True)
+    return Survey(
+        num_classes=first["num_classes"],
+        feature_shape=tuple(first["feature_shape"]),
+        caveats=tuple(first["caveats"]),
+        num_records=num_records,
+        num_test_records=num_test_records,
+        digests=digests,
+        inputs=wire.read_inputs(first["inputs"]),
+    )
