@@ -43,7 +43,7 @@ from dpfl_plugin.privacy.views import (
     worst_case_view,
 )
 from dpfl_plugin.training.beside import NOT_RUN, Beside, Kind, beside
-from dpfl_plugin.training.planning import WITH_REPLACEMENT, drawn_silos, participation_probability
+from dpfl_plugin.training.planning import CERTAIN, WITH_REPLACEMENT, Participation, drawn_silos, participation
 
 Made = TypeVar("Made")
 
@@ -71,14 +71,19 @@ class RoundCost:
     Attributes:
         levels: (noise multiplier, number of releases that are charged with it).
         share: of the silo's records that they read.
-        probability: that a given silo takes part.
+        participation: how probably a given silo takes part, and by which law.
         most: releases of the longest round that may be drawn, where rounds differ in that; else None.
     """
 
     levels: tuple[tuple[float, int], ...]
     share: tuple[float, float]
-    probability: float
+    participation: Participation = CERTAIN
     most: int | None = None
+
+    @property
+    def probability(self) -> float:
+        """That a given silo takes part."""
+        return self.participation.probability
 
     @property
     def num_releases(self) -> int:
@@ -496,7 +501,7 @@ class PrivacyAccount:
                 )
                 for kind, silo in self._kinds.items()
             }
-        if participation_probability(plan, self._setting) == 1:
+        if participation(plan, self._setting) == CERTAIN:
             return min(limit, *each.values())
         if min(each.values()) >= limit:
             return limit
@@ -516,7 +521,7 @@ class PrivacyAccount:
     def _expected_of_draws(self, plan: RoundPlan, limit: int) -> int:
         """How many rounds like ``plan`` fit, where they differ in their noise; by the silo that is drawn most."""
         assert self._budget is not None
-        sampled = participation_probability(plan, self._setting) < 1
+        sampled = participation(plan, self._setting) != CERTAIN
         always = most(lambda rounds: self._fit(0, plan, rounds), limit)
         if not sampled or self._privacy.budget_view == "third_party":
             return always
@@ -718,8 +723,8 @@ class PrivacyAccount:
         ):
             return None
         S, M = self._setting.num_participants, self._setting.num_silos
-        if any(cost.probability not in (S / M, 1) for cost in self.costs.values()):
-            return None  # drawn with replacement: nothing is proven for that
+        if any(cost.participation.law == "with_replacement" for cost in self.costs.values()):
+            return None  # nothing is proven for that
         rounds = {round: (M if cost.probability == 1 else S, M) for round, cost in self.costs.items()}
         seen: defaultdict[int, set[int]] = defaultdict(set)
         for charge in self.ledger:
@@ -925,9 +930,9 @@ class PrivacyAccount:
             self._check_length(plan.num_gradients, most, "at most the most_gradients of its round plan")
         # Of a round that makes different releases, or none, no mixture is proven: it counts as certain. So does one
         # whose number of releases and noise may both be other ones by earlier draws.
-        probability = participation_probability(plan, self._setting)
+        by = participation(plan, self._setting)
         certain = self._certain or len(levels) > 1 or (self._rules.varies and most is not None)
-        return RoundCost(levels, plan.share, 1.0 if certain else probability, most)
+        return RoundCost(levels, plan.share, CERTAIN if certain else by, most)
 
     def _check_length(self, num_gradients: int, wanted: int, what: str) -> None:
         if num_gradients != wanted:
@@ -1103,8 +1108,8 @@ class PrivacyAccount:
         limit = self._config_rounds or MOST_ROUNDS
         counts = {self._num_records[silo]: silo for silo in self._silos()}
         most = {n: self._most_rounds(silo, cost, self._budget.epsilon, limit) for n, silo in counts.items()}
-        S, M = self._setting.num_participants, self._setting.num_silos
-        fewest = S if cost.probability == S / M else 1  # in a round; with replacement one silo may be all who are drawn
+        # In a round; with replacement one silo may be all who are drawn.
+        fewest = 1 if cost.participation.law == "with_replacement" else self._setting.num_participants
         return min(limit, sum(most[count] for count in self._num_records) // fewest)
 
     def _silos(self) -> list[int]:
@@ -1151,7 +1156,7 @@ def _drawn(costs: Mapping[int, RoundCost], prior: Prior) -> Mapping[int, RoundCo
 
 
 def _made_certain(costs: Mapping[int, RoundCost]) -> dict[int, RoundCost]:
-    return {round: replace(cost, probability=1.0) for round, cost in costs.items()}
+    return {round: replace(cost, participation=CERTAIN) for round, cost in costs.items()}
 
 
 def _rounds_in(charges: Iterable[Charge]) -> dict[int, RoundCost]:
@@ -1183,7 +1188,7 @@ def _with(costs: tuple[RoundCost, ...], share: tuple[float, float], noise: float
     levels = {cost.share: dict(cost.levels) for cost in costs}
     of_share = levels.setdefault(share, {})
     of_share[noise] = max(of_share.get(noise, 0), count)
-    return tuple(RoundCost(tuple(of.items()), share, 1.0) for share, of in levels.items())
+    return tuple(RoundCost(tuple(of.items()), share) for share, of in levels.items())
 
 
 def earlier_runs(prior: Prior) -> str:

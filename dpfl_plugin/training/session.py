@@ -61,7 +61,7 @@ from dpfl_plugin.training.measured import last, of_silos
 from dpfl_plugin.training.memory import LEAST_CHUNK, advice
 from dpfl_plugin.training.memory import text as memory_text
 from dpfl_plugin.training.naming import Naming, StillTheSame, check_same, check_shown, name_run
-from dpfl_plugin.training.planning import WITH_REPLACEMENT, Planner, fresh_coins
+from dpfl_plugin.training.planning import CERTAIN, WITH_REPLACEMENT, Participation, Planner, fresh_coins
 from dpfl_plugin.training.prospect import Prospect, solving, strain
 from dpfl_plugin.training.published import published
 from dpfl_plugin.training.published import write as write_statement
@@ -621,7 +621,7 @@ def _account_of(job: _Job, ledgers: Ledgers, found: Checkpoint | None) -> Privac
         job.prior,
         ledgers.own,
         shared=ledgers.shared,
-        costs=read_costs(None if found is None else found.facts),
+        costs=read_costs(None if found is None else found.facts, job.parts.setting),
         repeats=repeats,
         lost=bool(_losses(found)),
         coins=job.coins,
@@ -839,18 +839,30 @@ def _begun_with(config: Config, folder: RunFolder) -> float | None:
     return None if known is None else float(known)
 
 
-def read_costs(facts: dict[str, Any] | None) -> dict[int, RoundCost]:
+def read_costs(facts: dict[str, Any] | None, setting: Setting) -> dict[int, RoundCost]:
     """What the rounds that a checkpoint knows cost, from its facts."""
     return {
         round: RoundCost(
             tuple((float(noise), int(count)) for noise, count in levels),
             (float(share[0]), float(share[1])),
-            float(probability),
+            _read_participation(participation, setting),
             most,
         )
-        for first, last, levels, share, probability, most in (facts or {"costs": ()})["costs"]
+        for first, last, levels, share, participation, most in (facts or {"costs": ()})["costs"]
         for round in range(int(first), int(last) + 1)
     }
+
+
+def _read_participation(found: Any, setting: Setting) -> Participation:
+    """As a checkpoint has it; those of earlier versions hold a probability only, of which S/M told the law."""
+    if isinstance(found, dict):
+        return Participation(found["law"], float(found["probability"]))
+    probability, share = float(found), setting.num_participants / setting.num_silos
+    if probability in (1, share):
+        return CERTAIN if probability == 1 else Participation("without_replacement", share)
+    # They moved a probability with replacement by one bit where it would have been S/M.
+    moved = probability == math.nextafter(share, 1)
+    return Participation("with_replacement", share if moved else probability)
 
 
 def _diverged(losses: Sequence[float | None]) -> list[str]:

@@ -1928,8 +1928,8 @@ VIEWING = (
         "distinct-silos-presumed",
         "the most rounds that any draws allow count S distinct silos in each, with replacement, too",
         "training/accounting.py",
-        "fewest = S if cost.probability == S / M else 1",
-        "fewest = S",
+        'fewest = 1 if cost.participation.law == "with_replacement" else self._setting.num_participants',
+        "fewest = self._setting.num_participants",
         (ACCOUNT + "::test_with_replacement_a_round_may_be_of_one_silo",),
     ),
     Mutant(
