@@ -19,7 +19,7 @@ from dpfl_plugin.oracle import PrivacyRules
 from dpfl_plugin.privacy.accountants import MOST_LEVELS, Accountant, rounded_down, wavers
 from dpfl_plugin.privacy.budget import Budget
 from dpfl_plugin.privacy.calibration import max_rounds, most, worst_epsilon
-from dpfl_plugin.privacy.events import Charge, SampledGaussian, Term
+from dpfl_plugin.privacy.events import Charge, ChargeKind, SampledGaussian, Term
 from dpfl_plugin.privacy.headroom import Headroom, Stretch
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.pld import normalise
@@ -171,6 +171,7 @@ class PrivacyAccount:
             self._budget = Budget(config.privacy.epsilon, config.privacy.delta, budget_accountant or accountant)
         self.ledger, self.shared, self._earlier = ledger, shared, prior
         # Beside the rounds: (silo, round) -> names of noise, of each kind of release.
+        ledger.tally.settle(self._beside.guessed_kind)
         self._made: dict[Kind, defaultdict[tuple[int, int], set[str]]]
         self._made = {kind: defaultdict(set) for kind in self._beside.kinds}
         self._priors: dict[tuple[bool, tuple[Kind, int, str] | None], Prior] = {}  # until the next of them
@@ -186,10 +187,10 @@ class PrivacyAccount:
         self._length = next(alike, None)  # releases of every drawn round, if they do not differ in that
         # For a statement alone, what only decisions go by is not worked out: it would take more than the ledger.
         final = self._to_state() if stating else [charge for charge in ledger if not repeats(charge)]
-        self._awaited: defaultdict[tuple[int, Kind | None], list[Charge]] = defaultdict(list)
+        self._awaited: defaultdict[tuple[int, ChargeKind | None], list[Charge]] = defaultdict(list)
         for charge in () if stating else ledger:
             if repeats(charge) and charge.noise_id != NOT_RUN:
-                self._awaited[charge.round, self._beside.kind(charge)].append(charge)
+                self._awaited[charge.round, charge.kind].append(charge)
         in_rounds = [] if stating else self._in_rounds(final)
         self._spending = Spending(in_rounds)
         # With a schedule every round is of a kind of its own, of which nothing is worth remembering.
@@ -233,7 +234,7 @@ class PrivacyAccount:
         if not self._awaited:
             return []
         made, found = {charge.noise_id for charge in charges}, list[Charge]()
-        for place in sorted({(charge.round, self._beside.kind(charge)) for charge in charges}, key=repr):
+        for place in sorted({(charge.round, charge.kind) for charge in charges}, key=repr):
             found += [old for old in self._awaited.pop(place, ()) if old.noise_id not in made]
         for round in sorted({charge.round for charge in found}):
             self.ledger.note(RELEASED_BESIDES.format(round + 1))
@@ -607,14 +608,22 @@ class PrivacyAccount:
         one, _ = self._beside.planned("score", self._rules, 1)
         self.append(
             [
-                Charge(round=t, silo=silo, release=one.release, count=1, share=one.share, noise_id=NOT_RUN)
+                Charge(
+                    round=t,
+                    silo=silo,
+                    release=one.release,
+                    count=1,
+                    share=one.share,
+                    noise_id=NOT_RUN,
+                    kind="score",
+                )
                 for t in rounds
                 for silo in range(len(self._num_records))
             ]
         )
 
     def _in_rounds(self, charges: Iterable[Charge]) -> list[Charge]:
-        return [charge for charge in charges if self._beside.kind(charge) is None]
+        return [charge for charge in charges if charge.kind == "round"]
 
     def _prior(self, *, ahead: bool, following: tuple[Kind, int, str] | None = None) -> Prior:
         """What silos released beside the rounds; with ``ahead``, and will have by the end.
@@ -817,9 +826,8 @@ class PrivacyAccount:
     def _charged(self) -> tuple[Tally, dict[int, RoundCost]]:
         """The charges of rounds, and what rounds cost: of a run that was killed, only the ledger may know the last."""
         tally = self.ledger.tally
-        kinds, kind_of = tally.names.kinds, self._beside.kind_of
-        if any(kind_of(entry.round, kinds[entry.kind][0]) is not None for entry in tally.entries()):
-            tally = tally.only(lambda entry: kind_of(entry.round, kinds[entry.kind][0]) is None)
+        if not tally.only_rounds:
+            tally = tally.only(lambda entry: self.ledger.tally.kind(entry) == "round")
         costs = _rounds_in(tally)
         costs.update(self.costs)
         return tally, costs
@@ -828,14 +836,10 @@ class PrivacyAccount:
         """What a statement has to know of the ledger by charge: releases beside the rounds, and those of rounds with
         several names of noise."""
         tally = self.ledger.tally
-        kinds, kind_of = tally.names.kinds, self._beside.kind_of
+        kind_of = tally.kind
         names: dict[int, int] = {}
         several = {round for round, _, _, noise, _ in tally.entries() if names.setdefault(round, noise) != noise}
-        return [
-            tally.charge(entry)
-            for entry in tally.entries()
-            if entry.round in several or kind_of(entry.round, kinds[entry.kind][0]) is not None
-        ]
+        return [tally.charge(entry) for entry in tally.entries() if entry.round in several or kind_of(entry) != "round"]
 
     def _check_planned(self, charges: Iterable[Charge]) -> None:
         """Raise PluginError if silos released other than the budget was checked for.
@@ -848,7 +852,7 @@ class PrivacyAccount:
                 place = charge.round, self._num_records[charge.silo]
                 cost = self.costs.get(charge.round)
                 plan = self._counts(charge.silo, cost) if cost is not None else {}
-            if cost is not None and charge.count > plan.get(charge.release, 0) and self._beside.kind(charge) is None:
+            if cost is not None and charge.kind == "round" and charge.count > plan.get(charge.release, 0):
                 levels = ", ".join(f"{count} of noise_multiplier {noise:g}" for noise, count in cost.levels)
                 raise PluginError(
                     f"silo {charge.silo} made {charge.count} releases of noise_multiplier "
@@ -866,8 +870,9 @@ class PrivacyAccount:
 
     def _note(self, charges: Iterable[Charge]) -> None:
         for charge in charges:
-            kind = self._beside.kind(charge)
-            if kind is not None:
+            kind = charge.kind
+            assert kind is not None  # see `settle`
+            if kind != "round":
                 self._made[kind][charge.silo, charge.round].add(charge.noise_id)
                 self._priors.clear()
                 noise = charge.release.noise_multiplier

@@ -609,7 +609,7 @@ def _account_of(job: _Job, ledgers: Ledgers, found: Checkpoint | None) -> Privac
     scored = {at for at, _ in _read_scores(found)}
 
     def repeats(charge: Charge) -> bool:
-        if job.parts.beside.kind(charge) == "score" and charge.round in scored:
+        if charge.kind == "score" and charge.round in scored:
             return False
         return charge.noise_id == NOT_RUN or (
             is_of(charge.noise_id, f"{job.bits}{job.records}", ledgers.attempt) and charge.round >= rounds

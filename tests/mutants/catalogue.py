@@ -2693,9 +2693,17 @@ STOPPING = (
         "own-models-uncharged",
         "silos' own models are charged nothing",
         "training/host.py",
-        "        return oracle.charges()",
+        '        return [replace(charge, kind="personalise") for charge in oracle.charges()]',
         "        return []",
         ("tests/cli/test_early_stopping.py::test_a_budget_leaves_what_the_last_release_costs",),
+    ),
+    Mutant(
+        "old-charges-taken-for-rounds",
+        "in a ledger of an earlier version, scores and silos' own models count as rounds",
+        "privacy/tally.py",
+        "kind = guess(round_, self.names.kinds[number][0]) if known is None else known",
+        'kind = "round" if known is None else known',
+        (ACCOUNT + "::test_a_ledger_of_an_earlier_version_which_does_not_say_what_charges_were_for",),
     ),
     Mutant(
         "own-models-unplanned",

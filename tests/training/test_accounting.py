@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
+from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +29,7 @@ from dpfl_plugin.training.planning import CERTAIN, Participation, draw_participa
 from dpfl_plugin.training.session import _in_runs, read_costs
 
 SIGMA, RATE, RECORDS = 8.0, 0.5, 20
+OLD_LEDGER = Path(__file__).with_name("ledger_without_kinds.jsonl")  # as earlier versions wrote it
 DRAWN = Participation("without_replacement", 0.5)
 PLAN = RoundPlan(local_steps=2, local_lr=0.1, num_gradients=2, participants=(0, 1))
 
@@ -481,6 +485,53 @@ def test_draws_with_replacement_stay_so_where_their_probability_is_that_of_draws
         (1.0, certain),
     ):  # as earlier versions wrote them
         assert read_costs({"costs": [[0, 2, *rows[0][2:4], number, None]]}, setting) == dict.fromkeys(range(3), cost)
+
+
+def with_more_than_rounds(ledger: Ledger) -> PrivacyAccount:
+    """Four rounds on .9 of the records, scores after every second on the rest, and models of silos' own."""
+    config = Config(
+        algorithm={"name": "fedavg"},
+        privacy={"clip_norm": 1, "noise_multiplier": SIGMA, "record_rate": RATE, "epsilon": 9.0},
+        rounds=4,
+        early_stopping={"every": 2, "noise_multiplier": 20.0},
+        personalise={"local_steps": 3, "local_lr": 0.1},
+    )
+    return account(config=config, ledger=ledger)
+
+
+def test_a_ledger_of_an_earlier_version_which_does_not_say_what_charges_were_for(tmp_path: Path) -> None:
+    """The run's plan tells it, once; the run goes on with lines that say it, and charges nothing twice."""
+    path = tmp_path / "ledger.jsonl"
+    shutil.copy(OLD_LEDGER, path)
+    unread = Ledger.open(path, append=False)
+    assert {charge.kind for charge in unread} == {None}
+    ledger = Ledger.open(path)
+    one = with_more_than_rounds(ledger)
+    assert Counter(charge.kind for charge in ledger) == {"round": 8, "score": 4, "personalise": 2}
+    assert [row["rounds"] for row in one.per_silo()] == [4, 4]
+    assert one.was_released("score", 1, 3, "run.0") and one.was_released("personalise", 0, 4, "run.0")
+    before = ledger.head
+    one.append(list(ledger))
+    assert ledger.head == before  # the same releases
+    one.append([replace(charge, noise_id="run.1") for charge in ledger if charge.kind == "personalise"])
+    ledger.close()
+    kinds = Counter(charge.kind for charge in Ledger.open(path, append=False))
+    assert kinds == {None: 14, "personalise": 2}
+    again = with_more_than_rounds(Ledger.open(path, append=False))
+    assert again.views() == one.views() != with_more_than_rounds(unread).views()
+
+
+def test_what_a_charge_was_for_is_not_guessed() -> None:
+    """Neither by the records that it read, nor by its round."""
+    one = with_more_than_rounds(Ledger())
+    (score, _), (own, _) = (one.beside.planned(kind, one.rules, RECORDS) for kind in ("score", "personalise"))
+    made = [(1, score, "score"), (3, own, "round"), (9, own, "round"), (2, own, "personalise")]
+    for round, of, kind in made:
+        one.append([Charge(round=round, silo=0, release=of.release, count=1, share=of.share, noise_id="x", kind=kind)])
+    found = {charge.round: charge.kind for charge in one.ledger}
+    assert found == {1: "score", 3: "round", 9: "round", 2: "personalise"}
+    assert one.was_released("score", 0, 1, "x") and one.was_released("personalise", 0, 2, "x")
+    assert one.per_silo()[0]["rounds"] == 2
 
 
 def test_with_replacement_a_round_may_be_of_one_silo() -> None:
