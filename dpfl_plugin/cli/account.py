@@ -264,7 +264,7 @@ def _of_folder(folder: Path) -> list[Row]:
         return _by_all_accountants(lambda accountant: [_realised(config, ledger, accountant)])
     setting = make_setting(config, num_records)
     rules = privacy_rules(config, ledger.facts["noise_multiplier"])
-    costs = read_costs(facts)
+    costs = read_costs(facts, setting)
     own: Accountant = build_plugin("accountants", config.privacy.accountant, where="privacy.accountant")
     algorithm = build_plugin("algorithms", config.algorithm, where="algorithm")
 
@@ -326,7 +326,7 @@ def _of_config(config: Config, base: Path) -> list[Row]:
     where = "all of them" if cap is None or cap >= len(costs) else f"{cap} of them, the cap"
     drawn = f"each with probability {setting.num_participants}/{setting.num_silos}"
     likeliest = max(cost.probability for cost in costs.values())
-    if likeliest not in (setting.num_participants / setting.num_silos, 1):
+    if any(cost.participation.law == "with_replacement" for cost in costs.values()):
         drawn = f"each with probability {likeliest:.4g} at most, by its weight"
     if likeliest < 1 and not rules.secure:
         drawn += f"; {FROM_THE_SEED}"
@@ -372,7 +372,12 @@ def _recipe(
     if not fixed or not rules.noise_multiplier or len(kinds) != 1:
         return []
     (kind,) = kinds
-    if kind.share != (0.0, 1.0) or kind.probability != share or rules.varies:
+    if (
+        kind.share != (0.0, 1.0)
+        or kind.probability != share
+        or kind.participation.law == "with_replacement"
+        or rules.varies
+    ):
         return []
     epsilon = max(
         noble_third_party_epsilon(

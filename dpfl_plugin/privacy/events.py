@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Final, Literal, get_args
 
 Sampler = Literal["fixed", "poisson", "full"]
 Neighbouring = Literal["replace_one", "add_or_remove"]
 Unit = Literal["record", "silo"]
+ChargeKind = Literal["round", "score", "personalise"]
+CHARGE_KINDS: Final[tuple[ChargeKind, ...]] = get_args(ChargeKind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +44,8 @@ class Charge:
         count: how many releases of it.
         share: the part [first, last) of the silo's records that they read; disjoint parts compose in parallel.
         noise_id: names the random bits. The same bits released again are the same release: charged once.
+        kind: what it was for: a round of the algorithm, a validation score, or a silo's own model. None in ledgers of
+            versions that did not say, until `Tally.settle`. It is no part of what tells releases apart.
     """
 
     round: int
@@ -50,6 +54,7 @@ class Charge:
     count: int
     share: tuple[float, float] = (0.0, 1.0)
     noise_id: str
+    kind: ChargeKind | None = field(default="round", compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

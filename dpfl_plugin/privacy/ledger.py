@@ -25,7 +25,7 @@ from typing import Any, BinaryIO, Final
 
 from dpfl_plugin.access import Access, opener
 from dpfl_plugin.errors import MAKE_ROOM, LedgerError, is_full
-from dpfl_plugin.privacy.events import Charge, SampledGaussian
+from dpfl_plugin.privacy.events import CHARGE_KINDS, Charge, ChargeKind, SampledGaussian
 from dpfl_plugin.privacy.tally import Key, Tally, noise_of, packed
 
 SCHEMA: Final = 1
@@ -133,8 +133,9 @@ class Ledger:
             LedgerError: a charge makes no sense (then none is added), or the file cannot be written.
         """
         self._require_usable()
-        groups: dict[tuple[int, int, int], tuple[Charge, dict[str, set[int]]]] = {}
+        groups: dict[tuple[int, int, int, ChargeKind | None], tuple[Charge, dict[str, set[int]]]] = {}
         new: dict[Key, int] = {}
+        kinds: dict[Key, ChargeKind | None] = {}
         names, checked = self.tally.names, None
         for charge in charges:
             _check_charge(charge, checked)
@@ -143,8 +144,8 @@ class Ledger:
             key = packed(charge.round, charge.silo, kind, names.noise(charge.noise_id))
             if max(self.tally.count(key), new.get(key, 0)) >= charge.count:
                 continue
-            new[key] = charge.count
-            group = groups.setdefault((charge.round, kind, charge.count), (charge, {}))[1]
+            new[key], kinds[key] = charge.count, charge.kind
+            group = groups.setdefault((charge.round, kind, charge.count, charge.kind), (charge, {}))[1]
             group.setdefault(charge.noise_id, set()).add(charge.silo)
         for first, silos in groups.values():
             named: dict[tuple[int, ...], list[str]] = {}
@@ -153,7 +154,8 @@ class Ledger:
             noise = [[ranges, ids] for ranges, ids in ((_to_ranges(m), sorted(i)) for m, i in named.items())]
             release = first.release
             self._write(
-                {
+                ({} if first.kind is None else {"kind": first.kind})
+                | {
                     "round": first.round,
                     "share": list(first.share),
                     "release": {
@@ -168,7 +170,7 @@ class Ledger:
                 }
             )
         for key, count in new.items():
-            self.tally.know(key, count)
+            self.tally.know(key, count, kinds[key])
             self._name(noise_of(key))
 
     def begin_run(self, facts: Mapping[str, Any]) -> None:
@@ -341,12 +343,14 @@ class Ledger:
         elif "run" in content:
             self._begin_run({"noise": content["run"]["noise"], **content["run"]})
         else:
-            kind = self._kind(content)
+            kind, of_kind = self._kind(content), content.get("kind")  # earlier versions did not write it
+            if of_kind is not None and of_kind not in CHARGE_KINDS:
+                raise ValueError(f"kind {of_kind!r} is none of {', '.join(CHARGE_KINDS)}")
             for ranges, noise_ids in content["silos"]:
                 named = [self.tally.names.noise(noise_id) for noise_id in noise_ids]
                 for silo in _from_ranges(ranges):
                     for noise in named:
-                        self.tally.know(packed(content["round"], silo, kind, noise), content["count"])
+                        self.tally.know(packed(content["round"], silo, kind, noise), content["count"], of_kind)
                         self._name(noise)
 
     def _kind(self, content: dict[str, Any]) -> int:
@@ -384,8 +388,12 @@ def _check_charge(charge: Charge, sound: Charge | None) -> None:
     number, silo, count = charge.round, charge.silo, charge.count
     integers = type(number) is type(silo) is type(count) is int and number >= 0 and silo >= 0 and count >= 1
     alike = sound is not None and charge.release is sound.release and charge.share is sound.share
-    if not (integers and (alike or _makes_sense(charge)) and charge.noise_id):
-        raise LedgerError(f"{charge} makes no sense: numbers must be finite, and a share a part of [0, 1).")
+    of_kind = charge.kind is None or charge.kind in CHARGE_KINDS
+    if not (integers and (alike or _makes_sense(charge)) and charge.noise_id and of_kind):
+        raise LedgerError(
+            f"{charge} makes no sense: numbers must be finite, a share a part of [0, 1), and kind one of "
+            f"{', '.join(CHARGE_KINDS)}."
+        )
 
 
 def _makes_sense(charge: Charge) -> bool:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
-from dpfl_plugin.privacy.events import Charge, SampledGaussian
+from dpfl_plugin.privacy.events import Charge, ChargeKind, SampledGaussian
 
 Share = tuple[float, float]
 Kind = tuple[Share, SampledGaussian]
@@ -98,19 +98,54 @@ class Tally:
     def __init__(self, charges: Iterable[Charge] = ()) -> None:
         self.names = Names()
         self._counts: dict[Key, int] = {}
+        self._others: dict[Key, ChargeKind | None] = {}  # of all but charges of rounds, which most are
         for charge in charges:
-            self.know(self.key(charge), charge.count)
+            self.know(self.key(charge), charge.count, charge.kind)
 
     def key(self, charge: Charge) -> Key:
         """What the same releases have in common, and no others."""
         names = self.names
         return packed(charge.round, charge.silo, names.kind(charge.share, charge.release), names.noise(charge.noise_id))
 
-    def know(self, key: Key, count: int) -> int:
-        """Count it once, with its largest count; returns by how much that grew."""
+    def know(self, key: Key, count: int, kind: ChargeKind | None = "round") -> int:
+        """Count it once, with its largest count; returns by how much that grew.
+
+        Args:
+            kind: what it was for; None where that is not said.
+        """
         known = self._counts.get(key, 0)
+        if kind != "round":
+            if known == 0 or kind is not None:
+                self._others[key] = kind
+        elif self._others and self._others.get(key, kind) is None:
+            del self._others[key]
         self._counts[key] = max(known, count)
         return self._counts[key] - known
+
+    def kind(self, entry: Entry) -> ChargeKind | None:
+        """What a charge was for; None if it is from a ledger that does not say, and was not settled."""
+        if not self._others:
+            return "round"
+        return self._others.get(packed(entry.round, entry.silo, entry.kind, entry.noise), "round")
+
+    @property
+    def only_rounds(self) -> bool:
+        """Whether nothing was charged but rounds."""
+        return not self._others
+
+    def settle(self, guess: Callable[[int, Share], ChargeKind]) -> None:
+        """Say what charges were for that come from a ledger which does not say it.
+
+        Args:
+            guess: (round, share) -> the kind of such a charge.
+        """
+        settled: dict[Key, ChargeKind | None] = {}
+        for key, known in self._others.items():
+            round_, _, number, _ = _unpacked(key)
+            kind = guess(round_, self.names.kinds[number][0]) if known is None else known
+            if kind != "round":
+                settled[key] = kind
+        self._others = settled
 
     def count(self, key: Key) -> int:
         """The largest count so far; 0 if there is none."""
@@ -135,6 +170,7 @@ class Tally:
             count=entry.releases,
             share=share,
             noise_id=self.names.noise_id(entry.noise),
+            kind=self.kind(entry),
         )
 
     def only(self, keep: Callable[[Entry], bool]) -> Tally:
@@ -142,12 +178,13 @@ class Tally:
         chosen = self.copy()
         kept = zip(self._counts.items(), self.entries(), strict=True)
         chosen._counts = {key: n for (key, n), entry in kept if keep(entry)}
+        chosen._others = {key: kind for key, kind in chosen._others.items() if key in chosen._counts}
         return chosen
 
     def copy(self) -> Tally:
         """One that may grow by itself."""
         other = Tally()
-        other.names, other._counts = self.names, self._counts.copy()
+        other.names, other._counts, other._others = self.names, self._counts.copy(), self._others.copy()
         return other
 
     def totals(self) -> dict[tuple[int, int], int]:

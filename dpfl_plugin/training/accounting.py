@@ -18,7 +18,7 @@ from dpfl_plugin.errors import ConfigError, PluginError
 from dpfl_plugin.privacy.accountants import MOST_LEVELS, Accountant, rounded_down, wavers
 from dpfl_plugin.privacy.budget import Budget
 from dpfl_plugin.privacy.calibration import max_rounds, most, worst_epsilon
-from dpfl_plugin.privacy.events import Charge, SampledGaussian, Term
+from dpfl_plugin.privacy.events import Charge, ChargeKind, SampledGaussian, Term
 from dpfl_plugin.privacy.headroom import Headroom, Stretch
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.pld import normalise
@@ -43,7 +43,7 @@ from dpfl_plugin.privacy.views import (
     worst_case_view,
 )
 from dpfl_plugin.training.beside import NOT_RUN, Beside, Kind, beside
-from dpfl_plugin.training.planning import WITH_REPLACEMENT, drawn_silos, participation_probability
+from dpfl_plugin.training.planning import CERTAIN, WITH_REPLACEMENT, Participation, drawn_silos, participation
 
 Made = TypeVar("Made")
 
@@ -71,14 +71,19 @@ class RoundCost:
     Attributes:
         levels: (noise multiplier, number of releases that are charged with it).
         share: of the silo's records that they read.
-        probability: that a given silo takes part.
+        participation: how probably a given silo takes part, and by which law.
         most: releases of the longest round that may be drawn, where rounds differ in that; else None.
     """
 
     levels: tuple[tuple[float, int], ...]
     share: tuple[float, float]
-    probability: float
+    participation: Participation = CERTAIN
     most: int | None = None
+
+    @property
+    def probability(self) -> float:
+        """That a given silo takes part."""
+        return self.participation.probability
 
     @property
     def num_releases(self) -> int:
@@ -166,6 +171,7 @@ class PrivacyAccount:
             self._budget = Budget(config.privacy.epsilon, config.privacy.delta, budget_accountant or accountant)
         self.ledger, self.shared, self._earlier = ledger, shared, prior
         # Beside the rounds: (silo, round) -> names of noise, of each kind of release.
+        ledger.tally.settle(self._beside.guessed_kind)
         self._made: dict[Kind, defaultdict[tuple[int, int], set[str]]]
         self._made = {kind: defaultdict(set) for kind in self._beside.kinds}
         self._priors: dict[tuple[bool, tuple[Kind, int, str] | None], Prior] = {}  # until the next of them
@@ -181,10 +187,10 @@ class PrivacyAccount:
         self._length = next(alike, None)  # releases of every drawn round, if they do not differ in that
         # For a statement alone, what only decisions go by is not worked out: it would take more than the ledger.
         final = self._to_state() if stating else [charge for charge in ledger if not repeats(charge)]
-        self._awaited: defaultdict[tuple[int, Kind | None], list[Charge]] = defaultdict(list)
+        self._awaited: defaultdict[tuple[int, ChargeKind | None], list[Charge]] = defaultdict(list)
         for charge in () if stating else ledger:
             if repeats(charge) and charge.noise_id != NOT_RUN:
-                self._awaited[charge.round, self._beside.kind(charge)].append(charge)
+                self._awaited[charge.round, charge.kind].append(charge)
         in_rounds = [] if stating else self._in_rounds(final)
         self._spending = Spending(in_rounds)
         # With a schedule every round is of a kind of its own, of which nothing is worth remembering.
@@ -228,7 +234,7 @@ class PrivacyAccount:
         if not self._awaited:
             return []
         made, found = {charge.noise_id for charge in charges}, list[Charge]()
-        for place in sorted({(charge.round, self._beside.kind(charge)) for charge in charges}, key=repr):
+        for place in sorted({(charge.round, charge.kind) for charge in charges}, key=repr):
             found += [old for old in self._awaited.pop(place, ()) if old.noise_id not in made]
         for round in sorted({charge.round for charge in found}):
             self.ledger.note(RELEASED_BESIDES.format(round + 1))
@@ -496,7 +502,7 @@ class PrivacyAccount:
                 )
                 for kind, silo in self._kinds.items()
             }
-        if participation_probability(plan, self._setting) == 1:
+        if participation(plan, self._setting) == CERTAIN:
             return min(limit, *each.values())
         if min(each.values()) >= limit:
             return limit
@@ -516,7 +522,7 @@ class PrivacyAccount:
     def _expected_of_draws(self, plan: RoundPlan, limit: int) -> int:
         """How many rounds like ``plan`` fit, where they differ in their noise; by the silo that is drawn most."""
         assert self._budget is not None
-        sampled = participation_probability(plan, self._setting) < 1
+        sampled = participation(plan, self._setting) != CERTAIN
         always = most(lambda rounds: self._fit(0, plan, rounds), limit)
         if not sampled or self._privacy.budget_view == "third_party":
             return always
@@ -602,14 +608,22 @@ class PrivacyAccount:
         one, _ = self._beside.planned("score", self._rules, 1)
         self.append(
             [
-                Charge(round=t, silo=silo, release=one.release, count=1, share=one.share, noise_id=NOT_RUN)
+                Charge(
+                    round=t,
+                    silo=silo,
+                    release=one.release,
+                    count=1,
+                    share=one.share,
+                    noise_id=NOT_RUN,
+                    kind="score",
+                )
                 for t in rounds
                 for silo in range(len(self._num_records))
             ]
         )
 
     def _in_rounds(self, charges: Iterable[Charge]) -> list[Charge]:
-        return [charge for charge in charges if self._beside.kind(charge) is None]
+        return [charge for charge in charges if charge.kind == "round"]
 
     def _prior(self, *, ahead: bool, following: tuple[Kind, int, str] | None = None) -> Prior:
         """What silos released beside the rounds; with ``ahead``, and will have by the end.
@@ -718,8 +732,8 @@ class PrivacyAccount:
         ):
             return None
         S, M = self._setting.num_participants, self._setting.num_silos
-        if any(cost.probability not in (S / M, 1) for cost in self.costs.values()):
-            return None  # drawn with replacement: nothing is proven for that
+        if any(cost.participation.law == "with_replacement" for cost in self.costs.values()):
+            return None  # nothing is proven for that
         rounds = {round: (M if cost.probability == 1 else S, M) for round, cost in self.costs.items()}
         seen: defaultdict[int, set[int]] = defaultdict(set)
         for charge in self.ledger:
@@ -812,9 +826,8 @@ class PrivacyAccount:
     def _charged(self) -> tuple[Tally, dict[int, RoundCost]]:
         """The charges of rounds, and what rounds cost: of a run that was killed, only the ledger may know the last."""
         tally = self.ledger.tally
-        kinds, kind_of = tally.names.kinds, self._beside.kind_of
-        if any(kind_of(entry.round, kinds[entry.kind][0]) is not None for entry in tally.entries()):
-            tally = tally.only(lambda entry: kind_of(entry.round, kinds[entry.kind][0]) is None)
+        if not tally.only_rounds:
+            tally = tally.only(lambda entry: self.ledger.tally.kind(entry) == "round")
         costs = _rounds_in(tally)
         costs.update(self.costs)
         return tally, costs
@@ -823,14 +836,10 @@ class PrivacyAccount:
         """What a statement has to know of the ledger by charge: releases beside the rounds, and those of rounds with
         several names of noise."""
         tally = self.ledger.tally
-        kinds, kind_of = tally.names.kinds, self._beside.kind_of
+        kind_of = tally.kind
         names: dict[int, int] = {}
         several = {round for round, _, _, noise, _ in tally.entries() if names.setdefault(round, noise) != noise}
-        return [
-            tally.charge(entry)
-            for entry in tally.entries()
-            if entry.round in several or kind_of(entry.round, kinds[entry.kind][0]) is not None
-        ]
+        return [tally.charge(entry) for entry in tally.entries() if entry.round in several or kind_of(entry) != "round"]
 
     def _check_planned(self, charges: Iterable[Charge]) -> None:
         """Raise PluginError if silos released other than the budget was checked for.
@@ -843,7 +852,7 @@ class PrivacyAccount:
                 place = charge.round, self._num_records[charge.silo]
                 cost = self.costs.get(charge.round)
                 plan = self._counts(charge.silo, cost) if cost is not None else {}
-            if cost is not None and charge.count > plan.get(charge.release, 0) and self._beside.kind(charge) is None:
+            if cost is not None and charge.kind == "round" and charge.count > plan.get(charge.release, 0):
                 levels = ", ".join(f"{count} of noise_multiplier {noise:g}" for noise, count in cost.levels)
                 raise PluginError(
                     f"silo {charge.silo} made {charge.count} releases of noise_multiplier "
@@ -861,8 +870,9 @@ class PrivacyAccount:
 
     def _note(self, charges: Iterable[Charge]) -> None:
         for charge in charges:
-            kind = self._beside.kind(charge)
-            if kind is not None:
+            kind = charge.kind
+            assert kind is not None  # see `settle`
+            if kind != "round":
                 self._made[kind][charge.silo, charge.round].add(charge.noise_id)
                 self._priors.clear()
                 noise = charge.release.noise_multiplier
@@ -925,9 +935,9 @@ class PrivacyAccount:
             self._check_length(plan.num_gradients, most, "at most the most_gradients of its round plan")
         # Of a round that makes different releases, or none, no mixture is proven: it counts as certain. So does one
         # whose number of releases and noise may both be other ones by earlier draws.
-        probability = participation_probability(plan, self._setting)
+        by = participation(plan, self._setting)
         certain = self._certain or len(levels) > 1 or (self._rules.varies and most is not None)
-        return RoundCost(levels, plan.share, 1.0 if certain else probability, most)
+        return RoundCost(levels, plan.share, CERTAIN if certain else by, most)
 
     def _check_length(self, num_gradients: int, wanted: int, what: str) -> None:
         if num_gradients != wanted:
@@ -1103,8 +1113,8 @@ class PrivacyAccount:
         limit = self._config_rounds or MOST_ROUNDS
         counts = {self._num_records[silo]: silo for silo in self._silos()}
         most = {n: self._most_rounds(silo, cost, self._budget.epsilon, limit) for n, silo in counts.items()}
-        S, M = self._setting.num_participants, self._setting.num_silos
-        fewest = S if cost.probability == S / M else 1  # in a round; with replacement one silo may be all who are drawn
+        # In a round; with replacement one silo may be all who are drawn.
+        fewest = 1 if cost.participation.law == "with_replacement" else self._setting.num_participants
         return min(limit, sum(most[count] for count in self._num_records) // fewest)
 
     def _silos(self) -> list[int]:
@@ -1151,7 +1161,7 @@ def _drawn(costs: Mapping[int, RoundCost], prior: Prior) -> Mapping[int, RoundCo
 
 
 def _made_certain(costs: Mapping[int, RoundCost]) -> dict[int, RoundCost]:
-    return {round: replace(cost, probability=1.0) for round, cost in costs.items()}
+    return {round: replace(cost, participation=CERTAIN) for round, cost in costs.items()}
 
 
 def _rounds_in(charges: Iterable[Charge]) -> dict[int, RoundCost]:
@@ -1183,7 +1193,7 @@ def _with(costs: tuple[RoundCost, ...], share: tuple[float, float], noise: float
     levels = {cost.share: dict(cost.levels) for cost in costs}
     of_share = levels.setdefault(share, {})
     of_share[noise] = max(of_share.get(noise, 0), count)
-    return tuple(RoundCost(tuple(of.items()), share, 1.0) for share, of in levels.items())
+    return tuple(RoundCost(tuple(of.items()), share) for share, of in levels.items())
 
 
 def earlier_runs(prior: Prior) -> str:

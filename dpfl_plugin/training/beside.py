@@ -16,7 +16,7 @@ from dpfl_plugin.data.names import called
 from dpfl_plugin.errors import ConfigError, UnsupportedError
 from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.calibration import least_noise
-from dpfl_plugin.privacy.events import Charge, SampledGaussian, Term
+from dpfl_plugin.privacy.events import ChargeKind, SampledGaussian, Term
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.scores import Scores
 from dpfl_plugin.privacy.views import Planned
@@ -52,15 +52,11 @@ class Beside:
         """The part of each silo's records that gradients may read."""
         return WHOLE if self.scores is None else self.scores.training
 
-    def kind(self, charge: Charge) -> Kind | None:
-        """What a charge was for; None for a round of the algorithm."""
-        return self.kind_of(charge.round, charge.share)
-
-    def kind_of(self, round: int, share: Share) -> Kind | None:
-        """What a charge in a round for a share was for."""
+    def guessed_kind(self, round: int, share: Share) -> ChargeKind:
+        """What a charge was for, of a ledger of an earlier version, whose lines do not say it."""
         if self.scores is not None and share == self.scores.share:
             return "score"
-        return "personalise" if round >= self.last else None
+        return "personalise" if self.local_steps and round >= self.last else "round"
 
     def planned(self, kind: Kind, rules: PrivacyRules, num_records: int) -> tuple[Planned, int]:
         """(one charge, how many of them) at a silo."""

@@ -217,7 +217,15 @@ class SiloHost:
             values.append(self._scores.noisy(_correct(evaluator, records), rng) / len(records))
             release = self._scores.release(self._rules.neighbouring)
             charges.append(
-                Charge(round=draw.round, silo=silo, release=release, count=1, share=share, noise_id=draw.noise_id)
+                Charge(
+                    round=draw.round,
+                    silo=silo,
+                    release=release,
+                    count=1,
+                    share=share,
+                    noise_id=draw.noise_id,
+                    kind="score",
+                )
             )
         self.clock.lap("evaluation")
         return {"score": torch.tensor(values, dtype=torch.float64).unsqueeze(1)}, charges
@@ -230,7 +238,7 @@ class SiloHost:
         for _ in range(plan.local_steps):
             y = y - plan.local_lr * oracle.gradient(y)
         self._personal.update(zip(ids, y, strict=True))
-        return oracle.charges()
+        return [replace(charge, kind="personalise") for charge in oracle.charges()]
 
     def _at(self, model: Tensor) -> Callable[[Tensor], Tensor]:
         """The module with ``model`` (d,) as its parameters, until it is asked for with the next."""

@@ -25,6 +25,23 @@ from dpfl_plugin.errors import ConfigError
 
 WITH_REPLACEMENT: Final = "sampled_with_replacement"
 PARTICIPATIONS: Final = ("all", "sampled", WITH_REPLACEMENT)
+Law = Literal["certain", "without_replacement", "with_replacement"]
+
+
+@dataclass(frozen=True, slots=True)
+class Participation:
+    """How a silo comes to take part in a round: public, and independent of all data.
+
+    Attributes:
+        law: how participants are drawn. What is proven of S distinct silos is not of draws with replacement.
+        probability: that a given silo takes part; of the likeliest, where they differ.
+    """
+
+    law: Law
+    probability: float
+
+
+CERTAIN: Final = Participation("certain", 1.0)
 
 
 def fresh_coins() -> str:
@@ -73,18 +90,26 @@ def drawn_silos(
     return draw_participants(seed, round, setting, eligible, coins)
 
 
+def participation(plan: RoundPlan, setting: Setting) -> Participation:
+    """How a silo comes to take part in such a round; of the likeliest silo, where they differ."""
+    if plan.participation == "all":
+        return CERTAIN
+    law: Law = "with_replacement" if plan.participation == WITH_REPLACEMENT else "without_replacement"
+    probability = participation_probability(plan, setting)
+    return Participation(law, probability) if probability < 1 else CERTAIN
+
+
 def participation_probability(plan: RoundPlan, setting: Setting) -> float:
     """With which a silo takes part in a round, drawn anew for each; of the likeliest, where they differ.
 
-    With replacement 1 - (1 - p_k)^S, and never S/M itself, by which an account knows draws without.
+    With replacement 1 - (1 - p_k)^S.
     """
     S, M = setting.num_participants, setting.num_silos
     if plan.participation == "all":
         return 1.0
     if plan.participation == WITH_REPLACEMENT:
         p = max(setting.weights)
-        probability = -math.expm1(S * math.log1p(-p)) if p < 1 else 1.0
-        return probability if probability != S / M else math.nextafter(probability, 1)
+        return -math.expm1(S * math.log1p(-p)) if p < 1 else 1.0
     return S / M
 
 

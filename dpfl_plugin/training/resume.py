@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 import torch
 
-from dpfl_plugin.algorithms.base import Regrouping
+from dpfl_plugin.algorithms.base import Regrouping, Setting
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.oracle import is_of
 from dpfl_plugin.privacy.events import Charge
@@ -23,6 +24,7 @@ from dpfl_plugin.training.hooks import Hooks
 from dpfl_plugin.training.host import begun
 from dpfl_plugin.training.job import Job, new_account
 from dpfl_plugin.training.ledgers import Ledgers
+from dpfl_plugin.training.planning import CERTAIN, Participation
 from dpfl_plugin.training.stopping import Score
 
 BEST = "early_stopping.best"  # in a checkpoint, beside the server's vectors
@@ -33,7 +35,7 @@ def account_of(job: Job, ledgers: Ledgers, found: Checkpoint | None) -> PrivacyA
     scored = {at for at, _ in _read_scores(found)}
 
     def repeats(charge: Charge) -> bool:
-        if job.parts.beside.kind(charge) == "score" and charge.round in scored:
+        if charge.kind == "score" and charge.round in scored:
             return False
         return charge.noise_id == NOT_RUN or (
             is_of(charge.noise_id, f"{job.bits}{job.records}", ledgers.attempt) and charge.round >= rounds
@@ -45,7 +47,7 @@ def account_of(job: Job, ledgers: Ledgers, found: Checkpoint | None) -> PrivacyA
         job.prior,
         ledgers.own,
         shared=ledgers.shared,
-        costs=read_costs(None if found is None else found.facts),
+        costs=read_costs(None if found is None else found.facts, job.parts.setting),
         repeats=repeats,
         lost=bool(_losses(found)),
         coins=job.coins,
@@ -122,18 +124,30 @@ def _in_runs(costs: Mapping[int, RoundCost]) -> list[list[Any]]:
     return [[first, last, *asdict(cost).values()] for first, last, cost in runs]
 
 
-def read_costs(facts: dict[str, Any] | None) -> dict[int, RoundCost]:
+def read_costs(facts: dict[str, Any] | None, setting: Setting) -> dict[int, RoundCost]:
     """What the rounds that a checkpoint knows cost, from its facts."""
     return {
         round: RoundCost(
             tuple((float(noise), int(count)) for noise, count in levels),
             (float(share[0]), float(share[1])),
-            float(probability),
+            _read_participation(participation, setting),
             most,
         )
-        for first, last, levels, share, probability, most in (facts or {"costs": ()})["costs"]
+        for first, last, levels, share, participation, most in (facts or {"costs": ()})["costs"]
         for round in range(int(first), int(last) + 1)
     }
+
+
+def _read_participation(found: Any, setting: Setting) -> Participation:
+    """As a checkpoint has it; those of earlier versions hold a probability only, of which S/M told the law."""
+    if isinstance(found, dict):
+        return Participation(found["law"], float(found["probability"]))
+    probability, share = float(found), setting.num_participants / setting.num_silos
+    if probability in (1, share):
+        return CERTAIN if probability == 1 else Participation("without_replacement", share)
+    # They moved a probability with replacement by one bit where it would have been S/M.
+    moved = probability == math.nextafter(share, 1)
+    return Participation("with_replacement", share if moved else probability)
 
 
 def _moved(vectors: Vectors, device: torch.device) -> Vectors:

@@ -280,8 +280,9 @@ def test_states_of_a_checkpoint_go_to_their_silos() -> None:
 
 def test_charges_plans_and_draws_come_through_as_they_are() -> None:
     release = SampledGaussian(noise_multiplier=0.1 + 0.2, sampler="fixed", rate=1 / 3, neighbouring="replace_one")
-    charge = Charge(round=3, silo=2, release=release, count=7, share=(0.1, 1 / 3), noise_id="x.0")
-    assert wire.read_charges(wire.decode(wire.encode({"c": wire.charges_header([charge])}))["c"]) == [charge]
+    charge = Charge(round=3, silo=2, release=release, count=7, share=(0.1, 1 / 3), noise_id="x.0", kind="score")
+    (found,) = wire.read_charges(wire.decode(wire.encode({"c": wire.charges_header([charge])}))["c"])
+    assert (found, found.kind) == (charge, "score")
     plan = lab().plan([0, 4])
     header = wire.decode(wire.encode(wire.plan_header(plan, Draw(2**62, 3, 1, "run"))))
     assert wire.read_plan(header) == (plan, Draw(2**62, 3, 1, "run"))

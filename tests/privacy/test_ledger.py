@@ -49,10 +49,14 @@ def test_what_is_appended_is_read_back(tmp_path: Path) -> None:
         charge(1, 3, count=7),
         charge(1, 4, release=replace(RELEASE, rate=1 / 7, noise_multiplier=1e-3)),
         charge(2, 3, noise_id='"\n\\é'),
+        charge(2, 4, kind="score"),
+        charge(2, 5, kind="personalise"),
+        charge(2, 6, kind=None),  # of an older ledger, copied
     ]
     write(path, [charges])
     for ledger in (Ledger.open(path), Ledger.open(path, append=False)):
-        assert set(ledger) == set(charges) and len(ledger) == 5
+        assert set(ledger) == set(charges) and len(ledger) == 8
+        assert sorted((c.silo, c.kind or "") for c in ledger) == sorted((c.silo, c.kind or "") for c in charges)
         assert ledger.facts == {"run": "r1"} and ledger.notes == []
         ledger.close()
 

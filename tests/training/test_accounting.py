@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import math
+import shutil
+from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,9 +25,12 @@ from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.samplers import FixedSize
 from dpfl_plugin.privacy.views import Planned
 from dpfl_plugin.training.accounting import PrivacyAccount, RoundCost
-from dpfl_plugin.training.planning import draw_participants
+from dpfl_plugin.training.planning import CERTAIN, Participation, draw_participants
+from dpfl_plugin.training.session import _in_runs, read_costs
 
 SIGMA, RATE, RECORDS = 8.0, 0.5, 20
+OLD_LEDGER = Path(__file__).with_name("ledger_without_kinds.jsonl")  # as earlier versions wrote it
+DRAWN = Participation("without_replacement", 0.5)
 PLAN = RoundPlan(local_steps=2, local_lr=0.1, num_gradients=2, participants=(0, 1))
 
 
@@ -82,7 +90,7 @@ def test_a_resumed_account_decides_as_the_undisturbed_one(view: str, known: int)
     """The checkpoint knows ``known`` rounds; the ledger all, which are repeated with the same noise."""
     one = account(view)
     rounds = spend(one, range(100))
-    costs = {round: RoundCost(((SIGMA, 2),), (0.0, 1.0), 1.0) for round in range(known)}
+    costs = {round: RoundCost(((SIGMA, 2),), (0.0, 1.0)) for round in range(known)}
     again = account(view, ledger=one.ledger, costs=costs, repeats=lambda charge: charge.round >= known)
     assert again.views()["server"] == one.views()["server"]  # nothing is forgotten, wherever it ends
     before = len(one.ledger)
@@ -94,7 +102,7 @@ def test_a_resumed_account_decides_as_the_undisturbed_one(view: str, known: int)
 def test_fresh_noise_counts_again(view: str) -> None:
     one = account(view)
     rounds = spend(one, range(100))
-    costs = {round: RoundCost(((SIGMA, 2),), (0.0, 1.0), 1.0) for round in range(2)}
+    costs = {round: RoundCost(((SIGMA, 2),), (0.0, 1.0)) for round in range(2)}
     short = account(view, ledger=Ledger(), epsilon=None)
     spend(short, range(rounds - 2))
     resumed = account(view, ledger=short.ledger, costs=costs)
@@ -142,7 +150,7 @@ def test_what_was_spent_so_far_on_the_way() -> None:
     for round in range(6):
         spend(one, range(round, round + 1))
         said.append(one.so_far())
-    costs = {round: RoundCost(((SIGMA, 2),), (0.0, 1.0), 1.0) for round in range(3)}
+    costs = {round: RoundCost(((SIGMA, 2),), (0.0, 1.0)) for round in range(3)}
     again = account(epsilon=None, ledger=one.ledger, costs=costs, repeats=lambda charge: charge.round >= 3)
     for round in range(3, 6):
         spend(again, range(round, round + 1))
@@ -374,7 +382,9 @@ def test_an_outsider_is_promised_no_noise_of_silos_that_sent_nothing() -> None:
 def test_noise_solved_for_what_drawn_silos_left_gives_no_mixture() -> None:
     """Who was drawn then decided the noise of now, and one seed draws the same silos in both runs."""
     release = account().charges(0, PLAN)[0].release
-    costs = {round: RoundCost(((SIGMA, 2),), (0.0, 1.0), 0.5) for round in range(8)}
+    costs = {
+        round: RoundCost(((SIGMA, 2),), (0.0, 1.0), Participation("without_replacement", 0.5)) for round in range(8)
+    }
     for drawn in (True, False):
         prior = Prior(realised={0: (Planned(release, 4),)}, drawn=drawn, runs=({},))
         solved = Config(
@@ -397,7 +407,10 @@ def test_a_third_partys_budget_after_draws_decided_a_length_gives_no_mixture() -
 
 def test_other_draws_may_have_made_more_of_the_cheap_rounds() -> None:
     """A dear round comes first; what any draws allow is counted in rounds of the cheap kind."""
-    dear, cheap = RoundCost(((SIGMA, 9),), (0.0, 1.0), 1.0), RoundCost(((SIGMA, 2),), (0.0, 1.0), 0.5)
+    dear, cheap = (
+        RoundCost(((SIGMA, 9),), (0.0, 1.0)),
+        RoundCost(((SIGMA, 2),), (0.0, 1.0), Participation("without_replacement", 0.5)),
+    )
     one = account(num_participants=1, costs={0: dear, 1: cheap}, epsilon=2.5)
     release = one.charges(0, PLAN)[0].release
     limit = 2 * account(epsilon=2.5).expected_rounds(PLAN, 100)  # each of two silos
@@ -450,6 +463,75 @@ def test_with_replacement_a_third_party_gets_the_mixture_of_the_likeliest_silo()
     assert stated["third_party"]["epsilon"] == pytest.approx(PLD().epsilon([mixture], 1e-5), rel=1e-12)
     assert stated["third_party"]["epsilon"] < stated["server"]["worst_case_epsilon"]
     assert one.outsider() is None
+
+
+def test_draws_with_replacement_stay_so_where_their_probability_is_that_of_draws_without() -> None:
+    """One draw of two equal silos: no outsider's epsilon, and nothing of it is lost in a checkpoint."""
+    one = with_replacement((0.5,) * 2, 1)
+    for round in range(3):
+        one.begin_round(round, WITH_REPLACEMENT)
+    one.append(one.charges(0, replace(WITH_REPLACEMENT, participants=(1,))))
+    assert one.costs[0].probability == 0.5 and one.outsider() is None
+    setting = Setting(num_silos=2, num_participants=1, silo_rate=0.5, record_rate=None, weights=(0.5,) * 2)
+    rows = json.loads(json.dumps(_in_runs(one.costs)))
+    assert read_costs({"costs": rows}, setting) == one.costs
+    without = replace(one.costs[0], participation=Participation("without_replacement", 0.5))
+    certain = replace(one.costs[0], participation=CERTAIN)
+    likelier = replace(one.costs[0], participation=Participation("with_replacement", 0.7))
+    for number, cost in (
+        (0.5, without),
+        (math.nextafter(0.5, 1), one.costs[0]),
+        (0.7, likelier),
+        (1.0, certain),
+    ):  # as earlier versions wrote them
+        assert read_costs({"costs": [[0, 2, *rows[0][2:4], number, None]]}, setting) == dict.fromkeys(range(3), cost)
+
+
+def with_more_than_rounds(ledger: Ledger) -> PrivacyAccount:
+    """Four rounds on .9 of the records, scores after every second on the rest, and models of silos' own."""
+    config = Config(
+        algorithm={"name": "fedavg"},
+        privacy={"clip_norm": 1, "noise_multiplier": SIGMA, "record_rate": RATE, "epsilon": 9.0},
+        rounds=4,
+        early_stopping={"every": 2, "noise_multiplier": 20.0},
+        personalise={"local_steps": 3, "local_lr": 0.1},
+    )
+    return account(config=config, ledger=ledger)
+
+
+def test_a_ledger_of_an_earlier_version_which_does_not_say_what_charges_were_for(tmp_path: Path) -> None:
+    """The run's plan tells it, once; the run goes on with lines that say it, and charges nothing twice."""
+    path = tmp_path / "ledger.jsonl"
+    shutil.copy(OLD_LEDGER, path)
+    unread = Ledger.open(path, append=False)
+    assert {charge.kind for charge in unread} == {None}
+    ledger = Ledger.open(path)
+    one = with_more_than_rounds(ledger)
+    assert Counter(charge.kind for charge in ledger) == {"round": 8, "score": 4, "personalise": 2}
+    assert [row["rounds"] for row in one.per_silo()] == [4, 4]
+    assert one.was_released("score", 1, 3, "run.0") and one.was_released("personalise", 0, 4, "run.0")
+    before = ledger.head
+    one.append(list(ledger))
+    assert ledger.head == before  # the same releases
+    one.append([replace(charge, noise_id="run.1") for charge in ledger if charge.kind == "personalise"])
+    ledger.close()
+    kinds = Counter(charge.kind for charge in Ledger.open(path, append=False))
+    assert kinds == {None: 14, "personalise": 2}
+    again = with_more_than_rounds(Ledger.open(path, append=False))
+    assert again.views() == one.views() != with_more_than_rounds(unread).views()
+
+
+def test_what_a_charge_was_for_is_not_guessed() -> None:
+    """Neither by the records that it read, nor by its round."""
+    one = with_more_than_rounds(Ledger())
+    (score, _), (own, _) = (one.beside.planned(kind, one.rules, RECORDS) for kind in ("score", "personalise"))
+    made = [(1, score, "score"), (3, own, "round"), (9, own, "round"), (2, own, "personalise")]
+    for round, of, kind in made:
+        one.append([Charge(round=round, silo=0, release=of.release, count=1, share=of.share, noise_id="x", kind=kind)])
+    found = {charge.round: charge.kind for charge in one.ledger}
+    assert found == {1: "score", 3: "round", 9: "round", 2: "personalise"}
+    assert one.was_released("score", 0, 1, "x") and one.was_released("personalise", 0, 2, "x")
+    assert one.per_silo()[0]["rounds"] == 2
 
 
 def test_with_replacement_a_round_may_be_of_one_silo() -> None:

@@ -10,9 +10,12 @@ import pytest
 from dpfl_plugin.algorithms.base import Setting
 from dpfl_plugin.algorithms.fedavg import FedAvg
 from dpfl_plugin.training.planning import (
+    CERTAIN,
+    Participation,
     Planner,
     draw_participants,
     draw_with_replacement,
+    participation,
     participation_probability,
 )
 
@@ -67,11 +70,13 @@ def test_with_replacement_silos_are_drawn_by_their_weights_and_take_part_as_ofte
     assert abs(present - 400 * likeliest) < 5.5 * math.sqrt(400 * likeliest * (1 - likeliest))
 
 
-def test_with_replacement_its_probability_is_never_taken_for_a_share_of_distinct_silos():
-    """One draw from two equal silos: the numbers agree, and an account must still see which it was."""
+def test_with_replacement_is_told_from_draws_without_where_their_probabilities_agree():
+    """One draw from two equal silos."""
     even = Setting(num_silos=2, num_participants=1, silo_rate=0.5, record_rate=None, weights=(0.5, 0.5))
     plan = planner_with_replacement(even).plan({}, 0)
-    assert 0.5 < participation_probability(plan, even) < 0.5 + 1e-15
+    assert participation(plan, even) == Participation("with_replacement", 0.5)
+    assert participation(replace(plan, participation="sampled"), even) == Participation("without_replacement", 0.5)
+    assert participation(replace(plan, participation="all"), even) == CERTAIN
 
 
 def test_as_many_draws_as_silos_do_not_reach_them_all():

@@ -277,5 +277,5 @@ def test_silo_level_releases_are_charged_by_round() -> None:
 
 
 def test_a_cost_keeps_its_proportions() -> None:
-    cost = RoundCost(((1.0, 2), (0.5, 1)), (0.0, 1.0), 1.0)
+    cost = RoundCost(((1.0, 2), (0.5, 1)), (0.0, 1.0))
     assert cost.scaled(8.0).levels == ((8.0, 2), (4.0, 1)) and cost.num_releases == 3

@@ -108,7 +108,7 @@ def given_noise(case: Case) -> float:
 def local_steps(ahead: Prospect) -> int:
     """K. Raises ConfigError if it is not the same in all rounds, or rounds read shares of the records."""
     costs = set(ahead.changed(rounds=LOOKED_AT).costs(LOOKED_AT).values())
-    (first, *others) = costs or {RoundCost((), (0.0, 1.0), 1.0)}
+    (first, *others) = costs or {RoundCost((), (0.0, 1.0))}
     if others or first.share != (0.0, 1.0) or not first.num_releases:
         raise ConfigError(
             "algorithm: the paper is of rounds with one fixed number of local steps on all records of a silo. Use "
