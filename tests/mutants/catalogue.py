@@ -3944,6 +3944,14 @@ NAMING_OF_NOISE = (
         (ATTRIBUTES + "::test_another_value_of_an_attribute_is_another_model",),
     ),
     Mutant(
+        "resumed-with-another-algorithm",
+        "a run goes on with an algorithm that holds other values, and repeats noise on other gradients",
+        "training/naming.py",
+        '        if naming.facts["options"] != began["options"]:\n',
+        "        if False:\n",
+        (OWN_CODE + "::test_a_run_is_not_resumed_with_another_model_of_the_same_code",),
+    ),
+    Mutant(
         "attributes-in-no-doubt",
         "a model whose attributes no digest shows has noise that repeats",
         "models/attributes.py",
@@ -4116,8 +4124,8 @@ NAMING_OF_NOISE = (
         "resumed-with-another-model",
         "a run goes on with a model that the same code makes otherwise, under its old name",
         "training/naming.py",
-        'same_libraries and model != began["model"]',
-        "False",
+        ' for key, value in model.items() if value != began["model"][key]]',
+        " for key in model if False]",
         (OWN_CODE + "::test_a_run_is_not_resumed_with_another_model_of_the_same_code",),
     ),
     Mutant(
