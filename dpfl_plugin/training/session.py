@@ -68,6 +68,7 @@ from dpfl_plugin.training.published import write as write_statement
 from dpfl_plugin.training.runtime import ChargeSink, Interrupted, Runtime
 from dpfl_plugin.training.statement import MEASUREMENTS, SIMULATION, statement
 from dpfl_plugin.training.stopping import Score, Stopping
+from dpfl_plugin.training.untouched import TouchedError, decides
 from dpfl_plugin.training.voiding import void_statement
 
 RESULT_SCHEMA = 1
@@ -486,7 +487,9 @@ def _run(job: _Job, place: Place, hooks: Hooks, stop: Callable[[], bool]) -> Res
         _tell_ahead(config, parts, account, hooks)
         for said in job.naming.said():
             hooks.note(said)
-        hooks.begin(config, parts.rules, account, experiment.expected_rounds, progress.rounds, job.label)
+        hooks.begin(
+            config, parts.rules, account, experiment.expected_rounds, progress.rounds, job.label, decides(parts)
+        )
         rounds_before = progress.rounds
         job.clock.lap("start")
         job.clock.start(parts.model.device)
@@ -496,7 +499,7 @@ def _run(job: _Job, place: Place, hooks: Hooks, stop: Callable[[], bool]) -> Res
             save(progress)
             raise
         except Exception as error:
-            fault = str(error) if isinstance(error, SiloError) else strangers.place(error, parts.plugins)
+            fault = str(error) if isinstance(error, SiloError | TouchedError) else strangers.place(error, parts.plugins)
             if fault is None:
                 raise
             folder.append(folder.log, strangers.trace(error))

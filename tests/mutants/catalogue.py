@@ -3968,6 +3968,14 @@ NAMING_OF_NOISE = (
         (ATTRIBUTES + "::test_what_a_program_puts_into_a_library_counts",),
     ),
     Mutant(
+        "callbacks-change-the-loss",
+        "a callback changes the loss between rounds: the same noise on other gradients than without it",
+        "training/untouched.py",
+        "    if look() != before:\n",
+        "    if False:\n",
+        ("tests/test_callbacks.py::test_a_callback_that_changes_what_is_computed_ends_the_run",),
+    ),
+    Mutant(
         "resumed-with-another-algorithm",
         "a run goes on with an algorithm that holds other values, and repeats noise on other gradients",
         "training/naming.py",
