@@ -174,9 +174,13 @@ def of_torch(x: Any) -> Any:
 attributes_here = sys.modules[__name__]
 
 
-@pytest.mark.parametrize("what", [reads, reads_within, Reads(), calls, takes], ids=str)
+def called(one: Any) -> str:
+    return str(getattr(one, "__name__", type(one).__name__))
+
+
+@pytest.mark.parametrize("what", [reads, reads_within, Reads(), calls, takes], ids=called)
 @pytest.mark.parametrize(
-    "value", [2.0, torch.tensor(2.0), types.SimpleNamespace(by=2.0), argparse.Namespace(by=2.0)], ids=str
+    "value", [2.0, torch.tensor(2.0), types.SimpleNamespace(by=2.0), argparse.Namespace(by=2.0)], ids=called
 )
 def test_a_global_variable_that_is_read_counts(what: Any, value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where a program trains in a loop, with another value each time: neither source nor closure differ."""
