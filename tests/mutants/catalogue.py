@@ -3976,14 +3976,6 @@ NAMING_OF_NOISE = (
         ("tests/test_callbacks.py::test_a_callback_that_changes_what_is_computed_ends_the_run",),
     ),
     Mutant(
-        "resumed-with-another-algorithm",
-        "a run goes on with an algorithm that holds other values, and repeats noise on other gradients",
-        "training/naming.py",
-        '        if naming.facts["options"] != began["options"]:\n',
-        "        if False:\n",
-        (OWN_CODE + "::test_a_run_is_not_resumed_with_another_model_of_the_same_code",),
-    ),
-    Mutant(
         "attributes-in-no-doubt",
         "a model whose attributes no digest shows has noise that repeats",
         "models/attributes.py",
