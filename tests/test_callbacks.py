@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from dpfl_plugin.adapters.agreement import agree
 from dpfl_plugin.adapters.server import Server
@@ -168,6 +169,32 @@ def test_a_callback_that_raises_is_told_once_and_the_run_goes_on(tmp_path: Path,
     assert said in log and log.count("Traceback") == 1
     again = [text for text in notes.notes if f"failed {ROUNDS} times" in text]
     assert len(again) == (at == "on_round")
+
+
+FACTOR = [1.0]
+
+
+def loss_by_factor(outputs: Any, labels: Any) -> Any:
+    return FACTOR[0] * torch.nn.functional.cross_entropy(outputs, labels, reduction="none")
+
+
+class Touches(Spy):
+    """Not part of what names the noise: with it the same noise would be added to other gradients."""
+
+    def on_round(self, round: RoundInfo) -> None:
+        super().on_round(round)
+        FACTOR[0] = 2.0
+
+
+def test_a_callback_that_changes_what_is_computed_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.test_callbacks.FACTOR", [1.0])
+    touches = Touches()
+    result = session(tmp_path, touches, loss=f"{__name__}:loss_by_factor")
+    assert result["status"] == "failed" and "a callback changed what the run computes" in result["reason"]
+    assert {one.round for one in charges(result["folder"])} == {0}, "nothing is released after it"
+    monkeypatch.setattr("tests.test_callbacks.FACTOR", [1.0])
+    secure = session(tmp_path / "secure", touches, loss=f"{__name__}:loss_by_factor", privacy={"secure": True})
+    assert secure["status"] == "done", "where noise is never there twice it may"
 
 
 def test_an_interrupt_in_a_callback_passes(tmp_path: Path) -> None:

@@ -1,12 +1,14 @@
 """What decides what a model computes besides its parameters and buffers: attributes of its layers, of any depth.
 
 A name for noise has to tell apart whatever may compute something else. So attributes are described by their values,
-functions by their code and what they hold, private ones too; and what cannot be described is in doubt, and said.
+functions by their code, what they hold and the global variables that they read, private ones too; and what cannot be
+described is in doubt, and said.
 """
 
 from __future__ import annotations
 
 import abc
+import argparse
 import collections
 import dataclasses
 import enum
@@ -26,6 +28,7 @@ from torch import Tensor, nn
 
 from dpfl_plugin import loaded
 from dpfl_plugin.core.requests import request_digest
+from dpfl_plugin.models.global_names import names_in
 
 MOST: Final = 1_000_000  # values that are looked at: far more than a model has, and an end for what has none
 _TORCHS_OWN: Final = frozenset(vars(nn.Module()))  # parameters, buffers, layers and hooks, which are looked at as such
@@ -72,7 +75,8 @@ class _Describer:
     def __init__(self, roots: Iterable[object]) -> None:
         self.doubts: set[str] = set()
         self.code: dict[int, Any] = {}
-        self.kinds: dict[str, Any] = {}  # of users' classes: what they hold
+        self.kinds: dict[str, Any] = {}  # of users' classes: what they hold; of global variables: their values
+        self._modules: set[tuple[str, frozenset[str]]] = set()  # that were looked at, for which names
         self._layers = {
             id(layer): path
             for root in roots
@@ -182,7 +186,9 @@ class _Describer:
             base in _BASES or _is_users(base) or _is_ours(base) or base.__module__ in _DECORATORS
             for base in kind.__mro__
         ):
-            if kind is types.SimpleNamespace:
+            if (kind.__module__, kind.__qualname__) == ("logging", "Logger"):
+                return ["logger", value.name]  # what it writes is in no release
+            if kind in (types.SimpleNamespace, argparse.Namespace):
                 return [self._kind(kind, where), self._named(vars(value), where)]
             return self._doubt(where, f"is a {kind.__module__}.{kind.__qualname__}, which no digest shows")
         held = dict(getattr(value, "__dict__", {}))
@@ -241,9 +247,43 @@ class _Describer:
             found = getattr(found, part, None)
         if found is function and not _is_of_users(module):
             return name
+        self._note_globals(function)
         cells = [_content(cell) for cell in function.__closure__ or ()]
         values = function.__code__, function.__defaults__, function.__kwdefaults__, cells, vars(function)
         return [*name, *(self.of(value, where) for value in values)]
+
+    def _note_globals(self, function: types.FunctionType) -> None:
+        """Note beside what a user's function finds in its module whenever it is called."""
+        held = function.__globals__
+        called = str(held.get("__name__"))
+        if called in sys.modules and not _is_of_users(sys.modules[called]):
+            return
+        of_module, anywhere = names_in(function.__code__)
+        for name in sorted(of_module & held.keys()):
+            self._note(f"{called}:{name}", held[name], anywhere)
+
+    def _note(self, called: str, value: Any, names: frozenset[str]) -> None:
+        """A global variable; of a module, what it has under one of ``names``."""
+        if isinstance(value, types.ModuleType):
+            self._note_module(value, names)
+        elif called not in self.kinds:
+            self.kinds[called] = None  # in work
+            self.kinds[called] = self.of(value, f"global variable {called}")
+
+    def _note_module(self, module: types.ModuleType, names: frozenset[str]) -> None:
+        """Of one that is not a user's, which its version stands for, only what a user may have put there."""
+        if (module.__name__, names) in self._modules:
+            return
+        self._modules.add((module.__name__, names))
+        held, is_users = vars(module), _is_of_users(module)
+        for name in sorted(names & held.keys()):
+            value = held[name]
+            if is_users or isinstance(value, (types.ModuleType, *_PLAIN)) or _is_users_function(value):
+                self._note(f"{module.__name__}:{name}", value, names)
+
+
+def _is_users_function(value: Any) -> bool:
+    return isinstance(value, types.FunctionType) and _is_of_users(sys.modules.get(str(value.__module__)))
 
 
 def _content(cell: Any) -> Any:

@@ -27,6 +27,7 @@ from dpfl_plugin.training.experiment import Progress
 from dpfl_plugin.training.folder import RunFolder
 from dpfl_plugin.training.plugins import build_plugin
 from dpfl_plugin.training.strangers import trace
+from dpfl_plugin.training.untouched import may_touch, nothing, untouched
 
 LOGGED: Final = {"train_loss": "training loss", "test_accuracy": "test accuracy"}
 METRICS: Final = (*LOGGED, "gradient_dissimilarity")
@@ -176,6 +177,7 @@ class Hooks:
         self._account: PrivacyAccount | None = None
         self._whoever = False
         self._evaluated: RoundInfo | None = None
+        self._watched, self._decides = may_touch(callbacks), nothing
 
     def _write(self, text: str) -> None:
         self._folder.append(self._folder.log, f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
@@ -189,13 +191,26 @@ class Hooks:
         self._reporter.detail(text)
 
     def begin(
-        self, config: Config, rules: PrivacyRules, account: PrivacyAccount, rounds: int, done: int, label: str | None
+        self,
+        config: Config,
+        rules: PrivacyRules,
+        account: PrivacyAccount,
+        rounds: int,
+        done: int,
+        label: str | None,
+        decides: Callable[[], object],
     ) -> None:
         """The run begins, or goes on; for callbacks once, although memory that ran out begins it anew.
 
         Args:
             rounds: where it is expected to end; done: already.
+            decides: what callbacks are not to change, see `untouched.decides`.
+
+        Raises:
+            TouchedError: one of them does, now or later.
         """
+        # Noise that is nobody's to compute is never there twice.
+        self._decides = decides if self._watched and not config.privacy.secure else nothing
         release = rules.release(1.0)
         self._account, self._whoever = account, (release.unit, release.neighbouring) == ("silo", "replace_one")
         if not self._has_begun:
@@ -203,7 +218,8 @@ class Hooks:
             values = public_values(config, secure=config.privacy.secure)
             of, out = epsilon_of(config, release.neighbouring), Path(config.out)
             where = (self._folder.path, out, values, rounds, done, config.privacy.delta, of)
-            self._calls.begin(RunInfo(config.name, run_id(config), label, *where))
+            with untouched(self._decides):
+                self._calls.begin(RunInfo(config.name, run_id(config), label, *where))
         self._write(f"rounds {done + 1} to {rounds}")
         self._reporter.start(rounds, done)
 
@@ -229,8 +245,10 @@ class Hooks:
         if not self._calls.callbacks:
             return
         spent = self._spent(None) if self._each_round and self._evaluated is None else None
-        self._calls.round(self._evaluated or RoundInfo(progress.rounds, progress.seconds, progress.begun, None, spent))
+        info = self._evaluated or RoundInfo(progress.rounds, progress.seconds, progress.begun, None, spent)
         self._evaluated = None
+        with untouched(self._decides):
+            self._calls.round(info)
 
     def _spent(self, known: Mapping[str, float | None] | None) -> dict[str, float | None]:
         """Epsilon so far; where a statement may be of outsiders who do not know who took part, whoever did."""
@@ -244,8 +262,9 @@ class Hooks:
     def end(self) -> None:
         self._reporter.end()
         if self._evaluated is not None:  # after the last round was told
-            self._calls.round(self._evaluated)
-            self._evaluated = None
+            info, self._evaluated = self._evaluated, None
+            with untouched(self._decides):
+                self._calls.round(info)
 
     def close(self) -> None:
         """The session is over, whatever it came to."""

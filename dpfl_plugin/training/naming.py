@@ -94,6 +94,7 @@ def name_run(config: Config, parts: Parts, here: Mapping[str, Any], began: Mappi
         "bits": bits,
         "package": package_sha256(),
         **{key: made_of[key] for key in ("code", "model")},
+        "options": request_digest({}, options.facts).hex(),
     }
     return Naming(noise, bits, facts, tuple(doubts))
 
@@ -133,9 +134,14 @@ def check_same(folder: RunFolder, began: Mapping[str, Any], naming: Naming, here
     """
     changes, model = changed_files(naming.facts["code"], began["code"]), naming.facts["model"]
     same_libraries = all(began["arithmetic"].get(key) == here[key] for key in ("torch", "device", "dpfl_plugin"))
-    if not changes and same_libraries and model != began["model"]:
+    if not changes and same_libraries:
         what = [f"the model's {key}" for key, value in model.items() if value != began["model"][key]]
-        changes = [f"{' and '.join(what)}: code reads something that changed, a file or an environment variable say"]
+        if naming.facts["options"] != began["options"]:
+            what.append("what the algorithm or the mechanism holds")
+        if what:
+            changes = [
+                f"{' and '.join(what)}: code reads something that changed, a file or an environment variable say"
+            ]
     if changes:
         raise OtherCodeError(
             f"{folder.path}: this run was made with different code: {'; '.join(changes)}. To go on with --resume, put "

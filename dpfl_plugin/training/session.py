@@ -55,6 +55,7 @@ from dpfl_plugin.training.result import Final, Result, finished_result, write_re
 from dpfl_plugin.training.resume import account_of, checkpoint_of, start, with_lost
 from dpfl_plugin.training.rules import weak_claims
 from dpfl_plugin.training.runtime import Interrupted, Runtime
+from dpfl_plugin.training.untouched import TouchedError, decides
 from dpfl_plugin.training.voiding import void_statement
 
 PROFILE_SCHEMA = 1
@@ -228,7 +229,8 @@ def _run_rounds(
         save(progress)
         raise
     except Exception as error:
-        fault = str(error) if isinstance(error, SiloError) else strangers.place(error, job.parts.plugins)
+        known = isinstance(error, SiloError | TouchedError)
+        fault = str(error) if known else strangers.place(error, job.parts.plugins)
         if fault is None:
             raise
         folder.append(folder.log, strangers.trace(error))
@@ -287,7 +289,9 @@ def _run(job: Job, place: Place, hooks: Hooks, stop: Callable[[], bool]) -> Resu
         # So that --resume always has one to go on from, and knows on what machine the rounds to come were released.
         experiment.enduring(progress, lambda: save(progress), save=save, note=hooks.note)
         _tell_ahead(job, account, hooks)
-        hooks.begin(config, parts.rules, account, experiment.expected_rounds, progress.rounds, job.label)
+        hooks.begin(
+            config, parts.rules, account, experiment.expected_rounds, progress.rounds, job.label, decides(parts)
+        )
         rounds_before = progress.rounds
         job.clock.lap("start")
         job.clock.start(parts.model.device)

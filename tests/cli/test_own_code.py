@@ -188,20 +188,38 @@ def test_a_run_is_not_resumed_with_edited_code(tmp_path: Path, code: Path) -> No
     assert before <= charges(result["folder"])
 
 
+@pytest.mark.parametrize("what", ["model", "algorithm"])
 def test_a_run_is_not_resumed_with_another_model_of_the_same_code(
-    tmp_path: Path, code: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, code: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     """As where it reads an environment variable, which no digest of sources shows."""
-    text = FILES["mine/net.py"].replace(
-        "super().__init__()", "super().__init__()\n        self.width = float(os.environ['W'])"
-    )
-    edit(code / "mine/net.py", "import os\n" + text.replace("part.scaled(x)", "self.width * part.scaled(x)"))
     monkeypatch.setenv("W", "1")
-    config = crash(write(tmp_path, {**CHANGES, "model": ONE["model"]}), 8)
+    if what == "model":
+        text = FILES["mine/net.py"].replace(
+            "super().__init__()", "super().__init__()\n        self.width = float(os.environ['W'])"
+        )
+        edit(code / "mine/net.py", "import os\n" + text.replace("part.scaled(x)", "self.width * part.scaled(x)"))
+        changes = {**CHANGES, "model": ONE["model"]}
+    else:
+        edit(code / "mine/rule.py", RULE)
+        changes = {
+            **CHANGES,
+            "algorithm": {"name": None, "module": "mine.rule:Mine", "local_steps": 1, "local_lr": 1.0},
+        }
+    config = crash(write(tmp_path, changes), 8)
     monkeypatch.setenv("W", "2")
-    one_message(
-        dpfl("run", config, "--out", tmp_path / "runs", "--resume"), "the model's structure", "environment variable"
-    )
+    forget()
+    said = {"model": "the model's structure", "algorithm": "what the algorithm or the mechanism holds"}[what]
+    one_message(dpfl("run", config, "--out", tmp_path / "runs", "--resume"), said, "environment variable")
+
+
+RULE = """
+import os
+from dpfl_plugin.algorithms.fedavg import FedAvg
+
+class Mine(FedAvg):
+    factor = float(os.environ["W"])
+"""
 
 
 DOUBTS = {

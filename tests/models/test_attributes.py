@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import collections
 import dataclasses
 import enum
 import functools
 import hashlib
 import json
+import logging
 import math
 import subprocess
 import sys
@@ -135,6 +137,73 @@ def test_what_users_classes_hold_counts() -> None:
     assert facts[0] == facts[1] != facts[2]
 
 
+SCALE: Any = 1.0
+LOG = logging.getLogger(__name__)
+
+
+def reads(x: Any) -> Any:
+    return x * SCALE
+
+
+def reads_within(x: Any) -> Any:
+    return (lambda y: y * SCALE)(x)
+
+
+class Reads(nn.Module):
+    def forward(self, x: Any) -> Any:
+        return x * SCALE
+
+
+def logs(x: Any) -> Any:
+    LOG.info("%s", x)
+    return x
+
+
+def calls(x: Any) -> Any:
+    return reads(x)
+
+
+def takes(x: Any) -> Any:
+    return x * attributes_here.SCALE
+
+
+def of_torch(x: Any) -> Any:
+    return F.leaky_relu(x)
+
+
+attributes_here = sys.modules[__name__]
+
+
+def called(one: Any) -> str:
+    return str(getattr(one, "__name__", type(one).__name__))
+
+
+@pytest.mark.parametrize("what", [reads, reads_within, Reads(), calls, takes], ids=called)
+@pytest.mark.parametrize(
+    "value", [2.0, torch.tensor(2.0), types.SimpleNamespace(by=2.0), argparse.Namespace(by=2.0)], ids=called
+)
+def test_a_global_variable_that_is_read_counts(what: Any, value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a program trains in a loop, with another value each time: neither source nor closure differ."""
+    before = describe({"it": what})
+    monkeypatch.setitem(globals(), "SCALE", value)
+    after, again = describe({"it": what}), describe({"it": what})
+    assert before.facts != after.facts == again.facts and not after.doubts
+    json.dumps(after.facts)
+
+
+def test_what_a_program_puts_into_a_library_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = describe({"it": of_torch})
+    monkeypatch.setattr(F, "leaky_relu", closed(0.3))
+    assert describe({"it": of_torch}).facts != before.facts
+
+
+def test_a_global_variable_that_no_digest_shows_is_in_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "SCALE", np.random.default_rng(0))
+    (doubt,) = describe({"it": reads}).doubts
+    assert "global variable" in doubt and "SCALE" in doubt
+    assert not describe({"it": of_torch}).doubts, "that does not read it"
+
+
 @pytest.mark.parametrize("where", ["model", "inner", "parameter", "everywhere"])
 def test_hooks_are_in_doubt(where: str) -> None:
     model = Net()
@@ -204,6 +273,7 @@ MODELS: dict[str, Callable[[], object]] = {
     "cross_entropy": lambda: losses.cross_entropy,
     "torch's loss": lambda: F.cross_entropy,
     "a loss as a layer": lambda: nn.CrossEntropyLoss(reduction="none"),
+    "logs": lambda: logs,
     "a loss with options": lambda: functools.partial(F.cross_entropy, reduction="none", label_smoothing=0.1),
 }
 
