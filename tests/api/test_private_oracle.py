@@ -134,11 +134,11 @@ def test_a_second_process_is_refused_and_one_killed_before_it_hands_out_was_char
 def test_what_cannot_be_charged_is_not_handed_out(tmp_path, monkeypatch):
     with made(tmp_path / "silo.jsonl") as oracle:
         shared = oracle._opened.account.shared
-        monkeypatch.setattr(shared, "sync", lambda: (_ for _ in ()).throw(LedgerError("the disk is full")))
-        with pytest.raises(LedgerError, match="the disk is full"):
-            oracle.backward()
+        with monkeypatch.context() as patch:
+            patch.setattr(shared, "sync", lambda: (_ for _ in ()).throw(LedgerError("the disk is full")))
+            with pytest.raises(LedgerError, match="the disk is full"):
+                oracle.backward()
         assert all(parameter.grad is None for parameter in oracle.net.parameters())
-        monkeypatch.undo()
         oracle.backward()
         assert oracle.num_releases == 2  # the one that was lost may be in the ledger, and counts
 
