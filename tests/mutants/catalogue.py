@@ -3853,14 +3853,6 @@ NAMING_OF_NOISE = (
         (API_TESTS + "::test_code_of_a_notebook_is_in_doubt_so_that_its_noise_never_repeats",),
     ),
     Mutant(
-        "own-loops-charge-not-on-disk",
-        "the oracle of a training loop hands out a release whose charge may not be on the disk",
-        "api/private_oracle.py",
-        "account.sync()  # on the disk, before anything leaves",
-        "pass",
-        ("tests/api/test_private_oracle.py::test_what_cannot_be_charged_is_not_handed_out",),
-    ),
-    Mutant(
         "own-loops-earlier-releases-forgotten",
         "an oracle that goes on with a ledger counts its own releases only",
         "api/private_oracle.py",
