@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from dpfl_plugin.api.numbers import calibrate as calibrate
     from dpfl_plugin.api.numbers import epsilon as epsilon
     from dpfl_plugin.api.privacy import Privacy as Privacy
+    from dpfl_plugin.api.private_oracle import PrivateOracle as PrivateOracle
     from dpfl_plugin.api.runs import Run as Run
     from dpfl_plugin.api.runs import compare as compare
     from dpfl_plugin.api.training import train as train
@@ -63,6 +64,7 @@ _PUBLIC: Final = {
     "MultistageMBSGD": "dpfl_plugin.algorithms.accelerated",
     "NoisySubgradient": "dpfl_plugin.algorithms.mb_sgd",
     "Privacy": "dpfl_plugin.api.privacy",
+    "PrivateOracle": "dpfl_plugin.api.private_oracle",
     "Run": "dpfl_plugin.api.runs",
     "ScaffNew": "dpfl_plugin.algorithms.scaffnew",
     "Scaffold": "dpfl_plugin.algorithms.scaffold",

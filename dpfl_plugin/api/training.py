@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from dpfl_plugin import own_folders, registry
+from dpfl_plugin.api import pictures
 from dpfl_plugin.api.federation import Federation
 from dpfl_plugin.api.objects import algorithm_block, loss_name, model_block, plain
 from dpfl_plugin.api.privacy import Privacy
@@ -31,7 +32,9 @@ from dpfl_plugin.runtimes.mpi import job
 from dpfl_plugin.training.build import Parts
 from dpfl_plugin.training.folder import RunFolder
 from dpfl_plugin.training.ledgers import Wait
+from dpfl_plugin.training.locations import folder_of
 from dpfl_plugin.training.place import Place
+from dpfl_plugin.training.result import finished_result
 from dpfl_plugin.training.runtime import ChargeSink, Runtime
 from dpfl_plugin.training.session import run_session
 
@@ -134,6 +137,7 @@ def run_config(
     teller, seen = Teller(progress), _Seen(_place_of(config))
     teller.note(f"folder: {Path(config.out) / config.name}")
     more: dict[str, Any] = {"callbacks": tuple(callbacks)} if callbacks else {}
+    finished = finished_result(folder_of(config)) is not None
     threads = torch.get_num_threads()
     with _stopping() as stop:
         try:
@@ -152,6 +156,7 @@ def run_config(
         finally:
             torch.set_num_threads(threads)
     folder = Path(result["folder"])
+    pictures.of_run(RunFolder(folder), config, label, anew=not finished)
     if result["status"] == "interrupted":
         teller.note(
             f"interrupted: {result['rounds']} rounds are done and saved; go on by resume=True, out={config.out!r}."

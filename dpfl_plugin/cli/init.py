@@ -23,7 +23,7 @@ from dpfl_plugin.data import files as data_files
 from dpfl_plugin.data.base import Features
 from dpfl_plugin.data.fetch import DataSource
 from dpfl_plugin.data.flaws import check_kind, not_utf8
-from dpfl_plugin.data.table import identifier_columns
+from dpfl_plugin.data.table import identifier_columns, is_number
 from dpfl_plugin.errors import ConfigError, DataError
 from dpfl_plugin.registry import nearest
 
@@ -313,15 +313,7 @@ def _words(path: Path, delimiter: str, header: list[str], special: set[str | Non
                 for place in places:
                     cell = row[place].strip() if number and place < len(row) else ""
                     filled[place] += bool(cell)
-                    numeric[place] += bool(cell) and _is_number(cell)
+                    numeric[place] += bool(cell) and is_number(cell)
     except (UnicodeDecodeError, csv.Error, EOFError, OSError):  # which reading tells, too
         return []
     return [header[place] for place in places if 2 * numeric[place] < filled[place]]
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True

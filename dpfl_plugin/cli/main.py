@@ -15,14 +15,14 @@ import typer
 
 import dpfl_plugin
 from dpfl_plugin import own_folders
-from dpfl_plugin.cli import project_commands, starting
+from dpfl_plugin.cli import project_commands, starting, tool_commands
 from dpfl_plugin.errors import ConfigError, DpflError, system_says
 
 if TYPE_CHECKING:
     from dpfl_plugin.cli.plan import Asked
     from dpfl_plugin.cli.theorems import Given
 
-TRAIN, PRIVACY, TOOLS = "Train, and look at results", "Privacy: plan it, prove it, try it", "Plugins and this machine"
+TRAIN, PRIVACY, TOOLS = "Train, and look at results", "Privacy: plan it, prove it, try it", tool_commands.TOOLS
 
 app = typer.Typer(
     name="dpfl",
@@ -446,35 +446,7 @@ def new(
     new_package(kind, name, out)
 
 
-@app.command(rich_help_panel=TOOLS)
-def doctor(
-    json: AsJson = False,
-    slurm: Annotated[
-        bool, typer.Option("--slurm", help="Whether this job of Slurm's, its node and --out are fit for runs.")
-    ] = False,
-    out: Annotated[Path, typer.Option(help="With --slurm: the folder of runs.")] = Path("runs"),
-) -> None:
-    """What is installed, and what is wrong; under mpirun, of every rank: device, latency, bandwidth.
-
-    Exit codes: 0 nothing is wrong, 1 something is.
-    """
-    if slurm:
-        from dpfl_plugin.cli.node import check_node
-
-        raise typer.Exit(check_node(out, as_json=json))
-    from dpfl_plugin.cli.doctor import doctor as run_doctor
-
-    raise typer.Exit(run_doctor(as_json=json))
-
-
-@app.command(rich_help_panel=TOOLS)
-def schema() -> None:
-    """JSON schema of configuration files, for editors."""
-    import json
-
-    from dpfl_plugin.config.load import json_schema
-
-    print(json.dumps(json_schema(), indent=2))
+tool_commands.add_to(app)  # after all others, as in the help
 
 
 NO_WINDOWS = (

@@ -1,81 +1,18 @@
-"""Pictures: `curves.png`, accuracy and epsilon against rounds; what an audit found."""
+"""A picture of what an audit found."""
 
 from __future__ import annotations
 
 import dataclasses
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from dpfl_plugin.training.folder import write_atomic
 
 if TYPE_CHECKING:
     from dpfl_plugin.training.audit import Report
-
-Lines = Sequence[Mapping[str, Any]]
-FEW: Final = 30  # points of a line that are marked: one alone would not be seen
-
-
-def curves(path: Path, runs: Mapping[str, Lines], title: str, delta: float) -> None:
-    """Draw each run's evaluations: test accuracy above, epsilon (server and third-party view) below."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-    from matplotlib.ticker import MaxNLocator
-
-    private = {label: lines for label, lines in runs.items() if lines and lines[-1]["epsilon"]["server"] is not None}
-    figure, axes = pyplot.subplots(
-        2 if private else 1, 1, sharex=True, figsize=(7, 6 if private else 3.6), layout="constrained", squeeze=False
-    )
-    colours = {label: f"C{index}" for index, label in enumerate(runs)}
-    for label, lines in runs.items():
-        rounds = [line["round"] for line in lines]
-        style = "-" if label in private else ":"
-        accuracies = [line["test_accuracy"] for line in lines]
-        axes[0, 0].plot(rounds, accuracies, style, color=colours[label], label=label, marker=_marker(lines))
-    axes[0, 0].set_ylabel("test accuracy (mean over silos)")
-    axes[0, 0].set_title(title, fontsize=10)
-    axes[0, 0].legend(fontsize=8, frameon=False, loc="lower right")
-    for label, lines in _one_of_each(private).items():
-        _epsilon(axes[1, 0], label, lines, colours.get(label, "black"))
-    if private:
-        axes[1, 0].set_ylabel(f"epsilon at delta = {delta:g}")
-        axes[1, 0].set_ylim(bottom=0)
-        axes[1, 0].legend(fontsize=8, frameon=False, loc="lower right")
-    axes[-1, 0].xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    axes[-1, 0].set_xlim(0, 1.03 * max(line["round"] for lines in runs.values() for line in lines))
-    axes[-1, 0].set_xlabel("communication rounds")
-    for axis in axes[:, 0]:
-        axis.grid(alpha=0.3)
-        axis.spines[["top", "right"]].set_visible(False)
-    picture = io.BytesIO()
-    figure.savefig(picture, dpi=150, format="png")
-    pyplot.close(figure)
-    write_atomic(path, picture.getvalue())
-
-
-def _epsilon(axis: Any, label: str, lines: Lines, colour: str) -> None:
-    rounds = [line["round"] for line in lines]
-    server = [line["epsilon"]["server"] for line in lines]
-    third_party = [line["epsilon"]["third_party"] for line in lines]
-    axis.plot(rounds, server, color=colour, label=f"{label}, server", marker=_marker(lines))
-    if third_party != server:
-        axis.plot(rounds, third_party, "--", color=colour, label=f"{label}, third party", marker=_marker(lines))
-
-
-def _marker(lines: Lines) -> str | None:
-    return "o" if len(lines) <= FEW else None
-
-
-def _one_of_each(runs: Mapping[str, Lines]) -> dict[str, Lines]:
-    """Runs by label; if all have the same epsilons, one of them as "all private runs"."""
-    spent = [[(line["round"], line["epsilon"]) for line in lines] for lines in runs.values()]
-    if len(spent) > 1 and all(each == spent[0] for each in spent):
-        return {"all private runs": next(iter(runs.values()))}
-    return dict(runs)
 
 
 def audits(path: Path, reports: Mapping[str, Report]) -> None:

@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.table import Table
 
 from dpfl_plugin import own_folders, registry
+from dpfl_plugin.api import pictures
 from dpfl_plugin.cli import fitting, starting
-from dpfl_plugin.cli.plot import curves
 from dpfl_plugin.cli.progress import reporter_on
 from dpfl_plugin.config.load import Plan, Variant, base_of, load
 from dpfl_plugin.config.schema import Config
@@ -161,9 +161,7 @@ def _run_one(
         profile=profile,
     )
     told.update(reporter.warned)
-    lines = folder.read_metrics()
-    if lines and lines[-1]["test_accuracy"] is not None and not (finished and folder.curves.exists()):
-        curves(folder.curves, {label or config.name: lines}, _title(config), config.privacy.delta)
+    pictures.of_run(folder, config, label, anew=not finished)
     return result
 
 
@@ -232,10 +230,6 @@ def _ending(result: Result, resume: str) -> str:
             return f"stopped by {by} after {result['rounds']} rounds: {result['reason']}."
         case _:
             return f"failed: {result['reason']}. The last good state is in {result['folder']}/checkpoint."
-
-
-def _title(config: Config) -> str:
-    return f"{config.name}: {config.algorithm.name or config.algorithm.module} on {config.data.dataset.name}"
 
 
 def _show(plan: Plan, results: dict[str, Result], told: Collection[str]) -> None:
@@ -458,7 +452,7 @@ def _files(plan: Plan, results: dict[str, Result]) -> list[str]:
         path = Path(config.out) / config.name / "curves.png"
         drawn = {label: rows for label, rows in measured.items() if rows and rows[-1]["test_accuracy"] is not None}
         if drawn:
-            curves(path, drawn, config.name, config.privacy.delta)
+            pictures.curves(path, drawn, config.name, config.privacy.delta)
     else:
         path = RunFolder(Path(next(iter(results.values()))["folder"])).curves
     return [*lines, f"picture: {path}"] if path.exists() else lines

@@ -156,7 +156,7 @@ class Columns:
         )
 
     def _features(self, path: Path, header: list[str]) -> list[int]:
-        if not header or all(_is_number(name) for name in header):
+        if not header or all(is_number(name) for name in header):
             raise DataError(f"{path} has no header: its first line must name the columns, {self.label!r} among them.")
         check_names(path, header, self.ignored)
         named = [name for name in header if name]
@@ -221,7 +221,7 @@ def _numbers(
             with np.errstate(over="ignore"):  # beyond float32 is infinite, found below
                 x[:, j] = [float(row[place]) for row in rows]
         except ValueError:
-            good = [_is_number(row[place]) for row in rows]
+            good = [is_number(row[place]) for row in rows]
             for row, line, fine in zip(rows, lines, good, strict=True):
                 if not fine:
                     flaws.add(line, header[place], *_no_number(row[place], encode), repr(row[place]))
@@ -270,7 +270,8 @@ def identifier_columns(columns: Sequence[str], features: Sequence[Features]) -> 
     return found
 
 
-def _is_number(text: str) -> bool:
+def is_number(text: str) -> bool:
+    """Whether a cell would be read as a number."""
     try:
         float(text)
     except ValueError:

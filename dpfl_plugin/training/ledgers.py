@@ -161,7 +161,7 @@ def open_ledgers(
         LedgerError: a ledger is damaged, or lacks charges that the checkpoint knows of.
     """
     with contextlib.ExitStack() as stack:
-        shared = None if path is None else stack.enter_context(_open_shared(path))
+        shared = None if path is None else stack.enter_context(open_shared(path))
         own = stack.enter_context(_open_own(folder, facts, found, shared))
         noise = run["noise"]
         if shared is not None:
@@ -182,7 +182,8 @@ def open_ledgers(
         yield Ledgers(own, shared, attempt)
 
 
-def _open_shared(path: Path) -> Ledger:
+def open_shared(path: Path) -> Ledger:
+    """A shared ledger to append to, which the caller has locked; a new one where there is none."""
     if _has_a_line(path):
         return Ledger.open(path)
     path.unlink(missing_ok=True)  # a process ended while it wrote the first line: nothing was charged

@@ -298,6 +298,11 @@ def _title(said: dict[str, Any]) -> str:
     if said.get("counted", {}).get("rounds_ahead"):
         ended += ", and some more counted in advance"
     why = f": {run['reason']}" if run["reason"] else ""
+    if "oracle" in run:
+        return (
+            f"# Privacy statement: {run['name']}\n\nOracle `{run['id']}`, {run['rounds']} releases of one silo's "
+            f"records, {ended}."
+        )
     return (
         f"# Privacy statement: {run['name']}\n\nRun `{run['id']}`, {run['rounds']} rounds at {run['num_silos']} silos, "
         f"{ended}{why}."
@@ -513,6 +518,13 @@ def _sentence(text: str) -> str:
 
 def _verify(said: dict[str, Any]) -> str:
     shared = said["shared"]
+    if "oracle" in said["run"]:
+        file = said["run"]["oracle"]
+        return (
+            f"## How to verify\n\n`dpfl account {file}` reads the ledger, checks that no line was changed or is "
+            "missing between others, and adds up all that it holds. The ledger and its key are not to be "
+            "published."
+        )
     lines = [
         "## How to verify\n",
         "`dpfl account FOLDER`, with the folder that this file is in, reads `ledger.jsonl`, checks that no line was "

@@ -53,6 +53,13 @@ def net():
     return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
 
 
+@pytest.fixture(autouse=True)
+def undrawn(request, monkeypatch):
+    """A picture takes longer than a small run."""
+    if "pictures" not in request.fixturenames:
+        monkeypatch.setattr("dpfl_plugin.api.pictures.curves", lambda *args: None)
+
+
 @pytest.mark.parametrize(
     ("in_yaml", "in_python"),
     [
@@ -82,13 +89,15 @@ def net():
     ],
     ids=["defaults", "blocks"],
 )
-def test_the_same_words_are_the_same_run_to_the_bit(tmp_path, in_yaml, in_python):
+def test_the_same_words_are_the_same_run_to_the_bit(tmp_path, in_yaml, in_python, pictures):
     by_file = run(write(tmp_path, in_yaml))
     given = dict(in_python)
     found = train(tmp_path, federation(**given.pop("records", {})), rounds=6, **given)
     for key in ("id", "model_sha256", "test_accuracy", "epsilon", "status"):
         assert found.result[key] == by_file[key], key
     assert charges(found.folder) == charges(by_file["folder"])
+    files, of_file = ({path.name for path in Path(f).iterdir()} for f in (found.folder, by_file["folder"]))
+    assert files == of_file and "curves.png" in files
 
 
 def test_a_run_knows_its_numbers_and_its_model(tmp_path):

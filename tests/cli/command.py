@@ -35,7 +35,7 @@ BASE: dict[str, Any] = {
 
 # What draws, by command. A picture takes longer than a small run: the fixture `pictures` empties this.
 DRAWING: dict[str, tuple[str, ...]] = {
-    "run": ("run.curves",),
+    "run": ("run.pictures.curves",),
     "attack": ("attack.attack_plot.membership", "attack.attack_plot.inversion"),
 }
 

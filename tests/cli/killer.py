@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import dpfl_plugin.cli.run
+import dpfl_plugin.api.pictures
 from dpfl_plugin.cli.main import main
 from dpfl_plugin.runtimes.in_process import InProcess
 from tests.cli.command import pretend_another_machine
@@ -148,7 +148,7 @@ def warm_up(job: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    dpfl_plugin.cli.run.curves = lambda *args: None  # type: ignore[assignment]
+    dpfl_plugin.api.pictures.curves = lambda *args: None  # type: ignore[assignment]
     jobs = json.load(sys.stdin)
     warm_up(jobs[0])
     print(json.dumps([ran(job) for job in jobs]))

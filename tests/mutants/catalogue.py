@@ -3861,6 +3861,14 @@ NAMING_OF_NOISE = (
         (API_TESTS + "::test_code_of_a_notebook_is_in_doubt_so_that_its_noise_never_repeats",),
     ),
     Mutant(
+        "own-loops-earlier-releases-forgotten",
+        "an oracle that goes on with a ledger counts its own releases only",
+        "api/private_oracle.py",
+        "                prior=prior,\n",
+        "",
+        ("tests/api/test_private_oracle.py::test_its_epsilon_is_that_of_the_ledger_through_several_oracles",),
+    ),
+    Mutant(
         "records-in-a-runs-id",
         "a configuration, and a run's id, have a digest of a data frame's records: guesses of one can be tried",
         "api/federation.py",

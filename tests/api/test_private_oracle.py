@@ -1,0 +1,225 @@
+"""dpfl.PrivateOracle: what it hands out was charged before, and what it states is what the ledger holds."""
+
+from __future__ import annotations
+
+import copy
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import dpfl_plugin as dpfl
+from dpfl_plugin.algorithms.fedavg import FedSGD
+from dpfl_plugin.api import private_oracle
+from dpfl_plugin.cli.account import account_file
+from dpfl_plugin.core.streams import Stream
+from dpfl_plugin.errors import BudgetError, BusyError, ConfigError, DataError, LedgerError, UnsupportedError
+from dpfl_plugin.oracle import Draw
+
+RNG = torch.Generator().manual_seed(0)
+X = torch.randn(50, 3, generator=RNG)
+Y = (X[:, 0] > 0).long()
+GIVEN = {"noise_multiplier": 2.0, "delta": 1e-5, "record_rate": 0.2}
+
+
+def net():
+    model = nn.Sequential(nn.Linear(3, 2))
+    nn.init.zeros_(model[0].weight)
+    nn.init.zeros_(model[0].bias)
+    return model
+
+
+def made(path, model=None, data=(X, Y), privacy=GIVEN, **more):
+    return dpfl.PrivateOracle.of(net() if model is None else model, data, privacy=privacy, ledger=path, **more)
+
+
+def accounted(path, capsys):
+    """The server's epsilon of all that a ledger holds, as the command says."""
+    capsys.readouterr()
+    account_file(path, [], as_json=True)
+    rows = next(rows for label, rows in json.loads(capsys.readouterr().out).items() if label.startswith("total"))
+    return next(row["epsilon"] for row in rows if row["accountant"] == "PLD")
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"sampler": "poisson"},
+        {"sampler": "full", "record_rate": None},
+        {"clip": "adaptive"},
+        {"schedule": {"name": "geometric", "beta": 0.9}},
+    ],
+    ids=str,
+)
+def test_its_epsilon_is_that_of_the_ledger_through_several_oracles(tmp_path, capsys, more):
+    path, said = tmp_path / "silo.jsonl", []
+    for releases in (3, 2):
+        with made(path, privacy=GIVEN | more, steps=5) as oracle:
+            for _ in range(releases):
+                oracle.backward()
+        said.append(oracle.epsilon)
+        assert oracle.epsilon == pytest.approx(accounted(path, capsys), rel=1e-9)
+        assert oracle.epsilon == pytest.approx(dpfl.Ledger.open(path).epsilon(1e-5), rel=1e-9)
+    assert 0 < said[0] < said[1]
+    assert sum(charge.count for charge in dpfl.Ledger.open(path).charges) == 5
+    assert len({(charge.round, charge.noise_id) for charge in dpfl.Ledger.open(path).charges}) == 5
+    assert f"dpfl account {path.name}" in oracle.statement
+
+
+def test_it_refuses_at_the_budget_whoever_spent_it(tmp_path):
+    path, privacy = tmp_path / "silo.jsonl", {**GIVEN, "epsilon": 1.0}
+    del privacy["noise_multiplier"]
+    with made(path, privacy=privacy, steps=4) as oracle:
+        for _ in range(4):  # what the noise was solved for
+            oracle.backward()
+        before = [parameter.grad.clone() for parameter in oracle.net.parameters()]
+        with pytest.raises(BudgetError, match="used up after 4 releases: one more would pass epsilon 1 at"):
+            oracle.backward()
+        charged = len(dpfl.Ledger.open(path).charges)
+        assert charged == oracle.num_releases
+        assert 0.9 < oracle.epsilon <= 1.0
+        assert all(map(torch.equal, before, [parameter.grad for parameter in oracle.net.parameters()]))
+    spent = {**privacy, "noise_multiplier": oracle.noise_multiplier}
+    with pytest.raises(BudgetError, match=r"holds .* does not last for one release"):
+        made(path, privacy=spent)
+    assert len(dpfl.Ledger.open(path).charges) == charged
+
+
+SECOND = """
+import os, signal, sys
+import torch
+import dpfl_plugin as dpfl
+from dpfl_plugin.privacy.ledger import Ledger
+
+def made(path):
+    data = torch.randn(20, 3), torch.zeros(20, dtype=torch.int64)
+    privacy = {"noise_multiplier": 2.0, "delta": 1e-5, "record_rate": 0.2}
+    return dpfl.PrivateOracle.of(torch.nn.Linear(3, 2), data, privacy=privacy, ledger=path)
+
+try:
+    made(sys.argv[1])
+except dpfl_plugin.errors.BusyError as error:
+    print(error, flush=True)
+oracle, sync = made(sys.argv[2]), Ledger.sync
+
+def killed(ledger):
+    sync(ledger)
+    if ledger.path is not None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+Ledger.sync = killed
+oracle.backward()
+print("handed out")
+"""
+
+
+def test_a_second_process_is_refused_and_one_killed_before_it_hands_out_was_charged(tmp_path):
+    held, killed = tmp_path / "held.jsonl", tmp_path / "killed.jsonl"
+    with made(held):
+        code = SECOND.replace("import dpfl_plugin as dpfl", "import dpfl_plugin.errors\nimport dpfl_plugin as dpfl")
+        done = subprocess.run([sys.executable, "-c", code, held, killed], capture_output=True, text=True, timeout=120)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert "another run (pid " in done.stdout
+    assert "handed out" not in done.stdout
+    assert sum(charge.count for charge in dpfl.Ledger.open(killed).charges) == 1
+    with made(killed) as oracle:  # its lock went with it
+        assert oracle.epsilon > 0
+
+
+def test_what_cannot_be_charged_is_not_handed_out(tmp_path, monkeypatch):
+    with made(tmp_path / "silo.jsonl") as oracle:
+        shared = oracle._opened.account.shared
+        with monkeypatch.context() as patch:
+            patch.setattr(shared, "sync", lambda: (_ for _ in ()).throw(LedgerError("the disk is full")))
+            with pytest.raises(LedgerError, match="the disk is full"):
+                oracle.backward()
+        assert all(parameter.grad is None for parameter in oracle.net.parameters())
+        oracle.backward()
+        assert oracle.num_releases == 2  # the one that was lost may be in the ledger, and counts
+
+
+def test_a_release_is_the_in_process_runs_to_the_bit(tmp_path, monkeypatch):
+    draw = Draw(7, 0, 0, "same", asked="ab" * 32)
+    monkeypatch.setattr(private_oracle, "_draw", lambda step, name: draw)
+    monkeypatch.setattr("dpfl_plugin.oracle.SecureStream", Stream)
+    with made(tmp_path / "silo.jsonl") as oracle:
+        found, host = oracle.gradient(), oracle._opened.parts.host
+        assert isinstance(oracle._opened.parts.algorithm, FedSGD)
+        up, charges = host.run([0], {"model": oracle._opened.parts.model}, private_oracle.PLAN, draw)
+        charged = list(oracle._opened.account.ledger)
+    assert torch.equal(-up["model"][0], torch.cat([part.reshape(-1) for part in found.values()]))
+    assert charged == charges
+    grid = torch.cat([part.reshape(-1) for part in found.values()]).double() * 10  # the mean of 10 records
+    assert grid.abs().max() > 0
+
+
+def test_noise_never_repeats(tmp_path):
+    values = []
+    for _ in range(2):
+        with made(tmp_path / "silo.jsonl") as oracle:
+            values += [torch.cat([g.reshape(-1) for g in oracle.gradient().values()]) for _ in range(2)]
+    assert len({tuple(value.tolist()) for value in values}) == 4
+
+
+def _batch_norm():
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "said"),
+    [
+        ({"model": _batch_norm()}, UnsupportedError, "batch statistics mix records.*GroupNorm"),
+        ({"model": "softmax"}, ConfigError, "net is a str: give an nn.Module"),
+        ({"model": nn.Linear(3, 2).half()}, UnsupportedError, r"call \.float\(\)"),
+        ({"model": nn.Linear(5, 2)}, ConfigError, r"fails on features of shape \(3, 3\)"),
+        ({"data": (X, Y + 1)}, DataError, "labels are from 1 to 2, and the model has outputs for the classes 0..1"),
+        ({"data": (X, Y.float())}, UnsupportedError, "labels are torch.float32"),
+        ({"data": (X, Y[:9])}, DataError, "50 rows of features, but 9 labels"),
+        ({"data": (X * float("nan"), Y)}, DataError, "not finite"),
+        ({"data": (X[:0], Y[:0])}, DataError, "no training records"),
+        ({"privacy": {**GIVEN, "unit": "silo"}}, UnsupportedError, "an oracle protects records"),
+        ({"privacy": {**GIVEN, "secure": False}}, ConfigError, "never from a seed"),
+        ({"privacy": {**GIVEN, "noise_multiplier": 0}}, ConfigError, "nothing would be private"),
+        ({"privacy": {**GIVEN, "budget_view": "third_party"}}, UnsupportedError, "sees all of them"),
+        ({"privacy": {**GIVEN, "clip": "median"}}, UnsupportedError, "no epsilon holds"),
+        ({"privacy": {**GIVEN, "epsilom": 1}}, ConfigError, "epsilom"),
+        ({"privacy": {"epsilon": -1}}, ConfigError, "epsilon"),
+        ({"privacy": {"epsilon": 1}}, ConfigError, "steps is missing"),
+        ({"privacy": {"delta": 1e-5}, "steps": 3}, ConfigError, "epsilon is missing"),
+        ({"privacy": 4}, ConfigError, "give dpfl.Privacy"),
+        ({"steps": 0}, ConfigError, "steps=0 must be"),
+        ({"loss": "croos_entropy"}, ConfigError, "croos_entropy"),
+        ({"path": None}, ConfigError, "ledger=None must be the path of a file"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_what_is_wrong_is_said_and_begins_no_ledger(tmp_path, given, error, said):
+    path = tmp_path / "silo.jsonl"
+    with pytest.raises(error, match=said):
+        made(**{"path": path, **given})
+    assert not path.exists()
+    with made(path):  # nothing holds the lock
+        pass
+
+
+def test_it_computes_for_the_net_and_the_process_that_it_was_given_only(tmp_path):
+    path, model = tmp_path / "silo.jsonl", nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+    model[0].weight.requires_grad_(False)
+    with made(path, model) as oracle:
+        with pytest.raises(BusyError, match=r"an oracle of this process has it, after 0 releases. Call its close\(\)"):
+            made(path)
+        with pytest.raises(TypeError, match="cannot be copied"):
+            copy.copy(oracle)
+        oracle.backward()
+        assert [name for name, p in model.named_parameters() if p.grad is None] == ["0.weight"]
+        model[0].weight.add_(1)
+        with pytest.raises(ConfigError, match="frozen layers or buffers changed"):
+            oracle.backward()
+    with pytest.raises(ConfigError, match="this oracle is closed"):
+        oracle.backward()
+    assert len(dpfl.Ledger.open(path).charges) == 1
