@@ -28,8 +28,9 @@ from dpfl_plugin.adapters.loaders import check_apart
 from dpfl_plugin.adapters.message import HEADER, PROTOCOL, Message
 from dpfl_plugin.adapters.owner import say_once, silo_limits
 from dpfl_plugin.adapters.platforms import check_version, folder_from
+from dpfl_plugin.adapters.replies import failure, refusal
 from dpfl_plugin.adapters.server import Server
-from dpfl_plugin.adapters.silo import Silo, failure, refusal
+from dpfl_plugin.adapters.silo import Silo
 from dpfl_plugin.callbacks.base import Callback
 from dpfl_plugin.errors import ConfigError, DpflError, LimitError, MessageError, UnsupportedError
 from dpfl_plugin.gradients.base import Loss

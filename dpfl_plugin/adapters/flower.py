@@ -28,8 +28,9 @@ from dpfl_plugin.adapters.kept import kept_here
 from dpfl_plugin.adapters.message import Message as Carried
 from dpfl_plugin.adapters.owner import silo_limits
 from dpfl_plugin.adapters.platforms import check_seam, folder_from, nested, ranges
+from dpfl_plugin.adapters.replies import failure, refusal
 from dpfl_plugin.adapters.server import Server
-from dpfl_plugin.adapters.silo import Silo, failure, refusal
+from dpfl_plugin.adapters.silo import Silo
 from dpfl_plugin.callbacks.base import Callback
 from dpfl_plugin.errors import (
     ConfigError,

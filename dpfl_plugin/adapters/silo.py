@@ -11,36 +11,34 @@ charged.
 from __future__ import annotations
 
 import contextlib
-import json
+import functools
 import logging
 import secrets
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save as serialise
 from torch import nn
 
 from dpfl_plugin.access import Access, too_open
 from dpfl_plugin.adapters.agreement import Agreement
+from dpfl_plugin.adapters.beginning import begun, holds, own, parts_of
 from dpfl_plugin.adapters.frozen import FILE as FROZEN
 from dpfl_plugin.adapters.frozen import Frozen
 from dpfl_plugin.adapters.kept import Decided, Kept, Made, hashed
-from dpfl_plugin.adapters.message import PROTOCOL, Message, check_vectors, value_of
+from dpfl_plugin.adapters.message import Message
 from dpfl_plugin.adapters.owner import begins, place, plan_facts, plan_of, say_once, silo_limits
 from dpfl_plugin.adapters.records import silo_of
+from dpfl_plugin.adapters.replies import checked, facts, failure, plan_from
 from dpfl_plugin.adapters.standing import Standing
+from dpfl_plugin.adapters.state import STATE, State, load, save
+from dpfl_plugin.adapters.stated import stated
 from dpfl_plugin.algorithms.base import RoundPlan
 from dpfl_plugin.config.load import to_yaml
-from dpfl_plugin.config.schema import Config
-from dpfl_plugin.core.requests import request_digest
-from dpfl_plugin.core.vectors import Vectors
-from dpfl_plugin.data.base import Holding, Survey, digest
-from dpfl_plugin.errors import ConfigError, DataError, LedgerError, LimitError, MessageError, RecordKindError, require
+from dpfl_plugin.data.base import digest
+from dpfl_plugin.errors import ConfigError, DataError, MessageError, require
 from dpfl_plugin.gradients.base import Loss
 from dpfl_plugin.oracle import Draw
 from dpfl_plugin.privacy.events import Charge
@@ -48,66 +46,11 @@ from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.training import lifetime as lifetimes
 from dpfl_plugin.training.accounting import PrivacyAccount
 from dpfl_plugin.training.asked import asked_at
-from dpfl_plugin.training.build import Parts, build
+from dpfl_plugin.training.build import Parts
 from dpfl_plugin.training.folder import RunFolder, locked
 from dpfl_plugin.training.grant import Grant
 from dpfl_plugin.training.lifetime import Lifetime
 from dpfl_plugin.training.limits import Limits, Surroundings
-from dpfl_plugin.training.statement import statement
-
-STATE: Final = "state.safetensors"
-MEASUREMENTS: Final = (
-    "What the platform itself sends is not covered by any epsilon here: losses, accuracies and numbers of records that "
-    "a silo reports, and whatever else is sent beside the uploads.",
-)
-PUBLIC_DRAWS: Final = (
-    "Who takes part is chosen by the server or its platform, in public: no amplification is claimed from it, and a "
-    "third party is granted what the server is.",
-    "The numbers are those of this silo alone, and of this folder: what the records were used for elsewhere is not in "
-    "them. Of a person with records at several silos, or with several here, they add up.",
-)
-
-
-@dataclass(slots=True)
-class _Kept:
-    """What lasts from one message to the next.
-
-    Attributes:
-        states: (1, d) each, as of the last upload that is known to have counted, which has the tag ``counted``.
-        staged, upload: of the last upload; whether it counted is not known. Its tag is ``tag``, and ``asked`` the
-            digest of the message that asked for it.
-    """
-
-    states: Vectors
-    counted: str | None = None
-    round: int = -1
-    tag: str | None = None
-    asked: str = ""
-    header: dict[str, Any] | None = None
-    staged: Vectors | None = None
-    upload: Vectors | None = None
-
-
-def failure(agreement: Agreement, id: int, message: Message, error: Exception | None = None) -> Message:
-    """The answer of a silo that could not answer, or not even begin; see `Silo.failure`.
-
-    Args:
-        error: what it met with, of which nothing is told but the kind of records, where that is it.
-    """
-    round, tag = message.header.get("round"), message.header.get("tag")
-    sane = type(round) is int and isinstance(tag, str)
-    facts = _facts(agreement, id, round if sane else 0, tag if sane else "")
-    why = {"reason": error.public} if isinstance(error, RecordKindError) else {}
-    return Message({**facts, "model": agreement.structure, "status": "failed", **why})
-
-
-def refusal(agreement: Agreement, id: int, message: Message, error: LimitError) -> Message:
-    """The answer of a silo whose owner does not let it take part, with the reason; nothing was released."""
-    return Message({**failure(agreement, id, message).header, "status": "refused", "reason": error.public[:500]})
-
-
-def _facts(agreement: Agreement, id: int, round: Any, tag: Any) -> dict[str, Any]:
-    return {"dpfl": PROTOCOL, "run": agreement.run, "round": round, "tag": tag, "silo": id}
 
 
 class Silo:
@@ -197,23 +140,22 @@ class Silo:
         )
         self._hashed = kept.hashed if kept is not None and kept.hashed.same(mine) else hashed(mine)
         mine, sha256 = self._hashed.records, self._hashed.digest
-        known = _begun(self._files, self.id, agreement.run, sha256)
+        known = begun(self._files, self.id, agreement.run, sha256)
         if known is None and hasattr(records, "__len__") and digest(silo_of(records, self._frozen.seen)) != sha256:
             raise DataError(
                 f"silo {self.id}: its data give other records when they are read again: loaders must not change "
                 "records at random (augmentation). Leave that out; nothing was released."
             )
-        self._config = _own(agreement, seeded=self._draw is not _fresh_draw)
+        self._config = own(agreement, seeded=self._draw is not _fresh_draw)
         self._loss = loss
         self._decided = self._decide()
         if kept is not None and kept.serves(self._hashed, self._decided, known):
             parts, config_text = kept.again(), kept.config_text
         else:
-            parts = self._build(None if known is None else known["noise_multiplier"])
+            parts = self._parts(None if known is None else known["noise_multiplier"])
             config_text = to_yaml(self._config)
         self._made, self._sound = Made(self._hashed, self._decided, parts, config_text), True
-        self._host, self._rules, self._accountant = parts.host, parts.rules, parts.accountant
-        self._caveats, self._device = parts.caveats, parts.model.device
+        self._host, self._rules, self._device = parts.host, parts.rules, parts.model.device
         key = f"{agreement.run}-silo-{self.id}"
         plan = plan_of(self._config, agreement, parts, known, self._files.ledger, self.id, needed=lifetime is not None)
         planned = None if plan is None else list(plan.planned)
@@ -221,7 +163,7 @@ class Silo:
             assert plan is not None
             name, relation = f"{self._config.name}, silo {self.id}", parts.rules.release(1.0).neighbouring
             planned = lifetime.begin(key, name, {self.id: plan}, sha256, relation)[self.id]
-        facts = {
+        begins_with = {
             "run": agreement.run,
             "silo": self.id,
             "name": self._config.name,
@@ -230,10 +172,10 @@ class Silo:
             "records_sha256": sha256,
             **plan_facts(plan),
         }
-        if not _holds(self._files.config, config_text):
+        if not holds(self._files.config, config_text):
             self._files.write(self._files.config, config_text)
         ledger = (
-            Ledger(self._files.ledger, facts, access=self._files.access)
+            Ledger(self._files.ledger, begins_with, access=self._files.access)
             if known is None
             else Ledger.open(self._files.ledger)
         )
@@ -241,7 +183,7 @@ class Silo:
         self._grant = None if planned is None else Grant({self.id: planned}, ledger, lifetime, key)
         self.begins = begins(self.id, plan, self._files.path, lifetime)
         say_once(logging.INFO, self.begins)
-        self._kept = _load(self._files.path / STATE, ledger, self._host.states)
+        self._kept = load(self._files.path / STATE, ledger, self._host.states)
         self._account = PrivacyAccount(
             self._config,
             rules=parts.rules,
@@ -251,26 +193,16 @@ class Silo:
             ledger=ledger,
         )
         budget = self._config.privacy.epsilon
-        self._standing = Standing(self._files, ledger, self._account, budget, self._stated)
+        says = functools.partial(stated, agreement, self.id, self._config, parts, ledger.notes)
+        self._standing = Standing(self._files, ledger, self._account, budget, says)
 
     def _decide(self) -> Decided:
         frozen = self._frozen
         return Decided.by(self._config, self._agreement.structure, frozen.digest, frozen.seen, self._loss)
 
-    def _build(self, noise_multiplier: float | None) -> Parts:
-        agreement, mine, found = self._agreement, self._hashed.records, self._hashed
-        # Of the others nothing is known here, and nothing of them is needed: as if all were like this one.
-        survey = Survey(
-            num_classes=0,
-            feature_shape=mine.train_x.shape[1:],
-            caveats=(),
-            num_records=(len(mine.train_y),) * agreement.num_silos,
-            num_test_records=(0,) * agreement.num_silos,
-            digests=(found.digest,),
-        )
-        holding = Holding(survey, {self.id: mine}, training={self.id: found.training})
-        hold = lambda config, base: holding  # noqa: E731
-        return build(self._config, Path(), noise_multiplier, hold=hold, module=self._frozen.model(), loss=self._loss)
+    def _parts(self, noise_multiplier: float | None) -> Parts:
+        module = self._frozen.model()
+        return parts_of(self._decided, self._hashed, module, self._agreement.num_silos, self.id, noise_multiplier)
 
     def _keep(self, kept: Kept) -> None:
         if self._sound:
@@ -313,11 +245,11 @@ class Silo:
             MessageError: the message is damaged, of another agreement, or contradicts what this silo knows.
             LedgerError, OSError: something could not be written; nothing left.
         """
-        round, tag, counted = self._check(message)
+        round, tag, counted = checked(self._agreement, self.id, message)
         asked = message.digest()
         if asked == self._kept.asked and self._kept.upload is not None:
             return Message(dict(self._kept.header or {}), self._kept.upload)  # the same bits: charged once
-        plan = self._plan(message.header)
+        plan = plan_from(self.id, message.header)
         if round < self._kept.round:
             raise MessageError(
                 f"silo {self.id}: the server asks for round {round + 1} after round {self._kept.round + 1}: it is an "
@@ -327,7 +259,7 @@ class Silo:
             raise MessageError(
                 f"silo {self.id}: the server counts this silo's upload of round {round + 1}, and asks for it again."
             )
-        settled = self._settled(counted)
+        settled = self._kept.settled(counted, self.id, self._files.ledger)
         self._take_frozen(message)
         down = {name: message.vectors[name].to(self._device) for name in self._agreement.down}
         draw = asked_at(self._draw(round), down, plan)
@@ -348,8 +280,8 @@ class Silo:
             self._host.discard()
         upload = {name: value[0].cpu().contiguous() for name, value in up.items()}
         answer = self._answer(round, tag, "upload", epsilon=self.epsilon, delta=self._config.privacy.delta)
-        kept = _Kept(settled.states, settled.counted, round, tag, asked, answer.header, staged, upload)
-        _save(self._files, kept, self._ledger)
+        kept = State(settled.states, settled.counted, round, tag, asked, answer.header, staged, upload)
+        save(self._files, kept, self._ledger)
         self._kept = kept
         if round + 1 == self._config.rounds:
             self.write_statement()
@@ -369,7 +301,7 @@ class Silo:
         try:
             if self._frozen.take(message):
                 self._decided = self._decide()
-                parts = self._build(self._made.parts.noise_multiplier)
+                parts = self._parts(self._made.parts.noise_multiplier)
                 self._made = replace(self._made, decided=self._decided, parts=parts)
                 self._host = parts.host
             self._frozen.keep()
@@ -385,65 +317,7 @@ class Silo:
         return failure(self._agreement, self.id, message)
 
     def _answer(self, round: int, tag: str, status: str, **more: Any) -> Message:
-        return Message({**_facts(self._agreement, self.id, round, tag), "status": status, **more})
-
-    def _check(self, message: Message) -> tuple[int, str, str | None]:
-        """(round, tag, the tag of this silo's last upload that counted) of a message that is in order."""
-        header = message.header
-        try:
-            if header.get("dpfl") != PROTOCOL:
-                raise MessageError(f"it is of protocol {str(header.get('dpfl'))[:20]}, and this version of {PROTOCOL}.")
-            if value_of(header, "run", str) != self._agreement.run:
-                built = header.get("model") == self._agreement.structure
-                which = "the settings" if built else "the model is built otherwise"
-                raise MessageError(
-                    f"it is of run {header['run'][:32]}, and this silo agreed to {self._agreement.run}: settings or "
-                    f"the model differ ({which})."
-                )
-            round, tag = value_of(header, "round", int), value_of(header, "tag", str)
-            known = value_of(header, "counted", dict).get(str(self.id))
-            if not (0 <= round < 10**9 and 0 < len(tag) <= 64 and (known is None or isinstance(known, str))):
-                raise MessageError("its round, tag or counted make no sense.")
-            check_vectors(message.vectors, self._agreement.down_with(message.vectors))
-        except MessageError as error:
-            raise MessageError(f"silo {self.id}, a message of the server: {error}") from error
-        return round, tag, known
-
-    def _plan(self, header: Mapping[str, Any]) -> RoundPlan:
-        try:
-            given = value_of(header, "plan", dict)
-            share, smoothing = value_of(given, "share", list), value_of(given, "smoothing", list, type(None))
-            plan = RoundPlan(
-                local_steps=value_of(given, "local_steps", int),
-                local_lr=float(value_of(given, "local_lr", float, int)),
-                num_gradients=value_of(given, "num_gradients", int),
-                participation="all",  # as far as this silo can tell: no word of the server's amplifies
-                share=(float(share[0]), float(share[1])),
-                phase=value_of(given, "phase", str),
-                smoothing=None if smoothing is None else (str(smoothing[0]), float(smoothing[1])),
-                silo_share=float(value_of(given, "silo_share", float, int)),
-                participants=(self.id,),
-                weights=(1.0,),
-            )
-            if not (plan.local_steps >= 0 and plan.num_gradients >= 0 and 0 <= plan.share[0] < plan.share[1] <= 1):
-                raise MessageError("its plan makes no sense.")
-        except (IndexError, TypeError, ValueError) as error:
-            raise MessageError(f"silo {self.id}, a message of the server: {error}") from error
-        return plan
-
-    def _settled(self, counted: str | None) -> _Kept:
-        """The state from which this round starts: with the last upload if it counted, else without it."""
-        kept = self._kept
-        if kept.staged is not None and counted is not None and counted == kept.tag:
-            return _Kept(kept.staged, counted)
-        if counted != kept.counted:
-            raise MessageError(
-                f"silo {self.id}: the last of its uploads that the server counts is {counted}, and that its folder "
-                f"knows of is {kept.tag or kept.counted}: one of the two lost its folder, or was set back. Restore it "
-                f"from a copy; or start over with other folders for the server and all silos (what is in "
-                f"{self._files.ledger} stays spent)."
-            )
-        return _Kept(kept.states, kept.counted)
+        return Message({**facts(self._agreement, self.id, round, tag), "status": status, **more})
 
     def _spent(self, round: int, plan: RoundPlan, draw: Draw) -> str | None:
         """Why this silo takes no part; None if it does. Decided by what it released, never by its records."""
@@ -486,140 +360,7 @@ class Silo:
         """
         self._standing.renew()
 
-    def _stated(self, account: PrivacyAccount, ahead: int) -> dict[str, Any]:
-        run = {
-            "name": f"{self._config.name}, silo {self.id}",
-            "id": self._agreement.run,
-            "num_silos": self._agreement.num_silos,
-            "rounds": len({charge.round for charge in account.ledger}) - ahead,
-            "status": "running",
-            "reason": "",
-        }
-        said = statement(
-            self._config,
-            account,
-            rules=self._rules,
-            accountant=self._accountant,
-            run=run,
-            caveats=(*self._caveats, *PUBLIC_DRAWS),
-            notes=self._ledger.notes,
-            measurements=MEASUREMENTS,
-            draws=False,
-        )
-        said["silos"] = [{**row, "rounds": run["rounds"]} for row in said["silos"] if row["silo"] == self.id]
-        return said
-
 
 def _fresh_draw(round: int) -> Draw:
     """A name that is used once; the bits come from the operating system."""
     return Draw(0, round, 0, secrets.token_hex(8))
-
-
-def _own(agreement: Agreement, *, seeded: bool) -> Config:
-    """As one silo sees it: it may be asked in every round, whatever the server says of draws."""
-    config = agreement.config
-    privacy = config.privacy.model_copy(update={"secure": not seeded})
-    dtype = str(agreement.dtype).removeprefix("torch.")
-    runtime = config.runtime.model_copy(update={"dtype": dtype})
-    return config.model_copy(update={"silo_rate": 1.0, "privacy": privacy, "runtime": runtime})
-
-
-def _holds(path: Path, text: str) -> bool:
-    try:
-        return path.read_text() == text
-    except (OSError, ValueError):
-        return False
-
-
-def _begun(files: RunFolder, id: int, run: str, sha256: str) -> dict[str, Any] | None:
-    """What the ledger in a folder says of the silo that began it; None if there is none.
-
-    Raises:
-        ConfigError: it is of another silo or agreement; DataError: of other records.
-        LedgerError: it is missing where it should be, or damaged.
-    """
-    if files.ledger.exists() and b"\n" not in files.ledger.read_bytes():
-        files.ledger.unlink()  # the process ended while it wrote the first line: nothing was charged
-    if not files.ledger.exists():
-        if (files.path / STATE).exists():
-            raise LedgerError(f"{files.ledger} is missing, and {STATE} beside it is not: restore it from a copy.")
-        return None
-    facts = Ledger.open(files.ledger, append=False).facts
-    for key, value, what in (("silo", id, "silo"), ("run", run, "agreement")):
-        if facts.get(key) != value:
-            raise ConfigError(
-                f"{files.path} is the folder of {what} {facts.get(key)}, not of {value}. Use another folder: what was "
-                "released there stays released."
-            )
-    if facts.get("records_sha256") != sha256:
-        raise DataError(
-            f"{files.path}: the records are not those that this silo began with. Restore them, or start over in "
-            "another folder; loaders must not change records at random (augmentation)."
-        )
-    return facts
-
-
-def _save(files: RunFolder, kept: _Kept, ledger: Ledger) -> None:
-    groups = {"states": kept.states, "staged": kept.staged or {}, "upload": kept.upload or {}}
-    named = {
-        f"{group}/{name}": v.cpu().contiguous() for group, vectors in groups.items() for name, v in vectors.items()
-    }
-    facts = {"counted": kept.counted, "round": kept.round, "tag": kept.tag, "asked": kept.asked, "header": kept.header}
-    more = {"num_charges": len(ledger), "head": ledger.head}
-    digest = _digest_of(named, {**facts, **more})
-    metadata = {"facts": json.dumps({**facts, **more}), "digest": digest}
-    files.write(files.path / STATE, serialise(named, metadata=metadata))
-
-
-def _digest_of(named: Vectors, facts: Mapping[str, Any]) -> str:
-    """Of all that decides what is released next: it must be to the bit what was written."""
-    return request_digest(named, [json.dumps(facts, sort_keys=True)]).hex()
-
-
-def _load(path: Path, ledger: Ledger, initial: Vectors) -> _Kept:
-    """What `_save` wrote, or the beginning.
-
-    Raises:
-        DataError: the file is damaged; LedgerError: the ledger lacks what it knows of.
-    """
-    if not path.exists():
-        return _Kept(initial)
-    groups: dict[str, Vectors] = {"states": {}, "staged": {}, "upload": {}}
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata()
-            facts = json.loads(metadata["facts"])
-            named = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118, it cannot be iterated over
-        digest = _digest_of(named, facts)
-        if metadata.get("digest", digest) != digest:  # without one it is of an earlier version
-            raise ValueError("it is not what was written")
-        for key, value in named.items():
-            group, name = key.split("/", 1)
-            groups[group][name] = value
-        kept = _Kept(
-            groups["states"],
-            facts["counted"],
-            facts["round"],
-            facts["tag"],
-            facts["asked"],
-            facts["header"],
-            groups["staged"],
-            groups["upload"],
-        )
-        head = facts["head"]
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise DataError(
-            f"{path} cannot be read: {error}. Restore it from a copy; or start over in another folder, and keep the "
-            "ledger of this one: what it holds stays spent."
-        ) from error
-    if not ledger.holds(head):
-        raise LedgerError(
-            f"{ledger.path} does not hold the line {head} that {path.name} knows of: its end is missing, and without "
-            "it no epsilon can be stated. Restore it from a copy."
-        )
-    device = next(iter(initial.values())).device if initial else torch.device("cpu")
-    for vectors in (kept.states, kept.staged):
-        for name, value in (vectors or {}).items():
-            assert vectors is not None
-            vectors[name] = value.to(device)
-    return kept

@@ -49,7 +49,9 @@ def begin(folder, values=None, draw=None):
 def mean_control(made, server_message):
     """The mean of the silos' control variates, each as it stands once the silo knows what counted."""
     counted = server_message.header["counted"]
-    return torch.stack([s._settled(counted.get(str(i))).states["control"][0] for i, s in made.silos.items()]).mean(0)
+    return torch.stack(
+        [s._kept.settled(counted.get(str(i)), i, s._files.ledger).states["control"][0] for i, s in made.silos.items()]
+    ).mean(0)
 
 
 # Uploads that do not arrive
@@ -99,7 +101,7 @@ def test_scaffnew_needs_every_silo(tmp_path):
         for silo in made.silos.values():  # sum_i h_i = 0, which a silo that missed a mean would break
             assert len({charge.noise_id for charge in silo._ledger if charge.round == 0}) == 2
         following = {str(i): made.server._counted[i] for i in range(NUM_SILOS)}
-        ended = [s._settled(following[str(i)]).states for i, s in made.silos.items()]
+        ended = [s._kept.settled(following[str(i)], i, s._files.ledger).states for i, s in made.silos.items()]
         mean = made.server._vectors["mean_update"]
         h = [one["control"][0] + 0.5 / 0.1 * (mean - one["update"][0]) for one in ended]
         torch.testing.assert_close(sum(h), torch.zeros_like(h[0]), rtol=0, atol=1e-12)
@@ -420,7 +422,7 @@ def test_a_silo_that_dies_before_its_upload_is_kept_has_charged_it(tmp_path, mon
         made.round()
         message = made.server.begin()
         with monkeypatch.context() as patch:
-            patch.setattr(silo_module, "_save", fail)
+            patch.setattr(silo_module, "save", fail)
             with pytest.raises(Unplugged):
                 made.silos[1].answer(message)
         made.silos[1].close()
@@ -448,12 +450,12 @@ def test_nothing_leaves_where_the_ledger_cannot_be_written(tmp_path, monkeypatch
 def test_charges_are_on_disk_before_the_upload_is_kept_or_returned(tmp_path, monkeypatch):
     order = []
     with begin(tmp_path) as made:
-        ledger, save = type(made.silos[0]._ledger), silo_module._save
+        ledger, save = type(made.silos[0]._ledger), silo_module.save
         append, sync = ledger.append, ledger.sync
         charge = lambda self: order.append("charge") if self.path else None  # noqa: E731, in memory it charges nothing
         monkeypatch.setattr(ledger, "append", lambda self, charges: (charge(self), append(self, charges))[1])
         monkeypatch.setattr(ledger, "sync", lambda self: (order.append("sync"), sync(self))[1])
-        monkeypatch.setattr(silo_module, "_save", lambda *args: (order.append("keep"), save(*args))[1])
+        monkeypatch.setattr(silo_module, "save", lambda *args: (order.append("keep"), save(*args))[1])
         made.silos[0].answer(made.server.begin())
         assert order == ["charge", "sync", "keep"]
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
-from dpfl_plugin.adapters import Server, agree
+from dpfl_plugin.adapters import Server, agree, beginning
 from dpfl_plugin.adapters import silo as silo_module
 from dpfl_plugin.adapters.kept import Kept, hashed, kept_here
 from dpfl_plugin.adapters.records import silo_of
@@ -40,7 +40,7 @@ def made(monkeypatch):
     def counted(name, function):
         return lambda *args, **more: (found.append(name), function(*args, **more))[1]
 
-    monkeypatch.setattr(silo_module, "build", counted("parts", silo_module.build))
+    monkeypatch.setattr(beginning, "build", counted("parts", beginning.build))
     monkeypatch.setattr(silo_module, "hashed", counted("hashed", silo_module.hashed))
     return found
 

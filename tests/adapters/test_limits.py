@@ -10,7 +10,7 @@ import torch
 
 from dpfl_plugin.adapters import Server, Silo, agree
 from dpfl_plugin.adapters import owner as owner_module
-from dpfl_plugin.adapters.silo import refusal
+from dpfl_plugin.adapters.replies import refusal
 from dpfl_plugin.errors import BusyError, ConfigError, LedgerError, LimitError
 from dpfl_plugin.privacy.accountants import PLD
 from dpfl_plugin.privacy.events import Term

@@ -13,7 +13,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset
 from dpfl_plugin.adapters import Server, agree, owner
 from dpfl_plugin.adapters.loaders import check_apart
 from dpfl_plugin.adapters.records import silo_of
-from dpfl_plugin.adapters.silo import failure
+from dpfl_plugin.adapters.replies import failure
 from dpfl_plugin.errors import DataError, RecordKindError, TrainingError, UnsupportedError
 from dpfl_plugin.privacy.accountants import PLD
 from dpfl_plugin.privacy.ledger import Ledger

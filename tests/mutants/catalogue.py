@@ -2752,7 +2752,7 @@ PLATFORMS = (
     Mutant(
         "platforms-draw-claimed",
         "a silo's statement says that participants were drawn unpredictably, where a platform chose them",
-        SILO,
+        "adapters/stated.py",
         "draws=False,",
         "draws=True,",
         (f"{STATEMENTS}::test_a_silo_states_what_its_own_ledger_proves_and_no_amplification",),
@@ -2891,7 +2891,7 @@ PLATFORMS = (
     Mutant(
         "seeded-noise-on-a-platform",
         "a silo's noise on a platform comes from a seed that everybody knows",
-        SILO,
+        "adapters/beginning.py",
         'update={"secure": not seeded}',
         'update={"secure": False}',
         (f"{FAULTS}::test_noise_is_the_operating_systems_and_never_the_same_twice",),
@@ -2923,15 +2923,15 @@ PLATFORMS = (
     Mutant(
         "a-lost-folder-is-let-in",
         "a silo whose folder, and with it its ledger, was lost takes part again as if it had released nothing",
-        SILO,
-        "        if counted != kept.counted:\n",
+        "adapters/state.py",
+        "        if counted != self.counted:\n",
         "        if False:\n",
         (f"{FAULTS}::test_a_silo_that_lost_its_folder_is_not_let_in_again",),
     ),
     Mutant(
         "a-cut-ledger-is-let-in",
         "a silo goes on with a ledger whose end is missing",
-        SILO,
+        "adapters/state.py",
         "    if not ledger.holds(head):\n",
         "    if False:\n",
         (f"{FAULTS}::test_a_ledger_whose_end_is_missing_is_refused",),
@@ -2939,7 +2939,7 @@ PLATFORMS = (
     Mutant(
         "other-records-in-a-silos-folder",
         "a silo goes on with records that are not those which its ledger is of",
-        SILO,
+        "adapters/beginning.py",
         '    if facts.get("records_sha256") != sha256:\n',
         "    if False:\n",
         (f"{FAULTS}::test_a_folder_belongs_to_one_silo_one_agreement_and_its_records",),
@@ -4211,7 +4211,7 @@ NAMING_OF_NOISE = (
     Mutant(
         "silo-state-not-verified",
         "a flipped bit in a silo's state is not noticed",
-        "adapters/silo.py",
+        "adapters/state.py",
         'if metadata.get("digest", digest) != digest:',
         "if False:",
         (FAULTS + "::test_one_flipped_bit_in_a_silos_state_is_refused",),

@@ -1,0 +1,82 @@
+"""What a silo begins with: the configuration as it sees it, its own folder, its engine and its noise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from dpfl_plugin.adapters.agreement import Agreement
+from dpfl_plugin.adapters.kept import Decided, Hashed
+from dpfl_plugin.adapters.state import STATE
+from dpfl_plugin.config.schema import Config
+from dpfl_plugin.data.base import Holding, Survey
+from dpfl_plugin.errors import ConfigError, DataError, LedgerError
+from dpfl_plugin.privacy.ledger import Ledger
+from dpfl_plugin.training.build import Parts, build
+from dpfl_plugin.training.folder import RunFolder
+
+
+def own(agreement: Agreement, *, seeded: bool) -> Config:
+    """As one silo sees it: it may be asked in every round, whatever the server says of draws."""
+    config = agreement.config
+    privacy = config.privacy.model_copy(update={"secure": not seeded})
+    dtype = str(agreement.dtype).removeprefix("torch.")
+    runtime = config.runtime.model_copy(update={"dtype": dtype})
+    return config.model_copy(update={"silo_rate": 1.0, "privacy": privacy, "runtime": runtime})
+
+
+def parts_of(
+    decided: Decided, found: Hashed, module: nn.Module, num_silos: int, id: int, noise_multiplier: float | None
+) -> Parts:
+    """Engine, noise and loss of one silo; ``noise_multiplier`` of its ledger, None to solve for it."""
+    mine = found.records
+    # Of the others nothing is known here, and nothing of them is needed: as if all were like this one.
+    survey = Survey(
+        num_classes=0,
+        feature_shape=mine.train_x.shape[1:],
+        caveats=(),
+        num_records=(len(mine.train_y),) * num_silos,
+        num_test_records=(0,) * num_silos,
+        digests=(found.digest,),
+    )
+    holding = Holding(survey, {id: mine}, training={id: found.training})
+    hold = lambda config, base: holding  # noqa: E731
+    return build(decided.config, Path(), noise_multiplier, hold=hold, module=module, loss=decided.loss)
+
+
+def holds(path: Path, text: str) -> bool:
+    """Whether a file has this text."""
+    try:
+        return path.read_text() == text
+    except (OSError, ValueError):
+        return False
+
+
+def begun(files: RunFolder, id: int, run: str, sha256: str) -> dict[str, Any] | None:
+    """What the ledger in a folder says of the silo that began it; None if there is none.
+
+    Raises:
+        ConfigError: it is of another silo or agreement; DataError: of other records.
+        LedgerError: it is missing where it should be, or damaged.
+    """
+    if files.ledger.exists() and b"\n" not in files.ledger.read_bytes():
+        files.ledger.unlink()  # the process ended while it wrote the first line: nothing was charged
+    if not files.ledger.exists():
+        if (files.path / STATE).exists():
+            raise LedgerError(f"{files.ledger} is missing, and {STATE} beside it is not: restore it from a copy.")
+        return None
+    facts = Ledger.open(files.ledger, append=False).facts
+    for key, value, what in (("silo", id, "silo"), ("run", run, "agreement")):
+        if facts.get(key) != value:
+            raise ConfigError(
+                f"{files.path} is the folder of {what} {facts.get(key)}, not of {value}. Use another folder: what was "
+                "released there stays released."
+            )
+    if facts.get("records_sha256") != sha256:
+        raise DataError(
+            f"{files.path}: the records are not those that this silo began with. Restore them, or start over in "
+            "another folder; loaders must not change records at random (augmentation)."
+        )
+    return facts

@@ -1,0 +1,79 @@
+"""How a silo reads what the server asks, and says that it has no upload."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dpfl_plugin.adapters.agreement import Agreement
+from dpfl_plugin.adapters.message import PROTOCOL, Message, check_vectors, value_of
+from dpfl_plugin.algorithms.base import RoundPlan
+from dpfl_plugin.errors import LimitError, MessageError, RecordKindError
+
+
+def failure(agreement: Agreement, id: int, message: Message, error: Exception | None = None) -> Message:
+    """The answer of a silo that could not answer, or not even begin; see `Silo.failure`.
+
+    Args:
+        error: what it met with, of which nothing is told but the kind of records, where that is it.
+    """
+    round, tag = message.header.get("round"), message.header.get("tag")
+    sane = type(round) is int and isinstance(tag, str)
+    about = facts(agreement, id, round if sane else 0, tag if sane else "")
+    why = {"reason": error.public} if isinstance(error, RecordKindError) else {}
+    return Message({**about, "model": agreement.structure, "status": "failed", **why})
+
+
+def refusal(agreement: Agreement, id: int, message: Message, error: LimitError) -> Message:
+    """The answer of a silo whose owner does not let it take part, with the reason; nothing was released."""
+    return Message({**failure(agreement, id, message).header, "status": "refused", "reason": error.public[:500]})
+
+
+def facts(agreement: Agreement, id: int, round: Any, tag: Any) -> dict[str, Any]:
+    return {"dpfl": PROTOCOL, "run": agreement.run, "round": round, "tag": tag, "silo": id}
+
+
+def checked(agreement: Agreement, id: int, message: Message) -> tuple[int, str, str | None]:
+    """(round, tag, the tag of this silo's last upload that counted) of a message that is in order."""
+    header = message.header
+    try:
+        if header.get("dpfl") != PROTOCOL:
+            raise MessageError(f"it is of protocol {str(header.get('dpfl'))[:20]}, and this version of {PROTOCOL}.")
+        if value_of(header, "run", str) != agreement.run:
+            built = header.get("model") == agreement.structure
+            which = "the settings" if built else "the model is built otherwise"
+            raise MessageError(
+                f"it is of run {header['run'][:32]}, and this silo agreed to {agreement.run}: settings or "
+                f"the model differ ({which})."
+            )
+        round, tag = value_of(header, "round", int), value_of(header, "tag", str)
+        known = value_of(header, "counted", dict).get(str(id))
+        if not (0 <= round < 10**9 and 0 < len(tag) <= 64 and (known is None or isinstance(known, str))):
+            raise MessageError("its round, tag or counted make no sense.")
+        check_vectors(message.vectors, agreement.down_with(message.vectors))
+    except MessageError as error:
+        raise MessageError(f"silo {id}, a message of the server: {error}") from error
+    return round, tag, known
+
+
+def plan_from(id: int, header: Mapping[str, Any]) -> RoundPlan:
+    try:
+        given = value_of(header, "plan", dict)
+        share, smoothing = value_of(given, "share", list), value_of(given, "smoothing", list, type(None))
+        plan = RoundPlan(
+            local_steps=value_of(given, "local_steps", int),
+            local_lr=float(value_of(given, "local_lr", float, int)),
+            num_gradients=value_of(given, "num_gradients", int),
+            participation="all",  # as far as this silo can tell: no word of the server's amplifies
+            share=(float(share[0]), float(share[1])),
+            phase=value_of(given, "phase", str),
+            smoothing=None if smoothing is None else (str(smoothing[0]), float(smoothing[1])),
+            silo_share=float(value_of(given, "silo_share", float, int)),
+            participants=(id,),
+            weights=(1.0,),
+        )
+        if not (plan.local_steps >= 0 and plan.num_gradients >= 0 and 0 <= plan.share[0] < plan.share[1] <= 1):
+            raise MessageError("its plan makes no sense.")
+    except (IndexError, TypeError, ValueError) as error:
+        raise MessageError(f"silo {id}, a message of the server: {error}") from error
+    return plan
