@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from typer.testing import CliRunner
@@ -13,17 +14,22 @@ from benchmarks.pages import ROOT, put
 from dpfl_plugin.cli.main import app
 
 
-def run(config: Path, seeds: int, out: Path) -> dict[str, list[dict]]:
-    """{variant: one result for each seed}."""
+def run(config: Path, seeds: int, out: Path, changes: Sequence[str] = ()) -> dict[str, list[dict]]:
+    """{variant: one result for each seed}, with ``changes`` of the configuration as ``--set`` takes them."""
     import json
 
     results: dict[str, list[dict]] = {}
     for seed in range(seeds):
         arguments = ["run", str(config), "--out", str(out), "--set", f"seed={seed}", "--json"]
+        for change in changes:
+            arguments += ["--set", change]
         answer = CliRunner().invoke(app, arguments)
         if answer.exit_code:
             raise SystemExit(f"seed {seed}: {answer.output}")
-        for label, result in json.loads(answer.stdout).items():
+        found = json.loads(answer.stdout)
+        if "schema" in found:  # a file without variants: its one result
+            found = {found["name"]: found}
+        for label, result in found.items():
             results.setdefault(label, []).append(result)
     return results
 

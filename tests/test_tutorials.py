@@ -7,6 +7,7 @@ import re
 import runpy
 import shlex
 import shutil
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -79,6 +80,22 @@ def test_six_hospitals_train_over_files(hospitals: Path, monkeypatch: pytest.Mon
         assert "a factor of at most e^4 (about 55 times)" in (hospitals / f"silo-{silo}" / "privacy.md").read_text()
 
 
+def test_the_hospitals_limits_are_made_and_found_as_the_page_says(
+    hospitals: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The shell's own lines, with a stand-in for the process that they start; it says which limits it was given."""
+    made = [block for block in blocks("hospitals", "sh") if "limits/" in block and "python" in block]
+    shell = 'python() { echo "$DPFL_LIMITS|$3|$4" >> started; }\n' + "".join(made) + "wait\n"
+    subprocess.run(["bash", "-ec", shell], check=True, cwd=hospitals)
+    started = sorted(line.split("|") for line in (hospitals / "started").read_text().splitlines())
+    assert sorted(number for _, number, _ in started) == ["0", "1", "2", "3", "4", "5"]
+    for limits, _, file in started:
+        assert Path(limits).stem == Path(file).stem and Path(file).exists()
+        monkeypatch.setenv("DPFL_LIMITS", limits)
+        shown = dpfl("limits")
+        assert shown.code == 0 and f"at-{Path(file).stem}" in shown.out.replace("\n", ""), shown.err
+
+
 def test_what_plan_and_account_print(hospitals: Path) -> None:
     """Each line that is shown is among those printed, but for the widths of columns."""
     tried = 0
@@ -90,6 +107,25 @@ def test_what_plan_and_account_print(hospitals: Path) -> None:
             assert {" ".join(line.split()) for line in shown} <= printed
             tried += 1
     assert tried == 2
+
+
+def test_the_commands_of_the_first_steps_work_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From `dpfl init` to predictions, as docs/start.md prints them, the name of the run's folder included."""
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "docs" / "start.md").read_text(encoding="utf-8")
+    blocks = [
+        block for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL) if "run.yaml" in block or "predict" in block
+    ]
+    ran = []
+    for line in "".join(blocks).splitlines():
+        program, *words = shlex.split(line, comments=True)
+        if program == "cd":
+            monkeypatch.chdir(words[0])
+            continue
+        done = dpfl(*words)
+        assert done.code == 0, f"{line}\n{done.err}"
+        ran.append(words[0])
+    assert ran == ["init", "account", "run", "predict", "predict"]
 
 
 @pytest.mark.parametrize("page", ["README", "docs/faq", "docs/tutorials/epsilon", "docs/tutorials/hospitals"])

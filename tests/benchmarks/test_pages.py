@@ -32,7 +32,7 @@ def test_the_place_that_a_benchmark_writes_to_is_there_and_nothing_else_is_chang
     module: str, page: str, part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     copy, before = tmp_path / page, (ROOT / page).read_text()
-    copy.parent.mkdir(exist_ok=True)
+    copy.parent.mkdir(parents=True, exist_ok=True)
     copy.write_text(before)
     monkeypatch.setattr(pages, "ROOT", tmp_path)
     put(page, part, "new")

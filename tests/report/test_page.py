@@ -101,6 +101,14 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
     assert HOSTILE in [group["label"] for group in found.data["groups"]]
 
 
+def test_one_run_is_not_called_runs(tmp_path: Path) -> None:
+    pytest.importorskip("plotly", reason="needs the extra report")
+    made(tmp_path / "one")
+    runs, problems = scan([tmp_path])
+    text = module.page(grouped(runs), ["test_accuracy"], caption="c", problems=problems, made_by="dpfl")
+    assert "<h1>Report of 1 run</h1>" in text and "; 1 configuration.</p>" in text
+
+
 def test_data_of_a_group(tmp_path: Path) -> None:
     made(tmp_path / "a", seed=0, accuracies=[0.1, 0.3])
     made(tmp_path / "b", seed=1, accuracies=[0.3, 0.5])
