@@ -14,8 +14,6 @@ MOST = {"file": 500, "class": 300, "function": 60}  # lines
 # What is larger today. This table may only shrink: what has become small enough has to leave it.
 LARGER = {
     "file": {
-        "adapters/silo.py",
-        "cli/main.py",
         "privacy/pld.py",
         "privacy/views.py",
         "training/accounting.py",

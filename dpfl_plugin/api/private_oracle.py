@@ -144,26 +144,8 @@ class PrivateOracle:
             key = MarkKey.at(shared_key(path))
             parts = _parts(config, module, mine, of_loss, key, path)
             _check_labels(parts, mine, named=isinstance(loss, str))
-            prior = shared_prior(path)(parts.data_sha256, 1, parts.rules)
-            token, own = secrets.token_hex(8), Ledger()
-            account = PrivacyAccount(
-                config,
-                rules=parts.rules,
-                accountant=parts.accountant,
-                setting=parts.setting,
-                num_records=parts.num_records,
-                ledger=own,
-                prior=prior,
-                stateless=True,
-            )
-            if not account.affords(0, PLAN):
-                held = f"{path} holds {earlier_runs(prior)}, at epsilon {account.held():.4g}: " if prior.runs else ""
-                raise (BudgetError if prior.runs else ConfigError)(
-                    f"{held}privacy.epsilon={config.privacy.epsilon} at delta {config.privacy.delta:g} does not last "
-                    "for one release. Raise it, or noise_multiplier; or lower record_rate."
-                )
-            if parts.planned is not None and not parts.rules.varies:
-                account.look_ahead(parts.planned)
+            account = _account(config, parts, path)
+            token = secrets.token_hex(8)
             for said in weak_claims(config, parts.rules, parts.num_records):
                 warnings.warn(said, stacklevel=2)
             key.keep()
@@ -391,6 +373,34 @@ def _records(dataset: Any, module: nn.Module) -> Silo:
             "(augmentation). Leave that out; nothing was released."
         )
     return mine
+
+
+def _account(config: Config, parts: Parts, path: Path) -> PrivacyAccount:
+    """What counts an oracle's releases together with those that the ledger holds.
+
+    Raises:
+        BudgetError, ConfigError: not one release is left.
+    """
+    prior = shared_prior(path)(parts.data_sha256, 1, parts.rules)
+    account = PrivacyAccount(
+        config,
+        rules=parts.rules,
+        accountant=parts.accountant,
+        setting=parts.setting,
+        num_records=parts.num_records,
+        ledger=Ledger(),
+        prior=prior,
+        stateless=True,
+    )
+    if not account.affords(0, PLAN):
+        held = f"{path} holds {earlier_runs(prior)}, at epsilon {account.held():.4g}: " if prior.runs else ""
+        raise (BudgetError if prior.runs else ConfigError)(
+            f"{held}privacy.epsilon={config.privacy.epsilon} at delta {config.privacy.delta:g} does not last "
+            "for one release. Raise it, or noise_multiplier; or lower record_rate."
+        )
+    if parts.planned is not None and not parts.rules.varies:
+        account.look_ahead(parts.planned)
+    return account
 
 
 def _parts(config: Config, module: nn.Module, mine: Silo, loss: Any, key: MarkKey, path: Path) -> Parts:

@@ -33,8 +33,21 @@ FILES = {
     "curves.png",
 }
 FIELDS = {
-    *("schema", "status", "reason", "name", "id", "algorithm", "seed", "rounds", "num_silos", "num_train_records"),
     *(
+        "schema",
+        "status",
+        "reason",
+        "cause",
+        "name",
+        "id",
+        "algorithm",
+        "seed",
+        "rounds",
+        "num_silos",
+        "num_train_records",
+    ),
+    *(
+        "cause",
         "num_test_records",
         "silos",
         "silo_names",

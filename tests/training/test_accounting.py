@@ -26,7 +26,7 @@ from dpfl_plugin.privacy.samplers import FixedSize
 from dpfl_plugin.privacy.views import Planned
 from dpfl_plugin.training.accounting import PrivacyAccount, RoundCost
 from dpfl_plugin.training.planning import CERTAIN, Participation, draw_participants
-from dpfl_plugin.training.session import _in_runs, read_costs
+from dpfl_plugin.training.resume import _in_runs, read_costs
 
 SIGMA, RATE, RECORDS = 8.0, 0.5, 20
 OLD_LEDGER = Path(__file__).with_name("ledger_without_kinds.jsonl")  # as earlier versions wrote it
