@@ -48,6 +48,7 @@ from dpfl_plugin.training.build import Parts, build
 from dpfl_plugin.training.folder import to_json, write_atomic
 from dpfl_plugin.training.job import shared_prior
 from dpfl_plugin.training.ledgers import locked_shared, open_shared
+from dpfl_plugin.training.limits import find_limits
 from dpfl_plugin.training.locations import shared_key
 from dpfl_plugin.training.marks import MarkKey
 from dpfl_plugin.training.published import published
@@ -125,12 +126,14 @@ class PrivateOracle:
 
         Raises:
             ConfigError, DataError: something that is given is wrong; nothing was released.
-            UnsupportedError: for the model, the records or the privacy nothing sound is known here.
+            UnsupportedError: for the model, the records or the privacy nothing sound is known here; or the owner of the
+            data set limits on this machine.
             BudgetError: earlier releases in the ledger left too little. BusyError: another process, or an oracle of
             this one, has the ledger. LedgerError: it is damaged.
         """
         config, of_loss = _config(net, privacy, steps, loss, l2, engine, name)
         path = _file(ledger)
+        _refuse_limits()
         if (other := _opened.get(path.resolve())) is not None:
             raise BusyError(
                 f"ledger={str(ledger)!r}: an oracle of this process has it, after {other.num_releases} releases. Call "
@@ -363,6 +366,16 @@ def _file(ledger: Any) -> Path:
     if not isinstance(ledger, str | os.PathLike) or not str(ledger).strip():
         raise ConfigError(f"{WHERE}: ledger={ledger!r} must be the path of a file, new or of an earlier oracle.")
     return Path(ledger)
+
+
+def _refuse_limits() -> None:
+    """An oracle's ledger is the caller's; the owner's, of the data's lifetime, would not know of its releases."""
+    if (limits := find_limits()) is not None:
+        raise UnsupportedError(
+            f"{limits.source}: the owner of the data set limits on this machine, and a training loop of one's own "
+            "is not counted in their lifetime ledger. Train with dpfl.train or `dpfl run`, which keep to them; the "
+            "owner may take the limits away."
+        )
 
 
 def _records(dataset: Any, module: nn.Module) -> Silo:

@@ -6,7 +6,7 @@ import contextlib
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.privacy.events import Charge
@@ -15,10 +15,14 @@ from dpfl_plugin.runtimes.in_process import InProcessPlace
 from dpfl_plugin.testing.watch import ContractError
 from dpfl_plugin.training.experiment import Progress
 from dpfl_plugin.training.folder import RunFolder
-from dpfl_plugin.training.naming import FRESH
+from dpfl_plugin.training.naming import FRESH, OtherCodeError
 from dpfl_plugin.training.session import run_session
 
 __tracebackhide__ = True
+NOT_SAVED: Final = (
+    "What a round needs of earlier ones belongs into the server's or the silos' states: nothing else is saved, neither "
+    "attributes of self nor globals, nor the state of a random generator."
+)
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,14 @@ def check(config: Config) -> None:
             go(config, folders[k], stop_after=k)
         whole = go(config, folders[0])
         for k in range(1, rounds):
-            _compare(whole, go(config, folders[k], resume=True), k)
+            try:
+                resumed = go(config, folders[k], resume=True)
+            except OtherCodeError as error:  # its code is that of a moment ago; what it reads is not
+                raise ContractError(
+                    f"interrupted after round {k}, the run is not resumed: what the algorithm reads was changed by a "
+                    f"run. {NOT_SAVED}"
+                ) from error
+            _compare(whole, resumed, k)
 
 
 def _compare(whole: Ending, resumed: Ending, k: int) -> None:
@@ -78,8 +89,7 @@ def _compare(whole: Ending, resumed: Ending, k: int) -> None:
         if one != other:
             raise ContractError(
                 f"interrupted after round {k} and resumed, the run ends with another {what} than without the "
-                "interruption. What a round needs of earlier ones belongs into the server's or the silos' states: "
-                "nothing else is saved, neither attributes of self nor globals, nor the state of a random generator."
+                f"interruption. {NOT_SAVED}"
             )
 
 

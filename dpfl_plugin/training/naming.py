@@ -136,7 +136,7 @@ def check_same(folder: RunFolder, began: Mapping[str, Any], naming: Naming, here
     same_libraries = all(began["arithmetic"].get(key) == here[key] for key in ("torch", "device", "dpfl_plugin"))
     if not changes and same_libraries:
         what = [f"the model's {key}" for key, value in model.items() if value != began["model"][key]]
-        if naming.facts["options"] != began["options"]:
+        if naming.facts["options"] != began.get("options"):
             what.append("what the algorithm or the mechanism holds")
         if what:
             changes = [

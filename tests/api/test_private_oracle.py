@@ -207,6 +207,17 @@ def test_what_is_wrong_is_said_and_begins_no_ledger(tmp_path, given, error, said
         pass
 
 
+def test_where_the_owner_set_limits_it_does_not_begin(tmp_path, monkeypatch):
+    """They are of the data's lifetime, and its ledger is not theirs."""
+    limits = tmp_path / "limits.yaml"
+    limits.write_text(f"folder: {tmp_path / 'silo'}\nepsilon: 100\ndelta: 1e-4\n")
+    limits.chmod(0o600)
+    monkeypatch.setenv("DPFL_LIMITS", str(limits))
+    with pytest.raises(UnsupportedError, match=r"limits\.yaml: the owner of the data set limits.*dpfl.train"):
+        made(tmp_path / "silo.jsonl")
+    assert not (tmp_path / "silo.jsonl").exists()
+
+
 def test_it_computes_for_the_net_and_the_process_that_it_was_given_only(tmp_path):
     path, model = tmp_path / "silo.jsonl", nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
     model[0].weight.requires_grad_(False)

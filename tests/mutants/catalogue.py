@@ -3869,6 +3869,14 @@ NAMING_OF_NOISE = (
         ("tests/api/test_private_oracle.py::test_what_cannot_be_charged_is_not_handed_out",),
     ),
     Mutant(
+        "own-loops-without-the-owners-limits",
+        "a training loop of one's own releases data whose owner set limits, and counts nothing of it there",
+        "api/private_oracle.py",
+        "        _refuse_limits()\n",
+        "",
+        ("tests/api/test_private_oracle.py::test_where_the_owner_set_limits_it_does_not_begin",),
+    ),
+    Mutant(
         "own-loops-earlier-releases-forgotten",
         "an oracle that goes on with a ledger counts its own releases only",
         "api/private_oracle.py",
@@ -4003,7 +4011,7 @@ NAMING_OF_NOISE = (
         "resumed-with-another-algorithm",
         "a run goes on with an algorithm that holds other values, and repeats noise on other gradients",
         "training/naming.py",
-        '        if naming.facts["options"] != began["options"]:\n',
+        '        if naming.facts["options"] != began.get("options"):\n',
         "        if False:\n",
         (OWN_CODE + "::test_a_run_is_not_resumed_with_another_model_of_the_same_code",),
     ),
