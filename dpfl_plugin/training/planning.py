@@ -91,26 +91,18 @@ def drawn_silos(
 
 
 def participation(plan: RoundPlan, setting: Setting) -> Participation:
-    """How a silo comes to take part in such a round; of the likeliest silo, where they differ."""
+    """How a silo comes to take part in such a round, drawn anew for each; of the likeliest silo, where they differ.
+
+    With replacement its probability is 1 - (1 - p_k)^S.
+    """
     if plan.participation == "all":
         return CERTAIN
-    law: Law = "with_replacement" if plan.participation == WITH_REPLACEMENT else "without_replacement"
-    probability = participation_probability(plan, setting)
-    return Participation(law, probability) if probability < 1 else CERTAIN
-
-
-def participation_probability(plan: RoundPlan, setting: Setting) -> float:
-    """With which a silo takes part in a round, drawn anew for each; of the likeliest, where they differ.
-
-    With replacement 1 - (1 - p_k)^S.
-    """
     S, M = setting.num_participants, setting.num_silos
-    if plan.participation == "all":
-        return 1.0
-    if plan.participation == WITH_REPLACEMENT:
-        p = max(setting.weights)
-        return -math.expm1(S * math.log1p(-p)) if p < 1 else 1.0
-    return S / M
+    if plan.participation != WITH_REPLACEMENT:
+        return Participation("without_replacement", S / M) if S < M else CERTAIN
+    p = max(setting.weights)
+    probability = -math.expm1(S * math.log1p(-p)) if p < 1 else 1.0
+    return Participation("with_replacement", probability) if probability < 1 else CERTAIN
 
 
 @dataclass(frozen=True, slots=True)

@@ -1301,7 +1301,7 @@ SAMPLING = (
         "neighbouring shares of a silo have a record in common, and are composed in parallel",
         "core/shares.py",
         "first, last = (round(part * num_records) for part in share)",
-        "first, last = math.floor(share[0] * num_records), math.ceil(share[1] * num_records)",
+        "first, last = int(share[0] * num_records), -int(-share[1] * num_records // 1)",
         (ORACLE + "::test_disjoint_shares_read_disjoint_records",),
     ),
     Mutant(
@@ -1902,8 +1902,8 @@ VIEWING = (
         "participation-understated",
         "a third party is promised a smaller probability of taking part than S/M",
         "training/planning.py",
-        "    return S / M\n",
-        "    return S / (M + 1)\n",
+        'Participation("without_replacement", S / M)',
+        'Participation("without_replacement", S / (M + 1))',
         (ACCOUNT + "::test_a_third_party_is_promised_the_probability_of_the_draw",),
     ),
     Mutant(
@@ -1944,8 +1944,8 @@ VIEWING = (
         "everybody-taken-for-sampled",
         "rounds that all silos take part in are amplified as sampled ones",
         "training/planning.py",
-        '    if plan.participation == "all":\n        return 1.0',
-        '    if plan.participation == "none":\n        return 1.0',
+        '    if plan.participation == "all":\n        return CERTAIN',
+        '    if plan.participation == "none":\n        return CERTAIN',
         (ACCOUNT + "::test_a_third_party_is_promised_the_probability_of_the_draw",),
     ),
     Mutant(

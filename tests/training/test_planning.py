@@ -16,7 +16,6 @@ from dpfl_plugin.training.planning import (
     draw_participants,
     draw_with_replacement,
     participation,
-    participation_probability,
 )
 
 SETTING = Setting(num_silos=4, num_participants=2, silo_rate=0.5, record_rate=None)
@@ -64,7 +63,7 @@ def test_with_replacement_silos_are_drawn_by_their_weights_and_take_part_as_ofte
     for silo, p in enumerate(HEAVY.weights):
         assert abs((drawn == silo).sum() - 800 * p) < 5.5 * math.sqrt(800 * p * (1 - p))
     plan = planner_with_replacement().plan({}, 0)
-    likeliest = participation_probability(plan, HEAVY)
+    likeliest = participation(plan, HEAVY).probability
     assert likeliest == pytest.approx(1 - 0.3**2, rel=1e-15)
     present = (drawn == 0).any(axis=1).sum()
     assert abs(present - 400 * likeliest) < 5.5 * math.sqrt(400 * likeliest * (1 - likeliest))
@@ -83,6 +82,6 @@ def test_as_many_draws_as_silos_do_not_reach_them_all():
     everybody = replace(HEAVY, num_participants=4, silo_rate=1.0)
     plan = planner_with_replacement(everybody).plan({}, 0)
     assert len(plan.participants) < 4 and math.fsum(plan.weights) == 1
-    assert participation_probability(plan, everybody) == pytest.approx(1 - 0.3**4)
+    assert participation(plan, everybody).probability == pytest.approx(1 - 0.3**4)
     alone = Setting(num_silos=1, num_participants=1, silo_rate=1.0, record_rate=None, weights=(1.0,))
-    assert participation_probability(planner_with_replacement(alone).plan({}, 0), alone) == 1
+    assert participation(planner_with_replacement(alone).plan({}, 0), alone) == CERTAIN
