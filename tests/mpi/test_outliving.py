@@ -20,7 +20,7 @@ from dpfl_plugin.privacy.ledger import Ledger
 from tests.cli.command import charges, metrics, run, write
 from tests.cli.losing import Losses, losing
 from tests.mpi.launch import Job, mpirun, needs_ulfm
-from tests.mpi.test_faults import arguments, same_in_the_end
+from tests.mpi.test_faults import arguments, run_here, same_in_the_end
 from tests.mpi.test_faults import configured as faulty
 
 pytestmark = needs_ulfm
@@ -182,7 +182,7 @@ def test_with_abort_a_rank_that_dies_ends_the_job(tmp_path: Path, ulfm: bool) ->
         code, _, err = job.end(200)
         assert code != 0 and job.nobody_is_left(60)
     assert ("silo rank 2: was killed, or ended by itself. The last good state" in err) == ulfm, err
-    same_in_the_end(config, run(config, "--resume"))
+    same_in_the_end(config, run_here(config, "--resume"))
 
 
 @pytest.mark.slow
@@ -208,6 +208,6 @@ def test_a_server_that_dies_or_hangs_ends_the_job_and_is_resumed(
         assert err.count("dpfl: rank 0, the server, did not answer for 30 s") == 1, err
     elif ulfm:
         assert err.count("dpfl: rank 0, the server, was killed, or ended by itself") == 1, err
-    result = run(config, *options, "--resume")
+    result = run_here(config, *options, "--resume")
     assert result["lost"] == []
     same_in_the_end(config, result)
