@@ -46,7 +46,7 @@ from dpfl_plugin.privacy.views import server_composed
 from dpfl_plugin.training.accounting import MOST_ROUNDS, PrivacyAccount, earlier_runs
 from dpfl_plugin.training.build import Parts, build
 from dpfl_plugin.training.folder import to_json, write_atomic
-from dpfl_plugin.training.job import shared_prior
+from dpfl_plugin.training.job import new_account, shared_prior
 from dpfl_plugin.training.ledgers import locked_shared, open_shared
 from dpfl_plugin.training.limits import find_limits
 from dpfl_plugin.training.locations import shared_key
@@ -395,16 +395,7 @@ def _account(config: Config, parts: Parts, path: Path) -> PrivacyAccount:
         BudgetError, ConfigError: not one release is left.
     """
     prior = shared_prior(path)(parts.data_sha256, 1, parts.rules)
-    account = PrivacyAccount(
-        config,
-        rules=parts.rules,
-        accountant=parts.accountant,
-        setting=parts.setting,
-        num_records=parts.num_records,
-        ledger=Ledger(),
-        prior=prior,
-        stateless=True,
-    )
+    account = new_account(config, parts, prior, Ledger())
     if not account.affords(0, PLAN):
         held = f"{path} holds {earlier_runs(prior)}, at epsilon {account.held():.4g}: " if prior.runs else ""
         raise (BudgetError if prior.runs else ConfigError)(

@@ -279,6 +279,8 @@ class Hooks:
         shown = {key: value for key, value in result.items() if key not in NOT_FOR_CALLBACKS}
         if not published["mechanism"]["secure"]:
             shown.pop("seed", None)
+        if result["status"] == "failed":
+            shown.pop("cause", None)  # it may be a loss, measured on raw records
         self._calls.end({**shown, "reason": published["run"]["reason"], "epsilon": published["views"]})
 
 

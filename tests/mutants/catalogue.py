@@ -3880,8 +3880,8 @@ NAMING_OF_NOISE = (
         "own-loops-earlier-releases-forgotten",
         "an oracle that goes on with a ledger counts its own releases only",
         "api/private_oracle.py",
-        "        prior=prior,\n",
-        "",
+        "    account = new_account(config, parts, prior, Ledger())\n",
+        "    account = new_account(config, parts, type(prior)(), Ledger())\n",
         ("tests/api/test_private_oracle.py::test_its_epsilon_is_that_of_the_ledger_through_several_oracles",),
     ),
     Mutant(
@@ -3998,6 +3998,14 @@ NAMING_OF_NOISE = (
         " or _is_users_function(value)",
         "",
         (ATTRIBUTES + "::test_what_a_program_puts_into_a_library_counts",),
+    ),
+    Mutant(
+        "callbacks-hear-what-failed",
+        "a tracker is told that a run failed by a loss on raw records, which no published file says",
+        "training/hooks.py",
+        '            shown.pop("cause", None)',
+        "            pass",
+        ("tests/test_callbacks.py::test_a_callback_that_changes_what_is_computed_ends_the_run",),
     ),
     Mutant(
         "callbacks-change-the-loss",
