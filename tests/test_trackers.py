@@ -106,7 +106,9 @@ def _offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setenv(name, str(tmp_path / "home"))
 
 
-@pytest.mark.parametrize("name", READ)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "tensorboard" else pytest.mark.slow) for name in READ]
+)
 def test_a_tracker_has_accuracy_beside_epsilon_and_goes_on_where_it_was(tmp_path: Path, name: str) -> None:
     """After a crash rounds are run again; each is there once all the same."""
     pytest.importorskip(name)
