@@ -101,11 +101,21 @@ def load(group: str, name: str) -> Callable[..., Any]:
 
 
 def load_object(path: str, what: str) -> Callable[..., Any]:
-    """The object at ``package.module:name``, for users' own code named in a configuration."""
+    """The object at ``package.module:name``, for users' own code named in a configuration.
+
+    Raises:
+        PluginError: it cannot be imported, or its name is that of another file that was imported before.
+    """
     if path.count(":") != 1 or not all(path.split(":")):
         raise PluginError(f"{what}: {path!r} is not of the form package.module:name.")
     own_folders.search()
-    return _import(path, lambda: f"{what} {path!r}")
+    found = _import(path, lambda: f"{what} {path!r}")
+    if files := own_folders.another(module_of(path)):
+        raise PluginError(
+            f"{what} {path!r} is {files[1]}, but this process imported another file of that name before, {files[0]}, "
+            "and Python imports a name once. Rename one of the two, or use a process for each."
+        )
+    return found
 
 
 def _import(path: str, what: Callable[[], str]) -> Callable[..., Any]:

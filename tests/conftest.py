@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
 import torch
+
+from dpfl_plugin import own_folders
 
 BESIDE = Path(__file__).resolve().parents[2] / "shared"
 
@@ -29,6 +32,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def one_thread() -> None:
     """Tests run in parallel processes; more threads than cores only slow them down."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _folders_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test finds modules in the folders of configurations that other tests wrote."""
+    for name in ("_working", "_folders", "_added"):
+        monkeypatch.setattr(own_folders, name, [])
+    monkeypatch.setattr(sys, "path", list(sys.path))
 
 
 @pytest.fixture

@@ -471,7 +471,7 @@ def main() -> NoReturn:
 
 def _code() -> int:
     with contextlib.suppress(OSError):  # it is gone
-        own_folders.look_in(os.getcwd())
+        own_folders.look_in_working_folder()
     logging.getLogger("absl").setLevel(logging.ERROR)  # dp_accounting warns of orders that it leaves out, soundly
     try:
         app()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 import dpfl_plugin as dpfl
-from dpfl_plugin.errors import ConfigError, DataError
+from dpfl_plugin.errors import ConfigError, DataError, PluginError
 from tests.cli.command import charges, run, write
 from tests.cli.command import dpfl as command
 
@@ -65,3 +67,22 @@ def test_what_is_wrong_is_named(tmp_path):
     ):
         with pytest.raises(error, match=says):
             call()
+
+
+NET = "import torch\n\n\ndef net(shape, classes):\n    return torch.nn.Linear(shape[0], classes, bias={})\n"
+
+
+def test_a_configuration_has_the_modules_of_its_own_folder_or_is_refused(tmp_path: Path) -> None:
+    """Two of them in one process, each beside a module of the same name: the second never gets the first one's."""
+    made, folders = {}, [tmp_path / "a", tmp_path / "b", tmp_path / "c"]
+    for bias, name, folder in zip((True, False, False), ("nets", "nets", "nets_of_c"), folders, strict=True):
+        folder.mkdir()
+        (folder / f"{name}.py").write_text(NET.format(bias))
+        model = {"name": None, "module": f"{name}:net"}
+        made[folder.name] = dpfl.load(write(folder, {"rounds": 1, "model": model, "out": str(folder / "runs")}))
+    assert len(list(made["a"].run().model.parameters())) == 2
+    with pytest.raises(PluginError) as error:
+        made["b"].run()
+    assert str(folders[0] / "nets.py") in str(error.value) and str(folders[1] / "nets.py") in str(error.value)
+    assert "Rename one" in str(error.value) and not (folders[1] / "runs").exists()
+    assert len(list(made["c"].run().model.parameters())) == 1
