@@ -259,6 +259,14 @@ MECHANISMS = (
         (ROUNDED + "::test_what_is_decided_holds_for_all_bits_that_may_follow",),
     ),
     Mutant(
+        "tail-decided-by-rounded-logarithms",
+        "beyond R a point near the curve is decided by logarithms of uniforms that are rounded to 1",
+        "core/rounded_normals.py",
+        "far = beyond & (np.abs(above) > NEAR_CURVE * (1.0 + above",
+        "far = beyond & (np.abs(above) > NEAR_CURVE * (above",
+        (ROUNDED + "::test_the_tail_is_decided_for_all_bits_that_may_follow",),
+    ),
+    Mutant(
         "tables-of-53-bits",
         "the exact way has tables of 53 bits",
         "core/ziggurat.py",
@@ -335,6 +343,14 @@ STREAM_KEYS = (
         "return sfc64 if equals_numpy(sfc64) else None",
         "return sfc64",
         (DRAWS + "::test_kernels_that_differ_from_numpy_are_not_used",),
+    ),
+    Mutant(
+        "kernel-of-old-sources",
+        "compiled noise that was kept on disk is used though what it was compiled from was mended since",
+        "core/kept_loops.py",
+        'function.__qualname__ += f"_{sources.hexdigest()[:16]}"',
+        "sources.hexdigest()",
+        (DRAWS + "::test_a_loop_that_is_kept_on_disk_is_of_the_sources_that_there_are",),
     ),
     Mutant(
         "kernel-for-secure-noise",
