@@ -46,7 +46,7 @@ from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.slots import from_plain, to_plain
 from dpfl_plugin.privacy.views import Planned
 from dpfl_plugin.training.agreed import AgreedPlan
-from dpfl_plugin.training.folder import locked, to_json, write_atomic
+from dpfl_plugin.training.folder import held, locked, to_json, write_atomic
 from dpfl_plugin.training.limits import Limits, own_folder
 
 SECRET: Final = "secret"
@@ -215,8 +215,12 @@ def opened(limits: Limits) -> Iterator[Lifetime]:
             )
         if not begun:
             path.unlink(missing_ok=True)  # a process ended while it wrote the first line: nothing was charged
+        else:
+            stack.enter_context(held(path, f"{path}: another process has it by another name, a hard link."))
         ledger = Ledger.open(path) if begun else Ledger(path, {"lifetime": limits.data, "unit": limits.unit})
         stack.enter_context(ledger)
+        if not begun:
+            stack.enter_context(held(path, f"{path}: another process has it by another name, a hard link."))
         if head and not ledger.holds(head):
             raise LedgerError(
                 f"{path} does not hold the line {head} that {marker.name} knows of: its end is missing, and with it "

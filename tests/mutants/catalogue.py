@@ -267,6 +267,22 @@ MECHANISMS = (
         (ROUNDED + "::test_the_tail_is_decided_for_all_bits_that_may_follow",),
     ),
     Mutant(
+        "fork-charges-too",
+        "a fork of a silo's process answers as well: two releases take one slot, and one line of the ledger",
+        "privacy/ledger.py",
+        "if self.path is not None and self._process != os.getpid():",
+        "if self.path is not None and self._process < 0:",
+        ("tests/privacy/test_ledger.py::test_a_fork_of_the_process_that_has_it_charges_nothing",),
+    ),
+    Mutant(
+        "shared-ledger-by-another-name",
+        "two runs that have a shared ledger by two hard links each spend all that is left of its budget",
+        "training/ledgers.py",
+        "taken.enter_context(held(path, _by_another_name(path)))",
+        "held(path, _by_another_name(path))",
+        ("tests/training/test_folder.py::test_a_shared_ledger_is_one_runs_at_a_time_by_whatever_name",),
+    ),
+    Mutant(
         "tables-of-53-bits",
         "the exact way has tables of 53 bits",
         "core/ziggurat.py",
