@@ -51,6 +51,7 @@ from dpfl_plugin.training.folder import RunFolder, locked
 from dpfl_plugin.training.grant import Grant
 from dpfl_plugin.training.lifetime import Lifetime
 from dpfl_plugin.training.limits import Limits, Surroundings
+from dpfl_plugin.training.voiding import void_statement
 
 
 class Silo:
@@ -180,6 +181,8 @@ class Silo:
             else Ledger.open(self._files.ledger)
         )
         self._ledger = stack.enter_context(ledger)
+        if lifetime is not None and any(ledger.known(one) < one.count for one in lifetime.of(key)):
+            void_statement(self._files)  # it is of before the folder was set back; the ledger gets what was released
         self._grant = None if planned is None else Grant({self.id: planned}, ledger, lifetime, key)
         self.begins = begins(self.id, plan, self._files.path, lifetime)
         say_once(logging.INFO, self.begins)

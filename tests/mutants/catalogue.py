@@ -283,6 +283,17 @@ MECHANISMS = (
         ("tests/training/test_folder.py::test_a_shared_ledger_is_one_runs_at_a_time_by_whatever_name",),
     ),
     Mutant(
+        "statement-of-a-folder-set-back",
+        "a silo whose folder was set back, and is killed while it is opened, states less than its ledger proves",
+        "adapters/silo.py",
+        "void_statement(self._files)  # it is of",
+        "pass  # it is of",
+        (
+            "tests/adapters/test_standing.py"
+            "::test_nor_where_the_folder_was_set_back_and_the_owner_knows_what_was_released",
+        ),
+    ),
+    Mutant(
         "tables-of-53-bits",
         "the exact way has tables of 53 bits",
         "core/ziggurat.py",
