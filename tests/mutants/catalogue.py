@@ -294,6 +294,22 @@ MECHANISMS = (
         ),
     ),
     Mutant(
+        "records-read-again-unseen",
+        "after memory ran out a run goes on with records that are others, charged to those of before",
+        "training/session.py",
+        'check_marks(others["folder"], parts, key)  #',
+        "pass  #",
+        ("tests/cli/test_memory.py::test_records_that_are_others_when_they_are_read_again_end_the_run",),
+    ),
+    Mutant(
+        "pickled-result-with-records",
+        "a result that is pickled takes all records along",
+        "api/runs.py",
+        'return {**self.__dict__, "_held": None}',
+        "return self.__dict__",
+        ("tests/api/test_training.py::test_a_pickled_result_holds_no_records",),
+    ),
+    Mutant(
         "tables-of-53-bits",
         "the exact way has tables of 53 bits",
         "core/ziggurat.py",
