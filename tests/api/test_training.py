@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import importlib
@@ -212,8 +213,10 @@ def test_a_pickled_result_holds_no_records(tmp_path):
     given = {name: (np.where(np.arange(4) == 3, mark, x), y) for name, (x, y) in SILOS.items()}
     records = dpfl.Federation.from_arrays(given, classes=[0, 1, 2])
     made = train(tmp_path, records, model=net())
-    sent = pickle.dumps({"one": made, "both": dpfl.compare({"one": made, "again": made})})
-    assert mark.tobytes() not in sent
+    sent = b""
+    with contextlib.suppress(TypeError):  # which a Federation raises, as below
+        sent = pickle.dumps({"one": made, "both": dpfl.compare({"one": made, "again": made})})
+    assert sent and mark.tobytes() not in sent
     there = pickle.loads(sent)["one"]
     assert there.result == made.result and torch.equal(there.model[0].weight, made.model[0].weight)
     with pytest.raises(TypeError, match="would hold all records"):
