@@ -163,7 +163,8 @@ class Silo:
         if lifetime is not None:
             assert plan is not None
             name, relation = f"{self._config.name}, silo {self.id}", parts.rules.release(1.0).neighbouring
-            planned = lifetime.begin(key, name, {self.id: plan}, sha256, relation)[self.id]
+            repeats = self._draw is not _fresh_draw
+            planned = lifetime.begin(key, name, {self.id: plan}, sha256, relation, repeats=repeats)[self.id]
         begins_with = {
             "run": agreement.run,
             "silo": self.id,

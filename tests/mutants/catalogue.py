@@ -310,6 +310,14 @@ MECHANISMS = (
         ("tests/api/test_training.py::test_a_pickled_result_holds_no_records",),
     ),
     Mutant(
+        "names-of-other-records",
+        "what is released of changed records, with noise from a seed, counts as what was released of those before",
+        "training/lifetime.py",
+        'if repeats and known is not None and known.get("records") != keyed:',
+        'if repeats and known is None and (known or {}).get("records") == keyed:',
+        ("tests/training/test_custody.py::test_names_of_noise_from_a_seed_are_of_the_records_that_they_were_used_for",),
+    ),
+    Mutant(
         "tables-of-53-bits",
         "the exact way has tables of 53 bits",
         "core/ziggurat.py",
