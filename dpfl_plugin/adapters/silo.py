@@ -51,6 +51,7 @@ from dpfl_plugin.training.folder import RunFolder, locked
 from dpfl_plugin.training.grant import Grant
 from dpfl_plugin.training.lifetime import Lifetime
 from dpfl_plugin.training.limits import Limits, Surroundings
+from dpfl_plugin.training.voiding import void_statement
 
 
 class Silo:
@@ -162,7 +163,8 @@ class Silo:
         if lifetime is not None:
             assert plan is not None
             name, relation = f"{self._config.name}, silo {self.id}", parts.rules.release(1.0).neighbouring
-            planned = lifetime.begin(key, name, {self.id: plan}, sha256, relation)[self.id]
+            repeats = self._draw is not _fresh_draw
+            planned = lifetime.begin(key, name, {self.id: plan}, sha256, relation, repeats=repeats)[self.id]
         begins_with = {
             "run": agreement.run,
             "silo": self.id,
@@ -180,6 +182,8 @@ class Silo:
             else Ledger.open(self._files.ledger)
         )
         self._ledger = stack.enter_context(ledger)
+        if lifetime is not None and any(ledger.known(one) < one.count for one in lifetime.of(key)):
+            void_statement(self._files)  # it is of before the folder was set back; the ledger gets what was released
         self._grant = None if planned is None else Grant({self.id: planned}, ledger, lifetime, key)
         self.begins = begins(self.id, plan, self._files.path, lifetime)
         say_once(logging.INFO, self.begins)

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import numpy as np
 import pydantic
@@ -45,6 +45,15 @@ class _Given:
     def __call__(self, source: DataSource, *, classes: list[int | str] | None = None) -> Dataset:
         names = list(self._tables)
         return joined(_Names(seed=source.seed), names, None, classes, lambda path: self._tables[str(path)])
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a Federation of arrays, data sets or a data frame cannot be pickled: the file would hold all records, and "
+            "another process could not train on it. Make it anew there; of files, Federation.load can be sent."
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Given:
+        return self  # its tables are never written to
 
     @property
     def digest(self) -> str:

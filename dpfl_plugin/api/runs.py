@@ -39,6 +39,10 @@ class Run:
         self.folder, self.result = Path(folder), dict(result)
         self._files, self._held, self._shape = RunFolder(self.folder), held, shape
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the records and other objects that the program gave: who is sent a result is not sent these."""
+        return {**self.__dict__, "_held": None}
+
     @classmethod
     def open(cls, folder: str | Path) -> Run:
         """The run of a folder, ``OUT/NAME/ID``, whoever began it.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import sys
 from pathlib import Path
 from typing import Any, Final
@@ -11,6 +9,7 @@ from typing import Any, Final
 from dpfl_plugin.access import opener
 from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.errors import ConfigError
+from dpfl_plugin.training.cells import csv_text
 from dpfl_plugin.training.folder import naming, to_json
 from dpfl_plugin.training.predictions import Predictions, Trained, by_record, predict, read
 
@@ -108,12 +107,8 @@ def _document(trained: Trained, found: Predictions, lines: Any, statement: list[
 
 def _csv(found: Predictions, lines: Any) -> str:
     """A header and a line for each record: where it is in its file, its class, the probability of each class."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    several = () if found.probabilities is None else tuple(f"p({name})" for name in found.classes)
-    writer.writerow(["record" if lines is None else "line", "predicted", *several])
-    for record, number in enumerate(found.predicted.tolist()):
-        place = record if lines is None else int(lines[record])
-        row = [] if found.probabilities is None else [f"{p:.6g}" for p in found.probabilities[record]]
-        writer.writerow([place, found.classes[number], *row])
-    return text.getvalue()
+    rows = []
+    for one in by_record(found, lines):
+        probabilities = one.pop("probabilities", {})
+        rows.append(one | {f"p({name})": f"{p:.6g}" for name, p in probabilities.items()})
+    return csv_text(rows)

@@ -47,7 +47,8 @@ NEAR: Final = 2.0**-48
 # less.
 NEAR_BEYOND: Final = 2.0**-43
 FEW_BITS: Final = 2**44
-# Of exp(-x^2 / 2) or 2 ln(U') in relation to itself: some 2^-50, and 2^-44 beyond R.
+# Of exp(-x^2 / 2), in relation to itself: some 2^-48. Of -2 ln(U') - t^2 beyond R: 2^-42. In relation to themselves
+# the logarithms are off by anything where U and U' are next to 1: a U' of 1 - 2^-55 is rounded to 1.
 NEAR_CURVE: Final = 2.0**-40
 _UNIT: Final = 2.0**-64
 FEW: Final = 24  # that are done sooner one by one than by numpy's vectors
@@ -144,7 +145,7 @@ def at_edges(word: Words, uniforms: Words, std: float) -> tuple[Integers, Floats
 
     t = -np.log(np.where(beyond, u, 0.5)) / R
     above = -2.0 * np.log(np.where(beyond, v, 0.5)) - t * t
-    far = beyond & (np.abs(above) > NEAR_CURVE * (above + 2.0 * t * t))
+    far = beyond & (np.abs(above) > NEAR_CURVE * (1.0 + above + 2.0 * t * t))
 
     scaled = np.where(beyond, R + t, x) * std
     value = np.rint(scaled)
@@ -191,7 +192,7 @@ def at_edge(word: np.uint64, first: np.uint64, second: np.uint64, std: float) ->
             return KEPT, 0.0
         t = -math.log(u) / R
         above = -2.0 * math.log(v) - t * t
-        if not abs(above) > NEAR_CURVE * (above + 2.0 * t * t):
+        if not abs(above) > NEAR_CURVE * (1.0 + above + 2.0 * t * t):
             return KEPT, 0.0
         if above < 0:
             return RETRIED, 0.0

@@ -14,7 +14,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfl_plugin.core import rounded_normals
+from dpfl_plugin.core import kept_loops, rounded_normals, ziggurat
 from dpfl_plugin.core.rounded_normals import CHUNK, DONE, KEPT, LARGEST, REJECTED
 
 Words = NDArray[np.uint64]
@@ -30,6 +30,7 @@ def compiled(function: F) -> F:
 
 
 def _compiled(function: F, **options: Any) -> F:
+    kept_loops.bind(function, rounded_normals, ziggurat)
     try:
         return cast(F, numba.njit(cache=True, **options)(function))
     except RuntimeError:  # neither beside this file nor in the user's cache

@@ -19,6 +19,7 @@ import numpy as np
 from numba import boolean, float32, float64, int64, void
 from numpy.typing import NDArray
 
+from dpfl_plugin.core import balls, kept_loops
 from dpfl_plugin.core.balls import MOST_RATIO
 
 VERSION: Final = f"numba {numba.__version__}, llvmlite {llvmlite.__version__}"
@@ -50,6 +51,7 @@ def _compiled(signature: Any, *fastmath: str) -> Callable[[Callable[..., Any]], 
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         options = {"error_model": "numpy", "fastmath": {"contract", *fastmath}}
+        kept_loops.bind(function, balls)
         try:
             compiled: Callable[..., Any] = numba.njit(signature, cache=True, **options)(function)
         except Exception:

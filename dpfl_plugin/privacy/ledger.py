@@ -72,7 +72,7 @@ class Ledger:
         self._kinds: dict[tuple[Any, ...], int] = {}  # of lines that were read
         self._check = ""
         self._file: BinaryIO | None = None
-        self._usable = True
+        self._usable, self._process = True, os.getpid()
         self._unsynced = True  # of lines that were read, too, it is not known whether they are on disk
         if self.path is None:
             return
@@ -226,7 +226,7 @@ class Ledger:
         """Sync and close; the charges stay readable."""
         if self._file is None:
             return
-        if self._usable:
+        if self._usable and self._process == os.getpid():
             self.sync()
         file, self._file, self._usable = self._file, None, False
         file.close()
@@ -257,6 +257,11 @@ class Ledger:
     # Writing
 
     def _require_usable(self) -> None:
+        if self.path is not None and self._process != os.getpid():
+            raise LedgerError(
+                f"{self.path} was opened by process {self._process}, of which this is a fork: what both charged would "
+                "count once. Nothing may leave here. Open it after the fork, in one process."
+            )
         if not self._usable:
             raise LedgerError(
                 f"{self.path} is closed, open for reading only, or failed before: nothing can be charged."

@@ -20,7 +20,7 @@ def csv_text(rows: Sequence[dict[str, Any]]) -> str:
 
 def _no_formula(cell: Any) -> Any:
     """A cell that a spreadsheet does not compute: text that begins as a formula gets a ' before it; numbers stay."""
-    if not isinstance(cell, str) or not cell.startswith(("=", "+", "-", "@", "\t", "\r")):
+    if not isinstance(cell, str) or not cell.startswith(("=", "+", "-", "@", "\t", "\r", "\n")):
         return cell
     try:
         float(cell)

@@ -108,7 +108,9 @@ class Custody:
         relation = parts.rules.release(1.0).neighbouring
         with contextlib.ExitStack() as stack:
             lifetime = stack.enter_context(opened(self.limits))
-            slots = lifetime.begin(agreement, config.name, plans, parts.data_sha256, relation)
+            # Not by their marks, whose key another folder has not.
+            records = hashlib.sha256(json.dumps([parts.host.digests[silo] for silo in mine]).encode()).hexdigest()
+            slots = lifetime.begin(agreement, config.name, plans, records, relation, repeats=self._repeats)
             self._ledger = Ledger()
             self._grant = Grant({**dict.fromkeys(mine, ()), **slots}, self._ledger, lifetime, agreement)
             self._stack = stack.pop_all()

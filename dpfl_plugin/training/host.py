@@ -83,6 +83,7 @@ class SiloHost:
 
     Attributes:
         clock: takes the time of each part of the work; nobody's, unless one is put there.
+        digests: as given; they stay in this process.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class SiloHost:
         digests: Mapping[int, str] | None = None,
     ) -> None:
         self.clock: Stopwatch = STOPPED
-        self._digests = dict(digests or {})
+        self.digests = dict(digests or {})
         self.ids = sorted(train)
         self._row = {silo: row for row, silo in enumerate(self.ids)}
         self._model, self._loss, self._layout = model.eval(), loss, Layout.of(model)
@@ -155,7 +156,7 @@ class SiloHost:
         """
         draw = draw if draw.asked else asked_at(draw, down, plan)
         with _told_if_short(f"silos {', '.join(map(str, ids))} in round {draw.round + 1}"):
-            return self._run(ids, down, plan, replace(draw, held=self._digests))
+            return self._run(ids, down, plan, replace(draw, held=self.digests))
 
     def _run(self, ids: Sequence[int], down: Vectors, plan: RoundPlan, draw: Draw) -> tuple[Vectors, list[Charge]]:
         if plan.task == "score":

@@ -17,7 +17,7 @@ from dpfl_plugin.core.streams import fresh_attempt
 from dpfl_plugin.errors import BusyError, ConfigError, DataError, LedgerBusyError, LedgerError
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.training.checkpoint import Checkpoint, load_facts
-from dpfl_plugin.training.folder import RunFolder, locked
+from dpfl_plugin.training.folder import RunFolder, held, locked
 
 BEGINNING = b'{"facts":{'  # of every ledger's first line
 FRESH_NOISE = (
@@ -86,7 +86,11 @@ def _enter(stack: contextlib.ExitStack, path: Path, lock: Path, wait: Wait) -> N
     began, said = time.monotonic(), -math.inf
     while True:
         try:
-            stack.enter_context(locked(lock, f"--ledger {path}: another run ({{holder}}) is writing to it."))
+            with contextlib.ExitStack() as taken:
+                taken.enter_context(locked(lock, f"--ledger {path}: another run ({{holder}}) is writing to it."))
+                if path.exists():
+                    taken.enter_context(held(path, _by_another_name(path)))
+                stack.push(taken.pop_all())
             return
         except BusyError as error:
             waited = time.monotonic() - began
@@ -182,12 +186,20 @@ def open_ledgers(
         yield Ledgers(own, shared, attempt)
 
 
-def open_shared(path: Path) -> Ledger:
+@contextlib.contextmanager
+def open_shared(path: Path) -> Iterator[Ledger]:
     """A shared ledger to append to, which the caller has locked; a new one where there is none."""
     if _has_a_line(path):
-        return Ledger.open(path)
+        with Ledger.open(path) as ledger:
+            yield ledger
+        return
     path.unlink(missing_ok=True)  # a process ended while it wrote the first line: nothing was charged
-    return Ledger(path, {"shared": uuid.uuid4().hex})
+    with Ledger(path, {"shared": uuid.uuid4().hex}) as ledger, held(path, _by_another_name(path)):
+        yield ledger
+
+
+def _by_another_name(path: Path) -> str:
+    return f"--ledger {path}: another run is writing to it by another name, a hard link."
 
 
 def _open_own(folder: RunFolder, facts: Mapping[str, Any], found: Checkpoint | None, shared: Ledger | None) -> Ledger:

@@ -46,7 +46,7 @@ from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.slots import from_plain, to_plain
 from dpfl_plugin.privacy.views import Planned
 from dpfl_plugin.training.agreed import AgreedPlan
-from dpfl_plugin.training.folder import locked, to_json, write_atomic
+from dpfl_plugin.training.folder import held, locked, to_json, write_atomic
 from dpfl_plugin.training.limits import Limits, own_folder
 
 SECRET: Final = "secret"
@@ -90,7 +90,14 @@ class Lifetime:
         return max(0.0, self.limits.epsilon - epsilon), max(0.0, self.limits.delta - delta)
 
     def begin(
-        self, agreement: str, name: str, plans: Mapping[int, AgreedPlan], records: str, neighbouring: str
+        self,
+        agreement: str,
+        name: str,
+        plans: Mapping[int, AgreedPlan],
+        records: str,
+        neighbouring: str,
+        *,
+        repeats: bool = False,
     ) -> dict[int, list[Planned]]:
         """Reserve an agreement's plan, unless that was done before; the slots of each silo, whatever of them was used.
 
@@ -102,9 +109,10 @@ class Lifetime:
             plans: of each silo.
             records: a digest of the records, which is kept as one that is keyed by a secret.
             neighbouring: the relation of all its releases.
+            repeats: what has the name of an earlier release is taken for the same bits, since noise follows from names.
 
         Raises:
-            LimitError: nothing, or not enough, is left.
+            LimitError: nothing, or not enough, is left; or names may repeat that were used for other records.
         """
         known = next((facts for facts in self._ledger.runs if facts["noise"] == agreement), None)
         epsilon, delta = max(plan.epsilon for plan in plans.values()), max(plan.delta for plan in plans.values())
@@ -113,6 +121,12 @@ class Lifetime:
         else:
             self._check(0.0, 0.0, neighbouring)  # the owner may have lowered the limits
         keyed = hmac.new(self._secret, records.encode(), "sha256").hexdigest()[:32]
+        if repeats and known is not None and known.get("records") != keyed:
+            self.limits.refuse(
+                "this agreement's noise follows from a seed, and it has released other records under the same names: "
+                "what is released of these would not be counted",
+                "give the run another name or seed: that is another agreement, with a plan of its own",
+            )
         last = next((facts.get("records") for facts in reversed(self._ledger.runs)), keyed)
         if last != keyed:
             LOG.warning(
@@ -215,8 +229,12 @@ def opened(limits: Limits) -> Iterator[Lifetime]:
             )
         if not begun:
             path.unlink(missing_ok=True)  # a process ended while it wrote the first line: nothing was charged
+        else:
+            stack.enter_context(held(path, f"{path}: another process has it by another name, a hard link."))
         ledger = Ledger.open(path) if begun else Ledger(path, {"lifetime": limits.data, "unit": limits.unit})
         stack.enter_context(ledger)
+        if not begun:
+            stack.enter_context(held(path, f"{path}: another process has it by another name, a hard link."))
         if head and not ledger.holds(head):
             raise LedgerError(
                 f"{path} does not hold the line {head} that {marker.name} knows of: its end is missing, and with it "

@@ -166,6 +166,7 @@ def _run_in_memory(job: Job, place: Place, hooks: Hooks, stop: Callable[[], bool
         key = key_of(others["config"], others["folder"], others["shared"])
         held = functools.partial(place.hold, key=key)
         parts = build(others["config"], others["base"], noise, hold=held, chunk_bytes=chunk)
+        check_marks(others["folder"], parts, key)  # a data set may answer otherwise when it is read again
         job = Job(parts=parts, **(others | {"here": arithmetic_of(others["config"], parts)}))
 
 

@@ -201,6 +201,19 @@ def test_data_that_grew_or_have_other_digits_are_the_same_data_unless_they_have_
     }
 
 
+def test_a_silo_that_lost_its_folder_repeats_noise_for_the_same_records_only(tmp_path):
+    limits, agreement, (x, y) = limits_of(tmp_path, repeatable=True), agreed(), records()[0]
+    server = server_of(agreement)
+    with silo_of(agreement, limits, draw=draws(0, "trial")) as silo:
+        answer = silo.answer(message := server.begin())
+        shutil.rmtree(silo._files.path)
+    with pytest.raises(LimitError, match="released other records under the same names"):
+        silo_of(agreement, limits, (x + 1, y), draw=draws(0, "trial"))
+    with silo_of(agreement, limits, draw=draws(0, "trial")) as silo:
+        again = silo.answer(message)
+        assert all(torch.equal(value, again.vectors[name]) for name, value in answer.vectors.items())
+
+
 def test_digests_in_the_lifetime_ledger_are_keyed_by_a_secret(tmp_path):
     found = []
     for name in ("a", "b"):
@@ -231,6 +244,17 @@ def test_a_lifetime_ledger_that_is_missing_or_was_set_back_is_refused(tmp_path):
 def test_two_processes_cannot_spend_the_same_lifetime(tmp_path):
     with silo_of(agreed(), limits_of(tmp_path)), pytest.raises(BusyError, match=r"another process .* these data"):
         silo_of(agreed(seed=1), limits_of(tmp_path))
+
+
+def test_nor_by_two_names_of_its_file(tmp_path):
+    first, second = limits_of(tmp_path / "a"), limits_of(tmp_path / "b")
+    second.folder.mkdir(mode=0o700, parents=True)
+    with silo_of(agreed(), first):  # which begins the ledger
+        (second.folder / "data.lifetime.jsonl").hardlink_to(first.folder / "data.lifetime.jsonl")
+        with pytest.raises(BusyError, match="by another name"):
+            silo_of(agreed(seed=1), second)
+    with silo_of(agreed(), first), pytest.raises(BusyError, match="by another name"):
+        silo_of(agreed(seed=1), second)
 
 
 def test_units_and_neighbouring_relations_are_not_mixed(tmp_path):

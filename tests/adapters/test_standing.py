@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import os
 import re
 import shutil
@@ -11,9 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from dpfl_plugin.adapters import Server, Silo, agree
 from dpfl_plugin.privacy.accountants import PLD
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.views import server_view
+from dpfl_plugin.training.limits import Limits
 from tests.adapters.federation import NOISY, SimulatedSilo, block, loop
 from tests.adapters.test_faults import Unplugged, module, records
 
@@ -29,13 +32,17 @@ def proven(folder: Path) -> float:
 
 
 def stated(folder: Path) -> tuple[float, float] | None:
-    """(epsilon in the server's view, the least that privacy.md states); None where nothing is stated."""
+    """(epsilon in the server's view, the least that privacy.md states): what is void states no end; None where nothing
+    is stated."""
     files = folder / "ledger.json", folder / "privacy.md"
     if not all(file.exists() for file in files):
         return None
-    views, text = json.loads(files[0].read_text())["views"], files[1].read_text()
+    said, text = json.loads(files[0].read_text()), files[1].read_text()
+    epsilon = math.inf if said.get("guarantee", "").startswith("void") else said["views"]["server"]["epsilon"]
+    if text.startswith("# Privacy statement: void"):
+        return epsilon, math.inf
     (row,) = (line for line in text.splitlines() if line.startswith("| server, as it went"))
-    return views["server"]["epsilon"], float(row.split("|")[2])
+    return epsilon, float(row.split("|")[2])
 
 
 def check(folder: Path) -> bool:
@@ -107,6 +114,31 @@ def test_the_statement_is_never_behind_the_ledger(tmp_path, watched, plan):
     assert len(seen) > 200 and any(seen)
     assert said["views"]["server"]["epsilon"] == pytest.approx(spent, rel=1e-9), "in the end it is what was spent"
     assert said["num_charges"] == said["counted"]["in_ledger"]
+
+
+def test_nor_where_the_folder_was_set_back_and_the_owner_knows_what_was_released(tmp_path, watched):
+    """The owner's ledger has the rounds that the silo's own lost, and gives them back when the silo is opened."""
+    limits = Limits(folder=tmp_path / "owner", epsilon=8.0, delta=1e-4)
+    agreement = agree(block(privacy={"epsilon": 3.0, "delta": DELTA, "record_rate": 0.25}), num_silos=1, model=module())
+    server, folder, seen = Server(agreement, module()), tmp_path / "owner" / "silo", []
+
+    def silo():
+        return Silo(agreement, 0, module(), records()[0], folder, limits=limits)
+
+    for place in (tmp_path / "kept", tmp_path / "lost"):
+        with silo() as one:
+            server.receive(0, one.answer(server.begin()))
+            server.end()
+        shutil.copytree(folder, place)
+    spent = proven(folder)
+    shutil.rmtree(folder)
+    shutil.copytree(tmp_path / "kept", folder)
+    assert proven(folder) < spent
+    watched(lambda what: seen.append(check(folder)))
+    with silo():
+        assert proven(folder) == spent
+    assert len(seen) > 10 and all(seen)
+    assert stated(folder)[0] == pytest.approx(spent, rel=1e-9)
 
 
 class Disk:

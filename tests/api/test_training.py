@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import gc
 import importlib
+import pickle
 import subprocess
 import sys
 import threading
@@ -202,6 +205,23 @@ def test_a_configuration_tells_nothing_of_what_records_hold(tmp_path):
     runs = [train(tmp_path, records, rounds=2) for records in (first, second)]
     assert runs[0].folder != runs[1].folder
     assert runs[0].result["model_sha256"] != runs[1].result["model_sha256"]
+
+
+def test_a_pickled_result_holds_no_records(tmp_path):
+    """It keeps the objects of its configuration alive, and who is sent the result must not be sent these."""
+    mark = np.float32(123.456)
+    given = {name: (np.where(np.arange(4) == 3, mark, x), y) for name, (x, y) in SILOS.items()}
+    records = dpfl.Federation.from_arrays(given, classes=[0, 1, 2])
+    made = train(tmp_path, records, model=net())
+    sent = b""
+    with contextlib.suppress(TypeError):  # which a Federation raises, as below
+        sent = pickle.dumps({"one": made, "both": dpfl.compare({"one": made, "again": made})})
+    assert sent and mark.tobytes() not in sent
+    there = pickle.loads(sent)["one"]
+    assert there.result == made.result and torch.equal(there.model[0].weight, made.model[0].weight)
+    with pytest.raises(TypeError, match="would hold all records"):
+        pickle.dumps(records)
+    assert copy.deepcopy(records) == records
 
 
 def test_without_out_a_run_has_a_folder_of_its_own_and_says_which(tmp_path, monkeypatch, capsys):

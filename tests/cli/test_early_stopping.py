@@ -120,7 +120,7 @@ def _first_messages(tmp_path, changed=None, noise=0.0, more=None):
         float(score["score"]),
         up["model"],
         6,
-        replace(asked_at(draw, {"model": parts.model}, planner.of_all("score")), held=parts.host._digests),
+        replace(asked_at(draw, {"model": parts.model}, planner.of_all("score")), held=parts.host.digests),
     )
 
 

@@ -13,7 +13,7 @@ import torch
 from dpfl_plugin.gradients.bookkeeping import BookKeeping
 from dpfl_plugin.gradients.closed_form import ClosedForm
 from dpfl_plugin.oracle import attempt_of
-from dpfl_plugin.training import memory
+from dpfl_plugin.training import memory, setting
 from tests.cli.command import charges, dpfl, metrics, one_message, run, write
 
 
@@ -76,6 +76,24 @@ def test_noise_is_never_added_to_two_values(tmp_path: Path, monkeypatch: pytest.
     charged = {(attempt_of(c.noise_id), c.round, c.silo) for c in charges(result["folder"])}
     assert len(used) > 48
     assert not [uses for uses in used.values() if len(uses) > 1 and charged & set(uses)]
+
+
+def test_records_that_are_others_when_they_are_read_again_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A data set of somebody's own may draw them: what is charged would be charged to the records of before."""
+    small = Small(monkeypatch, 21, 16 * memory.MIB, CPU)
+    before = setting.build_federation
+
+    def drawn(**options: Any) -> Any:
+        found = before(**options)
+        found.silos[3].train_x[5] += small.failed
+        return found
+
+    monkeypatch.setattr(setting, "build_federation", drawn)
+    done = dpfl("run", write(tmp_path), "--out", tmp_path / "runs")
+    assert done.code == 2 and "the records are not those that this run began with" in done.err
+    assert small.failed == 1
 
 
 def test_memory_that_smaller_chunks_do_not_mend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,9 +37,9 @@ def table(seed: int, count: int, columns: tuple[str, ...] = ("a", "b"), label: s
     return "\n".join(text) + "\n"
 
 
-def trained(folder: Path, changes: dict | None = None) -> Path:
+def trained(folder: Path, changes: dict | None = None, no: str = "no") -> Path:
     """The folder of a finished run."""
-    (folder / "train.csv").write_text(table(1, 80))
+    (folder / "train.csv").write_text(table(1, 80).replace(",no\n", f",{no}\n"))
     changes = changes or {}
     config = {**BASE, **CSV, **changes, "data": {**CSV["data"], **changes.get("data", {})}}
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
@@ -68,6 +68,16 @@ def test_the_model_is_applied_to_what_preprocessing_makes_of_the_records(folder:
     assert np.abs(said - expected).max() < 1e-5
     assert [row["predicted"] for row in found] == ["yes" if p[1] > p[0] else "no" for p in expected]
     assert [int(row["line"]) for row in found] == list(range(2, 32))
+
+
+def test_a_class_whose_name_is_a_formula_is_none_in_a_spreadsheet(tmp_path: Path) -> None:
+    """A run of somebody else's configuration names the classes."""
+    formula = "=1+1"
+    folder = trained(tmp_path, {"data": {"dataset": {**CSV["data"]["dataset"], "classes": [formula, "yes"]}}}, formula)
+    (tmp_path / "new.csv").write_text(table(2, 30, label=""))
+    done = dpfl("predict", folder, tmp_path / "new.csv")
+    assert {row["predicted"] for row in rows(done)} == {f"'{formula}", "yes"}
+    assert list(rows(done)[0]) == ["line", "predicted", f"p({formula})", "p(yes)"]
 
 
 def test_columns_go_by_their_names_and_a_label_is_not_needed(folder: Path, tmp_path: Path) -> None:

@@ -1,6 +1,10 @@
 """Kernels against what is drawn without them, bit for bit."""
 
+import hashlib
+import inspect
+import os
 import pickle
+import subprocess
 import sys
 import types
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from dpfl_plugin.core import draws, rounded_normals, sfc64_state
+from dpfl_plugin.core import draws, rounded_normals, sfc64_state, ziggurat
 from dpfl_plugin.core.device_noise import Normals, normals
 from dpfl_plugin.core.grid import Grid
 from dpfl_plugin.core.sfc64_state import OpenSFC64
@@ -336,6 +340,43 @@ def test_where_nothing_can_be_kept_they_are_compiled_anew(monkeypatch):
         made.append(function)
         return function
 
+    def one():
+        return 1
+
     monkeypatch.setattr(numba, "njit", njit)
-    assert sfc64.compiled(abs) is abs
-    assert made == [abs]
+    assert sfc64.compiled(one) is one
+    assert made == [one]
+
+
+LOOPS = """
+import numba, other, sys
+from dpfl_plugin.core import kept_loops
+
+def run():
+    return other.twice()
+
+kept_loops.bind(run, other)
+run = numba.njit(run, cache=True)
+print(run(), sum(run.stats.cache_hits.values()))
+"""
+
+
+def test_a_loop_that_is_kept_on_disk_is_of_the_sources_that_there_are(tmp_path):
+    """numba looks at the file of the loop alone: a constant of another file that was mended would never be used."""
+    (tmp_path / "loops.py").write_text(LOOPS)
+
+    def loops(number):
+        source = f"import numba\n\n@numba.njit(inline='always')\ndef twice():\n    return 2 * {number}\n"
+        (tmp_path / "other.py").write_text(source)
+        more = {"NUMBA_CACHE_DIR": str(tmp_path / "kept"), "PYTHONDONTWRITEBYTECODE": "1"}
+        ran, env = [sys.executable, str(tmp_path / "loops.py")], {**os.environ, **more}
+        return subprocess.run(ran, env=env, capture_output=True, text=True, check=True).stdout.split()
+
+    assert [loops(1), loops(1), loops(3)] == [["2", "0"], ["2", "1"], ["6", "0"]]
+
+
+def test_kernels_are_bound_to_what_is_compiled_into_them():
+    sources = [inspect.getsource(module).encode() for module in (rounded_normals, ziggurat)]
+    digest = hashlib.sha256(b"".join(hashlib.sha256(source).digest() for source in sources)).hexdigest()
+    for kernel in (sfc64.add_rounded, sfc64.add_rounded_of, sfc64.at_edges_of, sfc64._at_edges, sfc64._by_words):
+        assert kernel.py_func.__qualname__ == f"{kernel.py_func.__name__}_{digest[:16]}"

@@ -132,6 +132,45 @@ def test_what_is_decided_holds_for_all_bits_that_may_follow(std):
                 assert takes_another_word(given, std, fill)
 
 
+def on_the_curve_beyond_r(count):
+    """Words of the tail, with U from next to 1 to next to 0, and U' at the curve, off by next to nothing or more."""
+    rng, uniforms = np.random.default_rng(5), []
+    for _ in range(count):
+        t = Decimal(float(2.0 ** rng.uniform(-40, 1.5)))
+        first, second = (int(2**64 * number.exp()) for number in (-ziggurat._R * t, -t * t / 2))
+        off = int(2.0 ** rng.uniform(0, 42)) * int(rng.choice([-1, 1]))
+        uniforms.append([first, min(max(second + off, 0), 2**64 - 1), 0])
+    word = (int(rounded.INNER[0]) + 7) << 9
+    return np.full(count, word, np.uint64), np.array(uniforms, np.uint64)
+
+
+def test_the_tail_is_decided_for_all_bits_that_may_follow():
+    """Where U and U' are next to 1, their logarithms are next to 0, and rounded by more than themselves."""
+
+    class Again(Exception):
+        """What the exact way raises here where it tries the tail again."""
+
+    std = 2.0**30
+    word, uniforms = on_the_curve_beyond_r(600)
+    fates, values, _ = rounded.at_edges(word, uniforms, std)
+    assert {rounded.DONE, rounded.RETRIED, rounded.KEPT} <= set(fates.tolist())
+    for n in np.flatnonzero(fates != rounded.KEPT):
+        assert rounded.at_edge(word[n], uniforms[n, 0], uniforms[n, 1], std)[0] == fates[n]
+        for fill in (0, 2**64 - 1):
+
+            def draw(count, fill=fill):
+                if count > 3:
+                    raise Again
+                return np.full(count, fill, np.uint64)
+
+            try:
+                found = ziggurat.decide(rounded.undecided(word[n], uniforms[n, 0], uniforms[n, 1]), std, draw)
+            except Again:
+                assert fates[n] == rounded.RETRIED
+            else:
+                assert (fates[n], values[n]) == (rounded.DONE, found)
+
+
 @pytest.mark.parametrize("std", [1.0, 2.0**30])
 def test_one_by_one_is_as_all_at_once(std):
     word, uniforms = hard_words(np.random.default_rng(2))

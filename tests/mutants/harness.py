@@ -34,7 +34,7 @@ SECONDS = 1200  # a mutant that takes longer hangs
 LINES = 40  # of a child's output that are kept
 # What numba's loops are made of. It looks for changes of the files that have them, not of those that these import from.
 KERNELS = (
-    *(f"core/{name}.py" for name in ("balls", "rounded_normals", "sfc64", "ziggurat")),
+    *(f"core/{name}.py" for name in ("balls", "kept_loops", "rounded_normals", "sfc64", "ziggurat")),
     "errors.py",
     "gradients/kernels.py",
 )

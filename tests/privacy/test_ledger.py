@@ -348,3 +348,26 @@ def test_killed_anywhere_nothing_that_left_is_missing(tmp_path: Path) -> None:
             silos[one.round] = silos.get(one.round, 0) + 1
         assert set(range(left + 1)) <= set(silos)
         assert set(silos.values()) == {400}
+
+
+def test_a_fork_of_the_process_that_has_it_charges_nothing(tmp_path: Path) -> None:
+    """Else both would release what the other does not count, and leave a file whose lines contradict each other."""
+    path = tmp_path / "ledger.jsonl"
+    read, write_end = os.pipe()
+    with Ledger(path, {"run": "r1"}) as ledger:
+        ledger.append([charge(0)])
+        ledger.sync()
+        if (pid := os.fork()) == 0:
+            said = "charged"
+            try:
+                ledger.append([charge(1)])
+                ledger.sync()
+            except LedgerError as error:
+                said = str(error)
+            ledger.close()
+            os.write(write_end, said.encode())
+            os._exit(0)
+        os.waitpid(pid, 0)
+        assert f"was opened by process {os.getpid()}, of which this is a fork" in os.read(read, 1000).decode()
+        ledger.append([charge(2)])
+    assert [one.round for one in Ledger.open(path, append=False)] == [0, 2]

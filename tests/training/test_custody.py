@@ -4,6 +4,7 @@ import pytest
 
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.training import limits as limits_module
+from dpfl_plugin.training import setting
 from dpfl_plugin.training.lifetime import read_reservations
 from tests.cli.command import charges, dpfl, run, write
 
@@ -68,6 +69,28 @@ def test_the_same_agreement_begun_elsewhere_has_no_slots_of_its_own(tmp_path, ow
     run(config)
     done = dpfl("run", config, "--out", tmp_path / "elsewhere")
     assert done.code == 3 and "0 are left of those in the agreed plan" in done.err and "another name" in done.err
+
+
+def test_names_of_noise_from_a_seed_are_of_the_records_that_they_were_used_for(tmp_path, owner, monkeypatch):
+    """The names that a silo tells do not know its records: of others, the first round would be there already."""
+    folder = owner(epsilon=50, delta=0.01, repeatable="true")
+    config = write(tmp_path)
+    first = charges(run(config)["folder"])
+    assert charges(run(config, "--out", tmp_path / "again")["folder"]) == first  # the same bits: charged once
+    assert set(Ledger.open(folder / "data.lifetime.jsonl", append=False)) == first
+    before = setting.build_federation
+
+    def changed(**options):
+        found = before(**options)
+        found.silos[0].train_x[0] += 1
+        return found
+
+    monkeypatch.setattr(setting, "build_federation", changed)
+    done = dpfl("run", config, "--out", tmp_path / "changed")
+    assert done.code == 3 and "it has released other records under the same names" in done.err
+    assert not any(len(Ledger.open(path, append=False)) for path in tmp_path.glob("changed/**/ledger.jsonl"))
+    named = charges(run(write(tmp_path, {"seed": 8}), "--out", tmp_path / "named")["folder"])
+    assert set(Ledger.open(folder / "data.lifetime.jsonl", append=False)) == first | named and not first & named
 
 
 def test_what_is_released_beside_the_rounds_has_slots(tmp_path, owner):

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from dpfl_plugin.errors import BusyError, ConfigError
+from dpfl_plugin.errors import BusyError, ConfigError, LedgerBusyError
 from dpfl_plugin.training.folder import RunFolder, to_json, write_atomic
-from dpfl_plugin.training.ledgers import locked_shared
+from dpfl_plugin.training.ledgers import locked_shared, open_shared
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,4 +76,22 @@ def test_a_folder_is_locked_for_others(tmp_path: Path) -> None:
     with first.locked(), pytest.raises(ConfigError, match=rf"another process \(pid {os.getpid()} on "), second.locked():
         pass
     with second.locked():
+        pass
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_shared_ledger_is_one_runs_at_a_time_by_whatever_name(tmp_path: Path, begun: bool) -> None:
+    """Two runs that had it by two hard links would each spend all that is left of its budget."""
+    path, other = tmp_path / "all.jsonl", tmp_path / "elsewhere" / "all.jsonl"
+    other.parent.mkdir()
+    if begun:
+        with open_shared(path):
+            pass
+    with locked_shared(path), open_shared(path):
+        other.hardlink_to(path)
+        with pytest.raises(LedgerBusyError, match=r"elsewhere/all.jsonl: .* by another name"), locked_shared(other):
+            pytest.fail("begun")
+    with locked_shared(other), open_shared(other), pytest.raises(LedgerBusyError), locked_shared(path):
+        pytest.fail("begun")
+    with locked_shared(path), open_shared(path):
         pass
