@@ -17,7 +17,6 @@ LARGER = {
         "privacy/pld.py",
         "privacy/views.py",
         "training/accounting.py",
-        "training/audit.py",
         "training/statement.py",
     },
     "class": {
@@ -40,7 +39,6 @@ LARGER = {
         "data/federation.py::build_federation",
         "data/files.py::joined",
         "training/accounting.py::__init__",
-        "training/audit.py::audit",
         "training/build.py::build",
         "training/session.py::run_session",
         "training/statement.py::statement",

@@ -17,8 +17,9 @@ from dpfl_plugin.config.load import load as load_file
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.runtimes.in_process import InProcess
-from dpfl_plugin.training.audit import Options, Report
+from dpfl_plugin.training.audit import Options
 from dpfl_plugin.training.audit import audit as audit_config
+from dpfl_plugin.training.audit_report import Report
 from dpfl_plugin.training.host import SiloHost
 from dpfl_plugin.training.runtime import ChargeSink, Observer, Runtime
 

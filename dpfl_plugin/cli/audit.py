@@ -19,7 +19,8 @@ from dpfl_plugin.data.names import listed
 from dpfl_plugin.errors import ConfigError, DataError
 from dpfl_plugin.privacy.audit import Correlation, Interval
 from dpfl_plugin.runtimes.in_process import InProcess
-from dpfl_plugin.training.audit import FALSE_ALARM, Options, Report, audit
+from dpfl_plugin.training.audit import Options, audit
+from dpfl_plugin.training.audit_report import FALSE_ALARM, Report
 from dpfl_plugin.training.folder import to_json
 from dpfl_plugin.training.host import SiloHost
 from dpfl_plugin.training.runtime import ChargeSink, Observer, Runtime
