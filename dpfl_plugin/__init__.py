@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from dpfl_plugin.algorithms.smoothed import ConvolutionMBSGD as ConvolutionMBSGD
     from dpfl_plugin.algorithms.smoothed import LocalizedConvolution as LocalizedConvolution
     from dpfl_plugin.algorithms.smoothed import LocalizedNesterov as LocalizedNesterov
+    from dpfl_plugin.api.audits import audit as audit
     from dpfl_plugin.api.experiment import Experiment as Experiment
-    from dpfl_plugin.api.experiment import audit as audit
     from dpfl_plugin.api.experiment import load as load
     from dpfl_plugin.api.federation import Federation as Federation
     from dpfl_plugin.api.ledgers import Ledger as Ledger
@@ -43,7 +43,7 @@ __version__ = "0.1.0"
 
 _PUBLIC: Final = {
     "AcceleratedMBSGD": "dpfl_plugin.algorithms.accelerated",
-    "audit": "dpfl_plugin.api.experiment",
+    "audit": "dpfl_plugin.api.audits",
     "calibrate": "dpfl_plugin.api.numbers",
     "compare": "dpfl_plugin.api.runs",
     "ConvolutionMBSGD": "dpfl_plugin.algorithms.smoothed",

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dpfl_plugin.training.audit_report import Report
 
 
-def audits(path: Path, reports: Mapping[str, Report]) -> None:
+def draw_audits(path: Path, reports: Mapping[str, Report]) -> None:
     """Draw each audit: the scores of the two groups of canaries with their normal fits, and the epsilons beside."""
     import matplotlib
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from dpfl_plugin.config.load import noise_name
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.vectors import Vectors
-from dpfl_plugin.errors import ConfigError, UnsupportedError, require
+from dpfl_plugin.errors import ConfigError, UnsupportedError, require_argument
 from dpfl_plugin.gradients.base import Records, layers
 from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.audit import Correlation
@@ -69,10 +69,11 @@ class Options:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        require(self.canaries >= 1, "--canaries", self.canaries, "be at least 1")
-        require(self.silos is None or self.silos >= 1, "--silos", self.silos, "be at least 1")
-        require(self.rounds is None or self.rounds >= 1, "--rounds", self.rounds, "be at least 1")
-        require(self.seed >= 0, "--seed", self.seed, "be at least 0")
+        for name in ("canaries", "silos", "rounds", "seed"):
+            value, least = getattr(self, name), 0 if name == "seed" else 1
+            left_out = value is None and name in ("silos", "rounds")
+            whole = isinstance(value, int) and not isinstance(value, bool)
+            require_argument(left_out or (whole and value >= least), name, value, f"be at least {least}")
 
 
 def audit(config: Config, base: Path, options: Options, make_runtime: MakeRuntime) -> Report:
