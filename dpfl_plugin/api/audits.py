@@ -9,14 +9,15 @@ from dpfl_plugin.api.experiment import Experiment, experiment_of
 from dpfl_plugin.api.progress import say
 from dpfl_plugin.api.running import in_file
 from dpfl_plugin.errors import ConfigError, DataError
+from dpfl_plugin.privacy.audit import Correlation, Interval
 from dpfl_plugin.runtimes.in_process import InProcess
 from dpfl_plugin.training.audit import Options
 from dpfl_plugin.training.audit import audit as audit_config
-from dpfl_plugin.training.audit_report import Report
+from dpfl_plugin.training.audit_report import FALSE_ALARM, Report
 from dpfl_plugin.training.host import SiloHost
 from dpfl_plugin.training.runtime import ChargeSink, Observer, Runtime
 
-__all__ = ["Options", "Report", "audit", "audits"]
+__all__ = ["FALSE_ALARM", "Correlation", "Interval", "Options", "Report", "audit", "audits"]
 
 
 def audit(

@@ -116,7 +116,7 @@ def load(path: str | Path, *, variant: str | None = None) -> Experiment:
     Raises:
         ConfigError: anything in it is wrong; the message names file, key and value.
     """
-    found = Experiment(Path(path), variant=variant)
+    found = Experiment(experiment_of(path).path, variant=variant)
     found.loaded()
     return found
 

@@ -199,6 +199,7 @@ def max_steps(
 
 def named_accountant(name: str) -> Accountant:
     """The registered accountant of this name, with its defaults."""
+    require(isinstance(name, str), "accountant", name, "be the name of a registered accountant")
     accountant: Accountant = registry.build(registry.load("accountants", name), {}, where="accountant")
     return accountant
 

@@ -14,12 +14,13 @@ from dpfl_plugin.config.schema import Block, Config
 from dpfl_plugin.errors import ArgumentError, ConfigError, require_argument
 from dpfl_plugin.registry import nearest
 from dpfl_plugin.theorems import Given, Prescribed, prescribed
+from dpfl_plugin.theorems.base import Prescription
 from dpfl_plugin.training.locations import folder_of, key_of
 from dpfl_plugin.training.plugins import algorithm_options, build_plugin
 from dpfl_plugin.training.prospect import MOST_PLANNED, Prospect, prospect, strain
 from dpfl_plugin.training.question import Question
 
-__all__ = ["Answer", "Given", "Prescribed", "Question", "paper_plans", "plan", "plans"]
+__all__ = ["Answer", "Given", "Prescribed", "Prescription", "Question", "paper_plans", "plan", "plans"]
 
 KEYS: Final = {
     "sigma": "privacy.noise_multiplier",

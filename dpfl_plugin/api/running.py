@@ -17,11 +17,24 @@ from dpfl_plugin.training.hooks import Reporter
 from dpfl_plugin.training.ledgers import Wait
 from dpfl_plugin.training.locations import folder_of
 from dpfl_plugin.training.naming import OtherCodeError
+from dpfl_plugin.training.outcome import Cause, cause_of
 from dpfl_plugin.training.place import Place
+from dpfl_plugin.training.prospect import MANY_ROUNDS
 from dpfl_plugin.training.result import Result, finished_result
 from dpfl_plugin.training.session import run_session
 
-__all__ = ["LEDGER_WAIT", "OtherCodeError", "Result", "carried_out", "in_file", "place_here", "place_of"]
+__all__ = [
+    "LEDGER_WAIT",
+    "MANY_ROUNDS",
+    "Cause",
+    "OtherCodeError",
+    "Result",
+    "carried_out",
+    "cause_of",
+    "in_file",
+    "place_here",
+    "place_of",
+]
 
 LEDGER_WAIT: Final = 60.0  # seconds, for a run that is about to end
 

@@ -6,7 +6,7 @@ import base64
 import html
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +46,7 @@ class Run:
         Raises:
             DataError: no run ended there, or its result cannot be read.
         """
+        require(isinstance(folder, str | Path), "folder", folder, "be the path of a run's folder, OUT/NAME/ID")
         files = RunFolder(Path(folder))
         try:
             return cls(files.path, json.loads(files.result.read_text()))
@@ -237,6 +238,7 @@ def compare(runs: Sequence[Run] | Mapping[str, Run]) -> Comparison:
     Raises:
         ConfigError: there is none, or something else is no run.
     """
+    require(isinstance(runs, Iterable), "runs", runs, "be a list of runs, or a mapping of labels to runs")
     labelled = runs if isinstance(runs, Mapping) else _labelled(runs)
     if not labelled:
         raise ConfigError("compare needs a run at least: dpfl.compare([run, other]).")

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,13 +23,14 @@ from dpfl_plugin.api.privacy import Privacy
 from dpfl_plugin.api.progress import Teller
 from dpfl_plugin.api.running import carried_out, place_here
 from dpfl_plugin.api.runs import Run, Shape
-from dpfl_plugin.config.load import configure
+from dpfl_plugin.config.load import base_of, configure, load
 from dpfl_plugin.config.schema import Config, PrivacyConfig
 from dpfl_plugin.data.base import Holding
 from dpfl_plugin.errors import ConfigError, DataError, TrainingError, require
 from dpfl_plugin.models.build import build_model
 from dpfl_plugin.training.build import Parts
 from dpfl_plugin.training.folder import RunFolder
+from dpfl_plugin.training.locations import folder_of
 from dpfl_plugin.training.place import Place
 from dpfl_plugin.training.runtime import ChargeSink, Runtime
 
@@ -80,6 +81,7 @@ def train(
             f"federation is a {type(federation).__name__}: make one by dpfl.Federation.load, from_frame, from_arrays "
             "or from_datasets."
         )
+    check_how(resume, ledger, callbacks, progress)
     if resume and out is None:
         raise ConfigError("resume=True without out: say in which folder the run was begun, out=....")
     _check_path("out", out)
@@ -109,11 +111,13 @@ def _values(
         raise ConfigError(
             "data is what the federation says: give its keys there, e.g. Federation.load(..., num_silos=8)."
         )
+    by_keys = isinstance(privacy, PrivacyConfig | Mapping)
+    require(by_keys, "privacy", privacy, "be dpfl.Privacy(epsilon=..., ...), or its keys as a mapping")
     model_said, of_model = model_block(model)
     loss_said, of_loss = loss_name(keys.get("loss", "auto"))
     algorithm_said, of_algorithm = algorithm_block(algorithm)
     values: dict[str, Any] = {
-        **plain({key: value for key, value in keys.items() if key != "loss"}),
+        **{key: _plain(key, value) for key, value in keys.items() if key != "loss"},
         "data": federation.data,
         "model": model_said,
         "algorithm": algorithm_said,
@@ -121,6 +125,13 @@ def _values(
     }
     values |= {} if loss_said == "auto" else {"loss": loss_said}
     return values, (federation, of_model, of_loss, of_algorithm)
+
+
+def _plain(key: str, value: Any) -> Any:
+    try:
+        return plain(value)
+    except ConfigError as error:
+        raise ConfigError(f"{key}: {error}") from error
 
 
 def _check_path(name: str, value: Any) -> None:
@@ -139,7 +150,7 @@ def check_how(
     _check_path("ledger", ledger)
     require(isinstance(resume, bool), "resume", resume, "be True or False")
     require(progress is None or isinstance(progress, bool), "progress", progress, "be True, False or None")
-    several = isinstance(callbacks, Sequence) and not isinstance(callbacks, str | bytes)
+    several = isinstance(callbacks, Iterable) and not isinstance(callbacks, str | bytes)
     require(several, "callbacks", callbacks, "be a list of callbacks", "Give callbacks=[...].")
 
 
@@ -191,6 +202,35 @@ def run_config(
             f"out={config.out!r} tries again from there."
         )
     return Run(folder, result, held=held, shape=seen.shape)
+
+
+def resume(
+    folder: str | Path,
+    *,
+    ledger: str | Path | None = None,
+    callbacks: Sequence[Any] = (),
+    progress: bool | None = None,
+) -> Run:
+    """Go on with the run of a folder, ``OUT/NAME/ID``, whoever began it; one that is finished is shown.
+
+    Args:
+        ledger: the one that it shares with other runs, if it began with one. Others as those of `train`.
+
+    Raises:
+        DataError: there is no run; ConfigError: objects of a program that it was begun with are missing, or the folder
+            was renamed; or as `train`.
+    """
+    require(isinstance(folder, str | Path), "folder", folder, "be the path of a run's folder, OUT/NAME/ID")
+    files = RunFolder(Path(folder).absolute())
+    if not (files.config.exists() and files.ledger.exists()):
+        raise DataError(f"{folder}: no run began there, or its files are gone. Name its folder, OUT/NAME/ID.")
+    found = load(files.config).variants[0].config
+    path = Path(folder) if len(Path(folder).parts) > 2 else files.path
+    config = found.model_copy(update={"out": str(path.parents[1])})
+    own = folder_of(config).path
+    if own.parts[-2:] != files.path.parts[-2:]:
+        raise ConfigError(f"{folder} is the folder of a run that belongs into {own}: give it its own name again.")
+    return run_config(config, base_of(files.config), resume=True, ledger=ledger, callbacks=callbacks, progress=progress)
 
 
 def own_folder() -> str:

@@ -12,12 +12,10 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from dpfl_plugin.api.audits import Options, Report, audits
+from dpfl_plugin.api.audits import FALSE_ALARM, Correlation, Interval, Options, Report, audits
 from dpfl_plugin.api.experiment import Experiment
 from dpfl_plugin.core.grid import SUM_SLACK
 from dpfl_plugin.data.names import listed
-from dpfl_plugin.privacy.audit import Correlation, Interval
-from dpfl_plugin.training.audit_report import FALSE_ALARM
 from dpfl_plugin.training.folder import to_json
 
 LEGEND: Final = (

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from dpfl_plugin.training.folder import write_atomic
 
 if TYPE_CHECKING:
-    from dpfl_plugin.training.audit_report import Report
+    from dpfl_plugin.api.audits import Report
 
 
 def draw_audits(path: Path, reports: Mapping[str, Report]) -> None:

@@ -19,7 +19,17 @@ from rich.table import Table
 
 from dpfl_plugin.api import pictures
 from dpfl_plugin.api.experiment import Experiment
-from dpfl_plugin.api.running import LEDGER_WAIT, OtherCodeError, Result, carried_out, in_file, place_of
+from dpfl_plugin.api.running import (
+    LEDGER_WAIT,
+    MANY_ROUNDS,
+    Cause,
+    OtherCodeError,
+    Result,
+    carried_out,
+    cause_of,
+    in_file,
+    place_of,
+)
 from dpfl_plugin.api.runs import difference
 from dpfl_plugin.cli import fitting, starting
 from dpfl_plugin.cli.progress import reporter_on
@@ -30,8 +40,6 @@ from dpfl_plugin.data.names import called
 from dpfl_plugin.errors import ConfigError, DataError
 from dpfl_plugin.runtimes.mpi import job
 from dpfl_plugin.training.folder import RunFolder, to_json
-from dpfl_plugin.training.outcome import Cause, cause_of
-from dpfl_plugin.training.prospect import MANY_ROUNDS
 
 NOT_IN_TABLE = (
     'The "seconds" of a run are those from its first round to its last: without the start, and without the evaluation '

@@ -12,11 +12,10 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from dpfl_plugin.api.plans import Given, Prescribed, Question, paper_plans
+from dpfl_plugin.api.plans import Given, Prescribed, Prescription, Question, paper_plans
 from dpfl_plugin.cli.account import WIDTH
 from dpfl_plugin.core.rounding import places
 from dpfl_plugin.errors import ArgumentError, ConfigError
-from dpfl_plugin.theorems.base import Prescription
 from dpfl_plugin.training.folder import to_json
 
 Proof = dict[str, Any]
