@@ -40,7 +40,7 @@ class LocalSteps:
             raise ConfigError("local_lr (eta_l) and eta_0 (eta_l = eta_0 / (s K)): give exactly one of them.")
         for key in ("local_lr", "eta_0"):
             value = getattr(self, key)
-            known = isinstance(value, Real) and 0 < value < float("inf")
+            known = isinstance(value, Real) and 0 < float(value) < float("inf")
             require(value is None or known, key, value, "be positive and finite")
         _ = self.optimizer  # checks its own options
 
