@@ -26,7 +26,8 @@ from dpfl_plugin.oracle import Draw, PrivateOracle
 from dpfl_plugin.privacy.mechanisms import Gaussian
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.runtimes.in_process import InProcess
-from dpfl_plugin.training.audit import Options, Report, audit
+from dpfl_plugin.training.audit import Options, audit
+from dpfl_plugin.training.audit_report import Report
 from dpfl_plugin.training.host import SiloHost
 from dpfl_plugin.training.runtime import ChargeSink, Observer
 

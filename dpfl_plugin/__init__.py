@@ -26,25 +26,34 @@ if TYPE_CHECKING:
     from dpfl_plugin.algorithms.smoothed import ConvolutionMBSGD as ConvolutionMBSGD
     from dpfl_plugin.algorithms.smoothed import LocalizedConvolution as LocalizedConvolution
     from dpfl_plugin.algorithms.smoothed import LocalizedNesterov as LocalizedNesterov
+    from dpfl_plugin.api.accounts import account as account
+    from dpfl_plugin.api.audits import audit as audit
+    from dpfl_plugin.api.checks import check as check
     from dpfl_plugin.api.experiment import Experiment as Experiment
-    from dpfl_plugin.api.experiment import audit as audit
     from dpfl_plugin.api.experiment import load as load
     from dpfl_plugin.api.federation import Federation as Federation
     from dpfl_plugin.api.ledgers import Ledger as Ledger
     from dpfl_plugin.api.numbers import calibrate as calibrate
     from dpfl_plugin.api.numbers import epsilon as epsilon
+    from dpfl_plugin.api.numbers import max_steps as max_steps
+    from dpfl_plugin.api.plans import plan as plan
+    from dpfl_plugin.api.predictions import predict as predict
     from dpfl_plugin.api.privacy import Privacy as Privacy
     from dpfl_plugin.api.private_oracle import PrivateOracle as PrivateOracle
+    from dpfl_plugin.api.reports import write_report as write_report
     from dpfl_plugin.api.runs import Run as Run
     from dpfl_plugin.api.runs import compare as compare
+    from dpfl_plugin.api.training import resume as resume
     from dpfl_plugin.api.training import train as train
 
 __version__ = "0.1.0"
 
 _PUBLIC: Final = {
     "AcceleratedMBSGD": "dpfl_plugin.algorithms.accelerated",
-    "audit": "dpfl_plugin.api.experiment",
+    "account": "dpfl_plugin.api.accounts",
+    "audit": "dpfl_plugin.api.audits",
     "calibrate": "dpfl_plugin.api.numbers",
+    "check": "dpfl_plugin.api.checks",
     "compare": "dpfl_plugin.api.runs",
     "ConvolutionMBSGD": "dpfl_plugin.algorithms.smoothed",
     "epsilon": "dpfl_plugin.api.numbers",
@@ -60,16 +69,21 @@ _PUBLIC: Final = {
     "LocalizedMBSGD": "dpfl_plugin.algorithms.localized",
     "LocalizedNesterov": "dpfl_plugin.algorithms.smoothed",
     "LocalizedSubgradient": "dpfl_plugin.algorithms.localized",
+    "max_steps": "dpfl_plugin.api.numbers",
     "MBSGD": "dpfl_plugin.algorithms.mb_sgd",
     "MultistageMBSGD": "dpfl_plugin.algorithms.accelerated",
     "NoisySubgradient": "dpfl_plugin.algorithms.mb_sgd",
+    "plan": "dpfl_plugin.api.plans",
+    "predict": "dpfl_plugin.api.predictions",
     "Privacy": "dpfl_plugin.api.privacy",
     "PrivateOracle": "dpfl_plugin.api.private_oracle",
+    "resume": "dpfl_plugin.api.training",
     "Run": "dpfl_plugin.api.runs",
     "ScaffNew": "dpfl_plugin.algorithms.scaffnew",
     "Scaffold": "dpfl_plugin.algorithms.scaffold",
     "ScaffoldWarm": "dpfl_plugin.algorithms.scaffold",
     "train": "dpfl_plugin.api.training",
+    "write_report": "dpfl_plugin.api.reports",
 }
 """Public name: the module that has it."""
 

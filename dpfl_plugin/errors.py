@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import errno
+import re
 import traceback
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 MAKE_ROOM: Final = (
@@ -20,10 +21,48 @@ class DpflError(Exception):
     exit_code = 1
 
 
+Error = TypeVar("Error", bound=DpflError)
+
+
 class ConfigError(DpflError, ValueError):
     """A value in the configuration is wrong; the message names the key and what is allowed."""
 
     exit_code = 2
+
+
+class ArgumentError(ConfigError):
+    """An argument of a public function is wrong, or the option of a command that gave it.
+
+    One message serves both: in its text ``{name}`` stands for an argument, ``{name=value}`` for one with what to give.
+
+    Attributes:
+        as_options: the message in the words of the command line: ``--name``, ``--name value``.
+    """
+
+    def __str__(self) -> str:
+        return _ARGUMENT.sub(lambda found: _in_python(*found.groups()), self.text)
+
+    @property
+    def text(self) -> str:
+        return str(self.args[0])
+
+    @property
+    def as_options(self) -> str:
+        return _ARGUMENT.sub(lambda found: _as_option(*found.groups()), self.text)
+
+
+_ARGUMENT: Final = re.compile(r"\{(\w+)(?:=(\w+))?\}")
+
+
+def _in_python(name: str, value: str | None) -> str:
+    if value is None:
+        return name
+    return f"{name}={value}" if value in ("True", "False") else f"{name}={value!r}"
+
+
+def _as_option(name: str, value: str | None) -> str:
+    option = "--" + name.replace("_", "-")
+    return option if value in (None, "True") else f"{option} {value}"
 
 
 class BudgetError(ConfigError):
@@ -106,6 +145,18 @@ def require(ok: bool, key: str, value: Any, must: str, mend: str = "") -> None:
     """Raise ConfigError unless ``ok``: "key=value must <must>. <mend>"."""
     if not ok:
         raise ConfigError(f"{key}={value!r} must {must}." + (f" {mend}" if mend else ""))
+
+
+def require_argument(ok: bool, name: str, value: Any, must: str, mend: str = "") -> None:
+    """As `require`, of an argument, which on the command line is an option."""
+    if not ok:
+        raise ArgumentError(f"{{{name}}}={value!r} must {must}." + (f" {mend}" if mend else ""))
+
+
+def said_of(error: Error, before: str, after: str = "") -> Error:
+    """An error of the same type, whose message says where it came up."""
+    text = error.text if isinstance(error, ArgumentError) else str(error)
+    return type(error)(f"{before}{text}{after}")
 
 
 def is_full(error: OSError) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Literal
 
 from dpfl_plugin.algorithms.base import Setting
@@ -33,12 +34,14 @@ class LocalSteps:
     tau: float = 1e-3
 
     def __post_init__(self) -> None:
-        require(self.local_steps >= 1, "local_steps", self.local_steps, "be at least 1")
+        whole = isinstance(self.local_steps, Integral)
+        require(whole and self.local_steps >= 1, "local_steps", self.local_steps, "be at least 1, a whole number")
         if (self.local_lr is None) == (self.eta_0 is None):
             raise ConfigError("local_lr (eta_l) and eta_0 (eta_l = eta_0 / (s K)): give exactly one of them.")
         for key in ("local_lr", "eta_0"):
             value = getattr(self, key)
-            require(value is None or 0 < value < float("inf"), key, value, "be positive and finite")
+            known = isinstance(value, Real) and 0 < float(value) < float("inf")
+            require(value is None or known, key, value, "be positive and finite")
         _ = self.optimizer  # checks its own options
 
     @property

@@ -1,26 +1,23 @@
-"""A file's runs in Python: change keys, run, audit."""
+"""A file's runs in Python: change keys, and run them."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dpfl_plugin import own_folders
+from dpfl_plugin.api import pictures
 from dpfl_plugin.api.objects import plain
+from dpfl_plugin.api.running import in_file
 from dpfl_plugin.api.runs import Comparison, Run
 from dpfl_plugin.api.training import run_config
-from dpfl_plugin.config.load import Variant, base_of
+from dpfl_plugin.config.load import Plan, base_of
 from dpfl_plugin.config.load import load as load_file
 from dpfl_plugin.config.schema import Config
-from dpfl_plugin.errors import ConfigError
-from dpfl_plugin.runtimes.in_process import InProcess
-from dpfl_plugin.training.audit import Options, Report
-from dpfl_plugin.training.audit import audit as audit_config
-from dpfl_plugin.training.host import SiloHost
-from dpfl_plugin.training.runtime import ChargeSink, Observer, Runtime
+from dpfl_plugin.errors import ConfigError, DataError, require
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +37,7 @@ class Experiment:
     @property
     def variants(self) -> dict[str, Experiment]:
         """Each variant by itself, by label; of a file without any the run, by its name."""
-        runs = self._variants()
+        runs = self.loaded().variants
         return {one.label or one.config.name: Experiment(self.path, self.settings, one.label) for one in runs}
 
     @property
@@ -50,7 +47,7 @@ class Experiment:
         Raises:
             ConfigError: there are several.
         """
-        runs = self._variants()
+        runs = self.loaded().variants
         if len(runs) > 1:
             labels = ", ".join(str(one.label) for one in runs)
             raise ConfigError(f"{self.path} has several variants: take one, variants[...]: {labels}.")
@@ -65,7 +62,7 @@ class Experiment:
         """
         settings = tuple(f"{key}={json.dumps(plain(value))}" for key, value in keys.items())
         found = Experiment(self.path, (*self.settings, *settings), self.variant)
-        found._variants()  # what is wrong is told here
+        found.loaded()  # what is wrong is told here
         return found
 
     def run(
@@ -80,23 +77,37 @@ class Experiment:
 
         Arguments and errors are those of `dpfl.train`; the folder is the file's key ``out``.
         """
-        done = {
-            one.label or one.config.name: run_config(
-                one.config,
-                base_of(self.path),
-                resume=resume,
-                ledger=ledger,
-                callbacks=callbacks,
-                progress=progress,
-                label=one.label,
-            )
-            for one in self._variants()
-        }
+        plan, done = self.loaded(), {}
+        for one in plan.variants:
+            try:
+                done[one.label or one.config.name] = run_config(
+                    one.config,
+                    self.base,
+                    resume=resume,
+                    ledger=ledger,
+                    callbacks=callbacks,
+                    progress=progress,
+                    label=one.label,
+                )
+            except (ConfigError, DataError) as error:
+                raise in_file(error, self.path, one) from error
+        if len(plan.variants) > 1:
+            pictures.of_variants(plan.variants[0].config, {label: run.lines for label, run in done.items()})
         return Comparison(done) if len(done) > 1 else next(iter(done.values()))
 
-    def _variants(self) -> tuple[Variant, ...]:
-        own_folders.look_in(base_of(self.path))
-        return load_file(self.path, self.settings, variant=self.variant).variants
+    @property
+    def base(self) -> Path:
+        """Where relative paths in the file start."""
+        return base_of(self.path)
+
+    def loaded(self) -> Plan:
+        """The checked runs, and which pairs of them are to be compared.
+
+        Raises:
+            ConfigError: anything in the file is wrong; the message names file, key and value.
+        """
+        own_folders.look_in(self.base)
+        return load_file(self.path, self.settings, variant=self.variant)
 
 
 def load(path: str | Path, *, variant: str | None = None) -> Experiment:
@@ -105,42 +116,18 @@ def load(path: str | Path, *, variant: str | None = None) -> Experiment:
     Raises:
         ConfigError: anything in it is wrong; the message names file, key and value.
     """
-    found = Experiment(Path(path), variant=variant)
-    found._variants()
+    found = Experiment(experiment_of(path).path, variant=variant)
+    found.loaded()
     return found
 
 
-def audit(
-    experiment: Experiment | str | Path,
-    *,
-    canaries: int = 1000,
-    silos: int | None = None,
-    rounds: int | None = None,
-    seed: int = 0,
-) -> Report | Mapping[str, Report]:
-    """Check by experiment what a configuration claims: canaries in silos, seen by the server; as `dpfl audit`.
-
-    Args:
-        canaries: in all silos together. silos: that have canaries; None: up to 10.
-        rounds: None: all that the configuration would run.
-
-    Returns:
-        what was found (``consistent``, ``epsilon_bound``, ``violations``, ...); by label where there are several
-        variants, of which those without noise are left out.
+def experiment_of(what: Experiment | str | Path) -> Experiment:
+    """An experiment, given as it is or by its file.
 
     Raises:
-        ConfigError, DataError: the configuration or its records are wrong; UnsupportedError: it cannot be audited.
+        ConfigError: it is neither.
     """
-    found = experiment if isinstance(experiment, Experiment) else load(experiment)
-    options = Options(canaries=canaries, silos=silos, rounds=rounds, seed=seed)
-    runs, base = found._variants(), base_of(found.path)
-    reports = {
-        one.label or one.config.name: audit_config(one.config, base, options, _in_process)
-        for one in runs
-        if len(runs) == 1 or one.config.privacy.noise_multiplier != 0
-    }
-    return reports if len(runs) > 1 else next(iter(reports.values()))
-
-
-def _in_process(host: SiloHost, stack: int, charges: ChargeSink, observer: Observer) -> Runtime:
-    return InProcess(host, charges, stack_size=stack, observers=[observer])
+    if isinstance(what, Experiment):
+        return what
+    require(isinstance(what, str | Path), "experiment", what, "be the path of a configuration, or dpfl.load(path)")
+    return Experiment(Path(what))

@@ -22,7 +22,7 @@ from dpfl_plugin.data.base import Dataset
 from dpfl_plugin.data.fetch import DataSource
 from dpfl_plugin.data.files import joined, table_of_arrays
 from dpfl_plugin.data.table import Columns, Table
-from dpfl_plugin.errors import ConfigError, DataError
+from dpfl_plugin.errors import ConfigError, DataError, require
 
 if TYPE_CHECKING:
     import pandas
@@ -103,6 +103,8 @@ class Federation:
         Raises:
             ConfigError: there is no such data set, or a key is wrong.
         """
+        known_kind = isinstance(dataset, str | Mapping)
+        require(known_kind, "dataset", dataset, "be the name of a data set, or a block as in a file")
         block: dict[str, Any] = {"name": dataset} if isinstance(dataset, str) else dict(dataset)
         block |= {key: value for key, value in keys.items() if key not in KEYS}
         if isinstance(name := block.get("name"), str):
@@ -145,6 +147,10 @@ class Federation:
         columns, cells = getattr(frame, "columns", None), getattr(frame, "iloc", None)
         if columns is None or cells is None:
             raise ConfigError(f"from_frame needs a pandas DataFrame, not a {type(frame).__name__}. See from_arrays.")
+        for key, value in {"label": label, "silo": silo}.items():
+            named = isinstance(value, str) or (key == "silo" and value is None)
+            require(named, key, value, "be the name of a column, in words")
+        _check_list("ignore_columns", ignore_columns)
         reading = Columns(label, silo, tuple(ignore_columns or ()), ",")
         try:
             table = reading.parse(FRAME, _Rows(frame), unit="row")
@@ -171,10 +177,17 @@ class Federation:
         for name, pair in silos.items():
             if not isinstance(pair, tuple | list) or len(pair) != 2:
                 raise ConfigError(f"silo {name!r}: must be a pair (features, labels), not a {type(pair).__name__}.")
-            x, y = (np.array(_on_cpu(part)) for part in pair)
-            if not str(name).strip():
-                raise ConfigError("a silo's name is empty: give each one.")
+            if not isinstance(name, str | int | np.integer) or not str(name).strip():
+                raise ConfigError(f"a silo's name {name!r} must be a word or a whole number, and not empty.")
             where = Path(f"silo {name}")
+            try:
+                x, y = (np.array(_on_cpu(part)) for part in pair)
+            except ValueError as error:
+                raise DataError(
+                    f"silo {name!r}: features and labels must be arrays, with rows of one length."
+                ) from error
+            if x.ndim and not len(x):
+                raise DataError(f"{where} holds no records: leave it out.")
             if str(where) in tables:
                 raise ConfigError(f"two silos are called {name!r}: give each a name of its own.")
             tables[str(where)] = table_of_arrays(where, x, y, np.full(len(x) if x.ndim else 0, str(name)))
@@ -198,6 +211,8 @@ class Federation:
         check_apart(dict(enumerate(silos.values())))
         arrays = {}
         for name, data in silos.items():
+            if not (hasattr(data, "__getitem__") or hasattr(data, "__iter__")):
+                raise DataError(f"silo {name}: is a {type(data).__name__}: give a data set or a DataLoader of torch.")
             try:
                 arrays[name] = all_records(data)
             except DataError as error:
@@ -213,6 +228,7 @@ class Federation:
         *,
         natural: bool,
     ) -> Federation:
+        _check_list("classes", classes)
         for key in keys:
             if key not in KEYS:
                 raise ConfigError(f"{key} is not a known key of data{registry.nearest(key, KEYS)}: {', '.join(KEYS)}.")
@@ -249,6 +265,10 @@ def _words(column: pandas.Series[Any]) -> list[str]:
     """Cells as text, from which a float is read back to the bit; missing ones are empty."""
     missing = column.isna().tolist()
     return ["" if gone else str(cell) for cell, gone in zip(column.tolist(), missing, strict=True)]
+
+
+def _check_list(key: str, value: object) -> None:
+    require(value is None or isinstance(value, list | tuple), key, value, "be a list")
 
 
 def _on_cpu(part: Any) -> Any:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dpfl_plugin.api.numbers import named_accountant
-from dpfl_plugin.errors import ConfigError, DataError
+from dpfl_plugin.errors import ConfigError, DataError, require
 from dpfl_plugin.privacy import ledger as ledgers
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.prior import prior_of, runs_in
@@ -34,6 +34,7 @@ class Ledger:
         Raises:
             DataError: there is none; LedgerError: it is damaged; names the line, and what is still proven.
         """
+        require(isinstance(path, str | Path), "path", path, "be the path of a run's folder, or of a ledger's file")
         given = Path(path)
         file = given / "ledger.jsonl" if given.is_dir() else given
         if not file.is_file():

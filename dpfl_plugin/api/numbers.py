@@ -11,7 +11,7 @@ from dpfl_plugin import registry
 from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.errors import ConfigError, UnsupportedError, require
 from dpfl_plugin.privacy.accountants import Accountant
-from dpfl_plugin.privacy.calibration import least_noise
+from dpfl_plugin.privacy.calibration import least_noise, max_rounds
 from dpfl_plugin.privacy.events import Neighbouring, SampledGaussian, Sampler, Term
 from dpfl_plugin.privacy.pld import check_delta
 
@@ -29,6 +29,7 @@ DRAWN: Final = {
     "poisson": "each record by itself with probability {rate:g} (sampler poisson)",
     "full": "all records (sampler full)",
 }
+MOST_STEPS: Final = 10**7  # that `max_steps` looks for
 MOST_ODDS: Final = 1e6  # a factor beyond it says nothing to a person
 
 
@@ -161,9 +162,7 @@ def calibrate(
     Raises:
         ConfigError: a number is out of range, or no noise is enough; UnsupportedError: as `epsilon`.
     """
-    require(_is_number(epsilon) and 0 < epsilon < math.inf, "epsilon", epsilon, "be positive and finite")
-    require(_is_number(delta), "delta", delta, "be a number in (0, 1)")
-    check_delta(delta)
+    _check_budget(epsilon, delta)
     _check_steps(steps, least=1)
     chosen = named_accountant(accountant)
     noise = least_noise(lambda sigma: chosen.epsilon([_term(sigma, record_rate, sampler, steps)], delta), epsilon)
@@ -172,8 +171,35 @@ def calibrate(
     )
 
 
+def max_steps(
+    *,
+    noise_multiplier: float,
+    epsilon: float,
+    delta: float,
+    record_rate: float | None = None,
+    sampler: str = "fixed",
+    accountant: str = "pld",
+) -> Epsilon:
+    """The most releases that keep to ``epsilon`` at ``delta``, up to 10^7: ``steps`` of what is returned.
+
+    Other arguments and errors as `epsilon`; 0 releases where not even one fits.
+    """
+    require(
+        _is_number(noise_multiplier) and 0 < noise_multiplier < math.inf,
+        "noise_multiplier",
+        noise_multiplier,
+        "be positive and finite: without noise no epsilon holds",
+    )
+    _check_budget(epsilon, delta)
+    chosen = named_accountant(accountant)
+    one = _term(noise_multiplier, record_rate, sampler, 1)
+    steps = max_rounds(chosen, one, (), epsilon, delta, MOST_STEPS)
+    return _stated(chosen, _term(noise_multiplier, record_rate, sampler, steps), delta)
+
+
 def named_accountant(name: str) -> Accountant:
     """The registered accountant of this name, with its defaults."""
+    require(isinstance(name, str), "accountant", name, "be the name of a registered accountant")
     accountant: Accountant = registry.build(registry.load("accountants", name), {}, where="accountant")
     return accountant
 
@@ -215,6 +241,12 @@ def _term(noise_multiplier: float, record_rate: float | None, sampler: str, step
         neighbouring=neighbouring,
     )
     return Term(release=release, count=1, rounds=steps)
+
+
+def _check_budget(epsilon: float, delta: float) -> None:
+    require(_is_number(epsilon) and 0 < epsilon < math.inf, "epsilon", epsilon, "be positive and finite")
+    require(_is_number(delta), "delta", delta, "be a number in (0, 1)")
+    check_delta(delta)
 
 
 def _check_steps(steps: int, *, least: int) -> None:

@@ -29,6 +29,19 @@ def of_run(folder: RunFolder, config: Config, label: str | None, *, anew: bool) 
         curves(folder.curves, {label or config.name: lines}, title, config.privacy.delta)
 
 
+def of_variants(config: Config, runs: Mapping[str, Lines]) -> Path | None:
+    """Have one picture of a file's variants, by label, beside their folders: where it is, if anything was measured.
+
+    Args:
+        config: of any of them: they share a folder, a name and a delta.
+    """
+    drawn = {label: lines for label, lines in runs.items() if lines and lines[-1]["test_accuracy"] is not None}
+    path = Path(config.out) / config.name / "curves.png"
+    if drawn:
+        curves(path, drawn, config.name, config.privacy.delta)
+    return path if path.exists() else None
+
+
 def curves(path: Path, runs: Mapping[str, Lines], title: str, delta: float) -> None:
     """Draw each run's evaluations into a file; see `detailed`."""
     picture = io.BytesIO()

@@ -19,6 +19,11 @@ ALWAYS: Final = (WARNING, "noise is fresh", "folder: ", "finished before", "inte
 LONGEST: Final = 800  # letters of a note that are shown
 
 
+def say(text: str) -> None:
+    """Tell whoever called, on stderr: what takes a while, and what a result is to be read with."""
+    print(f"dpfl: {text}", file=sys.stderr, flush=True)
+
+
 class Teller:
     """A `Reporter` (`training.session`).
 
@@ -42,7 +47,7 @@ class Teller:
         if self._shown:
             self._console.print(text, style="dim", markup=False, highlight=False)
         elif text.startswith(ALWAYS):
-            print(f"dpfl: {text}", file=sys.stderr, flush=True)
+            say(text)
 
     def detail(self, text: str) -> None:
         self.notes.append(text)

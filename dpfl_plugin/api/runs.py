@@ -6,7 +6,7 @@ import base64
 import html
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from dpfl_plugin.api import plots
 from dpfl_plugin.config.load import base_of, load
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.rounding import places
-from dpfl_plugin.errors import ConfigError, DataError
+from dpfl_plugin.errors import ConfigError, DataError, require
 from dpfl_plugin.training.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ class Run:
         Raises:
             DataError: no run ended there, or its result cannot be read.
         """
+        require(isinstance(folder, str | Path), "folder", folder, "be the path of a run's folder, OUT/NAME/ID")
         files = RunFolder(Path(folder))
         try:
             return cls(files.path, json.loads(files.result.read_text()))
@@ -201,6 +202,20 @@ class Comparison(Mapping[str, Run]):
             raise ConfigError("table needs pandas: pip install pandas. The same as plain values: rows.") from error
         return pandas.DataFrame(self.rows).set_index("run")
 
+    def difference(self, first: str, second: str) -> str:
+        """How the accuracies of two runs differ, in words, and whether by more than chance would make them.
+
+        Raises:
+            ConfigError: there is no such run, or it measured nothing.
+        """
+        found = []
+        for label in (first, second):
+            require(label in self._runs, "label", label, f"be one of {', '.join(self._runs)}")
+            found.append(self._runs[label].result["test_accuracy"]["mean_last_10_percent"])
+            if found[-1] is None:
+                raise ConfigError(f"{label} measured no accuracy: there is nothing to compare.")
+        return difference(found[0], found[1], int(self._runs[first].result["num_test_records"]))
+
     def plot(self) -> Figure:
         """Accuracy and epsilon against rounds, a line for each run."""
         return plots.curves({label: run.lines for label, run in self._runs.items()})
@@ -227,6 +242,7 @@ def compare(runs: Sequence[Run] | Mapping[str, Run]) -> Comparison:
     Raises:
         ConfigError: there is none, or something else is no run.
     """
+    require(isinstance(runs, Iterable), "runs", runs, "be a list of runs, or a mapping of labels to runs")
     labelled = runs if isinstance(runs, Mapping) else _labelled(runs)
     if not labelled:
         raise ConfigError("compare needs a run at least: dpfl.compare([run, other]).")
@@ -234,6 +250,18 @@ def compare(runs: Sequence[Run] | Mapping[str, Run]) -> Comparison:
         if not isinstance(run, Run):
             raise ConfigError(f"compare: {label} is a {type(run).__name__}, no Run. Read one by dpfl.Run.open(folder).")
     return Comparison({str(label): run for label, run in labelled.items()})
+
+
+def difference(a: float, b: float, count: int) -> str:
+    """Two accuracies on ``count`` test records in words, with the normal approximation's standard error.
+
+    The same records test both, so the error of the difference is at most that of independent ones.
+    """
+    error = math.sqrt((a * (1 - a) + b * (1 - b)) / count)
+    points = f"{100 * (a - b):+.1f} points ({a:.3f}, {b:.3f})"
+    if abs(a - b) > 2 * error:
+        return f"{points}, more than two standard errors ({200 * error:.1f}): a difference, for this seed."
+    return f"{points}, within two standard errors ({200 * error:.1f}): one run does not show a difference."
 
 
 def _labelled(runs: Sequence[Run]) -> dict[str, Run]:

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,29 +16,24 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from dpfl_plugin import own_folders, registry
-from dpfl_plugin.api import pictures
+from dpfl_plugin import own_folders
 from dpfl_plugin.api.federation import Federation
 from dpfl_plugin.api.objects import algorithm_block, loss_name, model_block, plain
 from dpfl_plugin.api.privacy import Privacy
 from dpfl_plugin.api.progress import Teller
+from dpfl_plugin.api.running import carried_out, place_here
 from dpfl_plugin.api.runs import Run, Shape
-from dpfl_plugin.config.load import configure
+from dpfl_plugin.config.load import base_of, configure, load
 from dpfl_plugin.config.schema import Config, PrivacyConfig
 from dpfl_plugin.data.base import Holding
-from dpfl_plugin.errors import ConfigError, DataError, TrainingError, UnsupportedError
+from dpfl_plugin.errors import ConfigError, DataError, TrainingError, require
 from dpfl_plugin.models.build import build_model
-from dpfl_plugin.runtimes.mpi import job
 from dpfl_plugin.training.build import Parts
 from dpfl_plugin.training.folder import RunFolder
-from dpfl_plugin.training.ledgers import Wait
 from dpfl_plugin.training.locations import folder_of
 from dpfl_plugin.training.place import Place
-from dpfl_plugin.training.result import finished_result
 from dpfl_plugin.training.runtime import ChargeSink, Runtime
-from dpfl_plugin.training.session import run_session
 
-LEDGER_WAIT: Final = 60.0  # seconds, as of dpfl run
 RUNS: Final = "runs"
 
 
@@ -86,25 +81,12 @@ def train(
             f"federation is a {type(federation).__name__}: make one by dpfl.Federation.load, from_frame, from_arrays "
             "or from_datasets."
         )
+    check_how(resume, ledger, callbacks, progress)
     if resume and out is None:
         raise ConfigError("resume=True without out: say in which folder the run was begun, out=....")
-    model_said, of_model = model_block(model)
-    loss_said, of_loss = loss_name(keys.pop("loss", "auto"))
-    algorithm_said, of_algorithm = algorithm_block(algorithm)
-    if "data" in keys:
-        raise ConfigError(
-            "data is what the federation says: give its keys there, e.g. Federation.load(..., num_silos=8)."
-        )
-    values: dict[str, Any] = {
-        **plain(keys),
-        "data": federation.data,
-        "model": model_said,
-        "algorithm": algorithm_said,
-        "privacy": privacy.model_dump(exclude_unset=True) if isinstance(privacy, PrivacyConfig) else plain(privacy),
-        "seed": plain(seed),
-        "out": own_folder() if out is None else str(out),
-    }
-    values |= {} if loss_said == "auto" else {"loss": loss_said}
+    _check_path("out", out)
+    values, held = _values(federation, model, algorithm, privacy, keys)
+    values |= {"seed": plain(seed), "out": own_folder() if out is None else str(out)}
     values |= {} if rounds is None else {"rounds": plain(rounds)}
     return run_config(
         configure(values, source="dpfl.train"),
@@ -113,8 +95,63 @@ def train(
         ledger=ledger,
         callbacks=callbacks,
         progress=progress,
-        held=(federation, of_model, of_loss, of_algorithm),
+        held=held,
     )
+
+
+def _values(
+    federation: Federation,
+    model: Any,
+    algorithm: Any,
+    privacy: Privacy | Mapping[str, Any],
+    keys: Mapping[str, Any],
+) -> tuple[dict[str, Any], object]:
+    """(what a file would hold, objects that it names and that have to be held)."""
+    if "data" in keys:
+        raise ConfigError(
+            "data is what the federation says: give its keys there, e.g. Federation.load(..., num_silos=8)."
+        )
+    by_keys = isinstance(privacy, PrivacyConfig | Mapping)
+    require(by_keys, "privacy", privacy, "be dpfl.Privacy(epsilon=..., ...), or its keys as a mapping")
+    model_said, of_model = model_block(model)
+    loss_said, of_loss = loss_name(keys.get("loss", "auto"))
+    algorithm_said, of_algorithm = algorithm_block(algorithm)
+    values: dict[str, Any] = {
+        **{key: _plain(key, value) for key, value in keys.items() if key != "loss"},
+        "data": federation.data,
+        "model": model_said,
+        "algorithm": algorithm_said,
+        "privacy": privacy.model_dump(exclude_unset=True) if isinstance(privacy, PrivacyConfig) else plain(privacy),
+    }
+    values |= {} if loss_said == "auto" else {"loss": loss_said}
+    return values, (federation, of_model, of_loss, of_algorithm)
+
+
+def _plain(key: str, value: Any) -> Any:
+    try:
+        return plain(value)
+    except ConfigError as error:
+        raise ConfigError(f"{key}: {error}") from error
+
+
+def _check_path(name: str, value: Any) -> None:
+    named = value is None or (isinstance(value, str | os.PathLike) and str(value).strip() != "")
+    require(named, name, value, "be a path, as text or a Path")
+
+
+def check_how(
+    resume: bool = False, ledger: str | Path | None = None, callbacks: Sequence[Any] = (), progress: bool | None = None
+) -> None:
+    """Check how a run is to be made, before anything of it is looked at.
+
+    Raises:
+        ConfigError: an argument is of another type.
+    """
+    _check_path("ledger", ledger)
+    require(isinstance(resume, bool), "resume", resume, "be True or False")
+    require(progress is None or isinstance(progress, bool), "progress", progress, "be True, False or None")
+    several = isinstance(callbacks, Iterable) and not isinstance(callbacks, str | bytes)
+    require(several, "callbacks", callbacks, "be a list of callbacks", "Give callbacks=[...].")
 
 
 def run_config(
@@ -133,30 +170,27 @@ def run_config(
     Args:
         base: where relative paths start. label: what a file calls the run. held: objects that it names.
     """
+    check_how(resume, ledger, callbacks, progress)
     own_folders.look_in(base)
-    teller, seen = Teller(progress), _Seen(_place_of(config))
+    teller, seen = Teller(progress), _Seen(place_here(config))
     teller.note(f"folder: {Path(config.out) / config.name}")
-    more: dict[str, Any] = {"callbacks": tuple(callbacks)} if callbacks else {}
-    finished = finished_result(folder_of(config)) is not None
     threads = torch.get_num_threads()
     with _stopping() as stop:
         try:
-            result = run_session(
+            result = carried_out(
                 config,
                 base,
-                resume=resume,
                 place=seen,
                 reporter=teller,
                 stop=stop,
+                resume=resume,
                 label=label,
                 ledger=None if ledger is None else Path(ledger),
-                wait=Wait(LEDGER_WAIT, teller.note, stop),
-                **more,
+                callbacks=tuple(callbacks),
             )
         finally:
             torch.set_num_threads(threads)
     folder = Path(result["folder"])
-    pictures.of_run(RunFolder(folder), config, label, anew=not finished)
     if result["status"] == "interrupted":
         teller.note(
             f"interrupted: {result['rounds']} rounds are done and saved; go on by resume=True, out={config.out!r}."
@@ -168,6 +202,35 @@ def run_config(
             f"out={config.out!r} tries again from there."
         )
     return Run(folder, result, held=held, shape=seen.shape)
+
+
+def resume(
+    folder: str | Path,
+    *,
+    ledger: str | Path | None = None,
+    callbacks: Sequence[Any] = (),
+    progress: bool | None = None,
+) -> Run:
+    """Go on with the run of a folder, ``OUT/NAME/ID``, whoever began it; one that is finished is shown.
+
+    Args:
+        ledger: the one that it shares with other runs, if it began with one. Others as those of `train`.
+
+    Raises:
+        DataError: there is no run; ConfigError: objects of a program that it was begun with are missing, or the folder
+            was renamed; or as `train`.
+    """
+    require(isinstance(folder, str | Path), "folder", folder, "be the path of a run's folder, OUT/NAME/ID")
+    files = RunFolder(Path(folder).absolute())
+    if not (files.config.exists() and files.ledger.exists()):
+        raise DataError(f"{folder}: no run began there, or its files are gone. Name its folder, OUT/NAME/ID.")
+    found = load(files.config).variants[0].config
+    path = Path(folder) if len(Path(folder).parts) > 2 else files.path
+    config = found.model_copy(update={"out": str(path.parents[1])})
+    own = folder_of(config).path
+    if own.parts[-2:] != files.path.parts[-2:]:
+        raise ConfigError(f"{folder} is the folder of a run that belongs into {own}: give it its own name again.")
+    return run_config(config, base_of(files.config), resume=True, ledger=ledger, callbacks=callbacks, progress=progress)
 
 
 def own_folder() -> str:
@@ -213,19 +276,6 @@ class _Seen:
 
     def runtime(self, parts: Parts, charges: ChargeSink, config: Config, stop: Callable[[], bool]) -> Runtime:
         return self._place.runtime(parts, charges, config, stop)
-
-
-def _place_of(config: Config) -> Place:
-    kind = config.runtime.kind
-    if job.num_started() > 1 or kind == "mpi":
-        raise UnsupportedError(
-            "Python code trains in one process, and MPI has ranks that hold silos: write the configuration into a file "
-            "and use mpirun dpfl run FILE (docs/mpi.md)."
-        )
-    if kind == "auto":
-        job.check_alone()
-    place: Place = registry.load("runtimes", "in_process" if kind == "auto" else kind)()
-    return place
 
 
 class _Stop:

@@ -12,17 +12,11 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from dpfl_plugin import own_folders
-from dpfl_plugin.config.load import base_of, load
+from dpfl_plugin.api.audits import FALSE_ALARM, Correlation, Interval, Options, Report, audits
+from dpfl_plugin.api.experiment import Experiment
 from dpfl_plugin.core.grid import SUM_SLACK
 from dpfl_plugin.data.names import listed
-from dpfl_plugin.errors import ConfigError, DataError
-from dpfl_plugin.privacy.audit import Correlation, Interval
-from dpfl_plugin.runtimes.in_process import InProcess
-from dpfl_plugin.training.audit import FALSE_ALARM, Options, Report, audit
 from dpfl_plugin.training.folder import to_json
-from dpfl_plugin.training.host import SiloHost
-from dpfl_plugin.training.runtime import ChargeSink, Observer, Runtime
 
 LEGEND: Final = (
     "canaries: made-up records that are as visible as any can be; |r|: correlation, 0 for independent noise; C: the "
@@ -34,32 +28,19 @@ def audit_file(
     path: Path, settings: list[str], variant: str | None, options: Options, *, as_json: bool, picture: Path | None
 ) -> int:
     """Audit the private runs of a file, or the one that is named; 1 if one of them is contradicted, else 0."""
-    own_folders.look_in(base_of(path))
-    variants = load(path, settings, variant=variant).variants
-    reports: dict[str, Report] = {}
-    for chosen in variants:
-        label = chosen.label or chosen.config.name
-        if variant is None and len(variants) > 1 and chosen.config.privacy.noise_multiplier == 0:
-            print(f"{label}: not private, so there is nothing to audit.", file=sys.stderr)
-            continue
-        try:
-            reports[label] = audit(chosen.config, base_of(path), options, _in_process)
-        except (ConfigError, DataError) as error:
-            raise type(error)(f"{path}{f' (variant {label})' if chosen.label else ''}: {error}") from error
+    experiment = Experiment(path, tuple(settings), variant)
+    reports = audits(experiment, options)
     if picture is not None and reports:
-        from dpfl_plugin.cli.plot import audits
+        from dpfl_plugin.cli.plot import draw_audits
 
-        audits(picture, reports)
+        draw_audits(picture, reports)
     if as_json:
         plain = {label: as_plain(report) for label, report in reports.items()}
-        print(to_json(plain if variants[0].label is not None and variant is None else next(iter(plain.values()))))
+        alone = variant is not None or experiment.loaded().variants[0].label is None
+        print(to_json(next(iter(plain.values())) if alone else plain))
     else:
         show(reports, picture)
     return 0 if all(report.consistent for report in reports.values()) else 1
-
-
-def _in_process(host: SiloHost, stack: int, charges: ChargeSink, observer: Observer) -> Runtime:
-    return InProcess(host, charges, stack_size=stack, observers=[observer])
 
 
 def as_plain(report: Report) -> dict[str, Any]:

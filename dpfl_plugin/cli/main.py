@@ -7,20 +7,16 @@ import enum
 import logging
 import os
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
 import dpfl_plugin
 from dpfl_plugin import own_folders
-from dpfl_plugin.cli import project_commands, starting, tool_commands
-from dpfl_plugin.errors import ConfigError, DpflError, system_says
-
-if TYPE_CHECKING:
-    from dpfl_plugin.cli.plan import Asked
-    from dpfl_plugin.cli.theorems import Given
+from dpfl_plugin.cli import privacy_commands, project_commands, starting, tool_commands
+from dpfl_plugin.cli.privacy_commands import AsJson, Settings
+from dpfl_plugin.errors import ArgumentError, ConfigError, DpflError, system_says
 
 TRAIN, PRIVACY, TOOLS = "Train, and look at results", "Privacy: plan it, prove it, try it", tool_commands.TOOLS
 
@@ -32,12 +28,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-Settings = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the file, e.g. --set privacy.clip_norm=0.5."),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else, on stdout.")]
 
 
 class Backend(enum.Enum):
@@ -93,25 +83,21 @@ def run(
     Exit codes: 0 done, 1 failed, 2 bad configuration or input, 3 budget exhausted, 4 interrupted with a checkpoint, 5
     another run has the ledger.
     """
-    from dpfl_plugin.cli.run import LEDGER_WAIT, run_file
+    from dpfl_plugin.cli.run import Options, run_file
 
     if ledger_wait is not None and ledger is None:
         raise ConfigError("--ledger-wait has no meaning without --ledger.")
-
-    raise typer.Exit(
-        run_file(
-            config,
-            settings or [],
-            out,
-            resume=resume,
-            as_json=json,
-            ledger=ledger,
-            ledger_wait=LEDGER_WAIT if ledger_wait is None else ledger_wait,
-            variant=variant,
-            profile=profile,
-            verbose=verbose,
-        )
+    options = Options(
+        out=out,
+        resume=resume,
+        as_json=json,
+        ledger=ledger,
+        ledger_wait=ledger_wait,
+        variant=variant,
+        profile=profile,
+        verbose=verbose,
     )
+    raise typer.Exit(run_file(config, settings or [], options))
 
 
 @app.command(rich_help_panel=TRAIN)
@@ -190,141 +176,8 @@ def status(
     show(folder, watch=watch, every=every, as_json=json)
 
 
-@app.command(rich_help_panel=PRIVACY)
-def account(
-    config: Annotated[
-        Path | None, typer.Argument(metavar="[CONFIG]", help="A configuration, a run's folder, or a shared ledger.")
-    ] = None,
-    settings: Settings = None,
-    mechanism: Annotated[
-        str | None,
-        typer.Option(help="gaussian-wor (fixed-size, replace one), gaussian-poisson (add or remove one), or gaussian."),
-    ] = None,
-    q: Annotated[float | None, typer.Option("--q", help="Share of the records in a batch (default: 1).")] = None,
-    sigma: Annotated[float | None, typer.Option("--sigma", help="Noise std / L2 sensitivity.")] = None,
-    steps: Annotated[int | None, typer.Option("--steps", help="Number of releases.")] = None,
-    delta: Annotated[float | None, typer.Option("--delta")] = None,
-    accountant: Annotated[str | None, typer.Option(help="See dpfl list accountants (default: pld).")] = None,
-    json: AsJson = False,
-) -> None:
-    """Epsilon of a configuration, of a run's ledger, or of a mechanism given by its numbers."""
-    from dpfl_plugin.cli.account import account_file, account_mechanism
-
-    if (config is None) == (mechanism is None):
-        raise typer.BadParameter("give either CONFIG or --mechanism.")
-    if config is not None:
-        given = {"--q": q, "--sigma": sigma, "--steps": steps, "--delta": delta, "--accountant": accountant}
-        for option, value in given.items():
-            if value is not None:
-                raise ConfigError(
-                    f"{option} belongs to --mechanism. Change a configuration by --set, e.g. privacy.delta."
-                )
-        account_file(config, settings or [], as_json=json)
-    else:
-        account_mechanism(str(mechanism), q, sigma, steps, delta, accountant or "pld", as_json=json)
-
-
-@app.command(rich_help_panel=PRIVACY)
-def plan(
-    config: Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="A configuration.")] = None,
-    epsilon: Annotated[float | None, typer.Option(help="The budget (default: the configuration's).")] = None,
-    delta: Annotated[float | None, typer.Option(help="Its delta (default: the configuration's).")] = None,
-    view: Annotated[
-        str | None, typer.Option(help="Whose epsilon: server or third_party (default: the configuration's).")
-    ] = None,
-    solve: Annotated[
-        str | None,
-        typer.Option(help="sigma (default): the least noise. rounds, steps (local), cap (participations): the most."),
-    ] = None,
-    settings: Settings = None,
-    variant: Annotated[str | None, typer.Option(help="One variant of the file (default: all).")] = None,
-    ledger: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="As in dpfl run: plan for what earlier runs left of the budget.")
-    ] = None,
-    paper: Annotated[
-        str | None,
-        typer.Option(help="What a paper prescribes for CONFIG: scaffnew, gao, noble or chang; beside what is proven."),
-    ] = None,
-    psi0: Annotated[float | None, typer.Option(help="scaffnew: psi_0 (default: a bound known without data).")] = None,
-    strong_convexity: Annotated[float | None, typer.Option(help="scaffnew: mu of the losses (default: l2).")] = None,
-    smoothness: Annotated[
-        float | None, typer.Option(help="scaffnew, gao: L, or beta, of the losses (default: of linear models, known).")
-    ] = None,
-    lipschitz: Annotated[float | None, typer.Option(help="gao: L of a record's loss (default: clip_norm).")] = None,
-    distance: Annotated[float | None, typer.Option(help="gao: D, diameter of the ball that is searched.")] = None,
-    beta: Annotated[float | None, typer.Option(help="chang: the factor of the noise's variance, in (0, 1].")] = None,
-    threshold: Annotated[int | None, typer.Option(help="chang: the last round of constant noise.")] = None,
-    from_records: Annotated[
-        bool, typer.Option("--from-records", help="scaffnew: compute mu, L and psi_0 from the records. NOT PRIVATE.")
-    ] = False,
-    mechanism: Annotated[
-        str | None, typer.Option(help="Instead of CONFIG: gaussian-wor, gaussian-poisson or gaussian; see account.")
-    ] = None,
-    q: Annotated[float | None, typer.Option("--q", help="Share of the records in a batch (default: 1).")] = None,
-    sigma: Annotated[
-        float | None, typer.Option("--sigma", help="Noise std / L2 sensitivity: solves for steps.")
-    ] = None,
-    steps: Annotated[int | None, typer.Option("--steps", help="Number of releases: solves for sigma.")] = None,
-    accountant: Annotated[str | None, typer.Option(help="Of --mechanism (default: pld).")] = None,
-    json: AsJson = False,
-) -> None:
-    """The noise, rounds, local steps or cap that a privacy budget allows, before anything is trained.
-
-    With --paper: step sizes, rounds and phases as a theorem has them, the constants that they come from, and what the
-    accountant proves of them (docs/planning.md).
-    """
-    from dpfl_plugin.cli.plan import Asked, plan_mechanism
-    from dpfl_plugin.cli.theorems import Given
-
-    given = Given(
-        psi0=psi0,
-        strong_convexity=strong_convexity,
-        smoothness=smoothness,
-        lipschitz=lipschitz,
-        distance=distance,
-        beta=beta,
-        threshold=threshold,
-        from_records=from_records or None,
-    )
-    if (config is None) == (mechanism is None):
-        raise typer.BadParameter("give either CONFIG or --mechanism.")
-    given.check(paper)
-    if config is not None:
-        _belong({"--q": q, "--sigma": sigma, "--steps": steps, "--accountant": accountant}, _TO_MECHANISM)
-        asked = Asked(
-            path=config,
-            settings=settings or [],
-            epsilon=epsilon,
-            delta=delta,
-            view=view,
-            ledger=ledger,
-            variant=variant,
-        )
-        _plan_config(asked, solve, paper, given, as_json=json)
-    else:
-        of_config = {"--view": view, "--set": settings, "--variant": variant, "--ledger": ledger, "--paper": paper}
-        _belong(of_config, "{} belongs to CONFIG: a mechanism by its numbers is seen by the server.")
-        plan_mechanism(str(mechanism), q, sigma, steps, epsilon, delta, solve, accountant or "pld", as_json=json)
-
-
-def _plan_config(asked: Asked, solve: str | None, paper: str | None, given: Given, *, as_json: bool) -> None:
-    from dpfl_plugin.cli.plan import plan_file
-    from dpfl_plugin.cli.theorems import plan_paper
-
-    if paper is None:
-        plan_file(asked, solve or "sigma", as_json=as_json)
-    else:
-        _belong({"--solve": solve, "--ledger": asked.ledger}, "{} has no meaning with --paper: leave it out.")
-        plan_paper(asked, paper, given, as_json=as_json)
-
-
-_TO_MECHANISM = "{} belongs to --mechanism. Change a configuration by --set."
-
-
-def _belong(options: Mapping[str, object], message: str) -> None:
-    for option, value in options.items():
-        if value is not None and value != []:
-            raise ConfigError(message.format(option))
+app.command(rich_help_panel=PRIVACY)(privacy_commands.account)
+app.command(rich_help_panel=PRIVACY)(privacy_commands.plan)
 
 
 @app.command(rich_help_panel=PRIVACY)
@@ -344,8 +197,8 @@ def audit(
     Plants canary gradients in silos, runs the configuration and looks at the uploads as the server does. Trains anew,
     writes no run folder. Exit codes: 0 consistent (or nothing claimed), 1 contradicted, 2 bad configuration or input.
     """
+    from dpfl_plugin.api.audits import Options
     from dpfl_plugin.cli.audit import audit_file
-    from dpfl_plugin.training.audit import Options
 
     options = Options(canaries=canaries, silos=silos, rounds=rounds, seed=seed)
     raise typer.Exit(audit_file(config, settings or [], variant, options, as_json=json, picture=picture))
@@ -478,7 +331,7 @@ def _code() -> int:
     except SystemExit as end:  # typer exits by itself
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except DpflError as error:
-        print(f"dpfl: {error}", file=sys.stderr)
+        print(f"dpfl: {error.as_options if isinstance(error, ArgumentError) else error}", file=sys.stderr)
         return error.exit_code
     except BrokenPipeError:  # `dpfl ... | head`
         sys.stderr.close()

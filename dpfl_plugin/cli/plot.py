@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from dpfl_plugin.training.folder import write_atomic
 
 if TYPE_CHECKING:
-    from dpfl_plugin.training.audit import Report
+    from dpfl_plugin.api.audits import Report
 
 
-def audits(path: Path, reports: Mapping[str, Report]) -> None:
+def draw_audits(path: Path, reports: Mapping[str, Report]) -> None:
     """Draw each audit: the scores of the two groups of canaries with their normal fits, and the epsilons beside."""
     import matplotlib
 

@@ -8,7 +8,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Final
 
-from dpfl_plugin.cli.run import run_file
+from dpfl_plugin.cli.run import Options, run_file
 from dpfl_plugin.errors import ConfigError
 
 NAME: Final = "quickstart.yaml"
@@ -29,7 +29,7 @@ def quickstart(settings: list[str], out: Path | None, copy: Path | None, *, as_j
     with resources.as_file(resources.files("dpfl_plugin.cli") / "templates" / "quickstart" / NAME) as path:
         if copy is not None:
             return _copy(path, copy)
-        code = run_file(path, settings, out, resume=True, as_json=as_json)
+        code = run_file(path, settings, Options(out=out, resume=True, as_json=as_json))
     if code == 0:
         print(
             f"\nThe configuration: {path}\nNext: `dpfl quickstart --copy {NAME}` gives you a copy to change; "

@@ -8,57 +8,75 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from dpfl_plugin import own_folders, registry
 from dpfl_plugin.api import pictures
+from dpfl_plugin.api.experiment import Experiment
+from dpfl_plugin.api.running import (
+    LEDGER_WAIT,
+    MANY_ROUNDS,
+    Cause,
+    OtherCodeError,
+    Result,
+    carried_out,
+    cause_of,
+    in_file,
+    place_of,
+)
+from dpfl_plugin.api.runs import difference
 from dpfl_plugin.cli import fitting, starting
 from dpfl_plugin.cli.progress import reporter_on
-from dpfl_plugin.config.load import Plan, Variant, base_of, load
-from dpfl_plugin.config.schema import Config
+from dpfl_plugin.config.load import Plan, Variant
 from dpfl_plugin.core.rounding import places
 from dpfl_plugin.core.stopwatch import PARTS
 from dpfl_plugin.data.names import called
 from dpfl_plugin.errors import ConfigError, DataError
 from dpfl_plugin.runtimes.mpi import job
 from dpfl_plugin.training.folder import RunFolder, to_json
-from dpfl_plugin.training.ledgers import Wait
-from dpfl_plugin.training.locations import folder_of
-from dpfl_plugin.training.naming import OtherCodeError
-from dpfl_plugin.training.outcome import Cause, cause_of
-from dpfl_plugin.training.place import Place
-from dpfl_plugin.training.prospect import MANY_ROUNDS
-from dpfl_plugin.training.result import Result, finished_result
-from dpfl_plugin.training.session import run_session
 
 NOT_IN_TABLE = (
     'The "seconds" of a run are those from its first round to its last: without the start, and without the evaluation '
     "and the files that follow. Loading Python's libraries comes before all of it, and is not counted."
 )
-LEDGER_WAIT = 60.0  # seconds, for a run that is about to end
 UNSPENT = 0.95  # of the epsilon that noise was solved for; a run that spent less is told why
 EXIT_CODES = {"done": 0, "failed": 1, "budget_exhausted": 3, "interrupted": 4}
 
 
-def run_file(
-    path: Path,
-    settings: list[str],
-    out: Path | None,
-    *,
-    resume: bool,
-    as_json: bool,
-    ledger: Path | None = None,
-    ledger_wait: float = LEDGER_WAIT,
-    variant: str | None = None,
-    profile: bool = False,
-    verbose: bool = False,
-) -> int:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The options of `dpfl run`, each by its name."""
+
+    out: Path | None = None
+    resume: bool = False
+    as_json: bool = False
+    ledger: Path | None = None
+    ledger_wait: float | None = None
+    variant: str | None = None
+    profile: bool = False
+    verbose: bool = False
+
+    def command(self, path: Path, settings: Sequence[str], *, out: Path | None = None) -> list[str]:
+        """The words of this command without --resume; ``out``: of another one that differs in its folder."""
+        words = ["dpfl", "run", str(path), *(f"--set={setting}" for setting in settings)]
+        if out is None and self.out is not None:
+            words += ["--out", str(self.out)]
+        if self.ledger is not None:
+            words += ["--ledger", str(self.ledger)]
+            words += [] if self.ledger_wait is None else ["--ledger-wait", f"{self.ledger_wait:g}"]
+        if self.variant is not None:
+            words += ["--variant", self.variant]
+        words += ["--profile"] if self.profile else []
+        return words if out is None else [*words, "--out", str(out)]
+
+
+def run_file(path: Path, settings: list[str], options: Options) -> int:
     """Run what a file describes and print how it went; returns the exit code (the most severe of several runs).
 
     As one of several MPI ranks, only the first does so; the others hold silos and do what it asks.
@@ -69,117 +87,69 @@ def run_file(
     if joined is not None and joined.rank > 0:
         joined.serve()
         return 0
-    command = ["dpfl", "run", str(path), *(f"--set={setting}" for setting in settings)]
-    if out is not None:
-        settings = [*settings, f"out={json.dumps(str(out))}"]
-        command += ["--out", str(out)]
-    if ledger is not None:
-        command += ["--ledger", str(ledger), *(["--ledger-wait", f"{ledger_wait:g}"] * (ledger_wait != LEDGER_WAIT))]
-    if variant is not None:
-        command += ["--variant", variant]
-    if profile:
-        command.append("--profile")
-    own_folders.look_in(base_of(path))
-    plan = load(path, settings, variant=variant)
+    given = settings if options.out is None else [*settings, f"out={json.dumps(str(options.out))}"]
+    experiment = Experiment(path, tuple(given), options.variant)
+    plan, results, told = experiment.loaded(), dict[str, Result](), set[str]()
     console = Console(stderr=True)
-    results: dict[str, Result] = {}
-    told: set[str] = set()
     with _stopping() as stop:
         for one in plan.variants:
             label = one.label or one.config.name
             try:
-                results[label] = _run_one(
-                    one, base_of(path), resume, stop, console, ledger, ledger_wait, profile, verbose, told
-                )
+                results[label] = _run_one(one, experiment.base, options, stop, console, told)
             except KeyboardInterrupt:
-                if results:
-                    _tell(plan, results, told, as_json=as_json, named=variant is not None)
+                _tell(plan, results, told, options)
                 print(f"dpfl: {label}: interrupted during planning: no round began.", file=sys.stderr)
                 return EXIT_CODES["interrupted"]
             except (ConfigError, DataError) as error:
-                if results:  # what the variants before it came to is not lost
-                    _tell(plan, results, told, as_json=as_json, named=variant is not None)
+                _tell(plan, results, told, options)  # what the variants before it came to is not lost
                 anew = ""
                 if isinstance(error, OtherCodeError):
-                    other = [*_without_out(command), "--out", f"{one.config.out}-anew"]
+                    other = options.command(path, settings, out=Path(f"{one.config.out}-anew"))
                     anew = f" A command for it: {shlex.join(other)}"
-                raise type(error)(f"{path}{f' (variant {label})' if one.label else ''}: {error}{anew}") from error
+                raise in_file(error, path, one, anew) from error
             if results[label]["status"] == "interrupted":
                 break
-    _tell(plan, results, told, as_json=as_json, named=variant is not None)
-    if profile:
-        _show_profiles(results, as_json=as_json)
+    _tell(plan, results, told, options)
+    if options.profile:
+        _show_profiles(results, as_json=options.as_json)
+    again = shlex.join([*options.command(path, settings), "--resume"])
     for label, result in results.items():
         if result["status"] != "done":
             prefix = f"{label}: " if len(plan.variants) > 1 else ""
-            print(f"dpfl: {prefix}{_ending(result, shlex.join([*command, '--resume']))}", file=sys.stderr)
+            print(f"dpfl: {prefix}{_ending(result, again)}", file=sys.stderr)
     return max((EXIT_CODES[result["status"]] for result in results.values()), default=0)
 
 
-def _without_out(command: list[str]) -> list[str]:
-    where = command.index("--out") if "--out" in command else len(command)
-    return command[:where] + command[where + 2 :]
-
-
-def _tell(plan: Plan, results: dict[str, Result], told: Collection[str], *, as_json: bool, named: bool) -> None:
-    """Print the results, by label; of a file without variants, or of the one that was ``named``, just the result."""
-    if as_json:
-        alone = named or plan.variants[0].label is None
+def _tell(plan: Plan, results: dict[str, Result], told: Collection[str], options: Options) -> None:
+    """Print the results, by label; of a file without variants, or of the one that was named, just the result."""
+    if not results:
+        return
+    if options.as_json:
+        alone = options.variant is not None or plan.variants[0].label is None
         print(to_json(next(iter(results.values())) if alone else results))
     else:
         _show(plan, results, told)
 
 
-def _run_one(
-    variant: Variant,
-    base: Path,
-    resume: bool,
-    stop: _Stop,
-    console: Console,
-    ledger: Path | None,
-    ledger_wait: float,
-    profile: bool,
-    verbose: bool,
-    told: set[str],
-) -> Result:
+def _run_one(variant: Variant, base: Path, options: Options, stop: _Stop, console: Console, told: set[str]) -> Result:
     """The result of one variant; what was warned of is added to ``told``."""
-    label, config = variant.label or "", variant.config
+    config = variant.config
     stop.listening = (config.rounds or 0) < MANY_ROUNDS
-    reporter = reporter_on(console, label, verbose)
-    folder = folder_of(config)
-    finished = finished_result(folder) is not None
-    result = run_session(
+    reporter = reporter_on(console, variant.label or "", options.verbose)
+    result = carried_out(
         config,
         base,
-        resume=resume,
         place=place_of(config),
         reporter=reporter,
         stop=stop,
+        resume=options.resume,
         label=variant.label,
-        ledger=ledger,
-        wait=Wait(ledger_wait, reporter.note, stop),
-        profile=profile,
+        ledger=options.ledger,
+        ledger_wait=LEDGER_WAIT if options.ledger_wait is None else options.ledger_wait,
+        profile=options.profile,
     )
     told.update(reporter.warned)
-    pictures.of_run(folder, config, label, anew=not finished)
     return result
-
-
-def place_of(config: Config) -> Place:
-    """The runtime that a configuration names.
-
-    Raises:
-        ConfigError: it cannot be used by a process that was started like this one.
-    """
-    kind, several = config.runtime.kind, job.num_started() > 1
-    if kind != "in_process":
-        job.check_alone()
-    if kind == "in_process" and several:
-        raise ConfigError(
-            f"runtime.kind='in_process', but {job.num_started()} processes were started. Start one, or use kind: auto."
-        )
-    place: Place = registry.load("runtimes", ("mpi" if several else "in_process") if kind == "auto" else kind)()
-    return place
 
 
 class _Stop:
@@ -392,18 +362,6 @@ def _comparisons(plan: Plan, results: dict[str, Result]) -> list[str]:
     return lines
 
 
-def difference(a: float, b: float, count: int) -> str:
-    """Two accuracies on ``count`` test records in words, with the normal approximation's standard error.
-
-    The same records test both, so the error of the difference is at most that of independent ones.
-    """
-    error = math.sqrt((a * (1 - a) + b * (1 - b)) / count)
-    points = f"{100 * (a - b):+.1f} points ({a:.3f}, {b:.3f})"
-    if abs(a - b) > 2 * error:
-        return f"{points}, more than two standard errors ({200 * error:.1f}): a difference, for this seed."
-    return f"{points}, within two standard errors ({200 * error:.1f}): one run does not show a difference."
-
-
 def _show_profiles(results: dict[str, Result], *, as_json: bool) -> None:
     """Where the time went; to stderr where stdout is JSON alone."""
     console = Console(highlight=False, stderr=as_json, width=200, force_terminal=False)
@@ -447,12 +405,8 @@ def _files(plan: Plan, results: dict[str, Result]) -> list[str]:
     if any((Path(result["folder"]) / "privacy.md").exists() for result in results.values()):
         lines.append("who is protected, against whom, and what is not covered: privacy.md there.")
     if len(plan.variants) > 1:
-        config = plan.variants[0].config
         measured = {label: RunFolder(Path(result["folder"])).read_metrics() for label, result in results.items()}
-        path = Path(config.out) / config.name / "curves.png"
-        drawn = {label: rows for label, rows in measured.items() if rows and rows[-1]["test_accuracy"] is not None}
-        if drawn:
-            pictures.curves(path, drawn, config.name, config.privacy.delta)
+        path = pictures.of_variants(plan.variants[0].config, measured)
     else:
         path = RunFolder(Path(next(iter(results.values()))["folder"])).curves
-    return [*lines, f"picture: {path}"] if path.exists() else lines
+    return [*lines, f"picture: {path}"] if path is not None and path.exists() else lines

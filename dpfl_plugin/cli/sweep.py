@@ -173,24 +173,24 @@ def _begin(sweep: Sweep) -> Callable[[Row, Callable[[], bool]], tuple[int, str]]
 
 
 def _run_row(sweep: Sweep, row: Row, stop: Callable[[], bool]) -> tuple[int, str]:
-    from dpfl_plugin.cli.run import EXIT_CODES, place_of
-    from dpfl_plugin.training.ledgers import Wait
-    from dpfl_plugin.training.session import run_session
+    from dpfl_plugin.api.running import carried_out, place_of
+    from dpfl_plugin.cli.run import EXIT_CODES
 
     base = sweep.source.parent
     own_folders.look_in(base)
     config = config_of(sweep.base, row, sweep.runs)
-    place = place_of(config)
-    result = run_session(
+    result = carried_out(
         config,
         base,
-        resume=True,
-        place=place,
+        place=place_of(config),
         reporter=_Silent(),
         stop=stop,
+        resume=True,
         label=row.label,
         ledger=sweep.ledger,
-        wait=Wait(math.inf, lambda text: _say(f"{row.index}: {text}"), stop),
+        ledger_wait=math.inf,
+        say_waiting=lambda text: _say(f"{row.index}: {text}"),
+        picture=False,
     )
     return EXIT_CODES[result["status"]], result["reason"]
 

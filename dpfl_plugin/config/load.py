@@ -16,7 +16,7 @@ import yaml
 from dpfl_plugin import registry
 from dpfl_plugin.config.schema import Config, SweepConfig
 from dpfl_plugin.config.yaml_text import dump, parse
-from dpfl_plugin.errors import ConfigError, require
+from dpfl_plugin.errors import ArgumentError, ConfigError, require_argument
 from dpfl_plugin.registry import describe, nearest
 
 
@@ -112,13 +112,13 @@ def load(
         if compare:
             raise ConfigError(f"{path}: compare names variants, but the file has none.")
         if variant is not None:
-            raise ConfigError(f"--variant {variant!r}: {path} has no variants. Leave it out.")
+            raise ArgumentError(f"{{variant}} {variant!r}: {path} has no variants. Leave it out.")
         return Plan((Variant(None, _check(_budgeted(merged(values, change), budget), str(path))),))
     if not isinstance(variants, dict) or not variants or not all(isinstance(v, dict) for v in variants.values()):
         raise ConfigError(f"{path}: variants must map labels to changes of this file, e.g. {{fedavg: {{seed: 1}}}}.")
     labels = [str(label) for label in variants]  # distinct: the loader compares keys as they are written
     if variant is not None:
-        require(variant in labels, "--variant", variant, f"be one of {', '.join(labels)}")
+        require_argument(variant in labels, "variant", variant, f"be one of {', '.join(labels)}")
     configs = [
         Variant(label, _check(_budgeted(merged(values, own, change), budget), f"{path} (variant {label})"))
         for label, own in zip(labels, variants.values(), strict=True)

@@ -321,6 +321,8 @@ def table_of_arrays(path: Path, x: NDArray[Any], y: NDArray[Any], silo: NDArray[
     Raises:
         DataError: they are of other types or lengths, a number is not finite, or a name is empty.
     """
+    if not x.ndim:
+        raise DataError(f"{path}: features must be numbers of shape [records, ...], got one number alone.")
     for name, array in {"labels": y, "silo": silo}.items():
         if array is not None and (array.shape != (len(x),) or array.dtype.kind not in "iubUS"):
             raise DataError(

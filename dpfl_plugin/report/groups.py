@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from dpfl_plugin.core.rounding import places
-from dpfl_plugin.errors import ConfigError
+from dpfl_plugin.errors import ArgumentError
 from dpfl_plugin.registry import nearest
 from dpfl_plugin.report.runs import POINTS, STATUSES, Run
 
@@ -126,15 +126,15 @@ def select(runs: Sequence[Run], where: Mapping[str, Any]) -> list[Run]:
     Raises:
         ConfigError: no run has such a key.
     """
-    require_keys(runs, where, "--where")
+    require_keys(runs, where, "where")
     return [run for run in runs if all(_values(run).get(key) == value for key, value in where.items())]
 
 
-def require_keys(runs: Sequence[Run], keys: Iterable[str], option: str) -> None:
+def require_keys(runs: Sequence[Run], keys: Iterable[str], argument: str) -> None:
     known = sorted({key for run in runs for key in _values(run)})
     for key in keys:
         if key not in known:
-            raise ConfigError(f"{option} {key}: no run has this key{nearest(key, known)}.")
+            raise ArgumentError(f"{{{argument}}} {key}: no run has this key{nearest(key, known)}.")
 
 
 def _values(run: Run) -> dict[str, Any]:

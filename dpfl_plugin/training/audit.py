@@ -8,14 +8,12 @@ each canary (`privacy.audit`).
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,18 +21,18 @@ from numpy.typing import NDArray
 
 from dpfl_plugin.config.load import noise_name
 from dpfl_plugin.config.schema import Config
-from dpfl_plugin.core.grid import SUM_SLACK
 from dpfl_plugin.core.vectors import Vectors
-from dpfl_plugin.errors import ConfigError, UnsupportedError, require
+from dpfl_plugin.errors import ConfigError, UnsupportedError, require_argument
 from dpfl_plugin.gradients.base import Records, layers
-from dpfl_plugin.privacy import audit as statistics
 from dpfl_plugin.privacy.accountants import Accountant
-from dpfl_plugin.privacy.audit import Correlation, Interval
+from dpfl_plugin.privacy.audit import Correlation
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.views import server_view
 from dpfl_plugin.training.accounting import MOST_ROUNDS, PrivacyAccount
+from dpfl_plugin.training.audit_report import FALSE_ALARM, Report, judged
+from dpfl_plugin.training.audit_scores import Measured
 from dpfl_plugin.training.beside import refuse_beside
 from dpfl_plugin.training.build import Parts, build
 from dpfl_plugin.training.canaries import CanaryEngine, Planting, plant
@@ -44,7 +42,7 @@ from dpfl_plugin.training.host import SiloHost
 from dpfl_plugin.training.planning import Planner, drawn_silos
 from dpfl_plugin.training.probes import influence, worst_pair
 from dpfl_plugin.training.reruns import between_runs
-from dpfl_plugin.training.response import Response, SeenRound, responses
+from dpfl_plugin.training.response import SeenRound, responses
 from dpfl_plugin.training.runtime import ChargeSink, Observer, Runtime
 
 Array = NDArray[np.float64]
@@ -52,15 +50,8 @@ MakeRuntime = Callable[[SiloHost, int, ChargeSink, Observer], Runtime]
 """(silos, how many of them are advanced together, what takes their charges, what sees their uploads) -> runtime."""
 
 QUIET = 256  # coordinates that nothing but noise moves
-FALSE_ALARM = 1e-7  # of each of the eight statements by chance that may contradict the claim: below 1e-6 together
 # At which the strict bound is: a mechanism may fail with probability delta, so no test is more certain than delta.
 STRICT_DELTA = 1e-10
-CONFIDENCE = 0.05  # of the intervals that are shown
-NOISE_MARGIN = 0.03  # by which noise may differ from the claim, beyond chance: floating point, few releases
-SPREAD_MARGIN = 0.10  # as much for the canaries' scores, whose sampling is not quite normal
-CLIP_MARGIN = 1e-3  # rounding of clipped gradients
-MOST_NORMALS = 200_000
-FEW = 10  # canaries below which nothing is said of their spread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,79 +69,11 @@ class Options:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        require(self.canaries >= 1, "--canaries", self.canaries, "be at least 1")
-        require(self.silos is None or self.silos >= 1, "--silos", self.silos, "be at least 1")
-        require(self.rounds is None or self.rounds >= 1, "--rounds", self.rounds, "be at least 1")
-        require(self.seed >= 0, "--seed", self.seed, "be at least 0")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """What an audit found. Intervals hold with 95 %; ``strict`` ones are wrong with probability 1e-7.
-
-    Attributes:
-        rounds, silos, canaries: how many were run, had canaries, and were planted.
-        releases: of each of these silos that took part in all rounds.
-        epsilon: what the accountant says of what these silos were charged, the worst of them; None if it claims none.
-        epsilon_bound: lower bound by one-run auditing, with 95 %.
-        strict_delta: a smaller delta; strict_epsilon: the accountant's epsilon there, None if it does not tell;
-        strict_bound: lower bound of it, with 1 - 1e-7.
-        separation: mu, by which the groups of scores differ, in standard deviations; expected: by the claim.
-        gaussian: epsilon of a mu-Gaussian mechanism; gaussian_strict: its strict lower limit.
-        noise: measured / claimed standard deviation of the noise; noise_strict: the same.
-        spread: the same of a canary's score, in which batches are: 1 if every release draws a fresh one.
-        between_silos, between_rounds: correlations of noise.
-        normality: p-value of the noise's normality.
-        between_runs: of noise, of runs of one name that differ in a bit of their model or of a record.
-        influence: the most that one real record changed a clipped sum, in clipping norms.
-        worst_pair: the most that one record moved a sum in batches made up for that, in sensitivities; None: not tried.
-        made, charged: releases of all silos, as the algorithm makes them, and as the ledger has them.
-        violations: what contradicts the claim, in words; a false alarm has a probability below 1e-6 in all.
-        canary_silos: that had canaries, by number; silo_names: theirs, where the data have any.
-        scores, bits: (m,) of each canary, for pictures.
-    """
-
-    algorithm: str
-    unit: str
-    neighbouring: str
-    accountant: str
-    delta: float
-    rounds: int
-    silos: int
-    canaries: int
-    releases: int
-    epsilon: float | None
-    epsilon_bound: float
-    strict_delta: float
-    strict_epsilon: float | None
-    strict_bound: float
-    separation: Interval | None
-    expected: float | None
-    gaussian: Interval | None
-    gaussian_strict: float | None
-    noise: Interval | None
-    noise_strict: Interval | None
-    spread: Interval | None
-    spread_strict: Interval | None
-    between_silos: Correlation
-    between_rounds: Correlation
-    between_runs: Correlation
-    normality: float | None
-    influence: float | None
-    worst_pair: float | None
-    made: int
-    charged: int
-    seconds: float
-    violations: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    canary_silos: tuple[int, ...] = ()
-    silo_names: dict[int, str] = field(default_factory=dict)
-    scores: Array = field(repr=False)
-    bits: NDArray[np.bool_] = field(repr=False)
-
-    @property
-    def consistent(self) -> bool:
-        return not self.violations
+        for name in ("canaries", "silos", "rounds", "seed"):
+            value, least = getattr(self, name), 0 if name == "seed" else 1
+            left_out = value is None and name in ("silos", "rounds")
+            whole = isinstance(value, int) and not isinstance(value, bool)
+            require_argument(left_out or (whole and value >= least), name, value, f"be at least {least}")
 
 
 def audit(config: Config, base: Path, options: Options, make_runtime: MakeRuntime) -> Report:
@@ -164,22 +87,7 @@ def audit(config: Config, base: Path, options: Options, make_runtime: MakeRuntim
     refuse_beside(config, "an audit looks at rounds only")
     parts = build(config, base)  # as for all rounds, however many are tried
     rules = parts.rules
-    if rules.unit == "silo" and rules.l2 > 0:
-        raise UnsupportedError(
-            f"l2={rules.l2:g} with privacy.unit='silo': the regulariser is part of the update that is clipped, and no "
-            "canary is all of it then. Use --set l2=0."
-        )
-    if rules.unit == "silo" and isinstance(rules.bounds(layers(parts.layout)), tuple):
-        raise UnsupportedError(
-            "privacy.clip: per_layer with privacy.unit='silo': a canary's update has a layer of its own, which has no "
-            "bound. Use --set privacy.clip=flat, which costs and hides the same."
-        )
-    if rules.varies:
-        raise UnsupportedError(
-            f"privacy.schedule={config.privacy.schedule.name or config.privacy.schedule.module!r}: an audit weighs all "
-            "releases alike, which is right for noise that does not change. Use --set privacy.schedule=constant: the "
-            "sampler, clipping, mechanism and algorithm that are tried are the same."
-        )
+    _refuse_unreadable(config, parts)
     torch.set_num_threads(config.runtime.threads)
     silos = _canary_silos(config, parts, options)
     planting, train = plant(parts.host.train, silos, options.canaries, QUIET, options.seed, rules.unit)
@@ -196,7 +104,7 @@ def audit(config: Config, base: Path, options: Options, make_runtime: MakeRuntim
         return first
 
     strict_delta = min(STRICT_DELTA, config.privacy.delta)
-    measured = _Measured(rules, planting, silos, [parts.num_records[silo] for silo in silos], found)
+    measured = Measured(rules, planting, silos, [parts.num_records[silo] for silo in silos], found)
     participants = {t: seen.plan.participants for t, seen in enumerate(rounds)}
     report = Report(
         algorithm=str(config.algorithm.name or config.algorithm.module),
@@ -225,7 +133,28 @@ def audit(config: Config, base: Path, options: Options, make_runtime: MakeRuntim
         bits=planting.bits,
     )
     missing = _uncharged(list(ledger), participants, releases, rules, parts.num_records)
-    return _judged(report, missing, adapts=rules.clipping.adapts)
+    return judged(report, missing, adapts=rules.clipping.adapts)
+
+
+def _refuse_unreadable(config: Config, parts: Parts) -> None:
+    """Raise UnsupportedError where no canary is all of an update, or releases do not weigh alike."""
+    rules = parts.rules
+    if rules.unit == "silo" and rules.l2 > 0:
+        raise UnsupportedError(
+            f"l2={rules.l2:g} with privacy.unit='silo': the regulariser is part of the update that is clipped, and no "
+            "canary is all of it then. Use --set l2=0."
+        )
+    if rules.unit == "silo" and isinstance(rules.bounds(layers(parts.layout)), tuple):
+        raise UnsupportedError(
+            "privacy.clip: per_layer with privacy.unit='silo': a canary's update has a layer of its own, which has no "
+            "bound. Use --set privacy.clip=flat, which costs and hides the same."
+        )
+    if rules.varies:
+        raise UnsupportedError(
+            f"privacy.schedule={config.privacy.schedule.name or config.privacy.schedule.module!r}: an audit weighs all "
+            "releases alike, which is right for noise that does not change. Use --set privacy.schedule=constant: the "
+            "sampler, clipping, mechanism and algorithm that are tried are the same."
+        )
 
 
 def _claimed(charges: Sequence[Charge], accountant: Accountant, delta: float, optional: bool = False) -> float | None:
@@ -351,137 +280,7 @@ def _check_wide(down: Vectors, dimension: int) -> None:
             )
 
 
-# What was seen
-
-
-class _Measured:
-    """Scores and noise of the canary silos, in units of the noise that is claimed.
-
-    The claim is computed here from the configuration's numbers, not asked of the code that makes the noise:
-    standard deviation sigma 2C / b where records are replaced and sigma C / b where one is added or removed, with
-    b = rate n; at silo level without the b. Where clipping norms are adapted, C is that of each release, and sigma is
-    larger by as much as the count of gradients within C costs.
-    """
-
-    def __init__(
-        self,
-        rules: PrivacyRules,
-        planting: Planting,
-        silos: Sequence[int],
-        num_records: Sequence[int],
-        found: Sequence[Response],
-    ) -> None:
-        self._planting, self._rules = planting, rules
-        self._sigma = rules.release(1.0).noise_multiplier
-        self.noisy = self._sigma > 0
-        self.scores = np.zeros(planting.num_canaries)
-        self._chance = np.zeros(planting.num_canaries)  # variance that the batches add to a score
-        self._quiet: list[Array] = []
-        self._names = [response.names for response in found]
-        expected = []
-        for silo, records, response in zip(silos, num_records, found, strict=True):
-            rate = rules.sampler.rate(records) if rules.unit == "record" else 1.0
-            sigma = self._sigma * self._grown(rate * records)
-            seen = response.innovations(self._claimed_std(sigma, rate * records))
-            size = float(np.linalg.norm(response.mean))
-            own = planting.of(silo)
-            if size > 0:
-                self.scores[own] = response.mean / size @ seen[:, own]
-            self._quiet.append(seen[:, planting.num_canaries :])
-            if self.noisy:
-                replaced = self._sensitivity
-                present = np.ones(len(own)) if replaced == 2.0 else planting.bits[own].astype(float)
-                self._chance[own] = present * rate * (1 - rate) / (replaced * sigma) ** 2
-                expected += [rate * size / sigma] * len(own)
-        self._expected = float(np.mean(expected)) if expected else None
-
-    @property
-    def _sensitivity(self) -> float:
-        return 2.0 if self._rules.neighbouring == "replace_one" else 1.0
-
-    def _grown(self, batch: float) -> float:
-        """z_g / z: how much larger the noise of a gradient is for the sake of a count."""
-        clipping = self._rules.clipping
-        if not self.noisy or not clipping.adapts:
-            return 1.0
-        return 1 / math.sqrt(1 - clipping.bit_weight(self._sigma, batch, self._sensitivity / 2) ** 2)
-
-    def _claimed_std(self, sigma: float, batch: float) -> float:
-        if not self.noisy:
-            return 1.0
-        return sigma * self._sensitivity * self._rules.clip_norm / (batch if self._rules.unit == "record" else 1.0)
-
-    def results(self, delta: float, strict_delta: float) -> dict[str, Any]:
-        bits, scores = self._planting.bits, self.scores
-        mu = statistics.separation(scores, bits, CONFIDENCE / 2)
-        strict = statistics.separation(scores, bits, FALSE_ALARM)
-        noise = np.concatenate([seen.ravel() for seen in self._quiet]) if self.noisy else np.zeros(0)
-        spread = self._spread() if self.noisy else None
-
-        def epsilon(mu: float) -> float:
-            return statistics.gaussian_epsilon(mu, delta)
-
-        def size(values: Array, freedom: int, false_alarm: float) -> Interval | None:
-            return statistics.spread(values, freedom, false_alarm) if freedom > 0 else None
-
-        return {
-            "epsilon_bound": statistics.one_run_bound(scores, bits, delta, CONFIDENCE),
-            "strict_bound": statistics.one_run_bound(scores, bits, strict_delta, FALSE_ALARM),
-            "separation": mu,
-            "expected": self._expected,
-            "gaussian": None if mu is None else mu.map(epsilon),
-            "gaussian_strict": None if strict is None else epsilon(strict.low),
-            "noise": size(noise, len(noise), CONFIDENCE),
-            "noise_strict": size(noise, len(noise), FALSE_ALARM),
-            "spread": None if spread is None else size(*spread, CONFIDENCE),
-            "spread_strict": None if spread is None else size(*spread, FALSE_ALARM),
-            "between_silos": self._between_silos(),
-            "between_rounds": self._between_rounds(),
-            "normality": statistics.normality(noise[:MOST_NORMALS]) if len(noise) else None,
-            "scores": scores,
-        }
-
-    def _spread(self) -> tuple[Array, int] | None:
-        """Scores around the means of their groups (silo and bit), in claimed standard deviations; and their freedom."""
-        planting, residuals, freedom = self._planting, [], 0
-        for silo, bit in itertools.product(np.unique(planting.silo), (False, True)):
-            group = (planting.silo == silo) & (planting.bits == bit)
-            if group.sum() >= 2:
-                values = self.scores[group] / np.sqrt(1 + self._chance[group])
-                residuals.append(values - values.mean())
-                freedom += int(group.sum()) - 1
-        return (np.concatenate(residuals), freedom) if freedom >= FEW else None
-
-    def _between_silos(self) -> Correlation:
-        """Of two silos' noise at the same places, over all rounds."""
-        found = []
-        if self.noisy:
-            for i, j in itertools.combinations(range(len(self._quiet)), 2):
-                both = sorted(set(self._names[i]) & set(self._names[j]))
-                if both:
-                    rows = [[self._names[s].index(name) for name in both] for s in (i, j)]
-                    x, y = self._quiet[i][rows[0]], self._quiet[j][rows[1]]
-                    found.append((statistics.correlation(x, y), x.size))
-        return statistics.striking(found, FALSE_ALARM)
-
-    def _between_rounds(self) -> Correlation:
-        """Of the noise of two innovations (rounds, or different uploads of one), over all silos that made both."""
-        if not self.noisy:
-            return Correlation()
-        names = sorted({name for own in self._names for name in own})
-        place = {name: i for i, name in enumerate(names)}
-        products, squares = np.zeros((len(names),) * 2), np.zeros((len(names),) * 2)
-        counts = np.zeros((len(names),) * 2, dtype=int)
-        for own, seen in zip(self._names, self._quiet, strict=True):
-            at = np.ix_(*([[place[name] for name in own]] * 2))
-            products[at] += seen @ seen.T
-            squares[at] += np.square(seen).sum(axis=1)[:, None]
-            counts[at] += seen.shape[1]
-        i, j = np.triu_indices(len(names), 1)
-        some = squares[i, j] * squares[j, i] > 0
-        i, j = i[some], j[some]
-        r = products[i, j] / np.sqrt(squares[i, j] * squares[j, i])
-        return statistics.striking(list(zip(r.tolist(), counts[i, j].tolist(), strict=True)), FALSE_ALARM)
+# What was charged
 
 
 def _uncharged(
@@ -503,70 +302,3 @@ def _uncharged(
             charged[charge.round, charge.silo] += charge.count
     made = {(t, silo): count for t, count in enumerate(releases) for silo in participants[t]}
     return sum(max(0, count - charged[where]) for where, count in made.items())
-
-
-# The verdict
-
-
-def _judged(report: Report, missing: int, *, adapts: bool) -> Report:
-    notes = []
-    if report.unit == "silo":
-        notes.append(
-            f"at silo level a silo is one canary, so that {report.canaries} bits decide: little can be shown by them, "
-            "and the noise is the better witness."
-        )
-    if adapts:
-        notes.append(
-            "the noise on the counts that clipping norms follow is part of the claim, but does not show in uploads: "
-            "it is not tried here."
-        )
-    if report.separation is None:
-        notes.append("too few canaries for two groups of scores: no Gaussian estimate. Use more --canaries or --silos.")
-    if report.epsilon is None:
-        notes.append("this configuration claims no epsilon, so that nothing can contradict it.")
-        return replace(report, notes=tuple(notes))
-    return replace(report, violations=tuple(_violations(report, missing)), notes=tuple(notes))
-
-
-def _violations(report: Report, missing: int) -> list[str]:
-    epsilon, found = report.epsilon, []
-    assert epsilon is not None
-    if report.strict_epsilon is not None and report.strict_bound > report.strict_epsilon:
-        found.append(
-            f"epsilon at delta {report.strict_delta:g} is at least {report.strict_bound:.2f}, and the accountant says "
-            f"{report.strict_epsilon:.2f}"
-        )
-    if report.gaussian_strict is not None and report.gaussian_strict > epsilon:
-        found.append(
-            f"the canaries' scores are as far apart as an epsilon of {report.gaussian_strict:.2f} or more makes them, "
-            f"and the accountant says {epsilon:.2f}"
-        )
-    noise = report.noise_strict
-    if noise is not None and (noise.high < 1 - NOISE_MARGIN or noise.low > 1 + NOISE_MARGIN):
-        found.append(f"the noise in the uploads is {noise.estimate:.3f} times what independent claimed noise would be")
-    spread = report.spread_strict
-    if spread is not None and spread.low > 1 + SPREAD_MARGIN:
-        found.append(
-            f"scores of alike canaries are spread {spread.estimate:.2f} times as far as fresh batches would spread them"
-        )
-    for correlation, what in ((report.between_silos, "silos"), (report.between_rounds, "rounds")):
-        if correlation.largest > correlation.threshold:
-            found.append(f"the noise of two {what} is correlated: |r| = {correlation.largest:.2f}")
-    runs = report.between_runs
-    if runs.largest > runs.threshold:
-        found.append(
-            "two runs that differ in a bit of their model, or of a record, have the same noise: "
-            f"|r| = {runs.largest:.2f}"
-        )
-    if report.normality is not None and report.normality < FALSE_ALARM:
-        found.append(f"the noise is not normal (p = {report.normality:.0e})")
-    if report.influence is not None and report.influence > 1 + CLIP_MARGIN:
-        found.append(f"one record changes a clipped sum by {report.influence:.3f} clipping norms")
-    if report.worst_pair is not None and report.worst_pair > 1 + SUM_SLACK:
-        found.append(
-            f"by rounding, one record moves a sum by {report.worst_pair:.4f} of the sensitivity, and "
-            f"{1 + SUM_SLACK:.4f} is charged"
-        )
-    if missing:
-        found.append(f"{missing} of {report.made} releases are not in the ledger, or not as what they were")
-    return found

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dpfl_plugin.core.streams import fresh_attempt
-from dpfl_plugin.errors import BusyError, ConfigError, DataError, LedgerBusyError, LedgerError
+from dpfl_plugin.errors import ArgumentError, BusyError, ConfigError, DataError, LedgerBusyError, LedgerError
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.training.checkpoint import Checkpoint, load_facts
 from dpfl_plugin.training.folder import RunFolder, held, locked
@@ -74,7 +74,7 @@ def locked_shared(path: Path | None, wait: Wait = NO_WAIT) -> Iterator[Ledger | 
         yield None
         return
     if not path.parent.is_dir() or (path.exists() and not path.is_file()):
-        raise ConfigError(f"--ledger {path}: must be a file in a folder that exists.")
+        raise ArgumentError(f"{{ledger}} {path}: must be a file in a folder that exists.")
     real = path.resolve()  # by whatever name it is given
     with contextlib.ExitStack() as stack:
         _enter(stack, path, real.with_name(f"{real.name}.lock"), wait)
@@ -129,14 +129,14 @@ def check_shared(folder: RunFolder, path: Path | None, shared: Ledger | None) ->
         return
     began_with = Ledger.open(folder.ledger, append=False).facts.get("shared")
     if began_with is None and shared is not None:
-        raise ConfigError(
-            f"{folder.path}: this run began without --ledger, so what it released is not in that ledger. Leave "
-            "--ledger out, or start over with another --out."
+        raise ArgumentError(
+            f"{folder.path}: this run began without {{ledger}}, so what it released is not in that ledger. Leave "
+            "{ledger} out, or start over with another {out}."
         )
     if began_with is not None and shared is None:
-        raise ConfigError(
+        raise ArgumentError(
             f"{folder.path}: this run shares its budget with others by the ledger {began_with['file']}, which has to "
-            f"know what this one releases. Give it by --ledger .../{began_with['file']}."
+            f"know what this one releases. Give it by {{ledger}}: .../{began_with['file']}."
         )
     if began_with is not None and shared is not None and not shared.holds(began_with["head"]):
         raise LedgerError(

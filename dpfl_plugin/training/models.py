@@ -64,11 +64,18 @@ def _records(x: NDArray[np.float32], y: NDArray[np.int64], dtype: torch.dtype, d
 def _check_loss(name: str, loss: engines.Loss, outputs: torch.Tensor) -> None:
     labels = torch.zeros(len(outputs), dtype=torch.int64, device=outputs.device)
     try:
-        shape = tuple(loss(outputs, labels).shape)
+        with torch.enable_grad():
+            values = loss(outputs.detach().requires_grad_(), labels)
+        shape, learns = tuple(values.shape), values.requires_grad
     except Exception as error:  # a stranger's code may fail in any way
         raise PluginError(f"loss={name!r} fails on made-up records: {told(error)}.") from error
     if shape != (len(outputs),):
         raise PluginError(f"loss={name!r} must give one value for each record, ({len(outputs)},); it gives {shape}.")
+    if not learns:
+        raise PluginError(
+            f"loss={name!r} does not depend on the model's outputs as far as torch sees, so that nothing is learned by "
+            "it. Compute it from them by functions of torch, without detach() or .item()."
+        )
 
 
 def _device(name: str) -> torch.device:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dpfl_plugin import given
 from dpfl_plugin.config.schema import Config
-from dpfl_plugin.errors import ConfigError, DataError, PluginError
+from dpfl_plugin.errors import ArgumentError, ConfigError, DataError, PluginError
 from dpfl_plugin.models.fixed import BUILT_ANEW, fixed_digest
 from dpfl_plugin.training import checkpoint as checkpoints
 from dpfl_plugin.training import environment
@@ -49,14 +49,14 @@ def refuse_unfinished(folder: RunFolder, resume: bool) -> None:
     if folder.result.exists() and not resume:
         last = json.loads(folder.result.read_text())
         if last["status"] == "failed":
-            raise ConfigError(
+            raise ArgumentError(
                 f"{folder.path} holds a run of this configuration that failed: {last['reason']}. Change the "
-                "configuration, or use --resume to try again from its last good state."
+                "configuration, or use {resume=True} to try again from its last good state."
             )
     if not resume and (folder.ledger.exists() or folder.checkpoint.exists()):
-        raise ConfigError(
-            f"{folder.path} holds an unfinished run of this configuration. Use --resume to go on with it, "
-            "or another --out to start over (what was released so far stays released)."
+        raise ArgumentError(
+            f"{folder.path} holds an unfinished run of this configuration. Use {{resume=True}} to go on with it, "
+            "or another {out} to start over (what was released so far stays released)."
         )
 
 

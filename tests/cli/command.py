@@ -35,8 +35,8 @@ BASE: dict[str, Any] = {
 
 # What draws, by command. A picture takes longer than a small run: the fixture `pictures` empties this.
 DRAWING: dict[str, tuple[str, ...]] = {
-    "run": ("run.pictures.curves",),
-    "attack": ("attack.attack_plot.membership", "attack.attack_plot.inversion"),
+    "run": ("api.pictures.curves",),
+    "attack": ("cli.attack_plot.membership", "cli.attack_plot.inversion"),
 }
 
 
@@ -62,7 +62,7 @@ def dpfl(*args: object) -> Done:
     out, err = io.StringIO(), io.StringIO()
     with contextlib.ExitStack() as undrawn:
         for name in DRAWING.get(str(args[0]) if args else "", ()):
-            undrawn.enter_context(mock.patch(f"dpfl_plugin.cli.{name}"))
+            undrawn.enter_context(mock.patch(f"dpfl_plugin.{name}"))
         code = _main(args, out, err)
     return Done(code, out.getvalue(), err.getvalue())
 

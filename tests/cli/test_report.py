@@ -14,7 +14,7 @@ from tests.report.folders import made
 @pytest.fixture
 def plotless(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plots have tests of their own."""
-    monkeypatch.setattr("dpfl_plugin.cli.report.plot", lambda *args: [])
+    monkeypatch.setattr("dpfl_plugin.api.reports.plot", lambda *args: [])
 
 
 def test_from_real_runs_to_all_files(tmp_path: Path) -> None:

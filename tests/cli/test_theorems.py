@@ -15,10 +15,10 @@ from scipy.optimize import minimize_scalar
 from benchmarks.papers import CHANG, TABLE_1, TABLE_1_STEPS
 from dpfl_plugin.algorithms import isrl_theory as theory
 from dpfl_plugin.algorithms.planners import ScaffNewProblem
-from dpfl_plugin.cli.theorems.chang import terms
 from dpfl_plugin.privacy.accountants import PLD, Gaussian
 from dpfl_plugin.privacy.events import SampledGaussian, Term
 from dpfl_plugin.privacy.paper import NOBLE_THIRD_PARTY_UNSOUND, chang_last_round, noble_largest_rounds
+from dpfl_plugin.theorems.chang import terms
 from tests.cli.command import dpfl, one_message, write
 
 ROOT = Path(__file__).resolve().parents[2]

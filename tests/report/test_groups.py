@@ -132,7 +132,7 @@ def test_select(tmp_path: Path) -> None:
     assert len(select(runs, {"seed": 1})) == 2
     assert select(runs, {"seed": 1, "algorithm.local_lr": 3}) == [runs[2]]
     assert select(runs, {"seed": 7}) == []
-    with pytest.raises(ConfigError, match=r"--where algorithm\.local_l: no run.*did you mean 'algorithm\.local_lr'"):
+    with pytest.raises(ConfigError, match=r"where algorithm\.local_l: no run.*did you mean 'algorithm\.local_lr'"):
         select(runs, {"algorithm.local_l": 3})
 
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator
 
 from dpfl_plugin.algorithms.planners import REPLACE_A_SILO, ScaffNewProblem, curvature, psi_0_bound, public_curvature
-from dpfl_plugin.cli.theorems.base import NORM_1, Case, Constant, Prescription, Run, Value, linear, number
-from dpfl_plugin.errors import ConfigError, require
+from dpfl_plugin.errors import ArgumentError, require_argument
+from dpfl_plugin.theorems.base import NORM_1, Case, Constant, Prescription, Run, Value, linear, number
 from dpfl_plugin.training.build import build
 from dpfl_plugin.training.optimum import optimum
 
@@ -84,23 +84,24 @@ def _constants(case: Case) -> tuple[Constant, Constant, Constant]:
     """mu, L and psi_0."""
     given, config, known = case.given, case.config, linear(case)
     if given.from_records and known is None:
-        raise ConfigError(f"--from-records is for model: logistic or softmax with {NORM_1} and their own loss.")
+        raise ArgumentError(f"{{from_records}} is for model: logistic or softmax with {NORM_1} and their own loss.")
     if given.strong_convexity is not None:
         mu = Constant("mu", given.strong_convexity, "--strong-convexity")
     else:
-        _need(known is not None, "--strong-convexity", "mu")
+        _need(known is not None, "strong_convexity", "mu")
         must = "be above 0: Theorem 1 is for strongly convex losses, and without l2 nothing is known to be"
-        require(config.l2 > 0, "l2", config.l2, must, "Use --set l2=0.005, or give --strong-convexity.")
+        if not config.l2 > 0:
+            raise ArgumentError(f"l2={config.l2!r} must {must}. Use --set l2=0.005, or give {{strong_convexity}}.")
         mu = Constant("mu", config.l2, "l2 of the configuration")
     L = _smoothness(case)
-    require(mu.value <= L.value, "--strong-convexity", mu.value, f"be at most L = {L.value:.6g}")
+    require_argument(mu.value <= L.value, "strong_convexity", mu.value, f"be at most L = {L.value:.6g}")
     if given.psi0 is not None:
         return mu, L, Constant("psi_0", given.psi0, "--psi0")
     if given.from_records:
-        parts = build(case.changed(EXACT), case.asked.base)
+        parts = build(case.changed(EXACT), case.question.base)
         found = optimum(parts, config.l2).psi_0(parts.model.numpy(), len(case.num_records), mu.value, L.value)
         return mu, L, Constant("psi_0", found, NOT_PRIVATE, from_records=True)
-    _need(known is not None, "--psi0", "psi_0")
+    _need(known is not None, "psi0", "psi_0")
     assert known is not None
     bound = psi_0_bound(math.log(known.num_classes), mu.value, len(case.num_records))
     source = f"at most 2 N F(x_0) / mu, where F(0) = ln {known.num_classes}: known without a record"
@@ -111,7 +112,7 @@ def _smoothness(case: Case) -> Constant:
     given, config, known = case.given, case.config, linear(case)
     if given.smoothness is not None:
         return Constant("L", given.smoothness, "--smoothness")
-    _need(known is not None, "--smoothness", "L")
+    _need(known is not None, "smoothness", "L")
     assert known is not None
     if given.from_records:
         silos = (silo.train_x for silo in case.federation.silos)
@@ -122,11 +123,11 @@ def _smoothness(case: Case) -> Constant:
     return Constant("L", L, f"{factor} ||(x{', 1' * known.bias})||^2 + l2 of {NORM_1}")
 
 
-def _need(known: bool, option: str, name: str) -> None:
+def _need(known: bool, argument: str, name: str) -> None:
     if not known:
-        raise ConfigError(
-            f"{option} is missing: {name} is known without looking at records for model: logistic or softmax with "
-            f"their own loss and {NORM_1}, as the last step of data.preprocess. Give {option}."
+        raise ArgumentError(
+            f"{{{argument}}} is missing: {name} is known without looking at records for model: logistic or softmax "
+            f"with their own loss and {NORM_1}, as the last step of data.preprocess. Give {{{argument}}}."
         )
 
 

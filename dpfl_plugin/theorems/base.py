@@ -9,13 +9,13 @@ from typing import Any, Final
 
 from dpfl_plugin.algorithms.base import Setting
 from dpfl_plugin.algorithms.planners import Classifier
-from dpfl_plugin.cli.plan import Asked
 from dpfl_plugin.config.load import load
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.data.base import Federation
-from dpfl_plugin.errors import ConfigError, require
+from dpfl_plugin.errors import ArgumentError, require_argument
 from dpfl_plugin.privacy.views import View
 from dpfl_plugin.training.prospect import prospect
+from dpfl_plugin.training.question import Question
 from dpfl_plugin.training.setting import dimension, federate, make_setting
 
 OPTIONS: Final[dict[str, tuple[str, ...]]] = {
@@ -28,7 +28,7 @@ OPTIONS: Final[dict[str, tuple[str, ...]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """Constants of theorems that the command line gives, each None if it does not; see `dpfl plan --help`."""
+    """Constants of theorems that are given, each None if it is not; see `dpfl plan --help`."""
 
     psi0: float | None = None
     strong_convexity: float | None = None
@@ -41,23 +41,19 @@ class Given:
 
     def check(self, paper: str | None) -> None:
         """Raise ConfigError for an option of another paper, or out of its range."""
-        require(paper is None or paper in OPTIONS, "--paper", paper, f"be one of {', '.join(OPTIONS)}")
+        require_argument(paper is None or paper in OPTIONS, "paper", paper, f"be one of {', '.join(OPTIONS)}")
         for name in (one.name for one in fields(self) if getattr(self, one.name) is not None):
             if name not in OPTIONS.get(paper or "", ()):
-                of = " or ".join(f"--paper {other}" for other, names in OPTIONS.items() if name in names)
-                raise ConfigError(f"{flag(name)} belongs to {of}: leave it out.")
+                of = " or ".join(f"{{paper={other}}}" for other, names in OPTIONS.items() if name in names)
+                raise ArgumentError(f"{{{name}}} belongs to {of}: leave it out.")
         for name in ("psi0", "strong_convexity", "smoothness", "lipschitz", "distance"):
             value = getattr(self, name)
-            require(value is None or 0 < value < math.inf, flag(name), value, "be positive and finite")
-        require(self.beta is None or 0 < self.beta <= 1, "--beta", self.beta, "be in (0, 1]")
-        require(self.threshold is None or self.threshold >= 0, "--threshold", self.threshold, "be at least 0")
+            require_argument(value is None or 0 < value < math.inf, name, value, "be positive and finite")
+        require_argument(self.beta is None or 0 < self.beta <= 1, "beta", self.beta, "be in (0, 1]")
+        known = self.threshold is None or self.threshold >= 0
+        require_argument(known, "threshold", self.threshold, "be at least 0")
         if self.from_records and self.psi0 and self.smoothness:
-            raise ConfigError("--from-records has nothing to find: --psi0 and --smoothness are given.")
-
-
-def flag(name: str) -> str:
-    """--strong-convexity of strong_convexity."""
-    return "--" + name.replace("_", "-")
+            raise ArgumentError("{from_records} has nothing to find: {psi0} and {smoothness} are given.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,16 +111,16 @@ class Prescription:
 class Case:
     """One run of a file, for which a plan is asked."""
 
-    asked: Asked
+    question: Question
     given: Given
     label: str | None
     config: Config
     federation: Federation = field(repr=False)
 
     @classmethod
-    def of(cls, asked: Asked, given: Given, label: str | None, config: Config) -> Case:
-        federation = federate(config, asked.base)
-        return cls(asked=asked, given=given, label=label, config=config, federation=federation)
+    def of(cls, question: Question, given: Given, label: str | None, config: Config) -> Case:
+        federation = federate(config, question.base)
+        return cls(question=question, given=given, label=label, config=config, federation=federation)
 
     @property
     def setting(self) -> Setting:
@@ -141,16 +137,16 @@ class Case:
     def changed(self, settings: Sequence[str]) -> Config:
         """The configuration that ``dpfl run`` makes of these settings."""
         given = self.settings(settings)
-        return load(self.asked.path, given, variant=self.label).variants[0].config
+        return load(self.question.path, given, variant=self.label).variants[0].config
 
     def settings(self, more: Sequence[str]) -> list[str]:
         """Of the command line and ``more``; of several for one key the last."""
-        last = {setting.partition("=")[0]: setting for setting in [*self.asked.given, *more]}
+        last = {setting.partition("=")[0]: setting for setting in [*self.question.given, *more]}
         return list(last.values())
 
     def needed_epsilon(self) -> float:
         if self.config.privacy.epsilon is None:
-            raise ConfigError("--epsilon is missing, and the configuration has no privacy.epsilon.")
+            raise ArgumentError("{epsilon} is missing, and the configuration has no privacy.epsilon.")
         return self.config.privacy.epsilon
 
     def proven(self, run: Run) -> dict[str, Any]:
@@ -160,7 +156,7 @@ class Case:
             ConfigError: the run is not possible.
         """
         config = self.changed(run.settings)
-        ahead = prospect(config, self.asked.base, federation=self.federation)
+        ahead = prospect(config, self.question.base, federation=self.federation)
         noise, settings = config.privacy.noise_multiplier, self.settings(run.settings)
         if noise is None:
             noise = ahead.noise()
@@ -177,7 +173,7 @@ class Case:
             "delta": config.privacy.delta,
             "accountant": ahead.accountant.name,
             "set": settings,
-            "command": self.asked.command(self.label, settings),
+            "command": self.question.command(self.label, settings),
         }
 
 

@@ -1,15 +1,14 @@
-"""`dpfl account FILE`: what each run of a shared ledger spent, and all of them together."""
+"""What each run of a shared ledger spent, and all of them together."""
 
 from __future__ import annotations
 
 import functools
 import math
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from dpfl_plugin.errors import ConfigError
+from dpfl_plugin.api.progress import say
 from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.prior import prior_of, runs_in
@@ -27,22 +26,19 @@ def is_ledger(path: Path) -> bool:
         return path.suffix == ".jsonl" or file.read(9) == b'{"facts":'
 
 
-def ledger_rows(
+def shared_rows(
     path: Path,
-    settings: list[str],
     by_all_accountants: Callable[[Callable[[Accountant], list[Row]]], list[Row]],
     named: Callable[[Accountant], Row],
 ) -> dict[str, list[Row]]:
     """The server's view of each run and of all together, by every accountant that knows the mechanisms.
 
     Raises:
-        ConfigError: it is one run's own ledger, or there are ``settings``.
+        ConfigError: it is one run's own ledger.
         LedgerError: it is damaged; names the line, and what is still proven.
     """
-    if settings:
-        raise ConfigError("--set has no meaning for a ledger: what was released was released.")
     ledger = read_shared(path)
-    tell_notes(ledger)
+    say_notes(ledger)
     runs = runs_in(ledger)
 
     def rows(composed: Callable[[], Sequence[Composed]], delta: float) -> list[Row]:
@@ -63,10 +59,10 @@ def ledger_rows(
     return found
 
 
-def tell_notes(ledger: Ledger) -> None:
-    """What was found and mended in a ledger, on stderr: a torn last line, fresh noise."""
+def say_notes(ledger: Ledger) -> None:
+    """Tell what was found and mended in a ledger: a torn last line, fresh noise."""
     for note in dict.fromkeys(ledger.notes):
-        print(f"dpfl: note: {note}", file=sys.stderr)
+        say(f"note: {note}")
 
 
 def _of_run(ledger: Ledger, noise: str) -> list[Composed]:

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
-from dpfl_plugin.cli.theorems.base import Case, Constant, Prescription, Run, Value
-from dpfl_plugin.cli.theorems.noble import dearest_release, given_noise, local_steps
-from dpfl_plugin.errors import ConfigError
+from dpfl_plugin.errors import ArgumentError, ConfigError
 from dpfl_plugin.privacy.calibration import most
 from dpfl_plugin.privacy.events import SampledGaussian, Term
 from dpfl_plugin.privacy.paper import Scheme, chang_last_round
+from dpfl_plugin.theorems.base import Case, Constant, Prescription, Run, Value
+from dpfl_plugin.theorems.noble import dearest_release, given_noise, local_steps
 from dpfl_plugin.training.prospect import MOST_PLANNED, prospect
 
 SCHEMES: Final[dict[Scheme, str]] = {0: "constant noise", 1: "decays by round (eq. 6)", 2: "decays by step (eq. 7)"}
@@ -37,7 +37,7 @@ def prescribe(case: Case) -> Prescription:
     beta, threshold = _schedule(case)
     sigma = given_noise(case)
     constant = case.changed(["rounds=1", "privacy.schedule=constant"])
-    ahead = prospect(constant, case.asked.base, federation=case.federation)
+    ahead = prospect(constant, case.question.base, federation=case.federation)
     tau, setting = local_steps(ahead), case.setting
     rules = ahead.rules(constant, sigma)
     release = dearest_release(rules, case.num_records)
@@ -97,7 +97,7 @@ def _schedule(case: Case) -> tuple[Constant, Constant]:
         given = getattr(case.given, name)
         value = options.get(name) if given is None else given
         if value is None:
-            raise ConfigError(f"{option} is missing: give it, or privacy.schedule with beta and threshold.")
+            raise ArgumentError(f"{{{name}}} is missing: give it, or privacy.schedule with beta and threshold.")
         found.append(Constant(name, value, f"privacy.schedule.{name}" if given is None else option))
     if not 0 < found[0].value <= 1:
         raise ConfigError(f"privacy.schedule.beta={found[0].value!r} must be in (0, 1]: the paper's noise decays.")
@@ -106,14 +106,14 @@ def _schedule(case: Case) -> tuple[Constant, Constant]:
 
 def _budget(case: Case, epsilon: Callable[[Scheme, int], float]) -> tuple[int, float, str]:
     """(rounds of constant noise, their epsilon, where they come from)."""
-    asked, config = case.asked.epsilon, case.config
+    asked, config = case.question.epsilon, case.config
     if asked is not None:
         rounds = most(lambda R: epsilon(0, R) <= asked, MOST_PLANNED)
         if not rounds:
-            raise ConfigError(f"--epsilon={asked!r}: not even 1 round of this noise fits it.")
+            raise ArgumentError(f"{{epsilon}}={asked!r}: not even 1 round of this noise fits it.")
         return rounds, asked, f"the most within epsilon {asked:g}"
     if config.rounds is None:
-        raise ConfigError("rounds is missing: the budget is that of `rounds` rounds of constant noise, or --epsilon.")
+        raise ArgumentError("rounds is missing: the budget is that of `rounds` rounds of constant noise, or {epsilon}.")
     return config.rounds, epsilon(0, config.rounds), "rounds of the configuration"
 
 

@@ -12,12 +12,12 @@ from dpfl_plugin.algorithms.accelerated import MultistageMBSGD, lipschitz_consta
 from dpfl_plugin.algorithms.isrl import Facts, OneGradient, Stage
 from dpfl_plugin.algorithms.localized import LocalizedMBSGD, LocalizedSubgradient, Phases
 from dpfl_plugin.algorithms.planners import public_curvature, public_lipschitz
-from dpfl_plugin.cli.theorems.base import NORM_1, Case, Constant, Prescription, Run, Value, linear, number
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.shares import share_bounds
-from dpfl_plugin.errors import ConfigError
+from dpfl_plugin.errors import ArgumentError, ConfigError
 from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.events import Term
+from dpfl_plugin.theorems.base import NORM_1, Case, Constant, Prescription, Run, Value, linear, number
 from dpfl_plugin.training.plugins import build_plugin
 from dpfl_plugin.training.rules import privacy_rules
 from dpfl_plugin.training.setting import make_setting
@@ -101,8 +101,8 @@ def _constants(case: Case, algorithm: OneGradient) -> tuple[list[Constant], list
     if isinstance(algorithm, Phases):
         D = given.distance if given.distance is not None else algorithm.diameter
         if D is None:
-            raise ConfigError(
-                "--distance is missing: D, the diameter of the ball that is searched, is for you to choose."
+            raise ArgumentError(
+                "{distance} is missing: D, the diameter of the ball that is searched, is for you to choose."
             )
         constants.append(Constant("D", D, "--distance" if given.distance is not None else "algorithm.diameter"))
         settings.append(f"algorithm.diameter={D!r}")
@@ -127,8 +127,8 @@ def _smoothness(case: Case, algorithm: LocalizedMBSGD | MultistageMBSGD) -> Cons
         return Constant("beta", algorithm.smoothness, "algorithm.smoothness")
     known = linear(case)
     if known is None:
-        raise ConfigError(
-            f"--smoothness is missing: beta is known without looking at records for model: logistic or softmax with "
+        raise ArgumentError(
+            f"{{smoothness}} is missing: beta is known without looking at records for model: logistic or softmax with "
             f"their own loss and {NORM_1}, as the last step of data.preprocess."
         )
     _, beta = public_curvature(1.0, case.config.l2, model=known.model, bias=known.bias)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from dpfl_plugin.cli.theorems.base import Case, Constant, Prescription, Run, Value
 from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.calibration import max_rounds
 from dpfl_plugin.privacy.events import SampledGaussian, Term
 from dpfl_plugin.privacy.paper import NOBLE_THIRD_PARTY_UNSOUND, noble_largest_rounds
 from dpfl_plugin.privacy.rules import PrivacyRules
+from dpfl_plugin.theorems.base import Case, Constant, Prescription, Run, Value
 from dpfl_plugin.training.accounting import RoundCost
 from dpfl_plugin.training.plugins import build_plugin
 from dpfl_plugin.training.prospect import Prospect, prospect
@@ -27,7 +27,7 @@ def prescribe(case: Case) -> Prescription:
     """
     privacy, epsilon, setting = case.config.privacy, case.needed_epsilon(), case.setting
     sigma = given_noise(case)
-    ahead = prospect(case.config, case.asked.base, federation=case.federation)
+    ahead = prospect(case.config, case.question.base, federation=case.federation)
     K = local_steps(ahead)
     if privacy.unit != "record" or privacy.sampler != "fixed":
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""How a plan is printed: what is prescribed, from what, where the theorem does not hold, and what is proven."""
+"""`dpfl plan --paper`: what is prescribed, from what, where the theorem does not hold, and what is proven."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
+from dpfl_plugin.api.plans import Given, Prescribed, Prescription, Question, paper_plans
 from dpfl_plugin.cli.account import WIDTH
-from dpfl_plugin.cli.theorems.base import Prescription
 from dpfl_plugin.core.rounding import places
+from dpfl_plugin.errors import ArgumentError, ConfigError
+from dpfl_plugin.training.folder import to_json
 
 Proof = dict[str, Any]
 NO_BUDGET: Final = "privacy.epsilon=null"
@@ -22,6 +24,26 @@ WITHOUT_BUDGET: Final = (
     f"{NO_BUDGET} sets no budget: the run makes all its rounds with the noise that is given, where a budget would end "
     "it or solve for other noise. What it spends is stated all the same."
 )
+
+
+def plan_paper(question: Question, solve: str | None, paper: str, given: Given, *, as_json: bool) -> None:
+    """Print the plan of a paper for each variant of a file that it is of; of one that is named, or why it has none."""
+    answers = paper_plans(question, paper, given, solve)
+    plans = {label: answer for label, answer in answers.items() if isinstance(answer, Prescribed)}
+    refusals = {label: _words(answer) for label, answer in answers.items() if isinstance(answer, ConfigError)}
+    if as_json:
+        plain = {label: as_plain(paper, one.prescription, one.proofs) for label, one in plans.items()}
+        plain |= {label: {"paper": paper, "refused": why} for label, why in refusals.items()}
+        print(to_json(plain if len(plain) > 1 else next(iter(plain.values()))))
+        return
+    for label, one in plans.items():
+        show(label, one.prescription, one.proofs)
+    for label, why in refusals.items():
+        print(f"{label}: no plan. {why}")
+
+
+def _words(error: ConfigError) -> str:
+    return error.as_options if isinstance(error, ArgumentError) else str(error)
 
 
 def as_plain(paper: str, prescription: Prescription, proofs: Sequence[Proof]) -> dict[str, Any]:

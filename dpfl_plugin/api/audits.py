@@ -1,0 +1,66 @@
+"""Whether the privacy of a configuration is what its accountant says: audits of all its runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from dpfl_plugin.api.experiment import Experiment, experiment_of
+from dpfl_plugin.api.progress import say
+from dpfl_plugin.api.running import in_file
+from dpfl_plugin.errors import ConfigError, DataError
+from dpfl_plugin.privacy.audit import Correlation, Interval
+from dpfl_plugin.runtimes.in_process import InProcess
+from dpfl_plugin.training.audit import Options
+from dpfl_plugin.training.audit import audit as audit_config
+from dpfl_plugin.training.audit_report import FALSE_ALARM, Report
+from dpfl_plugin.training.host import SiloHost
+from dpfl_plugin.training.runtime import ChargeSink, Observer, Runtime
+
+__all__ = ["FALSE_ALARM", "Correlation", "Interval", "Options", "Report", "audit", "audits"]
+
+
+def audit(
+    experiment: Experiment | str | Path,
+    *,
+    canaries: int = 1000,
+    silos: int | None = None,
+    rounds: int | None = None,
+    seed: int = 0,
+) -> Report | Mapping[str, Report]:
+    """Check by experiment what a configuration claims: canaries in silos, seen by the server; as `dpfl audit`.
+
+    Args:
+        canaries: in all silos together. silos: that have canaries; None: up to 10.
+        rounds: None: all that the configuration would run.
+
+    Returns:
+        what was found (``consistent``, ``epsilon_bound``, ``violations``, ...); by label where there are several
+        variants, of which those without noise are left out.
+
+    Raises:
+        ConfigError, DataError: the configuration or its records are wrong; UnsupportedError: it cannot be audited.
+    """
+    found = experiment_of(experiment)
+    reports = audits(found, Options(canaries=canaries, silos=silos, rounds=rounds, seed=seed))
+    return reports if len(found.loaded().variants) > 1 else next(iter(reports.values()))
+
+
+def audits(experiment: Experiment, options: Options) -> dict[str, Report]:
+    """As `audit`, always by label."""
+    variants = experiment.loaded().variants
+    reports: dict[str, Report] = {}
+    for one in variants:
+        label = one.label or one.config.name
+        if len(variants) > 1 and one.config.privacy.noise_multiplier == 0:
+            say(f"{label}: not private, so there is nothing to audit.")
+            continue
+        try:
+            reports[label] = audit_config(one.config, experiment.base, options, _in_process)
+        except (ConfigError, DataError) as error:
+            raise in_file(error, experiment.path, one) from error
+    return reports
+
+
+def _in_process(host: SiloHost, stack: int, charges: ChargeSink, observer: Observer) -> Runtime:
+    return InProcess(host, charges, stack_size=stack, observers=[observer])

@@ -1,0 +1,82 @@
+"""Whether a run could begin: all that is refused before its first round, and nothing released or written."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from dpfl_plugin import given
+from dpfl_plugin.api.experiment import Experiment, experiment_of
+from dpfl_plugin.api.running import in_file
+from dpfl_plugin.config.schema import Config
+from dpfl_plugin.errors import ConfigError, DataError
+from dpfl_plugin.training.build import build
+from dpfl_plugin.training.hooks import callbacks_of
+from dpfl_plugin.training.job import make_job
+from dpfl_plugin.training.locations import folder_of
+from dpfl_plugin.training.prospect import strain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """What a run would be.
+
+    Attributes:
+        folder: where its files would be. rounds: how many the budget allows, of those that are asked for.
+        num_records: of each silo, for training; not to be published.
+        noise_multiplier: given, or solved for.
+        engine: that takes per-example gradients, and why it. memory: what this process would use, in words.
+        warnings: what its statement would warn of. notes: what the owner of the records should look at.
+    """
+
+    folder: Path
+    rounds: int
+    num_records: tuple[int, ...]
+    noise_multiplier: float
+    engine: str
+    memory: str
+    warnings: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def check(experiment: Experiment | str | Path) -> Checked | dict[str, Checked]:
+    """Check a configuration with its records as a run of it would, begun anew; train, release and write nothing.
+
+    Returns:
+        what the run would be; by label where there are several variants.
+
+    Raises:
+        ConfigError, DataError: what a run would raise before its first round.
+    """
+    found = experiment_of(experiment)
+    checked = {}
+    for one in found.loaded().variants:
+        try:
+            checked[one.label or one.config.name] = _checked(one.config, found.base)
+        except (ConfigError, DataError) as error:
+            raise in_file(error, found.path, one) from error
+    return checked if len(checked) > 1 else next(iter(checked.values()))
+
+
+def _checked(config: Config, base: Path) -> Checked:
+    given.check_all(config.model_dump(mode="python"))
+    callbacks_of(config, base, ())
+    parts = build(config, base)
+    with tempfile.TemporaryDirectory() as empty:  # whatever a folder of the run holds by now
+        anew = folder_of(config.model_copy(update={"out": empty}))
+        job = make_job(config, base, anew, parts, None, None)
+    warnings = list(parts.caveats)
+    warnings += [parts.memory.warning] if parts.memory.warning else []
+    if config.privacy.noise_multiplier is None and config.privacy.epsilon is not None:
+        warnings += [why] if (why := strain(parts.noise_multiplier, config.privacy.epsilon)) else []
+    return Checked(
+        folder=folder_of(config).path,
+        rounds=job.expected,
+        num_records=parts.num_records,
+        noise_multiplier=parts.noise_multiplier,
+        engine=f"{parts.engine.name}: {parts.engine_reason}",
+        memory=parts.memory.summary(),
+        warnings=tuple(warnings),
+        notes=parts.notes,
+    )

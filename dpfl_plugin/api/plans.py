@@ -1,0 +1,199 @@
+"""What a budget allows, before anything is trained: by the accountant, or by a paper's theorems beside it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, Final
+
+from dpfl_plugin.algorithms.base import Algorithm
+from dpfl_plugin.api.experiment import Experiment, experiment_of
+from dpfl_plugin.config.schema import Block, Config
+from dpfl_plugin.errors import ArgumentError, ConfigError, require_argument
+from dpfl_plugin.registry import nearest
+from dpfl_plugin.theorems import Given, Prescribed, prescribed
+from dpfl_plugin.theorems.base import Prescription
+from dpfl_plugin.training.locations import folder_of, key_of
+from dpfl_plugin.training.plugins import algorithm_options, build_plugin
+from dpfl_plugin.training.prospect import MOST_PLANNED, Prospect, prospect, strain
+from dpfl_plugin.training.question import Question
+
+__all__ = ["Answer", "Given", "Prescribed", "Prescription", "Question", "paper_plans", "plan", "plans"]
+
+KEYS: Final = {
+    "sigma": "privacy.noise_multiplier",
+    "rounds": "rounds",
+    "steps": "algorithm.local_steps",
+    "cap": "max_participations",
+}
+CONSTANTS: Final = tuple(one.name for one in fields(Given))
+
+Answer = dict[str, Any]
+
+
+def plan(
+    experiment: Experiment | str | Path,
+    *,
+    solve: str | None = None,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    view: str | None = None,
+    ledger: str | Path | None = None,
+    paper: str | None = None,
+    **constants: Any,
+) -> Any:
+    """The noise, rounds, local steps or cap that a privacy budget allows, as `dpfl plan`.
+
+    Args:
+        solve: "sigma" (default), the least noise multiplier; "rounds", "steps" (local), "cap" (participations), the
+            most.
+        epsilon, delta: the budget; view: whose it is, "server" or "third_party". None: the configuration's.
+        ledger: of earlier runs on the same data, for which the budget is, too.
+        paper: what the theorems of "scaffnew", "gao", "noble" or "chang" prescribe, instead of ``solve``.
+        constants: of the theorems: psi0, strong_convexity, smoothness, lipschitz, distance, beta, threshold,
+            from_records.
+
+    Returns:
+        a mapping for each run: its ``value`` (None, and ``why``, where not even 1 fits), the ``epsilon`` of each view,
+        ``set`` and ``command`` to run it; with ``paper`` a `Prescribed`, or the error that says why there is none. By
+        label where there are several variants.
+
+    Raises:
+        ConfigError, DataError: an argument, the configuration or its records are wrong; nothing fits the question.
+    """
+    for name in constants:
+        if name not in CONSTANTS:
+            raise ConfigError(
+                f"plan: {name} is not a known argument{nearest(name, CONSTANTS)}. Constants of theorems are "
+                f"{', '.join(CONSTANTS)}."
+            )
+    question = question_of(experiment_of(experiment), epsilon=epsilon, delta=delta, view=view, ledger=ledger)
+    given = Given(**constants)
+    given.check(paper)
+    found: dict[str, Any]
+    found = plans(question, solve) if paper is None else paper_plans(question, paper, given, solve)
+    return found if len(found) > 1 else next(iter(found.values()))
+
+
+def question_of(
+    experiment: Experiment,
+    *,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    view: str | None = None,
+    ledger: str | Path | None = None,
+) -> Question:
+    """A question about an experiment; arguments as those of `plan`."""
+    return Question(
+        path=experiment.path,
+        settings=experiment.settings,
+        variant=experiment.variant,
+        epsilon=epsilon,
+        delta=delta,
+        view=view,
+        ledger=None if ledger is None else Path(ledger),
+    )
+
+
+def paper_plans(
+    question: Question, paper: str, given: Given, solve: str | None = None
+) -> dict[str, Prescribed | ConfigError]:
+    """As `plan` with ``paper``, by label."""
+    for name, value in (("solve", solve), ("ledger", question.ledger)):
+        if value is not None:
+            raise ArgumentError(f"{{{name}}} has no meaning with {{paper}}: leave it out.")
+    return prescribed(question, paper, given)
+
+
+def plans(question: Question, solve: str | None = None) -> dict[str, Answer]:
+    """As `plan`, by label."""
+    solve = "sigma" if solve is None else solve
+    require_argument(solve in KEYS, "solve", solve, f"be one of {', '.join(KEYS)}")
+    variants, prior = question.variants(), question.prior()
+    answers: dict[str, Answer] = {}
+    for variant in variants:
+        label, config = variant.label or variant.config.name, variant.config
+        if config.privacy.noise_multiplier == 0 and len(variants) > 1:
+            answers[label] = {"solved": solve, "value": None, "why": "not private: its noise_multiplier is 0"}
+            continue
+        key = None if question.ledger is None else key_of(config, folder_of(config), question.ledger)
+        ahead = prospect(question.with_budget(config), question.base, prior, key=key)
+        answer = _solved(ahead, solve, question.given)
+        if answer["value"] is not None:
+            answer["command"] = question.command(variant.label, answer["set"])
+        answers[label] = answer
+    return answers
+
+
+def _solved(ahead: Prospect, solve: str, given: list[str]) -> Answer:
+    config = ahead.config
+    answer = functools.partial(_answer, ahead, solve, given)
+    if solve != "rounds" and config.rounds is None:
+        raise ArgumentError(
+            f"rounds is missing: {{solve={solve}}} needs it. Use --set rounds=..., or {{solve=rounds}}."
+        )
+    if solve != "sigma" and not config.privacy.noise_multiplier:
+        what = "is missing" if config.privacy.noise_multiplier is None else "is 0, and without noise no epsilon holds"
+        raise ArgumentError(
+            f"privacy.noise_multiplier {what}: {{solve={solve}}} needs it above 0. "
+            "Add --set privacy.noise_multiplier=NUMBER."
+        )
+    match solve:
+        case "sigma":
+            return answer(noise := ahead.noise(), ahead.changed(noise_multiplier=noise))
+        case "rounds":
+            return answer(rounds := ahead.rounds(), ahead.changed(rounds=rounds))
+        case "steps":
+            with_steps = _with_steps(config)
+            steps = ahead.local_steps(with_steps)
+            return answer(steps, replace(ahead, algorithm=with_steps(max(1, steps))))
+        case _:
+            cap = ahead.max_participations()
+            return answer(cap, ahead.changed(max_participations=max(1, cap)))
+
+
+def _with_steps(config: Config) -> Callable[[int], Algorithm]:
+    options = algorithm_options(config)
+    name = config.algorithm.name or config.algorithm.module
+    if "local_steps" not in options:
+        raise ArgumentError(
+            f"algorithm: {name} has no option local_steps for {{solve=steps}} to solve for; it has "
+            f"{', '.join(options)}."
+        )
+
+    if config.algorithm.options.get("p") is not None:
+        raise ArgumentError(
+            f"algorithm.p={config.algorithm.options['p']!r}: {name} draws its numbers of local steps, 1/p in the mean, "
+            "so that there is none to solve for. Use {solve=sigma} or {solve=rounds} with another p, or fix the "
+            "number: --set algorithm.p=null --set algorithm.local_steps=1 {solve=steps}."
+        )
+
+    def with_steps(steps: int) -> Algorithm:
+        block = Block(**{**config.algorithm.model_dump(), "local_steps": steps})
+        algorithm: Algorithm = build_plugin("algorithms", block, where="algorithm")
+        return algorithm
+
+    return functools.cache(with_steps)
+
+
+def _answer(ahead: Prospect, solve: str, given: list[str], value: float, then: Prospect) -> Answer:
+    """The value with the epsilons that it gives, the rounds that will be run with it, and the settings to run them."""
+    privacy = ahead.config.privacy
+    asked = {"epsilon": privacy.epsilon, "delta": privacy.delta, "view": privacy.budget_view}
+    answer: Answer = {"solved": solve, "value": value or None, "asked": asked, "accountant": ahead.accountant.name}
+    if not value:
+        return {**answer, "why": f"not even 1 fits epsilon {privacy.epsilon:g} with this noise"}
+    costs = then.costs(then.config.rounds or MOST_PLANNED)
+    account = then.unlimited().account(costs=costs)
+    server, third_party = (account.epsilon_ahead(view) for view in ("server", "third_party"))
+    if solve == "sigma" and (why := strain(value, privacy.epsilon or 0.0, ahead.account().held())):
+        answer["warning"] = why
+    return {
+        **answer,
+        "set": [*given, f"{KEYS[solve]}={value:g}" if solve == "sigma" else f"{KEYS[solve]}={value}"],
+        "at_limit": solve in ("rounds", "steps") and value == MOST_PLANNED,
+        "rounds": len(costs),
+        "epsilon": {"server": server, "third_party": third_party},
+    }

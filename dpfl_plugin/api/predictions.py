@@ -1,0 +1,142 @@
+"""What a finished run's model says of records, and what that tells of whom."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from dpfl_plugin.access import Access
+from dpfl_plugin.api.runs import Run
+from dpfl_plugin.core.rounding import digits
+from dpfl_plugin.errors import require
+from dpfl_plugin.training.cells import csv_text
+from dpfl_plugin.training.predictions import Predictions, Trained, by_record, read
+from dpfl_plugin.training.predictions import predict as predict_records
+
+COVERED: Final = (
+    "What the model, and so any prediction, tells of the people it was trained on is covered by that epsilon, whoever "
+    "the prediction is about."
+)
+NOT_COVERED: Final = (
+    "What a prediction tells of the person whose record it was computed from is not covered by any epsilon: publishing "
+    "predictions about people, new ones above all, is another matter than publishing the model."
+)
+NO_EPSILON: Final = (
+    "No epsilon holds for this run: its model, and any prediction, may tell of the people it was trained on."
+)
+SIMULATED: Final = (
+    "The noise of this run follows from its seed, which whoever has the folder knows: before predictions leave your "
+    "hands, train with privacy.secure=true."
+)
+NO_PROBABILITIES: Final = "no probabilities: the outputs of a model with this loss are not log-odds."
+NO_NAMES: Final = (
+    "names of classes were not told to the run's server: classes are numbers, in the order of the training labels, "
+    "and labels in DATA are not compared. Name classes in the configuration to have them."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """Predictions for records, and what they are to be read with.
+
+    Attributes:
+        run: the id of the run whose model it is. access: who may read its files.
+        found: ``classes`` in the order of the model's outputs, ``predicted`` [n] numbers of classes, ``probabilities``
+            [n, classes] or None, ``correct`` and ``labelled`` counts of the records that have a label.
+        epsilon: of the run, as in result.json.
+        rows: a mapping for each record: its ``line`` in a table (else its ``record``, from 0), the class that is
+            ``predicted``, and the ``probabilities`` by class.
+        statement: at which epsilon the model was trained, what it covers and what it does not.
+        notes: what was not used, or changed since.
+    """
+
+    run: str
+    access: Access
+    found: Predictions
+    epsilon: Mapping[str, Any]
+    rows: Sequence[Mapping[str, Any]]
+    statement: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.found.classes
+
+    @property
+    def labels(self) -> list[str]:
+        """[n], the class of each record by its name."""
+        return [str(row["predicted"]) for row in self.rows]
+
+    @property
+    def accuracy(self) -> float | None:
+        """Of the records that have a label, computed from them: no epsilon covers it. None without any."""
+        return self.found.correct / self.found.labelled if self.found.labelled else None
+
+    def to_csv(self) -> str:
+        """A header and a line for each record: where it is in its file, its class, the probability of each class."""
+        rows = []
+        for row in self.rows:
+            plain = {key: value for key, value in row.items() if key != "probabilities"}
+            probabilities = row.get("probabilities", {})
+            rows.append(plain | {f"p({name})": f"{p:.6g}" for name, p in probabilities.items()})
+        return csv_text(rows)
+
+    def __repr__(self) -> str:
+        return f"Predicted({len(self.rows)} records by run {self.run})"
+
+
+def predict(run: Run | str | Path, data: str | Path) -> Predicted:
+    """Apply a finished run's model to records, as `dpfl predict`; they are preprocessed as those of its training were.
+
+    Args:
+        run: or its folder. data: a CSV or NPZ file as for training, labels optional; or the run's data set by name.
+
+    Raises:
+        ConfigError: it is no finished run, or was made with other code, or there are no such data.
+        DataError: a file is damaged, or holds records of another kind; UnsupportedError: the run's folder does not say
+            how its records were preprocessed.
+    """
+    require(isinstance(run, Run | str | Path), "run", run, "be a run, or the path of its folder")
+    require(isinstance(data, str | Path), "data", data, "be the path of a CSV or NPZ file, or the name of a data set")
+    trained = Trained.at(run.folder if isinstance(run, Run) else Path(run))
+    asked = read(trained, str(data))
+    found = predict_records(trained, asked)
+    notes = [*trained.notes, *asked.notes]
+    if found.probabilities is None:
+        notes.append(NO_PROBABILITIES)
+    if not trained.labels:
+        notes.append(NO_NAMES)
+    return Predicted(
+        run=str(trained.result["id"]),
+        access=trained.config.access,
+        found=found,
+        epsilon=trained.result["epsilon"],
+        rows=by_record(found, asked.lines),
+        statement=tuple(_statement(trained)),
+        notes=tuple(notes),
+    )
+
+
+def _statement(trained: Trained) -> list[str]:
+    """At which epsilon the model was trained, and what it covers."""
+    epsilon = trained.result["epsilon"]
+    views = epsilon.get("total") or epsilon
+    server, outside = views["server"]["epsilon"], views["third_party"]["epsilon"]
+    where = f"the model of {trained.folder.path}"
+    if server is None and outside is None:
+        return [f"{where}: {NO_EPSILON}", NOT_COVERED]
+    level = epsilon["server"]["unit"]
+    shared = ", with the runs before it in its shared ledger" if "total" in epsilon else ""
+    lines = [
+        f"{where} was trained at epsilon {_number(server)} (server), {_number(outside)} (third party), delta "
+        f"{epsilon['server']['delta']:g}, {level} level{shared}.",
+        COVERED,
+        NOT_COVERED,
+    ]
+    return lines if trained.config.privacy.secure else [*lines, SIMULATED]
+
+
+def _number(epsilon: float | None) -> str:
+    return "none" if epsilon is None else digits(epsilon, 4)

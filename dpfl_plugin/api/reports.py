@@ -1,0 +1,171 @@
+"""Tables, plots and a page from run folders; nothing here needs torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import dpfl_plugin
+from dpfl_plugin.errors import ArgumentError, ConfigError, require_argument
+from dpfl_plugin.registry import nearest
+from dpfl_plugin.report import tables
+from dpfl_plugin.report.groups import Group, grouped, require_keys, select
+from dpfl_plugin.report.page import ExtraMissingError, page
+from dpfl_plugin.report.plots import MOST, left_out, plot, plot_tradeoff
+from dpfl_plugin.report.runs import AXES, Problem, Run, flat, scan
+from dpfl_plugin.report.tables import Table
+from dpfl_plugin.training.folder import write_atomic
+
+__all__ = ["Problem", "Report", "Table", "flat", "write_report"]
+
+DEFAULT_AXES: Final = ("rounds", "epsilon", "bytes", "seconds")
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What was made of run folders.
+
+    Attributes:
+        out: the folder of all files. table: a row for each configuration, the best first.
+        problems: folders that were left out, and why. lines: where the files are, in words.
+    """
+
+    out: Path
+    table: Table
+    problems: Sequence[Problem]
+    lines: Sequence[str]
+
+    def __str__(self) -> str:
+        return "\n".join([tables.to_markdown(self.table), *self.lines])
+
+
+def write_report(
+    folders: str | Path | Sequence[str | Path],
+    out: str | Path = "report",
+    *,
+    metrics: Sequence[str] = (),
+    against: Sequence[str] = (),
+    group_by: Sequence[str] = (),
+    where: Mapping[str, Any] | None = None,
+    html: bool = True,
+) -> Report:
+    """Read run folders and write tables, plots and a page to ``out``, as `dpfl report`.
+
+    Runs that differ in their seed only are one row: mean and standard deviation. Partial and failed runs are shown as
+    such and never averaged.
+
+    Args:
+        folders: of runs, or above them. out: is made; files of an earlier report there are replaced.
+        metrics: of metrics.jsonl; none: all. against: axes of plots: rounds, epsilon, epsilon_third_party, bytes,
+            seconds; none: all but the third.
+        group_by: keys ("algorithm.name"): average over all else, not over seeds only.
+        where: only runs with these values, {"algorithm.name": "scaffold"} or nested as in a file.
+        html: the page, which needs the extra report; without that a line says so.
+
+    Raises:
+        ConfigError: a folder is not there, none holds a run, or an argument names what no run has.
+    """
+    several = isinstance(folders, Path | Iterable)
+    require_argument(several, "folders", folders, "be a folder, or a list of folders")
+    named = [folders] if isinstance(folders, str | Path) else folders
+    require_argument(isinstance(where, Mapping | None), "where", where, "be a mapping of keys to values")
+    for axis in against:
+        if axis not in AXES:
+            known = ", ".join(AXES)
+            raise ArgumentError(f"{{against}} {axis} is not an axis{nearest(axis, list(AXES))}. Known: {known}.")
+    runs, problems = _found([Path(folder) for folder in named], flat(where or {}))
+    by = list(group_by) or None
+    require_keys(runs, by or [], "group_by")
+    found = _known_metrics(runs)
+    for metric in metrics:
+        if metric not in found:
+            raise ArgumentError(
+                f"{{metric}} {metric}: no run has it{nearest(metric, found)}. Known: {', '.join(found)}."
+            )
+    chosen = list(metrics) or found
+    groups = _best_first(grouped(runs, by), chosen)
+    over = "seeds" if by is None else f"all runs with the same {', '.join(by)}"
+    table = tables.summary(groups, chosen, over)
+    lines = _write(Path(out), groups, chosen, list(against) or list(DEFAULT_AXES), table, problems, html=html)
+    return Report(Path(out), table, problems, lines)
+
+
+def _found(folders: Sequence[Path], where: Mapping[str, Any]) -> tuple[list[Run], list[Problem]]:
+    for folder in folders:
+        if not folder.is_dir():
+            raise ConfigError(f"{folder} is not a folder. Give folders of run folders, e.g. runs.")
+    runs, problems = scan(folders)
+    if runs:
+        runs = select(runs, where)
+    if not runs:
+        reasons = "".join(f"\n  {problem.folder}: {problem.reason}" for problem in problems[:10])
+        asked = "is as {where} says" if where else ""
+        raise ArgumentError(f"{', '.join(map(str, folders))}: no run {asked}{reasons}")
+    return list(runs), list(problems)
+
+
+def _known_metrics(runs: Sequence[Run]) -> list[str]:
+    return list(dict.fromkeys(metric for run in runs for metric in run.numbers))
+
+
+def _best_first(groups: Sequence[Group], metrics: Sequence[str]) -> list[Group]:
+    """By the first metric, the largest first; what has no number comes last."""
+
+    def order(group: Group) -> float:
+        mean = group.summary(metrics[0]).mean if metrics else None
+        return math.inf if mean is None else -mean
+
+    return sorted(groups, key=order)
+
+
+def _write(
+    out: Path,
+    groups: Sequence[Group],
+    metrics: Sequence[str],
+    against: Sequence[str],
+    table: Table,
+    problems: Sequence[Problem],
+    *,
+    html: bool,
+) -> list[str]:
+    """All files; returns lines that say where they are."""
+    made_by = f"dpfl {dpfl_plugin.__version__}"
+    text, without = "", ""
+    if html:
+        try:
+            text = page(groups, metrics, caption=table.caption, problems=problems, made_by=made_by)
+        except ExtraMissingError as error:
+            without = str(error)
+    for folder in (out / "tables", out / "plots"):
+        folder.mkdir(parents=True, exist_ok=True)
+    runs = [run for group in groups for run in group.runs]
+    for name, content in {
+        "summary.csv": tables.summary_csv(groups, metrics),
+        "summary.md": tables.to_markdown(table),
+        "summary.tex": tables.to_latex(table),
+        "runs.csv": tables.runs_csv(runs, metrics),
+    }.items():
+        write_atomic(out / "tables" / name, content)
+    names = [(metric, axis) for metric in metrics for axis in against]
+    drawn = [plot(out / "plots" / f"{metric}-{axis}", groups[:MOST], metric, axis) for metric, axis in names]
+    lines = [f"tables: {out / 'tables'}/summary.csv, summary.md, summary.tex, runs.csv"]
+    few = f", of the first {MOST} of {len(groups)} configurations" * (len(groups) > MOST)
+    points = [plot_tradeoff(out / "plots" / f"{metric}-tradeoff", groups, metric) for metric in metrics]
+    lines.append(f"plots: {out / 'plots'}/, {sum(map(len, drawn + points))} files{few}")
+    for (metric, axis), files in zip(names, drawn, strict=True):
+        if not files:
+            lines.append(f"not drawn, no run has values for it: {metric} against {axis}")
+        elif missing := left_out(groups[:MOST], metric, axis):
+            lines.append(
+                f"not in {metric}-{axis}, since a run has no finite values there or its runs have no range in common: "
+                + "; ".join(group.label for group in missing)
+            )
+    if text:
+        write_atomic(out / "index.html", text)
+        lines.append(f"page: {out / 'index.html'}")
+    elif html:
+        lines.append(f"page: left out, {without}")
+    return lines

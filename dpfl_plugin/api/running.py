@@ -1,0 +1,113 @@
+"""What `dpfl run`, a sweep and `dpfl.train` have in common: a configuration's run, from its folder to its picture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from dpfl_plugin import registry
+from dpfl_plugin.api import pictures
+from dpfl_plugin.callbacks.base import Callback
+from dpfl_plugin.config.load import Variant
+from dpfl_plugin.config.schema import Config
+from dpfl_plugin.errors import ConfigError, Error, UnsupportedError, said_of
+from dpfl_plugin.runtimes.mpi import job
+from dpfl_plugin.training.hooks import Reporter
+from dpfl_plugin.training.ledgers import Wait
+from dpfl_plugin.training.locations import folder_of
+from dpfl_plugin.training.naming import OtherCodeError
+from dpfl_plugin.training.outcome import Cause, cause_of
+from dpfl_plugin.training.place import Place
+from dpfl_plugin.training.prospect import MANY_ROUNDS
+from dpfl_plugin.training.result import Result, finished_result
+from dpfl_plugin.training.session import run_session
+
+__all__ = [
+    "LEDGER_WAIT",
+    "MANY_ROUNDS",
+    "Cause",
+    "OtherCodeError",
+    "Result",
+    "carried_out",
+    "cause_of",
+    "in_file",
+    "place_here",
+    "place_of",
+]
+
+LEDGER_WAIT: Final = 60.0  # seconds, for a run that is about to end
+
+
+def carried_out(
+    config: Config,
+    base: Path,
+    *,
+    place: Place,
+    reporter: Reporter,
+    stop: Callable[[], bool],
+    resume: bool = False,
+    label: str | None = None,
+    ledger: Path | None = None,
+    ledger_wait: float = LEDGER_WAIT,
+    say_waiting: Callable[[str], None] | None = None,
+    callbacks: Sequence[Callback] = (),
+    profile: bool = False,
+    picture: bool = True,
+) -> Result:
+    """Run a configuration in its folder, or find that it is finished; arguments and errors as `run_session`.
+
+    Args:
+        ledger_wait: seconds, while another run has the ledger; say_waiting: is told so; None: ``reporter``.
+        picture: have `curves.png` in the folder, too.
+    """
+    folder = folder_of(config)
+    finished = finished_result(folder) is not None
+    result = run_session(
+        config,
+        base,
+        resume=resume,
+        place=place,
+        reporter=reporter,
+        stop=stop,
+        label=label,
+        ledger=ledger,
+        wait=Wait(ledger_wait, reporter.note if say_waiting is None else say_waiting, stop),
+        profile=profile,
+        callbacks=callbacks,
+    )
+    if picture:
+        pictures.of_run(folder, config, label, anew=not finished)
+    return result
+
+
+def place_of(config: Config) -> Place:
+    """The runtime that a configuration names.
+
+    Raises:
+        ConfigError: it cannot be used by a process that was started like this one.
+    """
+    kind, several = config.runtime.kind, job.num_started() > 1
+    if kind != "in_process":
+        job.check_alone()
+    if kind == "in_process" and several:
+        raise ConfigError(
+            f"runtime.kind='in_process', but {job.num_started()} processes were started. Start one, or use kind: auto."
+        )
+    place: Place = registry.load("runtimes", ("mpi" if several else "in_process") if kind == "auto" else kind)()
+    return place
+
+
+def place_here(config: Config) -> Place:
+    """As `place_of`, for a Python program: never MPI, whose other ranks only hold silos."""
+    if job.num_started() > 1 or config.runtime.kind == "mpi":
+        raise UnsupportedError(
+            "Python code trains in one process, and MPI has ranks that hold silos: write the configuration into a file "
+            "and use mpirun dpfl run FILE (docs/mpi.md)."
+        )
+    return place_of(config)
+
+
+def in_file(error: Error, path: Path, one: Variant, after: str = "") -> Error:
+    """An error of the same type, which names the file and the variant that it is of."""
+    return said_of(error, f"{path}{f' (variant {one.label})' if one.label else ''}: ", after)

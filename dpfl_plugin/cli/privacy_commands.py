@@ -1,0 +1,155 @@
+"""The commands that tell what privacy costs, before or after a run: they import late, as all do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from dpfl_plugin.errors import ConfigError
+
+# Options, in the order of the help.
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the file, e.g. --set privacy.clip_norm=0.5."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else, on stdout.")]
+Spent = Annotated[
+    Path | None, typer.Argument(metavar="[CONFIG]", help="A configuration, a run's folder, or a shared ledger.")
+]
+File = Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="A configuration.")]
+Budget = Annotated[float | None, typer.Option(help="The budget (default: the configuration's).")]
+Delta = Annotated[float | None, typer.Option("--delta")]
+ItsDelta = Annotated[float | None, typer.Option(help="Its delta (default: the configuration's).")]
+View = Annotated[str | None, typer.Option(help="Whose epsilon: server or third_party (default: the configuration's).")]
+Solve = Annotated[
+    str | None,
+    typer.Option(help="sigma (default): the least noise. rounds, steps (local), cap (participations): the most."),
+]
+One = Annotated[str | None, typer.Option(help="One variant of the file (default: all).")]
+Earlier = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="As in dpfl run: plan for what earlier runs left of the budget.")
+]
+Paper = Annotated[
+    str | None,
+    typer.Option(help="What a paper prescribes for CONFIG: scaffnew, gao, noble or chang; beside what is proven."),
+]
+Psi0 = Annotated[float | None, typer.Option(help="scaffnew: psi_0 (default: a bound known without data).")]
+Convexity = Annotated[float | None, typer.Option(help="scaffnew: mu of the losses (default: l2).")]
+Smoothness = Annotated[
+    float | None, typer.Option(help="scaffnew, gao: L, or beta, of the losses (default: of linear models, known).")
+]
+Lipschitz = Annotated[float | None, typer.Option(help="gao: L of a record's loss (default: clip_norm).")]
+Distance = Annotated[float | None, typer.Option(help="gao: D, diameter of the ball that is searched.")]
+Beta = Annotated[float | None, typer.Option(help="chang: the factor of the noise's variance, in (0, 1].")]
+Threshold = Annotated[int | None, typer.Option(help="chang: the last round of constant noise.")]
+FromRecords = Annotated[
+    bool, typer.Option("--from-records", help="scaffnew: compute mu, L and psi_0 from the records. NOT PRIVATE.")
+]
+Mechanism = Annotated[
+    str | None,
+    typer.Option(help="gaussian-wor (fixed-size, replace one), gaussian-poisson (add or remove one), or gaussian."),
+]
+Instead = Annotated[
+    str | None, typer.Option(help="Instead of CONFIG: gaussian-wor, gaussian-poisson or gaussian; see account.")
+]
+Share = Annotated[float | None, typer.Option("--q", help="Share of the records in a batch (default: 1).")]
+Sigma = Annotated[float | None, typer.Option("--sigma", help="Noise std / L2 sensitivity.")]
+SolvesSteps = Annotated[float | None, typer.Option("--sigma", help="Noise std / L2 sensitivity: solves for steps.")]
+Steps = Annotated[int | None, typer.Option("--steps", help="Number of releases.")]
+SolvesSigma = Annotated[int | None, typer.Option("--steps", help="Number of releases: solves for sigma.")]
+Accountant = Annotated[str | None, typer.Option(help="See dpfl list accountants (default: pld).")]
+ItsAccountant = Annotated[str | None, typer.Option(help="Of --mechanism (default: pld).")]
+
+TO_MECHANISM: Final = "{} belongs to --mechanism. Change a configuration by --set"
+TO_CONFIG: Final = "{} belongs to CONFIG: a mechanism by its numbers is seen by the server."
+
+
+def account(
+    config: Spent = None,
+    settings: Settings = None,
+    mechanism: Mechanism = None,
+    q: Share = None,
+    sigma: Sigma = None,
+    steps: Steps = None,
+    delta: Delta = None,
+    accountant: Accountant = None,
+    json: AsJson = False,
+) -> None:
+    """Epsilon of a configuration, of a run's ledger, or of a mechanism given by its numbers."""
+    from dpfl_plugin.cli.account import account_file, account_mechanism
+
+    if (config is None) == (mechanism is None):
+        raise typer.BadParameter("give either CONFIG or --mechanism.")
+    if config is not None:
+        given = {"q": q, "sigma": sigma, "steps": steps, "delta": delta, "accountant": accountant}
+        _belong(given, f"{TO_MECHANISM}, e.g. privacy.delta.")
+        account_file(config, settings or [], as_json=json)
+    else:
+        account_mechanism(str(mechanism), q, sigma, steps, delta, accountant or "pld", as_json=json)
+
+
+def plan(
+    config: File = None,
+    epsilon: Budget = None,
+    delta: ItsDelta = None,
+    view: View = None,
+    solve: Solve = None,
+    settings: Settings = None,
+    variant: One = None,
+    ledger: Earlier = None,
+    paper: Paper = None,
+    psi0: Psi0 = None,
+    strong_convexity: Convexity = None,
+    smoothness: Smoothness = None,
+    lipschitz: Lipschitz = None,
+    distance: Distance = None,
+    beta: Beta = None,
+    threshold: Threshold = None,
+    from_records: FromRecords = False,
+    mechanism: Instead = None,
+    q: Share = None,
+    sigma: SolvesSteps = None,
+    steps: SolvesSigma = None,
+    accountant: ItsAccountant = None,
+    json: AsJson = False,
+) -> None:
+    """The noise, rounds, local steps or cap that a privacy budget allows, before anything is trained.
+
+    With --paper: step sizes, rounds and phases as a theorem has them, the constants that they come from, and what the
+    accountant proves of them (docs/planning.md).
+    """
+    from dpfl_plugin.api.plans import Given, Question
+    from dpfl_plugin.cli.plan import Numbers, plan_file, plan_mechanism
+
+    given = Given(
+        psi0=psi0,
+        strong_convexity=strong_convexity,
+        smoothness=smoothness,
+        lipschitz=lipschitz,
+        distance=distance,
+        beta=beta,
+        threshold=threshold,
+        from_records=from_records or None,
+    )
+    if (config is None) == (mechanism is None):
+        raise typer.BadParameter("give either CONFIG or --mechanism.")
+    given.check(paper)
+    budget: dict[str, Any] = {"epsilon": epsilon, "delta": delta}
+    of_file: dict[str, Any] = {"view": view, "variant": variant, "ledger": ledger}
+    numbers: dict[str, Any] = {"q": q, "sigma": sigma, "steps": steps, "accountant": accountant}
+    if config is not None:
+        _belong(numbers, f"{TO_MECHANISM}.")
+        question = Question(path=config, settings=tuple(settings or ()), **budget, **of_file)
+        plan_file(question, solve, paper, given, as_json=json)
+    else:
+        _belong({**of_file, "set": settings, "paper": paper}, TO_CONFIG)
+        plan_mechanism(Numbers(mechanism=str(mechanism), **budget, **numbers), solve, as_json=json)
+
+
+def _belong(options: Mapping[str, object], message: str) -> None:
+    for name, value in options.items():
+        if value is not None and value != []:
+            raise ConfigError(message.format(f"--{name}"))

@@ -1,0 +1,58 @@
+"""What the theorems of a paper prescribe for a configuration, beside what is proven of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from dpfl_plugin.config.load import Variant
+from dpfl_plugin.errors import ArgumentError, ConfigError
+from dpfl_plugin.theorems import chang, gao, noble, scaffnew
+from dpfl_plugin.theorems.base import Case, Given, Prescription
+from dpfl_plugin.training.question import Question
+
+__all__ = ["Given", "Prescribed", "prescribed"]
+
+PAPERS: Final[dict[str, Callable[[Case], Prescription]]] = {
+    "scaffnew": scaffnew.prescribe,
+    "gao": gao.prescribe,
+    "noble": noble.prescribe,
+    "chang": chang.prescribe,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Prescribed:
+    """What a paper says of one run, and rows of what is proven of it."""
+
+    prescription: Prescription
+    proofs: Sequence[dict[str, Any]]
+
+
+def prescribed(question: Question, paper: str, given: Given) -> dict[str, Prescribed | ConfigError]:
+    """The plan of a paper for each variant of a file that it is of, or why it has none; by label.
+
+    Raises:
+        ConfigError: it has none for any of them.
+    """
+    given.check(paper)
+    variants = question.variants()
+    answers = {variant.label or variant.config.name: _tried(question, paper, given, variant) for variant in variants}
+    refusals = {label: answer for label, answer in answers.items() if isinstance(answer, ConfigError)}
+    if len(refusals) < len(answers):
+        return answers
+    if len(variants) == 1:
+        raise next(iter(refusals.values()))
+    texts = {label: error.text if isinstance(error, ArgumentError) else str(error) for label, error in refusals.items()}
+    labels = {why: ", ".join(label for label in texts if texts[label] == why) for why in texts.values()}
+    raise ArgumentError(" ".join(f"{whose}: {why}" for why, whose in labels.items()))
+
+
+def _tried(question: Question, paper: str, given: Given, variant: Variant) -> Prescribed | ConfigError:
+    try:
+        case = Case.of(question, given, variant.label, variant.config)
+        prescription = PAPERS[paper](case)
+        return Prescribed(prescription, [*prescription.proofs, *map(case.proven, prescription.runs)])
+    except ConfigError as error:
+        return error

@@ -1,0 +1,247 @@
+"""The command line and Python are two doors to one house: the same bits, folders, numbers and errors by either."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dpfl_plugin as dpfl
+from dpfl_plugin.api import training
+from dpfl_plugin.api.federation import KEYS
+from dpfl_plugin.errors import ArgumentError, ConfigError, DataError, DpflError
+from tests.cli.command import BASE, merged, metrics, write
+from tests.cli.command import dpfl as command
+
+VARIANTS = {"fedavg": {"algorithm": {"name": "fedavg"}}, "scaffold": {}}
+RUNS = {
+    "simple": {},
+    "solved noise, half of the silos": {
+        "privacy": {"noise_multiplier": None, "epsilon": 3.0, "delta": 1e-3},
+        "silo_rate": 0.5,
+    },
+    "a model and records in blocks": {
+        "model": {"name": "mlp", "hidden": [5]},
+        "data": {"partition": {"name": "dirichlet", "alpha": 5.0}},
+        "algorithm": {"server_lr": 0.5},
+    },
+    "without noise": {"privacy": {"noise_multiplier": 0}},
+}
+# Of these a file says where and when the run was, and how long it took.
+ELSEWHERE = {"environment.json", "log.txt", "result.json", "metrics.jsonl"}
+
+
+@pytest.fixture(autouse=True)
+def undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A picture takes longer than a small run."""
+    if "pictures" not in request.fixturenames:
+        monkeypatch.setattr("dpfl_plugin.api.pictures.curves", lambda *args: None)
+
+
+def in_python(path: Path, changes: dict[str, Any]) -> dpfl.Run:
+    return dpfl.load(path).run()
+
+
+def by_train(path: Path, changes: dict[str, Any]) -> dpfl.Run:
+    values = merged(BASE, {"out": "runs", "name": "config", **changes})
+    data = values.pop("data")
+    keys = {key: data[key] for key in KEYS if key in data}
+    return dpfl.train(dpfl.Federation.load(data["dataset"], **keys), **values)
+
+
+@pytest.mark.parametrize("changes", RUNS.values(), ids=RUNS)
+@pytest.mark.parametrize("door", [in_python, by_train])
+def test_one_configuration_is_one_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], door: Any
+) -> None:
+    """Model digest, metrics, ledger and config.yaml are those of `dpfl run`, to the byte; so are names of files."""
+    folders = []
+    for name in ("command", "python"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        path = write(tmp_path / name, {"out": "runs", "name": "config", **changes})
+        if name == "command":
+            done = command("run", path, "--json")
+            assert done.code == 0, done.err
+            folders.append((tmp_path / name / done.json["folder"], done.json))
+        else:
+            found = door(path, changes)
+            folders.append((tmp_path / name / found.folder, found.result))
+    (of_command, by_command), (of_python, by_python) = folders
+    for key in ("id", "model_sha256", "test_accuracy", "epsilon", "status", "rounds"):
+        assert by_command[key] == by_python[key], key
+    names = {path.name for path in of_command.iterdir()}
+    assert names == {path.name for path in of_python.iterdir()} >= {"config.yaml", "ledger.jsonl", "privacy.md"}
+    same = {name for name in names - ELSEWHERE if (of_command / name).is_file()}
+    assert same >= {"config.yaml", "ledger.jsonl", "ledger.json", "privacy.md"}
+    for name in same:
+        assert (of_command / name).read_bytes() == (of_python / name).read_bytes(), name
+    assert metrics({"folder": str(of_command)}) == metrics({"folder": str(of_python)})
+
+
+@pytest.mark.parametrize(
+    ("changes", "words", "call"),
+    [
+        ({"rounds": 0}, ["run"], lambda path: dpfl.load(path).run()),
+        ({"algorithm": {"name": "scafold"}}, ["run"], lambda path: dpfl.load(path).run()),
+        ({"silo_rate": 0.01}, ["run"], lambda path: dpfl.load(path).run()),
+        ({"data": {"dataset": {"name": "csv", "files": "none.csv"}}}, ["run"], lambda path: dpfl.load(path).run()),
+        ({}, ["run", "--variant", "a"], lambda path: dpfl.load(path, variant="a").run()),
+        ({}, ["run", "--ledger", "no/such/folder"], lambda path: dpfl.load(path).run(ledger="no/such/folder")),
+        ({"variants": VARIANTS}, ["run", "--variant", "a"], lambda path: dpfl.load(path, variant="a")),
+        ({}, ["plan"], dpfl.plan),
+        ({}, ["plan", "--epsilon", "-1"], lambda path: dpfl.plan(path, epsilon=-1.0)),
+        ({}, ["plan", "--epsilon", "1", "--view", "me"], lambda path: dpfl.plan(path, epsilon=1.0, view="me")),
+        ({}, ["plan", "--solve", "all"], lambda path: dpfl.plan(path, solve="all")),
+        (
+            {"privacy": {"noise_multiplier": None, "epsilon": 3.0}},
+            ["plan", "--solve", "rounds"],
+            lambda path: dpfl.plan(path, solve="rounds"),
+        ),
+        ({}, ["plan", "--paper", "none"], lambda path: dpfl.plan(path, paper="none")),
+        ({}, ["plan", "--psi0", "3"], lambda path: dpfl.plan(path, psi0=3.0)),
+        (
+            {},
+            ["plan", "--paper", "chang", "--solve", "steps"],
+            lambda path: dpfl.plan(path, paper="chang", solve="steps"),
+        ),
+        ({}, ["plan", "--paper", "chang", "--epsilon", "1"], lambda path: dpfl.plan(path, paper="chang", epsilon=1.0)),
+        ({}, ["audit", "--canaries", "0"], lambda path: dpfl.audit(path, canaries=0)),
+        ({"data": {"dataset": {"name": "csv", "files": "none.csv"}}}, ["audit"], dpfl.audit),
+        ({"data": {"dataset": {"name": "csv", "files": "none.csv"}}}, ["account"], dpfl.account),
+        ({"privacy": {"accountant": "pdl"}}, ["account"], dpfl.account),
+    ],
+)
+def test_an_error_is_the_same_by_both_doors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], words: list[str], call: Any
+) -> None:
+    """In the words of each: where one has `--view`, the other has `view`."""
+    monkeypatch.chdir(tmp_path)
+    path = write(tmp_path, changes)
+    with pytest.raises(DpflError) as raised:
+        call(path)
+    error = raised.value
+    said = error.as_options if isinstance(error, ArgumentError) else str(error)
+    done = command(words[0], path, *words[1:])
+    assert (done.code, done.err) == (error.exit_code, f"dpfl: {said}\n") and not done.out
+    in_python = str(error).replace("--set", "") if isinstance(error, ArgumentError) else ""
+    assert "{" not in said and "--" not in in_python
+
+
+def test_a_run_that_is_there_is_named_in_the_words_of_each_door(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = write(tmp_path, {"out": "runs"})
+    with monkeypatch.context() as patched:
+        patched.setattr(training._Stop, "__call__", _after(2))
+        with pytest.raises(KeyboardInterrupt):
+            dpfl.load(path).run()
+    with pytest.raises(ConfigError, match=r"Use resume=True to go on with it, or another out to start over"):
+        dpfl.load(path).run()
+    assert "Use --resume to go on with it, or another --out to start over" in command("run", path).err
+
+
+def test_a_run_goes_on_by_its_folder_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the bits of the run that was never interrupted; by whichever name the folder is given."""
+    path = write(tmp_path)
+    whole = dpfl.load(path).with_(out=str(tmp_path / "whole")).run()
+    with monkeypatch.context() as patched:
+        patched.setattr(training._Stop, "__call__", _after(10))
+        with pytest.raises(KeyboardInterrupt):
+            dpfl.load(path).with_(out=str(tmp_path / "runs")).run()
+    (folder,) = tmp_path.glob("runs/*/*")
+    assert 0 < dpfl.Run.open(folder).result["rounds"] < 6
+    (tmp_path / "moved").mkdir()
+    moved = folder.parent.rename(tmp_path / "moved" / folder.parent.name) / folder.name  # out is not part of a run
+    monkeypatch.chdir(moved)
+    found = dpfl.resume(".")
+    assert found.status == "done" and found.result["rounds"] == whole.result["rounds"]
+    assert found.result["model_sha256"] == whole.result["model_sha256"]
+    assert (moved / "ledger.jsonl").read_bytes() == (whole.folder / "ledger.jsonl").read_bytes()
+    assert dpfl.resume(moved).result == found.result  # finished: shown
+    monkeypatch.chdir(tmp_path)
+    renamed = moved.rename(moved.with_name("another"))
+    with pytest.raises(ConfigError, match="give it its own name again"):
+        dpfl.resume(renamed)
+    with pytest.raises(DataError, match="no run began there"):
+        dpfl.resume(tmp_path)  # where there is a configuration, and no run
+
+
+def _after(times: int) -> Any:
+    asked = [0]
+
+    def stop(self: object) -> bool:
+        asked[0] += 1
+        return asked[0] > times
+
+    return stop
+
+
+def test_accounts_plans_predictions_and_reports_are_those_of_the_commands(tmp_path: Path) -> None:
+    path = write(tmp_path, {"out": str(tmp_path / "runs"), "rounds": 3})
+    shared = tmp_path / "shared.jsonl"
+    run = dpfl.load(path).run(ledger=shared)
+    for what, given in ((path, dpfl.load(path)), (run.folder, run), (shared, str(shared))):
+        assert dpfl.account(given) == command("account", what, "--json").json
+    answer = dpfl.plan(dpfl.load(path), epsilon=2.0, delta=1e-4, view="third_party")
+    words = ("--epsilon", 2.0, "--delta", 1e-4, "--view", "third_party", "--json")
+    assert answer == command("plan", path, *words).json and answer["value"] > 0
+    two = write(tmp_path, {"variants": VARIANTS}, "two.yaml")
+    assert dpfl.plan(two, epsilon=2.0) == command("plan", two, "--epsilon", 2.0, "--json").json
+    made = [dpfl.write_report(tmp_path / "runs", tmp_path / "one", html=False, where={"seed": 3})]
+    said = command("report", tmp_path / "runs", "--out", tmp_path / "other", "--no-html", "--where", "seed=3")
+    assert said.code == 0 and made[0].table.rows[0][0] in said.out
+    for name in ("summary.csv", "summary.md", "summary.tex", "runs.csv"):
+        assert (tmp_path / "one/tables" / name).read_bytes() == (tmp_path / "other/tables" / name).read_bytes()
+
+
+def test_an_audit_is_that_of_the_command(tmp_path: Path) -> None:
+    path = write(tmp_path, {"rounds": 2})
+    found = dataclasses.asdict(dpfl.audit(path, canaries=40, silos=2, seed=7))
+    said = command("audit", path, "--canaries", 40, "--silos", 2, "--seed", 7, "--json").json
+    for key in ("epsilon", "epsilon_bound", "releases", "made", "charged", "influence", "violations"):
+        assert json.loads(json.dumps(found[key])) == said[key], key
+
+
+def test_predictions_are_those_of_the_command(tmp_path: Path) -> None:
+    rows = "\n".join(f"{x / 7:.3f},{(x * 5) % 9},{'yes' if x % 2 else 'no'}" for x in range(60))
+    (tmp_path / "train.csv").write_text(f"a,b,label\n{rows}\n")
+    (tmp_path / "new.csv").write_text("a,b,label\n0.1,2,yes\n3.5,1,\n")
+    dataset = {"name": "csv", "files": "train.csv", "classes": ["no", "yes"]}
+    config = {**BASE, "rounds": 2, "out": str(tmp_path / "runs"), "data": {"dataset": dataset, "num_silos": 2}}
+    path = tmp_path / "config.yaml"
+    path.write_text(json.dumps(config))  # which is YAML
+    run = dpfl.load(path).run()
+    made = dpfl.predict(run, tmp_path / "new.csv")
+    said = command("predict", run.folder, tmp_path / "new.csv", "--json").json
+    assert (list(made.rows), list(made.statement), made.accuracy) == (
+        said["predictions"],
+        said["statement"],
+        said["accuracy"],
+    )
+    assert [row["line"] for row in made.rows] == [2, 3] and made.found.labelled == 1
+    assert made.labels == [row["predicted"] for row in said["predictions"]] and set(made.labels) <= {"no", "yes"}
+
+
+def test_a_check_says_what_a_run_would_be_and_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    budget = {"noise_multiplier": None, "epsilon": 3.0, "delta": 1e-3}
+    path = write(tmp_path, {"privacy": budget, "out": "runs"})
+    before = sorted(tmp_path.rglob("*"))
+    found = dpfl.check(path)
+    assert sorted(tmp_path.rglob("*")) == before
+    run = dpfl.load(path).run()
+    ledger = dpfl.Ledger.open(run.folder)
+    assert found.folder == run.folder and found.rounds == run.result["rounds"] == 6
+    assert found.noise_multiplier == ledger.facts["noise_multiplier"]
+    assert list(found.num_records) == ledger.facts["num_records"] and found.engine and found.memory
+    again = dpfl.check(path)  # also where the run is there by now
+    assert dataclasses.replace(again, memory=found.memory) == found
+    both = dpfl.check(write(tmp_path, {"variants": VARIANTS}, "two.yaml"))
+    assert list(both) == list(VARIANTS)
+    with pytest.raises(ConfigError, match=r"two\.yaml \(variant fedavg\): .*silo_rate"):
+        dpfl.check(write(tmp_path, {"variants": VARIANTS, "silo_rate": 0.01}, "two.yaml"))
