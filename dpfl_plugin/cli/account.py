@@ -28,7 +28,7 @@ from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.paper import NOBLE_THIRD_PARTY_UNSOUND, noble_third_party_epsilon
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.views import server_view
-from dpfl_plugin.training.accounting import FROM_THE_SEED, MOST_ROUNDS, PrivacyAccount, RoundCost
+from dpfl_plugin.training.accounting import FROM_THE_SEED, MOST_ROUNDS, PrivacyAccount, RoundCost, make_account
 from dpfl_plugin.training.folder import RunFolder, to_json
 from dpfl_plugin.training.ledgers import read_whole
 from dpfl_plugin.training.plugins import build_plugin
@@ -270,7 +270,7 @@ def _of_folder(folder: Path) -> list[Row]:
 
     @functools.cache
     def account() -> PrivacyAccount:
-        return PrivacyAccount(
+        return make_account(
             config,
             rules=rules,
             accountant=own,

@@ -12,18 +12,21 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from dpfl_plugin.algorithms.base import RoundPlan, Setting
+from dpfl_plugin.algorithms.base import Setting
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.errors import ConfigError, PluginError
 from dpfl_plugin.privacy.accountants import MOST_LEVELS, Accountant, rounded_down, wavers
+from dpfl_plugin.privacy.beside import NOT_RUN, Beside, Kind
 from dpfl_plugin.privacy.budget import Budget
 from dpfl_plugin.privacy.calibration import max_rounds, most, worst_epsilon
 from dpfl_plugin.privacy.events import Charge, ChargeKind, SampledGaussian, Term
 from dpfl_plugin.privacy.headroom import Headroom, Stretch
 from dpfl_plugin.privacy.ledger import Ledger
+from dpfl_plugin.privacy.participation import CERTAIN, WITH_REPLACEMENT, Draw, Participation, Plan, participation
 from dpfl_plugin.privacy.pld import normalise
 from dpfl_plugin.privacy.prior import Prior
 from dpfl_plugin.privacy.rules import PrivacyRules
+from dpfl_plugin.privacy.spec import BudgetSpec
 from dpfl_plugin.privacy.tally import Tally
 from dpfl_plugin.privacy.views import (
     AlikeRounds,
@@ -42,8 +45,8 @@ from dpfl_plugin.privacy.views import (
     worst_case_terms,
     worst_case_view,
 )
-from dpfl_plugin.training.beside import NOT_RUN, Beside, Kind, beside
-from dpfl_plugin.training.planning import CERTAIN, WITH_REPLACEMENT, Participation, drawn_silos, participation
+from dpfl_plugin.training.beside import beside as planned_beside
+from dpfl_plugin.training.planning import drawn_silos
 
 Made = TypeVar("Made")
 
@@ -118,57 +121,117 @@ class _Cleared:
     until: int = 0
 
 
+def make_account(
+    config: Config,
+    *,
+    rules: PrivacyRules,
+    accountant: Accountant,
+    setting: Setting,
+    num_records: Sequence[int],
+    ledger: Ledger,
+    shared: Ledger | None = None,
+    prior: Prior = NO_PRIOR,
+    costs: Mapping[int, RoundCost] | None = None,
+    repeats: Callable[[Charge], bool] = lambda charge: False,
+    budget_accountant: Accountant | None = None,
+    stateless: bool = False,
+    lost: bool = False,
+    coins: str = "",
+    stating: bool = False,
+) -> PrivacyAccount:
+    """The account of a run, by its configuration.
+
+    Args:
+        num_records: of each silo.
+        stateless: as in `BudgetSpec`; coins: as in `Planner`; all others as `PrivacyAccount` takes them.
+
+    Raises:
+        ConfigError: the noise of scores that is given is too little for the budget.
+    """
+
+    def draw(round: int, plan: Plan, eligible: Sequence[int] | None) -> Sequence[int]:
+        return drawn_silos(config.seed, round, plan, setting, eligible, coins)
+
+    return PrivacyAccount(
+        spec_of(config, setting, num_records, stateless=stateless),
+        rules=rules,
+        accountant=accountant,
+        beside=planned_beside(config, budget_accountant or accountant),
+        draw=draw,
+        ledger=ledger,
+        shared=shared,
+        prior=prior,
+        costs=costs,
+        repeats=repeats,
+        budget_accountant=budget_accountant,
+        lost=lost,
+        stating=stating,
+    )
+
+
+def spec_of(config: Config, setting: Setting, num_records: Sequence[int], *, stateless: bool = False) -> BudgetSpec:
+    """What a configuration lets a run of this federation spend."""
+    return BudgetSpec(
+        epsilon=config.privacy.epsilon,
+        delta=config.privacy.delta,
+        view=config.privacy.budget_view,
+        rounds=config.rounds,
+        max_participations=config.max_participations,
+        num_records=tuple(num_records),
+        num_silos=setting.num_silos,
+        num_participants=setting.num_participants,
+        weights=setting.weights,
+        equal_weights=config.silo_weights == "equal",
+        stateless=stateless,
+        solved=config.privacy.noise_multiplier is None,
+    )
+
+
 class PrivacyAccount:
     """The ledger of a run with its accountant, its budget and its views.
 
     Runtimes `append` charges and `sync` before anything leaves; both go to the ledger, and to the shared one before.
 
     Args:
-        num_records: of each silo.
+        spec: what the run may spend, and who spends it.
+        beside: what is planned beside the rounds.
+        draw: who would take part in rounds to come, for `expected_rounds` alone.
         shared: a ledger that other runs on the same data write to as well, and what it holds of them (``prior``): the
             budget is for all of it together.
         costs: of the rounds that were begun before a resume, from the checkpoint.
         repeats: whether a charge of the ledger will be made again bit for bit, in a round after the checkpoint. Until
             then neither the budget nor an evaluation counts it, so that a resumed run takes the undisturbed one's way.
         budget_accountant: what the budget of the run goes by, where ``accountant`` is a second opinion.
-        stateless: whether silos keep nothing between rounds, so that an update depends on the download and on the
-            silo's own data alone.
         lost: whether silos were lost while the run went on; see `lose`.
-        coins: as `Planner`.
         stating: whether it only states what the ledger holds: it is asked for views, and decides and charges nothing.
     """
 
     def __init__(
         self,
-        config: Config,
+        spec: BudgetSpec,
         *,
         rules: PrivacyRules,
         accountant: Accountant,
-        setting: Setting,
-        num_records: Sequence[int],
+        beside: Beside,
+        draw: Draw,
         ledger: Ledger,
         shared: Ledger | None = None,
         prior: Prior = NO_PRIOR,
         costs: Mapping[int, RoundCost] | None = None,
         repeats: Callable[[Charge], bool] = lambda charge: False,
         budget_accountant: Accountant | None = None,
-        stateless: bool = False,
         lost: bool = False,
-        coins: str = "",
         stating: bool = False,
     ) -> None:
-        self._coins, self._stating = coins, stating
+        self._spec, self._rules, self._accountant = spec, rules, accountant
+        self._beside, self._draw, self._stating = beside, draw, stating
         self._made_once: list[tuple[str, tuple[object, ...], Any]] = []  # of a ledger that does not grow: see `_once`
         self._patterns: dict[tuple[int, RoundCost], list[Planned]] = {}  # of silos with so many records
-        self._beside = beside(config, budget_accountant or accountant)
-        self._seed, self._privacy, self._config_rounds = config.seed, config.privacy, config.rounds
-        self._rules, self._setting, self._accountant = rules, setting, accountant
-        self._cap, self._stateless = config.max_participations, stateless
-        self._equal_weights = config.silo_weights == "equal"
-        self._num_records = tuple(num_records)
+        self._cap = spec.max_participations
+        self._num_records = spec.num_records
         self._budget = None
-        if config.privacy.epsilon is not None:
-            self._budget = Budget(config.privacy.epsilon, config.privacy.delta, budget_accountant or accountant)
+        if spec.epsilon is not None:
+            self._budget = Budget(spec.epsilon, spec.delta, budget_accountant or accountant)
         self.ledger, self.shared, self._earlier = ledger, shared, prior
         # Beside the rounds: (silo, round) -> names of noise, of each kind of release.
         ledger.tally.settle(self._beside.guessed_kind)
@@ -178,9 +241,8 @@ class PrivacyAccount:
         self._least: dict[Kind, float] = {}  # noise multiplier that a charge beside the rounds had
         # Where the draws of earlier runs decide the length or the noise of this one, which may draw the same silos, no
         # mixture is proven.
-        solved, of_server = config.privacy.noise_multiplier is None, config.privacy.budget_view == "server"
-        told = prior.drawn and solved if of_server else prior.draws_decided
-        self._certain = lost or (config.privacy.epsilon is not None and told)
+        told = prior.drawn and spec.solved if spec.view == "server" else prior.draws_decided
+        self._certain = lost or (spec.epsilon is not None and told)
         self._lost = lost
         self.costs = _made_certain(costs or {}) if self._certain else dict(costs or {})
         alike = (cost.num_releases for cost in self.costs.values() if cost.probability < 1 and cost.most is None)
@@ -199,7 +261,7 @@ class PrivacyAccount:
         # Rounds that the checkpoint does not know, and how often each round was released.
         self._found = _rounds_in(in_rounds)
         self._rounds, self._distinct = {*self._found, *self.costs}, {*self._found.values(), *self.costs.values()}
-        self._eligible = list(range(setting.num_silos))  # below the cap
+        self._eligible = list(range(spec.num_silos))  # below the cap
         self._repeated = False  # whether some round was released more than once, with fresh noise
         self._stretch = Stretch()
         self._noise_ids: defaultdict[int, set[str]] = defaultdict(set)
@@ -275,11 +337,11 @@ class PrivacyAccount:
         left = len(set(self.eligible() or ()) - set(lost))
         without = f" and {len(lost)} were lost" if lost else ""
         return (
-            f"{TOO_FEW_LEFT}: {left} of {self._setting.num_silos} took part in fewer "
+            f"{TOO_FEW_LEFT}: {left} of {self._spec.num_silos} took part in fewer "
             f"than max_participations={self._cap}{without}"
         )
 
-    def begin_round(self, round: int, plan: RoundPlan) -> None:
+    def begin_round(self, round: int, plan: Plan) -> None:
         """The round is about to run: it counts from here on, whether it finishes or not.
 
         Raises:
@@ -321,13 +383,13 @@ class PrivacyAccount:
         """Whether a release beside the rounds was charged."""
         return noise_id in self._made[kind].get((silo, round), ())
 
-    def affords(self, round: int, plan: RoundPlan) -> bool:
+    def affords(self, round: int, plan: Plan) -> bool:
         """Whether a round, the next to come, stays within the budget."""
         assert not self._stating
         if self._budget is None:
             return True
         cost = self._dearer(round, self._cost(round, plan))
-        third_party = self._privacy.budget_view == "third_party"
+        third_party = self._spec.view == "third_party"
         if self._rules.varies:
             return self._affords_ahead(round, plan) or (not third_party and self._affords_drawn(cost, plan))
         if third_party:
@@ -380,7 +442,7 @@ class PrivacyAccount:
             self._most[cost] = self._most_alike(cost, self._budget.epsilon, MOST_ROUNDS)
         return self._most[cost]
 
-    def _affords_drawn(self, cost: RoundCost, plan: RoundPlan) -> bool:
+    def _affords_drawn(self, cost: RoundCost, plan: Plan) -> bool:
         """Whether those who were drawn for the next round stay within a budget in the server's view."""
         assert self._budget is not None
         earlier = self.prior.realised
@@ -393,7 +455,7 @@ class PrivacyAccount:
             self._headroom.learn(cost, of_round, earlier)
         return allowed
 
-    def _affords_ahead(self, round: int, plan: RoundPlan) -> bool:
+    def _affords_ahead(self, round: int, plan: Plan) -> bool:
         """Whether the next round stays within the budget, whoever is drawn, where rounds differ in their noise.
 
         Looks for how many rounds with this plan do, so that most rounds need no epsilon to be computed: releases that
@@ -402,17 +464,17 @@ class PrivacyAccount:
         shape = (plan.num_gradients, plan.share, plan.participation)
         if self._cleared.shape == shape and round < self._cleared.until:
             return True
-        limit = max(1, (self._config_rounds or MOST_ROUNDS) - round)
-        likely = limit if self._config_rounds else 1
+        limit = max(1, (self._spec.rounds or MOST_ROUNDS) - round)
+        likely = limit if self._spec.rounds else 1
         self._cleared = _Cleared(shape, round + most(lambda rounds: self._fit(round, plan, rounds), limit, likely))
         return round < self._cleared.until
 
-    def _fit(self, first: int, plan: RoundPlan, rounds: int) -> bool:
+    def _fit(self, first: int, plan: Plan, rounds: int) -> bool:
         """Whether rounds ``first``, ``first`` + 1, ... with this plan stay within the budget, whoever is drawn."""
         assert self._budget is not None
         try:
             costs = {round: self._cost(round, plan) for round in range(first, first + rounds)}
-            if self._privacy.budget_view == "third_party":
+            if self._spec.view == "third_party":
                 return self._third_party_ahead(costs) <= self._budget.epsilon
             return all(self._budget.fits(terms) for terms in undominated(self._server_ahead(costs.values())))
         except ConfigError:
@@ -442,29 +504,29 @@ class PrivacyAccount:
         return self._third_party(costs, again, self.prior).epsilon if again else self._mixed(costs, self.prior)
 
     def why_not(self) -> str:
-        view = self._privacy.budget_view.replace("_", " ")
-        what = f"one more would pass epsilon {self._privacy.epsilon:g} at delta {self._privacy.delta:g} ({view} view)"
+        view = self._spec.view.replace("_", " ")
+        what = f"one more would pass epsilon {self._spec.epsilon:g} at delta {self._spec.delta:g} ({view} view)"
         if self._lost and view == "third party":
             what += ", as the server's worst case since silos were lost"
         return f"{what}, with what the shared ledger holds of other runs" if self.prior.runs else what
 
     def held(self) -> float:
         """Epsilon of what earlier runs released, this run apart, in the view that the budget bounds."""
-        third_party = self._privacy.budget_view == "third_party"
+        third_party = self._spec.view == "third_party"
         earlier = self.prior.certain if third_party else self.prior.realised
-        return server_view((), self._accountant, self._privacy.delta, earlier=earlier).epsilon
+        return server_view((), self._accountant, self._spec.delta, earlier=earlier).epsilon
 
     def so_far(self) -> dict[str, float | None]:
         """Epsilon spent in each view; None where nothing is guaranteed."""
         beside = self._prior(ahead=False)
-        spent = (self._accountant.epsilon(terms, self._privacy.delta) for terms in undominated(self._spent(beside)))
+        spent = (self._accountant.epsilon(terms, self._spec.delta) for terms in undominated(self._spent(beside)))
         costs = self._dearest({**self._found, **self.costs})
         again = self._released_again(costs)
         third_party = self._third_party(costs, again, beside).epsilon if again else self._mixed(costs, beside)
         server = max(spent, default=0.0)
-        if self._budget is not None and self._privacy.budget_view == "server" and not self._lost:
+        if self._budget is not None and self._spec.view == "server" and not self._lost:
             third_party = min(third_party, self._budget.epsilon)  # which holds towards the server, whoever is drawn
-        if self._budget is not None and self._privacy.budget_view == "server" and self._rules.varies:
+        if self._budget is not None and self._spec.view == "server" and self._rules.varies:
             server = min(server, self._budget.epsilon)
         return {"server": _finite(server), "third_party": _finite(third_party)}
 
@@ -484,7 +546,7 @@ class PrivacyAccount:
             alike[self._kind(silo)].append(silo)
         return alike
 
-    def expected_rounds(self, plan: RoundPlan, limit: int) -> int:
+    def expected_rounds(self, plan: Plan, limit: int) -> int:
         """How many rounds like ``plan`` the budget allows in all, up to ``limit``; for schedules and the ETA only."""
         cost = self._cost(0, plan)
         self._check_accountant(cost)
@@ -493,7 +555,7 @@ class PrivacyAccount:
             pass  # what later rounds add to the cost of this one depends on which records they read
         elif self._budget is not None and self._rules.varies:
             limit = self._expected_of_draws(plan, limit)
-        elif self._budget is not None and self._privacy.budget_view == "third_party":
+        elif self._budget is not None and self._spec.view == "third_party":
             limit = self._most_alike(_drawn({0: cost}, self.prior)[0], self._budget.epsilon, limit)
         elif self._budget is not None:
             each = {
@@ -502,16 +564,16 @@ class PrivacyAccount:
                 )
                 for kind, silo in self._kinds.items()
             }
-        if participation(plan, self._setting) == CERTAIN:
+        if participation(plan, self._spec) == CERTAIN:
             return min(limit, *each.values())
         if min(each.values()) >= limit:
             return limit
         used: Counter[int] = Counter()
-        eligible = list(range(self._setting.num_silos))
+        eligible = list(range(self._spec.num_silos))
         for round in range(limit):
-            if len(eligible) < self._setting.num_participants:
+            if len(eligible) < self._spec.num_participants:
                 return round
-            for silo in set(drawn_silos(self._seed, round, plan, self._setting, eligible, self._coins)):
+            for silo in set(self._draw(round, plan, eligible)):
                 used[silo] += 1
                 if used[silo] == self._cap:
                     del eligible[bisect.bisect_left(eligible, silo)]
@@ -519,18 +581,18 @@ class PrivacyAccount:
                     return round
         return limit
 
-    def _expected_of_draws(self, plan: RoundPlan, limit: int) -> int:
+    def _expected_of_draws(self, plan: Plan, limit: int) -> int:
         """How many rounds like ``plan`` fit, where they differ in their noise; by the silo that is drawn most."""
         assert self._budget is not None
-        sampled = participation(plan, self._setting) != CERTAIN
+        sampled = participation(plan, self._spec) != CERTAIN
         always = most(lambda rounds: self._fit(0, plan, rounds), limit)
-        if not sampled or self._privacy.budget_view == "third_party":
+        if not sampled or self._spec.view == "third_party":
             return always
         draws: list[set[int]] = []
 
         def fits(rounds: int) -> bool:
             later = range(len(draws), rounds)
-            draws.extend(set(drawn_silos(self._seed, n, plan, self._setting, None, self._coins)) for n in later)
+            draws.extend(set(self._draw(n, plan, None)) for n in later)
             often = Counter(silo for drawn in draws[:rounds] for silo in drawn)
             most_drawn = {self._kind(silo): silo for silo in often if often[silo] == max(often.values())}
             costs = {n: self._cost(n, plan) for n in range(rounds)}
@@ -551,9 +613,9 @@ class PrivacyAccount:
         for silo in self._silos():
             for planned, probability in itertools.product(self._planned(silo, cost), {1.0, cost.probability}):
                 term = Term(release=planned.release, count=planned.count, rounds=1, participation=probability)
-                self._accountant.epsilon([term, *self.prior.terms(silo, cost.share)], self._privacy.delta)
+                self._accountant.epsilon([term, *self.prior.terms(silo, cost.share)], self._spec.delta)
 
-    def charges(self, round: int, plan: RoundPlan, noise_id: str = "rehearsal") -> list[Charge]:
+    def charges(self, round: int, plan: Plan, noise_id: str = "rehearsal") -> list[Charge]:
         """What a round will charge, for rehearsals."""
         cost = self._cost(round, plan)
         return [one for silo in plan.participants for one in self._charges(silo, round, cost, noise_id)]
@@ -598,7 +660,7 @@ class PrivacyAccount:
         if self._budget is None:
             return True
         prior = self._prior(ahead=True, following=(kind, round, noise_id))
-        if self._privacy.budget_view == "third_party":
+        if self._spec.view == "third_party":
             costs = _drawn(self._dearest({**self._found, **self.costs}), prior)
             return self._third_party(costs, self._released_again(costs), prior).epsilon <= self._budget.epsilon
         return bool(self._budget.allows(self._spending, prior.realised))
@@ -680,7 +742,7 @@ class PrivacyAccount:
         charges, rounds = self._once("rounds", (), self._charged)
         realised = self._once(
             "server", (prior,), lambda: server_composed(self.ledger.tally, earlier=prior.realised)
-        ).stated(self._accountant, self._privacy.delta)
+        ).stated(self._accountant, self._spec.delta)
         if self._beside:
             assert not prior.runs
             prior = self._prior(ahead=False)
@@ -698,7 +760,7 @@ class PrivacyAccount:
                 cap=self._cap,
                 earlier=prior.realised,
             ),
-        ).stated(self._accountant, self._privacy.delta)
+        ).stated(self._accountant, self._spec.delta)
         if self._lost:
             third_party = replace(worst, view="third_party", basis=f"{worst.basis}; {LOST}")
             return _both(realised, worst, third_party, prior)
@@ -719,11 +781,11 @@ class PrivacyAccount:
         if (release.unit, release.neighbouring) != ("silo", "replace_one"):
             return None
         certain = all(cost.probability == 1 for cost in self.costs.values())
-        drawn_end = not certain and self._budget is not None and self._privacy.budget_view == "server"
+        drawn_end = not certain and self._budget is not None and self._spec.view == "server"
         known = all(charge.round in self.costs for charge in self.ledger)
         if (
             self._rules.varies
-            or not (self._stateless and self._equal_weights and known and self.costs)
+            or not (self._spec.stateless and self._spec.equal_weights and known and self.costs)
             or self._cap_matters()
             or drawn_end
             or self.prior.runs
@@ -731,7 +793,7 @@ class PrivacyAccount:
             or "shared" in self.ledger.facts
         ):
             return None
-        S, M = self._setting.num_participants, self._setting.num_silos
+        S, M = self._spec.num_participants, self._spec.num_silos
         if any(cost.participation.law == "with_replacement" for cost in self.costs.values()):
             return None  # nothing is proven for that
         rounds = {round: (M if cost.probability == 1 else S, M) for round, cost in self.costs.items()}
@@ -740,7 +802,7 @@ class PrivacyAccount:
             seen[charge.round].add(charge.silo)
         if any(len(silos) != rounds[round][0] for round, silos in seen.items()):
             return None  # a round that counts as certain, or was cut short, has not the noise of all these silos
-        return outsider_view(self.ledger, self._accountant, self._privacy.delta, release=release, rounds=rounds)
+        return outsider_view(self.ledger, self._accountant, self._spec.delta, release=release, rounds=rounds)
 
     @property
     def restricts(self) -> bool:
@@ -759,7 +821,7 @@ class PrivacyAccount:
     def _draws_decide(self, costs: Iterable[RoundCost]) -> bool:
         """Whether the draws of participants may decide how long a run of such rounds is."""
         drawn = any(cost.probability < 1 for cost in costs)
-        return drawn and self._budget is not None and self._privacy.budget_view == "server"
+        return drawn and self._budget is not None and self._spec.view == "server"
 
     def epsilon_ahead(self, view: View) -> float:
         """Epsilon of all rounds that were begun, whoever is drawn; of no budget, which may end a run before.
@@ -771,14 +833,14 @@ class PrivacyAccount:
     def epsilon_of(self, rounds: Counter[RoundCost], view: View) -> float:
         """`epsilon_ahead` of rounds with these costs, so many of each."""
         if view == "server":
-            return worst_epsilon(self._accountant, self._everywhere(rounds), self._privacy.delta)
+            return worst_epsilon(self._accountant, self._everywhere(rounds), self._spec.delta)
         return self._mixture(self._certain_or_drawn(rounds), self.prior)
 
     def affords_all(self, rounds: Counter[RoundCost]) -> bool:
         """Whether the budget lets rounds with these costs happen, so many of each, whoever is drawn."""
         if self._budget is None:
             return True
-        if self._privacy.budget_view == "server":
+        if self._spec.view == "server":
             return all(self._budget.holds(terms) for terms in undominated(self._everywhere(rounds)))
         alike = set(_drawn(dict(enumerate(rounds)), self.prior).values())
         if len(alike) == 1 and not self._rules.varies:
@@ -795,7 +857,7 @@ class PrivacyAccount:
 
     def per_silo(self) -> list[dict[str, Any]]:
         """Each silo's records, participation and epsilon towards the server; in all, with a shared ledger."""
-        delta = self._privacy.delta
+        delta = self._spec.delta
         alone = server_view(self.ledger.tally, self._accountant, delta).per_silo
         total = server_view(self.ledger.tally, self._accountant, delta, earlier=self.prior.realised).per_silo
         made = {(charge.silo, charge.round) for charge in self._in_rounds(self.ledger) if charge.noise_id != NOT_RUN}
@@ -900,7 +962,7 @@ class PrivacyAccount:
         if self._cap is None:
             return False
         again = sum(len(noise_ids) - 1 for noise_ids in self._noise_ids.values())
-        return self._cap < (self._config_rounds or MOST_ROUNDS) + again
+        return self._cap < (self._spec.rounds or MOST_ROUNDS) + again
 
     def _everywhere(self, counted: Counter[RoundCost], prior: Prior | None = None) -> list[Terms]:
         """Compositions of silos that take part in every round, or in as many as they may; one of each kind."""
@@ -913,7 +975,7 @@ class PrivacyAccount:
             found += worst_case_terms(plans, self._cap, earlier.get(silo, ()))
         return found
 
-    def _cost(self, round: int, plan: RoundPlan) -> RoundCost:
+    def _cost(self, round: int, plan: Plan) -> RoundCost:
         """What a round costs; worked out once for all rounds with alike plans, where their noise does not vary."""
         if self._rules.varies:
             return self._cost_of(round, plan)
@@ -922,7 +984,7 @@ class PrivacyAccount:
             self._alike_plans[shape] = self._cost_of(round, plan)
         return self._alike_plans[shape]
 
-    def _cost_of(self, round: int, plan: RoundPlan) -> RoundCost:
+    def _cost_of(self, round: int, plan: Plan) -> RoundCost:
         if self._cap is not None and plan.participation == WITH_REPLACEMENT:
             raise ConfigError(
                 f"max_participations={self._cap} with silos that are drawn with replacement: their probabilities are "
@@ -935,7 +997,7 @@ class PrivacyAccount:
             self._check_length(plan.num_gradients, most, "at most the most_gradients of its round plan")
         # Of a round that makes different releases, or none, no mixture is proven: it counts as certain. So does one
         # whose number of releases and noise may both be other ones by earlier draws.
-        by = participation(plan, self._setting)
+        by = participation(plan, self._spec)
         certain = self._certain or len(levels) > 1 or (self._rules.varies and most is not None)
         return RoundCost(levels, plan.share, CERTAIN if certain else by, most)
 
@@ -1006,7 +1068,7 @@ class PrivacyAccount:
     ) -> ViewEpsilon:
         """The mixture of taking part and not; where a cap makes draws depend on each other, the server's worst case."""
         pattern = AlikeRounds(costs, self._planned)
-        accountant, delta, silos = self._accountant, self._privacy.delta, self._silos()
+        accountant, delta, silos = self._accountant, self._spec.delta, self._silos()
         if not self._cap_matters():
             mixture = self._once(
                 "mixture",
@@ -1039,7 +1101,7 @@ class PrivacyAccount:
     def _mixture(self, counted: Counter[RoundCost], prior: Prior = NO_PRIOR) -> float:
         """`_third_party`'s epsilon, round by round counted and not looked at, where that is the same."""
         if self._cap_matters():
-            return worst_epsilon(self._accountant, self._everywhere(counted, prior), self._privacy.delta)
+            return worst_epsilon(self._accountant, self._everywhere(counted, prior), self._spec.delta)
         if any(cost.share != (0.0, 1.0) for cost in counted):
             return self._third_party(dict(enumerate(counted.elements())), (), prior).epsilon
         mixtures = []
@@ -1050,7 +1112,7 @@ class PrivacyAccount:
                     made = Term(release=planned.release, count=planned.count, rounds=rounds)
                     terms.append(replace(made, participation=cost.probability))
             mixtures.append(normalise(terms))
-        return worst_epsilon(self._accountant, mixtures, self._privacy.delta)
+        return worst_epsilon(self._accountant, mixtures, self._spec.delta)
 
     def _stated_third_party(
         self, costs: Mapping[int, RoundCost], charges: Iterable[Charge], prior: Prior
@@ -1071,7 +1133,7 @@ class PrivacyAccount:
             return self._within_budget(self._named(self._third_party(alike, charges, prior), alike))
         if self._cap_matters():
             return self._within_budget(self._third_party(costs, charges, prior))
-        limit = self._config_rounds or MOST_ROUNDS
+        limit = self._spec.rounds or MOST_ROUNDS
         drawn = [cost for cost in alike.values() if cost.probability < 1]
         if all(cost.share == (0.0, 1.0) for cost in drawn):
             # Rounds on other records may go on where more on the same would not: of these all are counted, as if they
@@ -1091,7 +1153,7 @@ class PrivacyAccount:
 
     def _named(self, view: ViewEpsilon, costs: Mapping[int, RoundCost]) -> ViewEpsilon:
         """With a word in its basis on rounds that were drawn and count as certain, for the sake of their schedule."""
-        drawn = self._setting.num_participants < self._setting.num_silos
+        drawn = self._spec.num_participants < self._spec.num_silos
         if not (self._rules.varies and drawn and any(cost.probability == 1 for cost in costs.values())):
             return view
         why = "rounds for which no mixture is proven, by their noise schedule, count as the server's worst case"
@@ -1110,11 +1172,11 @@ class PrivacyAccount:
         As if no earlier run had used any of it: what one did, other draws would have changed too.
         """
         assert self._budget is not None
-        limit = self._config_rounds or MOST_ROUNDS
+        limit = self._spec.rounds or MOST_ROUNDS
         counts = {self._num_records[silo]: silo for silo in self._silos()}
         most = {n: self._most_rounds(silo, cost, self._budget.epsilon, limit) for n, silo in counts.items()}
         # In a round; with replacement one silo may be all who are drawn.
-        fewest = 1 if cost.participation.law == "with_replacement" else self._setting.num_participants
+        fewest = 1 if cost.participation.law == "with_replacement" else self._spec.num_participants
         return min(limit, sum(most[count] for count in self._num_records) // fewest)
 
     def _silos(self) -> list[int]:
@@ -1151,8 +1213,8 @@ class PrivacyAccount:
             return limit
         term = Term(release=planned.release, count=planned.count, rounds=1, participation=probability)
         accountant = self._accountant if self._budget is None else self._budget.accountant
-        likely = (self._config_rounds or 1) if spent else 1  # alone, more rounds never seem cheaper than fewer
-        return max_rounds(accountant, term, spent, epsilon, self._privacy.delta, limit, likely)
+        likely = (self._spec.rounds or 1) if spent else 1  # alone, more rounds never seem cheaper than fewer
+        return max_rounds(accountant, term, spent, epsilon, self._spec.delta, limit, likely)
 
 
 def _drawn(costs: Mapping[int, RoundCost], prior: Prior) -> Mapping[int, RoundCost]:

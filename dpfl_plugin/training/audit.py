@@ -34,7 +34,7 @@ from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.views import server_view
-from dpfl_plugin.training.accounting import MOST_ROUNDS, PrivacyAccount
+from dpfl_plugin.training.accounting import MOST_ROUNDS, PrivacyAccount, make_account
 from dpfl_plugin.training.beside import refuse_beside
 from dpfl_plugin.training.build import Parts, build
 from dpfl_plugin.training.canaries import CanaryEngine, Planting, plant
@@ -274,7 +274,7 @@ def _transcript(
     engine = CanaryEngine(parts.host.engine, d, planting, parts.rules)
     host = parts.host.planted(engine, train, parts.algorithm.init_silos(model, parts.setting.num_silos))
     ledger = Ledger()
-    account = PrivacyAccount(
+    account = make_account(
         config,
         rules=parts.rules,
         accountant=parts.accountant,

@@ -1901,7 +1901,7 @@ VIEWING = (
     Mutant(
         "participation-understated",
         "a third party is promised a smaller probability of taking part than S/M",
-        "training/planning.py",
+        "privacy/participation.py",
         'Participation("without_replacement", S / M)',
         'Participation("without_replacement", S / (M + 1))',
         (ACCOUNT + "::test_a_third_party_is_promised_the_probability_of_the_draw",),
@@ -1909,7 +1909,7 @@ VIEWING = (
     Mutant(
         "several-draws-taken-for-one",
         "with replacement, a third party is promised the probability of one draw",
-        "training/planning.py",
+        "privacy/participation.py",
         "-math.expm1(S * math.log1p(-p))",
         "-math.expm1(math.log1p(-p))",
         (
@@ -1919,17 +1919,17 @@ VIEWING = (
     Mutant(
         "the-rarest-silos-probability",
         "with replacement, a third party is promised the mixture of the silo that takes part least",
-        "training/planning.py",
-        "p = max(setting.weights)",
-        "p = min(setting.weights)",
+        "privacy/participation.py",
+        "p = max(population.weights)",
+        "p = min(population.weights)",
         (ACCOUNT + "::test_with_replacement_a_third_party_gets_the_mixture_of_the_likeliest_silo",),
     ),
     Mutant(
         "distinct-silos-presumed",
         "the most rounds that any draws allow count S distinct silos in each, with replacement, too",
         "training/accounting.py",
-        'fewest = 1 if cost.participation.law == "with_replacement" else self._setting.num_participants',
-        "fewest = self._setting.num_participants",
+        'fewest = 1 if cost.participation.law == "with_replacement" else self._spec.num_participants',
+        "fewest = self._spec.num_participants",
         (ACCOUNT + "::test_with_replacement_a_round_may_be_of_one_silo",),
     ),
     Mutant(
@@ -1943,7 +1943,7 @@ VIEWING = (
     Mutant(
         "everybody-taken-for-sampled",
         "rounds that all silos take part in are amplified as sampled ones",
-        "training/planning.py",
+        "privacy/participation.py",
         '    if plan.participation == "all":\n        return CERTAIN',
         '    if plan.participation == "none":\n        return CERTAIN',
         (ACCOUNT + "::test_a_third_party_is_promised_the_probability_of_the_draw",),
@@ -2158,8 +2158,8 @@ BUDGETING = (
         "budget-of-another-delta",
         "the budget holds at ten times the delta",
         "training/accounting.py",
-        "Budget(config.privacy.epsilon, config.privacy.delta, budget_accountant",
-        "Budget(config.privacy.epsilon, 10 * config.privacy.delta, budget_accountant",
+        "Budget(spec.epsilon, spec.delta, budget_accountant",
+        "Budget(spec.epsilon, 10 * spec.delta, budget_accountant",
         (ACCOUNT + "::test_the_budget_is_used_up_and_not_passed",),
     ),
     Mutant(
@@ -2311,7 +2311,7 @@ CAPPING = (
         "cap-and-mixture",
         "a third party is promised the mixture although under a cap draws depend on each other",
         "training/accounting.py",
-        "return self._cap < (self._config_rounds or MOST_ROUNDS) + again",
+        "return self._cap < (self._spec.rounds or MOST_ROUNDS) + again",
         "return False",
         (ACCOUNT + "::test_the_most_frequent_silo_is_what_a_third_partys_epsilon_allows_for_under_a_cap",),
     ),
@@ -3721,8 +3721,8 @@ TOLD_APART = (
         "cap-out-of-reach",
         "rounds that are released again do not count where it is asked whether a silo can reach its cap",
         "training/accounting.py",
-        "return self._cap < (self._config_rounds or MOST_ROUNDS) + again",
-        "return self._cap < (self._config_rounds or MOST_ROUNDS)",
+        "return self._cap < (self._spec.rounds or MOST_ROUNDS) + again",
+        "return self._cap < (self._spec.rounds or MOST_ROUNDS)",
         (ACCOUNT + "::test_a_cap_that_only_repeated_rounds_can_reach_decides_who_is_drawn_after_them",),
     ),
     Mutant(

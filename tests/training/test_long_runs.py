@@ -21,7 +21,7 @@ from dpfl_plugin.privacy.prior import Prior
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.samplers import FixedSize
 from dpfl_plugin.privacy.views import Planned
-from dpfl_plugin.training.accounting import PrivacyAccount
+from dpfl_plugin.training.accounting import PrivacyAccount, make_account
 
 SIGMA, RATE, RECORDS, ROUNDS = 8.0, 0.5, (20, 20, 30), 60
 PLAN = RoundPlan(local_steps=2, local_lr=0.1, num_gradients=2, participants=(0, 1, 2))
@@ -46,7 +46,7 @@ def account(view: str, accountant: Accountant, drawn: int = 3, **given: Any) -> 
         mechanism=Gaussian(SIGMA),
         sampler=FixedSize(record_rate=RATE),
     )
-    return PrivacyAccount(
+    return make_account(
         Config(algorithm={"name": "fedavg"}, privacy=privacy, **more),
         rules=rules,
         accountant=accountant,

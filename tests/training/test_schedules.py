@@ -19,7 +19,7 @@ from dpfl_plugin.privacy.mechanisms import Gaussian
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.samplers import FixedSize
 from dpfl_plugin.privacy.schedules import Constant, Geometric, Schedule
-from dpfl_plugin.training.accounting import PrivacyAccount, RoundCost
+from dpfl_plugin.training.accounting import PrivacyAccount, RoundCost, make_account
 from dpfl_plugin.training.planning import draw_participants
 
 SIGMA, RATE, RECORDS, DELTA, K, BETA, THRESHOLD = 8.0, 0.5, 20, 1e-5, 2, 0.9, 3
@@ -50,7 +50,7 @@ def account(
         schedule=schedule,
     )
     setting = Setting(num_silos=4, num_participants=participants, silo_rate=participants / 4, record_rate=RATE)
-    return PrivacyAccount(
+    return make_account(
         config,
         rules=rules,
         accountant=PLD(),
