@@ -16,7 +16,7 @@ LARGER = {
     "file": {
         "privacy/pld.py",
         "privacy/views.py",
-        "training/accounting.py",
+        "privacy/account.py",
         "training/audit.py",
         "training/statement.py",
     },
@@ -26,7 +26,7 @@ LARGER = {
         "oracle.py::PrivateOracle",
         "privacy/ledger.py::Ledger",
         "runtimes/mpi/silos.py::SiloRank",
-        "training/accounting.py::PrivacyAccount",
+        "privacy/account.py::PrivacyAccount",
         "training/experiment.py::Experiment",
     },
     "function": {
@@ -39,7 +39,7 @@ LARGER = {
         "cli/run.py::run_file",
         "data/federation.py::build_federation",
         "data/files.py::joined",
-        "training/accounting.py::__init__",
+        "privacy/account.py::__init__",
         "training/audit.py::audit",
         "training/build.py::build",
         "training/session.py::run_session",

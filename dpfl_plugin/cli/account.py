@@ -22,13 +22,15 @@ from dpfl_plugin.config.load import base_of, load
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.rounding import digits, places
 from dpfl_plugin.errors import ConfigError, DataError, UnsupportedError, require
+from dpfl_plugin.privacy.account import FROM_THE_SEED, PrivacyAccount
 from dpfl_plugin.privacy.accountants import Accountant
+from dpfl_plugin.privacy.costs import MOST_ROUNDS, RoundCost
 from dpfl_plugin.privacy.events import Neighbouring, SampledGaussian, Sampler
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.paper import NOBLE_THIRD_PARTY_UNSOUND, noble_third_party_epsilon
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.views import server_view
-from dpfl_plugin.training.accounting import FROM_THE_SEED, MOST_ROUNDS, PrivacyAccount, RoundCost, make_account
+from dpfl_plugin.training.accounting import make_account
 from dpfl_plugin.training.folder import RunFolder, to_json
 from dpfl_plugin.training.ledgers import read_whole
 from dpfl_plugin.training.plugins import build_plugin

@@ -28,13 +28,15 @@ from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import ConfigError, UnsupportedError, require
 from dpfl_plugin.gradients.base import Records, layers
 from dpfl_plugin.privacy import audit as statistics
+from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.audit import Correlation, Interval
+from dpfl_plugin.privacy.costs import MOST_ROUNDS
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.views import server_view
-from dpfl_plugin.training.accounting import MOST_ROUNDS, PrivacyAccount, make_account
+from dpfl_plugin.training.accounting import make_account
 from dpfl_plugin.training.beside import refuse_beside
 from dpfl_plugin.training.build import Parts, build
 from dpfl_plugin.training.canaries import CanaryEngine, Planting, plant

@@ -12,9 +12,9 @@ from typing import Any, Final
 
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.rounding import odds
+from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.rules import PrivacyRules
-from dpfl_plugin.training.accounting import PrivacyAccount
 
 STATEMENT_SCHEMA: Final = 1
 _MOST_SILOS: Final = 20  # rows of the table in privacy.md; ledger.json has all

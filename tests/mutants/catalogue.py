@@ -1584,7 +1584,7 @@ LEDGERS = (
     Mutant(
         "lost-silo-mixture",
         "after a silo was lost a third party is still promised the mixture of the draws",
-        "training/accounting.py",
+        "privacy/account.py",
         "self._lost = self._certain = True",
         "self._lost = False",
         (LOSING + "::test_a_third_party_is_told_the_worst_case_and_why",),
@@ -1592,7 +1592,7 @@ LEDGERS = (
     Mutant(
         "lost-silo-attempts-forgotten",
         "attempts at a round that different silos were in count as one",
-        "training/accounting.py",
+        "privacy/account.py",
         "attempts = self._released_again(costs) if self._lost else []",
         "attempts: list[Charge] = []",
         (LOSING + "::test_attempts_that_no_silo_was_in_together_count_together",),
@@ -1600,7 +1600,7 @@ LEDGERS = (
     Mutant(
         "lost-silo-repetition-awaited",
         "after a crash, charges wait for a repetition that will not come once a silo is lost",
-        "training/accounting.py",
+        "privacy/account.py",
         "        self._spending.add(in_rounds)  # what it knows it does not count twice\n",
         "",
         (LOSING + "::test_charges_that_would_be_repeated_count_once_they_are_not",),
@@ -1688,7 +1688,7 @@ LEDGERS = (
     Mutant(
         "a-statement-without-fresh-noise",
         "a statement of a ledger alone takes what was released under two names of noise for one release",
-        "training/accounting.py",
+        "privacy/account.py",
         "if entry.round in several or kind_of(",
         "if kind_of(",
         (ACCOUNT + "::test_a_statement_of_a_ledger_alone_is_that_of_the_run",),
@@ -1744,7 +1744,7 @@ LEDGERS = (
     Mutant(
         "earlier-attempts-forgotten",
         "the budget forgets what was released before a crash",
-        "training/accounting.py",
+        "privacy/account.py",
         "self._to_state() if stating else [charge for charge in ledger if not repeats(charge)]",
         "list[Charge]()",
         (ACCOUNT + "::test_a_resumed_account_decides_as_the_undisturbed_one",),
@@ -1869,7 +1869,7 @@ VIEWING = (
     Mutant(
         "mixture-over-the-realised-rounds",
         "a third party is promised the mixture over as many rounds as the draws happened to allow",
-        "training/accounting.py",
+        "privacy/account.py",
         "if not self._draws_decide(alike.values()):",
         "if True:",
         (ACCOUNT + "::test_a_third_partys_epsilon_does_not_depend_on_how_long_the_draws_let_a_run_go_on",),
@@ -1877,7 +1877,7 @@ VIEWING = (
     Mutant(
         "rounds-of-the-warm-up-cheap",
         "drawn rounds count with what they cost, which depends on earlier draws",
-        "training/accounting.py",
+        "privacy/account.py",
         "if cost.most and (cost.probability < 1 or (self._lost and not self._rules.varies))",
         "if False",
         (ACCOUNT + "::test_rounds_that_cost_more_by_the_draws_all_count_as_the_longest",),
@@ -1893,7 +1893,7 @@ VIEWING = (
     Mutant(
         "lengths-untold",
         "drawn rounds may differ in their releases without a word on the most",
-        "training/accounting.py",
+        "privacy/account.py",
         "        if num_gradients != wanted:\n",
         "        if False:\n",
         (ACCOUNT + "::test_rounds_of_several_lengths_say_so",),
@@ -1927,7 +1927,7 @@ VIEWING = (
     Mutant(
         "distinct-silos-presumed",
         "the most rounds that any draws allow count S distinct silos in each, with replacement, too",
-        "training/accounting.py",
+        "privacy/account.py",
         'fewest = 1 if cost.participation.law == "with_replacement" else self._spec.num_participants',
         "fewest = self._spec.num_participants",
         (ACCOUNT + "::test_with_replacement_a_round_may_be_of_one_silo",),
@@ -2149,7 +2149,7 @@ BUDGETING = (
     Mutant(
         "budget-after-the-round",
         "the budget is checked for what was spent, not for the round to come",
-        "training/accounting.py",
+        "privacy/account.py",
         "planned = {silo: [*self._planned(silo, cost), *earlier.get(silo, ())] for silo in plan.participants}",
         "planned = {silo: [*earlier.get(silo, ())] for silo in plan.participants}",
         (ACCOUNT + "::test_the_budget_is_used_up_and_not_passed",),
@@ -2157,7 +2157,7 @@ BUDGETING = (
     Mutant(
         "budget-of-another-delta",
         "the budget holds at ten times the delta",
-        "training/accounting.py",
+        "privacy/account.py",
         "Budget(spec.epsilon, spec.delta, budget_accountant",
         "Budget(spec.epsilon, 10 * spec.delta, budget_accountant",
         (ACCOUNT + "::test_the_budget_is_used_up_and_not_passed",),
@@ -2197,7 +2197,7 @@ BUDGETING = (
     Mutant(
         "budget-without-begun-rounds",
         "a third party's budget forgets rounds that were begun and not finished",
-        "training/accounting.py",
+        "privacy/account.py",
         "costs = _drawn(self._dearest({**self._found, **self.costs, round: cost}), self.prior)",
         "costs = _drawn(self._dearest({**self.costs, round: cost}), self.prior)",
         (ACCOUNT + "::test_fresh_noise_counts_again",),
@@ -2205,7 +2205,7 @@ BUDGETING = (
     Mutant(
         "third-party-fresh-noise-free",
         "in a third party's budget rounds that were released again cost nothing",
-        "training/accounting.py",
+        "privacy/account.py",
         'again = self._released_again(costs, {round: {*self._noise_ids.get(round, ()), "the next"}})',
         "again: list[Charge] = []",
         (ACCOUNT + "::test_fresh_noise_counts_again",),
@@ -2240,7 +2240,7 @@ AHEAD = (
     Mutant(
         "stretch-over-a-second-release",
         "a third party's rounds are known to fit although one was released again with fresh noise",
-        "training/accounting.py",
+        "privacy/account.py",
         "                self._repeated = True\n                self._stretch.forget()\n",
         "                self._repeated = True\n",
         (LONG_RUNS + "::test_what_a_third_party_is_promised_is_looked_at_again",),
@@ -2259,7 +2259,7 @@ ALIKE = (
     Mutant(
         "alike-rounds-one-too-many",
         "a third party's budget does not count the round that is asked for, where all are alike",
-        "training/accounting.py",
+        "privacy/account.py",
         "len(self._rounds) + (round not in self._rounds) <= self._most_cached(counted.pop())",
         "len(self._rounds) <= self._most_cached(counted.pop())",
         (ACCOUNT + "::test_the_budget_is_used_up_and_not_passed",),
@@ -2267,7 +2267,7 @@ ALIKE = (
     Mutant(
         "alike-rounds-and-fresh-noise",
         "where all rounds are alike, one that was released again with fresh noise counts once",
-        "training/accounting.py",
+        "privacy/account.py",
         "self._repeated = True\n",
         "pass\n",
         (ACCOUNT + "::test_rounds_alike_count_fresh_noise",),
@@ -2286,7 +2286,7 @@ CAPPING = (
     Mutant(
         "cap-off-by-one",
         "a silo takes part once more than max_participations",
-        "training/accounting.py",
+        "privacy/account.py",
         "len(self._participations[charge.silo]) >= self._cap:",
         "len(self._participations[charge.silo]) > self._cap:",
         (ACCOUNT + "::test_the_cap_is_used_up_and_not_passed",),
@@ -2294,7 +2294,7 @@ CAPPING = (
     Mutant(
         "cap-without-fresh-noise",
         "a round that is released again with fresh noise does not count towards the cap",
-        "training/accounting.py",
+        "privacy/account.py",
         "self._participations[charge.silo].add((charge.round, charge.noise_id))",
         'self._participations[charge.silo].add((charge.round, ""))',
         (ACCOUNT + "::test_a_resumed_cap_draws_as_the_undisturbed_one",),
@@ -2310,7 +2310,7 @@ CAPPING = (
     Mutant(
         "cap-and-mixture",
         "a third party is promised the mixture although under a cap draws depend on each other",
-        "training/accounting.py",
+        "privacy/account.py",
         "return self._cap < (self._spec.rounds or MOST_ROUNDS) + again",
         "return False",
         (ACCOUNT + "::test_the_most_frequent_silo_is_what_a_third_partys_epsilon_allows_for_under_a_cap",),
@@ -2345,7 +2345,7 @@ SHARING = (
     Mutant(
         "earlier-runs-free",
         "the budget of a shared ledger forgets what earlier runs released",
-        "training/accounting.py",
+        "privacy/account.py",
         "planned = {silo: [*self._planned(silo, cost), *earlier.get(silo, ())] for silo in plan.participants}",
         "planned = {silo: [*self._planned(silo, cost)] for silo in plan.participants}",
         (SHARED + "::test_the_budget_bounds_all_runs_together",),
@@ -2353,7 +2353,7 @@ SHARING = (
     Mutant(
         "shared-ledger-unsynced",
         "uploads leave while the shared ledger is not on disk",
-        "training/accounting.py",
+        "privacy/account.py",
         "            self.shared.sync()\n",
         "            pass\n",
         (SHARED + "::test_nothing_leaves_until_both_are_on_disk",),
@@ -2377,8 +2377,8 @@ SHARING = (
     Mutant(
         "lengths-that-draws-decided",
         "the mixture is promised after a run whose length the draws decided",
-        "training/accounting.py",
-        "return _made_certain(costs) if prior.draws_decided else costs",
+        "privacy/account.py",
+        "return made_certain(costs) if prior.draws_decided else costs",
         "return costs",
         (SHARED + "::test_draws_that_decided_how_long_an_earlier_run_was_leave_no_mixture",),
     ),
@@ -2528,7 +2528,7 @@ SCHEDULING = (
     Mutant(
         "steps-mixed-one-by-one",
         "releases of one drawn round with different noise count as if each were drawn by itself",
-        "training/accounting.py",
+        "privacy/account.py",
         "self._certain or len(levels) > 1 or",
         "self._certain or",
         (SCHEDULE_COSTS + "::test_a_third_party_gets_the_worst_case_of_rounds_with_several",),
@@ -2536,15 +2536,15 @@ SCHEDULING = (
     Mutant(
         "schedule-and-lengths-that-draws-decide",
         "a third party is promised the mixture over rounds whose number and noise depend on the draws",
-        "training/accounting.py",
-        "            alike = _made_certain(costs)\n",
+        "privacy/account.py",
+        "            alike = made_certain(costs)\n",
         "",
         (SCHEDULE_COSTS + "::test_where_draws_decide_the_length_a_third_party_is_promised_what_the_server_is",),
     ),
     Mutant(
         "schedule-and-rounds-of-any-length",
         "drawn rounds that differ in releases and noise, by earlier draws, count as the mixture",
-        "training/accounting.py",
+        "privacy/account.py",
         " or (self._rules.varies and most is not None)",
         "",
         (SCHEDULE_COSTS + "::test_drawn_rounds_of_several_lengths_and_noises_count_as_certain",),
@@ -2552,7 +2552,7 @@ SCHEDULING = (
     Mutant(
         "cleared-for-any-plan",
         "rounds that fit the budget with few releases are taken to fit with many",
-        "training/accounting.py",
+        "privacy/account.py",
         "if self._cleared.shape == shape and round",
         "if round",
         (SCHEDULE_COSTS + "::test_a_plan_that_changes_is_checked_anew",),
@@ -2560,7 +2560,7 @@ SCHEDULING = (
     Mutant(
         "cleared-without-the-past",
         "rounds ahead are checked without what was released before",
-        "training/accounting.py",
+        "privacy/account.py",
         "planned = [*self._spending.envelope(alike[kind]), *self.prior.realised.get(silo, ())]",
         "planned = [*self.prior.realised.get(silo, ())]",
         (SCHEDULE_COSTS + "::test_a_budget_ends_a_run_when_one_of_the_drawn_silos_has_used_it_up",),
@@ -2584,7 +2584,7 @@ SCHEDULING = (
     Mutant(
         "schedule-that-changes-its-answer",
         "silos add less noise than the budget was checked for, by a schedule that answers anew each time",
-        "training/accounting.py",
+        "privacy/account.py",
         "        self._check_planned(charges)\n",
         "",
         ("tests/cli/test_schedules.py::test_a_schedule_that_answers_anew_each_time_is_stopped_before_anything_leaves",),
@@ -2603,7 +2603,7 @@ STOPPING = (
     Mutant(
         "score-made-again-for-nothing",
         "a score that a crash lost is made again with fresh noise, though the budget has room for one",
-        "training/accounting.py",
+        "privacy/account.py",
         "len(noise_ids | more.get((kind, round), set()))",
         "len(noise_ids)",
         (
@@ -2636,7 +2636,7 @@ STOPPING = (
     Mutant(
         "score-of-another-noise",
         "a score counts with the noise that would be solved for now, not with what it was charged with",
-        "training/accounting.py",
+        "privacy/account.py",
         "noise = min(one.release.noise_multiplier, self._least.get(kind, math.inf))",
         "noise = one.release.noise_multiplier",
         ("tests/cli/test_early_stopping.py::test_a_score_counts_with_the_noise_that_it_was_charged_with",),
@@ -2708,7 +2708,7 @@ STOPPING = (
     Mutant(
         "own-models-unplanned",
         "rounds spend what silos' own models will cost",
-        "training/accounting.py",
+        "privacy/account.py",
         "counts[kind] = planned + again if ahead else",
         "counts[kind] = again if ahead else",
         ("tests/cli/test_early_stopping.py::test_a_budget_leaves_what_the_last_release_costs",),
@@ -3720,7 +3720,7 @@ TOLD_APART = (
     Mutant(
         "cap-out-of-reach",
         "rounds that are released again do not count where it is asked whether a silo can reach its cap",
-        "training/accounting.py",
+        "privacy/account.py",
         "return self._cap < (self._spec.rounds or MOST_ROUNDS) + again",
         "return self._cap < (self._spec.rounds or MOST_ROUNDS)",
         (ACCOUNT + "::test_a_cap_that_only_repeated_rounds_can_reach_decides_who_is_drawn_after_them",),
@@ -3728,7 +3728,7 @@ TOLD_APART = (
     Mutant(
         "planned-anew-cheaper",
         "after a loss the last plan of a round counts, and not the dearest",
-        "training/accounting.py",
+        "privacy/account.py",
         "return before if before is not None and before.num_releases > cost.num_releases else cost",
         "return cost",
         (ACCOUNT + "::test_a_round_that_is_planned_anew_after_a_loss_counts_as_the_dearer_plan",),
@@ -3843,7 +3843,7 @@ SERVERS = (
     Mutant(
         "mixture-without-if",
         "a simulation claims the average over a draw that everybody knows",
-        "training/accounting.py",
+        "privacy/account.py",
         "if self._rules.secure or all(cost.probability == 1",
         "if True or all(cost.probability == 1",
         (PUBLISHED + "::test_a_simulation_says_first_that_it_is_one_and_claims_the_mixture_as_if_only",),
@@ -4074,7 +4074,7 @@ NAMING_OF_NOISE = (
     Mutant(
         "not-repeated-not-counted",
         "rounds that were to be repeated and were asked otherwise count once",
-        "training/accounting.py",
+        "privacy/account.py",
         "counted = [*self._not_repeated(charges), *charges]",
         "counted = [*charges]",
         (RESUME + "::test_rounds_that_are_asked_at_other_values_are_charged_besides",),

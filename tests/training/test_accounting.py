@@ -16,7 +16,9 @@ from dpfl_plugin.algorithms.base import RoundPlan, Setting
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.streams import stream
 from dpfl_plugin.errors import PluginError
+from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.accountants import PLD, RDP
+from dpfl_plugin.privacy.costs import RoundCost
 from dpfl_plugin.privacy.events import Charge, SampledGaussian, Term
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.mechanisms import Gaussian
@@ -25,7 +27,7 @@ from dpfl_plugin.privacy.prior import Prior
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.samplers import FixedSize
 from dpfl_plugin.privacy.views import Planned
-from dpfl_plugin.training.accounting import PrivacyAccount, RoundCost, make_account
+from dpfl_plugin.training.accounting import make_account
 from dpfl_plugin.training.planning import draw_participants
 from dpfl_plugin.training.resume import _in_runs, read_costs
 

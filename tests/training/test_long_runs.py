@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from dpfl_plugin.algorithms.base import RoundPlan, Setting
 from dpfl_plugin.config.schema import Config
+from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.accountants import RDP, Accountant
 from dpfl_plugin.privacy.events import SampledGaussian, Term
 from dpfl_plugin.privacy.headroom import Stretch
@@ -21,7 +22,7 @@ from dpfl_plugin.privacy.prior import Prior
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.samplers import FixedSize
 from dpfl_plugin.privacy.views import Planned
-from dpfl_plugin.training.accounting import PrivacyAccount, make_account
+from dpfl_plugin.training.accounting import make_account
 
 SIGMA, RATE, RECORDS, ROUNDS = 8.0, 0.5, (20, 20, 30), 60
 PLAN = RoundPlan(local_steps=2, local_lr=0.1, num_gradients=2, participants=(0, 1, 2))
