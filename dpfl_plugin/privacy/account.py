@@ -17,6 +17,7 @@ from dpfl_plugin.privacy.accountants import MOST_LEVELS, Accountant, rounded_dow
 from dpfl_plugin.privacy.beside import NOT_RUN, Beside, Kind
 from dpfl_plugin.privacy.budget import Budget
 from dpfl_plugin.privacy.calibration import max_rounds, most, worst_epsilon
+from dpfl_plugin.privacy.composition import Planned, Spending, Terms, compositions, undominated
 from dpfl_plugin.privacy.costs import MOST_ROUNDS, Probabilities, RoundCost, made_certain, rounds_in
 from dpfl_plugin.privacy.events import Charge, ChargeKind, SampledGaussian, Term
 from dpfl_plugin.privacy.headroom import Headroom, Stretch
@@ -29,17 +30,12 @@ from dpfl_plugin.privacy.spec import BudgetSpec
 from dpfl_plugin.privacy.tally import Tally
 from dpfl_plugin.privacy.views import (
     AlikeRounds,
-    Planned,
-    Spending,
-    Terms,
     View,
     ViewEpsilon,
-    compositions,
     outsider_view,
     server_composed,
     server_view,
     third_party_composed,
-    undominated,
     worst_case_composed,
     worst_case_terms,
     worst_case_view,

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from dpfl_plugin.privacy.composition import Planned, Share
 from dpfl_plugin.privacy.events import ChargeKind
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.scores import Scores
-from dpfl_plugin.privacy.views import Planned, Share
 
 Kind = Literal["score", "personalise"]
 WHOLE: Final[Share] = (0.0, 1.0)

@@ -1552,7 +1552,7 @@ LEDGERS = (
     Mutant(
         "fresh-noise-not-counted",
         "the views count fresh noise as the old bits",
-        "privacy/views.py",
+        "privacy/composition.py",
         "more = self._seen.know(self._seen.key(charge), charge.count)",
         'more = self._seen.know(self._seen.key(replace(charge, noise_id="")), charge.count)',
         (VIEWS + "::test_replayed_bits_count_once_and_fresh_bits_again",),
@@ -1771,7 +1771,7 @@ VIEWING = (
     Mutant(
         "rates-not-compared",
         "a silo is left out as dominated although its rate is larger",
-        "privacy/views.py",
+        "privacy/composition.py",
         "        and m.release.rate >= n.release.rate\n",
         "",
         (VIEWS + "::test_fewer_releases_at_a_larger_rate_can_be_the_worst",),
@@ -1779,7 +1779,7 @@ VIEWING = (
     Mutant(
         "overlapping-shares-in-parallel",
         "shares with records in common are composed in parallel",
-        "privacy/views.py",
+        "privacy/composition.py",
         "        if first >= reach:\n",
         "        if first >= 0:\n",
         (VIEWS + "::test_overlapping_shares_are_composed_together",),
@@ -1787,7 +1787,7 @@ VIEWING = (
     Mutant(
         "chains-of-shares-cut",
         "a share that lies within an earlier, longer one starts a group of its own",
-        "privacy/views.py",
+        "privacy/composition.py",
         "reach = max(reach, last)",
         "reach = last",
         (VIEWS + "::test_groups_are_the_connected_components_of_overlap",),
@@ -1795,7 +1795,7 @@ VIEWING = (
     Mutant(
         "shares-of-a-silo-in-parallel",
         "shares are composed in parallel where a whole silo is replaced",
-        "privacy/views.py",
+        "privacy/composition.py",
         '    if unit == "silo":\n        return dict.fromkeys(ordered, 0)\n',
         "",
         (VIEWS + "::test_replacing_a_silo_changes_every_share",),
@@ -2568,7 +2568,7 @@ SCHEDULING = (
     Mutant(
         "envelope-of-the-noisiest",
         "what stands for several silos has the most noise of their k-th releases, not the least",
-        "privacy/views.py",
+        "privacy/composition.py",
         "        if max(so_far) > most:\n            yield noise, max(so_far) - most\n            most = max(so_far)\n",
         "        if min(so_far) > most:\n            yield noise, min(so_far) - most\n            most = min(so_far)\n",
         (VIEWS + "::test_the_envelope_dominates_every_silo_and_is_no_more_than_need_be",),

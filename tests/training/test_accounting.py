@@ -18,6 +18,7 @@ from dpfl_plugin.core.streams import stream
 from dpfl_plugin.errors import PluginError
 from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.accountants import PLD, RDP
+from dpfl_plugin.privacy.composition import Planned
 from dpfl_plugin.privacy.costs import RoundCost
 from dpfl_plugin.privacy.events import Charge, SampledGaussian, Term
 from dpfl_plugin.privacy.ledger import Ledger
@@ -26,7 +27,6 @@ from dpfl_plugin.privacy.participation import CERTAIN, Participation
 from dpfl_plugin.privacy.prior import Prior
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.samplers import FixedSize
-from dpfl_plugin.privacy.views import Planned
 from dpfl_plugin.training.accounting import make_account
 from dpfl_plugin.training.planning import draw_participants
 from dpfl_plugin.training.resume import _in_runs, read_costs
