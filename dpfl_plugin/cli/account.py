@@ -22,8 +22,9 @@ from dpfl_plugin.config.load import base_of, load
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.rounding import digits, places
 from dpfl_plugin.errors import ConfigError, DataError, UnsupportedError, require
-from dpfl_plugin.privacy.account import FROM_THE_SEED, PrivacyAccount
+from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.accountants import Accountant
+from dpfl_plugin.privacy.claims.third_party import FROM_THE_SEED
 from dpfl_plugin.privacy.costs import MOST_ROUNDS, RoundCost
 from dpfl_plugin.privacy.events import Neighbouring, SampledGaussian, Sampler
 from dpfl_plugin.privacy.ledger import Ledger

@@ -59,8 +59,8 @@ def account(view: str, accountant: Accountant, drawn: int = 3, **given: Any) -> 
 
 def checked(of: PrivacyAccount) -> PrivacyAccount:
     """The same that knows nothing ahead."""
-    of._headroom = None
-    of._stretch.learn = lambda *given: None  # type: ignore[method-assign]
+    of._server.headroom = None
+    of._book.stretch.learn = lambda *given: None  # type: ignore[method-assign]
     return of
 
 
