@@ -16,7 +16,6 @@ LARGER = {
     "file": {
         "privacy/pld.py",
         "training/audit.py",
-        "training/statement.py",
     },
     "class": {
         "adapters/server.py::Server",

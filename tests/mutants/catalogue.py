@@ -4299,7 +4299,7 @@ NAMING_OF_NOISE = (
     Mutant(
         "simulated-model-published",
         "a statement calls the model of a simulation publishable at its epsilon",
-        "training/statement.py",
+        "privacy/statement_page.py",
         'elif said["mechanism"]["secure"]:',
         "elif True:",
         (MAIN_STATEMENT + "::test_it_holds_no_number_of_its_own",),
