@@ -38,7 +38,6 @@ LARGER = {
         "training/audit.py::audit",
         "training/build.py::build",
         "training/session.py::run_session",
-        "training/statement.py::statement",
     },
 }
 

@@ -134,19 +134,7 @@ def statement(
         "guarantee": _guarantee(rules, views),
         "run": run,
         "protects": {"unit": release.unit, "neighbouring": release.neighbouring},
-        "mechanism": {
-            "name": config.privacy.mechanism.name or config.privacy.mechanism.module,
-            "clip": {**config.privacy.clip.model_dump(exclude_none=True), "what": rules.clipping.statement},
-            "clip_norm": finite(rules.clip_norm),
-            "noise_multiplier": account.noise_multiplier,
-            "noise_multiplier_solved": config.privacy.noise_multiplier is None,
-            "schedule": {**config.privacy.schedule.model_dump(exclude_none=True), "what": rules.schedule.statement},
-            "sampler": config.privacy.sampler,
-            "record_rate": config.privacy.record_rate,
-            "batch_size": config.privacy.batch_size,
-            "secure": rules.secure,
-            "formula": _formula(rules),
-        },
+        "mechanism": _mechanism(config, account, rules),
         "beside": _beside(config, account),
         "max_participations": config.max_participations,
         "accountant": {"name": accountant.name, "error": accountant.error, "caveat": accountant.caveat},
@@ -161,18 +149,7 @@ def statement(
         "num_releases": sum(charge.count for charge in account.ledger),
         "head": account.ledger.head,
         "shared": _shared(account),
-        "assumptions": [
-            *ASSUMPTIONS,
-            *(SECURE if rules.secure else SEEDED),
-            *(SECURE_DRAWS if rules.secure and draws else ()),
-            *(KNOWN_SEED if config.seed == 0 and not rules.secure and release.noise_multiplier else ()),
-            *(ZERO_OUT if release.neighbouring == "add_or_remove" else ()),
-            *(OUTSIDER if "outsider" in views else ()),
-            *(EARLY_STOPPING if config.early_stopping is not None else ()),
-            *(PERSONALISED if config.personalise is not None else ()),
-            *(SHARED if account.shared is not None else ()),
-            *(LOST if lost else ()),
-        ],
+        "assumptions": _assumptions(config, account, rules, "outsider" in views, bool(lost), draws),
         "lost": list(lost),
         "caveats": [
             *caveats,
@@ -185,6 +162,40 @@ def statement(
         ],
         "notes": list(notes),
     }
+
+
+def _mechanism(config: Config, account: PrivacyAccount, rules: PrivacyRules) -> dict[str, Any]:
+    return {
+        "name": config.privacy.mechanism.name or config.privacy.mechanism.module,
+        "clip": {**config.privacy.clip.model_dump(exclude_none=True), "what": rules.clipping.statement},
+        "clip_norm": finite(rules.clip_norm),
+        "noise_multiplier": account.noise_multiplier,
+        "noise_multiplier_solved": config.privacy.noise_multiplier is None,
+        "schedule": {**config.privacy.schedule.model_dump(exclude_none=True), "what": rules.schedule.statement},
+        "sampler": config.privacy.sampler,
+        "record_rate": config.privacy.record_rate,
+        "batch_size": config.privacy.batch_size,
+        "secure": rules.secure,
+        "formula": _formula(rules),
+    }
+
+
+def _assumptions(
+    config: Config, account: PrivacyAccount, rules: PrivacyRules, outsider: bool, lost: bool, draws: bool
+) -> list[str]:
+    release = rules.release(1.0)
+    return [
+        *ASSUMPTIONS,
+        *(SECURE if rules.secure else SEEDED),
+        *(SECURE_DRAWS if rules.secure and draws else ()),
+        *(KNOWN_SEED if config.seed == 0 and not rules.secure and release.noise_multiplier else ()),
+        *(ZERO_OUT if release.neighbouring == "add_or_remove" else ()),
+        *(OUTSIDER if outsider else ()),
+        *(EARLY_STOPPING if config.early_stopping is not None else ()),
+        *(PERSONALISED if config.personalise is not None else ()),
+        *(SHARED if account.shared is not None else ()),
+        *(LOST if lost else ()),
+    ]
 
 
 def _is_others(plugin: object) -> bool:
