@@ -72,6 +72,7 @@ SCHEDULES = "tests/cli/test_schedules.py"
 SCHEDULE_COSTS = "tests/training/test_schedules.py"
 SCHEDULE_NOISE = "tests/conformance/test_schedules.py"
 ACCOUNT = "tests/training/test_accounting.py"
+ACCOUNT_ALONE = "tests/privacy/test_account.py"
 IN_PROCESS = "tests/runtimes/test_in_process.py"
 MPI = "tests/mpi/test_protocol.py"
 SERVER_VIEW = "tests/mpi/test_server_view.py"
@@ -3724,6 +3725,22 @@ TOLD_APART = (
         "return self._cap < (self.spec.rounds or MOST_ROUNDS) + again",
         "return self._cap < (self.spec.rounds or MOST_ROUNDS)",
         (ACCOUNT + "::test_a_cap_that_only_repeated_rounds_can_reach_decides_who_is_drawn_after_them",),
+    ),
+    Mutant(
+        "budget-of-the-other-observer",
+        "a budget in a third party's view is spent by what the server sees of those who were drawn",
+        "privacy/account.py",
+        'self._bounded = server if self._book.spec.view == "server" else third_party',
+        "self._bounded = server",
+        (ACCOUNT_ALONE + "::test_what_was_spent_before_counts_towards_the_observer_that_saw_it",),
+    ),
+    Mutant(
+        "outsider-of-silos-that-remember",
+        "an outsider is promised a fresh sample of silos in each round although silos keep state between them",
+        "privacy/claims/outsider.py",
+        "spec.stateless and spec.equal_weights",
+        "spec.equal_weights",
+        (ACCOUNT_ALONE + "::test_an_outsider_is_told_of_the_sum_over_a_sample_of_silos",),
     ),
     Mutant(
         "planned-anew-cheaper",
