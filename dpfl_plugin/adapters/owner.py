@@ -12,9 +12,9 @@ from typing import Any, Final
 from dpfl_plugin.adapters.agreement import Agreement
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.errors import ConfigError, LedgerError, LimitError, require
+from dpfl_plugin.privacy.composition import compositions
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.slots import from_plain, released, to_plain, together
-from dpfl_plugin.privacy.views import compositions
 from dpfl_plugin.training.agreed import AgreedPlan, agreed_plan
 from dpfl_plugin.training.build import Parts
 from dpfl_plugin.training.lifetime import Lifetime

@@ -44,7 +44,7 @@ from dpfl_plugin.oracle import Draw
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.training import lifetime as lifetimes
-from dpfl_plugin.training.accounting import PrivacyAccount
+from dpfl_plugin.training.accounting import make_account
 from dpfl_plugin.training.asked import asked_at
 from dpfl_plugin.training.build import Parts
 from dpfl_plugin.training.folder import RunFolder, locked
@@ -188,7 +188,7 @@ class Silo:
         self.begins = begins(self.id, plan, self._files.path, lifetime)
         say_once(logging.INFO, self.begins)
         self._kept = load(self._files.path / STATE, ledger, self._host.states)
-        self._account = PrivacyAccount(
+        self._account = make_account(
             self._config,
             rules=parts.rules,
             accountant=parts.accountant,

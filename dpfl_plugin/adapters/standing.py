@@ -22,12 +22,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
+from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.events import Charge, SampledGaussian
 from dpfl_plugin.privacy.ledger import Ledger
-from dpfl_plugin.training.accounting import PrivacyAccount
+from dpfl_plugin.privacy.statement_page import markdown
 from dpfl_plugin.training.folder import RunFolder, to_json, write_atomic
 from dpfl_plugin.training.published import DETAILS_SCHEMA
-from dpfl_plugin.training.statement import markdown
 
 AHEAD: Final = 16  # one round ahead for so many that were made
 _Releases = Counter[tuple[tuple[float, float], SampledGaussian]]

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from dpfl_plugin.adapters.agreement import Agreement
 from dpfl_plugin.config.schema import Config
-from dpfl_plugin.training.accounting import PrivacyAccount
+from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.training.build import Parts
 from dpfl_plugin.training.statement import statement
 

@@ -20,12 +20,15 @@ from dpfl_plugin.api.shared_ledgers import is_ledger, say_notes, shared_rows
 from dpfl_plugin.config.load import load
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.errors import ConfigError, DataError, UnsupportedError
+from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.accountants import Accountant
+from dpfl_plugin.privacy.claims.third_party import FROM_THE_SEED
+from dpfl_plugin.privacy.costs import MOST_ROUNDS, RoundCost
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.paper import NOBLE_THIRD_PARTY_UNSOUND, noble_third_party_epsilon
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.views import server_view
-from dpfl_plugin.training.accounting import FROM_THE_SEED, MOST_ROUNDS, PrivacyAccount, RoundCost
+from dpfl_plugin.training.accounting import make_account
 from dpfl_plugin.training.folder import RunFolder
 from dpfl_plugin.training.ledgers import read_whole
 from dpfl_plugin.training.plugins import build_plugin
@@ -129,7 +132,7 @@ def _of_folder(folder: Path) -> list[Row]:
 
     @functools.cache
     def account() -> PrivacyAccount:
-        return PrivacyAccount(
+        return make_account(
             config,
             rules=rules,
             accountant=own,

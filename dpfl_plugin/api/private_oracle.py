@@ -41,9 +41,12 @@ from dpfl_plugin.gradients.base import layers
 from dpfl_plugin.models.build import check_layers
 from dpfl_plugin.oracle import Draw
 from dpfl_plugin.oracle import PrivateOracle as RoundOracle
+from dpfl_plugin.privacy.account import PrivacyAccount
+from dpfl_plugin.privacy.costs import MOST_ROUNDS
 from dpfl_plugin.privacy.ledger import Ledger
+from dpfl_plugin.privacy.prior import earlier_runs
+from dpfl_plugin.privacy.statement_page import markdown
 from dpfl_plugin.privacy.views import server_composed
-from dpfl_plugin.training.accounting import MOST_ROUNDS, PrivacyAccount, earlier_runs
 from dpfl_plugin.training.build import Parts, build
 from dpfl_plugin.training.folder import to_json, write_atomic
 from dpfl_plugin.training.job import new_account, shared_prior
@@ -53,7 +56,7 @@ from dpfl_plugin.training.locations import shared_key
 from dpfl_plugin.training.marks import MarkKey
 from dpfl_plugin.training.published import published
 from dpfl_plugin.training.rules import weak_claims
-from dpfl_plugin.training.statement import markdown, statement
+from dpfl_plugin.training.statement import statement
 
 WHERE: Final = "PrivateOracle.of"
 PLAN: Final = RoundPlan(

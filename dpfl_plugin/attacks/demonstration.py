@@ -19,10 +19,10 @@ from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.streams import stream
 from dpfl_plugin.errors import ConfigError, require
 from dpfl_plugin.privacy.clipping import Flat
+from dpfl_plugin.privacy.composition import silo_compositions
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.mechanisms import Gaussian
 from dpfl_plugin.privacy.rules import PrivacyRules
-from dpfl_plugin.privacy.views import silo_compositions
 from dpfl_plugin.training.build import Parts, build
 
 FPR = 0.01

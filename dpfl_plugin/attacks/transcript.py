@@ -17,9 +17,10 @@ from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.vectors import Vectors, rows
 from dpfl_plugin.errors import UnsupportedError
 from dpfl_plugin.oracle import Draw
+from dpfl_plugin.privacy.costs import MOST_ROUNDS
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.runtimes.in_process import InProcess
-from dpfl_plugin.training.accounting import MOST_ROUNDS, PrivacyAccount
+from dpfl_plugin.training.accounting import make_account
 from dpfl_plugin.training.build import Parts
 from dpfl_plugin.training.planning import Planner
 
@@ -135,7 +136,7 @@ def listen(config: Config, parts: Parts, silo: int, ledger: Ledger, run: str) ->
         raise UnsupportedError("privacy.unit='silo': these attacks are on records. Use unit: record.")
     algorithm = parts.algorithm
     planner = Planner(algorithm, parts.setting, parts.setting.weights, config.seed)
-    account = PrivacyAccount(
+    account = make_account(
         config,
         rules=parts.rules,
         accountant=parts.accountant,

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.privacy.accountants import Accountant, wavers
 from dpfl_plugin.privacy.calibration import max_rounds
+from dpfl_plugin.privacy.composition import Planned, Spending, Terms, undominated
 from dpfl_plugin.privacy.events import Term
 from dpfl_plugin.privacy.pld import check_delta, normalise
-from dpfl_plugin.privacy.views import Planned, Spending, Terms, undominated
 
 _LIMIT = 10**7  # releases; far beyond any run, so that a budget which nothing exhausts ends the search
 

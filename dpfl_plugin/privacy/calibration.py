@@ -14,8 +14,8 @@ from typing import Final
 
 from dpfl_plugin.errors import ConfigError, UnsupportedError, require
 from dpfl_plugin.privacy.accountants import LEAST_NOISE, MOST_NOISE, Accountant
+from dpfl_plugin.privacy.composition import Terms, undominated
 from dpfl_plugin.privacy.events import Term
-from dpfl_plugin.privacy.views import Terms, undominated
 
 RESOLUTION: Final = 1e-3  # relative: how far an epsilon that noise was solved for may fall short of what was asked for
 _DIGITS: Final = 5

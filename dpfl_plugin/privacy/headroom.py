@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from dpfl_plugin.privacy.budget import Budget
-from dpfl_plugin.privacy.views import Earlier, Planned, Spending, Terms, dominates, undominated
+from dpfl_plugin.privacy.composition import Earlier, Planned, Spending, Terms, dominates, undominated
 
 _TRIED: Final = 4  # compositions, with each check; they may be as many as silos, each a call of the accountant
 

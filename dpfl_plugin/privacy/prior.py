@@ -59,13 +59,13 @@ import functools
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 from dpfl_plugin.errors import ConfigError, UnsupportedError
+from dpfl_plugin.privacy.composition import Earlier, Planned, Share, share_groups
 from dpfl_plugin.privacy.events import Charge, SampledGaussian, Term
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.tally import Key, Tally, packed
-from dpfl_plugin.privacy.views import Earlier, Planned, Share, share_groups
 
 WHOLE: Share = (0.0, 1.0)
 
@@ -96,6 +96,13 @@ class Prior:
         release = earlier[0].release
         groups = share_groups([share, *(p.share for p in earlier)], release.unit)
         return [Term(release=p.release, count=p.count, rounds=1) for p in earlier if groups[p.share] == groups[share]]
+
+
+NO_PRIOR: Final = Prior()
+
+
+def earlier_runs(prior: Prior) -> str:
+    return f"{len(prior.runs)} earlier run{'s' * (len(prior.runs) > 1)}"
 
 
 def prior_of(ledger: Ledger, *, noise: str, data_sha256: str, num_silos: int, release: SampledGaussian) -> Prior:

@@ -33,8 +33,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from dpfl_plugin.errors import LedgerError
+from dpfl_plugin.privacy.composition import Planned, Share
 from dpfl_plugin.privacy.events import Charge, SampledGaussian
-from dpfl_plugin.privacy.views import Planned, Share
 
 Kind = tuple[SampledGaussian, Share]
 

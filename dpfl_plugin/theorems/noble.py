@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.calibration import max_rounds
+from dpfl_plugin.privacy.costs import RoundCost
 from dpfl_plugin.privacy.events import SampledGaussian, Term
 from dpfl_plugin.privacy.paper import NOBLE_THIRD_PARTY_UNSOUND, noble_largest_rounds
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.theorems.base import Case, Constant, Prescription, Run, Value
-from dpfl_plugin.training.accounting import RoundCost
 from dpfl_plugin.training.plugins import build_plugin
 from dpfl_plugin.training.prospect import Prospect, prospect
 

@@ -23,10 +23,10 @@ from typing import Final
 from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.privacy.budget import Budget
 from dpfl_plugin.privacy.calibration import most, worst_epsilon
+from dpfl_plugin.privacy.composition import Planned, compositions, undominated
+from dpfl_plugin.privacy.costs import RoundCost
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.slots import Kind
-from dpfl_plugin.privacy.views import Planned, compositions, undominated
-from dpfl_plugin.training.accounting import RoundCost
 from dpfl_plugin.training.beside import beside
 from dpfl_plugin.training.prospect import MOST_PLANNED, Prospect, rounds_ahead
 

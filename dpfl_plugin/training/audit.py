@@ -24,13 +24,15 @@ from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import ConfigError, UnsupportedError, require_argument
 from dpfl_plugin.gradients.base import Records, layers
+from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.audit import Correlation
+from dpfl_plugin.privacy.costs import MOST_ROUNDS
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.views import server_view
-from dpfl_plugin.training.accounting import MOST_ROUNDS, PrivacyAccount
+from dpfl_plugin.training.accounting import make_account
 from dpfl_plugin.training.audit_report import FALSE_ALARM, Report, judged
 from dpfl_plugin.training.audit_scores import Measured
 from dpfl_plugin.training.beside import refuse_beside
@@ -203,7 +205,7 @@ def _transcript(
     engine = CanaryEngine(parts.host.engine, d, planting, parts.rules)
     host = parts.host.planted(engine, train, parts.algorithm.init_silos(model, parts.setting.num_silos))
     ledger = Ledger()
-    account = PrivacyAccount(
+    account = make_account(
         config,
         rules=parts.rules,
         accountant=parts.accountant,

@@ -1,76 +1,23 @@
-"""What every silo releases beside the rounds of its algorithm: validation scores, and a model of its own at the end.
-
-All of it is planned before the run and at every silo. Budgets and calibration reserve the whole plan from the first
-round on, so that a run which spends its budget on rounds has what its last release costs.
-"""
+"""What a configuration plans beside the rounds of its algorithm; see `dpfl_plugin.privacy.beside`."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.data.names import called
 from dpfl_plugin.errors import ConfigError, UnsupportedError
 from dpfl_plugin.privacy.accountants import Accountant
+from dpfl_plugin.privacy.beside import Beside
 from dpfl_plugin.privacy.calibration import least_noise
-from dpfl_plugin.privacy.events import ChargeKind, SampledGaussian, Term
+from dpfl_plugin.privacy.events import SampledGaussian, Term
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.scores import Scores
-from dpfl_plugin.privacy.views import Planned
 
-Kind = Literal["score", "personalise"]
-Share = tuple[float, float]
-WHOLE: Final[Share] = (0.0, 1.0)
 LAST: Final = 10**6  # the round of the last release where only a budget ends a run; none has as many
 SHARED: Final = "a shared ledger knows of rounds only"
-NOT_RUN: Final = "not-run"  # noise_id of what is charged and was not released
-
-
-@dataclass(frozen=True, slots=True)
-class Beside:
-    """The plan of a run.
-
-    Attributes:
-        last: the round number of the models of the silos' own: T.
-        scores: how scores are released; None for none. num_scores: how many each silo makes.
-        local_steps: private gradients of a silo's own model; 0 for none.
-    """
-
-    last: int
-    scores: Scores | None = None
-    num_scores: int = 0
-    local_steps: int = 0
-
-    def __bool__(self) -> bool:
-        return bool(self.scores or self.local_steps)
-
-    @property
-    def training(self) -> Share:
-        """The part of each silo's records that gradients may read."""
-        return WHOLE if self.scores is None else self.scores.training
-
-    def guessed_kind(self, round: int, share: Share) -> ChargeKind:
-        """What a charge was for, of a ledger of an earlier version, whose lines do not say it."""
-        if self.scores is not None and share == self.scores.share:
-            return "score"
-        return "personalise" if self.local_steps and round >= self.last else "round"
-
-    def planned(self, kind: Kind, rules: PrivacyRules, num_records: int) -> tuple[Planned, int]:
-        """(one charge, how many of them) at a silo."""
-        if kind == "score":
-            assert self.scores is not None
-            return Planned(self.scores.release(rules.neighbouring), 1, self.scores.share), self.num_scores
-        levels = rules.noise_levels(self.last, self.local_steps)
-        ((release, count),) = rules.pattern(num_records, self.training, levels)  # one: see check_beside
-        return Planned(release, count, self.training), 1
-
-    @property
-    def kinds(self) -> tuple[Kind, ...]:
-        kinds: tuple[Kind, ...] = ("score",) if self.scores else ()
-        return (*kinds, "personalise") if self.local_steps else kinds
 
 
 def beside(config: Config, accountant: Accountant) -> Beside:

@@ -24,10 +24,11 @@ from dpfl_plugin.gradients.replay import cuda_graph
 from dpfl_plugin.models.attributes import Attributes, describe
 from dpfl_plugin.oracle import check_released
 from dpfl_plugin.privacy.accountants import Accountant
-from dpfl_plugin.privacy.prior import Prior
+from dpfl_plugin.privacy.beside import Beside
+from dpfl_plugin.privacy.costs import RoundCost
+from dpfl_plugin.privacy.prior import NO_PRIOR, Prior
 from dpfl_plugin.privacy.rules import PrivacyRules
-from dpfl_plugin.training.accounting import NO_PRIOR, RoundCost
-from dpfl_plugin.training.beside import Beside, beside
+from dpfl_plugin.training.beside import beside
 from dpfl_plugin.training.engines import (
     check_engine,
     choose_engine,

@@ -18,9 +18,9 @@ from dpfl_plugin.core.streams import fresh_attempt
 from dpfl_plugin.core.vectors import Vectors, all_finite
 from dpfl_plugin.errors import TrainingError
 from dpfl_plugin.oracle import Draw
-from dpfl_plugin.training.accounting import PrivacyAccount
+from dpfl_plugin.privacy.account import PrivacyAccount
+from dpfl_plugin.privacy.beside import NOT_RUN
 from dpfl_plugin.training.asked import asked_at
-from dpfl_plugin.training.beside import NOT_RUN
 from dpfl_plugin.training.evaluations import Evaluations
 from dpfl_plugin.training.host import SiloMetrics
 from dpfl_plugin.training.measured import means

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from dpfl_plugin.errors import LedgerError
+from dpfl_plugin.privacy.composition import Planned
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.slots import Lack, Slots, released
-from dpfl_plugin.privacy.views import Planned
 from dpfl_plugin.training.lifetime import Lifetime
 
 

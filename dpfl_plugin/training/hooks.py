@@ -21,8 +21,8 @@ from dpfl_plugin.config.load import run_id
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.rounding import places
 from dpfl_plugin.errors import ConfigError, told
+from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.rules import PrivacyRules
-from dpfl_plugin.training.accounting import PrivacyAccount
 from dpfl_plugin.training.experiment import Progress
 from dpfl_plugin.training.folder import RunFolder
 from dpfl_plugin.training.plugins import build_plugin

@@ -15,20 +15,23 @@ from dpfl_plugin.config.load import run_id
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.stopwatch import STOPPED, Stopwatch
 from dpfl_plugin.errors import BudgetError, ConfigError, UnsupportedError
+from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.accountants import LEAST_NOISE
+from dpfl_plugin.privacy.costs import MOST_ROUNDS, RoundCost
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.ledger import Ledger
-from dpfl_plugin.privacy.prior import Prior, prior_of
+from dpfl_plugin.privacy.participation import WITH_REPLACEMENT
+from dpfl_plugin.privacy.prior import NO_PRIOR, Prior, earlier_runs, prior_of
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.training import checkpoint as checkpoints
 from dpfl_plugin.training import environment
-from dpfl_plugin.training.accounting import MOST_ROUNDS, NO_PRIOR, PrivacyAccount, RoundCost, earlier_runs
+from dpfl_plugin.training.accounting import make_account
 from dpfl_plugin.training.build import Parts
 from dpfl_plugin.training.evaluations import Evaluations, affordable, evaluation_work, round_work
 from dpfl_plugin.training.folder import RunFolder
 from dpfl_plugin.training.ledgers import read_shared
 from dpfl_plugin.training.naming import Naming, check_same, name_run
-from dpfl_plugin.training.planning import WITH_REPLACEMENT, Planner, fresh_coins
+from dpfl_plugin.training.planning import Planner, fresh_coins
 from dpfl_plugin.training.prospect import Prospect
 from dpfl_plugin.training.rules import privacy_rules
 from dpfl_plugin.training.stopping import Stopping
@@ -210,7 +213,7 @@ def new_account(
     lost: bool = False,
     coins: str = "",
 ) -> PrivacyAccount:
-    return PrivacyAccount(
+    return make_account(
         config,
         rules=parts.rules,
         accountant=parts.accountant,

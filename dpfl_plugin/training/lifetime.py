@@ -41,10 +41,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from dpfl_plugin.errors import DataError, LedgerError
+from dpfl_plugin.privacy.composition import Planned
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.slots import from_plain, to_plain
-from dpfl_plugin.privacy.views import Planned
 from dpfl_plugin.training.agreed import AgreedPlan
 from dpfl_plugin.training.folder import held, locked, to_json, write_atomic
 from dpfl_plugin.training.limits import Limits, own_folder

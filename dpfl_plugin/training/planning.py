@@ -11,7 +11,7 @@ import secrets
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -22,26 +22,7 @@ from dpfl_plugin.core.exact import floor_share
 from dpfl_plugin.core.streams import Stream, stream_key
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import ConfigError
-
-WITH_REPLACEMENT: Final = "sampled_with_replacement"
-PARTICIPATIONS: Final = ("all", "sampled", WITH_REPLACEMENT)
-Law = Literal["certain", "without_replacement", "with_replacement"]
-
-
-@dataclass(frozen=True, slots=True)
-class Participation:
-    """How a silo comes to take part in a round: public, and independent of all data.
-
-    Attributes:
-        law: how participants are drawn. What is proven of S distinct silos is not of draws with replacement.
-        probability: that a given silo takes part; of the likeliest, where they differ.
-    """
-
-    law: Law
-    probability: float
-
-
-CERTAIN: Final = Participation("certain", 1.0)
+from dpfl_plugin.privacy.participation import PARTICIPATIONS, WITH_REPLACEMENT, Plan
 
 
 def fresh_coins() -> str:
@@ -80,7 +61,7 @@ def draw_with_replacement(seed: int, round: int, setting: Setting, coins: str = 
 
 
 def drawn_silos(
-    seed: int, round: int, plan: RoundPlan, setting: Setting, eligible: Sequence[int] | None, coins: str = ""
+    seed: int, round: int, plan: Plan, setting: Setting, eligible: Sequence[int] | None, coins: str = ""
 ) -> list[int]:
     """Who takes part in a round with this plan; ascending, repeated as often as they were drawn."""
     if plan.participation == "all":
@@ -88,21 +69,6 @@ def drawn_silos(
     if plan.participation == WITH_REPLACEMENT:
         return draw_with_replacement(seed, round, setting, coins)
     return draw_participants(seed, round, setting, eligible, coins)
-
-
-def participation(plan: RoundPlan, setting: Setting) -> Participation:
-    """How a silo comes to take part in such a round, drawn anew for each; of the likeliest silo, where they differ.
-
-    With replacement its probability is 1 - (1 - p_k)^S.
-    """
-    if plan.participation == "all":
-        return CERTAIN
-    S, M = setting.num_participants, setting.num_silos
-    if plan.participation != WITH_REPLACEMENT:
-        return Participation("without_replacement", S / M) if S < M else CERTAIN
-    p = max(setting.weights)
-    probability = -math.expm1(S * math.log1p(-p)) if p < 1 else 1.0
-    return Participation("with_replacement", probability) if probability < 1 else CERTAIN
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,12 +15,14 @@ from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.data.base import Federation, survey
 from dpfl_plugin.errors import BudgetError, ConfigError
+from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.calibration import RESOLUTION, least_noise, most
+from dpfl_plugin.privacy.costs import MOST_ROUNDS, RoundCost
 from dpfl_plugin.privacy.ledger import Ledger
-from dpfl_plugin.privacy.prior import Prior
+from dpfl_plugin.privacy.prior import NO_PRIOR, Prior, earlier_runs
 from dpfl_plugin.privacy.rules import PrivacyRules
-from dpfl_plugin.training.accounting import MOST_ROUNDS, NO_PRIOR, PrivacyAccount, RoundCost, earlier_runs
+from dpfl_plugin.training.accounting import make_account
 from dpfl_plugin.training.beside import SHARED, beside, refuse_beside
 from dpfl_plugin.training.marks import MarkKey
 from dpfl_plugin.training.planning import Planner, rehearse
@@ -160,7 +162,7 @@ class Prospect:
         second_opinion: Accountant | None = None,
     ) -> PrivacyAccount:
         """An account of rounds that cost ``costs``, of which nobody has been charged; the budget stays the run's."""
-        return PrivacyAccount(
+        return make_account(
             self.config,
             rules=self.rules(self.config, noise_multiplier),
             accountant=second_opinion or self.accountant,

@@ -12,8 +12,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from dpfl_plugin.data.base import NOT_PUBLIC
+from dpfl_plugin.privacy.statement_page import markdown
 from dpfl_plugin.training.folder import RunFolder, to_json
-from dpfl_plugin.training.statement import markdown
 
 DETAILS_SCHEMA: Final = 1
 FAILED: Final = "an error, which result.json tells"

@@ -18,10 +18,10 @@ from dpfl_plugin.config.load import run_id
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.errors import DataError
 from dpfl_plugin.models.fixed import whole_state
+from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.paper import chang_theorem
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.schedules import Geometric
-from dpfl_plugin.training.accounting import PrivacyAccount
 from dpfl_plugin.training.build import Parts
 from dpfl_plugin.training.cells import csv_text
 from dpfl_plugin.training.experiment import Progress

@@ -12,10 +12,12 @@ import torch
 from dpfl_plugin.algorithms.base import Regrouping, Setting
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.oracle import is_of
+from dpfl_plugin.privacy.account import PrivacyAccount
+from dpfl_plugin.privacy.beside import NOT_RUN
+from dpfl_plugin.privacy.costs import RoundCost
 from dpfl_plugin.privacy.events import Charge
+from dpfl_plugin.privacy.participation import CERTAIN, Participation
 from dpfl_plugin.training import checkpoint as checkpoints
-from dpfl_plugin.training.accounting import PrivacyAccount, RoundCost
-from dpfl_plugin.training.beside import NOT_RUN
 from dpfl_plugin.training.build import Parts
 from dpfl_plugin.training.checkpoint import Checkpoint
 from dpfl_plugin.training.experiment import Progress
@@ -24,7 +26,6 @@ from dpfl_plugin.training.hooks import Hooks
 from dpfl_plugin.training.host import begun
 from dpfl_plugin.training.job import Job, new_account
 from dpfl_plugin.training.ledgers import Ledgers
-from dpfl_plugin.training.planning import CERTAIN, Participation
 from dpfl_plugin.training.stopping import Score
 
 BEST = "early_stopping.best"  # in a checkpoint, beside the server's vectors

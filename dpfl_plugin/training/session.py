@@ -18,9 +18,10 @@ from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.stopwatch import PARTS, STOPPED, Part, Stopwatch
 from dpfl_plugin.errors import MemoryShortError, SiloError
 from dpfl_plugin.models.fixed import fixed_digest
+from dpfl_plugin.privacy.account import PrivacyAccount
+from dpfl_plugin.privacy.costs import MOST_ROUNDS
 from dpfl_plugin.training import checkpoint as checkpoints
 from dpfl_plugin.training import environment, strangers
-from dpfl_plugin.training.accounting import MOST_ROUNDS, PrivacyAccount
 from dpfl_plugin.training.beside import SHARED, refuse_beside
 from dpfl_plugin.training.build import Parts, build
 from dpfl_plugin.training.experiment import Experiment, Progress, TooFewSilosError

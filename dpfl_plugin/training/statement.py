@@ -1,23 +1,21 @@
-"""The privacy statement of a run: `ledger.json` for programs, and `privacy.md`, the same in words.
+"""The privacy statement of a run as data: `ledger.json`; in words: `dpfl_plugin.privacy.statement_page`.
 
-Every number in `privacy.md` is one of `ledger.json`. What of the statement may be published: `published`.
+What of the statement may be published: `published`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from decimal import ROUND_CEILING, Context
 from typing import Any, Final
 
 from dpfl_plugin.config.schema import Config
-from dpfl_plugin.core.rounding import odds
+from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.accountants import Accountant
+from dpfl_plugin.privacy.claims.base import finite
 from dpfl_plugin.privacy.rules import PrivacyRules
-from dpfl_plugin.training.accounting import PrivacyAccount
+from dpfl_plugin.privacy.statement_page import number
 
 STATEMENT_SCHEMA: Final = 1
-_MOST_SILOS: Final = 20  # rows of the table in privacy.md; ledger.json has all
 
 ASSUMPTIONS = (
     "The server is honest but curious: it sees every message of every silo, and who took part.",
@@ -136,19 +134,7 @@ def statement(
         "guarantee": _guarantee(rules, views),
         "run": run,
         "protects": {"unit": release.unit, "neighbouring": release.neighbouring},
-        "mechanism": {
-            "name": config.privacy.mechanism.name or config.privacy.mechanism.module,
-            "clip": {**config.privacy.clip.model_dump(exclude_none=True), "what": rules.clipping.statement},
-            "clip_norm": _finite(rules.clip_norm),
-            "noise_multiplier": account.noise_multiplier,
-            "noise_multiplier_solved": config.privacy.noise_multiplier is None,
-            "schedule": {**config.privacy.schedule.model_dump(exclude_none=True), "what": rules.schedule.statement},
-            "sampler": config.privacy.sampler,
-            "record_rate": config.privacy.record_rate,
-            "batch_size": config.privacy.batch_size,
-            "secure": rules.secure,
-            "formula": _formula(rules),
-        },
+        "mechanism": _mechanism(config, account, rules),
         "beside": _beside(config, account),
         "max_participations": config.max_participations,
         "accountant": {"name": accountant.name, "error": accountant.error, "caveat": accountant.caveat},
@@ -163,18 +149,7 @@ def statement(
         "num_releases": sum(charge.count for charge in account.ledger),
         "head": account.ledger.head,
         "shared": _shared(account),
-        "assumptions": [
-            *ASSUMPTIONS,
-            *(SECURE if rules.secure else SEEDED),
-            *(SECURE_DRAWS if rules.secure and draws else ()),
-            *(KNOWN_SEED if config.seed == 0 and not rules.secure and release.noise_multiplier else ()),
-            *(ZERO_OUT if release.neighbouring == "add_or_remove" else ()),
-            *(OUTSIDER if "outsider" in views else ()),
-            *(EARLY_STOPPING if config.early_stopping is not None else ()),
-            *(PERSONALISED if config.personalise is not None else ()),
-            *(SHARED if account.shared is not None else ()),
-            *(LOST if lost else ()),
-        ],
+        "assumptions": _assumptions(config, account, rules, "outsider" in views, bool(lost), draws),
         "lost": list(lost),
         "caveats": [
             *caveats,
@@ -187,6 +162,40 @@ def statement(
         ],
         "notes": list(notes),
     }
+
+
+def _mechanism(config: Config, account: PrivacyAccount, rules: PrivacyRules) -> dict[str, Any]:
+    return {
+        "name": config.privacy.mechanism.name or config.privacy.mechanism.module,
+        "clip": {**config.privacy.clip.model_dump(exclude_none=True), "what": rules.clipping.statement},
+        "clip_norm": finite(rules.clip_norm),
+        "noise_multiplier": account.noise_multiplier,
+        "noise_multiplier_solved": config.privacy.noise_multiplier is None,
+        "schedule": {**config.privacy.schedule.model_dump(exclude_none=True), "what": rules.schedule.statement},
+        "sampler": config.privacy.sampler,
+        "record_rate": config.privacy.record_rate,
+        "batch_size": config.privacy.batch_size,
+        "secure": rules.secure,
+        "formula": _formula(rules),
+    }
+
+
+def _assumptions(
+    config: Config, account: PrivacyAccount, rules: PrivacyRules, outsider: bool, lost: bool, draws: bool
+) -> list[str]:
+    release = rules.release(1.0)
+    return [
+        *ASSUMPTIONS,
+        *(SECURE if rules.secure else SEEDED),
+        *(SECURE_DRAWS if rules.secure and draws else ()),
+        *(KNOWN_SEED if config.seed == 0 and not rules.secure and release.noise_multiplier else ()),
+        *(ZERO_OUT if release.neighbouring == "add_or_remove" else ()),
+        *(OUTSIDER if outsider else ()),
+        *(EARLY_STOPPING if config.early_stopping is not None else ()),
+        *(PERSONALISED if config.personalise is not None else ()),
+        *(SHARED if account.shared is not None else ()),
+        *(LOST if lost else ()),
+    ]
 
 
 def _is_others(plugin: object) -> bool:
@@ -228,7 +237,7 @@ def _shared(account: PrivacyAccount) -> dict[str, Any] | None:
     return {
         "file": account.shared.path.name,
         "head": account.shared.head,
-        "held_epsilon": _finite(account.held()),
+        "held_epsilon": finite(account.held()),
         "num_runs": len(account.prior.runs),
         "num_same_records": sum(run["same_records"] for run in account.prior.runs),
         "runs": [
@@ -257,326 +266,10 @@ def _beside(config: Config, account: PrivacyAccount) -> list[str]:
     lines, scores, own = [], account.beside.scores, config.personalise
     if scores is not None:
         lines.append(
-            f"validation scores: a count of correct predictions on the last {_number(round(1 - scores.share[0], 12))} "
+            f"validation scores: a count of correct predictions on the last {number(round(1 - scores.share[0], 12))} "
             f"of each silo's records (in a fixed random order), with noise of standard deviation "
-            f"{_number(scores.noise_multiplier)}; {account.beside.num_scores} of each silo, planned in advance"
+            f"{number(scores.noise_multiplier)}; {account.beside.num_scores} of each silo, planned in advance"
         )
     if own is not None:
         lines.append(f"silos' own models: {own.local_steps} more releases of each silo, in the end")
     return lines
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
-# In words
-
-
-def markdown(said: dict[str, Any]) -> str:
-    """`privacy.md`: what `statement` says, for people. The same data give the same text."""
-    parts = [_title(said), *(f"**{text}**" for text in said["warnings"])]
-    if said["guarantee"].startswith("none"):
-        parts += [_unprotected(said)]
-    else:
-        parts += [_summary(said), _who(said), _how(said), _epsilons(said), *_total(said), _silos(said)]
-        parts += [_list("Assumptions", "The numbers above hold if:", said["assumptions"])]
-        parts += [_list("What is not covered", "", said["caveats"])]
-    parts += [_list("Notes of this run", "", said["notes"])] if said["notes"] else []
-    return "\n\n".join([*parts, _verify(said)]) + "\n"
-
-
-def _title(said: dict[str, Any]) -> str:
-    run = said["run"]
-    ended = {
-        "done": "finished",
-        "budget_exhausted": "ended by its privacy budget",
-        "interrupted": "interrupted; it can be resumed",
-        "failed": "failed",
-        "running": "so far",
-    }[run["status"]]
-    if said.get("counted", {}).get("rounds_ahead"):
-        ended += ", and some more counted in advance"
-    why = f": {run['reason']}" if run["reason"] else ""
-    if "oracle" in run:
-        return (
-            f"# Privacy statement: {run['name']}\n\nOracle `{run['id']}`, {run['rounds']} releases of one silo's "
-            f"records, {ended}."
-        )
-    return (
-        f"# Privacy statement: {run['name']}\n\nRun `{run['id']}`, {run['rounds']} rounds at {run['num_silos']} silos, "
-        f"{ended}{why}."
-    )
-
-
-def _unprotected(said: dict[str, Any]) -> str:
-    why = said["guarantee"].removeprefix("none: ")
-    return (
-        f"**Nothing is protected**: {why}. Whoever sees a message or a model of this run may learn anything about any "
-        "record: there is no epsilon. Treat the model, and everything in this folder, as you treat the records "
-        "themselves."
-    )
-
-
-def _summary(said: dict[str, Any]) -> str:
-    server, third_party = said["views"]["server"], said["views"]["third_party"]
-    if server["neighbouring"] is None:
-        return "Nothing was released: no silo sent anything, so nothing could be learned."
-    what = {
-        ("record", "replace_one"): "replacing any one record",
-        ("record", "add_or_remove"): "counting any one record, or counting it as zero,",
-        ("silo", "replace_one"): "replacing all the records of any one silo",
-        ("silo", "add_or_remove"): "counting the update of any one silo, or counting it as zero,",
-    }[said["protects"]["unit"], said["protects"]["neighbouring"]]
-    return (
-        f"In short: {what} changes the probability of whatever the server may see by a factor of at most "
-        f"{_factor(server['epsilon'])}, up to an additional {_number(server['delta'])} (delta). For somebody who sees "
-        f"the models only, the factor is {_factor(third_party['epsilon'])}. Epsilons here are rounded up."
-        + _with_others(said)
-    )
-
-
-def _with_others(said: dict[str, Any]) -> str:
-    if not said["shared"] or not said["shared"]["num_runs"]:
-        return ""
-    total = said["views"]["total"]
-    return (
-        " **Together with earlier runs on the same data** (below) the factors are "
-        f"{_factor(total['server']['epsilon'])} and {_factor(total['third_party']['epsilon'])}."
-    )
-
-
-def _who(said: dict[str, Any]) -> str:
-    unit, relation = said["protects"]["unit"], said["protects"]["neighbouring"]
-    if unit == "record":
-        unit_words = "One record of one silo. A person with several records is protected less: each record counts."
-    else:
-        unit_words = "The whole data set of one silo, and with it every record and every person in it."
-    change = {
-        ("record", "replace_one"): "one record of one silo had been any other",
-        ("record", "add_or_remove"): "one record of one silo had counted as zero, or a zero as a record",
-        ("silo", "replace_one"): "all records of one silo had been any others",
-        ("silo", "add_or_remove"): "the update of one silo had counted as zero, or a zero as an update",
-    }[unit, relation]
-    folder = "" if said["mechanism"]["secure"] else "; and whoever has this folder, where the seed of the noise is"
-    return (
-        "## Who is protected, and against whom\n\n"
-        f"* **What is protected** (`unit: {unit}`): {unit_words}\n"
-        f"* **Compared with what** (`{relation}`): what is seen is nearly as likely as if {change}. The numbers of "
-        "records and silos count as public.\n"
-        "* **Against the server**: it follows the protocol, sees every message of every silo, and may compute what it "
-        "likes from them. No silo's noise is counted in favour of another silo.\n"
-        "* **Against third parties**: whoever is given all the models that the server made, and nothing else.\n"
-        f"* **Not against**: a silo's own staff, who have its records{folder}."
-    )
-
-
-def _how(said: dict[str, Any]) -> str:
-    mechanism = said["mechanism"]
-    sampler = {
-        "fixed": "a fixed number of records, drawn without replacement anew for each release",
-        "poisson": "each record independently with a fixed probability, drawn anew for each release; it may be empty",
-        "full": "all records of the silo",
-        "with_replacement": "a fixed number of draws from all records, anew for each step",
-    }[mechanism["sampler"]]
-    sizes = [f"{key} {_number(mechanism[key])}" for key in ("record_rate", "batch_size") if mechanism[key] is not None]
-    clipped = "each record's gradient" if said["protects"]["unit"] == "record" else "each silo's whole update"
-    solved = ", solved for the budget" * mechanism["noise_multiplier_solved"]
-    own = mechanism["clip"].get("name") == "adaptive"
-    clip_norm = f"{'C_i at first' if own else 'C ='} {_number(mechanism['clip_norm'])}"
-    lines = [
-        "## How\n",
-        f"Before anything left a silo, {clipped} was clipped, with {clip_norm}, and Gaussian noise was added. A "
-        "release is\n",
-        f"    {mechanism['formula']}\n",
-        f"* mechanism: {mechanism['name']}, noise_multiplier sigma = {_number(mechanism['noise_multiplier'])}{solved} "
-        "(noise standard deviation / L2 sensitivity under the relation above)",
-        f"* schedule: {_schedule(mechanism['schedule'])}",
-        f"* clipping: {mechanism['clip']['what']}",
-        f"* batch (`sampler: {mechanism['sampler']}`): {sampler}{'; ' + ', '.join(sizes) if sizes else ''}",
-        f"* releases: {said['num_releases']} in all, in {said['num_charges']} charges (a charge is what one silo "
-        "released in one round); each was in the ledger, on disk, before it left",
-    ]
-    lines += [f"* {line}" for line in said["beside"]]
-    if said["max_participations"] is not None:
-        lines.append(f"* participation: a silo takes part in {said['max_participations']} rounds at most")
-    if said["protects"]["unit"] == "silo":
-        lines.append("* batches do not count here: a silo's update is protected whichever of its records it used")
-    return "\n".join(lines)
-
-
-def _schedule(schedule: dict[str, Any]) -> str:
-    if schedule.get("name") == "constant":
-        return str(schedule["what"])
-    return f"{schedule['what']}; sigma is that of its beginning, and every release was charged with its own"
-
-
-def _epsilons(said: dict[str, Any]) -> str:
-    accountant, budget = said["accountant"], said["budget"]
-    lines = ["## What was spent\n", *_table(said["views"])]
-    if budget["epsilon"] is not None:
-        of = "what the server sees" if budget["view"] == "server" else "what third parties see"
-        with_others = ", other runs in the shared ledger included" if said["shared"] else ""
-        lines.append(f"\nThe run was given a budget of epsilon {_number(budget['epsilon'])} for {of}{with_others}.")
-    lines += _in_advance(said)
-    lines.append(f"\nAccountant: {accountant['name']}; {accountant['error']}.")
-    if accountant["caveat"]:
-        lines.append(f"It {accountant['caveat']}.")
-    return "\n".join(lines)
-
-
-def _in_advance(said: dict[str, Any]) -> list[str]:
-    if "counted" not in said:
-        return []
-    ahead, charges = said["counted"]["rounds_ahead"], said["num_charges"]
-    upper = f", {ahead} rounds to come among them, as if they were like the last" if ahead else ""
-    return [
-        f"\nThe numbers count {charges} charges{upper}. A charge is counted here before it is in the ledger, and this "
-        f"page is written anew before one is made that it does not count. While the ledger holds fewer than {charges} "
-        "charges, the numbers are upper bounds; `dpfl account` says what it proves at any time."
-    ]
-
-
-def _table(views: dict[str, Any]) -> list[str]:
-    """The views; why a third party's number may be the larger one is said where it is."""
-    server, third_party = views["server"], views["third_party"]
-    rows = [
-        ("server, as it went", server["epsilon"], server["basis"]),
-        ("server, worst case", server["worst_case_epsilon"], server["worst_case_basis"]),
-        ("third party", third_party["epsilon"], third_party["basis"]),
-    ]
-    if "outsider" in views:
-        rows.append(
-            ("third party who does not know who took part", views["outsider"]["epsilon"], views["outsider"]["basis"])
-        )
-    head = ["| seen by | epsilon | delta | what was counted |", "| --- | --- | --- | --- |"]
-    delta = _number(server["delta"])
-    lines = [*head, *(f"| {who} | {_epsilon(value)} | {delta} | {basis} |" for who, value, basis in rows)]
-    if (third_party["epsilon"] or 0) > (server["epsilon"] or 0):
-        lines.append(
-            "\nWhat is said of a third party holds in advance, whoever is drawn; the server's number as it "
-            "went is that of those who were drawn, and may be smaller."
-        )
-    return lines
-
-
-def _total(said: dict[str, Any]) -> list[str]:
-    shared = said["shared"]
-    if shared is None:
-        return []
-    others = "1 other" if shared["num_runs"] == 1 else f"{shared['num_runs']} others"
-    held = (
-        f"Besides this run it holds {others}, which alone come to epsilon {_epsilon(shared['held_epsilon'])}."
-        if shared["num_runs"]
-        else "It holds no other run yet."
-    )
-    how = (
-        " Runs on the same records at the same silos add up silo by silo. Of every other run the dearest silo counts, "
-        "since any record may have been there."
-        if shared["num_same_records"] < shared["num_runs"]
-        else ""
-    )
-    lines = [
-        "## Together with other runs on the same data\n",
-        f"This run shares a ledger with other runs. {held}{how} What other runs add to it after this was written adds "
-        "to these numbers. All together:\n",
-        *_table(said["views"]["total"]),
-    ]
-    return ["\n".join(lines)]
-
-
-def _silos(said: dict[str, Any]) -> str:
-    silos, total = said["silos"], said["shared"] is not None
-    if silos is None:
-        return (
-            "## Each silo, towards the server\n\nWhat single silos spent tells how often they took part. It is not "
-            "published here, since something is claimed of an outsider who does not know that: see `details.json`."
-        )
-    worst = said["views"]["server"]["worst_silo"]
-    shown = silos if len(silos) <= _MOST_SILOS else silos[:_MOST_SILOS]
-    lines = ["## Each silo, towards the server\n"]
-    lines += ["| silo | records | rounds | epsilon |" + " epsilon with other runs |" * total]
-    lines += ["| --- | --- | --- | --- |" + " --- |" * total]
-    for silo in [*shown, *(s for s in silos[len(shown) :] if s["silo"] == worst)]:
-        cells = [silo["silo"], silo["num_records"], silo["rounds"], _silo_number(silo["epsilon"], said)]
-        cells += [_silo_number(silo["total_epsilon"], said)] if total else []
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    if len(shown) < len(silos):
-        lines.append("\nThe first silos, and the one that spent most; `ledger.json` has all of them.")
-    return "\n".join(lines)
-
-
-def _list(title: str, opening: str, items: Sequence[str]) -> str:
-    body = "\n".join(f"* {_sentence(item)}" for item in items)
-    return "\n\n".join(part for part in (f"## {title}", opening, body) if part)
-
-
-def _sentence(text: str) -> str:
-    """With a capital letter, unless it begins with a name of the configuration."""
-    return text if "_" in text.split()[0] else text[0].upper() + text[1:]
-
-
-def _verify(said: dict[str, Any]) -> str:
-    shared = said["shared"]
-    if "oracle" in said["run"]:
-        file = said["run"]["oracle"]
-        return (
-            f"## How to verify\n\n`dpfl account {file}` reads the ledger, checks that no line was changed or is "
-            "missing between others, and adds up all that it holds. The ledger and its key are not to be "
-            "published."
-        )
-    lines = [
-        "## How to verify\n",
-        "`dpfl account FOLDER`, with the folder that this file is in, reads `ledger.jsonl`, checks that no line was "
-        "changed or is missing between others, and that its end holds what the checkpoint and `details.json` beside it "
-        "know of; then it computes the server's epsilon anew by every accountant that knows the mechanism.",
-        "The checksum of the ledger's last line, when this was written, is in `details.json`. Kept elsewhere, it shows "
-        "later whether lines are missing at the end, also where the files beside it were set back with it.",
-    ]
-    if shared is not None:
-        lines.append(
-            "`dpfl account FILE`, with the shared ledger, adds up all runs. That file alone cannot show that whole "
-            "lines are missing at its end: what its last line was is in `details.json`, and has to be in it still."
-        )
-    lines.append(_publishing(said))
-    return "\n".join(lines)
-
-
-def _publishing(said: dict[str, Any]) -> str:
-    """Which files may leave the run's folder."""
-    if said["guarantee"].startswith("none"):
-        model = "Nothing protects the model (above)"
-    elif said["mechanism"]["secure"]:
-        model = "So may the model, at the epsilon that is stated here"
-    else:
-        model = (
-            "The model of a simulation has no epsilon towards whoever knows or guesses the seed (above): run it with "
-            "privacy.secure before you publish it"
-        )
-    return (
-        "`ledger.json` holds every number of this page for programs. These two files may be published. "
-        f"{model}. No epsilon covers any other file of the run's folder."
-    )
-
-
-def _number(value: float | None) -> str:
-    return "none" if value is None else f"{value:.15g}"
-
-
-def _epsilon(value: float | None) -> str:
-    """Four digits, rounded up; none where nothing is guaranteed."""
-    if not value:
-        return "none" if value is None else "0"
-    rounded = Context(prec=4, rounding=ROUND_CEILING).create_decimal_from_float(value)
-    return f"{float(rounded):g}"
-
-
-def _factor(epsilon: float | None) -> str:
-    """What epsilon means, as a power of e and in plain digits."""
-    return f"e^{_epsilon(epsilon)}" + ("" if epsilon is None else f" ({odds(epsilon)})")
-
-
-def _silo_number(value: float | None, said: dict[str, Any]) -> str:
-    if value is None and said["views"]["server"]["epsilon"] is not None:
-        return "at most the worst"  # not worked out for each of many kinds of silos
-    return _epsilon(value)

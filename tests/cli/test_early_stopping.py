@@ -22,10 +22,10 @@ from dpfl_plugin.core.streams import Stream
 from dpfl_plugin.gradients.base import Records
 from dpfl_plugin.gradients.shares import part_of
 from dpfl_plugin.oracle import Draw
+from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.accountants import PLD
 from dpfl_plugin.privacy.events import SampledGaussian, Term
 from dpfl_plugin.training import checkpoint
-from dpfl_plugin.training.accounting import PrivacyAccount
 from dpfl_plugin.training.asked import asked_at
 from dpfl_plugin.training.beside import beside
 from dpfl_plugin.training.build import build

@@ -13,8 +13,9 @@ from dpfl_plugin.errors import ConfigError, UnsupportedError
 from dpfl_plugin.privacy.accountants import PLD, RDP
 from dpfl_plugin.privacy.budget import Budget
 from dpfl_plugin.privacy.calibration import max_rounds
+from dpfl_plugin.privacy.composition import Planned, Spending
 from dpfl_plugin.privacy.events import Charge, SampledGaussian, Term
-from dpfl_plugin.privacy.views import Planned, Spending, server_view
+from dpfl_plugin.privacy.views import server_view
 
 DELTA = 1e-5
 A = SampledGaussian(noise_multiplier=20.0, sampler="fixed", rate=0.1, neighbouring="replace_one")

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from dpfl_plugin.privacy import accountants
 from dpfl_plugin.privacy.accountants import PLD, RDP, Accountant
 from dpfl_plugin.privacy.budget import Budget
+from dpfl_plugin.privacy.composition import Earlier, Planned, Spending
 from dpfl_plugin.privacy.events import Charge, SampledGaussian, Term
 from dpfl_plugin.privacy.headroom import Headroom
-from dpfl_plugin.privacy.views import Earlier, Planned, Spending
 
 DELTA = 1e-5
 A = SampledGaussian(noise_multiplier=4.0, sampler="fixed", rate=0.2, neighbouring="replace_one")

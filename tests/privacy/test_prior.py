@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from dpfl_plugin.errors import ConfigError, UnsupportedError
 from dpfl_plugin.privacy.accountants import PLD, RDP
+from dpfl_plugin.privacy.composition import Planned
 from dpfl_plugin.privacy.events import Charge, SampledGaussian, Term
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.prior import Prior, _envelope, envelope, prior_of, runs_in
 from dpfl_plugin.privacy.tally import Tally
-from dpfl_plugin.privacy.views import Planned, server_view, third_party_view, worst_case_view
+from dpfl_plugin.privacy.views import server_view, third_party_view, worst_case_view
 
 DELTA = 1e-5
 A = SampledGaussian(noise_multiplier=20.0, sampler="fixed", rate=0.1, neighbouring="replace_one")

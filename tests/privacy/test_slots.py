@@ -12,9 +12,9 @@ from scipy.stats import norm
 from dpfl_plugin.errors import LedgerError
 from dpfl_plugin.privacy.accountants import PLD
 from dpfl_plugin.privacy.budget import Budget
+from dpfl_plugin.privacy.composition import Planned, Spending, compositions
 from dpfl_plugin.privacy.events import SampledGaussian
 from dpfl_plugin.privacy.slots import Slots, from_plain, to_plain, together
-from dpfl_plugin.privacy.views import Planned, Spending, compositions
 
 EPSILON, DELTA = 4.0, 1e-3
 CELL, HALF = 0.04, 750  # of the grid of losses, from -30 to 30

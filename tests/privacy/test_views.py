@@ -17,20 +17,10 @@ from scipy import integrate, stats
 
 from dpfl_plugin.errors import ConfigError, LedgerError, UnsupportedError
 from dpfl_plugin.privacy.accountants import PLD, RDP
+from dpfl_plugin.privacy.composition import Planned, Spending, share_groups, silo_compositions, undominated
 from dpfl_plugin.privacy.events import Charge, SampledGaussian, Term
 from dpfl_plugin.privacy.pld import normalise
-from dpfl_plugin.privacy.views import (
-    Planned,
-    Spending,
-    outsider_view,
-    server_view,
-    share_groups,
-    silo_compositions,
-    third_party_view,
-    undominated,
-    worst_case_terms,
-    worst_case_view,
-)
+from dpfl_plugin.privacy.views import outsider_view, server_view, third_party_view, worst_case_terms, worst_case_view
 
 DELTA = 1e-5
 A = SampledGaussian(noise_multiplier=20.0, sampler="fixed", rate=0.1, neighbouring="replace_one")

@@ -16,16 +16,19 @@ from dpfl_plugin.algorithms.base import RoundPlan, Setting
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.streams import stream
 from dpfl_plugin.errors import PluginError
+from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.accountants import PLD, RDP
+from dpfl_plugin.privacy.composition import Planned
+from dpfl_plugin.privacy.costs import RoundCost
 from dpfl_plugin.privacy.events import Charge, SampledGaussian, Term
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.mechanisms import Gaussian
+from dpfl_plugin.privacy.participation import CERTAIN, Participation
 from dpfl_plugin.privacy.prior import Prior
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.samplers import FixedSize
-from dpfl_plugin.privacy.views import Planned
-from dpfl_plugin.training.accounting import PrivacyAccount, RoundCost
-from dpfl_plugin.training.planning import CERTAIN, Participation, draw_participants
+from dpfl_plugin.training.accounting import make_account
+from dpfl_plugin.training.planning import draw_participants
 from dpfl_plugin.training.resume import _in_runs, read_costs
 
 SIGMA, RATE, RECORDS = 8.0, 0.5, 20
@@ -44,13 +47,12 @@ def account(view: str = "server", num_participants: int = 2, epsilon: float | No
         sampler=FixedSize(record_rate=RATE),
     )
     setting = Setting(num_silos=2, num_participants=num_participants, silo_rate=num_participants / 2, record_rate=RATE)
-    return PrivacyAccount(
+    return make_account(
         given.pop("config", Config(algorithm={"name": "fedavg"}, privacy=privacy, rounds=100)),
         rules=rules,
-        accountant=PLD(),
         setting=setting,
         num_records=[RECORDS, RECORDS],
-        **{"ledger": Ledger(), **given},
+        **{"accountant": PLD(), "ledger": Ledger(), **given},
     )
 
 
@@ -260,9 +262,9 @@ def capped(cap: int, num_silos: int = 2, **given: Any) -> PrivacyAccount:
         rounds=100,
         max_participations=cap,
     )
-    return PrivacyAccount(
+    return make_account(
         config,
-        rules=made._rules,
+        rules=made.rules,
         accountant=PLD(),
         setting=setting,
         num_records=[RECORDS] * num_silos,
@@ -433,7 +435,7 @@ WITH_REPLACEMENT = replace(PLAN, participation="sampled_with_replacement", parti
 def with_replacement(weights: tuple[float, ...], S: int, epsilon: float | None = None) -> PrivacyAccount:
     """Of S draws a round, at silo level."""
     privacy = {"unit": "silo", "clip_norm": 1, "noise_multiplier": MULTIPLIER, "epsilon": epsilon}
-    return PrivacyAccount(
+    return make_account(
         Config(algorithm={"name": "fedavg"}, privacy=privacy, rounds=1000),
         rules=PrivacyRules(
             unit="silo",
@@ -564,8 +566,7 @@ def test_a_statement_of_a_ledger_alone_is_that_of_the_run(config: dict[str, Any]
     given = {"costs": dict(list(writes.costs.items())[:known]), "lost": lost, "config": chosen, "num_participants": 1}
     stated = account(ledger=writes.ledger, **given, stating=True)
     for accountant in (PLD(), RDP(), PLD()):
-        expected = account(ledger=writes.ledger, **given)
-        expected._accountant = accountant
+        expected = account(ledger=writes.ledger, accountant=accountant, budget_accountant=PLD(), **given)
         assert stated.by(accountant).views() == expected.views()
     with pytest.raises(AssertionError):
         stated.affords(9, PLAN)

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from dpfl_plugin.algorithms.base import RoundPlan, Setting
 from dpfl_plugin.config.schema import Config
+from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.accountants import RDP, Accountant
+from dpfl_plugin.privacy.composition import Planned
 from dpfl_plugin.privacy.events import SampledGaussian, Term
 from dpfl_plugin.privacy.headroom import Stretch
 from dpfl_plugin.privacy.ledger import Ledger
@@ -20,8 +22,7 @@ from dpfl_plugin.privacy.mechanisms import Gaussian
 from dpfl_plugin.privacy.prior import Prior
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.samplers import FixedSize
-from dpfl_plugin.privacy.views import Planned
-from dpfl_plugin.training.accounting import PrivacyAccount
+from dpfl_plugin.training.accounting import make_account
 
 SIGMA, RATE, RECORDS, ROUNDS = 8.0, 0.5, (20, 20, 30), 60
 PLAN = RoundPlan(local_steps=2, local_lr=0.1, num_gradients=2, participants=(0, 1, 2))
@@ -46,7 +47,7 @@ def account(view: str, accountant: Accountant, drawn: int = 3, **given: Any) -> 
         mechanism=Gaussian(SIGMA),
         sampler=FixedSize(record_rate=RATE),
     )
-    return PrivacyAccount(
+    return make_account(
         Config(algorithm={"name": "fedavg"}, privacy=privacy, **more),
         rules=rules,
         accountant=accountant,
@@ -58,8 +59,8 @@ def account(view: str, accountant: Accountant, drawn: int = 3, **given: Any) -> 
 
 def checked(of: PrivacyAccount) -> PrivacyAccount:
     """The same that knows nothing ahead."""
-    of._headroom = None
-    of._stretch.learn = lambda *given: None  # type: ignore[method-assign]
+    of._server.headroom = None
+    of._book.stretch.learn = lambda *given: None  # type: ignore[method-assign]
     return of
 
 

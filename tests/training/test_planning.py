@@ -9,14 +9,8 @@ import pytest
 
 from dpfl_plugin.algorithms.base import Setting
 from dpfl_plugin.algorithms.fedavg import FedAvg
-from dpfl_plugin.training.planning import (
-    CERTAIN,
-    Participation,
-    Planner,
-    draw_participants,
-    draw_with_replacement,
-    participation,
-)
+from dpfl_plugin.privacy.participation import CERTAIN, Participation, participation
+from dpfl_plugin.training.planning import Planner, draw_participants, draw_with_replacement
 
 SETTING = Setting(num_silos=4, num_participants=2, silo_rate=0.5, record_rate=None)
 

@@ -18,9 +18,9 @@ from dpfl_plugin.config.schema import Config
 from dpfl_plugin.errors import BudgetError, ConfigError
 from dpfl_plugin.privacy.accountants import PLD
 from dpfl_plugin.privacy.calibration import RESOLUTION
+from dpfl_plugin.privacy.composition import Planned
 from dpfl_plugin.privacy.events import SampledGaussian
 from dpfl_plugin.privacy.prior import Prior
-from dpfl_plugin.privacy.views import Planned
 from dpfl_plugin.training.prospect import Prospect, Unread, rehearsal, rounds_ahead, solving
 from dpfl_plugin.training.rules import privacy_rules
 

@@ -12,14 +12,16 @@ import pytest
 
 from dpfl_plugin.algorithms.base import RoundPlan, Setting
 from dpfl_plugin.config.schema import Config
+from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.accountants import PLD
+from dpfl_plugin.privacy.costs import RoundCost
 from dpfl_plugin.privacy.events import SampledGaussian, Term, Unit
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.mechanisms import Gaussian
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.samplers import FixedSize
 from dpfl_plugin.privacy.schedules import Constant, Geometric, Schedule
-from dpfl_plugin.training.accounting import PrivacyAccount, RoundCost
+from dpfl_plugin.training.accounting import make_account
 from dpfl_plugin.training.planning import draw_participants
 
 SIGMA, RATE, RECORDS, DELTA, K, BETA, THRESHOLD = 8.0, 0.5, 20, 1e-5, 2, 0.9, 3
@@ -50,7 +52,7 @@ def account(
         schedule=schedule,
     )
     setting = Setting(num_silos=4, num_participants=participants, silo_rate=participants / 4, record_rate=RATE)
-    return PrivacyAccount(
+    return make_account(
         config,
         rules=rules,
         accountant=PLD(),

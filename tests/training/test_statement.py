@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dpfl_plugin.core.rounding import odds
-from dpfl_plugin.training.statement import _epsilon, markdown
+from dpfl_plugin.privacy.statement_page import _epsilon, markdown
 from tests.cli.command import dpfl, merged, run, write
 
 SILO: dict[str, Any] = {

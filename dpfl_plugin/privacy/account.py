@@ -1,0 +1,332 @@
+"""What a run has spent and may still spend, in each view."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from dpfl_plugin.privacy.accountants import Accountant
+from dpfl_plugin.privacy.beside import Beside, Kind
+from dpfl_plugin.privacy.book import Book
+from dpfl_plugin.privacy.budget import Budget
+from dpfl_plugin.privacy.claims.ahead import Ahead
+from dpfl_plugin.privacy.claims.base import finite
+from dpfl_plugin.privacy.claims.before import Before
+from dpfl_plugin.privacy.claims.outsider import Outsider
+from dpfl_plugin.privacy.claims.server import Server
+from dpfl_plugin.privacy.claims.third_party import ThirdParty
+from dpfl_plugin.privacy.claims.values import plain, views_of
+from dpfl_plugin.privacy.composition import undominated
+from dpfl_plugin.privacy.costs import RoundCost
+from dpfl_plugin.privacy.events import Charge
+from dpfl_plugin.privacy.ledger import Ledger
+from dpfl_plugin.privacy.participation import Draw, Plan
+from dpfl_plugin.privacy.prior import NO_PRIOR, Prior
+from dpfl_plugin.privacy.rules import PrivacyRules
+from dpfl_plugin.privacy.spec import BudgetSpec
+from dpfl_plugin.privacy.views import View, ViewEpsilon
+
+TOO_FEW_LEFT = "too few silos may take part in another round"  # how a reason begins that is the cap, not the budget
+
+
+class PrivacyAccount:
+    """The ledger of a run with its accountant, its budget and its views.
+
+    Runtimes `append` charges and `sync` before anything leaves; both go to the ledger, and to the shared one before.
+
+    Args:
+        spec: what the run may spend, and who spends it.
+        beside: what is planned beside the rounds.
+        draw: who would take part in rounds to come, for `expected_rounds` alone.
+        shared: a ledger that other runs on the same data write to as well, and what it holds of them (``prior``): the
+            budget is for all of it together.
+        costs: of the rounds that were begun before a resume, from the checkpoint.
+        repeats: whether a charge of the ledger will be made again bit for bit, in a round after the checkpoint. Until
+            then neither the budget nor an evaluation counts it, so that a resumed run takes the undisturbed one's way.
+        budget_accountant: what the budget of the run goes by, where ``accountant`` is a second opinion.
+        lost: whether silos were lost while the run went on; see `lose`.
+        stating: whether it only states what the ledger holds: it is asked for views, and decides and charges nothing.
+    """
+
+    def __init__(
+        self,
+        spec: BudgetSpec,
+        *,
+        rules: PrivacyRules,
+        accountant: Accountant,
+        beside: Beside,
+        draw: Draw,
+        ledger: Ledger,
+        shared: Ledger | None = None,
+        prior: Prior = NO_PRIOR,
+        costs: Mapping[int, RoundCost] | None = None,
+        repeats: Callable[[Charge], bool] = lambda charge: False,
+        budget_accountant: Accountant | None = None,
+        lost: bool = False,
+        stating: bool = False,
+    ) -> None:
+        budget = None
+        if spec.epsilon is not None:
+            budget = Budget(spec.epsilon, spec.delta, budget_accountant or accountant)
+        book = Book(
+            spec,
+            rules,
+            ledger,
+            beside=beside,
+            earlier=prior,
+            costs=costs or {},
+            repeats=repeats,
+            lost=lost,
+            stating=stating,
+        )
+        self._budget, self._draw, self.shared = budget, draw, shared
+        self._observe(
+            Server(book, accountant, budget),
+            ThirdParty(book, accountant, budget),
+            Outsider(book, accountant, budget),
+            Before(book, accountant, budget),
+        )
+
+    def _observe(self, server: Server, third_party: ThirdParty, outsider: Outsider, before: Before) -> None:
+        self._book, self._server, self._third_party = server.book, server, third_party
+        self._outsider, self._before = outsider, before
+        self._ahead = Ahead(server, third_party, self._draw)
+        self._bounded = server if self._book.spec.view == "server" else third_party
+
+    def _of(self, book: Book, accountant: Accountant) -> PrivacyAccount:
+        other = copy.copy(self)
+        other._observe(
+            self._server.of(book, accountant),
+            self._third_party.of(book, accountant),
+            self._outsider.of(book, accountant),
+            self._before.of(book, accountant),
+        )
+        return other
+
+    # What a runtime does
+
+    def append(self, charges: Sequence[Charge]) -> None:
+        """Charge what silos are about to send.
+
+        Raises:
+            PluginError: the noise is not what the round was checked for; nothing was charged, and nothing may leave.
+        """
+        assert not self._book.stating
+        self._book.check_planned(charges)
+        if self.shared is not None:
+            self.shared.append(charges)
+        self._book.add(charges)
+
+    def sync(self) -> None:
+        # The shared ledger first: what a run's own ledger holds, other runs have to know of too. After a crash between
+        # the two nothing has left, and a resume adds to each what only the other holds.
+        if self.shared is not None:
+            self.shared.sync()
+        self.ledger.sync()
+
+    def by(self, accountant: Accountant) -> PrivacyAccount:
+        """This account, stated by another accountant; the budget stays that of its own."""
+        return self._of(self._book, accountant)
+
+    def holding(self, ledger: Ledger) -> PrivacyAccount:
+        """This account with another ledger, for a statement of what is about to be charged: to be read, not charged."""
+        book = copy.copy(self._book)
+        book.ledger = ledger
+        return self._of(book, self._server.accountant)
+
+    # What the loop asks
+
+    def eligible(self) -> Sequence[int] | None:
+        """The silos that may take part once more; None where nothing caps it.
+
+        What was released counts, not what was planned: the same on a resume, where charges that will be made again
+        bit for bit are not counted before they are.
+        """
+        return None if self._book.spec.max_participations is None else self._book.eligible
+
+    def why_nobody_is_left(self, lost: Collection[int] = ()) -> str:
+        """Why no round can be made where a cap leaves too few silos, ``lost`` ones apart."""
+        spec, left = self._book.spec, len(set(self.eligible() or ()) - set(lost))
+        without = f" and {len(lost)} were lost" if lost else ""
+        return (
+            f"{TOO_FEW_LEFT}: {left} of {spec.num_silos} took part in fewer "
+            f"than max_participations={spec.max_participations}{without}"
+        )
+
+    def begin_round(self, round: int, plan: Plan) -> None:
+        """The round is about to run: it counts from here on, whether it finishes or not.
+
+        Raises:
+            PluginError: sampled rounds differ in their number of gradients, and do not say what the most is.
+        """
+        self._book.begin(round, self._book.pricing.cost(round, plan))
+
+    def lose(self) -> None:
+        """The run goes on without some of its silos: see `Book.lose`."""
+        self._book.lose()
+        self._third_party.forget()
+        self._ahead.forget()
+
+    def was_released(self, kind: Kind, silo: int, round: int, noise_id: str) -> bool:
+        """Whether a release beside the rounds was charged."""
+        return self._book.extra.was_released(kind, silo, round, noise_id)
+
+    def affords(self, round: int, plan: Plan) -> bool:
+        """Whether a round, the next to come, stays within the budget."""
+        book = self._book
+        assert not book.stating
+        if self._budget is None:
+            return True
+        cost = book.dearer(round, book.pricing.cost(round, plan))
+        if not book.rules.varies:
+            return self._bounded.affords(round, cost, plan)
+        drawn_may_fit = book.spec.view == "server"
+        return self._ahead.affords(round, plan) or (drawn_may_fit and self._server.affords(round, cost, plan))
+
+    def affords_beside(self, kind: Kind, round: int, noise_id: str) -> bool:
+        """Whether a release beside the rounds, the next of all silos, stays within the budget.
+
+        Together with what was spent and with all that is planned. That has room for each such release once: one that a
+        crash makes silos make again with fresh noise is another.
+        """
+        if self._budget is None:
+            return True
+        return self._bounded.affords_beside(self._book.extra.prior(ahead=True, following=(kind, round, noise_id)))
+
+    def affords_all(self, rounds: Counter[RoundCost]) -> bool:
+        """Whether the budget lets rounds with these costs happen, so many of each, whoever is drawn."""
+        return self._budget is None or self._bounded.affords_all(rounds)
+
+    def look_ahead(self, rounds: Counter[RoundCost]) -> None:
+        """Have the budget know whether rounds with these costs, so many of each, all fit: then so do fewer.
+
+        Noise is solved for them together, and an accountant's error may make a part look dearer than the whole.
+        """
+        if self._budget is not None:
+            for terms in undominated(self._book.everywhere(rounds)):
+                self._budget.holds(terms)
+
+    def expected_rounds(self, plan: Plan, limit: int) -> int:
+        """How many rounds like ``plan`` the budget allows in all, up to ``limit``; for schedules and the ETA only."""
+        return self._ahead.expected_rounds(plan, limit, lambda: self.affords(0, plan))
+
+    @property
+    def restricts(self) -> bool:
+        """Whether a budget or a cap may end a run."""
+        return self._budget is not None or self._book.spec.max_participations is not None
+
+    def why_not(self) -> str:
+        """Why the budget allows no further round."""
+        spec = self._book.spec
+        view = spec.view.replace("_", " ")
+        what = f"one more would pass epsilon {spec.epsilon:g} at delta {spec.delta:g} ({view} view)"
+        if self._book.lost and view == "third party":
+            what += ", as the server's worst case since silos were lost"
+        return f"{what}, with what the shared ledger holds of other runs" if self.prior.runs else what
+
+    def charges(self, round: int, plan: Plan, noise_id: str = "rehearsal") -> list[Charge]:
+        """What a round will charge, for rehearsals."""
+        pricing = self._book.pricing
+        cost = pricing.cost(round, plan)
+        return [one for silo in plan.participants for one in pricing.charges(silo, round, cost, noise_id)]
+
+    def charge_scores_not_made(self, rounds: Iterable[int]) -> None:
+        """Charge scores that were planned after so many ``rounds`` each, as if they had been made."""
+        self.append(self._book.extra.scores_not_made(rounds))
+
+    # What it is an account of
+
+    @property
+    def ledger(self) -> Ledger:
+        """What every charge is in before its release leaves."""
+        return self._book.ledger
+
+    @property
+    def costs(self) -> dict[int, RoundCost]:
+        """What the rounds that were begun cost, by round."""
+        return self._book.costs
+
+    @property
+    def rules(self) -> PrivacyRules:
+        """How the run's releases are made."""
+        return self._book.rules
+
+    @property
+    def noise_multiplier(self) -> float:
+        """sigma_g of the run, given or solved for; of all releases, if no schedule changes it."""
+        return self.rules.noise_multiplier
+
+    @property
+    def neighbouring(self) -> str:
+        """The relation that all releases of the run are accounted under."""
+        return self.rules.release(1.0).neighbouring
+
+    @property
+    def beside(self) -> Beside:
+        """What is planned beside the rounds."""
+        return self._book.extra.plan
+
+    @property
+    def prior(self) -> Prior:
+        """What is to be composed with the rounds: what earlier runs released, and all that is planned beside them."""
+        return self._book.prior
+
+    def num_releases(self, silo: int, round: int) -> int:
+        """How often a silo that takes part in a round which was begun releases something."""
+        return self.costs[round].num_releases
+
+    # What a result says
+
+    def held(self) -> float:
+        """Epsilon of what earlier runs released, this run apart, in the view that the budget bounds."""
+        return self._before.held()
+
+    def so_far(self) -> dict[str, float | None]:
+        """Epsilon spent in each view; None where nothing is guaranteed."""
+        book, of_server = self._book, self._book.spec.view == "server"
+        beside = book.extra.prior(ahead=False)
+        third_party, server = self._third_party.so_far(beside), self._server.spent(beside)
+        if self._budget is not None and of_server and not book.lost:
+            third_party = min(third_party, self._budget.epsilon)  # which holds towards the server, whoever is drawn
+        if self._budget is not None and of_server and book.rules.varies:
+            server = min(server, self._budget.epsilon)
+        return {"server": finite(server), "third_party": finite(third_party)}
+
+    def ahead(self) -> tuple[float, float]:
+        """Epsilon of all rounds that were begun: of a silo in as many of them as may be, and a third party's."""
+        third_party = self._third_party.of_begun()
+        return self.epsilon_ahead("server"), third_party
+
+    def epsilon_ahead(self, view: View) -> float:
+        """Epsilon of all rounds that were begun, whoever is drawn; of no budget, which may end a run before.
+
+        What earlier runs released is in it: noise is solved for what they left.
+        """
+        return self.epsilon_of(Counter(self.costs.values()), view)
+
+    def epsilon_of(self, rounds: Counter[RoundCost], view: View) -> float:
+        """`epsilon_ahead` of rounds with these costs, so many of each."""
+        return (self._server if view == "server" else self._third_party).epsilon_of(rounds)
+
+    def outsider(self) -> ViewEpsilon | None:
+        """What an outsider is promised, who does not know who took part; None where nothing is proven of that."""
+        return self._outsider.view()
+
+    def per_silo(self) -> list[dict[str, Any]]:
+        """Each silo's records, participation and epsilon towards the server; in all, with a shared ledger."""
+        return self._server.per_silo(in_all=self.shared is not None)
+
+    def views(self) -> dict[str, Any]:
+        """The guarantees as plain values: the server's (realised, and the worst case) and a third party's.
+
+        With a shared ledger, ``total`` holds the same of this run together with the earlier ones.
+        """
+        views = views_of(self._server, self._third_party, NO_PRIOR)
+        outsider = self.outsider()
+        if outsider is not None:
+            views["outsider"] = plain(outsider, NO_PRIOR)
+        return (
+            views if self.shared is None else {**views, "total": views_of(self._server, self._third_party, self.prior)}
+        )

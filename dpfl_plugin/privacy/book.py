@@ -1,0 +1,289 @@
+"""The book of a run: what it has begun and released, as far as any claim or decision goes by it."""
+
+from __future__ import annotations
+
+import bisect
+import operator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from dpfl_plugin.errors import PluginError
+from dpfl_plugin.privacy.beside import NOT_RUN, Beside, BesideMade
+from dpfl_plugin.privacy.composition import Planned, Spending, Terms
+from dpfl_plugin.privacy.costs import MOST_ROUNDS, RoundCost, made_certain, rounds_in
+from dpfl_plugin.privacy.events import Charge, ChargeKind, SampledGaussian
+from dpfl_plugin.privacy.headroom import Stretch
+from dpfl_plugin.privacy.ledger import Ledger
+from dpfl_plugin.privacy.pricing import Pricing
+from dpfl_plugin.privacy.prior import Prior
+from dpfl_plugin.privacy.rules import PrivacyRules
+from dpfl_plugin.privacy.spec import BudgetSpec
+from dpfl_plugin.privacy.tally import Tally
+from dpfl_plugin.privacy.views import worst_case_terms
+
+Made = TypeVar("Made")
+
+RELEASED_BESIDES = (
+    "round {}, which was to be released again bit for bit, was asked at other values: a file of the run was changed or "
+    "damaged, or the computation does not repeat. It has fresh noise, and both releases are charged."
+)
+
+
+class Book:
+    """What a run has begun and released, what that costs, and who may still take part.
+
+    Args:
+        beside: what is planned beside the rounds.
+        earlier: what earlier runs on the same data released.
+        costs, repeats, lost, stating: as `dpfl_plugin.privacy.account.PrivacyAccount`.
+
+    Attributes:
+        pricing: what rounds cost.
+        extra: what was released beside the rounds.
+        costs: of the rounds that were begun, as far as a checkpoint or this process knows.
+        found: of rounds, as the charges of the ledger show them when it is opened.
+        rounds: all that count; distinct: their costs.
+        spending: what silos released in rounds.
+        noise_ids: names of noise of each round. repeated: whether some round has several.
+        stretch: of rounds that are known to fit a third party's budget, until something else is counted here.
+        kinds: a silo for each number of records and each past; the others cost the same.
+        eligible: silos below the cap, ascending.
+    """
+
+    def __init__(
+        self,
+        spec: BudgetSpec,
+        rules: PrivacyRules,
+        ledger: Ledger,
+        *,
+        beside: Beside,
+        earlier: Prior,
+        costs: Mapping[int, RoundCost],
+        repeats: Callable[[Charge], bool],
+        lost: bool,
+        stating: bool,
+    ) -> None:
+        self.spec, self.rules, self.ledger, self.earlier, self.stating = spec, rules, ledger, earlier, stating
+        self._cap = spec.max_participations
+        self._made_once: list[tuple[str, tuple[object, ...], Any]] = []  # of a ledger that does not grow: see `once`
+        ledger.tally.settle(beside.guessed_kind)
+        self.extra = BesideMade(beside, rules, spec.num_records)
+        # Where the draws of earlier runs decide the length or the noise of this one, which may draw the same silos, no
+        # mixture is proven.
+        told = earlier.drawn and spec.solved if spec.view == "server" else earlier.draws_decided
+        certain = lost or (spec.epsilon is not None and told)
+        self.pricing = Pricing(spec, rules, certain=certain, lost=lost)
+        self.costs = made_certain(costs) if certain else dict(costs)
+        alike = (cost.num_releases for cost in self.costs.values() if cost.probability < 1 and cost.most is None)
+        self._length = next(alike, None)  # releases of every drawn round, if they do not differ in that
+        # For a statement alone, what only decisions go by is not worked out: it would take more than the ledger.
+        final = self._to_state() if stating else [charge for charge in ledger if not repeats(charge)]
+        self._awaited: defaultdict[tuple[int, ChargeKind | None], list[Charge]] = defaultdict(list)
+        for charge in () if stating else ledger:
+            if repeats(charge) and charge.noise_id != NOT_RUN:
+                self._awaited[charge.round, charge.kind].append(charge)
+        in_rounds = [] if stating else of_rounds(final)
+        self.spending, self.found = Spending(in_rounds), rounds_in(in_rounds)
+        self._count_rounds()
+        self.eligible, self._participations = list(range(spec.num_silos)), defaultdict[int, set[tuple[int, str]]](set)
+        self.noise_ids, self.repeated = defaultdict[int, set[str]](set), False
+        self.stretch = Stretch()
+        self._note(final)
+        self.kinds = {self.kind(silo): silo for silo in reversed(range(len(spec.num_records)))}
+
+    @property
+    def lost(self) -> bool:
+        """Whether silos were lost while the run went on."""
+        return self.pricing.lost
+
+    def _count_rounds(self) -> None:
+        self.rounds, self.distinct = {*self.found, *self.costs}, {*self.found.values(), *self.costs.values()}
+
+    # What happens
+
+    def begin(self, round: int, cost: RoundCost) -> None:
+        """The round is about to run: it counts from here on, whether it finishes or not.
+
+        Raises:
+            PluginError: sampled rounds differ in their number of gradients, and do not say what the most is.
+        """
+        if cost.probability < 1 and cost.most is None:
+            self._length = cost.num_releases if self._length is None else self._length
+            self.pricing.check_length(cost.num_releases, self._length, "as many as in other rounds")
+        cost = self.dearer(round, cost)
+        if self.costs.get(round, self.found.get(round, cost)) != cost:
+            self.stretch.forget()
+        self.stretch.begun(cost)
+        self.costs[round] = cost
+        self.rounds.add(round)
+        self.distinct.add(self.costs[round])
+
+    def add(self, charges: Sequence[Charge]) -> None:
+        """Append charges to the ledger, and count them: a charge that was to be repeated, and is not, counts now."""
+        self.ledger.append(charges)
+        counted = [*self._not_repeated(charges), *charges]
+        self.spending.add(of_rounds(counted))
+        self._note(counted)
+
+    def lose(self) -> None:
+        """The run goes on without some of its silos, and with noise that was never drawn.
+
+        Who takes part from here on may depend on records, since a record may make its silo fail. So nothing is made
+        of the draws of participants any more, in rounds before and after: each counts as if a silo had taken part for
+        certain, which bounds whatever decided that it did. And a round that was to be repeated bit for bit will not
+        be: everything in the ledger counts from here on.
+        """
+        self.pricing.lose()
+        self.costs = made_certain(self.costs)
+        made = [charge for charge in self.ledger if charge.noise_id != NOT_RUN]
+        in_rounds = of_rounds(made)
+        self.spending.add(in_rounds)  # what it knows it does not count twice
+        self._note(made)
+        self.found = rounds_in(in_rounds)
+        self._count_rounds()
+        self.stretch.forget()
+        self._awaited.clear()
+
+    def check_planned(self, charges: Iterable[Charge]) -> None:
+        """Raise PluginError if silos released other than the budget was checked for.
+
+        As with a schedule that answers anew each time, or a plugin that is another one at a silo's rank.
+        """
+        place, cost, plan = (-1, 0), None, dict[SampledGaussian, int]()
+        for charge in charges:
+            if (charge.round, self.spec.num_records[charge.silo]) != place:  # silos of one size follow each other
+                place = charge.round, self.spec.num_records[charge.silo]
+                cost = self.costs.get(charge.round)
+                plan = self.pricing.counts(charge.silo, cost) if cost is not None else {}
+            if cost is not None and charge.kind == "round" and charge.count > plan.get(charge.release, 0):
+                levels = ", ".join(f"{count} of noise_multiplier {noise:g}" for noise, count in cost.levels)
+                raise PluginError(
+                    f"silo {charge.silo} made {charge.count} releases of noise_multiplier "
+                    f"{charge.release.noise_multiplier:g} in round {charge.round + 1}, which was planned with "
+                    f"{levels or 'none'}: the mechanism and the factors of privacy.schedule must be the same whenever, "
+                    "and wherever, they are asked for. Nothing of this left the silo."
+                )
+
+    def dearer(self, round: int, cost: RoundCost) -> RoundCost:
+        """A round that is repeated without lost silos, and planned anew, counts as the dearer of its attempts."""
+        before = self.costs.get(round) if self.lost else None
+        return before if before is not None and before.num_releases > cost.num_releases else cost
+
+    def _not_repeated(self, charges: Sequence[Charge]) -> list[Charge]:
+        """What the ledger holds of these rounds, and was to be made again bit for bit, but is asked otherwise now."""
+        if not self._awaited:
+            return []
+        made, found = {charge.noise_id for charge in charges}, list[Charge]()
+        for place in sorted({(charge.round, charge.kind) for charge in charges}, key=repr):
+            found += [old for old in self._awaited.pop(place, ()) if old.noise_id not in made]
+        for round in sorted({charge.round for charge in found}):
+            self.ledger.note(RELEASED_BESIDES.format(round + 1))
+        return found
+
+    def _note(self, charges: Iterable[Charge]) -> None:
+        """Count charges, of rounds and beside them, for all but the spending."""
+        for charge in charges:
+            kind = charge.kind
+            assert kind is not None  # see `settle`
+            if kind != "round":
+                self.extra.note(kind, charge)
+                continue
+            self.noise_ids[charge.round].add(charge.noise_id)
+            if len(self.noise_ids[charge.round]) > 1:
+                self.repeated = True
+                self.stretch.forget()
+            self._participations[charge.silo].add((charge.round, charge.noise_id))
+            if self._cap is not None and len(self._participations[charge.silo]) >= self._cap:
+                self._retire(charge.silo)
+
+    def _retire(self, silo: int) -> None:
+        """A silo has reached the cap."""
+        place = bisect.bisect_left(self.eligible, silo)
+        if self.eligible[place : place + 1] == [silo]:
+            del self.eligible[place]
+
+    # What is known
+
+    @property
+    def prior(self) -> Prior:
+        """What is to be composed with the rounds: what earlier runs released, and all that is planned beside them."""
+        return self.extra.prior(ahead=True) if self.extra.plan else self.earlier
+
+    @property
+    def silos(self) -> list[int]:
+        """One of each kind, ascending."""
+        return sorted(self.kinds.values())
+
+    def kind(self, silo: int) -> tuple[int, tuple[Planned, ...]]:
+        """All that what rounds cost a silo depends on."""
+        return self.spec.num_records[silo], tuple(self.earlier.realised.get(silo, ()))
+
+    def cap_matters(self) -> bool:
+        """Whether a silo may reach the cap, so that who is drawn later depends on who was drawn before."""
+        if self._cap is None:
+            return False
+        again = sum(len(noise_ids) - 1 for noise_ids in self.noise_ids.values())
+        return self._cap < (self.spec.rounds or MOST_ROUNDS) + again
+
+    def alike(self) -> defaultdict[tuple[int, tuple[Planned, ...]], list[int]]:
+        """Those that released something, by what an epsilon of theirs depends on besides."""
+        alike: defaultdict[tuple[int, tuple[Planned, ...]], list[int]] = defaultdict(list)
+        for silo in self.spending:
+            alike[self.kind(silo)].append(silo)
+        return alike
+
+    def everywhere(self, counted: Counter[RoundCost], prior: Prior | None = None) -> list[Terms]:
+        """Compositions of silos that take part in every round, or in as many as they may; one of each kind."""
+        earlier = (self.prior if prior is None else prior).realised
+        found: list[Terms] = []
+        for silo in self.silos:
+            plans: Counter[tuple[Planned, ...]] = Counter()  # rounds of different costs may make the same releases
+            for cost, rounds in counted.items():
+                plans[tuple(self.pricing.planned(silo, cost))] += rounds
+            found += worst_case_terms(plans, self._cap, earlier.get(silo, ()))
+        return found
+
+    def released_again(
+        self, costs: Mapping[int, RoundCost], more: Mapping[int, set[str]] | None = None
+    ) -> list[Charge]:
+        """Charges of one silo, as good as any, for each round that was released more than once with fresh noise."""
+        silo, charges = self.silos[0], []
+        for round, noise_ids in {**self.noise_ids, **(more or {})}.items():
+            if len(noise_ids) > 1:
+                for noise_id in noise_ids:
+                    charges += self.pricing.charges(silo, round, costs[round], noise_id)
+        return charges
+
+    def charged(self) -> tuple[Tally, dict[int, RoundCost]]:
+        """The charges of rounds, and what rounds cost: of a run that was killed, only the ledger may know the last."""
+        tally = self.ledger.tally
+        if not tally.only_rounds:
+            tally = tally.only(lambda entry: self.ledger.tally.kind(entry) == "round")
+        costs = rounds_in(tally)
+        costs.update(self.costs)
+        return tally, costs
+
+    def _to_state(self) -> list[Charge]:
+        """What a statement has to know of the ledger by charge: releases beside the rounds, and those of rounds with
+        several names of noise."""
+        tally = self.ledger.tally
+        kind_of = tally.kind
+        names: dict[int, int] = {}
+        several = {round for round, _, _, noise, _ in tally.entries() if names.setdefault(round, noise) != noise}
+        return [tally.charge(entry) for entry in tally.entries() if entry.round in several or kind_of(entry) != "round"]
+
+    def once(self, what: str, by: tuple[object, ...], make: Callable[[], Made]) -> Made:
+        """What ``make`` gives; worked out once for these very objects and all accountants, if only to be stated."""
+        for name, known, made in self._made_once:
+            if name == what and len(known) == len(by) and all(map(operator.is_, known, by)):
+                return made  # type: ignore[no-any-return]
+        made = make()
+        if self.stating:
+            self._made_once.append((what, by, made))
+        return made
+
+
+def of_rounds(charges: Iterable[Charge]) -> list[Charge]:
+    """Those of rounds, and nothing beside them."""
+    return [charge for charge in charges if charge.kind == "round"]

@@ -1,0 +1,159 @@
+"""Towards the server, which sees every message of every silo."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from dpfl_plugin.privacy.accountants import MOST_LEVELS, Accountant, rounded_down
+from dpfl_plugin.privacy.beside import NOT_RUN
+from dpfl_plugin.privacy.book import Book, of_rounds
+from dpfl_plugin.privacy.budget import Budget
+from dpfl_plugin.privacy.calibration import worst_epsilon
+from dpfl_plugin.privacy.claims.base import Claims, finite
+from dpfl_plugin.privacy.composition import Terms, compositions, undominated
+from dpfl_plugin.privacy.costs import RoundCost
+from dpfl_plugin.privacy.events import Charge
+from dpfl_plugin.privacy.headroom import Headroom
+from dpfl_plugin.privacy.participation import Plan
+from dpfl_plugin.privacy.prior import Prior
+from dpfl_plugin.privacy.tally import Tally
+from dpfl_plugin.privacy.views import AlikeRounds, ViewEpsilon, server_composed, server_view, worst_case_composed
+
+
+class Server(Claims):
+    """What the server learned and may learn; see `Claims`."""
+
+    def __init__(self, book: Book, accountant: Accountant, budget: Budget | None) -> None:
+        super().__init__(book, accountant, budget)
+        # With a schedule every round is of a kind of its own, of which nothing is worth remembering.
+        known = budget is not None and not book.rules.varies
+        self.headroom = Headroom(budget, book.spending) if budget is not None and known else None
+
+    # What a budget allows
+
+    def affords(self, round: int, cost: RoundCost, plan: Plan) -> bool:
+        """Whether those who were drawn for the next round stay within a budget in the server's view."""
+        assert self.budget is not None
+        earlier, priced = self.book.prior.realised, self.book.pricing
+        if self.headroom is not None and self.headroom.covers(cost, plan.participants, earlier):
+            return True
+        planned = {silo: [*priced.planned(silo, cost), *earlier.get(silo, ())] for silo in plan.participants}
+        allowed = bool(self.budget.allows(self.book.spending, planned))
+        if allowed and self.headroom is not None:
+            of_round = {silo: priced.planned(silo, cost) for silo in planned}
+            self.headroom.learn(cost, of_round, earlier)
+        return allowed
+
+    def affords_beside(self, prior: Prior) -> bool:
+        """Whether all silos stay within it with what ``prior`` holds of releases beside the rounds."""
+        assert self.budget is not None
+        return bool(self.budget.allows(self.book.spending, prior.realised))
+
+    def affords_all(self, rounds: Counter[RoundCost]) -> bool:
+        """Whether rounds with these costs fit, so many of each, whoever is drawn."""
+        assert self.budget is not None
+        return all(self.budget.holds(terms) for terms in undominated(self.book.everywhere(rounds)))
+
+    def fits_ahead(self, later: Mapping[int, RoundCost]) -> bool:
+        """Whether every silo stays within it to the end of rounds to come, whoever is drawn."""
+        assert self.budget is not None
+        return all(self.budget.fits(terms) for terms in undominated(self._ahead(later.values())))
+
+    def fits_alone(self, silo: int, costs: Iterable[RoundCost]) -> bool:
+        """Whether a silo that has spent nothing in this run stays within it by taking part in these rounds."""
+        assert self.budget is not None
+        planned = [one for cost in costs for one in self.book.pricing.planned(silo, cost)]
+        earlier = self.book.prior.realised.get(silo, ())
+        return all(self.budget.fits(terms) for terms in compositions([*planned, *earlier]))
+
+    def _ahead(self, costs: Iterable[RoundCost]) -> list[Terms]:
+        """Compositions that dominate what any silo has released by the end of rounds to come."""
+        book, prior = self.book, self.book.prior
+        counted, alike = Counter(costs), book.alike()
+        noises = {noise for cost in counted for noise, _ in cost.levels} | book.spending.noise_multipliers()
+        found: list[Terms] = []
+        for kind, silo in book.kinds.items():
+            planned = [*book.spending.envelope(alike[kind]), *prior.realised.get(silo, ())]
+            for cost, rounds in counted.items():
+                planned += [replace(one, count=one.count * rounds) for one in book.pricing.planned(silo, cost)]
+            if len(noises) + len(prior.realised.get(silo, ())) > MOST_LEVELS:
+                # A silo may have more of them than what dominates it, and be accounted for by levels.
+                planned = [replace(one, release=rounded_down(one.release)) for one in planned]
+            found += compositions(planned)
+        return found
+
+    # What is claimed
+
+    def epsilon_of(self, rounds: Counter[RoundCost]) -> float:
+        """Epsilon of rounds with these costs, so many of each, of a silo in as many of them as may be."""
+        return worst_epsilon(self.accountant, self.book.everywhere(rounds), self.book.spec.delta)
+
+    def spent(self, beside: Prior) -> float:
+        """Epsilon of what silos released, in rounds and beside them."""
+        delta = self.book.spec.delta
+        return max((self.accountant.epsilon(terms, delta) for terms in undominated(self._spent(beside))), default=0.0)
+
+    def _spent(self, beside: Prior) -> Iterator[Terms]:
+        """Compositions of what silos released; with a schedule, of what dominates a kind."""
+        spending = self.book.spending
+        if not self.book.rules.varies:
+            for silo in {*spending, *beside.realised}:
+                yield from spending.compositions(silo, beside.realised.get(silo, ()))
+            return
+        for silos in self.book.alike().values():
+            yield from compositions(spending.envelope(silos))
+
+    def realised(self, prior: Prior) -> ViewEpsilon:
+        """The view of what is in the ledger, together with what earlier runs released."""
+        ledger = self.book.ledger
+        composed = self.book.once("server", (prior,), lambda: server_composed(ledger.tally, earlier=prior.realised))
+        return composed.stated(self.accountant, self.book.spec.delta)
+
+    def worst_case(
+        self, costs: Mapping[int, RoundCost], charges: Tally, attempts: Collection[Charge], prior: Prior
+    ) -> ViewEpsilon:
+        """The view of a silo that was in all rounds, or in as many as the cap allows.
+
+        Args:
+            charges: of rounds; attempts: at rounds that were released again, of one silo in all of them.
+        """
+        book = self.book
+        composed = book.once(
+            "worst case",
+            (prior,),
+            lambda: worst_case_composed(
+                Tally([*charges, *attempts]) if attempts else charges,
+                silos=book.silos,
+                rounds=costs,
+                pattern=AlikeRounds(costs, book.pricing.planned),
+                cap=book.spec.max_participations,
+                earlier=prior.realised,
+            ),
+        )
+        return composed.stated(self.accountant, book.spec.delta)
+
+    def per_silo(self, *, in_all: bool) -> list[dict[str, Any]]:
+        """Each silo's records, rounds and epsilon; ``in_all``: and that of all runs of a shared ledger."""
+        book, delta = self.book, self.book.spec.delta
+        alone = server_view(book.ledger.tally, self.accountant, delta).per_silo
+        total = server_view(book.ledger.tally, self.accountant, delta, earlier=book.prior.realised).per_silo
+        made = {(charge.silo, charge.round) for charge in of_rounds(book.ledger) if charge.noise_id != NOT_RUN}
+        rounds = Counter(silo for silo, _ in made)
+        return [
+            {
+                "silo": silo,
+                "num_records": count,
+                "rounds": rounds[silo],
+                "epsilon": _of_silo(silo, alone) if rounds[silo] else 0.0,
+                **({"total_epsilon": _of_silo(silo, total)} if in_all else {}),
+            }
+            for silo, count in enumerate(book.spec.num_records)
+        ]
+
+
+def _of_silo(silo: int, per_silo: Mapping[int, float]) -> float | None:
+    """None where each silo's own epsilon was not worked out."""
+    return finite(per_silo.get(silo, 0.0)) if per_silo else None

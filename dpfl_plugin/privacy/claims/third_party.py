@@ -1,0 +1,267 @@
+"""Towards a third party, who sees the models that the server made, and nothing else."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from dpfl_plugin.privacy.accountants import Accountant, wavers
+from dpfl_plugin.privacy.book import Book
+from dpfl_plugin.privacy.budget import Budget
+from dpfl_plugin.privacy.calibration import worst_epsilon
+from dpfl_plugin.privacy.claims.base import Claims
+from dpfl_plugin.privacy.costs import MOST_ROUNDS, Probabilities, RoundCost, made_certain
+from dpfl_plugin.privacy.events import Charge, Term
+from dpfl_plugin.privacy.participation import Plan
+from dpfl_plugin.privacy.pld import normalise
+from dpfl_plugin.privacy.pricing import as_proven
+from dpfl_plugin.privacy.prior import Prior
+from dpfl_plugin.privacy.views import AlikeRounds, ViewEpsilon, third_party_composed, worst_case_view
+
+FROM_THE_SEED = (
+    "as if participants had been drawn unpredictably: here they follow from the seed, and whoever knows it is promised "
+    "no more than the server is"
+)
+
+
+class ThirdParty(Claims):
+    """What a third party learned and may learn; see `Claims`."""
+
+    def __init__(self, book: Book, accountant: Accountant, budget: Budget | None) -> None:
+        super().__init__(book, accountant, budget)
+        self._most: dict[RoundCost, int] = {}
+
+    def forget(self) -> None:
+        self._most = {}
+
+    # What a budget allows
+
+    def affords(self, round: int, cost: RoundCost, plan: Plan) -> bool:
+        """Whether a round, the next to come, stays within a budget in a third party's view, whoever was drawn."""
+        assert self.budget is not None
+        book, prior = self.book, self.book.prior
+        counted = set(as_proven(book.pricing.dearest(dict(enumerate({*book.distinct, cost}))), prior).values())
+        if len(counted) == 1 and not book.repeated and not book.noise_ids.get(round):
+            # As below, without looking at every round again: all count alike, and each was released once.
+            return len(book.rounds) + (round not in book.rounds) <= self._most_cached(counted.pop())
+        kind, number = cost, len(book.rounds) + 1
+        new = round not in book.rounds and not book.noise_ids.get(round)
+        if new and book.stretch.covers(kind, prior, number):
+            return True
+        costs = as_proven(book.pricing.dearest({**book.found, **book.costs, round: cost}), prior)
+        cost = costs[round]
+        again = book.released_again(costs, {round: {*book.noise_ids.get(round, ()), "the next"}})
+        if not again and set(costs.values()) == {cost}:  # all alike: one search serves all rounds
+            return len(costs) <= self._most_cached(cost)
+        fits = self.mixture(costs, again, prior).epsilon <= self.budget.epsilon
+        if fits and new:
+            book.stretch.learn(kind, prior, number, lambda more: self._clears(costs, again, {cost: more}))
+        return fits
+
+    def affords_beside(self, prior: Prior) -> bool:
+        """Whether the rounds that were begun stay within it with what ``prior`` holds of releases beside them."""
+        assert self.budget is not None
+        book = self.book
+        costs = as_proven(book.pricing.dearest({**book.found, **book.costs}), prior)
+        return self.mixture(costs, book.released_again(costs), prior).epsilon <= self.budget.epsilon
+
+    def affords_all(self, rounds: Counter[RoundCost]) -> bool:
+        """Whether rounds with these costs fit, so many of each, whoever is drawn."""
+        assert self.budget is not None
+        alike = set(as_proven(dict(enumerate(rounds)), self.book.prior).values())
+        if len(alike) == 1 and not self.book.rules.varies:
+            return rounds.total() <= self.most_alike(alike.pop(), self.budget.epsilon, MOST_ROUNDS)
+        return self.epsilon_of(rounds) <= self.budget.epsilon
+
+    def fits_ahead(self, later: Mapping[int, RoundCost]) -> bool:
+        """Whether a third party's epsilon is within it at the end of rounds to come."""
+        assert self.budget is not None
+        book = self.book
+        costs = as_proven(book.pricing.dearest({**book.found, **book.costs, **later}), book.prior)
+        again = book.released_again(costs, {round: {*book.noise_ids.get(round, ()), "the next"} for round in later})
+        return self._epsilon(costs, again, book.prior) <= self.budget.epsilon
+
+    def most_alike(self, cost: RoundCost, epsilon: float, limit: int) -> int:
+        """How many rounds of this cost a third party's budget allows, up to ``limit``."""
+        book, cap = self.book, self.book.spec.max_participations
+        if book.cap_matters():
+            assert cap is not None
+            last = min(cap, limit)
+            most = min(
+                self.most_rounds(silo, cost, epsilon, last, book.prior.terms(silo, cost.share))
+                for silo in book.kinds.values()
+            )
+            return limit if most == cap else most
+        return min(
+            self.most_rounds(
+                silo, cost, epsilon, limit, book.prior.terms(silo, cost.share, third_party=True), cost.probability
+            )
+            for silo in book.kinds.values()
+        )
+
+    def _most_cached(self, cost: RoundCost) -> int:
+        assert self.budget is not None
+        if cost not in self._most:
+            self._most[cost] = self.most_alike(cost, self.budget.epsilon, MOST_ROUNDS)
+        return self._most[cost]
+
+    def _clears(self, costs: Mapping[int, RoundCost], again: Sequence[Charge], more: Mapping[RoundCost, int]) -> bool:
+        """Whether so many more rounds fit the budget, by more than the accountant wavers."""
+        assert self.budget is not None
+        last, later, by = max(costs) + 1, dict(costs), 0.0
+        for cost, number in more.items():
+            later.update(dict.fromkeys(range(last, last + number), cost))
+        for silo in self.book.silos:
+            terms = self.book.prior.terms(silo, third_party=True)
+            for cost in set(later.values()):
+                for one, likely in itertools.product(self.book.pricing.planned(silo, cost), (cost.probability, 1.0)):
+                    terms.append(Term(release=one.release, count=one.count, rounds=1, participation=likely))
+            by = max(by, wavers(self.accountant, terms))
+        most = self.budget.epsilon / (1 + by)
+        return most > 0 and self.mixture(later, again, self.book.prior).epsilon <= most
+
+    # What is claimed
+
+    def epsilon_of(self, rounds: Counter[RoundCost]) -> float:
+        """Epsilon of rounds with these costs, so many of each, whoever is drawn."""
+        return self._counted(self._as_counted(rounds), self.book.prior)
+
+    def of_begun(self) -> float:
+        """Epsilon of all rounds that were begun, with all that they are composed with."""
+        rounds = self._as_counted(Counter(self.book.costs.values()))
+        if self._draws_decide(rounds):
+            return self.stated(self.book.costs, (), self.book.prior).epsilon
+        return self._counted(rounds, self.book.prior)
+
+    def so_far(self, beside: Prior) -> float:
+        """Epsilon of the rounds that count by now."""
+        book = self.book
+        costs = book.pricing.dearest({**book.found, **book.costs})
+        return self._epsilon(costs, book.released_again(costs), beside)
+
+    def mixture(self, costs: Mapping[int, RoundCost], charges: Iterable[Charge], prior: Prior) -> ViewEpsilon:
+        """The mixture of taking part and not; where a cap makes draws depend on each other, the server's worst case."""
+        book, pattern = self.book, AlikeRounds(costs, self.book.pricing.planned)
+        accountant, delta, silos = self.accountant, book.spec.delta, book.silos
+        if not book.cap_matters():
+            mixture = book.once(
+                "mixture",
+                (costs, charges, prior),
+                lambda: third_party_composed(
+                    charges, silos=silos, participation=Probabilities(costs), pattern=pattern, earlier=prior.certain
+                ),
+            ).stated(accountant, delta)
+            return self._as_drawn(mixture, costs)
+        worst = worst_case_view(
+            charges,
+            accountant,
+            delta,
+            silos=silos,
+            rounds=costs,
+            pattern=pattern,
+            cap=book.spec.max_participations,
+            earlier=prior.realised,
+        )
+        why = "with a cap draws depend on earlier ones, so that the server's worst case is claimed and no mixture"
+        return replace(worst, view="third_party", basis=f"{worst.basis}; {why}")
+
+    def _epsilon(self, costs: Mapping[int, RoundCost], again: Sequence[Charge], prior: Prior) -> float:
+        """`mixture`'s epsilon, where ``again`` is all that was released more than once."""
+        return self.mixture(costs, again, prior).epsilon if again else self._counted(Counter(costs.values()), prior)
+
+    def _counted(self, counted: Counter[RoundCost], prior: Prior) -> float:
+        """`mixture`'s epsilon of so many rounds of each cost, counted and not looked at, where that is the same."""
+        book = self.book
+        if book.cap_matters():
+            return worst_epsilon(self.accountant, book.everywhere(counted, prior), book.spec.delta)
+        if any(cost.share != (0.0, 1.0) for cost in counted):
+            return self.mixture(dict(enumerate(counted.elements())), (), prior).epsilon
+        mixtures = []
+        for silo in book.silos:
+            terms = prior.terms(silo, third_party=True)
+            for cost, rounds in counted.items():
+                for planned in book.pricing.planned(silo, cost):
+                    made = Term(release=planned.release, count=planned.count, rounds=rounds)
+                    terms.append(replace(made, participation=cost.probability))
+            mixtures.append(normalise(terms))
+        return worst_epsilon(self.accountant, mixtures, book.spec.delta)
+
+    def _as_counted(self, rounds: Counter[RoundCost]) -> Counter[RoundCost]:
+        """As a third party's epsilon counts them; see `Pricing.dearest` and `as_proven`."""
+        found: Counter[RoundCost] = Counter()
+        costs = dict(enumerate(rounds))
+        for n, cost in as_proven(self.book.pricing.dearest(costs), self.book.prior).items():
+            found[cost] += rounds[costs[n]]
+        return found
+
+    def stated(self, costs: Mapping[int, RoundCost], charges: Iterable[Charge], prior: Prior) -> ViewEpsilon:
+        """The third party's guarantee where the draws of participants may decide how a run goes.
+
+        With a budget in the server's view a run ends when some silo has been drawn too often. Its length then depends
+        on the draws, and the mixture over the rounds that happened to run proves nothing. What holds is the mixture
+        over the most rounds that any draws allow, and the budget itself, which no silo passes whatever is drawn.
+        Where rounds differ in their noise or length, those that other draws would have allowed are not followed up:
+        given who was drawn, a third party sees no more than the server, and that is claimed.
+        """
+        book = self.book
+        alike = as_proven(book.pricing.dearest(costs), prior)
+        if not self._draws_decide(alike.values()):
+            return self._named(self.mixture(alike, charges, prior), alike)
+        if book.rules.varies or any(cost.most for cost in alike.values()):
+            alike = made_certain(costs)
+            return self._within_budget(self._named(self.mixture(alike, charges, prior), alike))
+        if book.cap_matters():
+            return self._within_budget(self.mixture(costs, charges, prior))
+        limit = book.spec.rounds or MOST_ROUNDS
+        drawn = [cost for cost in alike.values() if cost.probability < 1]
+        if all(cost.share == (0.0, 1.0) for cost in drawn):
+            # Rounds on other records may go on where more on the same would not: of these all are counted, as if they
+            # read the last ones.
+            limit = max(self._most_rounds_of_any_draws(cost) for cost in set(drawn))
+        first = max(alike) + 1
+        padded = {**alike, **dict.fromkeys(range(first, first + limit - len(drawn)), drawn[-1])}
+        mixture = self.mixture(padded, charges, prior)
+        named = replace(mixture, basis=f"{mixture.basis}; over the {len(padded)} rounds that the budget may allow")
+        return self._within_budget(named)
+
+    def _draws_decide(self, costs: Iterable[RoundCost]) -> bool:
+        """Whether the draws of participants may decide how long a run of such rounds is."""
+        drawn = any(cost.probability < 1 for cost in costs)
+        return drawn and self.budget is not None and self.book.spec.view == "server"
+
+    def _as_drawn(self, view: ViewEpsilon, costs: Mapping[int, RoundCost]) -> ViewEpsilon:
+        """With a word in its basis on how participants were drawn, where the number is an average over the draw."""
+        if self.book.rules.secure or all(cost.probability == 1 for cost in costs.values()):
+            return view
+        return replace(view, basis=f"{view.basis}; {FROM_THE_SEED}")
+
+    def _named(self, view: ViewEpsilon, costs: Mapping[int, RoundCost]) -> ViewEpsilon:
+        """With a word in its basis on rounds that were drawn and count as certain, for the sake of their schedule."""
+        drawn = self.book.spec.num_participants < self.book.spec.num_silos
+        if not (self.book.rules.varies and drawn and any(cost.probability == 1 for cost in costs.values())):
+            return view
+        why = "rounds for which no mixture is proven, by their noise schedule, count as the server's worst case"
+        return replace(view, basis=f"{view.basis}; {why}")
+
+    def _within_budget(self, view: ViewEpsilon) -> ViewEpsilon:
+        assert self.budget is not None
+        if view.epsilon <= self.budget.epsilon or self.budget.accountant != self.accountant:
+            return view  # a second opinion does not lean on what another accountant allowed
+        basis = "the budget, which no silo's releases pass, whoever is drawn"
+        return replace(view, epsilon=self.budget.epsilon, basis=basis)
+
+    def _most_rounds_of_any_draws(self, cost: RoundCost) -> int:
+        """The most rounds before every silo has used up its budget, or those of the configuration if that is fewer.
+
+        As if no earlier run had used any of it: what one did, other draws would have changed too.
+        """
+        assert self.budget is not None
+        spec = self.book.spec
+        limit = spec.rounds or MOST_ROUNDS
+        counts = {spec.num_records[silo]: silo for silo in self.book.silos}
+        most = {n: self.most_rounds(silo, cost, self.budget.epsilon, limit) for n, silo in counts.items()}
+        # In a round; with replacement one silo may be all who are drawn.
+        fewest = 1 if cost.participation.law == "with_replacement" else spec.num_participants
+        return min(limit, sum(most[count] for count in spec.num_records) // fewest)

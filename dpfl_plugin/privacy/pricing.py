@@ -1,0 +1,123 @@
+"""What the rounds of a run cost, by their plans, and what they charge."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from dpfl_plugin.errors import ConfigError, PluginError
+from dpfl_plugin.privacy.composition import Planned
+from dpfl_plugin.privacy.costs import RoundCost, made_certain
+from dpfl_plugin.privacy.events import Charge, SampledGaussian
+from dpfl_plugin.privacy.participation import CERTAIN, WITH_REPLACEMENT, Plan, participation
+from dpfl_plugin.privacy.prior import Prior
+from dpfl_plugin.privacy.rules import PrivacyRules
+from dpfl_plugin.privacy.spec import BudgetSpec
+
+
+class Pricing:
+    """From plans to costs, and from costs to charges.
+
+    Attributes:
+        certain: whether all rounds count as certain, however they were drawn, as nothing is proven of the draws.
+        lost: whether silos were lost while the run went on.
+    """
+
+    def __init__(self, spec: BudgetSpec, rules: PrivacyRules, *, certain: bool, lost: bool) -> None:
+        self._spec, self._rules = spec, rules
+        self.certain, self.lost = certain, lost
+        self._patterns: dict[tuple[int, RoundCost], list[Planned]] = {}  # of silos with so many records
+        self._alike_plans: dict[tuple[int, int | None, tuple[float, float], str], RoundCost] = {}
+        self._plans: dict[tuple[int, RoundCost], dict[SampledGaussian, int]] = {}  # of a silo with so many records
+
+    def cost(self, round: int, plan: Plan) -> RoundCost:
+        """What a round costs; worked out once for all rounds with alike plans, where their noise does not vary."""
+        if self._rules.varies:
+            return self._cost_of(round, plan)
+        shape = plan.num_gradients, plan.most_gradients, plan.share, plan.participation
+        if shape not in self._alike_plans:
+            self._alike_plans[shape] = self._cost_of(round, plan)
+        return self._alike_plans[shape]
+
+    def lose(self) -> None:
+        """Silos were lost: from here on nothing is made of draws."""
+        self.lost = self.certain = True
+        self._alike_plans = {}
+
+    def _cost_of(self, round: int, plan: Plan) -> RoundCost:
+        if self._spec.max_participations is not None and plan.participation == WITH_REPLACEMENT:
+            raise ConfigError(
+                f"max_participations={self._spec.max_participations} with silos that are drawn with replacement: their "
+                "probabilities are their weights, which those who are left do not have. Leave max_participations out, "
+                "or draw without replacement."
+            )
+        levels = self._rules.noise_levels(round, plan.num_gradients)
+        most = plan.most_gradients if self._rules.unit == "record" else None
+        if most is not None and plan.num_gradients > most:
+            self.check_length(plan.num_gradients, most, "at most the most_gradients of its round plan")
+        # Of a round that makes different releases, or none, no mixture is proven: it counts as certain. So does one
+        # whose number of releases and noise may both be other ones by earlier draws.
+        by = participation(plan, self._spec)
+        certain = self.certain or len(levels) > 1 or (self._rules.varies and most is not None)
+        return RoundCost(levels, plan.share, CERTAIN if certain else by, most)
+
+    def check_length(self, num_gradients: int, wanted: int, what: str) -> None:
+        """Raise PluginError if a plan asks for another number of gradients than ``what`` says it should."""
+        if num_gradients != wanted:
+            raise PluginError(
+                f"the algorithm's round_plan asks for {num_gradients} gradients in a round of drawn silos; it should "
+                f"have been {what}, {wanted}. Where the number changes, give most_gradients in every plan, the most "
+                "that any round may ask for, whoever is drawn."
+            )
+
+    def planned(self, silo: int, cost: RoundCost) -> list[Planned]:
+        """What such a round makes of a silo."""
+        kind = self._spec.num_records[silo], cost
+        if kind in self._patterns:
+            return self._patterns[kind]
+        pattern = self._rules.pattern(self._spec.num_records[silo], cost.share, cost.levels)
+        planned = [Planned(release, count, cost.share) for release, count in pattern]
+        if not self._rules.varies:  # else every round has its own
+            self._patterns[kind] = planned
+        return planned
+
+    def counts(self, silo: int, cost: RoundCost) -> dict[SampledGaussian, int]:
+        """{release: how many} that such a round makes of a silo."""
+        kind = self._spec.num_records[silo], cost
+        if kind not in self._plans:
+            self._plans[kind] = {one.release: one.count for one in self.planned(silo, cost)}
+        return self._plans[kind]
+
+    def charges(self, silo: int, round: int, cost: RoundCost, noise_id: str) -> list[Charge]:
+        """What such a round charges a silo."""
+        return [
+            Charge(
+                round=round,
+                silo=silo,
+                release=planned.release,
+                count=planned.count,
+                share=planned.share,
+                noise_id=noise_id,
+            )
+            for planned in self.planned(silo, cost)
+        ]
+
+    def dearest(self, costs: Mapping[int, RoundCost]) -> Mapping[int, RoundCost]:
+        """Rounds that are drawn count as the longest that any draws allow: which rounds cost more may depend on earlier
+        draws, as the end of a warm-up does, and the mixture is proven for costs that do not. With lost silos all such
+        rounds do: which silos were lost may decide it as well.
+        """
+        noise = self._rules.noise_multiplier
+        if not any(cost.most for cost in costs.values()):
+            return costs
+        return {
+            n: replace(cost, levels=((noise, cost.most),))
+            if cost.most and (cost.probability < 1 or (self.lost and not self._rules.varies))
+            else cost
+            for n, cost in costs.items()
+        }
+
+
+def as_proven(costs: Mapping[int, RoundCost], prior: Prior) -> Mapping[int, RoundCost]:
+    """Rounds count as certain where nothing is proven for drawn ones; see `dpfl_plugin.privacy.prior`."""
+    return made_certain(costs) if prior.draws_decided else costs

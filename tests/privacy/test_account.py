@@ -1,0 +1,181 @@
+"""An account from a BudgetSpec alone: what it claims towards each observer is the composition written out by hand."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpfl_plugin.privacy.account import PrivacyAccount
+from dpfl_plugin.privacy.accountants import RDP, Accountant
+from dpfl_plugin.privacy.beside import Beside
+from dpfl_plugin.privacy.composition import Planned
+from dpfl_plugin.privacy.events import SampledGaussian, Term, Unit
+from dpfl_plugin.privacy.ledger import Ledger
+from dpfl_plugin.privacy.mechanisms import Gaussian
+from dpfl_plugin.privacy.prior import Prior
+from dpfl_plugin.privacy.rules import PrivacyRules
+from dpfl_plugin.privacy.samplers import FixedSize
+from dpfl_plugin.privacy.schedules import Constant, Geometric
+from dpfl_plugin.privacy.spec import BudgetSpec, BudgetView
+
+SIGMA, RATE, DELTA, K = 8.0, 0.5, 1e-5, 2
+M, S = 4, 2
+BOTH: tuple[BudgetView, ...] = ("server", "third_party")
+
+
+@dataclass(frozen=True)
+class Round:
+    """A plan of a class that is no algorithm's."""
+
+    participants: tuple[int, ...] = (0, 1)
+    num_gradients: int = K
+    most_gradients: int | None = None
+    participation: str = "sampled"
+    share: tuple[float, float] = (0.0, 1.0)
+
+
+def account(unit: Unit = "record", beta: float = 1.0, **given: Any) -> PrivacyAccount:
+    facts: dict[str, Any] = {"epsilon": None, "delta": DELTA, "rounds": 200, "num_records": (20,) * M, "num_silos": M}
+    facts["num_participants"] = S
+    names = BudgetSpec.__dataclass_fields__
+    spec = BudgetSpec(**{**facts, **{key: given.pop(key) for key in list(given) if key in names}})
+    rules = PrivacyRules(
+        unit=unit,
+        neighbouring="replace_one",
+        clip_norm=1.0,
+        mechanism=Gaussian(SIGMA),
+        sampler=FixedSize(record_rate=RATE),
+        schedule=Constant() if beta == 1 else Geometric(beta=beta, threshold=3),
+    )
+    more: dict[str, Any] = {"accountant": RDP(), "beside": Beside(200), "ledger": Ledger(), **given}
+    return PrivacyAccount(spec, rules=rules, draw=lambda round, plan, eligible: (0, 1), **more)
+
+
+def run(of: PrivacyAccount, rounds: int, plan: Round = Round()) -> int:
+    """Run rounds for as long as the budget allows; how many."""
+    for t in range(rounds):
+        if not of.affords(t, plan):
+            return t
+        of.begin_round(t, plan)
+        of.append(of.charges(t, plan, "a"))
+    return rounds
+
+
+def epsilon(rounds: int, participation: float = 1.0, accountant: Accountant | None = None, **release: Any) -> float:
+    event = {"noise_multiplier": SIGMA, "sampler": "fixed", "rate": RATE, "neighbouring": "replace_one", **release}
+    count = 1 if event.get("unit") == "silo" else K
+    term = Term(release=SampledGaussian(**event), count=count, rounds=rounds, participation=participation)
+    return (accountant or RDP()).epsilon([term], DELTA)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 12), st.integers(0, 12))
+def test_each_observer_is_told_its_own_composition(both: int, others: int) -> None:
+    """Silos 0 and 1 are drawn in some rounds, 2 and 3 in the others: the server saw the more frequent pair, could have
+    seen one silo in all of them, and a third party is promised the mixture."""
+    one = account()
+    for t in range(both + others):
+        plan = Round((0, 1) if t < both else (2, 3))
+        one.begin_round(t, plan)
+        one.append(one.charges(t, plan, "a"))
+    views = one.views()
+    assert views["server"]["epsilon"] == pytest.approx(epsilon(max(both, others)), rel=1e-12)
+    assert views["server"]["worst_case_epsilon"] == pytest.approx(epsilon(both + others), rel=1e-12)
+    assert views["third_party"]["epsilon"] == pytest.approx(epsilon(both + others, S / M), rel=1e-12)
+    assert one.so_far() == {view: views[view]["epsilon"] for view in BOTH}
+    assert one.outsider() is None  # nothing is proven of records
+    for row in one.per_silo():
+        rounds = both if row["silo"] < 2 else others
+        assert row["rounds"] == rounds
+        assert row["epsilon"] == pytest.approx(epsilon(rounds) if rounds else 0.0, rel=1e-12)
+
+
+def test_an_outsider_is_told_of_the_sum_over_a_sample_of_silos() -> None:
+    """Where silos keep no state and all uploads weigh the same; else nothing."""
+    for stateless, equal_weights in ((True, True), (True, False), (False, True)):
+        one = account("silo", stateless=stateless, equal_weights=equal_weights)
+        run(one, 7)
+        view = one.outsider()
+        if not (stateless and equal_weights):
+            assert view is None
+            continue
+        assert view is not None
+        seen = {"noise_multiplier": SIGMA * math.sqrt(S), "sampler": "fixed", "rate": S / M, "unit": "silo"}
+        assert view.epsilon == pytest.approx(epsilon(7, **seen), rel=1e-12)
+
+
+@pytest.mark.parametrize("beta", [1.0, 0.9], ids=["constant noise", "a schedule"])
+@pytest.mark.parametrize("view", BOTH)
+def test_the_budget_bounds_the_observer_that_it_is_for(view: BudgetView, beta: float) -> None:
+    """The last round that it allows is within it, the next would not be; what the other is told does not matter."""
+    rounds = run(account(epsilon=2.0, view=view, beta=beta), 200)
+    assert 3 < rounds < 200
+    for ran in (rounds, rounds + 1):
+        free = account(beta=beta)
+        run(free, ran)
+        assert (free.so_far()[view] <= 2.0) == (ran == rounds)
+
+
+def test_what_was_spent_before_counts_towards_the_observer_that_saw_it() -> None:
+    event = SampledGaussian(noise_multiplier=SIGMA, sampler="fixed", rate=RATE, neighbouring="replace_one")
+    towards = {"server": 3, "third_party": 6}
+    realised, certain = (dict.fromkeys(range(M), (Planned(event, K * towards[view]),)) for view in BOTH)
+    prior = Prior(realised=realised, certain=certain, runs=({},))
+    for view in BOTH:
+        one = account(epsilon=3.0, view=view, prior=prior, shared=Ledger())
+        assert one.held() == pytest.approx(epsilon(towards[view]), rel=1e-12)
+        taking_part = 1.0 if view == "server" else S / M
+        before = Term(release=event, count=K * towards[view], rounds=1)
+        later = Term(release=event, count=K, rounds=1, participation=taking_part)
+        fit = [n for n in range(1, 100) if RDP().epsilon([before, replace(later, rounds=n)], DELTA) <= 3.0]
+        assert run(one, 200) == max(fit) > 1
+        assert one.views()["total"][view]["epsilon"] <= 3.0
+
+
+def test_a_second_opinion_and_another_ledger_leave_the_account_as_it_is() -> None:
+    class Twice(RDP):
+        name = "twice"
+
+        def epsilon(self, composition, delta):  # type: ignore[no-untyped-def]
+            return 2 * super().epsilon(composition, delta)
+
+    one = account()
+    run(one, 6)
+    before, ahead = one.views(), Ledger()
+    ahead.append([*one.ledger, *one.charges(6, Round(), "a")])
+    doubled, held = one.by(Twice()), one.holding(ahead)
+    for view in BOTH:
+        assert doubled.views()[view]["epsilon"] == 2 * before[view]["epsilon"]
+    assert held.views()["server"]["epsilon"] == pytest.approx(epsilon(7), rel=1e-12)
+    assert one.views() == before and len(one.ledger) < len(ahead)
+
+
+def test_after_a_loss_a_third_party_is_told_the_worst_case_in_every_number() -> None:
+    one = account()
+    run(one, 6)
+    assert one.so_far()["third_party"] < epsilon(6)
+    one.lose()
+    views = one.views()
+    assert views["third_party"]["epsilon"] == views["server"]["worst_case_epsilon"] == one.so_far()["third_party"]
+    assert views["third_party"]["epsilon"] == pytest.approx(epsilon(6), rel=1e-12) == one.ahead()[1]
+    again = account(ledger=one.ledger, costs=one.costs, lost=True)
+    assert again.views() == views
+
+
+def test_how_silos_take_part_is_the_federations() -> None:
+    """With replacement that of the likeliest silo, 1 - (1 - p)^S; with all silos there is no mixture."""
+    weights = (0.4, 0.3, 0.2, 0.1)
+    for participation, probability in (
+        ("sampled", S / M),
+        ("sampled_with_replacement", 1 - (1 - 0.4) ** S),
+        ("all", 1.0),
+    ):
+        one = account(weights=weights)
+        one.begin_round(0, replace(Round(), participation=participation))
+        assert one.costs[0].probability == pytest.approx(probability, rel=1e-12)
+        assert one.ahead()[1] == pytest.approx(epsilon(1, probability), rel=1e-12)
