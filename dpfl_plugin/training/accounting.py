@@ -18,7 +18,7 @@ from dpfl_plugin.errors import ConfigError, PluginError
 from dpfl_plugin.privacy.accountants import MOST_LEVELS, Accountant, rounded_down, wavers
 from dpfl_plugin.privacy.budget import Budget
 from dpfl_plugin.privacy.calibration import max_rounds, most, worst_epsilon
-from dpfl_plugin.privacy.events import Charge, ChargeKind, SampledGaussian, Term
+from dpfl_plugin.privacy.events import Batch, Charge, ChargeKind, SampledGaussian, Term, batches
 from dpfl_plugin.privacy.headroom import Headroom, Stretch
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.pld import normalise
@@ -186,11 +186,8 @@ class PrivacyAccount:
         alike = (cost.num_releases for cost in self.costs.values() if cost.probability < 1 and cost.most is None)
         self._length = next(alike, None)  # releases of every drawn round, if they do not differ in that
         # For a statement alone, what only decisions go by is not worked out: it would take more than the ledger.
-        final = self._to_state() if stating else [charge for charge in ledger if not repeats(charge)]
         self._awaited: defaultdict[tuple[int, ChargeKind | None], list[Charge]] = defaultdict(list)
-        for charge in () if stating else ledger:
-            if repeats(charge) and charge.noise_id != NOT_RUN:
-                self._awaited[charge.round, charge.kind].append(charge)
+        final = self._to_state() if stating else self._settled(ledger, repeats)
         in_rounds = [] if stating else self._in_rounds(final)
         self._spending = Spending(in_rounds)
         # With a schedule every round is of a kind of its own, of which nothing is worth remembering.
@@ -204,7 +201,7 @@ class PrivacyAccount:
         self._stretch = Stretch()
         self._noise_ids: defaultdict[int, set[str]] = defaultdict(set)
         self._participations: defaultdict[int, set[tuple[int, str]]] = defaultdict(set)
-        self._note(final)
+        self._note(batches(final))
         # One silo of each number of records and each past: the others cost the same.
         self._most: dict[RoundCost, int] = {}
         self._alike_plans: dict[tuple[int, int | None, tuple[float, float], str], RoundCost] = {}
@@ -221,18 +218,28 @@ class PrivacyAccount:
             PluginError: the noise is not what the round was checked for; nothing was charged, and nothing may leave.
         """
         assert not self._stating
-        self._check_planned(charges)
+        made = list(batches(charges))
+        self._check_planned(made)
         if self.shared is not None:
-            self.shared.append(charges)
-        self.ledger.append(charges)
-        counted = [*self._not_repeated(charges), *charges]
-        self._spending.add(self._in_rounds(counted))
-        self._note(counted)
+            self.shared.append_all(made)
+        self.ledger.append_all(made)
+        if self._awaited:
+            made = [*batches(self._not_repeated(charges)), *made]
+        self._spending.add_all((first, silos) for first, silos in made if first.kind == "round")
+        self._note(made)
+
+    def _settled(self, ledger: Ledger, repeats: Callable[[Charge], bool]) -> list[Charge]:
+        """What counts from the beginning; what is to be repeated is awaited."""
+        final = []
+        for charge in ledger:
+            if not repeats(charge):
+                final.append(charge)
+            elif charge.noise_id != NOT_RUN:
+                self._awaited[charge.round, charge.kind].append(charge)
+        return final
 
     def _not_repeated(self, charges: Sequence[Charge]) -> list[Charge]:
         """What the ledger holds of these rounds, and was to be made again bit for bit, but is asked otherwise now."""
-        if not self._awaited:
-            return []
         made, found = {charge.noise_id for charge in charges}, list[Charge]()
         for place in sorted({(charge.round, charge.kind) for charge in charges}, key=repr):
             found += [old for old in self._awaited.pop(place, ()) if old.noise_id not in made]
@@ -310,7 +317,7 @@ class PrivacyAccount:
         made = [charge for charge in self.ledger if charge.noise_id != NOT_RUN]
         in_rounds = self._in_rounds(made)
         self._spending.add(in_rounds)  # what it knows it does not count twice
-        self._note(made)
+        self._note(batches(made))
         self._found = _rounds_in(in_rounds)
         self._rounds, self._distinct = {*self._found, *self.costs}, {*self._found.values(), *self.costs.values()}
         self._most, self._cleared, self._alike_plans = {}, _Cleared(), {}
@@ -457,16 +464,21 @@ class PrivacyAccount:
     def so_far(self) -> dict[str, float | None]:
         """Epsilon spent in each view; None where nothing is guaranteed."""
         beside = self._prior(ahead=False)
-        spent = (self._accountant.epsilon(terms, self._privacy.delta) for terms in undominated(self._spent(beside)))
         costs = self._dearest({**self._found, **self.costs})
         again = self._released_again(costs)
         third_party = self._third_party(costs, again, beside).epsilon if again else self._mixed(costs, beside)
-        server = max(spent, default=0.0)
         if self._budget is not None and self._privacy.budget_view == "server" and not self._lost:
             third_party = min(third_party, self._budget.epsilon)  # which holds towards the server, whoever is drawn
+        return {"server": self.server_so_far(), "third_party": _finite(third_party)}
+
+    def server_so_far(self) -> float | None:
+        """Epsilon spent in the server's view; None where nothing is guaranteed."""
+        beside = self._prior(ahead=False)
+        spent = (self._accountant.epsilon(terms, self._privacy.delta) for terms in undominated(self._spent(beside)))
+        server = max(spent, default=0.0)
         if self._budget is not None and self._privacy.budget_view == "server" and self._rules.varies:
             server = min(server, self._budget.epsilon)
-        return {"server": _finite(server), "third_party": _finite(third_party)}
+        return _finite(server)
 
     def _spent(self, beside: Prior) -> Iterator[Terms]:
         """Compositions of what silos released, in rounds and beside; with a schedule, of what dominates a kind."""
@@ -797,8 +809,13 @@ class PrivacyAccount:
         """Each silo's records, participation and epsilon towards the server; in all, with a shared ledger."""
         delta = self._privacy.delta
         alone = server_view(self.ledger.tally, self._accountant, delta).per_silo
-        total = server_view(self.ledger.tally, self._accountant, delta, earlier=self.prior.realised).per_silo
-        made = {(charge.silo, charge.round) for charge in self._in_rounds(self.ledger) if charge.noise_id != NOT_RUN}
+        total: Mapping[int, float] = {}
+        if self.shared is not None:
+            total = server_view(self.ledger.tally, self._accountant, delta, earlier=self.prior.realised).per_silo
+        tally = self.ledger.tally
+        not_run = tally.names.noise(NOT_RUN)
+        entries = (entry for entry in tally.entries() if entry.noise != not_run and tally.kind(entry) == "round")
+        made = {(entry.silo, entry.round) for entry in entries}
         rounds = Counter(silo for silo, _ in made)
         return [
             {
@@ -841,21 +858,22 @@ class PrivacyAccount:
         several = {round for round, _, _, noise, _ in tally.entries() if names.setdefault(round, noise) != noise}
         return [tally.charge(entry) for entry in tally.entries() if entry.round in several or kind_of(entry) != "round"]
 
-    def _check_planned(self, charges: Iterable[Charge]) -> None:
+    def _check_planned(self, made: Iterable[Batch]) -> None:
         """Raise PluginError if silos released other than the budget was checked for.
 
         As with a schedule that answers anew each time, or a plugin that is another one at a silo's rank.
         """
-        place, cost, plan = (-1, 0), None, dict[SampledGaussian, int]()
-        for charge in charges:
-            if (charge.round, self._num_records[charge.silo]) != place:  # silos of one size follow each other
-                place = charge.round, self._num_records[charge.silo]
-                cost = self.costs.get(charge.round)
-                plan = self._counts(charge.silo, cost) if cost is not None else {}
-            if cost is not None and charge.kind == "round" and charge.count > plan.get(charge.release, 0):
+        for charge, silos in made:
+            cost = self.costs.get(charge.round)
+            if cost is None or charge.kind != "round":
+                continue
+            sizes = {self._num_records[silo]: silo for silo in reversed(silos)}  # silos of one size have one plan
+            for silo in sorted(sizes.values()):
+                if charge.count <= self._counts(silo, cost).get(charge.release, 0):
+                    continue
                 levels = ", ".join(f"{count} of noise_multiplier {noise:g}" for noise, count in cost.levels)
                 raise PluginError(
-                    f"silo {charge.silo} made {charge.count} releases of noise_multiplier "
+                    f"silo {silo} made {charge.count} releases of noise_multiplier "
                     f"{charge.release.noise_multiplier:g} in round {charge.round + 1}, which was planned with "
                     f"{levels or 'none'}: the mechanism and the factors of privacy.schedule must be the same whenever, "
                     "and wherever, they are asked for. Nothing of this left the silo."
@@ -868,23 +886,28 @@ class PrivacyAccount:
             self._plans[kind] = {one.release: one.count for one in self._planned(silo, cost)}
         return self._plans[kind]
 
-    def _note(self, charges: Iterable[Charge]) -> None:
-        for charge in charges:
+    def _note(self, made: Iterable[Batch]) -> None:
+        for charge, silos in made:
             kind = charge.kind
             assert kind is not None  # see `settle`
             if kind != "round":
-                self._made[kind][charge.silo, charge.round].add(charge.noise_id)
+                for silo in silos:
+                    self._made[kind][silo, charge.round].add(charge.noise_id)
                 self._priors.clear()
                 noise = charge.release.noise_multiplier
                 self._least[kind] = min(noise, self._least.get(kind, noise))
                 continue
-            self._noise_ids[charge.round].add(charge.noise_id)
-            if len(self._noise_ids[charge.round]) > 1:
+            noise_ids = self._noise_ids[charge.round]
+            noise_ids.add(charge.noise_id)
+            if len(noise_ids) > 1:
                 self._repeated = True
                 self._stretch.forget()
-            self._participations[charge.silo].add((charge.round, charge.noise_id))
-            if self._cap is not None and len(self._participations[charge.silo]) >= self._cap:
-                self._retire(charge.silo)
+            if self._cap is None:
+                continue
+            for silo in silos:
+                self._participations[silo].add((charge.round, charge.noise_id))
+                if len(self._participations[silo]) >= self._cap:
+                    self._retire(silo)
 
     def _retire(self, silo: int) -> None:
         """A silo has reached the cap."""
