@@ -429,7 +429,7 @@ class PrivateOracle:
         """
         rules, of_silo = self._rules, self._rules.unit == "silo"
         made = self._factors[: len(self._released) if of_silo else self._gradient_calls]
-        charges = []
+        charges, noise_id = [], self._draw.noise_id
         for silo, records in zip(self._ids, self._silos, strict=True):
             rate = 1.0 if of_silo else rules.sampler.rate(len(records))
             for release, count in rules.releases(rate, made).items():
@@ -440,7 +440,7 @@ class PrivateOracle:
                         release=release,
                         count=count,
                         share=self._share,
-                        noise_id=self._draw.noise_id,
+                        noise_id=noise_id,
                     )
                 )
         return charges

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,20 +56,34 @@ def holds(path: Path, text: str) -> bool:
         return False
 
 
-def begun(files: RunFolder, id: int, run: str, sha256: str) -> dict[str, Any] | None:
-    """What the ledger in a folder says of the silo that began it; None if there is none.
+def begun(files: RunFolder, id: int, run: str, sha256: str) -> Ledger | None:
+    """The ledger in a folder, to go on with, which says how the silo began; None if there is none.
 
     Raises:
         ConfigError: it is of another silo or agreement; DataError: of other records.
         LedgerError: it is missing where it should be, or damaged.
     """
-    if files.ledger.exists() and b"\n" not in files.ledger.read_bytes():
+    there = files.ledger.exists()
+    if there and not _has_a_line(files.ledger):
         files.ledger.unlink()  # the process ended while it wrote the first line: nothing was charged
-    if not files.ledger.exists():
+        there = False
+    if not there:
         if (files.path / STATE).exists():
             raise LedgerError(f"{files.ledger} is missing, and {STATE} beside it is not: restore it from a copy.")
         return None
-    facts = Ledger.open(files.ledger, append=False).facts
+    with contextlib.ExitStack() as stack:
+        ledger = stack.enter_context(Ledger.open(files.ledger))
+        _check(files, ledger.facts, id, run, sha256)
+        stack.pop_all()
+    return ledger
+
+
+def _has_a_line(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.readline().endswith(b"\n")
+
+
+def _check(files: RunFolder, facts: Mapping[str, Any], id: int, run: str, sha256: str) -> None:
     for key, value, what in (("silo", id, "silo"), ("run", run, "agreement")):
         if facts.get(key) != value:
             raise ConfigError(
@@ -79,4 +95,3 @@ def begun(files: RunFolder, id: int, run: str, sha256: str) -> dict[str, Any] | 
             f"{files.path}: the records are not those that this silo began with. Restore them, or start over in "
             "another folder; loaders must not change records at random (augmentation)."
         )
-    return facts

@@ -18,7 +18,7 @@ from torch import nn
 
 from dpfl_plugin.adapters.message import Message, value_of
 from dpfl_plugin.errors import DataError, MessageError
-from dpfl_plugin.models.fixed import digest_of, fixed_digest, pack, unpack
+from dpfl_plugin.models.fixed import digest_of, pack, unpack
 from dpfl_plugin.training.folder import write_atomic
 
 FIXED: Final = "dpfl.fixed"  # among a message's vectors, the values as bytes
@@ -30,20 +30,23 @@ class Frozen:
 
     Args:
         path: where it is kept, from the first round on.
-        model: as the silo's process made it; a copy is used.
+        model: as the silo's process made it; a copy of what does not train is used.
 
     Attributes:
-        seen: the model with these values, to be looked at only. digest: of them, see `fixed_digest`.
+        seen: the model with these values, to be looked at only. digest: of them, see `digest_of`.
 
     Raises:
         DataError: the file is damaged, or of another model.
     """
 
     def __init__(self, path: Path, model: nn.Module) -> None:
-        self._path, self.seen, self._kept = path, copy.deepcopy(model).eval(), path.exists()
+        # With the model's own parameters where these train: nothing here looks at them, or writes to them.
+        trained = {id(parameter): parameter for parameter in model.parameters() if parameter.requires_grad}
+        self._path, self.seen, self._kept = path, copy.deepcopy(model, trained).eval(), path.exists()
         if self._kept:
             unpack(_read(path, pack(model).numel()), self.seen)
-        self.digest = fixed_digest(self.seen)
+        self._packed = pack(self.seen)
+        self.digest = digest_of(self._packed)
 
     def model(self) -> nn.Module:
         """A copy of the model, with these values, in eval mode."""
@@ -51,7 +54,7 @@ class Frozen:
 
     def write_to(self, model: nn.Module) -> None:
         """Set them in a model that is built alike."""
-        unpack(pack(self.seen), model)
+        unpack(self._packed, model)
 
     def take(self, message: Message) -> bool:
         """Compare with what the server has, and take what it sent where that is another; whether it was.
@@ -76,13 +79,13 @@ class Frozen:
         if digest_of(sent) != wanted:
             raise MessageError("the frozen layers that came with it are not those that it names.")
         unpack(sent, self.seen)
-        self.digest = wanted
+        self._packed, self.digest = pack(self.seen), wanted
         return True
 
     def keep(self) -> None:
         """Write them to the folder, if there are any."""
-        if not self._kept and (packed := pack(self.seen)).numel():
-            write_atomic(self._path, save({"fixed": packed}))
+        if not self._kept and self._packed.numel():
+            write_atomic(self._path, save({"fixed": self._packed}))
             self._kept = True
 
 

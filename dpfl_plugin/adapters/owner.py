@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import logging
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -81,8 +80,7 @@ def plan_of(
     config: Config,
     agreement: Agreement,
     parts: Parts,
-    known: Mapping[str, Any] | None,
-    path: Path,
+    begun: Ledger | None,
     id: int,
     *,
     needed: bool,
@@ -90,15 +88,15 @@ def plan_of(
     """The slots of a silo, as they were when its agreement began; None where nothing bounds what is released.
 
     Args:
-        config: as the silo sees it. known: the facts of its ledger at ``path``; None if it begins.
+        config: as the silo sees it. begun: its ledger; None if it begins.
         needed: whether there has to be a plan though no epsilon was agreed on: where an owner has set limits.
 
     Raises:
         LedgerError: it was begun by a version that kept no plan, and what it released does not fit together with one.
         ConfigError, UnsupportedError: see `agreed_plan`.
     """
-    privacy = config.privacy
-    if known is not None and "slots" in known:
+    privacy, known = config.privacy, {} if begun is None else begun.facts
+    if "slots" in known:
         epsilon = known.get("plan_epsilon")
         return AgreedPlan(tuple(from_plain(known["slots"])), math.inf if epsilon is None else epsilon, privacy.delta)
     if privacy.epsilon is None and not needed:
@@ -107,19 +105,19 @@ def plan_of(
     setting, num_records = agreement.setting, parts.num_records
     prospect = Prospect(config, agreement.algorithm, parts.accountant, setting, num_records, privacy_rules)
     plan = agreed_plan(prospect, parts.rules, num_records[id])
-    if known is None:
+    if begun is None:
         return plan
-    with Ledger.open(path) as ledger:
-        whole = tuple(together(plan.planned, released(ledger)))
-        if KEPT_NO_PLAN not in ledger.notes:
-            ledger.note(KEPT_NO_PLAN)
+    whole = tuple(together(plan.planned, released(begun)))
+    if KEPT_NO_PLAN not in begun.notes:
+        begun.note(KEPT_NO_PLAN)
+        begun.sync()
     if set(whole) == set(plan.planned):
         return plan
     found = max(parts.accountant.epsilon(terms, privacy.delta) for terms in compositions(whole))
     if privacy.epsilon is not None and not found <= privacy.epsilon:
         raise LedgerError(
-            f"{path}: what it holds was not released by the agreed plan. With what is left of that it comes to epsilon "
-            f"{found:.6g}, above {privacy.epsilon:g}. Begin a new agreement; what is in it stays spent."
+            f"{begun.path}: what it holds was not released by the agreed plan. With what is left of that it comes to "
+            f"epsilon {found:.6g}, above {privacy.epsilon:g}. Begin a new agreement; what is in it stays spent."
         )
     return AgreedPlan(whole, max(found, plan.epsilon), privacy.delta)
 

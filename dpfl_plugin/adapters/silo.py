@@ -141,8 +141,9 @@ class Silo:
         )
         self._hashed = kept.hashed if kept is not None and kept.hashed.same(mine) else hashed(mine)
         mine, sha256 = self._hashed.records, self._hashed.digest
-        known = begun(self._files, self.id, agreement.run, sha256)
-        if known is None and hasattr(records, "__len__") and digest(silo_of(records, self._frozen.seen)) != sha256:
+        ledger = begun(self._files, self.id, agreement.run, sha256)
+        known = None if ledger is None else stack.enter_context(ledger).facts
+        if ledger is None and hasattr(records, "__len__") and digest(silo_of(records, self._frozen.seen)) != sha256:
             raise DataError(
                 f"silo {self.id}: its data give other records when they are read again: loaders must not change "
                 "records at random (augmentation). Leave that out; nothing was released."
@@ -158,7 +159,7 @@ class Silo:
         self._made, self._sound = Made(self._hashed, self._decided, parts, config_text), True
         self._host, self._rules, self._device = parts.host, parts.rules, parts.model.device
         key = f"{agreement.run}-silo-{self.id}"
-        plan = plan_of(self._config, agreement, parts, known, self._files.ledger, self.id, needed=lifetime is not None)
+        plan = plan_of(self._config, agreement, parts, ledger, self.id, needed=lifetime is not None)
         planned = None if plan is None else list(plan.planned)
         if lifetime is not None:
             assert plan is not None
@@ -176,12 +177,9 @@ class Silo:
         }
         if not holds(self._files.config, config_text):
             self._files.write(self._files.config, config_text)
-        ledger = (
-            Ledger(self._files.ledger, begins_with, access=self._files.access)
-            if known is None
-            else Ledger.open(self._files.ledger)
-        )
-        self._ledger = stack.enter_context(ledger)
+        if ledger is None:
+            ledger = stack.enter_context(Ledger(self._files.ledger, begins_with, access=self._files.access))
+        self._ledger = ledger
         if lifetime is not None and any(ledger.known(one) < one.count for one in lifetime.of(key)):
             void_statement(self._files)  # it is of before the folder was set back; the ledger gets what was released
         self._grant = None if planned is None else Grant({self.id: planned}, ledger, lifetime, key)
@@ -225,7 +223,7 @@ class Silo:
     @property
     def epsilon(self) -> float | None:
         """What this silo's releases come to towards the server; None where nothing is guaranteed."""
-        return self._account.so_far()["server"]
+        return self._account.server_so_far()
 
     @property
     def noise_multiplier(self) -> float:
@@ -332,7 +330,8 @@ class Silo:
         if eligible is not None and self.id not in eligible:
             return f"it took part in max_participations={self._config.max_participations} rounds"
         asked = self._account.charges(round, plan, draw.noise_id)
-        before = {(c.release, c.share, c.count) for c in self._ledger if c.round == round}
+        tally = self._ledger.tally
+        before = {(c.release, c.share, c.count) for c in map(tally.charge, tally.of_round(round))}
         if before and before != {(c.release, c.share, c.count) for c in asked}:
             return f"round {round + 1} was answered before, with another plan"
         if self._grant is None:
@@ -349,7 +348,8 @@ class Silo:
         if rounds is not None:
             most = min(most, rounds - round - 1)
         if cap is not None:
-            most = min(most, cap - 1 - len({(charge.round, charge.noise_id) for charge in self._ledger}))
+            made = {(entry.round, entry.noise) for entry in self._ledger.tally.entries()}
+            most = min(most, cap - 1 - len(made))
         found: list[list[Charge]] = []
         with contextlib.suppress(ConfigError):  # noise so far ahead has no number
             for later in range(round + 1, round + 1 + most):

@@ -49,7 +49,7 @@ class Standing:
         self, files: RunFolder, ledger: Ledger, account: PrivacyAccount, budget: float | None, stated: Stated
     ) -> None:
         self._files, self._ledger, self._account, self._budget, self._stated = files, ledger, account, budget, stated
-        self._made = _releases(ledger)
+        self._made = _releases_in(ledger)
         self._covered = _covered(files, ledger)
         if len(ledger) and not self._made <= self._covered:  # written by a version that did so now and then
             self.renew()
@@ -64,7 +64,7 @@ class Standing:
         self._made += _releases(charges)
         if self._made <= self._covered:
             return
-        ahead = further(len({charge.round for charge in self._ledger}) // AHEAD)
+        ahead = further(len({entry.round for entry in self._ledger.tally.entries()}) // AHEAD)
         while not self._within_budget(said := self._said(charges, ahead)) and ahead:
             ahead = ahead[: len(ahead) // 2]  # what is beyond the budget never comes
         self._write(said)
@@ -78,12 +78,12 @@ class Standing:
         return self._budget is None or (epsilon is not None and epsilon <= self._budget)
 
     def _said(self, charges: Iterable[Charge], ahead: Sequence[Sequence[Charge]]) -> dict[str, Any]:
-        counted = Ledger(facts=self._ledger.facts)
-        counted.append([*self._ledger, *charges, *itertools.chain(*ahead)])
+        counted = self._ledger.in_memory()
+        counted.append([*charges, *itertools.chain(*ahead)])
         said = self._stated(self._account.holding(counted), len(ahead))
         releases = [
             {"share": list(share), "release": asdict(release), "count": count}
-            for (share, release), count in _releases(counted).items()
+            for (share, release), count in _releases_in(counted).items()
         ]
         counts = {"in_ledger": len(self._ledger), "rounds_ahead": len(ahead), "releases": releases}
         return {**{key: value for key, value in said.items() if key != "head"}, "counted": counts}
@@ -110,6 +110,14 @@ def _releases(charges: Iterable[Charge]) -> _Releases:
     found: _Releases = Counter()
     for charge in charges:
         found[charge.share, charge.release] += charge.count
+    return found
+
+
+def _releases_in(ledger: Ledger) -> _Releases:
+    """`_releases` of a whole ledger, which may be long."""
+    found: _Releases = Counter()
+    for (_, kind), count in ledger.tally.totals().items():
+        found[ledger.tally.names.kinds[kind]] += count
     return found
 
 

@@ -42,7 +42,7 @@ def stated(
         "name": f"{config.name}, silo {id}",
         "id": agreement.run,
         "num_silos": agreement.num_silos,
-        "rounds": len({charge.round for charge in account.ledger}) - ahead,
+        "rounds": len({entry.round for entry in account.ledger.tally.entries()}) - ahead,
         "status": "running",
         "reason": "",
     }

@@ -20,7 +20,7 @@ from dpfl_plugin.privacy.claims.third_party import ThirdParty
 from dpfl_plugin.privacy.claims.values import plain, views_of
 from dpfl_plugin.privacy.composition import undominated
 from dpfl_plugin.privacy.costs import RoundCost
-from dpfl_plugin.privacy.events import Charge
+from dpfl_plugin.privacy.events import Charge, batches
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.participation import Draw, Plan
 from dpfl_plugin.privacy.prior import NO_PRIOR, Prior
@@ -114,10 +114,11 @@ class PrivacyAccount:
             PluginError: the noise is not what the round was checked for; nothing was charged, and nothing may leave.
         """
         assert not self._book.stating
-        self._book.check_planned(charges)
+        made = list(batches(charges))
+        self._book.check_planned(made)
         if self.shared is not None:
-            self.shared.append(charges)
-        self._book.add(charges)
+            self.shared.append_all(made)
+        self._book.add(made)
 
     def sync(self) -> None:
         # The shared ledger first: what a run's own ledger holds, other runs have to know of too. After a crash between
@@ -286,13 +287,18 @@ class PrivacyAccount:
     def so_far(self) -> dict[str, float | None]:
         """Epsilon spent in each view; None where nothing is guaranteed."""
         book, of_server = self._book, self._book.spec.view == "server"
-        beside = book.extra.prior(ahead=False)
-        third_party, server = self._third_party.so_far(beside), self._server.spent(beside)
+        third_party = self._third_party.so_far(book.extra.prior(ahead=False))
         if self._budget is not None and of_server and not book.lost:
             third_party = min(third_party, self._budget.epsilon)  # which holds towards the server, whoever is drawn
-        if self._budget is not None and of_server and book.rules.varies:
+        return {"server": self.server_so_far(), "third_party": finite(third_party)}
+
+    def server_so_far(self) -> float | None:
+        """Epsilon spent in the server's view; None where nothing is guaranteed."""
+        book = self._book
+        server = self._server.spent(book.extra.prior(ahead=False))
+        if self._budget is not None and book.spec.view == "server" and book.rules.varies:
             server = min(server, self._budget.epsilon)
-        return {"server": finite(server), "third_party": finite(third_party)}
+        return finite(server)
 
     def ahead(self) -> tuple[float, float]:
         """Epsilon of all rounds that were begun: of a silo in as many of them as may be, and a third party's."""

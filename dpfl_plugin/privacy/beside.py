@@ -82,9 +82,10 @@ class BesideMade:
         self._priors: dict[tuple[bool, tuple[Kind, int, str] | None], Prior] = {}  # until the next of them
         self._least: dict[Kind, float] = {}  # noise multiplier that a charge beside the rounds had
 
-    def note(self, kind: Kind, charge: Charge) -> None:
-        """Count a charge of this kind; one that is known already counts once."""
-        self._made[kind][charge.silo, charge.round].add(charge.noise_id)
+    def note(self, kind: Kind, charge: Charge, silos: Iterable[int]) -> None:
+        """Count a charge of this kind of each of ``silos``; one that is known already counts once."""
+        for silo in silos:
+            self._made[kind][silo, charge.round].add(charge.noise_id)
         self._priors.clear()
         noise = charge.release.noise_multiplier
         self._least[kind] = min(noise, self._least.get(kind, noise))

@@ -12,7 +12,7 @@ from dpfl_plugin.errors import PluginError
 from dpfl_plugin.privacy.beside import NOT_RUN, Beside, BesideMade
 from dpfl_plugin.privacy.composition import Planned, Spending, Terms
 from dpfl_plugin.privacy.costs import MOST_ROUNDS, RoundCost, made_certain, rounds_in
-from dpfl_plugin.privacy.events import Charge, ChargeKind, SampledGaussian
+from dpfl_plugin.privacy.events import Batch, Charge, ChargeKind, batches
 from dpfl_plugin.privacy.headroom import Stretch
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.pricing import Pricing
@@ -78,18 +78,15 @@ class Book:
         alike = (cost.num_releases for cost in self.costs.values() if cost.probability < 1 and cost.most is None)
         self._length = next(alike, None)  # releases of every drawn round, if they do not differ in that
         # For a statement alone, what only decisions go by is not worked out: it would take more than the ledger.
-        final = self._to_state() if stating else [charge for charge in ledger if not repeats(charge)]
         self._awaited: defaultdict[tuple[int, ChargeKind | None], list[Charge]] = defaultdict(list)
-        for charge in () if stating else ledger:
-            if repeats(charge) and charge.noise_id != NOT_RUN:
-                self._awaited[charge.round, charge.kind].append(charge)
+        final = self._to_state() if stating else self._settled(ledger, repeats)
         in_rounds = [] if stating else of_rounds(final)
         self.spending, self.found = Spending(in_rounds), rounds_in(in_rounds)
         self._count_rounds()
         self.eligible, self._participations = list(range(spec.num_silos)), defaultdict[int, set[tuple[int, str]]](set)
         self.noise_ids, self.repeated = defaultdict[int, set[str]](set), False
         self.stretch = Stretch()
-        self._note(final)
+        self._note(batches(final))
         self.kinds = {self.kind(silo): silo for silo in reversed(range(len(spec.num_records)))}
 
     @property
@@ -119,12 +116,23 @@ class Book:
         self.rounds.add(round)
         self.distinct.add(self.costs[round])
 
-    def add(self, charges: Sequence[Charge]) -> None:
+    def add(self, made: Sequence[Batch]) -> None:
         """Append charges to the ledger, and count them: a charge that was to be repeated, and is not, counts now."""
-        self.ledger.append(charges)
-        counted = [*self._not_repeated(charges), *charges]
-        self.spending.add(of_rounds(counted))
-        self._note(counted)
+        self.ledger.append_all(made)
+        if self._awaited:
+            made = [*batches(self._not_repeated([first for first, _ in made])), *made]
+        self.spending.add_all((first, silos) for first, silos in made if first.kind == "round")
+        self._note(made)
+
+    def _settled(self, ledger: Ledger, repeats: Callable[[Charge], bool]) -> list[Charge]:
+        """What counts from the beginning; what is to be repeated is awaited."""
+        final = []
+        for charge in ledger:
+            if not repeats(charge):
+                final.append(charge)
+            elif charge.noise_id != NOT_RUN:
+                self._awaited[charge.round, charge.kind].append(charge)
+        return final
 
     def lose(self) -> None:
         """The run goes on without some of its silos, and with noise that was never drawn.
@@ -139,27 +147,28 @@ class Book:
         made = [charge for charge in self.ledger if charge.noise_id != NOT_RUN]
         in_rounds = of_rounds(made)
         self.spending.add(in_rounds)  # what it knows it does not count twice
-        self._note(made)
+        self._note(batches(made))
         self.found = rounds_in(in_rounds)
         self._count_rounds()
         self.stretch.forget()
         self._awaited.clear()
 
-    def check_planned(self, charges: Iterable[Charge]) -> None:
+    def check_planned(self, made: Iterable[Batch]) -> None:
         """Raise PluginError if silos released other than the budget was checked for.
 
         As with a schedule that answers anew each time, or a plugin that is another one at a silo's rank.
         """
-        place, cost, plan = (-1, 0), None, dict[SampledGaussian, int]()
-        for charge in charges:
-            if (charge.round, self.spec.num_records[charge.silo]) != place:  # silos of one size follow each other
-                place = charge.round, self.spec.num_records[charge.silo]
-                cost = self.costs.get(charge.round)
-                plan = self.pricing.counts(charge.silo, cost) if cost is not None else {}
-            if cost is not None and charge.kind == "round" and charge.count > plan.get(charge.release, 0):
+        for charge, silos in made:
+            cost = self.costs.get(charge.round)
+            if cost is None or charge.kind != "round":
+                continue
+            sizes = {self.spec.num_records[silo]: silo for silo in reversed(silos)}  # silos of one size have one plan
+            for silo in sorted(sizes.values()):
+                if charge.count <= self.pricing.counts(silo, cost).get(charge.release, 0):
+                    continue
                 levels = ", ".join(f"{count} of noise_multiplier {noise:g}" for noise, count in cost.levels)
                 raise PluginError(
-                    f"silo {charge.silo} made {charge.count} releases of noise_multiplier "
+                    f"silo {silo} made {charge.count} releases of noise_multiplier "
                     f"{charge.release.noise_multiplier:g} in round {charge.round + 1}, which was planned with "
                     f"{levels or 'none'}: the mechanism and the factors of privacy.schedule must be the same whenever, "
                     "and wherever, they are asked for. Nothing of this left the silo."
@@ -172,8 +181,6 @@ class Book:
 
     def _not_repeated(self, charges: Sequence[Charge]) -> list[Charge]:
         """What the ledger holds of these rounds, and was to be made again bit for bit, but is asked otherwise now."""
-        if not self._awaited:
-            return []
         made, found = {charge.noise_id for charge in charges}, list[Charge]()
         for place in sorted({(charge.round, charge.kind) for charge in charges}, key=repr):
             found += [old for old in self._awaited.pop(place, ()) if old.noise_id not in made]
@@ -181,21 +188,25 @@ class Book:
             self.ledger.note(RELEASED_BESIDES.format(round + 1))
         return found
 
-    def _note(self, charges: Iterable[Charge]) -> None:
+    def _note(self, made: Iterable[Batch]) -> None:
         """Count charges, of rounds and beside them, for all but the spending."""
-        for charge in charges:
+        for charge, silos in made:
             kind = charge.kind
             assert kind is not None  # see `settle`
             if kind != "round":
-                self.extra.note(kind, charge)
+                self.extra.note(kind, charge, silos)
                 continue
-            self.noise_ids[charge.round].add(charge.noise_id)
-            if len(self.noise_ids[charge.round]) > 1:
+            noise_ids = self.noise_ids[charge.round]
+            noise_ids.add(charge.noise_id)
+            if len(noise_ids) > 1:
                 self.repeated = True
                 self.stretch.forget()
-            self._participations[charge.silo].add((charge.round, charge.noise_id))
-            if self._cap is not None and len(self._participations[charge.silo]) >= self._cap:
-                self._retire(charge.silo)
+            if self._cap is None:
+                continue
+            for silo in silos:
+                self._participations[silo].add((charge.round, charge.noise_id))
+                if len(self._participations[silo]) >= self._cap:
+                    self._retire(silo)
 
     def _retire(self, silo: int) -> None:
         """A silo has reached the cap."""

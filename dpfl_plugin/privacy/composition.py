@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from dpfl_plugin.privacy.events import Charge, SampledGaussian, Term, Unit
+from dpfl_plugin.privacy.events import Batch, Charge, SampledGaussian, Term, Unit, batches
 from dpfl_plugin.privacy.pld import normalise
 from dpfl_plugin.privacy.tally import Tally
 
@@ -48,11 +48,16 @@ class Spending:
 
     def add(self, charges: Iterable[Charge]) -> None:
         """Add charges. The same bits released again count once, as in the ledger."""
-        names = self._seen.names
-        for charge in charges:
-            more = self._seen.know(self._seen.key(charge), charge.count)
-            if more > 0:
-                self._count(charge.silo, names.kind(charge.share, charge.release), more)
+        self.add_all(batches(charges))
+
+    def add_all(self, made: Iterable[Batch]) -> None:
+        """`add` of charges that are in batches already."""
+        for first, silos in made:
+            kind = self._seen.names.kind(first.share, first.release)
+            grown = self._seen.know_all(self._seen.keys(first, silos), first.count)
+            for silo, more in zip(silos, grown, strict=True):
+                if more:
+                    self._count(silo, kind, more)
 
     def _count(self, silo: int, kind: int, more: int) -> None:
         counts = self._counts.setdefault(silo, {})

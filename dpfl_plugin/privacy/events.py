@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, get_args
 
@@ -55,6 +55,35 @@ class Charge:
     share: tuple[float, float] = (0.0, 1.0)
     noise_id: str
     kind: ChargeKind | None = field(default="round", compare=False)
+
+
+Batch = tuple[Charge, list[int]]
+"""(the first, the silos of all) of charges that differ in nothing but their silo."""
+
+
+def batches(charges: Iterable[Charge]) -> Iterator[Batch]:
+    """Charges that follow each other and differ in nothing but their silo, together.
+
+    What the charges of a round have in common is then looked at once, and not once a silo. Numbers and shares that are
+    not the same object begin another batch, which costs time and nothing else.
+    """
+    first, silos = None, list[int]()
+    for one in charges:
+        if (
+            first is None
+            or one.round is not first.round
+            or one.count is not first.count
+            or one.share is not first.share
+            or one.kind is not first.kind
+            or one.noise_id != first.noise_id
+            or (one.release is not first.release and one.release != first.release)
+        ):
+            if first is not None:
+                yield first, silos
+            first, silos = one, []
+        silos.append(one.silo)
+    if first is not None:
+        yield first, silos
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

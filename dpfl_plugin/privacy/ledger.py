@@ -13,25 +13,31 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import math
 import os
 import re
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Final
 
 from dpfl_plugin.access import Access, opener
 from dpfl_plugin.errors import MAKE_ROOM, LedgerError, is_full
-from dpfl_plugin.privacy.events import CHARGE_KINDS, Charge, ChargeKind, SampledGaussian
-from dpfl_plugin.privacy.tally import Key, Tally, noise_of, packed
+from dpfl_plugin.privacy.events import CHARGE_KINDS, Batch, Charge, ChargeKind, SampledGaussian, batches
+from dpfl_plugin.privacy.tally import Key, Tally, keys_of, noise_of
 
 SCHEMA: Final = 1
 _CHECK: Final = re.compile(rb',"check":"([0-9a-f]{16})"\}')
 _CHECK_BYTES: Final = len(b',"check":"0123456789abcdef"}')
 _HEAD: Final = re.compile("[0-9a-f]{16}")
+
+
+_Groups = dict[tuple[int, int, int, ChargeKind | None], tuple[Charge, dict[str, set[int]]]]
+"""(round, kind, count, what for) -> (one of the charges, the silos by the names of their noise): each a line."""
 
 
 class Ledger:
@@ -132,21 +138,34 @@ class Ledger:
         Raises:
             LedgerError: a charge makes no sense (then none is added), or the file cannot be written.
         """
+        self.append_all(batches(charges))
+
+    def append_all(self, made: Iterable[Batch]) -> None:
+        """`append` of charges that are in batches already."""
         self._require_usable()
-        groups: dict[tuple[int, int, int, ChargeKind | None], tuple[Charge, dict[str, set[int]]]] = {}
+        groups: _Groups = {}
         new: dict[Key, int] = {}
-        kinds: dict[Key, ChargeKind | None] = {}
-        names, checked = self.tally.names, None
-        for charge in charges:
-            _check_charge(charge, checked)
-            checked = charge
-            kind = names.kind(charge.share, charge.release)
-            key = packed(charge.round, charge.silo, kind, names.noise(charge.noise_id))
-            if max(self.tally.count(key), new.get(key, 0)) >= charge.count:
-                continue
-            new[key], kinds[key] = charge.count, charge.kind
-            group = groups.setdefault((charge.round, kind, charge.count, charge.kind), (charge, {}))[1]
-            group.setdefault(charge.noise_id, set()).add(charge.silo)
+        added: list[tuple[list[Key], Charge]] = []
+        names, known = self.tally.names, self.tally.count
+        for charge, silos in made:
+            _check_charges(charge, silos)
+            kind, count, keys, members = names.kind(charge.share, charge.release), charge.count, list[Key](), set[int]()
+            for silo, key in zip(silos, keys_of(charge.round, silos, kind, names.noise(charge.noise_id)), strict=True):
+                if known(key) < count and new.get(key, 0) < count:
+                    new[key] = count
+                    keys.append(key)
+                    members.add(silo)
+            if keys:
+                added.append((keys, charge))
+                group = groups.setdefault((charge.round, kind, count, charge.kind), (charge, {}))[1]
+                group.setdefault(charge.noise_id, set()).update(members)
+        if self._file is not None:
+            self._write_charges(groups)
+        for keys, charge in added:
+            self.tally.know_all(keys, charge.count, charge.kind)
+            self._name(noise_of(keys[0]))
+
+    def _write_charges(self, groups: _Groups) -> None:
         for first, silos in groups.values():
             named: dict[tuple[int, ...], list[str]] = {}
             for noise_id, members in silos.items():
@@ -169,9 +188,12 @@ class Ledger:
                     "silos": noise,
                 }
             )
-        for key, count in new.items():
-            self.tally.know(key, count, kinds[key])
-            self._name(noise_of(key))
+
+    def in_memory(self) -> Ledger:
+        """Its charges and facts, as a ledger without a file that may grow by itself."""
+        other = Ledger(facts=self.facts)
+        other.tally = self.tally.copy()
+        return other
 
     def begin_run(self, facts: Mapping[str, Any]) -> None:
         """Name the run whose charges follow; ``facts["noise"]`` is what it is known by."""
@@ -352,11 +374,13 @@ class Ledger:
             if of_kind is not None and of_kind not in CHARGE_KINDS:
                 raise ValueError(f"kind {of_kind!r} is none of {', '.join(CHARGE_KINDS)}")
             for ranges, noise_ids in content["silos"]:
-                named = [self.tally.names.noise(noise_id) for noise_id in noise_ids]
-                for silo in _from_ranges(ranges):
-                    for noise in named:
-                        self.tally.know(packed(content["round"], silo, kind, noise), content["count"], of_kind)
-                        self._name(noise)
+                silos = list(_from_ranges(ranges))
+                named = [self.tally.names.noise(noise_id) for noise_id in noise_ids] if silos else []
+                of_noise = [keys_of(content["round"], silos, kind, noise) for noise in named]
+                keys = of_noise[0] if len(named) == 1 else itertools.chain(*zip(*of_noise, strict=True))
+                self.tally.know_all(keys, content["count"], of_kind)
+                for noise in named:
+                    self._name(noise)
 
     def _kind(self, content: dict[str, Any]) -> int:
         """The number of a line's share and release; made once of all lines with these very values."""
@@ -388,16 +412,18 @@ def _checksum(previous: str, body: bytes) -> str:
     return hashlib.sha256(previous.encode() + body).hexdigest()[:16]
 
 
-def _check_charge(charge: Charge, sound: Charge | None) -> None:
-    """Raise LedgerError if it makes no sense; ``sound`` is one that does."""
-    number, silo, count = charge.round, charge.silo, charge.count
-    integers = type(number) is type(silo) is type(count) is int and number >= 0 and silo >= 0 and count >= 1
-    alike = sound is not None and charge.release is sound.release and charge.share is sound.share
+def _check_charges(charge: Charge, silos: Iterable[int]) -> None:
+    """Raise LedgerError unless it makes sense for each of ``silos``."""
+    number, count = charge.round, charge.count
+    integers = type(number) is type(count) is int and number >= 0 and count >= 1
     of_kind = charge.kind is None or charge.kind in CHARGE_KINDS
-    if not (integers and (alike or _makes_sense(charge)) and charge.noise_id and of_kind):
+    sound = integers and _makes_sense(charge) and charge.noise_id and of_kind
+    for silo in silos:
+        if sound and type(silo) is int and silo >= 0:
+            continue
         raise LedgerError(
-            f"{charge} makes no sense: numbers must be finite, a share a part of [0, 1), and kind one of "
-            f"{', '.join(CHARGE_KINDS)}."
+            f"{replace(charge, silo=silo)} makes no sense: numbers must be finite, a share a part of [0, 1), and kind "
+            f"one of {', '.join(CHARGE_KINDS)}."
         )
 
 

@@ -9,10 +9,10 @@ two charges have one key if, and only if, they are the same release.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
-from dpfl_plugin.privacy.events import Charge, ChargeKind, SampledGaussian
+from dpfl_plugin.privacy.events import Charge, ChargeKind, SampledGaussian, batches
 
 Share = tuple[float, float]
 Kind = tuple[Share, SampledGaussian]
@@ -99,13 +99,18 @@ class Tally:
         self.names = Names()
         self._counts: dict[Key, int] = {}
         self._others: dict[Key, ChargeKind | None] = {}  # of all but charges of rounds, which most are
-        for charge in charges:
-            self.know(self.key(charge), charge.count, charge.kind)
+        for first, silos in batches(charges):
+            self.know_all(self.keys(first, silos), first.count, first.kind)
 
     def key(self, charge: Charge) -> Key:
         """What the same releases have in common, and no others."""
         names = self.names
         return packed(charge.round, charge.silo, names.kind(charge.share, charge.release), names.noise(charge.noise_id))
+
+    def keys(self, charge: Charge, silos: Sequence[int]) -> list[Key]:
+        """`key` of charges that differ from ``charge`` in their silo only: those of ``silos``."""
+        names = self.names
+        return keys_of(charge.round, silos, names.kind(charge.share, charge.release), names.noise(charge.noise_id))
 
     def know(self, key: Key, count: int, kind: ChargeKind | None = "round") -> int:
         """Count it once, with its largest count; returns by how much that grew.
@@ -113,14 +118,26 @@ class Tally:
         Args:
             kind: what it was for; None where that is not said.
         """
-        known = self._counts.get(key, 0)
+        return self.know_all((key,), count, kind)[0]
+
+    def know_all(self, keys: Iterable[Key], count: int, kind: ChargeKind | None = "round") -> list[int]:
+        """`know` of each of ``keys``, one after another."""
+        counts, grown = self._counts, []
+        for key in keys:
+            known = counts.get(key, 0)
+            if kind != "round" or self._others:
+                self._say(key, kind, new=known == 0)
+            if known < count:
+                counts[key] = count
+            grown.append(max(count - known, 0))
+        return grown
+
+    def _say(self, key: Key, kind: ChargeKind | None, *, new: bool) -> None:
         if kind != "round":
-            if known == 0 or kind is not None:
+            if new or kind is not None:
                 self._others[key] = kind
-        elif self._others and self._others.get(key, kind) is None:
+        elif self._others.get(key, kind) is None:
             del self._others[key]
-        self._counts[key] = max(known, count)
-        return self._counts[key] - known
 
     def kind(self, entry: Entry) -> ChargeKind | None:
         """What a charge was for; None if it is from a ledger that does not say, and was not settled."""
@@ -160,6 +177,9 @@ class Tally:
                 yield new(Entry, (head >> rest, head >> _KIND & silos, head & kinds, key & noises, count))
             else:
                 yield Entry(*_unpacked(key), count)
+
+    def of_round(self, round_: int) -> list[Entry]:
+        return [entry for entry in self.entries() if entry.round == round_]
 
     def charge(self, entry: Entry) -> Charge:
         share, release = self.names.kinds[entry.kind]
@@ -223,6 +243,14 @@ def packed(round_: int, silo: int, kind: int, noise: int) -> Key:
     if type(round_) is int and 0 <= silo < _SILOS and kind < _KINDS and noise < _NOISES:
         return ((round_ << _SILO | silo) << _KIND | kind) << _NOISE | noise
     return round_, silo, kind, noise
+
+
+def keys_of(round_: int, silos: Sequence[int], kind: int, noise: int) -> list[Key]:
+    """`packed` of each of some silos, one at least."""
+    first = packed(round_, 0, kind, noise)
+    if type(first) is int and min(silos) >= 0 and max(silos) < _SILOS:
+        return [first | silo << _KIND + _NOISE for silo in silos]
+    return [packed(round_, silo, kind, noise) for silo in silos]
 
 
 def noise_of(key: Key) -> int:

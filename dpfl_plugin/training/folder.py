@@ -8,8 +8,9 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping
+from json.encoder import encode_basestring_ascii
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
 from dpfl_plugin.access import Access, make_folder, opener
 from dpfl_plugin.errors import BusyError, ConfigError, is_full
@@ -85,9 +86,29 @@ def private_folder(path: Path) -> None:
     path.mkdir(mode=0o700, exist_ok=True)
 
 
-def to_json(value: Any, indent: int | None = 2) -> str:
-    """JSON by the standard: infinities and NaN become null."""
-    return json.dumps(_finite(value), indent=indent, allow_nan=False, sort_keys=False)
+def to_json(value: Any, indent: Literal[2] | None = 2) -> str:
+    """JSON by the standard: infinities and NaN become null.
+
+    The text is that of `json.dumps`, which takes three times as long to indent it; statements of privacy are written
+    before every charge.
+    """
+    return json.dumps(_finite(value), allow_nan=False) if indent is None else _indented(value, "\n")
+
+
+def _indented(value: Any, line: str) -> str:
+    """As JSON; ``line`` ends a line, and begins the next as far to the right as ``value`` is."""
+    if isinstance(value, str):
+        return encode_basestring_ascii(value)
+    if isinstance(value, float):
+        return float.__repr__(value) if math.isfinite(value) else "null"
+    inner = line + "  "
+    if isinstance(value, Mapping):
+        items = [f"{encode_basestring_ascii(str(key))}: {_indented(item, inner)}" for key, item in value.items()]
+        return f"{{{inner}{f',{inner}'.join(items)}{line}}}" if items else "{}"
+    if isinstance(value, list | tuple):
+        items = [_indented(item, inner) for item in value]
+        return f"[{inner}{f',{inner}'.join(items)}{line}]" if items else "[]"
+    return json.dumps(value)
 
 
 def _finite(value: Any) -> Any:
@@ -127,9 +148,11 @@ def locked(path: Path, taken: str, *, other: str = "folder") -> Iterator[TextIO]
             raise _without_locks(path.parent, str(error.strerror), other) from error
         if not _excludes(path):
             raise _without_locks(path.parent, "a second one was granted beside the first", other)
+        holder = f"pid {os.getpid()} on {os.uname().nodename}".encode()
         with naming(path):  # by the system's own call: what stayed in a buffer would fail once more at the file's close
-            os.ftruncate(lock.fileno(), 0)
-            os.write(lock.fileno(), f"pid {os.getpid()} on {os.uname().nodename}".encode())
+            if os.pread(lock.fileno(), len(holder) + 1, 0) != holder:  # else this process has had it before
+                os.ftruncate(lock.fileno(), 0)
+                os.write(lock.fileno(), holder)
         yield lock
 
 

@@ -146,7 +146,7 @@ def statement(
         "views": views,
         "silos": account.per_silo(),
         "num_charges": len(account.ledger),
-        "num_releases": sum(charge.count for charge in account.ledger),
+        "num_releases": sum(account.ledger.tally.totals().values()),
         "head": account.ledger.head,
         "shared": _shared(account),
         "assumptions": _assumptions(config, account, rules, "outsider" in views, bool(lost), draws),

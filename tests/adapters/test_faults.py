@@ -451,9 +451,9 @@ def test_charges_are_on_disk_before_the_upload_is_kept_or_returned(tmp_path, mon
     order = []
     with begin(tmp_path) as made:
         ledger, save = type(made.silos[0]._ledger), silo_module.save
-        append, sync = ledger.append, ledger.sync
+        append, sync = ledger.append_all, ledger.sync
         charge = lambda self: order.append("charge") if self.path else None  # noqa: E731, in memory it charges nothing
-        monkeypatch.setattr(ledger, "append", lambda self, charges: (charge(self), append(self, charges))[1])
+        monkeypatch.setattr(ledger, "append_all", lambda self, made: (charge(self), append(self, made))[1])
         monkeypatch.setattr(ledger, "sync", lambda self: (order.append("sync"), sync(self))[1])
         monkeypatch.setattr(silo_module, "save", lambda *args: (order.append("keep"), save(*args))[1])
         made.silos[0].answer(made.server.begin())

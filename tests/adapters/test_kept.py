@@ -142,12 +142,12 @@ def test_a_silo_that_is_kept_looks_at_its_model_once_for_a_message(tmp_path, mon
     server, silo = one(tmp_path / "silo", Kept())
     a_round(server, silo)
     found = []
-    for name in ("agreement.structure", "frozen.fixed_digest", "frozen.Frozen.model"):
+    for name in ("agreement.structure", "frozen.digest_of", "frozen.Frozen.model"):
         path = f"dpfl_plugin.adapters.{name}"
         real = pkgutil.resolve_name(path)
         monkeypatch.setattr(path, lambda *args, name=name, real=real: (found.append(name), real(*args))[1])
     a_round(server, silo)
-    assert found == ["agreement.structure", "frozen.fixed_digest"]
+    assert found == ["agreement.structure", "frozen.digest_of"]
 
 
 def test_what_an_error_left_is_made_anew(tmp_path, made, monkeypatch):

@@ -71,7 +71,7 @@ def watched(monkeypatch):
 
         monkeypatch.setattr(owner, name, wrapped)
 
-    for owner, name in ((os, "fsync"), (os, "replace"), (Ledger, "append"), (Ledger, "sync")):
+    for owner, name in ((os, "fsync"), (os, "replace"), (Ledger, "append_all"), (Ledger, "sync")):
         wrap(owner, name)
     return calls.append
 

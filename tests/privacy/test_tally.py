@@ -7,13 +7,14 @@ import tracemalloc
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpfl_plugin.privacy import tally as module
-from dpfl_plugin.privacy.events import Charge, SampledGaussian
+from dpfl_plugin.privacy.events import Charge, SampledGaussian, batches
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.tally import Names, Tally
 
@@ -58,7 +59,9 @@ def charges() -> st.SearchStrategy[list[Charge]]:
         share=st.sampled_from(((0.0, 1.0), (0.0, 0.5))),
         noise_id=st.sampled_from(NOISE_IDS),
     )
-    return st.lists(one, max_size=40)
+    silos = st.lists(st.sampled_from(EDGES), min_size=1, max_size=4)
+    alike = st.builds(lambda charge, of: [replace(charge, silo=silo) for silo in of], one, silos)
+    return st.lists(alike, max_size=20).map(lambda lists: [charge for charges in lists for charge in charges])
 
 
 def plain(made: list[Charge]) -> dict[tuple[object, ...], int]:
@@ -75,6 +78,36 @@ def listed(counts: dict[tuple[object, ...], int]) -> list[Charge]:
         Charge(round=t, silo=silo, share=share, release=release, noise_id=noise_id, count=count)  # type: ignore[arg-type]
         for (t, silo, share, release, noise_id), count in counts.items()
     ]
+
+
+CHARGE = Charge(round=1000, silo=1, release=RELEASE, count=300, noise_id=NOISE_IDS[0])
+
+
+@settings(deadline=None)
+@given(charges())
+def test_batches_are_the_charges_one_by_one(made: list[Charge]) -> None:
+    assert [replace(first, silo=silo) for first, silos in batches(made) for silo in silos] == made
+    found = Tally()
+    assert [key for first, silos in batches(made) for key in found.keys(first, silos)] == [found.key(c) for c in made]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"round": 1001},
+        {"count": 299},
+        {"share": (0.0, 0.5)},
+        {"kind": "score"},
+        {"noise_id": NOISE_IDS[1]},
+        {"release": replace(RELEASE, noise_multiplier=59.0)},
+    ],
+    ids=str,
+)
+def test_a_batch_differs_in_nothing_but_silos(other: dict[str, Any]) -> None:
+    silos = [replace(CHARGE, silo=silo, release=replace(RELEASE)) for silo in range(3)]
+    assert list(batches(silos)) == [(silos[0], [0, 1, 2])]
+    changed = replace(CHARGE, **other)
+    assert [first for first, _ in batches([CHARGE, changed, CHARGE])] == [CHARGE, changed, CHARGE]
 
 
 @settings(deadline=None)
@@ -167,3 +200,18 @@ def test_a_part_of_a_release_takes_nothing_back_and_no_field_runs_over() -> None
     for other in (replace(whole, silo=2**24), replace(whole, silo=2**48), replace(whole, round=1)):
         assert tally.know(tally.key(other), 3) == 3
     assert len(tally) == 4
+
+
+@settings(deadline=None)
+@given(charges(), charges())
+def test_a_ledger_in_memory_is_the_ledger_and_grows_alone(made: list[Charge], more: list[Charge]) -> None:
+    ledger, whole = Ledger(facts={"a": 1}), Ledger()
+    ledger.append(made)
+    whole.append([*made, *more])
+    before, other = list(ledger), ledger.in_memory()
+    assert (list(other), other.facts, other.path) == (before, {"a": 1}, None)
+    other.append(more)
+    assert list(other) == list(whole) and list(ledger) == before
+    assert [one for t in {c.round for c in other} for one in map(other.tally.charge, other.tally.of_round(t))] == [
+        one for t in {c.round for c in other} for one in other if one.round == t
+    ]

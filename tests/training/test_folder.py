@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dpfl_plugin.errors import BusyError, ConfigError, LedgerBusyError
 from dpfl_plugin.training.folder import RunFolder, to_json, write_atomic
@@ -33,6 +35,19 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
 def test_json_has_no_nan() -> None:
     values = {"a": math.nan, "b": [math.inf, 1.5, (-math.inf,)], 3: "x"}
     assert json.loads(to_json(values)) == {"a": None, "b": [None, 1.5, [None]], "3": "x"}
+
+
+PLAIN = st.none() | st.booleans() | st.integers() | st.text() | st.floats(allow_nan=False, allow_infinity=False)
+
+
+@given(st.recursive(PLAIN, lambda of: st.lists(of) | st.dictionaries(st.text(), of)))
+def test_json_is_what_the_standard_library_writes(value: Any) -> None:
+    assert to_json(value) == json.dumps(value, indent=2) and to_json(value, None) == json.dumps(value)
+
+
+def test_what_json_has_no_word_for_is_refused() -> None:
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        to_json({"a": [object()]})
 
 
 def test_metrics(tmp_path: Path) -> None:

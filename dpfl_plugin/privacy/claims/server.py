@@ -9,7 +9,7 @@ from typing import Any
 
 from dpfl_plugin.privacy.accountants import MOST_LEVELS, Accountant, rounded_down
 from dpfl_plugin.privacy.beside import NOT_RUN
-from dpfl_plugin.privacy.book import Book, of_rounds
+from dpfl_plugin.privacy.book import Book
 from dpfl_plugin.privacy.budget import Budget
 from dpfl_plugin.privacy.calibration import worst_epsilon
 from dpfl_plugin.privacy.claims.base import Claims, finite
@@ -139,8 +139,13 @@ class Server(Claims):
         """Each silo's records, rounds and epsilon; ``in_all``: and that of all runs of a shared ledger."""
         book, delta = self.book, self.book.spec.delta
         alone = server_view(book.ledger.tally, self.accountant, delta).per_silo
-        total = server_view(book.ledger.tally, self.accountant, delta, earlier=book.prior.realised).per_silo
-        made = {(charge.silo, charge.round) for charge in of_rounds(book.ledger) if charge.noise_id != NOT_RUN}
+        total: Mapping[int, float] = {}
+        if in_all:
+            total = server_view(book.ledger.tally, self.accountant, delta, earlier=book.prior.realised).per_silo
+        tally = book.ledger.tally
+        not_run = tally.names.noise(NOT_RUN)
+        entries = (entry for entry in tally.entries() if entry.noise != not_run and tally.kind(entry) == "round")
+        made = {(entry.silo, entry.round) for entry in entries}
         rounds = Counter(silo for silo, _ in made)
         return [
             {
