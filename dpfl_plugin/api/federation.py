@@ -157,14 +157,14 @@ class Federation:
             ConfigError: there is no silo, or a key is wrong.
         """
         if not isinstance(silos, Mapping) or not silos:
-            raise ConfigError("from_arrays needs a mapping {silo's name: (features, labels)} of one silo at least.")
+            raise ConfigError("from_arrays needs a mapping {silo's name: (features, labels)} of at least one silo.")
         tables = {}
         for name, pair in silos.items():
             if not isinstance(pair, tuple | list) or len(pair) != 2:
                 raise ConfigError(f"silo {name!r}: must be a pair (features, labels), not a {type(pair).__name__}.")
             x, y = (np.array(_on_cpu(part)) for part in pair)
             if not str(name).strip():
-                raise ConfigError("a silo's name is empty: give each one.")
+                raise ConfigError("a silo's name is empty: name every silo.")
             where = Path(f"silo {name}")
             if str(where) in tables:
                 raise ConfigError(f"two silos are called {name!r}: give each a name of its own.")
@@ -185,7 +185,7 @@ class Federation:
             UnsupportedError: it cannot be told which records a loader gives, or they change from one time to the next.
         """
         if not isinstance(silos, Mapping) or not silos:
-            raise ConfigError("from_datasets needs a mapping {silo's name: data set} of one silo at least.")
+            raise ConfigError("from_datasets needs a mapping {silo's name: data set} of at least one silo.")
         check_apart(dict(enumerate(silos.values())))
         arrays = {}
         for name, data in silos.items():

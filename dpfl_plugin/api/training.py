@@ -83,17 +83,17 @@ def train(
     """
     if not isinstance(federation, Federation):
         raise ConfigError(
-            f"federation is a {type(federation).__name__}: make one by dpfl.Federation.load, from_frame, from_arrays "
+            f"federation is a {type(federation).__name__}: make one with dpfl.Federation.load, from_frame, from_arrays "
             "or from_datasets."
         )
     if resume and out is None:
-        raise ConfigError("resume=True without out: say in which folder the run was begun, out=....")
+        raise ConfigError("resume=True without out: give the folder in which the run began, out=....")
     model_said, of_model = model_block(model)
     loss_said, of_loss = loss_name(keys.pop("loss", "auto"))
     algorithm_said, of_algorithm = algorithm_block(algorithm)
     if "data" in keys:
         raise ConfigError(
-            "data is what the federation says: give its keys there, e.g. Federation.load(..., num_silos=8)."
+            "data comes from the federation: give its keys there, e.g. Federation.load(..., num_silos=8)."
         )
     values: dict[str, Any] = {
         **plain(keys),
@@ -159,7 +159,7 @@ def run_config(
     pictures.of_run(RunFolder(folder), config, label, anew=not finished)
     if result["status"] == "interrupted":
         teller.note(
-            f"interrupted: {result['rounds']} rounds are done and saved; go on by resume=True, out={config.out!r}."
+            f"interrupted: {result['rounds']} rounds are done and saved; continue with resume=True, out={config.out!r}."
         )
         raise KeyboardInterrupt
     if result["status"] == "failed":

@@ -73,7 +73,7 @@ def run(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file, e.g. configs/quickstart.yaml.")],
     settings: Settings = None,
     out: Annotated[Path | None, typer.Option(help="Folder of run folders (default: the file's, else runs).")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint, if there is one.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint, if any.")] = False,
     ledger: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Shared with other runs on the same data: privacy.epsilon bounds them all."),
@@ -243,7 +243,7 @@ def plan(
     ] = None,
     paper: Annotated[
         str | None,
-        typer.Option(help="What a paper prescribes for CONFIG: scaffnew, gao, noble or chang; beside what is proven."),
+        typer.Option(help="What a paper prescribes for CONFIG: scaffnew, gao, noble or chang; next to what is proven."),
     ] = None,
     psi0: Annotated[float | None, typer.Option(help="scaffnew: psi_0 (default: a bound known without data).")] = None,
     strong_convexity: Annotated[float | None, typer.Option(help="scaffnew: mu of the losses (default: l2).")] = None,

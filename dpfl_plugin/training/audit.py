@@ -185,7 +185,7 @@ def audit(config: Config, base: Path, options: Options, make_runtime: MakeRuntim
     planting, train = plant(parts.host.train, silos, options.canaries, QUIET, options.seed, rules.unit)
     rounds, ledger = _transcript(config, parts, planting, train, silos, options, make_runtime)
     if not rounds:
-        raise ConfigError("the budget does not last for one round: there is nothing to audit. Raise privacy.epsilon.")
+        raise ConfigError("the budget does not cover one round: there is nothing to audit. Raise privacy.epsilon.")
     found, releases = responses(parts.algorithm, rules, rounds, len(silos))
     charges = [charge for charge in ledger if charge.silo in silos]
 
@@ -512,8 +512,8 @@ def _judged(report: Report, missing: int, *, adapts: bool) -> Report:
     notes = []
     if report.unit == "silo":
         notes.append(
-            f"at silo level a silo is one canary, so that {report.canaries} bits decide: little can be shown by them, "
-            "and the noise is the better witness."
+            f"at silo level a silo is one canary, so {report.canaries} bits decide: they can show little, "
+            "and the noise is better evidence."
         )
     if adapts:
         notes.append(

@@ -26,8 +26,8 @@ ASSUMPTIONS = (
     "The numbers of training and test records of the silos are public.",
 )
 REVEALED = (
-    "No epsilon covers all that the server was given: by evaluation.reveal: server it has, of every silo, the loss on "
-    "its training records and the accuracy on its test records{more}, computed without noise."
+    "No epsilon covers everything that the server was given: by evaluation.reveal: server it has, of every silo, "
+    "the loss on its training records and the accuracy on its test records{more}, computed without noise."
 )
 REVEALED_GRADIENTS = ", and (evaluation.dissimilarity) the gradient of its loss"
 SIMULATION = (
@@ -49,7 +49,7 @@ KNOWN_SEED = (
 )
 SECURE = (
     "Batches and noise came from AES-128 in counter mode under keys that each silo drew from its operating system, "
-    "used for one round and never stored: the seed of the run does not tell them.",
+    "used for one round and never stored: the seed of the run does not reveal them.",
 )
 SECURE_DRAWS = (
     "Who took part was drawn from 256 bits of the server's operating system, which were known to nobody before the run "
@@ -70,7 +70,7 @@ OUTSIDER = (
 )
 EARLY_STOPPING = (
     "Validation scores are releases too: each silo's noisy count of correct predictions on records that no gradient "
-    "reads, charged to those records, so that for each record the dearer of rounds and scores counts.",
+    "reads, charged to those records, so for each record the costlier of rounds and scores counts.",
     "When the run ends depends on scores, which are releases. All rounds and scores that were planned are therefore "
     "charged, also where it ended before: a shorter run is a function of the planned one.",
 )
@@ -86,15 +86,15 @@ LOST = (
 )
 FAILURES = (
     "That a silo failed, when, and what it said of it, is seen by the server and shown in this folder; no epsilon "
-    "covers what that tells of its records.",
+    "covers what that reveals about its records.",
 )
 MEASUREMENTS = (
     "Losses and accuracies in metrics.jsonl, result.json and curves.png are computed from records without noise, for "
     "the experimenter; publishing them is not covered by any epsilon here.",
     "A run that ends because its loss is not finite, or because somebody looked at these measurements, ends at a round "
-    "that depends on records; epsilon does not cover what that tells.",
+    "that depends on records; epsilon does not cover what that reveals.",
 )
-TIMES = "How long silos take, and when their messages come, is seen by the server; no epsilon covers what that tells."
+TIMES = "How long silos take, and when their messages come, is seen by the server; no epsilon covers what that reveals."
 BITS = (
     "Releases are whole steps of a grid with exactly distributed noise; rounding is part of the sensitivity, and takes "
     "at most 0.2 % more noise. It is assumed that a row of a product of matrices depends on no other row's values."
@@ -275,14 +275,15 @@ def _finite(value: float) -> float | None:
 
 def markdown(said: dict[str, Any]) -> str:
     """`privacy.md`: what `statement` says, for people. The same data give the same text."""
-    parts = [_title(said), *(f"**{text}**" for text in said["warnings"])]
+    parts, notes = [_title(said), *(f"**{text}**" for text in said["warnings"])], said["notes"]
     if said["guarantee"].startswith("none"):
         parts += [_unprotected(said)]
     else:
         parts += [_summary(said), _who(said), _how(said), _epsilons(said), *_total(said), _silos(said)]
         parts += [_list("Assumptions", "The numbers above hold if:", said["assumptions"])]
         parts += [_list("What is not covered", "", said["caveats"])]
-    parts += [_list("Notes of this run", "", said["notes"])] if said["notes"] else []
+        notes = [text for text in notes if text not in said["caveats"]]
+    parts += [_list("Notes of this run", "", notes)] if notes else []
     return "\n\n".join([*parts, _verify(said)]) + "\n"
 
 
@@ -471,8 +472,8 @@ def _total(said: dict[str, Any]) -> list[str]:
         else "It holds no other run yet."
     )
     how = (
-        " Runs on the same records at the same silos add up silo by silo. Of every other run the dearest silo counts, "
-        "since any record may have been there."
+        " Runs on the same records at the same silos add up silo by silo. Of every other run the costliest silo "
+        "counts, since any record may have been there."
         if shared["num_same_records"] < shared["num_runs"]
         else ""
     )
@@ -528,10 +529,10 @@ def _verify(said: dict[str, Any]) -> str:
     lines = [
         "## How to verify\n",
         "`dpfl account FOLDER`, with the folder that this file is in, reads `ledger.jsonl`, checks that no line was "
-        "changed or is missing between others, and that its end holds what the checkpoint and `details.json` beside it "
-        "know of; then it computes the server's epsilon anew by every accountant that knows the mechanism.",
+        "changed or is missing between others, and that its end holds what the checkpoint and `details.json` next to "
+        "it know of; then it computes the server's epsilon anew by every accountant that knows the mechanism.",
         "The checksum of the ledger's last line, when this was written, is in `details.json`. Kept elsewhere, it shows "
-        "later whether lines are missing at the end, also where the files beside it were set back with it.",
+        "later whether lines are missing at the end, also where the files next to it were set back with it.",
     ]
     if shared is not None:
         lines.append(
