@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 MAKE_ROOM: Final = (
-    "Free some space there, or have the quota raised (df -h, quota -s); then the same command goes on from what was "
+    "Free some space there, or have the quota raised (df -h, quota -s); then the same command continues from what was "
     "saved: dpfl run with --resume, dpfl sweep with --retry."
 )
 _INSTALLED = (__file__.removesuffix("errors.py"), traceback.__file__.removesuffix("traceback.py"), "<")

@@ -305,7 +305,7 @@ def test_what_is_no_callback_is_refused_and_a_finished_run_says_that_it_calls_no
     session(tmp_path)
     spy, notes = Spy(), Notes()
     session(tmp_path, spy, reporter=notes)
-    assert not spy.events and any("callbacks and trackers are told nothing" in text for text in notes.notes)
+    assert not spy.events and any("callbacks and trackers are not told about it" in text for text in notes.notes)
 
 
 def test_trackers_are_no_part_of_a_runs_name(tmp_path: Path) -> None:

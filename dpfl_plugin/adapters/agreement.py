@@ -79,7 +79,7 @@ class Agreement:
             )
         if structure(model) != self.structure:
             raise ConfigError(
-                f"this {type(model).__name__} is built otherwise than the model that was agreed on: its layers, their "
+                f"this {type(model).__name__} is built differently from the model agreed on: its layers, their "
                 "options, or tensors that are plain attributes differ. Make these buffers (register_buffer), which "
                 "travel, and build the same model everywhere."
             )

@@ -430,7 +430,7 @@ class PrivateAggregator(ServerAggregator):
 
 def _public(error: Exception) -> str:
     """What silos are told of it."""
-    return str(error)[:1000] if isinstance(error, DpflError) else f"the server met with a {type(error).__name__}"
+    return str(error)[:1000] if isinstance(error, DpflError) else f"the server failed with a {type(error).__name__}"
 
 
 def _take_over(runner: Any, silos: PrivateTrainer, server: PrivateAggregator) -> None:

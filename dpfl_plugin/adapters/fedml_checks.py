@@ -58,5 +58,5 @@ def too_few_rounds(args: Any, agreement: Agreement) -> str:
         return ""
     return (
         f"comm_round={least} is less than dpfl_args: dpfl: rounds={rounds}: the run pauses before its end. Run it "
-        f"again to go on; or begin another with rounds: {least}, which has less noise"
+        f"again to continue; or begin another with rounds: {least}, which has less noise"
     )

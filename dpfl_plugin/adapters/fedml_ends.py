@@ -74,7 +74,7 @@ def _begins_again(before: Callable[..., None], self: Any, message: Any) -> None:
     """A server that was started again begins as if all silos had just come; FedML's silos would not answer twice."""
     server, known = message.get(SERVER), getattr(self, "dpfl_server", None)
     if self.is_inited and server != known:
-        LOG.info("the server was started again: this silo goes on with it")
+        LOG.info("the server was started again: this silo continues with it")
         self.is_inited = False
     self.dpfl_server = server
     before(self, message)
@@ -139,7 +139,7 @@ def _tells_all(before: Callable[..., None], self: Any, message: Any) -> None:
     except Exception as error:
         if self.backend == "MPI":  # where one rank that ends takes the others along
             raise
-        LOG.error("the server met with %s: it ends, and tells all silos: %s", type(error).__name__, error)
+        LOG.error("the server failed with %s: it ends, and tells all silos: %s", type(error).__name__, error)
         for rank in self.client_real_ids:
             with contextlib.suppress(Exception):  # whoever is gone need not be told
                 self.send_message_finish(rank, 0)

@@ -44,7 +44,7 @@ class Watch:
             since = self._since
             waited = 0.0 if since is None else time.monotonic() - since
             if waited >= self._seconds / 2 and (what := self._what()):
-                LOG.info("dpfl: waiting for %s, for %.0f s by now", what, waited)
+                LOG.info("dpfl: waiting for %s, for %.0f s so far", what, waited)
 
 
 def server_waits_for(manager: Any) -> str:

@@ -285,7 +285,7 @@ class PrivateStrategy(Strategy):
         rounds = self._agreement.config.rounds
         if rounds is not None and num_rounds < rounds:
             LOG.warning(
-                "dpfl: num_rounds=%d, and %s rounds=%d: the run pauses before its end. Run it again to go on; or "
+                "dpfl: num_rounds=%d, and %s rounds=%d: the run pauses before its end. Run it again to continue; or "
                 "begin another with rounds=%d, which has less noise",
                 num_rounds,
                 SOURCE,
@@ -308,7 +308,7 @@ class PrivateStrategy(Strategy):
         if self._unread and not self._told:
             LOG.warning(
                 "dpfl: run-config %s: dpfl reads none of these. They have an effect only where code of the project "
-                "reads them (rounds, evaluation, data); how silos train says %s alone",
+                "reads them (rounds, evaluation, data); only %s says how silos train",
                 ", ".join(self._unread),
                 SOURCE,
             )
@@ -357,7 +357,7 @@ class PrivateStrategy(Strategy):
                 return node_of
             if here >= needed and waited >= self._patience:
                 LOG.warning(
-                    "dpfl: silos %s did not come in %g s: rounds go on without them, and wait for them no more until "
+                    "dpfl: silos %s did not come in %g s: rounds continue without them, and do not wait for them until "
                     "they are back",
                     ranges(missing - self._gone),
                     self._patience,

@@ -285,7 +285,7 @@ def _check_steady(dataset: Any, indices: Sequence[int]) -> None:
     for index in indices[::step][:LOOKED_AT]:
         if not _same(dataset[index], dataset[index]):
             raise UnsupportedError(
-                f"the silo's data set gives record {index} otherwise when it is read again: it changes records at "
+                f"the silo's data set gives a different record {index} when it is read again: it changes records at "
                 "random (augmentation). Records are read once, and drawn again and again. Leave the augmentation out."
             )
 

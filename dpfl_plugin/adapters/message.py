@@ -48,7 +48,7 @@ class Message:
         named = dict(tensors)
         found = named.pop(HEADER, None)
         if not isinstance(found, Tensor) or found.dtype != torch.uint8 or found.dim() != 1:
-            raise MessageError(f"it holds no {HEADER}: it is not of dpfl_plugin.")
+            raise MessageError(f"it holds no {HEADER}: it is not a message of dpfl_plugin.")
         if not all(isinstance(name, str) and isinstance(value, Tensor) for name, value in named.items()):
             raise MessageError("it holds something that is not a tensor.")
         return cls(_parsed(bytes(found.cpu().numpy())), {name: value.detach().cpu() for name, value in named.items()})

@@ -41,7 +41,7 @@ def checked(agreement: Agreement, id: int, message: Message) -> tuple[int, str, 
             raise MessageError(f"it is of protocol {str(header.get('dpfl'))[:20]}, and this version of {PROTOCOL}.")
         if value_of(header, "run", str) != agreement.run:
             built = header.get("model") == agreement.structure
-            which = "the settings" if built else "the model is built otherwise"
+            which = "the settings" if built else "the model is built differently"
             raise MessageError(
                 f"it is of run {header['run'][:32]}, and this silo agreed to {agreement.run}: settings or "
                 f"the model differ ({which})."

@@ -47,7 +47,7 @@ HEADER_BYTES: Final = 2**16  # enough for every header that a silo sends
 MOST_VOID: Final = 3  # rounds in a row that do not count
 TAKEN: Final = (
     "{}: another server ({{holder}}) is at work in this folder. Two would ask the same silos, which would spend their "
-    "budgets on both. End that one first; this one then goes on where it ended."
+    "budgets on both. End that one first; this one then continues where it ended."
 )
 LOG: Final = logging.getLogger("dpfl_plugin.server")
 
@@ -209,11 +209,11 @@ class Server:
             return made(secrets.token_hex(8))
         message, changed = self._requests.again(self.rounds, made)
         if message is not None:
-            LOG.info("round %d was cut: its request is sent again; kept answers cost nothing", self.rounds + 1)
+            LOG.info("round %d was interrupted: its request is sent again; kept answers cost nothing", self.rounds + 1)
             return message
         if changed:
             LOG.warning(
-                "round %d was cut, and its request cannot be made again to the bit: did the package change? It is "
+                "round %d was interrupted; its request cannot be repeated bit for bit: did the package change? It is "
                 "asked for again, and silos that answered it are charged again",
                 self.rounds + 1,
             )
@@ -285,7 +285,7 @@ class Server:
                 current.unfit[silo] = why[:500]
                 raise MessageError(f"the silo cannot train on its records: {why[:500]}.")
             if status == "failed":
-                raise MessageError("the silo met with an error, which its own log tells.")
+                raise MessageError("the silo failed with an error; its own log says which.")
             if status in ("spent", "refused"):
                 reason = str(header.get("reason"))[:500]
                 (current.spent if status == "spent" else current.disallowed)[silo] = reason
@@ -306,7 +306,7 @@ class Server:
             raise MessageError("it is of another version's protocol.")
         if value_of(header, "run", str) != self.agreement.run:
             built = header.get("model", self.agreement.structure) == self.agreement.structure
-            what = "settings there differ" if built else "the model there is built otherwise"
+            what = "settings there differ" if built else "the model there is built differently"
             raise MessageError(f"it is of another run: {what} from the server's.")
         if value_of(header, "silo", int) != silo:
             raise MessageError(f"it says that it is of silo {header['silo']}.")

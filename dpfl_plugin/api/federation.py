@@ -172,7 +172,7 @@ class Federation:
             ConfigError: there is no silo, or a key is wrong.
         """
         if not isinstance(silos, Mapping) or not silos:
-            raise ConfigError("from_arrays needs a mapping {silo's name: (features, labels)} of one silo at least.")
+            raise ConfigError("from_arrays needs a mapping {silo's name: (features, labels)} of at least one silo.")
         tables = {}
         for name, pair in silos.items():
             if not isinstance(pair, tuple | list) or len(pair) != 2:
@@ -207,7 +207,7 @@ class Federation:
             UnsupportedError: it cannot be told which records a loader gives, or they change from one time to the next.
         """
         if not isinstance(silos, Mapping) or not silos:
-            raise ConfigError("from_datasets needs a mapping {silo's name: data set} of one silo at least.")
+            raise ConfigError("from_datasets needs a mapping {silo's name: data set} of at least one silo.")
         check_apart(dict(enumerate(silos.values())))
         arrays = {}
         for name, data in silos.items():

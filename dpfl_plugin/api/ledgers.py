@@ -38,7 +38,7 @@ class Ledger:
         given = Path(path)
         file = given / "ledger.jsonl" if given.is_dir() else given
         if not file.is_file():
-            raise DataError(f"{file}: there is no ledger. Name a run's folder (OUT/NAME/ID), or a ledger's file.")
+            raise DataError(f"{file}: there is no ledger. Give a run's folder (OUT/NAME/ID), or a ledger file.")
         return cls(file, ledgers.Ledger.open(file, append=False))
 
     @property

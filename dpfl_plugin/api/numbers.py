@@ -22,11 +22,11 @@ NEIGHBOURS: Final[dict[str, tuple[Sampler, Neighbouring]]] = {
 }
 IN_WORDS: Final = {
     "replace_one": "data sets that differ in the values of one record (replace-one)",
-    "add_or_remove": "data sets of which one has a record more (add-or-remove)",
+    "add_or_remove": "data sets of which one has one more record (add-or-remove)",
 }
 DRAWN: Final = {
     "fixed": "a fixed number of records without replacement, {rate:g} of them (sampler fixed)",
-    "poisson": "each record by itself with probability {rate:g} (sampler poisson)",
+    "poisson": "each record independently with probability {rate:g} (sampler poisson)",
     "full": "all records (sampler full)",
 }
 MOST_STEPS: Final = 10**7  # that `max_steps` looks for
@@ -71,7 +71,7 @@ class Epsilon:
         factor = math.exp(min(self.epsilon, 700.0))
         much = f"{digits(factor, 3)}-fold" if factor < MOST_ODDS else "by a factor beyond use"
         return (
-            f"whatever is seen changes the odds between two such data sets at most {much}, but for a probability of "
+            f"whatever is seen changes the odds between two such data sets at most {much}, except with probability "
             f"{self.delta:g}"
         )
 

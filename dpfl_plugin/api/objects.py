@@ -136,7 +136,7 @@ def algorithm_block(algorithm: Any) -> tuple[Any, object]:
         return {**({"module": path} if name is None else {"name": name}), **plain(options)}, None
     if not callable(getattr(algorithm, "local_update", None)):
         raise ConfigError(
-            f"algorithm={algorithm!r} is a {kind.__name__}, and no algorithm: give a name "
+            f"algorithm={algorithm!r} is a {kind.__name__}, not an algorithm: give a name "
             f"({', '.join(registry.names('algorithms'))}), or an instance, e.g. dpfl.Scaffold(local_steps=20, ...)."
         )
     held = _Algorithm(algorithm)

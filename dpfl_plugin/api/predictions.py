@@ -16,15 +16,12 @@ from dpfl_plugin.training.predictions import Predictions, Trained, by_record, re
 from dpfl_plugin.training.predictions import predict as predict_records
 
 COVERED: Final = (
-    "What the model, and so any prediction, tells of the people it was trained on is covered by that epsilon, whoever "
-    "the prediction is about."
+    "What the model, and so any prediction, reveals about the people it was trained on is covered by that epsilon, "
+    "whoever the prediction is about."
 )
 NOT_COVERED: Final = (
-    "What a prediction tells of the person whose record it was computed from is not covered by any epsilon: publishing "
-    "predictions about people, new ones above all, is another matter than publishing the model."
-)
-NO_EPSILON: Final = (
-    "No epsilon holds for this run: its model, and any prediction, may tell of the people it was trained on."
+    "What a prediction reveals about the person whose record it was computed from is not covered by any epsilon: "
+    "publishing predictions about people, new ones above all, is not the same as publishing the model."
 )
 SIMULATED: Final = (
     "The noise of this run follows from its seed, which whoever has the folder knows: before predictions leave your "
@@ -32,7 +29,7 @@ SIMULATED: Final = (
 )
 NO_PROBABILITIES: Final = "no probabilities: the outputs of a model with this loss are not log-odds."
 NO_NAMES: Final = (
-    "names of classes were not told to the run's server: classes are numbers, in the order of the training labels, "
+    "the run's server was not told the names of classes: classes are numbers, in the order of the training labels, "
     "and labels in DATA are not compared. Name classes in the configuration to have them."
 )
 

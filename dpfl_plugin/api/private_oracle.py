@@ -64,7 +64,7 @@ PLAN: Final = RoundPlan(
 )
 LOOP: Final = (
     "What the training loop itself computes from records, such as a loss or an accuracy, is covered by no epsilon "
-    "here; nor is what it tells that the loop ended because of it.",
+    "here; nor is what it reveals if the loop ended because of it.",
 )
 _opened: weakref.WeakValueDictionary[Path, PrivateOracle] = weakref.WeakValueDictionary()
 
@@ -139,7 +139,7 @@ class PrivateOracle:
         _refuse_limits()
         if (other := _opened.get(path.resolve())) is not None:
             raise BusyError(
-                f"ledger={str(ledger)!r}: an oracle of this process has it, after {other.num_releases} releases. Call "
+                f"ledger={str(ledger)!r}: an oracle of this process uses it, after {other.num_releases} releases. Call "
                 "its close(), or use it in a with block."
             )
         module = copy.deepcopy(net)
@@ -377,7 +377,7 @@ def _refuse_limits() -> None:
         raise UnsupportedError(
             f"{limits.source}: the owner of the data set limits on this machine, and a training loop of one's own "
             "is not counted in their lifetime ledger. Train with dpfl.train or `dpfl run`, which keep to them; the "
-            "owner may take the limits away."
+            "owner may remove the limits."
         )
 
 
@@ -402,8 +402,8 @@ def _account(config: Config, parts: Parts, path: Path) -> PrivacyAccount:
     if not account.affords(0, PLAN):
         held = f"{path} holds {earlier_runs(prior)}, at epsilon {account.held():.4g}: " if prior.runs else ""
         raise (BudgetError if prior.runs else ConfigError)(
-            f"{held}privacy.epsilon={config.privacy.epsilon} at delta {config.privacy.delta:g} does not last "
-            "for one release. Raise it, or noise_multiplier; or lower record_rate."
+            f"{held}privacy.epsilon={config.privacy.epsilon} at delta {config.privacy.delta:g} does not cover "
+            "one release. Raise it, or noise_multiplier; or lower record_rate."
         )
     if parts.planned is not None and not parts.rules.varies:
         account.look_ahead(parts.planned)

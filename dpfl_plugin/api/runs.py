@@ -56,7 +56,7 @@ class Run:
             return cls(files.path, json.loads(files.result.read_text()))
         except FileNotFoundError as error:
             raise DataError(
-                f"{folder} holds no result.json: no run ended there. Name its folder, OUT/NAME/ID."
+                f"{folder} has no result.json: no run ended there. Give a run's folder, OUT/NAME/ID."
             ) from error
         except (OSError, ValueError) as error:
             raise DataError(f"{files.result} cannot be read: {error}.") from error
@@ -245,10 +245,10 @@ def compare(runs: Sequence[Run] | Mapping[str, Run]) -> Comparison:
     require(isinstance(runs, Iterable), "runs", runs, "be a list of runs, or a mapping of labels to runs")
     labelled = runs if isinstance(runs, Mapping) else _labelled(runs)
     if not labelled:
-        raise ConfigError("compare needs a run at least: dpfl.compare([run, other]).")
+        raise ConfigError("compare needs at least one run: dpfl.compare([run, other]).")
     for label, run in labelled.items():
         if not isinstance(run, Run):
-            raise ConfigError(f"compare: {label} is a {type(run).__name__}, no Run. Read one by dpfl.Run.open(folder).")
+            raise ConfigError(f"compare: {label} is a {type(run).__name__}, not a Run. Use dpfl.Run.open(folder).")
     return Comparison({str(label): run for label, run in labelled.items()})
 
 

@@ -78,12 +78,12 @@ def train(
     """
     if not isinstance(federation, Federation):
         raise ConfigError(
-            f"federation is a {type(federation).__name__}: make one by dpfl.Federation.load, from_frame, from_arrays "
+            f"federation is a {type(federation).__name__}: make one with dpfl.Federation.load, from_frame, from_arrays "
             "or from_datasets."
         )
     check_how(resume, ledger, callbacks, progress)
     if resume and out is None:
-        raise ConfigError("resume=True without out: say in which folder the run was begun, out=....")
+        raise ConfigError("resume=True without out: give the folder in which the run began, out=....")
     _check_path("out", out)
     values, held = _values(federation, model, algorithm, privacy, keys)
     values |= {"seed": plain(seed), "out": own_folder() if out is None else str(out)}
@@ -109,7 +109,7 @@ def _values(
     """(what a file would hold, objects that it names and that have to be held)."""
     if "data" in keys:
         raise ConfigError(
-            "data is what the federation says: give its keys there, e.g. Federation.load(..., num_silos=8)."
+            "data comes from the federation: give its keys there, e.g. Federation.load(..., num_silos=8)."
         )
     by_keys = isinstance(privacy, PrivacyConfig | Mapping)
     require(by_keys, "privacy", privacy, "be dpfl.Privacy(epsilon=..., ...), or its keys as a mapping")
@@ -193,7 +193,7 @@ def run_config(
     folder = Path(result["folder"])
     if result["status"] == "interrupted":
         teller.note(
-            f"interrupted: {result['rounds']} rounds are done and saved; go on by resume=True, out={config.out!r}."
+            f"interrupted: {result['rounds']} rounds are done and saved; continue with resume=True, out={config.out!r}."
         )
         raise KeyboardInterrupt
     if result["status"] == "failed":

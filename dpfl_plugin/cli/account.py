@@ -25,8 +25,8 @@ MECHANISMS: Final = {"gaussian-wor": "fixed", "gaussian-poisson": "poisson", "ga
 WIDTH: Final = 100  # where there is no terminal to fit into
 RECIPE_IN_SHORT: Final = (
     "Noble et al. 2022, third party. Not sound: it credits the other silos' noise, which is not proven for K > 1, "
-    "amplifies by the sampling of silos as if of records, and takes control variates for free. That it may be "
-    "the larger number all the same is due to Lemma B.7, which is loose. See --json."
+    "amplifies by the sampling of silos as if of records, and takes control variates for free. It may still be "
+    "the larger number, because Lemma B.7 is loose. See --json."
 )
 SIDE_BY_SIDE: Final = (
     "Every number is an upper bound, unless marked as not proven: the smallest holds. How far each may be off: --json; "

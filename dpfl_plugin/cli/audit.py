@@ -138,8 +138,8 @@ def verdict(report: Report) -> list[str]:
             *lines,
             f"CONSISTENT: nothing in the server's transcript contradicts epsilon {report.epsilon:.2f} at delta "
             f"{report.delta:g} ({report.unit} level, {relation} neighbours).",
-            "To conclude: no defect was found in how noise, batches and charges are made. It is no proof of epsilon, "
-            "which is the accountant's; a proven epsilon below the claimed one is what is to be expected.",
+            "To conclude: no defect was found in how noise, batches and charges are made. This does not prove epsilon: "
+            "the proof is the accountant's. A proven epsilon below the claimed one is expected.",
         ]
     return [
         *lines,

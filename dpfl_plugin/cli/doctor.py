@@ -141,9 +141,9 @@ def wrong_with_ranks(ranks: Sequence[Facts]) -> Iterator[str]:
     first = ranks[0]
     for key, why in {
         "package": "run other code of dpfl_plugin",
-        "torch": "have another torch: results are not those of one process, to the bit",
-        "numpy": "have another numpy: results are not those of one process, to the bit",
-        "processor": "have another processor: results are not those of one process, to the bit",
+        "torch": "have another torch: results are not bit for bit those of one process",
+        "numpy": "have another numpy: results are not bit for bit those of one process",
+        "processor": "have another processor: results are not bit for bit those of one process",
     }.items():
         others = [str(rank["rank"]) for rank in ranks if rank[key] != first[key]]
         if others:
@@ -152,7 +152,7 @@ def wrong_with_ranks(ranks: Sequence[Facts]) -> Iterator[str]:
     for host, count in Counter(rank["host"] for rank in silo_ranks).items():
         cores = max(rank["cores"] for rank in silo_ranks if rank["host"] == host)
         if count > cores and all(rank["device"] == "cpu" for rank in silo_ranks):
-            yield f"{host}: {count} silo ranks share {cores} cores: more than one for each core makes nothing faster."
+            yield f"{host}: {count} silo ranks share {cores} cores: more than one per core is no faster."
     if not torch.cuda.is_available() and Path("/dev/nvidia0").exists():
         yield "there is an NVIDIA GPU that torch cannot use: install a CUDA build of torch, see constraints.txt."
 
@@ -162,10 +162,10 @@ def lines(found: Facts) -> Iterator[str]:
     yield "  ".join(f"{name} {version or '-'}" for name, version in found["versions"].items())
     yield from _missing(found["extras"])
     mpi = found["mpi"]
-    aware = "CUDA-aware" if mpi["cuda_aware"] else "not CUDA-aware: vectors on GPUs travel by way of pinned memory"
+    aware = "CUDA-aware" if mpi["cuda_aware"] else "not CUDA-aware: vectors on GPUs travel through pinned memory"
     yield f"MPI library: {(mpi['library'] or 'none').partition(',')[0]}" + (f" ({aware})" if mpi["library"] else "")
     if mpi["library"]:
-        yield f"ranks that die: {_failing(mpi)}"
+        yield f"if a rank dies: {_failing(mpi)}"
     yield f"mpirun: {mpi['mpirun'] or 'none'}" + (f" ({mpi['mpirun_of']})" if mpi["mpirun"] else "")
     for rank in found["ranks"]:
         speed = ""
@@ -181,11 +181,9 @@ def lines(found: Facts) -> Iterator[str]:
 def _failing(mpi: Facts) -> str:
     """What `runtime.on_silo_failure: continue` would find."""
     if not mpi["ulfm"]:
-        return "end the job (no ULFM in this MPI; Open MPI 5 has it): on_silo_failure: abort only"
+        return "the job ends (no ULFM in this MPI; Open MPI 5 has it): on_silo_failure: abort only"
     if mpi["outlives"]:
-        return "are outlived by the others (ULFM): on_silo_failure: continue works"
+        return "the others continue (ULFM): on_silo_failure: continue works"
     if job.num_started() > 1:
-        return "end this job; mpirun --with-ft ulfm (launchers/mpirun -n N --ulfm) would let others outlive them"
-    return (
-        "are outlived under mpirun --with-ft ulfm (launchers/mpirun -n N --ulfm): on_silo_failure: continue works there"
-    )
+        return "this job ends; under mpirun --with-ft ulfm (launchers/mpirun -n N --ulfm) the others would continue"
+    return "others continue under mpirun --with-ft ulfm (launchers/mpirun -n N --ulfm): on_silo_failure: continue works"

@@ -88,7 +88,7 @@ def init_project(folder: Path, own: OwnData | None = None) -> None:
     if kept:
         lines = [line for line in ignore.splitlines() if line and not line.startswith("#")]
         print(
-            f"{folder / GITIGNORE} was there and is as it was: records and runs stay out of git if it has these lines:"
+            f"{folder / GITIGNORE} existed and was not changed. To keep records and runs out of git, add these lines:"
         )
         print("".join(f"  {line}\n" for line in lines), end="")
     inside = "" if folder.resolve() == Path.cwd() else f"  cd {shlex.quote(str(folder))}\n"

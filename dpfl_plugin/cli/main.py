@@ -63,7 +63,7 @@ def run(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file, e.g. configs/quickstart.yaml.")],
     settings: Settings = None,
     out: Annotated[Path | None, typer.Option(help="Folder of run folders (default: the file's, else runs).")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint, if there is one.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint, if any.")] = False,
     ledger: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Shared with other runs on the same data: privacy.epsilon bounds them all."),

@@ -101,7 +101,7 @@ def _job() -> Iterator[Check]:
     seconds = slurm.time_limit(job)
     least = LEAD_SECONDS + SPARE_SECONDS
     if seconds is None:
-        yield Check("time limit", True, "none that scontrol tells of")
+        yield Check("time limit", True, "none that scontrol knows")
     elif seconds < least:
         yield Check(
             "time limit",

@@ -83,7 +83,7 @@ def list_engines(group: str | None, path: Path, settings: list[str], *, as_json:
     console.print(title.format(**facts), style="bold")
     console.print(table)
     _refuse(path, found)
-    console.print("The choice is by the estimate: a run that is resumed or repeated has to make the same one.")
+    console.print("The estimate decides: a run that is resumed or repeated must make the same choice.")
 
 
 def _refuse(path: Path, found: Engines) -> None:

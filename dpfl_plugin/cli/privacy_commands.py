@@ -34,7 +34,7 @@ Earlier = Annotated[
 ]
 Paper = Annotated[
     str | None,
-    typer.Option(help="What a paper prescribes for CONFIG: scaffnew, gao, noble or chang; beside what is proven."),
+    typer.Option(help="What a paper prescribes for CONFIG: scaffnew, gao, noble or chang; next to what is proven."),
 ]
 Psi0 = Annotated[float | None, typer.Option(help="scaffnew: psi_0 (default: a bound known without data).")]
 Convexity = Annotated[float | None, typer.Option(help="scaffnew: mu of the losses (default: l2).")]

@@ -368,7 +368,7 @@ def _show_profiles(results: dict[str, Result], *, as_json: bool) -> None:
     for label, result in results.items():
         path = RunFolder(Path(result["folder"])).profile
         if not path.exists():
-            again = "to take them, run it once more, with --out another folder or --set seed=..."
+            again = "to take them, run it once more, with --out another folder or --set seed=N"
             console.print(f"{label}: finished before, without --profile: no times were taken; {again}.", markup=False)
             continue
         console.print(profile_table(label, json.loads(path.read_text())))

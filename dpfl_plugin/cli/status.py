@@ -101,7 +101,7 @@ def look(folder: Path) -> Found:
             _note(f"{error} The runs of that sweep are left out.")
             continue
         if submission.intent_of(path).exists():
-            _note(f"{path}: dpfl sweep is submitting it, or was cut while it did; the same command then finds out.")
+            _note(f"{path}: dpfl sweep is submitting it, or was interrupted; the same command finds out which.")
         jobs += [job["job"] for job in slurm.jobs_of(path, _note)]
         for row in sweep.rows:
             if row.id not in rows:
@@ -138,7 +138,7 @@ def _summary(found: Found) -> list[Text]:
     if found.queue:
         lines.append(Text("Slurm tasks: " + ", ".join(f"{n} {name.lower()}" for name, n in found.queue.items())))
     elif (counts["pending"] or counts["lost"]) and not counts["running"]:
-        lines.append(Text("nothing is at work on them; the command that began the sweep goes on with it"))
+        lines.append(Text("nothing is working on them; the command that began the sweep continues it"))
     return lines
 
 

@@ -58,7 +58,7 @@ def sweep_file(path: Path, settings: list[str], out: Path | None, options: Optio
     sweep = manifest.plan(expansion, path, out or Path("sweeps") / name, ledger)
     manifest.check_ledger(sweep)
     if sweep.ledger is not None and (options.jobs > 1 or options.on != "local"):
-        _say(f"--ledger {sweep.ledger}: one run has it at a time, whatever their number; the others wait for it.")
+        _say(f"--ledger {sweep.ledger}: one run uses it at a time, and the others wait for it.")
     if options.on == "local" or options.dry_run:
         return _go(sweep, expansion.duplicates, options)
     with submission.alone(sweep, _say) as lock:
@@ -85,7 +85,7 @@ def _go(sweep: Sweep, duplicates: int, options: Options, lock: int | None = None
             state.write_task(sweep.folder_of(row), "pending")
             requeues.forget(sweep.folder_of(row))
     elif failed:
-        _say(f"{len(failed)} failed before and are left alone; --retry runs them again. dpfl status tells why.")
+        _say(f"{len(failed)} failed before and are left alone; --retry runs them again. dpfl status says why.")
     if not wanted:
         at_work = sum(known.status == "running" for known in states)
         _say("nothing is left to run" + (f" but {at_work} runs that are at work." if at_work else "."))
@@ -132,7 +132,7 @@ def _say_what(sweep: Sweep, duplicates: int, statuses: list[state.Status]) -> No
 def _here(sweep: Sweep, rows: list[Row], options: Options) -> int:
     code = _run(sweep, rows, options.jobs)
     if code == INTERRUPTED:
-        _say("interrupted; all that was begun is saved. The same command goes on.")
+        _say("interrupted; everything that began is saved. The same command continues.")
     return code
 
 

@@ -22,7 +22,7 @@ Proof = dict[str, Any]
 NO_BUDGET: Final = "privacy.epsilon=null"
 WITHOUT_BUDGET: Final = (
     f"{NO_BUDGET} sets no budget: the run makes all its rounds with the noise that is given, where a budget would end "
-    "it or solve for other noise. What it spends is stated all the same."
+    "it or solve for other noise. It still states what it spends."
 )
 
 

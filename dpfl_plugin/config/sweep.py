@@ -99,7 +99,7 @@ def config_of(base: Mapping[str, Any], row: Row, out: Path) -> Config:
     if run_id(config) != row.id:
         raise ConfigError(
             f"run {row.index} ({row.label}): this version of dpfl gives it the id {run_id(config)}, the manifest has "
-            f"{row.id}. Make the sweep anew by dpfl sweep, with the version that will run it."
+            f"{row.id}. Plan the sweep again with dpfl sweep, in the version that will run it."
         )
     return config.model_copy(update={"out": str(out)})
 
@@ -159,7 +159,7 @@ def _changes(base: Values, spec: SweepConfig, variants: Values, path: Path) -> I
                     yield " ".join([*words, *_words([*parts, last])]) or "base", joined([whole, last]), own
     asked = {key for condition in [*(w.condition for w in spec.when), *spec.exclude] for key in condition}
     for key in sorted(asked - matched):
-        raise ConfigError(f"{path}: a condition of the sweep asks for {key}, which no run has. Mend its name.")
+        raise ConfigError(f"{path}: a condition of the sweep asks for {key}, which no run has. Correct its name.")
 
 
 def _products(grid: Grid) -> Iterator[Values]:

@@ -120,7 +120,7 @@ def none(model: nn.Module, reasons: Sequence[str] = ()) -> UnsupportedError:
     layers = [(path, layer) for path, layer in model.named_modules() if type(layer) in REPLACEMENTS]
     mend = " ".join(f"{path or 'the model'}: {replacement(layer)}" for path, layer in layers)
     lines = ["no engine supports this model.", *(f"  {reason}." for reason in reasons)]
-    mend = mend or "Write what they name in another way: docs/engines.md has what to write instead of what."
+    mend = mend or "Rewrite what they name: docs/engines.md says what to use instead."
     return UnsupportedError("\n".join([*lines, mend]))
 
 

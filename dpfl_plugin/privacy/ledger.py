@@ -85,7 +85,7 @@ class Ledger:
         try:
             self._file = open(self.path, "xb", opener=opener(access))  # noqa: SIM115, it stays open
         except FileExistsError as error:
-            raise LedgerError(f"{self.path} exists: open it to go on, or choose another folder.") from error
+            raise LedgerError(f"{self.path} exists: open it to continue, or choose another folder.") from error
         except OSError as error:
             room = f" {MAKE_ROOM}" if is_full(error) else ""
             raise LedgerError(f"{self.path} cannot be written: {error.strerror}.{room}") from error

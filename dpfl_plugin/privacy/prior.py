@@ -234,7 +234,7 @@ def _check_meaning(
         if (other.neighbouring, other.unit) != (release.neighbouring, release.unit):
             raise ConfigError(
                 f"it holds run {facts['name']!r}, which protects against {other.neighbouring} of a {other.unit}, and "
-                f"this run protects against {release.neighbouring} of a {release.unit}: no one epsilon bounds both. "
+                f"this run protects against {release.neighbouring} of a {release.unit}: no single epsilon bounds both. "
                 "Use a ledger for each."
             )
         if other.unit == "silo" and not same:

@@ -13,14 +13,15 @@ _MOST_SILOS: Final = 20  # rows of the table; ledger.json has all
 
 def markdown(said: dict[str, Any]) -> str:
     """The statement in words. The same data give the same text."""
-    parts = [_title(said), *(f"**{text}**" for text in said["warnings"])]
+    parts, notes = [_title(said), *(f"**{text}**" for text in said["warnings"])], said["notes"]
     if said["guarantee"].startswith("none"):
         parts += [_unprotected(said)]
     else:
         parts += [_summary(said), _who(said), _how(said), _epsilons(said), *_total(said), _silos(said)]
         parts += [_list("Assumptions", "The numbers above hold if:", said["assumptions"])]
         parts += [_list("What is not covered", "", said["caveats"])]
-    parts += [_list("Notes of this run", "", said["notes"])] if said["notes"] else []
+        notes = [text for text in notes if text not in said["caveats"]]
+    parts += [_list("Notes of this run", "", notes)] if notes else []
     return "\n\n".join([*parts, _verify(said)]) + "\n"
 
 
@@ -209,8 +210,8 @@ def _total(said: dict[str, Any]) -> list[str]:
         else "It holds no other run yet."
     )
     how = (
-        " Runs on the same records at the same silos add up silo by silo. Of every other run the dearest silo counts, "
-        "since any record may have been there."
+        " Runs on the same records at the same silos add up silo by silo. Of every other run the costliest silo "
+        "counts, since any record may have been there."
         if shared["num_same_records"] < shared["num_runs"]
         else ""
     )
@@ -266,10 +267,10 @@ def _verify(said: dict[str, Any]) -> str:
     lines = [
         "## How to verify\n",
         "`dpfl account FOLDER`, with the folder that this file is in, reads `ledger.jsonl`, checks that no line was "
-        "changed or is missing between others, and that its end holds what the checkpoint and `details.json` beside it "
-        "know of; then it computes the server's epsilon anew by every accountant that knows the mechanism.",
+        "changed or is missing between others, and that its end holds what the checkpoint and `details.json` next to "
+        "it know of; then it computes the server's epsilon anew by every accountant that knows the mechanism.",
         "The checksum of the ledger's last line, when this was written, is in `details.json`. Kept elsewhere, it shows "
-        "later whether lines are missing at the end, also where the files beside it were set back with it.",
+        "later whether lines are missing at the end, also where the files next to it were set back with it.",
     ]
     if shared is not None:
         lines.append(

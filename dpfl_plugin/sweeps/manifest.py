@@ -141,7 +141,7 @@ def read(folder: Path) -> Sweep:
         if digest != folder.resolve().name:
             raise DataError(
                 f"{folder}: manifest.jsonl or base.yaml is not what dpfl sweep wrote there: lines are missing, or were "
-                "changed. Make them anew by the same command of dpfl sweep."
+                "changed. Write them again with the same dpfl sweep command."
             )
         facts = json.loads((folder / "sweep.json").read_text())
         if facts["schema"] != SCHEMA:
@@ -152,7 +152,7 @@ def read(folder: Path) -> Sweep:
     except (OSError, ValueError, KeyError, TypeError) as error:
         if isinstance(error, DataError):
             raise
-        raise DataError(f"{folder}: holds no readable sweep ({error}). Make it anew by dpfl sweep.") from error
+        raise DataError(f"{folder}: holds no readable sweep ({error}). Plan it again with dpfl sweep.") from error
     return Sweep(folder.resolve(), Path(facts["source"]), read_yaml(folder / "base.yaml"), spec, rows, ledger)
 
 

@@ -27,7 +27,7 @@ def check_finished(sweep: Sweep, rows: Sequence[Row]) -> None:
     with ProcessPoolExecutor(1, mp_context=get_context("fork")) as pool:
         said = pool.submit(_look, sweep, list(found.values())).result()
     if said:
-        raise ConfigError(f"{sweep.runs}: finished runs of this sweep are of other code than there is now. {said[0]}")
+        raise ConfigError(f"{sweep.runs}: finished runs of this sweep were made with different code. {said[0]}")
 
 
 def _facts(sweep: Sweep, row: Row) -> dict[str, Any] | None:

@@ -104,7 +104,7 @@ def state_of(folder: RunFolder, rounds: int | None, now: float) -> State:
             return State("lost", f"{where} ended without a word", round, task=task)
         eta = seconds / round * (rounds - round) if round and rounds else None
         return State("running", round=round, eta=eta, seconds=seconds, task=task)
-    return State("pending", "interrupted, goes on from its checkpoint" if round else "", round, task=task)
+    return State("pending", "interrupted, continues from its checkpoint" if round else "", round, task=task)
 
 
 def states(rows: Iterable[tuple[RunFolder, int | None]]) -> list[State]:
@@ -137,8 +137,8 @@ def _done(folder: RunFolder, result: dict[str, Any], task: dict[str, Any] | None
         what = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
         return State(
             "failed",
-            f"{folder.result} is damaged ({what}): restore it from a copy, or remove it and use --retry, which goes on "
-            "from the checkpoint",
+            f"{folder.result} is damaged ({what}): restore it from a copy, or remove it and use --retry, which "
+            "continues from the checkpoint",
             task=task,
         )
 

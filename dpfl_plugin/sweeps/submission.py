@@ -45,8 +45,8 @@ def alone(sweep: Sweep, say: Say) -> Iterator[int]:
             raise
         raise ConfigError(f"{sweep.folder}: cannot be written to ({error.strerror}). Use another --out.") from error
     taken = (
-        f"{sweep.folder}: another dpfl sweep ({{holder}}), or an sbatch that it left behind, is submitting this very "
-        "sweep. The same command again, once it has ended, goes on from there."
+        f"{sweep.folder}: another dpfl sweep ({{holder}}), or an sbatch that it left behind, is submitting this "
+        "sweep. Once it has ended, the same command continues from there."
     )
     until, told = time.monotonic() + WAIT_SECONDS, False
     while True:

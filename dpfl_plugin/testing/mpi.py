@@ -35,7 +35,7 @@ def missing() -> str | None:
     if importlib.util.find_spec("mpi4py") is None:
         return "mpi4py is not installed"
     if _mpirun() is None:
-        return "there is no mpirun, beside the interpreter or on the PATH"
+        return "there is no mpirun, next to the interpreter or on the PATH"
     return None
 
 

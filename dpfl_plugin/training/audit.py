@@ -95,7 +95,7 @@ def audit(config: Config, base: Path, options: Options, make_runtime: MakeRuntim
     planting, train = plant(parts.host.train, silos, options.canaries, QUIET, options.seed, rules.unit)
     rounds, ledger = _transcript(config, parts, planting, train, silos, options, make_runtime)
     if not rounds:
-        raise ConfigError("the budget does not last for one round: there is nothing to audit. Raise privacy.epsilon.")
+        raise ConfigError("the budget does not cover one round: there is nothing to audit. Raise privacy.epsilon.")
     found, releases = responses(parts.algorithm, rules, rounds, len(silos))
     charges = [charge for charge in ledger if charge.silo in silos]
 

@@ -91,8 +91,8 @@ def judged(report: Report, missing: int, *, adapts: bool) -> Report:
     notes = []
     if report.unit == "silo":
         notes.append(
-            f"at silo level a silo is one canary, so that {report.canaries} bits decide: little can be shown by them, "
-            "and the noise is the better witness."
+            f"at silo level a silo is one canary, so {report.canaries} bits decide: they can show little, "
+            "and the noise is better evidence."
         )
     if adapts:
         notes.append(

@@ -138,7 +138,7 @@ def load_facts(folder: Path) -> dict[str, Any] | None:
 def _unreadable(checkpoint: Path, error: Exception | str) -> DataError:
     return DataError(
         f"{checkpoint}: the checkpoint cannot be read: {error}. Restore it from a copy, or start over with another "
-        "--out. Keep the ledger beside it: what it holds stays spent."
+        "--out. Keep the ledger next to it: what it holds stays spent."
     )
 
 

@@ -127,12 +127,12 @@ class Custody:
         if self.limits is None:
             return
         if self._grant is None:
-            self.limits.refuse("no plan is reserved in the owner's lifetime ledger", "begin the run anew")
+            self.limits.refuse("no plan is reserved in the owner's lifetime ledger", "start the run over")
         if not self._repeats:
             if self._grant.named_elsewhere(charges):
                 self.limits.refuse(
-                    "the name of the noise is that of another agreement, and names of secure noise are drawn anew",
-                    "begin the run anew",
+                    "the name of the noise is that of another agreement, and names of secure noise are always new",
+                    "start the run over",
                 )
             charges = self._grant.apart(charges)
         lack = self._grant.lacking(charges)

@@ -47,13 +47,13 @@ class Description:
             return
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise LimitError(
-                f"{path} cannot be read ({error}): it says which numbers of records were told. Restore it from a copy.",
-                "it is not known which numbers of records were told before",
+                f"{path} cannot be read ({error}): it says what numbers of records were given. Restore it from a copy.",
+                "it is not known which numbers of records were given before",
             ) from error
         if kept != self._sha256:
             limits.refuse(
-                "numbers of records were told by another description of the data (data:, the folder of the "
-                "configuration, and its seed where that deals records to silos), and another one would tell more",
+                "numbers of records were given for another description of the data (data:, the folder of the "
+                "configuration, and its seed where that deals records to silos), and another one would reveal more",
                 f"describe the data as before; or, if you are their owner, remove {path}",
             )
 

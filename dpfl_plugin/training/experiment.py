@@ -279,7 +279,7 @@ class Experiment:
                 raise TooFewSilosError(
                     f"after round {progress.rounds}: {len(left)} silos are left, fewer than "
                     f"runtime.min_silos={self.min_silos} to go on with. Lost: {_losses(progress)}. With all ranks "
-                    "back, go on with --resume"
+                    "back, continue with --resume"
                 )
             return
 

@@ -147,7 +147,7 @@ def locked(path: Path, taken: str, *, other: str = "folder") -> Iterator[TextIO]
         except OSError as error:
             raise _without_locks(path.parent, str(error.strerror), other) from error
         if not _excludes(path):
-            raise _without_locks(path.parent, "a second one was granted beside the first", other)
+            raise _without_locks(path.parent, "a second one was granted in addition to the first", other)
         holder = f"pid {os.getpid()} on {os.uname().nodename}".encode()
         with naming(path):  # by the system's own call: what stayed in a buffer would fail once more at the file's close
             if os.pread(lock.fileno(), len(holder) + 1, 0) != holder:  # else this process has had it before

@@ -150,7 +150,7 @@ class Calls:
             if self._failed[id(callback)] == 1:
                 self._log(trace(error))
                 what = f"callback {_name(callback)} failed in {event}: {told(error)}"
-                self._say(f"warning: {what}. The run goes on. {then}")
+                self._say(f"warning: {what}. The run continues. {then}")
             return False
         return True
 

@@ -266,12 +266,12 @@ def _expected_rounds(config: Config, parts: Parts, prior: Prior, shared: Path | 
     if epsilon is not None and prior.runs and (expected == 0 or account.held() > epsilon):
         raise BudgetError(
             f"--ledger {shared} holds {earlier_runs(prior)}, at epsilon {account.held():.4g} at "
-            f"delta {config.privacy.delta:g}: privacy.epsilon={epsilon} does not last for one more "
+            f"delta {config.privacy.delta:g}: privacy.epsilon={epsilon} does not cover one more "
             "round. Raise it, or noise_multiplier; or lower record_rate or local_steps."
         )
     if expected == 0:
         raise ConfigError(
-            f"privacy.epsilon={epsilon} does not last for one round. Raise it, or noise_multiplier; "
+            f"privacy.epsilon={epsilon} does not cover one round. Raise it, or noise_multiplier; "
             "or lower record_rate or local_steps."
         )
     return expected

@@ -317,5 +317,5 @@ def _has_a_line(path: Path) -> bool:
     if data.endswith(b"\n"):
         return True
     if data[: len(BEGINNING)] != BEGINNING[: len(data)]:
-        raise LedgerError(f"{path} is not a ledger file: nothing was charged to it, and it is as it was. Name another.")
+        raise LedgerError(f"{path} is not a ledger file: nothing was charged to it or changed in it. Name another.")
     return False

@@ -130,8 +130,8 @@ class Lifetime:
         last = next((facts.get("records") for facts in reversed(self._ledger.runs)), keyed)
         if last != keyed:
             LOG.warning(
-                "%s: the records are others than in the last agreement. They count as the same data, %r, which grew or "
-                "were encoded anew; data of other people need another name (data:) in %s.",
+                "%s: the records differ from those of the last agreement. They count as the same data, %r, which grew "
+                "or were encoded differently; data of other people need another name (data:) in %s.",
                 self._ledger.path,
                 self.limits.data,
                 self.limits.source,
@@ -158,7 +158,7 @@ class Lifetime:
         if others:
             limits.refuse(
                 f"the agreement protects against {neighbouring} of a {limits.unit}, and earlier ones on these data "
-                f"against {', '.join(sorted(others))}: no one epsilon bounds both",
+                f"against {', '.join(sorted(others))}: no single epsilon bounds both",
                 "agree on the same sampler and neighbouring relation as before",
             )
         for key, asked, spent, most in (

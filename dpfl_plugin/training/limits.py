@@ -43,7 +43,7 @@ SEND: Final[dict[str, str]] = {
 FILES: Final = ("csv", "npz")  # data sets whose labels are read from the records, unless they are named
 ACCOUNTANTS: Final = ("pld", "rdp", "gaussian", "prv", "paper")  # of this package
 NONE_SET: Final = (
-    "no limits are set for these data on this machine. Whose data they are writes a file of a few lines "
+    "no limits are set for these data on this machine. The owner of the data writes a file of a few lines "
     f"(docs/limits.md) to {PLACES[0]}, or names it by {VARIABLE}"
 )
 SIMULATED: Final = (

@@ -64,7 +64,7 @@ class Naming:
         if not self.doubts:
             return []
         return [
-            f"{FRESH}, and another run of this configuration has other noise and is charged besides: "
+            f"{FRESH}, and another run of this configuration has other noise and is charged in addition: "
             + "; ".join(self.doubts)
         ]
 
@@ -140,12 +140,12 @@ def check_same(folder: RunFolder, began: Mapping[str, Any], naming: Naming, here
             what.append("what the algorithm or the mechanism holds")
         if what:
             changes = [
-                f"{' and '.join(what)}: code reads something that changed, a file or an environment variable say"
+                f"{' and '.join(what)}: code reads something that changed, e.g. a file or an environment variable"
             ]
     if changes:
         raise OtherCodeError(
-            f"{folder.path}: this run was made with different code: {'; '.join(changes)}. To go on with --resume, put "
-            f"back what it was; or {ANEW}."
+            f"{folder.path}: this run was made with different code: {'; '.join(changes)}. To continue with --resume, "
+            f"put back what it was; or {ANEW}."
         )
 
 
@@ -171,7 +171,7 @@ def check_shown(folder: RunFolder, config: Config, began: Mapping[str, Any], pac
         f"since this result was made, {change}" for change in changed_packages({"packages": packages}, began["code"])
     ]
     if began["package"] != package:
-        notes.append("since this result was made, dpfl_plugin changed: another --out has it made anew")
+        notes.append("since this result was made, dpfl_plugin changed: use another --out to make it again")
     return notes
 
 

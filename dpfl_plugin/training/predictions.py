@@ -69,7 +69,7 @@ class Trained:
         result = finished_result(folder)
         if result is None:
             raise ConfigError(
-                f"{path}: the run is not finished, so that it has no model to predict with. Go on with it: dpfl run "
+                f"{path}: the run is not finished, so it has no model to predict with. Continue it: dpfl run "
                 "CONFIG --resume."
             )
         if not folder.model.exists():
@@ -174,7 +174,7 @@ def _labels(trained: Trained, table: Table) -> Integers | None:
         if name not in number:
             raise DataError(
                 f"{table.place(record)}: {name!r} is not one of the run's classes "
-                f"{', '.join(trained.labels[:20])}. Mend it, or leave the cell empty: a label is not needed."
+                f"{', '.join(trained.labels[:20])}. Correct it, or leave the cell empty: a label is not needed."
             )
     return np.array([number[name] for name in names], dtype=np.int64)
 

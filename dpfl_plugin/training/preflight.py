@@ -40,7 +40,7 @@ def check_finished(config: Config, base: Path, folder: RunFolder, reporter: Repo
     if facts is not None and facts["data_sha256"] != now:
         raise DataError(
             f"{folder.path} holds the result of this configuration on other records than it names now, or the silos' "
-            f"key ({key}), by which they are known again, is another one. Use another --out for the new ones."
+            f"key ({key}), by which they are recognised, is a different one. Use another --out for the new ones."
         )
     reporter.note(f"finished before, not run again: {folder.path}")
 
@@ -55,7 +55,7 @@ def refuse_unfinished(folder: RunFolder, resume: bool) -> None:
             )
     if not resume and (folder.ledger.exists() or folder.checkpoint.exists()):
         raise ArgumentError(
-            f"{folder.path} holds an unfinished run of this configuration. Use {{resume=True}} to go on with it, "
+            f"{folder.path} holds an unfinished run of this configuration. Use {{resume=True}} to continue it, "
             "or another {out} to start over (what was released so far stays released)."
         )
 
@@ -66,7 +66,7 @@ def check_marks(folder: RunFolder, parts: Parts, key: Path) -> None:
     if found is not None and found["data_sha256"] != parts.data_sha256:
         raise DataError(
             f"{folder.path}: the records are not those that this run began with, or the silos' key ({key}), by which "
-            "they are known again, is another one. Restore the data files, or the key, or start over with another "
+            "they are recognised, is a different one. Restore the data files, or the key, or start over with another "
             "--out."
         )
     if found is not None and found.get("fixed", fixed_digest(parts.module)) != fixed_digest(parts.module):

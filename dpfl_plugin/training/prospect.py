@@ -120,8 +120,8 @@ def strain(noise_multiplier: float, epsilon: float, held: float = 0.0) -> str:
     if noise_multiplier > MUCH_NOISE:
         return (
             f"noise_multiplier {noise_multiplier:g} is above {MUCH_NOISE:g}: the noise on a silo's mean over b records "
-            f"has a deviation of up to {2 * noise_multiplier:g} / b times clip_norm in every coordinate. Fewer rounds, "
-            "fewer local steps or a larger epsilon take less"
+            f"has a standard deviation of up to {2 * noise_multiplier:g} / b times clip_norm in every coordinate. "
+            "Fewer rounds, fewer local steps or a larger epsilon take less"
         )
     return ""
 

@@ -101,7 +101,7 @@ def run_session(
         check_kept(folder, result)
         check_finished(config, base, folder, reporter, place, key_of(config, folder, ledger))
         if callbacks or config.trackers:
-            reporter.note("callbacks and trackers are told nothing of it: another --out has it run again")
+            reporter.note("callbacks and trackers are not told about it: use another --out to run it again")
         return result
     given.check_all(config.model_dump(mode="python"))
     refuse_unfinished(folder, resume)
@@ -155,7 +155,7 @@ def _run_in_memory(job: Job, place: Place, hooks: Hooks, stop: Callable[[], bool
             if chunk < LEAST_CHUNK:
                 raise MemoryShortError(
                     f"{error}. Smaller chunks of gradients will not help: {advice(_together(job.parts))}use a "
-                    "smaller model or more machines, or free memory; then go on with --resume."
+                    "smaller model or more machines, or free memory; then continue with --resume."
                 ) from error
             said = str(error)
         hooks.note(

@@ -24,8 +24,8 @@ ASSUMPTIONS = (
     "The numbers of training and test records of the silos are public.",
 )
 REVEALED = (
-    "No epsilon covers all that the server was given: by evaluation.reveal: server it has, of every silo, the loss on "
-    "its training records and the accuracy on its test records{more}, computed without noise."
+    "No epsilon covers everything that the server was given: by evaluation.reveal: server it has, of every silo, "
+    "the loss on its training records and the accuracy on its test records{more}, computed without noise."
 )
 REVEALED_GRADIENTS = ", and (evaluation.dissimilarity) the gradient of its loss"
 SIMULATION = (
@@ -47,7 +47,7 @@ KNOWN_SEED = (
 )
 SECURE = (
     "Batches and noise came from AES-128 in counter mode under keys that each silo drew from its operating system, "
-    "used for one round and never stored: the seed of the run does not tell them.",
+    "used for one round and never stored: the seed of the run does not reveal them.",
 )
 SECURE_DRAWS = (
     "Who took part was drawn from 256 bits of the server's operating system, which were known to nobody before the run "
@@ -68,7 +68,7 @@ OUTSIDER = (
 )
 EARLY_STOPPING = (
     "Validation scores are releases too: each silo's noisy count of correct predictions on records that no gradient "
-    "reads, charged to those records, so that for each record the dearer of rounds and scores counts.",
+    "reads, charged to those records, so for each record the costlier of rounds and scores counts.",
     "When the run ends depends on scores, which are releases. All rounds and scores that were planned are therefore "
     "charged, also where it ended before: a shorter run is a function of the planned one.",
 )
@@ -84,15 +84,15 @@ LOST = (
 )
 FAILURES = (
     "That a silo failed, when, and what it said of it, is seen by the server and shown in this folder; no epsilon "
-    "covers what that tells of its records.",
+    "covers what that reveals about its records.",
 )
 MEASUREMENTS = (
     "Losses and accuracies in metrics.jsonl, result.json and curves.png are computed from records without noise, for "
     "the experimenter; publishing them is not covered by any epsilon here.",
     "A run that ends because its loss is not finite, or because somebody looked at these measurements, ends at a round "
-    "that depends on records; epsilon does not cover what that tells.",
+    "that depends on records; epsilon does not cover what that reveals.",
 )
-TIMES = "How long silos take, and when their messages come, is seen by the server; no epsilon covers what that tells."
+TIMES = "How long silos take, and when their messages come, is seen by the server; no epsilon covers what that reveals."
 BITS = (
     "Releases are whole steps of a grid with exactly distributed noise; rounding is part of the sensitivity, and takes "
     "at most 0.2 % more noise. It is assumed that a row of a product of matrices depends on no other row's values."

@@ -261,7 +261,7 @@ def test_a_bad_message_of_the_server_is_refused_before_anything_is_released(tmp_
             made.silos[0].answer(spoil(message))
         assert len(made.silos[0]._ledger) == 0
         failure = made.silos[0].failure(message)
-        assert "the silo met with an error" in made.server.receive(0, failure)
+        assert "the silo failed with an error" in made.server.receive(0, failure)
 
 
 def test_a_server_that_asks_for_more_gets_no_more_than_the_budget(tmp_path):
@@ -367,7 +367,7 @@ def test_a_server_that_is_started_again_repeats_its_request_which_costs_no_more(
                 assert made.server.receive(silo, made.silos[silo].answer(again)) is None
             assert made.server.end()
         assert made.server.status == "done"
-        assert "round 4 was cut: its request is sent again" in caplog.text
+        assert "round 4 was interrupted: its request is sent again" in caplog.text
         assert all(len({charge.noise_id for charge in silo._ledger}) == 4 for silo in made.silos.values())
 
 
@@ -380,7 +380,7 @@ def test_a_request_is_on_disk_before_it_is_sent_and_repeated_to_the_bit_or_not_a
         path.write_text(json.dumps({**facts, "sha256": "0" * 64}))  # as if another version made other messages
         made.server = Server(made.agreement, module(), tmp_path / "server")
         assert made.server.begin().header["tag"] != message.header["tag"]
-        assert "cannot be made again to the bit" in caplog.text
+        assert "cannot be repeated bit for bit" in caplog.text
         made.server.close()
         path.write_text("{")
         with pytest.raises(DataError, match=r"request\.json cannot be read: .*or delete it"):

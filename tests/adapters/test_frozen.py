@@ -186,12 +186,12 @@ def test_a_model_that_is_built_otherwise_is_refused_with_the_reason_at_both_ends
     elsewhere = agree(block(), num_silos=NUM_SILOS, model=there)
     message = server.begin()
     with SimulatedSilo(elsewhere, 0, there, records()[0], tmp_path / "silo-0") as silo:
-        with pytest.raises(MessageError, match=r"differ \(the model is built otherwise\)"):
+        with pytest.raises(MessageError, match=r"differ \(the model is built differently\)"):
             silo.answer(message)
         why = server.receive(0, over_the_wire(silo.failure(message)))
-        assert why == "it is of another run: the model there is built otherwise from the server's."
+        assert why == "it is of another run: the model there is built differently from the server's."
         assert len(silo._ledger) == 0
-    with pytest.raises(ConfigError, match=r"built otherwise than|other trainable parameters than"):
+    with pytest.raises(ConfigError, match=r"built differently from|other trainable parameters than"):
         SimulatedSilo(server.agreement, 1, there, records()[1], tmp_path / "silo-1")
 
 

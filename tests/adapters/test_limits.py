@@ -193,7 +193,7 @@ def test_data_that_grew_or_have_other_digits_are_the_same_data_unless_they_have_
             silo_of(agreed(seed=seed), limits, data)
     small = {**SOLVED, "epsilon": 1.0}
     silo_of(agreed(small), limits, (x[:-1], y[:-1])).close()
-    assert "the records are others than in the last agreement. They count as the same data, 'data'" in caplog.text
+    assert "the records differ from those of the last agreement. They count as the same data, 'data'" in caplog.text
     silo_of(agreed(), limits_of(tmp_path, epsilon=5.0, data="others"), (x, y)).close()
     assert {path.name for path in limits.folder.glob("*.lifetime.jsonl")} == {
         "data.lifetime.jsonl",

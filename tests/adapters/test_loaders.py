@@ -178,8 +178,11 @@ REFUSED = {
     "one of numpy": ((np.broadcast_to(X[:1].numpy(), (10, 5)), Y[:10].numpy()), "record 1 of the silo is there twice"),
     "a stream": (DataLoader(Stream()), "an IterableDataset"),
     "a bare stream": (Stream(), "an IterableDataset"),
-    "augmentation": (DataLoader(Pairs(change=noisy)), r"record 0 otherwise when it is read again.*Leave the augm"),
-    "augmentation of batches": (DataLoader(Subset(Pairs(change=noisy), SOME)), "otherwise when it is read again"),
+    "augmentation": (DataLoader(Pairs(change=noisy)), r"different record 0 when it is read again.*Leave the augm"),
+    "augmentation of batches": (
+        DataLoader(Subset(Pairs(change=noisy), SOME)),
+        "when it is read again: it changes records",
+    ),
     "an index twice": (DataLoader(ALL, sampler=[3, 4, 3]), "record 3 of the silo is there twice"),
     "no such index": (DataLoader(ALL, sampler=[3, N]), f"record {N}, of {N} that there are"),
     "an index below 0": (DataLoader(ALL, sampler=[3, -1]), f"record -1, of {N}"),
@@ -284,5 +287,5 @@ def test_records_of_a_wrong_kind_end_the_run_in_its_first_round_with_one_message
     server, message = answers(2, tmp_path / "two")  # of the third nothing is told, and it may be otherwise next time
     told = failure(agreement, 2, message, ValueError("the record of Jane Doe"))
     assert "reason" not in told.header
-    assert server.receive(2, told) == "the silo met with an error, which its own log tells."
+    assert server.receive(2, told) == "the silo failed with an error; its own log says which."
     assert not server.end()

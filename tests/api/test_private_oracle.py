@@ -85,7 +85,7 @@ def test_it_refuses_at_the_budget_whoever_spent_it(tmp_path):
         assert 0.9 < oracle.epsilon <= 1.0
         assert all(map(torch.equal, before, [parameter.grad for parameter in oracle.net.parameters()]))
     spent = {**privacy, "noise_multiplier": oracle.noise_multiplier}
-    with pytest.raises(BudgetError, match=r"holds .* does not last for one release"):
+    with pytest.raises(BudgetError, match=r"holds .* does not cover one release"):
         made(path, privacy=spent)
     assert len(dpfl.Ledger.open(path).charges) == charged
 
@@ -222,7 +222,7 @@ def test_it_computes_for_the_net_and_the_process_that_it_was_given_only(tmp_path
     path, model = tmp_path / "silo.jsonl", nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
     model[0].weight.requires_grad_(False)
     with made(path, model) as oracle:
-        with pytest.raises(BusyError, match=r"an oracle of this process has it, after 0 releases. Call its close\(\)"):
+        with pytest.raises(BusyError, match=r"an oracle of this process uses it, after 0 releases. Call its close\(\)"):
             made(path)
         with pytest.raises(TypeError, match="cannot be copied"):
             copy.copy(oracle)

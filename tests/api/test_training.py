@@ -240,7 +240,7 @@ def test_without_out_a_run_has_a_folder_of_its_own_and_says_which(tmp_path, monk
         ({"privacy": {}}, ConfigError, "privacy.epsilon is missing"),
         ({"algorithm": "scafold"}, ConfigError, "did you mean 'scaffold'"),
         ({"algorithm": dpfl.Scaffold}, ConfigError, r"is a class: give an instance .*Scaffold\(local_steps"),
-        ({"algorithm": 3}, ConfigError, "algorithm=3 is a int, and no algorithm"),
+        ({"algorithm": 3}, ConfigError, "algorithm=3 is a int, not an algorithm"),
         (
             {"algorithm": dpfl.FedAvg(local_steps="two" and 2, local_lr=0.5), "silo_rate": 0.01},
             ConfigError,
@@ -252,8 +252,8 @@ def test_without_out_a_run_has_a_folder_of_its_own_and_says_which(tmp_path, monk
         ({"model": lambda: 1 / 0}, ConfigError, "failed to build: ZeroDivisionError"),
         ({"loss": 7}, ConfigError, "loss=7 must be a name or a function"),
         ({"resume": True, "out": None}, ConfigError, "resume=True without out"),
-        ({"data": {}}, ConfigError, "data is what the federation says"),
-        ({"records": [1]}, ConfigError, "federation is a list: make one by dpfl.Federation.load"),
+        ({"data": {}}, ConfigError, "data comes from the federation"),
+        ({"records": [1]}, ConfigError, "federation is a list: make one with dpfl.Federation.load"),
         ({"evaluation": {"every": object()}}, ConfigError, "which a configuration cannot hold"),
         ({"runtime": {"kind": "mpi"}}, UnsupportedError, "mpirun dpfl run FILE"),
     ],
@@ -284,9 +284,9 @@ def test_a_run_that_fails_is_an_error_with_the_place_of_its_last_state(tmp_path)
 def test_an_unknown_run_is_named(tmp_path):
     with pytest.raises(DataError, match="no run ended there"):
         dpfl.Run.open(tmp_path)
-    with pytest.raises(ConfigError, match="compare needs a run"):
+    with pytest.raises(ConfigError, match="compare needs at least one run"):
         dpfl.compare([])
-    with pytest.raises(ConfigError, match="is a int, no Run"):
+    with pytest.raises(ConfigError, match="is a int, not a Run"):
         dpfl.compare([3])
     assert issubclass(DataError, DpflError)
 

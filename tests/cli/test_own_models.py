@@ -149,7 +149,7 @@ def test_engines_are_listed_and_then_the_command_fails_as_the_run_would(
 ) -> None:
     done = dpfl("list", "engines", "--for", config(tmp_path, "torchs_gru"), *options)
     assert done.code == 2 and part in done.err and "Traceback" not in done.err
-    assert "no: cells: GRU" in done.out and "The choice is by" not in done.out and "chosen" not in done.out
+    assert "no: cells: GRU" in done.out and "The estimate decides" not in done.out and "chosen" not in done.out
     listed = dpfl("list", "engines", "--for", tmp_path / "config.yaml", "--json", *options)
     assert listed.code == 2 and not any(line["supported"] for line in listed.json["engines"])
 

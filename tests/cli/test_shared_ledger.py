@@ -74,7 +74,7 @@ def test_the_budget_bounds_all_runs_together(tmp_path: Path) -> None:
     alone, total = totals(run(config, "--ledger", ledger, "--resume"))
     assert alone == total <= 2.0  # nothing is held besides this run itself
     done = dpfl("run", config, "--out", tmp_path / "runs", "--ledger", ledger, "--set", "algorithm.local_lr=0.1")
-    parts = (str(ledger), "1 earlier run,", f"epsilon {total:.4g}", "privacy.epsilon=2.0", "does not last")
+    parts = (str(ledger), "1 earlier run,", f"epsilon {total:.4g}", "privacy.epsilon=2.0", "does not cover")
     one_message(done, *parts, code=3)
     # Two runs on the same records share the rounds that one would have had.
     parts = tmp_path / "parts.jsonl"
@@ -91,7 +91,7 @@ def test_variants_that_finished_before_the_budget_was_used_up_are_shown(tmp_path
     arguments = ("run", config, "--out", tmp_path / "runs", "--ledger", ledger)
     done = dpfl(*arguments)
     assert done.code == 3 and "Traceback" not in done.err
-    assert "(variant second): --ledger" in done.err and "does not last" in done.err
+    assert "(variant second): --ledger" in done.err and "does not cover" in done.err
     assert "first" in done.out and "epsilon" in done.out and "last:" not in done.out
     again = dpfl(*arguments, "--json")
     assert again.code == 3 and list(again.json) == ["first"]
@@ -116,7 +116,7 @@ def test_a_budget_that_others_passed_already_is_refused_whoever_is_drawn(tmp_pat
     assert [silo["rounds"] for silo in of_silos(first)] == [1, 1, 0, 4] and totals(first)[0] > 1.2
     assert {charge.silo for charge in held(ledger) if charge.round == 0} == {1}
     one_message(
-        dpfl("run", config, "--out", tmp_path / "runs", "--ledger", ledger), "does not last", "1 earlier run,", code=3
+        dpfl("run", config, "--out", tmp_path / "runs", "--ledger", ledger), "does not cover", "1 earlier run,", code=3
     )
 
 
@@ -368,7 +368,7 @@ def test_other_meanings_are_refused_before_anything_runs(tmp_path: Path, changes
     before = ledger.read_bytes()
     config = write(tmp_path, changes, "second.yaml")
     done = dpfl("run", config, "--out", tmp_path / "second", "--ledger", ledger)
-    one_message(done, str(ledger), "'first'", "replace_one of a record", "no one epsilon")
+    one_message(done, str(ledger), "'first'", "replace_one of a record", "no single epsilon")
     assert ledger.read_bytes() == before and not (tmp_path / "second").exists()
 
 
@@ -457,7 +457,7 @@ def test_a_runs_own_ledger_that_is_none_is_left_as_it_is(tmp_path: Path) -> None
     ledger.parent.mkdir()
     again = ("run", config, "--out", tmp_path / "runs", "--resume")
     ledger.write_bytes(b"notes of mine")
-    one_message(dpfl(*again), str(ledger), "is not a ledger file", "it is as it was", code=1)
+    one_message(dpfl(*again), str(ledger), "is not a ledger file", "or changed in it", code=1)
     assert ledger.read_bytes() == b"notes of mine"
     ledger.write_bytes(b'{"fa')  # a crash while it was made
     assert dpfl(*again).code == 0 and len(held(ledger)) > 0

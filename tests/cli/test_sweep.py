@@ -57,7 +57,7 @@ def test_every_run_is_what_it_is_alone(finished: tuple[Path, Done], tmp_path: Pa
 def test_runs_that_share_a_ledger_take_turns(tmp_path: Path) -> None:
     path, ledger = write(tmp_path, {"seeds": 2}, {"rounds": 2}), tmp_path / "all.jsonl"
     done = sweep(path, "--jobs", 2, "--ledger", ledger)
-    assert done.code == 0 and "one run has it at a time" in done.err and COMPOSES not in done.err, done.err
+    assert done.code == 0 and "one run uses it at a time" in done.err and COMPOSES not in done.err, done.err
     shared = Ledger.open(ledger, append=False)
     assert len({run["noise"] for run in shared.runs}) == 2 and len(shared) == 2 * 2 * 4
     one_message(sweep(path), "began with --ledger", str(ledger))
@@ -86,14 +86,14 @@ def test_status_into_a_pipe_tells_each_change_and_whether_anything_is_at_work(
     path = write(tmp_path, {"seeds": 2})
     waiting = manifest.plan(expand(path), path, tmp_path / "out")
     manifest.write(waiting)
-    assert "2 pending\nnothing is at work on them" in dpfl("status", tmp_path / "out").out
+    assert "2 pending\nnothing is working on them" in dpfl("status", tmp_path / "out").out
     looks = iter([tmp_path / "out", tmp_path / "out", finished[0].parent / "out"])
     look = status_command.look
     monkeypatch.setattr(status_command, "WATCH_SECONDS", 0.0)
     monkeypatch.setattr(status_command, "look", lambda folder: look(next(looks)))
     lines = dpfl("status", tmp_path / "out", "--watch").out.splitlines()
     assert [line for line in lines if line.startswith(("2 runs", "4 runs"))] == [
-        "2 runs: 2 pending; nothing is at work on them; the command that began the sweep goes on with it",
+        "2 runs: 2 pending; nothing is working on them; the command that began the sweep continues it",
         "4 runs: 4 done",
     ]
 

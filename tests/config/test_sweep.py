@@ -141,7 +141,7 @@ def test_a_sweep_is_not_run_as_one_run(tmp_path: Path) -> None:
 
 def test_a_manifest_of_another_version_is_refused(tmp_path: Path) -> None:
     expansion = runs(tmp_path, {"seeds": 2})
-    with pytest.raises(ConfigError, match="Make the sweep anew"):
+    with pytest.raises(ConfigError, match="Plan the sweep again"):
         config_of({**expansion.base, "rounds": 5}, expansion.rows[0], tmp_path)
 
 

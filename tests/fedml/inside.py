@@ -353,7 +353,7 @@ def test_a_silo_of_another_model_answers_and_the_server_says_what_differs(tmp_pa
     trainer.set_model_params(server.get_model_params())
     trainer.train(loaders[1], None, None)
     server.collect([trainer.get_model_params()])
-    assert "the model there is built otherwise from the server's" in server.server.summary()["refused"][0]["why"]
+    assert "the model there is built differently from the server's" in server.server.summary()["refused"][0]["why"]
 
 
 class Manager:
@@ -430,7 +430,7 @@ def test_who_waits_says_for_whom_and_for_how_long(caplog):
     assert server_waits_for(manager) == ""
     assert silo_waits_for(manager).startswith("the server: its first message")
     watch, last = Watch(lambda: "silo 1", 0.01), time.monotonic() + 60
-    while "dpfl: waiting for silo 1, for 0 s by now" not in caplog.text:
+    while "dpfl: waiting for silo 1, for 0 s so far" not in caplog.text:
         assert time.monotonic() < last
         time.sleep(0.01)
     with watch.busy():  # it trains, and waits for nobody

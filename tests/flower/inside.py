@@ -246,7 +246,7 @@ def test_what_went_wrong_at_a_silo_stays_there(tmp_path, caplog):
     broken[0] = True
     strategy.start(grid=grid, initial_arrays=strategy._arrays(), num_rounds=1)
     (refused,) = strategy.server.summary()["refused"]
-    assert refused["silo"] == 1 and "the silo met with an error" in refused["why"]
+    assert refused["silo"] == 1 and "the silo failed with an error" in refused["why"]
     assert "Jane Doe" in caplog.text  # at the silo
     silo, reply = replies[-2]
     assert silo == 1 and not reply.has_error() and "Jane" not in str(reply.content)
@@ -452,7 +452,7 @@ def test_who_is_waited_for_is_said_at_once_and_one_that_is_gone_is_waited_for_on
     assert waits == [
         f"dpfl: waiting for silos 2 (2 of 3 here, 2 needed), for {left} s at most" for left in (70, 40, 10)
     ]
-    assert caplog.text.count("silos 2 did not come in 70 s: rounds go on without them") == 1
+    assert caplog.text.count("silos 2 did not come in 70 s: rounds continue without them") == 1
     grid.away = set()
     strategy.start(grid=grid, initial_arrays=strategy._arrays(), num_rounds=1)
     assert strategy.server.summary()["silos"]["2"]["rounds"] == 1

@@ -302,7 +302,7 @@ def test_numbers_of_records_are_told_by_one_description_of_the_data(start: Start
         said.append(server.survey())
     assert [one["say"] for one in said] == ["surveyed", "error", "surveyed"]
     assert [one[1] + one[2] for one in said[0]["silos"]] == [20, 20, 20]
-    assert "by another description" in said[1]["text"] and str(server.folder) not in said[1]["text"]
+    assert "for another description" in said[1]["text"] and str(server.folder) not in said[1]["text"]
     server.rank = SiloRank(Loopback(server.network, 1))  # started again
     server.network.silo_ranks[:] = [server.rank]
     server.take({"privacy": SECURE})

@@ -250,7 +250,7 @@ def test_draws_that_decided_a_length_are_remembered_from_any_session() -> None:
 @pytest.mark.parametrize("other", [POISSON, SILO])
 def test_other_meanings_are_refused(other: SampledGaussian) -> None:
     ledger = shared(("old", "here", [charge(0, release=other, count=1)]))
-    with pytest.raises(ConfigError, match=r"'old'.*no one epsilon"):
+    with pytest.raises(ConfigError, match=r"'old'.*no single epsilon"):
         prior(ledger)
     assert prior(ledger, release=other).realised[0] == (Planned(other, 1),)
 

@@ -97,7 +97,7 @@ def recorded(site: Path) -> list[str]:
 def test_a_submitter_killed_behind_sbatch_forgets_no_job_and_submits_none_twice(site: Path) -> None:
     (site / "kills").touch()
     assert Submitter(site).end() == -signal.SIGKILL and queued(site) == 1
-    assert "was cut while it did" in dpfl("status", site.parent / "out").err
+    assert "or was interrupted; the same command" in dpfl("status", site.parent / "out").err
     (site / "answers").unlink()
     asked = submit(site)
     assert asked.code == 1 and "neither squeue nor sacct" in asked.err and "Try again" in asked.err, asked.err
@@ -139,7 +139,7 @@ def test_two_submitters_at_once_submit_once(site: Path, monkeypatch: pytest.Monk
     wait_for(lambda: (site / "at_work").exists())
     monkeypatch.setattr(submission, "WAIT_SECONDS", 0.0)
     refused = submit(site)
-    assert refused.code == 2 and "is submitting this very sweep" in refused.err and "The same command" in refused.err
+    assert refused.code == 2 and "is submitting this sweep" in refused.err and "The same command" in refused.err
     monkeypatch.setattr(submission, "WAIT_SECONDS", 60.0)
     threading.Timer(0.2, (site / "hold").unlink).start()
     assert "2 runs are in the queue already" in submit(site).err

@@ -40,6 +40,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "capped": {"max_participations": 3, "silo_rate": 0.5, "rounds": 4},
     "secure": {"privacy": {"secure": True}},
     "one of several": {},
+    "fitted": {"data": {"preprocess": [{"name": "standardise"}]}},
 }
 WORDS = {
     "record": ["One record of one silo.", "had been any other", "2 C sigma"],
@@ -63,6 +64,7 @@ WORDS = {
     "solved": [", solved for the budget", "budget of epsilon 2.5"],
     "capped": ["in 3 rounds at most", "in 3 rounds, the cap"],
     "secure": ["a silo's own staff, who have its records.", "keys that each silo drew"],
+    "fitted": ["## What is not covered\n\n* Standardise: mean"],
     "one of several": ["Together with other runs", "Besides this run it holds 1 other,", "`dpfl account FILE`"],
 }
 
@@ -103,6 +105,8 @@ def test_it_holds_no_number_of_its_own(tmp_path: Path, kind: str) -> None:
     for part in WORDS[kind]:
         assert part in text, text
     assert "head" not in said and "dpfl account FOLDER" in text
+    listed = [line for line in text.splitlines() if line.startswith("* ")]
+    assert len(listed) == len(set(listed)), "a note that is listed as not covered is not said again"
     if kind not in ("not private", "next to no noise", "median"):
         epsilon = said["views"]["server"]["epsilon"]
         assert _epsilon(epsilon) in found

@@ -85,12 +85,12 @@ def check_participants(plan: RoundPlan, num_silos: int | None = None) -> None:
     whole = all(type(silo) is int and silo >= 0 for silo in who)
     if not whole or any(one >= other for one, other in pairwise(who)) or len(plan.weights) != len(who):
         raise MessageError(
-            f"round of {len(who)} participants: each silo takes part once, in ascending order, with one weight. Mend "
-            "who draws them at rank 0."
+            f"round of {len(who)} participants: each silo takes part once, in ascending order, with one weight. "
+            "Correct how rank 0 draws them."
         )
     if num_silos is not None and who and who[-1] >= num_silos:
         raise MessageError(
-            f"round of silo {who[-1]}: there are {num_silos} silos, from 0. Mend who draws participants at rank 0."
+            f"round of silo {who[-1]}: there are {num_silos} silos, from 0. Correct how rank 0 draws participants."
         )
 
 
