@@ -23,6 +23,7 @@ NOT_COVERED: Final = (
     "What a prediction reveals about the person whose record it was computed from is not covered by any epsilon: "
     "publishing predictions about people, new ones above all, is not the same as publishing the model."
 )
+NO_EPSILON: Final = "No epsilon holds for this run: its model, and any prediction, may reveal its training records."
 SIMULATED: Final = (
     "The noise of this run follows from its seed, which whoever has the folder knows: before predictions leave your "
     "hands, train with privacy.secure=true."
