@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dpfl_plugin.core.device_noise import DeviceNormals
+from dpfl_plugin.core.grid import has_room
 from dpfl_plugin.core.shares import share_bounds
 from dpfl_plugin.core.stopwatch import STOPPED, Stopwatch
 from dpfl_plugin.core.streams import SecureStream, Source, Stream, Words, stream_key, words
@@ -130,6 +131,7 @@ class PrivateOracle:
         cuts = cuts or Cuts()
         self._silos = [share_of(records, share, silo, cuts) for records, silo in zip(silos, ids, strict=True)]
         self._divisors = [rules.sampler.divisor(len(records)) for records in self._silos]
+        self._most_records = max(map(len, self._silos), default=0)
         self._ids, self._share = tuple(ids), share
         self._max_gradients = max_gradients
         self._factors = rules.factors(draw.round, max_gradients)
@@ -173,6 +175,11 @@ class PrivateOracle:
             raise TrainingError(
                 f"the algorithm asked for more than the {self._max_gradients} gradients of its round plan: "
                 "raise num_gradients in round_plan, so that the budget is checked for what is released."
+            )
+        if not has_room(self._most_records, y.shape[1]):
+            raise UnsupportedError(
+                f"a sum over {self._most_records} records of {y.shape[1]} numbers each does not fit into the integers "
+                "that noise is added to: records times the root of the numbers must be at most 2^39. Split the silo."
             )
         self._gradient_calls += 1
         self._clock.lap("drift")

@@ -170,6 +170,15 @@ def test_the_same_round_again_gives_the_same_bits_and_another_attempt_others():
     assert not torch.equal(first, oracle([silo(5)], made_by, round=3, attempt=1).gradient(zeros()))
 
 
+def test_a_sum_that_the_integers_of_the_noise_do_not_hold_is_refused(monkeypatch):
+    monkeypatch.setattr("dpfl_plugin.oracle.has_room", lambda records, dimension: records < 9)
+    oracle([silo(8)], rules(1.0, 0.5)).gradient(zeros())
+    asked = oracle([silo(9)], rules(1.0, 0.5))
+    with pytest.raises(UnsupportedError, match="9 records of 15 numbers each does not fit"):
+        asked.gradient(zeros())
+    assert sum(charge.count for charge in asked.charges()) == 0
+
+
 def test_more_gradients_than_the_plan_said_are_refused():
     asked = oracle([silo(5)], rules(1.0, 0.5), steps=2)
     asked.gradient(zeros())

@@ -214,7 +214,7 @@ def _of_config(config: Config, base: Path) -> list[Row]:
 
 
 def _rounds_ahead(config: Config, account: PrivacyAccount) -> str:
-    releases = sum(account.num_releases(0, round) for round in account.costs)
+    releases = sum(cost.num_releases for cost in account.costs.values())
     ran, asked = len(account.costs), config.rounds
     fit = ""
     if asked and ran < asked:

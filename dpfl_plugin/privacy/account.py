@@ -274,10 +274,6 @@ class PrivacyAccount:
         """What is to be composed with the rounds: what earlier runs released, and all that is planned beside them."""
         return self._book.prior
 
-    def num_releases(self, silo: int, round: int) -> int:
-        """How often a silo that takes part in a round which was begun releases something."""
-        return self.costs[round].num_releases
-
     # What a result says
 
     def held(self) -> float:
@@ -302,8 +298,7 @@ class PrivacyAccount:
 
     def ahead(self) -> tuple[float, float]:
         """Epsilon of all rounds that were begun: of a silo in as many of them as may be, and a third party's."""
-        third_party = self._third_party.of_begun()
-        return self.epsilon_ahead("server"), third_party
+        return self.epsilon_ahead("server"), self._third_party.of_begun()
 
     def epsilon_ahead(self, view: View) -> float:
         """Epsilon of all rounds that were begun, whoever is drawn; of no budget, which may end a run before.

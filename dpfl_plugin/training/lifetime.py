@@ -127,15 +127,7 @@ class Lifetime:
                 "what is released of these would not be counted",
                 "give the run another name or seed: that is another agreement, with a plan of its own",
             )
-        last = next((facts.get("records") for facts in reversed(self._ledger.runs)), keyed)
-        if last != keyed:
-            LOG.warning(
-                "%s: the records differ from those of the last agreement. They count as the same data, %r, which grew "
-                "or were encoded differently; data of other people need another name (data:) in %s.",
-                self._ledger.path,
-                self.limits.data,
-                self.limits.source,
-            )
+        self._tell_of_other_records(keyed)
         if self._ledger.runs and self._ledger.runs[-1]["noise"] == agreement:
             return _slots(known or {})
         facts = known or {
@@ -151,6 +143,17 @@ class Lifetime:
         self._ledger.begin_run(facts)
         self.sync()
         return _slots(facts)
+
+    def _tell_of_other_records(self, keyed: str) -> None:
+        last = next((facts.get("records") for facts in reversed(self._ledger.runs)), keyed)
+        if last != keyed:
+            LOG.warning(
+                "%s: the records differ from those of the last agreement. They count as the same data, %r, which grew "
+                "or were encoded differently; data of other people need another name (data:) in %s.",
+                self._ledger.path,
+                self.limits.data,
+                self.limits.source,
+            )
 
     def _check(self, more_epsilon: float, more_delta: float, neighbouring: str) -> None:
         limits, (epsilon, delta) = self.limits, self.spent

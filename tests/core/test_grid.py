@@ -7,7 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpfl_plugin.core.grid import SUM_SLACK, Grid
+from dpfl_plugin.core.grid import SUM_SLACK, Grid, has_room
+from dpfl_plugin.core.rounded_normals import LARGEST
 
 SENSITIVITIES = st.floats(1e-30, 1e30)
 DIMENSIONS = st.integers(1, 10**10)
@@ -37,3 +38,11 @@ def test_two_sums_that_differ_by_the_sensitivity_stay_within_it_on_the_grid(sens
 def test_sensitivities_that_are_refused(sensitivity):
     with pytest.raises(ValueError, match="sensitivity="):
         Grid.of(sensitivity, 10)
+
+
+@given(st.floats(2.0**-40, 2.0**40), st.integers(1, 2**60), st.integers(1, 2**50))
+def test_a_sum_that_has_room_is_within_the_integers_of_the_noise(sensitivity, records, dimension):
+    """Each coordinate of it, were it as long as the whole sum and each record as long as the sensitivity."""
+    if has_room(records, dimension):
+        assert records * (1 + SUM_SLACK) * sensitivity / Grid.of(sensitivity, dimension).step <= LARGEST
+    assert has_room(10**8, 10**6) and not has_room(2**40, 1) and not has_room(2**20, 2**40)

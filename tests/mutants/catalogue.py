@@ -349,6 +349,14 @@ MECHANISMS = (
 
 STREAM_KEYS = (
     Mutant(
+        "sums-beyond-the-integers",
+        "sums are released that the integers of the noise do not hold, so that coordinates fall to 0",
+        "oracle.py",
+        "if not has_room(self._most_records, y.shape[1]):",
+        "if False:",
+        (ORACLE + "::test_a_sum_that_the_integers_of_the_noise_do_not_hold_is_refused",),
+    ),
+    Mutant(
         "noise-reused-over-steps",
         "all steps of a round have the same noise",
         "oracle.py",
