@@ -140,9 +140,9 @@ def test_a_run_that_is_there_is_named_in_the_words_of_each_door(
         patched.setattr(training._Stop, "__call__", _after(2))
         with pytest.raises(KeyboardInterrupt):
             dpfl.load(path).run()
-    with pytest.raises(ConfigError, match=r"Use resume=True to go on with it, or another out to start over"):
+    with pytest.raises(ConfigError, match=r"Use resume=True to continue it, or another out to start over"):
         dpfl.load(path).run()
-    assert "Use --resume to go on with it, or another --out to start over" in command("run", path).err
+    assert "Use --resume to continue it, or another --out to start over" in command("run", path).err
 
 
 def test_a_run_goes_on_by_its_folder_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

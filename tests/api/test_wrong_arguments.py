@@ -44,7 +44,7 @@ TRAIN: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "no privacy": ({"privacy": None}, ("privacy=None", "dpfl.Privacy(")),
     "privacy as a number": ({"privacy": 4}, ("privacy=4", "dpfl.Privacy(")),
     "privacy as a class": ({"privacy": dpfl.Privacy}, ("privacy=", "dpfl.Privacy(")),
-    "no algorithm": ({"algorithm": None}, ("algorithm=None", "and no algorithm: give a name")),
+    "no algorithm": ({"algorithm": None}, ("algorithm=None", "not an algorithm: give a name")),
     "a number of another type": (
         {"algorithm": {"name": "fedavg", "local_steps": "two", "local_lr": 1}},
         ("local_steps='two'",),
@@ -131,7 +131,7 @@ FEDERATIONS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "no silos": (lambda: Load("synthetic", **{**NUMBERS, "num_silos": 0}), ("data.num_silos=0",)),
     "a step in words": (lambda: Load("synthetic", **NUMBERS, preprocess="unit_norm"), ("data.preprocess='unit_norm'",)),
     "arrays in a list": (lambda: Arrays([(X, Y)]), ("from_arrays needs a mapping",)),
-    "no arrays": (lambda: Arrays({}), ("one silo at least",)),
+    "no arrays": (lambda: Arrays({}), ("of at least one silo",)),
     "labels missing": (lambda: Arrays({"a": (X,)}), ("silo 'a'", "a pair (features, labels)")),
     "labels of None": (lambda: Arrays({"a": (X, None)}), ("silo a: labels must be",)),
     "other lengths": (lambda: Arrays({"a": (X, Y[:-1])}), ("silo a: labels", "30 rows of features", "(29,)")),
@@ -207,7 +207,7 @@ OTHERS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "report": (lambda: dpfl.write_report(5), ("folders=5 must be",)),
     "report of nothing": (lambda: dpfl.write_report("no/such"), ("no/such is not a folder",)),
     "compare": (lambda: dpfl.compare(None), ("runs=None must be",)),
-    "compare others": (lambda: dpfl.compare([3]), ("is a int, no Run",)),
+    "compare others": (lambda: dpfl.compare([3]), ("is a int, not a Run",)),
     "open": (lambda: dpfl.Run.open(5), ("folder=5 must be",)),
     "ledger": (lambda: dpfl.Ledger.open(5), ("path=5 must be",)),
     "an accountant": (

@@ -139,7 +139,7 @@ def test_two_submitters_at_once_submit_once(site: Path, monkeypatch: pytest.Monk
     wait_for(lambda: (site / "at_work").exists())
     monkeypatch.setattr(submission, "WAIT_SECONDS", 0.0)
     refused = submit(site)
-    assert refused.code == 2 and "is submitting this sweep" in refused.err and "The same command" in refused.err
+    assert refused.code == 2 and "is submitting this sweep" in refused.err and "the same command" in refused.err
     monkeypatch.setattr(submission, "WAIT_SECONDS", 60.0)
     threading.Timer(0.2, (site / "hold").unlink).start()
     assert "2 runs are in the queue already" in submit(site).err
