@@ -170,10 +170,10 @@ def checks(config: Path, view: str, rounds: int) -> dict[str, float]:
     import torch
 
     from dpfl_plugin.config.load import load
-    from dpfl_plugin.training.prospect import prospect
+    from dpfl_plugin.runs.forecast import forecast
 
     chosen = load(config, [f"privacy.budget_view={view}", "privacy.epsilon=1000"]).variants[0].config
-    ahead = prospect(chosen, config.parent)
+    ahead = forecast(chosen, config.parent)
     account, planner = ahead.account(NOISE), ahead.planner
     server = planner.algorithm.init_server(torch.zeros(1), planner.setting)
     checking = charging = 0.0

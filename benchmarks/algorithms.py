@@ -263,7 +263,7 @@ def draw_families(task: Task, results: Results, path: Path) -> None:
         axes.minorticks_off()
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
-    _save(figure, path)
+    save(figure, path)
 
 
 def draw_traffic(task: Task, results: Results, path: Path) -> None:
@@ -281,7 +281,7 @@ def draw_traffic(task: Task, results: Results, path: Path) -> None:
     axes.xaxis.set_major_formatter("{x:g}")
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
-    _save(figure, path)
+    save(figure, path)
 
 
 def draw_curves(task: Task, results: Results, folder: Path) -> None:
@@ -303,7 +303,7 @@ def draw_curves(task: Task, results: Results, folder: Path) -> None:
         axes.xaxis.set_major_formatter("{x:g}")
         axes.grid(alpha=0.3)
         axes.legend(fontsize=7)
-        _save(figure, folder / f"{name}.png")
+        save(figure, folder / f"{name}.png")
 
 
 def yardsticks(task: Task, label: str) -> list[str]:
@@ -312,7 +312,7 @@ def yardsticks(task: Task, label: str) -> list[str]:
     return [other for other in ("FedAvg", "MB-SGD") if other in known and other != label]
 
 
-def _save(figure: Any, path: Path) -> None:
+def save(figure: Any, path: Path) -> None:
     """As PNG with 64 colours, which is a third of the size."""
     from PIL import Image
 

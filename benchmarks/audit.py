@@ -20,16 +20,17 @@ from benchmarks.pages import ROOT, put
 from benchmarks.table import table
 from dpfl_plugin.algorithms.scaffold import Scaffold
 from dpfl_plugin.config.load import load
+from dpfl_plugin.evidence.audit import Options, audit
+from dpfl_plugin.evidence.audit_report import Report
+from dpfl_plugin.federation.runtime import ChargeSink, Observer
+from dpfl_plugin.federation.silo_group import SiloGroup
 from dpfl_plugin.gradients import blocks, fused
 from dpfl_plugin.gradients.closed_form import ClosedForm
 from dpfl_plugin.oracle import Draw, PrivateOracle
 from dpfl_plugin.privacy.mechanisms import Gaussian
+from dpfl_plugin.privacy.noise import SiloNoise
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.runtimes.in_process import InProcess
-from dpfl_plugin.training.audit import Options, audit
-from dpfl_plugin.training.audit_report import Report
-from dpfl_plugin.training.host import SiloHost
-from dpfl_plugin.training.runtime import ChargeSink, Observer
 
 QUICKSTART: Final = ROOT / "configs" / "quickstart.yaml"
 # The quickstart's noise without its budget: a sampler or an algorithm that costs more runs just as long.
@@ -166,7 +167,7 @@ def _mean_only(engine: Any, y: Tensor, batch: Any, clip_norm: float, out: Tensor
 def _but_one(add: Any) -> Any:
     """All silos that are answered together get their noise, but the second."""
 
-    def changed(self: PrivateOracle, totals: Tensor, *args: Any) -> None:
+    def changed(self: SiloNoise, totals: Tensor, *args: Any) -> None:
         add(self, totals, *args)
         args[-1][1] = totals[1]
 
@@ -176,7 +177,7 @@ def _but_one(add: Any) -> Any:
 def _shared_row(add: Any) -> Any:
     """All silos that are answered together get the noise of the first."""
 
-    def changed(self: PrivateOracle, totals: Tensor, *args: Any) -> None:
+    def changed(self: SiloNoise, totals: Tensor, *args: Any) -> None:
         add(self, totals, *args)
         out = args[-1]
         out[1:] = totals[1:] + (out[0] - totals[0])
@@ -262,10 +263,8 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "batch drawn once a round": Mutant(((Draw, "key", _same("batch", step=0)),), reason=""),
     "same batch at all silos": Mutant(((Draw, "key", _same("batch", silo=0)),), reason=""),
     "signs of control variates changed": Mutant(((Scaffold, "local_update", _flipped),), reason=""),
-    "lockstep: no noise at one silo": Mutant(((PrivateOracle, "_add_noise", _but_one),), LOCKSTEP),
-    "lockstep: one silo's noise at all": Mutant(
-        ((PrivateOracle, "_add_noise", _shared_row),), LOCKSTEP, reason="two silos"
-    ),
+    "lockstep: no noise at one silo": Mutant(((SiloNoise, "add", _but_one),), LOCKSTEP),
+    "lockstep: one silo's noise at all": Mutant(((SiloNoise, "add", _shared_row),), LOCKSTEP, reason="two silos"),
     "lockstep: one silo's records clipped to 3C": Mutant(
         ((ClosedForm, "clipped_sums", _loose_row),), LOCKSTEP, reason="clipping norms"
     ),
@@ -279,7 +278,7 @@ def report(settings: tuple[str, ...], options: Options, config: Path = QUICKSTAR
     return audit(chosen, config.parent, options, in_process)
 
 
-def in_process(host: SiloHost, stack: int, charges: ChargeSink, observer: Observer) -> InProcess:
+def in_process(host: SiloGroup, stack: int, charges: ChargeSink, observer: Observer) -> InProcess:
     """As `dpfl audit` runs it."""
     return InProcess(host, charges, stack_size=stack, observers=[observer])
 

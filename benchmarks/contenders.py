@@ -20,6 +20,7 @@ from dpfl_plugin.algorithms.base import RoundPlan, Setting
 from dpfl_plugin.core import draws
 from dpfl_plugin.core.streams import Stream
 from dpfl_plugin.core.vectors import Layout, Vectors
+from dpfl_plugin.federation.silo_group import SiloGroup
 from dpfl_plugin.gradients.base import Engine, Loss, Records
 from dpfl_plugin.gradients.losses import cross_entropy
 from dpfl_plugin.gradients.replay import Record
@@ -29,7 +30,6 @@ from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.mechanisms import Gaussian
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.runtimes.in_process import InProcess
-from dpfl_plugin.training.host import SiloHost
 
 # As in a run that lasts: the rounds of a benchmark are too few for it.
 draws.kernels = draws.Kernels(worth=1)
@@ -94,7 +94,7 @@ class Ours:
             noise=noise,
         )
         self.engine: Engine = engine(module, cross_entropy, CHUNK_BYTES)
-        host = SiloHost(
+        host = SiloGroup(
             model=module,
             loss=cross_entropy,
             algorithm=self._algorithm,

@@ -18,10 +18,10 @@ from dpfl_plugin.adapters import agree
 from dpfl_plugin.adapters.records import silo_of
 from dpfl_plugin.core.average import WeightedSum
 from dpfl_plugin.data.base import Holding, Survey, digest, training_digest
+from dpfl_plugin.federation.planning import Planner
 from dpfl_plugin.oracle import Draw
 from dpfl_plugin.privacy.ledger import Ledger
-from dpfl_plugin.training.build import build
-from dpfl_plugin.training.planning import Planner
+from dpfl_plugin.runs.build import build
 
 
 def run(settings: Mapping[str, Any], model: nn.Module, records: Mapping[int, Any], stamp: Callable[[], None]) -> None:

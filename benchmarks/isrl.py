@@ -23,6 +23,8 @@ from dpfl_plugin import registry
 from dpfl_plugin.algorithms.base import Algorithm
 from dpfl_plugin.config.load import load
 from dpfl_plugin.config.schema import Config
+from dpfl_plugin.federation.planning import Planner
+from dpfl_plugin.federation.silo_group import SiloGroup
 from dpfl_plugin.gradients.base import Records
 from dpfl_plugin.gradients.closed_form import ClosedForm
 from dpfl_plugin.gradients.losses import logistic
@@ -35,10 +37,8 @@ from dpfl_plugin.privacy.mechanisms import Gaussian
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.samplers import FullBatch
 from dpfl_plugin.privacy.views import server_view
+from dpfl_plugin.runs.setting import federate, make_setting
 from dpfl_plugin.runtimes.in_process import InProcess
-from dpfl_plugin.training.host import SiloHost
-from dpfl_plugin.training.planning import Planner
-from dpfl_plugin.training.setting import federate, make_setting
 
 CONFIG: Final = ROOT / "configs" / "papers" / "gao_fig2_mnist.yaml"
 PICTURE: Final = ROOT / "docs" / "pictures" / "isrl.png"
@@ -127,7 +127,7 @@ class Trial:
         given = dict(candidate.options)
         algorithm: Algorithm = registry.build(registry.load("algorithms", candidate.name), given, where="algorithm")
         setting = make_setting(config, self.num_records)
-        host = SiloHost(
+        host = SiloGroup(
             model=model,
             loss=logistic,
             algorithm=algorithm,
@@ -151,7 +151,7 @@ class Trial:
         spent = server_view(ledger, PLD(), privacy.delta).epsilon
         assert spent <= epsilon, f"{candidate} spent {spent}, more than {epsilon}"
         metrics = host.evaluate(server["model"], dissimilarity=False).values()
-        return statistics.mean(m.train_loss for m in metrics), 1 - statistics.mean(m.test_accuracy for m in metrics)
+        return statistics.mean(m.train_loss for m in metrics), 1 - statistics.mean(m.test_score for m in metrics)
 
 
 def _records(x: Any, y: Any) -> Records:

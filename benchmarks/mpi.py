@@ -32,6 +32,8 @@ from benchmarks.workloads import WORKLOADS, Workload
 from dpfl_plugin.algorithms.base import RoundPlan, Setting
 from dpfl_plugin.core.streams import stream
 from dpfl_plugin.core.vectors import Layout
+from dpfl_plugin.federation.runtime import Runtime
+from dpfl_plugin.federation.silo_group import SiloGroup
 from dpfl_plugin.gradients.closed_form import ClosedForm
 from dpfl_plugin.gradients.losses import cross_entropy
 from dpfl_plugin.models.linear import softmax
@@ -40,8 +42,6 @@ from dpfl_plugin.privacy.mechanisms import Gaussian
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.runtimes.in_process import InProcess
 from dpfl_plugin.runtimes.mpi.silos import owner
-from dpfl_plugin.training.host import SiloHost
-from dpfl_plugin.training.runtime import Runtime
 
 TINY = Workload(
     num_features=40, num_classes=10, num_silos=4, num_records=4, num_participants=4, batch_size=2, local_steps=1
@@ -71,12 +71,12 @@ LOADS: Final[dict[str, Workload]] = {
 }
 
 
-def host(load: Workload, ids: Sequence[int]) -> SiloHost:
+def host(load: Workload, ids: Sequence[int]) -> SiloGroup:
     """Some of a workload's silos."""
     module = softmax((load.num_features,), load.num_classes)
     x = Layout.of(module).flatten(dict(module.named_parameters()))
     silos = {silo: load.silo(silo) for silo in ids}
-    return SiloHost(
+    return SiloGroup(
         model=module,
         loss=cross_entropy,
         algorithm=load.algorithm,

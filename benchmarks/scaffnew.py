@@ -25,14 +25,14 @@ from dpfl_plugin.algorithms.planners import ScaffNewProblem, public_curvature
 from dpfl_plugin.config.load import load
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.streams import stream
+from dpfl_plugin.evidence.optimum import loss, optimum
+from dpfl_plugin.federation.planning import Planner
 from dpfl_plugin.oracle import Draw
 from dpfl_plugin.privacy.accountants import Gaussian
 from dpfl_plugin.privacy.events import SampledGaussian, Term
 from dpfl_plugin.privacy.ledger import Ledger
+from dpfl_plugin.runs.build import build
 from dpfl_plugin.runtimes.in_process import InProcess
-from dpfl_plugin.training.build import build
-from dpfl_plugin.training.optimum import loss, optimum
-from dpfl_plugin.training.planning import Planner
 
 PAPER: Final = ROOT / "configs" / "papers" / "scaffnew_mushrooms.yaml"
 PICTURE: Final = "docs/pictures/scaffnew_local_steps.png"

@@ -99,8 +99,8 @@ def one(axis: str, size: int, *, full: bool) -> dict[str, float]:
     What a round takes is the time of all parts but the evaluation.
     """
     from dpfl_plugin.config.schema import Config
+    from dpfl_plugin.runs.session import run_session
     from dpfl_plugin.runtimes.in_process import InProcessPlace
-    from dpfl_plugin.training.session import run_session
 
     silent = _Silent()
     with tempfile.TemporaryDirectory(dir=ROOT / "build") as folder:

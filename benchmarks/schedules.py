@@ -18,7 +18,7 @@ from benchmarks.pages import ROOT, put
 from benchmarks.table import table
 from dpfl_plugin.config.load import load
 from dpfl_plugin.config.schema import Config
-from dpfl_plugin.training.rules import privacy_rules
+from dpfl_plugin.runs.rules import privacy_rules
 
 PAPER: Final = ROOT / "configs" / "papers" / "chang2022.yaml"
 PICTURE: Final = "docs/pictures/noise_schedules.png"

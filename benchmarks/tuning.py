@@ -22,17 +22,18 @@ import numpy as np
 import torch
 from pydantic import BaseModel
 
+from dpfl_plugin.config.blocks import Block
 from dpfl_plugin.config.load import load
-from dpfl_plugin.config.schema import Block, Config, DataConfig
+from dpfl_plugin.config.schema import Config, DataConfig
 from dpfl_plugin.data.fetch import DataSource
 from dpfl_plugin.data.idx import mnist
 from dpfl_plugin.errors import ConfigError
+from dpfl_plugin.evidence.optimum import optimum
+from dpfl_plugin.runs.build import build
+from dpfl_plugin.runs.locations import folder_of
+from dpfl_plugin.runs.session import run_session
+from dpfl_plugin.runs.setting import federate
 from dpfl_plugin.runtimes.in_process import InProcessPlace
-from dpfl_plugin.training.build import build
-from dpfl_plugin.training.locations import folder_of
-from dpfl_plugin.training.optimum import optimum
-from dpfl_plugin.training.session import run_session
-from dpfl_plugin.training.setting import federate
 
 Point = tuple[int, ...]
 """By how many factors of 2 each dial was turned from where the YAML file has it."""
@@ -198,7 +199,7 @@ class Laboratory:
         changes = {"privacy": free, "runtime": runtime, "data": self._data(config, base)}
         parts = build(config.model_copy(update=changes), base)
         point = torch.from_numpy(optimum(parts, config.l2).point)
-        return statistics.mean(silo.test_accuracy for silo in parts.host.evaluate(point, False).values())
+        return statistics.mean(silo.test_score for silo in parts.host.evaluate(point, False).values())
 
     def _data(self, config: Config, base: Path) -> DataConfig:
         """The same silos from NumPy files: dealt out and reduced once, not for every run."""

@@ -131,6 +131,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         mine = hospitals(folder)
+        check = session(mine, ["check", "hospitals.yaml", "--file", "silos/north.csv"])
+        put("docs/tutorials/hospitals.md", "check", check)
         put("docs/tutorials/hospitals.md", "run", session(mine, ["run", "hospitals.yaml"]))
         put("docs/tutorials/epsilon.md", "budgets", budgets(mine / "hospitals.yaml", seeds, folder / "runs"))
         audit = session(mine, ["audit", "hospitals.yaml"], AUDIT_ROWS, "CONSISTENT")

@@ -15,7 +15,8 @@ import pydantic
 from pydantic_core import PydanticUndefined
 
 from dpfl_plugin import registry
-from dpfl_plugin.config.schema import Block, Config, SweepConfig
+from dpfl_plugin.config.blocks import Block
+from dpfl_plugin.config.schema import Config, SweepConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = Path(__file__).with_name("configuration.md")

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from dpfl_plugin.algorithms.localized import LocalizedSubgradient as LocalizedSubgradient
     from dpfl_plugin.algorithms.mb_sgd import MBSGD as MBSGD
     from dpfl_plugin.algorithms.mb_sgd import NoisySubgradient as NoisySubgradient
+    from dpfl_plugin.algorithms.mr_mtl import MRMTL as MRMTL
+    from dpfl_plugin.algorithms.mr_mtl import Local as Local
     from dpfl_plugin.algorithms.scaffnew import ScaffNew as ScaffNew
     from dpfl_plugin.algorithms.scaffold import Scaffold as Scaffold
     from dpfl_plugin.algorithms.scaffold import ScaffoldWarm as ScaffoldWarm
@@ -27,35 +29,50 @@ if TYPE_CHECKING:
     from dpfl_plugin.algorithms.smoothed import LocalizedConvolution as LocalizedConvolution
     from dpfl_plugin.algorithms.smoothed import LocalizedNesterov as LocalizedNesterov
     from dpfl_plugin.api.accounts import account as account
+    from dpfl_plugin.api.attacks import attack as attack
     from dpfl_plugin.api.audits import audit as audit
     from dpfl_plugin.api.checks import check as check
     from dpfl_plugin.api.experiment import Experiment as Experiment
     from dpfl_plugin.api.experiment import load as load
     from dpfl_plugin.api.federation import Federation as Federation
     from dpfl_plugin.api.ledgers import Ledger as Ledger
+    from dpfl_plugin.api.limits import limits as limits
     from dpfl_plugin.api.numbers import calibrate as calibrate
     from dpfl_plugin.api.numbers import epsilon as epsilon
     from dpfl_plugin.api.numbers import max_steps as max_steps
     from dpfl_plugin.api.plans import plan as plan
+    from dpfl_plugin.api.plugins import engines as engines
+    from dpfl_plugin.api.plugins import plugins as plugins
     from dpfl_plugin.api.predictions import predict as predict
     from dpfl_plugin.api.privacy import Privacy as Privacy
     from dpfl_plugin.api.private_oracle import PrivateOracle as PrivateOracle
+    from dpfl_plugin.api.projects import init_project as init_project
     from dpfl_plugin.api.reports import write_report as write_report
     from dpfl_plugin.api.runs import Run as Run
     from dpfl_plugin.api.runs import compare as compare
+    from dpfl_plugin.api.tables import check_tables as check_tables
+    from dpfl_plugin.api.tables import draft_schema as draft_schema
+    from dpfl_plugin.api.tables import read_tables as read_tables
     from dpfl_plugin.api.training import resume as resume
     from dpfl_plugin.api.training import train as train
+    from dpfl_plugin.models.fields import Field as Field
+    from dpfl_plugin.models.fields import Fields as Fields
+    from dpfl_plugin.models.fields import FieldsModel as FieldsModel
 
 __version__ = "0.1.0"
 
 _PUBLIC: Final = {
     "AcceleratedMBSGD": "dpfl_plugin.algorithms.accelerated",
     "account": "dpfl_plugin.api.accounts",
+    "attack": "dpfl_plugin.api.attacks",
     "audit": "dpfl_plugin.api.audits",
     "calibrate": "dpfl_plugin.api.numbers",
     "check": "dpfl_plugin.api.checks",
+    "check_tables": "dpfl_plugin.api.tables",
     "compare": "dpfl_plugin.api.runs",
     "ConvolutionMBSGD": "dpfl_plugin.algorithms.smoothed",
+    "draft_schema": "dpfl_plugin.api.tables",
+    "engines": "dpfl_plugin.api.plugins",
     "epsilon": "dpfl_plugin.api.numbers",
     "Experiment": "dpfl_plugin.api.experiment",
     "FedAvg": "dpfl_plugin.algorithms.fedavg",
@@ -63,20 +80,29 @@ _PUBLIC: Final = {
     "Federation": "dpfl_plugin.api.federation",
     "FedProx": "dpfl_plugin.algorithms.fedprox",
     "FedSGD": "dpfl_plugin.algorithms.fedavg",
+    "Field": "dpfl_plugin.models.fields",
+    "Fields": "dpfl_plugin.models.fields",
+    "FieldsModel": "dpfl_plugin.models.fields",
+    "init_project": "dpfl_plugin.api.projects",
     "Ledger": "dpfl_plugin.api.ledgers",
+    "limits": "dpfl_plugin.api.limits",
     "load": "dpfl_plugin.api.experiment",
+    "Local": "dpfl_plugin.algorithms.mr_mtl",
     "LocalizedConvolution": "dpfl_plugin.algorithms.smoothed",
     "LocalizedMBSGD": "dpfl_plugin.algorithms.localized",
     "LocalizedNesterov": "dpfl_plugin.algorithms.smoothed",
     "LocalizedSubgradient": "dpfl_plugin.algorithms.localized",
     "max_steps": "dpfl_plugin.api.numbers",
     "MBSGD": "dpfl_plugin.algorithms.mb_sgd",
+    "MRMTL": "dpfl_plugin.algorithms.mr_mtl",
     "MultistageMBSGD": "dpfl_plugin.algorithms.accelerated",
     "NoisySubgradient": "dpfl_plugin.algorithms.mb_sgd",
     "plan": "dpfl_plugin.api.plans",
+    "plugins": "dpfl_plugin.api.plugins",
     "predict": "dpfl_plugin.api.predictions",
     "Privacy": "dpfl_plugin.api.privacy",
     "PrivateOracle": "dpfl_plugin.api.private_oracle",
+    "read_tables": "dpfl_plugin.api.tables",
     "resume": "dpfl_plugin.api.training",
     "Run": "dpfl_plugin.api.runs",
     "ScaffNew": "dpfl_plugin.algorithms.scaffnew",

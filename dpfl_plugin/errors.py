@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
 import re
 import traceback
+from collections.abc import Iterable
 from typing import Any, Final, TypeVar
 
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -15,10 +17,44 @@ MAKE_ROOM: Final = (
 _INSTALLED = (__file__.removesuffix("errors.py"), traceback.__file__.removesuffix("traceback.py"), "<")
 
 
+class Worded(str):
+    """A message that serves Python and the command line.
+
+    In it ``{name}`` stands for an argument, which is an option of the command, ``{name=value}`` for one with what to
+    give: ``{resume=True}`` is ``resume=True`` or ``--resume``.
+    """
+
+    __slots__ = ()
+
+    @property
+    def in_python(self) -> str:
+        return _ARGUMENT.sub(lambda found: _in_python(*found.groups()), self)
+
+    @property
+    def as_options(self) -> str:
+        return _ARGUMENT.sub(lambda found: _as_option(*found.groups()), self)
+
+
 class DpflError(Exception):
-    """Base of every error shown to a user as one message, without a traceback."""
+    """Base of every error shown to a user as one message, without a traceback.
+
+    Attributes:
+        text: the message, `Worded` or plain.
+        as_options: the message in the words of the command line: ``--name``, ``--name value``.
+    """
 
     exit_code = 1
+
+    def __str__(self) -> str:
+        return self.text.in_python if isinstance(self.text, Worded) else self.text
+
+    @property
+    def text(self) -> str:
+        return self.args[0] if self.args and isinstance(self.args[0], Worded) else super().__str__()
+
+    @property
+    def as_options(self) -> str:
+        return self.text.as_options if isinstance(self.text, Worded) else str(self)
 
 
 Error = TypeVar("Error", bound=DpflError)
@@ -31,24 +67,10 @@ class ConfigError(DpflError, ValueError):
 
 
 class ArgumentError(ConfigError):
-    """An argument of a public function is wrong, or the option of a command that gave it.
+    """An argument of a public function is wrong, or the option of a command that gave it; its message is `Worded`."""
 
-    One message serves both: in its text ``{name}`` stands for an argument, ``{name=value}`` for one with what to give.
-
-    Attributes:
-        as_options: the message in the words of the command line: ``--name``, ``--name value``.
-    """
-
-    def __str__(self) -> str:
-        return _ARGUMENT.sub(lambda found: _in_python(*found.groups()), self.text)
-
-    @property
-    def text(self) -> str:
-        return str(self.args[0])
-
-    @property
-    def as_options(self) -> str:
-        return _ARGUMENT.sub(lambda found: _as_option(*found.groups()), self.text)
+    def __init__(self, message: str) -> None:
+        super().__init__(Worded(message))
 
 
 _ARGUMENT: Final = re.compile(r"\{(\w+)(?:=(\w+))?\}")
@@ -106,8 +128,8 @@ class RecordKindError(UnsupportedError):
         public: what the other side is told of it, which no value of a record has a part in.
     """
 
-    def __init__(self, message: str, public: str) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, public: str = "its records are of a kind that nothing here trains on") -> None:
+        super().__init__(message)  # alone, by which an error is unpickled, and told with where it came up
         self.public = public
 
 
@@ -155,8 +177,8 @@ def require_argument(ok: bool, name: str, value: Any, must: str, mend: str = "")
 
 def said_of(error: Error, before: str, after: str = "") -> Error:
     """An error of the same type, whose message says where it came up."""
-    text = error.text if isinstance(error, ArgumentError) else str(error)
-    return type(error)(f"{before}{text}{after}")
+    text = f"{before}{error.text}{after}"
+    return type(error)(Worded(text) if isinstance(error.text, Worded) else text)
 
 
 def is_full(error: OSError) -> bool:
@@ -184,3 +206,9 @@ def told(error: BaseException) -> str:
         if not installed and "dist-packages" not in frame.filename:
             return f"{what} ({frame.filename}, line {frame.lineno})"
     return what
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """ " (did you mean 'x'?)" or nothing."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f" (did you mean {close[0]!r}?)" if close else ""

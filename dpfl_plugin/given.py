@@ -15,8 +15,14 @@ from dpfl_plugin.errors import PluginError
 
 MODULE: Final = __name__
 MADE_OF: Final = "made_of"  # of what is held: objects, and names of modules, whose code decides what it computes
-_NAME: Final = re.compile(r"(data|model|loss|algorithm)_[0-9a-f]{16}")
-_CALLED: Final = {"data": "the records", "model": "the model", "loss": "the loss", "algorithm": "the algorithm"}
+_NAME: Final = re.compile(r"(data|model|loss|algorithm|backbone)_[0-9a-f]{16}")
+_CALLED: Final = {
+    "data": "the records",
+    "model": "the model",
+    "loss": "the loss",
+    "algorithm": "the algorithm",
+    "backbone": "the backbone",
+}
 _held: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
 
@@ -28,7 +34,7 @@ def hold(kind: str, digest: str, plugin: Any) -> str:
     """Where a configuration finds ``plugin``, as ``package.module:name``, for as long as somebody else holds it, too.
 
     Args:
-        kind: data, model, loss or algorithm. digest: of what it is, in hex.
+        kind: data, model, loss, algorithm or backbone. digest: of what it is, in hex.
     """
     name = f"{kind}_{digest[:16]}"
     assert _NAME.fullmatch(name), name

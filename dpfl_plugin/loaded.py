@@ -2,8 +2,9 @@
 
 A file may be changed between an import and any later look at it, and Python may load bytecode that is older than its
 source. So modules that are neither of Python nor of an installed distribution are compiled from the very bytes that are
-digested, by a finder that stands before Python's own. What was imported before this module is known by its file, if
-that has not changed since the process began; else it is in doubt.
+digested, by a finder that stands before Python's own. The script that Python was started with is read before: its file
+is compiled once more, which has to give the code that is running. What else was imported before this module is known
+by its file, if that has not changed since the process began; else it is in doubt.
 """
 
 from __future__ import annotations
@@ -138,6 +139,8 @@ def source_of(module: ModuleType) -> Source:
         raise InDoubtError(f"module {name} has no file: it was made in a notebook, or by a program")
     if known is not None and known.path == path:
         return known
+    if _SCRIPT is not None and name == "__main__" and _SCRIPT.path == path:
+        return _loaded.setdefault(spec_name, _SCRIPT)
     if not path.endswith(".py"):
         raise InDoubtError(f"module {name} ({path}) has no Python source")
     try:
@@ -170,5 +173,26 @@ def _process_began() -> float | None:
         return None
 
 
+def _script() -> Source | None:
+    """The source of the script that imports this module, directly or not; None where it is not certainly that."""
+    main = sys.modules.get("__main__")
+    path = getattr(main, "__file__", None)
+    if main is None or not isinstance(path, str) or not path.endswith(".py") or origin_of(path) != "user":
+        return None
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and (frame.f_globals is not vars(main) or frame.f_code.co_name != "<module>"):
+        frame = frame.f_back
+    if frame is None:
+        return None
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+        same = compile(data, path, "exec", dont_inherit=True) == frame.f_code
+    except (OSError, SyntaxError, ValueError):
+        return None
+    return Source(path, data) if same else None
+
+
+_SCRIPT: Final = _script()
 BEGAN: Final = _process_began()  # here, since a forked process begins later than what it inherits was imported
 watch()

@@ -19,7 +19,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dpfl_plugin.core.device_noise import DeviceNormals
 from dpfl_plugin.core.grid import has_room
 from dpfl_plugin.core.shares import share_bounds
 from dpfl_plugin.core.stopwatch import STOPPED, Stopwatch
@@ -31,15 +30,12 @@ from dpfl_plugin.gradients.blocks import filled
 from dpfl_plugin.gradients.replay import Replayed
 from dpfl_plugin.gradients.shares import Cuts, share_of
 from dpfl_plugin.gradients.smoothing import Convolution
-from dpfl_plugin.gradients.stacked import Pool, Sums, Together
+from dpfl_plugin.gradients.stacked import MultiSiloEngine, Pool, Sums
 from dpfl_plugin.privacy.clipping import clip_update
 from dpfl_plugin.privacy.events import Charge
-from dpfl_plugin.privacy.mechanisms import OnDevice
+from dpfl_plugin.privacy.noise import Scale, SiloNoise
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.samplers import usual_most
-
-Scale = tuple[float, float]
-"""(L2 sensitivity of a value, what the noise on it is multiplied by)."""
 
 # What is drawn at a time: batches of so many local steps, with this many records in all (256 KiB).
 STEPS_AHEAD: Final = 32
@@ -130,30 +126,34 @@ class PrivateOracle:
         self._rules, self._engine, self._draw, self._clock = rules, engine, draw, clock
         cuts = cuts or Cuts()
         self._silos = [share_of(records, share, silo, cuts) for records, silo in zip(silos, ids, strict=True)]
-        self._divisors = [rules.sampler.divisor(len(records)) for records in self._silos]
+        self._rules_of = [rules.of(silo) for silo in ids]
+        self._divisors = [
+            own.sampler.divisor(len(records)) for own, records in zip(self._rules_of, self._silos, strict=True)
+        ]
         self._most_records = max(map(len, self._silos), default=0)
         self._ids, self._share = tuple(ids), share
         self._max_gradients = max_gradients
         self._factors = rules.factors(draw.round, max_gradients)
         self._layer_sizes = tuple((layers or {}).values())
         self._bounds = rules.bounds(layers or {})
-        self.clip_norms = list(clip_norms or [rules.clip_norm] * len(silos))
+        self._bounds_of = [self._bounds if own is rules else own.bounds(layers or {}) for own in self._rules_of]
+        self.clip_norms = list(clip_norms or [own.clip_norm for own in self._rules_of])
         self._stream: Source = SecureStream() if rules.secure else Stream()
         self._ahead = max(1, min(STEPS_AHEAD, int(RECORDS_AHEAD // max(1.0, sum(self._divisors)))))
         self._batches: list[list[NDArray[np.int64] | None]] = []
-        self._noise: list[list[Words]] = []
+        steps = len(self._factors)
+        self._noise = SiloNoise(rules, self._rules_of, self._ids, draw.key, self._stream, self._ahead, steps)
         self._gradient_calls = 0
         self._released: list[Tensor] = []
         self._closed = False
         self._pool = pool if pool is not None and self.num_silos > 1 and together(engine, rules) else None
-        self._sums = Sums(cast(Together, engine), self._pool) if self._pool is not None else None
+        self._sums = Sums(cast(MultiSiloEngine, engine), self._pool) if self._pool is not None else None
         self._replayed, self._width = replayed, 0
         self._longest: list[int] = []
         if self._pool is not None:
-            self._clip_to = self._clip_norms_there(self._pool.device)
+            self._clip_to = clip_norms_there(rules, self._bounds, self.clip_norms, self._pool.device)
             if replayed is not None:
-                self._width = filled(max(usual_most(rules.sampler, size) for size in self._sizes_of(self._pool)))
-        self._normals: DeviceNormals | None = None
+                self._width = filled(max(usual_most(rules.sampler, size) for size in sizes_in(share, self._pool)))
         self._total = torch.empty(0, dtype=torch.float64)  # (d,), the sum of one silo's batch
 
     def gradient(self, y: Tensor) -> Tensor:
@@ -176,11 +176,7 @@ class PrivateOracle:
                 f"the algorithm asked for more than the {self._max_gradients} gradients of its round plan: "
                 "raise num_gradients in round_plan, so that the budget is checked for what is released."
             )
-        if not has_room(self._most_records, y.shape[1]):
-            raise UnsupportedError(
-                f"a sum over {self._most_records} records of {y.shape[1]} numbers each does not fit into the integers "
-                "that noise is added to: records times the root of the numbers must be at most 2^39. Split the silo."
-            )
+        check_room(self._most_records, y.shape[1])
         self._gradient_calls += 1
         self._clock.lap("drift")
         if step % self._ahead == 0:
@@ -199,16 +195,16 @@ class PrivateOracle:
         For many steps at a time: between two gradients, whose numbers push all else out of the caches, it takes three
         times as long.
         """
-        sampler, seek, key = self._rules.sampler, self._stream.seek, self._draw.key
+        seek, key = self._stream.seek, self._draw.key
 
         def names(purpose: str, silo: int) -> list[Words]:
             return words([key(purpose, silo, step) for step in steps])
 
         self._batches = [
-            [sampler.draw(len(records), seek(name)) for name in names("batch", silo)]
-            for silo, records in zip(self._ids, self._silos, strict=True)
+            [own.sampler.draw(len(records), seek(name)) for name in names("batch", silo)]
+            for silo, records, own in zip(self._ids, self._silos, self._rules_of, strict=True)
         ]
-        self._noise = [names("noise", silo) for silo in self._ids]
+        self._noise.names = [names("noise", silo) for silo in self._ids]
         self._clock.lap("sampling")
         if self._pool is not None:
             self._find(self._pool, len(steps))
@@ -226,7 +222,7 @@ class PrivateOracle:
         self._clock.lap("gather")
 
     def _one_gradient(self, y: Tensor, row: int, step: int, out: Tensor) -> None:
-        rules, turn = self._rules, step % self._ahead
+        rules, turn = self._rules_of[row], step % self._ahead
         batch = self._silos[row].batch(self._batches[row][turn])
         self._clock.lap("gather")
         if isinstance(self._engine, Convolution):
@@ -238,7 +234,7 @@ class PrivateOracle:
         elif rules.clipping.adapts:
             self._adaptive_sum(y, batch, row, step, total, out)
         else:
-            clip_norm, bounds = rules.clip_norm, self._bounds
+            clip_norm, bounds = rules.clip_norm, self._bounds_of[row]
             if rules.clipping.measures:  # which voids the guarantee, and is charged so
                 norms = clipped_sum_and_norms(self._engine, y, batch, 1.0, total)
                 clip_norm = bounds = rules.clipping.measured(norms)
@@ -246,9 +242,9 @@ class PrivateOracle:
             self._clock.lap("forward/backward")
             # inf * 0: no clipping goes with no noise (checked in PrivacyRules)
             scale = rules.sampler.sensitivity * clip_norm, self._factors[step]
-            self._add_noise_of(row, step, total, scale, out)
+            self._noise.add_of(row, step, total, scale, out)
         out.mul_(1 / self._divisors[row])
-        self._clock.lap("noise" if rules.unit == "record" else "forward/backward")
+        self._clock.lap("noise" if rules.unit != "silo" else "forward/backward")
 
     def _total_like(self, y: Tensor) -> Tensor:
         """(d,) float64, for a sum of gradients at ``y``; the same for every step."""
@@ -266,18 +262,9 @@ class PrivateOracle:
         norms = clipped_sum_and_norms(self._engine, y, batch, clip_norm, total)
         self._clock.lap("forward/backward")
         within = int((norms <= clip_norm).sum())
-        of_sum, of_count = self._of_sum_and_count(row, step)
-        self._add_noise_of(row, step, total, of_sum, out)
+        of_sum, of_count = sum_and_count(self._rules, self._divisors[row], clip_norm, self._factors[step])
+        self._noise.add_of(row, step, total, of_sum, out)
         self._adapt(row, step, within, len(batch), of_count)
-
-    def _of_sum_and_count(self, row: int, step: int) -> tuple[Scale, Scale]:
-        """What the noise on a silo's sum, and that on its count, has to be in proportion to."""
-        rules, size = self._rules, self._divisors[row]
-        # As 1/2 or -1/2, a record's bit moves the count by half as much as its clipped gradient moves the sum, over C.
-        of_sum, of_count = rules.sampler.sensitivity * self.clip_norms[row], rules.sampler.sensitivity / 2
-        factor = self._factors[step]
-        w = rules.clipping.bit_weight(rules.release(1.0, factor).noise_multiplier, size, of_count)
-        return (of_sum, factor / math.sqrt(1 - w**2)), (of_count, factor / w)
 
     def _adapt(self, row: int, step: int, within: int, num_drawn: int, of_count: Scale) -> None:
         """Release how many of ``num_drawn`` gradients are ``within`` C_i, and renew C_i."""
@@ -292,7 +279,7 @@ class PrivateOracle:
         """`_one_gradient` of every silo, by one call of the engine for all of their batches."""
         rules, turn = self._rules, step % self._ahead
         if rules.clipping.adapts:
-            self._clip_to = self._clip_norms_there(y.device)
+            self._clip_to = clip_norms_there(rules, self._bounds, self.clip_norms, y.device)
         answer: Callable[..., tuple[Tensor, ...]] = sums
         width = self._longest[turn]
         if self._replayed is not None and width <= self._width:  # else it was recorded for shorter ones: none is cut
@@ -306,7 +293,7 @@ class PrivateOracle:
             self._clock.lap("forward/backward")
             # inf * 0: no clipping goes with no noise (checked in PrivacyRules)
             each = rules.sampler.sensitivity * rules.clip_norm, self._factors[step]
-            self._add_noise(totals, [each] * self.num_silos, 0, step, out)
+            self._noise.add(totals, [each] * self.num_silos, 0, step, out)
         if step == 0:
             self._shares = out.new_tensor([1 / divisor for divisor in self._divisors]).unsqueeze(1)
         out.mul_(self._shares)
@@ -318,74 +305,23 @@ class PrivateOracle:
         # A record that only fills up has the norm inf.
         within = (norms.squeeze(2) <= norms.new_tensor(self.clip_norms).unsqueeze(1)).sum(dim=1).tolist()
         self._clock.lap("forward/backward")
-        pairs = [self._of_sum_and_count(row, step) for row in range(self.num_silos)]
-        self._add_noise(totals, [of_sum for of_sum, _ in pairs], 0, step, out)
+        factor, each = self._factors[step], zip(self._divisors, self.clip_norms, strict=True)
+        pairs = [sum_and_count(self._rules, size, clip_norm, factor) for size, clip_norm in each]
+        self._noise.add(totals, [of_sum for of_sum, _ in pairs], 0, step, out)
         for row, (_, of_count) in enumerate(pairs):
             batch = self._batches[row][step % self._ahead]
             num_drawn = len(self._silos[row]) if batch is None else len(batch)
             self._adapt(row, step, int(within[row]), num_drawn, of_count)
 
-    def _clip_norms_there(self, device: torch.device) -> Tensor | None:
-        """What each silo's gradients, or their L layers, are clipped to now: (m, 1 or L) float64; None: to nothing."""
-        if self._rules.clipping.adapts:
-            return torch.tensor(self.clip_norms, dtype=torch.float64).to(device).unsqueeze(1)
-        bounds = self._bounds if isinstance(self._bounds, tuple) else (self._bounds,)
-        if bounds == (math.inf,):
-            return None
-        return torch.tensor([bounds] * self.num_silos, dtype=torch.float64).to(device)
-
-    def _sizes_of(self, pool: Pool) -> set[int]:
-        """How many records the silos of a pool have in this round's share: not only those that take part, so that the
-        shape of what is recorded does not depend on who does."""
-        bounds = (share_bounds(self._share, size) for size in {len(one) for one in pool.records.values()})
-        return {last - first for first, last in bounds}
-
-    def _add_noise(self, totals: Tensor, scales: Sequence[Scale], first: int, step: int, out: Tensor) -> None:
-        """Write ``totals`` (n, d) float64 to ``out`` (n, d), with the noise of this step of each of n silos, those from
-        row ``first`` on."""
-        rules = self._rules
-        if rules.noise == "device":
-            normals = self._device_normals(out).at(step).rows(slice(first, first + len(scales)))
-            sensitivities, factors = zip(*scales, strict=True)
-            cast(OnDevice, rules.mechanism).add(totals, sensitivities, normals, out, factors)
-            return
-        for n, scale in enumerate(scales):
-            self._add_noise_of(first + n, step, totals[n], scale, out[n])
-
-    def _add_noise_of(self, row: int, step: int, total: Tensor, scale: Scale, out: Tensor) -> None:
-        """Write ``total`` (d,) float64 to ``out`` (d,), with the noise of this step of one silo."""
-        if self._rules.noise == "device":
-            self._add_noise(total.unsqueeze(0), [scale], row, step, out.unsqueeze(0))
-            return
-        sensitivity, factor = scale
-        name = self._noise_name(row, step)
-        self._rules.mechanism(total, sensitivity, self._stream.seek(name), out, factor)
-
-    def _noise_name(self, row: int, step: int) -> bytes | Words:
-        if self._rules.unit == "silo":
-            return self._draw.key("noise", self._ids[row], step)
-        return self._noise[row][step % self._ahead]
-
-    def _device_normals(self, like: Tensor) -> DeviceNormals:
-        if self._normals is None:
-            self._normals = DeviceNormals(
-                lambda row, step: self._draw.key("noise", self._ids[row], step),
-                rows=self.num_silos,
-                count=like.shape[-1],
-                steps=len(self._factors),
-                device=like.device,
-            )
-        return self._normals
-
     @torch.no_grad()
     def release(self, update: Tensor) -> Tensor:
-        """At record level ``update`` itself: it was computed from private gradients. At silo level
+        """At record or person level ``update`` itself: it was computed from private gradients. At silo level
 
             clip(update, C) + Delta * sigma * N(0, I),  Delta = 2C (replace a silo) or C (add or remove one)
 
         [S] Alg. 1, l. 8 and Alg. 2, l. 7; charged once for each call.
         """
-        if self._rules.unit == "record":
+        if self._rules.unit != "silo":
             return update
         self._check_rows(update)
         rules = self._rules
@@ -401,7 +337,7 @@ class PrivateOracle:
             for total in totals:
                 clip_update(total, self._bounds, self._layer_sizes)
         out = torch.empty_like(update, memory_format=torch.contiguous_format)
-        self._add_noise(totals, [(sensitivity, self._factors[step])] * self.num_silos, 0, step, out)
+        self._noise.add(totals, [(sensitivity, self._factors[step])] * self.num_silos, 0, step, out)
         self._released.append(out.clone())  # what was released, whatever the algorithm does to its copy
         self._clock.lap("noise")
         return out
@@ -434,29 +370,68 @@ class PrivateOracle:
 
         To be in the ledger before any of it leaves.
         """
-        rules, of_silo = self._rules, self._rules.unit == "silo"
-        made = self._factors[: len(self._released) if of_silo else self._gradient_calls]
-        charges, noise_id = [], self._draw.noise_id
-        for silo, records in zip(self._ids, self._silos, strict=True):
-            rate = 1.0 if of_silo else rules.sampler.rate(len(records))
-            for release, count in rules.releases(rate, made).items():
-                charges.append(
-                    Charge(
-                        round=self._draw.round,
-                        silo=silo,
-                        release=release,
-                        count=count,
-                        share=self._share,
-                        noise_id=noise_id,
-                    )
-                )
-        return charges
+        made = self._factors[: len(self._released) if self._rules.unit == "silo" else self._gradient_calls]
+        rows = zip(self._ids, map(len, self._silos), self._rules_of, strict=True)
+        return [
+            Charge(
+                round=self._draw.round,
+                silo=silo,
+                release=release,
+                count=count,
+                share=self._share,
+                noise_id=self._draw.noise_id,
+            )
+            for silo, size, rules in rows
+            for release, count in rules.releases(rate_of(rules, size), made).items()
+        ]
+
+
+def sum_and_count(rules: PrivacyRules, size: float, clip_norm: float, factor: float) -> tuple[Scale, Scale]:
+    """What the noise on a silo's sum, and that on its count of gradients within C_i, has to be in proportion to."""
+    # As 1/2 or -1/2, a record's bit moves the count by half as much as its clipped gradient moves the sum, over C.
+    of_sum, of_count = rules.sampler.sensitivity * clip_norm, rules.sampler.sensitivity / 2
+    w = rules.clipping.bit_weight(rules.release(1.0, factor).noise_multiplier, size, of_count)
+    return (of_sum, factor / math.sqrt(1 - w**2)), (of_count, factor / w)
+
+
+def rate_of(rules: PrivacyRules, size: int) -> float:
+    """The rate at which a release of a silo of ``size`` records is charged."""
+    return 1.0 if rules.unit == "silo" else rules.sampler.rate(size)
+
+
+def check_room(num_records: int, d: int) -> None:
+    """Raise UnsupportedError where sums of so many gradients (d,) do not fit into the integers of the noise."""
+    if not has_room(num_records, d):
+        raise UnsupportedError(
+            f"a sum over {num_records} records of {d} numbers each does not fit into the integers that noise is added "
+            "to: records times the root of the numbers must be at most 2^39. Split the silo."
+        )
+
+
+def clip_norms_there(
+    rules: PrivacyRules, bounds: float | tuple[float, ...], clip_norms: Sequence[float], device: torch.device
+) -> Tensor | None:
+    """What each silo's gradients, or their L layers, are clipped to now: (m, 1 or L) float64; None: to nothing."""
+    if rules.clipping.adapts:
+        return torch.tensor(clip_norms, dtype=torch.float64).to(device).unsqueeze(1)
+    each = bounds if isinstance(bounds, tuple) else (bounds,)
+    if each == (math.inf,):
+        return None
+    return torch.tensor([each] * len(clip_norms), dtype=torch.float64).to(device)
+
+
+def sizes_in(share: tuple[float, float], pool: Pool) -> set[int]:
+    """How many records the silos of a pool have in a round's share: not only those that take part, so that the shape of
+    what is recorded does not depend on who does."""
+    bounds = (share_bounds(share, size) for size in {len(one) for one in pool.records.values()})
+    return {last - first for first, last in bounds}
 
 
 def together(engine: Engine | type[Engine], rules: PrivacyRules) -> bool:
     """Whether several silos' gradients are answered at once: the engine can, and the rules ask for clipped sums with
-    bounds that are known before."""
-    return callable(getattr(engine, "clipped_sums", None)) and rules.unit == "record" and not rules.clipping.measures
+    bounds that are known before, and are those of all silos."""
+    able = callable(getattr(engine, "clipped_sums", None)) and rules.unit == "record"
+    return able and not rules.clipping.measures and not rules.silos
 
 
 def check_released(up: Vectors, released: Sequence[Tensor]) -> None:

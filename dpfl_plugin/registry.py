@@ -8,7 +8,6 @@ is checked against them, so that every option is known, typed and used.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import importlib
 import inspect
@@ -23,8 +22,9 @@ import pydantic
 from dpfl_plugin import (
     loaded,  # before any plugin: its source is to be known
     own_folders,
+    plain_values,
 )
-from dpfl_plugin.errors import ConfigError, DpflError, PluginError, told
+from dpfl_plugin.errors import ConfigError, DpflError, PluginError, nearest, told
 from dpfl_plugin.given import MissingError
 
 GROUPS: Final = (
@@ -135,12 +135,6 @@ def _import(path: str, what: Callable[[], str]) -> Callable[..., Any]:
     return plugin
 
 
-def nearest(word: str, known: typing.Iterable[str]) -> str:
-    """ " (did you mean 'x'?)" or nothing."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return f" (did you mean {close[0]!r}?)" if close else ""
-
-
 def options(plugin: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """The options of a plugin that a configuration may set: its keyword-only parameters.
 
@@ -203,16 +197,31 @@ def check_options(plugin: Callable[..., Any], given: Mapping[str, Any], *, where
         hints = typing.get_type_hints(_annotated(plugin)) if allowed else {}
     except Exception as error:  # a stranger's annotations may name anything
         raise PluginError(f"{where}: the types of its options cannot be read: {error}.") from error
+    # By alias: an option may be called as something that every model of pydantic has, e.g. schema.
     fields: dict[str, Any] = {
-        name: (hints.get(name, Any), ... if p.default is inspect.Parameter.empty else p.default)
+        f"option_{name}": (
+            hints.get(name, Any),
+            pydantic.Field(... if p.default is inspect.Parameter.empty else p.default, alias=name),
+        )
         for name, p in allowed.items()
     }
     config = pydantic.ConfigDict(arbitrary_types_allowed=True, strict=False)
-    model = pydantic.create_model("Options", __config__=config, **fields)
+    model = pydantic.create_model("Options", __config__=config, __base__=_Options, **fields)
     try:
-        return {name: getattr(values, name) for values in [model(**given)] for name in allowed}
+        return {name: getattr(values, f"option_{name}") for values in [model(**given)] for name in allowed}
     except pydantic.ValidationError as error:
         raise ConfigError("; ".join(describe(problem, where) for problem in error.errors()) + ".") from error
+
+
+class _Options(pydantic.BaseModel):
+    """Of which the options of every plugin are."""
+
+    @pydantic.field_validator("*", mode="before", check_fields=False)
+    @classmethod
+    def _plain(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
+        assert info.field_name is not None
+        plain_values.check(cls.model_fields[info.field_name].annotation, value)
+        return value
 
 
 def _annotated(plugin: Callable[..., Any]) -> Any:

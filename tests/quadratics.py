@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from dpfl_plugin.algorithms.base import Algorithm, RoundPlan, Setting
 from dpfl_plugin.core.streams import stream
 from dpfl_plugin.core.vectors import Vectors
+from dpfl_plugin.federation.silo_group import SiloGroup
 from dpfl_plugin.gradients.base import Records
 from dpfl_plugin.gradients.vmap import Vmap
 from dpfl_plugin.oracle import Draw
@@ -21,7 +22,6 @@ from dpfl_plugin.privacy.mechanisms import Gaussian
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.samplers import FullBatch, Sampler
 from dpfl_plugin.runtimes.in_process import InProcess
-from dpfl_plugin.training.host import SiloHost
 
 
 class Quadratic(nn.Module):
@@ -77,7 +77,7 @@ class Lab:
             num_participants=int(self.silo_rate * count),
             silo_rate=self.silo_rate,
         )
-        self.host = SiloHost(
+        self.host = SiloGroup(
             model=model,
             loss=its_own_loss,
             algorithm=self.algorithm,

@@ -15,10 +15,10 @@ from dpfl_plugin.adapters.server import Server
 from dpfl_plugin.callbacks import Callback, RoundInfo, RunInfo
 from dpfl_plugin.config.load import configure, noise_name, run_id
 from dpfl_plugin.errors import ConfigError
+from dpfl_plugin.runs.folder import RunFolder
+from dpfl_plugin.runs.result import Result
+from dpfl_plugin.runs.session import run_session
 from dpfl_plugin.runtimes.in_process import InProcessPlace
-from dpfl_plugin.training.folder import RunFolder
-from dpfl_plugin.training.result import Result
-from dpfl_plugin.training.session import run_session
 from tests.adapters.federation import Mute, block
 from tests.adapters.test_faults import begin, module
 from tests.cli.command import BASE, charges, merged

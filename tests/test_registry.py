@@ -104,7 +104,7 @@ def build(**given: Any) -> Any:
 
 def test_options() -> None:
     assert build(count=2) == ("context", 2, 0.5, "a", None)
-    assert build(count="2", rate=1, mode="b", sizes=[1, 2]) == ("context", 2, 1.0, "b", [1, 2])
+    assert build(count=2.0, rate=1, mode="b", sizes=[1, 2]) == ("context", 2, 1.0, "b", [1, 2])
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 
 from dpfl_plugin.callbacks import MLflow, TensorBoard, Tracker, WandB
 from dpfl_plugin.errors import ConfigError
-from dpfl_plugin.training.folder import RunFolder
+from dpfl_plugin.runs.folder import RunFolder
 from tests.cli.command import dpfl, write
 from tests.cli.test_resume import crash
 from tests.test_callbacks import Notes, session

@@ -56,6 +56,21 @@ def test_the_hospitals_configuration_is_the_examples_and_trains(hospitals: Path)
     assert any(f"({name})" in done.out for name in names), done.out  # each file is a silo; which is worst goes by noise
 
 
+def test_the_model_of_the_hospitals_is_checked_and_used_as_the_page_says(hospitals: Path) -> None:
+    """Its commands, but for those that start processes, in their order."""
+    text = (TUTORIALS / "hospitals.md").read_text(encoding="utf-8")
+    (checked,) = re.findall(r"```console\n\$ dpfl (check .*)\n((?:.|\n)*?)```", text)
+    done = dpfl(*checked[0].split())
+    assert done.code == 0 and (done.err + done.out).split() == checked[1].split()
+    assert dpfl("run", "hospitals.yaml", "--set", "rounds=2").code == 0
+    (folder,) = map(str, Path("runs/hospitals").iterdir())
+    lines = [line for block in blocks("hospitals", "sh") for line in block.splitlines() if " runs/hospitals/* " in line]
+    for line in lines:
+        done = dpfl(*shlex.split(line, comments=True)[1:2], folder, *shlex.split(line, comments=True)[3:])
+        assert done.code == 0, done.err
+    assert len(lines) == 2 and {path.name for path in Path("my-model").iterdir()} >= {"README.md", "privacy.md"}
+
+
 def test_six_hospitals_train_over_files(hospitals: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As threads instead of processes, without limits: records reach a silo from its own file only."""
     federation = program(hospitals / "federation.py")
@@ -133,6 +148,7 @@ def test_odds(page: str) -> None:
     text = (ROOT / f"{page}.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| ([\d.]+) \| (about [\d.,]+ times) \|", text, re.MULTILINE)
     rows += re.findall(r"e\^([\d.]+) (?:is )?\(?(about [\d.,]+ times)", text)
+    rows += [("1", times) for times in re.findall(r"\be \((about [\d.,]+ times)", text)]
     assert rows
     assert rows == [(epsilon, odds(float(epsilon))) for epsilon, _ in rows]
 

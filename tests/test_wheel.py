@@ -38,7 +38,11 @@ def built(folder: Path) -> Path:
     pytest.importorskip("build", reason="build is not installed: launchers/env dev")
     source = folder / "source"
     for name in ("dpfl_plugin", *BESIDE):
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "runs"))
+        shutil.copytree(
+            ROOT / name,
+            source / name,
+            ignore=shutil.ignore_patterns("__pycache__", *(["runs"] if name in BESIDE else [])),
+        )
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     # Without isolation: with the setuptools that is here, and no network.
@@ -79,8 +83,9 @@ def test_what_is_published_is_whole_and_runs_alone(tmp_path: Path) -> None:
     (tmp_path / "environment").mkdir()
     call = installed(wheel, tmp_path / "environment")
     one = ("--set", "rounds=1", "--set", "variants=null")  # all of its runs: tests/cli/test_init.py
-    said = call("dpfl", "quickstart", "--out", "out", *one, folder=tmp_path)
-    assert "dpfl init" in said and len(list(tmp_path.glob("out/quickstart/*/result.json"))) == 1
+    said = call("dpfl", "quickstart", "--out", "out", "--seeds", "1", *one, folder=tmp_path)
+    assert "dpfl init" in said and (tmp_path / "out" / "quickstart.png").exists()
+    assert {path.parts[-3] for path in tmp_path.glob("out/*/*/result.json")} == {"hospitals", "two_labels"}
     call("dpfl", "init", "project", folder=tmp_path)
     said = call("dpfl", "run", "run.yaml", "--set", "rounds=2", folder=tmp_path / "project")
     assert "epsilon" in said and list(tmp_path.glob("project/runs/project/*/privacy.md"))

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from types import NoneType
 from typing import Any, Final
 
 import torch
@@ -19,11 +20,11 @@ from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.streams import stream
 from dpfl_plugin.core.vectors import Layout, Vectors
 from dpfl_plugin.errors import ConfigError, PluginError, UnsupportedError, require
+from dpfl_plugin.federation.planning import rehearse
 from dpfl_plugin.models.build import check_layers
 from dpfl_plugin.models.fixed import pack, structure
-from dpfl_plugin.training.planning import rehearse
-from dpfl_plugin.training.plugins import build_plugin
-from dpfl_plugin.training.setting import make_setting
+from dpfl_plugin.runs.plugins import build_plugin
+from dpfl_plugin.runs.setting import make_setting
 
 PLATFORM: Final = "the platform does that: see the settings of your project"
 ELSEWHERE: Final = {
@@ -34,10 +35,15 @@ ELSEWHERE: Final = {
     "out": "give the folder to Server and to Silo",
     "access": "who may read a folder is for its owner to say: give it to Server or to Silo",
     "early_stopping": "it needs releases in addition to the rounds, which no platform carries. Use dpfl run",
+    "private_evaluation": "it needs releases in addition to the rounds, which no platform carries. Use dpfl run",
     "personalise": "it needs releases in addition to the rounds, which no platform carries. Use dpfl run",
     "trackers": "give them as callbacks to what the server is made by: Server, PrivateStrategy or private_runner",
-    "silo_weights": "weights are equal here: numbers of records, or whatever a silo says, must not weigh its upload",
+    "silos": "one budget and one noise are agreed on by all silos; give each owner limits of its own instead",
 }
+EQUAL_HERE: Final = (
+    "numbers of records, or whatever a silo says, must not weigh its upload: leave it out for equal weights, or agree "
+    "on a number for every silo, e.g. {0: 3, 1: 1}"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +113,8 @@ def agree(block: Mapping[str, Any], *, num_silos: int, model: nn.Module, source:
     Args:
         block: keys of a configuration (docs/configuration.md): ``algorithm``, ``privacy``, ``rounds``, ``silo_rate``,
             ``seed`` (of what the server draws, and of no noise), ``loss``, ``l2``, ``engine``, ``max_participations``,
-            ``name``, ``description``, ``runtime``; and ``num_records``, those of the smallest silo, where an algorithm
-            plans by them and they may be known.
+            ``name``, ``description``, ``runtime``; ``silo_weights``, a number for every silo; and ``num_records``, that
+            of the smallest silo, where an algorithm plans by them and they may be known.
         source: named in messages.
 
     Raises:
@@ -119,6 +125,8 @@ def agree(block: Mapping[str, Any], *, num_silos: int, model: nn.Module, source:
     for key, why in ELSEWHERE.items():
         if values.get(key) is not None:
             raise UnsupportedError(f"{source}: {key} has no meaning here: {why}.")
+    if not isinstance(values.get("silo_weights"), Mapping | NoneType):
+        raise UnsupportedError(f"{source}: silo_weights={values['silo_weights']!r} is not known here: {EQUAL_HERE}.")
     least = values.pop("num_records", None)
     require(least is None or (type(least) is int and least > 0), f"{source}: num_records", least, "be a positive count")
     require(num_silos >= 1, f"{source}: number of silos", num_silos, "be at least 1")
@@ -133,6 +141,11 @@ def agree(block: Mapping[str, Any], *, num_silos: int, model: nn.Module, source:
             raise UnsupportedError(
                 f"{source}: privacy.budget_view='third_party': who takes part is the platform's public choice, for "
                 "which no amplification is claimed. Leave it out: what holds towards the server holds towards all."
+            )
+        if privacy.get("unit") == "person":
+            raise UnsupportedError(
+                f"{source}: privacy.unit='person': a platform's data sets do not say whose records they are. Use unit: "
+                "record, with one record of each person, or unit: silo; dpfl run protects persons, also on MPI ranks."
             )
         values["privacy"] = {**privacy, "secure": True}
     config = configure(values, source=source)

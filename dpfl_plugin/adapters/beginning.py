@@ -16,8 +16,8 @@ from dpfl_plugin.config.schema import Config
 from dpfl_plugin.data.base import Holding, Survey
 from dpfl_plugin.errors import ConfigError, DataError, LedgerError
 from dpfl_plugin.privacy.ledger import Ledger
-from dpfl_plugin.training.build import Parts, build
-from dpfl_plugin.training.folder import RunFolder
+from dpfl_plugin.runs.build import Parts, build
+from dpfl_plugin.runs.folder import RunFolder
 
 
 def own(agreement: Agreement, *, seeded: bool) -> Config:

@@ -36,8 +36,8 @@ from dpfl_plugin.errors import ConfigError, DpflError, LimitError, MessageError,
 from dpfl_plugin.gradients.base import Loss
 from dpfl_plugin.models.fixed import unpack
 from dpfl_plugin.oracle import Draw
-from dpfl_plugin.training.hooks import check_callbacks
-from dpfl_plugin.training.limits import Surroundings
+from dpfl_plugin.owners.limits import Surroundings
+from dpfl_plugin.runs.hooks import check_callbacks
 
 TESTED: Final = ("0.9.6",)
 SOURCE: Final = "dpfl_args: dpfl"
@@ -93,9 +93,8 @@ def private_runner(
     made = server_aggregator or create_server_aggregator(copy.deepcopy(model), args)
     aggregator = PrivateAggregator(made, args, agreement, folder, callbacks)
     _say_what_begins(args, agreement, counts if simulated else {}, folder)
-    for what, why in without_effect(args, device, agreement, client_trainer, server_aggregator):
-        LOG.warning("dpfl: %s: no effect: %s", what, why)
-    if said := too_few_rounds(args, agreement):
+    idle = without_effect(args, device, agreement, client_trainer, server_aggregator)
+    for said in filter(None, [*(f"{what}: no effect: {why}" for what, why in idle), too_few_rounds(args, agreement)]):
         LOG.warning("dpfl: %s", said)
     if simulated and args.backend == "sp":
         runner = FedMLRunner(args, device, equal, model)

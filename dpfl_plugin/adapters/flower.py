@@ -43,8 +43,8 @@ from dpfl_plugin.errors import (
 )
 from dpfl_plugin.gradients.base import Loss
 from dpfl_plugin.oracle import Draw
-from dpfl_plugin.training.hooks import check_callbacks
-from dpfl_plugin.training.limits import Limits, Surroundings
+from dpfl_plugin.owners.limits import Limits, Surroundings
+from dpfl_plugin.runs.hooks import check_callbacks
 
 TABLE: Final = "dpfl"  # of the run's configuration, and the name of what is ours in messages and contexts
 TRAIN, QUERY = f"train.{TABLE}", f"query.{TABLE}"
@@ -112,18 +112,7 @@ def private_client_app(
     """
     check_mods(mods or ())
 
-    def only_private(message: Message, context: Context, call: Callable[[Message, Context], Message]) -> Message:
-        kind = message.metadata.message_type
-        if kind.split(".")[0] == "train" and kind != TRAIN:
-            raise UnsupportedError(
-                f"a message of type {kind!r} asks this node to train without privacy: it is refused. Use "
-                "PrivateStrategy at the server, or ClientApp() here."
-            )
-        if kind not in (TRAIN, QUERY):
-            _check_metrics(context, kind)
-        return call(message, context)
-
-    app = ClientApp(mods=[only_private, *(mods or [])])
+    app = ClientApp(mods=[_only_private, *(mods or [])])
 
     @app.query(TABLE)
     def who(message: Message, context: Context) -> Message:
@@ -131,38 +120,62 @@ def private_client_app(
 
     @app.train(TABLE)
     def train(message: Message, context: Context) -> Message:
-        made, asked = model(), _read(message.content)
-        agreement, id = agreement_of(context, made), _silo_id(context)
-        bits = None if draw is None else draw(context)
-        try:
-            limits, where = _limits(context), surroundings()
-            # What a run's configuration says of folders is the server's word: in a simulation only it counts.
-            folder = _folder(context, f"silo-{id}") if limits is None else _own_folder(context)
-            with Silo(
-                agreement,
-                id,
-                made,
-                records(context),
-                folder,
-                loss=loss,
-                draw=bits,
-                limits=limits,
-                surroundings=where,
-                kept=kept_here(),
-            ) as silo:
-                _say_once(silo.begins)
-                _check_head(silo, context)
-                answer = silo.answer(asked)
-                context.state[TABLE] = ConfigRecord({"ledger_head": silo.ledger_head})
-        except LimitError as error:
-            LOG.error("dpfl: silo %d takes no part: %s", id, error)
-            answer = refusal(agreement, id, asked, error)
-        except Exception as error:  # Flower would send its text to the server, and it may tell of records
-            LOG.error("dpfl: silo %d: %s", id, error, exc_info=not isinstance(error, DpflError | OSError))
-            answer = failure(agreement, id, asked, error)
-        return Message(_written(answer), reply_to=message)
+        return Message(_written(_answered(message, context, model(), records, loss, draw)), reply_to=message)
 
     return app
+
+
+def _only_private(message: Message, context: Context, call: Callable[[Message, Context], Message]) -> Message:
+    """A mod that lets no plain training through, and what tells of records only by their owner's leave."""
+    kind = message.metadata.message_type
+    if kind.split(".")[0] == "train" and kind != TRAIN:
+        raise UnsupportedError(
+            f"a message of type {kind!r} asks this node to train without privacy: it is refused. Use "
+            "PrivateStrategy at the server, or ClientApp() here."
+        )
+    if kind not in (TRAIN, QUERY):
+        _check_metrics(context, kind)
+    return call(message, context)
+
+
+def _answered(
+    message: Message,
+    context: Context,
+    made: nn.Module,
+    records: Callable[[Context], Any],
+    loss: Loss | None,
+    draw: Callable[[Context], Callable[[int], Draw]] | None,
+) -> Carried:
+    """What this node's silo answers; what goes wrong here is told here, and the server hears only that it did."""
+    agreement, id, asked = agreement_of(context, made), _silo_id(context), _read(message.content)
+    bits = None if draw is None else draw(context)
+    try:
+        limits, where = _limits(context), surroundings()
+        # What a run's configuration says of folders is the server's word: in a simulation only it counts.
+        folder = _folder(context, f"silo-{id}") if limits is None else _own_folder(context)
+        with Silo(
+            agreement,
+            id,
+            made,
+            records(context),
+            folder,
+            loss=loss,
+            draw=bits,
+            limits=limits,
+            surroundings=where,
+            kept=kept_here(),
+        ) as silo:
+            _say_once(silo.begins)
+            _check_head(silo, context)
+            answer = silo.answer(asked)
+            context.state[TABLE] = ConfigRecord({"ledger_head": silo.ledger_head})
+            return answer
+    except LimitError as error:
+        LOG.error("dpfl: silo %d takes no part: %s", id, error)
+        return refusal(agreement, id, asked, error)
+    except Exception as error:  # Flower would send its text to the server, and it may tell of records
+        LOG.error("dpfl: silo %d: %s", id, error, exc_info=not isinstance(error, DpflError | OSError))
+        return failure(agreement, id, asked, error)
 
 
 def _silo_id(context: Context) -> int:

@@ -19,7 +19,7 @@ from torch import nn
 from dpfl_plugin.adapters.message import Message, value_of
 from dpfl_plugin.errors import DataError, MessageError
 from dpfl_plugin.models.fixed import digest_of, pack, unpack
-from dpfl_plugin.training.folder import write_atomic
+from dpfl_plugin.runs.folder import write_atomic
 
 FIXED: Final = "dpfl.fixed"  # among a message's vectors, the values as bytes
 FILE: Final = "frozen.safetensors"

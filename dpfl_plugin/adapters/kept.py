@@ -32,10 +32,10 @@ from torch import nn
 
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.data.base import Silo, digest, training_digest
+from dpfl_plugin.federation.silo_group import begun
 from dpfl_plugin.gradients.base import Loss
 from dpfl_plugin.models.attributes import Attributes, describe
-from dpfl_plugin.training.build import Parts
-from dpfl_plugin.training.host import begun
+from dpfl_plugin.runs.build import Parts
 
 MOST_BYTES: Final = 2**28  # of records that are kept beside those of the last silo: a simulation's process has many
 AT_ONCE: Final = 2**20  # values that are compared at a time

@@ -22,12 +22,12 @@ from torch.utils import data as torch_data
 
 from dpfl_plugin.adapters.owner import say_once
 from dpfl_plugin.errors import DataError, UnsupportedError, told
+from dpfl_plugin.models.fields import LABELS, PackedDataset
 
 INSTEAD: Final = (
     "Pass the records themselves, each once: torch.utils.data.Subset(dataset, indices), or a pair of tensors "
     "(features, labels). Batches are drawn by the private oracle, and weigh every record alike."
 )
-LABELS: Final = ("label", "labels", "target", "targets", "y")  # keys of mappings
 LOOKED_AT: Final = 8  # records that are read twice, to see whether they change
 
 
@@ -224,6 +224,8 @@ def _identity(dataset: Any, index: int) -> Hashable:
     while True:
         if isinstance(dataset, torch_data.Subset) and type(dataset).__getitem__ is torch_data.Subset.__getitem__:
             dataset, index = dataset.dataset, int(dataset.indices[index])
+        elif type(dataset) is PackedDataset:
+            dataset = dataset.dataset
         elif type(dataset) is torch_data.ConcatDataset:
             index += len(dataset) if index < 0 else 0
             part = bisect.bisect_right(dataset.cumulative_sizes, index)
@@ -337,7 +339,8 @@ def _pair_in(item: Mapping[Any, Any]) -> tuple[Any, Any]:
         raise DataError(
             f"training data are mappings with the keys {keys}: they must have two, one of which is "
             f"{' or '.join(map(repr, LABELS))}, or be pairs (features, label). Give Silo a list of batches [(features, "
-            "labels), ...] or a data set that makes pairs of them."
+            "labels), ...] or a data set that makes pairs of them; dpfl_plugin.Fields does, of records with several "
+            "inputs (docs/models.md)."
         )
     (features,) = (key for key in item if key != labels[0])
     which = f"their features are {features!r}, and their labels {labels[0]!r}"

@@ -11,15 +11,15 @@ from typing import Any, Final
 from dpfl_plugin.adapters.agreement import Agreement
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.errors import ConfigError, LedgerError, LimitError, require
+from dpfl_plugin.owners.agreed_plan import AgreedPlan, agreed_plan
+from dpfl_plugin.owners.lifetime import Lifetime
+from dpfl_plugin.owners.limits import NONE_SET, SIMULATED, Limits, Surroundings, find_limits
 from dpfl_plugin.privacy.composition import compositions
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.slots import from_plain, released, to_plain, together
-from dpfl_plugin.training.agreed import AgreedPlan, agreed_plan
-from dpfl_plugin.training.build import Parts
-from dpfl_plugin.training.lifetime import Lifetime
-from dpfl_plugin.training.limits import NONE_SET, SIMULATED, Limits, Surroundings, find_limits
-from dpfl_plugin.training.prospect import Prospect
-from dpfl_plugin.training.rules import privacy_rules
+from dpfl_plugin.runs.build import Parts
+from dpfl_plugin.runs.forecast import Forecast
+from dpfl_plugin.runs.rules import privacy_rules
 
 LOG: Final = logging.getLogger("dpfl_plugin.silo")
 KEPT_NO_PLAN: Final = (
@@ -103,8 +103,8 @@ def plan_of(
         return None
     # As the server plans: by what both sides know, and not by the numbers of records that are known here alone.
     setting, num_records = agreement.setting, parts.num_records
-    prospect = Prospect(config, agreement.algorithm, parts.accountant, setting, num_records, privacy_rules)
-    plan = agreed_plan(prospect, parts.rules, num_records[id])
+    forecast = Forecast(config, agreement.algorithm, parts.accountant, setting, num_records, privacy_rules)
+    plan = agreed_plan(forecast, parts.rules, num_records[id])
     if begun is None:
         return plan
     whole = tuple(together(plan.planned, released(begun)))

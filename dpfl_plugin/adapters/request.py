@@ -8,16 +8,26 @@ so the tag is kept, and a digest by which it is seen that the request is the sam
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import logging
+import secrets
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
+from torch import Tensor
+
 from dpfl_plugin.access import Access
-from dpfl_plugin.adapters.message import Message
+from dpfl_plugin.adapters.agreement import Agreement
+from dpfl_plugin.adapters.frozen import FIXED
+from dpfl_plugin.adapters.message import PROTOCOL, Message
+from dpfl_plugin.algorithms.base import RoundPlan
+from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import DataError
-from dpfl_plugin.training.folder import to_json, write_atomic
+from dpfl_plugin.models.fixed import digest_of
+from dpfl_plugin.runs.folder import to_json, write_atomic
 
 FILE: Final = "request.json"
+LOG: Final = logging.getLogger("dpfl_plugin.server")
 
 
 class Requests:
@@ -33,6 +43,26 @@ class Requests:
     def __init__(self, folder: Path, access: Access) -> None:
         self._path, self._access = folder / FILE, access
         self._round, self._tag, self._digest = _read(self._path)
+
+    def message(self, round: int, made: Callable[[str], Message]) -> Message:
+        """The request that was sent for ``round`` before this process began, if there is one; else a new one, kept.
+
+        Args:
+            made: the request with a tag.
+        """
+        message, changed = self.again(round, made)
+        if message is not None:
+            LOG.info("round %d was interrupted: its request is sent again; kept answers cost nothing", round + 1)
+            return message
+        if changed:
+            LOG.warning(
+                "round %d was interrupted; its request cannot be repeated bit for bit: did the package change? It is "
+                "asked for again, and silos that answered it are charged again",
+                round + 1,
+            )
+        message = made(secrets.token_hex(8))
+        self.keep(message)
+        return message
 
     def again(self, round: int, made: Callable[[str], Message]) -> tuple[Message | None, bool]:
         """The request for ``round`` that an earlier process sent and did not finish.
@@ -69,3 +99,43 @@ def _read(path: Path) -> tuple[int, str, str]:
             "and silos that answered it are charged again."
         ) from error
     return round, tag, digest
+
+
+def request_message(
+    agreement: Agreement,
+    round: int,
+    plan: RoundPlan,
+    server: Vectors,
+    fixed: Tensor,
+    counted: Mapping[int, str],
+    tag: str,
+) -> Message:
+    """What a server sends to every silo of a round.
+
+    Args:
+        server: its vectors before ``round``; fixed: frozen layers and buffers, packed.
+        counted: the tag of each silo's last upload that counted.
+        tag: of this request.
+    """
+    header = {
+        "dpfl": PROTOCOL,
+        "run": agreement.run,
+        "model": agreement.structure,
+        "fixed": digest_of(fixed),
+        "round": round,
+        "tag": tag,
+        "counted": {str(silo): counted[silo] for silo in plan.participants if silo in counted},
+        "plan": {
+            "local_steps": plan.local_steps,
+            "local_lr": plan.local_lr,
+            "num_gradients": plan.num_gradients,
+            "share": list(plan.share),
+            "phase": plan.phase,
+            "smoothing": None if plan.smoothing is None else list(plan.smoothing),
+            "silo_share": plan.silo_share,
+        },
+    }
+    down = {name: value.clone() for name, value in agreement.algorithm.download(server).items()}
+    if fixed.numel() and not set(plan.participants) <= set(counted):
+        down[FIXED] = fixed  # a silo whose upload counted has it
+    return Message(header, down)

@@ -2,7 +2,7 @@
 
 The rule for what is missing. An upload that is damaged, of another round, too long, not finite, or sent twice is
 refused, and its silo named. The round goes on without it, and without silos that have spent their budget or do not
-answer: it counts, with equal weights, if at least half of the silos that were asked sent a good upload; where an
+answer: it counts, with the agreed weights, if at least half of the silos that were asked sent a good upload; where an
 algorithm needs every silo (scaffnew), if all did. Else it is void: nothing changes, and it is asked for again under
 another tag. Each silo learns with the next download which of its uploads was the last that counted.
 
@@ -13,13 +13,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import logging
-import math
 import secrets
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -28,20 +26,21 @@ from torch import Tensor, nn
 from dpfl_plugin.access import Access, make_folder, too_open
 from dpfl_plugin.adapters.agreement import Agreement
 from dpfl_plugin.adapters.frozen import FIXED
-from dpfl_plugin.adapters.message import PROTOCOL, Message, check_vectors, num_bytes, value_of
-from dpfl_plugin.adapters.message import Layout as MessageLayout
-from dpfl_plugin.adapters.request import Requests
+from dpfl_plugin.adapters.message import Message, num_bytes
+from dpfl_plugin.adapters.request import Requests, request_message
+from dpfl_plugin.adapters.round import Round
+from dpfl_plugin.adapters.silo_reports import SiloReports
 from dpfl_plugin.adapters.told import Told
 from dpfl_plugin.algorithms.base import RoundPlan
 from dpfl_plugin.callbacks.base import Callback
 from dpfl_plugin.core.average import WeightedSum
-from dpfl_plugin.core.vectors import Vectors, all_finite
+from dpfl_plugin.core.vectors import all_finite
 from dpfl_plugin.errors import ConfigError, DataError, MessageError, TrainingError, UnsupportedError, require
-from dpfl_plugin.models.fixed import digest_of, pack, unpack
-from dpfl_plugin.training import checkpoint as checkpoints
-from dpfl_plugin.training.checkpoint import Checkpoint
-from dpfl_plugin.training.folder import locked, to_json, write_atomic
-from dpfl_plugin.training.planning import Planner
+from dpfl_plugin.federation.planning import Planner
+from dpfl_plugin.models.fixed import pack, unpack
+from dpfl_plugin.runs import checkpoint as checkpoints
+from dpfl_plugin.runs.checkpoint import Checkpoint
+from dpfl_plugin.runs.folder import locked, to_json, write_atomic
 
 HEADER_BYTES: Final = 2**16  # enough for every header that a silo sends
 MOST_VOID: Final = 3  # rounds in a row that do not count
@@ -52,21 +51,6 @@ TAKEN: Final = (
 LOG: Final = logging.getLogger("dpfl_plugin.server")
 
 Status = Literal["running", "done", "budget_exhausted", "refused"]
-
-
-@dataclass(slots=True)
-class _Round:
-    """The round that is under way."""
-
-    plan: RoundPlan
-    tag: str
-    up: MessageLayout
-    uploads: dict[int, Vectors]
-    refused: dict[int, str]
-    spent: dict[int, str]
-    disallowed: dict[int, str]  # by the owners of their data
-    unfit: dict[int, str]  # of another kind of records, in this round and in every other
-    expected: int
 
 
 class Server:
@@ -104,14 +88,12 @@ class Server:
         config, setting = agreement.config, agreement.setting
         self._access: Access = access
         self.agreement, self._folder, self._min_share = agreement, None if folder is None else Path(folder), min_share
-        equal = (1 / agreement.num_silos,) * agreement.num_silos
-        self._planner = Planner(agreement.algorithm, setting, equal, config.seed)
+        self._planner = Planner(agreement.algorithm, setting, setting.weights, config.seed)
         self.rounds, self.status, self.reason = 0, "running", ""
         self._void = 0
         self._counted: dict[int, str] = {}
-        self._silos: dict[int, dict[str, Any]] = {}
-        self._refusals: list[dict[str, Any]] = []
-        self._round: _Round | None = None
+        self._silos = SiloReports()
+        self._round: Round | None = None
         self._vectors = agreement.algorithm.init_server(agreement.flatten(model).clone(), setting)
         self._fixed = pack(model)
         self._told = Told(callbacks, agreement, self._folder)
@@ -164,19 +146,13 @@ class Server:
     @property
     def missing(self) -> list[int]:
         """Those of them that have not answered."""
-        if self._round is None:
-            return []
-        known = {*self._round.uploads, *self._round.refused, *self._round.spent, *self._round.disallowed}
-        return [silo for silo in self.asked if silo not in known]
+        return [] if self._round is None else self._round.missing
 
     @property
     def needed(self) -> int:
         """How many of them have to send a good upload, for the round to count."""
         assert self._round is not None
-        plan = self._round.plan
-        if plan.participation == "all":
-            return len(plan.participants)
-        return max(1, math.ceil(self._min_share * self._round.expected - 1e-9))
+        return self._round.needed(self._min_share)
 
     def begin(self, asked: Sequence[int] | None = None, *, expected: int | None = None) -> Message | None:
         """What to send to every silo that is asked for this round; None if there is no further one.
@@ -197,53 +173,15 @@ class Server:
         self._told.asked(self.rounds, self.summary())
         message = self._request(plan)
         tag = message.header["tag"]
-        self._round = _Round(
-            plan, tag, self.agreement.up(self._vectors, plan), {}, {}, {}, {}, {}, expected or len(plan.participants)
-        )
+        up = self.agreement.up(self._vectors, plan)
+        self._round = Round(self.agreement, self.rounds, plan, tag, up, expected or len(plan.participants))
         return message
 
     def _request(self, plan: RoundPlan) -> Message:
-        """The request that was sent for this round before this process began, if there is one; else a new one."""
-        made = functools.partial(self._message, plan)
-        if self._requests is None:
-            return made(secrets.token_hex(8))
-        message, changed = self._requests.again(self.rounds, made)
-        if message is not None:
-            LOG.info("round %d was interrupted: its request is sent again; kept answers cost nothing", self.rounds + 1)
-            return message
-        if changed:
-            LOG.warning(
-                "round %d was interrupted; its request cannot be repeated bit for bit: did the package change? It is "
-                "asked for again, and silos that answered it are charged again",
-                self.rounds + 1,
-            )
-        message = made(secrets.token_hex(8))
-        self._requests.keep(message)
-        return message
-
-    def _message(self, plan: RoundPlan, tag: str) -> Message:
-        header = {
-            "dpfl": PROTOCOL,
-            "run": self.agreement.run,
-            "model": self.agreement.structure,
-            "fixed": digest_of(self._fixed),
-            "round": self.rounds,
-            "tag": tag,
-            "counted": {str(silo): self._counted[silo] for silo in plan.participants if silo in self._counted},
-            "plan": {
-                "local_steps": plan.local_steps,
-                "local_lr": plan.local_lr,
-                "num_gradients": plan.num_gradients,
-                "share": list(plan.share),
-                "phase": plan.phase,
-                "smoothing": None if plan.smoothing is None else list(plan.smoothing),
-                "silo_share": plan.silo_share,
-            },
-        }
-        down = {name: value.clone() for name, value in self.agreement.algorithm.download(self._vectors).items()}
-        if self._fixed.numel() and not set(plan.participants) <= set(self._counted):
-            down[FIXED] = self._fixed  # a silo whose upload counted has it
-        return Message(header, down)
+        made = functools.partial(
+            request_message, self.agreement, self.rounds, plan, self._vectors, self._fixed, self._counted
+        )
+        return made(secrets.token_hex(8)) if self._requests is None else self._requests.message(self.rounds, made)
 
     def _plan(self, asked: Sequence[int] | None, expected: int | None) -> RoundPlan:
         if asked is None:
@@ -255,8 +193,11 @@ class Server:
         chosen = tuple(sorted(set(asked)))
         if not chosen or len(chosen) != len(asked) or not all(0 <= silo < num_silos for silo in chosen):
             raise ConfigError(f"the platform asks silos {list(asked)}: ids must be distinct, in 0..{num_silos - 1}.")
-        among = _among(plan, chosen, num_silos)
-        return among if expected is None else replace(among, silo_share=expected / num_silos)
+        among = _among(plan, chosen, self._planner)
+        if expected is None:
+            return among
+        _check_known(self._planner, expected)
+        return replace(among, silo_share=expected / num_silos)
 
     def _check_all(self, plan: RoundPlan, asked: int) -> None:
         if plan.participation == "all" and asked < self.agreement.num_silos:
@@ -280,48 +221,18 @@ class Server:
         try:
             if isinstance(upload, MessageError):
                 raise upload
-            status, header = self._checked(silo, upload, current), upload.header
-            if status == "failed" and isinstance(why := header.get("reason"), str):
-                current.unfit[silo] = why[:500]
-                raise MessageError(f"the silo cannot train on its records: {why[:500]}.")
-            if status == "failed":
-                raise MessageError("the silo failed with an error; its own log says which.")
-            if status in ("spent", "refused"):
-                reason = str(header.get("reason"))[:500]
-                (current.spent if status == "spent" else current.disallowed)[silo] = reason
-                LOG.warning("round %d: silo %d takes no part: %s", self.rounds + 1, silo, reason)
+            if not current.take(silo, upload, self.model.device):
                 return None
-            check_vectors(upload.vectors, current.up)
         except MessageError as error:
             return self._refuse(silo, str(error))
-        device = self.model.device
-        current.uploads[silo] = {name: upload.vectors[name].to(device) for name in current.up}
-        about, epsilon = self._silos.setdefault(silo, {"rounds": 0}), header.get("epsilon")
-        about["epsilon"] = epsilon if isinstance(epsilon, float) else None
+        self._silos.sent(silo, upload.header.get("epsilon"))
         return None
-
-    def _checked(self, silo: int, upload: Message, current: _Round) -> str:
-        header = upload.header
-        if header.get("dpfl") != PROTOCOL:
-            raise MessageError("it is of another version's protocol.")
-        if value_of(header, "run", str) != self.agreement.run:
-            built = header.get("model", self.agreement.structure) == self.agreement.structure
-            what = "settings there differ" if built else "the model there is built differently"
-            raise MessageError(f"it is of another run: {what} from the server's.")
-        if value_of(header, "silo", int) != silo:
-            raise MessageError(f"it says that it is of silo {header['silo']}.")
-        if value_of(header, "tag", str) != current.tag or value_of(header, "round", int) != self.rounds:
-            raise MessageError("it answers another request than the last: it is late, or was sent before (a replay).")
-        status: str = value_of(header, "status", str)
-        if status not in ("upload", "spent", "refused", "failed"):
-            raise MessageError(f"its status is {status[:20]!r}.")
-        return status
 
     def _refuse(self, silo: int, why: str, keep: bool = False) -> str:
         """Note it; with ``keep`` what the silo sent before stays."""
         if self._round is not None and silo in self._round.plan.participants and not keep:
             self._round.refused[silo] = why
-        self._refusals.append({"round": self.rounds + 1, "silo": silo, "why": why})
+        self._silos.refused(self.rounds + 1, silo, why)
         LOG.warning("round %d: an upload of silo %d is refused: %s", self.rounds + 1, silo, why)
         return why
 
@@ -340,7 +251,7 @@ class Server:
         if len(good) < needed:
             self._is_void(current, needed)
             return False
-        plan, total = _among(plan, good, self.agreement.num_silos), WeightedSum()
+        plan, total = _among(plan, good, self._planner), WeightedSum()
         for silo, weight in zip(plan.participants, plan.weights, strict=True):
             total.add({name: value.unsqueeze(0) for name, value in current.uploads[silo].items()}, [weight])
         vectors = self.agreement.algorithm.aggregate(self._vectors, total.total, plan)
@@ -349,7 +260,7 @@ class Server:
         self._vectors, self.rounds, self._void = vectors, self.rounds + 1, 0
         for silo in good:
             self._counted[silo] = current.tag
-            self._silos[silo]["rounds"] += 1
+            self._silos.counted(silo)
         last = self.rounds == self.agreement.config.rounds
         if not last:
             self._save()
@@ -358,7 +269,7 @@ class Server:
             self._end("done", "")
         return True
 
-    def _is_void(self, current: _Round, needed: int) -> None:
+    def _is_void(self, current: Round, needed: int) -> None:
         good, asked = len(current.uploads), len(current.plan.participants)
         why = f"round {self.rounds + 1}: {good} of {asked} silos sent a good upload, {needed} are needed"
         LOG.warning("%s: it does not count", why)
@@ -398,8 +309,7 @@ class Server:
             "delta": config.privacy.delta,
             "epsilon_is": "the server's view, of each silo by its own account, as it said with the last upload that "
             "was taken from it: uploads that were lost or refused since cost it more; amplified by no draw of silos",
-            "silos": {str(silo): self._silos[silo] for silo in sorted(self._silos)},
-            "refused": self._refusals[-1000:],
+            **self._silos.as_plain(),
         }
 
     def _save(self) -> None:
@@ -408,8 +318,7 @@ class Server:
         facts = {
             "run": self.agreement.run,
             "counted": {str(silo): tag for silo, tag in self._counted.items()},
-            "said": json.dumps({str(silo): about for silo, about in self._silos.items()}),
-            "refusals": self._refusals[-1000:],
+            **self._silos.facts(),
             "status": self.status,
             "reason": self.reason,
         }
@@ -436,8 +345,7 @@ class Server:
         try:
             self.rounds, self.status, self.reason = found.rounds, found.facts["status"], found.facts["reason"]
             self._counted = {int(silo): tag for silo, tag in found.facts["counted"].items()}
-            self._silos = {int(silo): about for silo, about in json.loads(found.facts["said"]).items()}
-            self._refusals = list(found.facts["refusals"])
+            self._silos = SiloReports.of(found.facts)
         except (KeyError, ValueError, TypeError, AttributeError) as error:
             raise DataError(
                 f"{self._folder}: the checkpoint cannot be read: {error}. Restore it from a copy."
@@ -447,6 +355,16 @@ class Server:
         self._write_summary()
 
 
-def _among(plan: RoundPlan, silos: tuple[int, ...], num_silos: int) -> RoundPlan:
-    """The plan with these participants, of equal weights."""
-    return replace(plan, participants=silos, weights=(1 / len(silos),) * len(silos), silo_share=len(silos) / num_silos)
+def _among(plan: RoundPlan, silos: tuple[int, ...], planner: Planner) -> RoundPlan:
+    """The plan with these participants, and their weights among them."""
+    weights, share = planner.shares_of(silos)
+    return replace(plan, participants=silos, weights=weights, silo_share=share)
+
+
+def _check_known(planner: Planner, expected: int) -> None:
+    """Raise UnsupportedError unless it is known what all silos that a platform will ask weigh together."""
+    if not planner.equal_weights and expected < planner.setting.num_silos:
+        raise UnsupportedError(
+            "silo_weights with a platform that asks some of the silos, one after another: what those who will be "
+            "asked weigh together is not known. Leave silo_weights out, or have all silos take part."
+        )

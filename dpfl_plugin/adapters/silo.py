@@ -15,7 +15,7 @@ import functools
 import logging
 import secrets
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,26 +32,26 @@ from dpfl_plugin.adapters.message import Message
 from dpfl_plugin.adapters.owner import begins, place, plan_facts, plan_of, say_once, silo_limits
 from dpfl_plugin.adapters.records import silo_of
 from dpfl_plugin.adapters.replies import checked, facts, failure, plan_from
-from dpfl_plugin.adapters.standing import Standing
+from dpfl_plugin.adapters.standing import Standing, further
 from dpfl_plugin.adapters.state import STATE, State, load, save
 from dpfl_plugin.adapters.stated import stated
 from dpfl_plugin.algorithms.base import RoundPlan
 from dpfl_plugin.config.load import to_yaml
 from dpfl_plugin.data.base import digest
-from dpfl_plugin.errors import ConfigError, DataError, MessageError, require
+from dpfl_plugin.errors import DataError, MessageError, require
+from dpfl_plugin.federation.query_digest import asked_at
 from dpfl_plugin.gradients.base import Loss
 from dpfl_plugin.oracle import Draw
+from dpfl_plugin.owners import lifetime as lifetimes
+from dpfl_plugin.owners.grant import Grant
+from dpfl_plugin.owners.lifetime import Lifetime
+from dpfl_plugin.owners.limits import Limits, Surroundings
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.ledger import Ledger
-from dpfl_plugin.training import lifetime as lifetimes
-from dpfl_plugin.training.accounting import make_account
-from dpfl_plugin.training.asked import asked_at
-from dpfl_plugin.training.build import Parts
-from dpfl_plugin.training.folder import RunFolder, locked
-from dpfl_plugin.training.grant import Grant
-from dpfl_plugin.training.lifetime import Lifetime
-from dpfl_plugin.training.limits import Limits, Surroundings
-from dpfl_plugin.training.voiding import void_statement
+from dpfl_plugin.runs.accounting import make_account
+from dpfl_plugin.runs.build import Parts
+from dpfl_plugin.runs.folder import RunFolder, locked
+from dpfl_plugin.runs.void_statement import void_statement
 
 
 class Silo:
@@ -132,32 +132,10 @@ class Silo:
     ) -> None:
         agreement = self._agreement
         self._frozen = Frozen(self._files.path / FROZEN, model)
-        mine = silo_of(records, self._frozen.seen)
-        require(
-            (agreement.setting.num_records or 0) <= len(mine.train_y),
-            "num_records",
-            agreement.setting.num_records,
-            f"be that of the smallest silo; silo {self.id} has {len(mine.train_y)}",
-        )
-        self._hashed = kept.hashed if kept is not None and kept.hashed.same(mine) else hashed(mine)
-        mine, sha256 = self._hashed.records, self._hashed.digest
-        ledger = begun(self._files, self.id, agreement.run, sha256)
-        known = None if ledger is None else stack.enter_context(ledger).facts
-        if ledger is None and hasattr(records, "__len__") and digest(silo_of(records, self._frozen.seen)) != sha256:
-            raise DataError(
-                f"silo {self.id}: its data give other records when they are read again: loaders must not change "
-                "records at random (augmentation). Leave that out; nothing was released."
-            )
-        self._config = own(agreement, seeded=self._draw is not _fresh_draw)
-        self._loss = loss
-        self._decided = self._decide()
-        if kept is not None and kept.serves(self._hashed, self._decided, known):
-            parts, config_text = kept.again(), kept.config_text
-        else:
-            parts = self._parts(None if known is None else known["noise_multiplier"])
-            config_text = to_yaml(self._config)
-        self._made, self._sound = Made(self._hashed, self._decided, parts, config_text), True
-        self._host, self._rules, self._device = parts.host, parts.rules, parts.model.device
+        ledger = self._recognise(records, kept)
+        known, sha256 = None if ledger is None else stack.enter_context(ledger).facts, self._hashed.digest
+        self._config, self._loss = own(agreement, seeded=self._draw is not _fresh_draw), loss
+        parts, config_text = self._prepare(kept, known)
         key = f"{agreement.run}-silo-{self.id}"
         plan = plan_of(self._config, agreement, parts, ledger, self.id, needed=lifetime is not None)
         planned = None if plan is None else list(plan.planned)
@@ -197,6 +175,39 @@ class Silo:
         budget = self._config.privacy.epsilon
         says = functools.partial(stated, agreement, self.id, self._config, parts, ledger.notes)
         self._standing = Standing(self._files, ledger, self._account, budget, says)
+
+    def _recognise(self, records: Any, kept: Made | None) -> Ledger | None:
+        """Have the records, and the ledger of this silo, these records and this agreement; None if it begins."""
+        agreement = self._agreement
+        mine = silo_of(records, self._frozen.seen)
+        require(
+            (agreement.setting.num_records or 0) <= len(mine.train_y),
+            "num_records",
+            agreement.setting.num_records,
+            f"be that of the smallest silo; silo {self.id} has {len(mine.train_y)}",
+        )
+        self._hashed = kept.hashed if kept is not None and kept.hashed.same(mine) else hashed(mine)
+        ledger = begun(self._files, self.id, agreement.run, self._hashed.digest)
+        if ledger is None and hasattr(records, "__len__"):
+            again = digest(silo_of(records, self._frozen.seen))
+            if again != self._hashed.digest:
+                raise DataError(
+                    f"silo {self.id}: its data give other records when they are read again: loaders must not change "
+                    "records at random (augmentation). Leave that out; nothing was released."
+                )
+        return ledger
+
+    def _prepare(self, kept: Made | None, known: Mapping[str, Any] | None) -> tuple[Parts, str]:
+        """(the parts of this silo, its configuration as text), made anew or kept; ``known``: its ledger's facts."""
+        self._decided = self._decide()
+        if kept is not None and kept.serves(self._hashed, self._decided, known):
+            parts, config_text = kept.again(), kept.config_text
+        else:
+            parts = self._parts(None if known is None else known["noise_multiplier"])
+            config_text = to_yaml(self._config)
+        self._made, self._sound = Made(self._hashed, self._decided, parts, config_text), True
+        self._host, self._rules, self._device = parts.host, parts.rules, parts.model.device
+        return parts, config_text
 
     def _decide(self) -> Decided:
         frozen = self._frozen
@@ -252,16 +263,7 @@ class Silo:
         if asked == self._kept.asked and self._kept.upload is not None:
             return Message(dict(self._kept.header or {}), self._kept.upload)  # the same bits: charged once
         plan = plan_from(self.id, message.header)
-        if round < self._kept.round:
-            raise MessageError(
-                f"silo {self.id}: the server asks for round {round + 1} after round {self._kept.round + 1}: it is an "
-                "old message, or the server lost its folder."
-            )
-        if round == self._kept.round and counted is not None and counted == self._kept.tag:
-            raise MessageError(
-                f"silo {self.id}: the server counts this silo's upload of round {round + 1}, and asks for it again."
-            )
-        settled = self._kept.settled(counted, self.id, self._files.ledger)
+        settled = self._kept.settled(round, counted, self.id, self._files.ledger)
         self._take_frozen(message)
         down = {name: message.vectors[name].to(self._device) for name in self._agreement.down}
         draw = asked_at(self._draw(round), down, plan)
@@ -274,8 +276,9 @@ class Silo:
         self._sound = False  # till it is over: what an error leaves is not kept
         try:
             up, charges = self._host.run([self.id], down, plan, draw)
+            ahead = functools.partial(further, self._config, self._account, self._ledger, round, plan)
             # In the statement first, and then in the ledgers.
-            self._standing.cover(charges, lambda most: self._further(round, plan, most))
+            self._standing.cover(charges, ahead)
             self._charge(charges)  # before anything of the upload leaves, or is kept
             staged = self._host.staged()
         finally:
@@ -341,20 +344,6 @@ class Silo:
             return None
         more = self._account.why_not() if lack.planned and self._config.privacy.epsilon is not None else ""
         return f"{lack}: {more}" if more else str(lack)
-
-    def _further(self, round: int, plan: RoundPlan, most: int) -> list[list[Charge]]:
-        """What up to ``most`` rounds after this one would charge, were they like it; those that may come."""
-        rounds, cap = self._config.rounds, self._config.max_participations
-        if rounds is not None:
-            most = min(most, rounds - round - 1)
-        if cap is not None:
-            made = {(entry.round, entry.noise) for entry in self._ledger.tally.entries()}
-            most = min(most, cap - 1 - len(made))
-        found: list[list[Charge]] = []
-        with contextlib.suppress(ConfigError):  # noise so far ahead has no number
-            for later in range(round + 1, round + 1 + most):
-                found.append(self._account.charges(later, plan, "ahead"))
-        return found
 
     def write_statement(self) -> None:
         """Write `privacy.md` and `ledger.json`: what this silo's ledger proves.

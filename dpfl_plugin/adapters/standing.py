@@ -14,6 +14,7 @@ is an upper bound, and it says so.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -22,12 +23,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
+from dpfl_plugin.algorithms.base import RoundPlan
+from dpfl_plugin.config.schema import Config
+from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.events import Charge, SampledGaussian
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.statement_page import markdown
-from dpfl_plugin.training.folder import RunFolder, to_json, write_atomic
-from dpfl_plugin.training.published import DETAILS_SCHEMA
+from dpfl_plugin.runs.folder import RunFolder, to_json, write_atomic
+from dpfl_plugin.runs.publishable import DETAILS_SCHEMA
 
 AHEAD: Final = 16  # one round ahead for so many that were made
 _Releases = Counter[tuple[tuple[float, float], SampledGaussian]]
@@ -141,3 +145,19 @@ def _covered(files: RunFolder, ledger: Ledger) -> _Releases:
         return _read(said) if of_one_writing and ledger.holds(details["head"]) else Counter()
     except (OSError, ValueError, KeyError, TypeError, IndexError):
         return Counter()
+
+
+def further(
+    config: Config, account: PrivacyAccount, ledger: Ledger, round: int, plan: RoundPlan, most: int
+) -> list[list[Charge]]:
+    """What up to ``most`` rounds after this one would charge, were they like it; those that may come."""
+    if config.rounds is not None:
+        most = min(most, config.rounds - round - 1)
+    if config.max_participations is not None:
+        made = {(entry.round, entry.noise) for entry in ledger.tally.entries()}
+        most = min(most, config.max_participations - 1 - len(made))
+    found: list[list[Charge]] = []
+    with contextlib.suppress(ConfigError):  # noise so far ahead has no number
+        for later in range(round + 1, round + 1 + most):
+            found.append(account.charges(later, plan, "ahead"))
+    return found

@@ -19,7 +19,7 @@ from dpfl_plugin.core.requests import request_digest
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import DataError, LedgerError, MessageError
 from dpfl_plugin.privacy.ledger import Ledger
-from dpfl_plugin.training.folder import RunFolder
+from dpfl_plugin.runs.folder import RunFolder
 
 STATE: Final = "state.safetensors"
 
@@ -43,8 +43,21 @@ class State:
     staged: Vectors | None = None
     upload: Vectors | None = None
 
-    def settled(self, counted: str | None, id: int, ledger: Path) -> State:
-        """The state from which this round starts: with the last upload if it counted, else without it."""
+    def settled(self, round: int, counted: str | None, id: int, ledger: Path) -> State:
+        """The state from which ``round`` starts: with the last upload if it counted, else without it.
+
+        Raises:
+            MessageError: what the server asks for, or counts, contradicts what this silo knows.
+        """
+        if round < self.round:
+            raise MessageError(
+                f"silo {id}: the server asks for round {round + 1} after round {self.round + 1}: it is an "
+                "old message, or the server lost its folder."
+            )
+        if round == self.round and counted is not None and counted == self.tag:
+            raise MessageError(
+                f"silo {id}: the server counts this silo's upload of round {round + 1}, and asks for it again."
+            )
         if self.staged is not None and counted is not None and counted == self.tag:
             return State(self.staged, counted)
         if counted != self.counted:

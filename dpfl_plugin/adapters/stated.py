@@ -8,8 +8,8 @@ from typing import Any, Final
 from dpfl_plugin.adapters.agreement import Agreement
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.privacy.account import PrivacyAccount
-from dpfl_plugin.training.build import Parts
-from dpfl_plugin.training.statement import statement
+from dpfl_plugin.runs.build import Parts
+from dpfl_plugin.runs.statement import statement
 
 MEASUREMENTS: Final = (
     "What the platform itself sends is not covered by any epsilon here: losses, accuracies and numbers of records that "

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from dpfl_plugin.adapters.agreement import ELSEWHERE, Agreement
 from dpfl_plugin.callbacks.base import Callback, RoundInfo, RunInfo
-from dpfl_plugin.training.hooks import Calls, check_callbacks
+from dpfl_plugin.runs.hooks import Calls, check_callbacks
 
 LOG: Final = logging.getLogger("dpfl_plugin.server")
 

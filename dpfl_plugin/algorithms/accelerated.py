@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from dpfl_plugin.algorithms import isrl_theory as theory
+from dpfl_plugin.algorithms.base import algorithm
 from dpfl_plugin.algorithms.isrl import ENDLESS, ConstraintSet, Facts, OneGradient, Stage, known_rounds, positive
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import ConfigError, require
@@ -42,7 +43,7 @@ def _steps(stage: Stage, r: int) -> tuple[float, float, float]:
     return 2 / (r + 1), 4 * stage.rate / (r * (r + 1)), stage.modulus
 
 
-@dataclass(frozen=True, kw_only=True)
+@algorithm
 class AcceleratedMBSGD(OneGradient):
     """Accelerated noisy minibatch SGD (AC-SA). Gao et al. 2024, Alg. 2.
 
@@ -77,7 +78,7 @@ class AcceleratedMBSGD(OneGradient):
             yield f"v={self.v:g} is below 2 beta = {2 * self.smoothness:g}: Gao et al. 2024 have no rate for it."
 
 
-@dataclass(frozen=True, kw_only=True)
+@algorithm
 class MultistageMBSGD(OneGradient):
     """AC-SA begun anew in stages, for strongly convex losses. Gao et al. 2024, Alg. 5.
 

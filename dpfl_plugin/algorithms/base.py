@@ -6,14 +6,48 @@ that one implementation serves one silo in an adapter and a GPU full of them.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar, dataclass_transform, runtime_checkable
 
 import numpy as np
 from torch import Tensor
 
 from dpfl_plugin.core.vectors import Vectors
+from dpfl_plugin.errors import ArgumentError, nearest
+
+Class = TypeVar("Class", bound=type)
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def algorithm(cls: Class) -> Class:
+    """A frozen dataclass of options, which tells a program a misspelt or missing one as a file is told.
+
+    Its instances raise:
+        ArgumentError: there is no option of such a name, or one without a default is missing.
+    """
+    made: Any = dataclass(frozen=True, kw_only=True)(cls)
+    plain = made.__init__  # ``made`` is ``cls``
+    options = {one.name: one for one in dataclasses.fields(made) if one.init}
+    needed = [name for name, one in options.items() if one.default is one.default_factory is dataclasses.MISSING]
+
+    @functools.wraps(plain)
+    def checked(self: Any, /, *args: Any, **given: Any) -> None:
+        known = f"Known options: {', '.join(options) or 'none'}."
+        if args:
+            raise ArgumentError(f"{cls.__name__}({args[0]!r}): its options are given by name. {known}")
+        for name in given:
+            if name not in options:
+                raise ArgumentError(f"{cls.__name__}: {name} is not a known option{nearest(name, options)}. {known}")
+        missing = [name for name in needed if name not in given]
+        if missing:
+            raise ArgumentError(f"{cls.__name__}: {', '.join(missing)} is missing. {known}")
+        plain(self, **given)
+
+    made.__init__ = checked
+    return cls
 
 
 class Oracle(Protocol):
@@ -102,7 +136,11 @@ class RoundPlan:
 
 
 class Algorithm(Protocol):
-    """A federated algorithm. Implementations are frozen dataclasses of their options."""
+    """A federated algorithm. Implementations are frozen dataclasses of their options.
+
+    One whose silos keep models of their own names that state in a class attribute, ``own_model = "own"``: evaluations
+    measure it beside the global model.
+    """
 
     def init_server(self, model: Tensor, setting: Setting) -> Vectors:
         """The server's state before the first round; "model" (d,) is the global model."""

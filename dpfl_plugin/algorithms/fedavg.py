@@ -5,13 +5,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import torch
 
-from dpfl_plugin.algorithms.base import Oracle, RoundPlan, Setting
+from dpfl_plugin.algorithms.base import Oracle, RoundPlan, Setting, algorithm
 from dpfl_plugin.algorithms.steps import LocalSteps
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import ConfigError
@@ -21,13 +20,13 @@ class _Averaging(LocalSteps):
     """Local steps from the global model, and the mean of what they changed."""
 
     def init_server(self, model: torch.Tensor, setting: Setting) -> Vectors:
-        return {"model": model, **self.optimizer.init(model)}
+        return self.begin(model)
 
     def init_silos(self, model: torch.Tensor, num_silos: int) -> Vectors:
         return {}
 
     def download(self, server: Vectors) -> Vectors:
-        return {"model": server["model"]}
+        return {"model": self.sent(server)}
 
     def local_update(self, down: Vectors, silos: Vectors, oracle: Oracle, plan: RoundPlan) -> tuple[Vectors, Vectors]:
         x = down["model"]
@@ -37,13 +36,13 @@ class _Averaging(LocalSteps):
         return {"model": oracle.release(y - x)}, {}  # l. 13-14
 
     def aggregate(self, server: Vectors, mean_up: Vectors, plan: RoundPlan) -> Vectors:
-        return self.optimizer.step(server, mean_up["model"])  # l. 15-16
+        return self.advance(server, mean_up["model"])  # l. 15-16
 
     def notes(self, server: Vectors) -> list[str]:
         return []
 
 
-@dataclass(frozen=True, kw_only=True)
+@algorithm
 class FedAvg(_Averaging):
     """K local SGD steps, then the mean of the updates. McMahan et al. 2017; [N] Alg. 2."""
 
@@ -52,7 +51,7 @@ class FedAvg(_Averaging):
         return RoundPlan(local_steps=K, local_lr=self.local_rate(setting, K), num_gradients=K)
 
 
-@dataclass(frozen=True, kw_only=True)
+@algorithm
 class FedSGD(_Averaging):
     """FedAvg whose rounds pass over a silo's records once, in 1/s local steps or in one.
 

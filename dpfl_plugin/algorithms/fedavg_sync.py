@@ -14,19 +14,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import torch
 
-from dpfl_plugin.algorithms.base import Oracle, RoundPlan, Setting
+from dpfl_plugin.algorithms.base import Oracle, RoundPlan, Setting, algorithm
 from dpfl_plugin.core.exact import floor_share
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import require
 
 
-@dataclass(frozen=True, kw_only=True)
+@algorithm
 class FedAvgSync:
     """Q SGD steps with clipped batch gradients; noise on the round's update only. [L] Alg. 1.
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from dpfl_plugin.algorithms.base import Oracle, RoundPlan
+from dpfl_plugin.algorithms.base import Oracle, RoundPlan, algorithm
 from dpfl_plugin.algorithms.fedavg import FedAvg
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import require
 
 
-@dataclass(frozen=True, kw_only=True)
+@algorithm
 class FedProx(FedAvg):
     """FedAvg whose local steps are pulled back to the global model by a proximal term. Li et al. 2020, Alg. 2.
 

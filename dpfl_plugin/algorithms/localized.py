@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 from dpfl_plugin.algorithms import isrl_theory as theory
 from dpfl_plugin.algorithms.accelerated import ACSA, cut, lipschitz_constant
+from dpfl_plugin.algorithms.base import algorithm
 from dpfl_plugin.algorithms.isrl import Facts, OneGradient, Solver, Stage, known_rounds, positive
 from dpfl_plugin.algorithms.mb_sgd import SGD, Average
 from dpfl_plugin.errors import ConfigError, require
 
 
-@dataclass(frozen=True, kw_only=True)
+@algorithm
 class Phases(OneGradient):
     """What Alg. 1 and Alg. 4 share: tau phases, phase i on n / 2^i records of each silo.
 
@@ -149,7 +150,7 @@ class Phases(OneGradient):
             yield f"{name} of Gao et al. 2024 does not apply: {'; '.join(departures)}."
 
 
-@dataclass(frozen=True, kw_only=True)
+@algorithm
 class Regularised(Phases):
     """Phases with lambda_i = lambda 2^((i-1) p), as in Alg. 1 and 6.
 
@@ -205,7 +206,7 @@ class Regularised(Phases):
         yield from self.too_few(facts, self.theorem_rounds(facts))
 
 
-@dataclass(frozen=True, kw_only=True)
+@algorithm
 class LocalizedMBSGD(Regularised):
     """Phases of regularised problems on disjoint records, solved by MB-SGD or AC-SA. Gao et al. 2024, Alg. 1.
 
@@ -270,7 +271,7 @@ class LocalizedMBSGD(Regularised):
         yield from self.remark("Theorem C.1", departures)
 
 
-@dataclass(frozen=True, kw_only=True)
+@algorithm
 class LocalizedSubgradient(Phases):
     """Phases of regularised problems on disjoint records, solved by the subgradient method. Gao et al. 2024, Alg. 4.
 

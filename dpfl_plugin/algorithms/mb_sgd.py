@@ -11,6 +11,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from dpfl_plugin.algorithms.base import algorithm
 from dpfl_plugin.algorithms.isrl import ENDLESS, ConstraintSet, Facts, OneGradient, Stage, known_rounds, positive
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import ConfigError
@@ -44,7 +45,7 @@ class SGD:
         return {"w": w, "model": w.clone() if share == 1 else state["model"] + share * (w - state["model"])}
 
 
-@dataclass(frozen=True, kw_only=True)
+@algorithm
 class MBSGD(OneGradient):
     """Noisy projected minibatch SGD, one pass or many. Baseline of Gao et al. 2024, sec. 4 (Lowy, Razaviyayn 2023).
 
@@ -70,7 +71,7 @@ class MBSGD(OneGradient):
         return [Stage(phase=1, rounds=facts.rounds or ENDLESS, rate=self.lr)]
 
 
-@dataclass(frozen=True, kw_only=True)
+@algorithm
 class NoisySubgradient(OneGradient):
     """Noisy projected minibatch subgradient method, returning an average weighted by r. Gao et al. 2024, Alg. 3.
 

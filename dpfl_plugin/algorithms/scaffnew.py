@@ -8,19 +8,18 @@ and independent of all data, so that the number of local steps of a round is geo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 import torch
 
-from dpfl_plugin.algorithms.base import Oracle, RoundPlan, Setting
+from dpfl_plugin.algorithms.base import Oracle, RoundPlan, Setting, algorithm
 from dpfl_plugin.core.average import WeightedSum
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import ConfigError, require
 
 
-@dataclass(frozen=True, kw_only=True)
+@algorithm
 class ScaffNew:
     """Local steps shifted by h_i, y -= eta (g - h_i), for a random number of steps. [S] Alg. 2.
 

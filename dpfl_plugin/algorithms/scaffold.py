@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 import torch
 
-from dpfl_plugin.algorithms.base import Oracle, RoundPlan, Setting
+from dpfl_plugin.algorithms.base import Oracle, RoundPlan, Setting, algorithm
 from dpfl_plugin.algorithms.steps import LocalSteps
 from dpfl_plugin.core.average import WeightedSum
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import require
 
 
-@dataclass(frozen=True, kw_only=True)
+@algorithm
 class Scaffold(LocalSteps):
     """Local steps corrected by control variates: y -= eta_l (H(y) - c_i + c). [N] Alg. 1.
 
@@ -33,7 +33,7 @@ class Scaffold(LocalSteps):
     option: Literal["I", "II"] = "II"
 
     def init_server(self, model: torch.Tensor, setting: Setting) -> Vectors:
-        return {"model": model, "control": torch.zeros_like(model), **self.optimizer.init(model)}
+        return {"model": model, "control": torch.zeros_like(model), **self.begin(model)}
 
     def init_silos(self, model: torch.Tensor, num_silos: int) -> Vectors:
         return {"control": model.new_zeros(num_silos, model.numel())}
@@ -44,7 +44,7 @@ class Scaffold(LocalSteps):
         return RoundPlan(local_steps=K, local_lr=self.local_rate(setting, K), num_gradients=K + extra)
 
     def download(self, server: Vectors) -> Vectors:
-        return {"model": server["model"], "control": server["control"]}  # [N] Alg. 1, l. 4
+        return {"model": self.sent(server), "control": server["control"]}  # [N] Alg. 1, l. 4
 
     def local_update(self, down: Vectors, silos: Vectors, oracle: Oracle, plan: RoundPlan) -> tuple[Vectors, Vectors]:
         x, c, c_i = down["model"], down["control"], silos["control"]
@@ -60,7 +60,7 @@ class Scaffold(LocalSteps):
 
     def aggregate(self, server: Vectors, mean_up: Vectors, plan: RoundPlan) -> Vectors:
         c = server["control"] + plan.silo_share * mean_up["control"]
-        return {**self.optimizer.step(server, mean_up["model"]), "control": c}  # l. 20-21
+        return {**self.advance(server, mean_up["model"]), "control": c}  # l. 20-21
 
     def regroup(
         self, server: Vectors, silos: Vectors, ids: Sequence[int], weights: Sequence[float]
@@ -78,7 +78,7 @@ class Scaffold(LocalSteps):
         return []
 
 
-@dataclass(frozen=True, kw_only=True)
+@algorithm
 class ScaffoldWarm(Scaffold):
     """SCAFFOLD whose first rounds set c_i = 1/K sum_k H_k(x^0) while the model stays. [N] sec. 3.3.
 

@@ -7,17 +7,17 @@ envelopes (appendix E). The smoothed gradients come from the oracle, which a rou
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from dpfl_plugin.algorithms import isrl_theory as theory
 from dpfl_plugin.algorithms.accelerated import ACSA, lipschitz_constant
+from dpfl_plugin.algorithms.base import algorithm
 from dpfl_plugin.algorithms.isrl import ENDLESS, Facts, OneGradient, Stage, known_rounds, positive
 from dpfl_plugin.algorithms.localized import Regularised
 from dpfl_plugin.errors import require
 
 
-@dataclass(frozen=True, kw_only=True)
+@algorithm
 class ConvolutionMBSGD(OneGradient):
     """AC-SA on the loss averaged over a ball; for non-smooth losses. Gao et al. 2024, Alg. 7.
 
@@ -59,7 +59,7 @@ class ConvolutionMBSGD(OneGradient):
         return [Stage(phase=1, rounds=facts.rounds or ENDLESS, modulus=self.strong_convexity, rate=v)]
 
 
-@dataclass(frozen=True, kw_only=True)
+@algorithm
 class LocalizedConvolution(Regularised):
     """Localized multi-stage AC-SA on the loss averaged over a ball. Gao et al. 2024, Alg. 6.
 
@@ -104,7 +104,7 @@ class LocalizedConvolution(Regularised):
         yield from self.remark("Theorem D.5", departures)
 
 
-@dataclass(frozen=True, kw_only=True)
+@algorithm
 class LocalizedNesterov(Regularised):
     """Localized multi-stage AC-SA on Moreau envelopes; for non-smooth losses. Gao et al. 2024, sec. 3.1 and App. E.
 

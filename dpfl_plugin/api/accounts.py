@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,14 +29,15 @@ from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.paper import NOBLE_THIRD_PARTY_UNSOUND, noble_third_party_epsilon
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.views import server_view
-from dpfl_plugin.training.accounting import make_account
-from dpfl_plugin.training.folder import RunFolder
-from dpfl_plugin.training.ledgers import read_whole
-from dpfl_plugin.training.plugins import build_plugin
-from dpfl_plugin.training.prospect import prospect, solving
-from dpfl_plugin.training.resume import read_costs
-from dpfl_plugin.training.rules import privacy_rules, weak_claims
-from dpfl_plugin.training.setting import make_setting
+from dpfl_plugin.runs.accounting import make_account
+from dpfl_plugin.runs.folder import RunFolder
+from dpfl_plugin.runs.forecast import forecast, solving
+from dpfl_plugin.runs.ledgers import read_whole
+from dpfl_plugin.runs.plugins import build_plugin
+from dpfl_plugin.runs.resume import read_costs
+from dpfl_plugin.runs.rules import privacy_rules, weak_claims
+from dpfl_plugin.runs.setting import make_setting
+from dpfl_plugin.runs.silo_settings import in_facts, with_own
 
 RECIPE: Final = "published recipe, NOT A GUARANTEE"
 
@@ -124,8 +126,9 @@ def _of_folder(folder: Path) -> list[Row]:
     num_records = ledger.facts.get("num_records")
     if num_records is None:
         return _by_all_accountants(lambda accountant: [_realised(config, ledger, accountant)])
-    setting = make_setting(config, num_records)
-    rules = privacy_rules(config, ledger.facts["noise_multiplier"])
+    setting = _setting(config, ledger)
+    silos, silo_noise = in_facts(ledger.facts)
+    rules = with_own(privacy_rules(config, ledger.facts["noise_multiplier"]), config, silos, silo_noise)
     costs = read_costs(facts, setting)
     own: Accountant = build_plugin("accountants", config.privacy.accountant, where="privacy.accountant")
     algorithm = build_plugin("algorithms", config.algorithm, where="algorithm")
@@ -143,6 +146,7 @@ def _of_folder(folder: Path) -> list[Row]:
             stateless=not algorithm.init_silos(torch.zeros(1), 1),
             lost=bool((facts or {}).get("losses")),
             stating=True,
+            epsilons=silos.epsilons(),
         )
 
     def rows_of(accountant: Accountant) -> list[Row]:
@@ -163,6 +167,15 @@ def _of_folder(folder: Path) -> list[Row]:
     return [*_by_all_accountants(rows_of), *_recipe(config, rules, setting, num_records, costs.values())]
 
 
+def _setting(config: Config, ledger: Ledger) -> Setting:
+    """Of the run that a ledger is of; its silos' names are not known here."""
+    num_records, weights = ledger.facts["num_records"], ledger.facts.get("weights")
+    if weights is None:
+        return make_setting(config, num_records)
+    equal = make_setting(config.model_copy(update={"silo_weights": "equal"}), num_records)
+    return replace(equal, weights=tuple(weights))
+
+
 def _realised(config: Config, ledger: Ledger, accountant: Accountant) -> Row:
     """What a ledger without the silos' numbers of records says."""
     view = server_view(ledger.tally, accountant, config.privacy.delta)
@@ -173,7 +186,7 @@ def _realised(config: Config, ledger: Ledger, accountant: Accountant) -> Row:
 
 def _of_config(config: Config, base: Path) -> list[Row]:
     """The views of all rounds of a configuration; nothing is trained."""
-    ahead = prospect(config, base)
+    ahead = forecast(config, base)
     noise = config.privacy.noise_multiplier
     solved = noise is None
     if solved and (said := solving(config)):
@@ -231,7 +244,7 @@ def _recipe(
     costs = list(costs)
     kinds, fixed = set(costs), rules.sampler.name == "fixed" and rules.unit == "record"
     share = setting.num_participants / setting.num_silos
-    if not fixed or not rules.noise_multiplier or len(kinds) != 1:
+    if not fixed or not rules.noise_multiplier or len(kinds) != 1 or rules.silos:
         return []
     (kind,) = kinds
     if (

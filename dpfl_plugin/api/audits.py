@@ -9,13 +9,13 @@ from dpfl_plugin.api.experiment import Experiment, experiment_of
 from dpfl_plugin.api.progress import say
 from dpfl_plugin.api.running import in_file
 from dpfl_plugin.errors import ConfigError, DataError
+from dpfl_plugin.evidence.audit import Options
+from dpfl_plugin.evidence.audit import audit as audit_config
+from dpfl_plugin.evidence.audit_report import FALSE_ALARM, Report
+from dpfl_plugin.federation.runtime import ChargeSink, Observer, Runtime
+from dpfl_plugin.federation.silo_group import SiloGroup
 from dpfl_plugin.privacy.audit import Correlation, Interval
 from dpfl_plugin.runtimes.in_process import InProcess
-from dpfl_plugin.training.audit import Options
-from dpfl_plugin.training.audit import audit as audit_config
-from dpfl_plugin.training.audit_report import FALSE_ALARM, Report
-from dpfl_plugin.training.host import SiloHost
-from dpfl_plugin.training.runtime import ChargeSink, Observer, Runtime
 
 __all__ = ["FALSE_ALARM", "Correlation", "Interval", "Options", "Report", "audit", "audits"]
 
@@ -62,5 +62,5 @@ def audits(experiment: Experiment, options: Options) -> dict[str, Report]:
     return reports
 
 
-def _in_process(host: SiloHost, stack: int, charges: ChargeSink, observer: Observer) -> Runtime:
+def _in_process(host: SiloGroup, stack: int, charges: ChargeSink, observer: Observer) -> Runtime:
     return InProcess(host, charges, stack_size=stack, observers=[observer])

@@ -10,12 +10,14 @@ from dpfl_plugin import given
 from dpfl_plugin.api.experiment import Experiment, experiment_of
 from dpfl_plugin.api.running import in_file
 from dpfl_plugin.config.schema import Config
+from dpfl_plugin.data.base import AS_READ
 from dpfl_plugin.errors import ConfigError, DataError
-from dpfl_plugin.training.build import build
-from dpfl_plugin.training.hooks import callbacks_of
-from dpfl_plugin.training.job import make_job
-from dpfl_plugin.training.locations import folder_of
-from dpfl_plugin.training.prospect import strain
+from dpfl_plugin.runs.build import build
+from dpfl_plugin.runs.forecast import strain
+from dpfl_plugin.runs.hooks import callbacks_of
+from dpfl_plugin.runs.job import make_job
+from dpfl_plugin.runs.locations import folder_of
+from dpfl_plugin.runs.silo_settings import told
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +27,8 @@ class Checked:
     Attributes:
         folder: where its files would be. rounds: how many the budget allows, of those that are asked for.
         num_records: of each silo, for training; not to be published.
-        noise_multiplier: given, or solved for.
+        unit: what `num_records` counts: records, or with ``privacy.unit: person`` persons.
+        noise_multiplier: given, or solved for. silos: a line on each silo with privacy settings of its own.
         engine: that takes per-example gradients, and why it. memory: what this process would use, in words.
         warnings: what its statement would warn of. notes: what the owner of the records should look at.
     """
@@ -33,7 +36,9 @@ class Checked:
     folder: Path
     rounds: int
     num_records: tuple[int, ...]
+    unit: str
     noise_multiplier: float
+    silos: tuple[str, ...]
     engine: str
     memory: str
     warnings: tuple[str, ...]
@@ -66,7 +71,7 @@ def _checked(config: Config, base: Path) -> Checked:
     with tempfile.TemporaryDirectory() as empty:  # whatever a folder of the run holds by now
         anew = folder_of(config.model_copy(update={"out": empty}))
         job = make_job(config, base, anew, parts, None, None)
-    warnings = list(parts.caveats)
+    warnings = [text for text in parts.caveats if not text.startswith(AS_READ)]
     warnings += [parts.memory.warning] if parts.memory.warning else []
     if config.privacy.noise_multiplier is None and config.privacy.epsilon is not None:
         warnings += [why] if (why := strain(parts.noise_multiplier, config.privacy.epsilon)) else []
@@ -74,9 +79,11 @@ def _checked(config: Config, base: Path) -> Checked:
         folder=folder_of(config).path,
         rounds=job.expected,
         num_records=parts.num_records,
+        unit="persons" if config.privacy.unit == "person" else "records",
         noise_multiplier=parts.noise_multiplier,
+        silos=tuple(told(parts.own, parts.rules, config)),
         engine=f"{parts.engine.name}: {parts.engine_reason}",
         memory=parts.memory.summary(),
         warnings=tuple(warnings),
-        notes=parts.notes,
+        notes=(*(text for text in parts.caveats if text.startswith(AS_READ)), *parts.notes),
     )

@@ -72,6 +72,7 @@ class Experiment:
         ledger: str | Path | None = None,
         callbacks: Sequence[Any] = (),
         progress: bool | None = None,
+        profile: bool = False,
     ) -> Run | Comparison:
         """Run it, or show what is finished; one after another where there are several variants.
 
@@ -87,6 +88,7 @@ class Experiment:
                     ledger=ledger,
                     callbacks=callbacks,
                     progress=progress,
+                    profile=profile,
                     label=one.label,
                 )
             except (ConfigError, DataError) as error:

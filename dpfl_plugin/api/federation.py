@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -15,14 +15,19 @@ import pydantic
 from dpfl_plugin import given, registry
 from dpfl_plugin.adapters.loaders import check_apart
 from dpfl_plugin.adapters.records import all_records
-from dpfl_plugin.api.objects import digest, plain
+from dpfl_plugin.api.objects import backbone_factory, digest, plain
 from dpfl_plugin.config.load import refusal
 from dpfl_plugin.config.schema import DataConfig
 from dpfl_plugin.data.base import Dataset
 from dpfl_plugin.data.fetch import DataSource
 from dpfl_plugin.data.files import joined, table_of_arrays
+from dpfl_plugin.data.outcome_option import parse
+from dpfl_plugin.data.schema import TableSchema
 from dpfl_plugin.data.table import Columns, Table
-from dpfl_plugin.errors import ConfigError, DataError, require
+from dpfl_plugin.data.tables import check_installed
+from dpfl_plugin.errors import ConfigError, DataError, nearest, require
+from dpfl_plugin.models.fields import Fields
+from dpfl_plugin.runs.backbone import backbone
 
 if TYPE_CHECKING:
     import pandas
@@ -31,7 +36,7 @@ FRAME: Final = Path("the data frame")
 KEYS: Final = tuple(key for key in DataConfig.model_fields if key != "dataset")
 
 
-class _Given:
+class Given:
     """Tables of a program in a data set plugin's place. No code of it counts.
 
     A configuration names them by what they are called, by their columns and by a number, never by what they hold: it,
@@ -42,9 +47,15 @@ class _Given:
     def __init__(self, tables: Mapping[str, Table]) -> None:
         self._tables = dict(tables)
 
-    def __call__(self, source: DataSource, *, classes: list[int | str] | None = None) -> Dataset:
+    def __call__(
+        self,
+        source: DataSource,
+        *,
+        classes: list[int | str] | None = None,
+        outcome: str | dict[str, Any] | None = None,
+    ) -> Dataset:
         names = list(self._tables)
-        return joined(_Names(seed=source.seed), names, None, classes, lambda path: self._tables[str(path)])
+        return joined(_Names(seed=source.seed), names, None, classes, lambda path: self._tables[str(path)], outcome)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -52,7 +63,7 @@ class _Given:
             "another process could not train on it. Make it anew there; of files, Federation.load can be sent."
         )
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Given:
+    def __deepcopy__(self, memo: dict[int, Any]) -> Given:
         return self  # its tables are never written to
 
     @property
@@ -60,7 +71,7 @@ class _Given:
         """Of all that they hold; it stays in this process."""
         return digest(*(part for name, table in self._tables.items() for part in (name.encode(), *_bytes(table))))
 
-    def kept(self) -> tuple[str, _Given]:
+    def kept(self) -> tuple[str, Given]:
         """(by what a configuration names them, who holds them): of tables that are made alike the first of this process
         are number 0, others that hold something else have the next free number."""
         alike = [repr((name, t.features.shape[1:], t.columns, t.label_column)) for name, t in self._tables.items()]
@@ -82,7 +93,7 @@ class _Names(DataSource):
 
 @dataclass(frozen=True)
 class Federation:
-    """Which records, at which silos: what `data` is in a file. Made by one of the four functions below.
+    """Which records, at which silos: what `data` is in a file. Made by one of the functions below.
 
     All of them take the other keys of `data`, too: ``partition``, ``num_silos``, ``test``, ``test_fraction``,
     ``max_records_per_silo``, ``preprocess``, ``folder``, ``memory_map`` (docs/configuration.md).
@@ -113,7 +124,7 @@ class Federation:
             known = registry.options(plugin)
             for key in options:
                 if key not in known:
-                    near = registry.nearest(key, [*known, *KEYS])
+                    near = nearest(key, [*known, *KEYS])
                     raise ConfigError(
                         f"Federation.load({name!r}): {key} is not a known key{near}. Of the data set: "
                         f"{', '.join(known) or 'none'}; of data: {', '.join(KEYS)}."
@@ -130,15 +141,20 @@ class Federation:
         label: str = "label",
         ignore_columns: list[str] | None = None,
         classes: list[int | str] | None = None,
+        person: str | None = None,
+        outcome: str | Mapping[str, Any] | None = None,
         **keys: Any,
     ) -> Federation:
         """Records of a data frame, read as a CSV file of it would be: a column names the silo, another the class.
 
         Args:
-            frame: one row a record; it is copied. Every column but the label, the silo and ``ignore_columns`` is a
-                feature and must be numeric; its index is not looked at.
+            frame: one row a record; it is copied. Every column but the label, the silo, the person and
+                ``ignore_columns`` is a feature and must be numeric; its index is not looked at.
             silo: the column that names the silo; None to deal records out by ``partition``.
+            person: the column that says whose record it is, for ``Privacy(unit="person")``.
             classes: the labels in order, which then are not read from private records.
+            outcome: what labels are, if not classes: {"kind": "regression", "range": (0, 100)}, ... (docs/outcomes.md);
+                of several columns: `from_table`.
 
         Raises:
             DataError: a value is missing, not finite or no number; the message names row (from 0), column and value.
@@ -147,25 +163,34 @@ class Federation:
         columns, cells = getattr(frame, "columns", None), getattr(frame, "iloc", None)
         if columns is None or cells is None:
             raise ConfigError(f"from_frame needs a pandas DataFrame, not a {type(frame).__name__}. See from_arrays.")
-        for key, value in {"label": label, "silo": silo}.items():
-            named = isinstance(value, str) or (key == "silo" and value is None)
+        for key, value in {"label": label, "silo": silo, "person": person}.items():
+            named = isinstance(value, str) or (key != "label" and value is None)
             require(named, key, value, "be the name of a column, in words")
         _check_list("ignore_columns", ignore_columns)
-        reading = Columns(label, silo, tuple(ignore_columns or ()), ",")
+        reading = Columns(label, silo, tuple(ignore_columns or ()), ",", person)
         try:
             table = reading.parse(FRAME, _Rows(frame), unit="row")
         except ConfigError as error:
-            said = str(error).replace("label_column=", "label=").replace("silo_column=", "silo=")
+            said = str(error)
+            for key in ("label", "silo", "person"):
+                said = said.replace(f"{key}_column=", f"{key}=")
             raise type(error)(said) from error
-        return cls._of({str(FRAME): table}, classes, keys, natural=silo is not None)
+        return cls._of({str(FRAME): table}, classes, keys, natural=silo is not None, outcome=outcome)
 
     @classmethod
     def from_arrays(
-        cls, silos: Mapping[str, tuple[Any, Any]], *, classes: list[int | str] | None = None, **keys: Any
+        cls,
+        silos: Mapping[str, tuple[Any, ...]],
+        *,
+        classes: list[int | str] | None = None,
+        outcome: str | Mapping[str, Any] | None = None,
+        **keys: Any,
     ) -> Federation:
-        """Records of arrays or tensors, {silo's name: (features [n, *shape], labels [n])}, which are copied.
+        """Records of arrays or tensors, {silo's name: (features [n, *shape], labels [n])}, which are copied; or
+        (features, labels, persons [n]), with whose records they are as words or whole numbers.
 
-        Silos are numbered in the order of their names, numbers by value and before words.
+        Silos are numbered in the order of their names, numbers by value and before words. outcome: what labels are, if
+        not classes; then they are numbers, [n] or [n, k] (docs/outcomes.md).
 
         Raises:
             DataError: an array is of another type or length, or a value is not finite; the message names the silo.
@@ -173,15 +198,18 @@ class Federation:
         """
         if not isinstance(silos, Mapping) or not silos:
             raise ConfigError("from_arrays needs a mapping {silo's name: (features, labels)} of at least one silo.")
-        tables = {}
+        tables, (known, _) = {}, parse(_plain_outcome(outcome), classes)
         for name, pair in silos.items():
-            if not isinstance(pair, tuple | list) or len(pair) != 2:
-                raise ConfigError(f"silo {name!r}: must be a pair (features, labels), not a {type(pair).__name__}.")
+            if not isinstance(pair, tuple | list) or len(pair) not in (2, 3):
+                raise ConfigError(
+                    f"silo {name!r}: must be a pair (features, labels), or (features, labels, persons), not a "
+                    f"{type(pair).__name__}."
+                )
             if not isinstance(name, str | int | np.integer) or not str(name).strip():
                 raise ConfigError(f"a silo's name {name!r} must be a word or a whole number, and not empty.")
             where = Path(f"silo {name}")
             try:
-                x, y = (np.array(_on_cpu(part)) for part in pair)
+                x, y, *persons = (np.array(_on_cpu(part)) for part in pair)
             except ValueError as error:
                 raise DataError(
                     f"silo {name!r}: features and labels must be arrays, with rows of one length."
@@ -190,17 +218,25 @@ class Federation:
                 raise DataError(f"{where} holds no records: leave it out.")
             if str(where) in tables:
                 raise ConfigError(f"two silos are called {name!r}: give each a name of its own.")
-            tables[str(where)] = table_of_arrays(where, x, y, np.full(len(x) if x.ndim else 0, str(name)))
-        return cls._of(tables, classes, keys, natural=True)
+            of_silo = np.full(len(x) if x.ndim else 0, str(name))
+            tables[str(where)] = table_of_arrays(where, x, y, of_silo, persons[0] if persons else None, known)
+        return cls._of(tables, classes, keys, natural=True, outcome=outcome)
 
     @classmethod
     def from_datasets(
-        cls, silos: Mapping[str, Any], *, classes: list[int | str] | None = None, **keys: Any
+        cls,
+        silos: Mapping[str, Any],
+        *,
+        classes: list[int | str] | None = None,
+        outcome: str | Mapping[str, Any] | None = None,
+        fields: Fields | None = None,
+        **keys: Any,
     ) -> Federation:
         """Records of torch's data sets or loaders, {silo's name: data}, each record once; they are read here, now.
 
         Args:
             silos: of a ``DataLoader`` the records that its sampler gives; batches are drawn privately, not by it.
+            fields: the inputs of records that are mappings or tuples, for a `FieldsModel` (docs/models.md).
 
         Raises:
             DataError: a silo holds no records, one of them twice, or one of another silo's.
@@ -208,6 +244,13 @@ class Federation:
         """
         if not isinstance(silos, Mapping) or not silos:
             raise ConfigError("from_datasets needs a mapping {silo's name: data set} of at least one silo.")
+        if fields is not None:
+            if keys.get("preprocess"):
+                raise ConfigError(
+                    "preprocess with fields: a step would change word numbers and masks, too. Prepare floats in the "
+                    "data set; for a frozen module, federation.features(FieldsModel(...))."
+                )
+            silos = {name: fields.dataset(data) for name, data in silos.items()}
         check_apart(dict(enumerate(silos.values())))
         arrays = {}
         for name, data in silos.items():
@@ -217,7 +260,49 @@ class Federation:
                 arrays[name] = all_records(data)
             except DataError as error:
                 raise type(error)(f"silo {name}: {error}") from error
-        return cls.from_arrays(arrays, classes=classes, **keys)
+        return cls.from_arrays(arrays, classes=classes, outcome=outcome, **keys)
+
+    @classmethod
+    def from_table(
+        cls,
+        data: pandas.DataFrame | Mapping[str, pandas.DataFrame],
+        schema: TableSchema | Mapping[str, Any],
+        **keys: Any,
+    ) -> Federation:
+        """Records of a data frame, or {silo's name: data frame}, read by a schema: words, dates, missing values.
+
+        Args:
+            schema: as ``data.schema`` in a file; it names label, silo and person, and says what each column holds.
+
+        Raises:
+            DataError: all that is wrong, by row (from 0), column and value. ConfigError: the schema or a key is wrong.
+        """
+        check_installed()
+        from dpfl_plugin.api import frames
+
+        known = TableSchema.parse(schema)
+        held = frames.encoded(data, known)
+        natural = known.silo is not None or isinstance(data, Mapping)
+        written = schema.model_dump(mode="json", exclude_unset=True) if isinstance(schema, TableSchema) else schema
+        return cls._named(held, {"schema": plain(written)}, keys, natural=natural)
+
+    def features(self, module: Any, *, then: Sequence[str | Mapping[str, Any]] = (), **options: Any) -> Federation:
+        """The same records, each replaced by what a frozen module makes of it alone, after the steps of ``preprocess``.
+
+        Args:
+            module: an ``nn.Module``, which is copied, put in eval mode and never trained; or package.module:name of a
+                factory. It must have been made without these records, e.g. trained on public data.
+            then: further steps of ``preprocess``.
+            options: of the step `backbone`: batch_size, cache, sha256, threads, device (docs/models.md).
+
+        Raises:
+            ConfigError: an option is wrong. A module that mixes records is refused when the records are read.
+        """
+        factory, held = backbone_factory(module)
+        step = {"name": "backbone", "factory": factory, **plain(options)}
+        registry.check_options(backbone, {key: step[key] for key in step if key != "name"}, where="backbone")
+        steps = [*self.data.get("preprocess", ()), step, *plain(then)]
+        return Federation({**self.data, "preprocess": steps}, (self._held, held))
 
     @classmethod
     def _of(
@@ -227,19 +312,25 @@ class Federation:
         keys: Mapping[str, Any],
         *,
         natural: bool,
+        outcome: str | Mapping[str, Any] | None = None,
     ) -> Federation:
         _check_list("classes", classes)
+        options: dict[str, Any] = {} if classes is None else {"classes": plain(classes)}
+        options |= {} if outcome is None else {"outcome": _plain_outcome(outcome)}
+        return cls._named(Given(tables), options, keys, natural=natural)
+
+    @classmethod
+    def _named(cls, held: Given, options: Mapping[str, Any], keys: Mapping[str, Any], *, natural: bool) -> Federation:
+        """Records that this process holds, by the name that they have in a configuration."""
         for key in keys:
             if key not in KEYS:
-                raise ConfigError(f"{key} is not a known key of data{registry.nearest(key, KEYS)}: {', '.join(KEYS)}.")
-        held = _Given(tables)
+                raise ConfigError(f"{key} is not a known key of data{nearest(key, KEYS)}: {', '.join(KEYS)}.")
         try:
-            held(DataSource(), classes=classes)  # what is wrong with the records is told here, not when they are used
+            held(DataSource(), **options)  # what is wrong with the records is told here, not when they are used
         except DataError as error:
             raise type(error)(str(error).removeprefix("data.dataset.files: ")) from error
         named, held = held.kept()
-        block: dict[str, Any] = {"module": given.hold("data", named, held)}
-        block |= {} if classes is None else {"classes": plain(classes)}
+        block: dict[str, Any] = {"module": given.hold("data", named, held), **options}
         partition = {"partition": {"name": "natural"}} if natural else {}
         return cls(_checked(block, {**partition, **keys}), held)
 
@@ -271,6 +362,11 @@ def _check_list(key: str, value: object) -> None:
     require(value is None or isinstance(value, list | tuple), key, value, "be a list")
 
 
+def _plain_outcome(outcome: object) -> Any:
+    """As a file would hold it."""
+    return plain(dict(outcome)) if isinstance(outcome, Mapping) else outcome
+
+
 def _on_cpu(part: Any) -> Any:
     return part.detach().cpu().numpy() if hasattr(part, "detach") else part
 
@@ -280,6 +376,8 @@ def _bytes(table: Table) -> Iterator[bytes]:
     yield np.ascontiguousarray(table.features).data.tobytes()
     for words in (table.labels, table.silos):
         yield b"" if words is None else "\0".join(map(str, words.tolist())).encode()
+    if table.persons is not None:
+        yield b"persons\0" + "\0".join(map(str, table.persons.tolist())).encode()
 
 
 def _checked(block: Mapping[str, Any], keys: Mapping[str, Any]) -> dict[str, Any]:

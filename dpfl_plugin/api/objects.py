@@ -24,7 +24,7 @@ from dpfl_plugin import given, registry
 from dpfl_plugin.errors import ConfigError, PluginError
 from dpfl_plugin.models.attributes import describe
 from dpfl_plugin.models.build import check_layers
-from dpfl_plugin.training.naming import model_facts
+from dpfl_plugin.runs.naming import model_facts
 
 MAIN: Final = "__main__"
 
@@ -94,6 +94,37 @@ def model_block(model: Any) -> tuple[Any, object]:
             f"name ({', '.join(registry.names('models'))})."
         )
     return {"module": given.hold("model", named, held)}, held
+
+
+class _Backbone(_Held):
+    """Copies of a frozen module, for `dpfl_plugin.runs.backbone`."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self._module = copy.deepcopy(module).cpu()
+
+    def __call__(self, feature_shape: tuple[int, ...]) -> nn.Module:
+        return copy.deepcopy(self._module)
+
+
+def backbone_factory(module: Any) -> tuple[str, object]:
+    """(where a configuration finds a frozen module, what has to be held until the run is over).
+
+    Args:
+        module: an ``nn.Module``, or the path of a factory, package.module:name.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if isinstance(module, str):
+        return module, None
+    if not isinstance(module, nn.Module):
+        raise ConfigError(
+            f"module={module!r} is a {type(module).__name__}: give an nn.Module, or package.module:name of a factory."
+        )
+    attributes, held = describe({"the backbone": module}), _Backbone(module)
+    named = _digest(module, model_facts(module, attributes), attributes.doubts)
+    return given.hold("backbone", named, held), held
 
 
 def loss_name(loss: Any) -> tuple[str, object]:

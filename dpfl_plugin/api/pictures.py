@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from dpfl_plugin.config.schema import Config
-from dpfl_plugin.training.folder import RunFolder, write_atomic
+from dpfl_plugin.core.outcomes import score_key
+from dpfl_plugin.runs.folder import RunFolder, write_atomic
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,7 +25,7 @@ def of_run(folder: RunFolder, config: Config, label: str | None, *, anew: bool) 
         label: what a file calls the run. anew: also where there is one.
     """
     lines = folder.read_metrics()
-    if lines and lines[-1]["test_accuracy"] is not None and (anew or not folder.curves.exists()):
+    if lines and lines[-1][score_key(lines[-1])] is not None and (anew or not folder.curves.exists()):
         title = f"{config.name}: {config.algorithm.name or config.algorithm.module} on {config.data.dataset.name}"
         curves(folder.curves, {label or config.name: lines}, title, config.privacy.delta)
 
@@ -35,11 +36,17 @@ def of_variants(config: Config, runs: Mapping[str, Lines]) -> Path | None:
     Args:
         config: of any of them: they share a folder, a name and a delta.
     """
-    drawn = {label: lines for label, lines in runs.items() if lines and lines[-1]["test_accuracy"] is not None}
+    drawn = {label: lines for label, lines in runs.items() if lines and lines[-1][score_key(lines[-1])] is not None}
     path = Path(config.out) / config.name / "curves.png"
     if drawn:
         curves(path, drawn, config.name, config.privacy.delta)
     return path if path.exists() else None
+
+
+def names_of(runs: Mapping[str, Lines]) -> str:
+    """What runs are ranked by, in words."""
+    names = dict.fromkeys(score_key(line).replace("_", " ") for lines in runs.values() for line in lines[-1:])
+    return " or ".join(names)
 
 
 def curves(path: Path, runs: Mapping[str, Lines], title: str, delta: float) -> None:
@@ -50,7 +57,8 @@ def curves(path: Path, runs: Mapping[str, Lines], title: str, delta: float) -> N
 
 
 def detailed(runs: Mapping[str, Lines], title: str, delta: float) -> Figure:
-    """Each run's evaluations: test accuracy above, epsilon (server and third-party view) below."""
+    """Each run's evaluations: test accuracy (or what else the outcome is ranked by) above, epsilon (server and
+    third-party view) below."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
@@ -62,9 +70,9 @@ def detailed(runs: Mapping[str, Lines], title: str, delta: float) -> Figure:
     for label, lines in runs.items():
         rounds = [line["round"] for line in lines]
         style = "-" if label in private else ":"
-        accuracies = [line["test_accuracy"] for line in lines]
-        axes[0, 0].plot(rounds, accuracies, style, color=colours[label], label=label, marker=_marker(lines))
-    axes[0, 0].set_ylabel("test accuracy (mean over silos)")
+        scores = [line[score_key(line)] for line in lines]
+        axes[0, 0].plot(rounds, scores, style, color=colours[label], label=label, marker=_marker(lines))
+    axes[0, 0].set_ylabel(f"{names_of(runs)} (mean over silos)")
     axes[0, 0].set_title(title, fontsize=10)
     axes[0, 0].legend(fontsize=8, frameon=False, loc="lower right")
     for label, lines in _one_of_each(private).items():

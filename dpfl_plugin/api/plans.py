@@ -10,15 +10,15 @@ from typing import Any, Final
 
 from dpfl_plugin.algorithms.base import Algorithm
 from dpfl_plugin.api.experiment import Experiment, experiment_of
-from dpfl_plugin.config.schema import Block, Config
-from dpfl_plugin.errors import ArgumentError, ConfigError, require_argument
-from dpfl_plugin.registry import nearest
+from dpfl_plugin.config.blocks import Block
+from dpfl_plugin.config.schema import Config
+from dpfl_plugin.errors import ArgumentError, ConfigError, nearest, require_argument
+from dpfl_plugin.runs.forecast import MOST_PLANNED, Forecast, forecast, strain
+from dpfl_plugin.runs.locations import folder_of, key_of
+from dpfl_plugin.runs.plan_request import Question
+from dpfl_plugin.runs.plugins import algorithm_options, build_plugin
 from dpfl_plugin.theorems import Given, Prescribed, prescribed
 from dpfl_plugin.theorems.base import Prescription
-from dpfl_plugin.training.locations import folder_of, key_of
-from dpfl_plugin.training.plugins import algorithm_options, build_plugin
-from dpfl_plugin.training.prospect import MOST_PLANNED, Prospect, prospect, strain
-from dpfl_plugin.training.question import Question
 
 __all__ = ["Answer", "Given", "Prescribed", "Prescription", "Question", "paper_plans", "plan", "plans"]
 
@@ -119,7 +119,7 @@ def plans(question: Question, solve: str | None = None) -> dict[str, Answer]:
             answers[label] = {"solved": solve, "value": None, "why": "not private: its noise_multiplier is 0"}
             continue
         key = None if question.ledger is None else key_of(config, folder_of(config), question.ledger)
-        ahead = prospect(question.with_budget(config), question.base, prior, key=key)
+        ahead = forecast(question.with_budget(config), question.base, prior, key=key)
         answer = _solved(ahead, solve, question.given)
         if answer["value"] is not None:
             answer["command"] = question.command(variant.label, answer["set"])
@@ -127,7 +127,7 @@ def plans(question: Question, solve: str | None = None) -> dict[str, Answer]:
     return answers
 
 
-def _solved(ahead: Prospect, solve: str, given: list[str]) -> Answer:
+def _solved(ahead: Forecast, solve: str, given: list[str]) -> Answer:
     config = ahead.config
     answer = functools.partial(_answer, ahead, solve, given)
     if solve != "rounds" and config.rounds is None:
@@ -178,7 +178,7 @@ def _with_steps(config: Config) -> Callable[[int], Algorithm]:
     return functools.cache(with_steps)
 
 
-def _answer(ahead: Prospect, solve: str, given: list[str], value: float, then: Prospect) -> Answer:
+def _answer(ahead: Forecast, solve: str, given: list[str], value: float, then: Forecast) -> Answer:
     """The value with the epsilons that it gives, the rounds that will be run with it, and the settings to run them."""
     privacy = ahead.config.privacy
     asked = {"epsilon": privacy.epsilon, "delta": privacy.delta, "view": privacy.budget_view}

@@ -1,10 +1,12 @@
-"""Curves of runs, as a matplotlib figure that shows itself in a notebook."""
+"""Curves of runs, as matplotlib figures that show themselves in a notebook."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+from dpfl_plugin.core.outcomes import score_key
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -13,7 +15,8 @@ Lines = Sequence[Mapping[str, Any]]
 
 
 def curves(runs: Mapping[str, Lines]) -> Figure:
-    """Test accuracy (mean over silos) and the server's epsilon against rounds, a line for each run."""
+    """Test accuracy, or what else the outcome is ranked by (mean over silos), and the server's epsilon against rounds,
+    a line for each run."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
@@ -24,10 +27,11 @@ def curves(runs: Mapping[str, Lines]) -> Figure:
     for place, (label, lines) in enumerate(runs.items()):
         rounds = [line["round"] for line in lines]
         style: dict[str, Any] = {"color": f"C{place}", "label": label, "marker": "o", "markersize": 3}
-        axes[0].plot(rounds, [line["test_accuracy"] for line in lines], **style)
+        axes[0].plot(rounds, [line[score_key(line)] for line in lines], **style)
         if label in private:
             axes[1].plot(rounds, [line["epsilon"]["server"] for line in lines], **style)
-    axes[0].set_ylabel("test accuracy")
+    names = dict.fromkeys(score_key(line).replace("_", " ") for lines in runs.values() for line in lines[-1:])
+    axes[0].set_ylabel(" or ".join(names))
     if private:
         axes[1].set_ylabel("epsilon (server)")
         axes[1].set_ylim(bottom=0)
@@ -38,14 +42,19 @@ def curves(runs: Mapping[str, Lines]) -> Figure:
     for axis in axes:
         axis.grid(alpha=0.3)
         axis.spines[["top", "right"]].set_visible(False)
+    return shown(figure)
+
+
+def shown(figure: Figure) -> Figure:
+    """A figure that shows itself in a notebook."""
     figure._repr_png_ = lambda: png(figure)  # type: ignore[attr-defined]
     return figure
 
 
-def png(figure: Figure) -> bytes:
+def png(figure: Figure, dpi: int = 110) -> bytes:
     """A figure's picture."""
     picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=110, metadata={"Software": None})
+    figure.savefig(picture, format="png", dpi=dpi, metadata={"Software": None})
     return picture.getvalue()
 
 

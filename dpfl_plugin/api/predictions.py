@@ -11,9 +11,9 @@ from dpfl_plugin.access import Access
 from dpfl_plugin.api.runs import Run
 from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.errors import require
-from dpfl_plugin.training.cells import csv_text
-from dpfl_plugin.training.predictions import Predictions, Trained, by_record, read
-from dpfl_plugin.training.predictions import predict as predict_records
+from dpfl_plugin.runs.csv_cells import csv_text
+from dpfl_plugin.runs.predictions import Predictions, Trained, by_record, read
+from dpfl_plugin.runs.predictions import predict as predict_records
 
 COVERED: Final = (
     "What the model, and so any prediction, reveals about the people it was trained on is covered by that epsilon, "
@@ -45,7 +45,9 @@ class Predicted:
             [n, classes] or None, ``correct`` and ``labelled`` counts of the records that have a label.
         epsilon: of the run, as in result.json.
         rows: a mapping for each record: its ``line`` in a table (else its ``record``, from 0), the class that is
-            ``predicted``, and the ``probabilities`` by class.
+            ``predicted``, and the ``probabilities`` by class. Of other outcomes ``predicted`` is the mean of a
+            regression, the expected count for exposure 1, or a list of the labels that hold; of survival there is
+            ``survival``: the probability of no event up to the end of each bin of time.
         statement: at which epsilon the model was trained, what it covers and what it does not.
         notes: what was not used, or changed since.
     """
@@ -65,7 +67,7 @@ class Predicted:
     @property
     def labels(self) -> list[str]:
         """[n], the class of each record by its name."""
-        return [str(row["predicted"]) for row in self.rows]
+        return [str(row.get("predicted", "")) for row in self.rows]
 
     @property
     def accuracy(self) -> float | None:
@@ -76,9 +78,12 @@ class Predicted:
         """A header and a line for each record: where it is in its file, its class, the probability of each class."""
         rows = []
         for row in self.rows:
-            plain = {key: value for key, value in row.items() if key != "probabilities"}
+            plain = {key: value for key, value in row.items() if key not in ("probabilities", "survival")}
+            if isinstance(plain.get("predicted"), list):
+                plain["predicted"] = " ".join(plain["predicted"])
             probabilities = row.get("probabilities", {})
-            rows.append(plain | {f"p({name})": f"{p:.6g}" for name, p in probabilities.items()})
+            survival = {f"survival({end})": f"{p:.6g}" for end, p in row.get("survival", {}).items()}
+            rows.append(plain | {f"p({name})": f"{p:.6g}" for name, p in probabilities.items()} | survival)
         return csv_text(rows)
 
     def __repr__(self) -> str:
@@ -102,9 +107,9 @@ def predict(run: Run | str | Path, data: str | Path) -> Predicted:
     asked = read(trained, str(data))
     found = predict_records(trained, asked)
     notes = [*trained.notes, *asked.notes]
-    if found.probabilities is None:
+    if found.probabilities is None and found.outcome.has_classes:
         notes.append(NO_PROBABILITIES)
-    if not trained.labels:
+    if not trained.labels and found.outcome.has_classes:
         notes.append(NO_NAMES)
     return Predicted(
         run=str(trained.result["id"]),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pydantic
 
 from dpfl_plugin.config.load import refusal
-from dpfl_plugin.config.schema import PrivacyConfig
+from dpfl_plugin.config.privacy import PrivacyConfig
 
 
 class Privacy(PrivacyConfig):

@@ -33,7 +33,8 @@ from dpfl_plugin.algorithms.base import RoundPlan
 from dpfl_plugin.api.objects import loss_name, plain
 from dpfl_plugin.api.privacy import Privacy
 from dpfl_plugin.config.load import configure
-from dpfl_plugin.config.schema import Config, PrivacyConfig
+from dpfl_plugin.config.privacy import PrivacyConfig
+from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.data.base import Federation, Holding, Silo, digest, hold
 from dpfl_plugin.errors import BudgetError, BusyError, ConfigError, DataError, UnsupportedError, require
@@ -41,22 +42,22 @@ from dpfl_plugin.gradients.base import layers
 from dpfl_plugin.models.build import check_layers
 from dpfl_plugin.oracle import Draw
 from dpfl_plugin.oracle import PrivateOracle as RoundOracle
+from dpfl_plugin.owners.limits import find_limits
 from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.costs import MOST_ROUNDS
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.prior import earlier_runs
 from dpfl_plugin.privacy.statement_page import markdown
 from dpfl_plugin.privacy.views import server_composed
-from dpfl_plugin.training.build import Parts, build
-from dpfl_plugin.training.folder import to_json, write_atomic
-from dpfl_plugin.training.job import new_account, shared_prior
-from dpfl_plugin.training.ledgers import locked_shared, open_shared
-from dpfl_plugin.training.limits import find_limits
-from dpfl_plugin.training.locations import shared_key
-from dpfl_plugin.training.marks import MarkKey
-from dpfl_plugin.training.published import published
-from dpfl_plugin.training.rules import weak_claims
-from dpfl_plugin.training.statement import statement
+from dpfl_plugin.runs.build import Parts, build
+from dpfl_plugin.runs.folder import to_json, write_atomic
+from dpfl_plugin.runs.job import new_account, shared_prior
+from dpfl_plugin.runs.ledgers import locked_shared, open_shared
+from dpfl_plugin.runs.locations import shared_key
+from dpfl_plugin.runs.publishable import published
+from dpfl_plugin.runs.record_marks import MarkKey
+from dpfl_plugin.runs.rules import weak_claims
+from dpfl_plugin.runs.statement import statement
 
 WHERE: Final = "PrivateOracle.of"
 PLAN: Final = RoundPlan(

@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Any, Final
 from rich.console import Console
 from rich.progress import Progress
 
+from dpfl_plugin.core.outcomes import score_key
 from dpfl_plugin.core.rounding import places
-from dpfl_plugin.training.bars import bar_on
+from dpfl_plugin.runs.progress_bars import bar_on
 
 if TYPE_CHECKING:
-    from dpfl_plugin.training import experiment
+    from dpfl_plugin.federation.progress import Progress as RunProgress
 
 WARNING: Final = "warning: "
-ALWAYS: Final = (WARNING, "noise is fresh", "folder: ", "finished before", "interrupted")  # also without a terminal
+FINISHED: Final = "finished before"
+ALWAYS: Final = (WARNING, "noise is fresh", "folder: ", FINISHED, "interrupted")  # also without a terminal
 LONGEST: Final = 800  # letters of a note that are shown
 
 
@@ -24,17 +26,29 @@ def say(text: str) -> None:
     print(f"dpfl: {text}", file=sys.stderr, flush=True)
 
 
+def duration(seconds: float) -> str:
+    """ "42 s", "3 min 5 s" or "2 h 14 min"."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
 class Teller:
     """A `Reporter` (`training.session`).
 
     Args:
         bar: whether to show a bar and all notes; None: where a person looks on, in a terminal or in Jupyter.
+        finished: whether to tell of a run that it finished before.
 
     Attributes:
         notes: what was said, in order.
     """
 
-    def __init__(self, bar: bool | None = None) -> None:
+    def __init__(self, bar: bool | None = None, *, finished: bool = True) -> None:
+        self._always = ALWAYS if finished else tuple(word for word in ALWAYS if word != FINISHED)
         self._console = Console(stderr=True)
         self._shown = (self._console.is_terminal or self._console.is_jupyter) if bar is None else bar
         self._bar: Progress | None = None
@@ -46,7 +60,7 @@ class Teller:
         text = text.rstrip() if len(text) <= LONGEST else f"{text[:LONGEST].rstrip()} ... (all of it: log.txt)"
         if self._shown:
             self._console.print(text, style="dim", markup=False, highlight=False)
-        elif text.startswith(ALWAYS):
+        elif text.startswith(self._always):
             say(text)
 
     def detail(self, text: str) -> None:
@@ -61,11 +75,11 @@ class Teller:
         self._bar.start()
 
     def evaluated(self, line: dict[str, Any]) -> None:
-        accuracy, epsilon = line["test_accuracy"], line["epsilon"]["server"]
-        words = [] if accuracy is None else [f"accuracy {accuracy:.4f}"]
+        key, epsilon = score_key(line), line["epsilon"]["server"]
+        words = [] if line[key] is None else [f"{key.removeprefix('test_')} {line[key]:.4f}"]
         self._text = "  ".join(words + ([] if epsilon is None else [f"epsilon {places(epsilon, 3)}"]))
 
-    def ticked(self, progress: experiment.Progress) -> None:
+    def ticked(self, progress: RunProgress) -> None:
         if self._bar is not None:
             text = f"{progress.rounds}/{self._rounds}  {self._text}"
             self._bar.update(self._task, completed=progress.rounds, text=text)

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any, Final
 
 import dpfl_plugin
-from dpfl_plugin.errors import ArgumentError, ConfigError, require_argument
-from dpfl_plugin.registry import nearest
+from dpfl_plugin.core.outcomes import ACCURACY
+from dpfl_plugin.errors import ArgumentError, ConfigError, nearest, require_argument
 from dpfl_plugin.report import tables
 from dpfl_plugin.report.groups import Group, grouped, require_keys, select
 from dpfl_plugin.report.page import ExtraMissingError, page
 from dpfl_plugin.report.plots import MOST, left_out, plot, plot_tradeoff
 from dpfl_plugin.report.runs import AXES, Problem, Run, flat, scan
 from dpfl_plugin.report.tables import Table
-from dpfl_plugin.training.folder import write_atomic
+from dpfl_plugin.runs.folder import write_atomic
 
 __all__ = ["Problem", "Report", "Table", "flat", "write_report"]
 
@@ -112,11 +112,12 @@ def _known_metrics(runs: Sequence[Run]) -> list[str]:
 
 
 def _best_first(groups: Sequence[Group], metrics: Sequence[str]) -> list[Group]:
-    """By the first metric, the largest first; what has no number comes last."""
+    """By the first metric, the largest first, or the smallest of an error; what has no number comes last."""
+    sign = 1 if metrics and metrics[0].startswith("test_") and metrics[0] != ACCURACY else -1
 
     def order(group: Group) -> float:
         mean = group.summary(metrics[0]).mean if metrics else None
-        return math.inf if mean is None else -mean
+        return math.inf if mean is None else sign * mean
 
     return sorted(groups, key=order)
 
@@ -141,17 +142,19 @@ def _write(
             without = str(error)
     for folder in (out / "tables", out / "plots"):
         folder.mkdir(parents=True, exist_ok=True)
-    runs = [run for group in groups for run in group.runs]
+    runs, measured = [run for group in groups for run in group.runs], tables.measures(groups)
     for name, content in {
         "summary.csv": tables.summary_csv(groups, metrics),
         "summary.md": tables.to_markdown(table),
         "summary.tex": tables.to_latex(table),
         "runs.csv": tables.runs_csv(runs, metrics),
+        **({"measures.md": tables.to_markdown(measured)} if measured.rows else {}),
     }.items():
         write_atomic(out / "tables" / name, content)
     names = [(metric, axis) for metric in metrics for axis in against]
     drawn = [plot(out / "plots" / f"{metric}-{axis}", groups[:MOST], metric, axis) for metric, axis in names]
-    lines = [f"tables: {out / 'tables'}/summary.csv, summary.md, summary.tex, runs.csv"]
+    more = ", measures.md" * bool(measured.rows)
+    lines = [f"tables: {out / 'tables'}/summary.csv, summary.md, summary.tex, runs.csv{more}"]
     few = f", of the first {MOST} of {len(groups)} configurations" * (len(groups) > MOST)
     points = [plot_tradeoff(out / "plots" / f"{metric}-tradeoff", groups, metric) for metric in metrics]
     lines.append(f"plots: {out / 'plots'}/, {sum(map(len, drawn + points))} files{few}")

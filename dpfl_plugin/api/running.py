@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
+
+import torch
 
 from dpfl_plugin import registry
 from dpfl_plugin.api import pictures
@@ -12,16 +15,16 @@ from dpfl_plugin.callbacks.base import Callback
 from dpfl_plugin.config.load import Variant
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.errors import ConfigError, Error, UnsupportedError, said_of
+from dpfl_plugin.federation.outcome import Cause, cause_of
+from dpfl_plugin.runs.forecast import MANY_ROUNDS
+from dpfl_plugin.runs.hooks import Reporter
+from dpfl_plugin.runs.ledgers import Wait
+from dpfl_plugin.runs.locations import folder_of
+from dpfl_plugin.runs.naming import OtherCodeError
+from dpfl_plugin.runs.place import Place
+from dpfl_plugin.runs.result import Result, finished_result
+from dpfl_plugin.runs.session import run_session
 from dpfl_plugin.runtimes.mpi import job
-from dpfl_plugin.training.hooks import Reporter
-from dpfl_plugin.training.ledgers import Wait
-from dpfl_plugin.training.locations import folder_of
-from dpfl_plugin.training.naming import OtherCodeError
-from dpfl_plugin.training.outcome import Cause, cause_of
-from dpfl_plugin.training.place import Place
-from dpfl_plugin.training.prospect import MANY_ROUNDS
-from dpfl_plugin.training.result import Result, finished_result
-from dpfl_plugin.training.session import run_session
 
 __all__ = [
     "LEDGER_WAIT",
@@ -34,6 +37,7 @@ __all__ = [
     "in_file",
     "place_here",
     "place_of",
+    "threads",
 ]
 
 LEDGER_WAIT: Final = 60.0  # seconds, for a run that is about to end
@@ -106,6 +110,17 @@ def place_here(config: Config) -> Place:
             "and use mpirun dpfl run FILE (docs/mpi.md)."
         )
     return place_of(config)
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Let torch compute with ``count`` threads, and afterwards with as many as before."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def in_file(error: Error, path: Path, one: Variant, after: str = "") -> Error:

@@ -7,6 +7,7 @@ import html
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +15,10 @@ from dpfl_plugin import given
 from dpfl_plugin.api import plots
 from dpfl_plugin.config.load import base_of, load
 from dpfl_plugin.config.schema import Config
+from dpfl_plugin.core.outcomes import Outcome, score_key
 from dpfl_plugin.core.rounding import places
 from dpfl_plugin.errors import ConfigError, DataError, require
-from dpfl_plugin.training.folder import RunFolder
+from dpfl_plugin.runs.folder import RunFolder
 
 if TYPE_CHECKING:
     import pandas
@@ -84,6 +86,26 @@ class Run:
         return None if found is None else float(found)
 
     @property
+    def score(self) -> float | None:
+        """Mean over silos of what the outcome is ranked by, of the final model on test records: the accuracy of
+        classes, the error of a regression (`score_name`), ...; None where nothing was measured."""
+        found = self.result[score_key(self.result)]["last"]
+        return None if found is None else float(found)
+
+    @property
+    def score_name(self) -> str:
+        """What `score` is, e.g. "accuracy" or "rmse"."""
+        return score_key(self.result).removeprefix("test_")
+
+    @property
+    def measures(self) -> dict[str, Any] | None:
+        """All measures of the final model on test records, pooled and by silo, with a baseline that knows no feature
+        beside each (docs/outcomes.md); None where they were not made. They are computed without noise: no epsilon
+        covers them."""
+        found: dict[str, Any] | None = self.result.get("measures")
+        return found
+
+    @property
     def lines(self) -> list[dict[str, Any]]:
         """The evaluations, as `metrics.jsonl` has them."""
         return self._files.read_metrics()
@@ -100,6 +122,24 @@ class Run:
         except ImportError as error:
             raise ConfigError("metrics needs pandas: pip install pandas. The same as plain values: lines.") from error
         return pandas.json_normalize(self.lines, sep="_")
+
+    @property
+    def profile(self) -> dict[str, Any] | None:
+        """Where the time went, as `profile.json` has it: ``rounds``, and seconds by part; None where none was taken.
+
+        The parts are those of ``process``, or with MPI of ``server`` and of each of ``silo_ranks``.
+
+        Raises:
+            DataError: the file cannot be read.
+        """
+        path = self._files.profile
+        try:
+            found: dict[str, Any] = json.loads(path.read_text())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise DataError(f"{path} cannot be read: {error}.") from error
+        return found
 
     @property
     def config(self) -> Config:
@@ -128,12 +168,18 @@ class Run:
         from dpfl_plugin.api.training import trained_model
 
         if self._shape is None:
-            from dpfl_plugin.training.setting import federate
+            from dpfl_plugin.runs.setting import federate
 
             given.check_all(self.config.model_dump())
             records = federate(self.config, base_of(self._files.config))
             self._shape = records.feature_shape, records.num_classes
-        return trained_model(self._files, self.config, *self._shape)
+        return trained_model(self._files, self.config, *self._shape, Outcome.of_result(self.result))
+
+    def export(self, folder: str | Path, *, onnx: bool = False) -> Path:
+        """Write the model for other programs into a new folder; see `dpfl_plugin.api.exports.export`."""
+        from dpfl_plugin.api.exports import export
+
+        return export(self, folder, onnx=onnx)
 
     def plot(self) -> Figure:
         """Accuracy and epsilon against rounds."""
@@ -143,9 +189,9 @@ class Run:
         return f"Run({self._summary()}, folder={str(self.folder)!r})"
 
     def _summary(self) -> str:
-        accuracy = "not measured" if self.accuracy is None else f"{self.accuracy:.4f}"
+        score = "not measured" if self.score is None else f"{self.score:.4f}"
         epsilon = "none" if math.isinf(self.epsilon) else f"{places(self.epsilon, 3)} at delta {self.delta:g}"
-        return f"{self.status} after {self.result['rounds']} rounds, accuracy {accuracy}, epsilon {epsilon}"
+        return f"{self.status} after {self.result['rounds']} rounds, {self.score_name} {score}, epsilon {epsilon}"
 
     def _repr_html_(self) -> str:
         warnings = "".join(f"<li>{html.escape(text)}</li>" for text in self.result.get("warnings", ()))
@@ -181,6 +227,7 @@ class Comparison(Mapping[str, Run]):
                 "algorithm": run.result["algorithm"],
                 "seed": run.result["seed"],
                 "rounds": run.result["rounds"],
+                **({} if run.score_name == "accuracy" else {run.score_name: run.score}),
                 "accuracy": run.accuracy,
                 "epsilon": run.epsilon,
                 "delta": run.delta,
@@ -208,13 +255,16 @@ class Comparison(Mapping[str, Run]):
         Raises:
             ConfigError: there is no such run, or it measured nothing.
         """
-        found = []
+        found: list[Scored] = []
         for label in (first, second):
             require(label in self._runs, "label", label, f"be one of {', '.join(self._runs)}")
-            found.append(self._runs[label].result["test_accuracy"]["mean_last_10_percent"])
-            if found[-1] is None:
-                raise ConfigError(f"{label} measured no accuracy: there is nothing to compare.")
-        return difference(found[0], found[1], int(self._runs[first].result["num_test_records"]))
+            run = self._runs[label]
+            if (scored := Scored.of(run.result, run.config)) is None:
+                score = run.score_name
+                why = "" if score == "accuracy" else f", but {score}: chance is known of shares of right answers only"
+                raise ConfigError(f"{label} measured no accuracy{why}: there is nothing to compare.")
+            found.append(scored)
+        return difference(*found)
 
     def plot(self) -> Figure:
         """Accuracy and epsilon against rounds, a line for each run."""
@@ -252,12 +302,36 @@ def compare(runs: Sequence[Run] | Mapping[str, Run]) -> Comparison:
     return Comparison({str(label): run for label, run in labelled.items()})
 
 
-def difference(a: float, b: float, count: int) -> str:
-    """Two accuracies on ``count`` test records in words, with the normal approximation's standard error.
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """An accuracy, and on what: the number of test records, and where they are from."""
 
-    The same records test both, so the error of the difference is at most that of independent ones.
+    accuracy: float
+    count: int
+    source: object
+
+    @classmethod
+    def of(cls, result: Mapping[str, Any], config: Config) -> Scored | None:
+        """Of a run's result; None if it measured nothing."""
+        accuracy, data = result["test_accuracy"]["mean_last_10_percent"], config.data
+        if accuracy is None:
+            return None
+        return cls(float(accuracy), int(result["num_test_records"]), (data.dataset, data.test, data.test_fraction))
+
+
+def difference(first: Scored, second: Scored) -> str:
+    """Two accuracies in words, with the normal approximation's standard error.
+
+    It is that of independent test records; where the same ones test both, the error of the difference is at most that.
+    Records of other data (say one hospital's, and all hospitals') are another task: no difference is stated.
     """
-    error = math.sqrt((a * (1 - a) + b * (1 - b)) / count)
+    a, b = first.accuracy, second.accuracy
+    if first.source != second.source:
+        return (
+            f"{a:.3f} and {b:.3f}, on other test records ({first.count} and {second.count}): these accuracies do not "
+            "compare."
+        )
+    error = math.sqrt(a * (1 - a) / first.count + b * (1 - b) / second.count)
     points = f"{100 * (a - b):+.1f} points ({a:.3f}, {b:.3f})"
     if abs(a - b) > 2 * error:
         return f"{points}, more than two standard errors ({200 * error:.1f}): a difference, for this seed."

@@ -13,7 +13,7 @@ from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.prior import prior_of, runs_in
 from dpfl_plugin.privacy.views import Composed, ViewEpsilon, server_composed
-from dpfl_plugin.training.ledgers import read_shared
+from dpfl_plugin.runs.ledgers import read_shared
 
 Row = dict[str, Any]
 

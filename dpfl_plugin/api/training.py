@@ -24,17 +24,20 @@ from dpfl_plugin.api.progress import Teller
 from dpfl_plugin.api.running import carried_out, place_here
 from dpfl_plugin.api.runs import Run, Shape
 from dpfl_plugin.config.load import base_of, configure, load
-from dpfl_plugin.config.schema import Config, PrivacyConfig
+from dpfl_plugin.config.privacy import PrivacyConfig
+from dpfl_plugin.config.schema import Config
+from dpfl_plugin.core.outcomes import Outcome
 from dpfl_plugin.data.base import Holding
 from dpfl_plugin.errors import ConfigError, DataError, TrainingError, require
+from dpfl_plugin.federation.runtime import ChargeSink, Runtime
 from dpfl_plugin.models.build import build_model
-from dpfl_plugin.training.build import Parts
-from dpfl_plugin.training.folder import RunFolder
-from dpfl_plugin.training.locations import folder_of
-from dpfl_plugin.training.place import Place
-from dpfl_plugin.training.runtime import ChargeSink, Runtime
+from dpfl_plugin.runs.build import Parts
+from dpfl_plugin.runs.folder import RunFolder
+from dpfl_plugin.runs.locations import folder_of
+from dpfl_plugin.runs.place import Place
 
 RUNS: Final = "runs"
+AGAIN: Final = "To take them, run it once more, with another out or seed."
 
 
 def train(
@@ -50,6 +53,7 @@ def train(
     ledger: str | Path | None = None,
     callbacks: Sequence[Any] = (),
     progress: bool | None = None,
+    profile: bool = False,
     **keys: Any,
 ) -> Run:
     """Train privately; the same run, to the bit, as `dpfl run` of a file with these keys.
@@ -64,7 +68,7 @@ def train(
         out: folder of run folders; None: one of its own, runs/DATE-TIME.
         resume: go on with the run that an earlier call with the same arguments began in ``out``.
         ledger: a file by which several runs on the same data share a budget.
-        callbacks: told how it goes, in this order.
+        callbacks: told how it goes, in this order. profile: take times, for `Run.profile`.
         progress: whether to show a bar; None: in a terminal and in Jupyter.
         keys: any other key of a file: name, silo_rate, loss, l2, engine, evaluation, runtime, ...
 
@@ -76,12 +80,7 @@ def train(
         TrainingError: the run failed; its folder holds the last good state.
         KeyboardInterrupt: asked to stop; what is done is saved, for ``resume``.
     """
-    if not isinstance(federation, Federation):
-        raise ConfigError(
-            f"federation is a {type(federation).__name__}: make one with dpfl.Federation.load, from_frame, from_arrays "
-            "or from_datasets."
-        )
-    check_how(resume, ledger, callbacks, progress)
+    check_how(resume, ledger, callbacks, progress, profile)
     if resume and out is None:
         raise ConfigError("resume=True without out: give the folder in which the run began, out=....")
     _check_path("out", out)
@@ -95,6 +94,7 @@ def train(
         ledger=ledger,
         callbacks=callbacks,
         progress=progress,
+        profile=profile,
         held=held,
     )
 
@@ -107,6 +107,11 @@ def _values(
     keys: Mapping[str, Any],
 ) -> tuple[dict[str, Any], object]:
     """(what a file would hold, objects that it names and that have to be held)."""
+    if not isinstance(federation, Federation):
+        raise ConfigError(
+            f"federation is a {type(federation).__name__}: make one with dpfl.Federation.load, from_frame, from_arrays "
+            "or from_datasets."
+        )
     if "data" in keys:
         raise ConfigError(
             "data comes from the federation: give its keys there, e.g. Federation.load(..., num_silos=8)."
@@ -140,7 +145,11 @@ def _check_path(name: str, value: Any) -> None:
 
 
 def check_how(
-    resume: bool = False, ledger: str | Path | None = None, callbacks: Sequence[Any] = (), progress: bool | None = None
+    resume: bool = False,
+    ledger: str | Path | None = None,
+    callbacks: Sequence[Any] = (),
+    progress: bool | None = None,
+    profile: bool = False,
 ) -> None:
     """Check how a run is to be made, before anything of it is looked at.
 
@@ -149,6 +158,7 @@ def check_how(
     """
     _check_path("ledger", ledger)
     require(isinstance(resume, bool), "resume", resume, "be True or False")
+    require(isinstance(profile, bool), "profile", profile, "be True or False")
     require(progress is None or isinstance(progress, bool), "progress", progress, "be True, False or None")
     several = isinstance(callbacks, Iterable) and not isinstance(callbacks, str | bytes)
     require(several, "callbacks", callbacks, "be a list of callbacks", "Give callbacks=[...].")
@@ -162,6 +172,7 @@ def run_config(
     ledger: str | Path | None = None,
     callbacks: Sequence[Any] = (),
     progress: bool | None = None,
+    profile: bool = False,
     label: str | None = None,
     held: object = None,
 ) -> Run:
@@ -170,7 +181,7 @@ def run_config(
     Args:
         base: where relative paths start. label: what a file calls the run. held: objects that it names.
     """
-    check_how(resume, ledger, callbacks, progress)
+    check_how(resume, ledger, callbacks, progress, profile)
     own_folders.look_in(base)
     teller, seen = Teller(progress), _Seen(place_here(config))
     teller.note(f"folder: {Path(config.out) / config.name}")
@@ -187,6 +198,7 @@ def run_config(
                 label=label,
                 ledger=None if ledger is None else Path(ledger),
                 callbacks=tuple(callbacks),
+                profile=profile,
             )
         finally:
             torch.set_num_threads(threads)
@@ -201,7 +213,10 @@ def run_config(
             f"the run failed: {result['reason']}. The last good state is in {folder}/checkpoint: resume=True, "
             f"out={config.out!r} tries again from there."
         )
-    return Run(folder, result, held=held, shape=seen.shape)
+    run = Run(folder, result, held=held, shape=seen.shape)
+    if profile and run.profile is None:
+        teller.note(f"finished before, without profile=True: no times were taken. {AGAIN}")
+    return run
 
 
 def resume(
@@ -210,6 +225,7 @@ def resume(
     ledger: str | Path | None = None,
     callbacks: Sequence[Any] = (),
     progress: bool | None = None,
+    profile: bool = False,
 ) -> Run:
     """Go on with the run of a folder, ``OUT/NAME/ID``, whoever began it; one that is finished is shown.
 
@@ -230,7 +246,15 @@ def resume(
     own = folder_of(config).path
     if own.parts[-2:] != files.path.parts[-2:]:
         raise ConfigError(f"{folder} is the folder of a run that belongs into {own}: give it its own name again.")
-    return run_config(config, base_of(files.config), resume=True, ledger=ledger, callbacks=callbacks, progress=progress)
+    return run_config(
+        config,
+        base_of(files.config),
+        resume=True,
+        ledger=ledger,
+        callbacks=callbacks,
+        progress=progress,
+        profile=profile,
+    )
 
 
 def own_folder() -> str:
@@ -243,14 +267,16 @@ def own_folder() -> str:
     return found
 
 
-def trained_model(files: RunFolder, config: Config, feature_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+def trained_model(
+    files: RunFolder, config: Config, feature_shape: tuple[int, ...], num_classes: int, outcome: Outcome
+) -> nn.Module:
     """The model of a run's folder, in eval mode.
 
     Raises:
         DataError: its file is missing or damaged, or of another model; ConfigError: as `build_model`.
     """
     block = {key: value for key, value in {"name": config.model.name, "module": config.model.module}.items() if value}
-    found = build_model({**block, **config.model.options}, feature_shape, num_classes, config.seed)
+    found = build_model({**block, **config.model.options}, feature_shape, num_classes, config.seed, outcome)
     try:
         found.load_state_dict(load_file(files.model))
     except (OSError, SafetensorError, RuntimeError) as error:

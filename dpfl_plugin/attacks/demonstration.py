@@ -17,15 +17,17 @@ from dpfl_plugin.attacks.membership import Attack
 from dpfl_plugin.attacks.transcript import listen
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.streams import stream
-from dpfl_plugin.errors import ConfigError, require
+from dpfl_plugin.errors import ArgumentError, require_argument
 from dpfl_plugin.privacy.clipping import Flat
 from dpfl_plugin.privacy.composition import silo_compositions
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.mechanisms import Gaussian
 from dpfl_plugin.privacy.rules import PrivacyRules
-from dpfl_plugin.training.build import Parts, build
+from dpfl_plugin.runs.build import Parts, build, refuse_outcome
+from dpfl_plugin.runs.silo_settings import refuse_silos
 
 FPR = 0.01
+BOUND_OF_ONE_NOISE = "the attack's bound is that of silos that have the same noise"
 MESSAGES = 8  # of one record; and one message of so many records
 
 Note = Callable[[str], None]
@@ -61,9 +63,12 @@ def noise_multiplier(rules: PrivacyRules) -> float:
 
 
 def check_silo(silo: int, parts: Parts) -> None:
-    """Raise ConfigError unless the run has such a silo."""
+    """Raise ArgumentError unless the run has such a silo, UnsupportedError unless its labels are classes."""
+    refuse_outcome(parts, "an attack")
     count = len(parts.num_records)
-    require(0 <= silo < count, "--silo", silo, f"be one of the run's {count} silos", f"They are 0 to {count - 1}.")
+    require_argument(
+        0 <= silo < count, "silo", silo, f"be one of the run's {count} silos", f"They are 0 to {count - 1}."
+    )
 
 
 def membership(config: Config, base: Path, silo: int, repeats: int, note: Note) -> Membership:
@@ -75,6 +80,7 @@ def membership(config: Config, base: Path, silo: int, repeats: int, note: Note) 
     runs, facts = [], None
     for repeat in range(repeats):
         seeded = config.model_copy(update={"seed": config.seed + repeat})
+        refuse_silos(config, BOUND_OF_ONE_NOISE)
         parts = build(seeded, base)
         check_silo(silo, parts)
         attack, ledger = Attack(parts, silo), Ledger()
@@ -102,7 +108,7 @@ def _facts(config: Config, parts: Parts, ledger: Ledger, silo: int) -> tuple[int
     """(rounds the silo took part in, its epsilon, the bound): from what was charged."""
     charges = [charge for charge in ledger if charge.silo == silo]
     if not charges:
-        raise ConfigError(f"--silo={silo} takes part in no round with seed {config.seed}. Use more rounds.")
+        raise ArgumentError(f"{{silo={silo}}} takes part in no round with seed {config.seed}. Use more {{rounds}}.")
     compositions = silo_compositions(charges)[silo]
     epsilon = max(parts.accountant.epsilon(terms, config.privacy.delta) for terms in compositions)
     relation = charges[0].release.neighbouring
@@ -132,6 +138,7 @@ def inversion(config: Config, base: Path, silo: int) -> tuple[Inversion, Inversi
     Raises:
         UnsupportedError: the model is not known to the attack.
     """
+    refuse_silos(config, BOUND_OF_ONE_NOISE)
     parts = build(config, base)
     check_silo(silo, parts)
     first_layer(parts.module)  # refused before any work

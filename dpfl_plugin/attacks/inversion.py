@@ -20,12 +20,12 @@ from dpfl_plugin.algorithms.base import RoundPlan
 from dpfl_plugin.attacks.transcript import Listener
 from dpfl_plugin.core.streams import stream
 from dpfl_plugin.errors import UnsupportedError
+from dpfl_plugin.federation.planning import Planner
 from dpfl_plugin.gradients.base import Records
 from dpfl_plugin.oracle import Draw, PrivateOracle
 from dpfl_plugin.privacy.clipping import Flat
 from dpfl_plugin.privacy.samplers import FullBatch
-from dpfl_plugin.training.build import Parts
-from dpfl_plugin.training.planning import Planner
+from dpfl_plugin.runs.build import Parts
 
 SUPPORTED = "softmax, logistic and mlp, with a bias"
 _ROUNDING = 1e-6  # of the largest bias gradient: below it there is no unit to divide by

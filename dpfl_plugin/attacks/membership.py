@@ -24,7 +24,7 @@ from dpfl_plugin.core.shares import share_bounds
 from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.gradients.base import Engine, Loss, Records
 from dpfl_plugin.privacy.rules import PrivacyRules
-from dpfl_plugin.training.build import Parts
+from dpfl_plugin.runs.build import Parts
 
 MOST_CANDIDATES = 500  # of members, and of non-members: the attack solves systems of this size in every round
 MOST_BYTES = 2**27  # of candidates' gradients

@@ -16,13 +16,13 @@ from dpfl_plugin.algorithms.base import Algorithm, RoundPlan, Setting
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.vectors import Vectors, rows
 from dpfl_plugin.errors import UnsupportedError
+from dpfl_plugin.federation.planning import Planner
 from dpfl_plugin.oracle import Draw
 from dpfl_plugin.privacy.costs import MOST_ROUNDS
 from dpfl_plugin.privacy.ledger import Ledger
+from dpfl_plugin.runs.accounting import make_account
+from dpfl_plugin.runs.build import Parts
 from dpfl_plugin.runtimes.in_process import InProcess
-from dpfl_plugin.training.accounting import make_account
-from dpfl_plugin.training.build import Parts
-from dpfl_plugin.training.planning import Planner
 
 # Of the largest entry of an upload: float32 keeps 1e-7, and K steps of it lose a few digits.
 _REPLAY_TOLERANCE = 1e-3
@@ -132,8 +132,8 @@ def listen(config: Config, parts: Parts, silo: int, ledger: Ledger, run: str) ->
     Raises:
         UnsupportedError: the run is private at silo level, or `Listener.hear`.
     """
-    if parts.rules.unit == "silo":
-        raise UnsupportedError("privacy.unit='silo': these attacks are on records. Use unit: record.")
+    if parts.rules.unit != "record":
+        raise UnsupportedError(f"privacy.unit={parts.rules.unit!r}: these attacks are on records. Use unit: record.")
     algorithm = parts.algorithm
     planner = Planner(algorithm, parts.setting, parts.setting.weights, config.seed)
     account = make_account(

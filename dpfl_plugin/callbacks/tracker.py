@@ -73,7 +73,7 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str | int | f
 def finals(result: Mapping[str, Any]) -> dict[str, float]:
     """The numbers that a result is compared by."""
     found = {"rounds": result.get("rounds")}
-    for key in ("test_accuracy", "train_loss"):
+    for key in dict.fromkeys(("test_accuracy", "train_loss", *(key for key in result if key.startswith("test_")))):
         found[key] = (result.get(key) or {}).get("last")
     for view in ("server", "third_party"):
         found[f"epsilon/{view}"] = ((result.get("epsilon") or {}).get(view) or {}).get("epsilon")

@@ -18,7 +18,7 @@ from dpfl_plugin.api.shared_ledgers import is_ledger
 from dpfl_plugin.cli import fitting
 from dpfl_plugin.core.rounding import digits, places
 from dpfl_plugin.errors import ConfigError, require
-from dpfl_plugin.training.folder import to_json
+from dpfl_plugin.runs.folder import to_json
 
 MECHANISMS: Final = {"gaussian-wor": "fixed", "gaussian-poisson": "poisson", "gaussian": "full"}
 """What --mechanism names: the sampler, in the words of a configuration."""

@@ -16,11 +16,11 @@ from dpfl_plugin.api.audits import FALSE_ALARM, Correlation, Interval, Options, 
 from dpfl_plugin.api.experiment import Experiment
 from dpfl_plugin.core.grid import SUM_SLACK
 from dpfl_plugin.data.names import listed
-from dpfl_plugin.training.folder import to_json
+from dpfl_plugin.runs.folder import to_json
 
 LEGEND: Final = (
-    "canaries: made-up records that are as visible as any can be; |r|: correlation, 0 for independent noise; C: the "
-    "clipping norm; in brackets 95 % intervals. Line by line: docs/privacy.md, Audit."
+    "canaries: made-up records (or persons) that are as visible as any can be; |r|: correlation, 0 for independent "
+    "noise; C: the clipping norm; in brackets 95 % intervals. Line by line: docs/privacy.md, Audit."
 )
 
 
@@ -99,7 +99,8 @@ def rows(report: Report) -> list[tuple[str, str, str]]:
     if report.normality is not None:
         lines.append(("is the noise Gaussian? p-value", f"{report.normality:.2g}", f"above {FALSE_ALARM:g}"))
     if report.influence is not None:
-        lines.append(("most that one record changes a sum, in C", f"{report.influence:.3f}", "at most 1"))
+        one = "person" if report.unit == "person" else "record"
+        lines.append((f"most that one {one} changes a sum, in C", f"{report.influence:.3f}", "at most 1"))
     if report.worst_pair is not None:
         most = f"at most {1 + SUM_SLACK:.6f}"
         lines.append(("the same by rounding, in sensitivities", f"{report.worst_pair:.6f}", most))

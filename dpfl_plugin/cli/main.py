@@ -16,7 +16,7 @@ import dpfl_plugin
 from dpfl_plugin import own_folders
 from dpfl_plugin.cli import privacy_commands, project_commands, starting, tool_commands
 from dpfl_plugin.cli.privacy_commands import AsJson, Settings
-from dpfl_plugin.errors import ArgumentError, ConfigError, DpflError, system_says
+from dpfl_plugin.errors import ConfigError, DpflError, system_says
 
 TRAIN, PRIVACY, TOOLS = "Train, and look at results", "Privacy: plan it, prove it, try it", tool_commands.TOOLS
 
@@ -219,11 +219,12 @@ def attack(
 
     Membership inference and gradient inversion, with the configured noise and without any; two pictures.
     """
+    from dpfl_plugin.api.attacks import Options
+    from dpfl_plugin.api.experiment import Experiment
     from dpfl_plugin.cli.attack import attack_file
 
-    attack_file(
-        config, settings or [], variant=variant, silo=silo, rounds=rounds, repeats=repeats, out=out, as_json=json
-    )
+    options = Options(silo=silo, rounds=rounds, repeats=repeats)
+    attack_file(Experiment(config, tuple(settings or ()), variant), options, out, as_json=json)
 
 
 @app.command(rich_help_panel=TRAIN)
@@ -265,7 +266,9 @@ def report(
     )
 
 
+app.command(rich_help_panel=TRAIN)(project_commands.check)
 app.command(rich_help_panel=TRAIN)(project_commands.predict)
+app.command(rich_help_panel=TRAIN)(project_commands.export)
 
 
 @app.command("list", rich_help_panel=TOOLS)
@@ -331,7 +334,7 @@ def _code() -> int:
     except SystemExit as end:  # typer exits by itself
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except DpflError as error:
-        print(f"dpfl: {error.as_options if isinstance(error, ArgumentError) else error}", file=sys.stderr)
+        print(f"dpfl: {error.as_options}", file=sys.stderr)
         return error.exit_code
     except BrokenPipeError:  # `dpfl ... | head`
         sys.stderr.close()

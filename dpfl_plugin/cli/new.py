@@ -12,7 +12,7 @@ from string import Template
 from typing import Final
 
 from dpfl_plugin import registry
-from dpfl_plugin.errors import ConfigError
+from dpfl_plugin.errors import ConfigError, nearest
 
 KINDS: Final = ("algorithm",)
 # Template -> file; both may name what is filled in.
@@ -34,7 +34,7 @@ def new_package(kind: str, name: str, out: Path) -> None:
     """
     if kind not in KINDS:
         raise ConfigError(
-            f"dpfl new {kind}: no such kind{registry.nearest(kind, KINDS)}. Known: {', '.join(KINDS)}. Other plugins "
+            f"dpfl new {kind}: no such kind{nearest(kind, KINDS)}. Known: {', '.join(KINDS)}. Other plugins "
             "are functions or classes with an entry point: dpfl list shows those that there are."
         )
     check_name(name)
@@ -87,7 +87,7 @@ def rendered(name: str) -> dict[str, str]:
         "project": name.replace("_", "-"),
         "class_name": "".join(part.capitalize() for part in name.split("_")),
     }
-    folder = resources.files("dpfl_plugin.cli") / "templates" / "algorithm"
+    folder = resources.files("dpfl_plugin") / "templates" / "algorithm"
     return {
         Template(path).substitute(words): Template((folder / template).read_text(encoding="utf-8")).substitute(words)
         for template, path in FILES.items()

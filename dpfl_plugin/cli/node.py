@@ -17,9 +17,9 @@ from pathlib import Path
 
 from dpfl_plugin.access import too_open
 from dpfl_plugin.errors import BusyError, ConfigError, system_says
+from dpfl_plugin.runs.folder import locked, to_json
 from dpfl_plugin.sweeps import slurm
 from dpfl_plugin.sweeps.scripts import LEAD_SECONDS
-from dpfl_plugin.training.folder import locked, to_json
 
 SPARE_SECONDS = 60  # for the start of a run and its first rounds, beside what comes before the time limit
 

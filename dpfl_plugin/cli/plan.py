@@ -17,7 +17,7 @@ from dpfl_plugin.cli import fitting
 from dpfl_plugin.cli.account import WIDTH, sampling
 from dpfl_plugin.cli.theorems import plan_paper
 from dpfl_plugin.errors import ConfigError, require
-from dpfl_plugin.training.folder import to_json
+from dpfl_plugin.runs.folder import to_json
 
 SOLVED: Final = {"sigma": "noise_multiplier", "steps": "steps"}  # of a mechanism by its numbers, in --json
 

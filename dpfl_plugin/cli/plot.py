@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpfl_plugin.training.folder import write_atomic
+from dpfl_plugin.runs.folder import write_atomic
 
 if TYPE_CHECKING:
     from dpfl_plugin.api.audits import Report

@@ -9,7 +9,7 @@ from typing import Any
 from dpfl_plugin.access import opener
 from dpfl_plugin.api.predictions import Predicted, predict
 from dpfl_plugin.errors import ConfigError
-from dpfl_plugin.training.folder import naming, to_json
+from dpfl_plugin.runs.folder import naming, to_json
 
 
 def predict_file(folder: Path, data: str, out: Path | None, *, as_json: bool) -> None:

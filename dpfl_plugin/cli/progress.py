@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import Progress
 
+from dpfl_plugin.api.progress import duration
+from dpfl_plugin.core.outcomes import score_key
 from dpfl_plugin.core.rounding import places
-from dpfl_plugin.training.bars import bar_on
+from dpfl_plugin.runs.progress_bars import bar_on
 
 if TYPE_CHECKING:
-    from dpfl_plugin.training import experiment
+    from dpfl_plugin.federation.progress import Progress as RunProgress
 
 SECONDS_BETWEEN_LINES = 10.0
 WARNING = "warning: "
@@ -59,7 +61,7 @@ class PlainReporter(_Warned):
         if time.monotonic() - self._printed_at >= SECONDS_BETWEEN_LINES:
             self._show()
 
-    def ticked(self, progress: experiment.Progress) -> None:
+    def ticked(self, progress: RunProgress) -> None:
         self._pace.done = progress.rounds
 
     def end(self) -> None:
@@ -103,7 +105,7 @@ class BarReporter(_Warned):
     def evaluated(self, line: dict[str, Any]) -> None:
         self._text = numbers(line)
 
-    def ticked(self, progress: experiment.Progress) -> None:
+    def ticked(self, progress: RunProgress) -> None:
         self._pace.done = progress.rounds
         text = f"{progress.rounds}/{self._pace.rounds}  {self._text}  {self._pace.eta()}"
         if self._bar is not None:
@@ -139,22 +141,14 @@ class _Pace:
 
 def numbers(line: dict[str, Any]) -> str:
     """An evaluation in few words."""
-    loss, accuracy = line["train_loss"], line["test_accuracy"]
+    key = score_key(line)
+    loss, score = line["train_loss"], line[key]
     epsilon = line["epsilon"]["server"]
-    words = [] if loss is None or accuracy is None else [f"loss {value_of(loss)}  accuracy {accuracy:.4f}"]
+    name = key.removeprefix("test_")
+    words = [] if loss is None or score is None else [f"loss {value_of(loss)}  {name} {score:.4f}"]
     return "  ".join(words + ([f"epsilon {places(epsilon, 3)}"] if epsilon is not None else []))
 
 
 def value_of(loss: float) -> str:
     """Four places, or as many digits of a number that is so large that training has diverged."""
     return f"{loss:.4f}" if abs(loss) < HUGE_LOSS else f"{loss:.4g}"
-
-
-def duration(seconds: float) -> str:
-    """ "42 s", "3 min 5 s" or "2 h 14 min"."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"

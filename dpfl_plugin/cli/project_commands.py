@@ -21,25 +21,30 @@ def add_to(app: typer.Typer) -> None:
 def quickstart(
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the example, e.g. --set rounds=5."),
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a value of both examples, e.g. --set rounds=5."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of run folders (default: runs).")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder of run folders and the picture (default: runs).")
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Seeds to repeat every run over (default: 5 and 3).", show_default=False)
+    ] = None,
     copy: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a copy of the example's configuration; run nothing.")
+        Path | None, typer.Option(metavar="FOLDER", help="Write copies of the two configurations; run nothing.")
     ] = None,
     json: Annotated[
         bool, typer.Option("--json", help="Print the result as JSON, and nothing else, on stdout.")
     ] = False,
 ) -> None:
-    """Run the first example: DP-SCAFFOLD against DP-FedAvg on real digits, epsilon < 4; seconds, no download.
+    """Run the first examples: four real hospitals at epsilon 1, and where drift control wins; a minute, no download.
 
     Goes on where it was interrupted. Exit codes as those of dpfl run.
     """
     from dpfl_plugin.cli.quickstart import quickstart as run_quickstart
 
-    if copy is not None and (settings or out is not None or json):
-        raise ConfigError("--copy runs nothing: --set, --out and --json have no meaning with it.")
-    raise typer.Exit(run_quickstart(settings or [], out, copy, as_json=json))
+    if copy is not None and (settings or out is not None or seeds is not None or json):
+        raise ConfigError("--copy runs nothing: --set, --out, --seeds and --json have no meaning with it.")
+    raise typer.Exit(run_quickstart(settings or [], out, seeds, copy, as_json=json))
 
 
 def init(
@@ -52,25 +57,81 @@ def init(
             metavar="FILE_OR_FOLDER", help="CSV files of your own: one file, or a folder with one for each silo."
         ),
     ] = None,
-    label: Annotated[str | None, typer.Option(metavar="COLUMN", help="With --data: the column to predict.")] = None,
+    source: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="FILE_OR_FOLDER",
+            help="Tables of your own (CSV, Parquet, xlsx), for which a schema is drafted by looking at their values, "
+            "which is not private.",
+        ),
+    ] = None,
+    label: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="With --data or --from: the column to predict.")
+    ] = None,
     guess_label: Annotated[
         bool, typer.Option("--guess-label", help="With --data: choose it by its name, or take the last column.")
     ] = False,
     silo: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="With --data: the column that names a record's silo.")
+        str | None, typer.Option(metavar="COLUMN", help="With --data or --from: the column that names a record's silo.")
+    ] = None,
+    person: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="With --from: the column that says whose record it is.")
     ] = None,
 ) -> None:
-    """Make a project: a configuration that runs, data (made up, or --data), a notebook, a .gitignore.
+    """Make a project: a configuration that runs, data (made up, --data or --from), a notebook, a .gitignore.
 
     Overwrites nothing, and writes nothing if anything is wrong.
     """
-    from dpfl_plugin.cli.init import OwnData, init_project
+    from dpfl_plugin.api.projects import init_project
+    from dpfl_plugin.cli.init import show
 
-    if data is None:
-        for option, value in {"--label": label, "--guess-label": guess_label or None, "--silo": silo}.items():
-            if value is not None:
-                raise ConfigError(f"{option} has no meaning without --data: made-up data come with their own columns.")
-    init_project(folder, None if data is None else OwnData(data, label, guess_label, silo))
+    if data is not None and source is not None:
+        raise ConfigError(
+            "--data and --from are both given: --from drafts a schema, --data reads CSV files of numbers."
+        )
+    if person is not None and source is None and data is not None:
+        raise ConfigError("--person has no meaning without --from.")
+    if guess_label and source is not None:
+        raise ConfigError("--guess-label has no meaning without --data.")
+    drafted = source is not None
+    project = init_project(
+        folder,
+        data=source if drafted else data,
+        label=label,
+        guess_label=guess_label,
+        silo=silo,
+        person=person,
+        schema=drafted,
+    )
+    show(project, schema=drafted)
+
+
+def check(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file, e.g. configs/quickstart.yaml.")],
+    files: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--file", metavar="FILE", help="Check this table by data.schema, instead of all records; repeatable."
+        ),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override a value of the file, e.g. --set rounds=5."),
+    ] = None,
+    variant: Annotated[str | None, typer.Option(help="One variant of the file (default: all).")] = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print the result as JSON, and nothing else, on stdout.")
+    ] = False,
+) -> None:
+    """Check a configuration and its records as a run would before its first round; train, release, write nothing.
+
+    All that is wrong with tables is told at once, by file, line, column and value. Exit codes: 0 a run could begin, 2
+    it could not.
+    """
+    from dpfl_plugin.cli.check import check_file
+
+    check_file(config, settings or [], files or [], variant, as_json=json)
 
 
 def predict(
@@ -91,3 +152,14 @@ def predict(
     from dpfl_plugin.cli.predict import predict_file
 
     predict_file(folder, data, out, as_json=json)
+
+
+def export(
+    folder: Annotated[Path, typer.Argument(metavar="RUN_FOLDER", help="Of a finished run: runs/<name>/<id>.")],
+    out: Annotated[Path, typer.Argument(metavar="FOLDER", help="A new folder for the files.")],
+    onnx: Annotated[bool, typer.Option("--onnx", help="Also as ONNX; needs the extra onnx.")] = False,
+) -> None:
+    """Write a finished run's model for other programs: torch, ONNX, a model card, the privacy statement."""
+    from dpfl_plugin.cli.export import export_run
+
+    export_run(folder, out, onnx=onnx)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import shlex
 import signal
@@ -30,21 +29,17 @@ from dpfl_plugin.api.running import (
     in_file,
     place_of,
 )
-from dpfl_plugin.api.runs import difference
-from dpfl_plugin.cli import fitting, starting
+from dpfl_plugin.api.runs import Scored, difference
+from dpfl_plugin.cli import fitting, profiles, starting
 from dpfl_plugin.cli.progress import reporter_on
 from dpfl_plugin.config.load import Plan, Variant
+from dpfl_plugin.core.outcomes import ACCURACY, score_key
 from dpfl_plugin.core.rounding import places
-from dpfl_plugin.core.stopwatch import PARTS
 from dpfl_plugin.data.names import called
 from dpfl_plugin.errors import ConfigError, DataError
+from dpfl_plugin.runs.folder import RunFolder, to_json
 from dpfl_plugin.runtimes.mpi import job
-from dpfl_plugin.training.folder import RunFolder, to_json
 
-NOT_IN_TABLE = (
-    'The "seconds" of a run are those from its first round to its last: without the start, and without the evaluation '
-    "and the files that follow. Loading Python's libraries comes before all of it, and is not counted."
-)
 UNSPENT = 0.95  # of the epsilon that noise was solved for; a run that spent less is told why
 EXIT_CODES = {"done": 0, "failed": 1, "budget_exhausted": 3, "interrupted": 4}
 
@@ -91,7 +86,7 @@ def run_file(path: Path, settings: list[str], options: Options) -> int:
     experiment = Experiment(path, tuple(given), options.variant)
     plan, results, told = experiment.loaded(), dict[str, Result](), set[str]()
     console = Console(stderr=True)
-    with _stopping() as stop:
+    with stopping() as stop:
         for one in plan.variants:
             label = one.label or one.config.name
             try:
@@ -111,7 +106,7 @@ def run_file(path: Path, settings: list[str], options: Options) -> int:
                 break
     _tell(plan, results, told, options)
     if options.profile:
-        _show_profiles(results, as_json=options.as_json)
+        profiles.show(results, as_json=options.as_json)
     again = shlex.join([*options.command(path, settings), "--resume"])
     for label, result in results.items():
         if result["status"] != "done":
@@ -179,7 +174,7 @@ class _Stop:
 
 
 @contextmanager
-def _stopping() -> Iterator[_Stop]:
+def stopping() -> Iterator[_Stop]:
     stop, signals = _Stop(), (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
     starting.over()
     before = {number: signal.signal(number, stop.hear) for number in signals}
@@ -211,14 +206,17 @@ def _show(plan: Plan, results: dict[str, Result], told: Collection[str]) -> None
     console = Console(highlight=False, width=None if fits else 200, force_terminal=fits)
     table = Table(title=config.name, title_justify="left")
     table.add_column("run")
-    for column in ("rounds", "test accuracy\nlast round", "test accuracy\nlast 10 %", "worst silo\nlast round"):
+    names = list(dict.fromkeys(score_key(result).replace("_", " ") for result in results.values()))
+    called = " or ".join(names)
+    for column in ("rounds", f"{called}\nlast round", f"{called}\nlast 10 %", "worst silo\nlast round"):
         table.add_column(column, justify="right")
     for column in ("epsilon\nserver", "epsilon\nthird party", "delta", "seconds"):
         table.add_column(column, justify="right")
     for label, result in results.items():
         server, third_party = result["epsilon"]["server"], result["epsilon"]["third_party"]
-        last, mean = result["test_accuracy"]["last"], result["test_accuracy"]["mean_last_10_percent"]
-        worst = result["silos"]["test_accuracy"]["min"] if result.get("silos") else None
+        key = score_key(result)
+        last, mean = result[key]["last"], result[key]["mean_last_10_percent"]
+        worst = result["silos"][key]["min" if key == ACCURACY else "max"] if result.get("silos") else None
         table.add_row(
             label,
             str(result["rounds"]),
@@ -250,26 +248,40 @@ def _of_silos(results: dict[str, Result]) -> list[str]:
             lines.append(f"{label}: {result['reason']}.")
         if early is not None and early["kept_round"] != result["rounds"]:
             lines.append(f"{label}: the model that is kept is that after round {early['kept_round']}.")
+        private = result.get("private_evaluation")
+        if private is not None and private["scores"]:
+            after, score = private["scores"][-1]
+            lines.append(
+                f"{label}: private accuracy after round {after}: {score:.4f}, with noise of standard deviation "
+                f"{private['noise_std']:.4f}."
+            )
         names = {int(silo): name for silo, name in result.get("silo_names", {}).items()}
         if names and result.get("dearest_silo") is not None:
             lines.append(f"{label}: the epsilon is that of {called(result['dearest_silo'], names)}, which spent most.")
+        if len(results) == 1 and result.get("measures"):
+            lines.append(_pooled(result["measures"]))
         if not silos or result["num_silos"] < 2:
             continue
         worst = f" at {called(silos['worst'], names)}" if "worst" in silos else ""
         if len(results) == 1:  # of several runs the table has the worst silo
-            lines.append(f"test accuracy of the final model at silos: {_spread(silos['test_accuracy'], worst)}.")
+            key = score_key(silos)
+            lines.append(f"{key.replace('_', ' ')} of the final model at silos: {_spread(silos[key], key, worst)}.")
         elif names:
             lines.append(f"{label}: the final model is worst{worst}.")
-        if "personalised_accuracy" in silos:
+        own = silos.get(f"personalised_{score_key(silos).removeprefix('test_')}")
+        if own is not None:
             lines.append(
-                f"{label}: of silos' own models: {_spread(silos['personalised_accuracy'])}; better than the final "
+                f"{label}: of silos' own models: {_spread(own, score_key(silos))}; better than the final "
                 f"model at {silos['better_personalised']} of {result['num_silos']} silos, worse at "
                 f"{silos['worse_personalised']}."
             )
     return lines
 
 
-def _spread(of: dict[str, float], worst: str = "") -> str:
+def _spread(of: dict[str, float], key: str, worst: str = "") -> str:
+    if key != ACCURACY:  # an error: the largest is the worst
+        middle = f"median {of['median']:.3f}, best {of['min']:.3f}, mean {of['mean']:.3f}"
+        return f"worst {of['max']:.3f}{worst}, {middle}"
     return (
         f"worst {of['min']:.3f}{worst}, 10th percentile {of['p10']:.3f}, median {of['median']:.3f}, "
         f"best {of['max']:.3f}, mean {of['mean']:.3f}"
@@ -341,6 +353,17 @@ def _unspent(plan: Plan, results: dict[str, Result]) -> list[str]:
     return lines
 
 
+def _pooled(measures: dict[str, Any]) -> str:
+    """All measures of a number each, and those of who knows no feature."""
+    model, baseline = (measures["pooled"][who] for who in ("model", "baseline"))
+    words = [
+        f"{key.replace('_', ' ')} {value:.4g} ({baseline[key]:.4g})"
+        for key, value in model.items()
+        if isinstance(value, float) and isinstance(baseline.get(key), float)
+    ]
+    return f"on all test records (in brackets {measures['baseline']}): {', '.join(words) or 'no measure is defined'}."
+
+
 def _epsilon(view: dict[str, Any]) -> str:
     return "none" if view["epsilon"] is None else places(view["epsilon"], 3)
 
@@ -353,50 +376,13 @@ def _neighbours(relation: str) -> str:
 
 def _comparisons(plan: Plan, results: dict[str, Result]) -> list[str]:
     """The pairs that the file asks for, and whether their difference is more than chance would make."""
-    lines = []
+    lines, configs = [], {one.label: one.config for one in plan.variants}
     for first, second in plan.compare:
         if first in results and second in results:
-            a, b = (results[label]["test_accuracy"]["mean_last_10_percent"] for label in (first, second))
+            a, b = (Scored.of(results[label], configs[label]) for label in (first, second))
             if a is not None and b is not None:
-                lines.append(f"{first} against {second}: {difference(a, b, results[first]['num_test_records'])}")
+                lines.append(f"{first} against {second}: {difference(a, b)}")
     return lines
-
-
-def _show_profiles(results: dict[str, Result], *, as_json: bool) -> None:
-    """Where the time went; to stderr where stdout is JSON alone."""
-    console = Console(highlight=False, stderr=as_json, width=200, force_terminal=False)
-    for label, result in results.items():
-        path = RunFolder(Path(result["folder"])).profile
-        if not path.exists():
-            again = "to take them, run it once more, with --out another folder or --set seed=N"
-            console.print(f"{label}: finished before, without --profile: no times were taken; {again}.", markup=False)
-            continue
-        console.print(profile_table(label, json.loads(path.read_text())))
-        console.print(NOT_IN_TABLE, soft_wrap=True, markup=False)
-
-
-def profile_table(label: str, found: dict[str, Any]) -> Table:
-    """Seconds and shares by part, a column for the server or the process, and one for all silo ranks together."""
-    ranks = list(found.get("silo_ranks", {}).values())
-    columns = {"this process": found["process"]} if "process" in found else {"server": found["server"]}
-    if ranks:
-        columns[f"mean of {len(ranks)} silo ranks"] = {
-            part: sum(one.get(part, 0.0) for one in ranks) / len(ranks) for part in PARTS
-        }
-    table = Table(title=f"{label}: where the time of {found['rounds']} rounds went", title_justify="left")
-    table.add_column("part")
-    for name in columns:
-        table.add_column(f"{name}\nseconds", justify="right")
-        table.add_column("\nshare", justify="right")
-    for part, what in PARTS.items():
-        cells = []
-        for seconds in columns.values():
-            total = math.fsum(seconds.values()) or 1.0
-            cells += [f"{seconds[part]:.3f}", f"{seconds[part] / total:.1%}"] if seconds.get(part) else ["-", "-"]
-        table.add_row(f"{part}: {what}", *cells)
-    table.add_section()
-    table.add_row("all", *(cell for seconds in columns.values() for cell in (f"{math.fsum(seconds.values()):.3f}", "")))
-    return table
 
 
 def _files(plan: Plan, results: dict[str, Result]) -> list[str]:

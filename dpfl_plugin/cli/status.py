@@ -15,14 +15,14 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from dpfl_plugin.api.progress import duration
 from dpfl_plugin.cli import fitting
-from dpfl_plugin.cli.progress import duration
 from dpfl_plugin.config.sweep import Row
 from dpfl_plugin.core.rounding import places
 from dpfl_plugin.errors import ConfigError, DataError
+from dpfl_plugin.runs.folder import to_json
 from dpfl_plugin.sweeps import manifest, slurm, state, submission
 from dpfl_plugin.sweeps.state import State
-from dpfl_plugin.training.folder import to_json
 
 ORDER: tuple[state.Status, ...] = ("running", "failed", "lost", "pending", "done")
 COLOURS = {"running": "cyan", "failed": "red", "lost": "yellow", "done": "green"}
@@ -163,8 +163,8 @@ def _detail(row: Row, known: State) -> Text:
         left = f", {duration(known.eta)} left" if known.eta is not None else ""
         return Text(f"round {known.round}{of}{left}")
     if known.status == "done":
-        accuracy = f"accuracy {known.accuracy:.4f}" if known.accuracy is not None else ""
-        return Text(accuracy + (f", epsilon {places(known.epsilon, 3)}" if known.epsilon is not None else ""))
+        score = f"{known.score} {known.accuracy:.4f}" if known.accuracy is not None else ""
+        return Text(score + (f", epsilon {places(known.epsilon, 3)}" if known.epsilon is not None else ""))
     return Text(known.reason)
 
 
@@ -179,7 +179,7 @@ def _as_json(found: Found) -> dict[str, Any]:
             "round": known.round,
             "rounds": row.rounds,
             "eta_seconds": known.eta,
-            "test_accuracy": known.accuracy,
+            f"test_{known.score}": known.accuracy,
             "epsilon": known.epsilon,
         }
         for row, known in zip(found.rows, found.states, strict=True)

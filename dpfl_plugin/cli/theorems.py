@@ -16,7 +16,7 @@ from dpfl_plugin.api.plans import Given, Prescribed, Prescription, Question, pap
 from dpfl_plugin.cli.account import WIDTH
 from dpfl_plugin.core.rounding import places
 from dpfl_plugin.errors import ArgumentError, ConfigError
-from dpfl_plugin.training.folder import to_json
+from dpfl_plugin.runs.folder import to_json
 
 Proof = dict[str, Any]
 NO_BUDGET: Final = "privacy.epsilon=null"

@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from types import NoneType
+from typing import Any, Final, get_args, get_origin
 
 import pydantic
 import yaml
@@ -16,8 +17,8 @@ import yaml
 from dpfl_plugin import registry
 from dpfl_plugin.config.schema import Config, SweepConfig
 from dpfl_plugin.config.yaml_text import dump, parse
-from dpfl_plugin.errors import ArgumentError, ConfigError, require_argument
-from dpfl_plugin.registry import describe, nearest
+from dpfl_plugin.errors import ArgumentError, ConfigError, nearest, require_argument
+from dpfl_plugin.registry import describe
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,8 +234,22 @@ def _check(values: dict[str, Any], source: str) -> Config:
 
 def refusal(error: pydantic.ValidationError, source: str, at: tuple[str, ...] = ()) -> ConfigError:
     """What is wrong with a part of a configuration, whose keys are below ``at``, as one message."""
-    problems = [_describe({**problem, "loc": (*at, *problem["loc"])}) for problem in error.errors()]
-    return ConfigError(f"{source}: " + ";\n  ".join(problems) + ".")
+    problems = _of_one_choice([{**problem, "loc": (*at, *problem["loc"])} for problem in error.errors()])
+    return ConfigError(f"{source}: " + ";\n  ".join(map(_describe, problems)) + ".")
+
+
+def _of_one_choice(problems: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Without those of the other choice, and its name, where a key is a word or a mapping (``silo_weights``)."""
+    found = []
+    for problem in problems:
+        key, choice = problem["loc"][:1], problem["loc"][1:]
+        if choice and str(choice[0]).startswith(("literal[", "dict[")):
+            word = problem["type"] == "literal_error"
+            if (word and isinstance(problem["input"], dict)) or problem["type"] == "dict_type":
+                continue
+            problem = {**problem, "loc": (*key, *choice[1:])}
+        found.append(problem)
+    return found
 
 
 def _describe(problem: Any) -> str:
@@ -254,12 +269,13 @@ def _describe(problem: Any) -> str:
 
 
 def _known_keys(parents: list[Any]) -> list[str]:
-    model: type[pydantic.BaseModel] = Config
+    kind: Any = Config
     for parent in parents:
-        annotation = model.model_fields[str(parent)].annotation
-        assert isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel)
-        model = annotation
-    return list(model.model_fields)
+        # A mapping may have keys of the user's, such as names of silos; and a block may be left out.
+        kind = get_args(kind)[1] if get_origin(kind) is dict else kind.model_fields[str(parent)].annotation
+        if NoneType in get_args(kind):
+            kind = next(one for one in get_args(kind) if one is not NoneType)
+    return list(kind.model_fields)
 
 
 # Where and how often files are written, and how silos are stacked, changes no bit of a result; but see `_excluded`.
@@ -282,11 +298,15 @@ def run_id(config: Config) -> str:
 
 
 def _excluded(config: Config) -> dict[str, Any]:
-    """`NOT_IN_ID`; in lockstep the size of a stack counts: sums round by it, and the same noise on sums that round in
-    another way would show by how much."""
+    """`NOT_IN_ID`, and a key that is younger than the names of runs, where it says nothing.
+
+    In lockstep the size of a stack counts: sums round by it, and the same noise on sums that round in another way would
+    show by how much.
+    """
+    left_out = NOT_IN_ID if config.silos else {**NOT_IN_ID, "silos": True}
     if not config.runtime.in_lockstep:
-        return NOT_IN_ID
-    return {**NOT_IN_ID, "runtime": NOT_IN_ID["runtime"] - {"stack"}}
+        return left_out
+    return {**left_out, "runtime": NOT_IN_ID["runtime"] - {"stack"}}
 
 
 def noise_name(

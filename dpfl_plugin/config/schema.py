@@ -9,47 +9,39 @@ from __future__ import annotations
 import math
 import re
 import shlex
+from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from dpfl_plugin.access import Access
+from dpfl_plugin.config.blocks import Block, PluginBlock, Strict, plugin_block
+from dpfl_plugin.config.privacy import PrivacyConfig, SiloConfig
 
-RECORD_RATE: Final = 0.2  # s of Noble et al.; a smaller one takes less noise, and more local steps for a pass
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=True)
-
-
-class Block(BaseModel):
-    """A plugin by ``name``, or users' own code by ``module: package.module:factory``; and its options."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-
-    name: str | None = None
-    module: str | None = None
-
-    @model_validator(mode="after")
-    def _one_of(self) -> Block:
-        if (self.name is None) == (self.module is None):
-            raise ValueError("a block needs exactly one of name (a registered plugin) and module (package.module:name)")
-        return self
-
-    @property
-    def options(self) -> dict[str, Any]:
-        return dict(self.__pydantic_extra__ or {})
+SCHEMA_KEY: Final = "schema"
+"""Of `data`: what the columns of tables hold. It is an option of the data set, and kept there."""
 
 
-def _block(value: Any) -> Any:
-    return {"name": value} if isinstance(value, str) else value
-
-
-PluginBlock = Annotated[Block, BeforeValidator(_block)]
-
-
-class DataConfig(_Strict):
+class DataConfig(Strict):
     """Which records, at which silos."""
+
+    model_config = ConfigDict(
+        json_schema_extra=lambda schema: schema["properties"].update(
+            {
+                SCHEMA_KEY: {
+                    "type": "object",
+                    "description": "what the columns of a table hold: label, silo, person, columns (dataset: table)",
+                }
+            }
+        )
+    )
 
     dataset: PluginBlock = Field(default=Block(name="digits"), description="data set plugin and its options")
     partition: PluginBlock = Field(default=Block(name="iid"), description="how records are dealt to silos")
@@ -57,56 +49,31 @@ class DataConfig(_Strict):
     max_records_per_silo: int | None = Field(None, ge=2, description="keep at most so many records of a silo")
     test: Literal["split", "own"] = Field("split", description="test on a share of each silo, or on the set's own part")
     test_fraction: float = Field(0.2, gt=0, lt=1, description="share of a silo's records held out (test: split)")
-    preprocess: list[PluginBlock] = Field(default=[], description="steps in order: standardise, unit_norm, pca, scale")
+    preprocess: list[PluginBlock] = Field(
+        default=[], description="steps in order: unit_norm, standardise, pca, hog, backbone"
+    )
     folder: str | None = Field(None, description="where data files are; else $DPFL_DATA, else ~/.cache/dpfl")
     memory_map: str | None = Field(None, description="a folder on a disk: keep records there, not in memory")
 
-
-class PrivacyConfig(_Strict):
-    """How releases are made private, and how much may be spent."""
-
-    unit: Literal["record", "silo"] = Field("record", description="what neighbouring data sets differ in")
-    neighbouring: Literal["replace_one", "add_or_remove"] | None = Field(
-        None, description="default: what the sampler is accounted under; replace_one for unit: silo"
-    )
-    mechanism: PluginBlock = Field(default=Block(name="gaussian"), description="what makes a value noisy")
-    clip_norm: float = Field(1.0, gt=0, description="C, L2 bound of one example's gradient (inf: no clipping)")
-    clip: PluginBlock = Field(default=Block(name="flat"), description="how C bounds an example, and who chooses it")
-    noise_multiplier: float | None = Field(
-        None,
-        ge=0,
-        lt=math.inf,
-        description="sigma_g, noise std / L2 sensitivity; 0: none; left out: the least that affords all rounds",
-    )
-    schedule: PluginBlock = Field(
-        default=Block(name="constant"), description="how the noise changes from round to round, or step to step"
-    )
-    sampler: Literal["fixed", "poisson", "full", "with_replacement"] = Field(
-        "fixed", description="how a batch is drawn; with_replacement: for unit: silo"
-    )
-    record_rate: float | None = Field(
-        None, gt=0, le=1, description="s, share of a silo's records in a batch; 0.2 if batch_size is left out, too"
-    )
-    batch_size: int | None = Field(None, ge=1, description="instead of record_rate, the same count at every silo")
-    epsilon: float | None = Field(None, gt=0, description="budget: the run stops before the round that would pass it")
-    delta: float = Field(1e-5, gt=0, lt=1, description="at which epsilon is stated; well below 1 / records")
-    budget_view: Literal["server", "third_party"] = Field("server", description="whose epsilon the budget bounds")
-    accountant: PluginBlock = Field(default=Block(name="pld"), description="what composes the releases")
-    secure: bool = Field(
-        False, description="batches and noise from the operating system's randomness, not from seed: for real use"
-    )
-
     @model_validator(mode="before")
     @classmethod
-    def _batches(cls, values: Any) -> Any:
-        """The default depends on other keys, and is written out, so that a run's folder says what was done."""
-        if not isinstance(values, dict) or values.get("sampler", "fixed") == "full":
+    def _schema_of_tables(cls, values: Any) -> Any:
+        """Configurations without a schema stay what they are: their ids and what owners agreed to are made of them."""
+        if not isinstance(values, dict) or SCHEMA_KEY not in values:
             return values
-        given = any(values.get(key) is not None for key in ("record_rate", "batch_size"))
-        return values if given else {**values, "record_rate": RECORD_RATE}
+        others = {key: value for key, value in values.items() if key != SCHEMA_KEY}
+        block = plugin_block(others.get("dataset"))
+        block = block.model_dump(exclude_none=True) if isinstance(block, Block) else block
+        if not isinstance(block, dict):
+            raise ValueError("schema says what the columns of a table hold: dataset must name one, e.g. name: table")
+        if block.get("name") not in (None, "table"):
+            raise ValueError(f"schema is for tables: dataset: {{name: table, ...}} reads it, {block['name']} does not")
+        if SCHEMA_KEY in block:
+            raise ValueError("schema is given twice: in data, and in data.dataset")
+        return {**others, "dataset": {**block, SCHEMA_KEY: values[SCHEMA_KEY]}}
 
 
-class EvaluationConfig(_Strict):
+class EvaluationConfig(Strict):
     """What is measured while training. Measurements read records without noise: they are for the experimenter."""
 
     every: int | None = Field(
@@ -121,32 +88,38 @@ class EvaluationConfig(_Strict):
     )
 
 
-class EarlyStoppingConfig(_Strict):
-    """Noisy validation scores, on records set apart, and when they end the run."""
+class ScoresConfig(Strict):
+    """Noisy validation scores, on records set apart."""
 
     share: float = Field(0.1, gt=0, lt=1, description="of a silo's training records, scored and never trained on")
-    every: int = Field(10, ge=1, description="rounds between scores")
-    patience: int = Field(3, ge=1, description="scores in a row that are no better than the best, which end the run")
-    min_gain: float = Field(0.0, ge=0, lt=1, description="by how much a score has to beat the best to be better")
+    every: int | None = Field(None, ge=1, description="rounds between scores; left out: one, after the last round")
     noise_multiplier: float | None = Field(
         None,
         ge=0,
         lt=math.inf,
         description="noise std of a count; left out: the least for which all scores fit epsilon",
     )
+
+
+class EarlyStoppingConfig(ScoresConfig):
+    """Noisy validation scores, on records set apart, and when they end the run."""
+
+    every: int = Field(10, ge=1, description="rounds between scores")
+    patience: int = Field(3, ge=1, description="scores in a row that are no better than the best, which end the run")
+    min_gain: float = Field(0.0, ge=0, lt=1, description="by how much a score has to beat the best to be better")
     keep: Literal["best", "last"] = Field(
         "best", description="the model that is the result: of the best score, or the last"
     )
 
 
-class PersonaliseConfig(_Strict):
+class PersonaliseConfig(Strict):
     """A model of each silo's own, in the end: private steps from the global one, charged as one more round."""
 
     local_steps: int = Field(ge=1, description="private gradients of each silo")
     local_lr: float = Field(gt=0, lt=math.inf, description="step size")
 
 
-class CheckpointConfig(_Strict):
+class CheckpointConfig(Strict):
     """When the state is saved, besides at the end and when interrupted."""
 
     every: int | None = Field(None, ge=1, description="rounds between checkpoints")
@@ -161,7 +134,7 @@ SIZE: Final = r"([0-9]+(?:\.[0-9]+)?) ?((?:[kmgt]i?)?)b?"  # in any case; with i
 ALL_SILOS: Final = 2**31  # of a stack: more than there can be
 
 
-class RuntimeConfig(_Strict):
+class RuntimeConfig(Strict):
     """How it is computed. Results are the same bits for every stack and number of ranks, on the same kind of device and
     threads; but in lockstep."""
 
@@ -234,8 +207,8 @@ class RuntimeConfig(_Strict):
             raise ValueError(f"graphs: true with device: {self.device}: graphs are CUDA's; leave graphs out")
         if self.graphs and (not self.in_lockstep or self.stack == 1):
             raise ValueError(
-                "graphs: true with silos that are answered one by one: a graph is of a whole stack's sums; leave "
-                "lockstep and stack out, or graphs"
+                "graphs: true needs silos that are computed together: a graph records the sums of a whole stack; leave "
+                "out lockstep and stack, or graphs"
             )
         return self
 
@@ -243,13 +216,27 @@ class RuntimeConfig(_Strict):
     def _single(self) -> RuntimeConfig:
         if self.on_silo_failure == "continue" and self.aggregation == "reduce":
             raise ValueError(
-                "on_silo_failure: continue with aggregation: reduce: a sum that MPI makes ends with the first rank "
+                "on_silo_failure: continue with aggregation: reduce: a sum computed by MPI fails with the first rank "
                 "that dies; use aggregation: gather"
             )
         return self
 
 
-class Config(_Strict):
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """Validation scores that a run plans, by which ``key`` of its configuration.
+
+    Attributes:
+        every: rounds between scores; None where the number of rounds is not known, which is refused.
+    """
+
+    key: str
+    share: float
+    every: int | None
+    noise_multiplier: float | None
+
+
+class Config(Strict):
     """A run: data, model, algorithm, privacy, and how it is computed."""
 
     name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="folder name under out")
@@ -262,16 +249,23 @@ class Config(_Strict):
     max_participations: int | None = Field(
         None, ge=1, description="the most rounds that a silo takes part in; the run ends when too few are left"
     )
-    silo_weights: Literal["equal", "records"] = Field("equal", description="of each silo in the mean")
+    silo_weights: Literal["equal", "records", "noise"] | dict[str, Annotated[float, Field(gt=0, lt=math.inf)]] = Field(
+        "equal",
+        description="of each silo in the mean; noise: by 1 / variance of its noise; or a number for each silo, by name",
+    )
     data: DataConfig = DataConfig()
     model: PluginBlock = Field(default=Block(name="softmax"), description="model plugin, or module")
-    loss: str = Field("auto", description="auto, cross_entropy, logistic, hinge, or package.module:function")
+    loss: str = Field("auto", description="auto, cross_entropy, logistic, hinge, huber, or package.module:function")
     l2: float = Field(0.0, ge=0, lt=math.inf, description="lambda of lambda/2 ||y||^2, added after clipping and noise")
     algorithm: PluginBlock = Field(description="algorithm plugin and its options")
     privacy: PrivacyConfig
+    silos: dict[str, SiloConfig] = Field(
+        default={}, description="privacy settings of single silos, by name or number; others have those of privacy"
+    )
     engine: str = Field("auto", description="per-example gradient engine")
     evaluation: EvaluationConfig = EvaluationConfig()
     early_stopping: EarlyStoppingConfig | None = Field(None, description="by private validation scores")
+    private_evaluation: ScoresConfig | None = Field(None, description="accuracy as noisy counts, charged to the budget")
     personalise: PersonaliseConfig | None = Field(None, description="a model of each silo's own, charged to the budget")
     checkpoint: CheckpointConfig = CheckpointConfig()
     runtime: RuntimeConfig = RuntimeConfig()
@@ -280,6 +274,38 @@ class Config(_Strict):
     )
     out: str = Field("runs", description="folder of run folders")
     access: Access = Field("owner", description="who may read what is written, on this machine: seed and ledger, too")
+
+    @model_serializer(mode="wrap")
+    def _as_given(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without a key that is younger than the names of runs, where it says nothing."""
+        values: dict[str, Any] = dump(self)
+        if self.private_evaluation is None:
+            values.pop("private_evaluation", None)
+        return values
+
+    @property
+    def scoring(self) -> Scoring | None:
+        """The validation scores that are planned, for whichever purpose."""
+        for key in ("early_stopping", "private_evaluation"):
+            asked: ScoresConfig | None = getattr(self, key)
+            if asked is not None:
+                return Scoring(key, asked.share, asked.every or self.rounds, asked.noise_multiplier)
+        return None
+
+    def with_score_noise(self, noise_multiplier: float) -> Config:
+        """With the noise of scores that was solved for; as it is, where none are planned."""
+        if self.scoring is None:
+            return self
+        solved = getattr(self, self.scoring.key).model_copy(update={"noise_multiplier": noise_multiplier})
+        return self.model_copy(update={self.scoring.key: solved})
+
+    @field_validator("silos", "silo_weights", mode="before")
+    @classmethod
+    def _names(cls, value: Any) -> Any:
+        """YAML reads a silo's number as a number."""
+        if not isinstance(value, dict):
+            return {} if value is None else value
+        return {str(key) if type(key) is int else key: of for key, of in value.items()}
 
     @field_validator("algorithm", "privacy", mode="before")
     @classmethod
@@ -305,37 +331,82 @@ class Config(_Strict):
                 "privacy.epsilon with privacy.noise_multiplier: 0: without noise no epsilon holds; leave epsilon out, "
                 "or give a noise_multiplier above 0"
             )
-        if self.early_stopping is not None:
-            self._check_early_stopping(self.early_stopping)
-        if self.silo_weights == "records" and self.privacy.sampler == "poisson":
+        self._check_scores()
+        if self.silo_weights in ("records", "noise") and self.privacy.sampler == "poisson":
             raise ValueError(
-                "silo_weights: records publishes each silo's number of records, which is what add-or-remove "
-                "neighbours (sampler: poisson) differ in; use silo_weights: equal, or sampler: fixed"
+                f"silo_weights: {self.silo_weights} publishes each silo's number of records, which is what "
+                "add-or-remove neighbours (sampler: poisson) differ in; use silo_weights: equal, or sampler: fixed"
             )
+        if self.silos:
+            self._check_silos()
         return self
 
-    def _check_early_stopping(self, early: EarlyStoppingConfig) -> None:
-        if self.rounds is None:
-            raise ValueError("early_stopping needs rounds: how many scores there may be is charged in advance")
-        if early.every > self.rounds:
-            raise ValueError(f"early_stopping.every={early.every} is more than rounds={self.rounds}: no score is made")
-        if early.noise_multiplier is None and self.privacy.epsilon is None:
-            raise ValueError(
-                "early_stopping.noise_multiplier is missing: give it, or privacy.epsilon, for which it is solved"
-            )
+    def _check_silos(self) -> None:
+        """What silos with settings of their own do not go together with: nothing is proven, or planned, for it."""
+        privacy = self.privacy
+        own_epsilon = any(silo.epsilon is not None for silo in self.silos.values())
+        if own_epsilon and privacy.epsilon is None:
+            raise ValueError("privacy.epsilon is missing: give the budget of the silos that have none of their own")
+        for wrong, key, why in (
+            (privacy.unit == "silo", "privacy.unit: silo", "at silo level every update has the same noise"),
+            (privacy.unit == "person", "privacy.unit: person", "single silos' settings are proven for records"),
+            (
+                privacy.budget_view != "server",
+                "privacy.budget_view: third_party",
+                "silos' own budgets bound the server",
+            ),
+            (privacy.schedule.name != "constant", "privacy.schedule", "one schedule cannot fit several budgets"),
+            (
+                privacy.clip.name not in ("flat", "per_layer"),
+                "privacy.clip",
+                "it sets the clipping norm of all silos",
+            ),
+            (
+                privacy.mechanism.name != "gaussian",
+                "privacy.mechanism",
+                "only gaussian has noise silo by silo",
+            ),
+            (privacy.sampler == "full" and self._own_batches, "privacy.sampler: full", "a batch is all records"),
+            (self.silo_rate < 1, "silo_rate below 1", "the amplification by drawn silos is claimed for equal noise"),
+            (self.early_stopping is not None, "early_stopping", "scores have one noise for all silos"),
+            (self.private_evaluation is not None, "private_evaluation", "scores have one noise for all silos"),
+            (self.personalise is not None, "personalise", "it is planned with one noise for all silos"),
+            (self.runtime.noise == "device", "runtime.noise: device", "it has one noise multiplier for all silos"),
+            (self.runtime.lockstep is True, "runtime.lockstep", "silos of a stack have one clipping norm"),
+            (self.runtime.graphs, "runtime.graphs", "silos of a stack have one clipping norm"),
+        ):
+            if wrong:
+                raise ValueError(f"silos with {key}: {why}; leave silos out, or {key}")
+
+    @property
+    def _own_batches(self) -> bool:
+        return any(silo.record_rate is not None or silo.batch_size is not None for silo in self.silos.values())
+
+    def _check_scores(self) -> None:
+        if self.scoring is None:
+            return
+        key, every = self.scoring.key, self.scoring.every
+        if self.early_stopping is not None and self.private_evaluation is not None:
+            raise ValueError("private_evaluation with early_stopping: its scores are private already; leave one out")
+        if self.rounds is None or every is None:
+            raise ValueError(f"{key} needs rounds: how many scores there may be is charged in advance")
+        if every > self.rounds:
+            raise ValueError(f"{key}.every={every} is more than rounds={self.rounds}: no score is made")
+        if self.scoring.noise_multiplier is None and self.privacy.epsilon is None:
+            raise ValueError(f"{key}.noise_multiplier is missing: give it, or privacy.epsilon, for which it is solved")
 
 
 SWEEP_SETS: Final = ("array", "output", "error", "open-mode", "requeue", "no-requeue", "signal", "job-name", "ntasks")
 
 
-class When(_Strict):
+class When(Strict):
     """A further grid, for those combinations in which keys have the given values."""
 
     condition: dict[str, Any] = Field(alias="if", description="key: value, or list of values, of a combination so far")
     grid: dict[str, list[Any]] = Field(description="key.path: list of values")
 
 
-class SweepConfig(_Strict):
+class SweepConfig(Strict):
     """Which runs: every entry of ``list`` with every combination of ``grid``, with every seed."""
 
     grid: dict[str, list[Any]] = Field({}, description="key.path: list of values; all combinations")

@@ -13,10 +13,11 @@ import pydantic
 from pydantic import BaseModel
 
 from dpfl_plugin import registry
+from dpfl_plugin.config.blocks import Block
 from dpfl_plugin.config.load import GROUPS, configure, joined, merged, parse_setting, read_yaml, run_id
-from dpfl_plugin.config.schema import Block, Config, SweepConfig, When
-from dpfl_plugin.errors import ConfigError
-from dpfl_plugin.registry import describe, nearest
+from dpfl_plugin.config.schema import Config, SweepConfig, When
+from dpfl_plugin.errors import ConfigError, nearest
+from dpfl_plugin.registry import describe
 
 Values = dict[str, Any]
 Grid = dict[str, list[Any]]

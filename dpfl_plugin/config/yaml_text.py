@@ -6,6 +6,7 @@ aliases stand for billions of values.
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any, Final
 
@@ -92,6 +93,12 @@ def parse(text: str) -> Any:
 def dump(value: Any) -> str:
     """YAML text that `parse` reads as the value, keys in their order."""
     return yaml.dump(value, Dumper=Dumper, sort_keys=False, allow_unicode=True)
+
+
+def flow(value: Any) -> str:
+    """The same in one line, e.g. {type: category, values: [a, b]}."""
+    text = yaml.dump(value, Dumper=Dumper, sort_keys=False, allow_unicode=True, default_flow_style=True, width=math.inf)
+    return text.removesuffix("\n").removesuffix("\n...")
 
 
 def _check_size(root: yaml.Node) -> None:

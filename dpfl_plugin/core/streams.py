@@ -36,6 +36,7 @@ PURPOSES: Final[dict[str, int]] = {
     "share": 13,  # the order of a silo's records from which shares are cut
     "score": 14,  # privacy noise of a silo's validation score
     "trial": 15,  # parameters at which models and losses are tried on made-up records
+    "person": 16,  # which records of a person are kept, where there are more than a person may have
 }
 
 

@@ -10,30 +10,40 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from dpfl_plugin.core.outcomes import CLASSES, Outcome
+from dpfl_plugin.data.labels import Integers as Integers
+from dpfl_plugin.data.labels import Labels as Labels
+from dpfl_plugin.data.labels import check_labels
 from dpfl_plugin.errors import DataError
 
 Features = NDArray[np.float32]
-Integers = NDArray[np.int64]
 
 
 NOT_PUBLIC: Final = "not to be published"
 """What a caveat says that tells of records: it is left out of what may be published."""
+
+AS_READ: Final = "the data as read: "
+"""How a caveat begins that says how files were understood: a statement has it among its notes, as it is no gap."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
     """A data set before it is dealt out to silos.
 
-    features: [n, *shape]; labels: [n] in 0..num_classes - 1; groups: [n], the natural silo of each record, or None;
+    features: [n, *shape]; labels: [n] in 0..num_classes - 1, or as ``outcome`` says; num_classes: of classes, or
+    outputs of a model for another outcome (`Outcome.num_outputs`); groups: [n], the natural silo of each record, or
+    None;
     test: the data set's own test part, whose groups mean the same silos; caveats: what a reader of the results,
     or of the privacy statement, has to know (see `NOT_PUBLIC`); part_of: how many silos there are, where the records
     are only those of the silos that this process holds (see `Ownership`), with a group for each; silo_names: of the
     groups 0, 1, ..., and columns: of flat features, where they have names; notes: what the owner of the records should
-    look at before training, which may tell of single records; class_names: of the labels 0, 1, ..., if they have any.
+    look at before training, which may tell of single records; class_names: of the labels 0, 1, ..., if they have any;
+    persons: [n], whose record each is, or None where that is not known: equal numbers are one person, in ``test``, too
+    (`dpfl_plugin.data.persons.numbers`).
     """
 
     features: Features
-    labels: Integers
+    labels: Labels
     num_classes: int
     groups: Integers | None = None
     test: Dataset | None = None
@@ -43,6 +53,8 @@ class Dataset:
     columns: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     class_names: tuple[str, ...] = ()
+    persons: Integers | None = None
+    outcome: Outcome = CLASSES
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +62,15 @@ class Inputs:
     """What a record of a federation is, before preprocessing: what new ones have to be, for its model.
 
     shape: of features; num_classes: of labels; columns: names of features, where they are flat and have any; classes:
-    names of the labels 0, 1, ..., where they have any that are known.
+    names of the labels 0, 1, ..., where they have any that are known; backbones: digests of the frozen modules that
+    preprocessing puts records through (`dpfl_plugin.runs.backbone`).
     """
 
     shape: tuple[int, ...]
     num_classes: int
     columns: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
+    backbones: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +90,19 @@ class Ownership:
 class Silo:
     """The records of one silo: train_x [n, *shape], train_y [n], test_x [t, *shape], test_y [t].
 
-    Features are floats; int64 where a platform's project has a model that takes them so (an Embedding).
+    Features are floats; int64 where a platform's project has a model that takes them so (an Embedding). persons [n],
+    test_persons [t]: whose records they are, or None where that is not known.
+
+    Where persons are protected, `dpfl_plugin.data.persons.grouped` makes of each person one row: train_x is
+    [p, k, *shape], train_y [p, k] with -1 where a person has no further record, and persons [p].
     """
 
     train_x: Features
-    train_y: Integers
+    train_y: Labels
     test_x: Features
-    test_y: Integers
+    test_y: Labels
+    persons: Integers | None = None
+    test_persons: Integers | None = None
 
 
 @dataclass(slots=True)
@@ -106,6 +126,7 @@ class Federation:
     names: Mapping[int, str] = field(default_factory=dict)
     inputs: Inputs | None = None
     class_names: tuple[str, ...] = ()
+    outcome: Outcome = CLASSES
 
     @property
     def num_silos(self) -> int:
@@ -120,9 +141,10 @@ class Survey:
     """What is known of a federation without holding any of its records.
 
     Attributes:
-        num_records, num_test_records: of each silo, in the order of their ids.
+        num_records, num_test_records: of each silo, in the order of their ids. Where persons are protected,
+            num_records is of persons: how many records one has is private.
         digests: by what each silo's records are known again: sha256 of them where the records are, and what tells
-            nothing of them where they are not (`dpfl_plugin.training.marks`).
+            nothing of them where they are not (`dpfl_plugin.runs.record_marks`).
         inputs: records before preprocessing, where that is known; without names of classes where these were read from
             records that are elsewhere.
     """
@@ -134,6 +156,7 @@ class Survey:
     num_test_records: tuple[int, ...]
     digests: tuple[str, ...]
     inputs: Inputs | None = None
+    outcome: Outcome = CLASSES
 
     @property
     def data_sha256(self) -> str:
@@ -148,7 +171,7 @@ class Holding:
     Attributes:
         silos: by id, those whose records are here.
         training: sha256 of their training records, by id: it names a silo's noise, and never leaves.
-        machines: what computes at silos elsewhere, see `dpfl_plugin.training.environment.machine`.
+        machines: what computes at silos elsewhere, see `dpfl_plugin.runs.environment.machine`.
         device: of this process, where it is not the configuration's.
         notes: for who holds the records, see `Dataset`. names: of silos, by id; of all of them in one process, and none
             where a server holds no records: who holds them may not want to be named to it.
@@ -181,19 +204,25 @@ def survey(federation: Federation) -> Survey:
         num_test_records=tuple(len(silo.test_y) for silo in silos),
         digests=tuple(digest(silo) for silo in silos),
         inputs=federation.inputs,
+        outcome=federation.outcome,
     )
 
 
 def digest(silo: Silo) -> str:
     """sha256 over a silo's records, in order; whoever guesses them can confirm the guess."""
-    return _sha256(silo.train_x, silo.train_y, silo.test_x, silo.test_y)
+    both, unknown = (silo.persons, silo.test_persons), np.zeros(0, np.int64)
+    of_persons = [] if all(part is None for part in both) else [unknown if part is None else part for part in both]
+    return _sha256(silo.train_x, silo.train_y, silo.test_x, silo.test_y, *of_persons)
 
 
 def training_digest(silo: Silo) -> str:
     """sha256 over the values of a silo's training records, in order, in whatever number format they are held: a run
     in one process and a silo on another platform name their noise alike."""
     found = hashlib.sha256()
-    for array in (silo.train_x, silo.train_y):
+    arrays: list[NDArray[Any]] = [silo.train_x, silo.train_y]
+    if silo.persons is not None:
+        arrays.append(silo.persons)
+    for array in arrays:
         kind = "f" if array.dtype.kind == "f" else str(array.dtype)
         found.update(repr((array.shape, kind)).encode())
         rows = max(1, 2**17 // max(1, array[:1].size))  # at a time, so that a copy of all is never made
@@ -218,23 +247,30 @@ def validate(dataset: Dataset, source: str) -> None:
         DataError: it is empty, the lengths or types disagree, a feature is not finite or a label is out of range;
             the message names the source, the row (counted from 0) and the value.
     """
-    x, y, groups = dataset.features, dataset.labels, dataset.groups
-    if x.dtype != np.float32 or y.dtype != np.int64 or (groups is not None and groups.dtype != np.int64):
-        raise DataError(f"{source}: features must be float32, labels and groups int64; got {x.dtype} and {y.dtype}.")
+    x, y, groups, persons = dataset.features, dataset.labels, dataset.groups, dataset.persons
+    right = np.int64 if dataset.outcome.has_classes else np.float32
+    if x.dtype != np.float32 or y.dtype != right or (groups is not None and groups.dtype != np.int64):
+        raise DataError(
+            f"{source}: features must be float32, labels {np.dtype(right)} and groups int64; got {x.dtype} and "
+            f"{y.dtype}."
+        )
     if x.ndim < 2 or x.shape[0] == 0 or 0 in x.shape:
         raise DataError(f"{source} holds no records: the features have shape {x.shape}, not [records, features].")
-    if y.shape != (len(x),) or (groups is not None and groups.shape != (len(x),)):
+    if y.shape[:1] != (len(x),) or (groups is not None and groups.shape != (len(x),)):
         raise DataError(f"{source}: {len(x)} rows of features, but labels or groups of another length.")
-    if dataset.num_classes < 2:
+    if persons is not None and (persons.dtype != np.int64 or persons.shape != (len(x),)):
+        raise DataError(
+            f"{source}: persons must be int64, one for each of {len(x)} records; got {persons.dtype} {persons.shape}."
+        )
+    if dataset.outcome.has_classes and dataset.num_classes < 2:
         raise DataError(f"{source} has {dataset.num_classes} class; a classifier needs 2 at least.")
     _check_finite(x, source)
-    wrong = np.flatnonzero((y < 0) | (y >= dataset.num_classes))
-    if len(wrong):
-        row = int(wrong[0])
-        raise DataError(f"{source}: the label of row {row} is {y[row]}, outside 0..{dataset.num_classes - 1}.")
+    check_labels(y, dataset.outcome, dataset.num_classes, source)
     if dataset.test is not None:
         if dataset.test.features.shape[1:] != x.shape[1:] or dataset.test.num_classes != dataset.num_classes:
             raise DataError(f"{source}: the test part has other features or classes than the training part.")
+        if dataset.test.outcome != dataset.outcome:
+            raise DataError(f"{source}: the test part has another outcome than the training part.")
         validate(dataset.test, f"{source} (test part)")
 
 

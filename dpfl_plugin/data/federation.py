@@ -3,104 +3,115 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 
 from dpfl_plugin import registry
 from dpfl_plugin.core.exact import floor_share
 from dpfl_plugin.core.streams import stream
-from dpfl_plugin.data.base import Dataset, Features, Federation, Inputs, Integers, Ownership, Silo, validate
+from dpfl_plugin.data import persons as whose
+from dpfl_plugin.data.base import Dataset, Features, Federation, Inputs, Integers, Labels, Ownership, Silo, validate
 from dpfl_plugin.data.fetch import DataSource
+from dpfl_plugin.data.memmap_store import Scratch
 from dpfl_plugin.data.names import called, tidy
-from dpfl_plugin.data.partition import natural
-from dpfl_plugin.data.preprocess import pooled
+from dpfl_plugin.data.partition import iid, natural, quantity_skew
+from dpfl_plugin.data.preprocess import Step, pooled
 from dpfl_plugin.data.preprocess import preprocess as apply_steps
-from dpfl_plugin.data.scratch import Scratch
-from dpfl_plugin.errors import ConfigError, DataError, PluginError, require
+from dpfl_plugin.errors import ConfigError, DataError, PluginError, UnsupportedError, require
 
 FEWER = "Use fewer silos, a larger alpha, or a larger min_records."
 ALONE = "Give it more records, or leave it out, as data.partition: {name: natural, min_records: 10} does."
 MOST_NAMED = 20
+KEPT_TOGETHER = (
+    "the data say whose record each is, and a person's records are held out together: where records are protected, a "
+    "neighbour has another record of the same person; that it is somebody else's is not covered (unit: person is)"
+)
 WHOLE_TEST_PART = -1  # the place, beyond all silos, of the stream that deals out a data set's own test part
 
 
-def build_federation(
-    *,
-    dataset: Callable[..., Any],
-    dataset_options: Mapping[str, Any],
-    partitioner: Callable[..., Any],
-    partition_options: Mapping[str, Any],
-    num_silos: int | None,
-    seed: int,
-    test: Literal["split", "own"] = "split",
-    test_fraction: float = 0.2,
-    preprocess: Sequence[str | Mapping[str, Any]] = (),
-    max_records_per_silo: int | None = None,
-    folder: Path | None = None,
-    base: Path | None = None,
-    name: str = "",
-    ownership: Ownership | None = None,
-    memory_map: Path | None = None,
-) -> Federation:
-    """The silos of an experiment; the same arguments give the same silos.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FederationSpec:
+    """What an experiment's silos are made of; the same values give the same silos.
 
     test: "split" makes ceil(test_fraction * n) of a silo's n records test records, at random, and leaves the data
     set's own test part unused; "own" takes that part, by natural silo where silos are natural ones, else dealt out
     at random in equal shares. max_records_per_silo: keep that many of a silo's records, at random, before the split.
     folder: of data files; base: the configuration file's folder, where relative paths start. preprocess: see
-    `dpfl_plugin.data.preprocess`. ownership: keep only the silos of this process; where every silo has a file of its
-    own and no step is fitted on all silos together, the others' files are not even opened. memory_map: a folder, in
-    whose files records lie instead of in memory.
+    `dpfl_plugin.data.preprocess`; more_steps: of other rooms. ownership: keep only the silos of this process; where
+    every silo has a file of its own and no step is fitted on all silos together, the others' files are not even opened.
+    memory_map: a folder, in whose files records lie instead of in memory.
+
+    Where the data say whose records they are, partitions deal out persons with all that they have, by the label of
+    their first record, and a share of the persons is held out. max_records_per_person: make each person one row, see
+    `dpfl_plugin.data.persons.grouped`; shared_persons: whether one may be at several silos.
+
+    Raises:
+        ConfigError: a number is out of its range.
+    """
+
+    dataset: Callable[..., Any]
+    dataset_options: Mapping[str, Any]
+    partitioner: Callable[..., Any]
+    partition_options: Mapping[str, Any]
+    num_silos: int | None
+    seed: int
+    test: Literal["split", "own"] = "split"
+    test_fraction: float = 0.2
+    preprocess: Sequence[str | Mapping[str, Any]] = ()
+    more_steps: Mapping[str, Step] | None = None
+    max_records_per_silo: int | None = None
+    folder: Path | None = None
+    base: Path = Path()
+    name: str = ""
+    ownership: Ownership | None = None
+    memory_map: Path | None = None
+    max_records_per_person: int | None = None
+    shared_persons: Literal["refuse", "per_silo"] = "refuse"
+
+    def __post_init__(self) -> None:
+        require(self.test in ("split", "own"), "data.test", self.test, "be 'split' or 'own'")
+        between = "be between 0 and 1, both excluded"
+        require(0 < self.test_fraction < 1, "data.test_fraction", self.test_fraction, between)
+        limit = self.max_records_per_silo
+        require(limit is None or limit >= 2, "data.max_records_per_silo", limit, "be 2 or more")
+
+    @property
+    def called(self) -> str:
+        return self.name or getattr(self.dataset, "__name__", "data set")
+
+    @property
+    def reads_own_files(self) -> bool:
+        """Whether a process needs no more than the files of its own silos."""
+        as_they_are = self.partitioner is natural and not self.partition_options and self.num_silos is None
+        return as_they_are and not pooled(self.preprocess)
+
+
+def build_federation(spec: FederationSpec) -> Federation:
+    """The silos of an experiment, or of this process.
 
     Raises:
         ConfigError: an option is unknown, wrong, or impossible with this data set.
         DataError: a file is missing or damaged, or a silo has too few records.
     """
-    require(test in ("split", "own"), "data.test", test, "be 'split' or 'own'")
-    require(0 < test_fraction < 1, "data.test_fraction", test_fraction, "be between 0 and 1, both excluded")
-    limit = max_records_per_silo
-    require(limit is None or limit >= 2, "data.max_records_per_silo", limit, "be 2 or more")
-    name = name or getattr(dataset, "__name__", "data set")
-    base = base or Path()
-    alone = partitioner is natural and not partition_options and num_silos is None and not pooled(preprocess)
-    scratch = Scratch(memory_map)
-    source = DataSource(folder, seed, num_silos, base, ownership if alone else None, scratch)
-    data = _call(dataset, dataset_options, source, where="data.dataset")
-    if not isinstance(data, Dataset):
-        raise PluginError(
-            f"data set {name!r}: the plugin returned a {type(data).__name__}, not a dpfl_plugin.data.base.Dataset."
-        )
-    if data.part_of is None:
-        validate(data, name)
-        rng, where = stream(seed, "partition"), "data.partition"
-        parts = _call(partitioner, partition_options, data.labels, num_silos, rng, data.groups, where=where)
-        rows = dict(enumerate(parts))
-        names = _names(data, rows) if partitioner is natural else {}
-        _check_partition(parts, names, len(data.labels), num_silos)
-    else:  # the silos of this process, whose files alone were read: each as it is in the whole federation
-        assert data.groups is not None
-        rows = {int(silo): np.flatnonzero(data.groups == silo) for silo in np.unique(data.groups)}
-        if not rows:  # there are more processes than silos
-            return Federation([], data.num_classes, data.features.shape[1:], [], name, (), data.part_of)
-        validate(data, name)
-        names = _names(data, rows)
-        _check_sizes(rows, names)
-    own = test == "own"
-    silos = (
-        _own_test(data, rows, names, seed, limit, scratch)
-        if own
-        else _split(data, rows, names, seed, test_fraction, limit, scratch)
-    )
-    shape, total = data.features.shape[1:], data.part_of or len(silos)
+    scratch = Scratch(spec.memory_map)
+    data = _loaded(spec, scratch)
+    rows, names = _dealt(spec, data)
+    shape, total = data.features.shape[1:], data.part_of or len(rows)
+    if not rows:  # there are more processes than silos
+        return Federation([], data.num_classes, shape, [], spec.called, (), total, outcome=data.outcome)
+    _check_persons(data, spec.max_records_per_silo, spec.max_records_per_person, own=spec.test == "own")
+    silos = (_own_test if spec.test == "own" else _split)(spec, data, rows, names, scratch)
     caveat, note = _chosen(data, names)
+    kept_together = [KEPT_TOGETHER] if data.persons is not None and spec.max_records_per_person is None else []
     federation = Federation(
         silos,
         data.num_classes,
         shape,
-        [*data.caveats, *caveat],
-        name,
+        [*data.caveats, *caveat, *kept_together],
+        spec.called,
         tuple(rows),
         total,
         data.columns,
@@ -108,9 +119,102 @@ def build_federation(
         names,
         Inputs(shape, data.num_classes, data.columns, data.class_names),
         data.class_names,
+        data.outcome,
     )
-    apply_steps(federation, preprocess, base)
-    return federation if ownership is None else _only(federation, ownership)
+    apply_steps(federation, spec.preprocess, spec.base, spec.more_steps)
+    if spec.max_records_per_person is not None:
+        _protect_persons(federation, spec.max_records_per_person, spec.shared_persons, spec.seed, scratch)
+    return federation if spec.ownership is None else _only(federation, spec.ownership)
+
+
+def _loaded(spec: FederationSpec, scratch: Scratch) -> Dataset:
+    """The records of all silos; of this process's, where it can do without the others."""
+    ownership = spec.ownership if spec.reads_own_files else None
+    source = DataSource(spec.folder, spec.seed, spec.num_silos, spec.base, ownership, scratch)
+    data = _call(spec.dataset, spec.dataset_options, source, where="data.dataset")
+    if not isinstance(data, Dataset):
+        raise PluginError(
+            f"data set {spec.called!r}: the plugin returned a {type(data).__name__}, not a "
+            "dpfl_plugin.data.base.Dataset."
+        )
+    return data
+
+
+def _dealt(spec: FederationSpec, data: Dataset) -> tuple[dict[int, Integers], dict[int, str]]:
+    """The rows of each silo, and what silos are called; both empty in a process that holds none."""
+    if data.part_of is None:
+        validate(data, spec.called)
+        parts = _parts(spec, data)
+        rows = dict(enumerate(parts))
+        names = _names(data, rows) if spec.partitioner is natural else {}
+        _check_partition(parts, names, len(data.labels), spec.num_silos)
+        return rows, names
+    # The silos of this process, whose files alone were read: each as it is in the whole federation.
+    assert data.groups is not None
+    rows = {int(silo): np.flatnonzero(data.groups == silo) for silo in np.unique(data.groups)}
+    if not rows:
+        return {}, {}
+    validate(data, spec.called)
+    names = _names(data, rows)
+    _check_sizes(rows, names)
+    return rows, names
+
+
+def _parts(spec: FederationSpec, data: Dataset) -> list[Integers]:
+    """The rows of each silo; persons, where they are known, are dealt out with all that they have."""
+    plugin, options, where = spec.partitioner, spec.partition_options, "data.partition"
+    _check_partitioner(spec, data)
+    count, rng = spec.num_silos, stream(spec.seed, "partition")
+    if data.persons is None:
+        return cast(list[Integers], _call(plugin, options, data.labels, count, rng, data.groups, where=where))
+    units = whose.units(data, by_silo=plugin is natural)
+    first = np.array([rows[0] for rows in units])
+    groups = None if data.groups is None else data.groups[first]
+    dealt = _call(plugin, options, data.labels[first], count, rng, groups, where=where)
+    if len(dealt) and sum(map(len, dealt)):
+        _check_used(dealt, len(units))
+    return [np.concatenate([np.zeros(0, np.int64), *(units[unit] for unit in part)]) for part in dealt]
+
+
+def _check_partitioner(spec: FederationSpec, data: Dataset) -> None:
+    """Raise UnsupportedError where records would be dealt out by classes that there are not."""
+    if data.outcome.has_classes or spec.partitioner in (natural, iid, quantity_skew):
+        return
+    raise UnsupportedError(
+        f"data.partition: records are dealt out by their classes, and an outcome of {data.outcome.kind} has none. Use "
+        "natural, iid or quantity_skew."
+    )
+
+
+def _check_persons(data: Dataset, limit: int | None, most: int | None, *, own: bool) -> None:
+    if data.persons is None:
+        if most is not None:
+            raise ConfigError(
+                "privacy.unit='person': the data do not say whose records they are. Name the column in "
+                "data.dataset (person_column), or in from_frame (person=), or use unit: record."
+            )
+        return
+    if limit is not None:
+        raise UnsupportedError(
+            f"data.max_records_per_silo={limit}: these data say whose records they are, and a limit would take some of "
+            "a person's and depend on how many others have. Use max_records_per_person with privacy.unit: person, or "
+            "leave the persons out."
+        )
+    if own:
+        whose.check_own_test(data)
+
+
+def _protect_persons(federation: Federation, most: int, shared: str, seed: int, scratch: Scratch) -> None:
+    """Make each person one row of its silo's training records, and say what is protected of one at several silos."""
+    if shared == "refuse":
+        if len(federation.silos) < federation.num_silos:
+            raise UnsupportedError(
+                "privacy.unit='person': each process reads its own silos only, and nobody can see whether a person is "
+                "at several of them. Set privacy.shared_persons: per_silo, which protects a person's records at each "
+                "silo by itself and says so, or run in one process."
+            )
+        whose.check_apart(federation)
+    whose.grouped(federation, most, seed, scratch)
 
 
 def _only(federation: Federation, ownership: Ownership) -> Federation:
@@ -136,6 +240,10 @@ def _check_partition(rows: Sequence[Integers], names: Mapping[int, str], n: int,
     if not len(rows) or (num_silos is not None and len(rows) != num_silos):
         raise PluginError(f"data.partition: the partitioner made {len(rows)} silos where {num_silos} were asked for.")
     _check_sizes(dict(enumerate(rows)), names)
+    _check_used(rows, n)
+
+
+def _check_used(rows: Sequence[Integers], n: int) -> None:
     used = np.concatenate(list(rows))
     if used.min() < 0 or used.max() >= n or np.bincount(used, minlength=n).max() > 1:
         raise PluginError("data.partition: the partitioner used a record twice, or one that does not exist.")
@@ -171,16 +279,20 @@ def _mend(silo: int, names: Mapping[int, str]) -> str:
 
 
 def _split(
-    data: Dataset,
-    rows: Mapping[int, Integers],
-    names: Mapping[int, str],
-    seed: int,
-    test_fraction: float,
-    limit: int | None,
-    scratch: Scratch,
+    spec: FederationSpec, data: Dataset, rows: Mapping[int, Integers], names: Mapping[int, str], scratch: Scratch
 ) -> list[Silo]:
+    seed, test_fraction, limit = spec.seed, spec.test_fraction, spec.max_records_per_silo
     silos = []
     for i, silo in rows.items():
+        if data.persons is not None:
+            train, held_out = whose.apart(data.persons[silo], test_fraction, stream(seed, "split", silo=i))
+            if not len(train):
+                raise DataError(
+                    f"{called(i, names)}: test_fraction={test_fraction} of its persons leaves none to train on. "
+                    f"{_mend(i, names)}"
+                )
+            silos.append(_silo(data, np.sort(silo[train]), data, np.sort(silo[held_out]), scratch))
+            continue
         kept = silo[stream(seed, "split", silo=i).permutation(len(silo))][:limit]
         num_test = -floor_share(-test_fraction, len(kept))  # the ceiling, so that training gets floor((1 - f) n)
         if num_test >= len(kept):
@@ -190,23 +302,26 @@ def _split(
             )
         # Sorted: neighbours in memory stay neighbours, and gathering is faster.
         held_out, train = np.sort(kept[:num_test]), np.sort(kept[num_test:])
-        silos.append(Silo(*_take(data, train, scratch), *_take(data, held_out, scratch)))
+        silos.append(_silo(data, train, data, held_out, scratch))
     return silos
 
 
-def _take(data: Dataset, rows: Integers, scratch: Scratch) -> tuple[Features, Integers]:
+def _silo(data: Dataset, train: Integers, test: Dataset, held_out: Integers, scratch: Scratch) -> Silo:
+    of_train, of_test = (
+        None if part.persons is None else part.persons[rows] for part, rows in ((data, train), (test, held_out))
+    )
+    return Silo(*_take(data, train, scratch), *_take(test, held_out, scratch), of_train, of_test)
+
+
+def _take(data: Dataset, rows: Integers, scratch: Scratch) -> tuple[Features, Labels]:
     # In C order whatever the plugin's was: preprocessing works on views of whole records.
     return scratch.rows(data.features, rows), data.labels[rows]
 
 
 def _own_test(
-    data: Dataset,
-    rows: Mapping[int, Integers],
-    names: Mapping[int, str],
-    seed: int,
-    limit: int | None,
-    scratch: Scratch,
+    spec: FederationSpec, data: Dataset, rows: Mapping[int, Integers], names: Mapping[int, str], scratch: Scratch
 ) -> list[Silo]:
+    seed, limit = spec.seed, spec.max_records_per_silo
     if data.test is None:
         raise ConfigError("data.test='own': this data set has no test part of its own. Use test: split.")
     test_rows = _deal_out_test(data, data.test, list(rows.values()), seed)
@@ -217,7 +332,7 @@ def _own_test(
                 f"{called(i, names)} has no record in the data set's own test part. Use test: split, or fewer silos."
             )
         train = np.sort(silo[stream(seed, "split", silo=i).permutation(len(silo))][:limit])
-        silos.append(Silo(*_take(data, train, scratch), *_take(data.test, held_out, scratch)))
+        silos.append(_silo(data, train, data.test, held_out, scratch))
     return silos
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import pooch
 
 from dpfl_plugin.data.base import Ownership
-from dpfl_plugin.data.scratch import Scratch
+from dpfl_plugin.data.memmap_store import Scratch
 from dpfl_plugin.errors import DataError
 
 CONNECT_SECONDS = 4.0  # a machine without a network must say so in seconds

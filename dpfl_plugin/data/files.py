@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -12,10 +12,14 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfl_plugin.data.base import NOT_PUBLIC, Dataset, Features, Integers
+from dpfl_plugin.core.outcomes import CLASSES, Outcome
+from dpfl_plugin.data.base import AS_READ, NOT_PUBLIC, Dataset, Features, Integers
 from dpfl_plugin.data.fetch import DataSource
 from dpfl_plugin.data.flaws import quantity
+from dpfl_plugin.data.labels import Labels, no_labels
 from dpfl_plugin.data.names import of_files
+from dpfl_plugin.data.outcome_option import Option, labels_of, parse
+from dpfl_plugin.data.persons import numbers
 from dpfl_plugin.data.table import FILL_IN, Columns, Table, identifiers
 from dpfl_plugin.errors import ConfigError, DataError
 
@@ -36,13 +40,17 @@ def csv(
     ignore_columns: list[str] | None = None,
     classes: list[int | str] | None = None,
     delimiter: str = ",",
+    person_column: str | None = None,
+    outcome: str | dict[str, Any] | None = None,
 ) -> Dataset:
     """Records from CSV files with a header (also .csv.gz): one file for each silo, or a column that names the silo.
 
     files, test_files: paths or glob patterns, relative ones from the configuration file's folder; several files are
-    one silo each unless ``silo_column`` is given. Every column but the label, the silo and ``ignore_columns`` is a
-    feature and must be numeric; all files have the same columns, in any order. classes: the labels in order, which
-    then are not read from private records; by default all values found, sorted.
+    one silo each unless ``silo_column`` is given. Every column but the label, the silo, the person and
+    ``ignore_columns`` is a feature and must be numeric; all files have the same columns, in any order. classes: the
+    labels in order, which then are not read from private records; by default all values found, sorted. person_column:
+    whose record it is; the same name is the same person, in every file. outcome: what labels are, if not classes:
+    {kind: regression, range: [0, 100]}, {kind: counts, range: [0, 20]}, or ordinal (docs/outcomes.md).
 
     Raises:
         DataError: a file is missing or not such a table; the message names file, line, column and value.
@@ -50,10 +58,10 @@ def csv(
     """
     if len(delimiter) != 1:
         raise ConfigError(f"delimiter={delimiter!r} must be one character.")
-    columns = Columns(label_column, silo_column, tuple(ignore_columns or ()), delimiter)
+    columns = Columns(label_column, silo_column, tuple(ignore_columns or ()), delimiter, person_column)
     if silo_column is not None:  # every file has to be read to know whose records are in it
         source = replace(source, ownership=None)
-    return joined(source, files, test_files, classes, columns.read)
+    return joined(source, files, test_files, classes, columns.read, outcome)
 
 
 def npz(
@@ -62,17 +70,20 @@ def npz(
     files: str | list[str],
     test_files: str | list[str] | None = None,
     classes: list[int | str] | None = None,
+    outcome: str | dict[str, Any] | None = None,
 ) -> Dataset:
-    """Records from NumPy .npz files with arrays x (or features) [n, *shape], y (or labels) [n] and perhaps silo [n].
+    """Records from NumPy .npz files with arrays x (or features) [n, *shape], y (or labels) [n] and perhaps silo [n] and
+    person [n], whose record it is.
 
-    Options as in `csv`: several files are one silo each, unless they hold an array ``silo``. Pickled objects are
-    never read.
+    Options as in `csv`, with any ``outcome`` (labels as `Outcome` says): several files are one silo each, unless they
+    hold an array ``silo``. Pickled objects are never read.
 
     Raises:
         DataError: a file is missing or does not hold such arrays; the message names the file.
         ConfigError: the test files do not match the files.
     """
-    return joined(source, files, test_files, classes, _read_arrays)
+    known, _ = parse(outcome, classes)
+    return joined(source, files, test_files, classes, lambda path: _read_arrays(path, known), outcome)
 
 
 def _check_apart(paths: Sequence[Path]) -> None:
@@ -105,6 +116,7 @@ def joined(
     test_files: str | list[str] | None,
     classes: list[int | str] | None,
     read: Callable[[Path], Table],
+    outcome: Option = None,
 ) -> Dataset:
     """The records of all tables; other arguments as those of `csv`.
 
@@ -114,6 +126,7 @@ def joined(
     Raises:
         DataError, ConfigError: as `csv`.
     """
+    known, label_names = parse(outcome, classes)
     paths, test_paths = source.paths(files, "files"), source.paths(test_files, "test_files") if test_files else []
     _check_apart(paths)
     owned = source.ownership if len(paths) > 1 and len(test_paths) in (0, len(paths)) else None
@@ -122,62 +135,129 @@ def joined(
     _check_contents(train)
     test = [read(path) for i, path in enumerate(test_paths) if owned is None or i in held]
     # What is public of all files, those of other processes included.
-    own: dict[str, Any] = {"tables": [_head(table) for table in train], "labels": _names([*train, *test])}
+    found = _names([*train, *test]) if known.has_classes else []
+    own: dict[str, Any] = {"tables": [_head(table) for table in train], "labels": found}
     said = [own] if owned is None else owned.agree(own)
     first = next(head for one in said for head in one["tables"] if head[0] == str(paths[0]))
     if owned is not None and first[3]:
-        return joined(replace(source, ownership=None), files, test_files, classes, read)
-    columns, shape, with_silos = tuple(first[1]), tuple(first[2]), first[3]
-    train, test = ([_reorder(table, columns, paths[0]) for table in part] for part in (train, test))
-    for table in (*train, *test):
-        if table.features.shape[1:] != shape or (table.silos is not None) != with_silos:
-            raise DataError(
-                f"{table.path}: features {table.features.shape[1:]}, silo names {table.silos is not None}; "
-                f"{paths[0]} has {shape}, {with_silos}. All files must agree."
-            )
-    found = sorted({name for one in said for name in one["labels"]}, key=_order)
-    if classes is None and train and train[0].label_column:
-        doubt = quantity(train[0].path, train[0].label_column, found)
-        if doubt is not None:
-            raise DataError(doubt)
-    names, derived = _class_names(found, classes, paths[0])
-    labels = _label_numbers([*train, *test], names)
+        return joined(replace(source, ownership=None), files, test_files, classes, read, outcome)
+    columns = tuple(first[1])
+    train, test = ([_like_first(table, first) for table in part] for part in (train, test))
+    names, derived, labels, notes = _labels(
+        [*train, *test], known, list(label_names), classes, lambda: _found(said, classes, train), paths[0]
+    )
     train_groups, test_groups = _groups(train, test, None if len(paths) == 1 else held)
-    num_train = sum(len(table.labels) for table in train)
-    listed = ", ".join(f"{name} -> {number}" for number, name in enumerate(names[:20]))
-    mapping = f"labels: {listed}{', ...' if len(names) > 20 else ''}"
-    said_of_columns = ""
-    if columns:
-        shown = ", ".join(columns[:30]) + (", ..." if len(columns) > 30 else "")
-        said_of_columns = f"{len(columns)} features: {shown}; "
-    caveat = "the classes were read from the records of all silos; name them in `classes` to keep that from leaking"
-    # A single record may have brought a class, whose name may say anything.
-    of_records = f"{said_of_columns}{len(names)} classes", f"{mapping}; {NOT_PUBLIC}", caveat
-    test_part = None
-    if test:
-        test_x = np.concatenate([table.features for table in test])
-        test_part = Dataset(test_x, labels[num_train:], len(names), test_groups)
-    nothing = np.zeros((0, *shape), np.float32)  # of a process that holds no silo
+    num_train, num_outputs = sum(len(table.labels) for table in train), known.num_outputs(len(names))
+    nothing = np.zeros((0, *first[2]), np.float32)  # of a process that holds no silo
     features = train[0].features if len(train) == 1 else np.concatenate([nothing, *(table.features for table in train)])
-    caveats = of_records if derived else (f"{said_of_columns}{mapping}",)
     silo_names = _silo_names(train, paths) if train_groups is not None or owned is not None else ()
-    # Of all records, or of none: a process that holds some of the silos cannot tell.
-    notes = _rare(labels, num_train, train_groups, names, silo_names) if owned is None else ()
-    if owned is None:
-        notes = (*identifiers(train), *notes)
+    if owned is None:  # of all records, or of none: a process that holds some of the silos cannot tell
+        notes = (*notes, *identifiers(train))
+        notes += _rare(labels, num_train, train_groups, names, silo_names) if known.has_classes else ()
     return Dataset(
         features,
         labels[:num_train],
-        len(names),
+        num_outputs,
         train_groups,
-        test_part,
-        caveats,
+        _test_part(test, labels[num_train:], num_outputs, test_groups, known),
+        _caveats(columns, names, derived=derived, outcome=known),
         part_of=None if owned is None else len(paths),
         silo_names=silo_names,
         columns=columns,
         notes=notes,
         class_names=tuple(names),
+        persons=_persons(train),
+        outcome=known,
     )
+
+
+def _test_part(
+    test: list[Table], labels: Labels, num_outputs: int, groups: Integers | None, outcome: Outcome
+) -> Dataset | None:
+    if not test:
+        return None
+    features = np.concatenate([table.features for table in test])
+    return Dataset(features, labels, num_outputs, groups, persons=_persons(test), outcome=outcome)
+
+
+def _labels(
+    tables: list[Table],
+    outcome: Outcome,
+    label_names: list[str],
+    classes: Sequence[int | str] | None,
+    found: Callable[[], list[str]],
+    path: Path,
+) -> tuple[list[str], bool, Labels, tuple[str, ...]]:
+    """(names of classes or labels, whether they came from the records, labels of all tables, notes)"""
+    if outcome.has_classes:
+        names, derived = _class_names(found(), None if classes is None else list(classes), path)
+        return names, derived, _label_numbers(tables, names), ()
+    parts, notes = labels_of(tables, outcome, label_names)
+    return label_names, False, np.concatenate([no_labels(outcome, len(label_names)), *parts]), tuple(notes)
+
+
+def _found(said: Sequence[Mapping[str, Any]], classes: Sequence[int | str] | None, train: Sequence[Table]) -> list[str]:
+    """The labels that occur in all processes' tables.
+
+    Raises:
+        DataError: they look like a quantity, and nobody named the classes.
+    """
+    found = sorted({name for one in said for name in one["labels"]}, key=_order)
+    if classes is None and train and train[0].label_column:
+        doubt = quantity(train[0].path, train[0].label_column, found)
+        if doubt is not None:
+            raise DataError(doubt)
+    return found
+
+
+def _caveats(columns: Sequence[str], names: Sequence[str], *, derived: bool, outcome: Outcome) -> tuple[str, ...]:
+    """What everybody is told of how the tables were read."""
+    listed = ", ".join(f"{name} -> {number}" for number, name in enumerate(names[:20]))
+    mapping = f"labels: {listed}{', ...' if len(names) > 20 else ''}"
+    if outcome.kind != "classes":
+        mapping = f"outcome: {outcome.kind}" + (f"; {mapping}" if names else "")
+    said_of_columns = ""
+    if columns:
+        shown = ", ".join(columns[:30]) + (", ..." if len(columns) > 30 else "")
+        said_of_columns = f"{len(columns)} feature{'s' * (len(columns) != 1)}: {shown}; "
+    if not derived:
+        return (f"{AS_READ}{said_of_columns}{mapping}",)
+    caveat = "the classes were read from the records of all silos; name them in `classes` to keep that from leaking"
+    # A single record may have brought a class, whose name may say anything.
+    return f"{AS_READ}{said_of_columns}{len(names)} classes", f"{AS_READ}{mapping}; {NOT_PUBLIC}", caveat
+
+
+def _like_first(table: Table, first: Sequence[Any]) -> Table:
+    """The table with its features in the order of the first file's, of which this is the head.
+
+    Raises:
+        DataError: it does not have what that has.
+    """
+    path, columns, shape, with_silos = Path(first[0]), tuple(first[1]), tuple(first[2]), first[3]
+    table = _reorder(table, columns, path)
+    if table.features.shape[1:] != shape or (table.silos is not None) != with_silos:
+        raise DataError(
+            f"{table.path}: features {table.features.shape[1:]}, silo names {table.silos is not None}; "
+            f"{path} has {shape}, {with_silos}. All files must agree."
+        )
+    return table
+
+
+def _persons(tables: Sequence[Table]) -> Integers | None:
+    """Whose records they are, where all tables say it.
+
+    Raises:
+        DataError: some do and some do not.
+    """
+    known = [table.persons for table in tables if table.persons is not None]
+    if not known:
+        return None
+    if len(known) < len(tables):
+        without = next(table.path for table in tables if table.persons is None)
+        raise DataError(
+            f"{without} does not say whose records it holds, and other files do: give all of them `person`."
+        )
+    return np.concatenate([numbers(_plain(names)) for names in known])
 
 
 def _silo_names(train: list[Table], paths: list[Path]) -> tuple[str, ...]:
@@ -309,31 +389,40 @@ def _order(name: str) -> tuple[int, float, str]:
         return 1, 0.0, name
 
 
-def _read_arrays(path: Path) -> Table:
+def _read_arrays(path: Path, outcome: Outcome) -> Table:
     arrays = read_npz(path)
     x, y = _first(arrays, ("x", "features"), path), _first(arrays, ("y", "labels"), path)
-    return table_of_arrays(path, x, y, arrays.get("silo"))
+    return table_of_arrays(path, x, y, arrays.get("silo"), arrays.get("person"), outcome)
 
 
-def table_of_arrays(path: Path, x: NDArray[Any], y: NDArray[Any], silo: NDArray[Any] | None) -> Table:
-    """Features [n, *shape], labels [n] and perhaps silo names [n] as a table; ``path`` is what messages call it.
+def table_of_arrays(
+    path: Path,
+    x: NDArray[Any],
+    y: NDArray[Any],
+    silo: NDArray[Any] | None,
+    person: NDArray[Any] | None = None,
+    outcome: Outcome = CLASSES,
+) -> Table:
+    """Features [n, *shape], labels [n] and perhaps silo and person names [n] as a table; ``path`` is what messages call
+    it. Labels of an ``outcome`` without classes are looked at when they are read by it.
 
     Raises:
         DataError: they are of other types or lengths, a number is not finite, or a name is empty.
     """
     if not x.ndim:
         raise DataError(f"{path}: features must be numbers of shape [records, ...], got one number alone.")
-    for name, array in {"labels": y, "silo": silo}.items():
+    words = {"silo": silo, "person": person} | ({"labels": y} if outcome.has_classes else {})
+    for name, array in words.items():
         if array is not None and (array.shape != (len(x),) or array.dtype.kind not in "iubUS"):
             raise DataError(
                 f"{path}: {name} must be one integer or string for each of the {len(x)} rows of features, "
                 f"got {array.dtype} {array.shape}."
             )
-    for name, array in {"label": y, "silo": silo}.items():
+    for name, array in words.items():
         if array is not None and array.dtype.kind in "US" and not array.astype(bool).all():
             record = int(np.flatnonzero(~array.astype(bool))[0])
-            raise DataError(f"{path}, record {record}: its {name} is empty: {FILL_IN}.")
-    return Table(path, numeric_features(x, path), y, silo, ())
+            raise DataError(f"{path}, record {record}: its {name.removesuffix('s')} is empty: {FILL_IN}.")
+    return Table(path, numeric_features(x, path), y, silo, (), persons=person)
 
 
 def read_npz(path: Path) -> dict[str, NDArray[Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -57,18 +58,39 @@ class Flaws:
         if len(alike.first) < SHOWN:
             alike.first.append((line, f"{what}{mend and ' ' + mend}", cell))
 
+    def add_all(
+        self, count: int, first: Sequence[tuple[int, str, str]], column: str | None, many: str, mend: str
+    ) -> None:
+        """``count`` more that are alike, as `add` notes one; ``first``: (line, what is wrong, the cell)."""
+        alike = self.found.setdefault((column, many), _Alike(many, mend))
+        alike.count += count
+        for line, what, cell in first[: SHOWN - len(alike.first)]:
+            alike.first.append((line, f"{what}{mend and ' ' + mend}", cell))
+
+    def move(self, lines: Callable[[list[int]], Mapping[int, int]]) -> None:
+        """Where places were noted as numbers of records: make them lines, by what ``lines`` says of these records."""
+        records = sorted({record for alike in self.found.values() for record, _, _ in alike.first})
+        line_of = lines(records) if records else {}
+        for alike in self.found.values():
+            alike.first = [(line_of[record], what, cell) for record, what, cell in alike.first]
+
     def check(self) -> None:
         """Raise DataError with all that was found, if anything was."""
+        if (text := self.text()) is not None:
+            raise DataError(text)
+
+    def text(self) -> str | None:
+        """All that was found, if anything was."""
         count = sum(alike.count for alike in self.found.values())
         if not count:
-            return
+            return None
         told = sorted(line for (column, _), alike in self.found.items() for line in _told(column, alike, self.unit))
         if count == 1:
-            raise DataError(f"{self.path}, {told[0][1]}")
+            return f"{self.path}, {told[0][1]}"
         left = count - sum(places for _, _, places in told[:MOST_TOLD])
         more = f"\n  and {left} more" if left else ""
         lines = "\n  ".join(text for _, text, _ in told[:MOST_TOLD])
-        raise DataError(f"{self.path}: {count} places are wrong:\n  {lines}{more}")
+        return f"{self.path}: {count} places are wrong:\n  {lines}{more}"
 
 
 def _told(column: str | None, alike: _Alike, unit: str) -> list[tuple[int, str, int]]:

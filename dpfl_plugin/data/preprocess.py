@@ -17,28 +17,37 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # s
 from dpfl_plugin import registry
 from dpfl_plugin.data.base import Features, Federation
 from dpfl_plugin.data.files import numeric_features, read_npz
-from dpfl_plugin.errors import ConfigError, DataError, require
+from dpfl_plugin.errors import ConfigError, DataError, UnsupportedError, nearest, require
 
 MOST_OF_NORM: Final = 0.9
 Doubles = NDArray[np.float64]
 Step = Callable[..., list[str]]
 
 
-def preprocess(federation: Federation, steps: Sequence[str | Mapping[str, Any]], base: Path) -> None:
+def preprocess(
+    federation: Federation,
+    steps: Sequence[str | Mapping[str, Any]],
+    base: Path,
+    more: Mapping[str, Step] | None = None,
+) -> None:
     """Apply steps in order, each a name or ``{name: ..., option: ...}``, and add their caveats to the federation.
+
+    Args:
+        more: further steps besides `STEPS`, of rooms that this one must not know.
 
     Raises:
         ConfigError: a step or an option is unknown or wrong; the message names ``data.preprocess[i]``.
     """
+    known = {**STEPS, **(more or {})}
     for index, given in enumerate(steps):
         where = f"data.preprocess[{index}]"
         block = {"name": given} if isinstance(given, str) else dict(given)
         name = block.pop("name", None)
-        if name not in STEPS:
+        if name not in known:
             raise ConfigError(
-                f"{where}.name={name!r} is unknown{registry.nearest(str(name), STEPS)}. Known: {', '.join(STEPS)}."
+                f"{where}.name={name!r} is unknown{nearest(str(name), known)}. Known: {', '.join(known)}."
             )
-        federation.caveats += registry.build(STEPS[name], block, federation, base, where=where)
+        federation.caveats += registry.build(known[name], block, federation, base, where=where)
         federation.feature_shape = federation.silos[0].train_x.shape[1:]
 
 
@@ -159,11 +168,66 @@ def pca(federation: Federation, base: Path, *, dims: int, fit: str = "train") ->
     ]
 
 
+def hog(
+    federation: Federation, base: Path, *, orientations: int = 9, cell: int = 7, block: int = 2, side: int | None = None
+) -> list[str]:
+    """Histograms of oriented gradients of each image, [features]: frozen features for a linear model. Data-free.
+
+    N. Dalal, B. Triggs, "Histograms of Oriented Gradients for Human Detection", CVPR 2005, as scikit-image computes
+    them, with L2-Hys blocks.
+
+    orientations: bins of an angle; cell: side of a cell in pixels; block: side of a block in cells; side: of the square
+    images, where records are flat (left out: the root of their length). Images are [side, side] or [1, height, width].
+
+    Raises:
+        ConfigError: records are no grey images, cells do not fit, or scikit-image is not installed.
+    """
+    for key, value in {"orientations": orientations, "cell": cell, "block": block}.items():
+        require(value >= 1, key, value, "be 1 or more")
+    height, width = _image_shape(federation.feature_shape, side)
+    if min(height, width) // cell < block:
+        raise ConfigError(f"cell={cell}, block={block}: no block fits into images of {height} x {width} pixels.")
+    try:
+        from skimage.feature import hog as histograms  # imported late: it takes a second
+    except ImportError as error:
+        raise ConfigError("hog needs scikit-image: pip install 'dpfl-plugin[images]'.") from error
+
+    def features(x: Features) -> Features:
+        made = [
+            histograms(image, orientations, (cell, cell), (block, block), block_norm="L2-Hys")
+            for image in x.reshape(-1, height, width)
+        ]
+        empty = ((height // cell - block + 1) * (width // cell - block + 1), block * block * orientations)
+        return np.array(made, np.float32).reshape(len(x), empty[0] * empty[1])
+
+    for silo in federation.silos:
+        silo.train_x, silo.test_x = features(silo.train_x), features(silo.test_x)
+    federation.columns = ()
+    return []
+
+
+def _image_shape(shape: tuple[int, ...], side: int | None) -> tuple[int, int]:
+    """(height, width) of grey images whose records have ``shape``."""
+    if len(shape) == 1:
+        found = side or round(shape[0] ** 0.5)
+        require(found * found == shape[0], "side", side, f"be the side of square images of {shape[0]} pixels")
+        return found, found
+    require(side is None, "side", side, "be left out, where records are images and not flat")
+    grey = shape if len(shape) == 2 else shape[1:] if len(shape) == 3 and shape[0] == 1 else None
+    if grey is None:
+        raise ConfigError(f"hog needs grey images, [side, side] or [1, height, width]; records are {list(shape)}.")
+    return grey[0], grey[1]
+
+
 def parity(federation: Federation, base: Path) -> list[str]:
     """Labels become 1 where odd and 0 where even (after the partition, which sees the original ones). Data-free.
 
     Gao et al. 2024, "Private Heterogeneous Federated Learning Without a Trusted Server Revisited", Sec. 4.
     """
+    if federation.outcome.kind != "classes":
+        raise UnsupportedError(
+            f"data.preprocess: parity makes two classes of class numbers; labels are {federation.outcome.kind} here."
+        )
     for silo in federation.silos:
         silo.train_y, silo.test_y = silo.train_y % 2, silo.test_y % 2
     federation.num_classes, federation.class_names = 2, ("even", "odd")
@@ -175,6 +239,7 @@ STEPS: Final[dict[str, Step]] = {
     "unit_norm": unit_norm,
     "pca": pca,
     "scale": scale,
+    "hog": hog,
     "parity": parity,
 }
 

@@ -24,8 +24,7 @@ from dpfl_plugin.data.flaws import (
     not_utf8,
     with_point,
 )
-from dpfl_plugin.errors import ConfigError, DataError
-from dpfl_plugin.registry import nearest
+from dpfl_plugin.errors import ConfigError, DataError, nearest
 
 ROWS_AT_ONCE = 20_000  # text is turned into numbers in pieces, so that memory holds the table as float32 only
 FILL_IN = "fill it in, or leave the record out"
@@ -39,7 +38,8 @@ Read = TypeVar("Read")
 class Table(NamedTuple):
     """One file: features [n, *shape], labels [n] and silo names [n] as written there, names of the features.
 
-    lines: of the records [n], and label_column: where they are known. unit: what "lines" are called.
+    lines: of the records [n], and label_column: where they are known. unit: what "lines" are called. persons: whose
+    records they are [n], as written there, or None.
     """
 
     path: Path
@@ -50,6 +50,7 @@ class Table(NamedTuple):
     lines: Integers | None = None
     label_column: str = ""
     unit: str = "line"
+    persons: NDArray[Any] | None = None
 
     def place(self, record: int) -> str:
         """Where a record's label is, in words."""
@@ -66,6 +67,7 @@ class Columns:
     silo: str | None
     ignored: tuple[str, ...]
     delimiter: str
+    person: str | None = None
 
     def read(self, path: Path) -> Table:
         """One CSV file.
@@ -120,7 +122,7 @@ class Columns:
         flaws.check()
         if not labels:
             raise DataError(f"{path} holds a header and no records.")
-        known = {*columns, self.label, self.silo, *self.ignored, ""}
+        known = {*columns, self.label, self.silo, self.person, *self.ignored, ""}
         table = Table(path, np.concatenate(features), np.array(labels), None, columns, np.concatenate(at), self.label)
         return table, tuple(name for name in header if name not in known)
 
@@ -130,9 +132,11 @@ class Columns:
         places = self._features(path, header)
         columns = tuple(header[place] for place in places)
         label, silo = header.index(self.label), header.index(self.silo) if self.silo is not None else None
+        person = header.index(self.person) if self.person is not None else None
         features: list[Features] = []
         labels: list[str] = []
         silos: list[str] = []
+        persons: list[str] = []
         at: list[Integers] = []
         flaws = Flaws(path, unit)
         for rows, lines in _pieces(reader, len(header), flaws):
@@ -141,6 +145,8 @@ class Columns:
             labels += _words(header, label, rows, lines, flaws)
             if silo is not None:
                 silos += _words(header, silo, rows, lines, flaws)
+            if person is not None:
+                persons += _words(header, person, rows, lines, flaws)
         flaws.check()
         if not labels:
             raise DataError(f"{path} holds a header and no records.")
@@ -153,6 +159,7 @@ class Columns:
             np.concatenate(at),
             self.label,
             unit,
+            np.array(persons) if person is not None else None,
         )
 
     def _features(self, path: Path, header: list[str]) -> list[int]:
@@ -163,7 +170,12 @@ class Columns:
         if len(set(named)) != len(named):
             twice = next(name for name in named if named.count(name) > 1)
             raise DataError(f"{path}: two columns have the name {twice!r}.")
-        special = {"label_column": (self.label,), "silo_column": (self.silo,), "ignore_columns": self.ignored}
+        special = {
+            "label_column": (self.label,),
+            "silo_column": (self.silo,),
+            "person_column": (self.person,),
+            "ignore_columns": self.ignored,
+        }
         for key, names in special.items():
             for name in names:
                 if name is not None and name not in header:
@@ -172,7 +184,7 @@ class Columns:
                         f"{key}={name!r}{nearest(name, header)}: {path} has no such column. Columns: {known}."
                         f"{self._other_delimiter(header)}"
                     )
-        others = {self.label, self.silo, *self.ignored}
+        others = {self.label, self.silo, self.person, *self.ignored}
         places = [place for place, name in enumerate(header) if name not in others]
         if not places:
             raise DataError(f"{path} has no feature column besides {', '.join(header)}.")

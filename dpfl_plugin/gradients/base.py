@@ -60,7 +60,8 @@ class Engine(Protocol):
     It is made of a model, its loss, and the bytes that it may use at a time: a batch that needs more is cut up.
     An engine with a method ``record_bytes(y, batch) -> int`` tells about what one of the examples needs, so that a run
     for which even that is too much is refused before it begins. One with a method ``clipped_sums`` answers several
-    silos at once (`stacked.Together`).
+    silos at once (`stacked.MultiSiloEngine`). One with a class attribute ``persons`` that is true takes persons for
+    examples, too, where the model is `persons.Persons`: features (b, k, *feature_shape), labels (b, k).
     """
 
     name: str

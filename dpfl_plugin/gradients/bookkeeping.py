@@ -36,6 +36,7 @@ from dpfl_plugin.gradients.base import (
     squared_norms,
 )
 from dpfl_plugin.gradients.blocks import add_products, add_rows, blocks_of, chunk_of
+from dpfl_plugin.gradients.persons import Persons
 from dpfl_plugin.gradients.precision import Precision, passes
 
 CONVOLUTIONS: Final = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -66,7 +67,7 @@ class BookKeeping:
     """Clipped sums of models whose parameters lie in Linear, Conv, Embedding, GroupNorm and LayerNorm layers."""
 
     name = "bookkeeping"
-
+    persons = True
     precisions = ("bf16", "tf32")
 
     def __init__(self, model: nn.Module, loss: Loss, chunk_bytes: int, precision: Precision = "float32") -> None:
@@ -84,6 +85,7 @@ class BookKeeping:
             parameter.requires_grad_(False)  # derivatives by outputs are all that backward has to compute
         self._kept: dict[str, list[Call]] = {}
         self._bytes: dict[torch.Size, int] = {}
+        self._of_persons = isinstance(model, Persons)
 
     @staticmethod
     def unsupported(model: nn.Module, loss: Loss) -> str | None:
@@ -153,9 +155,10 @@ class BookKeeping:
         """The gradients of every parameter, by layer, in the order of the flat vector."""
         self._forward_backward(y, batch)
         joined = {path: _joined(self._kept[path]) for path in self._layers}
+        count = len(batch) if self._of_persons else None
         found: dict[str, list[Part]] = {}
         for group, path, name in self._places:
-            found.setdefault(group, []).append(_part(self._layers[path], name, *joined[path]))
+            found.setdefault(group, []).append(_part(self._layers[path], name, *joined[path], count))
         self._kept = {}
         return list(found.values())
 
@@ -263,24 +266,41 @@ def _unsupported_layer(layer: nn.Module) -> str | None:
     return "has parameters of its own and is not supported"
 
 
-def _part(layer: nn.Module, name: str, a: Tensor, g: Tensor) -> Part:
-    """The gradients of parameter ``name`` of a layer with inputs ``a`` and derivatives by its outputs ``g``."""
+def _part(layer: nn.Module, name: str, a: Tensor, g: Tensor, count: int | None) -> Part:
+    """The gradients of parameter ``name`` of a layer with inputs ``a`` and derivatives by its outputs ``g``.
+
+    count: of persons, where these are the examples: the layer has seen k records of each, one after another, and a
+    person has k times as many positions as a record.
+    """
     if isinstance(layer, nn.Embedding):
-        return _embedding(layer, a, g)
+        return _embedding(layer, a if count is None else a.reshape(count, -1), g)
     if isinstance(layer, nn.GroupNorm | nn.LayerNorm):
-        return _normalisation(layer, name, a, g)
+        return _normalisation(layer, name, a, g, count)
     if isinstance(layer, nn.Linear):
         g = _positions(g)  # (b, T, o)
         if name == "bias":
-            return _instantiated(g.sum(dim=1))
-        return _products(_positions(a).unsqueeze(1), g.unsqueeze(1))
+            return _instantiated(_by_example(g, count).sum(dim=1))
+        return _products(_by_example(_positions(a), count).unsqueeze(1), _by_example(g, count).unsqueeze(1))
     groups = cast(int, layer.groups)
     g = g.flatten(2)
     if name == "bias":
-        return _instantiated(g.sum(dim=2))
+        return _instantiated(g.sum(dim=2) if count is None else _by_example(g.transpose(1, 2), count).sum(dim=1))
     g = g.unflatten(1, (groups, -1))  # (b, G, o / G, T)
     patches = _patches(layer, a).unflatten(1, (groups, -1))
-    return _products(patches.transpose(2, 3), g.transpose(2, 3))
+    return _products(*(_of_groups(values.transpose(2, 3), count) for values in (patches, g)))
+
+
+def _by_example(values: Tensor, count: int | None) -> Tensor:
+    """(b, k T, ...) of b = ``count`` persons, from (b k, T, ...)."""
+    return values if count is None else values.reshape(count, -1, *values.shape[2:])
+
+
+def _of_groups(values: Tensor, count: int | None) -> Tensor:
+    """(b, G, k T, i) of b = ``count`` persons, from (b k, G, T, i)."""
+    if count is None:
+        return values
+    by_person: Tensor = values.unflatten(0, (count, -1))
+    return by_person.transpose(1, 2).flatten(2, 3)
 
 
 def _instantiated(gradients: Tensor) -> Part:
@@ -389,16 +409,16 @@ def _embedding(layer: nn.Embedding, index: Tensor, g: Tensor) -> Part:
     return Part(squares=lambda: rows.square().flatten(1).sum(dim=1), add=add)
 
 
-def _normalisation(layer: nn.GroupNorm | nn.LayerNorm, name: str, a: Tensor, g: Tensor) -> Part:
+def _normalisation(layer: nn.GroupNorm | nn.LayerNorm, name: str, a: Tensor, g: Tensor, count: int | None) -> Part:
     if isinstance(layer, nn.GroupNorm):
         g = g.flatten(2) if g.dim() > 2 else g.unsqueeze(2)
-        if name == "bias":
-            return _instantiated(g.sum(dim=2))
-        normal = functional.group_norm(a, layer.num_groups, None, None, layer.eps)
-        return _instantiated((g * normal.reshape(g.shape)).sum(dim=2))
+        if name == "weight":
+            g = g * functional.group_norm(a, layer.num_groups, None, None, layer.eps).reshape(g.shape)
+        found = g.sum(dim=2)
+        return _instantiated(found if count is None else found.unflatten(0, (count, -1)).sum(dim=1))
     if name == "weight":
         g = g * functional.layer_norm(a, layer.normalized_shape, None, None, layer.eps)
-    return _instantiated(g.reshape(len(g), -1, math.prod(layer.normalized_shape)).sum(dim=1))
+    return _instantiated(g.reshape(count or len(g), -1, math.prod(layer.normalized_shape)).sum(dim=1))
 
 
 def _patches(layer: nn.Module, a: Tensor) -> Tensor:
@@ -425,7 +445,7 @@ def _working_size(layer: nn.Module, a: Tensor, g: Tensor) -> int:
     if isinstance(layer, nn.Linear):
         T, i, o, patches = g.numel() // layer.out_features, layer.in_features, layer.out_features, 0
     else:
-        T = math.prod(g.shape[2:])
+        T = len(g) * math.prod(g.shape[2:])
         i = math.prod(cast(Tensor, layer.weight).shape[1:])
         o, patches = g.shape[1], T * i * cast(int, layer.groups)
     if T == 1:

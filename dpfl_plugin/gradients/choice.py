@@ -10,7 +10,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from dpfl_plugin.errors import UnsupportedError, told
 from dpfl_plugin.gradients import costs, independence
 from dpfl_plugin.gradients.base import Engine, Loss, Records, mixing
 from dpfl_plugin.gradients.opacus import REPLACEMENTS, replacement
+from dpfl_plugin.gradients.persons import MeanLoss, Persons, some_labels
 from dpfl_plugin.gradients.precision import Precision, check, passes
 from dpfl_plugin.gradients.stacked import Pool
 from dpfl_plugin.gradients.trace import Trace, trace
@@ -184,10 +185,13 @@ class _Expected:
         check(terms.precision, y)
         if reason := mixing(model):
             raise UnsupportedError(f"{reason}.")
-        several = made_up(model, tuple(features.shape[1:]), features, independence.RECORDS)
-        classes = independence.check(model, loss, several, terms.batch_size)
+        net, of_one, shape = model, loss, tuple(features.shape[1:])
+        if isinstance(model, Persons):  # each record of a person by itself, which is more than is needed
+            net, of_one, shape = model.net, cast(MeanLoss, loss).loss, shape[1:]
+        several = made_up(net, shape, features, independence.RECORDS)
+        classes = independence.check(net, of_one, several, terms.batch_size)
         heap.give_back()
-        labels = classes[torch.arange(len(features), device=features.device) % len(classes)]
+        labels = some_labels(model, features, classes)
         with torch.enable_grad(), passes("float32", features.device):
             for row in range(len(features)):
                 value = loss(model(features[row : row + 1]), labels[row : row + 1]).sum()
@@ -229,6 +233,8 @@ class _Expected:
 def _make(name: str, model: nn.Module, loss: Loss, terms: Terms, expected: _Expected) -> tuple[Engine | None, str]:
     """The engine, or None and why it does not support the model."""
     kind: Any = registry.load("engines", name)
+    if isinstance(model, Persons) and not getattr(kind, "persons", False):
+        return None, "it has no gradients of persons (privacy.unit: person)"
     reason = kind.unsupported(model, loss)
     if reason is not None:
         return None, reason.removesuffix(".")

@@ -1,8 +1,9 @@
-"""Linear models in closed form (softmax, logistic, hinge): no gradient is instantiated, no autograd is run.
+"""Linear models in closed form, for losses whose derivative is known: no gradient is instantiated, no autograd is run.
 
 The gradient of example j is the outer product of its residual r_j and (x_j, 1), so its norm is ||r_j|| times
 sqrt(||x_j||^2 + 1) and the clipped sum is one product of matrices, (clip factor * r)^T X. The residual, the derivative
-by the outputs, is softmax(W x_j + b) - e_label, or sigmoid(z) - label, or the hinge's -1, 0 or 1.
+by the outputs, is softmax(W x_j + b) - e_label, or sigmoid(z) - label, or the hinge's -1, 0 or 1; those
+of other outcomes are in `outcome_losses`.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from dpfl_plugin.gradients.base import (
 )
 from dpfl_plugin.gradients.blocks import add_products, add_up, chunk_of
 from dpfl_plugin.gradients.fused import Fused
+from dpfl_plugin.gradients.outcome_losses import ClosedLoss
 from dpfl_plugin.gradients.stacked import Stack, StackedLayers
 from dpfl_plugin.gradients.wrapped import unwrapped
 
@@ -39,7 +41,7 @@ OF_LAYER = 28
 
 
 class ClosedForm:
-    """Clipped sums of a single linear layer with cross-entropy, logistic or hinge loss."""
+    """Clipped sums of a single linear layer, for a loss whose derivative by its outputs is known."""
 
     name = "closed_form"
     capturable = True
@@ -50,7 +52,7 @@ class ClosedForm:
         self._loss, self._chunk_bytes = loss, chunk_bytes
         self._bias = linear.bias is not None
         self._outputs, self._features = linear.out_features, linear.in_features
-        self._padded = math.ceil(self._outputs / LANES) * LANES if loss is losses.cross_entropy else 1
+        self._padded = padded(loss, self._outputs)
         self._layout = Layout.of(model)
         self._weight = torch.empty(0)
         self._offset = torch.empty(0)
@@ -119,7 +121,7 @@ class ClosedForm:
         return norms.to(y.dtype)
 
     def clipped_sums(self, y: Tensor, batches: Stack, clip_norms: Tensor | None, out: Tensor) -> Tensor | None:
-        """See `stacked.Together`."""
+        """See `stacked.MultiSiloEngine`."""
         return self._together.clipped_sums(y, batches, clip_norms, out)
 
     def _residuals(self, y: Tensor, batch: Records) -> Tensor:
@@ -143,11 +145,21 @@ class ClosedForm:
             add_up(own, out[size:].unsqueeze(0))
 
 
+def padded(loss: Loss, outputs: int) -> int:
+    """Columns of outputs to compute with: a softmax is of all at once, other losses of each output by itself."""
+    return math.ceil(outputs / LANES) * LANES if loss is losses.cross_entropy else outputs
+
+
 def unknown_loss(loss: Loss, num_outputs: int) -> str | None:
     """None if `residuals` knows the loss of this many outputs, else why not."""
+    if isinstance(loss, ClosedLoss):
+        return None
     known = (losses.cross_entropy,) if num_outputs > 1 else (losses.logistic, losses.hinge)
     return (
-        None if loss in known else "the loss is neither cross_entropy of several outputs nor logistic or hinge of one"
+        None
+        if loss in known
+        else "the loss is neither cross_entropy of several outputs, nor logistic or hinge of one, nor one of another "
+        "outcome whose derivative is known"
     )
 
 
@@ -158,6 +170,8 @@ def residuals(outputs: Tensor, labels: Tensor, loss: Loss) -> Tensor:
     if loss is losses.hinge:
         signs = 2 * labels.unsqueeze(1).to(outputs.dtype) - 1
         return (signs * outputs < 1) * -signs
+    if isinstance(loss, ClosedLoss):
+        return loss.residuals(outputs, labels)
     found = torch.softmax(outputs, dim=1)
     minus_one = found.new_full((1, 1), -1.0).expand(len(labels), 1)
     return found.scatter_add_(1, labels.unsqueeze(1), minus_one)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from dpfl_plugin.core.vectors import Layout
-from dpfl_plugin.gradients import fused, losses
+from dpfl_plugin.gradients import fused
 from dpfl_plugin.gradients.base import (
     Loss,
     Records,
@@ -27,7 +27,7 @@ from dpfl_plugin.gradients.base import (
     squared_norms,
 )
 from dpfl_plugin.gradients.blocks import add_products, add_up, chunk_of
-from dpfl_plugin.gradients.closed_form import LANES, OF_LAYER, PADDING_BIAS, residuals, unknown_loss
+from dpfl_plugin.gradients.closed_form import OF_LAYER, PADDING_BIAS, padded, residuals, unknown_loss
 from dpfl_plugin.gradients.fused import Fused
 from dpfl_plugin.gradients.stacked import Stack, StackedLayers
 from dpfl_plugin.gradients.wrapped import unwrapped
@@ -45,7 +45,7 @@ ACTIVATIONS: Final[dict[type[nn.Module], tuple[Callable[[Tensor], Tensor], Backw
 
 
 class Dense:
-    """Clipped sums of Linear layers with activations between them, with cross-entropy, logistic or hinge loss."""
+    """Clipped sums of Linear layers with activations between them, for a loss whose derivative by outputs is known."""
 
     name = "dense"
     capturable = True
@@ -57,7 +57,7 @@ class Dense:
         self._activations = [ACTIVATIONS[type(activation)] for activation in activations]
         self._loss, self._sizes, self._chunk_bytes = loss, Layout.of(model).sizes, chunk_bytes
         self._outputs = self._layers[-1].out_features
-        self._padded = math.ceil(self._outputs / LANES) * LANES if loss is losses.cross_entropy else 1
+        self._padded = padded(loss, self._outputs)
         self._weight, self._offset = torch.empty(0), torch.empty(0)
         # Products of matrices may round by where these begin in memory, and silos' rows of a stack begin anywhere.
         self._y = torch.empty(0)
@@ -123,7 +123,7 @@ class Dense:
         return norms.to(y.dtype)
 
     def clipped_sums(self, y: Tensor, batches: Stack, clip_norms: Tensor | None, out: Tensor) -> Tensor | None:
-        """See `stacked.Together`."""
+        """See `stacked.MultiSiloEngine`."""
         return self._together.clipped_sums(y, batches, clip_norms, out)
 
     def _derivatives(self, y: Tensor, batch: Records) -> tuple[list[Tensor], list[Tensor]]:

@@ -172,6 +172,7 @@ class Fused:
         """For a model on the processor in float32, where there are `kernels`; else None, and torch does it all."""
         weights = [layer.weight for layer in layers]
         suits = all(weight.dtype == torch.float32 and weight.device.type == "cpu" for weight in weights)
+        suits = suits and loss in _LOSSES
         return Fused(layers, activations, loss, with_bias=with_bias) if suits and kernels() is not None else None
 
     def takes(self, y: Tensor, batch: Records) -> bool:

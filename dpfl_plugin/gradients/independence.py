@@ -23,6 +23,7 @@ from torch.func import functional_call
 from dpfl_plugin.core.streams import stream
 from dpfl_plugin.errors import UnsupportedError, told
 from dpfl_plugin.gradients.base import Loss
+from dpfl_plugin.gradients.outcome_losses import examples_of
 from dpfl_plugin.gradients.precision import passes
 
 RECORDS: Final = 8  # of a trial
@@ -53,7 +54,8 @@ def check(model: nn.Module, loss: Loss, features: Tensor, batch_size: int) -> Te
         batch_size: of a usual batch; the loss is tried on one of that size, too (`MOST_IN_A_BATCH` at most).
 
     Returns:
-        Classes that the loss takes, (c,) int64; all that the outputs have room for, `MOST_CLASSES` at most.
+        Labels that the loss takes: classes (c,) int64, all that the outputs have room for, `MOST_CLASSES` at most; or
+        the made-up ones (c, ...) of a loss of another outcome.
 
     Raises:
         UnsupportedError: records are mixed, or an output, a loss or a derivative is not finite, or something fails.
@@ -69,6 +71,30 @@ def check(model: nn.Module, loss: Loss, features: Tensor, batch_size: int) -> Te
             if dtype == own:
                 raise UnsupportedError(f"the model or its loss fails on made-up records: {told(error)}.") from error
     raise AssertionError("the model's own number format is tried last")
+
+
+def check_outputs(model: nn.Module, features: Tensor) -> None:
+    """Refuse a frozen model that mixes records: its outputs at its own parameters, and no derivatives.
+
+    Args:
+        features: as for `check`.
+
+    Raises:
+        UnsupportedError: records are mixed, an output is not finite, or the model fails.
+    """
+    own = next((p.dtype for p in model.parameters()), torch.float32)
+    for dtype in dict.fromkeys((torch.float64, own)):
+        try:
+            with passes("float32", features.device):
+                x = features.to(dtype) if features.is_floating_point() else features
+                if _check_model(model, x, 0.0, dtype) is None:
+                    raise UnsupportedError("the model's outputs are not finite on made-up records.")
+                return
+        except UnsupportedError:
+            raise
+        except Exception as error:  # a stranger's code may fail in any way, and need not know of float64
+            if dtype == own:
+                raise UnsupportedError(f"the model fails on made-up records: {told(error)}.") from error
 
 
 def _check(model: nn.Module, loss: Loss, features: Tensor, batch_size: int, dtype: torch.dtype) -> Tensor:
@@ -169,9 +195,11 @@ class _LossTrial:
         # At the model's own parameters they may all be alike.
         self._outputs, self._at_start = torch.cat([first[:ALONE], *others]), ALONE
         self._alone: dict[tuple[int, int], tuple[Tensor, Tensor] | None] = {}
+        self._taken = self._labels()
 
     def check(self) -> Tensor:
-        classes, count = self._classes(), len(self._outputs)
+        # Labels are called by their places among those that the loss takes.
+        classes, count = range(len(self._taken)), len(self._outputs)
         every = list(range(count))
         # Neighbours differ in their class; or nearly all are of one class, the first or the last.
         mixed = [(row, classes[row % len(classes)]) for row in every]
@@ -187,7 +215,13 @@ class _LossTrial:
         equal = [one for one in first if one[1] == classes[0]]
         for batch in (mixed, mixed[::-1][:RECORDS], mixed[1:4], mixed[-3:], first, last, first[4:7], equal, usual):
             self._check_batch(batch)
-        return torch.tensor(classes, device=self._outputs.device)
+        return self._taken
+
+    def _labels(self) -> Tensor:
+        """Labels (c, ...) that the loss takes."""
+        outputs = self._outputs
+        made_up = examples_of(self._loss, outputs.shape[1] if outputs.dim() > 1 else 1)
+        return torch.tensor(self._classes(), device=outputs.device) if made_up is None else made_up.to(outputs.device)
 
     def _classes(self) -> list[int]:
         """Classes that the outputs have room for, and that the loss takes; the first and last of them, if many."""
@@ -236,7 +270,7 @@ class _LossTrial:
     def _values(self, batch: list[tuple[int, int]], weights: Tensor) -> tuple[Tensor, Tensor]:
         """Losses (b,) of (row, label) pairs, and the derivatives of their weighted sum by the outputs (b, ...)."""
         outputs = self._outputs[[row for row, _ in batch]].requires_grad_()
-        labels = torch.tensor([label for _, label in batch], device=outputs.device)
+        labels = self._taken[[label for _, label in batch]]
         values = self._loss(outputs, labels)
         if values.numel() != len(batch):
             raise UnsupportedError(

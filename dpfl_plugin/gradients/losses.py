@@ -8,8 +8,19 @@ from torch import Tensor
 from torch.nn import functional
 
 from dpfl_plugin import registry
-from dpfl_plugin.errors import ConfigError
+from dpfl_plugin.core.outcomes import CLASSES, HUBER_SHARE, Outcome
+from dpfl_plugin.errors import ConfigError, nearest
 from dpfl_plugin.gradients.base import Loss
+from dpfl_plugin.gradients.outcome_losses import (
+    Cumulative,
+    Foreign,
+    Hazards,
+    Huber,
+    MultiLabel,
+    OutcomeLoss,
+    Poisson,
+    Squared,
+)
 
 
 def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -33,19 +44,75 @@ def hinge(outputs: Tensor, labels: Tensor) -> Tensor:
 LOSSES: Final[dict[str, Loss]] = {"cross_entropy": cross_entropy, "logistic": logistic, "hinge": hinge}
 
 
-def find(name: str, num_outputs: int) -> Loss:
-    """The loss ``name``: "auto" (logistic for one output, else cross_entropy), a name above, or package.module:name.
+OF_OUTCOMES: Final = {
+    "ordinal": ("cumulative",),
+    "regression": ("squared", "huber"),
+    "counts": ("poisson",),
+    "multi_label": ("multi_label",),
+    "survival": ("hazards",),
+}
+"""{kind of outcome: its losses}; loss: auto is the first."""
+
+
+def of_outcome(name: str, outcome: Outcome, num_classes: int) -> Loss:
+    """The loss ``name`` for labels that are not classes, or package.module:name; ``num_classes``: of ordinal labels.
 
     Raises:
-        ConfigError: there is no such loss, or it is not for so many outputs.
+        ConfigError: there is no such loss, or it is for other labels.
     """
+    known = OF_OUTCOMES[outcome.kind]
+    if ":" in name:
+        return given(registry.load_object(name, "loss"), outcome, num_classes)
+    if name not in ("auto", *known):
+        why = "Cox's partial likelihood compares records with each other, so that no gradient belongs to one record. "
+        raise ConfigError(
+            f"loss={name!r} is not for an outcome of {outcome.kind}. {why if name == 'cox' else ''}"
+            f"Use auto{''.join(f' or {one}' for one in known)}, or package.module:function."
+        )
+    return _of_outcome(known[0] if name == "auto" else name, outcome, num_classes)
+
+
+def given(loss: Loss, outcome: Outcome, num_classes: int) -> Loss:
+    """A loss that a program gives, for labels of this outcome."""
+    if outcome.kind == "classes" or isinstance(loss, OutcomeLoss):
+        return loss
+    return Foreign(loss, _of_outcome(OF_OUTCOMES[outcome.kind][0], outcome, num_classes))
+
+
+def _of_outcome(name: str, outcome: Outcome, num_classes: int) -> OutcomeLoss:
+    if name in ("squared", "huber"):
+        middle, half = outcome.middle, outcome.half_range
+        delta = 2 * HUBER_SHARE if outcome.huber_delta is None else outcome.huber_delta / half
+        return Squared(middle, half) if name == "squared" else Huber(middle, half, delta)
+    if name == "hazards":
+        return Hazards(outcome.edges)
+    if name == "cumulative":
+        return Cumulative(num_classes)
+    return Poisson() if name == "poisson" else MultiLabel()
+
+
+def find(name: str, num_outputs: int, outcome: Outcome = CLASSES, num_classes: int = 0) -> Loss:
+    """The loss ``name``: "auto" (logistic for one output, else cross_entropy; or the outcome's own), a name above, or
+    package.module:name.
+
+    Raises:
+        ConfigError: there is no such loss, or it is not for so many outputs, or not for this outcome.
+    """
+    if outcome.kind != "classes":
+        return of_outcome(name, outcome, num_classes)
+    of_others = [kind for kind, names in OF_OUTCOMES.items() if name in names]
+    if of_others:
+        raise ConfigError(
+            f"loss={name!r} is for an outcome of {of_others[0]}, and labels are classes: say what they are in the data "
+            "(docs/outcomes.md)."
+        )
     if name == "auto":
         return logistic if num_outputs == 1 else cross_entropy
     if ":" in name:
         return registry.load_object(name, "loss")
     if name not in LOSSES:
         known = ", ".join(["auto", *LOSSES])
-        raise ConfigError(f"loss={name!r} is unknown{registry.nearest(name, LOSSES)}. Known: {known}.")
+        raise ConfigError(f"loss={name!r} is unknown{nearest(name, LOSSES)}. Known: {known}.")
     if name == "cross_entropy" and num_outputs == 1:
         raise ConfigError(
             "loss='cross_entropy' is for a model with one output for each class; this one has 1 output. Use loss: "

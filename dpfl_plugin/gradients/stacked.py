@@ -35,7 +35,7 @@ class Stack:
 
     Attributes:
         features: (m, b, *feature_shape), all finite.
-        labels: (m, b) int64.
+        labels: (m, b) int64 of classes, or (m, b, ...): see `Outcome`.
         constants: (m, b), or None: as `Records.constants`.
         padding: (m, b), where records only fill up, or stand for one whose features are not finite.
     """
@@ -59,7 +59,7 @@ class Stack:
         return Stack(self.features[place], self.labels[place], constants, self.padding[place])
 
 
-class Together(Protocol):
+class MultiSiloEngine(Protocol):
     """What an engine may have beside `Engine.clipped_sum`: the same for several silos at once.
 
     One with an attribute ``capturable = True`` promises that this neither waits for the device, nor moves anything to
@@ -143,12 +143,12 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
 class Sums:
     """Clipped sums of several silos' batches, as a function of tensors alone."""
 
-    def __init__(self, engine: Together, pool: Pool) -> None:
+    def __init__(self, engine: MultiSiloEngine, pool: Pool) -> None:
         self._engine, self._pool = engine, pool
 
     def __call__(self, y: Tensor, index: Tensor, clip_norms: Tensor | None = None) -> tuple[Tensor, ...]:
-        """(sums (m, d), norms as of `Together.clipped_sums` where there are any), at ``y`` (m, d), of the batches at
-        ``index`` (m, b) of the pool."""
+        """Of the batches at ``index`` (m, b) of the pool, at ``y`` (m, d): (sums (m, d), norms as of
+        `MultiSiloEngine.clipped_sums` where there are any)."""
         out = torch.empty(y.shape, dtype=torch.float64, device=y.device)
         norms = self._engine.clipped_sums(y, self._pool.take(index), clip_norms, out)
         return (out,) if norms is None else (out, norms)
@@ -158,7 +158,7 @@ Activation = tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], Tensor
 
 
 class StackedLayers:
-    """`Together` for Linear layers with activations between them: see `dense` for the mathematics.
+    """`MultiSiloEngine` for Linear layers with activations between them: see `dense` for the mathematics.
 
     Args:
         activations: between the layers; (forward in place, backward).
@@ -192,7 +192,7 @@ class StackedLayers:
         ]
 
     def clipped_sums(self, y: Tensor, batches: Stack, clip_norms: Tensor | None, out: Tensor) -> Tensor | None:
-        """See `Together`."""
+        """See `MultiSiloEngine`."""
         assert out.dtype is torch.float64
         norms = None
         if clip_norms is not None:
@@ -242,7 +242,7 @@ class StackedLayers:
         for (weight, bias), (forward, _) in zip(parameters[:-1], self._activations, strict=True):
             inputs.append(forward(_linear(inputs[-1], weight, bias)))
         outputs = _linear(inputs[-1], *parameters[-1])
-        derivatives = [self._residuals(outputs.flatten(0, 1), batches.labels.flatten()).view_as(outputs)]
+        derivatives = [self._residuals(outputs.flatten(0, 1), batches.labels.flatten(0, 1)).view_as(outputs)]
         for layer in reversed(range(1, len(parameters))):
             _, backward = self._activations[layer - 1]
             derivatives.append(backward(torch.bmm(derivatives[-1], parameters[layer][0]), inputs[layer]))

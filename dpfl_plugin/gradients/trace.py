@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.gradients.base import Loss
+from dpfl_plugin.gradients.persons import Persons, no_labels
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,8 @@ class _Count(TorchFunctionMode):
 
 def trace(model: nn.Module, loss: Loss, features: Tensor) -> Trace:
     """The trace of ``model`` on made-up ``features`` (n, *feature_shape)."""
-    count, labels = len(features), torch.zeros(len(features), dtype=torch.int64, device=features.device)
+    count, labels = len(features), no_labels(model, features, loss)
+    rows = int(features.shape[1]) if isinstance(model, Persons) else 1
     seen: dict[int, list[Tensor]] = {}
     owners = [module for module in model.modules() if any(p.requires_grad for p in module.parameters(recurse=False))]
     hooks = [
@@ -91,7 +93,7 @@ def trace(model: nn.Module, loss: Loss, features: Tensor) -> Trace:
     finally:
         for hook in hooks:
             hook.remove()
-    matrices = [matrix for module in owners if (matrix := _matrix(module, seen.get(id(module), ()))) is not None]
+    matrices = [matrix for module in owners if (matrix := _matrix(module, seen.get(id(module), ()), rows))]
     itemsize = next(model.parameters()).element_size()
     return Trace(
         dimension=Layout.of(model).dimension,
@@ -105,12 +107,13 @@ def trace(model: nn.Module, loss: Loss, features: Tensor) -> Trace:
     )
 
 
-def _matrix(module: nn.Module, outputs: Any) -> Matrix | None:
+def _matrix(module: nn.Module, outputs: Any, rows: int) -> Matrix | None:
+    """``rows``: of what the layer puts out, those of one example."""
     weight = getattr(module, "weight", None)
     if not isinstance(weight, Tensor) or weight.dim() < 2 or not outputs or isinstance(module, nn.Embedding):
         return None
     if not all(isinstance(output, Tensor) for output in outputs):
         return None
     groups = cast(int, getattr(module, "groups", 1))
-    positions = sum(output[0].numel() for output in outputs) // weight.shape[0]
+    positions = rows * sum(output[0].numel() for output in outputs) // weight.shape[0]
     return Matrix(positions, math.prod(weight.shape[1:]), weight.shape[0] // groups, groups, len(outputs))

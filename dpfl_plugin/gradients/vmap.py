@@ -20,7 +20,7 @@ class Vmap:
     """Instantiates each example's gradient, a chunk of the batch at a time."""
 
     name = "vmap"
-
+    persons = True
     precisions = ("bf16", "tf32")
 
     def __init__(self, model: torch.nn.Module, loss: Loss, chunk_bytes: int, precision: Precision = "float32") -> None:

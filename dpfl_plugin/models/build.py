@@ -10,18 +10,29 @@ import torch
 from torch import Tensor, nn
 
 from dpfl_plugin import registry
+from dpfl_plugin.core.outcomes import CLASSES, Outcome
 from dpfl_plugin.core.streams import stream_key
 from dpfl_plugin.errors import ConfigError, PluginError, UnsupportedError, told
 from dpfl_plugin.models.fixed import FREEZE, frozen_norm
+from dpfl_plugin.models.ordinal import Thresholds
 
 TRIAL_RECORDS = 3
+WRAP = (
+    "A record is one row of numbers, and so is what the model makes of it: a model that takes several inputs, or "
+    "returns a mapping, a tuple or an object, is wrapped by dpfl_plugin.FieldsModel(model, fields, output='logits') "
+    "(docs/models.md)."
+)
 
 
-def build_model(block: Mapping[str, Any], feature_shape: tuple[int, ...], num_classes: int, seed: int) -> nn.Module:
+def build_model(
+    block: Mapping[str, Any], feature_shape: tuple[int, ...], num_classes: int, seed: int, outcome: Outcome = CLASSES
+) -> nn.Module:
     """The model of ``{name: ..., options}`` (a plugin) or ``{module: "package.module:factory", options}``.
 
     A factory is called as ``factory(feature_shape, num_classes, **options)``. Initial parameters depend on the seed
     only; torch's global generator is left as it was. The model is tried on made-up records, never on private ones.
+    For an ``outcome`` without classes num_classes is the number of outputs; of ordinal labels the factory is asked for
+    one output, behind which `Thresholds` are put.
 
     Raises:
         ConfigError: the block, or an option, is wrong; PluginError: the factory is unknown, fails, or makes no model;
@@ -31,7 +42,8 @@ def build_model(block: Mapping[str, Any], feature_shape: tuple[int, ...], num_cl
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(int.from_bytes(stream_key(seed, "model")[:8], "little"))
         try:
-            model = registry.build(factory, options, feature_shape, num_classes, where="model")
+            num_outputs = 1 if outcome.kind == "ordinal" else num_classes
+            model = registry.build(factory, options, feature_shape, num_outputs, where="model")
         except ConfigError:
             raise
         except Exception as error:  # a stranger's code may fail in any way
@@ -39,7 +51,10 @@ def build_model(block: Mapping[str, Any], feature_shape: tuple[int, ...], num_cl
         if not isinstance(model, nn.Module):
             raise PluginError(f"model {name!r}: the factory returned a {type(model).__name__}, not a torch.nn.Module.")
         check_layers(model, name)
-        _check_trial(model, name, feature_shape, num_classes)
+        _check_trial(model, name, feature_shape, num_outputs, outcome=outcome)
+        if outcome.kind == "ordinal":
+            model = nn.Sequential(model, Thresholds(num_classes))
+    assert isinstance(model, nn.Module)
     _check_parameters(model, name)
     return model
 
@@ -96,7 +111,12 @@ def check_layers(model: nn.Module, name: str) -> None:
 
 
 def _check_trial(
-    model: nn.Module, name: str, feature_shape: tuple[int, ...], num_classes: int | None, words: bool = False
+    model: nn.Module,
+    name: str,
+    feature_shape: tuple[int, ...],
+    num_classes: int | None,
+    words: bool = False,
+    outcome: Outcome = CLASSES,
 ) -> None:
     # Random numbers, not zeros: with equal records one would not see that the model mixes them.
     rng, shape = torch.Generator().manual_seed(0), (TRIAL_RECORDS, *feature_shape)
@@ -108,11 +128,20 @@ def _check_trial(
         with torch.no_grad():
             first, again, alone = model(x), model(x), model(x[:1])
     except Exception as error:
-        raise PluginError(f"model {name!r} fails on features of shape {tuple(x.shape)}: {told(error)}.") from error
-    allowed = [(TRIAL_RECORDS, num_classes)] + ([(TRIAL_RECORDS, 1), (TRIAL_RECORDS,)] if num_classes == 2 else [])
-    found = tuple(first.shape) if isinstance(first, Tensor) else type(first).__name__
+        several = isinstance(error, TypeError | AttributeError | ValueError)
+        raise PluginError(
+            f"model {name!r} fails on features of shape {tuple(x.shape)}: {told(error)}." + f" {WRAP}" * several
+        ) from error
+    if not isinstance(first, Tensor):
+        raise PluginError(f"model {name!r} maps features {tuple(x.shape)} to a {type(first).__name__}. {WRAP}")
+    allowed: list[tuple[int, ...]] = [(TRIAL_RECORDS, num_classes or 0)]
+    if outcome.kind == "classes" and num_classes == 2:
+        allowed += [(TRIAL_RECORDS, 1), (TRIAL_RECORDS,)]
+    elif outcome.kind != "classes" and num_classes == 1:
+        allowed.append((TRIAL_RECORDS,))
+    found = tuple(first.shape)
     if num_classes is None:
-        if not isinstance(first, Tensor) or first.dim() not in (1, 2) or first.shape[0] != TRIAL_RECORDS:
+        if first.dim() not in (1, 2) or first.shape[0] != TRIAL_RECORDS:
             raise PluginError(
                 f"model {name!r} maps features {tuple(x.shape)} to {found}; it must be one row of outputs, or one "
                 "number, for each record."
@@ -120,7 +149,8 @@ def _check_trial(
     elif found not in allowed:
         raise PluginError(
             f"model {name!r} maps features {tuple(x.shape)} to {found}; "
-            f"for {num_classes} classes it must be {' or '.join(map(str, allowed))}."
+            f"for {num_classes} {'classes' if outcome.kind == 'classes' else f'outputs of {outcome.kind}'} it must be "
+            f"{' or '.join(map(str, allowed))}."
         )
     if not bool(torch.isfinite(first).all()):
         raise PluginError(f"model {name!r} gives outputs that are not finite on standard normal features.")

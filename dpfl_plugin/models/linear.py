@@ -1,4 +1,4 @@
-"""Linear classifiers."""
+"""Linear models."""
 
 from __future__ import annotations
 
@@ -16,6 +16,13 @@ def softmax(feature_shape: tuple[int, ...], num_classes: int, *, bias: bool = Tr
     log(num_classes) in every run, whatever the seed.
     """
     return nn.Sequential(nn.Flatten(), _zero_linear(math.prod(feature_shape), num_classes, bias))
+
+
+def linear(feature_shape: tuple[int, ...], num_classes: int, *, bias: bool = True) -> nn.Module:
+    """One linear layer, [n, *feature_shape] -> [n, num_classes], for any outcome: as many outputs as that needs (1 for
+    regression and counts, one for each label or bin of time, one score for ordinal labels). All parameters start at 0.
+    """
+    return softmax(feature_shape, num_classes, bias=bias)
 
 
 def logistic(feature_shape: tuple[int, ...], num_classes: int, *, bias: bool = True) -> nn.Module:

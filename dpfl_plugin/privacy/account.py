@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from dpfl_plugin.privacy.accountants import Accountant
-from dpfl_plugin.privacy.beside import Beside, Kind
 from dpfl_plugin.privacy.book import Book
 from dpfl_plugin.privacy.budget import Budget
 from dpfl_plugin.privacy.claims.ahead import Ahead
@@ -18,9 +17,9 @@ from dpfl_plugin.privacy.claims.outsider import Outsider
 from dpfl_plugin.privacy.claims.server import Server
 from dpfl_plugin.privacy.claims.third_party import ThirdParty
 from dpfl_plugin.privacy.claims.values import plain, views_of
-from dpfl_plugin.privacy.composition import undominated
 from dpfl_plugin.privacy.costs import RoundCost
 from dpfl_plugin.privacy.events import Charge, batches
+from dpfl_plugin.privacy.extra_releases import Beside, Kind
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.participation import Draw, Plan
 from dpfl_plugin.privacy.prior import NO_PRIOR, Prior
@@ -69,7 +68,7 @@ class PrivacyAccount:
     ) -> None:
         budget = None
         if spec.epsilon is not None:
-            budget = Budget(spec.epsilon, spec.delta, budget_accountant or accountant)
+            budget = Budget(spec.epsilon, spec.delta, budget_accountant or accountant, spec.epsilons)
         book = Book(
             spec,
             rules,
@@ -147,7 +146,7 @@ class PrivacyAccount:
         """
         return None if self._book.spec.max_participations is None else self._book.eligible
 
-    def why_nobody_is_left(self, lost: Collection[int] = ()) -> str:
+    def cap_reason(self, lost: Collection[int] = ()) -> str:
         """Why no round can be made where a cap leaves too few silos, ``lost`` ones apart."""
         spec, left = self._book.spec, len(set(self.eligible() or ()) - set(lost))
         without = f" and {len(lost)} were lost" if lost else ""
@@ -206,8 +205,7 @@ class PrivacyAccount:
         Noise is solved for them together, and an accountant's error may make a part look dearer than the whole.
         """
         if self._budget is not None:
-            for terms in undominated(self._book.everywhere(rounds)):
-                self._budget.holds(terms)
+            self._server.look_ahead(rounds)
 
     def expected_rounds(self, plan: Plan, limit: int) -> int:
         """How many rounds like ``plan`` the budget allows in all, up to ``limit``; for schedules and the ETA only."""
@@ -220,11 +218,11 @@ class PrivacyAccount:
 
     def why_not(self) -> str:
         """Why the budget allows no further round."""
-        spec = self._book.spec
+        if (spec := self._book.spec).epsilon is None:
+            return "there is no budget"
         view = spec.view.replace("_", " ")
-        what = f"one more would pass epsilon {spec.epsilon:g} at delta {spec.delta:g} ({view} view)"
-        if self._book.lost and view == "third party":
-            what += ", as the server's worst case since silos were lost"
+        worst = ", as the server's worst case since silos were lost" * (self._book.lost and view == "third party")
+        what = f"one more would pass epsilon {spec.epsilon:g} at delta {spec.delta:g} ({view} view){worst}"
         return f"{what}, with what the shared ledger holds of other runs" if self.prior.runs else what
 
     def charges(self, round: int, plan: Plan, noise_id: str = "rehearsal") -> list[Charge]:
@@ -285,7 +283,7 @@ class PrivacyAccount:
         book, of_server = self._book, self._book.spec.view == "server"
         third_party = self._third_party.so_far(book.extra.prior(ahead=False))
         if self._budget is not None and of_server and not book.lost:
-            third_party = min(third_party, self._budget.epsilon)  # which holds towards the server, whoever is drawn
+            third_party = min(third_party, self._budget.most)  # which holds towards the server, whoever is drawn
         return {"server": self.server_so_far(), "third_party": finite(third_party)}
 
     def server_so_far(self) -> float | None:
@@ -293,7 +291,7 @@ class PrivacyAccount:
         book = self._book
         server = self._server.spent(book.extra.prior(ahead=False))
         if self._budget is not None and book.spec.view == "server" and book.rules.varies:
-            server = min(server, self._budget.epsilon)
+            server = min(server, self._budget.most)
         return finite(server)
 
     def ahead(self) -> tuple[float, float]:

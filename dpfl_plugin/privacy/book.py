@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from dpfl_plugin.errors import PluginError
-from dpfl_plugin.privacy.beside import NOT_RUN, Beside, BesideMade
 from dpfl_plugin.privacy.composition import Planned, Spending, Terms
-from dpfl_plugin.privacy.costs import MOST_ROUNDS, RoundCost, made_certain, rounds_in
+from dpfl_plugin.privacy.costs import MOST_ROUNDS, RoundCost, made_certain
 from dpfl_plugin.privacy.events import Batch, Charge, ChargeKind, batches
+from dpfl_plugin.privacy.extra_releases import NOT_RUN, Beside, BesideMade
 from dpfl_plugin.privacy.headroom import Stretch
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.pricing import Pricing
@@ -23,6 +23,8 @@ from dpfl_plugin.privacy.tally import Tally
 from dpfl_plugin.privacy.views import worst_case_terms
 
 Made = TypeVar("Made")
+Kind = tuple[int, int, float | None, tuple[Planned, ...]]
+"""(number of records, settings of its own, budget, what earlier runs released) of a silo."""
 
 RELEASED_BESIDES = (
     "round {}, which was to be released again bit for bit, was asked at other values: a file of the run was changed or "
@@ -47,7 +49,7 @@ class Book:
         spending: what silos released in rounds.
         noise_ids: names of noise of each round. repeated: whether some round has several.
         stretch: of rounds that are known to fit a third party's budget, until something else is counted here.
-        kinds: a silo for each number of records and each past; the others cost the same.
+        kinds: a silo for each number of records, settings of its own and past; the others cost the same.
         eligible: silos below the cap, ascending.
     """
 
@@ -81,7 +83,7 @@ class Book:
         self._awaited: defaultdict[tuple[int, ChargeKind | None], list[Charge]] = defaultdict(list)
         final = self._to_state() if stating else self._settled(ledger, repeats)
         in_rounds = [] if stating else of_rounds(final)
-        self.spending, self.found = Spending(in_rounds), rounds_in(in_rounds)
+        self.spending, self.found = Spending(in_rounds), self.pricing.rounds_in(in_rounds)
         self._count_rounds()
         self.eligible, self._participations = list(range(spec.num_silos)), defaultdict[int, set[tuple[int, str]]](set)
         self.noise_ids, self.repeated = defaultdict[int, set[str]](set), False
@@ -148,7 +150,7 @@ class Book:
         in_rounds = of_rounds(made)
         self.spending.add(in_rounds)  # what it knows it does not count twice
         self._note(batches(made))
-        self.found = rounds_in(in_rounds)
+        self.found = self.pricing.rounds_in(in_rounds)
         self._count_rounds()
         self.stretch.forget()
         self._awaited.clear()
@@ -162,7 +164,7 @@ class Book:
             cost = self.costs.get(charge.round)
             if cost is None or charge.kind != "round":
                 continue
-            sizes = {self.spec.num_records[silo]: silo for silo in reversed(silos)}  # silos of one size have one plan
+            sizes = {self.pricing.kind(silo): silo for silo in reversed(silos)}  # silos of one kind have one plan
             for silo in sorted(sizes.values()):
                 if charge.count <= self.pricing.counts(silo, cost).get(charge.release, 0):
                     continue
@@ -226,9 +228,10 @@ class Book:
         """One of each kind, ascending."""
         return sorted(self.kinds.values())
 
-    def kind(self, silo: int) -> tuple[int, tuple[Planned, ...]]:
-        """All that what rounds cost a silo depends on."""
-        return self.spec.num_records[silo], tuple(self.earlier.realised.get(silo, ()))
+    def kind(self, silo: int) -> Kind:
+        """All that what rounds cost a silo depends on, and its budget."""
+        earlier = tuple(self.earlier.realised.get(silo, ()))
+        return *self.pricing.kind(silo), self.spec.epsilons.get(silo, self.spec.epsilon), earlier
 
     def cap_matters(self) -> bool:
         """Whether a silo may reach the cap, so that who is drawn later depends on who was drawn before."""
@@ -237,18 +240,24 @@ class Book:
         again = sum(len(noise_ids) - 1 for noise_ids in self.noise_ids.values())
         return self._cap < (self.spec.rounds or MOST_ROUNDS) + again
 
-    def alike(self) -> defaultdict[tuple[int, tuple[Planned, ...]], list[int]]:
+    def alike(self) -> defaultdict[Kind, list[int]]:
         """Those that released something, by what an epsilon of theirs depends on besides."""
-        alike: defaultdict[tuple[int, tuple[Planned, ...]], list[int]] = defaultdict(list)
+        alike: defaultdict[Kind, list[int]] = defaultdict(list)
         for silo in self.spending:
             alike[self.kind(silo)].append(silo)
         return alike
 
-    def everywhere(self, counted: Counter[RoundCost], prior: Prior | None = None) -> list[Terms]:
-        """Compositions of silos that take part in every round, or in as many as they may; one of each kind."""
+    def everywhere(
+        self, counted: Counter[RoundCost], prior: Prior | None = None, silos: Iterable[int] | None = None
+    ) -> list[Terms]:
+        """Compositions of silos that take part in every round, or in as many as they may; one of each kind.
+
+        Args:
+            silos: of which; None for all.
+        """
         earlier = (self.prior if prior is None else prior).realised
         found: list[Terms] = []
-        for silo in self.silos:
+        for silo in self.silos if silos is None else silos:
             plans: Counter[tuple[Planned, ...]] = Counter()  # rounds of different costs may make the same releases
             for cost, rounds in counted.items():
                 plans[tuple(self.pricing.planned(silo, cost))] += rounds
@@ -271,7 +280,7 @@ class Book:
         tally = self.ledger.tally
         if not tally.only_rounds:
             tally = tally.only(lambda entry: self.ledger.tally.kind(entry) == "round")
-        costs = rounds_in(tally)
+        costs = self.pricing.rounds_in(tally)
         costs.update(self.costs)
         return tally, costs
 

@@ -37,12 +37,15 @@ class Budget:
     Args:
         epsilon: at least 0; math.inf for no limit.
         delta: in (0, 1).
+        own: epsilon of silos that have one of their own, by id.
 
     Raises:
         ConfigError: a number is out of range.
     """
 
-    def __init__(self, epsilon: float, delta: float, accountant: Accountant) -> None:
+    def __init__(
+        self, epsilon: float, delta: float, accountant: Accountant, own: Mapping[int, float] | None = None
+    ) -> None:
         if not epsilon >= 0:
             raise ConfigError(f"epsilon={epsilon!r} must be at least 0.")
         check_delta(delta)
@@ -50,6 +53,25 @@ class Budget:
         self._most: dict[Term, int] = {}
         self._verdicts: dict[Terms, bool] = {}
         self._fitting: list[Terms] = []  # none a part of another
+        by_epsilon = {value: Budget(value, delta, accountant) for value in set((own or {}).values())}
+        self._own = {silo: by_epsilon[value] for silo, value in (own or {}).items()}
+
+    def of(self, silo: int) -> Budget:
+        """The budget of one silo."""
+        return self._own.get(silo, self)
+
+    @property
+    def most(self) -> float:
+        """The largest epsilon that any silo is allowed."""
+        return max([self.epsilon, *(own.epsilon for own in self._own.values())])
+
+    def shared_by(self, silos: Iterable[int]) -> list[tuple[Budget, list[int]]]:
+        """(budget, those of ``silos`` that have it)."""
+        groups: dict[int, tuple[Budget, list[int]]] = {}
+        for silo in silos:
+            own = self.of(silo)
+            groups.setdefault(id(own), (own, []))[1].append(silo)
+        return list(groups.values())
 
     def allows(self, spent: Spending, planned: Mapping[int, Iterable[Planned]]) -> Verdict:
         """Whether every silo stays within the budget if it makes the planned releases on top of what it spent.
@@ -64,13 +86,14 @@ class Budget:
         Raises:
             ConfigError, UnsupportedError: as `Accountant.epsilon` and `Spending.compositions`.
         """
-        silos: dict[Terms, int] = {}
-        for silo, plans in planned.items():
-            for terms in spent.compositions(silo, plans):
-                silos.setdefault(terms, silo)
-        for terms in undominated(silos):
-            if not self.fits(terms):
-                return Verdict(False, silos[terms])
+        for budget, mine in self.shared_by(planned):
+            silos: dict[Terms, int] = {}
+            for silo in mine:
+                for terms in spent.compositions(silo, planned[silo]):
+                    silos.setdefault(terms, silo)
+            for terms in undominated(silos):
+                if not budget.fits(terms):
+                    return Verdict(False, silos[terms])
         return Verdict(True)
 
     def fits(self, terms: Terms) -> bool:

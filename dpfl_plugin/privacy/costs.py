@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +18,8 @@ class RoundCost:
     """What a round asks of a silo that takes part, and how probable that was: public, and the same for all silos.
 
     Attributes:
-        levels: (noise multiplier, number of releases that are charged with it).
+        levels: (noise multiplier, number of releases that are charged with it); of silos without settings of their own,
+            see `Pricing.planned`.
         share: of the silo's records that they read.
         participation: how probably a given silo takes part, and by which law.
         most: releases of the longest round that may be drawn, where rounds differ in that; else None.
@@ -63,22 +64,28 @@ def made_certain(costs: Mapping[int, RoundCost]) -> dict[int, RoundCost]:
     return {round: replace(cost, participation=CERTAIN) for round, cost in costs.items()}
 
 
-def rounds_in(charges: Iterable[Charge]) -> dict[int, RoundCost]:
+def rounds_in(charges: Iterable[Charge], common: Callable[[int, float], float] | None = None) -> dict[int, RoundCost]:
     """Costs as charges show them. How probable the rounds were does not show, so they count as certain.
 
     Of each noise multiplier a round has as many releases as one silo made of it at once, the most of all.
+
+    Args:
+        common: (silo, its noise multiplier) -> that of silos without settings of their own, if some have any.
     """
     tally = charges if isinstance(charges, Tally) else Tally(charges)
     made: dict[int, tuple[RoundCost, ...]] = {}  # of each share, the one that came last at the end
     # One object for all rounds that are alike, and what becomes of it by which charge.
     same: dict[tuple[RoundCost, ...], tuple[RoundCost, ...]] = {(): ()}
-    after: dict[tuple[int, int, int], tuple[RoundCost, ...]] = {}
-    for round, _, kind, _, count in tally.entries():
+    after: dict[tuple[int, int, int, float], tuple[RoundCost, ...]] = {}
+    for round, silo, kind, _, count in tally.entries():
         before = made.get(round, same[()])
-        change = id(before), kind, count
+        change = id(before), kind, count, 0.0
+        if common is not None:
+            change = *change[:3], common(silo, tally.names.kinds[kind][1].noise_multiplier)
         if change not in after:
             share, release = tally.names.kinds[kind]
-            costs = _with(before, share, release.noise_multiplier, count)
+            noise = release.noise_multiplier if common is None else change[3]
+            costs = _with(before, share, noise, count)
             after[change] = same.setdefault(costs, costs)
         made[round] = after[change]
     found: dict[int, Any] = made  # in place: there may be a million

@@ -8,7 +8,7 @@ from typing import Final, Literal, get_args
 
 Sampler = Literal["fixed", "poisson", "full"]
 Neighbouring = Literal["replace_one", "add_or_remove"]
-Unit = Literal["record", "silo"]
+Unit = Literal["record", "person", "silo"]
 ChargeKind = Literal["round", "score", "personalise"]
 CHARGE_KINDS: Final[tuple[ChargeKind, ...]] = get_args(ChargeKind)
 
@@ -23,7 +23,7 @@ class SampledGaussian:
             "poisson": each record independently with probability ``rate``; "full": no sampling.
         rate: batch_size / num_records, the Poisson rate, or 1.
         neighbouring: which data sets are neighbours; fixes the sensitivity (2C for replace_one, C else).
-        unit: what a neighbour differs in: one record of a silo, or all of them.
+        unit: what a neighbour differs in: one record of a silo, all records that one person has there, or all of them.
     """
 
     noise_multiplier: float

@@ -1,39 +1,29 @@
 """The ledger: every charge on disk before anything that it covers leaves.
 
 One JSON object a line. The first line holds the facts of the ledger, each further line the same charge of some silos,
-a note, or, in a ledger that several runs share, the facts of the run whose charges follow. Each line ends in a checksum
-over itself and the line before, so that damage and missing lines show; it is no signature: whoever may write the file
-can write another history.
-
-A crash can lose what was not synced, and nothing of that has left. So a last line without its newline is the one
-damage that proves nothing wrong: it is set aside in a file beside the ledger, and noted. All else is refused.
+a note, or, in a ledger that several runs share, the facts of the run whose charges follow. How lines are kept, and what
+damage shows: `dpfl_plugin.privacy.ledger_file`.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import itertools
 import json
 import math
 import os
-import re
-from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 
-from dpfl_plugin.access import Access, opener
-from dpfl_plugin.errors import MAKE_ROOM, LedgerError, is_full
+from dpfl_plugin.access import Access
+from dpfl_plugin.errors import LedgerError
 from dpfl_plugin.privacy.events import CHARGE_KINDS, Batch, Charge, ChargeKind, SampledGaussian, batches
+from dpfl_plugin.privacy.ledger_file import DamagedLineError, LedgerFile
 from dpfl_plugin.privacy.tally import Key, Tally, keys_of, noise_of
 
 SCHEMA: Final = 1
-_CHECK: Final = re.compile(rb',"check":"([0-9a-f]{16})"\}')
-_CHECK_BYTES: Final = len(b',"check":"0123456789abcdef"}')
-_HEAD: Final = re.compile("[0-9a-f]{16}")
 
 
 _Groups = dict[tuple[int, int, int, ChargeKind | None], tuple[Charge, dict[str, set[int]]]]
@@ -74,29 +64,10 @@ class Ledger:
         self.runs: list[dict[str, Any]] = []
         self.tally = Tally()
         self._run_of: dict[int, str] = {}  # noise -> the run that released it first; of all, once there are runs
-        self._checks = array("Q")
         self._kinds: dict[tuple[Any, ...], int] = {}  # of lines that were read
-        self._check = ""
-        self._file: BinaryIO | None = None
-        self._usable, self._process = True, os.getpid()
-        self._unsynced = True  # of lines that were read, too, it is not known whether they are on disk
-        if self.path is None:
-            return
-        try:
-            self._file = open(self.path, "xb", opener=opener(access))  # noqa: SIM115, it stays open
-        except FileExistsError as error:
-            raise LedgerError(f"{self.path} exists: open it to continue, or choose another folder.") from error
-        except OSError as error:
-            room = f" {MAKE_ROOM}" if is_full(error) else ""
-            raise LedgerError(f"{self.path} cannot be written: {error.strerror}.{room}") from error
-        try:
-            self._write({"ledger": SCHEMA, "facts": self.facts})
-            self.sync()
-        except LedgerError:
-            with contextlib.suppress(OSError):
-                self._file.close()  # nobody gets this ledger, who could
-            raise
-        _sync_folder(self.path.parent)
+        self._lines = LedgerFile(self.path)
+        if self.path is not None:
+            self._lines.create({"ledger": SCHEMA, "facts": self.facts}, access)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, append: bool = True) -> Ledger:
@@ -107,29 +78,23 @@ class Ledger:
         """
         self = cls()
         self.path = Path(path)
-        number, size, rest = 0, 0, b""
+        self._lines = LedgerFile(self.path)
+        number = 0
         try:
-            with self.path.open("rb") as file:
-                # Up to a line without its end: what another process adds to that later is not another line.
-                while (rest := file.readline()).endswith(b"\n"):
-                    number, size = number + 1, size + len(rest)
-                    self._read(rest[:-1], number)
-        except OSError as error:
-            raise LedgerError(f"{self.path} cannot be read: {error.strerror}.") from error
-        # A torn line is a strict beginning of one. With a checksum inside, it must be whole, or it was changed.
-        complete = _CHECK.search(rest) is not None
-        if complete:
-            self._read(rest, number + 1)
-        if not number and not complete:
+            for number, body in self._lines.read():
+                self._read(body, number)
+        except DamagedLineError as error:
+            raise self._damaged(error.number, str(error)) from error
+        if not number:
             raise LedgerError(
                 f"{self.path} holds no complete first line, so nothing was charged or left yet: move it away and "
                 "start again."
             )
-        if append:
-            self._go_on(size, rest, complete)
-        elif rest and not complete:
-            self.notes.append(_torn(len(rest), "left in place"))
-        self._usable = append
+        if not append:
+            self.notes += filter(None, [self._lines.leave()])
+        elif torn := self._lines.go_on():
+            self.note(torn)
+            self.sync()
         return self
 
     def append(self, charges: Iterable[Charge]) -> None:
@@ -142,7 +107,7 @@ class Ledger:
 
     def append_all(self, made: Iterable[Batch]) -> None:
         """`append` of charges that are in batches already."""
-        self._require_usable()
+        self._lines.require_usable()
         groups: _Groups = {}
         new: dict[Key, int] = {}
         added: list[tuple[list[Key], Charge]] = []
@@ -159,7 +124,7 @@ class Ledger:
                 added.append((keys, charge))
                 group = groups.setdefault((charge.round, kind, count, charge.kind), (charge, {}))[1]
                 group.setdefault(charge.noise_id, set()).update(members)
-        if self._file is not None:
+        if self._lines.is_written:
             self._write_charges(groups)
         for keys, charge in added:
             self.tally.know_all(keys, charge.count, charge.kind)
@@ -172,7 +137,7 @@ class Ledger:
                 named.setdefault(tuple(sorted(members)), []).append(noise_id)
             noise = [[ranges, ids] for ranges, ids in ((_to_ranges(m), sorted(i)) for m, i in named.items())]
             release = first.release
-            self._write(
+            self._lines.write(
                 ({} if first.kind is None else {"kind": first.kind})
                 | {
                     "round": first.round,
@@ -197,8 +162,8 @@ class Ledger:
 
     def begin_run(self, facts: Mapping[str, Any]) -> None:
         """Name the run whose charges follow; ``facts["noise"]`` is what it is known by."""
-        self._require_usable()
-        self._write({"run": dict(facts)})
+        self._lines.require_usable()
+        self._lines.write({"run": dict(facts)})
         self._begin_run(dict(facts))
 
     def of_run(self, noise: str) -> list[Charge]:
@@ -224,8 +189,8 @@ class Ledger:
 
     def note(self, text: str) -> None:
         """Add a remark for whoever reads the ledger later."""
-        self._require_usable()
-        self._write({"note": text})
+        self._lines.require_usable()
+        self._lines.write({"note": text})
         self.notes.append(text)
 
     def sync(self) -> None:
@@ -234,33 +199,20 @@ class Ledger:
         Raises:
             LedgerError: it is not; nothing that was appended since the last sync may leave.
         """
-        self._require_usable()
-        if self._file is None or not self._unsynced:
-            return
-        try:
-            self._file.flush()
-            os.fsync(self._file.fileno())
-        except OSError as error:
-            raise self._failed(error) from error
-        self._unsynced = False
+        self._lines.sync()
 
     def close(self) -> None:
         """Sync and close; the charges stay readable."""
-        if self._file is None:
-            return
-        if self._usable and self._process == os.getpid():
-            self.sync()
-        file, self._file, self._usable = self._file, None, False
-        file.close()
+        self._lines.close()
 
     @property
     def head(self) -> str:
         """The last line's checksum. Noted elsewhere, it shows later whether whole lines are missing at the end."""
-        return self._check
+        return self._lines.head
 
     def holds(self, head: str) -> bool:
         """Whether some line has this checksum: whether the ledger is one that once had this `head`, and grew since."""
-        return _HEAD.fullmatch(head) is not None and int(head, 16) in self._checks
+        return self._lines.holds(head)
 
     def __iter__(self) -> Iterator[Charge]:
         return iter(self.tally)
@@ -276,43 +228,6 @@ class Ledger:
     ) -> None:
         self.close()
 
-    # Writing
-
-    def _require_usable(self) -> None:
-        if self.path is not None and self._process != os.getpid():
-            raise LedgerError(
-                f"{self.path} was opened by process {self._process}, of which this is a fork: what both charged would "
-                "count once. Nothing may leave here. Open it after the fork, in one process."
-            )
-        if not self._usable:
-            raise LedgerError(
-                f"{self.path} is closed, open for reading only, or failed before: nothing can be charged."
-            )
-
-    def _failed(self, error: OSError) -> LedgerError:
-        # After a failed write or fsync it is unknown what is on disk; a second try could report success wrongly.
-        self._usable = False
-        room = f" {MAKE_ROOM}" if is_full(error) else ""
-        return LedgerError(
-            f"{self.path} could not be written ({error.strerror}): nothing that it covers may leave.{room}"
-        )
-
-    def _write(self, content: dict[str, Any]) -> None:
-        if self._file is None:
-            return
-        body = _canonical(content)
-        check = _checksum(self._check, body)
-        self._unsynced = True
-        try:
-            self._file.write(body[:-1] + b',"check":"' + check.encode() + b'"}\n')
-        except OSError as error:
-            raise self._failed(error) from error
-        self._advance(check)
-
-    def _advance(self, check: str) -> None:
-        self._check = check
-        self._checks.append(int(check, 16))
-
     def _name(self, noise: int) -> None:
         """Note under which run noise was released, unless it was before."""
         if self.runs:  # a ledger of one run needs no table as long as itself
@@ -323,40 +238,11 @@ class Ledger:
             self._run_of = {entry.noise: "" for entry in self.tally.entries()}
         self.runs.append(facts)
 
-    def _go_on(self, size: int, rest: bytes, complete: bool) -> None:
-        """Append after the ``size`` bytes of whole lines; ``rest`` is what follows them."""
-        assert self.path is not None
-        try:
-            if rest and not complete:
-                aside = _set_aside(self.path, rest)
-                with self.path.open("r+b") as file:
-                    file.truncate(size)
-                    os.fsync(file.fileno())
-            self._file = self.path.open("ab")
-            if complete:
-                self._file.write(b"\n")
-        except OSError as error:
-            raise self._failed(error) from error
-        if rest and not complete:
-            self.note(_torn(len(rest), f"set aside in {aside.name}"))
-        if rest:
-            self.sync()
-
-    # Reading
-
-    def _read(self, line: bytes, number: int) -> None:
-        found = _CHECK.fullmatch(line, max(0, len(line) - _CHECK_BYTES))
-        if not found:
-            raise self._damaged(number, "it does not end in a checksum")
-        body = line[: found.start()] + b"}"
-        check = found.group(1).decode()
-        if check != _checksum(self._check, body):
-            raise self._damaged(number, "its checksum is wrong: it, or the order of the lines, was changed")
+    def _read(self, body: bytes, number: int) -> None:
         try:
             self._take(json.loads(body.decode()), number)  # of bytes it would look for their encoding
         except (ValueError, KeyError, TypeError) as error:
             raise self._damaged(number, f"it cannot be understood ({type(error).__name__}: {error})") from error
-        self._advance(check)
 
     def _take(self, content: dict[str, Any], number: int) -> None:
         if (number == 1) != ("ledger" in content):
@@ -401,17 +287,6 @@ class Ledger:
         )
 
 
-def _canonical(content: dict[str, Any]) -> bytes:
-    try:
-        return json.dumps(content, separators=(",", ":"), sort_keys=True, allow_nan=False).encode()
-    except (TypeError, ValueError) as error:
-        raise LedgerError(f"a ledger line must be plain JSON: {error}.") from error
-
-
-def _checksum(previous: str, body: bytes) -> str:
-    return hashlib.sha256(previous.encode() + body).hexdigest()[:16]
-
-
 def _check_charges(charge: Charge, silos: Iterable[int]) -> None:
     """Raise LedgerError unless it makes sense for each of ``silos``."""
     number, count = charge.round, charge.count
@@ -448,30 +323,3 @@ def _to_ranges(numbers: Iterable[int]) -> list[list[int]]:
 def _from_ranges(ranges: Iterable[list[int]]) -> Iterator[int]:
     for first, last in ranges:
         yield from range(first, last + 1)
-
-
-def _torn(size: int, where: str) -> str:
-    return f"a last line of {size} bytes was cut off by a crash before it was synced: nothing of it had left; {where}."
-
-
-def _set_aside(path: Path, rest: bytes) -> Path:
-    number = 1
-    while (aside := path.with_name(f"{path.name}.torn-{number}")).exists():
-        number += 1
-    with open(aside, "xb", opener=opener("owner")) as file:
-        file.write(rest)
-        file.flush()
-        os.fsync(file.fileno())
-    _sync_folder(path.parent)
-    return aside
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a new file's name durable, where the system lets a folder be synced."""
-    if not hasattr(os, "O_DIRECTORY"):
-        return
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

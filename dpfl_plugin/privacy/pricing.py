@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from dpfl_plugin.errors import ConfigError, PluginError
+from dpfl_plugin.errors import ConfigError, LedgerError, PluginError
 from dpfl_plugin.privacy.composition import Planned
-from dpfl_plugin.privacy.costs import RoundCost, made_certain
+from dpfl_plugin.privacy.costs import RoundCost, made_certain, rounds_in
 from dpfl_plugin.privacy.events import Charge, SampledGaussian
 from dpfl_plugin.privacy.participation import CERTAIN, WITH_REPLACEMENT, Plan, participation
 from dpfl_plugin.privacy.prior import Prior
 from dpfl_plugin.privacy.rules import PrivacyRules
+from dpfl_plugin.privacy.samplers import Sampler
 from dpfl_plugin.privacy.spec import BudgetSpec
 
 
@@ -26,9 +27,14 @@ class Pricing:
     def __init__(self, spec: BudgetSpec, rules: PrivacyRules, *, certain: bool, lost: bool) -> None:
         self._spec, self._rules = spec, rules
         self.certain, self.lost = certain, lost
-        self._patterns: dict[tuple[int, RoundCost], list[Planned]] = {}  # of silos with so many records
+        alike: dict[tuple[float, Sampler], int] = {}
+        self._own = {
+            silo: alike.setdefault((own.noise_multiplier, own.sampler), len(alike) + 1)
+            for silo, own in rules.silos.items()
+        }
+        self._patterns: dict[tuple[tuple[int, int], RoundCost], list[Planned]] = {}  # of silos of a kind
         self._alike_plans: dict[tuple[int, int | None, tuple[float, float], str], RoundCost] = {}
-        self._plans: dict[tuple[int, RoundCost], dict[SampledGaussian, int]] = {}  # of a silo with so many records
+        self._plans: dict[tuple[tuple[int, int], RoundCost], dict[SampledGaussian, int]] = {}
 
     def cost(self, round: int, plan: Plan) -> RoundCost:
         """What a round costs; worked out once for all rounds with alike plans, where their noise does not vary."""
@@ -52,7 +58,7 @@ class Pricing:
                 "or draw without replacement."
             )
         levels = self._rules.noise_levels(round, plan.num_gradients)
-        most = plan.most_gradients if self._rules.unit == "record" else None
+        most = plan.most_gradients if self._rules.unit != "silo" else None
         if most is not None and plan.num_gradients > most:
             self.check_length(plan.num_gradients, most, "at most the most_gradients of its round plan")
         # Of a round that makes different releases, or none, no mixture is proven: it counts as certain. So does one
@@ -70,12 +76,36 @@ class Pricing:
                 "that any round may ask for, whoever is drawn."
             )
 
+    def kind(self, silo: int) -> tuple[int, int]:
+        """All that what a round makes of a silo depends on: its number of records, and its own settings (0: none)."""
+        return self._spec.num_records[silo], self._own.get(silo, 0)
+
+    def common(self, silo: int, noise_multiplier: float) -> float:
+        """The noise multiplier, in the `RoundCost` of a round, of what a silo released with its own.
+
+        Raises:
+            LedgerError: it is not that of the silo.
+        """
+        if noise_multiplier != self._rules.of(silo).noise_multiplier:
+            raise LedgerError(
+                f"silo {silo} was charged a release with noise_multiplier {noise_multiplier:g}, and its own is "
+                f"{self._rules.of(silo).noise_multiplier:g}: the configuration is not the one that made the ledger."
+            )
+        return self._rules.noise_multiplier
+
+    def rounds_in(self, charges: Iterable[Charge]) -> dict[int, RoundCost]:
+        """Costs of rounds as charges show them, see `costs.rounds_in`."""
+        return rounds_in(charges, self.common if self._rules.silos else None)
+
     def planned(self, silo: int, cost: RoundCost) -> list[Planned]:
-        """What such a round makes of a silo."""
-        kind = self._spec.num_records[silo], cost
+        """What such a round makes of a silo; with noise of its own as many releases, of that noise."""
+        kind = self.kind(silo), cost
         if kind in self._patterns:
             return self._patterns[kind]
-        pattern = self._rules.pattern(self._spec.num_records[silo], cost.share, cost.levels)
+        own, levels = self._rules.silos.get(silo), cost.levels
+        if own is not None:  # noise does not vary: see `PrivacyRules`
+            levels = ((own.noise_multiplier, cost.num_releases),) if cost.num_releases else ()
+        pattern = (own or self._rules).pattern(self._spec.num_records[silo], cost.share, levels)
         planned = [Planned(release, count, cost.share) for release, count in pattern]
         if not self._rules.varies:  # else every round has its own
             self._patterns[kind] = planned
@@ -83,7 +113,7 @@ class Pricing:
 
     def counts(self, silo: int, cost: RoundCost) -> dict[SampledGaussian, int]:
         """{release: how many} that such a round makes of a silo."""
-        kind = self._spec.num_records[silo], cost
+        kind = self.kind(silo), cost
         if kind not in self._plans:
             self._plans[kind] = {one.release: one.count for one in self.planned(silo, cost)}
         return self._plans[kind]

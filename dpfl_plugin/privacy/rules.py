@@ -20,17 +20,20 @@ from dpfl_plugin.privacy.schedules import Constant, Schedule, checked_factors
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrivacyRules:
-    """How every release of a run is made; the same for all silos.
+    """How every release of a run is made; the same for all silos but those in ``silos``.
 
     Attributes:
-        unit: "record": `gradient` is clipped and noised; "silo": `release` is, and `gradient` is not.
-        neighbouring: the relation of a "silo" release; a record's is its sampler's.
-        clip_norm: C, the L2 bound of one example's gradient, or of one silo's update.
+        unit: "record" or "person": `gradient` is clipped and noised, of records, or of persons, each of whom is one row
+            of the silo's records (`dpfl_plugin.data.persons`); "silo": `release` is, and `gradient` is not.
+        neighbouring: the relation of a "silo" release; a record's or a person's is its sampler's.
+        clip_norm: C, the L2 bound of one example's gradient, or of one silo's update. A person is one example.
         clipping: how C bounds it, and whether C changes.
         schedule: how the mechanism's noise changes with the round and the release.
         l2: lambda of the regulariser lambda/2 ||y||^2. A function of y alone: added after clipping and noise.
         secure: batches and noise from the operating system's randomness, not from the run's seed.
         noise: where the noise on gradients and updates is computed: on the host, or on the model's device.
+        silos: the rules of silos with settings of their own, by id; they differ in noise multiplier, sampler and
+            clip_norm only.
     """
 
     unit: Unit
@@ -43,6 +46,7 @@ class PrivacyRules:
     l2: float = 0.0
     secure: bool = False
     noise: Literal["host", "device"] = "host"
+    silos: Mapping[int, PrivacyRules] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         require(self.clip_norm > 0, "privacy.clip_norm", self.clip_norm, "be positive (inf: no clipping)")
@@ -59,10 +63,12 @@ class PrivacyRules:
         self.clipping.check(self.unit, self.clip_norm, self.noise_multiplier)
         if self.noise == "device":
             self._check_device_noise()
-        if self.unit == "record" and self.neighbouring != self.sampler.neighbouring:
+        if self.silos and (self.unit != "record" or self.varies or self.clipping.adapts or self.clipping.measures):
+            raise UnsupportedError("silos: settings of single silos need unit: record, and noise that does not change.")
+        if self.unit != "silo" and self.neighbouring != self.sampler.neighbouring:
             raise UnsupportedError(
-                f"privacy.neighbouring={self.neighbouring!r} is not proven for sampler: {self.sampler.name} at record "
-                f"level, which is accounted under {self.sampler.neighbouring!r}. Leave neighbouring out."
+                f"privacy.neighbouring={self.neighbouring!r} is not proven for sampler: {self.sampler.name} at "
+                f"{self.unit} level, which is accounted under {self.sampler.neighbouring!r}. Leave neighbouring out."
             )
 
     def _check_device_noise(self) -> None:
@@ -76,6 +82,10 @@ class PrivacyRules:
                 f"runtime.noise='device': privacy.mechanism {type(self.mechanism).__name__} computes its noise on the "
                 "host only (it has no method add, see OnDevice in dpfl_plugin/privacy/mechanisms.py). Use noise: host."
             )
+
+    def of(self, silo: int) -> PrivacyRules:
+        """How the releases of one silo are made."""
+        return self.silos.get(silo, self)
 
     @property
     def noise_multiplier(self) -> float:
@@ -96,7 +106,7 @@ class PrivacyRules:
         return checked_factors(self.schedule, round, 1 if self.unit == "silo" else num_gradients)
 
     def release(self, rate: float, factor: float = 1.0) -> SampledGaussian:
-        """What one release is charged as, where a record is in a batch with probability ``rate``.
+        """What one release is charged as, where a record, or a person, is in a batch with probability ``rate``.
 
         Args:
             factor: by the schedule, of the noise that is added.
@@ -108,12 +118,12 @@ class PrivacyRules:
             return _scaled(self.mechanism.event("full", 1.0, self.neighbouring, "silo"), factor)
         if self.sampler.name == "with_replacement":
             raise UnsupportedError(
-                "privacy.sampler='with_replacement' is not proven at record level: a record that is drawn twice moves "
-                "a sum twice as far. Use sampler: fixed, or unit: silo, where batches do not count."
+                f"privacy.sampler='with_replacement' is not proven at {self.unit} level: a {self.unit} that is drawn "
+                "twice moves a sum twice as far. Use sampler: fixed, or unit: silo, where batches do not count."
             )
         # Sampling all records is no sampling, and has an exact accountant.
         sampler = self.sampler.name if rate < 1 else "full"
-        event = _scaled(self.mechanism.event(sampler, rate, self.neighbouring, "record"), factor)
+        event = _scaled(self.mechanism.event(sampler, rate, self.neighbouring, self.unit), factor)
         # No noise covers a clipping norm that was read from private gradients.
         return replace(event, noise_multiplier=0.0) if self.clipping.measures else event
 

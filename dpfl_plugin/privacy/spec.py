@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -13,7 +14,7 @@ class BudgetSpec:
     """What a run may spend, and the federation that spends it. Known before the run, from no record.
 
     Attributes:
-        epsilon: of the budget; None for a run without one.
+        epsilon: of the budget; None for a run without one. epsilons: of silos with a budget of their own, by id.
         delta: at which all epsilons are stated.
         view: whose epsilon the budget bounds.
         rounds: T; None where only a budget ends the run.
@@ -40,3 +41,4 @@ class BudgetSpec:
     equal_weights: bool = False
     stateless: bool = False
     solved: bool = False
+    epsilons: Mapping[int, float] = field(default_factory=dict, hash=False)

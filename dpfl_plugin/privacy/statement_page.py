@@ -9,6 +9,12 @@ from typing import Any, Final
 from dpfl_plugin.core.rounding import odds
 
 _MOST_SILOS: Final = 20  # rows of the table; ledger.json has all
+OWN = ("budget", "noise_multiplier", "record_rate", "clip_norm")
+OWN_HEAD = " budget | noise_multiplier | record_rate | clip_norm |"
+OWN_NOISE = (
+    "* silos with settings of their own: sigma, batch and C above are those of the others; each silo's, its budget and "
+    "what it spent are in the table of silos below",
+)
 
 
 def markdown(said: dict[str, Any]) -> str:
@@ -64,6 +70,8 @@ def _summary(said: dict[str, Any]) -> str:
     what = {
         ("record", "replace_one"): "replacing any one record",
         ("record", "add_or_remove"): "counting any one record, or counting it as zero,",
+        ("person", "replace_one"): "replacing all the records that any one person has at a silo",
+        ("person", "add_or_remove"): "counting any one person with all its records, or counting it as zero,",
         ("silo", "replace_one"): "replacing all the records of any one silo",
         ("silo", "add_or_remove"): "counting the update of any one silo, or counting it as zero,",
     }[said["protects"]["unit"], said["protects"]["neighbouring"]]
@@ -87,13 +95,18 @@ def _with_others(said: dict[str, Any]) -> str:
 
 def _who(said: dict[str, Any]) -> str:
     unit, relation = said["protects"]["unit"], said["protects"]["neighbouring"]
-    if unit == "record":
-        unit_words = "One record of one silo. A person with several records is protected less: each record counts."
-    else:
-        unit_words = "The whole data set of one silo, and with it every record and every person in it."
+    unit_words = {
+        "record": "One record of one silo. A person with several records is protected less: each record counts.",
+        "person": _person(said),
+        "silo": "The whole data set of one silo, and with it every record and every person in it.",
+    }[unit]
+    public = "persons, test records" if unit == "person" else "records"
     change = {
         ("record", "replace_one"): "one record of one silo had been any other",
         ("record", "add_or_remove"): "one record of one silo had counted as zero, or a zero as a record",
+        ("person", "replace_one"): "all records of one person at one silo had been any others, and any number of them",
+        ("person", "add_or_remove"): "one person at one silo had counted as zero with all its records, or a zero as a "
+        "person",
         ("silo", "replace_one"): "all records of one silo had been any others",
         ("silo", "add_or_remove"): "the update of one silo had counted as zero, or a zero as an update",
     }[unit, relation]
@@ -102,7 +115,7 @@ def _who(said: dict[str, Any]) -> str:
         "## Who is protected, and against whom\n\n"
         f"* **What is protected** (`unit: {unit}`): {unit_words}\n"
         f"* **Compared with what** (`{relation}`): what is seen is nearly as likely as if {change}. The numbers of "
-        "records and silos count as public.\n"
+        f"{public} and silos count as public{', and how many records a person has does not' * (unit == 'person')}.\n"
         "* **Against the server**: it follows the protocol, sees every message of every silo, and may compute what it "
         "likes from them. No silo's noise is counted in favour of another silo.\n"
         "* **Against third parties**: whoever is given all the models that the server made, and nothing else.\n"
@@ -110,16 +123,40 @@ def _who(said: dict[str, Any]) -> str:
     )
 
 
+def _person(said: dict[str, Any]) -> str:
+    """What protecting a person means; the keys are those of a run that does."""
+    protects = said["protects"]
+    if protects.get("unit") != "person":
+        return ""
+    most = protects["max_records_per_person"]
+    used = "one record of a person is" if most == 1 else f"{most} records of a person are"
+    several = (
+        " **A person who is at several silos is protected at each of them by itself**: what several silos release "
+        "about it adds up, which no epsilon here counts."
+        if protects["shared_persons"] == "per_silo"
+        else " No person is at two silos; that was checked before the run."
+    )
+    return (
+        f"One person of one silo, with all training records that the data name as that person's there. At most {used} "
+        f"used, the same ones all the time.{several}"
+    )
+
+
 def _how(said: dict[str, Any]) -> str:
     mechanism = said["mechanism"]
+    unit = "person" if said["protects"]["unit"] == "person" else "record"
     sampler = {
-        "fixed": "a fixed number of records, drawn without replacement anew for each release",
-        "poisson": "each record independently with a fixed probability, drawn anew for each release; it may be empty",
-        "full": "all records of the silo",
+        "fixed": f"a fixed number of {unit}s, drawn without replacement anew for each release",
+        "poisson": f"each {unit} independently with a fixed probability, drawn anew for each release; it may be empty",
+        "full": f"all {unit}s of the silo",
         "with_replacement": "a fixed number of draws from all records, anew for each step",
     }[mechanism["sampler"]]
     sizes = [f"{key} {number(mechanism[key])}" for key in ("record_rate", "batch_size") if mechanism[key] is not None]
-    clipped = "each record's gradient" if said["protects"]["unit"] == "record" else "each silo's whole update"
+    clipped = {
+        "record": "each record's gradient",
+        "person": "the mean gradient of each person's records",
+        "silo": "each silo's whole update",
+    }[said["protects"]["unit"]]
     solved = ", solved for the budget" * mechanism["noise_multiplier_solved"]
     own = mechanism["clip"].get("name") == "adaptive"
     clip_norm = f"{'C_i at first' if own else 'C ='} {number(mechanism['clip_norm'])}"
@@ -133,6 +170,7 @@ def _how(said: dict[str, Any]) -> str:
         f"* schedule: {_schedule(mechanism['schedule'])}",
         f"* clipping: {mechanism['clip']['what']}",
         f"* batch (`sampler: {mechanism['sampler']}`): {sampler}{'; ' + ', '.join(sizes) if sizes else ''}",
+        *(OWN_NOISE if any("budget" in silo for silo in said["silos"] or ()) else ()),
         f"* releases: {said['num_releases']} in all, in {said['num_charges']} charges (a charge is what one silo "
         "released in one round); each was in the ledger, on disk, before it left",
     ]
@@ -234,11 +272,14 @@ def _silos(said: dict[str, Any]) -> str:
     worst = said["views"]["server"]["worst_silo"]
     shown = silos if len(silos) <= _MOST_SILOS else silos[:_MOST_SILOS]
     lines = ["## Each silo, towards the server\n"]
-    lines += ["| silo | records | rounds | epsilon |" + " epsilon with other runs |" * total]
-    lines += ["| --- | --- | --- | --- |" + " --- |" * total]
+    own = any("budget" in silo for silo in silos)
+    counted = "persons" if said["protects"]["unit"] == "person" else "records"
+    lines += [f"| silo | {counted} | rounds | epsilon |" + " epsilon with other runs |" * total + OWN_HEAD * own]
+    lines += ["| --- | --- | --- | --- |" + " --- |" * total + " --- |" * len(OWN) * own]
     for silo in [*shown, *(s for s in silos[len(shown) :] if s["silo"] == worst)]:
         cells = [silo["silo"], silo["num_records"], silo["rounds"], _silonumber(silo["epsilon"], said)]
         cells += [_silonumber(silo["total_epsilon"], said)] if total else []
+        cells += ["none" if silo[key] is None else number(silo[key]) for key in OWN] if own else []
         lines.append(f"| {' | '.join(map(str, cells))} |")
     if len(shown) < len(silos):
         lines.append("\nThe first silos, and the one that spent most; `ledger.json` has all of them.")

@@ -13,8 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from dpfl_plugin.core.rounding import places
-from dpfl_plugin.errors import ArgumentError
-from dpfl_plugin.registry import nearest
+from dpfl_plugin.errors import ArgumentError, nearest
 from dpfl_plugin.report.runs import POINTS, STATUSES, Run
 
 # Where several keys tell groups apart, these name them first.
@@ -48,6 +47,16 @@ class Summary:
         return f"{self.mean:.{count}f} ± {self.std:.{count}f}"
 
 
+def summarised(values: Sequence[float | None]) -> Summary:
+    """Of runs; None is a number that is not finite."""
+    finite = [value for value in values if value is not None]
+    missing = len(values) - len(finite)
+    if missing or not finite:
+        return Summary(len(values), None, None, missing)
+    std = statistics.stdev(finite) if len(finite) > 1 else None
+    return Summary(len(finite), statistics.fmean(finite), std, 0)
+
+
 @dataclass(frozen=True, slots=True)
 class Group:
     """Runs that differ in nothing but their seed, or in nothing that the user groups by.
@@ -75,13 +84,17 @@ class Group:
         return f"{done} of {len(self.runs)} ({words})"
 
     def summary(self, metric: str) -> Summary:
-        values = [run.numbers.get(metric) for run in self.complete]
-        finite = [value for value in values if value is not None]
-        missing = len(values) - len(finite)
-        if missing or not finite:
-            return Summary(len(values), None, None, missing)
-        std = statistics.stdev(finite) if len(finite) > 1 else None
-        return Summary(len(finite), statistics.fmean(finite), std, 0)
+        return summarised([run.numbers.get(metric) for run in self.complete])
+
+    def measure(self, name: str, who: str) -> Summary:
+        """A measure of the final models, of ``who``: "model" or "baseline"; of the runs in which it is defined."""
+        found = [run.measures[name][who] for run in self.complete if name in run.measures]
+        return summarised([value for value in found if value is not None])
+
+    @property
+    def measures(self) -> list[str]:
+        """Names of the measures of its runs."""
+        return list(dict.fromkeys(name for run in self.complete for name in run.measures))
 
     def epsilon(self, view: str) -> float | None:
         """The largest of its complete runs: it bounds each of them. Infinite: no guarantee; None: no complete run."""
@@ -198,13 +211,31 @@ def _label(config: Mapping[str, Any], keys: Sequence[str]) -> str:
     for key, short in zip(keys, last, strict=True):
         if key not in config:
             continue
-        if key == "privacy.noise_multiplier" and config[key] == 0:
-            words.append("no noise")
+        if key in NOISE and not config[key]:
+            words += _without_number(config, key, keys)
         elif short == "name":
             words.append(value_text(config[key]))
         else:
             words.append(f"{short if last.count(short) == 1 else key}={value_text(config[key])}")
     return ", ".join(words)
+
+
+def _without_number(config: Mapping[str, Any], key: str, keys: Sequence[str]) -> list[str]:
+    """How a label says that a run was given no noise, or a budget to solve it for, or noise and no budget."""
+    noise, epsilon = (config.get(name) for name in NOISE)
+    other = NOISE[1] if key == NOISE[0] else NOISE[0]
+    if key == NOISE[0] and noise == 0:
+        return ["no noise"]
+    if other in keys and config.get(other) is not None:
+        return []  # which says it
+    if noise is None:
+        return ["noise solved" + (f" for epsilon={value_text(epsilon)}" if epsilon is not None else "")]
+    return [f"noise_multiplier={value_text(noise)}" if noise else "no noise"]
+
+
+def key_text(key: str, value: Any) -> str:
+    """A key's value in short, as filters and rows have it."""
+    return "solved" if key == NOISE[0] and value is None else value_text(value)
 
 
 def series(group: Group) -> str:

@@ -13,9 +13,9 @@ from typing import Any, Final
 import numpy as np
 
 from dpfl_plugin.errors import ConfigError
-from dpfl_plugin.report.groups import Band, Group, band, epsilon_text, series, tradeoff, value_text
+from dpfl_plugin.report.groups import Band, Group, band, epsilon_text, key_text, series, tradeoff
 from dpfl_plugin.report.runs import AXES, Problem, Run
-from dpfl_plugin.report.tables import MEANINGS, meanings
+from dpfl_plugin.report.tables import MEANINGS, meanings, measures
 
 MOST_CURVES: Final = 500  # groups, and runs one by one, whose curves are in a page; tables have all
 POINTS: Final = 60
@@ -37,7 +37,6 @@ def page(
     """
     try:
         import jinja2
-        from plotly.offline import get_plotlyjs
     except ImportError as error:
         raise ExtraMissingError(
             f"it needs the extra report ({error.name} is not installed): launchers/env report, or "
@@ -45,7 +44,7 @@ def page(
         ) from error
     here = resources.files("dpfl_plugin.report")
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["text"] = value_text
+    environment.filters["text"] = key_text
     environment.filters["epsilon"] = epsilon_text
     template = environment.from_string(here.joinpath("page.html.jinja").read_text(encoding="utf-8"))
     runs = [run for group in groups for run in group.runs]
@@ -53,6 +52,7 @@ def page(
         groups=groups,
         metrics=metrics,
         caption=caption,
+        measured=measures(groups),
         problems=problems,
         made_by=made_by,
         filters=_filters(groups),
@@ -68,8 +68,14 @@ def page(
         most_curves=MOST_CURVES,
         style=here.joinpath("page.css").read_text(encoding="utf-8"),
         script=here.joinpath("page.js").read_text(encoding="utf-8"),
-        plotly=_packed(_plotly(get_plotlyjs())),
+        plotly=_packed(_plotly(_library())),
     )
+
+
+def _library() -> str:
+    """The basic bundle of Plotly.js, which has what this page draws, at a third of the length of the whole library."""
+    file = resources.files("dpfl_plugin.report").joinpath("plotly/plotly-basic.min.js.gz")
+    return gzip.decompress(file.read_bytes()).decode()
 
 
 def _plotly(text: str) -> str:
@@ -78,7 +84,7 @@ def _plotly(text: str) -> str:
 
 
 def _packed(text: str) -> str:
-    """Compressed, as text that a page may hold: it is 4.8 MB long, which every mail would carry."""
+    """Compressed, as text that a page may hold: it is 1.2 MB long, which every mail would carry."""
     return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 
 
@@ -87,7 +93,7 @@ def _filters(groups: Sequence[Group]) -> dict[str, list[str]]:
     keys = dict.fromkeys(key for group in groups for key in group.keys)
     found = {}
     for key in keys:
-        values = {value_text(group.keys[key]): group.keys[key] for group in groups if key in group.keys}
+        values = {key_text(key, group.keys[key]): group.keys[key] for group in groups if key in group.keys}
         texts = sorted(values, key=lambda text: (*_order(values[text]), text))
         if any(key not in group.keys for group in groups):
             texts.append("-")

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from dpfl_plugin.report.groups import Group, band, series, tradeoff
 from dpfl_plugin.report.runs import AXES
-from dpfl_plugin.training.folder import write_atomic
+from dpfl_plugin.runs.folder import write_atomic
 
 MOST: Final = 10  # curves in a plot: more cannot be told apart
 # Okabe and Ito's, without yellow, which is too light on white; then the same with another dash.

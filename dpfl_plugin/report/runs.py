@@ -7,7 +7,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,8 +15,9 @@ import numpy as np
 import yaml
 
 from dpfl_plugin.config.load import NOT_IN_ID
-from dpfl_plugin.training.folder import RunFolder
-from dpfl_plugin.training.measured import join_lines, join_result
+from dpfl_plugin.core.outcomes import ACCURACY, score_key
+from dpfl_plugin.runs.folder import RunFolder
+from dpfl_plugin.runs.measurements import join_lines, join_result
 
 COMPLETE: Final = ("done", "budget_exhausted")
 STATUSES: Final = (*COMPLETE, "interrupted", "failed", "running", "unfinished")
@@ -68,6 +69,8 @@ class Run:
         rounds: that are known to be done.
         numbers: of each metric the mean over the last 10 % of rounds; None where it is not finite.
         curve: columns over evaluations, ``AXES`` and metrics, NaN where there is no finite value; thinned to `POINTS`.
+        measures: {name: {"model": ..., "baseline": ...}} of the final model on all test records; None where not
+            defined.
         guarantee: None where the run goes on, or ended without a word: the ledger alone knows.
     """
 
@@ -82,6 +85,7 @@ class Run:
     numbers: dict[str, float | None]
     curve: dict[str, np.ndarray]
     guarantee: Guarantee | None
+    measures: dict[str, dict[str, float | None]] = field(default_factory=dict)
 
     @property
     def complete(self) -> bool:
@@ -169,7 +173,15 @@ def _read(path: Path) -> Run:
         numbers={metric: _tail_mean(lines, metric) for metric in _metric_names(lines)},
         curve=_curve(lines),
         guarantee=guarantee,
+        measures=_measures(result),
     )
+
+
+def _measures(result: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
+    pooled = (result.get("measures") or {}).get("pooled") or {}
+    model, baseline = pooled.get("model") or {}, pooled.get("baseline") or {}
+    single = [name for name, value in model.items() if value is None or isinstance(value, int | float)]
+    return {name: {"model": model[name], "baseline": baseline.get(name)} for name in single}
 
 
 def _silo_ranks(config: Mapping[str, Any], folder: RunFolder) -> Path:
@@ -330,7 +342,7 @@ def _epsilon(view: Mapping[str, Any]) -> float:
 
 def _check(result: dict[str, Any], lines: list[dict[str, Any]]) -> None:
     """Lines that were lost would change the number that is reported."""
-    for metric in ("test_accuracy", "train_loss"):
+    for metric in dict.fromkeys((ACCURACY, "train_loss", score_key(result))):
         said = (result.get(metric) or {}).get("mean_last_10_percent")
         ours = _tail_mean(lines, metric)
         if (said is None) != (ours is None) or (said is not None and not math.isclose(said, ours or 0, rel_tol=1e-9)):
@@ -346,7 +358,8 @@ def _metric_names(lines: list[dict[str, Any]]) -> list[str]:
     spent = {"round", "seconds", "bytes_up", "bytes_down"}
     keys = dict.fromkeys(key for line in lines for key in line if key not in spent)
     names = [key for key in keys if any(math.isfinite(_number(line.get(key))) for line in lines)]
-    return sorted(names, key=lambda name: (name != "test_accuracy", name != "train_loss", name))
+    score = score_key(lines[-1]) if lines else ACCURACY
+    return sorted(names, key=lambda name: (name != score, name != "train_loss", name))
 
 
 def _tail_mean(lines: list[dict[str, Any]], metric: str) -> float | None:

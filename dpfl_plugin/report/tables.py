@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from dpfl_plugin.report.groups import Group, epsilon_text
 from dpfl_plugin.report.runs import Run
-from dpfl_plugin.training.cells import csv_text
+from dpfl_plugin.runs.csv_cells import csv_text
 
 MEANINGS: Final = {"delta": "delta", "unit": "protects", "neighbouring": "neighbours", "accountant": "accountant"}
 _TEX: Final = str.maketrans(
@@ -49,6 +49,20 @@ def summary(groups: Sequence[Group], metrics: Sequence[str], over: str) -> Table
         rows.append((group.label, group.state, group.rounds, *numbers, *spent, *more))
     numeric = (False, False, *[True] * (len(columns) - 2))
     return Table(tuple(columns), numeric, tuple(rows), caption(over, same))
+
+
+def measures(groups: Sequence[Group]) -> Table:
+    """A row for each measure of a group's final models, beside a baseline that knows no feature; none of old runs."""
+    rows = []
+    for group in groups:
+        for name in group.measures:
+            model, baseline = (str(group.measure(name, who)) for who in ("model", "baseline"))
+            rows.append((group.label, name.replace("_", " "), model, baseline))
+    said = (
+        "Final models on the test records of all silos, and beside them who knows the training labels and no feature; "
+        "mean ± standard deviation (n - 1) over complete runs. Computed without noise: no epsilon covers them."
+    )
+    return Table(("configuration", "measure", "model", "baseline"), (False, False, True, True), tuple(rows), said)
 
 
 def meanings(groups: Sequence[Group]) -> tuple[list[str], list[str]]:
@@ -129,6 +143,7 @@ def runs_csv(runs: Sequence[Run], metrics: Sequence[str]) -> str:
         spent = run.guarantee
         row = {"name": run.name, "id": run.id, "seed": run.seed, "status": run.status, "reason": run.reason}
         row |= {"rounds": run.rounds, **{metric: run.numbers.get(metric) for metric in metrics}}
+        row |= {f"{name}_{who}": value for name, both in run.measures.items() for who, value in both.items()}
         for what in ("server", "third_party", "total_server"):
             row[f"epsilon_{what}"] = getattr(spent, what) if spent else None
         row |= {what: getattr(spent, what) if spent else None for what in MEANINGS}

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -15,14 +16,14 @@ from dpfl_plugin.core.average import WeightedSum
 from dpfl_plugin.core.stopwatch import Seconds
 from dpfl_plugin.core.vectors import Vectors, stack
 from dpfl_plugin.data.base import Holding
+from dpfl_plugin.federation.query_digest import asked_at
+from dpfl_plugin.federation.runtime import ChargeSink, Interrupted, Observer, Runtime
+from dpfl_plugin.federation.silo_group import SiloGroup, SiloMetrics
 from dpfl_plugin.oracle import Draw
-from dpfl_plugin.training.asked import asked_at
-from dpfl_plugin.training.build import Parts
-from dpfl_plugin.training.custody import CheckedCharges, Custody
-from dpfl_plugin.training.host import SiloHost, SiloMetrics
-from dpfl_plugin.training.marks import MarkKey
-from dpfl_plugin.training.runtime import ChargeSink, Interrupted, Observer, Runtime
-from dpfl_plugin.training.setting import hold_all
+from dpfl_plugin.owners.custody import CheckedCharges, Custody
+from dpfl_plugin.runs.build import Parts
+from dpfl_plugin.runs.record_marks import MarkKey
+from dpfl_plugin.runs.setting import hold_all
 
 
 class InProcess:
@@ -36,7 +37,7 @@ class InProcess:
 
     def __init__(
         self,
-        host: SiloHost,
+        host: SiloGroup,
         charges: ChargeSink,
         *,
         stack_size: int = 1,
@@ -74,6 +75,9 @@ class InProcess:
 
     def evaluate(self, model: Tensor, dissimilarity: bool, after: int | None = None) -> dict[int, SiloMetrics]:
         return self._host.evaluate(model, dissimilarity)
+
+    def measures(self, model: Tensor) -> dict[str, Any] | None:
+        return self._host.measures(model)
 
     def states(self) -> Vectors:
         return self._host.states

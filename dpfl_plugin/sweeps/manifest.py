@@ -25,7 +25,7 @@ from dpfl_plugin.config.schema import SweepConfig
 from dpfl_plugin.config.sweep import Expansion, Row
 from dpfl_plugin.config.yaml_text import dump
 from dpfl_plugin.errors import ConfigError, DataError, is_full
-from dpfl_plugin.training.folder import RunFolder, to_json, write_atomic
+from dpfl_plugin.runs.folder import RunFolder, to_json, write_atomic
 
 SCHEMA: Final = 1
 

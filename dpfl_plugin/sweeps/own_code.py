@@ -41,7 +41,7 @@ def _facts(sweep: Sweep, row: Row) -> dict[str, Any] | None:
 
 
 def _look(sweep: Sweep, rows: Sequence[tuple[Row, dict[str, Any]]]) -> list[str]:
-    from dpfl_plugin.training.naming import check_shown  # imports torch
+    from dpfl_plugin.runs.naming import check_shown  # imports torch
 
     own_folders.look_in(sweep.source.parent)
     said = []
@@ -51,5 +51,5 @@ def _look(sweep: Sweep, rows: Sequence[tuple[Row, dict[str, Any]]]) -> list[str]
         except PluginError:  # gone, so that no run can mix with it
             continue
         except ConfigError as error:
-            said.append(str(error))
+            said.append(error.as_options)
     return said

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from dpfl_plugin.runs.folder import RunFolder, to_json
 from dpfl_plugin.sweeps import state
-from dpfl_plugin.training.folder import RunFolder, to_json
 
 
 def counted(folder: RunFolder, job: str, restarts: int) -> int:

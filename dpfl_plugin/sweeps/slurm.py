@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from dpfl_plugin.access import make_folder, opener
 from dpfl_plugin.errors import ConfigError, DpflError
+from dpfl_plugin.runs.folder import write_atomic
 from dpfl_plugin.sweeps.manifest import Sweep
-from dpfl_plugin.training.folder import write_atomic
 
 TIMEOUT_SECONDS: Final = 20.0
 CLOCKS_SECONDS: Final = 3600.0  # by which the clocks of two machines may differ

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from dpfl_plugin.training.folder import RunFolder, to_json
+from dpfl_plugin.core.outcomes import score_key
+from dpfl_plugin.runs.folder import RunFolder, to_json
 
 BEAT_SECONDS: Final = 5.0
 STALE_SECONDS: Final = 60.0  # file servers and their clients may hold a time back for half of it
@@ -31,6 +32,7 @@ class State:
         reason: of a failure or loss, or why a run ended before its last round.
         round: the last one that was evaluated; eta: seconds that are left, by the pace so far.
         task: what its `task.json` says.
+        accuracy: or what else the outcome is ranked by, which is called ``score``.
     """
 
     status: Status
@@ -38,6 +40,7 @@ class State:
     round: int = 0
     eta: float | None = None
     accuracy: float | None = None
+    score: str = "accuracy"
     epsilon: float | None = None
     seconds: float | None = None
     task: dict[str, Any] | None = None
@@ -128,7 +131,8 @@ def _done(folder: RunFolder, result: dict[str, Any], task: dict[str, Any] | None
             "done",
             str(result["reason"]),
             int(result["rounds"]),
-            accuracy=_number(result["test_accuracy"]["mean_last_10_percent"]),
+            accuracy=_number(result[score_key(result)]["mean_last_10_percent"]),
+            score=score_key(result).removeprefix("test_"),
             epsilon=_number(result["epsilon"]["server"]["epsilon"]),
             seconds=_number(result["seconds"]),
             task=task,

@@ -18,9 +18,9 @@ from typing import Final
 
 from dpfl_plugin.access import make_folder
 from dpfl_plugin.errors import BusyError, ConfigError, DataError, DpflError, is_full
+from dpfl_plugin.runs.folder import locked, sync_folder, to_json, write_atomic
 from dpfl_plugin.sweeps import slurm
 from dpfl_plugin.sweeps.manifest import Sweep
-from dpfl_plugin.training.folder import locked, sync_folder, to_json, write_atomic
 
 WAIT_SECONDS: Final = (
     120.0  # for another submitter; sbatch itself tries for a minute or so at a controller that is busy

@@ -16,8 +16,8 @@ from typing import Any, Final
 
 from dpfl_plugin.config.sweep import Row
 from dpfl_plugin.errors import BusyError, ConfigError, DpflError, system_says
+from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.sweeps import state
-from dpfl_plugin.training.folder import RunFolder
 
 TRIES: Final = 3  # of a run that is killed, by a lack of memory say, before it counts as failed
 DONE, FAILED, INTERRUPTED, BUSY, LOST = 0, 1, 4, 75, 76  # LOST: ranks of it are gone, which says nothing of the run
@@ -178,7 +178,7 @@ class Supervisor:
         except BusyError:
             code = BUSY
         except DpflError as error:
-            reason = str(error)
+            reason = error.as_options
         except OSError as error:  # a full or vanished disk
             reason = system_says(error)
         except BaseException as error:

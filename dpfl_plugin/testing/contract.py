@@ -15,10 +15,10 @@ from dpfl_plugin.config.load import configure, load, to_yaml
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.streams import stream
 from dpfl_plugin.errors import ConfigError, UnsupportedError
+from dpfl_plugin.runs.plugins import build_plugin
 from dpfl_plugin.testing import mpi, resume
-from dpfl_plugin.testing.reach import forbidden
-from dpfl_plugin.testing.watch import Call, ContractError, Steps, Trial, Watched, difference, watching
-from dpfl_plugin.training.plugins import build_plugin
+from dpfl_plugin.testing.capability_scan import forbidden
+from dpfl_plugin.testing.contract_monitor import Call, ContractError, Steps, Trial, Watched, difference, watching
 
 __tracebackhide__ = True  # pytest shows what is wrong, and the algorithm's own lines
 # Four silos of different sizes, 3 classes; d = 15 is the size of nothing else here.

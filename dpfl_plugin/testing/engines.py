@@ -12,7 +12,7 @@ from dpfl_plugin.core.grid import SUM_SLACK
 from dpfl_plugin.gradients import losses
 from dpfl_plugin.gradients.base import Engine
 from dpfl_plugin.gradients.worst import farthest, model, moved, records_of
-from dpfl_plugin.testing.watch import ContractError
+from dpfl_plugin.testing.contract_monitor import ContractError
 
 __tracebackhide__ = True
 

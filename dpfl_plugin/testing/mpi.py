@@ -15,7 +15,7 @@ from dpfl_plugin import registry
 from dpfl_plugin.config.load import to_yaml
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.testing import resume
-from dpfl_plugin.testing.watch import ContractError
+from dpfl_plugin.testing.contract_monitor import ContractError
 
 __tracebackhide__ = True
 SECONDS = 300  # after which a job counts as hanging

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from dpfl_plugin.config.schema import Config
+from dpfl_plugin.federation.progress import Progress
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.ledger import Ledger
+from dpfl_plugin.runs.folder import RunFolder
+from dpfl_plugin.runs.naming import FRESH, OtherCodeError
+from dpfl_plugin.runs.session import run_session
 from dpfl_plugin.runtimes.in_process import InProcessPlace
-from dpfl_plugin.testing.watch import ContractError
-from dpfl_plugin.training.experiment import Progress
-from dpfl_plugin.training.folder import RunFolder
-from dpfl_plugin.training.naming import FRESH, OtherCodeError
-from dpfl_plugin.training.session import run_session
+from dpfl_plugin.testing.contract_monitor import ContractError
 
 __tracebackhide__ = True
 NOT_SAVED: Final = (

@@ -8,9 +8,9 @@ from typing import Any, Final
 
 from dpfl_plugin.config.load import Variant
 from dpfl_plugin.errors import ArgumentError, ConfigError
+from dpfl_plugin.runs.plan_request import Question
 from dpfl_plugin.theorems import chang, gao, noble, scaffnew
 from dpfl_plugin.theorems.base import Case, Given, Prescription
-from dpfl_plugin.training.question import Question
 
 __all__ = ["Given", "Prescribed", "prescribed"]
 

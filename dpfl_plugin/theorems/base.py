@@ -14,9 +14,9 @@ from dpfl_plugin.config.schema import Config
 from dpfl_plugin.data.base import Federation
 from dpfl_plugin.errors import ArgumentError, require_argument
 from dpfl_plugin.privacy.views import View
-from dpfl_plugin.training.prospect import prospect
-from dpfl_plugin.training.question import Question
-from dpfl_plugin.training.setting import dimension, federate, make_setting
+from dpfl_plugin.runs.forecast import forecast
+from dpfl_plugin.runs.plan_request import Question
+from dpfl_plugin.runs.setting import dimension, federate, make_setting
 
 OPTIONS: Final[dict[str, tuple[str, ...]]] = {
     "scaffnew": ("psi0", "strong_convexity", "smoothness", "from_records"),
@@ -124,7 +124,7 @@ class Case:
 
     @property
     def setting(self) -> Setting:
-        return make_setting(self.config, self.num_records)
+        return make_setting(self.config, self.num_records, self.federation.names)
 
     @property
     def num_records(self) -> list[int]:
@@ -156,7 +156,7 @@ class Case:
             ConfigError: the run is not possible.
         """
         config = self.changed(run.settings)
-        ahead = prospect(config, self.question.base, federation=self.federation)
+        ahead = forecast(config, self.question.base, federation=self.federation)
         noise, settings = config.privacy.noise_multiplier, self.settings(run.settings)
         if noise is None:
             noise = ahead.noise()
@@ -193,6 +193,8 @@ def linear(case: Case) -> Linear | None:
     """None if the configuration is not of that kind."""
     config, model = case.config, case.config.model
     steps = [step.name for step in config.data.preprocess if step.name != "parity"]  # which changes labels only
+    if case.federation.outcome.kind != "classes":
+        return None
     if model.name not in ("logistic", "softmax") or steps[-1:] != ["unit_norm"]:
         return None
     if config.loss not in ("auto", "logistic" if model.name == "logistic" else "cross_entropy"):

@@ -13,9 +13,9 @@ from dpfl_plugin.errors import ArgumentError, ConfigError
 from dpfl_plugin.privacy.calibration import most
 from dpfl_plugin.privacy.events import SampledGaussian, Term
 from dpfl_plugin.privacy.paper import Scheme, chang_last_round
+from dpfl_plugin.runs.forecast import MOST_PLANNED, forecast
 from dpfl_plugin.theorems.base import Case, Constant, Prescription, Run, Value
 from dpfl_plugin.theorems.noble import dearest_release, given_noise, local_steps
-from dpfl_plugin.training.prospect import MOST_PLANNED, prospect
 
 SCHEMES: Final[dict[Scheme, str]] = {0: "constant noise", 1: "decays by round (eq. 6)", 2: "decays by step (eq. 7)"}
 GRID: Final = math.log(1.01)  # of noise multipliers, which are rounded down to it: sound, and few kinds of releases
@@ -37,7 +37,7 @@ def prescribe(case: Case) -> Prescription:
     beta, threshold = _schedule(case)
     sigma = given_noise(case)
     constant = case.changed(["rounds=1", "privacy.schedule=constant"])
-    ahead = prospect(constant, case.question.base, federation=case.federation)
+    ahead = forecast(constant, case.question.base, federation=case.federation)
     tau, setting = local_steps(ahead), case.setting
     rules = ahead.rules(constant, sigma)
     release = dearest_release(rules, case.num_records)

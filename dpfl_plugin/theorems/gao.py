@@ -17,10 +17,10 @@ from dpfl_plugin.core.shares import share_bounds
 from dpfl_plugin.errors import ArgumentError, ConfigError
 from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.events import Term
+from dpfl_plugin.runs.plugins import build_plugin
+from dpfl_plugin.runs.rules import privacy_rules
+from dpfl_plugin.runs.setting import make_setting
 from dpfl_plugin.theorems.base import NORM_1, Case, Constant, Prescription, Run, Value, linear, number
-from dpfl_plugin.training.plugins import build_plugin
-from dpfl_plugin.training.rules import privacy_rules
-from dpfl_plugin.training.setting import make_setting
 
 FULL = ("privacy.sampler=full", "privacy.record_rate=null", "privacy.batch_size=null")
 # What the theorems decide by themselves, if the configuration leaves it out.

@@ -11,9 +11,9 @@ from dpfl_plugin.privacy.costs import RoundCost
 from dpfl_plugin.privacy.events import SampledGaussian, Term
 from dpfl_plugin.privacy.paper import NOBLE_THIRD_PARTY_UNSOUND, noble_largest_rounds
 from dpfl_plugin.privacy.rules import PrivacyRules
+from dpfl_plugin.runs.forecast import Forecast, forecast
+from dpfl_plugin.runs.plugins import build_plugin
 from dpfl_plugin.theorems.base import Case, Constant, Prescription, Run, Value
-from dpfl_plugin.training.plugins import build_plugin
-from dpfl_plugin.training.prospect import Prospect, prospect
 
 LOOKED_AT = 10  # rounds, to see that all cost the same
 MOST = 10_000  # proven rounds: planning a run takes time for each
@@ -27,7 +27,7 @@ def prescribe(case: Case) -> Prescription:
     """
     privacy, epsilon, setting = case.config.privacy, case.needed_epsilon(), case.setting
     sigma = given_noise(case)
-    ahead = prospect(case.config, case.question.base, federation=case.federation)
+    ahead = forecast(case.config, case.question.base, federation=case.federation)
     K = local_steps(ahead)
     if privacy.unit != "record" or privacy.sampler != "fixed":
         raise ConfigError(
@@ -105,7 +105,7 @@ def given_noise(case: Case) -> float:
     return sigma
 
 
-def local_steps(ahead: Prospect) -> int:
+def local_steps(ahead: Forecast) -> int:
     """K. Raises ConfigError if it is not the same in all rounds, or rounds read shares of the records."""
     costs = set(ahead.changed(rounds=LOOKED_AT).costs(LOOKED_AT).values())
     (first, *others) = costs or {RoundCost((), (0.0, 1.0))}

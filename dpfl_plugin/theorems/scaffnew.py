@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 from dpfl_plugin.algorithms.planners import REPLACE_A_SILO, ScaffNewProblem, curvature, psi_0_bound, public_curvature
 from dpfl_plugin.errors import ArgumentError, require_argument
+from dpfl_plugin.evidence.optimum import optimum
+from dpfl_plugin.runs.build import build
 from dpfl_plugin.theorems.base import NORM_1, Case, Constant, Prescription, Run, Value, linear, number
-from dpfl_plugin.training.build import build
-from dpfl_plugin.training.optimum import optimum
 
 NOT_PRIVATE = (
     "computed from the records, NOT PRIVATE: what is published of this plan spends privacy that nothing counts"

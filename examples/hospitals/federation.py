@@ -6,40 +6,40 @@
 It goes on from where it was when anybody is stopped and started again.
 """
 
-import csv
 import os
 import sys
 import time
 from pathlib import Path
 
 import torch
+import yaml
 
+import dpfl_plugin as dpfl
 from dpfl_plugin.adapters import Message, Server, Silo, agree
+from dpfl_plugin.data.schema import TableSchema
 from dpfl_plugin.errors import DpflError, MessageError
 
 MAILBOX = Path("mailbox")
-NUM_HOSPITALS, NUM_FEATURES = 6, 10
-CLASSES = ["benign", "malignant"]
+NUM_HOSPITALS = 6
+SCHEMA = TableSchema.parse(yaml.safe_load(Path("hospitals.yaml").read_text())["data"]["schema"])  # known to all
 SETTINGS = {  # proposed by the server; every hospital compares them with its own limits
     "rounds": 40,
-    "algorithm": {"name": "scaffold", "local_steps": 10, "local_lr": 2.0},
+    "algorithm": {"name": "scaffold", "local_steps": 10, "local_lr": 0.5},
     "privacy": {"epsilon": 4, "delta": 1e-4, "record_rate": 0.2},
 }
 
 
 def make_model() -> torch.nn.Module:
-    model = torch.nn.Linear(NUM_FEATURES, len(CLASSES))
+    model = torch.nn.Linear(len(SCHEMA.features), len(SCHEMA.class_names))
     torch.nn.init.zeros_(model.weight)
     torch.nn.init.zeros_(model.bias)
     return model
 
 
 def records(file: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """A hospital's own records: features (n, 10), each row to norm 1, and classes (n,)."""
-    with open(file, newline="") as lines:
-        rows = list(csv.reader(lines))[1:]
-    features = torch.tensor([[float(cell) for cell in row[1:-1]] for row in rows])
-    return torch.nn.functional.normalize(features), torch.tensor([CLASSES.index(row[-1]) for row in rows])
+    """A hospital's own records: features (n, d), each row to norm 1, and classes (n,)."""
+    found = dpfl.read_tables(file, SCHEMA)
+    return torch.nn.functional.normalize(torch.from_numpy(found.features)), torch.from_numpy(found.labels)
 
 
 def put(path: Path, data: bytes) -> None:

@@ -19,11 +19,11 @@ from dpfl_plugin.config.load import configure
 from dpfl_plugin.oracle import Draw
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.ledger import Ledger
+from dpfl_plugin.runs.build import build
+from dpfl_plugin.runs.checkpoint import load_facts
+from dpfl_plugin.runs.locations import folder_of
+from dpfl_plugin.runs.session import run_session
 from dpfl_plugin.runtimes.in_process import InProcessPlace
-from dpfl_plugin.training.build import build
-from dpfl_plugin.training.checkpoint import load_facts
-from dpfl_plugin.training.locations import folder_of
-from dpfl_plugin.training.session import run_session
 
 DATA = {
     "dataset": {

@@ -50,7 +50,10 @@ def mean_control(made, server_message):
     """The mean of the silos' control variates, each as it stands once the silo knows what counted."""
     counted = server_message.header["counted"]
     return torch.stack(
-        [s._kept.settled(counted.get(str(i)), i, s._files.ledger).states["control"][0] for i, s in made.silos.items()]
+        [
+            s._kept.settled(s._kept.round + 1, counted.get(str(i)), i, s._files.ledger).states["control"][0]
+            for i, s in made.silos.items()
+        ]
     ).mean(0)
 
 
@@ -101,7 +104,10 @@ def test_scaffnew_needs_every_silo(tmp_path):
         for silo in made.silos.values():  # sum_i h_i = 0, which a silo that missed a mean would break
             assert len({charge.noise_id for charge in silo._ledger if charge.round == 0}) == 2
         following = {str(i): made.server._counted[i] for i in range(NUM_SILOS)}
-        ended = [s._kept.settled(following[str(i)], i, s._files.ledger).states for i, s in made.silos.items()]
+        ended = [
+            s._kept.settled(s._kept.round + 1, following[str(i)], i, s._files.ledger).states
+            for i, s in made.silos.items()
+        ]
         mean = made.server._vectors["mean_update"]
         h = [one["control"][0] + 0.5 / 0.1 * (mean - one["update"][0]) for one in ended]
         torch.testing.assert_close(sum(h), torch.zeros_like(h[0]), rtol=0, atol=1e-12)
@@ -538,7 +544,10 @@ def test_noise_is_the_operating_systems_and_never_the_same_twice(tmp_path):
 def test_the_algorithm_is_refused_what_it_cannot_have(tmp_path):
     for changes, why in (
         ({"data": {"dataset": "digits"}}, "data has no meaning here: silos bring their own records"),
-        ({"silo_weights": "equal"}, "weights are equal here"),
+        ({"silo_weights": "equal"}, "leave it out for equal weights"),
+        ({"silo_weights": "records"}, "whatever a silo says, must not weigh its upload"),
+        ({"silo_weights": {"0": 1.0}}, "no weight for silo 1"),
+        ({"silos": {"0": {"epsilon": 0.5}}}, "silos has no meaning here"),
         ({"privacy": {**NOISY, "secure": False}}, "noise always comes from each silo's operating system"),
         ({"privacy": {**NOISY, "budget_view": "third_party"}}, "no amplification is claimed"),
         ({"early_stopping": {"every": 1}}, "early_stopping has no meaning here"),

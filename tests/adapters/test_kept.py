@@ -16,7 +16,7 @@ from dpfl_plugin.adapters.kept import Kept, hashed, kept_here
 from dpfl_plugin.adapters.records import silo_of
 from dpfl_plugin.data.base import digest
 from dpfl_plugin.errors import BusyError, DataError, LimitError
-from dpfl_plugin.training.limits import Limits
+from dpfl_plugin.owners.limits import Limits
 from tests.adapters.federation import SimulatedSilo, block, draws, loop, over_the_wire
 from tests.adapters.test_faults import module, records
 

@@ -12,13 +12,13 @@ from dpfl_plugin.adapters import Server, Silo, agree
 from dpfl_plugin.adapters import owner as owner_module
 from dpfl_plugin.adapters.replies import refusal
 from dpfl_plugin.errors import BusyError, ConfigError, LedgerError, LimitError
+from dpfl_plugin.owners import limits as limits_module
+from dpfl_plugin.owners.lifetime import read_reservations
+from dpfl_plugin.owners.limits import Limits
 from dpfl_plugin.privacy.accountants import PLD
 from dpfl_plugin.privacy.events import Term
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.views import server_view
-from dpfl_plugin.training import limits as limits_module
-from dpfl_plugin.training.lifetime import read_reservations
-from dpfl_plugin.training.limits import Limits
 from tests.adapters.federation import NOISY, block, draws, loop, over_the_wire
 from tests.adapters.test_faults import begin, module, records, swapped
 

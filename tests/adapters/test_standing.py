@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from dpfl_plugin.adapters import Server, Silo, agree
+from dpfl_plugin.owners.limits import Limits
 from dpfl_plugin.privacy.accountants import PLD
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.views import server_view
-from dpfl_plugin.training.limits import Limits
 from tests.adapters.federation import NOISY, SimulatedSilo, block, loop
 from tests.adapters.test_faults import Unplugged, module, records
 

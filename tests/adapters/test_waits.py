@@ -6,7 +6,7 @@ import pytest
 
 from dpfl_plugin.adapters import Server, Silo, agree
 from dpfl_plugin.adapters.kept import Kept
-from dpfl_plugin.training.limits import Limits
+from dpfl_plugin.owners.limits import Limits
 from tests.adapters.federation import NOISY, SimulatedSilo, block
 from tests.adapters.test_faults import module, records
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from dpfl_plugin.training.host import SiloHost
+from dpfl_plugin.federation.silo_group import SiloGroup
 
 
 @pytest.fixture(autouse=True)
 def by_names_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    for user in ("training.host", "runtimes.in_process"):
+    for user in ("federation.silo_group", "runtimes.in_process"):
         monkeypatch.setattr(f"dpfl_plugin.{user}.asked_at", lambda draw, down, plan: draw)
-    monkeypatch.setattr(SiloHost, "_own", lambda self, ids: {})
+    monkeypatch.setattr(SiloGroup, "_own", lambda self, ids: {})

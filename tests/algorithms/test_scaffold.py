@@ -9,9 +9,9 @@ from dpfl_plugin.algorithms.fedavg import FedAvg
 from dpfl_plugin.algorithms.scaffold import Scaffold, ScaffoldWarm
 from dpfl_plugin.core.streams import stream
 from dpfl_plugin.errors import ConfigError
+from dpfl_plugin.federation.planning import Planner
 from dpfl_plugin.oracle import Draw, PrivateOracle
 from dpfl_plugin.privacy.samplers import FixedSize
-from dpfl_plugin.training.planning import Planner
 from tests.quadratics import Lab, rules, silo
 
 THREE = [silo([1.0, 4.0], [1.0, -2.0]), silo([2.0, 1.0], [-3.0, 0.5]), silo([8.0, 2.0], [0.5, 4.0])]

@@ -15,6 +15,8 @@ from dpfl_plugin.algorithms.isrl import Facts
 from dpfl_plugin.algorithms.localized import LocalizedMBSGD
 from dpfl_plugin.algorithms.smoothed import ConvolutionMBSGD, LocalizedConvolution, LocalizedNesterov
 from dpfl_plugin.errors import ConfigError
+from dpfl_plugin.federation.planning import Planner
+from dpfl_plugin.federation.silo_group import SiloGroup
 from dpfl_plugin.gradients.base import Records
 from dpfl_plugin.gradients.losses import hinge
 from dpfl_plugin.gradients.vmap import Vmap
@@ -23,8 +25,6 @@ from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.samplers import Poisson
 from dpfl_plugin.runtimes.in_process import InProcess
-from dpfl_plugin.training.host import SiloHost
-from dpfl_plugin.training.planning import Planner
 from tests.quadratics import Lab, rules, silo
 
 PUBLIC = {"L": 1.0, "D": 10.0, "n": 1734, "M": 25, "d": 51, "epsilon": 1.5, "delta": 1e-6}
@@ -104,7 +104,7 @@ class HingeLab:
             rounds=rounds,
             clip_norm=3.0,
         )
-        self.host = SiloHost(
+        self.host = SiloGroup(
             model=model,
             loss=hinge,
             algorithm=algorithm,

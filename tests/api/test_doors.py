@@ -113,6 +113,13 @@ def test_one_configuration_is_one_run(
         ({"data": {"dataset": {"name": "csv", "files": "none.csv"}}}, ["audit"], dpfl.audit),
         ({"data": {"dataset": {"name": "csv", "files": "none.csv"}}}, ["account"], dpfl.account),
         ({"privacy": {"accountant": "pdl"}}, ["account"], dpfl.account),
+        ({}, ["attack", "--silo", "9"], lambda path: dpfl.attack(path, silo=9)),
+        ({}, ["attack", "--silo", "-1"], lambda path: dpfl.attack(path, silo=-1)),
+        ({}, ["attack", "--repeats", "0"], lambda path: dpfl.attack(path, repeats=0)),
+        ({}, ["attack", "--rounds", "0"], lambda path: dpfl.attack(path, rounds=0)),
+        ({"algorithm": {"name": "fedavg"}, "privacy": {"unit": "silo"}}, ["attack"], dpfl.attack),
+        ({"data": {"dataset": {"name": "csv", "files": "none.csv"}}}, ["attack"], dpfl.attack),
+        ({}, ["limits"], dpfl.limits),
     ],
 )
 def test_an_error_is_the_same_by_both_doors(
@@ -205,6 +212,49 @@ def test_an_audit_is_that_of_the_command(tmp_path: Path) -> None:
     said = command("audit", path, "--canaries", 40, "--silos", 2, "--seed", 7, "--json").json
     for key in ("epsilon", "epsilon_bound", "releases", "made", "charged", "influence", "violations"):
         assert json.loads(json.dumps(found[key])) == said[key], key
+
+
+def test_plugins_and_engines_are_those_of_the_command(tmp_path: Path) -> None:
+    said = command("list", "--json").json
+    for group, found in dpfl.plugins().items():
+        assert [(one.name, one.summary, list(one.options), one.origin) for one in found] == [
+            (one["name"], one["summary"], one["options"], one["from"]) for one in said[group]
+        ]
+    assert dpfl.plugins("engines") == dpfl.plugins()["engines"]
+    path = write(tmp_path, {"model": {"name": "mlp", "hidden": [3]}})
+    found, said = dpfl.engines(path), command("list", "engines", "--for", path, "--json").json
+    assert found.chosen == "dense" and found.refusal is None
+    assert (found.batch_size, found.dimension, found.participants) == tuple(
+        said[key] for key in ("batch_size", "dimension", "participants")
+    )
+    for one, line in zip(found.engines, said["engines"], strict=True):
+        mine = dataclasses.asdict(one)
+        assert (mine.pop("measured_us") is None) == (line.pop("measured_us") is None) and mine == line
+
+
+def test_an_engine_that_a_run_would_refuse_is_refused_in_the_same_words(tmp_path: Path) -> None:
+    path = write(tmp_path, {"model": {"name": "mlp", "hidden": [3]}, "engine": "closed_form"})
+    found, done = dpfl.engines(path), command("list", "engines", "--for", path)
+    assert found.chosen is None and len(found.engines) > 2
+    assert done.code == 2 and done.err == f"dpfl: {found.refusal}\n" and "closed_form" in done.out
+    with pytest.raises(DpflError) as raised:
+        dpfl.load(path).run()
+    assert str(raised.value) == str(found.refusal)
+
+
+def test_a_profile_is_that_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path, {"rounds": 2, "out": str(tmp_path / "runs")})
+    found = dpfl.load(path).run(profile=True)
+    assert found.profile is not None and found.profile["rounds"] == 2
+    done = command("run", path, "--profile")
+    assert f"{found.profile['process']['noise']:.3f}" in done.out and "where the time of 2 rounds went" in done.out
+    capsys.readouterr()
+    plain = dpfl.load(path).with_(seed=9)
+    assert plain.run().profile is None and plain.run(profile=True).profile is None
+    assert "finished before, without profile=True: no times were taken" in capsys.readouterr().err
+    (found.folder / "profile.json").write_text("{")
+    with pytest.raises(DataError, match=r"profile\.json cannot be read"):
+        _ = found.profile
 
 
 def test_predictions_are_those_of_the_command(tmp_path: Path) -> None:

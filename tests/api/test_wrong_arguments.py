@@ -56,7 +56,7 @@ TRAIN: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         ("maps features (3, 4) to (3, 2)", "must be (3, 3)"),
     ),
     "other inputs": ({"model": nn.Linear(7, 3)}, ("fails on features of shape (3, 4)",)),
-    "outputs in a tuple": ({"model": nn.LSTM(4, 3)}, ("maps features (3, 4) to tuple",)),
+    "outputs in a tuple": ({"model": nn.LSTM(4, 3)}, ("maps features (3, 4) to a tuple", "dpfl_plugin.FieldsModel")),
     "a factory of nothing": ({"model": lambda: None}, ("the factory returned a NoneType",)),
     "an unknown loss": ({"loss": "crossentropy"}, ("loss='crossentropy'", "did you mean 'cross_entropy'")),
     "a mean loss": ({"loss": nn.CrossEntropyLoss()}, ("must give one value for each record", "it gives ()")),
@@ -74,6 +74,7 @@ TRAIN: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "a ledger as a number": ({"ledger": 5}, ("ledger=5 must be a path",)),
     "a ledger nowhere": ({"ledger": "no/such/folder"}, ("ledger no/such/folder: must be a file in a folder",)),
     "resume in words": ({"resume": "yes"}, ("resume='yes' must be True or False",)),
+    "profile in words": ({"profile": "yes"}, ("profile='yes' must be True or False",)),
     "progress in words": ({"progress": "yes"}, ("progress='yes' must be",)),
 }
 
@@ -98,7 +99,8 @@ def test_an_argument_of_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
         ({"epsilonn": 1}, "privacy.epsilonn is not a known key (did you mean 'epsilon'?)"),
         ({"epsilon": 1, "delta": 1}, "privacy.delta=1"),
         ({"epsilon": 1, "clip_norm": -1}, "privacy.clip_norm=-1"),
-        ({"epsilon": 1, "unit": "person"}, "privacy.unit='person'"),
+        ({"epsilon": 1, "unit": "user"}, "privacy.unit='user'"),
+        ({"epsilon": 1, "unit": "person"}, "privacy: max_records_per_person is missing"),
         ({"epsilon": 1, "record_rate": "half"}, "privacy.record_rate='half'"),
     ],
 )
@@ -196,6 +198,15 @@ def test_a_data_frame(changes: dict[str, Any], says: str) -> None:
 OTHERS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "load": (lambda: dpfl.load(5), ("experiment=5 must be",)),
     "audit": (lambda: dpfl.audit(None), ("experiment=None must be",)),
+    "attack": (lambda: dpfl.attack(5), ("experiment=5 must be",)),
+    "attack half a silo": (lambda: dpfl.attack("x.yaml", silo=0.5), ("silo=0.5 must be",)),
+    "attack no seed": (lambda: dpfl.attack("x.yaml", repeats=0), ("repeats=0 must be",)),
+    "attack into a number": (lambda: dpfl.attack("x.yaml", out=5), ("out=5 must be a path",)),
+    "attack in words": (lambda: dpfl.attack("x.yaml", progress="yes"), ("progress='yes' must be",)),
+    "limits": (lambda: dpfl.limits(5), ("file=5 must be",)),
+    "plugins": (lambda: dpfl.plugins("engine"), ("there is no group 'engine'", "did you mean 'engines'")),
+    "plugins by number": (lambda: dpfl.plugins(5), ("there is no group 5", "Known: algorithms")),
+    "engines": (lambda: dpfl.engines(5), ("experiment=5 must be",)),
     "plan": (lambda: dpfl.plan(5), ("experiment=5 must be",)),
     "plan for words": (lambda: dpfl.plan("x.yaml", epsilon="much"), ("epsilon='much' must be",)),
     "plan by an unknown constant": (lambda: dpfl.plan("x.yaml", psi=1), ("psi is not a known argument", "'psi0'")),
@@ -239,3 +250,21 @@ def test_a_folder_of_another_run(tmp_path: Path) -> None:
     refused(lambda: dpfl.train(Load("synthetic", **NUMBERS), **given), "holds an unfinished run", "resume=True", "out")
     other = dpfl.train(Load("synthetic", **NUMBERS), **{**given, "rounds": 2})
     assert other.folder != run.folder
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"label": "ill"}, "label has no meaning without data"),
+        ({"data": "rows.csv"}, "label is missing: which column of rows.csv is to be predicted? Columns: age, ill."),
+        ({"data": "rows.csv", "label": "il"}, "label='il' (did you mean 'ill'?)"),
+        ({"data": "rows.csv", "label": "ill", "person": "age"}, "person has no meaning without a schema"),
+        ({"data": "rows.csv", "guess_label": True, "schema": True}, "guess_label is for CSV files of numbers"),
+        ({"data": "none.csv", "label": "ill"}, "'none.csv': there is no such file"),
+    ],
+)
+def test_a_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], says: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("rows.csv").write_text("age,ill\n1,y\n2,n\n")
+    refused(lambda: dpfl.init_project("new", **given), says)
+    assert not Path("new").exists()

@@ -12,7 +12,7 @@ from torch import nn
 from dpfl_plugin.attacks import demonstration
 from dpfl_plugin.attacks.inversion import batches, first_layer, nearest, reconstructions
 from dpfl_plugin.errors import ConfigError, UnsupportedError
-from dpfl_plugin.training.build import build
+from dpfl_plugin.runs.build import build
 from tests.attacks.simulated import HERE, config
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -98,5 +98,5 @@ def test_batches_share_no_record_and_may_run_out() -> None:
 
 
 def test_the_silo_has_to_exist() -> None:
-    with pytest.raises(ConfigError, match="--silo=9"):
+    with pytest.raises(ConfigError, match="silo=9 must be one of"):
         demonstration.inversion(config(), HERE, 9)

@@ -15,7 +15,7 @@ from dpfl_plugin.attacks.transcript import listen
 from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.gradients.base import Records
 from dpfl_plugin.privacy.ledger import Ledger
-from dpfl_plugin.training.build import build
+from dpfl_plugin.runs.build import build
 from tests.attacks.simulated import HERE, QUIET, config
 
 SEEDS = 6
@@ -111,7 +111,7 @@ def test_scores_of_records_that_cannot_differ_are_equal() -> None:
 
 
 def test_the_silo_has_to_exist_and_to_take_part() -> None:
-    with pytest.raises(ConfigError, match="--silo=3"):
+    with pytest.raises(ConfigError, match="silo=3 must be one of"):
         demonstration.membership(config(), HERE, 3, 1, lambda text: None)
     absent = config({"silo_rate": 0.4, "rounds": 1})
     idle = next(silo for silo in range(3) if not list(listen(absent, build(absent, HERE), silo, Ledger(), "t")))

@@ -14,7 +14,7 @@ from dpfl_plugin.attacks.transcript import Listener, listen
 from dpfl_plugin.errors import UnsupportedError
 from dpfl_plugin.oracle import PrivateOracle
 from dpfl_plugin.privacy.ledger import Ledger
-from dpfl_plugin.training.build import build
+from dpfl_plugin.runs.build import build
 from tests.attacks.simulated import HERE, config
 
 ALGORITHMS: dict[str, dict[str, Any]] = {

@@ -16,8 +16,8 @@ from benchmarks.contenders import OURS, PlainSGD, contenders
 from benchmarks.workloads import WORKLOADS, Workload
 from dpfl_plugin import registry
 from dpfl_plugin.config.schema import Config
+from dpfl_plugin.federation.silo_group import SiloGroup
 from dpfl_plugin.gradients.closed_form import ClosedForm
-from dpfl_plugin.training.host import SiloHost
 
 PLAIN = PlainSGD.name
 TINY = Workload(
@@ -55,7 +55,7 @@ MODELS = {
 @pytest.fixture(autouse=True)
 def the_same_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of all contenders, although their control variates differ in the last bits."""
-    monkeypatch.setattr(SiloHost, "_own", lambda self, ids: {})
+    monkeypatch.setattr(SiloGroup, "_own", lambda self, ids: {})
 
 
 @pytest.mark.parametrize("model", MODELS)

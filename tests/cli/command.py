@@ -17,9 +17,9 @@ import yaml
 from dpfl_plugin.cli.main import main
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.ledger import Ledger
-from dpfl_plugin.training.checkpoint import write_facts
-from dpfl_plugin.training.folder import RunFolder
-from dpfl_plugin.training.measured import join_lines
+from dpfl_plugin.runs.checkpoint import write_facts
+from dpfl_plugin.runs.folder import RunFolder
+from dpfl_plugin.runs.measurements import join_lines
 
 # 4 silos of 30 records, of which 24 are for training.
 BASE: dict[str, Any] = {
@@ -36,7 +36,7 @@ BASE: dict[str, Any] = {
 # What draws, by command. A picture takes longer than a small run: the fixture `pictures` empties this.
 DRAWING: dict[str, tuple[str, ...]] = {
     "run": ("api.pictures.curves",),
-    "attack": ("cli.attack_plot.membership", "cli.attack_plot.inversion"),
+    "attack": ("api.attacks.write_pictures",),
 }
 
 

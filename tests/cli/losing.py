@@ -12,11 +12,11 @@ from torch import Tensor
 from dpfl_plugin.algorithms.base import RoundPlan
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.vectors import Vectors
+from dpfl_plugin.federation.runtime import ChargeSink, Runtime, SilosLost
+from dpfl_plugin.federation.silo_group import SiloMetrics
 from dpfl_plugin.oracle import Draw
+from dpfl_plugin.runs.build import Parts
 from dpfl_plugin.runtimes.in_process import InProcess, InProcessPlace
-from dpfl_plugin.training.build import Parts
-from dpfl_plugin.training.host import SiloMetrics
-from dpfl_plugin.training.runtime import ChargeSink, Runtime, SilosLost
 
 Losses = Mapping[int | tuple[str, int], Mapping[int, str]]
 """{(method, call): {silo: why}}, calls counted from 1; a call alone is one of `run_round`."""

@@ -212,7 +212,7 @@ def test_a_folder_tells_all_views_without_its_data(tmp_path: Path, monkeypatch: 
     def no_data(*args: Any) -> None:
         raise AssertionError("records were read")
 
-    monkeypatch.setattr("dpfl_plugin.training.prospect.federate", no_data)
+    monkeypatch.setattr("dpfl_plugin.runs.forecast.federate", no_data)
     (tmp_path / "config.yaml").unlink()
     rows = dpfl("account", result["folder"], "--json").json
     said = {row["view"]: row["epsilon"] for row in rows if row["accountant"] == "PLD"}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dpfl_plugin.training.host import SiloHost
+from dpfl_plugin.federation.silo_group import SiloGroup
 from tests.cli.command import dpfl, run, write
 
 CSV = """
@@ -57,6 +58,11 @@ def test_a_finished_run_is_not_shown_for_other_records(tmp_path: Path) -> None:
     config.write_text(CSV)
     first = run(config)
     assert any("2 features: age, dose" in note for note in first["notes"])
+    stated = json.loads((Path(first["folder"]) / "ledger.json").read_text())
+    assert not any("age, dose" in text or "labels: " in text for text in stated["caveats"])  # which is no gap
+    assert any("the data as read: 2 features: age, dose" in text for text in stated["notes"])
+    words = (Path(first["folder"]) / "privacy.md").read_text()
+    assert words.index("## Notes of this run") < words.index("2 features: age, dose")
     again = dpfl("run", config, "--out", tmp_path / "runs", "--json")
     assert again.json == first
     assert "finished before" in again.err
@@ -73,12 +79,12 @@ def test_a_finished_run_is_not_shown_for_other_records(tmp_path: Path) -> None:
 
 
 def test_interrupted_before_anything_was_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(self: SiloHost, *args: Any) -> Any:
+    def interrupted(self: SiloGroup, *args: Any) -> Any:
         signal.raise_signal(signal.SIGINT)
         return real(self, *args)
 
-    real = SiloHost.run
-    monkeypatch.setattr(SiloHost, "run", interrupted)
+    real = SiloGroup.run
+    monkeypatch.setattr(SiloGroup, "run", interrupted)
     config = write(tmp_path, {"checkpoint": {"every": 1}})
     done = dpfl("run", config, "--out", tmp_path / "runs")
     assert done.code == 4

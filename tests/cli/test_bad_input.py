@@ -128,8 +128,8 @@ SETTINGS = {
     "runtime.stack=0": ["runtime.stack=0"],
     "runtime={lockstep: true, stack: 1}": ["lockstep: true with stack: 1"],
     "runtime.graphs=true": ["graphs: true with device: cpu", "leave graphs out"],
-    "runtime={graphs: true, device: cuda, lockstep: false}": ["graphs: true with silos that are answered one by one"],
-    "runtime={graphs: true, device: cuda, stack: 1}": ["graphs: true with silos that are answered one by one"],
+    "runtime={graphs: true, device: cuda, lockstep: false}": ["graphs: true needs silos that are computed together"],
+    "runtime={graphs: true, device: cuda, stack: 1}": ["graphs: true needs silos that are computed together"],
     "runtime.noise=gpu": ["runtime.noise='gpu'", "'host' or 'device'"],
     "name=a/b": ["name='a/b'"],
     # plugins
@@ -158,7 +158,7 @@ SETTINGS = {
     # that do not go together
     "data.test=own": ["data.test='own'", "split"],
     "privacy.neighbouring=add_or_remove": ["privacy.neighbouring='add_or_remove'", "replace_one"],
-    "privacy.unit=user": ["privacy.unit='user'", "'record' or 'silo'"],
+    "privacy.unit=user": ["privacy.unit='user'", "'record', 'person' or 'silo'"],
     "privacy={unit: silo}": ["privacy.unit='silo'", "fedavg"],
     "compare=[[a, b]]": ["compare"],
     # --set itself
@@ -401,7 +401,7 @@ def test_a_full_disk_ends_the_run_with_one_message(tmp_path: Path, monkeypatch: 
     def full(path: Path, content: bytes | str, access: str) -> None:
         raise OSError(28, "No space left on device", str(path))
 
-    monkeypatch.setattr("dpfl_plugin.training.folder.write_atomic", full)
+    monkeypatch.setattr("dpfl_plugin.runs.folder.write_atomic", full)
     one_message(dpfl("run", write(tmp_path), "--out", tmp_path / "runs"), "No space left on device", code=1)
 
 

@@ -10,9 +10,9 @@ from unittest import mock
 import pytest
 from safetensors.torch import load_file
 
+from dpfl_plugin.federation.silo_group import CLIP_NORM
 from dpfl_plugin.gradients.closed_form import ClosedForm
 from dpfl_plugin.runtimes.in_process import InProcess
-from dpfl_plugin.training.host import CLIP_NORM
 from tests.cli.command import charges, dpfl, metrics, one_message, run, write
 
 ADAPTIVE: dict[str, Any] = {

@@ -19,19 +19,19 @@ from dpfl_plugin.config.load import load
 from dpfl_plugin.core.grid import Grid
 from dpfl_plugin.core.rounded_normals import by_numpy
 from dpfl_plugin.core.streams import Stream
+from dpfl_plugin.federation.experiment import Experiment
+from dpfl_plugin.federation.planning import Planner
+from dpfl_plugin.federation.query_digest import asked_at
+from dpfl_plugin.federation.silo_group import SiloGroup
 from dpfl_plugin.gradients.base import Records
 from dpfl_plugin.gradients.shares import part_of
 from dpfl_plugin.oracle import Draw
 from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.accountants import PLD
 from dpfl_plugin.privacy.events import SampledGaussian, Term
-from dpfl_plugin.training import checkpoint
-from dpfl_plugin.training.asked import asked_at
-from dpfl_plugin.training.beside import beside
-from dpfl_plugin.training.build import build
-from dpfl_plugin.training.experiment import Experiment
-from dpfl_plugin.training.host import SiloHost
-from dpfl_plugin.training.planning import Planner
+from dpfl_plugin.runs import checkpoint
+from dpfl_plugin.runs.build import build
+from dpfl_plugin.runs.extra_releases import beside
 from tests.cli.command import charges, dpfl, merged, one_message, run, write
 
 DELTA = 1e-3
@@ -209,8 +209,8 @@ def test_silos_own_models_are_private_steps_from_the_last_one(tmp_path):
         kept.update({silo: (model.clone(), host._personal[silo]) for silo in ids})
         return done
 
-    original = SiloHost._personalise
-    with mock.patch.object(SiloHost, "_personalise", spy):
+    original = SiloGroup._personalise
+    with mock.patch.object(SiloGroup, "_personalise", spy):
         result = run(write(tmp_path, OWN))
     final = load_file(Path(result["folder"]) / "model.safetensors")
     flat = torch.cat([final[name].reshape(-1) for name in sorted(final, reverse=True)])  # weights, biases
@@ -271,7 +271,7 @@ def _run_until(config, place):
         return method
 
     with (
-        mock.patch.object(SiloHost, "run", dies(SiloHost.run)),
+        mock.patch.object(SiloGroup, "run", dies(SiloGroup.run)),
         mock.patch.object(PrivacyAccount, "sync", dies(PrivacyAccount.sync)),
         mock.patch.object(checkpoint, "save", dies(checkpoint.save)),
     ):
@@ -329,7 +329,7 @@ def test_a_score_that_would_be_made_again_with_fresh_noise_is_within_the_budget_
     assert Counter(charge.silo for charge in scores_of(held)) == dict.fromkeys(range(4), 2)
     assert len({charge.noise_id for charge in scores_of(held)}) == 2
     assert [at for at, _ in result["early_stopping"]["scores"]] == [4]
-    assert any("1 scores were left out" in note for note in result["notes"])
+    assert any("validation scores: 1 were left out" in note for note in result["notes"])
     alone = PLD().epsilon([gaussian_term(result["early_stopping"]["noise_multiplier"], 2)], DELTA)
     for key in ("server", "third_party"):
         assert alone <= result["epsilon"][key]["epsilon"] <= 2.0
@@ -338,8 +338,8 @@ def test_a_score_that_would_be_made_again_with_fresh_noise_is_within_the_budget_
 def test_own_models_that_would_be_made_again_with_fresh_noise_are_within_the_budget_or_left_out(tmp_path):
     privacy = {"secure": True, "noise_multiplier": None, "epsilon": 2.0, "delta": DELTA}
     config = write(tmp_path, {"rounds": 4, **OWN, "privacy": privacy})
-    evaluate = _lost_when(SiloHost.evaluate, 5)  # the one after the silos' own models
-    with mock.patch.object(SiloHost, "evaluate", evaluate), pytest.raises(Lost):
+    evaluate = _lost_when(SiloGroup.evaluate, 5)  # the one after the silos' own models
+    with mock.patch.object(SiloGroup, "evaluate", evaluate), pytest.raises(Lost):
         run(config)
     result = run(config, "--resume")
     assert {(c.silo, c.count) for c in charges(result["folder"]) if c.round == 4} == {(silo, 3) for silo in range(4)}
@@ -424,3 +424,78 @@ def test_a_noise_schedule_is_refused(tmp_path, changes):
     schedule = {"name": "geometric", "by": "round", "beta": 0.9}
     config = write(tmp_path, merged(changes, {"privacy": {"schedule": schedule}}))
     one_message(dpfl("run", config, "--out", tmp_path / "runs"), "privacy.schedule")
+
+
+def evaluated(**changes):
+    return {**{k: v for k, v in STOPS.items() if k != "early_stopping"}, "private_evaluation": changes}
+
+
+def test_a_private_evaluation_is_charged_as_scores_are_and_ends_nothing(tmp_path):
+    plan = evaluated(share=0.25, every=2, noise_multiplier=2.0)
+    result, like = run(write(tmp_path, plan, "a.yaml")), run(write(tmp_path, WHOLE_RUN, "b.yaml"))
+    assert result["rounds"] == 12 and result["early_stopping"] is None
+    assert result["epsilon"] == like["epsilon"]
+    place = lambda held: {(c.round, c.silo, c.share, c.release, c.count, c.kind) for c in held}  # noqa: E731
+    assert place(charges(result["folder"])) == place(charges(like["folder"]))
+    found = result["private_evaluation"]
+    assert [after for after, _ in found["scores"]] == [2, 4, 6, 8, 10, 12]
+    assert found["noise_std"] == pytest.approx(2.0 / 6 / 2)  # of the mean of 4 silos' counts over 6 records each
+    shown = dpfl("run", tmp_path / "a.yaml", "--out", Path(result["folder"]).parents[1])
+    assert "private accuracy after round 12: " in shown.out and "noise of standard deviation 0.1667" in shown.out
+
+
+def test_one_private_evaluation_is_of_the_last_model(tmp_path):
+    """Without noise on the counts it is the share of the records set apart that the result predicts correctly."""
+    config = write(tmp_path, evaluated(share=0.25, noise_multiplier=0))
+    result = run(config)
+    ((after, score),) = result["private_evaluation"]["scores"]
+    parts = build(load(config, []).variants[0].config, tmp_path)
+    parts.module.load_state_dict(load_file(Path(result["folder"]) / "model.safetensors"))
+    apart = [part_of(parts.train[silo], SCORED, silo) for silo in range(4)]
+    right = [float((parts.module(one.features).argmax(1) == one.labels).double().mean()) for one in apart]
+    assert after == 12 and {len(one.labels) for one in apart} == {6}
+    assert score == pytest.approx(sum(right) / 4)
+
+
+def test_other_noise_of_scores_is_drawn_anew(tmp_path):
+    """Of one draw times two numbers the counts could be computed."""
+    names = [
+        {charge.noise_id for charge in charges(run(write(tmp_path, plan, f"{number}.yaml"))["folder"])}
+        for number, plan in enumerate(evaluated(share=0.25, every=6, noise_multiplier=noise) for noise in (2.0, 3.0))
+    ]
+    assert names[0] and not names[0] & names[1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"early_stopping": STOPS["early_stopping"]}, "private_evaluation with early_stopping"),
+        ({"rounds": None, "privacy": {"epsilon": 3.0}}, "private_evaluation needs rounds"),
+        ({"rounds": 1}, "private_evaluation.every=2 is more than rounds=1"),
+        ({"private_evaluation": {"noise_multiplier": None}}, "private_evaluation.noise_multiplier is missing"),
+        ({"private_evaluation": {"share": 0.01}}, "private_evaluation.share=0.01"),
+        ({"algorithm": {"name": "fedavg"}, "privacy": {"unit": "silo"}}, "private_evaluation with privacy.unit='silo'"),
+        (
+            {"private_evaluation": {"noise_multiplier": 0.1}, "privacy": {"epsilon": 1.0}},
+            "scores alone come to epsilon",
+        ),
+        ({"silos": {"1": {"noise_multiplier": 8.0}}, "silo_rate": 1.0}, "silos with private_evaluation"),
+    ],
+)
+def test_what_a_private_evaluation_does_not_go_with(tmp_path, changes, says):
+    plan = merged(evaluated(share=0.25, every=2, noise_multiplier=2.0), changes)
+    plan |= {key: None for key, value in changes.items() if value is None}
+    one_message(dpfl("run", write(tmp_path, plan), "--out", tmp_path / "out"), says)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_shared_ledger_knows_of_no_private_evaluation(tmp_path):
+    config = write(tmp_path, evaluated(share=0.25, noise_multiplier=2.0))
+    one_message(dpfl("run", config, "--ledger", tmp_path / "all.jsonl"), "private_evaluation", "shared ledger")
+
+
+@pytest.mark.parametrize("plan", [{"early_stopping": {"every": 2}}, {"private_evaluation": {}}])
+def test_scores_are_not_taken_for_earlier_runs(tmp_path, plan):
+    privacy = {"epsilon": 5.0, "delta": DELTA, "noise_multiplier": None}
+    done = dpfl("run", write(tmp_path, {**plan, "privacy": privacy}), "--out", tmp_path)
+    assert done.code == 0 and "noise_multiplier solved" in done.err and "shared ledger" not in done.err

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dpfl_plugin.cli.init import RECORDS, SILOS, rendered
+from dpfl_plugin.api.projects import RECORDS, SILOS, rendered
 from dpfl_plugin.config.load import load
 from tests.cli.command import dpfl, one_message, run
 
@@ -115,21 +115,42 @@ def test_a_gitignore_that_is_there_stays(tmp_path):
 
 
 def test_the_quickstart_that_ships_is_that_of_the_repository(tmp_path):
-    """Else: cp configs/quickstart.yaml dpfl_plugin/cli/templates/quickstart/"""
-    shipped = resources.files("dpfl_plugin.cli") / "templates" / "quickstart" / "quickstart.yaml"
-    assert shipped.read_bytes() == (ROOT / "configs" / "quickstart.yaml").read_bytes()
-    assert dpfl("quickstart", "--copy", tmp_path).code == 0
-    assert (tmp_path / "quickstart.yaml").read_bytes() == shipped.read_bytes()
-    one_message(dpfl("quickstart", "--copy", tmp_path / "quickstart.yaml"), "was left as it is")
+    """Else: cp configs/hospitals.yaml configs/two_labels.yaml dpfl_plugin/templates/quickstart/"""
+    shipped = resources.files("dpfl_plugin") / "templates" / "quickstart"
+    names = {path.name for path in shipped.iterdir()}
+    assert names == {"hospitals.yaml", "two_labels.yaml"}
+    copied = dpfl("quickstart", "--copy", tmp_path / "mine")
+    assert copied.code == 0 and f"Next: dpfl run {tmp_path / 'mine' / 'hospitals.yaml'}\n" in copied.out
+    spaced = dpfl("quickstart", "--copy", tmp_path / "my own")
+    assert f"Next: dpfl run '{tmp_path / 'my own' / 'hospitals.yaml'}'\n" in spaced.out  # as a shell takes it
+    for name in names:
+        text = (shipped / name).read_bytes()
+        assert text == (ROOT / "configs" / name).read_bytes() == (tmp_path / "mine" / name).read_bytes()
+    one_message(dpfl("quickstart", "--copy", tmp_path / "mine"), "was left as it is")
     one_message(dpfl("quickstart", "--copy", tmp_path, "--set", "rounds=1"), "--copy runs nothing")
+    one_message(dpfl("quickstart", "--copy", tmp_path, "--seeds", "2"), "--copy runs nothing")
 
 
-def test_the_quickstart_runs_and_can_be_run_again(tmp_path):
-    options = ["--out", tmp_path / "runs", "--set", "rounds=1", "--set", "algorithm.local_steps=1"]
+def test_the_quickstart_runs_and_can_be_run_again(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("dpfl_plugin.api.quickstart_picture.draw", lambda path, parts: drawn.append((path, parts)))
+    options = ["--out", tmp_path / "runs", "--seeds", "1", "--set", "rounds=1"]
     first = dpfl("quickstart", *options)
     assert first.code == 0, first.err
-    assert "DP-SCAFFOLD" in first.out and "dpfl init" in first.out
+    for said in (
+        "DP-SCAFFOLD",
+        "Budapest alone",
+        "FLamby",
+        "dpfl init",
+        "486 records to train on, 254 to test on",
+        "epsilon at delta 0.0001\n",
+    ):
+        assert said in first.out
+    ids = {path.parent.name for path in tmp_path.glob("runs/*/*/result.json")}
     again = dpfl("quickstart", *options, "--json")
-    assert again.code == 0 and set(again.json) == {
-        variant.label for variant in load(ROOT / "configs/quickstart.yaml").variants
-    }
+    assert again.code == 0 and set(again.json) == {"hospitals", "two_labels"}
+    assert again.err == first.err and len(again.err.splitlines()) == 2  # a line for each file and seed
+    for name, part in again.json.items():
+        assert set(part["runs"]) == {variant.label for variant in load(ROOT / f"configs/{name}.yaml").variants}
+    assert {path.parent.name for path in tmp_path.glob("runs/*/*/result.json")} == ids  # nothing was run again
+    assert [path for path, _ in drawn] == 2 * [tmp_path / "runs" / "quickstart.png"]

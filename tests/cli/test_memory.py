@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from dpfl_plugin.data.federation import FederationSpec
+from dpfl_plugin.federation import memory
 from dpfl_plugin.gradients.bookkeeping import BookKeeping
 from dpfl_plugin.gradients.closed_form import ClosedForm
 from dpfl_plugin.oracle import attempt_of
-from dpfl_plugin.training import memory, setting
+from dpfl_plugin.runs import setting
 from tests.cli.command import charges, dpfl, metrics, one_message, run, write
 
 
@@ -60,17 +62,18 @@ def test_a_run_that_runs_out_of_memory_goes_on_with_smaller_chunks(
 
 def test_noise_is_never_added_to_two_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the streams that are drawn from: one that was used for a charged release is not used again."""
-    from dpfl_plugin.oracle import PrivateOracle
+    from dpfl_plugin.privacy.noise import SiloNoise
 
     used: defaultdict[bytes, list[tuple[int, int, int]]] = defaultdict(list)
-    before = PrivateOracle._noise_name
+    before = SiloNoise._name
 
-    def spied(self: PrivateOracle, row: int, step: int) -> Any:
+    def spied(self: SiloNoise, row: int, step: int) -> Any:
         name = before(self, row, step)
-        used[bytes(name)].append((self._draw.attempt, self._draw.round, self._ids[row]))
+        draw = self._key.__self__
+        used[bytes(name)].append((draw.attempt, draw.round, self._silos[row]))
         return name
 
-    monkeypatch.setattr(PrivateOracle, "_noise_name", spied)
+    monkeypatch.setattr(SiloNoise, "_name", spied)
     Small(monkeypatch, 21, 16 * memory.MIB, torch.OutOfMemoryError("CUDA out of memory."))
     result = run(write(tmp_path))
     charged = {(attempt_of(c.noise_id), c.round, c.silo) for c in charges(result["folder"])}
@@ -85,8 +88,8 @@ def test_records_that_are_others_when_they_are_read_again_end_the_run(
     small = Small(monkeypatch, 21, 16 * memory.MIB, CPU)
     before = setting.build_federation
 
-    def drawn(**options: Any) -> Any:
-        found = before(**options)
+    def drawn(spec: FederationSpec) -> Any:
+        found = before(spec)
         found.silos[3].train_x[5] += small.failed
         return found
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from dpfl_plugin.cli import node
+from dpfl_plugin.runs import folder
 from dpfl_plugin.sweeps import slurm
-from dpfl_plugin.training import folder
 from tests.cli.command import dpfl
 from tests.sweeps.test_slurm import tool
 

@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import load_file
 
 from dpfl_plugin.algorithms.fedavg import FedAvg
+from dpfl_plugin.federation.experiment import Experiment
 from dpfl_plugin.privacy.ledger import Ledger
-from dpfl_plugin.training.experiment import Experiment
 from tests.cli.command import charges, dpfl, one_message, run, write
 from tests.cli.test_resume import CHANGES, crash, same
 

@@ -13,7 +13,7 @@ from unittest import mock
 import pytest
 import yaml
 
-from dpfl_plugin.training.prospect import Prospect
+from dpfl_plugin.runs.forecast import Forecast
 from tests.cli.command import charges, dpfl, metrics, one_message, run, write
 from tests.cli.test_resume import crash, folder_of, pretend_another_machine, same
 
@@ -61,7 +61,7 @@ def test_other_noise_has_other_normals(tmp_path: Path) -> None:
     result = run(path)
     given = run(path, "--set", f"privacy.noise_multiplier={result['noise_multiplier']}")
     assert given["model_sha256"] == result["model_sha256"] and charges(given["folder"]) == charges(result["folder"])
-    with mock.patch.object(Prospect, "solved", return_value=(2 * result["noise_multiplier"], Counter())):
+    with mock.patch.object(Forecast, "solved", return_value=(2 * result["noise_multiplier"], Counter())):
         other = run(path, "--out", tmp_path / "elsewhere")
     noise = [{charge.noise_id for charge in charges(one["folder"])} for one in (result, other)]
     assert noise[0].isdisjoint(noise[1])
@@ -85,7 +85,7 @@ def test_an_unfinished_run_keeps_its_noise(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     whole = run(write(tmp_path / "whole", changes))
     config = crash(write(tmp_path / "crashed", changes), 4)
-    with mock.patch.object(Prospect, "solved", return_value=(99.0, Counter())):
+    with mock.patch.object(Forecast, "solved", return_value=(99.0, Counter())):
         resumed = run(config, "--resume")
         same(resumed, whole)
         assert resumed["noise_multiplier"] == whole["noise_multiplier"] < 99

@@ -214,3 +214,13 @@ def test_a_data_set_by_its_name_gives_its_test_part(tmp_path: Path, data_folder:
         "1",
     ]
     assert len(done.json["predictions"]) == result["num_test_records"] == 1611
+
+
+def test_a_run_whose_silos_have_budgets_of_their_own_predicts_as_any_other(tmp_path: Path) -> None:
+    """With the model of all silos, and the epsilon of the worst."""
+    done = trained(tmp_path, {"silos": {"1": {"noise_multiplier": 2}}})
+    (tmp_path / "new.csv").write_text(table(2, 5))
+    found = dpfl("predict", done, tmp_path / "new.csv", "--json")
+    epsilons = json.loads((done / "ledger.json").read_text())["silos"]
+    assert found.code == 0 and len(found.json["predictions"]) == 5
+    assert found.json["epsilon"]["server"]["epsilon"] == max(one["epsilon"] for one in epsilons)

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from dpfl_plugin.cli.progress import PlainReporter, reporter_on
-from dpfl_plugin.training import bars
+from dpfl_plugin.runs import progress_bars
 
 
 def test_time_left_is_told_until_the_last_round(capsys: pytest.CaptureFixture[str]) -> None:
@@ -47,7 +47,7 @@ def test_in_a_notebook_one_output_is_replaced_until_the_end(monkeypatch: pytest.
     fake.display = display
     monkeypatch.setitem(sys.modules, "IPython.display", fake)
     monkeypatch.setitem(sys.modules, "ipywidgets", None)
-    monkeypatch.setattr(bars, "BETWEEN", 0.0)
+    monkeypatch.setattr(progress_bars, "BETWEEN", 0.0)
     reporter = reporter_on(Console(file=io.StringIO(), force_jupyter=True), "fedavg")
     reporter.start(4, 1)
     for at in (2, 3, 4):

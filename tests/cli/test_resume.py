@@ -16,13 +16,13 @@ from unittest import mock
 
 import pytest
 
+from dpfl_plugin.federation.experiment import Experiment
+from dpfl_plugin.federation.silo_group import SiloGroup
 from dpfl_plugin.gradients import fused
+from dpfl_plugin.runs import session
+from dpfl_plugin.runs.checkpoint import load, save
+from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runtimes.in_process import InProcess
-from dpfl_plugin.training import session
-from dpfl_plugin.training.checkpoint import load, save
-from dpfl_plugin.training.experiment import Experiment
-from dpfl_plugin.training.folder import RunFolder
-from dpfl_plugin.training.host import SiloHost
 from tests.cli.command import charges, dpfl, metrics, one_message, pretend_another_machine, run, write
 
 ROOT = Path(__file__).parents[2]
@@ -92,16 +92,16 @@ def test_interrupted_and_resumed(
     tmp_path: Path, undisturbed: dict[str, Any], monkeypatch: pytest.MonkeyPatch, number: int, calls: int
 ) -> None:
     """The signal comes while the silos of a stack are at work; ``calls`` counts stacks, of which a round has two."""
-    config, seen, real = write(tmp_path, CHANGES), 0, SiloHost.run
+    config, seen, real = write(tmp_path, CHANGES), 0, SiloGroup.run
 
-    def work(self: SiloHost, *args: Any) -> Any:
+    def work(self: SiloGroup, *args: Any) -> Any:
         nonlocal seen
         seen += 1
         if seen == calls:
             signal.raise_signal(number)
         return real(self, *args)
 
-    monkeypatch.setattr(SiloHost, "run", work)
+    monkeypatch.setattr(SiloGroup, "run", work)
     done = dpfl("run", config, "--out", tmp_path / "runs", "--json")
     assert done.code == 4 and f"dpfl run {config} --out {config.parent / 'runs'} --resume" in done.err
     assert done.json["status"] == "interrupted" and done.json["rounds"] == calls // 2
@@ -115,9 +115,9 @@ def test_interrupted_while_data_are_loaded(
 ) -> None:
     real, config = session.build, write(tmp_path, CHANGES)
 
-    def build(*args: Any) -> Any:
+    def build(*args: Any, **more: Any) -> Any:
         signal.raise_signal(signal.SIGINT)
-        return real(*args)
+        return real(*args, **more)
 
     monkeypatch.setattr(session, "build", build)
     result = run(config, code=4)
@@ -249,10 +249,10 @@ def test_finished_by_another_process_meanwhile(tmp_path: Path, monkeypatch: pyte
     config, real = write(tmp_path), session.build
     other: list[dict[str, Any]] = []
 
-    def build(*args: Any) -> Any:
+    def build(*args: Any, **more: Any) -> Any:
         monkeypatch.setattr(session, "build", real)
         other.append(run(config))
-        return real(*args)
+        return real(*args, **more)
 
     monkeypatch.setattr(session, "build", build)
     assert run(config) == other[0]

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from dpfl_plugin.config.load import load, run_id
 from dpfl_plugin.oracle import Draw
-from dpfl_plugin.training.result import model_sha256
+from dpfl_plugin.runs.result import model_sha256
 from tests.cli.command import charges, dpfl, metrics, one_message, run, write
 
 FILES = {
@@ -45,6 +45,8 @@ FIELDS = {
         "rounds",
         "num_silos",
         "num_train_records",
+        "outcome",
+        "measures",
     ),
     *(
         "cause",
@@ -97,7 +99,7 @@ def test_a_run_leaves_a_complete_folder(tmp_path: Path, pictures: None) -> None:
 
 def test_a_finished_run_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = run(write(tmp_path))
-    monkeypatch.setattr("dpfl_plugin.training.session.build", lambda *args: pytest.fail("it was built again"))
+    monkeypatch.setattr("dpfl_plugin.runs.session.build", lambda *args: pytest.fail("it was built again"))
     assert run(tmp_path / "config.yaml") == first == run(tmp_path / "config.yaml", "--resume")
 
 
@@ -345,7 +347,10 @@ def test_variants(tmp_path: Path) -> None:
     assert done.code == 0
     assert set(done.json) == {"a", "b"} and done.json["a"]["model_sha256"] != done.json["b"]["model_sha256"]
     shown = dpfl("run", path, "--out", tmp_path / "runs")
-    assert "a against b" in shown.out
+    assert "a against b" in shown.out and "standard errors" in shown.out
+    changes["variants"]["b"] = {"data": {"dataset": {"label_noise": 0.5}}}
+    other = dpfl("run", write(tmp_path, changes), "--out", tmp_path / "runs")
+    assert "on other test records" in other.out and "standard error" not in other.out
 
 
 def test_a_run_folder_tells_which_variant_it_is(tmp_path: Path) -> None:

@@ -166,6 +166,8 @@ def test_noise_is_solved_for_what_is_left(tmp_path: Path, view: str) -> None:
     solve = ["--set", "privacy.noise_multiplier=null", "--set", "algorithm.local_lr=0.1"]
     second = run(config, "--ledger", ledger, *solve)
     alone = dpfl("run", config, "--out", tmp_path / "alone", "--json", *solve).json
+    said = [(Path(one["folder"]) / "log.txt").read_text() for one in (second, alone)]
+    assert [" view), together with 1 earlier run in the shared ledger" in text for text in said] == [True, False]
     assert second["noise_multiplier"] > alone["noise_multiplier"] and second["rounds"] == 10
     key = {"server": ("server", "worst_case_epsilon"), "third_party": ("third_party", "epsilon")}[view]
     total = second["epsilon"]["total"][key[0]][key[1]]
@@ -191,7 +193,7 @@ def test_the_very_same_run_on_another_machine_is_another_run(tmp_path: Path) -> 
     """With other roundings it would be the same noise on other values: it has noise of its own, and is charged so."""
     config, ledger = write(tmp_path), tmp_path / "all.jsonl"
     first = run(config, "--ledger", ledger)
-    with mock.patch("dpfl_plugin.training.environment._processor", return_value="another"):
+    with mock.patch("dpfl_plugin.runs.environment._processor", return_value="another"):
         done = dpfl("run", config, "--out", tmp_path / "elsewhere", "--ledger", ledger, "--json")
     again = done.json
     assert again["model_sha256"] != first["model_sha256"]

@@ -10,9 +10,9 @@ import pytest
 
 from dpfl_plugin.cli.progress import value_of
 from dpfl_plugin.cli.run import _meaning
-from dpfl_plugin.training import session
-from dpfl_plugin.training.prospect import MANY_ROUNDS
-from dpfl_plugin.training.result import _diverged
+from dpfl_plugin.runs import session
+from dpfl_plugin.runs.forecast import MANY_ROUNDS
+from dpfl_plugin.runs.result import _diverged
 from tests.cli.command import dpfl, one_message, run, write
 
 
@@ -83,7 +83,7 @@ def test_a_signal_ends_long_planning_at_once(
 ) -> None:
     """While short plans are made, a run is stopped as between rounds: see test_resume."""
 
-    def build(*args: Any) -> Any:
+    def build(*args: Any, **more: Any) -> Any:
         signal.raise_signal(number)
         raise AssertionError("it went on planning")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dpfl_plugin.training.cells import csv_text
+from dpfl_plugin.runs.csv_cells import csv_text
 from tests.cli.command import write
 
 ROOT = Path(__file__).parents[2]

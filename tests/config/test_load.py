@@ -140,6 +140,24 @@ def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
     assert all(part in str(caught.value) for part in ("seed=-1", "privacy.delta=2", "did you mean 'seed'"))
 
 
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("silos={north: {epsilonn: 1}}", "silos.north.epsilonn is not a known key (did you mean 'epsilon'?). Known: "),
+        ("early_stopping={shar: 0.1}", "early_stopping.shar is not a known key (did you mean 'share'?). Known: "),
+        ("silos={north: 1}", "silos.north=1: must be a mapping of keys to values."),
+        ("silo_weights=nois", "silo_weights='nois': input should be 'equal', 'records' or 'noise'."),
+        ("silo_weights={a: 0, b: 1}", "silo_weights.a=0: input should be greater than 0."),
+        ("silo_weights=3", "silo_weights=3: input should be 'equal', 'records' or 'noise'."),
+    ],
+)
+def test_a_wrong_key_is_told_wherever_it_is(tmp_path: Path, setting: str, message: str) -> None:
+    """Also below keys of the user's, in blocks that may be left out, and where a word or a mapping may stand."""
+    with pytest.raises(ConfigError) as caught:
+        read(tmp_path, "", setting)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
 def keys(model: Any, schema: dict[str, Any]) -> None:
     for name, field in schema["properties"].items():
         if name in ("variants", "compare", "sweep"):

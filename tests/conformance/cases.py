@@ -25,6 +25,8 @@ from torch import nn
 from dpfl_plugin import registry
 from dpfl_plugin.algorithms.base import RoundPlan
 from dpfl_plugin.core.vectors import Layout, Vectors
+from dpfl_plugin.federation.runtime import ChargeSink, Observer, Runtime
+from dpfl_plugin.federation.silo_group import SiloGroup
 from dpfl_plugin.gradients import losses
 from dpfl_plugin.gradients.base import Engine, Loss, Records
 from dpfl_plugin.gradients.replay import cuda_graph
@@ -33,8 +35,6 @@ from dpfl_plugin.privacy.events import Charge, Neighbouring, SampledGaussian, Un
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.samplers import FixedSize, FullBatch, Poisson, Sampler, WithReplacement
 from dpfl_plugin.runtimes.in_process import InProcess
-from dpfl_plugin.training.host import SiloHost
-from dpfl_plugin.training.runtime import ChargeSink, Observer, Runtime
 from tests.mpi.network import loopback
 from tests.recording import Recorder
 
@@ -48,7 +48,7 @@ SAMPLERS: dict[str, Sampler] = {
     "with_replacement": WithReplacement(0.25),  # at silo level only
 }
 
-MakeRuntime = Callable[[SiloHost, ChargeSink, Sequence[Observer]], Runtime]
+MakeRuntime = Callable[[SiloGroup, ChargeSink, Sequence[Observer]], Runtime]
 RUNTIMES: dict[str, MakeRuntime] = {
     "in_process, stack 1": lambda host, sink, observers: InProcess(host, sink, stack_size=1, observers=observers),
     "mpi": lambda host, sink, observers: loopback([host], sink, observers=observers),
@@ -69,6 +69,8 @@ ALGORITHMS: dict[str, tuple[dict[str, Any], ...]] = {
     "scaffnew": ({"local_lr": 0.1, "local_steps": 3}, {"local_lr": 0.1, "p": 0.4}),
     "scaffold": ({"local_steps": 3, "local_lr": 0.1}, {"local_steps": 2, "local_lr": 0.1, "option": "I"}),
     "scaffold_warm": ({"local_steps": 3, "local_lr": 0.1}, {"local_steps": 2, "local_lr": 0.1, "option": "I"}),
+    "mr_mtl": ({"local_steps": 3, "local_lr": 0.1, "mean_weight": 0.5},),
+    "local": ({"local_steps": 3, "local_lr": 0.1},),
     "mb_sgd": ({"lr": 0.1}, {"lr": 0.1, "passes": "one"}),
     "accelerated_mb_sgd": ({"smoothness": 1.0},),
     "multistage_mb_sgd": ({"smoothness": 1.0, "strong_convexity": 0.5, "stage_rounds": (2, 2)},),
@@ -85,7 +87,7 @@ ALGORITHMS: dict[str, tuple[dict[str, Any], ...]] = {
 }
 NON_SMOOTH = ("convolution_mb_sgd", "localized_convolution", "localized_nesterov")
 """Algorithms that smooth the hinge loss of a single score, not softmax regression's."""
-RECORD_LEVEL_ONLY = ("scaffold", "scaffold_warm")  # they send a control variate, too
+RECORD_LEVEL_ONLY = ("scaffold", "scaffold_warm", "mr_mtl", "local")  # they send a control variate, or keep models
 NEED_ALL_SILOS = ("scaffnew",)
 NEED_A_CLIP_NORM = (  # in place of a Lipschitz constant
     "multistage_mb_sgd",
@@ -294,7 +296,7 @@ def run(
     num_features = silos[0].features.shape[1]
     silos = [Records(silo.features.to(case.dtype), silo.labels) for silo in silos]
     algorithm, sink, seen = Probe(steps, case.unit), Kept(), []
-    host = SiloHost(
+    host = SiloGroup(
         model=model(num_features, device=case.device, dtype=case.dtype),
         loss=losses.cross_entropy,
         algorithm=algorithm,
@@ -322,4 +324,4 @@ def run(
 def claimed_sensitivity(event: SampledGaussian, clip_norm: float = C, num_records: int = N) -> float:
     """L2 sensitivity of a release, by what the ledger says alone: 2C/b, C/(s n), 2C or C."""
     distance = {"replace_one": 2.0, "add_or_remove": 1.0}[event.neighbouring] * clip_norm
-    return distance / (event.rate * num_records) if event.unit == "record" else distance
+    return distance / (event.rate * num_records) if event.unit != "silo" else distance

@@ -15,14 +15,15 @@ from dpfl_plugin import registry
 from dpfl_plugin.algorithms.base import RoundPlan, Setting
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import ConfigError
+from dpfl_plugin.federation.planning import Planner
+from dpfl_plugin.federation.silo_group import SiloGroup
 from dpfl_plugin.gradients import losses
 from dpfl_plugin.gradients.base import Records
 from dpfl_plugin.oracle import Draw, PrivateOracle
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.mechanisms import Gaussian
+from dpfl_plugin.privacy.noise import SiloNoise
 from dpfl_plugin.privacy.samplers import FixedSize
-from dpfl_plugin.training.host import SiloHost
-from dpfl_plugin.training.planning import Planner
 from tests.conformance.cases import (
     ALGORITHMS,
     CLASSES,
@@ -98,17 +99,17 @@ def rounds(monkeypatch: pytest.MonkeyPatch, name: str, options: dict[str, Any], 
         current[0] = silo
         return seek(self, purpose, silo, step)
 
-    add = PrivateOracle._add_noise_of
+    add = SiloNoise.add_of
 
-    def added(self: PrivateOracle, row: int, *given: Any) -> None:
-        current[0] = self._ids[row]
+    def added(self: SiloNoise, row: int, *given: Any) -> None:
+        current[0] = self._silos[row]
         add(self, row, *given)
 
-    monkeypatch.setattr(PrivateOracle, "_add_noise_of", added)
+    monkeypatch.setattr(SiloNoise, "add_of", added)
     monkeypatch.setattr(Gaussian, "__call__", noise)
     monkeypatch.setattr(FixedSize, "draw", batch)
     monkeypatch.setattr(Draw, "key", key)
-    host = SiloHost(
+    host = SiloGroup(
         model=model(F, outputs),
         loss=loss,
         algorithm=algorithm,

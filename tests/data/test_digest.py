@@ -13,7 +13,7 @@ from dpfl_plugin.data.base import Silo, digest, training_digest
 def silo() -> Silo:
     """Of two records for training and two for tests."""
     x, y = np.arange(4, dtype=np.float32).reshape(2, 2), np.array([0, 1])
-    return Silo(x, y, x + 7, 1 - y)
+    return Silo(x, y, x + 7, 1 - y, np.array([3, 4]), np.array([4, 3]))
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(Silo)])
@@ -31,6 +31,16 @@ def test_a_record_that_moves_from_training_to_tests_counts() -> None:
     one = silo()
     moved = Silo(one.test_x, one.test_y, one.train_x, one.train_y)
     assert digest(moved) != digest(one)
+
+
+def test_whose_records_they_are_counts() -> None:
+    """And persons of training records are not mistaken for those of test records; without any, nothing is added."""
+    one, nobody = silo(), replace(silo(), persons=None, test_persons=None)
+    assert one.persons is not None
+    found = {digest(other) for other in (one, nobody, replace(nobody, persons=one.persons))}
+    found.add(digest(replace(nobody, test_persons=one.persons)))
+    assert len(found) == 4
+    assert len({training_digest(other) for other in (one, nobody, replace(one, persons=one.persons[::-1]))}) == 3
 
 
 def test_training_records_are_named_by_their_values() -> None:

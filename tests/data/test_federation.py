@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dpfl_plugin.data import partition
 from dpfl_plugin.data.base import Dataset, Federation
-from dpfl_plugin.data.federation import build_federation
+from dpfl_plugin.data.federation import FederationSpec, build_federation
 from dpfl_plugin.data.fetch import DataSource
 from dpfl_plugin.data.files import csv
 from dpfl_plugin.data.synthetic import synthetic
@@ -47,7 +47,7 @@ def build(dataset: Callable[..., Any], **changes: Any) -> Federation:
         "num_silos": 4,
         "seed": 1,
     }
-    return build_federation(**(options | changes))
+    return build_federation(FederationSpec(**(options | changes)))
 
 
 def ids(x: np.ndarray) -> list[int]:

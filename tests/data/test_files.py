@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpfl_plugin.data import files
-from dpfl_plugin.data.base import NOT_PUBLIC, Dataset, validate
+from dpfl_plugin.data.base import AS_READ, NOT_PUBLIC, Dataset, validate
 from dpfl_plugin.data.fetch import DataSource
 from dpfl_plugin.errors import ConfigError, DataError
 
@@ -41,8 +41,8 @@ def test_one_file_with_a_silo_column(tmp_path: Path) -> None:
     assert data.num_classes == 2
     assert data.groups is not None
     assert data.groups.tolist() == [1, 0, 1]
-    assert data.caveats[0] == "2 features: age, income; 2 classes"
-    assert data.caveats[1] == f"labels: no -> 0, yes -> 1; {NOT_PUBLIC}"
+    assert data.caveats[0] == f"{AS_READ}2 features: age, income; 2 classes"
+    assert data.caveats[1] == f"{AS_READ}labels: no -> 0, yes -> 1; {NOT_PUBLIC}"
     assert "classes" in data.caveats[2]
 
 
@@ -92,7 +92,7 @@ def test_gzip_byte_order_mark_quotes_and_other_delimiters(tmp_path: Path) -> Non
     (tmp_path / "a.csv.gz").write_bytes(gzip.compress(b'\xef\xbb\xbf"u";label\r\n"1.5";"x;y"\r\n2;z\r\n'))
     data = read_csv(tmp_path, files="a.csv.gz", delimiter=";")
     assert data.features.ravel().tolist() == [1.5, 2]
-    assert data.caveats[:2] == ("1 features: u; 2 classes", f"labels: x;y -> 0, z -> 1; {NOT_PUBLIC}")
+    assert data.caveats[:2] == (f"{AS_READ}1 feature: u; 2 classes", f"{AS_READ}labels: x;y -> 0, z -> 1; {NOT_PUBLIC}")
 
 
 def test_number_labels_are_sorted_by_value(tmp_path: Path) -> None:

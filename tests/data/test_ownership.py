@@ -15,7 +15,7 @@ import pytest
 from dpfl_plugin.data import files, table
 from dpfl_plugin.data.base import Federation, Ownership, digest
 from dpfl_plugin.data.digits import digits
-from dpfl_plugin.data.federation import build_federation
+from dpfl_plugin.data.federation import FederationSpec, build_federation
 from dpfl_plugin.data.partition import iid, natural
 from dpfl_plugin.errors import DataError
 
@@ -73,7 +73,7 @@ def build(folder: Path, ownership: Ownership | None = None, **changes: Any) -> F
         "base": folder,
         **changes,
     }
-    return build_federation(**options, ownership=ownership)
+    return build_federation(FederationSpec(**options, ownership=ownership))
 
 
 OWN_TEST = {"files": [f"silo-{i}.csv" for i in range(5)], "test_files": [f"silo-test-{i}.csv" for i in range(5)]}

@@ -252,7 +252,7 @@ def cross_silo(folder, monkeypatch, settings=SETTINGS, limits=None):
 
 
 def test_a_silo_without_limits_does_not_begin_in_a_deployment(tmp_path, monkeypatch):
-    monkeypatch.setattr("dpfl_plugin.training.limits.PLACES", ())
+    monkeypatch.setattr("dpfl_plugin.owners.limits.PLACES", ())
     args = arguments(tmp_path, training_type="cross_silo", rank=1)
     with pytest.raises(LimitError, match="no limits are set for these data"):
         private_runner(args, None, [0, 0, None, None, {}, {0: [], 1: [], 2: []}, {}, 3], nn.Linear(4, 3))

@@ -19,6 +19,7 @@ from dpfl_plugin import oracle as oracles
 from dpfl_plugin.config.load import load
 from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.errors import UnsupportedError
+from dpfl_plugin.federation.silo_group import SiloGroup
 from dpfl_plugin.gradients import losses
 from dpfl_plugin.gradients.base import Records, layers
 from dpfl_plugin.gradients.replay import Record, Replayed, cuda_graph
@@ -28,9 +29,8 @@ from dpfl_plugin.oracle import Draw, PrivateOracle
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.samplers import FixedSize, FullBatch, Poisson, Sampler, usual_most
 from dpfl_plugin.privacy.schedules import Geometric
-from dpfl_plugin.training import build
-from dpfl_plugin.training.engines import graphs_of
-from dpfl_plugin.training.host import SiloHost
+from dpfl_plugin.runs import build
+from dpfl_plugin.runs.engines import graphs_of
 from tests.cli.command import charges, dpfl, one_message, run, write
 from tests.quadratics import rules
 from tests.recording import Operations, Recorder
@@ -264,7 +264,7 @@ def test_without_cuda_a_run_with_graphs_says_so(tmp_path: Path) -> None:
 def test_an_audit_replays_nothing() -> None:
     """What its canaries add depends on the batch."""
     lab, train = Lab("dense"), dict(zip(IDS, records(), strict=True))
-    host = SiloHost(
+    host = SiloGroup(
         model=MODELS["dense"][1],
         loss=losses.cross_entropy,
         algorithm=None,  # type: ignore[arg-type]

@@ -48,7 +48,7 @@ def gathered(engine: Any, records: dict[int, Records], rows: list[np.ndarray]) -
 
 
 def there(clip_norms: list[Any]) -> Tensor | None:
-    """As `Together.clipped_sums` takes them: one, or one of each layer, of each silo; None where they are inf."""
+    """As `MultiSiloEngine.clipped_sums` takes them: one, or one a layer, of each silo; None where they are inf."""
     if clip_norms[0] == math.inf:
         return None
     return torch.tensor([c if isinstance(c, tuple) else (c,) for c in clip_norms], dtype=torch.float64)

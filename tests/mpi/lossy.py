@@ -21,16 +21,16 @@ from typing import Any
 
 from dpfl_plugin.algorithms.scaffold import Scaffold
 from dpfl_plugin.cli.main import main
+from dpfl_plugin.federation.silo_group import SiloGroup
 from dpfl_plugin.runtimes.mpi.silos import SiloRank
-from dpfl_plugin.training.host import SiloHost
 
 RANK = next((int(os.environ[name]) for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK") if name in os.environ), 0)
 PLACES: dict[str, tuple[type, str]] = {
     "begin": (Scaffold, "__post_init__"),
-    "compute": (SiloHost, "run"),  # before anything is released
+    "compute": (SiloGroup, "run"),  # before anything is released
     "send": (SiloRank, "_do_send"),  # charged, and about to leave
     "commit": (SiloRank, "_do_commit"),  # after the upload
-    "evaluate": (SiloHost, "evaluate"),
+    "evaluate": (SiloGroup, "evaluate"),
     "states": (SiloRank, "_do_states"),  # asked for its state, for a checkpoint
     "load": (SiloRank, "_do_load"),
 }

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dpfl_plugin.federation.runtime import ChargeSink
+from dpfl_plugin.federation.silo_group import SiloGroup
+from dpfl_plugin.runs.measurements import Notes
 from dpfl_plugin.runtimes.mpi.ranks import Ranks
 from dpfl_plugin.runtimes.mpi.server import MpiRuntime
 from dpfl_plugin.runtimes.mpi.silos import SiloRank
 from dpfl_plugin.runtimes.mpi.wire import Header, decode, encode
-from dpfl_plugin.training.host import SiloHost
-from dpfl_plugin.training.measured import Notes
-from dpfl_plugin.training.runtime import ChargeSink
 
 
 class Network:
@@ -147,7 +147,7 @@ class Loopback:
 
 
 def loopback(
-    hosts: Sequence[SiloHost],
+    hosts: Sequence[SiloGroup],
     sink: ChargeSink,
     *,
     network: Network | None = None,
@@ -166,5 +166,5 @@ def loopback(
         network.silo_ranks[-1].lasts = enduring
     num_silos = sum(len(host.ids) for host in hosts)
     ranks = Ranks(Loopback(network, 0), timeout, clock)
-    ranks.enduring = enduring
+    ranks.retries_on_loss = enduring
     return MpiRuntime(ranks, sink, num_silos=num_silos, stack_size=stack_size, **options)

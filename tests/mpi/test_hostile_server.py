@@ -17,15 +17,15 @@ from dpfl_plugin.algorithms.base import RoundPlan
 from dpfl_plugin.config.load import load
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import MessageError
+from dpfl_plugin.federation.planning import Planner
 from dpfl_plugin.oracle import Draw
+from dpfl_plugin.owners import limits as limits_module
 from dpfl_plugin.privacy.ledger import Ledger
+from dpfl_plugin.runs.build import build
 from dpfl_plugin.runtimes.mpi import wire
 from dpfl_plugin.runtimes.mpi.link import Patience
 from dpfl_plugin.runtimes.mpi.session import joined
 from dpfl_plugin.runtimes.mpi.silos import SiloRank
-from dpfl_plugin.training import limits as limits_module
-from dpfl_plugin.training.build import build
-from dpfl_plugin.training.planning import Planner
 from tests.cli.command import write
 from tests.mpi.network import Loopback, Network, loopback
 from tests.mpi.test_protocol import SILOS, hosts

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
+from dpfl_plugin.owners.lifetime import read_reservations
 from dpfl_plugin.privacy.ledger import Ledger
-from dpfl_plugin.training.lifetime import read_reservations
 from tests.cli.command import write
 from tests.mpi.launch import ALLOWED, ANY, FOUND, needs_mpi
 

@@ -60,7 +60,7 @@ def reference(config: Path, losses: Losses, result: dict[str, Any]) -> dict[str,
     renewed = [name for name in names if name]  # the first is 0, unless it released nothing
     after = itertools.count(2**128)  # nothing is left to release after a loss at the end
     attempts = itertools.chain(renewed, after)
-    with losing(losses), mock.patch("dpfl_plugin.training.experiment.fresh_attempt", side_effect=attempts):
+    with losing(losses), mock.patch("dpfl_plugin.federation.survivors.fresh_attempt", side_effect=attempts):
         return run(folder / config.name)
 
 

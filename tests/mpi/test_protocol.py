@@ -18,16 +18,17 @@ from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.stopwatch import Stopwatch
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import LedgerError, SiloError, TrainingError, UnsupportedError
+from dpfl_plugin.federation.runtime import Interrupted, SilosLost
+from dpfl_plugin.federation.silo_group import SiloGroup
 from dpfl_plugin.oracle import Draw, attempt_of
 from dpfl_plugin.privacy.events import Charge, SampledGaussian
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.samplers import FixedSize
 from dpfl_plugin.runtimes.mpi import wire
 from dpfl_plugin.runtimes.mpi.link import Patience
+from dpfl_plugin.runtimes.mpi.listener import ServerLostError
 from dpfl_plugin.runtimes.mpi.ranks import SiloLostError
-from dpfl_plugin.runtimes.mpi.silos import ServerLostError, owner
-from dpfl_plugin.training.host import SiloHost
-from dpfl_plugin.training.runtime import Interrupted, SilosLost
+from dpfl_plugin.runtimes.mpi.silos import owner
 from tests.cli.command import BASE
 from tests.mpi.network import Network, loopback
 from tests.quadratics import Lab, rules, silo
@@ -64,7 +65,7 @@ def lab(algorithm: object = None, **options: object) -> Lab:
     return Lab(made, SILOS, rules(1.0, 1.0, FixedSize(0.5)), [1.0, 2.0], **options)
 
 
-def hosts(size: int, **options: object) -> list[SiloHost]:
+def hosts(size: int, **options: object) -> list[SiloGroup]:
     """A host for each silo rank, with its silos and no others."""
     found = []
     for rank in range(1, size):
@@ -126,7 +127,7 @@ def test_any_ranks_stacks_and_order_of_messages_give_the_bits_of_one_process(siz
         one, other = (made.runtime.evaluate(here.server["model"], dissimilarity) for made in (here, there))
         assert list(one) == list(other)
         for mine, theirs in zip(one.values(), other.values(), strict=True):
-            assert (mine.train_loss, mine.test_accuracy) == (theirs.train_loss, theirs.test_accuracy)
+            assert (mine.train_loss, mine.test_score) == (theirs.train_loss, theirs.test_score)
             assert (mine.gradient is None) == (theirs.gradient is None) == (not dissimilarity)
             assert mine.gradient is None or torch.equal(mine.gradient, theirs.gradient)
     assert not any(network.headers.values()) and not any(network.vectors.values()), "something was sent for nothing"

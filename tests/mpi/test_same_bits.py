@@ -15,8 +15,8 @@ from safetensors.numpy import load_file
 
 from dpfl_plugin.data.base import NOT_PUBLIC
 from dpfl_plugin.report.runs import read
-from dpfl_plugin.training.folder import RunFolder
-from dpfl_plugin.training.measured import join_lines, join_result
+from dpfl_plugin.runs.folder import RunFolder
+from dpfl_plugin.runs.measurements import join_lines, join_result
 from tests.cli.command import charges, dpfl, metrics, run, write
 from tests.cli.test_resume import crash
 from tests.mpi.launch import BOTH, FOUND, mpirun, needs_mpi

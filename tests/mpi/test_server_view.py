@@ -25,26 +25,27 @@ from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.data.base import Holding, digest, survey, training_digest
 from dpfl_plugin.errors import ConfigError, DataError, UnsupportedError
+from dpfl_plugin.federation.runtime import ChargeSink, Runtime
+from dpfl_plugin.federation.silo_group import SiloGroup, SiloMetrics
 from dpfl_plugin.privacy.ledger import Ledger
+from dpfl_plugin.runs.build import Parts
+from dpfl_plugin.runs.folder import RunFolder
+from dpfl_plugin.runs.measurements import join_lines
+from dpfl_plugin.runs.result import Result
+from dpfl_plugin.runs.session import run_session
+from dpfl_plugin.runs.setting import federate
 from dpfl_plugin.runtimes.mpi import wire
 from dpfl_plugin.runtimes.mpi.ranks import Ranks
 from dpfl_plugin.runtimes.mpi.session import MpiSession
 from dpfl_plugin.runtimes.mpi.silos import SiloRank, owner
 from dpfl_plugin.runtimes.mpi.wire import Header, encode
-from dpfl_plugin.training.build import Parts
-from dpfl_plugin.training.folder import RunFolder
-from dpfl_plugin.training.host import SiloHost, SiloMetrics
-from dpfl_plugin.training.measured import join_lines
-from dpfl_plugin.training.result import Result
-from dpfl_plugin.training.runtime import ChargeSink, Runtime
-from dpfl_plugin.training.session import run_session
-from dpfl_plugin.training.setting import federate
 from tests.adapters.federation import Mute
 from tests.cli.command import write
 from tests.mpi.network import Loopback, Moving, Network
 from tests.test_callbacks import Curious
 
-# What a silo rank may say, and of what it is a function. Numbers of records, names of columns, the model's shapes and
+# What a silo rank may say, and of what it is a function. Numbers of records, what labels are (by the configuration),
+# names of columns, the model's shapes and
 # the machine are public; marks are HMACs under the silos' key; charges are in the ledger; an error ends the run, and
 # the statement says that no epsilon covers it; seconds are said to be uncovered.
 PUBLIC = {
@@ -53,6 +54,7 @@ PUBLIC = {
             "num_silos",
             "num_classes",
             "feature_shape",
+            "outcome",
             "inputs",
             "caveats",
             "silos",
@@ -132,14 +134,14 @@ class Place:
 def measured() -> Iterator[list[SiloMetrics]]:
     """Every measurement that a silo makes."""
     found: list[SiloMetrics] = []
-    real = SiloHost.evaluate
+    real = SiloGroup.evaluate
 
-    def evaluate(self: SiloHost, model: Tensor, dissimilarity: bool) -> dict[int, SiloMetrics]:
+    def evaluate(self: SiloGroup, model: Tensor, dissimilarity: bool) -> dict[int, SiloMetrics]:
         by_silo = real(self, model, dissimilarity)
         found.extend(by_silo.values())
         return by_silo
 
-    with mock.patch.object(SiloHost, "evaluate", evaluate):
+    with mock.patch.object(SiloGroup, "evaluate", evaluate):
         yield found
 
 

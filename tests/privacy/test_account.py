@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.accountants import RDP, Accountant
-from dpfl_plugin.privacy.beside import Beside
 from dpfl_plugin.privacy.composition import Planned
 from dpfl_plugin.privacy.events import SampledGaussian, Term, Unit
+from dpfl_plugin.privacy.extra_releases import Beside
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.mechanisms import Gaussian
 from dpfl_plugin.privacy.prior import Prior
@@ -165,6 +165,29 @@ def test_after_a_loss_a_third_party_is_told_the_worst_case_in_every_number() -> 
     assert views["third_party"]["epsilon"] == pytest.approx(epsilon(6), rel=1e-12) == one.ahead()[1]
     again = account(ledger=one.ledger, costs=one.costs, lost=True)
     assert again.views() == views
+
+
+def test_after_a_loss_the_budget_bounds_nothing_that_a_third_party_is_told() -> None:
+    """It bounds the silos that were drawn; that a silo failed, and with it who was, may depend on records."""
+    one, t = account(epsilon=2.0), 0
+    while one.affords(t, plan := Round((0, 1) if t % 2 else (2, 3))):
+        one.begin_round(t, plan)
+        one.append(one.charges(t, plan, "a"))
+        t += 1
+    assert one.so_far()["third_party"] <= 2.0 < epsilon(t)
+    one.lose()
+    assert one.so_far()["third_party"] == pytest.approx(epsilon(t), rel=1e-12)
+    again = account(epsilon=2.0, ledger=one.ledger, costs=one.costs, lost=True)
+    assert again.so_far() == one.so_far()
+
+
+def test_why_no_round_is_allowed_is_told_with_a_budget_and_without() -> None:
+    assert account(epsilon=2.0).why_not() == "one more would pass epsilon 2 at delta 1e-05 (server view)"
+    assert "no budget" in account().why_not()
+    for view in BOTH:
+        lost = account(epsilon=2.0, view=view)
+        lost.lose()
+        assert ("since silos were lost" in lost.why_not()) == (view == "third_party")
 
 
 def test_how_silos_take_part_is_the_federations() -> None:

@@ -15,6 +15,7 @@ from dpfl_plugin.algorithms.fedavg import FedAvg
 from dpfl_plugin.core.streams import stream
 from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.errors import ConfigError, PluginError, UnsupportedError
+from dpfl_plugin.federation.silo_group import CLIP_NORM
 from dpfl_plugin.gradients import losses
 from dpfl_plugin.gradients.base import Records, clipped_sum_and_norms, layers
 from dpfl_plugin.gradients.closed_form import ClosedForm
@@ -26,7 +27,6 @@ from dpfl_plugin.privacy.events import SampledGaussian, Term
 from dpfl_plugin.privacy.mechanisms import Gaussian
 from dpfl_plugin.privacy.samplers import FixedSize, FullBatch, Poisson
 from dpfl_plugin.privacy.schedules import Geometric
-from dpfl_plugin.training.host import CLIP_NORM
 from tests.quadratics import Lab, rules
 from tests.quadratics import silo as quadratic
 

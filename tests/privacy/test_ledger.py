@@ -166,7 +166,7 @@ def test_the_message_says_what_is_proven(three: Path) -> None:
 
 
 def test_a_line_of_another_schema_is_refused(tmp_path: Path) -> None:
-    from dpfl_plugin.privacy import ledger as module
+    from dpfl_plugin.privacy import ledger_file as module
 
     path = tmp_path / "ledger.jsonl"
     body = module._canonical({"ledger": 2, "facts": {}})

@@ -53,7 +53,7 @@ CONTRAST = """
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     api = pytest.importorskip("playwright.sync_api", reason="needs playwright, of the extra dev")
-    pytest.importorskip("plotly", reason="needs the extra report")
+    pytest.importorskip("jinja2", reason="needs the extra report")
     if CHROMIUM is None:
         pytest.skip("there is no Chromium: apt install chromium, or the like")
     with api.sync_playwright() as playwright:

@@ -108,6 +108,24 @@ def test_labels_tell_all_groups_apart_in_few_words(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("settings", "labels"),
+    [
+        ([(None, 2.0), (None, 4.0)], ["epsilon=2", "epsilon=4"]),
+        ([(None, 4.0), (8.0, None)], ["noise solved for epsilon=4", "noise_multiplier=8"]),
+        ([(None, 2.0), (None, 4.0), (8.0, None)], ["epsilon=2", "epsilon=4", "noise_multiplier=8"]),
+        ([(None, 4.0), (0.0, None), (8.0, 4.0)], ["no noise", "noise solved for epsilon=4", "noise_multiplier=8"]),
+        ([(8.0, None), (8.0, 4.0)], ["epsilon=4", "noise_multiplier=8"]),
+    ],
+)
+def test_labels_say_where_noise_was_solved_for(
+    tmp_path: Path, settings: list[tuple[float | None, float | None]], labels: list[str]
+) -> None:
+    keys = ("privacy.noise_multiplier", "privacy.epsilon")
+    runs = some(tmp_path, *({"changes": dict(zip(keys, values, strict=True))} for values in settings))
+    assert [group.label for group in grouped(runs)] == labels
+
+
 def test_labels_of_many_groups_are_all_different(tmp_path: Path) -> None:
     settings = [
         {"changes": {"algorithm.local_lr": lr, "privacy.clip_norm": clip, "rounds": rounds}}

@@ -7,9 +7,9 @@ import torch
 
 from dpfl_plugin.algorithms.fedavg import FedAvg
 from dpfl_plugin.algorithms.scaffold import Scaffold
+from dpfl_plugin.federation.runtime import Interrupted
 from dpfl_plugin.oracle import Draw
 from dpfl_plugin.runtimes.in_process import InProcess
-from dpfl_plugin.training.runtime import Interrupted
 from tests.quadratics import Lab, Quadratic, rules, silo
 
 SILOS = [silo([1.0], [2.0]), silo([3.0], [-1.0]), silo([2.0], [0.5])]

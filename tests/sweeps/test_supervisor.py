@@ -14,9 +14,9 @@ import pytest
 
 from dpfl_plugin.config.sweep import Row
 from dpfl_plugin.errors import MAKE_ROOM, BusyError, ConfigError
+from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.sweeps import state, supervisor
 from dpfl_plugin.sweeps.supervisor import BUSY, DONE, FAILED, INTERRUPTED, LOST, TRIES, Begin, Stop, Supervisor
-from dpfl_plugin.training.folder import RunFolder
 
 ROWS = [Row(i, f"{i:012x}", "run", f"seed={i}", 3, {}) for i in range(6)]
 

@@ -86,7 +86,7 @@ class Ahead:
         elif self.budget is not None:
             each = {
                 kind: self._server.most_rounds(
-                    silo, cost, self.budget.epsilon, each[kind], prior.terms(silo, cost.share)
+                    silo, cost, self.budget.of(silo).epsilon, each[kind], prior.terms(silo, cost.share)
                 )
                 for kind, silo in book.kinds.items()
             }

@@ -11,6 +11,6 @@ class Before(Claims):
 
     def held(self) -> float:
         """Epsilon of what earlier runs released, this run apart, in the view that the budget bounds."""
-        spec, prior = self.book.spec, self.book.prior
+        spec, prior = self.book.spec, self.book.earlier
         earlier = prior.certain if spec.view == "third_party" else prior.realised
         return server_view((), self.accountant, spec.delta, earlier=earlier).epsilon

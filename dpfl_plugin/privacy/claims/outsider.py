@@ -32,6 +32,7 @@ class Outsider(Claims):
             or book.prior.runs
             or book.lost
             or "shared" in book.ledger.facts
+            or book.rules.silos
         ):
             return None
         S, M = spec.num_participants, spec.num_silos

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 from dpfl_plugin.privacy.accountants import MOST_LEVELS, Accountant, rounded_down
-from dpfl_plugin.privacy.beside import NOT_RUN
 from dpfl_plugin.privacy.book import Book
 from dpfl_plugin.privacy.budget import Budget
 from dpfl_plugin.privacy.calibration import worst_epsilon
@@ -16,6 +15,7 @@ from dpfl_plugin.privacy.claims.base import Claims, finite
 from dpfl_plugin.privacy.composition import Terms, compositions, undominated
 from dpfl_plugin.privacy.costs import RoundCost
 from dpfl_plugin.privacy.events import Charge
+from dpfl_plugin.privacy.extra_releases import NOT_RUN
 from dpfl_plugin.privacy.headroom import Headroom
 from dpfl_plugin.privacy.participation import Plan
 from dpfl_plugin.privacy.prior import Prior
@@ -29,7 +29,7 @@ class Server(Claims):
     def __init__(self, book: Book, accountant: Accountant, budget: Budget | None) -> None:
         super().__init__(book, accountant, budget)
         # With a schedule every round is of a kind of its own, of which nothing is worth remembering.
-        known = budget is not None and not book.rules.varies
+        known = budget is not None and not book.rules.varies and not book.rules.silos and not book.spec.epsilons
         self.headroom = Headroom(budget, book.spending) if budget is not None and known else None
 
     # What a budget allows
@@ -54,8 +54,19 @@ class Server(Claims):
 
     def affords_all(self, rounds: Counter[RoundCost]) -> bool:
         """Whether rounds with these costs fit, so many of each, whoever is drawn."""
+        return all(budget.holds(terms) for budget, terms in self._everywhere(rounds))
+
+    def look_ahead(self, rounds: Counter[RoundCost]) -> None:
+        """Have the budget know whether rounds with these costs fit; see `PrivacyAccount.look_ahead`."""
+        for budget, terms in self._everywhere(rounds):
+            budget.holds(terms)
+
+    def _everywhere(self, rounds: Counter[RoundCost]) -> Iterator[tuple[Budget, Terms]]:
+        """(budget, composition) of silos in as many of these rounds as may be, whoever is drawn."""
         assert self.budget is not None
-        return all(self.budget.holds(terms) for terms in undominated(self.book.everywhere(rounds)))
+        for budget, silos in self.budget.shared_by(self.book.silos):
+            for terms in undominated(self.book.everywhere(rounds, silos=silos)):
+                yield budget, terms
 
     def fits_ahead(self, later: Mapping[int, RoundCost]) -> bool:
         """Whether every silo stays within it to the end of rounds to come, whoever is drawn."""
@@ -154,9 +165,20 @@ class Server(Claims):
                 "rounds": rounds[silo],
                 "epsilon": _of_silo(silo, alone) if rounds[silo] else 0.0,
                 **({"total_epsilon": _of_silo(silo, total)} if in_all else {}),
+                **(self._settings(silo) if book.rules.silos else {}),
             }
             for silo, count in enumerate(book.spec.num_records)
         ]
+
+    def _settings(self, silo: int) -> dict[str, Any]:
+        """A silo's budget and how its releases are made, where silos differ in that."""
+        spec, rules = self.book.spec, self.book.rules.of(silo)
+        return {
+            "budget": spec.epsilons.get(silo, spec.epsilon),
+            "noise_multiplier": rules.noise_multiplier,
+            "record_rate": rules.sampler.rate(spec.num_records[silo]),
+            "clip_norm": finite(rules.clip_norm),
+        }
 
 
 def _of_silo(silo: int, per_silo: Mapping[int, float]) -> float | None:

@@ -247,10 +247,10 @@ class ThirdParty(Claims):
 
     def _within_budget(self, view: ViewEpsilon) -> ViewEpsilon:
         assert self.budget is not None
-        if view.epsilon <= self.budget.epsilon or self.budget.accountant != self.accountant:
+        if view.epsilon <= self.budget.most or self.budget.accountant != self.accountant:
             return view  # a second opinion does not lean on what another accountant allowed
         basis = "the budget, which no silo's releases pass, whoever is drawn"
-        return replace(view, epsilon=self.budget.epsilon, basis=basis)
+        return replace(view, epsilon=self.budget.most, basis=basis)
 
     def _most_rounds_of_any_draws(self, cost: RoundCost) -> int:
         """The most rounds before every silo has used up its budget, or those of the configuration if that is fewer.
@@ -260,8 +260,8 @@ class ThirdParty(Claims):
         assert self.budget is not None
         spec = self.book.spec
         limit = spec.rounds or MOST_ROUNDS
-        counts = {spec.num_records[silo]: silo for silo in self.book.silos}
-        most = {n: self.most_rounds(silo, cost, self.budget.epsilon, limit) for n, silo in counts.items()}
+        kinds = {self.book.kind(silo): silo for silo in self.book.silos}
+        most = {kind: self.most_rounds(silo, cost, self.budget.of(silo).epsilon, limit) for kind, silo in kinds.items()}
         # In a round; with replacement one silo may be all who are drawn.
         fewest = 1 if cost.participation.law == "with_replacement" else spec.num_participants
-        return min(limit, sum(most[count] for count in spec.num_records) // fewest)
+        return min(limit, sum(most[self.book.kind(silo)] for silo in range(len(spec.num_records))) // fewest)

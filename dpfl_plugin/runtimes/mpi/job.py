@@ -19,13 +19,14 @@ import torch
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.data.base import Holding
 from dpfl_plugin.errors import ConfigError
+from dpfl_plugin.federation.runtime import ChargeSink, Runtime
+from dpfl_plugin.runs.build import Parts
 from dpfl_plugin.runtimes.mpi import probe
 from dpfl_plugin.runtimes.mpi.link import MpiLink, fault_tolerant
+from dpfl_plugin.runtimes.mpi.listener import ServerLostError
 from dpfl_plugin.runtimes.mpi.ranks import GO_ON, Ranks
 from dpfl_plugin.runtimes.mpi.session import MpiSession
-from dpfl_plugin.runtimes.mpi.silos import ServerLostError, SiloRank
-from dpfl_plugin.training.build import Parts
-from dpfl_plugin.training.runtime import ChargeSink, Runtime
+from dpfl_plugin.runtimes.mpi.silos import SiloRank
 
 # How launchers tell a process of the others: Open MPI, MPICH and Intel MPI, PMI-2 (srun), PMIx (srun, Open MPI 5).
 SIZES: Final = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dpfl_plugin.training.environment import machine, package_sha256
+from dpfl_plugin.runs.environment import machine, package_sha256
 
 if TYPE_CHECKING:
     from dpfl_plugin.runtimes.mpi.ranks import Ranks

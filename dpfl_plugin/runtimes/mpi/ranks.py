@@ -37,7 +37,7 @@ class Ranks:
         end: ends the process of a rank that hangs, if it can be reached; whether it is no more.
 
     Attributes:
-        enduring: whether to go on without ranks that fail.
+        retries_on_loss: whether to go on without ranks that fail.
         lost: ranks that failed, and why: nothing they say counts any more, and nothing is asked of them.
         dealt: the ranks that silos are dealt to.
         processes: (host, process id) of each rank that has said so.
@@ -51,7 +51,7 @@ class Ranks:
         end: Callable[[int], bool] = lambda rank: False,
     ) -> None:
         self.link, self.timeout, self._clock, self._end = link, timeout, clock, end
-        self.enduring = False
+        self.retries_on_loss = False
         self.lost: dict[int, str] = {}
         self.dealt: Sequence[int] = range(1, link.size)
         self.processes: dict[int, tuple[str, int]] = {}
@@ -76,7 +76,7 @@ class Ranks:
         Raises:
             SiloLostError: the configuration does not say so.
         """
-        if not self.enduring:
+        if not self.retries_on_loss:
             raise SiloLostError(f"silo rank {rank}: {why}. {GO_ON}", {rank: why})
         if rank not in self.lost:
             self.lost[rank] = f"rank {rank} {why}"
@@ -129,7 +129,7 @@ class Ranks:
             if rank in self.lost:
                 continue
             strangers = header["say"] == "error" and not header["kind"]
-            if self.enduring and strangers:  # in whatever it was: a silo may fail where no answer is waited for
+            if self.retries_on_loss and strangers:  # in whatever it was: a silo may fail where no answer is waited for
                 self._lose_to_error(rank, header)
             elif header["number"] == self._number:
                 if header["say"] == "error":
@@ -184,7 +184,7 @@ class Ranks:
     def spread(self, vectors: Vectors, what: str) -> None:
         """The same vectors to all silo ranks; one by one if some may die, which a collective call does not outlive."""
         held = {name: value.contiguous() for name, value in vectors.items()}
-        if not self.enduring:
+        if not self.retries_on_loss:
             self.finish([self.link.broadcast(value) for value in held.values()], self.silo_ranks, what)
             return
         self.finish_each({rank: push_all(self.link, rank, held) for rank in self.silo_ranks}, what)
@@ -207,7 +207,7 @@ class Ranks:
             watch.check({rank: what for rank, what in owing.items() if rank not in self.lost})
         except SiloLostError as error:
             self._ended |= {rank for rank in error.late if self.link.outlives and self._end(rank)}
-            if not self.enduring:
+            if not self.retries_on_loss:
                 raise
             for rank, what in error.late.items():
                 self.lose(rank, f"did not answer for {self.timeout:g} s ({what})")
@@ -220,7 +220,7 @@ class Ranks:
         if not self.clean:
             return False
         self._number += 1
-        self.enduring = True  # whoever dies from here on is missed by nobody
+        self.retries_on_loss = True  # whoever dies from here on is missed by nobody
         living = {*self.silo_ranks, *self._resting} - self.link.gone()
         self.tell_some(sorted(living), "quit")
         said: set[int] = set()

@@ -18,12 +18,12 @@ from dpfl_plugin.core.average import WeightedSum
 from dpfl_plugin.core.stopwatch import Stopwatch
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import TrainingError
+from dpfl_plugin.federation.runtime import ChargeSink, Interrupted
 from dpfl_plugin.oracle import Draw
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.runtimes.mpi import wire
 from dpfl_plugin.runtimes.mpi.link import Patience, Transfer, all_done, pull_all
 from dpfl_plugin.runtimes.mpi.ranks import Ranks
-from dpfl_plugin.training.runtime import ChargeSink, Interrupted
 
 AT_ONCE = 2  # uploads on their way to rank 0: one is added while the next comes in
 
@@ -61,7 +61,7 @@ class Round:
     def begin(self, down: Vectors, draw: Draw) -> None:
         self._round, self._device = draw.round, next(iter(down.values())).device
         wire.check_participants(self._plan)  # before silo ranks refuse them
-        how = {"down": wire.layout(down), "apart": self._ranks.enduring}
+        how = {"down": wire.layout(down), "apart": self._ranks.retries_on_loss}
         self._ranks.tell("round", **wire.plan_header(self._plan, draw), **how)
         self._ranks.spread(down, "taking the download")
 

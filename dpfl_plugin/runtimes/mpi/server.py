@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,13 +15,13 @@ from dpfl_plugin.algorithms.base import RoundPlan
 from dpfl_plugin.core.stopwatch import STOPPED, Seconds, Stopwatch
 from dpfl_plugin.core.vectors import Vectors, stack
 from dpfl_plugin.errors import DpflError
+from dpfl_plugin.federation.runtime import ChargeSink, Interrupted, Observer, SilosLost
+from dpfl_plugin.federation.silo_group import SiloMetrics
 from dpfl_plugin.oracle import Draw
 from dpfl_plugin.runtimes.mpi import wire
 from dpfl_plugin.runtimes.mpi.link import Transfer, pull_all, push_all
 from dpfl_plugin.runtimes.mpi.ranks import Ranks, SiloLostError
 from dpfl_plugin.runtimes.mpi.rounds import Round, RoundLostError
-from dpfl_plugin.training.host import SiloMetrics
-from dpfl_plugin.training.runtime import ChargeSink, Interrupted, Observer, SilosLost
 
 
 class MpiRuntime:
@@ -91,13 +92,13 @@ class MpiRuntime:
         ranks = self._ranks
         self._tell_of_lost()
         ranks.clean = False
-        how = {"dissimilarity": dissimilarity, "after": after, "at": time.time_ns(), "apart": ranks.enduring}
+        how = {"dissimilarity": dissimilarity, "after": after, "at": time.time_ns(), "apart": ranks.retries_on_loss}
         ranks.tell("evaluate", model=wire.layout({"model": model}), **how)
         ranks.spread({"model": model}, "taking the model to evaluate")
         found = {
-            silo: SiloMetrics(loss, accuracy, personalised_accuracy=own)
+            silo: SiloMetrics(loss, score, personalised_score=own)
             for header in ranks.answers("evaluated", "evaluating").values()
-            for silo, loss, accuracy, own in header["metrics"]
+            for silo, loss, score, own in header["metrics"]
         }
         if dissimilarity:
             gradients = {silo: torch.empty_like(model) for silo in sorted(found)}
@@ -107,6 +108,9 @@ class MpiRuntime:
         self._clock.lap("evaluation")
         self._tell_of_lost()
         return dict(sorted(found.items()))
+
+    def measures(self, model: Tensor) -> dict[str, Any] | None:
+        return None  # test records are at several ranks, and do not leave them
 
     def states(self) -> Vectors:
         ranks = self._ranks

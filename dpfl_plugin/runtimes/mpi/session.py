@@ -9,19 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from dpfl_plugin.config.schema import Config
+from dpfl_plugin.core.outcomes import Outcome
 from dpfl_plugin.data.base import Holding, Survey
 from dpfl_plugin.errors import ConfigError, DataError
+from dpfl_plugin.federation.runtime import ChargeSink
 from dpfl_plugin.models.fixed import BUILT_ANEW, fixed_digest
+from dpfl_plugin.runs import environment
+from dpfl_plugin.runs.build import Parts
+from dpfl_plugin.runs.foreign_code import code_of
+from dpfl_plugin.runs.locations import silo_folder
+from dpfl_plugin.runs.naming import changed_files, model_facts
 from dpfl_plugin.runtimes.mpi import wire
 from dpfl_plugin.runtimes.mpi.ranks import GO_ON, Ranks, SiloLostError
 from dpfl_plugin.runtimes.mpi.server import MpiRuntime
 from dpfl_plugin.runtimes.mpi.wire import Header
-from dpfl_plugin.training import environment
-from dpfl_plugin.training.build import Parts
-from dpfl_plugin.training.code import code_of
-from dpfl_plugin.training.locations import silo_folder
-from dpfl_plugin.training.naming import changed_files, model_facts
-from dpfl_plugin.training.runtime import ChargeSink
 
 NOT_TOLERANT = (
     "this MPI job ends with the first rank that dies. It takes Open MPI 5, started by mpirun --with-ft ulfm "
@@ -55,7 +56,7 @@ class MpiSession:
             )
         if lasts and not ranks.link.outlives:
             raise ConfigError(f"runtime.on_silo_failure='continue': {NOT_TOLERANT}")
-        ranks.timeout, ranks.enduring = config.runtime.silo_timeout, False
+        ranks.timeout, ranks.retries_on_loss = config.runtime.silo_timeout, False
         ranks.dealt = tuple(ranks.silo_ranks)
         if not ranks.dealt:
             raise SiloLostError(f"all silo ranks were lost in the run before this one. {GO_ON}", {})
@@ -64,7 +65,7 @@ class MpiSession:
         ranks.tell("survey", config=config.model_dump(mode="python"), **here)
         found = ranks.answers("surveyed", "loading records")
         ranks.processes = {rank: (header["host"], header["pid"]) for rank, header in found.items()}
-        ranks.enduring = lasts
+        ranks.retries_on_loss = lasts
         others = [rank for rank, header in found.items() if header["package"] != environment.package_sha256()]
         if others:
             raise ConfigError(
@@ -87,6 +88,7 @@ class MpiSession:
             "begin",
             survey=wire.survey_header(self._survey),
             noise_multiplier=parts.noise_multiplier,
+            silos=parts.own.facts(parts.rules),
             engine=parts.engine.name,
             chunk_bytes=parts.memory.chunk,
             profile=parts.host.clock.on,
@@ -129,7 +131,7 @@ def check_code(found: Mapping[int, Header], code: Mapping[str, Any], model: Mapp
 
 def joined(found: dict[int, Header]) -> Survey:
     """The survey of all silos, from what each rank says of its own."""
-    one, keys = min(found), ("num_silos", "num_classes", "feature_shape", "inputs", "caveats")
+    one, keys = min(found), ("num_silos", "num_classes", "feature_shape", "outcome", "inputs", "caveats")
     first = found[one]  # who always has a silo
     for rank, header in found.items():
         if header["silos"] and any(header[key] != first[key] for key in keys):
@@ -146,4 +148,5 @@ def joined(found: dict[int, Header]) -> Survey:
         num_test_records=num_test_records,
         digests=digests,
         inputs=wire.read_inputs(first["inputs"]),
+        outcome=Outcome.of(first["outcome"]),
     )

@@ -9,38 +9,39 @@ from __future__ import annotations
 
 import os
 import platform
-import sys
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from dpfl_plugin import own_folders
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.average import WeightedSum
+from dpfl_plugin.core.outcomes import CLASSES
 from dpfl_plugin.core.stopwatch import Stopwatch
 from dpfl_plugin.core.vectors import Vectors, rows
 from dpfl_plugin.data.base import NOT_PUBLIC, Holding, Ownership, Silo, digest, training_digest
-from dpfl_plugin.errors import DpflError, LimitError, MessageError
+from dpfl_plugin.errors import MessageError
+from dpfl_plugin.federation.query_digest import asked_at
+from dpfl_plugin.federation.silo_group import SiloGroup
 from dpfl_plugin.models.fixed import fixed_digest
 from dpfl_plugin.oracle import Draw
+from dpfl_plugin.owners.custody import Custody
+from dpfl_plugin.runs import environment
+from dpfl_plugin.runs.build import build
+from dpfl_plugin.runs.foreign_code import code_of
+from dpfl_plugin.runs.measurements import Notes
+from dpfl_plugin.runs.naming import StillTheSame, model_facts
+from dpfl_plugin.runs.record_marks import MarkKey
+from dpfl_plugin.runs.setting import federate
+from dpfl_plugin.runs.silo_settings import in_facts
 from dpfl_plugin.runtimes.mpi import probe, wire
-from dpfl_plugin.runtimes.mpi.link import Link, Patience, Transfer, all_done, pull_all, push_all
+from dpfl_plugin.runtimes.mpi.link import Link, pull_all, push_all
+from dpfl_plugin.runtimes.mpi.listener import Listener
 from dpfl_plugin.runtimes.mpi.wire import Header
-from dpfl_plugin.training import environment, strangers
-from dpfl_plugin.training.asked import asked_at
-from dpfl_plugin.training.build import build
-from dpfl_plugin.training.code import code_of
-from dpfl_plugin.training.custody import Custody
-from dpfl_plugin.training.host import SiloHost
-from dpfl_plugin.training.marks import MarkKey
-from dpfl_plugin.training.measured import Notes
-from dpfl_plugin.training.naming import StillTheSame, model_facts
-from dpfl_plugin.training.setting import federate
 
 
 def owner(silo: int, ranks: Sequence[int]) -> int:
@@ -48,28 +49,12 @@ def owner(silo: int, ranks: Sequence[int]) -> int:
     return ranks[silo % len(ranks)]
 
 
-class ServerLostError(DpflError):
-    """Rank 0 died, or hangs: nobody is left who would ask for anything."""
-
-
-class _SomethingElse(BaseException):  # no plugin is to take it for an error of its own
-    """Rank 0 asks for something else instead of what a rank waits for."""
-
-    def __init__(self, header: Header) -> None:
-        self.header = header
-
-
-class SiloRank:
-    """Answers rank 0.
+class SiloRank(Listener):
+    """Does what rank 0 asks, with the silos of this rank.
 
     Args:
         device: the one of this rank, for what a configuration says.
-        clock: seconds, for the time-out of rank 0.
-        renew: told again and again how many seconds this rank may work on; None: as long as it likes.
-
-    Attributes:
-        lasts: whether the others go on when this rank fails.
-        server: host and process id of rank 0, once it has said so.
+        clock, renew: see `Listener`.
     """
 
     def __init__(
@@ -79,135 +64,32 @@ class SiloRank:
         clock: Callable[[], float] = time.monotonic,
         renew: Callable[[float | None], None] = lambda seconds: None,
     ) -> None:
-        self._link, self._device, self._clock, self._renew = link, device, clock, renew
-        self.lasts = False
-        self.server: tuple[str, int] | None = None
-        self._heard, self._asked = clock(), False  # of rank 0
-        self._number = 0  # of the command that is being answered
-        self._config: Config | None = None
+        super().__init__(link, clock, renew)
+        self._device = device
         self._base = Path()
         self._mine: Mapping[int, Silo] = {}
         self._training: Mapping[int, str] = {}
-        self._dealt: Sequence[int] = ()  # the ranks that have silos
-        self._talks = 0  # with the other silo ranks, for the command that is being answered
-        self._told: dict[tuple[int, int, int], Any] = {}  # (command, talk, rank): what others said so far
         self._key: MarkKey | None = None  # of the first rank that has silos
         self._notes: Notes | None = None  # where measurements go; None: to rank 0, which may have them
-        self._plugins: Sequence[object] = ()
         self._still_the_same: Callable[[], None] = lambda: None
-        self._host: SiloHost | None = None
+        self._host: SiloGroup | None = None
         self._where, self._stack_size = torch.device("cpu"), 1
         self._work: deque[tuple[int, ...]] = deque()
         self._round: Header = {}
         self._draw = Draw(0, 0)  # of the round
         self._down: Vectors = {}
         self._uploads: dict[int, Vectors] = {}
-        self._leaving: list[Transfer] = []
-        self._asked_to_quit = False
         self._custody = Custody()  # of the owner of this rank's records
         self._surveyed = False  # and not begun since
+        self._outcome = CLASSES  # what its labels are: rank 0 has no say in it
         self._num_silos: int | None = None  # of the session
         self._unanswered = False  # a round that was asked for, and is not computed and charged as a whole
 
-    def serve(self) -> None:
-        """Until rank 0 says quit.
+    def _has_work(self) -> bool:
+        return bool(self._work)
 
-        Raises:
-            ServerLostError: it never will.
-        """
-        patience = Patience()
-        while not self._asked_to_quit:
-            if self.step():
-                patience.reset()
-            else:
-                self._wait(patience)
-
-    def step(self) -> bool:
-        """Do the next thing: what was asked first, else a stack of the round; False if there was nothing to do."""
-        self._renew(self._config.runtime.silo_timeout if self.lasts and self._config else None)
-        found = self._poll()
-        if found is not None:
-            self._obey(found)
-        elif self._work:
-            self._guarded(self._advance)
-        else:
-            self._leaving = [transfer for transfer in self._leaving if not transfer.done()]
-            return False
-        return True
-
-    def _poll(self) -> Header | None:
-        """What rank 0 asks for next; that it is there is all that a sign of it says."""
-        while (found := self._link.poll()) is not None:
-            self._heard, self._asked = self._clock(), False
-            if found[1]["do"] != "here":
-                return found[1]
-        return None
-
-    def _wait(self, patience: Patience) -> None:
-        """Wait for rank 0.
-
-        Raises:
-            ServerLostError: it died; or it gave no sign for as long as it may take, though asked for one.
-        """
-        if 0 in self._link.gone():
-            raise ServerLostError("rank 0, the server, was killed, or ended by itself")
-        limit = self._config.runtime.server_timeout if self._config else None
-        silent = self._clock() - self._heard
-        if limit is not None and silent > limit / 2 and not self._asked:
-            self._say("there?")
-            self._asked = True
-        if limit is not None and silent > limit:
-            raise ServerLostError(
-                f"rank 0, the server, did not answer for {limit:g} s: it hangs, or runtime.server_timeout is too short"
-            )
-        self._renew(None)
-        patience.wait()
-
-    def _obey(self, header: Header) -> None:
-        self._number, self._talks = header["number"], 0
-        self._guarded(lambda: getattr(self, f"_do_{header['do']}")(header))
-
-    def _guarded(self, work: Callable[[], None]) -> None:
-        """Tell rank 0 of an error, and wait for what it decides."""
-        try:
-            work()
-        except _SomethingElse as other:
-            self._obey(other.header)
-        except ServerLostError:
-            raise
-        except BaseException as error:  # a stranger's code may fail in any way
-            if not (self.lasts or isinstance(error, Exception)):
-                raise  # which ends all ranks
-            self._work.clear()
-            known = type(error).__name__ if isinstance(error, DpflError) else None
-            trace = None if known else traceback.format_exc()
-            if isinstance(error, LimitError | MessageError):
-                self._tell(f"error: {error}")
-            if isinstance(error, LimitError):
-                error = LimitError(error.public)
-            text = str(error) if known else _place(error, self._plugins) or _described(error)
-            self._say("error", kind=known, text=text, trace=trace, host=platform.node())
-        finally:
-            self._heard, self._asked = self._clock(), False  # rank 0 was not the one to wait for
-
-    def _tell(self, text: str) -> None:
-        """To this rank's own log, not to rank 0."""
-        print(f"dpfl: rank {self._link.rank}: {text}", file=sys.stderr, flush=True)
-
-    def _say(self, say: str, **more: Any) -> None:
-        self._link.send(0, {"say": say, "number": self._number, **more})
-
-    def _finish(self, transfers: Sequence[Transfer]) -> None:
-        patience = Patience()
-        while not all_done(transfers):
-            self._wait(patience)
-
-    def _take(self, vectors: Vectors, header: Header) -> None:
-        """What rank 0 sends to all ranks: to each by itself, where they are to outlive each other."""
-        if header["apart"]:
-            self._finish(pull_all(self._link, 0, vectors))
-        else:
-            self._finish([self._link.broadcast(value) for value in vectors.values()])
+    def _abandon(self) -> None:
+        self._work.clear()
 
     # A session
 
@@ -227,18 +109,21 @@ class SiloRank:
         self._mine, key = federation.by_id(), self._agree_on_key(Path(header["key"]))
         self._training = {i: training_digest(silo) for i, silo in self._mine.items()}
         self._custody.tell_counts(self._config, self._base)  # on the owner's disk before rank 0 hears of them
-        self._surveyed = True
+        self._surveyed, self._outcome = True, federation.outcome
         own = [text for text in federation.caveats if NOT_PUBLIC in text]
         for text in own if self._link.rank == self._dealt[0] or self._custody.limits is not None else ():
             self._tell(text)
+        options = self._config.data.dataset.options
         self._say(
             "surveyed",
             num_silos=federation.num_silos,
             num_classes=federation.num_classes,
             feature_shape=federation.feature_shape,
+            outcome=federation.outcome.plain(),
             caveats=[text for text in federation.caveats if text not in own],
             inputs=wire.inputs_header(
-                federation.inputs, named=self._config.data.dataset.options.get("classes") is not None
+                federation.inputs,
+                named=any(options.get(key) is not None for key in ("classes", "schema")),
             ),
             silos=[[i, len(s.train_y), len(s.test_y), key.mark(digest(s))] for i, s in self._mine.items()],
             host=platform.node(),
@@ -247,24 +132,6 @@ class SiloRank:
             limits=self._custody.limits is not None,
             package=environment.package_sha256(),
         )
-
-    def _agree(self, value: Any) -> list[Any]:
-        """What every silo rank said, told from one to another: it may tell of records, and rank 0 hears nothing."""
-        others = [rank for rank in self._dealt if rank != self._link.rank]
-        talk, self._talks = (self._number, self._talks), self._talks + 1
-        for rank in others:
-            self._link.tell_peer(rank, {"number": talk[0], "talk": talk[1], "value": value})
-        self._told = {key: said for key, said in self._told.items() if key[0] >= self._number}
-        patience = Patience()
-        while missing := [rank for rank in others if (*talk, rank) not in self._told]:
-            for rank in missing:
-                while (header := self._link.hear_peer(rank)) is not None:
-                    self._told[header["number"], header["talk"], rank] = header["value"]
-            if (asked := self._poll()) is not None:
-                raise _SomethingElse(asked)
-            self._wait(patience)
-        said = {rank: self._told.pop((*talk, rank)) for rank in others} | {self._link.rank: value}
-        return [said[rank] for rank in self._dealt]
 
     def _agree_on_key(self, path: Path) -> MarkKey:
         """The key by which silos mark their records; the first silo rank has its file."""
@@ -284,12 +151,13 @@ class SiloRank:
         self.lasts = self._config.runtime.on_silo_failure == "continue"
         torch.set_num_threads(self._config.runtime.threads)
         device = self._device(self._config.runtime.device)
-        survey = wire.read_survey(header["survey"])
+        survey = replace(wire.read_survey(header["survey"]), outcome=self._outcome)
         self._num_silos = len(survey.num_records)
         holding = Holding(survey, self._mine, device=device, training=self._training)
         config = self._config.model_copy(update={"engine": header["engine"]})
         noise, chunk = header["noise_multiplier"], header["chunk_bytes"]
-        parts = build(config, self._base, noise, hold=lambda config, base: holding, chunk_bytes=chunk)
+        own = in_facts(header)[1]
+        parts = build(config, self._base, noise, hold=lambda config, base: holding, chunk_bytes=chunk, silo_noise=own)
         self._plugins = parts.plugins
         begins = self._custody.begin(self._config, parts, self._mine)
         if begins is not None:
@@ -307,7 +175,7 @@ class SiloRank:
             "ready", fixed=fixed_digest(parts.module), code=files, model=model_facts(parts.module, parts.attributes)
         )
 
-    def take(self, host: SiloHost, device: torch.device, stack_size: int, notes: Notes | None) -> None:
+    def take(self, host: SiloGroup, device: torch.device, stack_size: int, notes: Notes | None) -> None:
         """Silos to run rounds with, on ``device``.
 
         Args:
@@ -329,11 +197,6 @@ class SiloRank:
         """This rank failed: the others go on without it, and it waits for the end."""
         self._forget()
 
-    def _do_quit(self, header: Header) -> None:
-        self._forget()
-        self._asked_to_quit = True
-        self._say("bye")
-
     def _forget(self) -> None:
         self._work.clear()
         self._uploads.clear()
@@ -341,7 +204,7 @@ class SiloRank:
         self._custody.close()
 
     @property
-    def _silos(self) -> SiloHost:
+    def _silos(self) -> SiloGroup:
         assert self._host is not None, "rank 0 begins a session first"
         return self._host
 
@@ -419,7 +282,7 @@ class SiloRank:
         model = taken["model"]
         self._silos.clock.lap("communication")
         found = self._silos.evaluate(model, header["dissimilarity"] and self._notes is None)
-        metrics = {s: (m.train_loss, m.test_accuracy, m.personalised_accuracy) for s, m in found.items()}
+        metrics = {s: (m.train_loss, m.test_score, m.personalised_score) for s, m in found.items()}
         if self._notes is not None:  # nothing of raw records is for rank 0
             self._notes.add(header["after"], header["at"], metrics)
             self._say("evaluated", metrics=[])
@@ -444,13 +307,3 @@ class SiloRank:
             self._finish(pull_all(self._link, 0, {name: value[row] for name, value in states.items()}))
         self._silos.states = states
         self._say("loaded")
-
-
-def _place(error: BaseException, plugins: Sequence[object]) -> str | None:
-    return strangers.place(error, plugins) if isinstance(error, Exception) else None
-
-
-def _described(error: BaseException) -> str:
-    """An error and where it was raised, in few words."""
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {error} ({last.filename}, line {last.lineno})"

@@ -1,0 +1,185 @@
+"""A run's model for programs without this package: torch, ONNX, and a model card with the privacy statement."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dpfl_plugin.access import Access, opener
+from dpfl_plugin.api.model_card import card
+from dpfl_plugin.api.runs import Run
+from dpfl_plugin.config.blocks import Block
+from dpfl_plugin.errors import ConfigError, DataError, UnsupportedError, require
+from dpfl_plugin.runs.backbone import Backbone
+from dpfl_plugin.runs.predictions import Asked, Trained, predict
+
+FILES: Final = {"torch": "model.pt2", "onnx": "model.onnx"}
+CARD: Final = "README.md"
+INSTALL: Final = "pip install 'dpfl-plugin[onnx]'"
+RECORDS: Final = 5  # made-up ones, on which what was written is compared with the run's model
+TOLERANCE: Final = 1e-5
+
+
+class Exported(nn.Module):
+    """A model together with the preprocessing of its training: records [n, *shape] in, outputs [n, classes] out.
+
+    Args:
+        steps: of the configuration, in order. Only those that were fitted to nothing can be part of a model.
+        shape: of a record.
+
+    Raises:
+        UnsupportedError: a step cannot.
+    """
+
+    def __init__(self, model: nn.Module, steps: Sequence[Block], shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.model, self.backbones = model, nn.ModuleList()
+        self.steps: list[tuple[str, float, float]] = []
+        for place, step in enumerate(steps):
+            options = step.options
+            match step.name:
+                case "scale":
+                    self.steps.append(("affine", float(options.get("factor", 1.0)), float(options.get("offset", 0.0))))
+                case "standardise" if options.get("fit") == "none":
+                    std, mean = float(options["std"]), float(options["mean"])
+                    self.steps.append(("standardise", mean, std))
+                case "unit_norm":
+                    self.steps.append(("unit_norm", 0.0, 0.0))
+                case "backbone":
+                    made = Backbone.made(options["factory"], options.get("options") or {}, shape)
+                    self.steps.append(("backbone", 0.0, 0.0))
+                    self.backbones.append(made.module)
+                    shape = made.features(np.zeros((1, *shape), np.float32), 1, torch.device("cpu")).shape[1:]
+                case "parity":  # of labels
+                    pass
+                case _:
+                    raise UnsupportedError(
+                        f"data.preprocess[{place}].name={step.name!r} cannot be part of an exported model: only scale, "
+                        "standardise with fit: none, unit_norm, backbone and parity can. Use dpfl predict, or "
+                        "preprocess the files before training."
+                    )
+
+    def forward(self, x: Tensor) -> Tensor:
+        backbones = iter(self.backbones)
+        for kind, first, second in self.steps:
+            if kind == "affine":
+                x = x * first + second
+            elif kind == "standardise":
+                x = (x - first) / second
+            elif kind == "backbone":
+                x = next(backbones)(x)
+                x = x.unsqueeze(1) if x.dim() == 1 else x
+            else:
+                norms = x.flatten(1).square().sum(1).sqrt()
+                norms = torch.where(norms > 0, norms, torch.ones_like(norms))
+                x = x / norms.reshape(-1, *[1] * (x.ndim - 1))
+        out: Tensor = self.model(x)
+        return out
+
+
+def export(run: Run | str | Path, folder: str | Path, *, onnx: bool = False) -> Path:
+    """Write a finished run's model, with its preprocessing, into a new folder; returns the folder.
+
+    The folder holds ``model.pt2`` (`torch.export`; read it by ``torch.export.load(path).module()``), with ``onnx`` also
+    ``model.onnx``, ``privacy.md`` and a card, ``README.md``. Both models take raw records [n, *shape], float32, for any
+    n, and give outputs [n, classes]. What is written is compared with what the run's model says of made-up records.
+
+    Args:
+        run: or its folder.
+
+    Raises:
+        ConfigError: the folder exists, it is no finished run, or onnx is not installed.
+        UnsupportedError: the preprocessing, or the model, cannot be exported. DataError: a file is damaged.
+    """
+    require(isinstance(run, Run | str | Path), "run", run, "be a run, or the path of its folder")
+    require(isinstance(folder, str | Path), "folder", folder, "be the path of a new folder")
+    target = Path(folder)
+    if os.path.lexists(target):
+        raise ConfigError(f"{target}: it exists, and was left as it is. Name a new folder.")
+    trained = Trained.at(run.folder if isinstance(run, Run) else Path(run))
+    source = Run.open(trained.folder.path)
+    module = Exported(source.model.float(), trained.config.data.preprocess, trained.inputs.shape).eval()
+    x = torch.from_numpy(np.random.default_rng(0).random((RECORDS, *trained.inputs.shape), dtype=np.float32))
+    _compare(module, x, trained)
+    program = _program(module, x)
+    made = {CARD: card(trained, onnx=onnx).encode(), "privacy.md": source.statement.encode()}
+    if onnx:
+        made[FILES["onnx"]] = _onnx(program, x, module)
+    target.mkdir(parents=True)
+    try:
+        torch.export.save(program, target / FILES["torch"])
+        for name, content in made.items():
+            _write(target / name, content, trained.config.access)
+    except OSError as error:
+        raise DataError(f"{target} cannot be written: {error}. Remove it and try again.") from error
+    os.chmod(target / FILES["torch"], (target / CARD).stat().st_mode)
+    return target
+
+
+def _write(path: Path, content: bytes, access: Access) -> None:
+    with open(path, "xb", opener=opener(access)) as file:
+        file.write(content)
+
+
+def _program(module: nn.Module, x: Tensor) -> torch.export.ExportedProgram:
+    try:
+        return torch.export.export(module, (x,), dynamic_shapes=({0: torch.export.Dim("n")},))
+    except Exception as error:  # torch raises many kinds of its own
+        what = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UnsupportedError(
+            f"the model cannot be exported by torch.export: {what}. Its code must not branch on values; the weights "
+            "alone are in the run's folder, model.safetensors."
+        ) from error
+
+
+def _onnx(program: torch.export.ExportedProgram, x: Tensor, module: nn.Module) -> bytes:
+    try:
+        import onnx
+        import onnxscript  # noqa: F401  # torch's exporter needs it, and says so less well
+        from onnx.reference import ReferenceEvaluator
+    except ImportError as error:
+        raise ConfigError(f"onnx needs packages that are not installed ({error.name}): {INSTALL}.") from error
+    log = logging.getLogger("torch.onnx")
+    level = log.level
+    log.setLevel(logging.ERROR)  # it warns of packages that no model here needs
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of torch about torch
+            made: Any = torch.onnx.export(program, dynamo=True, verbose=False)
+    finally:
+        log.setLevel(level)
+    model = made.model_proto
+    onnx.checker.check_model(model)
+    (name,) = (given.name for given in model.graph.input)
+    for rows in (x, x[:1]):
+        (found,) = ReferenceEvaluator(model).run(None, {name: rows.numpy()})
+        with torch.no_grad():
+            _same(torch.from_numpy(np.array(found)), module(rows), "model.onnx")
+    content: bytes = model.SerializeToString()
+    return content
+
+
+def _compare(module: nn.Module, x: Tensor, trained: Trained) -> None:
+    """By the way that `dpfl predict` goes, with its own preprocessing."""
+    said = predict(trained, Asked(x.numpy().copy(), None))
+    with torch.no_grad():
+        outputs = module(x)
+    if outputs.ndim == 2 and outputs.shape[1] > 1 and said.probabilities is not None:
+        _same(outputs.softmax(1).double(), torch.from_numpy(said.probabilities).double(), "the exported model")
+
+
+def _same(found: Tensor, expected: Tensor, what: str) -> None:
+    if not torch.allclose(found.double(), expected.double(), rtol=TOLERANCE, atol=TOLERANCE):
+        raise DataError(
+            f"{what} does not say what the run's model says of the same records: they differ by "
+            f"{json.dumps(float((found.double() - expected.double()).abs().max()))}. Nothing was written."
+        )

@@ -1,0 +1,66 @@
+"""Data frames with a schema as the records of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dpfl_plugin.api.federation import FRAME, Given
+from dpfl_plugin.api.objects import digest
+from dpfl_plugin.data.base import Dataset
+from dpfl_plugin.data.fetch import DataSource
+from dpfl_plugin.data.pieces import frame_pieces
+from dpfl_plugin.data.reading import Read, check, read_pieces
+from dpfl_plugin.data.schema import TableSchema
+from dpfl_plugin.data.table import Table
+from dpfl_plugin.data.tables import assembled
+from dpfl_plugin.errors import ConfigError
+
+
+class GivenBySchema(Given):
+    """Data frames that a schema describes, encoded, in a data set plugin's place; its option is another one."""
+
+    def __init__(self, found: list[Read]) -> None:
+        super().__init__({str(one.path): _table(one) for one in found})
+        self._found = found
+
+    def __call__(  # type: ignore[override]  # options are what its configuration has, checked by its signature
+        self, source: DataSource, *, schema: dict[str, Any]
+    ) -> Dataset:
+        paths = [one.path for one in self._found]
+        held = list(range(len(paths))) if len(paths) > 1 else None
+        return assembled(TableSchema.parse(schema), self._found, [], paths, held)
+
+    @property
+    def digest(self) -> str:
+        persons = ["\0".join(map(str, one.table.persons)) for one in self._found if one.table.persons is not None]
+        return digest(super().digest.encode(), *(part.encode() for part in persons))
+
+
+def _table(one: Read) -> Table:
+    return Table(one.path, one.table.features, one.table.labels, one.table.silos, ())
+
+
+def encoded(data: Any, schema: TableSchema) -> GivenBySchema:
+    """A data frame, or {silo's name: data frame}.
+
+    Raises:
+        DataError: all that is wrong with all of them, by row (from 0), column and value.
+        ConfigError: it is no data frame.
+    """
+    named = {f"silo {name}": frame for name, frame in data.items()} if _is_mapping(data) else {str(FRAME): data}
+    for where, frame in named.items():
+        if not hasattr(frame, "iloc") or not hasattr(frame, "columns"):
+            raise ConfigError(f"{where}: from_table needs a pandas DataFrame, not a {type(frame).__name__}.")
+    if not named:
+        raise ConfigError("from_table needs a data frame, or a mapping {silo's name: data frame} of at least one silo.")
+    if _is_mapping(data) and schema.silo is not None:
+        raise ConfigError(f"schema.silo={schema.silo!r}: each frame is a silo already. Leave one of the two out.")
+    found = [read_pieces(frame_pieces(frame), Path(where), schema) for where, frame in named.items()]
+    check(found)
+    return GivenBySchema(found)
+
+
+def _is_mapping(data: Any) -> bool:
+    return isinstance(data, Mapping)

@@ -1,0 +1,94 @@
+"""A model card, as Hugging Face's hub reads it: what the model is, and what it may reveal."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import yaml
+
+from dpfl_plugin.core.rounding import digits
+from dpfl_plugin.runs.predictions import Trained
+
+SIMULATED: Final = (
+    "**Not to be published**: the noise of this run follows from its seed, so whoever guesses it can compute it. "
+    "Train with `privacy: {secure: true}` first."
+)
+UNPROTECTED: Final = "**Not to be published**: no noise was added; the model may reveal any record it was trained on."
+NO_ACCURACY: Final = (
+    "No accuracy is given: it would be computed from raw records, which no epsilon covers. Test the model on records "
+    "of your own."
+)
+FROM_RECORDS: Final = "Names of classes were read from private records, and are left out: outputs are in their order."
+OUTPUTS: Final = {
+    "regression": "[n, 1], the label scaled from its public range to [-1, 1]",
+    "counts": "[n, 1], the logarithm of the rate",
+    "multi_label": "[n, labels], log-odds of each label",
+    "survival": "[n, bins], log-odds of an event in each bin of time, if there was none before",
+}
+
+
+def card(trained: Trained, *, onnx: bool) -> str:
+    """The card of a finished run's model, in Markdown with a YAML head; nothing in it was computed from records."""
+    config, result = trained.config, trained.result
+    views = result["epsilon"].get("total") or result["epsilon"]
+    server, outside = views["server"], views["third_party"]
+    head = {"library_name": "dpfl", "tags": ["federated-learning", "differential-privacy"]}
+    lines = ["---", yaml.safe_dump(head, sort_keys=False).strip(), "---", "", f"# {config.name}", ""]
+    lines += [config.description, ""] if config.description else []
+    if server["epsilon"] is None:
+        lines += [UNPROTECTED, ""]
+    elif not config.privacy.secure:
+        lines += [SIMULATED, ""]
+    lines += ["## Use", "", _use(trained, onnx=onnx), "", "## Training", ""]
+    lines += [
+        f"* algorithm: {config.algorithm.name or config.algorithm.module}, {result['rounds']} rounds, "
+        f"{result['num_silos']} silos",
+        f"* data: {config.data.dataset.name or config.data.dataset.module}",
+        f"* run: `{result['id']}`, made by dpfl",
+        "",
+        NO_ACCURACY,
+        "",
+        "## Privacy",
+        "",
+        f"* server: {_epsilon(server)}",
+        f"* third party: {_epsilon(outside)}",
+        f"* unit: one {'whole' if config.privacy.unit == 'silo' else f'{config.privacy.unit} of a'} silo",
+        "",
+        "Whom this protects, against whom, and what it does not cover: [privacy.md](privacy.md).",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _epsilon(view: dict[str, Any]) -> str:
+    if view["epsilon"] is None:
+        return "no epsilon holds"
+    return f"epsilon {digits(view['epsilon'], 4)} at delta {view['delta']:g}"
+
+
+def _use(trained: Trained, *, onnx: bool) -> str:
+    shape = ", ".join(map(str, ("n", *trained.inputs.shape)))
+    lines = [
+        "```python",
+        "import torch",
+        "",
+        'model = torch.export.load("model.pt2").module()',
+        f"outputs = model(records)  # float32 [{shape}], before preprocessing; outputs: [n, classes]",
+        "```",
+        "",
+        "Preprocessing is part of the model." + (" `model.onnx` is the same for ONNX." if onnx else ""),
+    ]
+    if trained.inputs.columns:
+        lines += ["", f"Columns, in order: {', '.join(trained.inputs.columns)}."]
+    named = trained.config.data.dataset.options.get("classes") is not None
+    own = trained.config.data.dataset.name in ("csv", "npz") or trained.config.data.dataset.module is not None
+    if not trained.outcome.has_classes:
+        lines += ["", f"Outputs: {OUTPUTS[trained.outcome.kind]} (docs/outcomes.md)."]
+        lines += [f"Labels, in order: {', '.join(trained.labels)}."] if trained.labels else []
+    elif trained.outcome.kind == "ordinal":
+        lines += ["", f"Outputs: cumulative logits of the levels {', '.join(trained.labels)} (docs/outcomes.md)."]
+    elif trained.labels and (named or not own):
+        lines += ["", f"Classes, in the order of outputs: {', '.join(trained.labels)}."]
+    else:
+        lines += ["", FROM_RECORDS]
+    return "\n".join(lines)

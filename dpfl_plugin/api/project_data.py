@@ -1,0 +1,272 @@
+"""What a new project's configuration says of its data: made-up records, or files that are there."""
+
+from __future__ import annotations
+
+import csv
+import glob
+import gzip
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from dpfl_plugin.api import tables
+from dpfl_plugin.config import yaml_text
+from dpfl_plugin.data import files as data_files
+from dpfl_plugin.data.base import Features
+from dpfl_plugin.data.fetch import DataSource
+from dpfl_plugin.data.flaws import check_kind, not_utf8
+from dpfl_plugin.data.table import identifier_columns, is_number
+from dpfl_plugin.errors import ArgumentError, DataError, nearest
+
+LABELS: Final = ("label", "target", "class", "outcome", "diagnosis", "y")
+DELIMITERS: Final = ",;\t|"
+SUFFIXES: Final = (".csv", ".csv.gz")
+TABLES: Final = (*SUFFIXES, ".tsv", ".txt", ".parquet", ".xlsx")
+FAR_APART: Final = 10.0  # scales of columns
+DEALT: Final = 5  # silos that the records of one file are dealt to
+
+
+@dataclass(frozen=True, slots=True)
+class OwnData:
+    """Tables that are there: a file, or a folder with one for each silo; and which columns are what.
+
+    schema: whether one is to be drafted; without it they are CSV files of numbers.
+    """
+
+    path: Path
+    label: str | None = None
+    guess_label: bool = False
+    silo: str | None = None
+    person: str | None = None
+    schema: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DataBlock:
+    """What the configuration says of the data, and what the user is told of it.
+
+    Attributes:
+        lines: of YAML under ``data:``, without their indentation.
+    """
+
+    lines: tuple[str, ...]
+    told: tuple[str, ...] = ()
+    preprocess: tuple[str, ...] = (
+        "# Each record is scaled to norm 1, so columns need comparable scales: bring them to one by public ranges, in "
+        "the files.",
+        "preprocess: [unit_norm]",
+    )
+
+
+def made_up() -> DataBlock:
+    return DataBlock(
+        (
+            "dataset:",
+            "  name: csv",
+            '  files: "data/*.csv"               # a file is a silo; these are made up: see data/README.md',
+            "  label_column: diagnosis",
+            "  ignore_columns: [patient_id]      # every other column is a feature, and has to be numeric",
+            "  classes: [healthy, ill]           # named here, not read from the records, which would leak them",
+            "partition: natural                  # the silos that the data have",
+        ),
+        ("The records are made up: data/README.md says how, and how to use your own.",),
+    )
+
+
+def found(own: OwnData, folder: Path) -> DataBlock:
+    """What the user's files hold.
+
+    Raises:
+        ConfigError: it was not said which column is the label, or a column is not there.
+        DataError: as `data_files.csv`; or no column is left to learn from.
+    """
+    paths, patterns = _paths(own.path, folder)
+    delimiter, header = _header(paths[0])
+    label, guessed = _label(own, paths[0], header)
+    if own.silo is not None and own.silo not in header:
+        raise _no_column("silo", own.silo, paths[0], header)
+    words = _words(paths[0], delimiter, header, {label, own.silo})
+    options: dict[str, Any] = {"label_column": label, "silo_column": own.silo, "delimiter": delimiter}
+    listed = [glob.escape(str(path)) for path in paths]
+    read = data_files.csv(DataSource(base=Path()), files=listed, ignore_columns=words, **options)
+    numbers = identifier_columns(read.columns, [read.features])
+    if len(numbers) == len(read.columns):
+        raise DataError(
+            f"{paths[0]}: no column is left to learn from: {', '.join(words + numbers)} hold words, or numbers that "
+            "name the record. Encode words as numbers."
+        )
+    features = [column for column in read.columns if column not in numbers]
+    lines = ["dataset:", "  name: csv", f"  files: {_yaml(patterns[0] if len(patterns) == 1 else patterns)}"]
+    lines.append(f"  label_column: {_yaml(label)}")
+    if own.silo is not None:
+        lines.append(f"  silo_column: {_yaml(own.silo)}")
+    if delimiter != ",":
+        lines.append(f"  delimiter: {_yaml(delimiter)}")
+    if words or numbers:
+        lines.append(f"  ignore_columns: {_yaml([*words, *numbers])}")
+    classes = _yaml(list(read.class_names))
+    lines += ["  # Labels that are read from the records are not covered by epsilon. If these are public, name them:"]
+    lines += [f"  # classes: {classes}" if len(classes) < 200 else "  # classes: [..., ...]"]
+    dealt = []
+    if own.silo is None and len(paths) == 1:
+        lines += [f"partition: iid          # one file: its records are dealt to {DEALT} silos at random, to simulate"]
+        lines += [f"num_silos: {DEALT}"]
+        dealt = [f"One file and no silo column: its records are dealt to {DEALT} silos at random, as a simulation."]
+    else:
+        lines.append("partition: natural      # the silos that the data have")
+    told = [f"label: {label}{' (guessed: check it)' if guessed else ''}; {len(read.class_names)} classes."]
+    told.append(f"features: {', '.join(features)}.")
+    if words:
+        told.append(f"not used, as they hold words: {', '.join(words)}. Encode them as numbers to use them.")
+    told += _scales(features, read.features[:, [read.columns.index(name) for name in features]])
+    if numbers:
+        told.append(f"not used, as their numbers differ in every record, as identifiers do: {', '.join(numbers)}.")
+    return DataBlock(tuple(lines), (*told, *dealt))
+
+
+def drafted(own: OwnData, folder: Path) -> DataBlock:
+    """What the user's files seem to hold, as a schema to be corrected.
+
+    Raises:
+        ConfigError: it was not said which column is the label, or a column is not there.
+        DataError: a file cannot be read, or they have different columns.
+    """
+    paths, patterns = _paths(own.path, folder, TABLES)
+    if own.label is None:
+        raise ArgumentError(f"{{label}} is missing: which column of {paths[0]} is to be predicted?")
+    found = tables.drafted(paths, own.label, own.silo, own.person)
+    lines = ["dataset:", "  name: table", f"  files: {_yaml(patterns[0] if len(patterns) == 1 else patterns)}"]
+    lines += [f"  decimal: {_yaml(found.form.decimal)}"] * (found.form.decimal != ".")
+    lines += [
+        "schema:",
+        "  # Drafted by looking at the values, which is not private: put the categories and ranges that",
+    ]
+    lines += ["  # are known without looking in their place. Types, units, missing values: docs/configuration.md."]
+    lines += [f"  {key}: {_flow(value)}" for key, value in found.schema.items() if key != "columns"]
+    lines += ["  columns:", *(f"    {_flow(name)}: {_flow(entry)}" for name, entry in found.schema["columns"].items())]
+    outcome = {key: value for key, value in found.schema["label"].items() if key not in ("column", "outcome")}
+    what = f"{found.schema['label']['outcome']} {_flow(*outcome.values())}"
+    told = [f"label: {own.label}, {what}.", *found.told, f"The schema was {tables.NOT_PRIVATE}."]
+    if own.person is not None:
+        told += [
+            f"person: {own.person}. A person's records stay together; to protect them all at once, set "
+            "privacy.unit: person and privacy.max_records_per_person."
+        ]
+    if own.silo is None and len(paths) == 1:
+        lines += [f"partition: iid          # one file: its records are dealt to {DEALT} silos at random, to simulate"]
+        lines += [f"num_silos: {DEALT}"]
+        told += [f"One file and no silo column: its records are dealt to {DEALT} silos at random, as a simulation."]
+    else:
+        lines.append("partition: natural      # the silos that the data have")
+    by_schema = "# preprocess: [unit_norm]           # each record to norm 1; the schema brings columns to one scale"
+    return DataBlock(tuple(lines), tuple(told), (by_schema,))
+
+
+def _flow(value: Any) -> str:
+    """In one line of YAML, as people write it."""
+    return yaml_text.flow(value)
+
+
+def _scales(names: Sequence[str], x: Features) -> list[str]:
+    """What to say of columns whose scales differ so much that `unit_norm` leaves little of some of them."""
+    sizes = np.sqrt(np.mean(np.square(x, dtype=np.float64), axis=0))
+    large, small = int(sizes.argmax()), int(sizes.argmin())
+    if sizes[large] <= FAR_APART * sizes[small]:
+        return []
+    return [
+        f"The columns differ in scale: {names[large]} is about {sizes[large]:.3g}, {names[small]} {sizes[small]:.3g}. "
+        "unit_norm, which run.yaml has, would leave next to nothing of the small ones: bring columns to one scale in "
+        "the files, by ranges that are public."
+    ]
+
+
+def _yaml(value: Any) -> str:
+    """One line of JSON, which is YAML."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _inside(path: Path, folder: Path) -> Path | None:
+    """``path`` from the project's folder, if it lies in it."""
+    real, root = path.resolve(), folder.resolve()
+    return real.relative_to(root) if real.is_relative_to(root) else None
+
+
+def _paths(path: Path, folder: Path, suffixes: Sequence[str] = SUFFIXES) -> tuple[list[Path], list[str]]:
+    """The files, and how the configuration names them."""
+    if not path.exists():
+        raise DataError(f"{str(path)!r}: there is no such file or folder; looked for {path.absolute()}.")
+    inside = _inside(path, folder)
+    named = path.resolve() if inside is None else inside
+    if path.is_file():
+        return [path], [glob.escape(str(named))]
+    paths, patterns = [], []
+    for suffix in suffixes:
+        found = sorted(one for one in path.iterdir() if one.is_file() and one.name.endswith(suffix))
+        if found:
+            paths += found
+            patterns.append(os.path.join(glob.escape(str(named)), f"*{suffix}"))
+    if not paths:
+        named_as = " or ".join(f"*{suffix}" for suffix in suffixes)
+        raise DataError(f"{str(path)!r}: the folder holds no file named {named_as}.")
+    return paths, patterns
+
+
+def _header(path: Path) -> tuple[str, list[str]]:
+    """The delimiter and the names of the columns."""
+    check_kind(path)
+    try:
+        with _open(path) as text:
+            line = text.readline()
+            delimiter = next((mark for mark in DELIMITERS if mark in line), ",")
+            text.seek(0)
+            return delimiter, [name.strip() for name in next(csv.reader(text, delimiter=delimiter), [])]
+    except UnicodeDecodeError as error:
+        raise DataError(not_utf8(path, error)) from error
+    except (csv.Error, EOFError, OSError) as error:
+        raise DataError(f"{path} is not a CSV file in UTF-8: {error}.") from error
+
+
+def _open(path: Path) -> Any:
+    opened = gzip.open if path.suffix == ".gz" else open
+    return opened(path, "rt", encoding="utf-8-sig", newline="")
+
+
+def _label(own: OwnData, path: Path, header: list[str]) -> tuple[str, bool]:
+    if own.label is not None:
+        if own.label not in header:
+            raise _no_column("label", own.label, path, header)
+        return own.label, False
+    if not own.guess_label:
+        raise ArgumentError(
+            f"{{label}} is missing: which column of {path} is to be predicted? Columns: {', '.join(header[:30])}. "
+            "{guess_label=True} chooses one by its name, or takes the last."
+        )
+    known = {name.lower(): name for name in reversed(header)}
+    return next((known[name] for name in LABELS if name in known), header[-1] if header else ""), True
+
+
+def _no_column(option: str, name: str, path: Path, header: Sequence[str]) -> ArgumentError:
+    return ArgumentError(
+        f"{{{option}}}={name!r}{nearest(name, header)}: {path} has no such column. Columns: {', '.join(header[:30])}."
+    )
+
+
+def _words(path: Path, delimiter: str, header: list[str], special: set[str | None]) -> list[str]:
+    """Columns most of whose cells are no numbers; a few that are not are flaws, which reading tells."""
+    places = [place for place, name in enumerate(header) if name not in special]
+    filled, numeric = dict.fromkeys(places, 0), dict.fromkeys(places, 0)
+    try:
+        with _open(path) as text:
+            for number, row in enumerate(csv.reader(text, delimiter=delimiter)):
+                for place in places:
+                    cell = row[place].strip() if number and place < len(row) else ""
+                    filled[place] += bool(cell)
+                    numeric[place] += bool(cell) and is_number(cell)
+    except (UnicodeDecodeError, csv.Error, EOFError, OSError):  # which reading tells, too
+        return []
+    return [header[place] for place in places if 2 * numeric[place] < filled[place]]

@@ -1,0 +1,314 @@
+"""What `dpfl quickstart` shows: the runs of a file over seeds, measured on the same test records, side by side."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dpfl_plugin.api.experiment import Experiment
+from dpfl_plugin.api.progress import Teller
+from dpfl_plugin.api.running import carried_out, place_here
+from dpfl_plugin.api.runs import Run, Shape
+from dpfl_plugin.config.load import Variant
+from dpfl_plugin.core.rounding import places
+from dpfl_plugin.data.base import Federation
+from dpfl_plugin.errors import TrainingError
+from dpfl_plugin.runs.setting import federate
+
+HOSPITALS: Final = "hospitals"
+TWO_LABELS: Final = "two_labels"
+"""Names of the two files."""
+CONFIDENCE: Final = 0.95
+BETTER, WORSE, SAME = "better", "worse", "not told apart"
+PUBLISHED: Final = {
+    "FLamby, not private": (0.712, 0.024),
+    'FLamby "epsilon 1"': (0.685, 0.055),
+    'FLamby "epsilon 0.1"': (0.606, 0.121),
+}
+"""Test accuracy, mean and standard deviation over 5 seeds, of logistic regression on the same 740 patients, 486 of them
+to train on: J. Ogier du Terrail et al., "FLamby", NeurIPS 2022, Fed-Heart-Disease, delta 1e-4."""
+
+ALONE: Final = (
+    "'Alone' is a hospital's own model at the same epsilon, tested on all hospitals' patients, and on its own (AUC; in "
+    "brackets that of the shared model, DP-MB-SGD). Nearly all patients of Zurich and Basel are ill: few test parts of "
+    "theirs have an AUC."
+)
+DRIFT_IS_NOT_ALL: Final = (
+    "Drift control does not win here: in few steps at epsilon 1 noise is the limit, not drift. One large step a round, "
+    "DP-MB-SGD, is the simplest of the three."
+)
+WHY_NONE: Final = (
+    "FLamby's accuracies are as published, on its own split and scaling of the same patients. Its epsilons do not hold "
+    "for the runs that it made: 15 epochs are charged where 1,500 steps are taken, batches are shuffled, not sampled, "
+    "and all hospitals draw their noise from one seed."
+)
+AVERAGES: Final = (
+    "Averaging the global models is a second remedy, which costs neither privacy nor traffic nor state. Try it first; "
+    "where it does not help, drift control may."
+)
+TUNED: Final = "Step sizes, clipping and rounds are the best of those tried, on seeds that are not shown."
+
+
+@dataclass(slots=True)
+class Row:
+    """A run over seeds.
+
+    Attributes:
+        accuracy, auc: of the final model, a number for each seed, on the test records of all silos; auc is empty
+            where there are more than two classes.
+        own: where a silo trained alone: (its model's AUC, that of the file's first run) on the silo's own test records,
+            for each seed in which both classes are among them.
+        epsilon: towards the server, of the worst seed; None: nothing is guaranteed.
+    """
+
+    accuracy: list[float] = field(default_factory=list)
+    auc: list[float] = field(default_factory=list)
+    own: list[tuple[float, float]] = field(default_factory=list)
+    epsilon: float | None = None
+    delta: float = 0.0
+
+    @property
+    def shown(self) -> list[float]:
+        """AUC where there is one, else accuracy."""
+        return self.auc or self.accuracy
+
+
+@dataclass(slots=True)
+class Part:
+    """The runs of a file over seeds, by label.
+
+    Attributes:
+        title: the file's description. pairs: of labels, whose difference is stated.
+        counts: (silos, training records, test records) of the file's first run.
+    """
+
+    name: str
+    title: str
+    rows: dict[str, Row]
+    pairs: Sequence[tuple[str, str]]
+    counts: tuple[int, int, int]
+
+    @property
+    def measure(self) -> str:
+        """What `Row.shown` is."""
+        return "AUC" if any(row.auc for row in self.rows.values()) else "accuracy"
+
+    def differences(self) -> list[str]:
+        """In words, for each pair whose runs are there."""
+        return [
+            f"{first} against {second}: {difference(self.rows[first].shown, self.rows[second].shown)}"
+            for first, second in self.pairs
+            if first in self.rows and second in self.rows
+        ]
+
+    def plain(self) -> dict[str, Any]:
+        """For JSON."""
+        silos, train, test = self.counts
+        return {
+            "silos": silos,
+            "train_records": train,
+            "test_records": test,
+            "runs": {
+                label: {
+                    "accuracy": row.accuracy,
+                    **({"auc": row.auc} if row.auc else {}),
+                    **({"own_auc": row.own} if row.own else {}),
+                    "epsilon": row.epsilon,
+                    "delta": row.delta,
+                }
+                for label, row in self.rows.items()
+            },
+        }
+
+
+def measured(
+    path: Path,
+    seeds: Sequence[int],
+    settings: Sequence[str] = (),
+    *,
+    tell: Callable[[str], None],
+    stop: Callable[[], bool] = lambda: False,
+) -> Part:
+    """Run every variant of a file for each seed; what is finished in its folder is not run again.
+
+    Args:
+        settings: changes of the file, as ``--set`` takes them. tell: is told how far it is. stop: asks to stop.
+
+    Raises:
+        ConfigError, DataError: as `dpfl.load` and `Experiment.run`.
+        TrainingError: a run failed. KeyboardInterrupt: asked to stop; what is done is saved.
+    """
+    found: Part | None = None
+    for place, seed in enumerate(seeds):
+        experiment = Experiment(path, (*settings, f"seed={seed}"))
+        plan = experiment.loaded()
+        first = plan.variants[0].config
+        all_silos = federate(first, experiment.base)
+        if found is None:
+            train, test = (sum(len(getattr(s, part)) for s in all_silos.silos) for part in ("train_y", "test_y"))
+            names = {one.label or one.config.name: Row() for one in plan.variants}
+            found = Part(first.name, first.description, names, plan.compare, (len(all_silos.silos), train, test))
+        tell(f"{first.name}: seed {place + 1} of {len(seeds)}, {len(plan.variants)} runs")
+        scores: dict[str, Scores] = {}
+        for one in plan.variants:
+            run = _run(one, experiment.base, stop, (all_silos.feature_shape, all_silos.num_classes))
+            scores[one.label or one.config.name] = _scores(run, all_silos)
+            _add(found.rows[one.label or one.config.name], run)
+        _rate(found.rows, scores, plan.variants, all_silos)
+    assert found is not None, "there is a seed"
+    return found
+
+
+def _run(one: Variant, base: Path, stop: Callable[[], bool], shape: Shape) -> Run:
+    teller = Teller(False, finished=False)
+    config = one.config
+    # Without a picture of its own, which takes longer than the run.
+    result = carried_out(
+        config,
+        base,
+        place=place_here(config),
+        reporter=teller,
+        stop=stop,
+        resume=True,
+        label=one.label,
+        picture=False,
+    )
+    if result["status"] == "interrupted":
+        raise KeyboardInterrupt
+    if result["status"] == "failed":
+        raise TrainingError(f"{one.label or config.name}, seed {config.seed}: {result['reason']}.")
+    return Run(Path(result["folder"]), result, shape=shape)
+
+
+def _add(row: Row, run: Run) -> None:
+    server = run.result["epsilon"]["server"]
+    row.delta = float(server["delta"])
+    if server["epsilon"] is not None:
+        row.epsilon = max(row.epsilon or 0.0, float(server["epsilon"]))
+
+
+Scores = list[NDArray[np.float64]]
+"""A model's outputs [t, classes] for the test records of each silo."""
+
+
+def _scores(run: Run, federation: Federation) -> Scores:
+    model = run.model
+    found = []
+    with torch.no_grad():
+        for silo in federation.silos:
+            z = model(torch.from_numpy(silo.test_x).to(next(model.parameters()).dtype)).double()
+            if z.ndim == 1 or z.shape[1] == 1:  # log-odds of class 1
+                z = torch.stack([torch.zeros(len(z), dtype=z.dtype), z.reshape(-1)], dim=1)
+            found.append(z.numpy())
+    return found
+
+
+def _rate(
+    rows: Mapping[str, Row], scores: Mapping[str, Scores], variants: Sequence[Variant], federation: Federation
+) -> None:
+    """Add what a seed's models are worth on the test records of all silos, and of their own."""
+    labels = [silo.test_y for silo in federation.silos]
+    shared = next(iter(scores.values()))
+    for one in variants:
+        label = one.label or one.config.name
+        z, y = np.concatenate(scores[label]), np.concatenate(labels)
+        row = rows[label]
+        row.accuracy.append(float((z.argmax(1) == y).mean()))
+        if z.shape[1] > 2:
+            continue
+        row.auc.append(auc(z, y))
+        for i in _own_silos(one, federation):
+            if len(np.unique(labels[i])) == 2:
+                row.own.append((auc(scores[label][i], labels[i]), auc(shared[i], labels[i])))
+
+
+def _own_silos(one: Variant, federation: Federation) -> list[int]:
+    """The silo that a run is of alone, if it is of one."""
+    chosen = one.config.data.dataset.options.get("hospitals")
+    return [i for i, name in federation.names.items() if chosen == [name]]
+
+
+def auc(z: NDArray[np.float64], y: NDArray[np.int64]) -> float:
+    """How probable it is that a model ranks a record of class 1 above one of class 0.
+
+    Args:
+        z: outputs [n, 2]; y: labels [n], of both classes.
+    """
+    from sklearn.metrics import roc_auc_score  # imported late: it takes half a second
+
+    return float(roc_auc_score(y, z[:, 1] - z[:, 0]))
+
+
+def difference(first: Sequence[float], second: Sequence[float]) -> str:
+    """How much better the first is than the second, in points (hundredths), over seeds; both have the same seeds.
+
+    The interval is Student's for paired differences: it covers how noise, splits and batches fall, not other data.
+    """
+    from scipy.stats import t
+
+    each = [100 * (a - b) for a, b in zip(first, second, strict=True)]
+    mean = statistics.mean(each)
+    if len(each) == 1:
+        return f"{mean:+.1f} points with one seed, which shows no difference"
+    half = float(t.ppf((1 + CONFIDENCE) / 2, len(each) - 1)) * statistics.stdev(each) / len(each) ** 0.5
+    verdict = BETTER if mean > half else WORSE if mean < -half else SAME
+    return f"{mean:+.1f} ± {half:.1f} points, {verdict}"
+
+
+def heading(part: Part) -> str:
+    """What was run."""
+    silos, train, test = part.counts
+    seeds = max(len(row.accuracy) for row in part.rows.values())
+    deltas = {row.delta for row in part.rows.values() if row.epsilon is not None}
+    at = [f"epsilon at delta {' or '.join(f'{delta:g}' for delta in sorted(deltas))}"] * bool(deltas)
+    counts = f"{silos} silos, {train} records to train on, {test} to test on"
+    return f"{part.title}\n{counts}\n{', '.join([f'mean ± standard deviation over {seeds} seeds', *at])}"
+
+
+def rows(part: Part) -> list[tuple[str, ...]]:
+    """The table: its header, a row for each run, and what others published beside them."""
+    with_auc, with_own = (any(getattr(row, name) for row in part.rows.values()) for name in ("auc", "own"))
+    header = ["run", *(["AUC"] * with_auc), *(["own (shared)"] * with_own), "accuracy", "epsilon"]
+    found = [tuple(header)]
+    for label, row in part.rows.items():
+        own = f"{_mean(row.own, 0)} ({_mean(row.own, 1)})" if row.own else ""
+        cells = [label, *([spread(row.auc)] if with_auc else []), *([own] if with_own else []), spread(row.accuracy)]
+        found.append((*cells, "none" if row.epsilon is None else places(row.epsilon, 2)))
+    if part.name == HOSPITALS:
+        for label, (mean, deviation) in PUBLISHED.items():
+            gaps = [""] * (len(header) - 3)
+            found.append((label, *gaps, f"{mean:.3f} ± {deviation:.3f}", "none"))
+    return found
+
+
+def _mean(pairs: Sequence[tuple[float, float]], place: int) -> str:
+    return f"{statistics.mean(pair[place] for pair in pairs):.2f}"
+
+
+def remarks(part: Part) -> list[str]:
+    """What the numbers say, and what they do not."""
+    what = "AUC" if part.measure == "AUC" else "accuracy"
+    found = [f"{line} ({what}, 95 % interval over seeds)" for line in part.differences()]
+    if part.name == HOSPITALS:
+        wins = any("DP-SCAFFOLD: " in line and line.endswith(WORSE) for line in part.differences())
+        return [*found, ALONE, *([] if wins else [DRIFT_IS_NOT_ALL]), TUNED, WHY_NONE]
+    return [*found, AVERAGES, TUNED]
+
+
+def spread(numbers: Sequence[float]) -> str:
+    """Mean and standard deviation."""
+    mean = f"{statistics.mean(numbers):.3f}"
+    return f"{mean} ± {statistics.stdev(numbers):.3f}" if len(numbers) > 1 else mean
+
+
+def to_json(parts: Sequence[Part]) -> str:
+    """All numbers."""
+    return json.dumps({part.name: part.plain() for part in parts}, indent=2)

@@ -1,0 +1,166 @@
+"""Tables and their schema in Python: draft one, check files by it, encode a data frame by it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpfl_plugin.api.experiment import Experiment, experiment_of
+from dpfl_plugin.data.schema import TableSchema
+from dpfl_plugin.data.tables import check_installed
+from dpfl_plugin.errors import ConfigError, require
+
+if TYPE_CHECKING:
+    import pandas
+
+    from dpfl_plugin.data import draft
+    from dpfl_plugin.data.reading import Read
+
+
+NOT_PRIVATE: Final = (
+    "drafted by looking at the values, which is not private: put the categories and ranges that are known without "
+    "looking in their place"
+)
+FORMAT: Final = ("delimiter", "decimal", "encoding", "header", "sheet")
+"""Options of the data set `table` that say how files are written."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedTables:
+    """Tables that are right.
+
+    Attributes:
+        num_records: {file: how many}. features: the names of what a record becomes. notes: what the owner of the
+            records should look at; it tells of records.
+    """
+
+    num_records: dict[str, int]
+    features: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+class TableRecords(NamedTuple):
+    """Records as numbers: features (n, d) float32 by the names ``columns``, labels (n,) by the schema's classes."""
+
+    features: NDArray[np.float32]
+    labels: NDArray[Any]
+    columns: tuple[str, ...]
+
+
+def check_tables(
+    files: str | Path | Sequence[str | Path],
+    schema: TableSchema | Mapping[str, Any],
+    *,
+    delimiter: str | None = None,
+    decimal: str = ".",
+    encoding: str | None = None,
+    header: Sequence[str] | None = None,
+    sheet: str | None = None,
+) -> CheckedTables:
+    """Read files as a run would, by a schema; nothing is trained, released or written.
+
+    Args:
+        files: one, or several. Other arguments are those of the data set `table` (docs/configuration.md).
+
+    Raises:
+        DataError: all that is wrong with all files, by line, column and value. ConfigError: the schema is wrong.
+    """
+    options = {"delimiter": delimiter, "decimal": decimal, "encoding": encoding, "header": header, "sheet": sheet}
+    known, found = _read(files, schema, options)
+    from dpfl_plugin.data import reading
+
+    return CheckedTables(
+        {str(one.path): len(one.table.labels) for one in found}, known.features, reading.notes(found, known)
+    )
+
+
+def read_tables(
+    files: str | Path | Sequence[str | Path],
+    schema: TableSchema | Mapping[str, Any],
+    *,
+    delimiter: str | None = None,
+    decimal: str = ".",
+    encoding: str | None = None,
+    header: Sequence[str] | None = None,
+    sheet: str | None = None,
+) -> TableRecords:
+    """Records of files as numbers, by a schema: what a silo on a platform trains on.
+
+    Args: as `check_tables`.
+
+    Raises:
+        DataError, ConfigError: as `check_tables`.
+    """
+    options = {"delimiter": delimiter, "decimal": decimal, "encoding": encoding, "header": header, "sheet": sheet}
+    known, found = _read(files, schema, options)
+    features = np.concatenate([one.table.features for one in found])
+    return TableRecords(features, np.concatenate([one.table.labels for one in found]), known.features)
+
+
+def _read(
+    files: str | Path | Sequence[str | Path], schema: TableSchema | Mapping[str, Any], options: Mapping[str, Any]
+) -> tuple[TableSchema, list[Read]]:
+    check_installed()
+    from dpfl_plugin.data import reading
+
+    known = TableSchema.parse(schema)
+    paths = [Path(one).expanduser() for one in ([files] if isinstance(files, str | Path) else files)]
+    require(len(paths) > 0, "files", files, "name a file")
+    return known, reading.read_all(paths, known, reading.format_of(options))
+
+
+def check_tables_of(experiment: Experiment | str | Path, files: Sequence[str | Path]) -> CheckedTables:
+    """Check files by the schema of a configuration, as `check_tables`: one silo's own, before it takes part.
+
+    Raises:
+        ConfigError: the configuration has no schema, or several. DataError: as `check_tables`.
+    """
+    found = experiment_of(experiment)
+    variants = [one.config.data.dataset.options for one in found.loaded().variants]
+    if len({json.dumps(one, sort_keys=True, default=str) for one in variants}) > 1:
+        raise ConfigError("the variants of this configuration describe their data differently: check one of them.")
+    options = variants[0]
+    if "schema" not in options:
+        raise ConfigError(
+            "this configuration has no data.schema, by which files could be checked. dpfl init --from FILE drafts one."
+        )
+    return check_tables(files, **{key: value for key, value in options.items() if key in ("schema", *FORMAT)})
+
+
+def draft_schema(
+    data: str | Path | Sequence[str | Path] | pandas.DataFrame,
+    *,
+    label: str,
+    silo: str | None = None,
+    person: str | None = None,
+) -> dict[str, Any]:
+    """A first schema for files, or a data frame, as plain values, to be corrected.
+
+    Looking at values is not private: put the categories and ranges that are known without looking in their place.
+
+    Raises:
+        DataError: a file cannot be read. ConfigError: there is no such column.
+    """
+    check_installed()
+    from dpfl_plugin.data import draft
+
+    if hasattr(data, "iloc"):
+        return draft.of_frame(data, label, silo, person).schema
+    return drafted([data] if isinstance(data, str | Path) else data, label, silo, person).schema
+
+
+def drafted(files: Sequence[str | Path], label: str, silo: str | None = None, person: str | None = None) -> draft.Draft:
+    """A first schema for files, with how they are written, and what to look at; errors as `draft_schema`."""
+    check_installed()
+    from dpfl_plugin.data import draft
+    from dpfl_plugin.data.pieces import TextFormat
+
+    if not files:
+        raise ConfigError("data names no file.")
+    return draft.of_files([Path(one).expanduser() for one in files], TextFormat(), label, silo, person)

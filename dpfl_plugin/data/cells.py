@@ -1,0 +1,211 @@
+"""Cells of one column as numbers: Arrow arrays to float64, by what the schema says of it; what is wrong is gathered."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from dpfl_plugin.data.flaws import Flaws, is_decimal_comma
+from dpfl_plugin.data.schema import WHERE, Column
+
+Doubles = NDArray[np.float64]
+Codes = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+UNKNOWN, NOTHING, IN_VAIN = -1, -2, -3
+"""Codes of a cell: a value that is not listed; no value; one that was flagged already."""
+
+_NUMBER: Final = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|[-+]?(inf|infinity|nan)", re.IGNORECASE)
+
+
+@dataclass(slots=True)
+class Found:
+    """What was found while one file was read.
+
+    Attributes:
+        flaws: by the number of the record; `Flaws.move` makes lines of them. clipped, missing, other: how many cells of
+            each column were outside the range, held no value, or count as "other".
+    """
+
+    flaws: Flaws
+    clipped: Counter[str] = field(default_factory=Counter)
+    missing: Counter[str] = field(default_factory=Counter)
+    other: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """The cells of one column in one piece of a file.
+
+    Attributes:
+        name: of the column. key: of the schema, that says what it holds. array: [n]. first: the number of the first
+            record. missing: words that are no value. decimal: "." or ",".
+    """
+
+    name: str
+    key: str
+    array: pa.Array
+    first: int
+    found: Found
+    missing: frozenset[str]
+    decimal: str = "."
+
+    def flag(self, wrong: Mask, what: str, many: str, mend: str, cells: Callable[[int], str] | None = None) -> None:
+        """Note all records of ``wrong`` [n]; "{}" in ``what`` is the cell."""
+        rows = np.flatnonzero(wrong)
+        if len(rows):
+            shown = [(int(row) + self.first, (cells or self.cell)(int(row))) for row in rows[:3]]
+            told = [(record, what.replace("{}", cell), cell) for record, cell in shown]
+            self.found.flaws.add_all(len(rows), told, self.name, many, mend)
+
+    def cell(self, row: int) -> str:
+        return repr(str(self.array[row].as_py()))
+
+    def words(self) -> tuple[pa.Array, Mask]:
+        """(text without blanks around it, which of them are no value) [n] each."""
+        array = _plain(self.array)
+        text = pc.utf8_trim_whitespace(array)
+        nothing = pc.or_(pc.is_null(text), pc.is_in(text, value_set=pa.array(sorted(self.missing), pa.string())))
+        return text, np.asarray(nothing.to_numpy(zero_copy_only=False), dtype=bool)
+
+    def codes(self, values: Sequence[str]) -> Codes:
+        """The place in ``values`` [n], `UNKNOWN` or `NOTHING`. Numbers are compared as numbers: 1.0 is 1."""
+        text = pc.utf8_trim_whitespace(_plain(self.array)).dictionary_encode()
+        place = {value: index for index, value in enumerate(values)}
+        numeric = {number: index for value, index in place.items() if (number := _as_number(value)) is not None}
+        table = np.empty(len(text.dictionary) + 1, dtype=np.int64)
+        for index, word in enumerate(text.dictionary.to_pylist()):
+            code = place.get(word)  # a listed value first: "NA" may be one
+            if code is None:
+                number = None if word in self.missing else _as_number(word)
+                code = numeric.get(number, UNKNOWN) if number is not None else None
+            table[index] = code if code is not None else (NOTHING if word in self.missing else UNKNOWN)
+        table[-1] = NOTHING
+        found: Codes = table[text.indices.fill_null(len(text.dictionary)).to_numpy(zero_copy_only=False)]
+        return found
+
+    def numbers(self) -> tuple[Doubles, Mask]:
+        """(values, which are no value) [n] each; 0 where a cell was flagged, or holds no value."""
+        kind = self.array.type
+        if pa.types.is_dictionary(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind):
+            values, nothing = self._parsed()
+        elif pa.types.is_temporal(kind):
+            self.flag(
+                np.ones(len(self.array), bool),
+                ": {} is a date.",
+                "are dates",
+                f"{WHERE}.{self.key}: {{type: date, range: [2000-01-01, 2030-12-31]}} reads dates.",
+            )
+            return np.zeros(len(self.array)), np.zeros(len(self.array), bool)
+        else:
+            values = _doubles(pc.cast(self.array, pa.float64(), safe=False))
+            nothing = np.isnan(values)
+        infinite = ~np.isfinite(values) & ~nothing
+        self.flag(infinite, ": {} is not a finite number.", "are not finite numbers", "Correct it, or leave it empty.")
+        return np.where(infinite | nothing, 0.0, values), nothing
+
+    def _parsed(self) -> tuple[Doubles, Mask]:
+        text, nothing = self.words()
+        text = pc.if_else(pa.array(nothing), pa.scalar(None, text.type), text)
+        if self.decimal == ",":
+            points = _mask(pc.match_substring(text, "."))
+            self.flag(
+                points,
+                ": {} has a point, where the decimal mark is a comma.",
+                "have a point, where the decimal mark is a comma",
+                "Write all numbers alike, without marks of thousands, or set data.dataset.decimal: '.'.",
+            )
+            text = pc.replace_substring(text, ",", ".")
+        try:
+            values = _doubles(pc.cast(text, pa.float64()))
+        except pa.ArrowInvalid:
+            values = self._one_by_one(text)
+        # "nan" that is no missing value is an infinite one here: flagged by the caller, never taken for missing.
+        return np.where(np.isnan(values) & ~nothing, np.inf, values), nothing
+
+    def _one_by_one(self, text: pa.Array) -> Doubles:
+        """Of cells some of which are no numbers, each different one once."""
+        encoded = text.dictionary_encode()
+        words = encoded.dictionary.to_pylist()
+        table = np.array([float(word) if _NUMBER.fullmatch(word) else np.nan for word in words] + [np.nan])
+        comma = np.array([self.decimal == "." and is_decimal_comma(word) for word in words] + [False])
+        bad = np.array([_NUMBER.fullmatch(word) is None for word in words] + [False])
+        at = encoded.indices.fill_null(len(words)).to_numpy(zero_copy_only=False)
+        mend = "data.dataset.decimal: ',' reads them."
+        self.flag((bad & comma)[at], ": {} has a decimal comma.", "have a decimal comma", mend)
+        mend = f"Correct the file, or name them: {WHERE}.{self.key}: {{type: category, values: [...]}}"
+        mend += f"; if it is no value, {WHERE}.{self.key}.missing_values: [...]." if self.is_column else "."
+        self.flag((bad & ~comma)[at], ": {} is not a number.", "are not numbers", mend)
+        return np.where(bad[at], 0.0, table[at])
+
+    @property
+    def is_column(self) -> bool:
+        """Whether it is of the schema's ``columns``: not a label, a silo or a person."""
+        return self.key.startswith("columns.")
+
+    def days(self, column: Column) -> tuple[Doubles, Mask]:
+        """(days since 1970-01-01, which are no date) [n] each; 0 where a cell was flagged, or holds no value."""
+        if pa.types.is_temporal(self.array.type):
+            stamps = pc.cast(self.array, pa.timestamp("us"), safe=False)
+            nothing = _mask(pc.is_null(stamps))
+            return _doubles(pc.cast(pc.cast(stamps, pa.int64()), pa.float64()).fill_null(0.0)) / 86_400e6, nothing
+        text, nothing = self.words()
+        encoded = text.dictionary_encode()
+        found, bad = [], []
+        for word in encoded.dictionary.to_pylist():
+            try:
+                found.append(0.0 if word in self.missing else column.days(word))
+                bad.append(False)
+            except ValueError:
+                found.append(0.0)
+                bad.append(True)
+        at = encoded.indices.fill_null(len(found)).to_numpy(zero_copy_only=False)
+        wanted = column.format or "2020-01-31 (ISO 8601)"
+        mend = f"Correct the file, or say how dates are written, e.g. {WHERE}.{self.key}.format: '%d.%m.%Y'."
+        many = f"are not dates as {wanted}"
+        self.flag(np.array([*bad, False])[at], f": {{}} is not a date as {wanted}.", many, mend)
+        return np.array([*found, 0.0])[at], nothing
+
+
+def _plain(array: pa.Array) -> pa.Array:
+    """As text; as a CSV file of it would have it."""
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if pa.types.is_boolean(array.type):
+        return pc.if_else(array, "True", "False")
+    if pa.types.is_floating(array.type):  # pandas has whole numbers so, where one of them is missing
+        array = pc.if_else(pc.is_nan(array), pa.scalar(None, array.type), array)
+    return array if array.type == pa.string() else pc.cast(array, pa.string())
+
+
+def _as_number(word: str) -> float | None:
+    if _NUMBER.fullmatch(word) is None:
+        return None
+    value = float(word)
+    return value if np.isfinite(value) else None
+
+
+def _doubles(array: pa.Array) -> Doubles:
+    """[n], nan for null."""
+    found: Doubles = array.to_numpy(zero_copy_only=False)
+    return found
+
+
+def _mask(array: pa.Array) -> Mask:
+    return np.asarray(array.fill_null(False).to_numpy(zero_copy_only=False), dtype=bool)
+
+
+def array_of(values: Sequence[Any]) -> pa.Array:
+    """Python's values as an array; of several kinds, as text."""
+    try:
+        return pa.array(values, from_pandas=True)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+        return pa.array([None if value is None or value != value else str(value) for value in values], pa.string())

@@ -1,0 +1,234 @@
+"""A first draft of a schema, from the values of tables: a place to begin for whoever may look at them.
+
+Looking at values is not private. Ranges are rounded outwards, which hides nothing: the draft says that what is known
+without looking has to take their place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dpfl_plugin.data.cells import Cells, Found
+from dpfl_plugin.data.flaws import LEAST_RECORDS, Flaws, is_decimal_comma
+from dpfl_plugin.data.pieces import Pieces, TextFormat, frame_pieces, open_table
+from dpfl_plugin.data.schema import MISSING, Column
+from dpfl_plugin.errors import ConfigError, DataError, nearest
+
+MOST_VALUES: Final = 50  # of a category
+MOST_LEVELS: Final = 10  # whole numbers of which so few are different are a category
+MOST_CLASSES: Final = 20
+DATES: Final = (None, "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y")
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A schema as plain values, and how the files are written; told: what to look at."""
+
+    schema: dict[str, Any]
+    form: TextFormat
+    told: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class _Seen:
+    """One column: its cells, as words or typed, in pieces."""
+
+    name: str
+    parts: list[pa.Array] = field(default_factory=list)
+
+    @property
+    def words(self) -> pa.Array:
+        """Words that are values, as often as they occur."""
+        found = Found(Flaws(Path()))
+        texts = [Cells(self.name, "", part, 0, found, frozenset(MISSING)).words() for part in self.parts]
+        kept = [text.filter(pa.array(~nothing)) for text, nothing in texts]
+        return pa.chunked_array(kept, pa.string()).combine_chunks()
+
+    @property
+    def count(self) -> int:
+        return sum(map(len, self.parts))
+
+    @property
+    def is_time(self) -> bool:
+        return any(pa.types.is_temporal(part.type) for part in self.parts)
+
+
+def of_files(
+    paths: Sequence[Path], form: TextFormat, label: str, silo: str | None = None, person: str | None = None
+) -> Draft:
+    """Of all files together.
+
+    Raises:
+        DataError: one cannot be read, or they have other columns than the first. ConfigError: there is no such column.
+    """
+    tables = [open_table(path, form) for path in paths]
+    return _drafted(tables, [str(path) for path in paths], form, label, silo, person)
+
+
+def of_frame(frame: Any, label: str, silo: str | None = None, person: str | None = None) -> Draft:
+    """Of a data frame of pandas. Raises ConfigError: there is no such column."""
+    return _drafted([frame_pieces(frame)], ["the data frame"], TextFormat(), label, silo, person)
+
+
+def _drafted(
+    tables: Sequence[Pieces], names: Sequence[str], form: TextFormat, label: str, silo: str | None, person: str | None
+) -> Draft:
+    header = tables[0].header
+    for key, column in {"label": label, "silo": silo, "person": person}.items():
+        if column is not None and column not in header:
+            shown = ", ".join(header[:30])
+            raise ConfigError(
+                f"{key}={column!r}{nearest(column, header)}: {names[0]} has no such column. Columns: {shown}."
+            )
+    if not header or all(_is_number(name) for name in header):
+        raise DataError(f"{names[0]} has no header: its first line must name the columns, {label!r} among them.")
+    seen = {name: _Seen(name) for name in header if name}
+    if len(seen) < len(header):
+        raise DataError(f"{names[0]}, header: a column has no name, or two have the same. Give each a name of its own.")
+    for pieces, name in zip(tables, names, strict=True):
+        if set(pieces.header) != set(header):
+            other = sorted(set(pieces.header) ^ set(header))
+            raise DataError(
+                f"{name} has other columns than {names[0]}: {', '.join(map(repr, other[:10]))} is in one only."
+            )
+        flaws = Flaws(Path(name), pieces.unit)
+        with closing(pieces):
+            for part in pieces.rows(header, flaws):
+                for column, cells in part.items():
+                    seen[column].parts.append(cells)
+        flaws.move(pieces.lines)
+        flaws.check()
+    if any(_has_commas(column) for column in seen.values()):
+        form = replace(form, decimal=",")
+    columns = {name: _column(one, form.decimal) for name, one in seen.items() if name not in (label, silo, person)}
+    schema: dict[str, Any] = {"label": _label(seen[label], form.decimal)}
+    schema |= {key: name for key, name in {"silo": silo, "person": person}.items() if name is not None}
+    return Draft({**schema, "columns": columns}, form, _told(columns))
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
+def _has_commas(column: _Seen) -> bool:
+    """Whether its numbers are written with a decimal comma, and no word is anything else."""
+    different = pc.unique(column.words).to_pylist()
+    return any(map(is_decimal_comma, different)) and all(is_decimal_comma(w) or _is_number(w) for w in different)
+
+
+def _numbers(words: Sequence[str], decimal: str) -> np.ndarray[Any, Any] | None:
+    try:
+        found = np.array([float(word.replace(",", ".") if decimal == "," else word) for word in words])
+    except ValueError:
+        return None
+    return found if np.isfinite(found).all() else None
+
+
+def _column(column: _Seen, decimal: str) -> dict[str, Any]:
+    words = column.words
+    different = sorted(pc.unique(words).to_pylist())
+    lacking = len(words) < column.count
+    if len(different) < 2:
+        return {"type": "ignored"}
+    if column.is_time:
+        return _date(different, None, lacking=lacking)
+    numbers = _numbers(different, decimal)
+    all_different = len(different) == len(words) >= LEAST_RECORDS
+    if numbers is not None:
+        whole = bool((numbers == np.floor(numbers)).all())
+        if whole and all_different:
+            return {"type": "identifier"}
+        if whole and len(np.unique(numbers)) <= MOST_LEVELS:
+            return _category([f"{number:g}" for number in np.unique(numbers)], lacking=lacking)
+        entry = {"type": "integer" if whole else "number", "range": list(_outwards(numbers))}
+        return entry | ({"missing": "indicator"} if lacking else {})
+    for form in DATES:
+        if _reads(different, form):
+            return _date(different, form, lacking=lacking)
+    if all_different:
+        return {"type": "identifier"}
+    if len(different) > MOST_VALUES:
+        return {"type": "ignored"}
+    return _category(different, lacking=lacking)
+
+
+def _category(values: list[str], *, lacking: bool) -> dict[str, Any]:
+    entry: dict[str, Any] = {"type": "category", "values": [_plain(value) for value in values]}
+    return entry | ({"missing": "category"} if lacking else {})
+
+
+def _plain(value: str) -> int | str:
+    """A whole number as YAML has it; other words as they are, which YAML quotes where it would read something else."""
+    return int(value) if value.isdigit() and str(int(value)) == value else value
+
+
+def _reads(words: Sequence[str], form: str | None) -> bool:
+    column = Column(type="date", range=("1900-01-01", "2100-01-01"), format=form)
+    try:
+        for word in words:
+            column.days(word)
+    except (ValueError, OverflowError):
+        return False
+    return True
+
+
+def _date(words: Sequence[str], form: str | None, *, lacking: bool) -> dict[str, Any]:
+    """From the first of January of the first year to that after the last."""
+    column = Column(type="date", range=("1900-01-01", "2100-01-01"), format=form)
+    years = [1970 + math.floor(column.days(word) / 365.2425) for word in words]
+    entry: dict[str, Any] = {"type": "date", "range": [f"{min(years):04d}-01-01", f"{max(years) + 2:04d}-01-01"]}
+    entry |= {} if form is None else {"format": form}
+    return entry | ({"missing": "indicator"} if lacking else {})
+
+
+def _outwards(numbers: np.ndarray[Any, Any]) -> tuple[float, float]:
+    """A range of round numbers that holds all."""
+    low, high = float(numbers.min()), float(numbers.max())
+    step = 10.0 ** math.floor(math.log10(high - low))
+    return tuple(_round(end(bound / step) * step) for end, bound in ((math.floor, low), (math.ceil, high)))  # type: ignore[return-value]
+
+
+def _round(value: float) -> float:
+    short = float(f"{value:.12g}")
+    return int(short) if short.is_integer() else short
+
+
+def _label(column: _Seen, decimal: str) -> dict[str, Any]:
+    different = sorted(pc.unique(column.words).to_pylist())
+    if len(different) < 2:
+        raise DataError(f"column {column.name!r} holds {different or 'no value'}: nothing is to be predicted there.")
+    numbers = _numbers(different, decimal)
+    whole = numbers is not None and bool((numbers == np.floor(numbers)).all())
+    if numbers is None or (whole and len(np.unique(numbers)) <= MOST_CLASSES):
+        if len(different) > MOST_CLASSES:
+            raise DataError(
+                f"column {column.name!r} holds {len(different)} different words: is this what is to be predicted?"
+            )
+        classes = different if numbers is None else [f"{number:g}" for number in np.unique(numbers)]
+        return {"column": column.name, "outcome": "classes", "classes": [_plain(name) for name in classes]}
+    return {"column": column.name, "outcome": "regression", "range": list(_outwards(numbers))}
+
+
+def _told(columns: dict[str, dict[str, Any]]) -> tuple[str, ...]:
+    kinds: dict[str, list[str]] = {}
+    for name, entry in columns.items():
+        kinds.setdefault(entry["type"], []).append(name)
+    told = [f"{kind}: {', '.join(names)}." for kind, names in kinds.items() if kind not in ("identifier", "ignored")]
+    if names := kinds.get("identifier"):
+        told.append(f"not used, as every record has another value, as identifiers do: {', '.join(names)}.")
+    if names := kinds.get("ignored"):
+        told.append(f"not used, as they hold one value, or too many different words: {', '.join(names)}.")
+    return tuple(told)

@@ -1,0 +1,274 @@
+"""Records of a table as features, labels, silos and persons, by a schema; piece by piece, so that no text is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from dpfl_plugin.data.base import Features
+from dpfl_plugin.data.cells import NOTHING, UNKNOWN, Cells, Codes, Doubles, Found, Mask
+from dpfl_plugin.data.schema import WHERE, Column, Label, TableSchema
+from dpfl_plugin.errors import DataError
+
+CORRECT: Final = "Correct the file, or leave the record out."
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """One table.
+
+    Attributes:
+        features: [n, d] as float32. labels: by the schema's outcome, int64 [n] (classes, ordinal), float32 [n]
+            (regression), [n, 2] (counts: count and exposure; survival: time and event), [n, k] (multi_label); -1 where
+            a label of a class is not given, and was not asked for. silos, persons: their names [n], where the schema
+            has such columns.
+    """
+
+    features: Features
+    labels: NDArray[Any]
+    silos: NDArray[Any] | None
+    persons: NDArray[Any] | None
+
+
+@dataclass(slots=True)
+class Encoder:
+    """Takes the pieces of one table.
+
+    Attributes:
+        with_labels: False for records that a model is asked about: labels may be missing, and silos and persons are
+            not read.
+    """
+
+    schema: TableSchema
+    found: Found
+    decimal: str = "."
+    with_labels: bool = True
+    count: int = 0
+    _features: Features = field(default_factory=lambda: np.empty((0, 0), dtype=np.float32))
+    _labels: list[NDArray[Any]] = field(default_factory=list)
+    _names: dict[str, list[pa.Array]] = field(default_factory=dict)
+
+    def add(self, columns: Mapping[str, pa.Array]) -> None:
+        """The next records: {column: cells [n]}, all that the schema names."""
+        size = len(next(iter(columns.values())))
+        if not size:
+            return
+        if self.count + size > len(self._features):  # grown in place, so that no second copy is ever there
+            self._features.resize(((self.count + size) * 5 // 4, len(self.schema.features)), refcheck=False)
+        x = self._features[self.count : self.count + size]
+        place = 0
+        for name, column in self.schema.columns.items():
+            width = len(column.features(name))
+            if width:
+                x[:, place : place + width] = self._column(name, column, columns[name])
+                place += width
+        label = self._label(self.schema.label, columns) if self.with_labels else self._known_label(columns, size)
+        self._labels.append(label)
+        for key, named in {"silo": self.schema.silo, "person": self.schema.person}.items():
+            if named is not None and self.with_labels:
+                self._names.setdefault(key, []).append(self._name(named, key, columns[named]))
+        self.count += size
+
+    def result(self) -> Encoded:
+        """All that was added; to be called once.
+
+        Raises:
+            DataError: nothing was.
+        """
+        if not self.count:
+            raise DataError(f"{self.found.flaws.path} holds a header and no records.")
+        features, self._features = self._features, np.empty((0, 0), dtype=np.float32)
+        features.resize((self.count, len(self.schema.features)), refcheck=False)
+        names = {key: _joined(parts) for key, parts in self._names.items()}
+        return Encoded(features, np.concatenate(self._labels), names.get("silo"), names.get("person"))
+
+    def _cells(self, name: str, key: str, array: pa.Array, extra: tuple[str, ...] = ()) -> Cells:
+        missing = frozenset((*self.schema.missing_values, *extra))
+        return Cells(name, key, array, self.count, self.found, missing, self.decimal)
+
+    def _column(self, name: str, column: Column, array: pa.Array) -> Doubles:
+        """[n, features]"""
+        cells = self._cells(name, f"columns.{name}", array, tuple(column.missing_values))
+        if column.type == "category":
+            return self._category(cells, column)
+        if column.type == "ordinal":
+            codes, nothing = self._listed(cells, column)
+            low, high = 0.0, len(column.listed) - 1.0
+            values = codes / high * 2 - 1
+        else:
+            numbers, nothing = cells.days(column) if column.type == "date" else cells.numbers()
+            if column.type == "integer":
+                mend = f"Correct it, or {WHERE}.{cells.key}.type: number."
+                cells.flag((numbers != np.floor(numbers)) & ~nothing, ": {} is not whole.", "are not whole", mend)
+            values = self._scaled(cells, column, numbers, nothing)
+            low, high = column.bounds
+        self._missing(cells, column, nothing)
+        fill = 0.0 if column.default is None else (column.number_of(column.default) - low) / (high - low) * 2 - 1
+        values = np.asarray(np.where(nothing, fill, values), dtype=np.float64)
+        return np.stack([values, nothing], axis=1) if column.missing == "indicator" else values[:, None]
+
+    def _scaled(self, cells: Cells, column: Column, numbers: Doubles, nothing: Mask) -> Doubles:
+        """From the public range to [-1, 1]."""
+        low, high = column.bounds
+        outside = ((numbers < low) | (numbers > high)) & ~nothing
+        shown = " to ".join(column.ends)
+        if column.outside == "refuse":
+            mend = f"Correct the file, or widen {WHERE}.{cells.key}.range, or set outside: clip there."
+            cells.flag(
+                outside, f": {{}} is outside the range {shown}.", f"are outside the range {shown}", mend, cells.cell
+            )
+        elif outside.any():
+            self.found.clipped[cells.name] += int(outside.sum())
+        return (np.clip(numbers, low, high) - low) / (high - low) * 2 - 1
+
+    def _missing(self, cells: Cells, column: Column, nothing: Mask) -> None:
+        """Refuse what holds no value, or count it."""
+        if not nothing.any():
+            return
+        if column.missing != "refuse":
+            self.found.missing[cells.name] += int(nothing.sum())
+            return
+        ways = "category" if column.type == "category" else "indicator"
+        cells.flag(
+            nothing,
+            " holds no value ({}).",
+            "hold no value",
+            f"Say what that means: {WHERE}.{cells.key}.missing: {ways} (or default: VALUE, which is public).",
+        )
+
+    def _listed(self, cells: Cells, column: Column) -> tuple[Codes, Mask]:
+        """(place among the values, which are no value) [n] each; 0 where a cell was flagged."""
+        codes = cells.codes(column.listed)
+        unknown, nothing = codes == UNKNOWN, codes == NOTHING
+        if column.other:
+            self.found.other[cells.name] += int(unknown.sum())
+            codes = np.where(unknown, len(column.listed), codes)
+        else:
+            shown = ", ".join(column.listed[:10]) + ", ..." * (len(column.listed) > 10)
+            ways = f"add it to {WHERE}.{cells.key}.values"
+            ways += ", or set other: true there" if column.type == "category" else ""
+            mend = f"Correct the file, or {ways}."
+            cells.flag(unknown, f": {{}} is not one of {shown}.", f"are not one of {shown}", mend)
+        return np.where(nothing | (codes == UNKNOWN), 0, codes), nothing
+
+    def _category(self, cells: Cells, column: Column) -> Doubles:
+        """One-hot [n, features]; one feature, of the second, where there are two values and nothing else."""
+        codes, nothing = self._listed(cells, column)
+        self._missing(cells, column, nothing)
+        if column.missing == "default":
+            assert column.default is not None
+            codes = np.where(nothing, int(column.number_of(column.default)), codes)
+        width = len(column.listed) + column.other
+        if column.missing in ("category", "indicator"):
+            codes = np.where(nothing, width, codes)
+            width += 1
+        hot = np.zeros((len(codes), width))
+        hot[np.arange(len(codes)), codes] = 1
+        return hot[:, 1:] if width == 2 == len(column.listed) else hot
+
+    def _name(self, name: str, key: str, array: pa.Array) -> pa.Array:
+        """Who, or where: a word for each record."""
+        cells = self._cells(name, key, array)
+        words, nothing = cells.words()
+        what = "whose record it is" if key == "person" else "whose silo it is in"
+        cells.flag(nothing, f" is empty: it has to say {what}.", f"are empty: they have to say {what}", CORRECT)
+        return words
+
+    def _known_label(self, columns: Mapping[str, pa.Array], size: int) -> NDArray[Any]:
+        """Classes [n] where they are given, -1 where not; of other outcomes none."""
+        label = self.schema.label
+        if label.classes is None or label.column is None or label.column not in columns:
+            return np.full(size, -1, dtype=np.int64)
+        cells = self._cells(label.column, "label.column", columns[label.column])
+        codes = self._classes(cells, label, cells.codes(label.classes))
+        return np.where(codes < 0, -1, codes)
+
+    def _classes(self, cells: Cells, label: Label, codes: Codes) -> Codes:
+        shown = ", ".join((label.classes or [])[:10]) + ", ..." * (len(label.classes or []) > 10)
+        mend = f"Correct the file, leave the record out, or add it to {WHERE}.label.classes."
+        cells.flag(
+            codes == UNKNOWN, f": {{}} is not one of the classes {shown}.", f"are not one of the classes {shown}", mend
+        )
+        return codes
+
+    def _label(self, label: Label, columns: Mapping[str, pa.Array]) -> NDArray[Any]:
+        if label.outcome in ("classes", "ordinal"):
+            assert label.column is not None and label.classes is not None
+            cells = self._cells(label.column, "label.column", columns[label.column])
+            codes = self._classes(cells, label, cells.codes(label.classes))
+            self._no_label(cells, codes == NOTHING)
+            return np.maximum(codes, 0)
+        if label.outcome == "multi_label":
+            parts = [self._yes(name, "label.values", label.values, columns) for name in label.columns or ()]
+            return np.stack(parts, axis=1).astype(np.float32)
+        if label.outcome == "survival":
+            return self._survival(label, columns)
+        values = self._amount(str(label.column), "label.column", columns)
+        if label.outcome == "counts":
+            cells = self._cells(str(label.column), "label.column", columns[str(label.column)])
+            wrong = (values < 0) | (values != np.floor(values))
+            cells.flag(wrong, ": {} is not a count.", "are not counts (0, 1, 2, ...)", CORRECT)
+        values = self._within(str(label.column), values, label)
+        if label.outcome == "regression":
+            return values.astype(np.float32)
+        exposure = np.ones(len(values))
+        if label.exposure is not None:
+            exposure = self._amount(label.exposure, "label.exposure", columns)
+            cells = self._cells(label.exposure, "label.exposure", columns[label.exposure])
+            cells.flag(exposure <= 0, ": an exposure of {}.", "are exposures of 0 or less", CORRECT)
+        return np.stack([values, exposure], axis=1).astype(np.float32)
+
+    def _survival(self, label: Label, columns: Mapping[str, pa.Array]) -> NDArray[Any]:
+        """[n, 2]: time, and 1 for an event; whoever is there beyond the range is censored at its end."""
+        assert label.time is not None and label.event is not None and label.range is not None
+        event = self._yes(label.event, "label.event_values", label.event_values, columns)
+        cells = self._cells(label.time, "label.time", columns[label.time])
+        time, nothing = cells.numbers()
+        without = nothing & (event == 1)
+        cells.flag(without, " holds no value ({}): an event without time.", "hold no time of their event", CORRECT)
+        self._no_label(cells, nothing & ~without)
+        cells.flag(time < 0, ": a time of {} is before the beginning.", "are before the beginning", CORRECT)
+        late = time > label.range[1]
+        if late.any():
+            self.found.clipped[label.time] += int(late.sum())
+        return np.stack([np.minimum(time, label.range[1]), event * ~late], axis=1).astype(np.float32)
+
+    def _yes(self, name: str, key: str, values: list[str], columns: Mapping[str, pa.Array]) -> Doubles:
+        """1 for the second of two values, 0 for the first [n]."""
+        cells = self._cells(name, key, columns[name])
+        codes = cells.codes(values)
+        shown = " or ".join(map(repr, values))
+        mend = f"Correct the file, or write the two words of the file, for no and for yes: {WHERE}.{key}: [...]."
+        cells.flag(codes == UNKNOWN, f": {{}} is neither {shown}.".replace(" or ", " nor "), f"are not {shown}", mend)
+        self._no_label(cells, codes == NOTHING)
+        return np.maximum(codes, 0).astype(np.float64)
+
+    def _amount(self, name: str, key: str, columns: Mapping[str, pa.Array]) -> Doubles:
+        cells = self._cells(name, key, columns[name])
+        values, nothing = cells.numbers()
+        self._no_label(cells, nothing)
+        return values
+
+    def _within(self, name: str, values: Doubles, label: Label) -> Doubles:
+        assert label.range is not None
+        outside = (values < label.range[0]) | (values > label.range[1])
+        if outside.any():
+            self.found.clipped[name] += int(outside.sum())
+        return np.clip(values, *label.range)
+
+    def _no_label(self, cells: Cells, nothing: Mask) -> None:
+        cells.flag(nothing, " holds no value ({}), and is the label.", "hold no value, and are the label", CORRECT)
+
+
+def _joined(parts: list[pa.Array]) -> NDArray[Any]:
+    """Words [n] as objects, each different one once in memory."""
+    encoded = pc.dictionary_encode(pa.chunked_array(parts)).combine_chunks()
+    words = np.array(encoded.dictionary.to_pylist() or [""], dtype=object)
+    found: NDArray[Any] = words[encoded.indices.fill_null(0).to_numpy(zero_copy_only=False)]
+    return found

@@ -1,0 +1,109 @@
+"""Features that took long to compute, in files beside the run: as private as the records that they were made of."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpfl_plugin.access import make_folder, opener, too_open
+from dpfl_plugin.data.base import Features
+from dpfl_plugin.errors import ConfigError
+
+FORMAT: Final = 1  # of files and keys
+
+
+class FeatureCache:
+    """A folder with one array for each array of records, found by a digest of both what is computed and the records.
+
+    Files can be read by their owner only, whatever `access` says of a run. They appear whole or not at all, and are
+    read by mapping them into memory; one that is damaged is made anew. They stay until somebody removes them.
+
+    Args:
+        made_by: plain JSON values that decide what is computed.
+    """
+
+    def __init__(self, folder: Path, made_by: list[Any]) -> None:
+        self._folder, self._made_by = folder, made_by
+
+    def get(self, x: NDArray[Any], make: Callable[[], Features]) -> Features:
+        """The features of records ``x`` [n, *shape]: from the folder, or from ``make``, and kept then.
+
+        Raises:
+            ConfigError: the folder cannot be written to.
+        """
+        key = self._key(x)
+        array, facts = self._folder / f"{key}.npy", self._folder / f"{key}.json"
+        found = _read(array, facts, len(x))
+        if found is not None:
+            return found
+        made = make()
+        try:
+            make_folder(self._folder, "owner")
+            with _new(array) as (path, file):
+                np.save(file, made, allow_pickle=False)
+            os.replace(path, array)
+            with _new(facts) as (path, file):
+                file.write(json.dumps({"sha256": _sha256(made), "shape": list(made.shape)}).encode())
+            os.replace(path, facts)  # the last: with it the array counts
+        except OSError as error:
+            raise ConfigError(
+                f"cache={str(self._folder)!r}: features cannot be kept there ({error.strerror}). Name a folder that "
+                "can be written to and has room for them, or leave cache out."
+            ) from error
+        return made
+
+    def warning(self) -> str | None:
+        """What to tell of a folder that others may look into; None if it is the owner's alone."""
+        return too_open(self._folder, "owner")
+
+    def _key(self, x: NDArray[Any]) -> str:
+        found = hashlib.sha256(json.dumps([FORMAT, self._made_by, list(x.shape), str(x.dtype)]).encode())
+        found.update(np.ascontiguousarray(x).data)
+        return found.hexdigest()
+
+
+class _new:
+    """A new file beside ``path``, for its owner only; removed if writing it fails."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+
+    def __enter__(self) -> tuple[Path, Any]:
+        self._file = open(self._path, "xb", opener=opener("owner"))  # closed by __exit__
+        return self._path, self._file
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        try:
+            if kind is None:
+                self._file.flush()
+                os.fsync(self._file.fileno())
+        finally:
+            self._file.close()
+            if kind is not None:
+                with suppress(OSError):
+                    self._path.unlink()
+
+
+def _read(array: Path, facts: Path, count: int) -> Features | None:
+    """What is kept; None if it is not there, or not what was kept."""
+    try:
+        said = json.loads(facts.read_bytes())
+        # Copy on write: a later step may work in place, and the file stays as it is.
+        found: Features = np.load(array, mmap_mode="c", allow_pickle=False)
+        same = found.dtype == np.float32 and len(found) == count and list(found.shape) == said["shape"]
+        return found if same and _sha256(found) == said["sha256"] else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _sha256(x: Features) -> str:
+    return hashlib.sha256(np.ascontiguousarray(x).data).hexdigest()

@@ -1,0 +1,139 @@
+"""Heart disease: 920 patients of four hospitals, which come with the package: no file, no network."""
+
+from __future__ import annotations
+
+import math
+from importlib import resources
+from typing import Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpfl_plugin.core.exact import floor_share
+from dpfl_plugin.core.streams import stream
+from dpfl_plugin.data.base import Dataset, Features, Integers
+from dpfl_plugin.data.fetch import DataSource
+from dpfl_plugin.errors import ConfigError, DataError, require
+
+# Files, their rows, and what the hospitals are called; in the order of their ids.
+HOSPITALS: Final = {"cleveland": 303, "hungarian": 294, "switzerland": 123, "va": 200}
+NUM_COLUMNS: Final = 14  # the last is the diagnosis
+MISSING: Final = ("NaN", "?", "")
+
+# Ranges and categories are those of the published description (heart-disease.names) and of medicine, not read from the
+# records: encoding costs no privacy. A number outside is brought to the nearest end.
+COLUMNS: Final[dict[str, tuple[float, float] | tuple[int, ...]]] = {
+    "age": (20.0, 90.0),
+    "sex": (0, 1),
+    "cp": (1, 2, 3, 4),
+    "trestbps": (80.0, 200.0),
+    "chol": (80.0, 480.0),
+    "fbs": (0, 1),
+    "restecg": (0, 1, 2),
+    "thalach": (60.0, 210.0),
+    "exang": (0, 1),
+    "oldpeak": (-3.0, 7.0),
+    "slope": (1, 2, 3),
+    "ca": (0, 1, 2, 3),
+    "thal": (3, 6, 7),
+}
+ZERO_IS_MISSING: Final = ("trestbps", "chol")  # nobody's blood pressure or cholesterol is 0
+SELDOM: Final = ("slope", "ca", "thal")  # hardly ever measured outside Cleveland
+
+
+Part = tuple[Features, Integers, Integers]
+"""Features [n, d], labels [n] and silos [n]."""
+
+
+def heart_disease(
+    source: DataSource,
+    *,
+    hospitals: list[str] | None = None,
+    missing: Literal["indicator", "drop"] = "indicator",
+    held_out: float | None = None,
+) -> Dataset:
+    """Four hospitals' patients, label 1 for one with heart disease (stages 1 to 4); natural silos by hospital.
+
+    A. Janosi, W. Steinbrunn, M. Pfisterer, R. Detrano, "Heart Disease", UCI 1988, doi:10.24432/C52P4X, CC BY 4.0.
+    Numbers are mapped from fixed ranges to -1..1, categories are one-hot.
+
+    hospitals: some of cleveland (303 patients), hungarian (294), switzerland (123) and va (200), by default all.
+    missing: "indicator" keeps all patients, a value that is missing is 0 and has a feature that says so: [920, 36];
+    "drop" leaves out slope, ca and thal, takes a cholesterol of 0 as it is, and leaves out patients with another
+    missing value: [740, 15], the patients of FLamby's Fed-Heart-Disease (du Terrail et al., NeurIPS 2022).
+    held_out: a test part of the data's own (`data.test: own`): that share of each hospital's patients, drawn by the
+    seed and the same whichever other hospitals are chosen.
+
+    Raises:
+        ConfigError: there is no such hospital, or held_out is not between 0 and 1.
+    """
+    chosen = list(HOSPITALS) if hospitals is None else hospitals
+    if not chosen or len(set(chosen)) < len(chosen) or set(chosen) - set(HOSPITALS):
+        raise ConfigError(f"hospitals={chosen!r}: must name one or more of {', '.join(HOSPITALS)}, each once.")
+    require(missing in ("indicator", "drop"), "missing", missing, "be 'indicator' or 'drop'")
+    require(held_out is None or 0 < held_out < 1, "held_out", held_out, "be between 0 and 1, both excluded")
+    names = [name for name in HOSPITALS if name in chosen]
+    train: list[Part] = []
+    test: list[Part] = []
+    for group, name in enumerate(names):
+        x, y, columns = encode(_read(name), keep_all=missing == "indicator")
+        rows = stream(source.seed, "split", silo=list(HOSPITALS).index(name)).permutation(len(y))
+        num_test = 0 if held_out is None else -floor_share(-held_out, len(y))
+        for part, kept in ((test, np.sort(rows[:num_test])), (train, np.sort(rows[num_test:]))):
+            part.append((x[kept], y[kept], np.full(len(kept), group, dtype=np.int64)))
+    own = None if held_out is None else Dataset(*_join(test)[:2], 2, _join(test)[2])
+    features, labels, groups = _join(train)
+    return Dataset(
+        features, labels, 2, groups, own, silo_names=tuple(names), columns=columns, class_names=("healthy", "ill")
+    )
+
+
+def _join(parts: list[Part]) -> tuple[Features, Integers, Integers]:
+    x, y, groups = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    return x, y, groups
+
+
+def _read(hospital: str) -> NDArray[np.float64]:
+    """A hospital's table [patients, 14], with NaN where a value is missing."""
+    file = resources.files("dpfl_plugin.data") / "shipped" / "heart_disease" / f"processed.{hospital}.data"
+    try:
+        rows = [line.split(",") for line in file.read_text(encoding="ascii").splitlines()]
+        table = np.array([[math.nan if value in MISSING else float(value) for value in row] for row in rows])
+    except (OSError, ValueError) as error:
+        raise DataError(f"{file} cannot be read: {error}. Install the package anew.") from error
+    if table.shape != (HOSPITALS[hospital], NUM_COLUMNS):
+        raise DataError(f"{file} holds a table {table.shape}, not {HOSPITALS[hospital], NUM_COLUMNS}. Install anew.")
+    return table
+
+
+def encode(table: NDArray[np.float64], *, keep_all: bool) -> tuple[Features, Integers, tuple[str, ...]]:
+    """Features, labels and names of features of a table [n, 14]; see `heart_disease` for ``keep_all``."""
+    columns = [name for name in COLUMNS if keep_all or name not in SELDOM]
+    values = {name: table[:, place].copy() for place, name in enumerate(COLUMNS) if name in columns}
+    kept = np.ones(len(table), dtype=bool)
+    if not keep_all:
+        kept = np.isfinite(np.stack(list(values.values()), axis=1).sum(axis=1))
+    parts: list[NDArray[np.float64]] = []
+    names: list[str] = []
+    for name in columns:
+        found = values[name][kept]
+        if keep_all and name in ZERO_IS_MISSING:
+            found[found == 0] = math.nan
+        encoded, called = _encode(found, name)
+        if keep_all and name not in ("age", "sex"):  # which nobody's record lacks
+            encoded, called = [*encoded, np.isnan(found).astype(float)], [*called, f"{name}_missing"]
+        parts += encoded
+        names += called
+    label = (table[kept, -1] > 0).astype(np.int64)
+    return np.stack(parts, axis=1).astype(np.float32), label, tuple(names)
+
+
+def _encode(values: NDArray[np.float64], name: str) -> tuple[list[NDArray[np.float64]], list[str]]:
+    """A column as features [n] and their names; 0 where the value is missing."""
+    kind = COLUMNS[name]
+    if isinstance(kind[0], int):
+        if kind == (0, 1):
+            return [np.nan_to_num(values)], [name]
+        return [(values == category).astype(float) for category in kind], [f"{name}_{category}" for category in kind]
+    low, high = kind
+    return [np.nan_to_num((2 * (values - low) / (high - low) - 1).clip(-1, 1))], [name]

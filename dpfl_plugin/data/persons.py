@@ -1,0 +1,155 @@
+"""Whose records they are: persons kept together by partitions and splits, and made rows of their own to be protected.
+
+A person's records at a silo are one *row* of at most k = ``max_records_per_person`` records. Neighbours differ in one
+row, in all of it: who the person is, which records it has, and how many. So nothing here may depend on another person's
+records, or on anybody's name: persons are in the order in which each comes first in the data, and which records are
+kept, where there are more than k, is drawn from a stream of that row alone. In the order of their names, somebody else
+in one person's place would move all persons between the two, and with them the cut between training and tests.
+
+The unit, and the mean gradient of a person's records as what is clipped: Charles et al. 2024, "Fine-Tuning Large
+Language Models with User-Level Differential Privacy", arXiv:2407.07737, user-level sampling (ULS), Alg. 2.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from typing import Final
+
+import numpy as np
+
+from dpfl_plugin.core.exact import floor_share
+from dpfl_plugin.core.streams import Stream, stream_key
+from dpfl_plugin.data.base import Dataset, Federation, Integers, Silo
+from dpfl_plugin.data.memmap_store import Scratch
+from dpfl_plugin.errors import ConfigError, DataError, UnsupportedError, require
+
+NO_RECORD: Final = -1
+"""The label at a place of a person's row where there is no record; features there are those of the first record."""
+
+
+def numbers(names: Iterable[str]) -> Integers:
+    """A number [n] for each person's name: the same in every file and process; 63 bits of its hash.
+
+    Where two names should ever meet in one number they are protected together, which is more than was asked.
+    """
+    known: dict[str, int] = {}
+    return np.array([known.setdefault(name, _number(name)) for name in map(str, names)], dtype=np.int64)
+
+
+def _number(name: str) -> int:
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8, person=b"dpfl.person").digest(), "little") >> 1
+
+
+def first_seen(persons: Integers) -> tuple[Integers, Integers]:
+    """(the numbers in the order in which they come first, the place [n] of each record's person among them)."""
+    each, first, which = np.unique(persons, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    return each[order], place[which]
+
+
+def units(data: Dataset, *, by_silo: bool) -> list[Integers]:
+    """The rows of each person's records, in the order in which persons come first.
+
+    by_silo: a person at several natural silos is one at each.
+    """
+    assert data.persons is not None
+    _, place = first_seen(data.persons)
+    if data.groups is not None and by_silo:
+        silos, silo = np.unique(data.groups, return_inverse=True)
+        _, place = first_seen(place * len(silos) + silo)
+    return _rows(place)
+
+
+def _rows(place: Integers) -> list[Integers]:
+    """The records of each person, by its place."""
+    order = np.argsort(place, kind="stable")
+    return np.split(order, np.cumsum(np.bincount(place))[:-1])
+
+
+def check_own_test(data: Dataset) -> None:
+    """Raise DataError where a data set's own test part may hold records of persons of its training part."""
+    if data.persons is None or data.test is None:
+        return
+    if data.test.persons is None:
+        raise DataError(
+            "data.test='own': the training part says whose records they are, and the test part does not: a person "
+            "might be in both. Name the persons of the test part, too, or use test: split."
+        )
+    both = len(np.intersect1d(data.persons, data.test.persons))
+    if both:
+        raise DataError(
+            f"data.test='own': {both} person{'s are' if both > 1 else ' is'} in the training and in the test part. "
+            "Keep all records of a person in one of them, or use test: split."
+        )
+
+
+def check_apart(federation: Federation) -> None:
+    """Raise DataError where a person has records at several silos: what protects it at each does not at all of them."""
+    seen: dict[int, int] = {}
+    several = set[int]()
+    example: tuple[int, int] | None = None
+    for silo, records in federation.by_id().items():
+        parts = [part for part in (records.persons, records.test_persons) if part is not None]
+        for person in np.unique(np.concatenate(parts)).tolist():
+            if seen.setdefault(person, silo) != silo:
+                several.add(person)
+                example = example or (seen[person], silo)
+    if example is not None:
+        first, second = (f"silo {silo}" for silo in example)
+        count = f"{len(several)} persons have" if len(several) > 1 else "one person has"
+        raise UnsupportedError(
+            f"privacy.unit='person': {count} records at more than one silo (one of them at {first} and {second}): the "
+            "guarantee of one silo does not hold for what several release. Bring each person's records to one silo, or "
+            "set privacy.shared_persons: per_silo, which protects a person's records at each silo by itself and says "
+            "so. Numbers that mean other persons at other silos need a prefix of their silo."
+        )
+
+
+def grouped(federation: Federation, most: int, seed: int, scratch: Scratch) -> None:
+    """Make of every silo's training records a row for each person, in place.
+
+    Args:
+        most: k, records that are kept of a person, at random where there are more.
+
+    Raises:
+        ConfigError: ``most`` is below 1, or the data do not say whose records they are.
+        UnsupportedError: labels are not classes.
+    """
+    require(most >= 1, "privacy.max_records_per_person", most, "be 1 or more")
+    if federation.silos and any(silo.persons is None for silo in federation.silos):
+        raise ConfigError("privacy.unit='person': the data do not say whose records they are.")
+    source = Stream()
+    for i, silo in federation.by_id().items():
+        _group(silo, i, most, seed, scratch, source)
+
+
+def _group(silo: Silo, i: int, most: int, seed: int, scratch: Scratch, source: Stream) -> None:
+    assert silo.persons is not None
+    if silo.train_y.dtype != np.int64 or silo.train_y.ndim != 1:
+        raise UnsupportedError(
+            f"privacy.unit='person' needs labels that are classes; these are {silo.train_y.dtype} "
+            f"{silo.train_y.shape[1:]}. Use unit: record, or labels of classes."
+        )
+    persons, place = first_seen(silo.persons)
+    x = scratch.empty((len(persons), most, *silo.train_x.shape[1:]), silo.train_x.dtype)
+    y = np.full((len(persons), most), NO_RECORD, dtype=np.int64)
+    for row, mine in enumerate(_rows(place)):
+        if len(mine) > most:
+            drawn = source.seek(stream_key(seed, "person", silo=i, step=row)).permutation(len(mine))[:most]
+            mine = mine[np.sort(drawn)]
+        # A place without a record repeats the first one: what is finite stays finite, and its weight is 0.
+        x[row, : len(mine)], x[row, len(mine) :] = silo.train_x[mine], silo.train_x[mine[0]]
+        y[row, : len(mine)] = silo.train_y[mine]
+    silo.train_x, silo.train_y, silo.persons = x, y, persons
+
+
+def apart(persons: Integers, test_fraction: float, rng: np.random.Generator) -> tuple[Integers, Integers]:
+    """Places (training, test) of ``persons`` [n], a silo's, ceil(test_fraction p) of whom are held out with all that
+    they have."""
+    each, place = first_seen(persons)
+    held_out = np.zeros(len(each), dtype=bool)
+    held_out[rng.permutation(len(each))[: -floor_share(-test_fraction, len(each))]] = True
+    return np.flatnonzero(~held_out[place]), np.flatnonzero(held_out[place])

@@ -1,0 +1,201 @@
+"""Tables read, checked and encoded by a schema: everything that is wrong with all of them is told at once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from dpfl_plugin.data.cells import Found
+from dpfl_plugin.data.encode import Encoded, Encoder
+from dpfl_plugin.data.flaws import Flaws
+from dpfl_plugin.data.pieces import Pieces, TextFormat, open_table
+from dpfl_plugin.data.schema import WHERE, TableSchema
+from dpfl_plugin.errors import ConfigError, DataError, nearest
+
+MOST_COLUMNS: Final = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What became of one table.
+
+    Attributes:
+        encoded: None where it is wrong; wrong: in what, in words. clipped, missing, other: how many cells of each
+            column were outside the range, held no value, or count as "other". unused: columns that the schema does not
+            name, and ignores. lines: of the records, and unit: what they are called.
+    """
+
+    path: Path
+    encoded: Encoded | None = None
+    wrong: str | None = None
+    clipped: Mapping[str, int] = field(default_factory=Counter)
+    missing: Mapping[str, int] = field(default_factory=Counter)
+    other: Mapping[str, int] = field(default_factory=Counter)
+    unused: tuple[str, ...] = ()
+    lines: Any = None
+    unit: str = "line"
+
+    @property
+    def table(self) -> Encoded:
+        """Of a table that is right."""
+        assert self.encoded is not None
+        return self.encoded
+
+
+def read(path: Path, schema: TableSchema, form: TextFormat, *, asked: bool = False) -> Read:
+    """One file.
+
+    Args:
+        asked: of records that a model is asked about: labels may be missing, silos and persons are not read, and
+            columns that the schema does not name are ignored.
+    """
+    try:
+        pieces = open_table(path, form, list(schema.used))
+    except DataError as error:
+        return Read(path, wrong=str(error))
+    with closing(pieces):
+        return read_pieces(pieces, path, schema, form.decimal, asked=asked)
+
+
+def read_pieces(pieces: Pieces, path: Path, schema: TableSchema, decimal: str = ".", *, asked: bool = False) -> Read:
+    """One table; arguments as those of `read`."""
+    wanted = _wanted(schema, pieces.header, asked=asked)
+    strangers = _strangers(schema, pieces.header)
+    ignored = asked or schema.other_columns == "ignore"
+    wrong = _wrong_header(pieces, wanted, () if ignored else strangers)
+    if wrong:
+        where = f"{path}, line 1" if pieces.unit == "line" else f"{path}, header"
+        return Read(path, wrong=_listed(where, wrong))
+    found = Found(Flaws(path, pieces.unit))
+    encoder = Encoder(schema, found, decimal, with_labels=not asked)
+    try:
+        for piece in pieces.rows(list(wanted), found.flaws):
+            encoder.add(piece)
+        found.flaws.move(pieces.lines)
+        text = found.flaws.text()
+        if text is not None:
+            return Read(path, wrong=text)
+        encoded = encoder.result()
+        lines = pieces.lines(list(range(encoder.count))) if asked else None
+    except DataError as error:
+        return Read(path, wrong=str(error))
+    return Read(
+        path, encoded, None, found.clipped, found.missing, found.other, tuple(strangers), lines, unit=pieces.unit
+    )
+
+
+def read_all(paths: Sequence[Path], schema: TableSchema, form: TextFormat) -> list[Read]:
+    """All files.
+
+    Raises:
+        DataError: some are wrong; the message has all that is wrong with each, by line and column.
+    """
+    found = [read(path, schema, form) for path in paths]
+    check(found)
+    return found
+
+
+def check(found: Sequence[Read]) -> None:
+    """Raise DataError with all that is wrong with these tables."""
+    wrong = [one.wrong for one in found if one.wrong is not None]
+    if wrong:
+        count = f"{len(wrong)} of {len(found)} files are wrong.\n" if len(found) > 1 else ""
+        raise DataError(count + "\n".join(wrong))
+
+
+def _wanted(schema: TableSchema, header: Sequence[str], *, asked: bool) -> dict[str, str]:
+    """{column to be read: the key that names it}"""
+    if not asked:
+        return schema.used
+    features = {name: f"columns.{name}" for name, column in schema.columns.items() if column.features(name)}
+    label = schema.label.column
+    given = label is not None and schema.label.classes is not None and label in header
+    return features | ({label: "label.column"} if label is not None and given else {})
+
+
+def _strangers(schema: TableSchema, header: Sequence[str]) -> list[str]:
+    known = {*schema.columns, *schema.used}
+    return [name for name in header if name not in known]
+
+
+def _wrong_header(pieces: Pieces, wanted: Mapping[str, str], strangers: Iterable[str]) -> list[str]:
+    header, wrong = pieces.header, []
+    if not header:
+        return ["is empty: the first line must name the columns, or data.dataset.header."]
+    free = [name for name in header if name not in wanted]
+    missing = {name: key for name, key in wanted.items() if name not in header}
+    if len(missing) == len(wanted):
+        return [
+            f"names none of the schema's columns ({_shown(list(wanted))}), but {_shown(header)}. If the file has no "
+            "line of names, give them: data.dataset.header: [...]; if it is divided otherwise, data.dataset.delimiter."
+        ]
+    for name, key in missing.items():
+        wrong.append(
+            f"there is no column {name!r}{nearest(name, free)}, which {WHERE}.{key} names. Correct the name there, or "
+            "add the column."
+        )
+    for name in wanted:
+        if header.count(name) > 1:
+            wrong.append(f"{header.count(name)} columns have the name {name!r}. Rename all but one.")
+    for name in strangers:
+        called = f"column {name!r}" if name else f"column {header.index(name) + 1}, which has no name,"
+        entry = f"{WHERE}.columns.{name}: {{type: ignored}} leaves it out, " if name else ""
+        wrong.append(f"{called} is not in the schema. {entry}{WHERE}.other_columns: ignore leaves out all such.")
+    return wrong
+
+
+def _shown(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names[:MOST_COLUMNS])) + ", ..." * (len(names) > MOST_COLUMNS)
+
+
+def _listed(where: str, wrong: Sequence[str]) -> str:
+    if len(wrong) == 1:
+        return f"{where}: {wrong[0]}"
+    more = f"\n  and {len(wrong) - MOST_COLUMNS} more" if len(wrong) > MOST_COLUMNS else ""
+    return f"{where}: {len(wrong)} columns are wrong:\n  " + "\n  ".join(wrong[:MOST_COLUMNS]) + more
+
+
+def notes(found: Sequence[Read], schema: TableSchema) -> tuple[str, ...]:
+    """What the owner of the records should look at; it tells of records."""
+    count = sum(len(one.table.labels) for one in found)
+    told = []
+    for name, cells in _total(one.clipped for one in found).items():
+        of_label = name not in schema.columns
+        low, high = (f"{end:g}" for end in schema.label.range or ()) if of_label else schema.columns[name].ends
+        censored = of_label and schema.label.outcome == "survival"
+        become = f"censored at {high}" if censored else f"clipped to {low} or {high}"
+        key = "label" if of_label else f"columns.{name}"
+        told.append(f"column {name!r}: {cells} of {count} cells are outside {WHERE}.{key}.range, and {become}")
+    for what, total in (
+        ("with no value", _total(one.missing for one in found)),
+        ("counted as other", _total(one.other for one in found)),
+    ):
+        if listed := ", ".join(f"{name} {cells}" for name, cells in total.items() if cells):
+            told.append(f"cells {what}, of {count}: {listed}")
+    return tuple(told)
+
+
+def _total(counts: Iterable[Mapping[str, int]]) -> Counter[str]:
+    return sum((Counter(one) for one in counts), Counter[str]())
+
+
+def format_of(options: Mapping[str, Any]) -> TextFormat:
+    """The options of the data set `table` that say how files are written.
+
+    Raises:
+        ConfigError: one of them is wrong.
+    """
+    header = options.get("header")
+    if header is not None and len(set(header)) != len(header):
+        raise ConfigError("data.dataset.header names a column twice.")
+    return TextFormat(
+        options.get("delimiter"),
+        options.get("decimal", "."),
+        options.get("encoding"),
+        None if header is None else tuple(map(str, header)),
+        options.get("sheet"),
+    )

@@ -1,0 +1,211 @@
+"""Tables of a user's own with a schema: CSV, Parquet and xlsx files."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from dpfl_plugin.data import files as data_files
+from dpfl_plugin.data.base import Dataset, Features, Integers
+from dpfl_plugin.data.fetch import DataSource
+from dpfl_plugin.data.labels import no_labels
+from dpfl_plugin.data.persons import numbers
+from dpfl_plugin.data.schema import TableSchema
+from dpfl_plugin.data.table import Table
+from dpfl_plugin.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from dpfl_plugin.data.reading import Read
+
+NAME: Final = "table"
+EXTRA: Final = "pip install 'dpfl-plugin[tables]'"
+
+
+def table(
+    source: DataSource,
+    *,
+    files: str | list[str],
+    schema: dict[str, Any],
+    test_files: str | list[str] | None = None,
+    delimiter: str | None = None,
+    decimal: str = ".",
+    encoding: str | None = None,
+    header: list[str] | None = None,
+    sheet: str | None = None,
+) -> Dataset:
+    """Records from CSV (also .csv.gz), Parquet and xlsx files by a schema: one file for each silo, or a silo column.
+
+    files, test_files: paths or glob patterns, as those of `csv`. schema: see `TableSchema`. delimiter: found by the
+    names of columns where it is not given; decimal: "." or ","; encoding: UTF-8 if not given; header: names of the
+    columns of files without them; sheet: of workbooks, the first if not given.
+
+    Raises:
+        DataError: a file is missing or not such a table; the message names all that is wrong with all files, by line,
+            column and value, and the line of the schema that mends it.
+        ConfigError: an option or the schema is wrong, or pyarrow is not installed.
+    """
+    check_installed()
+    from dpfl_plugin.data import reading
+
+    known = TableSchema.parse(schema)
+    options = {"delimiter": delimiter, "decimal": decimal, "encoding": encoding, "header": header, "sheet": sheet}
+    form = reading.format_of(options)
+    if known.silo is not None:  # every file has to be read to know whose records are in it
+        source = replace(source, ownership=None)
+    paths, test_paths = source.paths(files, "files"), source.paths(test_files, "test_files") if test_files else []
+    data_files._check_apart(paths)
+    owned = source.ownership if len(paths) > 1 and len(test_paths) in (0, len(paths)) else None
+    held = [i for i in range(len(paths)) if owned is None or owned.mine(i)]
+    mine = [paths[i] for i in held]
+    mine_test = [path for i, path in enumerate(test_paths) if owned is None or i in held]
+    found = reading.read_all([*mine, *mine_test], known, form)
+    train, test = found[: len(mine)], found[len(mine) :]
+    part_of = None if owned is None else len(paths)
+    return assembled(known, train, test, paths, held if len(paths) > 1 else None, part_of)
+
+
+class Asked(NamedTuple):
+    """Records that a model is asked about: features [n, d] by the names ``columns``; labels [n] by the schema's
+    classes, -1 where none is given, None if none is given at all; lines [n]; notes: what of them was not used."""
+
+    features: Features
+    labels: Integers | None
+    lines: Integers
+    notes: tuple[str, ...]
+    columns: tuple[str, ...]
+
+
+def asked(path: Path, options: Mapping[str, Any]) -> Asked:
+    """A file of records that a model is asked about; ``options``: of `table`, as the model was trained.
+
+    Raises:
+        DataError, ConfigError: as `table`.
+    """
+    check_installed()
+    from dpfl_plugin.data import reading
+
+    schema = TableSchema.parse(options.get("schema"))
+    found = reading.read(path, schema, reading.format_of(options), asked=True)
+    reading.check([found])
+    notes = reading.notes([found], schema)
+    if found.unused:
+        notes = (*notes, f"not used, as the schema does not name them: columns {', '.join(found.unused)}")
+    labels, classes = found.table.labels, schema.label.known.has_classes
+    lines = np.array([found.lines[record] for record in range(len(labels))], dtype=np.int64)
+    return Asked(
+        found.table.features,
+        None if not classes or (labels < 0).all() else labels,
+        lines,
+        tuple(f"{note}." for note in notes),
+        schema.features,
+    )
+
+
+def check_installed() -> None:
+    """Raise ConfigError unless what reads tables is installed."""
+    if importlib.util.find_spec("pyarrow") is None:
+        raise ConfigError(f"data.dataset: a table with a schema is read by pyarrow, which is not installed: {EXTRA}.")
+
+
+def assembled(
+    schema: TableSchema,
+    train: Sequence[Read],
+    test: Sequence[Read],
+    paths: list[Path],
+    held: list[int] | None,
+    part_of: int | None = None,
+) -> Dataset:
+    """The records of tables that are right.
+
+    Args:
+        paths: of all training tables; held: the places among them of ``train``, None for a single one, which is no
+            silo; part_of: how many silos there are, where other processes hold some of them.
+    """
+    from dpfl_plugin.data import reading
+
+    _check_contents(train)
+    features, labels = _parts(schema, train)
+    of_train, of_test = ([_table(one) for one in part] for part in (train, test))
+    groups, test_groups = data_files._groups(of_train, of_test, held)
+    silo_names = data_files._silo_names(of_train, paths) if groups is not None or part_of is not None else ()
+    classes = list(schema.class_names)
+    outcome = schema.label.known
+    num_classes = outcome.num_outputs(len(classes))
+    test_part = None
+    if test:
+        test_x, test_y = _parts(schema, test)
+        test_part = Dataset(test_x, test_y, num_classes, test_groups, persons=_persons(schema, test), outcome=outcome)
+    notes: tuple[str, ...] = ()
+    if part_of is None:
+        notes = reading.notes([*train, *test], schema)
+        if outcome.has_classes:
+            every = labels if test_part is None else np.concatenate([labels, test_part.labels])
+            notes += data_files._rare(every, len(labels), groups, classes, silo_names)
+    return Dataset(
+        features,
+        labels,
+        num_classes,
+        groups,
+        test_part,
+        (_said(schema),),
+        part_of=part_of,
+        silo_names=silo_names,
+        columns=schema.features,
+        notes=notes,
+        class_names=tuple(classes),
+        persons=_persons(schema, train),
+        outcome=outcome,
+    )
+
+
+def _parts(schema: TableSchema, tables: Sequence[Read]) -> tuple[Any, Any]:
+    """Features and labels of all tables; there may be none at a process that holds no silo."""
+    if len(tables) == 1:
+        return tables[0].table.features, tables[0].table.labels
+    if not tables:
+        return np.zeros((0, len(schema.features)), np.float32), no_labels(schema.label.known, len(schema.class_names))
+    return (
+        np.concatenate([one.table.features for one in tables]),
+        np.concatenate([one.table.labels for one in tables]),
+    )
+
+
+def _persons(schema: TableSchema, tables: Sequence[Read]) -> Integers | None:
+    if schema.person is None:
+        return None
+    names = [one.table.persons for one in tables if one.table.persons is not None]
+    return numbers(name for part in names for name in part)
+
+
+def _table(one: Read) -> Table:
+    return Table(one.path, one.table.features, one.table.labels, one.table.silos, ())
+
+
+def _said(schema: TableSchema) -> str:
+    """What is public of the records, for readers of results."""
+    names = schema.features
+    shown = ", ".join(names[:30]) + (", ..." if len(names) > 30 else "")
+    outcome = schema.label.outcome
+    listed = ", ".join(f"{name} -> {number}" for number, name in enumerate(schema.class_names[:20]))
+    classes = f" ({listed}{', ...' if len(schema.class_names) > 20 else ''})" if listed else ""
+    return f"{len(names)} features by the schema, whose categories and ranges are public: {shown}; {outcome}{classes}"
+
+
+def _check_contents(tables: Sequence[Read]) -> None:
+    """Raise DataError where one file of this process is a copy of another."""
+    known: dict[bytes, Path] = {}
+    for one in tables:
+        found = hashlib.sha256(repr((one.table.features.shape, one.table.labels.dtype.str)).encode())
+        for values in (one.table.features, one.table.labels):
+            found.update(np.ascontiguousarray(values).data)
+        other = known.setdefault(found.digest(), one.path)
+        if other is not one.path:
+            raise DataError(
+                f"data.dataset.files: {other} and {one.path} have the very same records. {data_files.TWICE}"
+            )

@@ -1,0 +1,372 @@
+"""T rounds of an algorithm: who takes part, the budget, evaluation, checkpoints."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dpfl_plugin.algorithms.base import RoundPlan
+from dpfl_plugin.config.schema import PersonaliseConfig
+from dpfl_plugin.core.outcomes import CLASSES
+from dpfl_plugin.core.stopwatch import STOPPED, Stopwatch
+from dpfl_plugin.core.vectors import Vectors, all_finite
+from dpfl_plugin.errors import TrainingError
+from dpfl_plugin.federation.evaluations import Evaluations
+from dpfl_plugin.federation.outcome import Cause, Outcome
+from dpfl_plugin.federation.planning import Planner
+from dpfl_plugin.federation.progress import Progress
+from dpfl_plugin.federation.query_digest import asked_at
+from dpfl_plugin.federation.rehearsal import rehearsal
+from dpfl_plugin.federation.runtime import Interrupted, Runtime, SilosLost
+from dpfl_plugin.federation.silo_group import SiloMetrics
+from dpfl_plugin.federation.stopping import Stopping
+from dpfl_plugin.federation.summaries import means
+from dpfl_plugin.federation.survivors import Survivors, TooFewSilosError
+from dpfl_plugin.oracle import Draw
+from dpfl_plugin.privacy.account import PrivacyAccount
+from dpfl_plugin.privacy.extra_releases import NOT_RUN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experiment:
+    """A run, ready to go.
+
+    Attributes:
+        run_name: names the run's random bits, with the attempt; records: and with these, in a shared ledger.
+        min_silos: the fewest to go on with, when silos are lost.
+        rounds: T; expected_rounds: where the budget is expected to end it.
+        evaluations: after which rounds the model is evaluated.
+        evaluated: the last round that a run which is resumed was evaluated after; 0 for none.
+        stopping: when scores are made, and end it; personalise: the steps of silos' own models; None for none.
+        still_the_same: raises TrainingError where the code is not what the run's name says; asked before what a round
+            released is used.
+        clock: takes the time of each part.
+    """
+
+    planner: Planner
+    runtime: Runtime
+    account: PrivacyAccount
+    rounds: int
+    expected_rounds: int
+    run_name: str
+    evaluations: Evaluations
+    dissimilarity: bool
+    checkpoint_every: int | None
+    checkpoint_seconds: float
+    evaluated: int = 0
+    records: str = ""
+    score: str = CLASSES.score
+    stopping: Stopping | None = None
+    personalise: PersonaliseConfig | None = None
+    min_silos: int = 1
+    still_the_same: Callable[[], None] = lambda: None
+    clock: Stopwatch = STOPPED
+
+    @property
+    def survivors(self) -> Survivors:
+        """How this run goes on when silos are lost."""
+        return Survivors(self.planner, self.runtime, self.account, self.min_silos)
+
+    def run(
+        self,
+        progress: Progress,
+        *,
+        save: Callable[[Progress], None],
+        record: Callable[[dict[str, Any]], None],
+        tick: Callable[[Progress], None],
+        stop: Callable[[], bool],
+        note: Callable[[str], None] = lambda text: None,
+    ) -> Outcome:
+        """Go on from ``progress`` to the last round, or to what ends the run before it.
+
+        A round in which silos are lost is run again by the others, with fresh noise, and counts as released twice; one
+        whose uploads had all come counts.
+
+        Args:
+            save: writes a checkpoint; record: gets each evaluation as plain values; tick: called after every round;
+            stop: asked before every round, true ends the run; note: told which silos were lost.
+        """
+        keep = lambda: self.survivors.retry(progress, lambda: save(progress), save=save, note=note)  # noqa: E731
+        try:
+            return self._run(progress, save=save, keep=keep, record=record, tick=tick, stop=stop, note=note)
+        except TooFewSilosError as error:
+            return Outcome("failed", Cause.TOO_FEW_SILOS, str(error))
+
+    def _run(
+        self,
+        progress: Progress,
+        *,
+        save: Callable[[Progress], None],
+        keep: Callable[[], None],
+        record: Callable[[dict[str, Any]], None],
+        tick: Callable[[Progress], None],
+        stop: Callable[[], bool],
+        note: Callable[[str], None],
+    ) -> Outcome:
+        def measured(phase: str) -> dict[str, Any]:
+            return self.survivors.retry(progress, lambda: self.evaluation(progress, phase), save=save, note=note)
+
+        began = time.monotonic() - progress.seconds
+        checkpoints = _Checkpoints(self.checkpoint_every, self.checkpoint_seconds, keep, progress.rounds)
+        evaluated = last_finite = self.evaluated
+        while True:
+            try:
+                made = self._round(progress, stop, last_finite)
+            except SilosLost as lost:
+                self.survivors.lose(progress, lost, save=save, note=note)
+                continue
+            if isinstance(made, Outcome):
+                outcome = made
+                break
+            plan, server = made
+            self.clock.lap("server")
+            self.runtime.commit()
+            progress.server, progress.rounds = server, progress.rounds + 1
+            progress.seconds = time.monotonic() - began
+            if self.evaluations.due(progress.rounds):
+                line = measured(plan.phase)
+                record(line)
+                self.clock.lap("I/O")
+                evaluated = progress.rounds
+                if line["train_loss"] is not None and not math.isfinite(line["train_loss"]):
+                    reason = f"the training loss is {line['train_loss']} after round {progress.rounds}"
+                    reason += f"; it was last finite after round {last_finite}"
+                    return Outcome("failed", Cause.NOT_FINITE, reason)
+                last_finite = progress.rounds
+            tick(progress)
+            self.clock.lap("I/O")
+            if checkpoints.due(progress.rounds):
+                checkpoints.write(progress.rounds)
+                self.clock.lap("I/O")
+        stopping = self.stopping if outcome.status == "done" and self._stopped(progress) else None
+        if (stopping or outcome.status == "budget_exhausted") and progress.rounds > evaluated:
+            record(measured(self.planner.asks(progress.server, progress.rounds - 1).phase))
+        keep()
+        self.clock.lap("I/O")
+        if stopping:
+            # Saved before: the charges of rounds that will not run must not count where a resume runs some again.
+            self._charge_what_was_planned(progress)
+            keep()
+            why = stopping.why(progress.scores, progress.rounds, self.rounds)
+            return Outcome("done", Cause.EARLY_STOPPING, why)
+        return outcome
+
+    def _round(
+        self, progress: Progress, stop: Callable[[], bool], last_finite: int
+    ) -> tuple[RoundPlan, Vectors] | Outcome:
+        """(its plan, the server's next state) of the next round, with the score before it; or why there is none.
+
+        Args:
+            last_finite: after how many rounds the loss was last known to be finite.
+
+        Raises:
+            SilosLost: the round does not count.
+        """
+        try:
+            self._score(progress, stop)
+        except Interrupted:
+            reason = f"asked to stop before the score after round {progress.rounds}"
+            return Outcome("interrupted", Cause.STOP_REQUESTED, reason)
+        if self._stopped(progress) or progress.rounds >= self.rounds:
+            return Outcome("done", Cause.ROUNDS)
+        plan = self.planner.plan(progress.server, progress.rounds, self.account.eligible(), progress.lost)
+        if plan is None:
+            reason = self.account.cap_reason(progress.lost)
+            return Outcome("budget_exhausted", Cause.MAX_PARTICIPATIONS, reason)
+        if not self.account.affords(progress.rounds, plan):
+            return Outcome("budget_exhausted", Cause.BUDGET, self.account.why_not())
+        try:
+            if stop():
+                raise Interrupted
+            server = self.advance(progress, plan)
+        except Interrupted:
+            return Outcome("interrupted", Cause.STOP_REQUESTED, f"asked to stop in round {progress.rounds + 1}")
+        except TrainingError as error:
+            return Outcome("failed", Cause.ERROR, f"round {progress.rounds + 1}: {error}")
+        if not all_finite(server):
+            reason = f"the global model is not finite after round {progress.rounds + 1}"
+            reason += f"; its loss was last finite after round {last_finite}"
+            return Outcome("failed", Cause.NOT_FINITE, reason)
+        return plan, server
+
+    def _score(self, progress: Progress, stop: Callable[[], bool]) -> None:
+        """A score of the global model, if one is due, and the budget has room for it: after a crash it may not."""
+        if self.stopping is None or not self.stopping.due(progress.rounds, progress.scores):
+            return
+        plan, down = self.planner.of_all("score", lost=progress.lost), {"model": progress.server["model"]}
+        draw = self._draw(progress, progress.rounds, down, plan)
+        if not self.account.affords_beside("score", progress.rounds, draw.noise_id):
+            return
+        if stop():
+            raise Interrupted
+        mean = self._sent(progress, down, plan, draw)
+        progress.scores.append((progress.rounds, float(mean["score"])))
+        if self.stopping.keep_best and self.stopping.best(progress.scores) == len(progress.scores) - 1:
+            progress.best = progress.server["model"]
+
+    def _sent(self, progress: Progress, down: Vectors, plan: RoundPlan, draw: Draw) -> Vectors:
+        mean_up = self.runtime.run_round(down, plan, draw)
+        self.still_the_same()
+        progress.bytes_down += len(plan.participants) * _size(down)
+        progress.bytes_up += len(plan.participants) * _size(mean_up)
+        return mean_up
+
+    def _draw(self, progress: Progress, round: int, down: Vectors, plan: RoundPlan) -> Draw:
+        draw = Draw(self.planner.seed, round, progress.attempt, self.run_name, self.records)
+        return asked_at(draw, down, plan)
+
+    def _stopped(self, progress: Progress) -> bool:
+        return self.stopping is not None and progress.rounds < self.rounds and self.stopping.stops(progress.scores)
+
+    def _charge_what_was_planned(self, progress: Progress) -> None:
+        """Charge the rounds and scores that will not be made, as if they were.
+
+        When to stop depends on what was released, and then the composition of what was released proves nothing: its
+        length may tell of a record. The whole plan's length does not, and a run that stops is a function of it.
+        """
+        assert self.stopping is not None
+        left = rehearsal(self.account, self.planner, self.rounds, progress.server, progress.rounds, NOT_RUN)
+        for _ in left:
+            pass
+        every = self.stopping.every
+        self.account.charge_scores_not_made(range(progress.rounds + every, self.rounds + 1, every))
+        self.account.sync()
+
+    def kept(self, progress: Progress) -> Tensor:
+        """The model (d,) that is the result."""
+        return progress.server["model"] if progress.best is None else progress.best
+
+    def finish(
+        self,
+        progress: Progress,
+        *,
+        save: Callable[[Progress], None],
+        note: Callable[[str], None] = lambda text: None,
+    ) -> tuple[dict[int, SiloMetrics], list[str]]:
+        """(metrics of the final model at each silo, notes); before that, silos' own models, if the budget allows them.
+
+        Raises:
+            Interrupted: silos did not finish theirs.
+            TooFewSilosError: see `Survivors.lose`.
+        """
+        model, notes = self.kept(progress), []
+        left_out = 0 if self.stopping is None else progress.rounds // self.stopping.every - len(progress.scores)
+        if left_out:
+            notes.append(
+                f"validation scores: {left_out} were left out: a crash, or silos that failed, lost them after they "
+                "were charged, and the budget has no room for others."
+            )
+        if self.personalise is not None:
+            own = self.personalise
+            plan = self.planner.of_all("personalise", own.local_steps, own.local_lr, lost=progress.lost)
+            draw = self._draw(progress, self.rounds, {"model": model}, plan)
+            if self.account.affords_beside("personalise", self.rounds, draw.noise_id):
+                made = self._own_models(progress, own)
+                self.survivors.retry(progress, lambda: made(draw), save=save, note=note)
+            else:
+                notes.append(f"personalise: no silo made a model of its own: {self.account.why_not()}.")
+        if self.personalise is None and progress.best is None and progress.measured is not None:
+            rounds, by_silo = progress.measured
+            if rounds == progress.rounds:
+                return by_silo, notes
+        by_silo = self.survivors.retry(progress, lambda: self.runtime.evaluate(model, False), save=save, note=note)
+        return by_silo, notes
+
+    def _own_models(self, progress: Progress, own: PersonaliseConfig) -> Callable[[Draw], None]:
+        """Has silos make models of their own; those that have not, if some were lost meanwhile.
+
+        A silo's own model stays with it and depends on no other silo: those that were made and charged stay.
+        """
+        model = self.kept(progress)
+
+        def make(draw: Draw) -> None:
+            released = self.account.was_released
+            made = {
+                silo
+                for silo in range(self.planner.setting.num_silos)
+                if silo in begun and released("personalise", silo, draw.round, draw.noise_id)
+            }
+            plan = self.planner.of_all("personalise", own.local_steps, own.local_lr, lost=progress.lost | made)
+            begun.update(plan.participants)
+            if plan.participants:
+                self._sent(progress, {"model": model}, plan, draw)
+
+        begun: set[int] = set()
+        return make
+
+    def advance(self, progress: Progress, plan: RoundPlan) -> Vectors:
+        """One round; returns the server's next state."""
+        down = self.planner.algorithm.download(progress.server)
+        self.account.begin_round(progress.rounds, plan)
+        progress.begun += 1
+        self.clock.lap("server")
+        mean_up = self._sent(progress, down, plan, self._draw(progress, progress.rounds, down, plan))
+        return self.planner.algorithm.aggregate(progress.server, mean_up, plan)
+
+    def evaluation(self, progress: Progress, phase: str) -> dict[str, Any]:
+        """Metrics of the global model, means over silos where they come here, and what has been spent."""
+        by_silo = self.runtime.evaluate(progress.server["model"], self.dissimilarity, progress.rounds)
+        if not self.dissimilarity:  # silos' gradients are not to be kept
+            progress.measured = progress.rounds, by_silo
+        progress.by_silo = {silo: replace(found, gradient=None) for silo, found in by_silo.items()}
+        metrics = list(by_silo.values())
+        found = means([m.train_loss for m in metrics], [m.test_score for m in metrics], self.score)
+        line: dict[str, Any] = {
+            "round": progress.rounds,
+            "phase": phase,
+            "train_loss": found["train_loss"],
+            "test_accuracy": found["test_accuracy"],
+            "epsilon": self.account.so_far(),
+            "seconds": round(progress.seconds, 4),
+            "bytes_up": progress.bytes_up,
+            "bytes_down": progress.bytes_down,
+            "test_accuracy_of_silos": found["test_accuracy_of_silos"],
+        }
+        line |= {key: value for key, value in found.items() if key not in line}
+        if self.dissimilarity:
+            line["gradient_dissimilarity"] = gradient_dissimilarity(metrics)
+        self.clock.lap("evaluation")
+        return line
+
+
+class _Checkpoints:
+    """Written every so many rounds, or seconds, whichever comes first.
+
+    Args:
+        every: rounds; None for any number of them. seconds: 0 for after every round.
+        write: writes one; rounds: that a run which goes on has made already.
+    """
+
+    def __init__(self, every: int | None, seconds: float, write: Callable[[], None], rounds: int) -> None:
+        self._every, self._seconds, self._write = every, seconds, write
+        self._at, self._rounds, self._took = time.monotonic(), rounds, 0.0
+
+    def due(self, rounds: int) -> bool:
+        """Whether one is to be written after ``rounds``."""
+        if self._every is not None and rounds - self._rounds >= self._every:
+            return True
+        # States of many silos take long to write: so seldom then that it is a twentieth of the time.
+        pause = max(self._seconds, 20 * self._took) if self._seconds else 0.0
+        return time.monotonic() - self._at >= pause
+
+    def write(self, rounds: int) -> None:
+        began = time.monotonic()
+        self._write()
+        self._at, self._rounds = time.monotonic(), rounds
+        self._took = self._at - began
+
+
+def gradient_dissimilarity(metrics: list[SiloMetrics]) -> float:
+    """1/M sum ||grad F_i||^2 - ||grad F||^2 ([N] App. D.3.1)."""
+    gradients = torch.stack([m.gradient.double() for m in metrics if m.gradient is not None])
+    return float(gradients.square().sum(dim=1).mean() - gradients.mean(dim=0).square().sum())
+
+
+def _size(vectors: Vectors) -> int:
+    return sum(value.numel() * value.element_size() for value in vectors.values())

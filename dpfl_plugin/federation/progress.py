@@ -1,0 +1,45 @@
+"""What a run has come to: what goes on from one round to the next."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from dpfl_plugin.core.vectors import Vectors
+from dpfl_plugin.federation.silo_group import SiloMetrics
+from dpfl_plugin.federation.stopping import Score
+
+
+@dataclass(slots=True)
+class Progress:
+    """What goes on from one round to the next, and into a checkpoint.
+
+    Attributes:
+        scores: released so far; best: the model (d,) with the best of them, where that is the one to keep.
+        attempt: names the noise of rounds to come; another whenever a round has to be run again otherwise.
+        losses: {"silo", "after_round", "why", "back"}: a silo that was lost after so many rounds, and after how many it
+            came back by a resume; None while it is out.
+        measured: the last evaluation of this session, after how many rounds; not in checkpoints.
+        by_silo: what silos measured in it, without gradients.
+        begun: rounds that were begun, as far as checkpoints know; those that were made again more than once.
+    """
+
+    server: Vectors
+    rounds: int = 0
+    seconds: float = 0.0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    scores: list[Score] = field(default_factory=list)
+    best: Tensor | None = None
+    measured: tuple[int, dict[int, SiloMetrics]] | None = None
+    attempt: int = 0
+    losses: list[dict[str, Any]] = field(default_factory=list)
+    by_silo: dict[int, SiloMetrics] = field(default_factory=dict)
+    begun: int = 0
+
+    @property
+    def lost(self) -> set[int]:
+        """The silos that are out."""
+        return {loss["silo"] for loss in self.losses if loss["back"] is None}

@@ -1,0 +1,387 @@
+"""Silos of one process: their records, their states, and the work of a round. Every runtime has one."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from dpfl_plugin.algorithms.base import Algorithm, RoundPlan
+from dpfl_plugin.core.outcomes import CLASSES, Outcome
+from dpfl_plugin.core.requests import request_digest
+from dpfl_plugin.core.stopwatch import STOPPED, Stopwatch
+from dpfl_plugin.core.streams import SecureStream, Source, Stream
+from dpfl_plugin.core.vectors import Layout, Vectors, stack
+from dpfl_plugin.errors import MemoryShortError
+from dpfl_plugin.federation.measuring import labels_of, measures
+from dpfl_plugin.federation.memory import is_short
+from dpfl_plugin.federation.query_digest import asked_at
+from dpfl_plugin.gradients import smoothing
+from dpfl_plugin.gradients.base import Engine, Loss, Records, layers
+from dpfl_plugin.gradients.losses import cross_entropy, logistic, predict
+from dpfl_plugin.gradients.outcome_losses import log_probabilities
+from dpfl_plugin.gradients.persons import MeanLoss, by_person
+from dpfl_plugin.gradients.replay import Record, Replayed
+from dpfl_plugin.gradients.shares import Cuts, part_of
+from dpfl_plugin.gradients.stacked import MultiSiloEngine, Pool, Sums
+from dpfl_plugin.measures.answers import Answers, answers
+from dpfl_plugin.measures.tables import score
+from dpfl_plugin.oracle import Draw, PrivateOracle, together
+from dpfl_plugin.privacy.events import Charge
+from dpfl_plugin.privacy.rules import PrivacyRules
+from dpfl_plugin.privacy.scores import STEP, Scores
+
+# A silo's state beside the algorithm's, which never sees it: C_i (m, 1), where the clipping adapts it.
+CLIP_NORM = "oracle.clip_norm"
+# Records in one forward pass of an evaluation; bounds its memory, not its result's meaning.
+EVALUATION_CHUNK = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class SiloMetrics:
+    """A silo's mean training loss and its score on test records, the accuracy or what else its outcome is ranked by;
+    ``gradient`` (d,) of its training loss where asked for.
+
+    ``personalised_score`` is that of the silo's own model on its test records, once it has one.
+    """
+
+    train_loss: float
+    test_score: float
+    gradient: Tensor | None = None
+    personalised_score: float | None = None
+
+
+def begun(states: Vectors, rules: PrivacyRules, num_silos: int) -> Vectors:
+    """With C_i, where the clipping adapts it; in float64 on any device, so that a checkpoint has all of it."""
+    if not rules.clipping.adapts:
+        return states
+    return {**states, CLIP_NORM: torch.full((num_silos, 1), rules.clip_norm, dtype=torch.float64)}
+
+
+@contextlib.contextmanager
+def _told_if_short(where: str) -> Iterator[None]:
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        if not is_short(error):
+            raise
+        raise MemoryShortError(f"out of memory at {where}: {str(error).splitlines()[0].rstrip('.')}") from error
+
+
+class SiloGroup:
+    """Runs rounds for the silos whose records it holds.
+
+    Args:
+        train, test: records by silo id.
+        states: (len(train), d) each, rows in the order of ascending ids.
+        scores: how validation scores are released, if they are.
+        chunk_bytes: for the gradients of single examples at a time, where another engine is made.
+        lockstep: silos that are advanced together are answered together, if the engine and the rules allow it. Sums
+            then round by who is in a stack.
+        record: records their sums once for each shape, to be replayed; None: they are computed.
+        digests: sha256 of training records by silo id, by which noise that follows from a seed is named, too.
+        outcome: what labels are.
+
+    Attributes:
+        clock: takes the time of each part of the work; nobody's, unless one is put there.
+        digests: as given; they stay in this process.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: torch.nn.Module,
+        loss: Loss,
+        algorithm: Algorithm,
+        rules: PrivacyRules,
+        engine: Engine,
+        train: Mapping[int, Records],
+        test: Mapping[int, Records],
+        states: Vectors,
+        scores: Scores | None = None,
+        chunk_bytes: int = smoothing.CHUNK_BYTES,
+        lockstep: bool = False,
+        record: Record | None = None,
+        digests: Mapping[int, str] | None = None,
+        outcome: Outcome = CLASSES,
+    ) -> None:
+        self.clock: Stopwatch = STOPPED
+        self.digests = dict(digests or {})
+        self.ids = sorted(train)
+        self._row = {silo: row for row, silo in enumerate(self.ids)}
+        self._model, self._loss, self._layout = model.eval(), loss, Layout.of(model)
+        self._algorithm, self._rules, self._engine = algorithm, rules, engine
+        self._train = {silo: engine.prepare(records) for silo, records in train.items()}
+        self._pool = Pool(self._train) if lockstep and self._train and together(engine, rules) else None
+        if self._pool is not None:
+            self._train = self._pool.records  # not once more
+        self._replayed: Replayed | None = None
+        if record is not None and self._pool is not None:
+            self._replayed = Replayed(Sums(cast(MultiSiloEngine, engine), self._pool), record)
+        self._test, self._outcome = test, outcome
+        self.states = begun(states, rules, len(train))
+        self._layers = layers(self._layout)
+        self._evaluator: torch.nn.Module | None = None
+        self._pending: list[tuple[list[int], Vectors]] = []
+        self._smoothed: dict[smoothing.Kind, Engine] = {}
+        self._scores, self._chunk_bytes, self._cuts = scores, chunk_bytes, Cuts()
+        self._personal: dict[int, Tensor] = {}  # models that never leave their silo
+
+    @property
+    def engine(self) -> Engine:
+        return self._engine
+
+    @property
+    def train(self) -> Mapping[int, Records]:
+        """The training records by silo id, as the engine prepared them."""
+        return self._train
+
+    def planted(self, engine: Engine, train: Mapping[int, Records], states: Vectors) -> SiloGroup:
+        """The same silos with an engine around their own, and with records that theirs has prepared; for audits.
+
+        They are answered together, where these are.
+        """
+        other = copy.copy(self)
+        other._pool = None if self._pool is None else Pool(train)
+        other._train = dict(train) if other._pool is None else other._pool.records
+        other._engine, other._pending, other._replayed = engine, [], None
+        other.states = begun(states, self._rules, len(train))
+        return other
+
+    def run(self, ids: Sequence[int], down: Vectors, plan: RoundPlan, draw: Draw) -> tuple[Vectors, list[Charge]]:
+        """(uploads (m, d), charges) of the silos ``ids``, advanced together.
+
+        The charges must be in the ledger before anything else is done with the uploads. New states wait for `commit`.
+
+        Raises:
+            MemoryShortError: there is no memory left; nothing of these silos was released.
+        """
+        draw = draw if draw.asked else asked_at(draw, down, plan)
+        with _told_if_short(f"silos {', '.join(map(str, ids))} in round {draw.round + 1}"):
+            return self._run(ids, down, plan, replace(draw, held=self.digests))
+
+    def _run(self, ids: Sequence[int], down: Vectors, plan: RoundPlan, draw: Draw) -> tuple[Vectors, list[Charge]]:
+        if plan.task == "score":
+            return self._score(ids, down["model"], draw)
+        if plan.task == "personalise":
+            return {}, self._personalise(ids, down["model"], plan, draw)
+        if self._rules.unit == "silo" and len(ids) > 1:
+            # Rows of a stack are raw gradients here: one silo at a time, none can end up in another's upload.
+            parts = [self._run([silo], down, plan, draw) for silo in ids]
+            return stack([up for up, _ in parts]), [charge for _, charges in parts for charge in charges]
+        rows, oracle = [self._row[silo] for silo in ids], self._oracle(ids, plan, draw)
+        old = {name: value[rows] for name, value in self.states.items() if name != CLIP_NORM}
+        up, new = self._algorithm.local_update(down, old, oracle, plan)
+        oracle.close()
+        oracle.check_upload(up)
+        if CLIP_NORM in self.states:
+            new = {**new, CLIP_NORM: self.states[CLIP_NORM].new_tensor(oracle.clip_norms).unsqueeze(1)}
+        self._pending.append((rows, new))
+        self.clock.lap("drift")
+        return up, oracle.charges()
+
+    def _oracle(self, ids: Sequence[int], plan: RoundPlan, draw: Draw) -> PrivateOracle:
+        rows = [self._row[silo] for silo in ids]
+        return PrivateOracle(
+            self._rules,
+            self._engine_for(plan),
+            [self._train[silo] for silo in ids],
+            ids,
+            replace(draw, own=self._own(ids)),
+            max_gradients=plan.num_gradients,
+            share=plan.share,
+            layers=self._layers,
+            clip_norms=self.states[CLIP_NORM][rows, 0].tolist() if CLIP_NORM in self.states else None,
+            cuts=self._cuts,
+            pool=self._pool,
+            replayed=self._replayed,
+            clock=self.clock,
+        )
+
+    def _own(self, ids: Sequence[int]) -> dict[int, bytes]:
+        """Digests of the silos' own states; of each by itself, whoever it is advanced with."""
+        if not self.states:
+            return {}
+        return {silo: request_digest({n: v[self._row[silo]] for n, v in self.states.items()}) for silo in ids}
+
+    @torch.no_grad()
+    def _score(self, ids: Sequence[int], model: Tensor, draw: Draw) -> tuple[Vectors, list[Charge]]:
+        """({"score": (m, 1)}, charges): the noisy count of correct predictions over the number of validation records.
+
+        Over that number it is an accuracy, which is public post-processing of the count.
+        """
+        assert self._scores is not None
+        share, evaluator = self._scores.share, self._at(model)
+        source: Source = SecureStream() if self._rules.secure else Stream()
+        values, charges = [], []
+        for silo in ids:
+            records = part_of(self._train[silo], share, silo)
+            rng = source.seek(draw.key("score", silo, 0))
+            correct = _correct_persons if self._rules.unit == "person" else _correct
+            found = correct(evaluator, records, self._outcome)
+            values.append(self._scores.noisy(found, rng) / len(records))
+            release = self._scores.release(self._rules.neighbouring, self._rules.unit)
+            charges.append(
+                Charge(
+                    round=draw.round,
+                    silo=silo,
+                    release=release,
+                    count=1,
+                    share=share,
+                    noise_id=draw.noise_id,
+                    kind="score",
+                )
+            )
+        self.clock.lap("evaluation")
+        return {"score": torch.tensor(values, dtype=torch.float64).unsqueeze(1)}, charges
+
+    @torch.no_grad()
+    def _personalise(self, ids: Sequence[int], model: Tensor, plan: RoundPlan, draw: Draw) -> list[Charge]:
+        """Each silo takes private steps of its own from the global model, and keeps what comes of them."""
+        oracle = self._oracle(ids, plan, draw)
+        y = model.expand(len(ids), -1)
+        for _ in range(plan.local_steps):
+            y = y - plan.local_lr * oracle.gradient(y)
+        self._personal.update(zip(ids, y, strict=True))
+        return [replace(charge, kind="personalise") for charge in oracle.charges()]
+
+    def _own_model(self, silo: int) -> Tensor | None:
+        """The model (d,) of the silo's own, that was made at the end or that the algorithm keeps there; or None."""
+        if silo in self._personal:
+            return self._personal[silo]
+        kept = getattr(self._algorithm, "own_model", None)
+        return self.states[kept][self._row[silo]] if kept in self.states else None
+
+    def _at(self, model: Tensor) -> Callable[[Tensor], Tensor]:
+        """The module with ``model`` (d,) as its parameters, until it is asked for with the next."""
+        parameters = self._layout.unflatten(model)
+        if self._evaluator is None:
+            try:
+                self._evaluator = copy.deepcopy(self._model).requires_grad_(False)
+            except Exception:  # a stranger's module may not let itself be copied
+                return lambda features: functional_call(self._model, parameters, (features,))
+        # Its own parameters made views: functional_call takes longer than a small silo's forward pass.
+        for name, value in parameters.items():
+            self._evaluator.get_parameter(name).data = value
+        return self._evaluator
+
+    def _engine_for(self, plan: RoundPlan) -> Engine:
+        if plan.smoothing is None:
+            return self._engine
+        assert self._rules.unit != "person"  # refused before the run
+        if plan.smoothing not in self._smoothed:
+            self._smoothed[plan.smoothing] = smoothing.engine(
+                plan.smoothing, self._model, self._loss, self._chunk_bytes
+            )
+        return self._smoothed[plan.smoothing]
+
+    def staged(self) -> Vectors:
+        """The states as `commit` would leave them, for a process that may end before it; nothing changes here."""
+        states = {name: value.clone() for name, value in self.states.items()}
+        for rows, new in self._pending:
+            for name, value in new.items():
+                states[name][rows] = value
+        return states
+
+    def commit(self) -> None:
+        for rows, new in self._pending:
+            for name, value in new.items():
+                self.states[name][rows] = value
+        self._pending.clear()
+        self.clock.lap("drift")
+
+    def discard(self, refused: Sequence[int] = ()) -> None:
+        """Forget the new states of a round that does not count, and own models of silos that were refused theirs."""
+        self._pending.clear()
+        for silo in refused:
+            self._personal.pop(silo, None)
+
+    def evaluate(self, model: Tensor, dissimilarity: bool) -> dict[int, SiloMetrics]:
+        with _told_if_short("an evaluation"):
+            return self._evaluate(model, dissimilarity)
+
+    @torch.no_grad()
+    def _evaluate(self, model: Tensor, dissimilarity: bool) -> dict[int, SiloMetrics]:
+        metrics = {}
+        for silo in self.ids:
+            train, test, evaluator = self._train[silo], self._test[silo], self._at(model)
+            of_train, loss_of_one = evaluator, self._loss
+            if self._rules.unit == "person":  # whose loss is what is minimised
+                of_train, loss_of_one = by_person(evaluator), MeanLoss(self._loss)
+            loss = 0.0
+            for outputs, labels in _outputs(of_train, train):
+                loss += float(loss_of_one(outputs, labels).double().sum())
+            gradient, personalised = None, None
+            if dissimilarity:
+                total = torch.empty_like(model, dtype=torch.float64)
+                self._engine.clipped_sum(model, train, math.inf, total)
+                gradient = (total / len(train)).to(model.dtype)
+            found = self._score_of(evaluator, test)
+            own = self._own_model(silo)
+            if own is not None:
+                personalised = self._score_of(self._at(own), test)
+            metrics[silo] = SiloMetrics(loss / len(train), found, gradient, personalised)
+        self.clock.lap("evaluation")
+        return metrics
+
+    def _score_of(self, evaluator: Callable[[Tensor], Tensor], test: Records) -> float:
+        if self._outcome.kind == "classes":
+            return _correct(evaluator, test, self._outcome) / len(test)
+        return score(self._outcome, self._said(evaluator, test)[0], labels_of(test))
+
+    def _said(self, evaluator: Callable[[Tensor], Tensor], test: Records) -> tuple[Answers, int]:
+        """(what a model says of records, classes or labels that it knows)"""
+        outputs = torch.cat([outputs for outputs, _ in _outputs(evaluator, test)]).double().cpu().numpy()
+        outputs = outputs.reshape(len(test), -1)
+        probabilistic = self._loss in (cross_entropy, logistic)
+        width = outputs.shape[1]
+        names = max(2, width) if self._outcome.kind == "classes" else width + (self._outcome.kind == "ordinal")
+        return answers(self._outcome, outputs, probabilistic=probabilistic), names
+
+    @torch.no_grad()
+    def measures(self, model: Tensor) -> dict[str, Any]:
+        """All measures of ``model`` (d,) on the test records of these silos: `measuring.measures`."""
+        by_silo, names = {}, 0
+        with _told_if_short("an evaluation"):
+            evaluator = self._at(model)
+            for silo in self.ids:
+                said, names = self._said(evaluator, self._test[silo])
+                by_silo[silo] = said, labels_of(self._test[silo]), labels_of(self._train[silo])
+            found = measures(self._outcome, by_silo, names)
+        self.clock.lap("evaluation")
+        return found
+
+
+def _outputs(model: Callable[[Tensor], Tensor], records: Records) -> Iterator[tuple[Tensor, Tensor]]:
+    """(outputs, labels) of chunks of records, or of persons with theirs."""
+    size = max(1, EVALUATION_CHUNK // max(1, records.labels[:1].numel()))
+    for first in range(0, len(records), size):
+        chunk = records.between(first, min(first + size, len(records)))
+        yield model(chunk.features), chunk.labels
+
+
+def _predicted(outputs: Tensor, outcome: Outcome) -> Tensor:
+    """(n,) classes, or levels."""
+    return log_probabilities(outputs).argmax(dim=1) if outcome.kind == "ordinal" else predict(outputs)
+
+
+def _correct(model: Callable[[Tensor], Tensor], records: Records, outcome: Outcome) -> int:
+    found = _outputs(model, records)
+    return sum(int((_predicted(outputs, outcome) == labels).sum()) for outputs, labels in found)
+
+
+def _correct_persons(model: Callable[[Tensor], Tensor], persons: Records, outcome: Outcome) -> float:
+    """The sum over persons of the share of a person's records that are predicted correctly, in whole `STEP`s."""
+    total = 0.0
+    for outputs, labels in _outputs(by_person(model), persons):
+        predicted = _predicted(outputs.flatten(0, 1), outcome).view(labels.shape)
+        correct = (predicted == labels).sum(dim=1)  # nothing predicts padding
+        total += float(((correct.double() / (labels >= 0).sum(dim=1)) / STEP).floor_().sum()) * STEP
+    return total

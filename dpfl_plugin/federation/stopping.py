@@ -1,0 +1,51 @@
+"""When to stop early, as a function of released scores alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+Score = tuple[int, float]
+"""(rounds that were done, mean over silos of the noisy share of correct predictions)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopping:
+    """Every ``every`` rounds a score; no more rounds once ``patience`` scores in a row were no better than the best.
+
+    Attributes:
+        patience: None: scores are made, and end nothing.
+        min_gain: what a score has to be above the best one to count as better.
+        keep_best: whether the model with the best score is the result, not the last one.
+    """
+
+    every: int
+    patience: int | None
+    min_gain: float
+    keep_best: bool
+
+    def due(self, rounds: int, scores: Sequence[Score]) -> bool:
+        """Whether a score is to be made after so many rounds, and was not made yet."""
+        return rounds > 0 and rounds % self.every == 0 and len(scores) < rounds // self.every
+
+    def best(self, scores: Sequence[Score]) -> int | None:
+        """Which score is the best: the last that was better than the best before it; None if there is none."""
+        best = None
+        for index, (_, score) in enumerate(scores):
+            if best is None or score > scores[best][1] + self.min_gain:
+                best = index
+        return best
+
+    def stops(self, scores: Sequence[Score]) -> bool:
+        best = self.best(scores)
+        return self.patience is not None and best is not None and len(scores) - 1 - best >= self.patience
+
+    def why(self, scores: Sequence[Score], rounds: int, planned: int) -> str:
+        """In words, why a run of ``planned`` rounds stopped after ``rounds``."""
+        best = self.best(scores)
+        assert best is not None
+        after, score = scores[best]
+        return (
+            f"stopped early after round {rounds} of {planned}: the best score, {score:.4f}, is that after "
+            f"round {after}; all {planned} rounds are charged"
+        )

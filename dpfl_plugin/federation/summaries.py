@@ -1,0 +1,62 @@
+"""How the measurements of an evaluation are summed up over silos, and over rounds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dpfl_plugin.core.outcomes import CLASSES, Outcome
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Minimum, 10th percentile, median and maximum of silos' values."""
+    least, tenth, median, most = np.quantile(values, [0, 0.1, 0.5, 1])
+    return {"min": float(least), "p10": float(tenth), "median": float(median), "max": float(most)}
+
+
+def means(losses: Sequence[float], scores: Sequence[float], score: str = CLASSES.score) -> dict[str, Any]:
+    """Of an evaluation, over silos; None for all where nothing was measured here. ``score`` names what an outcome is
+    ranked by: of classes the accuracy; of others, say, rmse, and test_accuracy is None."""
+    key = f"test_{score}"
+    none: dict[str, Any] = {"test_accuracy": None, "test_accuracy_of_silos": None} | {
+        key: None,
+        f"{key}_of_silos": None,
+    }
+    if not losses:
+        return {"train_loss": None, **none}
+    return {
+        "train_loss": math.fsum(losses) / len(losses),
+        **none,
+        key: math.fsum(scores) / len(scores),
+        f"{key}_of_silos": spread(scores),
+    }
+
+
+def of_silos(
+    ids: Sequence[int], common: Sequence[float], own: Sequence[float], outcome: Outcome = CLASSES
+) -> dict[str, Any] | None:
+    """How the final model, and silos' own, do at the silos of these ids; None where nothing was measured here."""
+    if not common:
+        return None
+    name, sign = outcome.score, 1 if outcome.higher_is_better else -1
+    said: dict[str, Any] = {f"test_{name}": {**spread(common), "mean": math.fsum(common) / len(common)}}
+    said["worst"] = min(zip((sign * one for one in common), ids, strict=True))[1]
+    if own:
+        said[f"personalised_{name}"] = {**spread(own), "mean": math.fsum(own) / len(own)}
+        pairs = list(zip(common, own, strict=True))
+        said["better_personalised"] = sum(sign * b > sign * a for a, b in pairs)
+        said["worse_personalised"] = sum(sign * b < sign * a for a, b in pairs)
+    return said
+
+
+def last(lines: Sequence[Mapping[str, Any]], key: str) -> dict[str, float | None]:
+    """The last value, and the mean over the last 10 % of rounds ([N] D.3.2)."""
+    if not lines:
+        return {"last": None, "mean_last_10_percent": None}
+    rounds = lines[-1]["round"]
+    tail = [line[key] for line in lines if line["round"] > rounds - math.ceil(rounds / 10)]
+    mean = math.fsum(tail) / len(tail) if all(value is not None for value in tail) else None
+    return {"last": lines[-1][key], "mean_last_10_percent": mean}

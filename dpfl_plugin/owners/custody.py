@@ -1,0 +1,177 @@
+"""`dpfl run` within the limits of who owns the records of a process: of a silo rank, or of all silos in one process.
+
+A rank that is started with DPFL_LIMITS (see `dpfl_plugin.owners.limits`) keeps them, whatever rank 0 asks for: its
+plan is reserved in the lifetime ledger before the first round, each release takes a slot of the plan, and is in that
+ledger, on disk, before anything of it leaves the rank. Where noise is drawn afresh each computation is a release, by
+whatever name it is asked for. Without limits nothing is bounded here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from dpfl_plugin.config.schema import Config
+from dpfl_plugin.federation.runtime import ChargeSink
+from dpfl_plugin.owners.agreed_plan import agreed_plan
+from dpfl_plugin.owners.grant import Grant
+from dpfl_plugin.owners.lifetime import opened
+from dpfl_plugin.owners.limits import Limits, find_limits
+from dpfl_plugin.owners.record_description import Description
+from dpfl_plugin.privacy.events import Charge
+from dpfl_plugin.privacy.ledger import Ledger
+from dpfl_plugin.runs.build import Parts
+from dpfl_plugin.runs.forecast import Forecast
+from dpfl_plugin.runs.foreign_code import code_of
+from dpfl_plugin.runs.naming import doubts_of
+from dpfl_plugin.runs.rules import privacy_rules
+from dpfl_plugin.runs.silo_settings import refuse_silos
+
+NOT_AGREED: Final[dict[str, Any]] = {"out": True, "description": True, "checkpoint": True, "runtime": True}
+
+
+class Custody:
+    """The limits of this process, and what they leave."""
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self.limits, self._stack = limits, contextlib.ExitStack()
+        self._ledger, self._grant = Ledger(), None
+        self._repeats = False
+
+    _grant: Grant | None
+
+    @classmethod
+    def here(cls) -> Custody:
+        """With what is set on this machine.
+
+        Raises:
+            ConfigError: see `find_limits`.
+        """
+        return cls(find_limits())
+
+    def check(self, config: Config) -> None:
+        """Check what a run is to do, before records are read.
+
+        Raises:
+            LimitError: it is more than the owner allows.
+        """
+        if self.limits is not None:
+            self.limits.check(config)
+            self.limits.check_noise(repeatable=not config.privacy.secure)
+
+    def allow(self, extra: Any, what: str) -> None:
+        """See `Limits.allow`."""
+        if self.limits is not None:
+            self.limits.allow(extra, what)
+
+    def check_description(self, config: Config, base: Path) -> None:
+        """Check, before records are read, that they are described as they were when they were counted first.
+
+        Raises:
+            LimitError: see `Description.check`.
+        """
+        if self.limits is not None:
+            Description.of(config, base).check(self.limits)
+
+    def tell_counts(self, config: Config, base: Path) -> None:
+        """Numbers of records are about to be told: from here on only those of this description may be.
+
+        Raises:
+            LimitError: see `Description.keep`.
+        """
+        if self.limits is not None:
+            Description.of(config, base).keep(self.limits)
+
+    def begin(self, config: Config, parts: Parts, silos: Iterable[int]) -> str | None:
+        """Reserve the plan of the silos of this process; the line with which their log begins, None without limits.
+
+        Raises:
+            LimitError: not enough of the lifetime's budget is left.
+            ConfigError, LedgerError: see `opened`.
+        """
+        self.close()
+        # As rounds that are run again are repeated, or get noise of another name: see `session`.
+        same = parts.model.device.type == "cpu" and not doubts_of(code_of(config, parts.plugins), parts)
+        self._repeats = same and not parts.rules.secure and not parts.lockstep
+        mine = sorted(silos)
+        if self.limits is None or not mine:
+            return None
+        refuse_silos(config, "the owner's limits are checked for silos that have the same settings")
+        forecast = Forecast(config, parts.algorithm, parts.accountant, parts.setting, parts.num_records, privacy_rules)
+        sizes = {parts.num_records[silo] for silo in mine}
+        of_size = {size: agreed_plan(forecast, parts.rules, size) for size in sizes}
+        plans = {silo: of_size[parts.num_records[silo]] for silo in mine}
+        agreement = _agreement(config, parts.noise_multiplier)
+        relation = parts.rules.release(1.0).neighbouring
+        with contextlib.ExitStack() as stack:
+            lifetime = stack.enter_context(opened(self.limits))
+            # Not by their marks, whose key another folder has not.
+            records = hashlib.sha256(json.dumps([parts.host.digests[silo] for silo in mine]).encode()).hexdigest()
+            slots = lifetime.begin(agreement, config.name, plans, records, relation, repeats=self._repeats)
+            self._ledger = Ledger()
+            self._grant = Grant({**dict.fromkeys(mine, ()), **slots}, self._ledger, lifetime, agreement)
+            self._stack = stack.pop_all()
+        dearest = max(plans.values(), key=lambda plan: plan.epsilon)
+        return f"silos {_named(mine)}: {lifetime.line(dearest.epsilon, dearest.delta, self.limits.folder)}"
+
+    def charge(self, charges: Sequence[Charge]) -> None:
+        """Take the slots of what silos are about to send; it is in the owner's ledger, on disk, when this returns.
+
+        Raises:
+            LimitError: the plan has no slots for it, or none is reserved. LedgerError: it could not be written. Nothing
+                of it may leave.
+        """
+        if self.limits is None:
+            return
+        if self._grant is None:
+            self.limits.refuse("no plan is reserved in the owner's lifetime ledger", "start the run over")
+        if not self._repeats:
+            if self._grant.named_elsewhere(charges):
+                self.limits.refuse(
+                    "the name of the noise is that of another agreement, and names of secure noise are always new",
+                    "start the run over",
+                )
+            charges = self._grant.apart(charges)
+        lack = self._grant.lacking(charges)
+        if lack is not None:
+            self.limits.refuse(
+                str(lack), "give the run another name: that is another agreement, with a plan of its own"
+            )
+        self._grant.append(charges)
+        self._ledger.append(charges)
+        self._grant.sync()
+
+    def close(self) -> None:
+        """Let go of the owner's folder."""
+        self._stack.close()
+        self._grant = None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedCharges:
+    """Charges that go to the owner of the records first."""
+
+    custody: Custody
+    charges: ChargeSink
+
+    def append(self, charges: Sequence[Charge]) -> None:
+        self.custody.charge(charges)
+        self.charges.append(charges)
+
+    def sync(self) -> None:
+        self.charges.sync()
+
+
+def _agreement(config: Config, noise_multiplier: float) -> str:
+    """What tells a run from others: all that it was asked for. The same on a resume."""
+    asked = json.dumps([config.model_dump(mode="json", exclude=NOT_AGREED), noise_multiplier], sort_keys=True)
+    return hashlib.sha256(asked.encode()).hexdigest()[:16]
+
+
+def _named(silos: Sequence[int]) -> str:
+    return ", ".join(map(str, silos[:8])) + (f" and {len(silos) - 8} more" if len(silos) > 8 else "")

@@ -1,0 +1,353 @@
+"""What was released of an owner's data over their lifetime: one ledger for all agreements.
+
+The ledger is in the owner's folder, `NAME.lifetime.jsonl`, in the format of all ledgers (`dpfl_plugin.privacy.ledger`).
+Before the first release of an agreement its whole plan is reserved there, with the (epsilon_i, delta_i) that the plan
+comes to; and each release is in it, and on disk, before anything leaves. So a silo whose own folder was lost, or set
+back, does not get its slots back.
+
+**Claim.** Epsilon = sum of all epsilon_i and delta = sum of all delta_i bound what everybody who saw all of it has
+learned, though each agreement, and whether there is one, may be chosen by all that was seen before, as long as the sums
+stay within limits that were fixed in advance.
+
+**Proof**, of agreements one after another (Rogers, Roth, Ullman, Vadhan 2016, sec. 3). Let E and D be what is left, and
+let the next agreement be (e, d), with e <= E, d <= D. It shows o, by densities p or q. For an event S of all that is
+seen, by induction P(S | o) <= exp(E - e) Q(S | o) + D - d. With f(o) = min(1, exp(E - e) Q(S | o)), which is in [0, 1],
+
+    P(S) <= E_p[f] + D - d <= exp(e) E_q[f] + d + D - d <= exp(E) Q(S) + D.  []
+
+Agreements may also be under way at the same time: concurrent composition of interactive mechanisms, with parameters
+that are chosen adaptively, costs no more (Haney, Shoemate, Tian, Vadhan, Vyrros, Xu, Zhang 2023, arXiv:2309.05901).
+Sums are more than a joint composition of all releases would come to; but that one, at a fixed (epsilon, delta), is no
+filter: see `dpfl_plugin.privacy.slots`. Releases within an agreement are composed tightly, as its plan is fixed.
+
+**What the data are.** All that is released of data of one name adds up, whatever the records are at the time. So data
+that grow, or are encoded in another way, do not start over. A digest of the records, keyed by a secret of the folder,
+tells the owner when they changed; it leaves this machine by no message.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import logging
+import math
+import os
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from dpfl_plugin.errors import DataError, LedgerError
+from dpfl_plugin.owners.agreed_plan import AgreedPlan
+from dpfl_plugin.owners.limits import Limits, own_folder
+from dpfl_plugin.privacy.composition import Planned
+from dpfl_plugin.privacy.events import Charge
+from dpfl_plugin.privacy.ledger import Ledger
+from dpfl_plugin.privacy.slots import from_plain, to_plain
+from dpfl_plugin.runs.folder import held, locked, to_json, write_atomic
+
+SECRET: Final = "secret"
+ROUNDING: Final = 1e-9  # relative: 0.1 + 0.2 is 0.3
+LOG: Final = logging.getLogger("dpfl_plugin.limits")
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """An agreement in the lifetime ledger."""
+
+    agreement: str
+    name: str
+    epsilon: float
+    delta: float
+    neighbouring: str
+
+
+class Lifetime:
+    """The lifetime ledger of the data that ``limits`` name; to be had by `opened`."""
+
+    def __init__(self, limits: Limits, ledger: Ledger, marker: Path, secret: bytes, marked: str | None = None) -> None:
+        self.limits, self._ledger, self._marker, self._secret = limits, ledger, marker, secret
+        self._marked = marked  # the checksum that the marker holds
+
+    @property
+    def reservations(self) -> list[Reservation]:
+        """Each agreement once."""
+        return list(_reservations(self._ledger).values())
+
+    @property
+    def spent(self) -> tuple[float, float]:
+        """(epsilon, delta) that is reserved."""
+        return spent(self.reservations)
+
+    @property
+    def left(self) -> tuple[float, float]:
+        """(epsilon, delta) that further agreements may have."""
+        return remaining(self.limits, self.reservations)
+
+    def begin(
+        self,
+        agreement: str,
+        name: str,
+        plans: Mapping[int, AgreedPlan],
+        records: str,
+        neighbouring: str,
+        *,
+        repeats: bool = False,
+    ) -> dict[int, list[Planned]]:
+        """Reserve an agreement's plan, unless that was done before; the slots of each silo, whatever of them was used.
+
+        Of several silos that this owner's data are at in one agreement each record is at one, so that the largest
+        epsilon of theirs is that of all. On disk when it returns.
+
+        Args:
+            agreement: what tells it from all others; name: for people.
+            plans: of each silo.
+            records: a digest of the records, which is kept as one that is keyed by a secret.
+            neighbouring: the relation of all its releases.
+            repeats: what has the name of an earlier release is taken for the same bits, since noise follows from names.
+
+        Raises:
+            LimitError: nothing, or not enough, is left; or names may repeat that were used for other records.
+        """
+        known = next((facts for facts in self._ledger.runs if facts["noise"] == agreement), None)
+        epsilon, delta = max(plan.epsilon for plan in plans.values()), max(plan.delta for plan in plans.values())
+        if known is None:
+            self._check(epsilon, delta, neighbouring)
+        else:
+            self._check(0.0, 0.0, neighbouring)  # the owner may have lowered the limits
+        keyed = hmac.new(self._secret, records.encode(), "sha256").hexdigest()[:32]
+        if repeats and known is not None and known.get("records") != keyed:
+            self.limits.refuse(
+                "this agreement's noise follows from a seed, and it has released other records under the same names: "
+                "what is released of these would not be counted",
+                "give the run another name or seed: that is another agreement, with a plan of its own",
+            )
+        self._tell_of_other_records(keyed)
+        if self._ledger.runs and self._ledger.runs[-1]["noise"] == agreement:
+            return _slots(known or {})
+        facts = known or {
+            "noise": agreement,
+            "name": name,
+            "epsilon": epsilon,
+            "delta": delta,
+            "neighbouring": neighbouring,
+            "records": keyed,
+            "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "slots": {str(silo): to_plain(plan.planned) for silo, plan in plans.items()},
+        }
+        self._ledger.begin_run(facts)
+        self.sync()
+        return _slots(facts)
+
+    def _tell_of_other_records(self, keyed: str) -> None:
+        last = next((facts.get("records") for facts in reversed(self._ledger.runs)), keyed)
+        if last != keyed:
+            LOG.warning(
+                "%s: the records differ from those of the last agreement. They count as the same data, %r, which grew "
+                "or were encoded differently; data of other people need another name (data:) in %s.",
+                self._ledger.path,
+                self.limits.data,
+                self.limits.source,
+            )
+
+    def _check(self, more_epsilon: float, more_delta: float, neighbouring: str) -> None:
+        limits, (epsilon, delta) = self.limits, self.spent
+        others = {one.neighbouring for one in self.reservations} - {neighbouring}
+        if others:
+            limits.refuse(
+                f"the agreement protects against {neighbouring} of a {limits.unit}, and earlier ones on these data "
+                f"against {', '.join(sorted(others))}: no single epsilon bounds both",
+                "agree on the same sampler and neighbouring relation as before",
+            )
+        for key, asked, spent, most in (
+            ("epsilon", more_epsilon, epsilon, limits.epsilon),
+            ("delta", more_delta, delta, limits.delta),
+        ):
+            if not asked + spent <= most * (1 + ROUNDING):
+                limits.refuse(
+                    f"the agreement's plan comes to {key} {asked:.6g}; of the {most:.6g} that the owner allows over "
+                    f"the data's lifetime {spent:.6g} is spent, so that {max(0.0, most - spent):.6g} is left"
+                )
+
+    def of(self, agreement: str) -> list[Charge]:
+        """What an agreement has released."""
+        return self._ledger.of_run(agreement)
+
+    def is_of_another(self, agreement: str, noise_id: str) -> bool:
+        """Whether noise was named so in another agreement, which then has what is charged under that name."""
+        return self._ledger.run_of(noise_id) not in (None, agreement)
+
+    @property
+    def head(self) -> str:
+        """The checksum of the ledger's last line."""
+        return self._ledger.head
+
+    def append(self, agreement: str, charges: Sequence[Charge]) -> None:
+        """Charge what is about to leave; safe after `sync`."""
+        assert self._ledger.runs and self._ledger.runs[-1]["noise"] == agreement, "begin it first"
+        self._ledger.append(charges)
+
+    def sync(self) -> None:
+        """Return once everything appended is on disk."""
+        self._ledger.sync()
+        if self._marked != self._ledger.head:
+            write_atomic(self._marker, to_json({"head": self._ledger.head}))
+            self._marked = self._ledger.head
+
+    def line(self, epsilon: float, delta: float, folder: Path) -> str:
+        """What a run begins with in the log of its silo."""
+        left, spare = self.left
+        return (
+            f"agreed epsilon {epsilon:.6g} at delta {delta:.6g}; folder {folder}; of the lifetime budget of "
+            f"{self.limits.data!r}, epsilon {self.limits.epsilon:.6g} at delta {self.limits.delta:.6g}, there is left "
+            f"for further agreements: epsilon {left:.6g}, delta {spare:.6g}"
+        )
+
+
+@contextlib.contextmanager
+def opened(limits: Limits) -> Iterator[Lifetime]:
+    """The lifetime ledger of the data that ``limits`` name, which no other process can open meanwhile.
+
+    Raises:
+        ConfigError: the folder is not the owner's alone; BusyError: another process has the ledger.
+        LedgerError: it is damaged, or it is missing, or set back, though it was there.
+    """
+    own_folder(limits.folder, limits.source)
+    path, marker = _files(limits)
+    taken = f"{path}: another process ({{holder}}) is at work with these data. Wait for it, or end it."
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(locked(limits.folder / f".{limits.data}.lock", taken))
+        head, begun = _head(marker), _begun(path)
+        _check_there(path, marker, head, begun)
+        if not begun:
+            path.unlink(missing_ok=True)  # a process ended while it wrote the first line: nothing was charged
+        else:
+            stack.enter_context(held(path, f"{path}: another process has it by another name, a hard link."))
+        ledger = Ledger.open(path) if begun else Ledger(path, {"lifetime": limits.data, "unit": limits.unit})
+        stack.enter_context(ledger)
+        if not begun:
+            stack.enter_context(held(path, f"{path}: another process has it by another name, a hard link."))
+        _check_whole(ledger, marker, head, limits)
+        lifetime = Lifetime(limits, ledger, marker, _secret(limits.folder / SECRET), head)
+        if head != ledger.head:
+            lifetime.sync()
+        yield lifetime
+
+
+def read_lifetime(limits: Limits) -> list[Reservation]:
+    """The agreements on the data that ``limits`` name: read while a silo may be at work, and nothing made or written.
+
+    Raises:
+        ConfigError: the folder is not the owner's alone; LimitError: the ledger counts for another unit.
+        LedgerError: it is damaged, or it is missing, or set back, though it was there.
+    """
+    path, marker = _files(limits)
+    if not limits.folder.exists():
+        return []
+    own_folder(limits.folder, limits.source)
+    head, begun = _head(marker), _begun(path)  # in this order: the ledger is on disk before the marker is
+    _check_there(path, marker, head, begun)
+    if not begun:
+        return []
+    ledger = Ledger.open(path, append=False)
+    _check_whole(ledger, marker, head, limits)
+    return list(_reservations(ledger).values())
+
+
+def read_reservations(path: Path) -> list[Reservation]:
+    """The agreements in a lifetime ledger, for reading.
+
+    Raises:
+        LedgerError: it is damaged.
+    """
+    return list(_reservations(Ledger.open(path, append=False)).values())
+
+
+def _files(limits: Limits) -> tuple[Path, Path]:
+    """(the ledger, the file that knows its last line)."""
+    return limits.folder / f"{limits.data}.lifetime.jsonl", limits.folder / f"{limits.data}.lifetime.json"
+
+
+def _begun(path: Path) -> bool:
+    return path.exists() and b"\n" in path.read_bytes()
+
+
+def _check_there(path: Path, marker: Path, head: str | None, begun: bool) -> None:
+    """Raise LedgerError where a ledger is missing that there was."""
+    if head is not None and not begun:
+        raise LedgerError(
+            f"{path} is missing, though {marker.name} beside it says that it was there: what was released of these "
+            "data is not known, so nothing more may be. Restore it from a copy."
+        )
+
+
+def _check_whole(ledger: Ledger, marker: Path, head: str | None, limits: Limits) -> None:
+    """Raise LedgerError where a ledger was set back, and LimitError where it is not of these data and this unit."""
+    if head and not ledger.holds(head):
+        raise LedgerError(
+            f"{ledger.path} does not hold the line {head} that {marker.name} knows of: its end is missing, and with it "
+            "what was released. Restore it from a copy."
+        )
+    found = ledger.facts.get("unit")
+    if ledger.facts.get("lifetime") != limits.data or found != limits.unit:
+        limits.refuse(
+            f"unit: {limits.unit} contradicts the lifetime ledger of these data, which counts for unit: {found}",
+            f"set unit: {found}, or name other data",
+        )
+
+
+def remaining(limits: Limits, reservations: Sequence[Reservation]) -> tuple[float, float]:
+    """(epsilon, delta) that further agreements may have."""
+    epsilon, delta = spent(reservations)
+    return max(0.0, limits.epsilon - epsilon), max(0.0, limits.delta - delta)
+
+
+def spent(reservations: Sequence[Reservation]) -> tuple[float, float]:
+    """(epsilon, delta) that is reserved."""
+    return math.fsum(one.epsilon for one in reservations), math.fsum(one.delta for one in reservations)
+
+
+def _reservations(ledger: Ledger) -> dict[str, Reservation]:
+    found: dict[str, Reservation] = {}
+    for facts in ledger.runs:
+        try:
+            one = Reservation(
+                facts["noise"], facts["name"], float(facts["epsilon"]), float(facts["delta"]), facts["neighbouring"]
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise LedgerError(
+                f"{ledger.path}: an agreement in it cannot be read ({error!r}). Restore a copy."
+            ) from error
+        found.setdefault(one.agreement, one)
+    return found
+
+
+def _slots(facts: dict[str, Any]) -> dict[int, list[Planned]]:
+    return {int(silo): from_plain(slots) for silo, slots in facts.get("slots", {}).items()}
+
+
+def _head(marker: Path) -> str | None:
+    """The last checksum that is known of the ledger; None if there never was one."""
+    if not marker.exists():
+        return None
+    try:
+        return str(json.loads(marker.read_text())["head"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{marker} cannot be read ({error}). Restore it from a copy.") from error
+
+
+def _secret(path: Path) -> bytes:
+    """32 bytes that nobody else knows, drawn once."""
+    if not path.exists():
+        temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(secrets.token_bytes(32))
+            file.flush()
+            os.fsync(file.fileno())
+        with contextlib.suppress(FileExistsError):  # of other data in the same folder
+            os.link(temporary, path)
+        temporary.unlink()
+    return path.read_bytes()

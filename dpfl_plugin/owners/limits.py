@@ -1,0 +1,297 @@
+"""What the owner of a silo's data lets be released, set on the owner's machine: the limits file.
+
+    folder: /srv/dpfl        # state of the silo and its lifetime ledger; absolute, or from ~
+    epsilon: 8               # the most that all releases of these data may come to, over their lifetime
+    delta: 1e-4
+    unit: record             # what is protected: each record, or the silo's data as a whole: silo
+    data: patients           # a name for the data; all agreements on data of this name add up
+    send: []                 # what may be sent besides private releases
+    repeatable: false        # whether noise may be such as others can compute: for trials with made-up data
+
+Whatever a server proposes is checked against it. It is read from a place that no server can name: an argument of this
+machine's own code or settings, the environment variable DPFL_LIMITS, or a default place.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Final, Literal, NoReturn
+
+from dpfl_plugin.config.load import mapping_in
+from dpfl_plugin.config.schema import Config
+from dpfl_plugin.data.preprocess import fitted_on_records
+from dpfl_plugin.errors import ConfigError, LimitError, nearest
+from dpfl_plugin.given import is_given
+from dpfl_plugin.privacy.events import Unit
+
+VARIABLE: Final = "DPFL_LIMITS"
+PLACES: Final = ("~/.config/dpfl/limits.yaml", "/etc/dpfl/limits.yaml")
+Surroundings = Literal["deployment", "simulation"]
+Extra = Literal["metrics", "record_counts", "fitted"]
+SEND: Final[dict[str, str]] = {
+    "metrics": "losses, accuracies and whatever else evaluations and queries of a project send",
+    "record_counts": "numbers of training and test records",
+    "fitted": "what preprocessing takes from records without noise, and classes that are read from them",
+}
+FILES: Final = ("csv", "npz")  # data sets whose labels are read from the records, unless they are named
+ACCOUNTANTS: Final = ("pld", "rdp", "gaussian", "prv", "paper")  # of this package
+NONE_SET: Final = (
+    "no limits are set for these data on this machine. The owner of the data writes a file of a few lines "
+    f"(docs/limits.md) to {PLACES[0]}, or names it by {VARIABLE}"
+)
+SIMULATED: Final = (
+    "no limits are set on this machine (docs/limits.md): whoever configures this simulation decides what is released."
+)
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What may be released of an owner's data.
+
+    Attributes:
+        folder: where the silo's state and its lifetime ledgers are; nobody else sets it.
+        epsilon, delta: what all agreements together may come to, over the lifetime of the data.
+        unit: what has to be protected.
+        data: the name of the data. All that is released of data of this name adds up, whatever the records are: they
+            may grow, be sorted anew or be encoded in another way.
+        send: what may be sent besides private releases, of `SEND`.
+        repeatable: whether noise may come from a seed, so that whoever knows it can compute it.
+        source: the file, for messages.
+    """
+
+    folder: Path
+    epsilon: float
+    delta: float
+    unit: Unit = "record"
+    data: str = "data"
+    send: frozenset[str] = frozenset()
+    repeatable: bool = False
+    source: str = "limits"
+
+    def __post_init__(self) -> None:
+        if not self.folder.is_absolute():
+            raise ConfigError(f"{self.source}: folder={str(self.folder)!r} must be an absolute path, or begin with ~.")
+        for key, ok, must in (
+            ("epsilon", _number(self.epsilon) and 0 < self.epsilon < math.inf, "be a number above 0"),
+            ("delta", _number(self.delta) and 0 < self.delta < 1, "be a number in (0, 1)"),
+            ("unit", self.unit in ("record", "silo"), "be record or silo"),
+            ("repeatable", isinstance(self.repeatable, bool), "be true or false"),
+            ("data", bool(_NAME.fullmatch(str(self.data))), "be a name of letters, digits, '_', '-' and '.'"),
+        ):
+            if not ok:
+                raise ConfigError(f"{self.source}: {key}={getattr(self, key)!r} must {must}.")
+        for one in sorted(self.send):
+            if one not in SEND:
+                raise ConfigError(f"{self.source}: send: {one!r} is not known{nearest(one, SEND)}. {_sendable()}")
+
+    def of_silo(self, silo: int) -> Limits:
+        """Those of one of several silos in a simulation, each of which stands for an owner of its own."""
+        return replace(self, folder=self.folder / f"silo-{silo}")
+
+    def check(self, config: Config) -> None:
+        """Check what a server proposes, as far as its settings tell; before anything is computed from records.
+
+        Raises:
+            LimitError: it protects something else, promises nothing, or more than the lifetime's epsilon or delta.
+        """
+        privacy = config.privacy
+        self._check_code(config)
+        self._check_data(config)
+        if privacy.unit != self.unit:
+            self.refuse(
+                f"the agreement protects each {privacy.unit} (privacy.unit), and the owner's limit is unit: {self.unit}"
+            )
+        if privacy.noise_multiplier == 0:
+            self.refuse("the agreement adds no noise (privacy.noise_multiplier: 0): nothing would be protected")
+        if privacy.epsilon is not None and privacy.epsilon > self.epsilon:
+            self.refuse(
+                f"the agreement's epsilon {privacy.epsilon:g} is above the owner's limit of {self.epsilon:g} for the "
+                "data's lifetime"
+            )
+        if privacy.delta > self.delta:
+            self.refuse(
+                f"the agreement's delta {privacy.delta:g} is above the owner's limit of {self.delta:g} for the data's "
+                "lifetime"
+            )
+
+    def _check_code(self, config: Config) -> None:
+        """What makes releases private, and what says what they cost, must not be code that a server names."""
+        privacy = config.privacy
+        for key in ("mechanism", "clip", "schedule", "accountant"):
+            block = getattr(privacy, key)
+            if block.name is None:
+                self.refuse(
+                    f"privacy.{key} names code (module: {block.module}), where a registered plugin is needed",
+                    "install it on this machine as a plugin, and name that",
+                )
+        if privacy.accountant.name not in ACCOUNTANTS:
+            self.refuse(
+                f"privacy.accountant {privacy.accountant.name!r} is not one of {', '.join(ACCOUNTANTS)}, by which the "
+                "owner of the data counts",
+                "use one of them",
+            )
+
+    def _check_data(self, config: Config) -> None:
+        """What is fitted to private records moves with each of them: all others' gradients change with it."""
+        data = config.data
+        for name in fitted_on_records({"name": step.name, **step.options} for step in data.preprocess):
+            self.allow("fitted", f"what data.preprocess: {name} takes from the records, without noise,")
+        if any(step.name == "backbone" for step in data.preprocess):
+            self.allow("fitted", "what code that is named by data.preprocess: backbone makes of all records at once")
+        read = data.dataset.name in FILES or is_given(data.dataset.module, "data")
+        named = any(data.dataset.options.get(key) is not None for key in ("classes", "schema"))
+        if read and not named:
+            self.allow("fitted", "the classes that are read from the records (data.dataset.classes names none)")
+
+    def check_noise(self, repeatable: bool) -> None:
+        """Check where noise comes from.
+
+        Raises:
+            LimitError: others can compute it, and the owner does not say that they may.
+        """
+        if repeatable and not self.repeatable:
+            self.refuse(
+                "the noise would come from a seed, and whoever knows that can compute it",
+                "use noise of the operating system (privacy.secure: true, no draw); or, with made-up data, set "
+                "repeatable: true",
+            )
+
+    def allow(self, extra: Extra, what: str) -> None:
+        """Check that something besides private releases may be sent.
+
+        Raises:
+            LimitError: the owner does not say so.
+        """
+        if extra not in self.send:
+            self.refuse(f"the owner of the data does not let {what} be sent ({extra})", f"add {extra} to send:")
+
+    def refuse(self, why: str, mend: str = "change the limit there, if you are the owner of the data") -> NoReturn:
+        """Raise LimitError."""
+        raise LimitError(f"{self.source}: {why}. Nothing was released. To allow it, {mend}.", why)
+
+
+def find_limits(named: object = None, by: str = "", environment: Mapping[str, str] = os.environ) -> Limits | None:
+    """The limits of this machine; None if none are set.
+
+    Args:
+        named: a file that this machine's own settings name; ``by``: by which of them. None for none.
+        environment: of this process.
+
+    Raises:
+        ConfigError: the file is not to be trusted or not understood, or there are two of them.
+    """
+    given = {by: str(named)} if named is not None else {}
+    if environment.get(VARIABLE):
+        given[VARIABLE] = environment[VARIABLE]
+    if not given:
+        given = {place: place for place in PLACES if Path(place).expanduser().exists()}
+    paths = {where: Path(path).expanduser() for where, path in given.items()}
+    if len({os.path.realpath(path) for path in paths.values()}) > 1:
+        both = " and ".join(f"{path} (by {where})" for where, path in paths.items())
+        raise ConfigError(f"there are two limits files, {both}: which of them counts is not clear. Leave one.")
+    return next((read_limits(path) for path in paths.values()), None)
+
+
+def read_limits(path: Path) -> Limits:
+    """The limits in a file that nobody but its owner, who is this user or root, can have written.
+
+    Raises:
+        ConfigError: it is missing, not readable, of another owner, writable by others, or not understood.
+    """
+    if not path.is_absolute():
+        raise ConfigError(f"the limits file {path} must be named by an absolute path, or from ~.")
+    values = mapping_in(_trusted_text(path), path)
+    known = [field.name for field in fields(Limits) if field.name != "source"]
+    for key in values:
+        if key not in known:
+            raise ConfigError(f"{path}: {key} is not a known key{nearest(str(key), known)}. Known: {', '.join(known)}.")
+    for key in ("folder", "epsilon", "delta"):
+        if values.get(key) is None:
+            raise ConfigError(f"{path}: {key} is missing. Needed: folder, epsilon, delta. See docs/limits.md.")
+    send = values.get("send") or []
+    if not isinstance(send, list) or not all(isinstance(one, str) for one in send) or len(set(send)) != len(send):
+        raise ConfigError(f"{path}: send={send!r} must be a list, each once. {_sendable()}")
+    given = {**values, "send": frozenset(send), "folder": Path(str(values["folder"])).expanduser()}
+    return Limits(**given, source=str(path))
+
+
+def _trusted_text(path: Path) -> str:
+    """What is in the file, of which this very handle is checked.
+
+    Raises:
+        ConfigError: see `read_limits`.
+    """
+    try:
+        with path.open("rb") as file:
+            found, data = os.fstat(file.fileno()), file.read()
+        folders = [(folder, folder.stat(), True) for folder in dict.fromkeys(_on_the_way(path))]
+        above = [(folder, folder.stat()) for one, *_ in folders for folder in one.resolve().parents]
+    except OSError as error:
+        raise ConfigError(
+            f"the limits file {path} cannot be read ({error.strerror}). Write it, or make it readable: chmod u+r "
+            f"{path}."
+        ) from error
+    for what, one, sticky in ((path, found, False), *folders):
+        if one.st_uid not in (0, os.getuid()):
+            raise ConfigError(
+                f"{what} belongs to user {one.st_uid}: limits count only if they are this user's own, or root's. Make "
+                f"it yours: sudo chown $(id -u) {what}."
+            )
+        others = stat.S_IWGRP | stat.S_IWOTH
+        if one.st_mode & others and not (sticky and one.st_mode & stat.S_ISVTX):
+            raise ConfigError(f"{what} can be written by others: anybody might raise the limits. chmod go-w {what}.")
+    for what, one in above:
+        if one.st_mode & stat.S_IWOTH and not one.st_mode & stat.S_ISVTX:
+            raise ConfigError(
+                f"{what}, above {path}, can be written by everybody, who might put another folder in its place. "
+                "Move the limits file to a folder of your own."
+            )
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not UTF-8 text (byte {error.start}).") from error
+
+
+def _on_the_way(path: Path) -> list[Path]:
+    """The folders whose writers decide what ``path`` is: its own, and those of the links that it leads through."""
+    found = [path.parent]
+    while path.is_symlink() and len(found) < 50:
+        path = path.parent / os.readlink(path)
+        found.append(path.parent)
+    return found
+
+
+def own_folder(folder: Path, source: str) -> None:
+    """Make the owner's folder if it is missing, and check that nobody else can write to it.
+
+    Raises:
+        ConfigError: it is no folder, cannot be made, or is another's.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.stat()
+    except OSError as error:
+        raise ConfigError(
+            f"{source}: folder: {folder} cannot be made ({error.strerror}). Make it, and own it: mkdir -p {folder}; "
+            f"chmod 700 {folder}."
+        ) from error
+    if found.st_uid not in (0, os.getuid()) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise ConfigError(
+            f"{source}: folder: {folder} can be written by others, who might set the lifetime ledger back. Own it, and "
+            f"chmod go-w {folder}."
+        )
+
+
+def _sendable() -> str:
+    return "What may be sent: " + "; ".join(f"{name}: {what}" for name, what in SEND.items()) + "."
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,142 @@
+"""What every silo releases beside the rounds of its algorithm: validation scores, and a model of its own at the end.
+
+All of it is planned before the run and at every silo. Budgets and calibration reserve the whole plan from the first
+round on, so that a run which spends its budget on rounds has what its last release costs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+from dpfl_plugin.privacy.composition import Planned, Share
+from dpfl_plugin.privacy.events import Charge, ChargeKind
+from dpfl_plugin.privacy.prior import Prior
+from dpfl_plugin.privacy.rules import PrivacyRules
+from dpfl_plugin.privacy.scores import Scores
+
+Kind = Literal["score", "personalise"]
+WHOLE: Final[Share] = (0.0, 1.0)
+NOT_RUN: Final = "not-run"  # noise_id of what is charged and was not released
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """The plan of a run.
+
+    Attributes:
+        last: the round number of the models of the silos' own: T.
+        scores: how scores are released; None for none. num_scores: how many each silo makes.
+        local_steps: private gradients of a silo's own model; 0 for none.
+    """
+
+    last: int
+    scores: Scores | None = None
+    num_scores: int = 0
+    local_steps: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.scores or self.local_steps)
+
+    @property
+    def training(self) -> Share:
+        """The part of each silo's records that gradients may read."""
+        return WHOLE if self.scores is None else self.scores.training
+
+    def guessed_kind(self, round: int, share: Share) -> ChargeKind:
+        """What a charge was for, of a ledger of an earlier version, whose lines do not say it."""
+        if self.scores is not None and share == self.scores.share:
+            return "score"
+        return "personalise" if self.local_steps and round >= self.last else "round"
+
+    def planned(self, kind: Kind, rules: PrivacyRules, num_records: int) -> tuple[Planned, int]:
+        """(one charge, how many of them) at a silo."""
+        if kind == "score":
+            assert self.scores is not None
+            return Planned(self.scores.release(rules.neighbouring, rules.unit), 1, self.scores.share), self.num_scores
+        levels = rules.noise_levels(self.last, self.local_steps)
+        ((release, count),) = rules.pattern(num_records, self.training, levels)  # one: noise that changes is refused
+        return Planned(release, count, self.training), 1
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        kinds: tuple[Kind, ...] = ("score",) if self.scores else ()
+        return (*kinds, "personalise") if self.local_steps else kinds
+
+
+class BesideMade:
+    """What silos released beside the rounds of a run, together with what is planned of it.
+
+    Args:
+        num_records: of each silo.
+    """
+
+    def __init__(self, plan: Beside, rules: PrivacyRules, num_records: tuple[int, ...]) -> None:
+        self.plan, self._rules, self._num_records = plan, rules, num_records
+        # (silo, round) -> names of noise, of each kind of release.
+        self._made: dict[Kind, defaultdict[tuple[int, int], set[str]]]
+        self._made = {kind: defaultdict(set) for kind in plan.kinds}
+        self._priors: dict[tuple[bool, tuple[Kind, int, str] | None], Prior] = {}  # until the next of them
+        self._least: dict[Kind, float] = {}  # noise multiplier that a charge beside the rounds had
+
+    def note(self, kind: Kind, charge: Charge, silos: Iterable[int]) -> None:
+        """Count a charge of this kind of each of ``silos``; one that is known already counts once."""
+        for silo in silos:
+            self._made[kind][silo, charge.round].add(charge.noise_id)
+        self._priors.clear()
+        noise = charge.release.noise_multiplier
+        self._least[kind] = min(noise, self._least.get(kind, noise))
+
+    def was_released(self, kind: Kind, silo: int, round: int, noise_id: str) -> bool:
+        """Whether a release beside the rounds was charged."""
+        return noise_id in self._made[kind].get((silo, round), ())
+
+    def prior(self, *, ahead: bool, following: tuple[Kind, int, str] | None = None) -> Prior:
+        """What silos released beside the rounds; with ``ahead``, and will have by the end.
+
+        A release that was made again with fresh noise counts again. Every silo counts as the one that made most.
+
+        Args:
+            following: what all silos are about to release, after which round, and the name of its noise.
+        """
+        key = ahead, following
+        if key not in self._priors:  # a pass over all silos
+            self._priors[key] = self._worked_out(ahead, following)
+        return self._priors[key]
+
+    def _worked_out(self, ahead: bool, following: tuple[Kind, int, str] | None) -> Prior:
+        more = {} if following is None else {following[:2]: {following[2]}}
+        counts: dict[Kind, int] = {}
+        for kind, made in self._made.items():
+            rounds, releases = Counter[int](), Counter[int]()
+            for (silo, round), noise_ids in made.items():
+                rounds[silo] += 1
+                releases[silo] += len(noise_ids | more.get((kind, round), set()))
+            again = max((releases[silo] - rounds[silo] for silo in rounds), default=0)
+            planned = self.plan.planned(kind, self._rules, min(self._num_records))[1]
+            counts[kind] = planned + again if ahead else max(releases.values(), default=0)
+        of_size = {n: self._releases(counts, n) for n in set(self._num_records)}
+        everywhere = {silo: of_size[n] for silo, n in enumerate(self._num_records) if of_size[n]}
+        return Prior(realised=everywhere, certain=everywhere)
+
+    def _releases(self, counts: Mapping[Kind, int], num_records: int) -> tuple[Planned, ...]:
+        found = []
+        for kind, count in counts.items():
+            one, _ = self.plan.planned(kind, self._rules, num_records)
+            # Noise that was solved for may be found a hair different on another machine: what was charged counts.
+            noise = min(one.release.noise_multiplier, self._least.get(kind, math.inf))
+            release = replace(one.release, noise_multiplier=noise)
+            found += [replace(one, release=release, count=one.count * count)] if count else []
+        return tuple(found)
+
+    def scores_not_made(self, rounds: Iterable[int]) -> list[Charge]:
+        """Charges of scores that were planned after so many ``rounds`` each, as if all silos had made them."""
+        one, _ = self.plan.planned("score", self._rules, 1)
+        return [
+            Charge(round=t, silo=silo, release=one.release, count=1, share=one.share, noise_id=NOT_RUN, kind="score")
+            for t in rounds
+            for silo in range(len(self._num_records))
+        ]

@@ -1,0 +1,376 @@
+"""From a checked configuration to the parts of a run; every option of every plugin is checked here, before work."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dpfl_plugin.algorithms.base import Algorithm, Setting
+from dpfl_plugin.config.schema import Config
+from dpfl_plugin.core.outcomes import Outcome as LabelOutcome
+from dpfl_plugin.core.streams import stream
+from dpfl_plugin.core.vectors import Layout
+from dpfl_plugin.data import base as base_data
+from dpfl_plugin.data.base import Holding
+from dpfl_plugin.errors import UnsupportedError
+from dpfl_plugin.federation.memory import Memory
+from dpfl_plugin.federation.planning import rehearse
+from dpfl_plugin.federation.silo_group import SiloGroup
+from dpfl_plugin.gradients import base as engines
+from dpfl_plugin.gradients import smoothing
+from dpfl_plugin.gradients.base import Records
+from dpfl_plugin.gradients.replay import cuda_graph
+from dpfl_plugin.models.attributes import Attributes, describe
+from dpfl_plugin.oracle import check_released
+from dpfl_plugin.privacy.accountants import Accountant
+from dpfl_plugin.privacy.costs import RoundCost
+from dpfl_plugin.privacy.extra_releases import Beside
+from dpfl_plugin.privacy.participation import WITH_REPLACEMENT
+from dpfl_plugin.privacy.prior import NO_PRIOR, Prior
+from dpfl_plugin.privacy.rules import PrivacyRules
+from dpfl_plugin.runs.engines import (
+    check_engine,
+    choose_engine,
+    graphs_of,
+    lockstep_of,
+    may_be_together,
+    plan_memory,
+    stack_of,
+)
+from dpfl_plugin.runs.extra_releases import beside
+from dpfl_plugin.runs.forecast import Forecast
+from dpfl_plugin.runs.models import check_outcome, flat_model, model_and_loss, records_of
+from dpfl_plugin.runs.plugins import is_ours, make_accountant, make_algorithm
+from dpfl_plugin.runs.rules import no_guarantee, privacy_rules, weak_claims
+from dpfl_plugin.runs.setting import check_records, hold_all, make_setting
+from dpfl_plugin.runs.silo_settings import (
+    NO_OWN,
+    OwnSettings,
+    alike,
+    noise_of,
+    others,
+    own_settings,
+    refuse_silos,
+    weights_by_noise,
+    with_own,
+)
+
+Hold = Callable[[Config, Path], Holding]
+PriorOf = Callable[[str, int, PrivacyRules], Prior]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What a run is made of.
+
+    Attributes:
+        noise_multiplier: what the mechanism was made with: given, or solved for.
+        model: the initial global model (d,).
+        holding: what is known of all records, without those themselves.
+        engine_reason: why this engine.
+        memory: what this process may use.
+        beside: what silos release beside the algorithm's rounds.
+        module, loss, engine: the model and its per-example gradients.
+        planned: what all rounds cost, how many of each, where noise was solved for them; else None.
+        train, test: records by silo id, of the silos that this process holds: in process all of them.
+        attributes: what decides what model and loss compute besides parameters and buffers, as they were made.
+        stack: silos advanced together; lockstep: whether they are answered together, too.
+        own: silos with privacy settings of their own; their noise multipliers are in ``rules``.
+    """
+
+    host: SiloGroup
+    algorithm: Algorithm
+    setting: Setting
+    rules: PrivacyRules
+    noise_multiplier: float
+    planned: Counter[RoundCost] | None
+    accountant: Accountant
+    model: torch.Tensor
+    holding: Holding
+    caveats: tuple[str, ...]
+    engine_reason: str
+    memory: Memory
+    beside: Beside
+    module: torch.nn.Module
+    loss: engines.Loss
+    engine: engines.Engine
+    train: dict[int, Records]
+    test: dict[int, Records]
+    attributes: Attributes
+    stack: int
+    lockstep: bool
+    own: OwnSettings = NO_OWN
+
+    @property
+    def num_records(self) -> tuple[int, ...]:
+        """Training records of each silo."""
+        return self.holding.survey.num_records
+
+    @property
+    def num_test_records(self) -> tuple[int, ...]:
+        return self.holding.survey.num_test_records
+
+    @property
+    def data_sha256(self) -> str:
+        """By what all records are known again, when a run is resumed or shares a ledger: see `Survey`."""
+        return self.holding.survey.data_sha256
+
+    @property
+    def outcome(self) -> LabelOutcome:
+        """What labels are."""
+        return self.holding.survey.outcome
+
+    @property
+    def inputs(self) -> base_data.Inputs | None:
+        """What a record is before preprocessing, where that is known."""
+        return self.holding.survey.inputs
+
+    @property
+    def machines(self) -> tuple[Mapping[str, Any], ...]:
+        """What computes at silos elsewhere."""
+        return self.holding.machines
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the owner of the records should look at before training; not to be published."""
+        return self.holding.notes
+
+    @property
+    def names(self) -> Mapping[int, str]:
+        """Of silos, by id, where the data have any; not to be published."""
+        return self.holding.names
+
+    @property
+    def layout(self) -> Layout:
+        return Layout.of(self.module)
+
+    @property
+    def plugins(self) -> tuple[object, ...]:
+        """What computes the releases; if their code changes, so may the bits."""
+        rules, modules = self.rules, self.module.modules()
+        made_by = (rules.mechanism, rules.clipping, rules.schedule, rules.sampler)
+        return (self.algorithm, *made_by, self.engine, self.module, *modules, self.loss, *self.attributes.code)
+
+    @property
+    def options(self) -> Attributes:
+        """What users' own algorithm, mechanism and so on hold; of ours the configuration tells all."""
+        rules = self.rules
+        made_by = {"mechanism": rules.mechanism, "clipping": rules.clipping, "schedule": rules.schedule}
+        all_of_them = {"algorithm": self.algorithm, **made_by, "sampler": rules.sampler}
+        return describe({f"the {name}": one for name, one in all_of_them.items() if not is_ours(one)})
+
+
+def refuse_outcome(parts: Parts, what: str) -> None:
+    """Raise UnsupportedError, for ``what`` knows classes only."""
+    if parts.outcome.kind != "classes":
+        raise UnsupportedError(
+            f"{what} knows labels that are classes only; here they are {parts.outcome.kind}. The guarantee does not "
+            "need it: clipping bounds each record's gradient, whatever the loss."
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Draft:
+    """What is decided before noise is solved for. Attributes are those of `Parts`; trial is two made-up records."""
+
+    algorithm: Algorithm
+    accountant: Accountant
+    holding: Holding
+    module: torch.nn.Module
+    loss: engines.Loss
+    trial: torch.Tensor
+    attributes: Attributes
+    own: OwnSettings
+    setting: Setting
+    model: torch.Tensor
+    train: dict[int, Records]
+    test: dict[int, Records]
+    room: Memory
+    engine: engines.Engine
+    engine_reason: str
+
+
+def build(
+    config: Config,
+    base: Path,
+    noise_multiplier: float | None = None,
+    prior: PriorOf = lambda data_sha256, num_silos, rules: NO_PRIOR,
+    hold: Hold = hold_all,
+    chunk_bytes: int | None = None,
+    module: torch.nn.Module | None = None,
+    loss: engines.Loss | None = None,
+    silo_noise: Mapping[int, float] | None = None,
+) -> Parts:
+    """All parts of a run; ``base`` is the folder from which a configuration's relative paths start.
+
+    Args:
+        noise_multiplier: what was solved for when the run began; None to solve now, if the configuration asks for it.
+        prior: what earlier runs released, for silos with these records: noise is solved for what they left.
+        hold: loads the records of this process.
+        chunk_bytes: for the gradients of single examples at a time; None to decide by the memory that there is.
+        module, loss: a model and its loss where somebody else made them; None for what the configuration names.
+        silo_noise: as ``noise_multiplier``, of silos with settings of their own, by id.
+
+    Raises:
+        ConfigError, DataError: something in the configuration or in the data files is wrong.
+    """
+    draft = _draft(config, base, hold, chunk_bytes, module, loss)
+    own, survey, setting = draft.own, draft.holding.survey, draft.setting
+    releases_beside = beside(config, draft.accountant)
+    noise, planned = _noise(config, draft, prior, noise_multiplier)
+    if own.of and silo_noise is None:
+        silo_noise = noise_of(config, own, survey.num_records, lambda c, n: _forecast(c, draft, n).noise())
+    rules = with_own(privacy_rules(config, noise), config, own, silo_noise or {})
+    if config.silo_weights == "noise":
+        setting = replace(setting, weights=weights_by_noise(rules, survey.num_records))
+    check_engine(draft.engine, rules, draft.module, draft.loss, draft.model, draft.trial)
+    lockstep = lockstep_of(config, draft.engine, rules)
+    _check_first_round(config, draft.algorithm, setting, rules, draft.module, draft.loss, draft.model)
+    return Parts(
+        host=_silo_group(config, draft, rules, releases_beside, lockstep=lockstep),
+        algorithm=draft.algorithm,
+        setting=setting,
+        rules=rules,
+        noise_multiplier=noise,
+        planned=planned,
+        accountant=draft.accountant,
+        model=draft.model,
+        holding=replace(draft.holding, silos={}),
+        caveats=(*survey.caveats, *weak_claims(config, rules, survey.num_records), *no_guarantee(rules)),
+        engine_reason=draft.engine_reason,
+        memory=draft.room,
+        beside=releases_beside,
+        module=draft.module,
+        loss=draft.loss,
+        engine=draft.engine,
+        train=draft.train,
+        test=draft.test,
+        attributes=draft.attributes,
+        stack=stack_of(config, lockstep),
+        lockstep=lockstep,
+        own=own,
+    )
+
+
+def _draft(
+    config: Config,
+    base: Path,
+    hold: Hold,
+    chunk_bytes: int | None,
+    module: torch.nn.Module | None,
+    loss: engines.Loss | None,
+) -> _Draft:
+    # Cheap parts first, so that a misspelt option is found before data are loaded.
+    algorithm, accountant, rules = make_algorithm(config), make_accountant(config), privacy_rules(config)
+    holding = hold(config, base)
+    num_records = holding.survey.num_records
+    module, loss, trial = model_and_loss(config, holding, module, loss)
+    attributes = describe({"the model": module, "the loss": loss})  # before engines are tried: here one, there all
+    check_outcome(config, holding.survey.outcome)
+    own = own_settings(config, len(num_records), holding.names)
+    check_records(config, with_own(rules, config, own, dict.fromkeys(own.of, 1.0)), num_records, holding.names)
+    setting = make_setting(config, num_records, holding.names)
+    model = flat_model(module)
+    train, test = records_of(holding, trial)
+    stack = stack_of(config, may_be_together(config, rules, module, loss))
+    room = plan_memory(config, algorithm, setting, rules, model, train, test, stack, chunk_bytes)
+    engine, reason = choose_engine(config, rules, module, loss, holding.survey, trial, room)
+    return _Draft(
+        algorithm=algorithm,
+        accountant=accountant,
+        holding=holding,
+        module=module,
+        loss=loss,
+        trial=trial,
+        attributes=attributes,
+        own=own,
+        setting=setting,
+        model=model,
+        train=train,
+        test=test,
+        room=room,
+        engine=engine,
+        engine_reason=reason,
+    )
+
+
+def _noise(
+    config: Config, draft: _Draft, prior: PriorOf, begun_with: float | None
+) -> tuple[float, Counter[RoundCost] | None]:
+    """The noise multiplier that is given, or was solved for before, or is solved for now; and then what it was for."""
+    given = config.privacy.noise_multiplier
+    if given is not None:
+        return given, None
+    if begun_with is not None:
+        return begun_with, None
+    survey = draft.holding.survey
+    before = prior(survey.data_sha256, draft.setting.num_silos, privacy_rules(config))
+    return _forecast(alike(config, None), draft, others(draft.own, survey.num_records), before).solved()
+
+
+def _forecast(config: Config, draft: _Draft, num_records: tuple[int, ...], before: Prior = NO_PRIOR) -> Forecast:
+    return Forecast(config, draft.algorithm, draft.accountant, draft.setting, num_records, privacy_rules, before)
+
+
+def _silo_group(config: Config, draft: _Draft, rules: PrivacyRules, extra: Beside, *, lockstep: bool) -> SiloGroup:
+    device, num_here = draft.model.device, len(draft.train)
+    graphs = graphs_of(config, draft.engine, rules, lockstep=lockstep, num_here=num_here, device=device)
+    return SiloGroup(
+        model=draft.module,
+        loss=draft.loss,
+        algorithm=draft.algorithm,
+        rules=rules,
+        engine=draft.engine,
+        train=draft.train,
+        test=draft.test,
+        states=draft.algorithm.init_silos(draft.model, num_here),
+        scores=extra.scores,
+        chunk_bytes=draft.room.chunk,
+        lockstep=lockstep,
+        record=cuda_graph if graphs else None,
+        digests=draft.holding.training,
+        outcome=draft.holding.survey.outcome,
+    )
+
+
+def _check_first_round(
+    config: Config,
+    algorithm: Algorithm,
+    setting: Setting,
+    rules: PrivacyRules,
+    module: torch.nn.Module,
+    loss: engines.Loss,
+    model: torch.Tensor,
+) -> None:
+    """Raise what the first round would, before anything is on disk."""
+    server = algorithm.init_server(model, setting)
+    first = algorithm.round_plan(server, 0, setting, stream(config.seed, "plan"))
+    if first.participation == WITH_REPLACEMENT:
+        refuse_silos(config, "drawing with replacement is accounted for silos that have one noise")
+    for round in {0, (setting.rounds or 1) - 1}:
+        rules.factors(round, first.num_gradients)
+    if first.smoothing is not None:
+        if rules.unit == "person":
+            raise UnsupportedError(
+                "privacy.unit='person': gradients of smoothed losses are taken of single records. Use unit: record, or "
+                "an algorithm without smoothing."
+            )
+        if config.runtime.precision != "float32":
+            raise UnsupportedError(
+                f"runtime.precision={config.runtime.precision!r}: gradients of smoothed losses are taken in full "
+                "precision only. Use float32."
+            )
+        for key in ("lockstep", "graphs"):
+            if getattr(config.runtime, key):
+                raise UnsupportedError(
+                    f"runtime.{key}=true: gradients of smoothed losses are taken silo by silo. Leave {key} out."
+                )
+        smoothing.engine(first.smoothing, module, loss)
+    if rules.unit == "silo":
+        up, rehearsal = rehearse(algorithm, server, first)
+        check_released(up, rehearsal.released)

@@ -1,0 +1,288 @@
+"""Run folders: plain files that survive crashes and parallel file systems. No pickle is read or written."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from json.encoder import encode_basestring_ascii
+from pathlib import Path
+from typing import Any, Literal, TextIO
+
+from dpfl_plugin.access import Access, make_folder, opener
+from dpfl_plugin.errors import BusyError, ConfigError, Worded, is_full
+
+
+def write_atomic(
+    path: Path, content: bytes | str, access: Access | None = None, *, outlasts_power: bool = True
+) -> None:
+    """Write a whole file or nothing: temporary, fsync, rename.
+
+    Args:
+        access: who may read it; None: as the umask says, and no more than may read the folder.
+        outlasts_power: whether it has to be there, and whole, after a power cut, too: that takes most of the time.
+    """
+    write_together(path.parent, {path.name: content}, access, outlasts_power=outlasts_power)
+
+
+def write_together(
+    folder: Path, contents: Mapping[str, bytes | str], access: Access | None = None, *, outlasts_power: bool = True
+) -> None:
+    """Write some files of one folder, each whole or not at all, and all of them before it returns.
+
+    They are renamed in their order. A power cut before the end may leave any of them as it was: which of these are of
+    one writing has to be told by what they hold.
+
+    Args:
+        contents: by name; access, outlasts_power: see `write_atomic`.
+    """
+    temporary = {name: folder / f".{name}.tmp-{os.getpid()}" for name in contents}
+    try:
+        for name, content in contents.items():
+            temporary[name].unlink(missing_ok=True)  # a process of this number that crashed: its mode may be any
+            with naming(folder / name), open(temporary[name], "wb", opener=opener(access)) as file:
+                file.write(content.encode() if isinstance(content, str) else content)
+                file.flush()
+                if outlasts_power:
+                    os.fsync(file.fileno())
+    except OSError:
+        for path in temporary.values():
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)  # on a full disk, what is there of it takes room from others
+        raise
+    for name, path in temporary.items():
+        os.replace(path, folder / name)
+    if outlasts_power:
+        sync_folder(folder)
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Name the file in errors of the system: those of writing and syncing, other than those of opening, do not."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or (error.filename is not None and not is_full(error)):
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in a folder durable; file systems that cannot are left as they are."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def private_folder(path: Path) -> None:
+    """Make a folder that nobody but its owner looks into; one that is there stays as it is."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.mkdir(mode=0o700, exist_ok=True)
+
+
+def to_json(value: Any, indent: Literal[2] | None = 2) -> str:
+    """JSON by the standard: infinities and NaN become null.
+
+    The text is that of `json.dumps`, which takes three times as long to indent it; statements of privacy are written
+    before every charge.
+    """
+    return json.dumps(_finite(value), allow_nan=False) if indent is None else _indented(value, "\n")
+
+
+def _indented(value: Any, line: str) -> str:
+    """As JSON; ``line`` ends a line, and begins the next as far to the right as ``value`` is."""
+    if isinstance(value, str):
+        return encode_basestring_ascii(value)
+    if isinstance(value, float):
+        return float.__repr__(value) if math.isfinite(value) else "null"
+    inner = line + "  "
+    if isinstance(value, Mapping):
+        items = [f"{encode_basestring_ascii(str(key))}: {_indented(item, inner)}" for key, item in value.items()]
+        return f"{{{inner}{f',{inner}'.join(items)}{line}}}" if items else "{}"
+    if isinstance(value, list | tuple):
+        items = [_indented(item, inner) for item in value]
+        return f"[{inner}{f',{inner}'.join(items)}{line}]" if items else "[]"
+    return json.dumps(value)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+@contextlib.contextmanager
+def locked(path: Path, taken: str, *, other: str = "folder") -> Iterator[TextIO]:
+    """Hold a lock file; the system lets go of it when the process ends, however it ends.
+
+    Yields the file: a child that inherits its descriptor holds the lock, too, until it ends.
+
+    Args:
+        taken: the message for whom finds it held; ``{holder}`` says by which process.
+        other: what to use another of, where locks do not work.
+
+    Raises:
+        BusyError: another process holds it; ConfigError: it cannot be written, or locks do not work there.
+    """
+    try:
+        lock = open(path, "a+", opener=opener("owner"))  # noqa: SIM115, it is closed below
+    except OSError as error:
+        if is_full(error):
+            raise
+        raise _unwritable(path.parent, error, other) from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            lock.seek(0)
+            raise BusyError(type(taken)(taken.replace("{holder}", lock.read().strip() or "unknown"))) from error
+        except OSError as error:
+            raise _without_locks(path.parent, str(error.strerror), other) from error
+        if not _excludes(path):
+            raise _without_locks(path.parent, "a second one was granted in addition to the first", other)
+        holder = f"pid {os.getpid()} on {os.uname().nodename}".encode()
+        with naming(path):  # by the system's own call: what stayed in a buffer would fail once more at the file's close
+            if os.pread(lock.fileno(), len(holder) + 1, 0) != holder:  # else this process has had it before
+                os.ftruncate(lock.fileno(), 0)
+                os.write(lock.fileno(), holder)
+        yield lock
+
+
+@contextlib.contextmanager
+def held(path: Path, taken: str) -> Iterator[None]:
+    """Hold a file that is there, by whatever name: a second name of it (a hard link) has another lock file beside it.
+
+    Raises:
+        BusyError: somebody else holds it, with the message ``taken``; ConfigError: it cannot be written to.
+    """
+    try:
+        file = open(path, "r+b")  # noqa: SIM115, it is closed below
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written to ({error.strerror}).") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise BusyError(taken) from error
+        except OSError as error:
+            raise _without_locks(path.parent, str(error.strerror), "folder") from error
+        yield
+
+
+def _excludes(path: Path) -> bool:
+    """Whether a lock that is held on a file keeps others from it; some file systems grant it to all who ask."""
+    with open(path, "rb") as second:
+        try:
+            fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False
+
+
+def _without_locks(folder: Path, why: str, other: str) -> ConfigError:
+    return ConfigError(
+        Worded(
+            f"{folder}: file locks do not work there ({why}), so that two processes could write to one ledger at the "
+            f"same time and damage it. Use another {other}, on a file system that has locks, or have this one mounted "
+            "with them (Lustre: the mount option flock)."
+        )
+    )
+
+
+def _unwritable(folder: Path, error: OSError, other: str) -> ConfigError:
+    return ConfigError(Worded(f"{folder}: the folder cannot be written to ({error.strerror}). Use another {other}."))
+
+
+class RunFolder:
+    """The files of one run, `<out>/<name>/<id>/`.
+
+    Args:
+        access: who may read what is written to it from now on.
+    """
+
+    def __init__(self, path: Path, access: Access = "owner") -> None:
+        self.path, self.access = path, access
+        self.config = path / "config.yaml"
+        self.metrics = path / "metrics.jsonl"
+        self.ledger = path / "ledger.jsonl"
+        self.statement = path / "ledger.json"
+        self.privacy = path / "privacy.md"
+        self.details = path / "details.json"
+        self.model = path / "model.safetensors"
+        self.checkpoint = path / "checkpoint"
+        self.result = path / "result.json"
+        self.environment = path / "environment.json"
+        self.log = path / "log.txt"
+        self.curves = path / "curves.png"
+        self.silos = path / "silos.csv"
+        self.profile = path / "profile.json"
+        self.silo_ranks = path / "silos"  # what the server of an MPI job must not have
+
+    def make(self) -> None:
+        """Make the folder, unless it is there."""
+        make_folder(self.path, self.access)
+
+    def write(self, path: Path, content: bytes | str) -> None:
+        """Write a file of this folder, the whole of it or nothing."""
+        write_atomic(path, content, self.access)
+
+    def write_together(self, contents: Mapping[str, bytes | str]) -> None:
+        """Write files of this folder, by their names: see the function."""
+        write_together(self.path, contents, self.access)
+
+    def append(self, path: Path, text: str) -> None:
+        """Add to a file of this folder."""
+        with naming(path), open(path, "a", opener=opener(self.access)) as file:
+            file.write(text)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep a second process out of the folder.
+
+        Raises:
+            BusyError: another process is at work in it; ConfigError: it cannot be written to.
+        """
+        try:
+            self.make()
+        except OSError as error:
+            if is_full(error):
+                raise
+            raise _unwritable(self.path, error, "{out}") from error
+        what = f"{self.path}: another process ({{holder}}) is running this very configuration. "
+        with locked(self.path / ".lock", Worded(what + "Wait for it, end it, or use another {out}."), other="{out}"):
+            yield
+
+    def label(self) -> str | None:
+        """What the file that the run is from calls it; None where that has one run only, or nobody told."""
+        try:
+            found = json.loads(self.environment.read_text())["label"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return None if found is None else str(found)
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """The evaluations so far; a torn last line (a crash while writing) is left out."""
+        if not self.metrics.exists():
+            return []
+        found = []
+        for line in self.metrics.read_text(errors="replace").splitlines():
+            with contextlib.suppress(json.JSONDecodeError):
+                found.append(json.loads(line))
+        return found
+
+    def keep_metrics(self, last_round: int) -> list[dict[str, Any]]:
+        """Keep the evaluations up to a checkpoint's round; the later ones will be made again."""
+        kept = [line for line in self.read_metrics() if line["round"] <= last_round]
+        self.write(self.metrics, "".join(to_json(line, None) + "\n" for line in kept))
+        return kept
+
+    def add_metrics(self, line: Mapping[str, Any]) -> None:
+        self.append(self.metrics, to_json(line, None) + "\n")

@@ -1,0 +1,292 @@
+"""A run before it begins: what its rounds will cost is known without any record, so its noise can be solved for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from dpfl_plugin.algorithms.base import Algorithm, Setting
+from dpfl_plugin.config.schema import Config
+from dpfl_plugin.data.base import Federation, survey
+from dpfl_plugin.errors import BudgetError, ConfigError
+from dpfl_plugin.federation.planning import Planner
+from dpfl_plugin.federation.rehearsal import rehearsal, rounds_ahead
+from dpfl_plugin.privacy.account import PrivacyAccount
+from dpfl_plugin.privacy.accountants import Accountant
+from dpfl_plugin.privacy.calibration import RESOLUTION, least_noise, most
+from dpfl_plugin.privacy.costs import MOST_ROUNDS, RoundCost
+from dpfl_plugin.privacy.ledger import Ledger
+from dpfl_plugin.privacy.prior import NO_PRIOR, Prior, earlier_runs
+from dpfl_plugin.privacy.rules import PrivacyRules
+from dpfl_plugin.runs.accounting import make_account
+from dpfl_plugin.runs.extra_releases import SHARED, beside, refuse_extra_releases
+from dpfl_plugin.runs.plugins import make_accountant, make_algorithm
+from dpfl_plugin.runs.record_marks import MarkKey
+from dpfl_plugin.runs.rules import privacy_rules
+from dpfl_plugin.runs.setting import check_records, federate, make_setting
+from dpfl_plugin.runs.silo_settings import refuse_silos
+
+MOST_PLANNED = 10**5  # rounds, local steps
+MANY_ROUNDS = 10**4  # planning them takes more than a second
+MUCH_NOISE = 100.0  # a solved noise multiplier above it, or
+LITTLE_LEFT = 0.1  # less than this share of a shared budget being left, deserves a second thought
+
+
+def solving(config: Config) -> str:
+    """What to say before noise is solved for, where that takes a while; or ""."""
+    if config.privacy.noise_multiplier is not None or (config.rounds or 0) < MANY_ROUNDS:
+        return ""
+    return f"solving for the noise of {config.rounds:,} rounds ..."
+
+
+def strain(noise_multiplier: float, epsilon: float, held: float = 0.0) -> str:
+    """Why noise that was solved for deserves a second thought, or ""; ``held``: epsilon of earlier runs."""
+    if held > (1 - LITTLE_LEFT) * epsilon:
+        return (
+            f"earlier runs in the shared ledger hold epsilon {held:.4g} of {epsilon:g}: less than {LITTLE_LEFT:.0%} of "
+            f"the budget is left, and noise_multiplier {noise_multiplier:g} is what this run takes for it"
+        )
+    if noise_multiplier > MUCH_NOISE:
+        return (
+            f"noise_multiplier {noise_multiplier:g} is above {MUCH_NOISE:g}: the noise on a silo's mean over b records "
+            f"has a standard deviation of up to {2 * noise_multiplier:g} / b times clip_norm in every coordinate. "
+            "Fewer rounds, fewer local steps or a larger epsilon take less"
+        )
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """A run but for its records.
+
+    Attributes:
+        num_records: of each silo.
+        rules: how releases are made with a noise multiplier, if the configuration leaves that open.
+        prior: what earlier runs released; the budget is for all together.
+    """
+
+    config: Config
+    algorithm: Algorithm
+    accountant: Accountant
+    setting: Setting
+    num_records: tuple[int, ...]
+    rules: Callable[[Config, float], PrivacyRules]
+    prior: Prior = NO_PRIOR
+
+    def changed(
+        self, *, max_participations: int | None = None, rounds: int | None = None, **privacy: object
+    ) -> Forecast:
+        """With other values in the configuration; None leaves the cap or the rounds as they are."""
+        values: dict[str, object] = {"privacy": self.config.privacy.model_copy(update=privacy)}
+        if max_participations is not None:
+            values["max_participations"] = max_participations
+        if rounds is not None:
+            values["rounds"] = rounds
+        return replace(self, config=self.config.model_copy(update=values))
+
+    def account(
+        self,
+        noise_multiplier: float = 1.0,
+        costs: Mapping[int, RoundCost] | None = None,
+        second_opinion: Accountant | None = None,
+    ) -> PrivacyAccount:
+        """An account of rounds that cost ``costs``, of which nobody has been charged; the budget stays the run's."""
+        return make_account(
+            self.config,
+            rules=self.rules(self.config, noise_multiplier),
+            accountant=second_opinion or self.accountant,
+            budget_accountant=self.accountant,
+            setting=self.setting,
+            num_records=self.num_records,
+            ledger=Ledger(),
+            prior=self.prior,
+            costs=costs,
+            stateless=not self.algorithm.init_silos(torch.zeros(1), 1),
+        )
+
+    def unlimited(self) -> Forecast:
+        """Without the budget, but with the noise of scores that is solved for it."""
+        scores, config = beside(self.config, self.accountant).scores, self.config
+        if scores is not None:
+            config = config.with_score_noise(scores.noise_multiplier)
+        return replace(self, config=config).changed(epsilon=None)
+
+    @property
+    def planner(self) -> Planner:
+        num_silos = self.setting.num_silos
+        equal = (1 / num_silos,) * num_silos
+        training = beside(self.config, self.accountant).training
+        return Planner(self.algorithm, self.setting, equal, self.config.seed, training)
+
+    def costs(self, limit: int, noise_multiplier: float = 1.0) -> dict[int, RoundCost]:
+        """What up to ``limit`` rounds cost, without a budget that would end them before.
+
+        Where the configuration leaves the noise to be solved for, with this noise multiplier.
+        """
+        account = self.changed(epsilon=None).account(noise_multiplier)
+        for _ in rounds_ahead(account, self.planner, limit):
+            pass
+        return account.costs
+
+    def all_rounds(self, noise_multiplier: float) -> PrivacyAccount:
+        """An account of the rounds that a run would make, up to where a budget or a cap ends it."""
+        limit = self.config.rounds or MOST_ROUNDS
+        if self.config.rounds is not None:
+            costs = self.costs(limit, noise_multiplier)
+            account = self.account(noise_multiplier, costs)
+            if account.affords_all(Counter(costs.values())):  # whoever is drawn: nothing but a cap ends it before
+                return account
+        account = self.account(noise_multiplier)
+        for _ in rehearsal(account, self.planner, limit):
+            pass
+        return account
+
+    def noise(self) -> float:
+        """The least noise multiplier with which all rounds fit the budget, whoever is drawn; see `solved`."""
+        return self.solved()[0]
+
+    def solved(self) -> tuple[float, Counter[RoundCost]]:
+        """(`noise`, what rounds cost with it, how many of each), by `least_noise`.
+
+        In the server's view that is a silo which takes part in every round, or in ``max_participations`` of them.
+
+        Raises:
+            ConfigError: no noise does; BudgetError: none after the runs that a shared ledger holds.
+            UnsupportedError: the accountant does not know what will be released.
+        """
+        config = self.config
+        refuse_silos(config, "noise is solved for one kind of silo at a time")
+        assert config.rounds is not None
+        assert config.privacy.epsilon is not None
+        open_ended = self.changed(noise_multiplier=None)
+        account = self.account()
+        self._check_left(account.held())
+        counted = Counter(open_ended.costs(config.rounds).values())
+
+        def with_noise(noise: float) -> Counter[RoundCost]:
+            rounds: Counter[RoundCost] = Counter()
+            for cost, number in counted.items():
+                rounds[cost.scaled(noise)] += number
+            return rounds
+
+        def epsilon(noise: float) -> float:
+            return open_ended.account(noise).epsilon_of(with_noise(noise), config.privacy.budget_view)
+
+        def fits(noise: float) -> bool:
+            return open_ended.account(noise).affords_all(with_noise(noise))
+
+        try:
+            noise = least_noise(epsilon, config.privacy.epsilon, fits)
+        except ConfigError as error:
+            if self.prior.runs and type(error) is ConfigError:
+                held = f"{earlier_runs(self.prior)}, at epsilon {account.held():.4g}"
+                raise BudgetError(
+                    f"privacy.epsilon={config.privacy.epsilon!r} is out of reach: the ledger holds {held}, and leaves "
+                    "too little for this one. Raise privacy.epsilon, or ask for fewer rounds or local steps."
+                ) from error
+            what = f"privacy.{error}" if str(error).startswith("epsilon=") else str(error)
+            raise type(error)(what) from error
+        return noise, with_noise(noise)
+
+    def _check_left(self, held: float) -> None:
+        """Raise BudgetError if earlier runs left less of the budget than one that used it all up may leave."""
+        epsilon = self.config.privacy.epsilon
+        assert epsilon is not None
+        if self.prior.runs and held > (1 - RESOLUTION) * epsilon:
+            left = f"only {epsilon - held:.2g} of it is left" if held < epsilon else "nothing of it is left"
+            raise BudgetError(
+                f"privacy.epsilon={epsilon!r} is out of reach: the ledger holds {earlier_runs(self.prior)}, at epsilon "
+                f"{held:.6g}, so that {left}: the budget is used up (up to {RESOLUTION:.1%} of one may stay, as "
+                "noise is not solved for more exactly). Raise privacy.epsilon, or use other data. Next time give the "
+                "first run a smaller privacy.epsilon than the later ones."
+            )
+
+    def rounds(self) -> int:
+        """The most rounds that fit the budget with the given noise, whoever is drawn; at most `MOST_PLANNED`."""
+        rehearsed = self.changed(epsilon=None, rounds=MOST_PLANNED)
+        account = rehearsed.account()
+        steps = rounds_ahead(account, rehearsed.planner, MOST_PLANNED)
+
+        def fits(rounds: int) -> bool:
+            while len(account.costs) < rounds and next(steps, None) is not None:
+                pass
+            first = {round: cost for round, cost in account.costs.items() if round < rounds}
+            return len(first) == rounds and self._fits(self.changed(rounds=rounds).account(costs=first))
+
+        return most(_as_far_as_known(fits, account.rules), MOST_PLANNED)
+
+    def local_steps(self, with_steps: Callable[[int], Algorithm]) -> int:
+        """The most local steps with which all rounds fit the budget, whoever is drawn, up to `MOST_PLANNED`."""
+        assert self.config.rounds is not None
+        rounds = self.config.rounds
+
+        def fits(steps: int) -> bool:
+            there = replace(self, algorithm=with_steps(steps))
+            return self._fits(there.account(costs=there.costs(rounds)))
+
+        return most(_as_far_as_known(fits, self.account().rules), MOST_PLANNED)
+
+    def max_participations(self) -> int:
+        """The largest cap with which all rounds fit the budget; all of them if none is needed, 0 if none is enough."""
+        assert self.config.rounds is not None
+        uncapped = replace(self, config=self.config.model_copy(update={"max_participations": None}))
+        costs = uncapped.costs(self.config.rounds)
+
+        def fits(cap: int) -> bool:
+            return self._fits(self.changed(max_participations=cap).account(costs=costs))
+
+        return len(costs) if fits(len(costs)) else most(fits, len(costs) - 1)
+
+    def _fits(self, account: PrivacyAccount) -> bool:
+        privacy = self.config.privacy
+        assert privacy.epsilon is not None
+        return account.epsilon_ahead(privacy.budget_view) <= privacy.epsilon
+
+
+def _as_far_as_known(fits: Callable[[int], bool], rules: PrivacyRules) -> Callable[[int], bool]:
+    """Of a schedule's noise far ahead there may be no number, or no bound: then nothing fits."""
+
+    def known(number: int) -> bool:
+        try:
+            return fits(number)
+        except ConfigError:
+            if number == 1 or not rules.varies:
+                raise
+            return False
+
+    return known
+
+
+def forecast(
+    config: Config,
+    base: Path,
+    prior: Callable[[str, int, PrivacyRules], Prior] | None = None,
+    federation: Federation | None = None,
+    key: Path | None = None,
+) -> Forecast:
+    """What is known of a run before it begins; nothing of its records but their numbers is kept.
+
+    Args:
+        prior: as in `build`; None for nothing.
+        federation: the silos' records, where they are at hand.
+        key: the file of the key by which ``prior`` knows records again (`marks`).
+
+    Raises:
+        ConfigError, DataError: as `build`.
+    """
+    if prior is not None:
+        refuse_extra_releases(config, SHARED)
+    refuse_silos(config, "a forecast is of silos that all have the same settings")
+    algorithm, accountant, rules = make_algorithm(config), make_accountant(config), privacy_rules(config)
+    federation = federate(config, base) if federation is None else federation
+    num_records = tuple(len(silo.train_y) for silo in federation.silos)
+    check_records(config, rules, num_records, federation.names)
+    setting = make_setting(config, num_records, federation.names)
+    known = survey(federation)
+    known = known if key is None else MarkKey.at(key).marked(known)
+    before = NO_PRIOR if prior is None else prior(known.data_sha256, setting.num_silos, rules)
+    return Forecast(config, algorithm, accountant, setting, num_records, privacy_rules, before)

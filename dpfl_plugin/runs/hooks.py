@@ -1,0 +1,295 @@
+"""Who is told how a run goes: a person by a reporter, log.txt, and callbacks. One seam drives all of them.
+
+What callbacks are given is decided here: copies, and no more than the published files of a run say, besides the
+measurements (`callbacks.base`).
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from dpfl_plugin.callbacks.base import Callback, RoundInfo, RunInfo
+from dpfl_plugin.callbacks.tracker import Tracker
+from dpfl_plugin.config.load import run_id
+from dpfl_plugin.config.schema import Config
+from dpfl_plugin.core.outcomes import score_key
+from dpfl_plugin.core.rounding import places
+from dpfl_plugin.errors import ConfigError, told
+from dpfl_plugin.federation.progress import Progress
+from dpfl_plugin.privacy.account import PrivacyAccount
+from dpfl_plugin.privacy.rules import PrivacyRules
+from dpfl_plugin.runs.callback_guard import may_touch, nothing, untouched
+from dpfl_plugin.runs.folder import RunFolder
+from dpfl_plugin.runs.plugin_errors import trace
+from dpfl_plugin.runs.plugins import build_plugin
+
+LOGGED: Final = {"train_loss": "training loss", "test_accuracy": "test accuracy"}
+METRICS: Final = (*LOGGED, "gradient_dissimilarity")
+STAYED_AT_RANKS: Final = "losses and accuracies are with the silo ranks"
+MEASURED: Final = "Losses and accuracies are measured on raw records: no epsilon covers them"
+GIVEN: Final = (
+    "Callbacks or trackers were given the losses and accuracies that were known here, means over silos; what they keep "
+    "or send is not covered by any epsilon.",
+    "Callbacks were given the losses and accuracies of single silos that were known here; what they keep or send is "
+    "not covered by any epsilon.",
+)
+NOT_FOR_CALLBACKS: Final = ("silos", "silo_names", "dearest_silo", "lost", "notes", "folder", "model_file_sha256")
+
+
+class Reporter(Protocol):
+    """Tells a person how it goes."""
+
+    def note(self, text: str) -> None: ...
+
+    def detail(self, text: str) -> None:
+        """What only somebody who asks for it wants to see."""
+        ...
+
+    def start(self, rounds: int, done: int) -> None: ...
+
+    def evaluated(self, line: dict[str, Any]) -> None: ...
+
+    def ticked(self, progress: Progress) -> None: ...
+
+    def end(self) -> None: ...
+
+
+def callbacks_of(config: Config, base: Path, given: Sequence[Callback]) -> tuple[Callback, ...]:
+    """Those that were given, and the trackers of the configuration.
+
+    Raises:
+        ConfigError: one of them is no callback, or a tracker's package is missing.
+    """
+    named = [build_plugin("callbacks", block, base, where=f"trackers[{i}]") for i, block in enumerate(config.trackers)]
+    check_callbacks(given, "callbacks")
+    check_callbacks(named, "trackers")
+    return (*given, *named)
+
+
+def check_callbacks(given: Sequence[object], where: str) -> None:
+    """Raise ConfigError unless all are callbacks."""
+    for i, one in enumerate(given):
+        if not isinstance(one, Callback):
+            hint = f"; make one: {one.__name__}()" if isinstance(one, type) else ""
+            raise ConfigError(f"{where}[{i}]={one!r} must be an instance of dpfl_plugin.callbacks.Callback{hint}.")
+
+
+def public_values(config: Config, *, secure: bool) -> dict[str, Any]:
+    """A configuration as callbacks get it.
+
+    Args:
+        secure: whether noise is the operating system's; else it follows from the seed, which is left out.
+    """
+    values = config.model_dump(mode="json", exclude={"trackers": True, **({} if secure else {"seed": True})})
+    return dict(values)
+
+
+def epsilon_of(config: Config, neighbouring: str) -> str:
+    """Whom epsilon protects, and from what, in words."""
+    return (
+        f"one {config.privacy.unit}, {neighbouring.replace('_', '-')} neighbours, at delta {config.privacy.delta:g}; "
+        "server: against the server, of the silo that spent most; third_party: against whoever sees the models alone. "
+        "What is assumed and what is not covered: privacy.md"
+    )
+
+
+class Calls:
+    """Calls callbacks, each with a copy, and goes on whatever they raise.
+
+    Args:
+        say: tells a person, in one line. log: keeps a traceback.
+    """
+
+    def __init__(self, callbacks: Sequence[Callback], say: Callable[[str], None], log: Callable[[str], None]) -> None:
+        self.callbacks, self._say, self._log = list(callbacks), say, log
+        self._failed: Counter[int] = Counter()
+
+    def begin(self, run: RunInfo) -> None:
+        """A callback that cannot begin is left out from then on."""
+        for one in list(self.callbacks):
+            if not self._call(one, "on_begin", run, then="It is left out from now on"):
+                self.callbacks.remove(one)
+                self._close(one)
+
+    def round(self, info: RoundInfo) -> None:
+        for one in self.callbacks:
+            silos = info.silos if one.per_silo else None
+            epsilon = None if info.metrics is None and not one.epsilon_each_round else info.epsilon
+            self._call(one, "on_round", replace(info, silos=silos, epsilon=epsilon))
+
+    def end(self, result: Mapping[str, Any]) -> None:
+        for one in self.callbacks:
+            self._call(one, "on_end", result)
+            if (times := self._failed[id(one)]) > 1:
+                self._say(f"callback {_name(one)} failed {times} times in this session")
+
+    def close(self) -> None:
+        """However the session ended, also where `end` was not reached."""
+        for one in self.callbacks:
+            self._close(one)
+        self.callbacks = []
+
+    def _close(self, callback: Callback) -> None:
+        if isinstance(callback, Tracker):
+            self._call(callback, "close")
+
+    def _call(self, callback: Callback, event: str, *given: Any, then: str = "It is called again") -> bool:
+        """Whether it did not fail. The first failure of a callback is told and logged, the others are counted."""
+        try:
+            if event == "on_begin":
+                self._tell_what_leaves(callback, *given)
+            getattr(callback, event)(*copy.deepcopy(given))
+        except Exception as error:  # whatever it does, the run's data come first
+            self._failed[id(callback)] += 1
+            if self._failed[id(callback)] == 1:
+                self._log(trace(error))
+                what = f"callback {_name(callback)} failed in {event}: {told(error)}"
+                self._say(f"warning: {what}. The run continues. {then}")
+            return False
+        return True
+
+    def _tell_what_leaves(self, callback: Callback, run: RunInfo) -> None:
+        if isinstance(callback, Tracker):
+            self._say(f"tracker {callback.name}: {callback.goes_to(run)}. {MEASURED}")
+        if callback.per_silo:
+            self._say(f"callback {_name(callback)} gets what is measured at every single silo. {MEASURED}")
+
+
+def _name(callback: Callback) -> str:
+    return type(callback).__qualname__
+
+
+class Hooks:
+    """Passes on to the reporter; writes notes and evaluations to log.txt with the time; and calls the callbacks."""
+
+    def __init__(self, reporter: Reporter, folder: RunFolder, callbacks: Sequence[Callback] = ()) -> None:
+        self._reporter, self._folder = reporter, folder
+        self._calls = Calls(callbacks, self.note, lambda text: folder.append(folder.log, text))
+        self.given = 0 if not callbacks else 2 if any(one.per_silo for one in callbacks) else 1
+        self._each_round = any(one.epsilon_each_round for one in callbacks)
+        self._has_begun = self._said_hidden = False
+        self._account: PrivacyAccount | None = None
+        self._whoever = False
+        self._evaluated: RoundInfo | None = None
+        self._watched, self._decides = may_touch(callbacks), nothing
+
+    def _write(self, text: str) -> None:
+        self._folder.append(self._folder.log, f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+
+    def note(self, text: str) -> None:
+        self._write(text)
+        self._reporter.note(text)
+
+    def detail(self, text: str) -> None:
+        self._write(text)
+        self._reporter.detail(text)
+
+    def begin(
+        self,
+        config: Config,
+        rules: PrivacyRules,
+        account: PrivacyAccount,
+        rounds: int,
+        done: int,
+        label: str | None,
+        decides: Callable[[], object],
+    ) -> None:
+        """The run begins, or goes on; for callbacks once, although memory that ran out begins it anew.
+
+        Args:
+            rounds: where it is expected to end; done: already.
+            decides: what callbacks are not to change, see `callback_guard.decides`.
+
+        Raises:
+            TouchedError: one of them does, now or later.
+        """
+        # Noise that is nobody's to compute is never there twice.
+        self._decides = decides if self._watched and not config.privacy.secure else nothing
+        release = rules.release(1.0)
+        self._account, self._whoever = account, (release.unit, release.neighbouring) == ("silo", "replace_one")
+        if not self._has_begun:
+            self._has_begun = True
+            values = public_values(config, secure=config.privacy.secure)
+            of, out = epsilon_of(config, release.neighbouring), Path(config.out)
+            where = (self._folder.path, out, values, rounds, done, config.privacy.delta, of)
+            with untouched(self._decides):
+                self._calls.begin(RunInfo(config.name, run_id(config), label, *where))
+        self._write(f"rounds {done + 1} to {rounds}")
+        self._reporter.start(rounds, done)
+
+    def evaluated(self, line: dict[str, Any], progress: Progress) -> None:
+        """The model was evaluated; callbacks hear of it with the round."""
+        self._write(_evaluation(line))
+        self._reporter.evaluated(line)
+        if not self._calls.callbacks:
+            return
+        keys = dict.fromkeys((*METRICS, score_key(line)))
+        metrics = {key: float(line[key]) for key in keys if line.get(key) is not None}
+        silos = {
+            silo: {"train_loss": m.train_loss, score_key(line): m.test_score} for silo, m in progress.by_silo.items()
+        }
+        if not metrics and not self._said_hidden:
+            self._said_hidden = True
+            self.note(f"callbacks and trackers get epsilon alone: {STAYED_AT_RANKS} (evaluation.reveal)")
+        self._evaluated = RoundInfo(
+            progress.rounds, progress.seconds, progress.begun, metrics, self._spent(line["epsilon"]), silos
+        )
+
+    def ticked(self, progress: Progress) -> None:
+        self._reporter.ticked(progress)
+        if not self._calls.callbacks:
+            return
+        spent = self._spent(None) if self._each_round and self._evaluated is None else None
+        info = self._evaluated or RoundInfo(progress.rounds, progress.seconds, progress.begun, None, spent)
+        self._evaluated = None
+        with untouched(self._decides):
+            self._calls.round(info)
+
+    def _spent(self, known: Mapping[str, float | None] | None) -> dict[str, float | None]:
+        """Epsilon so far; where a statement may be of outsiders who do not know who took part, whoever did."""
+        assert self._account is not None
+        found = dict(self._account.so_far() if known is None else known)
+        if self._whoever:
+            worst = self._account.epsilon_ahead("server")
+            found["server"] = worst if math.isfinite(worst) else None
+        return found
+
+    def end(self) -> None:
+        self._reporter.end()
+        if self._evaluated is not None:  # after the last round was told
+            info, self._evaluated = self._evaluated, None
+            with untouched(self._decides):
+                self._calls.round(info)
+
+    def close(self) -> None:
+        """The session is over, whatever it came to."""
+        self._calls.close()
+
+    def over(self, result: Mapping[str, Any], published: Mapping[str, Any]) -> None:
+        """The run ended, for now.
+
+        Args:
+            result: what `result.json` holds; published: what may be shown of its statement.
+        """
+        shown = {key: value for key, value in result.items() if key not in NOT_FOR_CALLBACKS}
+        if not published["mechanism"]["secure"]:
+            shown.pop("seed", None)
+        if result["status"] == "failed":
+            shown.pop("cause", None)  # it may be a loss, measured on raw records
+        self._calls.end({**shown, "reason": published["run"]["reason"], "epsilon": published["views"]})
+
+
+def _evaluation(line: Mapping[str, Any]) -> str:
+    """An evaluation for people; metrics.jsonl has it for programs."""
+    logged = LOGGED | {key: key.replace("_", " ") for key in [score_key(line)] if key not in LOGGED}
+    words = [f"{name} {line[key]:.4g}" for key, name in logged.items() if line[key] is not None]
+    spent = line["epsilon"].get("server")
+    words += [] if spent is None else [f"epsilon {places(spent, 3)} (server)"]
+    return f"after round {line['round']} ({line['phase']}): {', '.join(words) or STAYED_AT_RANKS}"

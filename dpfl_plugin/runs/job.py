@@ -1,0 +1,354 @@
+"""A run that passed every check before anything is written: what names it, and what it may cost."""
+
+from __future__ import annotations
+
+import functools
+import secrets
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpfl_plugin.algorithms.base import Regrouping
+from dpfl_plugin.config.load import run_id
+from dpfl_plugin.config.schema import Config
+from dpfl_plugin.core.stopwatch import STOPPED, Stopwatch
+from dpfl_plugin.errors import BudgetError, ConfigError, UnsupportedError, Worded
+from dpfl_plugin.federation.evaluations import Evaluations, affordable, evaluation_work, round_work
+from dpfl_plugin.federation.planning import Planner, fresh_coins
+from dpfl_plugin.federation.stopping import Stopping
+from dpfl_plugin.privacy.account import PrivacyAccount
+from dpfl_plugin.privacy.accountants import LEAST_NOISE
+from dpfl_plugin.privacy.costs import MOST_ROUNDS, RoundCost
+from dpfl_plugin.privacy.events import Charge
+from dpfl_plugin.privacy.ledger import Ledger
+from dpfl_plugin.privacy.participation import WITH_REPLACEMENT
+from dpfl_plugin.privacy.prior import NO_PRIOR, Prior, earlier_runs, prior_of
+from dpfl_plugin.privacy.rules import PrivacyRules
+from dpfl_plugin.runs import checkpoint as checkpoints
+from dpfl_plugin.runs import environment
+from dpfl_plugin.runs.accounting import make_account
+from dpfl_plugin.runs.build import Parts
+from dpfl_plugin.runs.folder import RunFolder
+from dpfl_plugin.runs.forecast import Forecast
+from dpfl_plugin.runs.ledgers import read_shared
+from dpfl_plugin.runs.naming import Naming, check_same, name_run
+from dpfl_plugin.runs.rules import privacy_rules
+from dpfl_plugin.runs.silo_settings import in_facts
+
+PLANS_LOOKED_AT = 10  # rounds by whose plans the work of a round is told
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A run that passed every check that can be made before anything is written.
+
+    Attributes:
+        shared: the ledger that it shares with other runs, locked; prior: what that holds of them.
+        naming: what names the run: what it computes, of which records, by which code. here: what computes it.
+        bits: names its random bits, wherever they are drawn: without the records, which each silo adds for itself.
+        expected: how many rounds the budget will allow; the same before a run and when it is resumed.
+        coins: by which participants are drawn; empty where they follow from the seed. A resumed run goes on with them.
+        label: what the user's file calls the run.
+        clock: takes the time of each part.
+    """
+
+    config: Config
+    base: Path
+    folder: RunFolder
+    parts: Parts
+    shared: Path | None
+    prior: Prior
+    naming: Naming
+    here: Mapping[str, Any]
+    bits: str
+    expected: int
+    coins: str
+    label: str | None = None
+    clock: Stopwatch = STOPPED
+
+    @property
+    def records(self) -> str:
+        """By what the records are known in the names of noise: only a shared ledger may hold runs on others."""
+        return "" if self.shared is None else f"-{self.parts.data_sha256[:12]}"
+
+
+def make_job(
+    config: Config, base: Path, folder: RunFolder, parts: Parts, path: Path | None, shared: Ledger | None
+) -> Job:
+    here, began = arithmetic_of(config, parts), checkpoints.load_facts(folder.checkpoint)
+    naming = name_run(_with_noise_of_scores(config, parts), parts, here, began)
+    if began is not None:
+        check_same(folder, began, naming, here)
+    here["repeats"] = here["repeats"] and not naming.doubts
+    prior = prior_in(path, shared, naming.noise, parts.data_sha256, parts.setting.num_silos, parts.rules)
+    if shared is not None and parts.rules.varies and config.privacy.epsilon is None:
+        raise ConfigError(
+            Worded(
+                f"{{ledger}} {path}: with privacy.schedule give privacy.epsilon: noise that falls could leave all that "
+                "the ledger holds without an epsilon."
+            )
+        )
+    if shared is not None and config.privacy.shared_persons == "per_silo":
+        raise UnsupportedError(
+            Worded(
+                f"{{ledger}} {path}: privacy.shared_persons='per_silo': a person may be at several silos, and what is "
+                "said of several runs together counts one silo of each. Leave the ledger out, or bring each person to "
+                "one silo."
+            )
+        )
+    _check_lasting(config, parts)
+    _check_states(config, parts)
+    coins = _coins(checkpoints.load_facts(folder.checkpoint), parts.rules)
+    expected = _expected_rounds(config, parts, prior, path, coins)
+    # Noise that no name can bring back has a name of its own each time, so that it is never taken for a repetition.
+    bits = secrets.token_hex(16) if parts.rules.secure else naming.bits
+    return Job(config, base, folder, parts, path, prior, naming, here, bits, expected, coins)
+
+
+def _coins(found: Mapping[str, Any] | None, rules: PrivacyRules) -> str:
+    """By which participants are drawn: known to nobody before the run where claims rest on the draw."""
+    if found is not None:
+        return str(found["coins"])
+    return fresh_coins() if rules.secure else ""
+
+
+def arithmetic_of(config: Config, parts: Parts) -> dict[str, Any]:
+    """What decides how the run's numbers round."""
+    kernels = getattr(parts.engine, "kernels", None)
+    here = environment.arithmetic(str(parts.model.device), config.runtime.threads, parts.plugins, kernels)
+    here |= {"engine": parts.engine.name, "chunk_bytes": parts.memory.chunk}
+    here["lockstep"] = parts.stack if parts.lockstep else 0
+    here["ranks"] = len(parts.machines) if parts.lockstep else 0
+    ordered = config.runtime.aggregation == "gather"
+    # In lockstep sums round by who is in a stack, which ranks and lost silos change.
+    here["repeats"] = here["repeats"] and ordered and not parts.rules.secure and not parts.lockstep
+    return here | environment.elsewhere(here, parts.machines)
+
+
+def _with_noise_of_scores(config: Config, parts: Parts) -> Config:
+    """With what was solved for, which names the run's random bits as if it had been given."""
+    scores = parts.beside.scores
+    return config if scores is None else config.with_score_noise(scores.noise_multiplier)
+
+
+def prior_in(
+    path: Path | None, shared: Ledger | None, noise: str, data_sha256: str, num_silos: int, rules: PrivacyRules
+) -> Prior:
+    """What a shared ledger holds of other runs than ``noise``.
+
+    Raises:
+        ConfigError: no one epsilon bounds them together with this run.
+    """
+    if shared is None:
+        return NO_PRIOR
+    release = rules.release(1.0)
+    if release.noise_multiplier < LEAST_NOISE:
+        raise ConfigError(
+            Worded(
+                f"{{ledger}} {path}: no noise covers what this run would release (noise_multiplier "
+                f"{release.noise_multiplier:g}), so that after it nothing that the ledger holds would have an epsilon. "
+                "Leave {ledger} out."
+            )
+        )
+    try:
+        return prior_of(shared, noise=noise, data_sha256=data_sha256, num_silos=num_silos, release=release)
+    except ConfigError as error:
+        raise type(error)(Worded(f"{{ledger}} {path}: {error.text}")) from error
+
+
+def shared_prior(path: Path) -> Callable[[str, int, PrivacyRules], Prior]:
+    """What a shared ledger holds, for planning a run that would share it: read, not locked; nothing if it is missing.
+
+    Raises:
+        ConfigError: it is one run's own ledger, or no one epsilon bounds its runs together with the planned one.
+        LedgerError: it is damaged.
+    """
+    return functools.partial(prior_in, path, read_shared(path) if path.exists() else Ledger(), "")
+
+
+def look_ahead(job: Job, account: PrivacyAccount) -> None:
+    """Have the budget know of all rounds that noise was solved for, or that follow earlier runs in a shared ledger."""
+    config, parts = job.config, job.parts
+    planned = parts.planned
+    if planned is None and job.prior.runs and config.rounds is not None:
+        ahead = Forecast(
+            config, parts.algorithm, parts.accountant, parts.setting, parts.num_records, privacy_rules, job.prior
+        )
+        planned = Counter(ahead.costs(config.rounds, parts.noise_multiplier).values())
+    if planned is not None and not parts.rules.varies:
+        account.look_ahead(planned)
+
+
+def ledger_facts(job: Job) -> dict[str, Any]:
+    """What a run's own ledger says of it."""
+    parts = job.parts
+    numbers: dict[str, Any] = {"noise_multiplier": parts.noise_multiplier, "num_records": list(parts.num_records)}
+    if parts.own.of:
+        numbers["silos"] = parts.own.facts(parts.rules)
+    if job.config.silo_weights not in ("equal", "records"):
+        numbers["weights"] = list(parts.setting.weights)
+    return {"run": run_id(job.config), "name": job.config.name, **numbers}
+
+
+def shared_facts(job: Job) -> dict[str, Any]:
+    """What a shared ledger says of a run."""
+    privacy, setting, rules = job.config.privacy, job.parts.setting, job.parts.rules
+    drawn = setting.num_participants < setting.num_silos or _draws_with_replacement(job.config, job.parts)
+    # Silos that fail may decide how often a round is released, and who is drawn whether they do.
+    lasting = job.config.runtime.on_silo_failure == "continue"
+    ended = (privacy.epsilon is not None and privacy.budget_view == "server") or job.config.max_participations
+    return {
+        "noise": job.naming.noise,
+        "name": job.config.name,
+        "data_sha256": job.parts.data_sha256,
+        "num_silos": setting.num_silos,
+        "delta": privacy.delta,
+        "drawn": drawn,
+        "draws_decided": drawn and (bool(ended) or lasting),
+        "largest_rate": max(rules.release(rules.sampler.rate(count)).rate for count in job.parts.num_records),
+    }
+
+
+def _draws_with_replacement(config: Config, parts: Parts) -> bool:
+    server = parts.algorithm.init_server(parts.model, parts.setting)
+    return planner_of(config, parts).asks(server, 0).participation == WITH_REPLACEMENT
+
+
+def new_account(
+    config: Config,
+    parts: Parts,
+    prior: Prior,
+    ledger: Ledger,
+    *,
+    shared: Ledger | None = None,
+    costs: dict[int, RoundCost] | None = None,
+    repeats: Callable[[Charge], bool] = lambda charge: False,
+    lost: bool = False,
+    coins: str = "",
+) -> PrivacyAccount:
+    return make_account(
+        config,
+        rules=parts.rules,
+        accountant=parts.accountant,
+        setting=parts.setting,
+        num_records=parts.num_records,
+        ledger=ledger,
+        shared=shared,
+        prior=prior,
+        costs=costs,
+        repeats=repeats,
+        stateless=not parts.algorithm.init_silos(parts.model[:1], 1),
+        lost=lost,
+        coins=coins,
+        epsilons=parts.own.epsilons(),
+    )
+
+
+def evaluations_of(job: Job) -> Evaluations:
+    config, parts = job.config, job.parts
+    if config.evaluation.every is not None:
+        return Evaluations(config.evaluation.every, job.expected)
+    planner, server = planner_of(config, parts), parts.algorithm.init_server(parts.model, parts.setting)
+    plans = [planner.asks(server, round) for round in range(min(PLANS_LOOKED_AT, job.expected))]
+    d = parts.model.numel()
+    training = round_work(plans, parts.rules, parts.num_records, parts.setting.num_participants, d)
+    once = evaluation_work(parts.num_records, parts.num_test_records, d, config.evaluation.dissimilarity)
+    return affordable(job.expected, training, once)
+
+
+def stopping_of(config: Config) -> Stopping | None:
+    early, scoring = config.early_stopping, config.scoring
+    if early is not None:
+        keep_best = early.keep == "best"
+        return Stopping(every=early.every, patience=early.patience, min_gain=early.min_gain, keep_best=keep_best)
+    if scoring is None:
+        return None
+    assert scoring.every is not None
+    return Stopping(every=scoring.every, patience=None, min_gain=0.0, keep_best=False)
+
+
+def planner_of(config: Config, parts: Parts, coins: str = "") -> Planner:
+    return Planner(parts.algorithm, parts.setting, parts.setting.weights, config.seed, parts.beside.training, coins)
+
+
+def _expected_rounds(config: Config, parts: Parts, prior: Prior, shared: Path | None, coins: str) -> int:
+    """How many rounds the budget will allow.
+
+    Raises:
+        ConfigError: not one; BudgetError: not one after the runs that a shared ledger holds.
+    """
+    account = new_account(config, parts, prior, Ledger(), coins=coins)
+    server = parts.algorithm.init_server(parts.model, parts.setting)
+    expected = account.expected_rounds(planner_of(config, parts).asks(server, 0), config.rounds or MOST_ROUNDS)
+    epsilon = config.privacy.epsilon
+    if epsilon is not None and prior.runs and (expected == 0 or account.held() > epsilon):
+        raise BudgetError(
+            Worded(
+                f"{{ledger}} {shared} holds {earlier_runs(prior)}, at epsilon {account.held():.4g} at "
+                f"delta {config.privacy.delta:g}: privacy.epsilon={epsilon} does not cover one more "
+                "round. Raise it, or noise_multiplier; or lower record_rate or local_steps."
+            )
+        )
+    if expected == 0:
+        raise ConfigError(
+            f"privacy.epsilon={epsilon} does not cover one round. Raise it, or noise_multiplier; "
+            "or lower record_rate or local_steps."
+        )
+    return expected
+
+
+def _check_lasting(config: Config, parts: Parts) -> None:
+    """Raise ConfigError if a run cannot go on without lost silos as its configuration says."""
+    runtime, num_silos = config.runtime, parts.setting.num_silos
+    if runtime.on_silo_failure != "continue":
+        return
+    if runtime.min_silos > num_silos:
+        raise ConfigError(f"runtime.min_silos={runtime.min_silos} is more than the {num_silos} silos that there are.")
+    if parts.algorithm.init_silos(parts.model[:1], 1) and not isinstance(parts.algorithm, Regrouping):
+        raise UnsupportedError(
+            f"runtime.on_silo_failure='continue': algorithm={config.algorithm.name or config.algorithm.module!r} keeps "
+            "state at silos and does not say what becomes of it when silos are lost. Use abort, or give the algorithm "
+            "the method regroup; see docs/plugins.md."
+        )
+
+
+def _check_states(config: Config, parts: Parts) -> None:
+    """Raise UnsupportedError where rank 0 would get silos' states, in checkpoints, that may be no releases.
+
+    At record level an algorithm has nothing but private gradients; at silo level only what it sends is checked.
+    """
+    stateful = bool(parts.algorithm.init_silos(parts.model[:1], 1))
+    if parts.train or parts.rules.unit != "silo" or not stateful:
+        return
+    if not getattr(parts.algorithm, "states_are_released", False):
+        raise UnsupportedError(
+            f"privacy.unit='silo' on MPI ranks: algorithm={config.algorithm.name or config.algorithm.module!r} keeps "
+            "states at silos, which come to rank 0 in checkpoints, and does not say that they are functions of what "
+            "was released. Run it in one process, or give the algorithm states_are_released = True (docs/plugins.md)."
+        )
+
+
+def begun_with(config: Config, folder: RunFolder) -> float | None:
+    """The noise multiplier that an unfinished run solved for, whatever would be found today; None if there is none."""
+    if config.privacy.noise_multiplier is not None:
+        return None
+    known = _begun_facts(folder).get("noise_multiplier")
+    return None if known is None else float(known)
+
+
+def silo_noise_begun_with(config: Config, folder: RunFolder) -> Mapping[int, float] | None:
+    """As `begun_with`, of silos with settings of their own."""
+    facts = _begun_facts(folder) if config.silos else {}
+    return in_facts(facts)[1] if "silos" in facts else None
+
+
+def _begun_facts(folder: RunFolder) -> Mapping[str, Any]:
+    """What the ledger of an unfinished run says of it."""
+    if not folder.ledger.exists():
+        return {}
+    with folder.ledger.open("rb") as file:
+        if not file.readline().endswith(b"\n"):  # nothing was charged: see `open_ledgers`
+            return {}
+    return Ledger.open(folder.ledger, append=False).facts

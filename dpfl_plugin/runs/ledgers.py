@@ -1,0 +1,325 @@
+"""A run's own ledger, and the one that it may share with other runs on the same data (`dpfl run --ledger FILE`)."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpfl_plugin.core.streams import fresh_attempt
+from dpfl_plugin.errors import ArgumentError, BusyError, ConfigError, DataError, LedgerBusyError, LedgerError, Worded
+from dpfl_plugin.privacy.ledger import Ledger
+from dpfl_plugin.runs.checkpoint import Checkpoint, load_facts
+from dpfl_plugin.runs.folder import RunFolder, held, locked
+
+BEGINNING = b'{"facts":{'  # of every ledger's first line
+FRESH_NOISE = (
+    "rounds that were released already cannot be repeated bit for bit here, because the machine or the versions "
+    "differ, the noise is secure, or silos that were lost take part again: they are run with fresh noise and charged "
+    "again."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Ledgers:
+    """What a session charges to.
+
+    Attributes:
+        attempt: names the noise of this session's rounds: that of the checkpoint, or a fresh one if they may not give
+            the same bits as those that the ledgers hold.
+    """
+
+    own: Ledger
+    shared: Ledger | None
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """How to wait for a shared ledger that another run has.
+
+    Attributes:
+        seconds: at most; 0 does not wait.
+        say: gets a line when the waiting begins, and every minute.
+        stop: asked meanwhile; once it is true the waiting ends as if the time were over.
+    """
+
+    seconds: float = 0.0
+    say: Callable[[str], None] = lambda text: None
+    stop: Callable[[], bool] = lambda: False
+
+
+NO_WAIT = Wait()
+SAY_SECONDS = 60.0
+LOOK_SECONDS = 0.2
+
+
+@contextlib.contextmanager
+def locked_shared(path: Path | None, wait: Wait = NO_WAIT) -> Iterator[Ledger | None]:
+    """Keep other runs from a shared ledger, and read what it holds; None stays None.
+
+    Raises:
+        LedgerBusyError: another run has it, and had it for as long as was waited.
+        ConfigError: it cannot be written to, locks do not work there, or it is one run's own ledger.
+        LedgerError: it is damaged; names the line, and what is still proven. Or it is not a ledger.
+    """
+    if path is None:
+        yield None
+        return
+    if not path.parent.is_dir() or (path.exists() and not path.is_file()):
+        raise ArgumentError(f"{{ledger}} {path}: must be a file in a folder that exists.")
+    real = path.resolve()  # by whatever name it is given
+    with contextlib.ExitStack() as stack:
+        _enter(stack, path, real.with_name(f"{real.name}.lock"), wait)
+        yield read_shared(path) if _has_a_line(path) else Ledger()
+
+
+def _enter(stack: contextlib.ExitStack, path: Path, lock: Path, wait: Wait) -> None:
+    """Take the lock of a shared ledger, once the run that has it lets go."""
+    began, said = time.monotonic(), -math.inf
+    while True:
+        try:
+            with contextlib.ExitStack() as taken:
+                taken.enter_context(
+                    locked(lock, Worded(f"{{ledger}} {path}: another run ({{holder}}) is writing to it."))
+                )
+                if path.exists():
+                    taken.enter_context(held(path, _by_another_name(path)))
+                stack.push(taken.pop_all())
+            return
+        except BusyError as error:
+            waited = time.monotonic() - began
+            if waited >= wait.seconds or wait.stop():
+                how = f" Waited {waited:.0f} s for it." if wait.seconds else ""
+                more = "Wait for that run (longer: dpfl run --ledger-wait SECONDS), or end it."
+                raise LedgerBusyError(Worded(f"{error.text}{how} {more}")) from error
+            if waited - said >= SAY_SECONDS:
+                said = waited
+                most = "until it ends" if math.isinf(wait.seconds) else f"up to {wait.seconds:g} s (--ledger-wait)"
+                wait.say(f"{error.as_options} Waiting for it {most}; {waited:.0f} s so far.")
+        time.sleep(min(LOOK_SECONDS, wait.seconds))
+
+
+def read_shared(path: Path) -> Ledger:
+    """A shared ledger, for reading.
+
+    Raises:
+        ConfigError: it is one run's own ledger.
+        LedgerError: it is damaged.
+    """
+    ledger = Ledger.open(path, append=False)
+    if "shared" not in ledger.facts:
+        raise ConfigError(f"{path} is the ledger of one run. Give a file of its own, or a new name, for several runs.")
+    return ledger
+
+
+def check_shared(folder: RunFolder, path: Path | None, shared: Ledger | None) -> None:
+    """Check that a run goes on, or is shown, with the shared ledger that it began with.
+
+    Raises:
+        ConfigError: it began with one and none is given, or it began without.
+        LedgerError: it began with another one, or the end of this one is missing.
+    """
+    if not _has_a_line(folder.ledger):
+        return
+    began_with = Ledger.open(folder.ledger, append=False).facts.get("shared")
+    if began_with is None and shared is not None:
+        raise ArgumentError(
+            f"{folder.path}: this run began without {{ledger}}, so what it released is not in that ledger. Leave "
+            "{ledger} out, or start over with another {out}."
+        )
+    if began_with is not None and shared is None:
+        raise ArgumentError(
+            f"{folder.path}: this run shares its budget with others by the ledger {began_with['file']}, which has to "
+            f"know what this one releases. Give it by {{ledger}}: .../{began_with['file']}."
+        )
+    if began_with is not None and shared is not None and not shared.holds(began_with["head"]):
+        raise LedgerError(
+            Worded(
+                f"{{ledger}} {path}: is not the ledger {began_with['file']} that this run began with, or "
+                "its end is missing, and with it what other runs released. Restore the file from a copy."
+            )
+        )
+
+
+@contextlib.contextmanager
+def open_ledgers(
+    folder: RunFolder,
+    facts: Mapping[str, Any],
+    found: Checkpoint | None,
+    here: Mapping[str, Any],
+    path: Path | None,
+    run: Mapping[str, Any],
+) -> Iterator[Ledgers]:
+    """Both ledgers, holding the same charges of this run.
+
+    Args:
+        facts: what the own ledger is to say of the run.
+        found: the checkpoint to go on from; here: the arithmetic of this session (`environment.arithmetic`).
+        path: of the shared ledger, which the caller has locked; run: what its line is to say of this run.
+
+    Raises:
+        LedgerError: a ledger is damaged, or lacks charges that the checkpoint knows of.
+    """
+    with contextlib.ExitStack() as stack:
+        shared = None if path is None else stack.enter_context(open_shared(path))
+        own = stack.enter_context(_open_own(folder, facts, found, shared))
+        noise = run["noise"]
+        if shared is not None:
+            _add_missing(own, shared, noise)
+        before = 0 if found is None else int(found.facts["attempt"])
+        replayed = any(charge.round >= (0 if found is None else found.rounds) for charge in own)
+        attempt = before
+        if not _repeats(found, replayed, _arithmetics(found, shared, noise, before), here):
+            attempt = fresh_attempt()
+            if replayed:
+                own.note(FRESH_NOISE)
+        if shared is not None:
+            now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+            shared.begin_run({**run, "attempt": attempt, "arithmetic": _digest(here), "started": now})
+            shared.append(own)
+            shared.sync()
+        own.sync()
+        yield Ledgers(own, shared, attempt)
+
+
+@contextlib.contextmanager
+def open_shared(path: Path) -> Iterator[Ledger]:
+    """A shared ledger to append to, which the caller has locked; a new one where there is none."""
+    if _has_a_line(path):
+        with Ledger.open(path) as ledger:
+            yield ledger
+        return
+    path.unlink(missing_ok=True)  # a process ended while it wrote the first line: nothing was charged
+    with Ledger(path, {"shared": uuid.uuid4().hex}) as ledger, held(path, _by_another_name(path)):
+        yield ledger
+
+
+def _by_another_name(path: Path) -> str:
+    return Worded(f"{{ledger}} {path}: another run is writing to it by another name, a hard link.")
+
+
+def _open_own(folder: RunFolder, facts: Mapping[str, Any], found: Checkpoint | None, shared: Ledger | None) -> Ledger:
+    if found is None and folder.ledger.exists() and not _has_a_line(folder.ledger):
+        folder.ledger.unlink()  # the process ended while it wrote the first line: nothing was charged
+    known = 0 if found is None else int(found.facts["charges"])
+    held = len(Ledger.open(folder.ledger, append=False)) if folder.ledger.exists() else 0
+    _check_end(folder.ledger, held, known, "the checkpoint")
+    if folder.ledger.exists():
+        return Ledger.open(folder.ledger)
+    if shared is not None and shared.path is not None:
+        facts = {**facts, "shared": {"file": shared.path.name, "head": shared.head}}
+    return Ledger(folder.ledger, facts, access=folder.access)
+
+
+def read_whole(folder: RunFolder) -> tuple[Ledger, dict[str, Any] | None]:
+    """A run's own ledger, for reading, and the facts of its newest checkpoint, if there is one.
+
+    Raises:
+        LedgerError: it is damaged, or lacks what the checkpoint or `details.json` knows of.
+        DataError: one of these cannot be read.
+    """
+    # Before the ledger, which may grow meanwhile.
+    # An older version has it in the statement itself.
+    last = folder.details if folder.details.exists() else folder.statement
+    facts, said = load_facts(folder.checkpoint), _read_statement(last)
+    ledger = Ledger.open(folder.ledger, append=False)
+    _check_end(folder.ledger, len(ledger), 0 if facts is None else int(facts["charges"]), "the checkpoint")
+    if said is not None:
+        num_charges, head = said
+        _check_end(folder.ledger, len(ledger), num_charges, last.name)
+        if not ledger.holds(head):
+            raise LedgerError(
+                f"{folder.ledger} does not hold the line {head} that {last.name} names as its last: its "
+                "end is missing, and without it no epsilon can be stated. Restore the file from a copy."
+            )
+    return ledger, facts
+
+
+def _read_statement(path: Path) -> tuple[int, str] | None:
+    """How many charges a ledger held when its statement was written, and its last line's checksum.
+
+    None where nothing was stated, or nothing that could be read before it was voided.
+    """
+    if not path.exists():
+        return None
+    try:
+        said = json.loads(path.read_text())
+        if "head" not in said and str(said["guarantee"]).startswith("void"):
+            return None
+        in_ledger = said["counted"]["in_ledger"] if "counted" in said else said["num_charges"]
+        return int(in_ledger), str(said["head"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        path = path.with_name("details.json") if isinstance(error, KeyError) else path  # which alone has the last line
+        raise DataError(
+            f"{path} cannot be read ({error}), so nothing shows whether the ledger is whole. Restore it from a copy."
+        ) from error
+
+
+def _check_end(path: Path, held: int, known: int, knower: str) -> None:
+    if held < known:
+        raise LedgerError(
+            f"{path} holds {held} charges where {knower} knows of {known}: its end is missing, and "
+            "without it no epsilon can be stated. Restore the file from a copy."
+        )
+
+
+def _add_missing(own: Ledger, shared: Ledger, noise: str) -> None:
+    """Add what only the shared ledger knows of this run."""
+    before = len(own)
+    own.append(shared.of_run(noise))
+    if len(own) > before:
+        own.note(
+            f"{len(own) - before} charges that only the shared ledger held were added: a crash came between the two, "
+            "or this very run was computed elsewhere."
+        )
+
+
+def _arithmetics(found: Checkpoint | None, shared: Ledger | None, noise: str, attempt: int) -> set[str]:
+    """On what the rounds of an attempt were computed, as far as is known."""
+    known = set() if found is None else {_digest(found.facts["arithmetic"])}
+    runs = [] if shared is None else shared.runs
+    return known | {run["arithmetic"] for run in runs if (run["noise"], run["attempt"]) == (noise, attempt)}
+
+
+def _repeats(found: Checkpoint | None, replayed: bool, arithmetics: set[str], here: Mapping[str, Any]) -> bool:
+    """Whether the attempt goes on: the rounds to come have noise that was never drawn, or will be the same to the bit.
+
+    Args:
+        replayed: whether some of them were released before.
+    """
+    if not replayed:
+        # Another run of this name, in another folder, may have released the same rounds as this was computed before.
+        # And where that is in doubt, a copy of this folder may go on as well.
+        return found is None or (bool(here["repeats"]) and arithmetics == {_digest(here)})
+    # Silos that were lost take part again: the same rounds would release other values.
+    same = found is None or not any(loss["back"] is None for loss in found.facts.get("losses", ()))
+    return same and bool(here["repeats"]) and arithmetics == {_digest(here)}
+
+
+def _digest(arithmetic: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(arithmetic, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _has_a_line(path: Path) -> bool:
+    """Whether a ledger was begun; if not, the file is missing, or holds what a crash left of the first line.
+
+    Raises:
+        LedgerError: it holds something else, which must not be deleted.
+    """
+    if not path.exists():
+        return False
+    with path.open("rb") as file:  # the first line only: a ledger may be long
+        data = file.readline()
+    if data.endswith(b"\n"):
+        return True
+    if data[: len(BEGINNING)] != BEGINNING[: len(data)]:
+        raise LedgerError(f"{path} is not a ledger file: nothing was charged to it or changed in it. Name another.")
+    return False

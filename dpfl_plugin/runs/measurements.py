@@ -1,0 +1,91 @@
+"""Measurements of raw records that rank 0 must not have: where they are, and how they join the rest.
+
+Losses and accuracies are computed from records without noise. On MPI ranks they stay with the silo ranks: each writes
+those of its silos to a file of its own (`Notes`), and whoever may read these files joins them to what rank 0 wrote.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from dpfl_plugin.core.outcomes import Outcome, score_key
+from dpfl_plugin.federation.summaries import last, means, of_silos
+from dpfl_plugin.runs.folder import naming, private_folder, to_json
+
+FINAL: Final = "final"
+Measures = Mapping[int, Sequence[float | None]]
+"""By silo: (train loss, test score, test score of its own model or None)."""
+
+
+@dataclass(slots=True)
+class Notes:
+    """A silo rank's file of measurements, which nobody but its owner reads: a line for each evaluation."""
+
+    path: Path
+
+    def add(self, after: int | None, at: int, found: Measures) -> None:
+        """What silos measured after so many rounds; None: at the final model.
+
+        Args:
+            at: names the evaluation, the same at all silo ranks; a later one has a larger number.
+        """
+        private_folder(self.path.parent)
+        silos = [[silo, *values] for silo, values in found.items()]
+        line = {"after": FINAL if after is None else after, "at": at, "silos": silos}
+        with naming(self.path), open(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a") as file:
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _noted(folder: Path) -> dict[Any, dict[int, list[Any]]]:
+    """{after: {silo: values}} of all silo ranks' files; of evaluations after the same round the last one counts."""
+    lines = []
+    for path in folder.glob("rank-*.jsonl"):
+        for text in path.read_text(errors="replace").splitlines():
+            with contextlib.suppress(ValueError):  # a crash while it was written
+                lines.append(json.loads(text))
+    newest: dict[Any, int] = {}
+    for line in lines:
+        newest[line["after"]] = max(line["at"], newest.get(line["after"], 0))
+    found: dict[Any, dict[int, list[Any]]] = {}
+    for line in lines:
+        if line["at"] == newest[line["after"]]:
+            found.setdefault(line["after"], {}).update({silo: values for silo, *values in line["silos"]})
+    return found
+
+
+def join_lines(lines: Iterable[Mapping[str, Any]], folder: Path) -> list[dict[str, Any]]:
+    """Evaluations as rank 0 wrote them, with what the silo ranks noted in ``folder``; as they are, without one."""
+    noted = _noted(folder) if folder.is_dir() else {}
+    joined = []
+    for line in lines:
+        values = [of for _, of in sorted(noted.get(line["round"], {}).items())]
+        hidden = line.get("train_loss") is None and line.get(score_key(line)) is None
+        more = (
+            means([of[0] for of in values], [of[1] for of in values], score_key(line).removeprefix("test_"))
+            if hidden and values
+            else {}
+        )
+        joined.append(json.loads(to_json({**line, **more})))  # as it is read from a file
+    return joined
+
+
+def join_result(result: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], folder: Path) -> dict[str, Any]:
+    """A result as rank 0 wrote it, with what silo ranks noted; ``lines``: the evaluations, joined."""
+    noted = _noted(folder) if folder.is_dir() else {}
+    values = noted.get(FINAL) or noted.get(result.get("rounds"))
+    if not result or result.get("silos") is not None or not values:
+        return dict(result)
+    ids, of = sorted(values), [found for _, found in sorted(values.items())]
+    own = [found[2] for found in of if found[2] is not None]
+    outcome = Outcome.of_result(result)
+    more: dict[str, Any] = {"silos": of_silos(ids, [found[1] for found in of], own, outcome)}
+    keys = dict.fromkeys(("test_accuracy", "train_loss", f"test_{outcome.score}"))
+    return {**result, **{key: last(lines, key) for key in keys}, **more}

@@ -1,0 +1,126 @@
+"""What a run trains: the model, its loss, and the records as tensors that fit them."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dpfl_plugin.config.schema import Config
+from dpfl_plugin.core.outcomes import Outcome
+from dpfl_plugin.core.vectors import Layout
+from dpfl_plugin.data.base import Holding, Survey
+from dpfl_plugin.data.labels import Labels
+from dpfl_plugin.errors import ConfigError, PluginError, UnsupportedError, told
+from dpfl_plugin.gradients import base as engines
+from dpfl_plugin.gradients import losses
+from dpfl_plugin.gradients.base import Records
+from dpfl_plugin.gradients.outcome_losses import labels_like
+from dpfl_plugin.gradients.persons import MeanLoss, Persons
+from dpfl_plugin.models.build import build_model, check_model
+from dpfl_plugin.runs.plugins import model_block
+
+
+def model_and_loss(
+    config: Config,
+    holding: Holding,
+    module: torch.nn.Module | None = None,
+    loss: engines.Loss | None = None,
+) -> tuple[torch.nn.Module, engines.Loss, torch.Tensor]:
+    """(model, loss, two records of zeros for them), those given or those of the configuration."""
+    known, words = holding.survey, any(silo.train_x.dtype.kind == "i" for silo in holding.silos.values())
+    dtype, device = getattr(torch, config.runtime.dtype), _device(holding.device or config.runtime.device)
+    if module is None:
+        module = build_model(
+            model_block(config.model), known.feature_shape, known.num_classes, config.seed, known.outcome
+        )
+    else:
+        module = module.eval()
+        check_model(module, known.feature_shape, words=words)
+    trial = torch.zeros(2, *known.feature_shape, dtype=torch.int64 if words else dtype, device=device)
+    module = module.to(device=device, dtype=dtype)
+    return module, _loss(config.loss if loss is None else loss, module, trial, known), trial
+
+
+def check_outcome(config: Config, outcome: Outcome) -> None:
+    """Raise UnsupportedError where something that is configured knows only classes."""
+    if outcome.has_classes:
+        return
+    if config.scoring is not None:
+        raise UnsupportedError(
+            f"{config.scoring.key}: its noisy scores count right answers, and change by 1 at most with a record; an "
+            f"outcome of {outcome.kind} has no right answers to count. Leave it out, or predict classes."
+        )
+    if config.privacy.unit == "person":
+        raise UnsupportedError(
+            f"privacy.unit='person' needs labels that are classes or levels; this outcome is {outcome.kind}. Use unit: "
+            "record, and note that then a person's records are protected one by one."
+        )
+
+
+def examples(
+    config: Config, module: torch.nn.Module, loss: engines.Loss, shape: tuple[int, ...]
+) -> tuple[torch.nn.Module, engines.Loss, tuple[int, ...]]:
+    """(model, loss, shape of features) of what a gradient is clipped of: of records as they are, or of persons."""
+    most = config.privacy.max_records_per_person
+    if config.privacy.unit != "person" or most is None:
+        return module, loss, shape
+    return Persons(module), MeanLoss(loss), (most, *shape)
+
+
+def flat_model(module: torch.nn.Module) -> torch.Tensor:
+    """The model (d,) that a run begins with."""
+    return Layout.of(module).flatten(dict(module.named_parameters()))
+
+
+def records_of(holding: Holding, like: torch.Tensor) -> tuple[dict[int, Records], dict[int, Records]]:
+    """Training and test records by silo id, in the number format and on the device of ``like``."""
+    dtype, device = like.dtype, like.device
+    train = {i: _records(s.train_x, s.train_y, dtype, device) for i, s in holding.silos.items()}
+    return train, {i: _records(s.test_x, s.test_y, dtype, device) for i, s in holding.silos.items()}
+
+
+def _loss(named: str | engines.Loss, module: torch.nn.Module, trial: torch.Tensor, known: Survey) -> engines.Loss:
+    """The loss that a configuration names, for the outputs that the model has; or the one that is given."""
+    with torch.no_grad():
+        outputs = module.eval()(trial)
+    num_outputs = 1 if outputs.dim() == 1 else int(outputs.shape[1])
+    if isinstance(named, str):
+        loss = losses.find(named, num_outputs, known.outcome, known.num_classes)
+    else:
+        loss = losses.given(named, known.outcome, known.num_classes)
+    _check_loss(named if isinstance(named, str) else getattr(named, "__name__", repr(named)), loss, outputs)
+    return loss
+
+
+def _records(x: NDArray[np.float32], y: Labels, dtype: torch.dtype, device: torch.device) -> Records:
+    return Records(torch.from_numpy(x).to(device=device, dtype=dtype), torch.from_numpy(y).to(device))
+
+
+def _check_loss(name: str, loss: engines.Loss, outputs: torch.Tensor) -> None:
+    labels = labels_like(loss, outputs)
+    try:
+        with torch.enable_grad():
+            values = loss(outputs.detach().requires_grad_(), labels)
+        shape, learns = tuple(values.shape), values.requires_grad
+    except Exception as error:  # a stranger's code may fail in any way
+        raise PluginError(f"loss={name!r} fails on made-up records: {told(error)}.") from error
+    if shape != (len(outputs),):
+        raise PluginError(f"loss={name!r} must give one value for each record, ({len(outputs)},); it gives {shape}.")
+    if not learns:
+        raise PluginError(
+            f"loss={name!r} does not depend on the model's outputs as far as torch sees, so that nothing is learned by "
+            "it. Compute it from them by functions of torch, without detach() or .item()."
+        )
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:  # whose message lists all that any torch knows
+        raise ConfigError(f"runtime.device={name!r} is not a valid device; use cpu, cuda or cuda:N.") from error
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"runtime.device={name!r} cannot be used here: {str(error).splitlines()[0]}") from error
+    return device

@@ -1,0 +1,83 @@
+"""A folder that holds a run of this configuration already: whether it may be shown, or gone on with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from dpfl_plugin import given
+from dpfl_plugin.config.schema import Config
+from dpfl_plugin.errors import ArgumentError, ConfigError, DataError, PluginError, Worded
+from dpfl_plugin.models.fixed import BUILT_ANEW, fixed_digest
+from dpfl_plugin.runs import checkpoint as checkpoints
+from dpfl_plugin.runs import environment
+from dpfl_plugin.runs.build import Parts
+from dpfl_plugin.runs.folder import RunFolder
+from dpfl_plugin.runs.hooks import Reporter
+from dpfl_plugin.runs.naming import check_shown
+from dpfl_plugin.runs.place import Place
+
+
+def check_finished(config: Config, base: Path, folder: RunFolder, reporter: Reporter, place: Place, key: Path) -> None:
+    """Say that a finished run is shown, and refuse to if the records or the code are others by now.
+
+    Raises:
+        DataError, ConfigError: they are.
+    """
+    facts = checkpoints.load_facts(folder.checkpoint)
+    if facts is not None:
+        try:
+            notes = check_shown(folder, config, facts, environment.package_sha256())
+        except PluginError as error:
+            notes = [f"the code of this finished run cannot be loaded any more: {error}"]
+        for note in notes:
+            reporter.note(note)
+    try:
+        now = place.hold(config, base, key).survey.data_sha256
+    except (DataError, given.MissingError) as error:
+        reporter.note(f"the records that it names now cannot be compared with those of this finished run: {error}")
+        return
+    if facts is not None and facts["data_sha256"] != now:
+        raise DataError(
+            Worded(
+                f"{folder.path} holds the result of this configuration on other records than it names now, or the "
+                f"silos' key ({key}), by which they are recognised, is a different one. Use another {{out}} for the "
+                "new ones."
+            )
+        )
+    reporter.note(f"finished before, not run again: {folder.path}")
+
+
+def refuse_unfinished(folder: RunFolder, resume: bool) -> None:
+    if folder.result.exists() and not resume:
+        last = json.loads(folder.result.read_text())
+        if last["status"] == "failed":
+            raise ArgumentError(
+                f"{folder.path} holds a run of this configuration that failed: {last['reason']}. Change the "
+                "configuration, or use {resume=True} to try again from its last good state."
+            )
+    if not resume and (folder.ledger.exists() or folder.checkpoint.exists()):
+        raise ArgumentError(
+            f"{folder.path} holds an unfinished run of this configuration. Use {{resume=True}} to continue it, "
+            "or another {out} to start over (what was released so far stays released)."
+        )
+
+
+def check_marks(folder: RunFolder, parts: Parts, key: Path) -> None:
+    """Raise DataError unless the records are those that the run began with."""
+    found = checkpoints.load_facts(folder.checkpoint)
+    if found is not None and found["data_sha256"] != parts.data_sha256:
+        raise DataError(
+            Worded(
+                f"{folder.path}: the records are not those that this run began with, or the silos' key ({key}), by "
+                "which they are recognised, is a different one. Restore the data files, or the key, or start over with "
+                "another {out}."
+            )
+        )
+    if found is not None and found.get("fixed", fixed_digest(parts.module)) != fixed_digest(parts.module):
+        raise ConfigError(
+            Worded(
+                f"{folder.path}: the model's frozen layers or buffers are not those that this run began with. "
+                f"{BUILT_ANEW} Or start over with another {{out}}."
+            )
+        )

@@ -1,0 +1,100 @@
+"""By what a run knows its records again: marks of them that tell nothing to whoever has not the silos' key.
+
+A plain digest of records can be searched for: whoever guesses all of a silo's records but one tries all values of
+that one. A mark is HMAC-SHA256 of the digest under 32 bytes of the operating system's randomness, which are in a file
+of the silos. Two marks of one key are equal if the records are, and that is all that they tell without the key.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import os
+import secrets
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from dpfl_plugin.data.base import Survey
+from dpfl_plugin.errors import DataError, is_full
+from dpfl_plugin.runs.folder import private_folder, sync_folder
+
+KEY_BYTES: Final = 32
+
+
+@dataclass(slots=True)
+class MarkKey:
+    """The silos' key.
+
+    Attributes:
+        path: its file.
+        kept: whether it is there.
+    """
+
+    path: Path
+    value: bytes
+    kept: bool
+
+    @classmethod
+    def at(cls, path: Path) -> MarkKey:
+        """The key in a file; a fresh one, which nobody has yet, where there is no file. Nothing is written.
+
+        Raises:
+            DataError: the file holds no key, or cannot be read.
+        """
+        try:
+            value = bytes.fromhex(path.read_text().strip())
+        except (FileNotFoundError, NotADirectoryError):
+            return cls(path, secrets.token_bytes(KEY_BYTES), False)
+        except (OSError, ValueError) as error:
+            raise DataError(f"{path}: the silos' key cannot be read ({error}). Restore it from a copy.") from error
+        if len(value) != KEY_BYTES:
+            raise DataError(f"{path}: holds {len(value)} bytes, not the {KEY_BYTES} of a key. Restore it from a copy.")
+        return cls(path, value, True)
+
+    def keep(self) -> None:
+        """Have it in its file, which nobody but its owner reads.
+
+        Raises:
+            DataError: it cannot be written, or another process wrote another one meanwhile.
+        """
+        if self.kept:
+            return
+        temporary = self.path.with_name(f".{self.path.name}.tmp-{os.getpid()}")
+        try:
+            private_folder(self.path.parent)
+            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+                file.write(self.value.hex() + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            _put(temporary, self.path)
+            sync_folder(self.path.parent)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            if is_full(error):
+                raise OSError(error.errno, error.strerror, str(self.path)) from error
+            raise DataError(f"{self.path}: the silos' key cannot be written ({error.strerror}).") from error
+        self.kept = True
+
+    def mark(self, digest: str) -> str:
+        """Of the records with this digest."""
+        return hmac.new(self.value, digest.encode(), hashlib.sha256).hexdigest()
+
+    def marked(self, survey: Survey) -> Survey:
+        """The survey with marks in place of digests."""
+        return replace(survey, digests=tuple(map(self.mark, survey.digests)))
+
+
+def _put(temporary: Path, path: Path) -> None:
+    """Rename: whole, or not at all; and never over another file where the file system has links."""
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        temporary.unlink()
+        raise
+    except OSError:
+        os.rename(temporary, path)
+    else:
+        temporary.unlink()

@@ -1,0 +1,329 @@
+"""What a run ended with: `result.json`, `silos.csv`, the model and the statement."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from safetensors.torch import save as serialise
+
+from dpfl_plugin.algorithms.base import Setting
+from dpfl_plugin.config.load import run_id
+from dpfl_plugin.config.schema import Config
+from dpfl_plugin.core.outcomes import Outcome as LabelOutcome
+from dpfl_plugin.errors import DataError, Worded
+from dpfl_plugin.federation.outcome import Outcome
+from dpfl_plugin.federation.progress import Progress
+from dpfl_plugin.federation.silo_group import SiloMetrics
+from dpfl_plugin.federation.summaries import last, of_silos
+from dpfl_plugin.measures.tables import NO_LIFELINES
+from dpfl_plugin.models.fixed import whole_state
+from dpfl_plugin.privacy.account import PrivacyAccount
+from dpfl_plugin.privacy.paper import chang_theorem
+from dpfl_plugin.privacy.rules import PrivacyRules
+from dpfl_plugin.privacy.schedules import Geometric
+from dpfl_plugin.runs.build import Parts
+from dpfl_plugin.runs.csv_cells import csv_text
+from dpfl_plugin.runs.extra_releases import training_records
+from dpfl_plugin.runs.folder import RunFolder, to_json
+from dpfl_plugin.runs.hooks import GIVEN
+from dpfl_plugin.runs.integrity import model_file_sha256
+from dpfl_plugin.runs.job import planner_of, stopping_of
+from dpfl_plugin.runs.publishable import write as write_statement
+from dpfl_plugin.runs.statement import MEASUREMENTS, SIMULATION, statement
+
+RESULT_SCHEMA = 1
+STAYED = (
+    "losses and accuracies stayed with the silo ranks, since the server must not have them: dpfl report joins them; or "
+    "give evaluation.reveal: server, which no epsilon covers."
+)
+HUGE_LOSS = 1e6
+GROWN = 1000.0  # a loss that ends so many times above its least, or above 1, is that of a run that diverged
+Result = dict[str, Any]
+
+
+def finished_result(folder: RunFolder) -> Result | None:
+    """The result of a run that ended for good, or None."""
+    if not folder.result.exists():
+        return None
+    try:
+        result: Result = json.loads(folder.result.read_text())
+        schema, status = result["schema"], result["status"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            Worded(f"{folder.result} cannot be read ({error}). Remove it, and use {{resume=True}}.")
+        ) from error
+    if schema != RESULT_SCHEMA:
+        raise DataError(
+            Worded(f"{folder.result} has schema {schema}; this version reads {RESULT_SCHEMA}. Use another {{out}}.")
+        )
+    # The folder may have been moved, or be seen from another place.
+    return {**result, "folder": str(folder.path)} if status in ("done", "budget_exhausted") else None
+
+
+@dataclass(frozen=True, slots=True)
+class Final:
+    """What a run ended with.
+
+    Attributes:
+        model: (d,); by_silo: its metrics, and those of silos' own models; empty for a run that can go on.
+        measures: all of them, see `measuring.measures`; None for a run that can go on, or where records are elsewhere.
+    """
+
+    model: torch.Tensor
+    by_silo: dict[int, SiloMetrics]
+    notes: tuple[str, ...]
+    measures: Mapping[str, Any] | None = None
+
+
+def _diverged(losses: Sequence[float | None]) -> list[str]:
+    """A note where the loss ended orders of magnitude above where it was, is huge, or is no number."""
+    known = [loss for loss in losses if loss is not None and math.isfinite(loss)]
+    if len(known) < len(losses):
+        what = "is not finite"
+    elif known and known[-1] > min(HUGE_LOSS, GROWN * max(1.0, min(known))):
+        what = f"is {known[-1]:.4g} at the end"
+    else:
+        return []
+    return [f"training diverged: its loss {what}. Use a smaller local_lr, fewer local steps or less noise."]
+
+
+def write_result(
+    config: Config,
+    folder: RunFolder,
+    parts: Parts,
+    account: PrivacyAccount,
+    progress: Progress,
+    outcome: Outcome,
+    final: Final,
+    revealed: bool,
+    given: int,
+) -> tuple[Result, dict[str, Any]]:
+    """(result, statement), which are in the folder then.
+
+    Args:
+        given: how many kinds of measurements callbacks were given, see `hooks.GIVEN`.
+    """
+    model = final.model
+    folder.write(folder.model, serialise(whole_state(parts.module, model), metadata={"run": run_id(config)}))
+    lines = [line for line in folder.read_metrics() if line["round"] <= progress.rounds]
+    notes = [*parts.caveats, *parts.algorithm.notes(progress.server), *account.ledger.notes, *final.notes]
+    notes += schedule_notes(parts.rules, parts.setting, parts.num_records, account)
+    if lines and all(line["phase"] == "warm-up" for line in lines):
+        notes.append("all rounds were warm-up: the model was never trained. Use more rounds, or fewer warm_rounds.")
+    hidden = lines and lines[-1][f"test_{parts.outcome.score}"] is None
+    notes += [STAYED] if hidden else []
+    said = _stated(config, parts, account, progress, outcome, notes, revealed=revealed, given=given)
+    measured = [line["train_loss"] for line in lines if line[f"test_{parts.outcome.score}"] is not None]
+    # Not in the statement, which may be published: no epsilon covers what a loss tells.
+    notes += [] if hidden else _diverged(measured)
+    notes += [_loss_in_words(loss) for loss in progress.losses]
+    if final.measures is not None and final.measures["pooled"]["model"].get("c_index", 0) is None:
+        notes += [NO_LIFELINES] if find_spec("lifelines") is None else []
+    result = _result(config, folder, parts, progress, outcome, final, lines, notes, said)
+    if final.by_silo:
+        folder.write(folder.silos, _table_of_silos(final.by_silo, parts, said["silos"] or ()))
+    write_statement(folder, said)
+    folder.write(folder.result, to_json(result))
+    return result, said
+
+
+def _stated(
+    config: Config,
+    parts: Parts,
+    account: PrivacyAccount,
+    progress: Progress,
+    outcome: Outcome,
+    notes: Sequence[str],
+    *,
+    revealed: bool,
+    given: int,
+) -> dict[str, Any]:
+    """The statement of a run, which may be published."""
+    return statement(
+        config,
+        account,
+        rules=parts.rules,
+        accountant=parts.accountant,
+        run={
+            "name": config.name,
+            "id": run_id(config),
+            "num_silos": parts.setting.num_silos,
+            "rounds": progress.rounds,
+            "status": outcome.status,
+            "reason": outcome.reason,
+        },
+        caveats=parts.caveats,
+        notes=[*notes, *(_loss_in_words({**loss, "why": "see result.json"}) for loss in progress.losses)],
+        lost=progress.losses,
+        measurements=(*MEASUREMENTS, *GIVEN[:given]),
+        revealed=revealed,
+    )
+
+
+def _result(
+    config: Config,
+    folder: RunFolder,
+    parts: Parts,
+    progress: Progress,
+    outcome: Outcome,
+    final: Final,
+    lines: Sequence[Mapping[str, Any]],
+    notes: Sequence[str],
+    said: Mapping[str, Any],
+) -> Result:
+    """What `result.json` holds: ``lines`` are the run's metrics, ``said`` its statement."""
+    return {
+        "schema": RESULT_SCHEMA,
+        "status": outcome.status,
+        "cause": outcome.cause.value,
+        "reason": outcome.reason,
+        "name": config.name,
+        "id": run_id(config),
+        "algorithm": config.algorithm.name or config.algorithm.module,
+        "seed": config.seed,
+        "rounds": progress.rounds,
+        "num_silos": parts.setting.num_silos,
+        "num_train_records": sum(parts.num_records),
+        "num_test_records": sum(parts.num_test_records),
+        "test_accuracy": last(lines, "test_accuracy"),
+        **_score(parts.outcome, lines),
+        "train_loss": last(lines, "train_loss"),
+        "outcome": parts.outcome.plain(),
+        "measures": final.measures,
+        "silos": _of_silos(final.by_silo, parts.outcome),
+        "silo_names": {str(silo): name for silo, name in sorted(parts.names.items())},
+        "dearest_silo": _dearest(said["views"], said["silos"]),
+        "lost": progress.losses,
+        "early_stopping": _early_stopping(config, parts, progress),
+        **_private_evaluation(config, parts, progress),
+        "inputs": None if parts.inputs is None else _lists(asdict(parts.inputs)),
+        "noise_multiplier": parts.noise_multiplier,
+        "warnings": [text for text in said["warnings"] if text != SIMULATION],
+        "epsilon": said["views"],
+        "earlier_runs": None if said["shared"] is None else said["shared"]["num_runs"],
+        "seconds": round(progress.seconds, 3),
+        "bytes_up": progress.bytes_up,
+        "bytes_down": progress.bytes_down,
+        "engine": parts.engine.name,
+        "engine_reason": parts.engine_reason,
+        "model_sha256": model_sha256(final.model),
+        "model_file_sha256": model_file_sha256(folder),
+        "notes": list(notes),
+        "folder": str(folder.path),
+        "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+def _lists(values: Mapping[str, Any]) -> dict[str, Any]:
+    """As JSON has them, so that a result is the same when it is read again."""
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
+
+
+def _loss_in_words(loss: dict[str, Any]) -> str:
+    back = "" if loss["back"] is None else f"; it came back after round {loss['back']}"
+    return f"silo {loss['silo']} was lost after round {loss['after_round']}: {loss['why']}{back}."
+
+
+def schedule_notes(
+    rules: PrivacyRules, setting: Setting, num_records: Sequence[int], account: PrivacyAccount
+) -> list[str]:
+    """What the paper that a noise schedule is from says of a run."""
+    schedule = rules.schedule
+    if not (isinstance(schedule, Geometric) and rules.unit == "record" and rules.noise_multiplier and account.costs):
+        return []
+    theorem = chang_theorem(
+        by=schedule.by,
+        noise_multiplier=rules.noise_multiplier,
+        beta=schedule.beta,
+        threshold=schedule.threshold,
+        local_steps=account.costs[max(account.costs)].num_releases,
+        rounds=len(account.costs),
+        silo_rate=setting.num_participants / setting.num_silos,
+        record_rate=max(rules.sampler.rate(count) for count in set(num_records)),
+    )
+    return [theorem]
+
+
+def _score(outcome: LabelOutcome, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What an outcome that is not classes is ranked by; of those it is the accuracy."""
+    key = f"test_{outcome.score}"
+    return {} if outcome.kind == "classes" else {key: last(lines, key)}
+
+
+def _of_silos(by_silo: dict[int, SiloMetrics], outcome: LabelOutcome) -> dict[str, Any] | None:
+    """How the final model, and silos' own, do at the silos; None for a run that is not at its end."""
+    own = [m.personalised_score for m in by_silo.values() if m.personalised_score is not None]
+    return of_silos(list(by_silo), [m.test_score for m in by_silo.values()], own, outcome)
+
+
+def _table_of_silos(by_silo: dict[int, SiloMetrics], parts: Parts, spent: Sequence[Mapping[str, Any]]) -> str:
+    """`silos.csv`: a line for each silo; what it has not, a model of its own or a name, is empty.
+
+    Args:
+        spent: by each silo, as the statement says; shown where silos have budgets or noise of their own.
+    """
+    of = {
+        one["silo"]: {key: one[key] for key in ("epsilon", "budget", "noise_multiplier") if "budget" in one}
+        for one in spent
+    }
+    return csv_text(
+        [
+            {
+                "silo": silo,
+                "num_train": parts.num_records[silo],
+                "num_test": parts.num_test_records[silo],
+                f"test_{parts.outcome.score}": m.test_score,
+                f"personalised_{parts.outcome.score}": m.personalised_score,
+                "name": parts.names.get(silo, ""),
+                **of.get(silo, {}),
+            }
+            for silo, m in by_silo.items()
+        ]
+    )
+
+
+def _dearest(views: Mapping[str, Any], silos: Sequence[Mapping[str, Any]]) -> int | None:
+    """The silo that spent most; None where all spent alike."""
+    worst: int | None = views["server"]["worst_silo"]
+    return worst if len({silo["epsilon"] for silo in silos}) > 1 else None
+
+
+def _early_stopping(config: Config, parts: Parts, progress: Progress) -> dict[str, Any] | None:
+    stopping, scores = stopping_of(config), parts.beside.scores
+    if stopping is None or scores is None or config.early_stopping is None:
+        return None
+    best = stopping.best(progress.scores)
+    kept = progress.rounds if best is None or not stopping.keep_best else progress.scores[best][0]
+    return {
+        "scores": progress.scores,
+        "noise_multiplier": scores.noise_multiplier,
+        "stopped": stopping.stops(progress.scores) and progress.rounds < (config.rounds or 0),
+        "kept_round": kept,
+    }
+
+
+def _private_evaluation(config: Config, parts: Parts, progress: Progress) -> dict[str, Any]:
+    """Scores, and the standard deviation of the noise in each: that of a mean of silos' noisy shares."""
+    scores = parts.beside.scores
+    if config.private_evaluation is None or scores is None:
+        return {}
+    planner = planner_of(config, parts)
+    there = planner.alive(progress.lost)
+    counts = [parts.num_records[silo] - training_records(config, parts.num_records[silo]) for silo in there]
+    shares = zip(planner.weights_of(there), counts, strict=True)
+    noise = math.sqrt(math.fsum((weight * scores.noise_multiplier / count) ** 2 for weight, count in shares))
+    found = {"scores": progress.scores, "noise_multiplier": scores.noise_multiplier, "noise_std": noise}
+    return {"private_evaluation": found}
+
+
+def model_sha256(model: torch.Tensor) -> str:
+    """Digest of the model's bits."""
+    return hashlib.sha256(model.detach().cpu().contiguous().numpy().tobytes()).hexdigest()

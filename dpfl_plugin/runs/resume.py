@@ -1,0 +1,175 @@
+"""The state that a run goes on from: what a checkpoint holds of it, and what is made of that again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from dpfl_plugin.algorithms.base import Regrouping, Setting
+from dpfl_plugin.core.vectors import Vectors
+from dpfl_plugin.federation.progress import Progress
+from dpfl_plugin.federation.silo_group import begun
+from dpfl_plugin.federation.stopping import Score
+from dpfl_plugin.oracle import is_of
+from dpfl_plugin.privacy.account import PrivacyAccount
+from dpfl_plugin.privacy.costs import RoundCost
+from dpfl_plugin.privacy.events import Charge
+from dpfl_plugin.privacy.extra_releases import NOT_RUN
+from dpfl_plugin.privacy.participation import CERTAIN, Participation
+from dpfl_plugin.runs import checkpoint as checkpoints
+from dpfl_plugin.runs.build import Parts
+from dpfl_plugin.runs.checkpoint import Checkpoint
+from dpfl_plugin.runs.folder import RunFolder
+from dpfl_plugin.runs.hooks import Hooks
+from dpfl_plugin.runs.job import Job, new_account
+from dpfl_plugin.runs.ledgers import Ledgers
+
+BEST = "early_stopping.best"  # in a checkpoint, beside the server's vectors
+
+
+def account_of(job: Job, ledgers: Ledgers, found: Checkpoint | None) -> PrivacyAccount:
+    rounds = found.rounds if found else 0
+    scored = {at for at, _ in _read_scores(found)}
+
+    def repeats(charge: Charge) -> bool:
+        if charge.kind == "score" and charge.round in scored:
+            return False
+        return charge.noise_id == NOT_RUN or (
+            is_of(charge.noise_id, f"{job.bits}{job.records}", ledgers.attempt) and charge.round >= rounds
+        )
+
+    return new_account(
+        job.config,
+        job.parts,
+        job.prior,
+        ledgers.own,
+        shared=ledgers.shared,
+        costs=read_costs(None if found is None else found.facts, job.parts.setting),
+        repeats=repeats,
+        lost=bool(_losses(found)),
+        coins=job.coins,
+    )
+
+
+def start(
+    job: Job, found: Checkpoint | None, attempt: int, hooks: Hooks
+) -> tuple[Progress, list[dict[str, Any]], Vectors | None]:
+    """The state to go on from, the evaluations that it comes with, and the silos' states; None for the first ones.
+
+    Silos that were lost when the checkpoint was written are back, with the last states that are known of them.
+    """
+    parts = job.parts
+    if found is None:
+        server = parts.algorithm.init_server(parts.model, parts.setting)
+        return Progress(server=server, attempt=attempt), job.folder.keep_metrics(-1), None
+    device = parts.model.device
+    progress, silos = _progress(found, device), _moved(found.silos, device)
+    progress.attempt = attempt
+    hooks.note(f"resumed after round {found.rounds}")
+    back = sorted(progress.lost)
+    if back:
+        hooks.note(f"back after round {found.rounds}: silos {', '.join(map(str, back))}, which had been lost")
+        for loss in progress.losses:
+            loss["back"] = found.rounds if loss["back"] is None else loss["back"]
+        if isinstance(parts.algorithm, Regrouping):
+            ids = range(parts.setting.num_silos)
+            progress.server, silos = parts.algorithm.regroup(progress.server, silos, ids, parts.setting.weights)
+    return progress, job.folder.keep_metrics(found.rounds), silos
+
+
+def with_lost(states: Vectors, progress: Progress, folder: RunFolder, parts: Parts) -> Vectors:
+    """Silos' states with the last that is known of those that were lost: that of the checkpoint before."""
+    lost = sorted(progress.lost)
+    if not lost:
+        return states
+    found = checkpoints.load(folder.checkpoint)
+    known = _first_states(parts) if found is None else found.silos
+    if len(lost) == parts.setting.num_silos:
+        return known
+    for name, value in states.items():
+        value[lost] = known[name][lost].to(value.device)
+    return states
+
+
+def _first_states(parts: Parts) -> Vectors:
+    num_silos = parts.setting.num_silos
+    return begun(parts.algorithm.init_silos(parts.model, num_silos), parts.rules, num_silos)
+
+
+def _losses(found: Checkpoint | None) -> list[dict[str, Any]]:
+    return [] if found is None else [dict(loss) for loss in found.facts.get("losses", ())]
+
+
+def checkpoint_of(progress: Progress, silos: Vectors, account: PrivacyAccount, facts: dict[str, Any]) -> Checkpoint:
+    spent = {"seconds": progress.seconds, "bytes_up": progress.bytes_up, "bytes_down": progress.bytes_down}
+    costs = _in_runs(account.costs)
+    account.sync()  # so that the ledger never holds less than a checkpoint says
+    more = {**spent, "costs": costs, "charges": len(account.ledger), "scores": progress.scores}
+    more |= {"attempt": progress.attempt, "losses": progress.losses, "begun": progress.begun}
+    best = {} if progress.best is None else {BEST: progress.best.clone()}
+    return Checkpoint(progress.rounds, {**progress.server, **best}, silos, {**facts, **more})
+
+
+def _in_runs(costs: Mapping[int, RoundCost]) -> list[list[Any]]:
+    """[first round, last round, what each of them cost], so that a checkpoint does not grow with every round."""
+    runs: list[tuple[int, int, RoundCost]] = []
+    for round, cost in sorted(costs.items()):
+        if runs and runs[-1][1] == round - 1 and runs[-1][2] == cost:
+            runs[-1] = (runs[-1][0], round, cost)
+        else:
+            runs.append((round, round, cost))
+    return [[first, last, *asdict(cost).values()] for first, last, cost in runs]
+
+
+def read_costs(facts: dict[str, Any] | None, setting: Setting) -> dict[int, RoundCost]:
+    """What the rounds that a checkpoint knows cost, from its facts."""
+    return {
+        round: RoundCost(
+            tuple((float(noise), int(count)) for noise, count in levels),
+            (float(share[0]), float(share[1])),
+            _read_participation(participation, setting),
+            most,
+        )
+        for first, last, levels, share, participation, most in (facts or {"costs": ()})["costs"]
+        for round in range(int(first), int(last) + 1)
+    }
+
+
+def _read_participation(found: Any, setting: Setting) -> Participation:
+    """As a checkpoint has it; those of earlier versions hold a probability only, of which S/M told the law."""
+    if isinstance(found, dict):
+        return Participation(found["law"], float(found["probability"]))
+    probability, share = float(found), setting.num_participants / setting.num_silos
+    if probability in (1, share):
+        return CERTAIN if probability == 1 else Participation("without_replacement", share)
+    # They moved a probability with replacement by one bit where it would have been S/M.
+    moved = probability == math.nextafter(share, 1)
+    return Participation("with_replacement", share if moved else probability)
+
+
+def _moved(vectors: Vectors, device: torch.device) -> Vectors:
+    return {name: value.to(device) for name, value in vectors.items()}
+
+
+def _progress(found: Checkpoint, device: torch.device) -> Progress:
+    facts, server = found.facts, _moved(found.server, device)
+    best = server.pop(BEST, None)
+    return Progress(
+        server=server,
+        rounds=found.rounds,
+        seconds=float(facts["seconds"]),
+        bytes_up=int(facts["bytes_up"]),
+        bytes_down=int(facts["bytes_down"]),
+        begun=int(facts.get("begun", found.rounds)),
+        scores=_read_scores(found),
+        best=best,
+        losses=_losses(found),
+    )
+
+
+def _read_scores(found: Checkpoint | None) -> list[Score]:
+    return [(int(at), float(score)) for at, score in (found.facts.get("scores", ()) if found else ())]

@@ -1,0 +1,422 @@
+"""One run in its folder: start it, resume it, or find that it is finished; and say how it ended."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dpfl_plugin import given
+from dpfl_plugin.access import too_open
+from dpfl_plugin.callbacks.base import Callback
+from dpfl_plugin.config.load import run_id, to_yaml
+from dpfl_plugin.config.schema import Config
+from dpfl_plugin.core.stopwatch import PARTS, STOPPED, Part, Stopwatch
+from dpfl_plugin.errors import MemoryShortError, SiloError, Worded
+from dpfl_plugin.federation.experiment import Experiment
+from dpfl_plugin.federation.memory import LEAST_CHUNK, advice
+from dpfl_plugin.federation.memory import text as memory_text
+from dpfl_plugin.federation.outcome import Cause, Outcome
+from dpfl_plugin.federation.progress import Progress
+from dpfl_plugin.federation.runtime import Interrupted, Runtime
+from dpfl_plugin.federation.silo_group import SiloMetrics
+from dpfl_plugin.federation.survivors import TooFewSilosError
+from dpfl_plugin.models.fixed import fixed_digest
+from dpfl_plugin.privacy.account import PrivacyAccount
+from dpfl_plugin.privacy.costs import MOST_ROUNDS
+from dpfl_plugin.privacy.ledger import Ledger
+from dpfl_plugin.privacy.prior import Prior, earlier_runs
+from dpfl_plugin.runs import checkpoint as checkpoints
+from dpfl_plugin.runs import environment, plugin_errors
+from dpfl_plugin.runs.build import Parts, build
+from dpfl_plugin.runs.callback_guard import TouchedError, decides
+from dpfl_plugin.runs.extra_releases import SHARED, refuse_extra_releases
+from dpfl_plugin.runs.folder import RunFolder, to_json
+from dpfl_plugin.runs.forecast import solving, strain
+from dpfl_plugin.runs.hooks import Hooks, Reporter, callbacks_of
+from dpfl_plugin.runs.integrity import check_kept
+from dpfl_plugin.runs.job import (
+    Job,
+    arithmetic_of,
+    begun_with,
+    evaluations_of,
+    ledger_facts,
+    look_ahead,
+    make_job,
+    planner_of,
+    prior_in,
+    shared_facts,
+    silo_noise_begun_with,
+    stopping_of,
+)
+from dpfl_plugin.runs.ledgers import NO_WAIT, Wait, check_shared, locked_shared, open_ledgers
+from dpfl_plugin.runs.locations import folder_of, key_of, shared_key
+from dpfl_plugin.runs.naming import StillTheSame
+from dpfl_plugin.runs.place import Place
+from dpfl_plugin.runs.preflight import check_finished, check_marks, refuse_unfinished
+from dpfl_plugin.runs.publishable import published
+from dpfl_plugin.runs.result import Final, Result, finished_result, write_result
+from dpfl_plugin.runs.resume import account_of, checkpoint_of, start, with_lost
+from dpfl_plugin.runs.rules import weak_claims
+from dpfl_plugin.runs.silo_settings import SHARED_LEDGER, in_facts, refuse_silos, told
+from dpfl_plugin.runs.void_statement import void_statement
+
+PROFILE_SCHEMA = 1
+UNEQUAL = 2  # times as many records as another silo
+
+
+def run_session(
+    config: Config,
+    base: Path,
+    *,
+    resume: bool,
+    place: Place,
+    reporter: Reporter,
+    stop: Callable[[], bool],
+    label: str | None = None,
+    ledger: Path | None = None,
+    wait: Wait = NO_WAIT,
+    profile: bool = False,
+    callbacks: Sequence[Callback] = (),
+) -> Result:
+    """Run ``config`` to its end, or until it is stopped; returns what `result.json` holds.
+
+    Args:
+        label: what the user's file calls the run, where it has several; None for what it was begun as.
+        ledger: a file that several runs on the same data share, so that the budget is for all of them together.
+        wait: how to wait for it while another run has it.
+        profile: take the time of each part, and write it to `profile.json`.
+        callbacks: are told how it goes, with the trackers of the configuration; not of a run that finished before.
+
+    Raises:
+        ConfigError: the configuration is wrong, or the folder holds an unfinished run and ``resume`` is not set.
+        DataError: data files are missing or damaged, or are not those that the unfinished run began with.
+        LedgerError: a ledger is damaged.
+        LedgerBusyError: another run had the ledger for longer than ``wait`` says.
+    """
+    folder = folder_of(config)
+    result = finished_result(folder)
+    if result is not None:
+        _check_finished(config, base, folder, result, reporter, place, ledger, wait)
+        if callbacks or config.trackers:
+            reporter.note("callbacks and trackers are not told about it: to run it again, use another out folder")
+        return result
+    given.check_all(config.model_dump(mode="python"))
+    refuse_unfinished(folder, resume)
+    callbacks = callbacks_of(config, base, callbacks)
+    if ledger is not None:
+        refuse_extra_releases(config, SHARED)
+        refuse_silos(config, SHARED_LEDGER)
+    with locked_shared(ledger, wait) as shared:
+        check_shared(folder, ledger, shared)
+        # Bad input is found before anything is written.
+        job = _prepared(config, base, folder, ledger, shared, place, reporter)
+        label = folder.label() if label is None and resume else label
+        job = replace(job, label=label, clock=Stopwatch() if profile else STOPPED)
+        job.parts.host.clock = job.clock
+        with folder.locked():
+            result = finished_result(folder)
+            if result is not None:  # by another process, while this one was loading its data
+                return result
+            refuse_unfinished(folder, resume)
+            check_marks(folder, job.parts, key_of(config, folder, ledger))
+            place.begin()
+            return _run_told(job, place, Hooks(reporter, folder, callbacks), stop)
+
+
+def _prepared(
+    config: Config,
+    base: Path,
+    folder: RunFolder,
+    ledger: Path | None,
+    shared: Ledger | None,
+    place: Place,
+    reporter: Reporter,
+) -> Job:
+    """The run, built; noise is solved for what the shared ledger leaves, unless the folder says what it began with."""
+    if said := solving(config):
+        reporter.note(said)
+    parts = build(
+        config,
+        base,
+        begun_with(config, folder),
+        functools.partial(prior_in, ledger, shared, ""),
+        functools.partial(place.hold, key=key_of(config, folder, ledger)),
+        silo_noise=silo_noise_begun_with(config, folder),
+    )
+    torch.set_num_threads(config.runtime.threads)
+    return make_job(config, base, folder, parts, ledger, shared)
+
+
+def _check_finished(
+    config: Config,
+    base: Path,
+    folder: RunFolder,
+    result: Result,
+    reporter: Reporter,
+    place: Place,
+    ledger: Path | None,
+    wait: Wait,
+) -> None:
+    """Raise where what a finished run's folder, ledger and records hold is not what the run left."""
+    if ledger is not None:
+        with locked_shared(ledger, wait) as shared:
+            check_shared(folder, ledger, shared)
+    check_kept(folder, result)
+    check_finished(config, base, folder, reporter, place, key_of(config, folder, ledger))
+
+
+def _run_told(job: Job, place: Place, hooks: Hooks, stop: Callable[[], bool]) -> Result:
+    """Run a job whose folder is locked; ``hooks`` are closed after it."""
+    for path in (job.folder.path, job.shared):
+        if path is not None and (open_to := too_open(path, job.folder.access)):
+            hooks.note(f"warning: {open_to}")
+    try:
+        return _run_in_memory(job, place, hooks, stop)
+    finally:
+        hooks.close()
+
+
+def _run_in_memory(job: Job, place: Place, hooks: Hooks, stop: Callable[[], bool]) -> Result:
+    """`_run`; where memory runs out, once more from the last finished round, with smaller chunks.
+
+    Sums then round in another way. So it is as if the run were resumed on another machine: what a ledger holds of the
+    round that did not end is charged once more, and drawn afresh.
+    """
+    while True:
+        try:
+            return _run(job, place, hooks, stop)
+        except MemoryShortError as error:
+            chunk = job.parts.memory.chunk // 4
+            if chunk < LEAST_CHUNK:
+                raise MemoryShortError(
+                    Worded(
+                        f"{error}. Smaller chunks of gradients will not help: {advice(_together(job.parts))}use a "
+                        "smaller model or more machines, or free memory; then continue with {resume=True}."
+                    )
+                ) from error
+            said = str(error)
+        hooks.note(
+            f"{said}. Going on from the last finished round with chunks of {memory_text(chunk)} for gradients; give "
+            "runtime.memory_budget to have them from the beginning."
+        )
+        noise, own = job.parts.noise_multiplier, in_facts({"silos": job.parts.own.facts(job.parts.rules)})[1]
+        others = {f.name: getattr(job, f.name) for f in fields(job)}
+        del job, others["parts"]  # before the records are loaded once more
+        key = key_of(others["config"], others["folder"], others["shared"])
+        held = functools.partial(place.hold, key=key)
+        parts = build(others["config"], others["base"], noise, hold=held, chunk_bytes=chunk, silo_noise=own)
+        check_marks(others["folder"], parts, key)  # a data set may answer otherwise when it is read again
+        job = Job(parts=parts, **(others | {"here": arithmetic_of(others["config"], parts)}))
+
+
+def _together(parts: Parts) -> int:
+    """Silos advanced together."""
+    return min(parts.stack, parts.setting.num_participants)
+
+
+def _tell_ahead(job: Job, account: PrivacyAccount, hooks: Hooks) -> None:
+    """What a user may want to know, or to change, before a round is run."""
+    config, parts = job.config, job.parts
+    for text in parts.notes:
+        hooks.note(f"records: {text}.")
+    hooks.detail(f"engine {parts.engine.name}: {parts.engine_reason}")
+    hooks.detail(f"memory: {parts.memory.summary()}")
+    if parts.memory.warning:
+        hooks.note(f"warning: {parts.memory.warning}.")
+    for caveat in weak_claims(config, parts.rules, parts.num_records):
+        hooks.note(f"warning: {caveat}")
+    if config.privacy.noise_multiplier is None:
+        hooks.note(f"noise_multiplier solved: {parts.noise_multiplier:g}, {_solved_for(config, account.prior)}")
+        assert config.privacy.epsilon is not None
+        if why := strain(parts.noise_multiplier, config.privacy.epsilon, account.held()):
+            hooks.note(f"warning: {why}.")
+    _tell_silos(config, parts, hooks)
+    for said in job.naming.said():
+        hooks.note(said)
+
+
+def _tell_silos(config: Config, parts: Parts, hooks: Hooks) -> None:
+    """What silos with settings of their own have, and what that may cost the others."""
+    for said in told(parts.own, parts.rules, config):
+        hooks.note(said)
+    noises = {silo: own.noise_multiplier for silo, own in parts.rules.silos.items()}
+    for silo, noise in noises.items():
+        epsilon = parts.own.config(config, silo).privacy.epsilon
+        if epsilon is not None and (why := strain(noise, epsilon)):
+            hooks.note(f"warning: silo {parts.own.names[silo]}: {why}.")
+    if len({*noises.values(), parts.noise_multiplier}) > 1 and config.silo_weights in ("equal", "records"):
+        hooks.note("silos differ in their noise: --set silo_weights=noise weighs them by it.")
+    chosen, privacy = "silo_weights" in config.model_fields_set, config.privacy
+    least, most = min(parts.num_records), max(parts.num_records)
+    if most >= UNEQUAL * least and not chosen and privacy.sampler != "poisson" and privacy.unit != "silo":
+        hooks.note(
+            f"silos have {least} to {most} training records and count alike: --set silo_weights=records weighs them by "
+            "their records."
+        )
+
+
+def _describe(job: Job) -> None:
+    """Have what the run is, and where it runs, in its folder."""
+    folder = job.folder
+    folder.write(folder.config, to_yaml(job.config))
+    described = {**environment.describe(), "base": str(job.base.resolve()), "arithmetic": job.here}
+    described |= {"memory": job.parts.memory.described(), "label": job.label}
+    folder.write(folder.environment, to_json(described))
+
+
+def _lasting_facts(job: Job) -> dict[str, Any]:
+    """What every checkpoint of the run holds, and a resume of it has to find again."""
+    parts = job.parts
+    facts: dict[str, Any] = {"run": run_id(job.config), "data_sha256": parts.data_sha256, "arithmetic": job.here}
+    facts |= {"coins": job.coins, "fixed": fixed_digest(parts.module), **job.naming.facts}
+    return facts | {"shared_key": None if job.shared is None else str(shared_key(job.shared))}
+
+
+def _run_rounds(
+    job: Job,
+    experiment: Experiment,
+    progress: Progress,
+    *,
+    save: Callable[[Progress], None],
+    record: Callable[[dict[str, Any]], None],
+    hooks: Hooks,
+    stop: Callable[[], bool],
+) -> Outcome:
+    """How the rounds ended; a fault of a silo, or of a plugin's code, ends them with a checkpoint."""
+    folder = job.folder
+    try:
+        return experiment.run(progress, save=save, record=record, tick=hooks.ticked, stop=stop, note=hooks.note)
+    except MemoryShortError:
+        save(progress)
+        raise
+    except Exception as error:
+        known = isinstance(error, SiloError | TouchedError)
+        fault = str(error) if known else plugin_errors.place(error, job.parts.plugins)
+        if fault is None:
+            raise
+        folder.append(folder.log, plugin_errors.trace(error))
+        reason = f"round {progress.rounds + 1}: {fault}; the traceback is in log.txt"
+        experiment.survivors.retry(progress, lambda: save(progress), save=save, note=hooks.note)
+        return Outcome("failed", Cause.ERROR, reason)
+    finally:
+        hooks.end()
+
+
+def _finish(
+    experiment: Experiment, progress: Progress, outcome: Outcome, *, save: Callable[[Progress], None], hooks: Hooks
+) -> tuple[Final, Outcome]:
+    """What the run ended with, silos' own models made, if its rounds are over; and how it ended then."""
+    by_silo: dict[int, SiloMetrics] = {}
+    notes: list[str] = []
+    measured: dict[str, Any] | None = None
+    if outcome.status in ("done", "budget_exhausted"):
+        try:
+            by_silo, notes = experiment.finish(progress, save=save, note=hooks.note)
+            measured = experiment.runtime.measures(experiment.kept(progress))
+        except Interrupted:
+            outcome = Outcome("interrupted", Cause.STOP_REQUESTED, "asked to stop during personalisation")
+        except TooFewSilosError as error:
+            outcome = Outcome("failed", Cause.TOO_FEW_SILOS, str(error))
+    return Final(experiment.kept(progress), by_silo, tuple(notes), measured), outcome
+
+
+def _run(job: Job, place: Place, hooks: Hooks, stop: Callable[[], bool]) -> Result:
+    config, folder, parts, here = job.config, job.folder, job.parts, job.here
+    found = checkpoints.load(folder.checkpoint)
+    if found is not None:  # by another process, while this one was loading its data
+        job = replace(job, coins=str(found.facts["coins"]))
+    void_statement(folder)  # before the ledger may grow beyond what an earlier session stated
+    with open_ledgers(folder, ledger_facts(job), found, here, job.shared, shared_facts(job)) as ledgers:
+        _describe(job)
+        for note in ledgers.own.notes:
+            hooks.note(f"ledger: {note}")
+        account = account_of(job, ledgers, found)
+        look_ahead(job, account)
+        runtime = place.runtime(parts, account, config, stop)
+        revealed = config.evaluation.reveal == "server" or (found is not None and bool(found.facts["revealed"]))
+        given = max(hooks.given, 0 if found is None else int(found.facts.get("given", 0)))
+        facts = _lasting_facts(job) | {"revealed": revealed, "given": given}
+
+        def save(progress: Progress) -> None:
+            silos = with_lost(runtime.states(), progress, folder, parts)
+            checkpoints.save(folder.checkpoint, checkpoint_of(progress, silos, account, facts), folder.access)
+
+        def record(line: dict[str, Any]) -> None:
+            folder.add_metrics(line)
+            hooks.evaluated(line, progress)
+
+        progress, lines, silos = start(job, found, ledgers.attempt, hooks)
+        experiment = _experiment(job, runtime, account, lines)
+        if silos is not None:
+            experiment.survivors.retry(progress, lambda: runtime.load_states(silos), save=save, note=hooks.note)
+        # So that --resume always has one to go on from, and knows on what machine the rounds to come were released.
+        experiment.survivors.retry(progress, lambda: save(progress), save=save, note=hooks.note)
+        _tell_ahead(job, account, hooks)
+        hooks.begin(
+            config, parts.rules, account, experiment.expected_rounds, progress.rounds, job.label, decides(parts)
+        )
+        rounds_before = progress.rounds
+        job.clock.lap("start")
+        job.clock.start(parts.model.device)
+        outcome = _run_rounds(job, experiment, progress, save=save, record=record, hooks=hooks, stop=stop)
+        final, outcome = _finish(experiment, progress, outcome, save=save, hooks=hooks)
+        if job.clock.on:
+            job.clock.lap("I/O")  # the last checkpoint
+            folder.write(folder.profile, to_json(_profile(job.clock, runtime, progress.rounds - rounds_before)))
+    if config.rounds is None and outcome.status == "budget_exhausted":
+        outcome = replace(outcome, status="done")  # the budget was what the run was asked to use up
+    result, stated = write_result(config, folder, parts, account, progress, outcome, final, revealed, given)
+    hooks.over(result, published(stated))
+    return result
+
+
+def _profile(clock: Stopwatch, runtime: Runtime, rounds: int) -> dict[str, Any]:
+    """Seconds by part, of this process and of silo ranks; ``rounds`` were run meanwhile."""
+    ranks = {rank: _by_part(seconds) for rank, seconds in runtime.profiles().items()}
+    return {"schema": PROFILE_SCHEMA, "rounds": rounds, "server" if ranks else "process": _by_part(clock.seconds)} | (
+        {"silo_ranks": ranks} if ranks else {}
+    )
+
+
+def _by_part(seconds: Mapping[Part, float]) -> dict[str, float]:
+    return {part: round(seconds[part], 6) for part in PARTS if part in seconds}
+
+
+def _solved_for(config: Config, prior: Prior) -> str:
+    """What noise was solved for; ``prior``: what a shared ledger holds."""
+    privacy = config.privacy
+    view = privacy.budget_view.replace("_", " ")
+    cap, rounds = config.max_participations, config.rounds
+    most = f"at most {cap} rounds of a silo" if cap and rounds and cap < rounds else f"{rounds} rounds"
+    return f"for {most} within epsilon {privacy.epsilon:g} at delta {privacy.delta:g} ({view} view)" + (
+        f", together with {earlier_runs(prior)} in the shared ledger" if prior.runs else ""
+    )
+
+
+def _experiment(job: Job, runtime: Runtime, account: PrivacyAccount, lines: list[dict[str, Any]]) -> Experiment:
+    config = job.config
+    return Experiment(
+        planner=planner_of(config, job.parts, job.coins),
+        runtime=runtime,
+        account=account,
+        rounds=config.rounds or MOST_ROUNDS,
+        expected_rounds=job.expected,
+        run_name=job.bits,
+        records=job.records,
+        score=job.parts.outcome.score,
+        evaluations=evaluations_of(job),
+        evaluated=lines[-1]["round"] if lines else 0,
+        dissimilarity=config.evaluation.dissimilarity,
+        checkpoint_every=config.checkpoint.every,
+        checkpoint_seconds=config.checkpoint.seconds,
+        stopping=stopping_of(config),
+        personalise=config.personalise,
+        min_silos=config.runtime.min_silos,
+        still_the_same=StillTheSame(config, job.parts.plugins, job.naming.facts["code"]["files"]),
+        clock=job.clock,
+    )

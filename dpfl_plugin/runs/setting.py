@@ -1,0 +1,99 @@
+"""The silos of a run, by its configuration: their records, and what an algorithm may know of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from dpfl_plugin.algorithms.base import Setting
+from dpfl_plugin.config.schema import Config
+from dpfl_plugin.core.exact import floor_share
+from dpfl_plugin.core.vectors import Layout
+from dpfl_plugin.data import base as base_data
+from dpfl_plugin.data.base import Federation, Holding, Ownership
+from dpfl_plugin.data.federation import FederationSpec, build_federation
+from dpfl_plugin.data.names import called
+from dpfl_plugin.errors import require
+from dpfl_plugin.models.build import build_model
+from dpfl_plugin.privacy.rules import PrivacyRules
+from dpfl_plugin.runs.backbone import MORE_STEPS
+from dpfl_plugin.runs.extra_releases import check_extra_releases, training_records
+from dpfl_plugin.runs.plugins import model_block, plugin_of
+from dpfl_plugin.runs.rules import check_batch, make_clipping
+from dpfl_plugin.runs.silo_settings import weights_of
+
+
+def hold_all(config: Config, base: Path) -> Holding:
+    """The whole federation in this process."""
+    return base_data.hold(federate(config, base))
+
+
+def dimension(config: Config, federation: Federation) -> int:
+    """d, the number of the model's parameters."""
+    shape, num_classes = federation.feature_shape, federation.num_classes
+    return Layout.of(
+        build_model(model_block(config.model), shape, num_classes, config.seed, federation.outcome)
+    ).dimension
+
+
+def make_setting(config: Config, num_records: Sequence[int], names: Mapping[int, str] | None = None) -> Setting:
+    """What an algorithm may know of a run; ``num_records`` of each silo, ``names`` of those that have one."""
+    privacy, num_silos = config.privacy, len(num_records)
+    participants = floor_share(config.silo_rate, num_silos)
+    require(
+        participants >= 1,
+        "silo_rate",
+        config.silo_rate,
+        f"give at least one of {num_silos} silos: floor({config.silo_rate} * {num_silos}) is 0",
+        f"Use at least {1 / num_silos:.4g}.",
+    )
+    clipping = make_clipping(config)
+    changes = clipping.adapts or clipping.measures
+    return Setting(
+        num_silos=num_silos,
+        num_participants=participants,
+        silo_rate=config.silo_rate,
+        record_rate=1.0 if privacy.sampler == "full" else privacy.record_rate,
+        batch_size=privacy.batch_size,
+        num_records=training_records(config, min(num_records)),
+        rounds=config.rounds,
+        clip_norm=privacy.clip_norm if math.isfinite(privacy.clip_norm) and not changes else None,
+        epsilon=privacy.epsilon,
+        delta=privacy.delta,
+        weights=weights_of(config, num_records, names or {}),
+    )
+
+
+def federate(config: Config, base: Path, ownership: Ownership | None = None) -> Federation:
+    """The silos' records; with ``ownership`` those of this process."""
+    data = config.data
+    dataset, partition = plugin_of("datasets", data.dataset, "data.dataset"), data.partition
+    spec = FederationSpec(
+        dataset=dataset,
+        dataset_options=data.dataset.options,
+        partitioner=plugin_of("partitioners", partition, "data.partition"),
+        partition_options=partition.options,
+        num_silos=data.num_silos,
+        seed=config.seed,
+        test=data.test,
+        test_fraction=data.test_fraction,
+        preprocess=[{"name": step.name, **step.options} for step in data.preprocess],
+        more_steps=MORE_STEPS,
+        max_records_per_silo=data.max_records_per_silo,
+        folder=Path(data.folder) if data.folder else None,
+        base=base,
+        name=data.dataset.name or str(data.dataset.module),
+        ownership=ownership,
+        memory_map=base / Path(data.memory_map).expanduser() if data.memory_map else None,
+        max_records_per_person=config.privacy.max_records_per_person,
+        shared_persons=config.privacy.shared_persons,
+    )
+    return build_federation(spec)
+
+
+def check_records(config: Config, rules: PrivacyRules, num_records: Sequence[int], names: Mapping[int, str]) -> None:
+    """Raise unless every silo has what a batch needs, and what is set apart."""
+    check_extra_releases(config, rules, num_records, names)
+    for silo, count in enumerate(num_records):
+        check_batch(rules.of(silo), called(silo, names), training_records(config, count))

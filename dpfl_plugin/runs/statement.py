@@ -1,0 +1,299 @@
+"""The privacy statement of a run as data: `ledger.json`; in words: `dpfl_plugin.privacy.statement_page`.
+
+What of the statement may be published: `published`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from dpfl_plugin.config.privacy import OF_PERSONS
+from dpfl_plugin.config.schema import Config
+from dpfl_plugin.data.base import AS_READ
+from dpfl_plugin.privacy.account import PrivacyAccount
+from dpfl_plugin.privacy.accountants import Accountant
+from dpfl_plugin.privacy.claims.base import finite
+from dpfl_plugin.privacy.rules import PrivacyRules
+from dpfl_plugin.privacy.statement_page import number
+
+STATEMENT_SCHEMA: Final = 1
+
+ASSUMPTIONS = (
+    "The server is honest but curious: it sees every message of every silo, and who took part.",
+    "Who takes part is drawn independently of the data. The server's epsilon needs no more; a third party's needs "
+    "that it was drawn with the stated probability.",
+    "The numbers of training and test records of the silos are public.",
+)
+PERSONS = (
+    "The numbers of training persons and of test records of the silos are public; how many records a person has is "
+    "not.",
+    "The data say rightly whose records they are: two numbers or names of one person are two persons here, and each is "
+    "protected by itself. Where runs share a ledger, they mean the same persons.",
+    "Test records are those of other persons; nothing is promised to these.",
+)
+REVEALED = (
+    "No epsilon covers everything that the server was given: by evaluation.reveal: server it has, of every silo, "
+    "the loss on its training records and the accuracy on its test records{more}, computed without noise."
+)
+REVEALED_GRADIENTS = ", and (evaluation.dissimilarity) the gradient of its loss"
+SIMULATION = (
+    "A simulation: noise, batches and participants are computed from the seed, which is in the run's config.yaml (0 by "
+    "default). Nothing is promised against anyone who knows or guesses it: without unknown noise there is no epsilon, "
+    "and known batches and participants amplify nothing. The epsilons here are those the algorithm would have if all "
+    "of this had been drawn unpredictably, as privacy.secure does."
+)
+SEEDED = (
+    "The seed of the run is not known to those against whom it protects: with the seed the noise can be computed. "
+    "A simulation's seed is in its configuration: its epsilon is the algorithm's, not that of publishing this folder.",
+    "Runs of one seed share noise only where configuration, records, code, model and machine are the same, and rounds "
+    "only where they are asked at the same values. What code reads while it runs (files, environment variables, "
+    "clocks) is taken to stay as it is.",
+)
+KNOWN_SEED = (
+    "The seed is 0, the default, which everybody knows: nothing that was released is protected from anybody. Use a "
+    "seed that nobody can guess, or privacy.secure: true.",
+)
+SECURE = (
+    "Batches and noise came from AES-128 in counter mode under keys that each silo drew from its operating system, "
+    "used for one round and never stored: the seed of the run does not reveal them.",
+)
+SECURE_DRAWS = (
+    "Who took part was drawn from 256 bits of the server's operating system, which were known to nobody before the run "
+    "and are in its checkpoint only.",
+)
+ZERO_OUT = (
+    "add_or_remove means that a record (or a silo's update) is there or counts as zero, while the public numbers of "
+    "records and silos stay as they are; that these numbers changed is not hidden.",
+)
+SHARED = (
+    "The total covers the runs that the shared ledger holds, and no other use of the records. In each of them a record "
+    "is at one silo at most, and how records are dealt to silos is taken as given: a partitioner that looks at labels "
+    "could deal other records elsewhere if one were replaced.",
+)
+OUTSIDER = (
+    "What is said of an outsider needs more: nobody tells who took part in which round (whoever knows the seed can "
+    "compute it), and no silo tells its noise.",
+)
+SCORES = (
+    "Validation scores are releases too: each silo's noisy count of correct predictions on records that no gradient "
+    "reads, charged to those records, so for each record the costlier of rounds and scores counts.",
+)
+EARLY_STOPPING = (
+    *SCORES,
+    "When the run ends depends on scores, which are releases. All rounds and scores that were planned are therefore "
+    "charged, also where it ended before: a shorter run is a function of the planned one.",
+)
+PERSONALISED = (
+    "Each silo's own model is made from private gradients, charged like those of a round, and stays at the silo. What "
+    "is reported of it is a measurement on test records, like every accuracy here.",
+)
+LOST = (
+    "Silos were lost while the run went on (see the notes), and a record may make its silo fail. What is said of who "
+    "takes part therefore does not count here: a third party's epsilon is the server's worst case, in which a silo is "
+    "in every round and in every attempt at one. A round in which a silo was lost was repeated by the others with "
+    "fresh noise, and every attempt is charged, including that of the lost silo.",
+)
+FAILURES = (
+    "The server sees that a silo failed, when, and with what message, and this folder shows it; no epsilon covers what "
+    "that reveals about the silo's records.",
+)
+MEASUREMENTS = (
+    "Losses, accuracies and other measures in metrics.jsonl, result.json and curves.png are computed from records "
+    "without noise, for the experimenter; publishing them is not covered by any epsilon here.",
+    "A run that ends because its loss is not finite, or because somebody looked at these measurements, ends at a round "
+    "that depends on records; epsilon does not cover what that reveals.",
+)
+TIMES = "The server sees how long silos take and when their messages arrive; no epsilon covers what that reveals."
+BITS = (
+    "Releases are whole steps of a grid with exactly distributed noise; rounding is part of the sensitivity, and takes "
+    "at most 0.2 % more noise. It is assumed that a row of a product of matrices depends on no other row's values."
+)
+OWN_CODE = (
+    "{what}: code from outside this package decides what is released, or what it is charged as. That it does what it "
+    "says is taken on trust: no test of this package covers it."
+)
+STATISTICAL_GENERATOR = "Noise comes from a statistical generator (SFC64), not a cryptographic one: see privacy.secure."
+
+
+def statement(
+    config: Config,
+    account: PrivacyAccount,
+    *,
+    rules: PrivacyRules,
+    accountant: Accountant,
+    run: dict[str, Any],
+    caveats: Sequence[str],
+    notes: Sequence[str],
+    lost: Sequence[dict[str, Any]] = (),
+    measurements: Sequence[str] = MEASUREMENTS,
+    revealed: bool = False,
+    draws: bool = True,
+) -> dict[str, Any]:
+    """The guarantee, for whom, and on what assumptions.
+
+    Args:
+        run: id, status, reason and rounds.
+        lost: silos that were lost while the run went on.
+        measurements: what is computed from records without noise, and by whom it is seen.
+        revealed: whether the server was given it.
+        draws: whether this package drew who took part, and no platform.
+    """
+    views, release = account.views(), rules.release(1.0)
+    as_read = [text for text in caveats if text.startswith(AS_READ)]
+    return {
+        "schema": STATEMENT_SCHEMA,
+        "warnings": warnings(config, rules, revealed=revealed),
+        "guarantee": _guarantee(rules, views),
+        "run": run,
+        "protects": {"unit": release.unit, "neighbouring": release.neighbouring, **_of_persons(config)},
+        "mechanism": _mechanism(config, account, rules),
+        "beside": _beside(config, account),
+        "max_participations": config.max_participations,
+        "accountant": {"name": accountant.name, "error": accountant.error, "caveat": accountant.caveat},
+        "budget": {
+            "epsilon": config.privacy.epsilon,
+            "delta": config.privacy.delta,
+            "view": config.privacy.budget_view,
+        },
+        "views": views,
+        "silos": account.per_silo(),
+        "num_charges": len(account.ledger),
+        "num_releases": sum(account.ledger.tally.totals().values()),
+        "head": account.ledger.head,
+        "shared": _shared(account),
+        "assumptions": _assumptions(config, account, rules, "outsider" in views, bool(lost), draws),
+        "lost": list(lost),
+        "caveats": [
+            *(text for text in caveats if text not in as_read),
+            *(FAILURES if lost or run["status"] == "failed" else ()),
+            *measurements,
+            TIMES,
+            *(() if _is_others(rules.mechanism) else (BITS,)),
+            *_own_code(rules, accountant),
+            *(() if rules.secure else (STATISTICAL_GENERATOR,)),
+        ],
+        "notes": [*(text for text in as_read if text not in notes), *notes],
+    }
+
+
+def _of_persons(config: Config) -> dict[str, Any]:
+    """What a person is, where persons are protected."""
+    privacy = config.privacy
+    return {key: getattr(privacy, key) for key in OF_PERSONS} if privacy.unit == "person" else {}
+
+
+def _mechanism(config: Config, account: PrivacyAccount, rules: PrivacyRules) -> dict[str, Any]:
+    return {
+        "name": config.privacy.mechanism.name or config.privacy.mechanism.module,
+        "clip": {**config.privacy.clip.model_dump(exclude_none=True), "what": rules.clipping.statement},
+        "clip_norm": finite(rules.clip_norm),
+        "noise_multiplier": account.noise_multiplier,
+        "noise_multiplier_solved": config.privacy.noise_multiplier is None,
+        "schedule": {**config.privacy.schedule.model_dump(exclude_none=True), "what": rules.schedule.statement},
+        "sampler": config.privacy.sampler,
+        "record_rate": config.privacy.record_rate,
+        "batch_size": config.privacy.batch_size,
+        "secure": rules.secure,
+        "formula": _formula(rules),
+    }
+
+
+def _assumptions(
+    config: Config, account: PrivacyAccount, rules: PrivacyRules, outsider: bool, lost: bool, draws: bool
+) -> list[str]:
+    release = rules.release(1.0)
+    return [
+        *ASSUMPTIONS[:-1],
+        *(PERSONS if rules.unit == "person" else ASSUMPTIONS[-1:]),
+        *(SECURE if rules.secure else SEEDED),
+        *(SECURE_DRAWS if rules.secure and draws else ()),
+        *(KNOWN_SEED if config.seed == 0 and not rules.secure and release.noise_multiplier else ()),
+        *(ZERO_OUT if release.neighbouring == "add_or_remove" else ()),
+        *(OUTSIDER if outsider else ()),
+        *(EARLY_STOPPING if config.early_stopping is not None else ()),
+        *(SCORES if config.private_evaluation is not None else ()),
+        *(PERSONALISED if config.personalise is not None else ()),
+        *(SHARED if account.shared is not None else ()),
+        *(LOST if lost else ()),
+    ]
+
+
+def _is_others(plugin: object) -> bool:
+    """Whether the class of a plugin is not this package's."""
+    return type(plugin).__module__.partition(".")[0] != "dpfl_plugin"
+
+
+def _own_code(rules: PrivacyRules, accountant: Accountant) -> list[str]:
+    parts = {"mechanism": rules.mechanism, "clip": rules.clipping, "accountant": accountant}
+    found = [f"privacy.{key}" for key, plugin in parts.items() if _is_others(plugin)]
+    return [OWN_CODE.format(what=", ".join(found))] if found else []
+
+
+def warnings(config: Config, rules: PrivacyRules, *, revealed: bool) -> list[str]:
+    """What has to be read before any number, first things first."""
+    found = []
+    if revealed:
+        found.append(REVEALED.format(more=REVEALED_GRADIENTS * config.evaluation.dissimilarity))
+    if not rules.secure and rules.release(1.0).noise_multiplier > 0:
+        found.append(SIMULATION)
+    return found
+
+
+def _guarantee(rules: PrivacyRules, views: dict[str, Any]) -> str:
+    if rules.clipping.measures:
+        return f"none: {rules.clipping.statement}"
+    noise = rules.release(1.0).noise_multiplier
+    if noise == 0:
+        return "none: no noise was added"
+    if views["server"]["worst_case_epsilon"] is None:
+        falls = ", as privacy.schedule changes it," if rules.varies else ""
+        return f"none: noise_multiplier {noise:g}{falls} is too little for any epsilon to be stated"
+    return "differential privacy, as stated in views"
+
+
+def _shared(account: PrivacyAccount) -> dict[str, Any] | None:
+    if account.shared is None or account.shared.path is None:
+        return None
+    return {
+        "file": account.shared.path.name,
+        "head": account.shared.head,
+        "held_epsilon": finite(account.held()),
+        "num_runs": len(account.prior.runs),
+        "num_same_records": sum(run["same_records"] for run in account.prior.runs),
+        "runs": [
+            {key: run[key] for key in ("name", "noise", "started", "same_records", "num_charges")}
+            for run in account.prior.runs
+        ],
+    }
+
+
+def _formula(rules: PrivacyRules) -> str:
+    """A release in symbols: C is clip_norm, sigma noise_multiplier, b batch_size, s record_rate."""
+    gradient = "mean gradient of a person" if rules.unit == "person" else "gradient"
+    if rules.unit == "silo":
+        return f"clip(update, C) + {'2 C' if rules.neighbouring == 'replace_one' else 'C'} sigma N(0, I)"
+    factor, divisor = {"fixed": ("2 ", "b"), "poisson": ("", "(s n)"), "full": ("2 ", "n")}[rules.sampler.name]
+    if rules.clipping.adapts:
+        return (
+            f"(sum over the batch of clip({gradient}, C_i) + {factor}C_i sigma' N(0, I)) / {divisor}, with a noised "
+            "count of the gradients within C_i; sigma' exceeds sigma by so much that both together are one Gaussian "
+            "release with sigma"
+        )
+    return f"(sum over the batch of clip({gradient}, C) + {factor}C sigma N(0, I)) / {divisor}"
+
+
+def _beside(config: Config, account: PrivacyAccount) -> list[str]:
+    """What silos release beside the rounds, in words."""
+    lines, scores, own = [], account.beside.scores, config.personalise
+    rows = "persons (each adds the share of its records that are predicted correctly)"
+    rows = rows if config.privacy.unit == "person" else "records"
+    if scores is not None:
+        lines.append(
+            f"validation scores: a count of correct predictions on the last {number(round(1 - scores.share[0], 12))} "
+            f"of each silo's {rows} (in a fixed random order), with noise of standard deviation "
+            f"{number(scores.noise_multiplier)}; {account.beside.num_scores} of each silo, planned in advance"
+        )
+    if own is not None:
+        lines.append(f"silos' own models: {own.local_steps} more releases of each silo, in the end")
+    return lines

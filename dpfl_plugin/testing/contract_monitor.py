@@ -1,0 +1,331 @@
+"""A federation of a few small silos, and an algorithm in it that is watched: what it gets, asks, says and keeps."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpfl_plugin.algorithms.base import Algorithm, Oracle, RoundPlan, Setting
+from dpfl_plugin.config.schema import Config
+from dpfl_plugin.core.vectors import Vectors
+from dpfl_plugin.federation.planning import Planner
+from dpfl_plugin.federation.silo_group import SiloGroup
+from dpfl_plugin.oracle import Draw
+from dpfl_plugin.privacy.events import Charge
+from dpfl_plugin.runs.build import Parts, build
+from dpfl_plugin.runtimes.in_process import InProcess
+from dpfl_plugin.testing.guard import Trespass, guarded, unguarded
+
+__tracebackhide__ = True
+
+
+class ContractError(AssertionError):
+    """An algorithm breaks its contract: what is wrong, where, and how to mend it."""
+
+    __module__ = "dpfl_plugin.testing"  # where it is imported from
+
+
+Asked = tuple[str, Tensor, Tensor]
+"""("gradient" or "release", what was given to the oracle, its answer), (m, d) each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of `local_update`, for ``num_silos`` silos; vectors as they were when it began and ended."""
+
+    round: int
+    num_silos: int
+    plan: RoundPlan
+    down: Vectors
+    silos: Vectors
+    asked: tuple[Asked, ...]
+    up: Vectors
+    new: Vectors
+
+
+@dataclass(slots=True)
+class Steps:
+    """What a run left behind, round by round: the server's and the silos' states, and every call."""
+
+    servers: list[Vectors] = field(default_factory=list)
+    states: list[Vectors] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+    plans: list[RoundPlan] = field(default_factory=list)
+    charges: list[Charge] = field(default_factory=list)
+
+
+class WatchedOracle:
+    """Passes on what the protocol has, writes it down, and refuses everything else."""
+
+    def __init__(self, oracle: Oracle, plan: RoundPlan, where: str) -> None:
+        self.num_silos = oracle.num_silos
+        self._oracle_of_the_run, self._plan, self._where = oracle, plan, where
+        self.asked: list[Asked] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise ContractError(
+            f"local_update reads oracle.{name}{self._where}: num_silos, gradient and release are all that an algorithm "
+            "may use of the oracle."
+        )
+
+    def gradient(self, y: Tensor) -> Tensor:
+        done = sum(kind == "gradient" for kind, _, _ in self.asked)
+        if done >= self._plan.num_gradients:
+            raise ContractError(
+                f"local_update asks for gradient {done + 1}{self._where}, but its round_plan says num_gradients="
+                f"{self._plan.num_gradients}, which the budget was checked for. Plan as many as are asked for."
+            )
+        return self._ask("gradient", y, self._oracle_of_the_run.gradient)
+
+    def release(self, update: Tensor) -> Tensor:
+        return self._ask("release", update, self._oracle_of_the_run.release)
+
+    def _ask(self, kind: str, value: Tensor, ask: Any) -> Tensor:
+        what = "a point" if kind == "gradient" else "an update"
+        if not isinstance(value, Tensor) or value.dim() != 2 or len(value) != self.num_silos:
+            raise ContractError(
+                f"local_update gives oracle.{kind} {_shape(value)}{self._where}: {what} for each silo is needed, "
+                f"({self.num_silos}, d). Begin with y = down['model'].expand(oracle.num_silos, -1), and keep the rows."
+            )
+        given = value.detach().clone()
+        with unguarded():
+            answer: Tensor = ask(value)
+        self.asked.append((kind, given, answer.detach().clone()))
+        return answer
+
+
+class Watched:
+    """An algorithm whose every call is checked for shapes, names, types and for leaving what it is given alone."""
+
+    def __init__(self, algorithm: Algorithm) -> None:
+        self.algorithm = algorithm
+        self.round = 0
+        self.steps = Steps()
+        self._dtype, self._d = torch.float32, 0
+
+    def init_server(self, model: Tensor, setting: Setting) -> Vectors:
+        self._dtype, self._d = model.dtype, model.numel()
+        before = model.clone()
+        with watching("init_server"):
+            server = self.algorithm.init_server(model, setting)
+        _unchanged({"model": before}, {"model": model}, "init_server changes", "the model")
+        self._check_server(server, "init_server")
+        return server
+
+    def init_silos(self, model: Tensor, num_silos: int) -> Vectors:
+        with watching("init_silos"):
+            silos = self.algorithm.init_silos(model, num_silos)
+        _check_vectors(silos, (num_silos, model.numel()), model.dtype, "init_silos", "a state", "(m, d)")
+        _check_apart(silos, "init_silos")
+        return silos
+
+    def round_plan(self, server: Vectors, round: int, setting: Setting, rng: np.random.Generator) -> RoundPlan:
+        before = _copy(server)
+        with watching("round_plan"):
+            plan = self.algorithm.round_plan(server, round, setting, rng)
+        _unchanged(before, server, "round_plan changes", "the server's state")
+        if not isinstance(plan, RoundPlan) or plan.num_gradients < 1:
+            raise ContractError(
+                f"round_plan returns {plan!r} in round {round}: a RoundPlan is needed, with num_gradients of 1 or more."
+            )
+        return plan
+
+    def download(self, server: Vectors) -> Vectors:
+        before = _copy(server)
+        with watching("download"):
+            down = self.algorithm.download(server)
+        _unchanged(before, server, "download changes", "the server's state")
+        _check_vectors(down, (self._d,), self._dtype, "download", "a vector", "(d,)")
+        return down
+
+    def local_update(self, down: Vectors, silos: Vectors, oracle: Oracle, plan: RoundPlan) -> tuple[Vectors, Vectors]:
+        m, where = oracle.num_silos, f" (round {self.round}, m = {oracle.num_silos})"
+        down_before, silos_before = _copy(down), _copy(silos)
+        watched = WatchedOracle(oracle, plan, where)
+        with watching("local_update"):
+            result = self.algorithm.local_update(down, silos, watched, plan)
+        if not (isinstance(result, tuple) and len(result) == 2):
+            raise ContractError(f"local_update returns {type(result).__name__}{where}: it must be (uploads, states).")
+        up, new = result
+        _unchanged(down_before, down, "local_update changes", f"the download{where}")
+        _unchanged(silos_before, silos, "local_update changes", f"the silos' old states{where}")
+        _check_vectors(up, (m, self._d), self._dtype, "local_update", "an upload", f"(m, d){where}")
+        _check_vectors(new, (m, self._d), self._dtype, "local_update", "a silo state", f"(m, d){where}")
+        unknown = sorted(set(new) - set(silos))
+        if unknown:
+            raise ContractError(
+                f"local_update keeps the state {unknown[0]!r}{where}, which init_silos does not begin: it has "
+                f"{sorted(silos) or 'none'}. Give it its first value there."
+            )
+        asked = tuple(watched.asked)
+        call = Call(self.round, m, plan, down_before, silos_before, asked, _copy(up), _copy(new))
+        self.steps.calls.append(call)
+        return up, new
+
+    def aggregate(self, server: Vectors, mean_up: Vectors, plan: RoundPlan) -> Vectors:
+        before, mean_before = _copy(server), _copy(mean_up)
+        with watching("aggregate"):
+            after = self.algorithm.aggregate(server, mean_up, plan)
+        _unchanged(before, server, "aggregate changes", "the server's state in place")
+        _unchanged(mean_before, mean_up, "aggregate changes", "the mean of the uploads in place")
+        self._check_server(after, "aggregate")
+        if set(after) != set(server):
+            raise ContractError(
+                f"aggregate returns the states {sorted(after)} in round {self.round}, and got {sorted(server)}: the "
+                "names must stay, since a checkpoint holds them. Begin all of them in init_server."
+            )
+        return after
+
+    def notes(self, server: Vectors) -> list[str]:
+        with watching("notes"):
+            notes = self.algorithm.notes(server)
+        if not isinstance(notes, list) or not all(isinstance(note, str) for note in notes):
+            raise ContractError(f"notes returns {notes!r}: a list of sentences is needed, [] for none.")
+        return notes
+
+    def _check_server(self, server: Any, method: str) -> None:
+        where = f" (round {self.round})" if method == "aggregate" else ""
+        if not isinstance(server, dict) or "model" not in server:
+            raise ContractError(f"{method} returns no 'model'{where}: the server's state is a dict of tensors with it.")
+        if not all(isinstance(value, Tensor) for value in server.values()):
+            raise ContractError(f"{method} returns a state that is not a tensor{where}: a checkpoint cannot hold it.")
+        _check_vectors({"model": server["model"]}, (self._d,), self._dtype, method, "the model", f"(d,){where}")
+        for name, value in server.items():
+            if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+                raise ContractError(f"{method} returns {name!r} with entries that are not finite{where}.")
+        _check_apart(server, method)
+
+
+@contextlib.contextmanager
+def watching(method: str) -> Iterator[None]:
+    """Turn a trespass of the algorithm into a ContractError."""
+    try:
+        with guarded():
+            yield
+    except Trespass as trespass:
+        raise ContractError(
+            f"{method} {trespass}: an algorithm learns of the data by its oracle, and of the run by its arguments. "
+            "Make what it needs an option."
+        ) from trespass
+
+
+class Trial:
+    """A run of a configuration, a round at a time, with everything in reach of a check.
+
+    Args:
+        stack: silos advanced together.
+        algorithm: instead of the configuration's.
+    """
+
+    def __init__(self, config: Config, *, stack: int = 1) -> None:
+        self.parts: Parts = build(config, Path())
+        parts = self.parts
+        self.watched = Watched(parts.algorithm)
+        self.steps = self.watched.steps
+        self.server = self.watched.init_server(parts.model, parts.setting)
+        self.host = SiloGroup(
+            model=parts.module,
+            loss=parts.loss,
+            algorithm=self.watched,
+            rules=parts.rules,
+            engine=parts.engine,
+            train=parts.train,
+            test=parts.test,
+            states=self.watched.init_silos(parts.model, parts.setting.num_silos),
+        )
+        self._runtime = InProcess(self.host, self, stack_size=stack)
+        self._planner = Planner(self.watched, parts.setting, parts.setting.weights, config.seed)
+        self._rounds = config.rounds or 1
+
+    def append(self, charges: Sequence[Charge]) -> None:
+        """Of the sink that the runtime charges."""
+        self.steps.charges += charges
+
+    def sync(self) -> None:
+        """Of the sink that the runtime charges: it is in memory."""
+
+    def run(self) -> Steps:
+        """All rounds."""
+        for round in range(self._rounds):
+            self.watched.round = round
+            plan = self._planner.plan(self.server, round)
+            assert plan is not None
+            draw = Draw(self._planner.seed, round, run="contract")
+            mean_up = self._runtime.run_round(self.watched.download(self.server), plan, draw)
+            self.server = self.watched.aggregate(self.server, mean_up, plan)
+            self._runtime.commit()
+            self.steps.plans.append(plan)
+            self.steps.servers.append(_copy(self.server))
+            self.steps.states.append(_copy(self._runtime.states()))
+        self.watched.notes(self.server)
+        return self.steps
+
+
+def _copy(vectors: Vectors) -> Vectors:
+    return {name: value.detach().clone() for name, value in vectors.items()}
+
+
+def difference(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> str | None:
+    """The first name under which two sets of vectors are not the same bits, and by how much; None if they are."""
+    for name in sorted({*first, *second}):
+        if name not in first or name not in second:
+            return f"{name!r} is in one of them only"
+        a, b = first[name], second[name]
+        if a.shape != b.shape:
+            return f"{name!r} has the shapes {tuple(a.shape)} and {tuple(b.shape)}"
+        if not torch.equal(a, b):
+            return f"{name!r} differs by up to {float((a.double() - b.double()).abs().max()):.3g}"
+    return None
+
+
+def _unchanged(before: Vectors, after: Vectors, what: str, whose: str) -> None:
+    found = difference(before, after)
+    if found is not None:
+        raise ContractError(
+            f"{what} {whose}: {found}. Others read it after: compute a new tensor (y = y - g, not y -= g, on what was "
+            "given), or clone it first."
+        )
+
+
+def _check_vectors(vectors: Any, shape: tuple[int, ...], dtype: torch.dtype, method: str, what: str, form: str) -> None:
+    if not isinstance(vectors, dict):
+        raise ContractError(f"{method} returns {type(vectors).__name__}: a dict of named tensors is needed, {form}.")
+    for name, value in vectors.items():
+        if not isinstance(value, Tensor) or tuple(value.shape) != shape:
+            raise ContractError(
+                f"{method} returns {what}, {name!r}, of {_shape(value)}; it must be {form}, here {shape}. Keep the "
+                "axis of silos even where there is one silo: no squeeze, no indexing of rows."
+            )
+        if value.dtype != dtype:
+            raise ContractError(
+                f"{method} returns {what}, {name!r}, of {value.dtype}; the model is {dtype}. Make tensors from those "
+                "that are given: x.new_zeros(...), torch.zeros_like(x)."
+            )
+        if not bool(torch.isfinite(value).all()):
+            raise ContractError(f"{method} returns {what}, {name!r}, with entries that are not finite.")
+
+
+def _check_apart(vectors: Vectors, method: str) -> None:
+    """Raise if two states, or two rows of one, are the same memory: writing to one would write to the other."""
+    owners: dict[int, str] = {}
+    for name, value in vectors.items():
+        place = value.untyped_storage().data_ptr()
+        if value.numel() and (place in owners or not value.is_contiguous()):
+            raise ContractError(
+                f"{method} returns {name!r} in the memory of {owners.get(place, 'itself, by expand or a view')}: "
+                "states are written to and saved one by one. Use .clone()."
+            )
+        owners[place] = repr(name)
+
+
+def _shape(value: Any) -> str:
+    return f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"type {type(value).__name__}"

@@ -1,0 +1,40 @@
+"""What a program gives an algorithm is checked by name, as what a file gives it is."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import inspect
+import pickle
+
+import pytest
+
+import dpfl_plugin as dpfl
+from dpfl_plugin import registry
+from dpfl_plugin.errors import ArgumentError
+
+
+@pytest.mark.parametrize("name", registry.names("algorithms"))
+def test_a_misspelt_or_missing_option_is_told(name: str) -> None:
+    kind = registry.load("algorithms", name)
+    if not kind.__module__.startswith("dpfl_plugin."):
+        pytest.skip("another package's")
+    options = registry.options(kind)
+    for option in options:
+        with pytest.raises(ArgumentError, match=rf"{option}x is not a known option \(did you mean '{option}'\?\)"):
+            kind(**{f"{option}x": 3})
+    needed = [key for key, one in options.items() if one.default is inspect.Parameter.empty]
+    if needed:
+        with pytest.raises(ArgumentError, match=f"{', '.join(needed)} is missing"):
+            kind()
+    with pytest.raises(ArgumentError, match="given by name"):
+        kind(3)
+
+
+def test_an_algorithm_is_a_frozen_dataclass_as_before() -> None:
+    one = dpfl.Scaffold(local_steps=3, local_lr=1.0)
+    assert dataclasses.replace(one, local_steps=4).local_steps == 4
+    assert pickle.loads(pickle.dumps(one)) == copy.deepcopy(one) == one
+    assert inspect.signature(dpfl.Scaffold).parameters["option"].default == "II"
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        one.local_steps = 4  # type: ignore[misc]

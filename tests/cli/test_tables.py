@@ -1,0 +1,160 @@
+"""Tables with a schema by all doors: init drafts, check tells, run trains, predict holds new records to it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+import yaml
+
+import dpfl_plugin as dpfl
+from dpfl_plugin.config.load import load, run_id
+from dpfl_plugin.data.base import digest
+from dpfl_plugin.errors import ConfigError, DataError
+from tests.cli.command import BASE, one_message, write
+from tests.cli.command import dpfl as command
+
+SCHEMA: dict[str, Any] = {
+    "label": {"column": "ill", "classes": ["no", "yes"]},
+    "silo": "clinic",
+    "columns": {
+        "age": {"type": "number", "range": [20, 90], "missing": "indicator"},
+        "stage": {"type": "category", "values": ["I", "II", "III"]},
+    },
+}
+
+
+def frame(count: int = 80) -> pandas.DataFrame:
+    rng = np.random.default_rng(0)
+    age = rng.integers(20, 95, count).astype(float)
+    return pandas.DataFrame(
+        {
+            "clinic": np.where(np.arange(count) % 2, "north", "south"),
+            "age": np.where(rng.random(count) < 0.1, np.nan, age),
+            "stage": rng.choice(["I", "II", "III"], count),
+            "ill": np.where(age > 55, "yes", "no"),
+        }
+    )
+
+
+def config(folder: Path, described: Any = SCHEMA, **dataset: Any) -> Path:
+    frame().to_csv(folder / "all.csv", index=False)
+    data = {"dataset": {"name": "table", "files": "all.csv", **dataset}, "partition": "natural"}
+    data |= {"schema": described} if described else {}
+    (folder / "config.yaml").write_text(yaml.safe_dump({**BASE, "rounds": 2, "data": data}))
+    return folder / "config.yaml"
+
+
+def test_the_schema_of_data_is_the_option_of_its_data_set(tmp_path: Path) -> None:
+    """One run by either, whose folder keeps it; and another schema is another run."""
+    ids = []
+    for name, where in {"data": config, "option": lambda path: config(path, None, schema=SCHEMA)}.items():
+        (tmp_path / name).mkdir()
+        (variant,) = load(where(tmp_path / name)).variants
+        assert variant.config.data.dataset.options["schema"] == SCHEMA
+        ids.append(run_id(variant.config))
+    (tmp_path / "other").mkdir()
+    (other,) = load(config(tmp_path / "other", {**SCHEMA, "other_columns": "ignore"})).variants
+    assert ids[0] == ids[1] != run_id(other.config)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"dataset": {"name": "csv", "files": "a.csv"}, "schema": SCHEMA}, "schema is for tables.*csv does not"),
+        ({"dataset": {"name": "table", "files": "a", "schema": SCHEMA}, "schema": SCHEMA}, "given twice"),
+        ({"dataset": "digits", "schema": SCHEMA}, "digits does not"),
+    ],
+)
+def test_a_schema_where_it_has_no_meaning_is_refused(tmp_path: Path, data: Any, message: str) -> None:
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({**BASE, "data": data}))
+    with pytest.raises(ConfigError, match=message):
+        load(tmp_path / "config.yaml")
+
+
+def test_a_frame_is_the_records_of_its_file(tmp_path: Path) -> None:
+    """By from_table, of one frame and of one for each silo, as by `data.schema`."""
+    from dpfl_plugin.runs.setting import federate
+
+    (variant,) = load(config(tmp_path)).variants
+    expected = [digest(silo) for silo in federate(variant.config, tmp_path).silos]
+    whole = dpfl.Federation.from_table(frame(), SCHEMA)
+    parts = {name: part.drop(columns="clinic") for name, part in frame().groupby("clinic")}
+    each = dpfl.Federation.from_table(parts, {key: value for key, value in SCHEMA.items() if key != "silo"})
+    for federation in (whole, each):
+        given = variant.config.model_copy(update={"data": type(variant.config.data)(**federation.data)})
+        assert sorted(digest(silo) for silo in federate(given, tmp_path).silos) == sorted(expected)
+    with pytest.raises(DataError, match=r"row 3, column 'stage': 'IV' is not one of.*columns\.stage\.values"):
+        dpfl.Federation.from_table(frame().assign(stage=["I"] * 3 + ["IV"] + ["I"] * 76), SCHEMA)
+    with pytest.raises(ConfigError, match="each frame is a silo already"):
+        dpfl.Federation.from_table(parts, SCHEMA)
+
+
+def test_check_says_whether_a_run_could_begin_and_leaves_nothing(tmp_path: Path) -> None:
+    path = config(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    done = command("check", path)
+    assert done.code == 0, done.err
+    assert "2 silos with 32 training records each, 64 in all" in done.out and "clipped to 20 or 90" in done.out
+    assert done.out.endswith("Nothing was trained, released or written.\n")
+    assert command("check", path, "--json").json["num_records"] == [32, 32]
+    text = (tmp_path / "all.csv").read_text().replace("south,", "south,x", 1)
+    (tmp_path / "one.csv").write_text(text)
+    assert command("check", path, "--file", tmp_path / "all.csv").out.count("80 records, all right") == 1
+    both = command("check", path, "--file", tmp_path / "all.csv", "--file", tmp_path / "one.csv")
+    assert both.code == 2 and re.search(r"(?s)1 of 2 files.*one\.csv, line 2, column 'age': 'x.*' is not", both.err)
+    (tmp_path / "one.csv").unlink()
+    assert sorted(tmp_path.iterdir()) == before
+    without = write(tmp_path, {})
+    one_message(command("check", without, "--file", tmp_path / "all.csv"), "has no data.schema")
+
+
+def test_a_draft_runs_and_predicts_by_its_schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    frame().assign(number=range(1, 81), seen="2020-01-31").to_csv("all.csv", index=False)
+    done = command("init", "project", "--from", "all.csv", "--label", "ill", "--silo", "clinic")
+    assert done.code == 0, done.err
+    assert "looking at the values, which is not private" in " ".join(done.out.split())
+    person = command("init", "persons", "--from", "all.csv", "--label", "ill", "--person", "number")
+    assert "privacy.unit: person" in " ".join(person.out.split()) and "unit: person" not in done.out
+    text = (tmp_path / "project" / "run.yaml").read_text()
+    assert "which is not private" in text
+    assert yaml.safe_load(text)["data"]["schema"] == {
+        "label": {"column": "ill", "outcome": "classes", "classes": ["no", "yes"]},
+        "silo": "clinic",
+        "columns": {
+            "age": {"type": "integer", "range": [20, 100], "missing": "indicator"},
+            "stage": {"type": "category", "values": ["I", "II", "III"]},
+            "number": {"type": "identifier"},
+            "seen": {"type": "ignored"},
+        },
+    }
+    assert command("check", "project/run.yaml").code == 0
+    run = command("run", "project/run.yaml", "--out", "runs", "--set", "rounds=2", "--json")
+    assert run.code == 0, run.err
+    (folder,) = (tmp_path / "runs").glob("*/*")
+    frame(6).drop(columns=["ill", "clinic"]).to_parquet("new.parquet")
+    made = command("predict", folder, "new.parquet")
+    assert made.code == 0 and len(made.out.splitlines()) == 7, made.err
+    frame(6).assign(stage="IV").to_csv("new.csv", index=False)
+    one_message(command("predict", folder, "new.csv"), "column 'stage': 6 cells are not one of I, II, III")
+
+
+def test_what_init_cannot_draft_is_refused_and_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    frame().to_csv("all.csv", index=False)
+    for arguments, message in (
+        (["--from", "all.csv"], "--label is missing"),
+        (["--from", "all.csv", "--label", "il"], "did you mean 'ill'"),
+        (["--from", "none.csv", "--label", "ill"], "'none.csv': there is no such file"),
+        (["--from", "all.csv", "--data", "all.csv", "--label", "ill"], "both given"),
+        (["--data", "all.csv", "--label", "ill", "--person", "clinic"], "--person has no meaning without --from"),
+    ):
+        one_message(command("init", "project", *arguments), message)
+    assert not (tmp_path / "project").exists()

@@ -1,0 +1,134 @@
+"""Each loss, minimised without noise, against the estimators that people know; to 1e-4 of a coefficient."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from sklearn.linear_model import LinearRegression, LogisticRegression, PoissonRegressor
+from torch import Tensor, nn
+
+from dpfl_plugin.core.outcomes import Outcome
+from dpfl_plugin.gradients import losses
+from dpfl_plugin.gradients.outcome_losses import OutcomeLoss
+from dpfl_plugin.measures.answers import answers, baseline
+from dpfl_plugin.models.ordinal import Thresholds
+
+N, D = 300, 2
+AGREE = {"rtol": 0.0, "atol": 1e-4}
+rng = np.random.default_rng(0)
+X = rng.normal(size=(N, D))
+SCORE = X @ np.array([0.8, -0.5])
+
+
+def fitted(
+    loss: OutcomeLoss, outputs: int, labels: NDArray[np.float64], features: NDArray[np.float64] = X
+) -> nn.Module:
+    """The linear model that minimises the mean loss."""
+    model: nn.Module = nn.Linear(features.shape[1], outputs)
+    if isinstance(loss, losses.Cumulative):
+        model = nn.Sequential(nn.Linear(features.shape[1], 1, bias=False), Thresholds(outputs + 1))
+    model = model.double()
+    for name, parameter in model.named_parameters():
+        if name.endswith(("weight", "bias")):
+            nn.init.zeros_(parameter)
+    x, y = torch.from_numpy(features), torch.from_numpy(labels)
+    optimiser = torch.optim.LBFGS(
+        model.parameters(), max_iter=300, tolerance_grad=1e-11, tolerance_change=1e-16, line_search_fn="strong_wolfe"
+    )
+
+    def step() -> Tensor:
+        optimiser.zero_grad()
+        value = loss(model(x), y).mean()
+        value.backward()
+        return value
+
+    optimiser.step(step)  # type: ignore[no-untyped-call]
+    return model.requires_grad_(False)
+
+
+def of(outcome: Outcome, names: int = 1) -> OutcomeLoss:
+    found = losses.find("auto", outcome.num_outputs(names), outcome, names)
+    assert isinstance(found, OutcomeLoss)
+    return found
+
+
+def test_squared_is_least_squares_in_the_labels_unit() -> None:
+    outcome = Outcome("regression", (-100.0, 300.0))
+    y = 60 + 20 * SCORE + rng.normal(size=N)
+    model = fitted(of(outcome), 1, y)
+    expected = LinearRegression().fit(X, y).predict(X)
+    found = answers(outcome, model(torch.from_numpy(X)).numpy()).predicted
+    np.testing.assert_allclose(found, expected, **AGREE)
+
+
+def test_counts_are_poisson_regression_with_exposure() -> None:
+    outcome, exposure = Outcome("counts", (0.0, 50.0)), rng.uniform(0.5, 3, N)
+    y = rng.poisson(exposure * np.exp(SCORE)).astype(float)
+    model = fitted(of(outcome), 1, np.stack([y, exposure], axis=1))
+    theirs = PoissonRegressor(alpha=0, tol=1e-10, max_iter=1000).fit(X, y / exposure, sample_weight=exposure)
+    np.testing.assert_allclose(model.weight[0].numpy(), theirs.coef_, **AGREE)
+    np.testing.assert_allclose(model.bias[0].item(), theirs.intercept_, **AGREE)
+    api = pytest.importorskip("statsmodels.api")
+    glm = api.GLM(y, api.add_constant(X), family=api.families.Poisson(), offset=np.log(exposure)).fit(tol=1e-12)
+    np.testing.assert_allclose(model.weight[0].numpy(), glm.params[1:], **AGREE)
+
+
+def test_levels_are_ordered_logits() -> None:
+    miscmodels = pytest.importorskip("statsmodels.miscmodels.ordinal_model")
+    levels = np.digitize(SCORE + rng.logistic(size=N), [-1.0, 0.5, 2.0])
+    model = fitted(of(Outcome("ordinal"), 4), 3, levels)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        theirs = miscmodels.OrderedModel(levels, X, distr="logit")
+        params = theirs.fit(method="bfgs", disp=False, gtol=1e-9).params
+    np.testing.assert_allclose(model[0].weight[0].numpy(), params[:D], **AGREE)
+    np.testing.assert_allclose(model[1].thresholds().numpy(), theirs.transform_threshold_params(params)[1:-1], **AGREE)
+
+
+def test_labels_are_logistic_regressions_each() -> None:
+    y = (rng.random((N, 2)) < 1 / (1 + np.exp(-np.stack([SCORE, 1 - SCORE], axis=1)))).astype(float)
+    model = fitted(of(Outcome("multi_label"), 2), 2, y)
+    for k in range(2):
+        theirs = LogisticRegression(C=np.inf, tol=1e-10, max_iter=1000).fit(X, y[:, k])
+        np.testing.assert_allclose(model.weight[k].numpy(), theirs.coef_[0], **AGREE)
+
+
+EDGES = (1.0, 2.0, 3.0, 5.0)
+SURVIVAL = Outcome("survival", (0.0, 5.0), EDGES)
+
+
+def times() -> NDArray[np.float64]:
+    time, censored = rng.exponential(3 * np.exp(-SCORE)), rng.uniform(0, 8, N)
+    event = (time <= np.minimum(censored, 5.0)).astype(float)
+    return np.stack([np.minimum(np.minimum(time, censored), 5.0), event], axis=1)
+
+
+def test_hazards_are_logistic_regressions_of_who_is_at_risk() -> None:
+    labels = times()
+    time, event = labels.T
+    model = fitted(of(SURVIVAL), 4, labels)
+    begin = 0.0
+    for b, end in enumerate(EDGES):
+        rows = np.where(event == 1, time > begin, time >= end)
+        happened = (event == 1) & (time <= end)
+        theirs = LogisticRegression(C=np.inf, tol=1e-10, max_iter=1000).fit(X[rows], happened[rows])
+        np.testing.assert_allclose(model.weight[b].numpy(), theirs.coef_[0], **AGREE)
+        begin = end
+
+
+def test_hazards_without_features_are_kaplan_meiers() -> None:
+    lifelines = pytest.importorskip("lifelines")
+    labels = times()
+    # In whole bins: an event at the end of its bin, a censoring at the end of the last bin that was over.
+    upper = np.asarray(EDGES)
+    event = labels[:, 1] == 1
+    bins = np.where(event, np.searchsorted(upper, labels[:, 0]) + 1, np.searchsorted(upper, labels[:, 0], side="right"))
+    curve = lifelines.KaplanMeierFitter().fit(bins, event).survival_function_at_times([1, 2, 3, 4]).to_numpy()
+    model = fitted(of(SURVIVAL), 4, labels, np.zeros((N, 1)))
+    found = answers(SURVIVAL, model(torch.zeros(1, 1, dtype=torch.float64)).numpy()).survival()
+    np.testing.assert_allclose(found[0], curve, **AGREE)
+    np.testing.assert_allclose(baseline(SURVIVAL, labels, 4, 1).survival()[0], curve, **AGREE)

@@ -1,0 +1,111 @@
+"""`dpfl run` where the owner of the records has set limits; in one process. On ranks: tests/mpi/test_limits.py."""
+
+import pytest
+
+from dpfl_plugin.owners import limits as limits_module
+from dpfl_plugin.owners.lifetime import read_reservations
+from dpfl_plugin.privacy.ledger import Ledger
+from dpfl_plugin.runs import setting
+from tests.cli.command import charges, dpfl, run, write
+
+PRIVACY = {"noise_multiplier": None, "epsilon": 3.0, "delta": 1e-5, "secure": True}
+
+
+@pytest.fixture
+def owner(tmp_path, monkeypatch):
+    path, folder = tmp_path / "limits.yaml", tmp_path / "owner"
+    monkeypatch.setattr(limits_module, "PLACES", ())
+    monkeypatch.setenv("DPFL_LIMITS", str(path))
+
+    def set_limits(**values):
+        limits = {"folder": folder, "epsilon": 8, "delta": "1e-4", **values}
+        path.write_text("".join(f"{key}: {value}\n" for key, value in limits.items()))
+        path.chmod(0o600)
+        return folder
+
+    return set_limits
+
+
+def test_runs_add_up_and_more_than_the_limits_is_refused(tmp_path, owner):
+    folder = owner()
+    for number, name in enumerate(("one", "two"), start=1):
+        config = write(tmp_path, {"name": name, "privacy": PRIVACY})
+        done = dpfl("run", config, "--out", tmp_path / "runs", "--json")
+        assert done.code == 0, done.err
+        left = f"epsilon {8 - 3 * number:g}, delta"
+        assert f"dpfl: silos 0, 1, 2, 3: agreed epsilon 3 at delta 1e-05; folder {folder}" in done.err
+        assert left in done.err
+        held = set(Ledger.open(folder / "data.lifetime.jsonl", append=False))
+        assert charges(done.json["folder"]) <= held
+    config = write(tmp_path, {"name": "three", "privacy": PRIVACY})
+    done = dpfl("run", config, "--out", tmp_path / "runs")
+    assert done.code == 3 and "plan comes to epsilon 3; of the 8" in done.err and "6 is spent" in done.err
+    assert sum(one.epsilon for one in read_reservations(folder / "data.lifetime.jsonl")) == 6.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"privacy": {**PRIVACY, "epsilon": 9.0}}, "epsilon 9 is above the owner's limit of 8"),
+        ({"privacy": {**PRIVACY, "secure": False}}, "the noise would come from a seed"),
+        ({"privacy": {"secure": True, "noise_multiplier": 0.0, "clip_norm": 1.0}}, "adds no noise"),
+        ({"privacy": {"secure": True, "noise_multiplier": 0.4}}, r"plan comes to epsilon \d"),
+    ],
+)
+def test_what_is_beyond_the_limits_does_not_begin(tmp_path, owner, changes, why):
+    owner()
+    done = dpfl("run", write(tmp_path, changes), "--out", tmp_path / "runs")
+    assert done.code == 3
+    import re
+
+    assert re.search(why, done.err), done.err
+    assert not any(len(list(Ledger.open(path, append=False))) for path in tmp_path.glob("runs/**/ledger.jsonl"))
+
+
+def test_the_same_agreement_begun_elsewhere_has_no_slots_of_its_own(tmp_path, owner):
+    """With fresh noise it would be another release of everything."""
+    owner(epsilon=3)
+    config = write(tmp_path, {"privacy": PRIVACY})
+    run(config)
+    done = dpfl("run", config, "--out", tmp_path / "elsewhere")
+    assert done.code == 3 and "0 are left of those in the agreed plan" in done.err and "another name" in done.err
+
+
+def test_names_of_noise_from_a_seed_are_of_the_records_that_they_were_used_for(tmp_path, owner, monkeypatch):
+    """The names that a silo tells do not know its records: of others, the first round would be there already."""
+    folder = owner(epsilon=50, delta=0.01, repeatable="true")
+    config = write(tmp_path)
+    first = charges(run(config)["folder"])
+    assert charges(run(config, "--out", tmp_path / "again")["folder"]) == first  # the same bits: charged once
+    assert set(Ledger.open(folder / "data.lifetime.jsonl", append=False)) == first
+    before = setting.build_federation
+
+    def changed(spec):
+        found = before(spec)
+        found.silos[0].train_x[0] += 1
+        return found
+
+    monkeypatch.setattr(setting, "build_federation", changed)
+    done = dpfl("run", config, "--out", tmp_path / "changed")
+    assert done.code == 3 and "it has released other records under the same names" in done.err
+    assert not any(len(Ledger.open(path, append=False)) for path in tmp_path.glob("changed/**/ledger.jsonl"))
+    named = charges(run(write(tmp_path, {"seed": 8}), "--out", tmp_path / "named")["folder"])
+    assert set(Ledger.open(folder / "data.lifetime.jsonl", append=False)) == first | named and not first & named
+
+
+def test_what_is_released_beside_the_rounds_has_slots(tmp_path, owner):
+    folder = owner(epsilon=30)
+    beside = {
+        "early_stopping": {"share": 0.25, "every": 2, "patience": 2, "noise_multiplier": 6.0},
+        "personalise": {"local_steps": 2, "local_lr": 0.1},
+        "privacy": {"secure": True},
+    }
+    released = charges(run(write(tmp_path, beside))["folder"])
+    assert len({charge.release.noise_multiplier for charge in released}) > 1, "scores have noise of their own"
+    assert released <= set(Ledger.open(folder / "data.lifetime.jsonl", append=False))
+
+
+def test_without_limits_nothing_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(limits_module, "PLACES", ())
+    done = dpfl("run", write(tmp_path), "--out", tmp_path / "runs")
+    assert done.code == 0 and "limits" not in done.err

@@ -1,0 +1,112 @@
+"""Files of a run: whole or not there, and JSON by the standard."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpfl_plugin.errors import BusyError, ConfigError, LedgerBusyError
+from dpfl_plugin.runs.folder import RunFolder, to_json, write_atomic
+from dpfl_plugin.runs.ledgers import locked_shared, open_shared
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    write_atomic(path, "first")
+
+    def fails(*args: Any) -> None:
+        raise OSError("no")
+
+    monkeypatch.setattr(os, "fsync", fails)
+    with pytest.raises(OSError, match="no"):
+        write_atomic(path, "second")
+    assert path.read_text() == "first"
+
+
+def test_json_has_no_nan() -> None:
+    values = {"a": math.nan, "b": [math.inf, 1.5, (-math.inf,)], 3: "x"}
+    assert json.loads(to_json(values)) == {"a": None, "b": [None, 1.5, [None]], "3": "x"}
+
+
+PLAIN = st.none() | st.booleans() | st.integers() | st.text() | st.floats(allow_nan=False, allow_infinity=False)
+
+
+@given(st.recursive(PLAIN, lambda of: st.lists(of) | st.dictionaries(st.text(), of)))
+def test_json_is_what_the_standard_library_writes(value: Any) -> None:
+    assert to_json(value) == json.dumps(value, indent=2) and to_json(value, None) == json.dumps(value)
+
+
+def test_what_json_has_no_word_for_is_refused() -> None:
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        to_json({"a": [object()]})
+
+
+def test_metrics(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    assert folder.read_metrics() == []
+    for number in (1, 2, 3):
+        folder.add_metrics({"round": number, "train_loss": math.nan})
+    assert [line["round"] for line in folder.read_metrics()] == [1, 2, 3]
+    with folder.metrics.open("a") as file:
+        file.write('{"round": 4, "tr')
+    assert [line["round"] for line in folder.keep_metrics(2)] == [1, 2]
+    assert [line["round"] for line in folder.read_metrics()] == [1, 2]
+    folder.add_metrics({"round": 3})
+    assert [line["round"] for line in folder.read_metrics()] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSYS, "Function not implemented"), None], ids=["none", "to all"])
+def test_where_locks_do_not_work_nothing_is_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError | None
+) -> None:
+    """Some network file systems have none, others grant them to all who ask: a ledger would get two writers."""
+
+    def flock(file: object, how: int) -> None:
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    folder, shared = RunFolder(tmp_path / "run"), tmp_path / "all.jsonl"
+    with (
+        pytest.raises(ConfigError, match=r"run: file locks do not work .* another out, on a file system") as told,
+        folder.locked(),
+    ):
+        pytest.fail("begun")
+    assert not isinstance(told.value, BusyError)
+    with pytest.raises(ConfigError, match="file locks do not work"), locked_shared(shared):
+        pytest.fail("begun")
+
+
+def test_a_folder_is_locked_for_others(tmp_path: Path) -> None:
+    first, second = RunFolder(tmp_path / "run"), RunFolder(tmp_path / "run")
+    with first.locked(), pytest.raises(ConfigError, match=rf"another process \(pid {os.getpid()} on "), second.locked():
+        pass
+    with second.locked():
+        pass
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_shared_ledger_is_one_runs_at_a_time_by_whatever_name(tmp_path: Path, begun: bool) -> None:
+    """Two runs that had it by two hard links would each spend all that is left of its budget."""
+    path, other = tmp_path / "all.jsonl", tmp_path / "elsewhere" / "all.jsonl"
+    other.parent.mkdir()
+    if begun:
+        with open_shared(path):
+            pass
+    with locked_shared(path), open_shared(path):
+        other.hardlink_to(path)
+        with pytest.raises(LedgerBusyError, match=r"elsewhere/all.jsonl: .* by another name"), locked_shared(other):
+            pytest.fail("begun")
+    with locked_shared(other), open_shared(other), pytest.raises(LedgerBusyError), locked_shared(path):
+        pytest.fail("begun")
+    with locked_shared(path), open_shared(path):
+        pass

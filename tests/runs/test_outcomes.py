@@ -1,0 +1,272 @@
+"""Outcomes that are not classes from records to predictions; and what is refused."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import dpfl_plugin as dpfl
+from dpfl_plugin.core.outcomes import Outcome
+from dpfl_plugin.data.labels import check_labels
+from dpfl_plugin.data.outcome_option import labels_of, parse
+from dpfl_plugin.data.table import Table
+from dpfl_plugin.errors import ConfigError, DataError, DpflError, UnsupportedError
+from tests.cli.command import Done, run
+from tests.cli.command import dpfl as command
+
+RNG = np.random.default_rng(7)
+N = 90
+X = RNG.uniform(-1, 1, (N, 2)).astype(np.float32)
+SCORE = X @ np.array([2.0, -1.0])
+EDGES = [2.0, 5.0, 10.0]
+LABELS: dict[str, np.ndarray] = {
+    "regression": 50 + 15 * SCORE,
+    "counts": np.stack([RNG.poisson(np.exp(SCORE)), RNG.uniform(0.5, 2, N)], axis=1),
+    "ordinal": np.digitize(SCORE, [-1.0, 1.0]),
+    "multi_label": np.stack([SCORE > 0, SCORE < 0.5], axis=1).astype(int),
+    "survival": np.stack([RNG.exponential(4 * np.exp(-SCORE)), RNG.random(N) < 0.7], axis=1),
+}
+OUTCOMES: dict[str, dict[str, Any]] = {
+    "regression": {"kind": "regression", "range": [0, 100]},
+    "counts": {"kind": "counts", "range": [0, 30]},
+    "ordinal": {"kind": "ordinal"},
+    "multi_label": {"kind": "multi_label", "labels": ["up", "down"]},
+    "survival": {"kind": "survival", "range": [0, 10], "bins": EDGES},
+}
+SCORES = {"regression": "rmse", "counts": "deviance", "ordinal": "mae", "multi_label": "brier", "survival": "deviance"}
+PRIVATE = {"noise_multiplier": 1.0, "record_rate": 0.5, "clip_norm": 1.0}
+
+
+def federation(kind: str, labels: np.ndarray | None = None, **keys: Any) -> dpfl.Federation:
+    y = LABELS[kind] if labels is None else labels
+    half = N // 2
+    classes = {"classes": [0, 1, 2]} if kind == "ordinal" else {}
+    return dpfl.Federation.from_arrays(
+        {"a": (X[:half], y[:half]), "b": (X[half:], y[half:])}, outcome=OUTCOMES[kind], **classes, **keys
+    )
+
+
+def train(records: dpfl.Federation, out: Path, **changes: Any) -> dpfl.Run:
+    given: dict[str, Any] = {
+        "model": {"name": "linear"},
+        "algorithm": dpfl.Scaffold(local_steps=5, local_lr=0.5),
+        "privacy": PRIVATE,
+        "rounds": 8,
+        "seed": 1,
+        "out": out,
+        **changes,
+    }
+    return dpfl.train(records, **given)
+
+
+@pytest.mark.parametrize("kind", OUTCOMES)
+def test_a_run_measures_its_outcome_beside_a_baseline(kind: str, tmp_path: Path) -> None:
+    done = train(federation(kind), tmp_path, privacy={"noise_multiplier": 0, "clip_norm": 1.0}, rounds=20)
+    score, measures = SCORES[kind], done.measures
+    assert measures is not None and done.score_name == score == measures["ranked_by"]
+    model, baseline = measures["pooled"]["model"], measures["pooled"]["baseline"]
+    assert model[score] < baseline[score] and next(iter(model)) == score  # lower is better
+    assert set(measures["silos"]) == {"0", "1"}
+    sizes = [math.ceil(0.2 * N // 2)] * 2
+    if kind == "regression":  # pooled over records, not over silos
+        of_silos = [measures["silos"][silo]["model"]["rmse"] ** 2 for silo in ("0", "1")]
+        assert model["rmse"] == pytest.approx(math.sqrt(np.average(of_silos, weights=sizes)))
+    key = f"test_{score}"
+    assert done.result["test_accuracy"]["last"] is None and done.result[key]["last"] == done.score
+    assert done.lines[-1][key] == done.score and done.lines[-1]["test_accuracy"] is None
+    assert done.result["engine"] == ("closed_form" if kind != "ordinal" else done.result["engine"])
+    assert done.result["outcome"]["kind"] == kind and json.dumps(done.result, allow_nan=False)
+    worst = done.result["silos"]["worst"]
+    assert measures["silos"][str(worst)]["model"][score] == pytest.approx(done.result["silos"][key]["max"])
+
+
+@pytest.mark.parametrize("kind", OUTCOMES)
+def test_a_private_run_is_charged_and_predicts(kind: str, tmp_path: Path) -> None:
+    done = train(federation(kind), tmp_path, rounds=3)
+    assert 0 < done.epsilon < math.inf
+    np.savez(tmp_path / "new.npz", x=X[:4])
+    rows = dpfl.predict(done, tmp_path / "new.npz").rows
+    assert len(rows) == 4
+    if kind == "survival":
+        curve = list(rows[0]["survival"].values())
+        assert list(rows[0]["survival"]) == ["2", "5", "10"] and 1 > curve[0] > curve[1] > curve[2] > 0
+    elif kind == "ordinal":
+        assert sum(rows[0]["probabilities"].values()) == pytest.approx(1) and rows[0]["predicted"] in "012"
+    elif kind == "multi_label":
+        assert set(rows[0]["predicted"]) <= {"up", "down"} == set(rows[0]["probabilities"])
+    else:
+        assert isinstance(rows[0]["predicted"], float)
+    again = train(federation(kind), tmp_path / "again", rounds=3)
+    assert again.result["model_sha256"] == done.result["model_sha256"]
+    assert done.model(torch.from_numpy(X[:4])).shape == (
+        4,
+        {"ordinal": 2, "multi_label": 2, "survival": 3}.get(kind, 1),
+    )
+
+
+def test_labels_beyond_the_public_range_are_clipped_and_counted() -> None:
+    """Else a single label would decide how large a gradient is before it is clipped, and what a baseline is."""
+
+    def read(kind: str, labels: list[Any]) -> tuple[list[Any], list[str]]:
+        known, names = parse(OUTCOMES[kind], None)
+        table = Table(Path("t"), np.zeros((len(labels), 1), np.float32), np.array(labels, dtype=float), None, ())
+        (found,), notes = labels_of([table], known, names)
+        return found.tolist(), notes
+
+    found, notes = read("regression", [1e6, -3, 100, 40])
+    assert found == [100, 0, 100, 40] and "2 of 4 labels are outside" in notes[0]
+    assert read("counts", [[31, 1], [30, 2]])[0] == [[30, 1], [30, 2]]
+    found, notes = read("survival", [[11, 1], [10, 1], [12, 0]])
+    assert found == [[10, 0], [10, 1], [10, 0]] and "censored" in notes[0]
+
+
+def test_a_data_set_of_a_plugin_is_held_to_its_range() -> None:
+    outcome = Outcome("regression", (0.0, 100.0))
+    check_labels(np.array([0, 100], np.float32), outcome, 1, "theirs")
+    with pytest.raises(DataError, match=r"theirs: the label of row 1 is 101\.0, outside the public range 0 to 100"):
+        check_labels(np.array([0, 101], np.float32), outcome, 1, "theirs")
+
+
+def with_label(kind: str, value: Any) -> np.ndarray:
+    labels = LABELS[kind].astype(float)
+    labels[50] = value
+    return labels
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "said"),
+    [
+        ("regression", math.nan, r"silo b, record 5, label: nan is not finite"),
+        ("regression", math.inf, r"inf is not finite"),
+        ("counts", [-1, 1], r"silo b, record 5, label: -1 is not a count"),
+        ("counts", [1.5, 1], r"1\.5 is not a count"),
+        ("counts", [1, 0], r"0 is not an exposure"),
+        ("multi_label", [0, 2], r"2 is neither 0 nor 1"),
+        ("survival", [-1, 1], r"-1 is a time before the beginning"),
+        ("survival", [math.nan, 1], r"nan is not finite"),
+        ("survival", [1, 0.5], r"0\.5 is neither 1, for an event, nor 0"),
+        ("ordinal", 3, r"labels must be one integer or string"),
+    ],
+)
+def test_labels_that_are_none_are_refused_with_their_place(kind: str, value: Any, said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        federation(kind, with_label(kind, value))
+
+
+@pytest.mark.parametrize(
+    ("outcome", "said"),
+    [
+        ({"kind": "regression"}, "outcome: outcome: regression needs range"),
+        ({"kind": "regresion", "range": [0, 1]}, "must be one of classes, ordinal"),
+        ({"kind": "regression", "rnge": [0, 1]}, r"rnge is not a known key.*range"),
+        ({"kind": "regression", "range": [1, 0]}, "must be finite, the least value first"),
+        ({"kind": "counts", "range": [1, 5]}, "must begin at 0"),
+        ({"kind": "survival", "range": [0, 5], "bins": [1, 4]}, "the last at the range's end, 5"),
+        ({"kind": "survival", "range": [0, 5], "bins": [3, 2, 5]}, "increasing"),
+        ({"kind": "survival", "range": [0, 5], "bins": 0}, "one at least"),
+        ({"kind": "regression", "range": [0, 5], "huber_delta": 0}, "must be positive"),
+        ("multi_label", "labels must name the labels"),
+        ("ordinal", "levels are public"),
+        (3, "must be a mapping"),
+    ],
+)
+def test_outcomes_that_are_none_are_refused(outcome: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        dpfl.Federation.from_arrays({"a": (X, LABELS["regression"])}, outcome=outcome)
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "said"),
+    [
+        ({"early_stopping": {"noise_multiplier": 1.0, "every": 1}}, "regression", "no right answers to count"),
+        ({"private_evaluation": {"noise_multiplier": 1.0}}, "regression", "no right answers to count"),
+        ({"loss": "cox"}, "survival", "Cox's partial likelihood compares records"),
+        ({"loss": "cross_entropy"}, "counts", "not for an outcome of counts"),
+        ({"model": {"name": "logistic"}}, "regression", "is for 2 classes"),
+    ],
+)
+def test_what_knows_classes_only_is_refused(changes: Any, kind: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(DpflError, match=said):
+        train(federation(kind), tmp_path, **changes)
+
+
+def test_records_are_not_dealt_out_by_classes_that_there_are_not(tmp_path: Path) -> None:
+    records = federation("regression", partition={"name": "dirichlet", "alpha": 1.0}, num_silos=2)
+    with pytest.raises(UnsupportedError, match="dealt out by their classes"):
+        train(records, tmp_path)
+
+
+def table(tmp_path: Path, label: dict[str, Any]) -> Path:
+    with open(tmp_path / "t.csv", "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["x", "z", "site", "time", "event"])
+        writer.writerows(
+            zip(*X.T.tolist(), ["ab"[i % 2] for i in range(N)], *LABELS["survival"].T.tolist(), strict=True)
+        )
+    scaled = {"type": "number", "range": [-1, 1]}
+    schema = {"label": label, "silo": "site", "columns": {"x": scaled, "z": scaled}}
+    config = {
+        "seed": 1,
+        "rounds": 2,
+        "model": {"name": "linear"},
+        "data": {"dataset": {"name": "table", "files": "t.csv", "schema": schema}, "partition": {"name": "natural"}},
+        "algorithm": {"name": "scaffold", "local_steps": 2, "local_lr": 0.5},
+        "privacy": PRIVATE,
+        "out": str(tmp_path / "runs"),
+    }
+    path = tmp_path / "config.yaml"
+    path.write_text(json.dumps(config))  # which is YAML
+    return path
+
+
+def test_a_table_with_a_schema_is_trained_on_and_shown(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    label = {"outcome": "survival", "time": "time", "event": "event", "event_values": ["0.0", "1.0"], "range": [0, 10]}
+    path = table(tmp_path, {**label, "bins": 4})
+    done: Done = command("run", path)
+    assert done.code == 0, done.err
+    assert "test deviance" in done.out and "each bin's share of events" in done.out
+    result = run(path)
+    assert result["outcome"]["edges"] == [2.5, 5.0, 7.5, 10.0] and result["engine"] == "closed_form"
+    shown = command("report", tmp_path / "runs", "--out", tmp_path / "report")
+    assert shown.code == 0, shown.err
+    tables = [path.read_text() for path in (tmp_path / "report" / "tables").glob("*.csv")]
+    assert any("test_deviance" in text and "test_accuracy" not in text for text in tables)
+    assert command("audit", path).code != 0
+    assert "an audit knows labels that are classes only" in command("audit", path).err
+
+
+def test_a_csv_file_without_a_schema_has_numbers_for_labels(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("site,x,y\n" + "".join(f"{'ab'[i % 2]},{X[i, 0]},{50 + 10 * X[i, 0]}\n" for i in range(40)))
+    said = {"label_column": "y", "silo_column": "site", "outcome": OUTCOMES["regression"]}
+    records = dpfl.Federation.load("csv", files=str(path), **said, partition={"name": "natural"})
+    done = train(records, tmp_path / "out", rounds=2)
+    assert done.score_name == "rmse" and done.result["inputs"]["num_classes"] == 1
+    assert isinstance(dpfl.predict(done, path).rows[0]["predicted"], float)
+    path.write_text(path.read_text().replace(f"{50 + 10 * X[3, 0]}", "much"))
+    with pytest.raises(DataError, match=r"t\.csv, line 5, column 'y': 'much' is not a number"):
+        train(records, tmp_path / "again", rounds=2)
+    with pytest.raises(ConfigError, match="use a table with a schema"):
+        train(dpfl.Federation.load("csv", files=str(path), **{**said, "outcome": OUTCOMES["survival"]}), tmp_path)
+
+
+def test_classes_are_measured_beside_their_majority(tmp_path: Path) -> None:
+    y = (SCORE > 0.8).astype(int)
+    records = dpfl.Federation.from_arrays({"a": (X[:45], y[:45]), "b": (X[45:], y[45:])}, classes=[0, 1])
+    done = train(records, tmp_path, privacy={"noise_multiplier": 0, "clip_norm": math.inf}, rounds=20)
+    assert done.measures is not None
+    model, baseline = (done.measures["pooled"][who] for who in ("model", "baseline"))
+    assert model["auc"] > 0.95 and baseline["auc"] == 0.5 and model["brier"] < baseline["brier"]
+    matrix = np.array(model["confusion_matrix"])
+    assert np.trace(matrix) / matrix.sum() == pytest.approx(model["accuracy"])
+    assert baseline["accuracy"] == max(matrix.sum(axis=1)) / matrix.sum()
+    curve = model["calibration_curve"]
+    assert len(curve["predicted"]) == len(curve["observed"]) and "log_loss" in model

@@ -1,0 +1,186 @@
+"""`privacy.md`: every number in it is one of `ledger.json`, and it says plainly what holds and what does not."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpfl_plugin.core.rounding import odds
+from dpfl_plugin.privacy.statement_page import _epsilon, markdown
+from tests.cli.command import dpfl, merged, run, write
+
+SILO: dict[str, Any] = {
+    "algorithm": {"name": "fedavg"},
+    "privacy": {"unit": "silo", "sampler": "full", "record_rate": None, "noise_multiplier": 20.0},
+}
+KINDS: dict[str, dict[str, Any]] = {
+    "record": {"data": {"partition": {"name": "quantity_skew", "alpha": 1.0, "min_records": 4}}},
+    "batches": {"privacy": {"record_rate": None, "batch_size": 7}},
+    "full": {"privacy": {"sampler": "full", "record_rate": None, "clip_norm": 0.123456789}},
+    "third party's budget": {
+        "privacy": {"epsilon": 2.0, "budget_view": "third_party"},
+        "rounds": None,
+        "silo_rate": 0.5,
+    },
+    "drawn": {"privacy": {"epsilon": 3.0}, "rounds": None, "silo_rate": 0.5},
+    "poisson": {"privacy": {"sampler": "poisson"}},
+    "silo": SILO,
+    "silo, add or remove": merged(SILO, {"privacy": {"neighbouring": "add_or_remove"}}),
+    "many silos": {"data": {"num_silos": 30, "dataset": {"records_per_silo": 10}}, "silo_rate": 0.1},
+    "not private": {"privacy": {"noise_multiplier": 0, "clip_norm": float("inf")}},
+    "next to no noise": {"privacy": {"noise_multiplier": 0.005}},
+    "median": {"privacy": {"clip": "median"}},
+    "adaptive": {"privacy": {"clip": "adaptive"}},
+    "per layer": {"privacy": {"clip": "per_layer"}},
+    "solved": {"privacy": {"noise_multiplier": None, "epsilon": 2.5}},
+    "capped": {"max_participations": 3, "silo_rate": 0.5, "rounds": 4},
+    "secure": {"privacy": {"secure": True}},
+    "one of several": {},
+    "fitted": {"data": {"preprocess": [{"name": "standardise"}]}},
+}
+WORDS = {
+    "record": ["One record of one silo.", "had been any other", "2 C sigma"],
+    "batches": ["batch_size 7"],
+    "full": ["0.123456789", "all records of the silo"],
+    "third party's budget": ["budget of epsilon 2 for what third parties see"],
+    "drawn": ["budget of epsilon 3 for what the server sees"],
+    "poisson": ["counting it as zero", "`add_or_remove`", "it may be empty", "(s n)"],
+    "silo": [
+        "whole data set of one silo",
+        "all records of one silo had been any others",
+        "clip(update, C) + 2 C sigma",
+    ],
+    "silo, add or remove": ["the update of one silo had counted as zero", "clip(update, C) + C sigma"],
+    "many silos": ["`ledger.json` has all of them"],
+    "not private": ["**Nothing is protected**: no noise was added.", "no epsilon"],
+    "next to no noise": ["**Nothing is protected**: noise_multiplier 0.005 is too little", "no epsilon"],
+    "median": ["**Nothing is protected**: clip: median takes", "no epsilon"],
+    "adaptive": ["clip(gradient, C_i)", "noised count", "quantile"],
+    "per layer": ["a bound of its own"],
+    "solved": [", solved for the budget", "budget of epsilon 2.5"],
+    "capped": ["in 3 rounds at most", "in 3 rounds, the cap"],
+    "secure": ["a silo's own staff, who have its records.", "keys that each silo drew"],
+    "fitted": ["## What is not covered\n\n* Standardise: mean"],
+    "one of several": ["Together with other runs", "Besides this run it holds 1 other,", "`dpfl account FILE`"],
+}
+
+
+def made(tmp_path: Path, kind: str) -> tuple[dict[str, Any], str]:
+    config, more = write(tmp_path, KINDS[kind]), []
+    if kind == "one of several":
+        more = ["--ledger", str(tmp_path / "all.jsonl")]
+        run(config, *more, "--set", "seed=11")
+    folder = Path(run(config, *more)["folder"])
+    return json.loads((folder / "ledger.json").read_text()), (folder / "privacy.md").read_text()
+
+
+def numbers_of(value: Any) -> set[str]:
+    """Every number that a program finds, as it may be written: as it is, or as an epsilon, rounded up."""
+    if isinstance(value, dict):
+        return set().union(*(numbers_of(item) for item in value.values()))
+    if isinstance(value, list):
+        return set().union(*(numbers_of(item) for item in value))
+    if isinstance(value, str):
+        return set(numbers_in(value))
+    if value is None or isinstance(value, bool):
+        return set()
+    return {f"{value:.15g}", *([_epsilon(value), *numbers_in(odds(value))] if value >= 0 else [])}
+
+
+def numbers_in(text: str) -> list[str]:
+    """Words that are numbers, and not parts of names such as L2 or e^."""
+    return re.findall(r"(?<![\w.])\d+(?:\.\d+)?(?:e[-+]?\d+)?(?![\w])", re.sub(r"`[^`]*`", "", text))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_holds_no_number_of_its_own(tmp_path: Path, kind: str) -> None:
+    said, text = made(tmp_path, kind)
+    assert markdown(said) == text  # from the file that programs read, and nothing else
+    found = set(numbers_in(text))
+    assert found <= numbers_of(said) | {"0"}, found - numbers_of(said)
+    for part in WORDS[kind]:
+        assert part in text, text
+    assert "head" not in said and "dpfl account FOLDER" in text
+    listed = [line for line in text.splitlines() if line.startswith("* ")]
+    assert len(listed) == len(set(listed)), "a note that is listed as not covered is not said again"
+    if kind not in ("not private", "next to no noise", "median"):
+        epsilon = said["views"]["server"]["epsilon"]
+        assert _epsilon(epsilon) in found
+        assert f"a factor of at most e^{_epsilon(epsilon)} ({odds(epsilon)})" in text
+        assert _epsilon(said["views"]["third_party"]["epsilon"]) in found
+        assert ("So may the model, at the epsilon" in text) == said["mechanism"]["secure"]
+        assert ("The model of a simulation has no epsilon" in text) == (not said["mechanism"]["secure"])
+
+
+@pytest.mark.parametrize("kind", ["not private", "next to no noise", "median"])
+def test_without_noise_nothing_else_is_claimed(tmp_path: Path, kind: str) -> None:
+    _, text = made(tmp_path, kind)
+    for word in ("Accountant", "factor", "Assumptions", "against whom", "| epsilon |"):
+        assert word not in text
+    assert "These two files may be published. Nothing protects the model (above)." in text
+
+
+def test_a_long_table_is_cut_and_shows_the_worst_silo(tmp_path: Path) -> None:
+    said, text = made(tmp_path, "many silos")
+    rows = [line for line in text.splitlines() if re.match(r"\| \d+ \|", line)]
+    worst = said["views"]["server"]["worst_silo"]
+    assert len(rows) in (20, 21) and len(said["silos"]) == 30
+    assert any(row.startswith(f"| {worst} |") for row in rows)
+
+
+def test_epsilons_are_rounded_up() -> None:
+    for value in (3.90929, 0.00123451, 2.0, 123456.0, 1.0000001):
+        shown = float(_epsilon(value))
+        assert value <= shown <= value * 1.001
+    assert _epsilon(0.0) == "0" and _epsilon(None) == "none" and _epsilon(2.0) == "2"
+
+
+def test_it_is_there_however_a_run_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = write(tmp_path)
+    endings = {
+        "ended by its privacy budget": ["rounds=900", "privacy.epsilon=3"],
+        "failed": ["algorithm.local_lr=1e38"],
+    }
+    for words, settings in endings.items():
+        done = dpfl("run", config, "--out", tmp_path / "runs", "--json", *(f"--set={setting}" for setting in settings))
+        assert words in (Path(done.json["folder"]) / "privacy.md").read_text()
+    from dpfl_plugin.federation.runtime import Interrupted
+    from dpfl_plugin.runtimes.in_process import InProcess
+
+    def stop(*args: Any) -> Any:
+        raise Interrupted
+
+    monkeypatch.setattr(InProcess, "run_round", stop)
+    text = (Path(run(config, code=4)["folder"]) / "privacy.md").read_text()
+    assert "interrupted; it can be resumed" in text
+
+
+def test_the_default_seed_is_said_to_be_known(tmp_path: Path) -> None:
+    """Whoever left it out has a run whose noise anybody can compute; not so with secure noise, or without noise."""
+
+    def said(name: str, changes: dict[str, Any]) -> bool:
+        (tmp_path / name).mkdir()
+        result = run(write(tmp_path / name, {"rounds": 1, **changes}))
+        return "which everybody knows" in (Path(result["folder"]) / "privacy.md").read_text()
+
+    assert said("default", {"seed": None})
+    assert not said("given", {}) and not said("secure", {"seed": None, "privacy": {"secure": True}})
+
+
+def test_what_others_code_releases_is_not_vouched_for(tmp_path: Path) -> None:
+    """A mechanism of the user's may be off the grid, or add less than it says."""
+    (tmp_path / "mine.py").write_text(
+        "from dpfl_plugin.privacy.mechanisms import Gaussian\n\n\nclass Mine(Gaussian):\n    __slots__ = ()\n"
+    )
+    said = {}
+    for own in (False, True):
+        mechanism = ["--set=privacy.mechanism={module: mine:Mine}"] if own else []
+        result = run(write(tmp_path), *mechanism)
+        said[own] = (Path(result["folder"]) / "privacy.md").read_text()
+    for own, text in said.items():
+        assert ("whole steps of a grid" in text) == (not own)
+        assert ("privacy.mechanism: code from outside this package" in text.lower()) == own

@@ -1,0 +1,63 @@
+"""Errors cross processes, and are told again with where they came up."""
+
+from __future__ import annotations
+
+import ast
+import pickle
+import re
+from pathlib import Path
+
+import pytest
+
+import dpfl_plugin
+from dpfl_plugin.errors import (
+    ArgumentError,
+    ConfigError,
+    DpflError,
+    LimitError,
+    RecordKindError,
+    TrainingError,
+    Worded,
+    said_of,
+)
+
+
+@pytest.mark.parametrize(
+    "error", [RecordKindError("labels 0.5", "no classes"), LimitError("/a/b", "no more"), ArgumentError("use {out}")]
+)
+def test_an_error_is_the_same_in_another_process(error: Exception) -> None:
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is type(error) and str(again) == str(error) and vars(again) == vars(error)
+
+
+def test_what_the_other_side_is_told_holds_nothing_of_records_by_default() -> None:
+    told = said_of(RecordKindError("labels 0.5", "no classes"), "silo.csv: ")
+    assert str(told) == "silo.csv: labels 0.5" and "0.5" not in told.public and "silo.csv" not in told.public
+
+
+@pytest.mark.parametrize("kind", [TrainingError, ConfigError, ArgumentError])
+def test_a_message_names_an_argument_in_the_words_of_each_door(kind: type[DpflError]) -> None:
+    error = kind(Worded("use {resume=True}, or another {out}"))
+    for found in (error, pickle.loads(pickle.dumps(error)), said_of(error, "")):
+        assert str(found) == "use resume=True, or another out"
+        assert found.as_options == "use --resume, or another --out"
+    plain = TrainingError("a {model} as it is")
+    assert str(plain) == plain.as_options == "a {model} as it is"
+
+
+# Which are words of a command that is named with them.
+WITH_THEIR_COMMAND = {
+    "plan_request.py": {"--ledger"},
+    "predictions.py": {"--resume"},
+    "ledgers.py": {"--ledger", "--ledger-wait"},
+}
+
+
+def test_no_message_of_a_run_knows_the_command_line_alone() -> None:
+    """Python users read it, too: see `Worded`."""
+    for path in sorted(Path(dpfl_plugin.__file__).parent.joinpath("runs").glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and "\n" not in node.value:
+                found = set(re.findall(r"--(?:out|resume|ledger)[a-z-]*\b", node.value))
+                named = WITH_THEIR_COMMAND.get(path.name, set())
+                assert not found - named, f"{path.name}, line {node.lineno}: {node.value!r}"
