@@ -28,7 +28,14 @@ COMPOSES = (
 )
 
 # What runs import as they need it.
-IMPORTED_BY_RUNS = ("scipy.fft", "scipy.linalg.blas", "scipy.optimize", "scipy.special")
+IMPORTED_BY_RUNS = (
+    "scipy.fft",
+    "scipy.linalg.blas",
+    "scipy.optimize",
+    "scipy.special",
+    "sklearn.calibration",
+    "sklearn.metrics",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
