@@ -87,6 +87,11 @@ class Run:
     guarantee: Guarantee | None
     measures: dict[str, dict[str, float | None]] = field(default_factory=dict)
 
+    def number(self, metric: str) -> float | None:
+        """Of a metric of evaluations, or of a measure of the final model ("auc"); None where there is none."""
+        found: Mapping[str, float | None] = self.measures.get(metric, {})
+        return self.numbers[metric] if metric in self.numbers else found.get("model")
+
     @property
     def complete(self) -> bool:
         """Whether it ended as it was meant to: only such runs are averaged."""

@@ -142,7 +142,7 @@ def runs_csv(runs: Sequence[Run], metrics: Sequence[str]) -> str:
     for run in runs:
         spent = run.guarantee
         row = {"name": run.name, "id": run.id, "seed": run.seed, "status": run.status, "reason": run.reason}
-        row |= {"rounds": run.rounds, **{metric: run.numbers.get(metric) for metric in metrics}}
+        row |= {"rounds": run.rounds, **{metric: run.number(metric) for metric in metrics}}
         row |= {f"{name}_{who}": value for name, both in run.measures.items() for who, value in both.items()}
         for what in ("server", "third_party", "total_server"):
             row[f"epsilon_{what}"] = getattr(spent, what) if spent else None
