@@ -60,8 +60,8 @@ def write_report(
     Args:
         folders: of runs, or above them. out: is made; files of an earlier report there are replaced.
         metrics: of metrics.jsonl, or measures of the final models on all test records ("auc"); rows are ranked by the
-            first. None: all of metrics.jsonl, what the outcome is ranked by first. against: axes of plots: rounds, epsilon, epsilon_third_party, bytes,
-            seconds; none: all but the third.
+            first. None: all of metrics.jsonl, what the outcome is ranked by first.
+        against: axes of plots: rounds, epsilon, epsilon_third_party, bytes, seconds; none: all but the third.
         group_by: keys ("algorithm.name"): average over all else, not over seeds only.
         where: only runs with these values, {"algorithm.name": "scaffold"} or nested as in a file.
         html: the page, which needs the extra report; without that a line says so.

@@ -88,6 +88,9 @@ class EvaluationConfig(Strict):
     )
 
 
+BINS_OF_AUC: Final = 10
+
+
 class ScoresConfig(Strict):
     """Noisy validation scores, on records set apart."""
 
@@ -99,6 +102,39 @@ class ScoresConfig(Strict):
         lt=math.inf,
         description="noise std of a count; left out: the least for which all scores fit epsilon",
     )
+
+
+class PrivateEvaluationConfig(ScoresConfig):
+    """Noisy counts on records set apart: of right answers, or of two classes by the model's score."""
+
+    measure: Literal["accuracy", "auc"] = Field(
+        "accuracy", description="what is released; auc, of two classes: histograms, from which accuracy follows, too"
+    )
+    bins: int | None = Field(
+        None,
+        ge=2,
+        le=1000,
+        description=f"of measure: auc, of the second class's probability, an even number; default: {BINS_OF_AUC}",
+    )
+
+    @property
+    def histogram_bins(self) -> int:
+        """0 where right answers are counted."""
+        return (self.bins or BINS_OF_AUC) if self.measure == "auc" else 0
+
+    @model_serializer(mode="wrap")
+    def _as_given(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Runs that count right answers have the names that they always had."""
+        values: dict[str, Any] = dump(self)
+        return {key: value for key, value in values.items() if self.histogram_bins or key not in ("measure", "bins")}
+
+    @model_validator(mode="after")
+    def _bins_of_auc(self) -> PrivateEvaluationConfig:
+        if self.bins is not None and self.measure != "auc":
+            raise ValueError(f"bins={self.bins} is for measure: auc; leave it out, or ask for auc")
+        if self.histogram_bins % 2:
+            raise ValueError(f"bins={self.bins} must be even, so that an edge is where the prediction changes")
+        return self
 
 
 class EarlyStoppingConfig(ScoresConfig):
@@ -228,12 +264,14 @@ class Scoring:
 
     Attributes:
         every: rounds between scores; None where the number of rounds is not known, which is refused.
+        bins: of histograms; 0 where right answers are counted.
     """
 
     key: str
     share: float
     every: int | None
     noise_multiplier: float | None
+    bins: int = 0
 
 
 class Config(Strict):
@@ -265,7 +303,9 @@ class Config(Strict):
     engine: str = Field("auto", description="per-example gradient engine")
     evaluation: EvaluationConfig = EvaluationConfig()
     early_stopping: EarlyStoppingConfig | None = Field(None, description="by private validation scores")
-    private_evaluation: ScoresConfig | None = Field(None, description="accuracy as noisy counts, charged to the budget")
+    private_evaluation: PrivateEvaluationConfig | None = Field(
+        None, description="accuracy, or AUC, by noisy counts that are charged to the budget"
+    )
     personalise: PersonaliseConfig | None = Field(None, description="a model of each silo's own, charged to the budget")
     checkpoint: CheckpointConfig = CheckpointConfig()
     runtime: RuntimeConfig = RuntimeConfig()
@@ -289,7 +329,8 @@ class Config(Strict):
         for key in ("early_stopping", "private_evaluation"):
             asked: ScoresConfig | None = getattr(self, key)
             if asked is not None:
-                return Scoring(key, asked.share, asked.every or self.rounds, asked.noise_multiplier)
+                bins = asked.histogram_bins if isinstance(asked, PrivateEvaluationConfig) else 0
+                return Scoring(key, asked.share, asked.every or self.rounds, asked.noise_multiplier, bins)
         return None
 
     def with_score_noise(self, noise_multiplier: float) -> Config:
