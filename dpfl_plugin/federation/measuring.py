@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from dpfl_plugin.core.outcomes import Outcome
 from dpfl_plugin.gradients.base import Records
+from dpfl_plugin.gradients.persons import has_label
 from dpfl_plugin.measures.answers import Answers, baseline
 from dpfl_plugin.measures.tables import Table, table
 
@@ -67,9 +68,8 @@ def _joined(said: tuple[Answers, ...]) -> Answers:
     return Answers(one([*probabilities]), one([*predicted]), one([a.scores for a in said]))
 
 
-def labels_of(records: Records) -> NDArray[Any]:
-    """[n, ...]; of persons those of all their records."""
-    labels: NDArray[Any] = records.labels.cpu().numpy()
-    if labels.dtype == np.int64 and labels.ndim == 2:
-        return labels[labels >= 0]
-    return labels
+def labels_of(records: Records, *, persons: bool = False) -> NDArray[Any]:
+    """[n, ...]; of ``persons`` those of all their records."""
+    labels = records.labels[has_label(records.labels)] if persons else records.labels
+    found: NDArray[Any] = labels.cpu().numpy()
+    return found

@@ -346,12 +346,12 @@ class SiloGroup:
     @torch.no_grad()
     def measures(self, model: Tensor) -> dict[str, Any]:
         """All measures of ``model`` (d,) on the test records of these silos: `measuring.measures`."""
-        by_silo, names = {}, 0
+        by_silo, names, persons = {}, 0, self._rules.unit == "person"
         with _told_if_short("an evaluation"):
             evaluator = self._at(model)
             for silo in self.ids:
                 said, names = self._said(evaluator, self._test[silo])
-                by_silo[silo] = said, labels_of(self._test[silo]), labels_of(self._train[silo])
+                by_silo[silo] = said, labels_of(self._test[silo]), labels_of(self._train[silo], persons=persons)
             found = measures(self._outcome, by_silo, names)
         self.clock.lap("evaluation")
         return found

@@ -57,11 +57,6 @@ def check_outcome(config: Config, outcome: Outcome, num_classes: int) -> None:
             f"{config.scoring.key}: its noisy scores count right answers, and change by 1 at most with a record; an "
             f"outcome of {outcome.kind} has no right answers to count. Leave it out, or predict classes."
         )
-    if config.privacy.unit == "person":
-        raise UnsupportedError(
-            f"privacy.unit='person' needs labels that are classes or levels; this outcome is {outcome.kind}. Use unit: "
-            "record, and note that then a person's records are protected one by one."
-        )
 
 
 def examples(

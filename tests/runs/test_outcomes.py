@@ -111,6 +111,31 @@ def test_a_private_run_is_charged_and_predicts(kind: str, tmp_path: Path) -> Non
     )
 
 
+@pytest.mark.parametrize("kind", [kind for kind in OUTCOMES if kind != "ordinal"])
+def test_persons_with_one_record_each_are_records(kind: str, tmp_path: Path) -> None:
+    """Whatever the outcome; and with several, all of them are what a baseline knows."""
+    y, half = LABELS[kind], N // 2
+    whole = {"noise_multiplier": 0, "clip_norm": 0.5, "sampler": "full"}
+
+    def trained(name: str, persons: np.ndarray | None, **privacy: Any) -> dpfl.Run:
+        parts = {"a": (X[:half], y[:half]), "b": (X[half:], y[half:])}
+        if persons is not None:
+            parts = {"a": (*parts["a"], persons[:half]), "b": (*parts["b"], persons[half:])}  # type: ignore[dict-item]
+        records = dpfl.Federation.from_arrays(parts, outcome=OUTCOMES[kind])
+        return train(records, tmp_path / name, privacy={**whole, **privacy}, rounds=3)
+
+    alone = {"unit": "person", "max_records_per_person": 2}
+    of_records, of_persons = trained("records", np.arange(N)), trained("persons", np.arange(N), **alone)
+    assert of_persons.result["engine"] in ("bookkeeping", "vmap")
+    one, other = (dict(run.model.named_parameters()) for run in (of_records, of_persons))
+    assert all(torch.allclose(one[name], other[name], atol=1e-5) for name in one)
+    pairs = trained("pairs", np.arange(N) // 2, **alone, noise_multiplier=1.0)
+    assert 0 < pairs.epsilon < math.inf and "person" in pairs.statement
+    assert pairs.result["num_train_records"] < 0.6 * N and pairs.measures is not None
+    baseline = pairs.measures["pooled"]["baseline"][SCORES[kind]]
+    assert baseline is not None and math.isfinite(baseline)
+
+
 def test_labels_beyond_the_public_range_are_clipped_and_counted() -> None:
     """Else a single label would decide how large a gradient is before it is clipped, and what a baseline is."""
 
