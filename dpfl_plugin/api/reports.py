@@ -81,11 +81,11 @@ def write_report(
     by = list(group_by) or None
     require_keys(runs, by or [], "group_by")
     found = _known(run.numbers for run in runs)
-    known = [*found, *_known(run.measures for run in runs)]
+    every = [*found, *_known(run.measures for run in runs)]
     for metric in metrics:
-        if metric not in known:
+        if metric not in every:
             raise ArgumentError(
-                f"{{metric}} {metric}: no run has it{nearest(metric, known)}. Known: {', '.join(known)}."
+                f"{{metric}} {metric}: no run has it{nearest(metric, every)}. Known: {', '.join(every)}."
             )
     chosen = list(metrics) or found
     groups = _best_first(grouped(runs, by), chosen)

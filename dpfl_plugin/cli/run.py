@@ -363,13 +363,15 @@ def _unspent(plan: Plan, results: dict[str, Result]) -> list[str]:
 
 def _pooled(measures: dict[str, Any]) -> str:
     """All measures of a number each, and those of who knows no feature."""
-    model, baseline = (measures["pooled"][who] for who in ("model", "baseline"))
+    found = measures["pooled"] or measures["mean_of_silos"]
+    model, baseline = (found[who] for who in ("model", "baseline"))
     words = [
         f"{key.replace('_', ' ')} {value:.4g} ({baseline[key]:.4g})"
         for key, value in model.items()
         if isinstance(value, float) and isinstance(baseline.get(key), float)
     ]
-    return f"on all test records (in brackets {measures['baseline']}): {', '.join(words) or 'no measure is defined'}."
+    where = "on all test records" if measures["pooled"] else "mean of silos, weighed by their test records"
+    return f"{where} (in brackets {measures['baseline']}): {', '.join(words) or 'no measure is defined'}."
 
 
 def _epsilon(view: dict[str, Any]) -> str:

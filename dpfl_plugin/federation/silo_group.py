@@ -20,7 +20,7 @@ from dpfl_plugin.core.stopwatch import STOPPED, Stopwatch
 from dpfl_plugin.core.streams import SecureStream, Source, Stream
 from dpfl_plugin.core.vectors import Layout, Vectors, stack
 from dpfl_plugin.errors import MemoryShortError
-from dpfl_plugin.federation.measuring import labels_of, measures
+from dpfl_plugin.federation.measuring import labels_of, measures, of_each
 from dpfl_plugin.federation.memory import is_short
 from dpfl_plugin.federation.query_digest import asked_at
 from dpfl_plugin.federation.validation import counted, num_correct, outputs_of
@@ -343,15 +343,22 @@ class SiloGroup:
         names = max(2, width) if self._outcome.kind == "classes" else width + (self._outcome.kind == "ordinal")
         return answers(self._outcome, outputs, probabilistic=probabilistic), names
 
-    @torch.no_grad()
     def measures(self, model: Tensor) -> dict[str, Any]:
         """All measures of ``model`` (d,) on the test records of these silos: `measuring.measures`."""
+        return self._measured(model, measures)
+
+    def measures_of_each(self, model: Tensor) -> dict[int, dict[str, Any]]:
+        """As `measures`, of each silo by itself: `measuring.of_each`."""
+        return self._measured(model, of_each)
+
+    @torch.no_grad()
+    def _measured(self, model: Tensor, made_of: Callable[..., dict[Any, Any]]) -> dict[Any, Any]:
         by_silo, names, persons = {}, 0, self._rules.unit == "person"
         with _told_if_short("an evaluation"):
             evaluator = self._at(model)
             for silo in self.ids:
                 said, names = self._said(evaluator, self._test[silo])
                 by_silo[silo] = said, labels_of(self._test[silo]), labels_of(self._train[silo], persons=persons)
-            found = measures(self._outcome, by_silo, names)
+            found = made_of(self._outcome, by_silo, names)
         self.clock.lap("evaluation")
         return found

@@ -126,7 +126,7 @@ def write_result(
     # Not in the statement, which may be published: no epsilon covers what a loss tells.
     notes += [] if hidden else _diverged(measured)
     notes += [_loss_in_words(loss) for loss in progress.losses]
-    if final.measures is not None and final.measures["pooled"]["model"].get("c_index", 0) is None:
+    if final.measures is not None and (final.measures["pooled"] or {"model": {}})["model"].get("c_index", 0) is None:
         notes += [NO_LIFELINES] if find_spec("lifelines") is None else []
     result = _result(config, folder, parts, progress, outcome, final, lines, notes, said)
     if final.by_silo:
