@@ -69,7 +69,7 @@ def test_the_noise_of_a_histogram_is_independent_and_as_charged(neighbouring: An
     assert scores.release(neighbouring).noise_multiplier == 3.0
     for cell in noise.T:
         assert kstest(cell, norm(scale=3.0 * moves).cdf).pvalue > ALPHA
-        assert kstest(cell, norm(scale=3.0 * moves * 1.1).cdf).pvalue < ALPHA  # would notice 10 %
+    assert kstest(noise.ravel(), norm(scale=3.0 * moves * 1.1).cdf).pvalue < ALPHA  # would notice 10 %
     # A correlation of independent normals is within 6 / sqrt(n) but once in 5e8.
     assert abs(np.corrcoef(noise.T) - np.eye(4)).max() < 6 / math.sqrt(len(noise))
 

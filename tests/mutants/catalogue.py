@@ -3917,6 +3917,14 @@ SERVERS = (
         (SERVER_VIEW + "::test_every_byte_to_rank_0_is_explained[everything]",),
     ),
     Mutant(
+        "measures-without-the-key",
+        "rank 0 gets all measures of the final model on raw records though the configuration does not say so",
+        "runtimes/mpi/silos.py",
+        '            found = {}\n        self._say("measured"',
+        '        self._say("measured"',
+        (SERVER_VIEW + "::test_every_byte_to_rank_0_is_explained[everything]",),
+    ),
+    Mutant(
         "raw-states-to-rank-0",
         "at silo level a checkpoint brings rank 0 what an algorithm computed from records and never released",
         "runs/job.py",
@@ -4577,6 +4585,14 @@ PERSONS = (
         'source.seek(stream_key(seed, "person", silo=i, step=row))',
         "source.generator",
         (PERSONS_DATA + "::test_a_row_depends_on_its_own_person_alone",),
+    ),
+    Mutant(
+        "negative-labels-are-no-records",
+        "a person's records with a negative label, of a regression, count as none",
+        "gradients/persons.py",
+        "    if not labels.is_floating_point():\n        return labels >= 0\n",
+        "    if labels.dim() == 2:\n        return labels >= 0\n",
+        ("tests/gradients/test_persons.py::test_persons_have_any_outcome",),
     ),
     Mutant(
         "persons-by-name",

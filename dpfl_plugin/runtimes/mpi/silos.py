@@ -297,7 +297,7 @@ class SiloRank(Listener):
         self._take(taken, header)
         self._silos.clock.lap("communication")
         found = self._silos.measures_of_each(taken["model"])
-        if self._notes is not None:  # nothing of raw records is for rank 0
+        if self._notes is not None:  # these stay here, too
             self._notes.add_measures(header["at"], found)
             found = {}
         self._say("measured", tables=list(found.items()))
