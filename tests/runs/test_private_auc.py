@@ -88,7 +88,13 @@ def test_what_it_does_not_go_with(tmp_path: Path, changes: dict[str, Any], says:
 
 def test_counts_of_right_answers_keep_the_names_of_runs_and_histograms_have_others() -> None:
     values: dict[str, Any] = {"rounds": 6, "algorithm": "fedsgd", "privacy": {"noise_multiplier": 1.0}}
-    evaluations = [{}, {"measure": "accuracy"}, {"measure": "auc"}, {"measure": "auc", "bins": 20}]
-    configs = [configure({**values, "private_evaluation": one}, source="test") for one in evaluations]
+    evaluations: list[dict[str, Any]] = [
+        {},
+        {"measure": "accuracy"},
+        {"measure": "auc"},
+        {"measure": "auc", "bins": 20},
+    ]
+    plans = [{"noise_multiplier": 1.0, **one} for one in evaluations]
+    configs = [configure({**values, "private_evaluation": plan}, source="test") for plan in plans]
     assert "measure" not in configs[0].model_dump()["private_evaluation"]
     assert len({run_id(config) for config in configs}) == 3 and run_id(configs[0]) == run_id(configs[1])
