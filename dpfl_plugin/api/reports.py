@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import dpfl_plugin
-from dpfl_plugin.core.outcomes import ACCURACY
+from dpfl_plugin.core.outcomes import higher_is_better
 from dpfl_plugin.errors import ArgumentError, ConfigError, nearest, require_argument
 from dpfl_plugin.report import tables
 from dpfl_plugin.report.groups import Group, grouped, require_keys, select
@@ -59,8 +59,9 @@ def write_report(
 
     Args:
         folders: of runs, or above them. out: is made; files of an earlier report there are replaced.
-        metrics: of metrics.jsonl; none: all. against: axes of plots: rounds, epsilon, epsilon_third_party, bytes,
-            seconds; none: all but the third.
+        metrics: of metrics.jsonl, or measures of the final models on all test records ("auc"); rows are ranked by the
+            first. None: all of metrics.jsonl, what the outcome is ranked by first.
+        against: axes of plots: rounds, epsilon, epsilon_third_party, bytes, seconds; none: all but the third.
         group_by: keys ("algorithm.name"): average over all else, not over seeds only.
         where: only runs with these values, {"algorithm.name": "scaffold"} or nested as in a file.
         html: the page, which needs the extra report; without that a line says so.
@@ -79,11 +80,12 @@ def write_report(
     runs, problems = _found([Path(folder) for folder in named], flat(where or {}))
     by = list(group_by) or None
     require_keys(runs, by or [], "group_by")
-    found = _known_metrics(runs)
+    found = _known(run.numbers for run in runs)
+    every = [*found, *_known(run.measures for run in runs)]
     for metric in metrics:
-        if metric not in found:
+        if metric not in every:
             raise ArgumentError(
-                f"{{metric}} {metric}: no run has it{nearest(metric, found)}. Known: {', '.join(found)}."
+                f"{{metric}} {metric}: no run has it{nearest(metric, every)}. Known: {', '.join(every)}."
             )
     chosen = list(metrics) or found
     groups = _best_first(grouped(runs, by), chosen)
@@ -107,13 +109,13 @@ def _found(folders: Sequence[Path], where: Mapping[str, Any]) -> tuple[list[Run]
     return list(runs), list(problems)
 
 
-def _known_metrics(runs: Sequence[Run]) -> list[str]:
-    return list(dict.fromkeys(metric for run in runs for metric in run.numbers))
+def _known(of_runs: Iterable[Iterable[str]]) -> list[str]:
+    return list(dict.fromkeys(name for names in of_runs for name in names))
 
 
 def _best_first(groups: Sequence[Group], metrics: Sequence[str]) -> list[Group]:
     """By the first metric, the largest first, or the smallest of an error; what has no number comes last."""
-    sign = 1 if metrics and metrics[0].startswith("test_") and metrics[0] != ACCURACY else -1
+    sign = -1 if metrics and higher_is_better(metrics[0]) else 1
 
     def order(group: Group) -> float:
         mean = group.summary(metrics[0]).mean if metrics else None
@@ -151,7 +153,8 @@ def _write(
         **({"measures.md": tables.to_markdown(measured)} if measured.rows else {}),
     }.items():
         write_atomic(out / "tables" / name, content)
-    names = [(metric, axis) for metric in metrics for axis in against]
+    curved = [metric for metric in metrics if any(metric in run.curve for run in runs)]  # final models have no curves
+    names = [(metric, axis) for metric in curved for axis in against]
     drawn = [plot(out / "plots" / f"{metric}-{axis}", groups[:MOST], metric, axis) for metric, axis in names]
     more = ", measures.md" * bool(measured.rows)
     lines = [f"tables: {out / 'tables'}/summary.csv, summary.md, summary.tex, runs.csv{more}"]

@@ -15,7 +15,7 @@ from dpfl_plugin import given
 from dpfl_plugin.api import plots
 from dpfl_plugin.config.load import base_of, load
 from dpfl_plugin.config.schema import Config
-from dpfl_plugin.core.outcomes import Outcome, score_key
+from dpfl_plugin.core.outcomes import Outcome, higher_is_better, score_key
 from dpfl_plugin.core.rounding import places
 from dpfl_plugin.errors import ConfigError, DataError, require
 from dpfl_plugin.runs.folder import RunFolder
@@ -204,10 +204,10 @@ class Run:
 
 
 class Comparison(Mapping[str, Run]):
-    """Runs by label, as a table and a plot."""
+    """Runs by label, as a table and a plot; ``by``: a measure of the final models that has a column of its own."""
 
-    def __init__(self, runs: Mapping[str, Run]) -> None:
-        self._runs = dict(runs)
+    def __init__(self, runs: Mapping[str, Run], by: str | None = None) -> None:
+        self._runs, self._by = dict(runs), by
 
     def __getitem__(self, label: str) -> Run:
         return self._runs[label]
@@ -220,15 +220,16 @@ class Comparison(Mapping[str, Run]):
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """One for each run: what `table` shows."""
+        """One for each run: what `table` shows. What a run's outcome is not ranked by is None."""
+        scores = dict.fromkeys(run.score_name for run in self.values())
         return [
             {
                 "run": label,
                 "algorithm": run.result["algorithm"],
                 "seed": run.result["seed"],
                 "rounds": run.result["rounds"],
-                **({} if run.score_name == "accuracy" else {run.score_name: run.score}),
-                "accuracy": run.accuracy,
+                **{name: run.score if run.score_name == name else None for name in scores},
+                **({} if self._by is None else {self._by: _pooled(run, self._by)}),
                 "epsilon": run.epsilon,
                 "delta": run.delta,
                 "status": run.status,
@@ -248,6 +249,30 @@ class Comparison(Mapping[str, Run]):
         except ImportError as error:
             raise ConfigError("table needs pandas: pip install pandas. The same as plain values: rows.") from error
         return pandas.DataFrame(self.rows).set_index("run")
+
+    def ranked(self, by: str | None = None) -> Comparison:
+        """The same runs, the best first; those without a finite number last.
+
+        Args:
+            by: a measure of the final models on all test records (`Run.measures`), such as "auc", which gets a column;
+                None, or its name: what the outcome is ranked by (`Run.score`).
+
+        Raises:
+            ConfigError: no run has such a measure, or outcomes are ranked by different ones.
+        """
+        scores = list(dict.fromkeys(run.score_name for run in self.values()))
+        if by is None and len(scores) > 1:
+            raise ConfigError(f"ranked: these runs are ranked by {' and '.join(scores)}, which do not compare.")
+        known = dict.fromkeys([*scores, *(name for run in self.values() for name in _measured(run))])
+        name = scores[0] if by is None else by
+        require(name in known, "by", by, f"be a measure of these runs, one of {', '.join(known)}")
+        sign = -1 if higher_is_better(name) else 1
+
+        def order(pair: tuple[str, Run]) -> float:
+            value = pair[1].score if name in scores else _pooled(pair[1], name)
+            return math.inf if value is None or not math.isfinite(value) else sign * value
+
+        return Comparison(dict(sorted(self.items(), key=order)), None if name in scores else name)
 
     def difference(self, first: str, second: str) -> str:
         """How the accuracies of two runs differ, in words, and whether by more than chance would make them.
@@ -336,6 +361,16 @@ def difference(first: Scored, second: Scored) -> str:
     if abs(a - b) > 2 * error:
         return f"{points}, more than two standard errors ({200 * error:.1f}): a difference, for this seed."
     return f"{points}, within two standard errors ({200 * error:.1f}): one run does not show a difference."
+
+
+def _measured(run: Run) -> dict[str, float | None]:
+    """Measures that are single numbers, of the final model on the test records of all silos."""
+    found: Mapping[str, Any] = ((run.measures or {}).get("pooled") or {}).get("model") or {}
+    return {name: value for name, value in found.items() if value is None or isinstance(value, int | float)}
+
+
+def _pooled(run: Run, name: str) -> float | None:
+    return _measured(run).get(name)
 
 
 def _labelled(runs: Sequence[Run]) -> dict[str, Run]:

@@ -232,7 +232,8 @@ def report(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Run folders, or folders above them.")],
     out: Annotated[Path, typer.Option(help="Folder of the page, the tables and the plots.")] = Path("report"),
     metric: Annotated[
-        list[str] | None, typer.Option(help="Of metrics.jsonl, e.g. test_accuracy; repeatable (default: all).")
+        list[str] | None,
+        typer.Option(help="Of metrics.jsonl, or a measure (auc); the first ranks; repeatable (default: all)."),
     ] = None,
     against: Annotated[
         list[str] | None,

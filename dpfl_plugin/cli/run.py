@@ -255,6 +255,7 @@ def _of_silos(results: dict[str, Result]) -> list[str]:
                 f"{label}: private accuracy after round {after}: {score:.4f}, with noise of standard deviation "
                 f"{private['noise_std']:.4f}."
             )
+            lines += [_private_auc(label, found) for found in private.get("auc", ())[-1:]]
         names = {int(silo): name for silo, name in result.get("silo_names", {}).items()}
         if names and result.get("dearest_silo") is not None:
             lines.append(f"{label}: the epsilon is that of {called(result['dearest_silo'], names)}, which spent most.")
@@ -276,6 +277,13 @@ def _of_silos(results: dict[str, Result]) -> list[str]:
                 f"{silos['worse_personalised']}."
             )
     return lines
+
+
+def _private_auc(label: str, found: dict[str, Any]) -> str:
+    said = "the noise leaves nothing of it: a class has too few records for so much"
+    if found["value"] is not None:
+        said = f"{found['value']:.4f}, with noise of standard deviation {found['noise_std']:.4f} (to first order)"
+    return f"{label}: private AUC after round {found['round']}: {said}."
 
 
 def _spread(of: dict[str, float], key: str, worst: str = "") -> str:
@@ -355,13 +363,15 @@ def _unspent(plan: Plan, results: dict[str, Result]) -> list[str]:
 
 def _pooled(measures: dict[str, Any]) -> str:
     """All measures of a number each, and those of who knows no feature."""
-    model, baseline = (measures["pooled"][who] for who in ("model", "baseline"))
+    found = measures["pooled"] or measures["mean_of_silos"]
+    model, baseline = (found[who] for who in ("model", "baseline"))
     words = [
         f"{key.replace('_', ' ')} {value:.4g} ({baseline[key]:.4g})"
         for key, value in model.items()
         if isinstance(value, float) and isinstance(baseline.get(key), float)
     ]
-    return f"on all test records (in brackets {measures['baseline']}): {', '.join(words) or 'no measure is defined'}."
+    where = "on all test records" if measures["pooled"] else "mean of silos, weighed by their test records"
+    return f"{where} (in brackets {measures['baseline']}): {', '.join(words) or 'no measure is defined'}."
 
 
 def _epsilon(view: dict[str, Any]) -> str:

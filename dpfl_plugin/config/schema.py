@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
@@ -24,6 +23,7 @@ from pydantic import (
 from dpfl_plugin.access import Access
 from dpfl_plugin.config.blocks import Block, PluginBlock, Strict, plugin_block
 from dpfl_plugin.config.privacy import PrivacyConfig, SiloConfig
+from dpfl_plugin.config.scores import EarlyStoppingConfig, PrivateEvaluationConfig, ScoresConfig, Scoring
 
 SCHEMA_KEY: Final = "schema"
 """Of `data`: what the columns of tables hold. It is an option of the data set, and kept there."""
@@ -85,30 +85,6 @@ class EvaluationConfig(Strict):
     reveal: Literal["experimenter", "server"] = Field(
         "experimenter",
         description="who gets measurements of raw records; server: rank 0 of MPI ranks, too; no epsilon covers that",
-    )
-
-
-class ScoresConfig(Strict):
-    """Noisy validation scores, on records set apart."""
-
-    share: float = Field(0.1, gt=0, lt=1, description="of a silo's training records, scored and never trained on")
-    every: int | None = Field(None, ge=1, description="rounds between scores; left out: one, after the last round")
-    noise_multiplier: float | None = Field(
-        None,
-        ge=0,
-        lt=math.inf,
-        description="noise std of a count; left out: the least for which all scores fit epsilon",
-    )
-
-
-class EarlyStoppingConfig(ScoresConfig):
-    """Noisy validation scores, on records set apart, and when they end the run."""
-
-    every: int = Field(10, ge=1, description="rounds between scores")
-    patience: int = Field(3, ge=1, description="scores in a row that are no better than the best, which end the run")
-    min_gain: float = Field(0.0, ge=0, lt=1, description="by how much a score has to beat the best to be better")
-    keep: Literal["best", "last"] = Field(
-        "best", description="the model that is the result: of the best score, or the last"
     )
 
 
@@ -222,20 +198,6 @@ class RuntimeConfig(Strict):
         return self
 
 
-@dataclass(frozen=True, slots=True)
-class Scoring:
-    """Validation scores that a run plans, by which ``key`` of its configuration.
-
-    Attributes:
-        every: rounds between scores; None where the number of rounds is not known, which is refused.
-    """
-
-    key: str
-    share: float
-    every: int | None
-    noise_multiplier: float | None
-
-
 class Config(Strict):
     """A run: data, model, algorithm, privacy, and how it is computed."""
 
@@ -265,7 +227,9 @@ class Config(Strict):
     engine: str = Field("auto", description="per-example gradient engine")
     evaluation: EvaluationConfig = EvaluationConfig()
     early_stopping: EarlyStoppingConfig | None = Field(None, description="by private validation scores")
-    private_evaluation: ScoresConfig | None = Field(None, description="accuracy as noisy counts, charged to the budget")
+    private_evaluation: PrivateEvaluationConfig | None = Field(
+        None, description="accuracy, or AUC, by noisy counts that are charged to the budget"
+    )
     personalise: PersonaliseConfig | None = Field(None, description="a model of each silo's own, charged to the budget")
     checkpoint: CheckpointConfig = CheckpointConfig()
     runtime: RuntimeConfig = RuntimeConfig()
@@ -289,7 +253,8 @@ class Config(Strict):
         for key in ("early_stopping", "private_evaluation"):
             asked: ScoresConfig | None = getattr(self, key)
             if asked is not None:
-                return Scoring(key, asked.share, asked.every or self.rounds, asked.noise_multiplier)
+                bins = asked.histogram_bins if isinstance(asked, PrivateEvaluationConfig) else 0
+                return Scoring(key, asked.share, asked.every or self.rounds, asked.noise_multiplier, bins)
         return None
 
     def with_score_noise(self, noise_multiplier: float) -> Config:

@@ -6,6 +6,7 @@ Ranges, levels, names and time bins are public: they come from the configuration
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal, get_args
@@ -48,7 +49,7 @@ class Outcome:
 
     @property
     def higher_is_better(self) -> bool:
-        return self.kind == "classes"
+        return higher_is_better(self.score)
 
     @property
     def half_range(self) -> float:
@@ -94,6 +95,15 @@ _SCORES: Final[dict[str, str]] = {
 
 
 ACCURACY: Final = "test_accuracy"
+OF_SILOS: Final = ", mean of silos"
+"""After the name of a measure that is not of all test records together."""
+_LOWER: Final = frozenset({"loss", "log_loss", "mae", "rmse", "deviance", "brier", "gradient_dissimilarity"})
+
+
+def higher_is_better(name: str) -> bool:
+    """Whether a larger value of a measure, or of a metric of an evaluation (test_rmse, train_loss), is better; of a
+    name that is not known it is taken to be."""
+    return re.sub("^(test|train|personalised)_", "", name.removesuffix(OF_SILOS)) not in _LOWER
 
 
 def score_key(line: Mapping[str, Any]) -> str:

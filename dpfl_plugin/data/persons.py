@@ -25,7 +25,8 @@ from dpfl_plugin.data.memmap_store import Scratch
 from dpfl_plugin.errors import ConfigError, DataError, UnsupportedError, require
 
 NO_RECORD: Final = -1
-"""The label at a place of a person's row where there is no record; features there are those of the first record."""
+"""The class at a place of a person's row where there is no record, NaN the label of another outcome: no label of a
+record is either (`dpfl_plugin.data.labels`). Features there are those of the first record."""
 
 
 def numbers(names: Iterable[str]) -> Integers:
@@ -116,7 +117,6 @@ def grouped(federation: Federation, most: int, seed: int, scratch: Scratch) -> N
 
     Raises:
         ConfigError: ``most`` is below 1, or the data do not say whose records they are.
-        UnsupportedError: labels are not classes.
     """
     require(most >= 1, "privacy.max_records_per_person", most, "be 1 or more")
     if federation.silos and any(silo.persons is None for silo in federation.silos):
@@ -128,14 +128,10 @@ def grouped(federation: Federation, most: int, seed: int, scratch: Scratch) -> N
 
 def _group(silo: Silo, i: int, most: int, seed: int, scratch: Scratch, source: Stream) -> None:
     assert silo.persons is not None
-    if silo.train_y.dtype != np.int64 or silo.train_y.ndim != 1:
-        raise UnsupportedError(
-            f"privacy.unit='person' needs labels that are classes; these are {silo.train_y.dtype} "
-            f"{silo.train_y.shape[1:]}. Use unit: record, or labels of classes."
-        )
     persons, place = first_seen(silo.persons)
     x = scratch.empty((len(persons), most, *silo.train_x.shape[1:]), silo.train_x.dtype)
-    y = np.full((len(persons), most), NO_RECORD, dtype=np.int64)
+    nobody = NO_RECORD if silo.train_y.dtype == np.int64 else np.nan
+    y = np.full((len(persons), most, *silo.train_y.shape[1:]), nobody, dtype=silo.train_y.dtype)
     for row, mine in enumerate(_rows(place)):
         if len(mine) > most:
             drawn = source.seek(stream_key(seed, "person", silo=i, step=row)).permutation(len(mine))[:most]

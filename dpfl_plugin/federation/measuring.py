@@ -9,19 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfl_plugin.core.outcomes import Outcome
+from dpfl_plugin.federation.summaries import described
 from dpfl_plugin.gradients.base import Records
+from dpfl_plugin.gradients.persons import has_label
 from dpfl_plugin.measures.answers import Answers, baseline
 from dpfl_plugin.measures.tables import Table, table
 
 MOST_SILOS: Final = 100  # that are measured one by one
-OF_BASELINE: Final = {
-    "classes": "the most frequent class of the training labels, and how often each occurs",
-    "ordinal": "the most frequent level of the training labels, and how often each occurs",
-    "regression": "the mean of the training labels",
-    "counts": "the training labels' rate: all counts over all exposure",
-    "multi_label": "how often each label holds in the training labels",
-    "survival": "each bin's share of events among the training records that are at risk",
-}
 
 
 def measures(
@@ -38,13 +32,16 @@ def measures(
     silos = None
     if len(by_silo) <= MOST_SILOS:
         silos = {str(silo): _both(outcome, *found, num_outputs, False) for silo, found in by_silo.items()}
+    return {**described(outcome), "pooled": pooled, "silos": silos}
+
+
+def of_each(
+    outcome: Outcome, by_silo: Mapping[int, tuple[Answers, NDArray[Any], NDArray[Any]]], num_outputs: int
+) -> dict[int, dict[str, Any]]:
+    """Of each silo by itself, beside a baseline that knows its own training labels; for `summaries.of_ranks`."""
     return {
-        "outcome": outcome.kind,
-        "ranked_by": outcome.score,
-        "higher_is_better": outcome.higher_is_better,
-        "baseline": OF_BASELINE[outcome.kind],
-        "pooled": pooled,
-        "silos": silos,
+        silo: {**_both(outcome, *found, num_outputs, False), "num_test": len(found[1])}
+        for silo, found in by_silo.items()
     }
 
 
@@ -67,9 +64,8 @@ def _joined(said: tuple[Answers, ...]) -> Answers:
     return Answers(one([*probabilities]), one([*predicted]), one([a.scores for a in said]))
 
 
-def labels_of(records: Records) -> NDArray[Any]:
-    """[n, ...]; of persons those of all their records."""
-    labels: NDArray[Any] = records.labels.cpu().numpy()
-    if labels.dtype == np.int64 and labels.ndim == 2:
-        return labels[labels >= 0]
-    return labels
+def labels_of(records: Records, *, persons: bool = False) -> NDArray[Any]:
+    """[n, ...]; of ``persons`` those of all their records."""
+    labels = records.labels[has_label(records.labels)] if persons else records.labels
+    found: NDArray[Any] = labels.cpu().numpy()
+    return found

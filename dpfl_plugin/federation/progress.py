@@ -18,6 +18,7 @@ class Progress:
 
     Attributes:
         scores: released so far; best: the model (d,) with the best of them, where that is the one to keep.
+        histograms: of each score what it was made of, where it is a histogram (`dpfl_plugin.measures.histogram`).
         attempt: names the noise of rounds to come; another whenever a round has to be run again otherwise.
         losses: {"silo", "after_round", "why", "back"}: a silo that was lost after so many rounds, and after how many it
             came back by a resume; None while it is out.
@@ -38,6 +39,7 @@ class Progress:
     losses: list[dict[str, Any]] = field(default_factory=list)
     by_silo: dict[int, SiloMetrics] = field(default_factory=dict)
     begun: int = 0
+    histograms: list[list[float]] = field(default_factory=list)
 
     @property
     def lost(self) -> set[int]:

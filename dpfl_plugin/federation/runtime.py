@@ -71,8 +71,12 @@ class Runtime(Protocol):
         ...
 
     def measures(self, model: Tensor) -> dict[str, Any] | None:
-        """All measures of the final model (d,), as `measuring.measures` gives them; None where test records are not in
-        one process."""
+        """All measures of the final model (d,), as `measuring.measures` gives them, or `summaries.of_ranks` where test
+        records are in several processes; None where they are not to come to this one.
+
+        Raises:
+            SilosLost: silos were lost before, or meanwhile.
+        """
         ...
 
     def states(self) -> Vectors:

@@ -20,13 +20,13 @@ from dpfl_plugin.core.stopwatch import STOPPED, Stopwatch
 from dpfl_plugin.core.streams import SecureStream, Source, Stream
 from dpfl_plugin.core.vectors import Layout, Vectors, stack
 from dpfl_plugin.errors import MemoryShortError
-from dpfl_plugin.federation.measuring import labels_of, measures
+from dpfl_plugin.federation.measuring import labels_of, measures, of_each
 from dpfl_plugin.federation.memory import is_short
 from dpfl_plugin.federation.query_digest import asked_at
+from dpfl_plugin.federation.validation import counted, num_correct, outputs_of
 from dpfl_plugin.gradients import smoothing
 from dpfl_plugin.gradients.base import Engine, Loss, Records, layers
-from dpfl_plugin.gradients.losses import cross_entropy, logistic, predict
-from dpfl_plugin.gradients.outcome_losses import log_probabilities
+from dpfl_plugin.gradients.losses import cross_entropy, logistic
 from dpfl_plugin.gradients.persons import MeanLoss, by_person
 from dpfl_plugin.gradients.replay import Record, Replayed
 from dpfl_plugin.gradients.shares import Cuts, part_of
@@ -36,12 +36,10 @@ from dpfl_plugin.measures.tables import score
 from dpfl_plugin.oracle import Draw, PrivateOracle, together
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.rules import PrivacyRules
-from dpfl_plugin.privacy.scores import STEP, Scores
+from dpfl_plugin.privacy.scores import Scores
 
 # A silo's state beside the algorithm's, which never sees it: C_i (m, 1), where the clipping adapts it.
 CLIP_NORM = "oracle.clip_norm"
-# Records in one forward pass of an evaluation; bounds its memory, not its result's meaning.
-EVALUATION_CHUNK = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,9 +211,9 @@ class SiloGroup:
 
     @torch.no_grad()
     def _score(self, ids: Sequence[int], model: Tensor, draw: Draw) -> tuple[Vectors, list[Charge]]:
-        """({"score": (m, 1)}, charges): the noisy count of correct predictions over the number of validation records.
+        """({"score": (m, 1) or (m, 2 bins)}, charges): noisy counts over the number of validation records.
 
-        Over that number it is an accuracy, which is public post-processing of the count.
+        Over that number they are an accuracy, or shares: public post-processing of the counts.
         """
         assert self._scores is not None
         share, evaluator = self._scores.share, self._at(model)
@@ -224,9 +222,9 @@ class SiloGroup:
         for silo in ids:
             records = part_of(self._train[silo], share, silo)
             rng = source.seek(draw.key("score", silo, 0))
-            correct = _correct_persons if self._rules.unit == "person" else _correct
-            found = correct(evaluator, records, self._outcome)
-            values.append(self._scores.noisy(found, rng) / len(records))
+            persons = self._rules.unit == "person"
+            found = counted(evaluator, records, self._outcome, bins=self._scores.bins, persons=persons)
+            values.append(self._scores.noisy(found, self._rules.neighbouring, rng) / len(records))
             release = self._scores.release(self._rules.neighbouring, self._rules.unit)
             charges.append(
                 Charge(
@@ -240,7 +238,7 @@ class SiloGroup:
                 )
             )
         self.clock.lap("evaluation")
-        return {"score": torch.tensor(values, dtype=torch.float64).unsqueeze(1)}, charges
+        return {"score": torch.stack(values)}, charges
 
     @torch.no_grad()
     def _personalise(self, ids: Sequence[int], model: Tensor, plan: RoundPlan, draw: Draw) -> list[Charge]:
@@ -316,7 +314,7 @@ class SiloGroup:
             if self._rules.unit == "person":  # whose loss is what is minimised
                 of_train, loss_of_one = by_person(evaluator), MeanLoss(self._loss)
             loss = 0.0
-            for outputs, labels in _outputs(of_train, train):
+            for outputs, labels in outputs_of(of_train, train):
                 loss += float(loss_of_one(outputs, labels).double().sum())
             gradient, personalised = None, None
             if dissimilarity:
@@ -333,55 +331,34 @@ class SiloGroup:
 
     def _score_of(self, evaluator: Callable[[Tensor], Tensor], test: Records) -> float:
         if self._outcome.kind == "classes":
-            return _correct(evaluator, test, self._outcome) / len(test)
+            return num_correct(evaluator, test, self._outcome) / len(test)
         return score(self._outcome, self._said(evaluator, test)[0], labels_of(test))
 
     def _said(self, evaluator: Callable[[Tensor], Tensor], test: Records) -> tuple[Answers, int]:
         """(what a model says of records, classes or labels that it knows)"""
-        outputs = torch.cat([outputs for outputs, _ in _outputs(evaluator, test)]).double().cpu().numpy()
+        outputs = torch.cat([outputs for outputs, _ in outputs_of(evaluator, test)]).double().cpu().numpy()
         outputs = outputs.reshape(len(test), -1)
         probabilistic = self._loss in (cross_entropy, logistic)
         width = outputs.shape[1]
         names = max(2, width) if self._outcome.kind == "classes" else width + (self._outcome.kind == "ordinal")
         return answers(self._outcome, outputs, probabilistic=probabilistic), names
 
-    @torch.no_grad()
     def measures(self, model: Tensor) -> dict[str, Any]:
         """All measures of ``model`` (d,) on the test records of these silos: `measuring.measures`."""
-        by_silo, names = {}, 0
+        return self._measured(model, measures)
+
+    def measures_of_each(self, model: Tensor) -> dict[int, dict[str, Any]]:
+        """As `measures`, of each silo by itself: `measuring.of_each`."""
+        return self._measured(model, of_each)
+
+    @torch.no_grad()
+    def _measured(self, model: Tensor, made_of: Callable[..., dict[Any, Any]]) -> dict[Any, Any]:
+        by_silo, names, persons = {}, 0, self._rules.unit == "person"
         with _told_if_short("an evaluation"):
             evaluator = self._at(model)
             for silo in self.ids:
                 said, names = self._said(evaluator, self._test[silo])
-                by_silo[silo] = said, labels_of(self._test[silo]), labels_of(self._train[silo])
-            found = measures(self._outcome, by_silo, names)
+                by_silo[silo] = said, labels_of(self._test[silo]), labels_of(self._train[silo], persons=persons)
+            found = made_of(self._outcome, by_silo, names)
         self.clock.lap("evaluation")
         return found
-
-
-def _outputs(model: Callable[[Tensor], Tensor], records: Records) -> Iterator[tuple[Tensor, Tensor]]:
-    """(outputs, labels) of chunks of records, or of persons with theirs."""
-    size = max(1, EVALUATION_CHUNK // max(1, records.labels[:1].numel()))
-    for first in range(0, len(records), size):
-        chunk = records.between(first, min(first + size, len(records)))
-        yield model(chunk.features), chunk.labels
-
-
-def _predicted(outputs: Tensor, outcome: Outcome) -> Tensor:
-    """(n,) classes, or levels."""
-    return log_probabilities(outputs).argmax(dim=1) if outcome.kind == "ordinal" else predict(outputs)
-
-
-def _correct(model: Callable[[Tensor], Tensor], records: Records, outcome: Outcome) -> int:
-    found = _outputs(model, records)
-    return sum(int((_predicted(outputs, outcome) == labels).sum()) for outputs, labels in found)
-
-
-def _correct_persons(model: Callable[[Tensor], Tensor], persons: Records, outcome: Outcome) -> float:
-    """The sum over persons of the share of a person's records that are predicted correctly, in whole `STEP`s."""
-    total = 0.0
-    for outputs, labels in _outputs(by_person(model), persons):
-        predicted = _predicted(outputs.flatten(0, 1), outcome).view(labels.shape)
-        correct = (predicted == labels).sum(dim=1)  # nothing predicts padding
-        total += float(((correct.double() / (labels >= 0).sum(dim=1)) / STEP).floor_().sum()) * STEP
-    return total

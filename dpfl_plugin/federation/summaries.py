@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -50,6 +50,53 @@ def of_silos(
         said["better_personalised"] = sum(sign * b > sign * a for a, b in pairs)
         said["worse_personalised"] = sum(sign * b < sign * a for a, b in pairs)
     return said
+
+
+OF_BASELINE: Final = {
+    "classes": "the most frequent class of the training labels, and how often each occurs",
+    "ordinal": "the most frequent level of the training labels, and how often each occurs",
+    "regression": "the mean of the training labels",
+    "counts": "the training labels' rate: all counts over all exposure",
+    "multi_label": "how often each label holds in the training labels",
+    "survival": "each bin's share of events among the training records that are at risk",
+}
+
+
+def described(outcome: Outcome) -> dict[str, Any]:
+    """What measures are of, in `result.json`."""
+    return {
+        "outcome": outcome.kind,
+        "ranked_by": outcome.score,
+        "higher_is_better": outcome.higher_is_better,
+        "baseline": OF_BASELINE[outcome.kind],
+    }
+
+
+def of_ranks(outcome: Outcome, by_silo: Mapping[int, Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Measures that silo ranks made, each of its own silos, as `result.json` has them; None where there are none.
+
+    Test records do not leave a rank, and what all of them together would give, of an AUC say, does not follow from each
+    silo's. So ``pooled`` is None, and ``mean_of_silos`` the mean of each measure that is defined at all silos, weighed
+    by their test records. Baselines know their own silo's training labels.
+
+    Args:
+        by_silo: of each ``model`` and ``baseline``, {measure: value}, and ``num_test``.
+    """
+    if not by_silo:
+        return None
+    ordered = dict(sorted(by_silo.items()))
+    total = sum(one["num_test"] for one in ordered.values())
+    means: dict[str, dict[str, float]] = {}
+    for who in ("model", "baseline"):
+        names = dict.fromkeys(name for one in ordered.values() for name in one[who])
+        values = {name: [one[who].get(name) for one in ordered.values()] for name in names}
+        means[who] = {
+            name: math.fsum(value * one["num_test"] for value, one in zip(found, ordered.values(), strict=True)) / total
+            for name, found in values.items()
+            if all(isinstance(value, int | float) for value in found)
+        }
+    silos = {str(silo): {who: one[who] for who in ("model", "baseline")} for silo, one in ordered.items()}
+    return {**described(outcome), "pooled": None, "mean_of_silos": means, "silos": silos}
 
 
 def last(lines: Sequence[Mapping[str, Any]], key: str) -> dict[str, float | None]:

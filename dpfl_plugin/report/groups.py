@@ -84,6 +84,9 @@ class Group:
         return f"{done} of {len(self.runs)} ({words})"
 
     def summary(self, metric: str) -> Summary:
+        """Of a metric of evaluations, or of a measure of the final models."""
+        if metric in self.measures:
+            return self.measure(metric, "model")
         return summarised([run.numbers.get(metric) for run in self.complete])
 
     def measure(self, name: str, who: str) -> Summary:

@@ -83,7 +83,8 @@ function restore() {
   element("groups").classList.toggle("whole", element("columns").checked);
   filter();
   const headings = [...element("groups").tHead.rows[0].cells];
-  const by = said.get("sort") ?? "-" + data.metrics[0]?.replaceAll("_", " ");
+  const first = data.metrics[0], best = data.lower.includes(first) ? "" : "-";  // the best come first
+  const by = said.get("sort") ?? best + first?.replaceAll("_", " ");
   const heading = headings.find(cell => title(cell) === by.replace(/^-/, ""));
   if (heading) sort(element("groups"), heading, by.startsWith("-"));
   restoring = false;

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from dpfl_plugin.core.outcomes import higher_is_better
 from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.report.groups import Band, Group, band, epsilon_text, key_text, series, tradeoff
 from dpfl_plugin.report.runs import AXES, Problem, Run
@@ -123,7 +124,8 @@ def _data(groups: Sequence[Group], metrics: Sequence[str]) -> dict[str, Any]:
             entry["bands"] = {axis: _bands(group, metrics, axis) for axis in AXES} if entry["n"] else {}
             entry["runs"] = [_curve(run, metrics) for run in group.runs if singly or not run.complete]
         entries.append(entry)
-    return {"metrics": list(metrics), "axes": AXES, "groups": entries}
+    errors = [metric for metric in metrics if not higher_is_better(metric)]
+    return {"metrics": list(metrics), "lower": errors, "axes": AXES, "groups": entries}
 
 
 def _point(group: Group, metric: str) -> list[float] | None:

@@ -15,7 +15,7 @@ import numpy as np
 import yaml
 
 from dpfl_plugin.config.load import NOT_IN_ID
-from dpfl_plugin.core.outcomes import ACCURACY, score_key
+from dpfl_plugin.core.outcomes import ACCURACY, OF_SILOS, score_key
 from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runs.measurements import join_lines, join_result
 
@@ -86,6 +86,11 @@ class Run:
     curve: dict[str, np.ndarray]
     guarantee: Guarantee | None
     measures: dict[str, dict[str, float | None]] = field(default_factory=dict)
+
+    def number(self, metric: str) -> float | None:
+        """Of a metric of evaluations, or of a measure of the final model ("auc"); None where there is none."""
+        found: Mapping[str, float | None] = self.measures.get(metric, {})
+        return self.numbers[metric] if metric in self.numbers else found.get("model")
 
     @property
     def complete(self) -> bool:
@@ -178,10 +183,13 @@ def _read(path: Path) -> Run:
 
 
 def _measures(result: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
-    pooled = (result.get("measures") or {}).get("pooled") or {}
-    model, baseline = pooled.get("model") or {}, pooled.get("baseline") or {}
+    said, more = result.get("measures") or {}, ""
+    found = said.get("pooled") or {}
+    if not found and "mean_of_silos" in said:  # by MPI ranks, whose test records do not meet
+        found, more = said["mean_of_silos"], OF_SILOS
+    model, baseline = found.get("model") or {}, found.get("baseline") or {}
     single = [name for name, value in model.items() if value is None or isinstance(value, int | float)]
-    return {name: {"model": model[name], "baseline": baseline.get(name)} for name in single}
+    return {f"{name}{more}": {"model": model[name], "baseline": baseline.get(name)} for name in single}
 
 
 def _silo_ranks(config: Mapping[str, Any], folder: RunFolder) -> Path:

@@ -59,7 +59,8 @@ def measures(groups: Sequence[Group]) -> Table:
             model, baseline = (str(group.measure(name, who)) for who in ("model", "baseline"))
             rows.append((group.label, name.replace("_", " "), model, baseline))
     said = (
-        "Final models on the test records of all silos, and beside them who knows the training labels and no feature; "
+        "Final models on the test records of all silos (or, where it says so, the mean of silos weighed by their test "
+        "records), and beside them who knows the training labels and no feature; "
         "mean ± standard deviation (n - 1) over complete runs. Computed without noise: no epsilon covers them."
     )
     return Table(("configuration", "measure", "model", "baseline"), (False, False, True, True), tuple(rows), said)
@@ -142,7 +143,7 @@ def runs_csv(runs: Sequence[Run], metrics: Sequence[str]) -> str:
     for run in runs:
         spent = run.guarantee
         row = {"name": run.name, "id": run.id, "seed": run.seed, "status": run.status, "reason": run.reason}
-        row |= {"rounds": run.rounds, **{metric: run.numbers.get(metric) for metric in metrics}}
+        row |= {"rounds": run.rounds, **{metric: run.number(metric) for metric in metrics}}
         row |= {f"{name}_{who}": value for name, both in run.measures.items() for who, value in both.items()}
         for what in ("server", "third_party", "total_server"):
             row[f"epsilon_{what}"] = getattr(spent, what) if spent else None

@@ -271,7 +271,7 @@ def _draft(
     num_records = holding.survey.num_records
     module, loss, trial = model_and_loss(config, holding, module, loss)
     attributes = describe({"the model": module, "the loss": loss})  # before engines are tried: here one, there all
-    check_outcome(config, holding.survey.outcome)
+    check_outcome(config, holding.survey.outcome, holding.survey.num_classes)
     own = own_settings(config, len(num_records), holding.names)
     check_records(config, with_own(rules, config, own, dict.fromkeys(own.of, 1.0)), num_records, holding.names)
     setting = make_setting(config, num_records, holding.names)

@@ -213,7 +213,7 @@ def check_engine(
     bounds = rules.bounds(layers(Layout.of(module)))
     if rules.unit == "silo" or not (rules.clipping.adapts or rules.clipping.measures or isinstance(bounds, tuple)):
         return
-    labels = no_labels(module, trial, loss)
+    labels = no_labels(module, trial, loss)  # of records
     made_up = Records(trial, labels)
     if rules.unit == "person":  # of one record each
         made_up = Records(trial.unsqueeze(1), labels.unsqueeze(1))

@@ -40,7 +40,7 @@ def beside(config: Config, accountant: Accountant) -> Beside:
     if noise is None:
         # Without a budget, as in rehearsals of one, the noise does not matter.
         noise = 1.0 if privacy.epsilon is None else _least(accountant, num_scores, privacy.epsilon, privacy.delta)
-    scores = Scores((1.0 - scoring.share, 1.0), noise)
+    scores = Scores((1.0 - scoring.share, 1.0), noise, scoring.bins)
     if scoring.noise_multiplier is not None and privacy.epsilon is not None:
         epsilon = accountant.epsilon([_term(noise, num_scores)], privacy.delta)
         if epsilon > privacy.epsilon:
@@ -54,7 +54,8 @@ def beside(config: Config, accountant: Accountant) -> Beside:
 
 
 def _term(noise: float, count: int) -> Term:
-    # Gaussian noise on a whole count has one epsilon under either relation: its sensitivity is 1 under both.
+    # Gaussian noise on all of a silo's validation records has one epsilon under either relation: it is in units of the
+    # sensitivity, which is that of the relation.
     release = SampledGaussian(noise_multiplier=noise, sampler="full", rate=1.0, neighbouring="replace_one")
     return Term(release=release, count=1, rounds=count)
 

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from dpfl_plugin.core.outcomes import Outcome, score_key
-from dpfl_plugin.federation.summaries import last, means, of_silos
+from dpfl_plugin.federation.summaries import last, means, of_ranks, of_silos
 from dpfl_plugin.runs.folder import naming, private_folder, to_json
 
 FINAL: Final = "final"
+MEASURES: Final = "measures"
 Measures = Mapping[int, Sequence[float | None]]
 """By silo: (train loss, test score, test score of its own model or None)."""
 
@@ -35,9 +36,15 @@ class Notes:
         Args:
             at: names the evaluation, the same at all silo ranks; a later one has a larger number.
         """
-        private_folder(self.path.parent)
         silos = [[silo, *values] for silo, values in found.items()]
-        line = {"after": FINAL if after is None else after, "at": at, "silos": silos}
+        self._append({"after": FINAL if after is None else after, "at": at, "silos": silos})
+
+    def add_measures(self, at: int, found: Mapping[int, Mapping[str, Any]]) -> None:
+        """All measures of the final model, of each silo: `summaries.of_ranks`."""
+        self._append({"after": MEASURES, "at": at, "silos": list(found.items())})
+
+    def _append(self, line: Mapping[str, Any]) -> None:
+        private_folder(self.path.parent)
         with naming(self.path), open(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a") as file:
             file.write(json.dumps(line) + "\n")
             file.flush()
@@ -87,5 +94,6 @@ def join_result(result: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], f
     own = [found[2] for found in of if found[2] is not None]
     outcome = Outcome.of_result(result)
     more: dict[str, Any] = {"silos": of_silos(ids, [found[1] for found in of], own, outcome)}
+    more |= {"measures": of_ranks(outcome, {silo: table for silo, (table,) in noted.get(MEASURES, {}).items()})}
     keys = dict.fromkeys(("test_accuracy", "train_loss", f"test_{outcome.score}"))
     return {**result, **{key: last(lines, key) for key in keys}, **more}

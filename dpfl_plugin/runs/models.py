@@ -42,19 +42,20 @@ def model_and_loss(
     return module, _loss(config.loss if loss is None else loss, module, trial, known), trial
 
 
-def check_outcome(config: Config, outcome: Outcome) -> None:
-    """Raise UnsupportedError where something that is configured knows only classes."""
+def check_outcome(config: Config, outcome: Outcome, num_classes: int) -> None:
+    """Raise UnsupportedError where something that is configured knows only classes, or two of them."""
+    if config.scoring is not None and config.scoring.bins and not (outcome.kind == "classes" and num_classes == 2):
+        what = f"{num_classes} classes" if outcome.kind == "classes" else f"an outcome of {outcome.kind}"
+        raise UnsupportedError(
+            f"private_evaluation.measure='auc': it is of two classes, and there {'are' if num_classes > 1 else 'is'} "
+            f"{what}. Use measure: accuracy where there are right answers to count, or leave private_evaluation out."
+        )
     if outcome.has_classes:
         return
     if config.scoring is not None:
         raise UnsupportedError(
             f"{config.scoring.key}: its noisy scores count right answers, and change by 1 at most with a record; an "
             f"outcome of {outcome.kind} has no right answers to count. Leave it out, or predict classes."
-        )
-    if config.privacy.unit == "person":
-        raise UnsupportedError(
-            f"privacy.unit='person' needs labels that are classes or levels; this outcome is {outcome.kind}. Use unit: "
-            "record, and note that then a person's records are protected one by one."
         )
 
 

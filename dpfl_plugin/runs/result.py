@@ -23,6 +23,7 @@ from dpfl_plugin.federation.outcome import Outcome
 from dpfl_plugin.federation.progress import Progress
 from dpfl_plugin.federation.silo_group import SiloMetrics
 from dpfl_plugin.federation.summaries import last, of_silos
+from dpfl_plugin.measures.histogram import auc
 from dpfl_plugin.measures.tables import NO_LIFELINES
 from dpfl_plugin.models.fixed import whole_state
 from dpfl_plugin.privacy.account import PrivacyAccount
@@ -125,7 +126,7 @@ def write_result(
     # Not in the statement, which may be published: no epsilon covers what a loss tells.
     notes += [] if hidden else _diverged(measured)
     notes += [_loss_in_words(loss) for loss in progress.losses]
-    if final.measures is not None and final.measures["pooled"]["model"].get("c_index", 0) is None:
+    if final.measures is not None and (final.measures["pooled"] or {"model": {}})["model"].get("c_index", 0) is None:
         notes += [NO_LIFELINES] if find_spec("lifelines") is None else []
     result = _result(config, folder, parts, progress, outcome, final, lines, notes, said)
     if final.by_silo:
@@ -311,7 +312,8 @@ def _early_stopping(config: Config, parts: Parts, progress: Progress) -> dict[st
 
 
 def _private_evaluation(config: Config, parts: Parts, progress: Progress) -> dict[str, Any]:
-    """Scores, and the standard deviation of the noise in each: that of a mean of silos' noisy shares."""
+    """Scores, and the standard deviation of the noise in each: that of a mean of silos' noisy shares. Of histograms
+    they are the accuracies that follow, and beside them the AUCs."""
     scores = parts.beside.scores
     if config.private_evaluation is None or scores is None:
         return {}
@@ -319,8 +321,14 @@ def _private_evaluation(config: Config, parts: Parts, progress: Progress) -> dic
     there = planner.alive(progress.lost)
     counts = [parts.num_records[silo] - training_records(config, parts.num_records[silo]) for silo in there]
     shares = zip(planner.weights_of(there), counts, strict=True)
-    noise = math.sqrt(math.fsum((weight * scores.noise_multiplier / count) ** 2 for weight, count in shares))
-    found = {"scores": progress.scores, "noise_multiplier": scores.noise_multiplier, "noise_std": noise}
+    std = scores.noise_multiplier * scores.sensitivity(parts.rules.neighbouring)
+    noise = math.sqrt(math.fsum((weight * std / count) ** 2 for weight, count in shares))
+    found: dict[str, Any] = {"scores": progress.scores, "noise_multiplier": scores.noise_multiplier, "noise_std": noise}
+    if scores.bins:
+        found["noise_std"] = noise * math.sqrt(scores.bins)  # an accuracy is the sum of so many shares
+        pairs = list(zip(progress.scores, progress.histograms, strict=True))
+        found["auc"] = [{"round": at, **asdict(auc(shares, noise))} for (at, _), shares in pairs]
+        found["histograms"] = {"noise_std": noise, "shares": progress.histograms}
     return {"private_evaluation": found}
 
 

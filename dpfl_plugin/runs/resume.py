@@ -110,6 +110,7 @@ def checkpoint_of(progress: Progress, silos: Vectors, account: PrivacyAccount, f
     account.sync()  # so that the ledger never holds less than a checkpoint says
     more = {**spent, "costs": costs, "charges": len(account.ledger), "scores": progress.scores}
     more |= {"attempt": progress.attempt, "losses": progress.losses, "begun": progress.begun}
+    more |= {"histograms": progress.histograms} if progress.histograms else {}
     best = {} if progress.best is None else {BEST: progress.best.clone()}
     return Checkpoint(progress.rounds, {**progress.server, **best}, silos, {**facts, **more})
 
@@ -166,6 +167,7 @@ def _progress(found: Checkpoint, device: torch.device) -> Progress:
         bytes_down=int(facts["bytes_down"]),
         begun=int(facts.get("begun", found.rounds)),
         scores=_read_scores(found),
+        histograms=[list(map(float, one)) for one in facts.get("histograms", ())],
         best=best,
         losses=_losses(found),
     )

@@ -317,7 +317,8 @@ def _finish(
     if outcome.status in ("done", "budget_exhausted"):
         try:
             by_silo, notes = experiment.finish(progress, save=save, note=hooks.note)
-            measured = experiment.runtime.measures(experiment.kept(progress))
+            kept, retry = experiment.kept(progress), experiment.survivors.retry
+            measured = retry(progress, lambda: experiment.runtime.measures(kept), save=save, note=hooks.note)
         except Interrupted:
             outcome = Outcome("interrupted", Cause.STOP_REQUESTED, "asked to stop during personalisation")
         except TooFewSilosError as error:

@@ -79,6 +79,11 @@ SCORES = (
     "Validation scores are releases too: each silo's noisy count of correct predictions on records that no gradient "
     "reads, charged to those records, so for each record the costlier of rounds and scores counts.",
 )
+HISTOGRAMS = (
+    "Validation scores are releases too: each silo's noisy counts, by class and by the model's score, of records that "
+    "no gradient reads, charged to those records, so for each record the costlier of rounds and scores counts. A "
+    "record is in one count; noise is in proportion to how far one record moves all of them together, in L2.",
+)
 EARLY_STOPPING = (
     *SCORES,
     "When the run ends depends on scores, which are releases. All rounds and scores that were planned are therefore "
@@ -148,7 +153,7 @@ def statement(
         "run": run,
         "protects": {"unit": release.unit, "neighbouring": release.neighbouring, **_of_persons(config)},
         "mechanism": _mechanism(config, account, rules),
-        "beside": _beside(config, account),
+        "beside": _beside(config, account, rules),
         "max_participations": config.max_participations,
         "accountant": {"name": accountant.name, "error": accountant.error, "caveat": accountant.caveat},
         "budget": {
@@ -212,7 +217,7 @@ def _assumptions(
         *(ZERO_OUT if release.neighbouring == "add_or_remove" else ()),
         *(OUTSIDER if outsider else ()),
         *(EARLY_STOPPING if config.early_stopping is not None else ()),
-        *(SCORES if config.private_evaluation is not None else ()),
+        *((HISTOGRAMS if config.private_evaluation.histogram_bins else SCORES) if config.private_evaluation else ()),
         *(PERSONALISED if config.personalise is not None else ()),
         *(SHARED if account.shared is not None else ()),
         *(LOST if lost else ()),
@@ -283,16 +288,21 @@ def _formula(rules: PrivacyRules) -> str:
     return f"(sum over the batch of clip({gradient}, C) + {factor}C sigma N(0, I)) / {divisor}"
 
 
-def _beside(config: Config, account: PrivacyAccount) -> list[str]:
+def _beside(config: Config, account: PrivacyAccount, rules: PrivacyRules) -> list[str]:
     """What silos release beside the rounds, in words."""
     lines, scores, own = [], account.beside.scores, config.personalise
-    rows = "persons (each adds the share of its records that are predicted correctly)"
-    rows = rows if config.privacy.unit == "person" else "records"
+    persons = config.privacy.unit == "person"
     if scores is not None:
+        what, which, each = "a count of correct predictions", "predicted correctly", ""
+        if scores.bins:
+            what, which = f"counts by class and by the model's score, in {scores.bins} bins of each class,", "there"
+            each = " in each"
+        rows = f"persons (each adds the share of its records that are {which})" if persons else "records"
+        std = scores.noise_multiplier * scores.sensitivity(rules.neighbouring)
         lines.append(
-            f"validation scores: a count of correct predictions on the last {number(round(1 - scores.share[0], 12))} "
-            f"of each silo's {rows} (in a fixed random order), with noise of standard deviation "
-            f"{number(scores.noise_multiplier)}; {account.beside.num_scores} of each silo, planned in advance"
+            f"validation scores: {what} on the last {number(round(1 - scores.share[0], 12))} of each silo's {rows} (in "
+            f"a fixed random order), with noise of standard deviation {number(std)}{each}; "
+            f"{account.beside.num_scores} of each silo, planned in advance"
         )
     if own is not None:
         lines.append(f"silos' own models: {own.local_steps} more releases of each silo, in the end")

@@ -16,9 +16,10 @@ from dpfl_plugin import registry
 from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.errors import UnsupportedError
 from dpfl_plugin.gradients import choice
-from dpfl_plugin.gradients.base import Records
+from dpfl_plugin.gradients.base import Loss, Records
 from dpfl_plugin.gradients.bookkeeping import BookKeeping
 from dpfl_plugin.gradients.losses import cross_entropy
+from dpfl_plugin.gradients.outcome_losses import Hazards, Huber, MultiLabel, OutcomeLoss, Poisson, Squared
 from dpfl_plugin.gradients.persons import MeanLoss, Persons
 from dpfl_plugin.gradients.vmap import Vmap
 
@@ -72,13 +73,18 @@ def model(name: str) -> nn.Module:
     return MODELS[name][0]()
 
 
-def expected(net: nn.Module, persons: Records, clip_norm: float) -> tuple[Tensor, Tensor]:
+def expected(net: nn.Module, persons: Records, clip_norm: float, loss: Loss = cross_entropy) -> tuple[Tensor, Tensor]:
     """(the clipped sum, norms) from the definition, record by record and person by person."""
     parameters, rows = list(net.parameters()), []
-    for x, y in zip(persons.features, persons.labels, strict=True):
+    real = (
+        persons.labels >= 0
+        if loss is cross_entropy
+        else persons.labels.reshape(len(persons), len(persons.labels[0]), -1).isfinite().all(dim=2)
+    )
+    for x, y, mine in zip(persons.features, persons.labels, real, strict=True):
         own = []
-        for record, label in zip(x[y >= 0], y[y >= 0], strict=True):
-            value = cross_entropy(net(record.unsqueeze(0)), label.unsqueeze(0))[0]
+        for record, label in zip(x[mine], y[mine], strict=True):
+            value = loss(net(record.unsqueeze(0)), label.unsqueeze(0))[0]
             own.append(torch.cat([g.flatten() for g in torch.autograd.grad(value, parameters)]).double())
         rows.append(torch.stack(own).mean(dim=0))
     norms = torch.stack(rows).norm(dim=1)
@@ -104,6 +110,41 @@ def test_the_mean_gradient_of_a_person_is_clipped(name: str, engine: Any, counts
     sought, norms = expected(net, persons, clip_norm)
     for chunk_bytes in (2**30, 1):
         found, told = clipped(engine(Persons(net), MeanLoss(cross_entropy), chunk_bytes), net, persons, clip_norm)
+        assert float((found - sought).norm()) <= 1e-5 * float(norms.clamp(max=clip_norm).sum())
+        if told is not None:
+            assert torch.allclose(told.double(), norms, rtol=1e-4)
+
+
+OUTCOMES: dict[str, tuple[OutcomeLoss, int]] = {
+    "regression": (Squared(50.0, 50.0), 1),
+    "huber": (Huber(50.0, 50.0, 0.3), 1),
+    "counts": (Poisson(), 1),
+    "labels": (MultiLabel(), 3),
+    "survival": (Hazards((1.0, 2.5, 4.0)), 3),
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
+@pytest.mark.parametrize("outcome", OUTCOMES)
+@settings(max_examples=4, deadline=None)
+@given(counts=st.lists(st.integers(1, 4), min_size=1, max_size=5), share=st.sampled_from([0.3, math.inf]))
+def test_persons_have_any_outcome(outcome: str, engine: Any, counts: list[int], share: float) -> None:
+    """Labels that are negative are some; what is no record has none."""
+    loss, outputs = OUTCOMES[outcome]
+    torch.manual_seed(1)
+    net = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, outputs))
+    made_up = loss.examples(outputs)
+    if outcome in ("regression", "huber"):
+        made_up = made_up - 70
+    x = batch("softmax", counts, 4).features
+    y = made_up[torch.arange(4 * len(counts)) % len(made_up)].view(len(counts), 4, *made_up.shape[1:])
+    for row, count in enumerate(counts):
+        y[row, count:] = math.nan
+    persons = Records(x, y)
+    clip_norm = math.inf if share == math.inf else share * float(expected(net, persons, math.inf, loss)[1].median())
+    sought, norms = expected(net, persons, clip_norm, loss)
+    for chunk_bytes in (2**30, 1):
+        found, told = clipped(engine(Persons(net), MeanLoss(loss), chunk_bytes), net, persons, clip_norm)
         assert float((found - sought).norm()) <= 1e-5 * float(norms.clamp(max=clip_norm).sum())
         if told is not None:
             assert torch.allclose(told.double(), norms, rtol=1e-4)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from dpfl_plugin.core.outcomes import Outcome
 from dpfl_plugin.gradients import losses
+from dpfl_plugin.gradients.base import Loss
 from dpfl_plugin.gradients.outcome_losses import OutcomeLoss
 from dpfl_plugin.measures.answers import answers, baseline
 from dpfl_plugin.models.ordinal import Thresholds
@@ -24,9 +25,7 @@ X = rng.normal(size=(N, D))
 SCORE = X @ np.array([0.8, -0.5])
 
 
-def fitted(
-    loss: OutcomeLoss, outputs: int, labels: NDArray[np.float64], features: NDArray[np.float64] = X
-) -> nn.Module:
+def fitted(loss: Loss, outputs: int, labels: NDArray[np.float64], features: NDArray[np.float64] = X) -> nn.Module:
     """The linear model that minimises the mean loss."""
     model: nn.Module = nn.Linear(features.shape[1], outputs)
     if isinstance(loss, losses.Cumulative):
@@ -63,6 +62,31 @@ def test_squared_is_least_squares_in_the_labels_unit() -> None:
     expected = LinearRegression().fit(X, y).predict(X)
     found = answers(outcome, model(torch.from_numpy(X)).numpy()).predicted
     np.testing.assert_allclose(found, expected, **AGREE)
+
+
+def test_huber_is_statsmodels_robust_regression() -> None:
+    """With the scale that it estimates, by which its threshold is measured."""
+    api = pytest.importorskip("statsmodels.api")
+    y = 60 + 20 * SCORE + 5 * rng.standard_t(2, N)
+    aim, exog = api.robust.norms.HuberT(t=1.345), api.add_constant(X)
+    theirs = api.RLM(y, exog, M=aim).fit(update_scale=False, tol=1e-12, maxiter=500)
+    outcome = Outcome("regression", (-100.0, 300.0), huber_delta=1.345 * float(theirs.scale))
+    loss = losses.find("huber", 1, outcome)
+    assert isinstance(loss, OutcomeLoss)
+    found = answers(outcome, fitted(loss, 1, y)(torch.from_numpy(X)).numpy()).predicted
+    np.testing.assert_allclose(found, exog @ theirs.params, **AGREE)
+    squares = LinearRegression().fit(X, y).predict(X)
+    assert abs(found - squares).max() > 0.1  # it is another estimate
+
+
+@pytest.mark.parametrize(("classes", "outputs"), [(2, 1), (2, 2), (3, 3)])
+def test_classes_are_logistic_regression(classes: int, outputs: int) -> None:
+    """Probabilities: with as many outputs as classes, parameters are free by one vector."""
+    y = np.digitize(SCORE + rng.logistic(size=N), [0.0, 1.0][: classes - 1])
+    model = fitted(losses.find("auto", outputs), outputs, y)
+    found = answers(Outcome(), model(torch.from_numpy(X)).numpy()).probabilities
+    theirs = LogisticRegression(C=np.inf, tol=1e-10, max_iter=1000).fit(X, y)
+    np.testing.assert_allclose(found, theirs.predict_proba(X), **AGREE)
 
 
 def test_counts_are_poisson_regression_with_exposure() -> None:

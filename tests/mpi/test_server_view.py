@@ -30,7 +30,7 @@ from dpfl_plugin.federation.silo_group import SiloGroup, SiloMetrics
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.runs.build import Parts
 from dpfl_plugin.runs.folder import RunFolder
-from dpfl_plugin.runs.measurements import join_lines
+from dpfl_plugin.runs.measurements import join_lines, join_result
 from dpfl_plugin.runs.result import Result
 from dpfl_plugin.runs.session import run_session
 from dpfl_plugin.runs.setting import federate
@@ -68,6 +68,7 @@ PUBLIC = {
     "ready": {"code", "model", "fixed"},  # digests of users' sources, and of the model that all ranks begin with
     "computed": {"silos", "charges", "up"},
     "evaluated": {"metrics"},
+    "measured": {"tables"},
     "states": {"states"},
     "loaded": set[str](),
     "cancelled": set[str](),
@@ -244,7 +245,17 @@ def test_every_byte_to_rank_0_is_explained(tmp_path: Path, measured: list[SiloMe
     assert any(header["metrics"] for header in network.said("evaluated")) == revealed
     assert (folder.read_metrics()[-1]["test_accuracy"] is not None) == revealed
     assert join_lines(folder.read_metrics(), folder.silo_ranks)[-1]["test_accuracy"] is not None
+    assert any(header["tables"] for header in network.said("measured")) == revealed
     assert bool(result["warnings"]) == revealed
+
+    # All measures are of each silo, and of none together; what is joined from silo ranks' files is what rank 0 may get.
+    assert (result["measures"] is not None) == revealed
+    joined = join_result(result, join_lines(folder.read_metrics(), folder.silo_ranks), folder.silo_ranks)["measures"]
+    assert joined["pooled"] is None and list(joined["silos"]) == [str(silo) for silo in range(SILOS)]
+    accuracies = [joined["silos"][str(silo)]["model"]["accuracy"] for silo in range(SILOS)]
+    sizes = [len(silo.test_y) for silo in federation.silos]
+    assert joined["mean_of_silos"]["model"]["accuracy"] == pytest.approx(np.average(accuracies, weights=sizes))
+    assert "auc" in joined["silos"]["0"]["model"] and "baseline" in joined["mean_of_silos"]
 
 
 def of_each() -> dict[int, list[int]]:

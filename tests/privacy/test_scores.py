@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from scipy.stats import kstest, norm
 
 from dpfl_plugin.privacy.accountants import PLD
@@ -15,8 +16,8 @@ SHARE = (0.9, 1.0)
 @pytest.mark.statistical
 def test_the_noise_has_the_standard_deviation_that_is_charged():
     scores = Scores(SHARE, 3.0)
-    rng = np.random.default_rng(1)
-    noise = np.array([scores.noisy(17, rng) - 17 for _ in range(20_000)])
+    rng, seventeen = np.random.default_rng(1), torch.tensor([17.0], dtype=torch.float64)
+    noise = np.array([float(scores.noisy(seventeen, "replace_one", rng)) - 17 for _ in range(20_000)])
     std = scores.release("replace_one").noise_multiplier  # one record moves a count by 1
     assert kstest(noise, norm(scale=std).cdf).pvalue > ALPHA
     assert kstest(noise, norm(scale=1.1 * std).cdf).pvalue < ALPHA  # would notice 10 %

@@ -232,6 +232,19 @@ def test_sorting_decides_what_is_drawn(opened: Opened) -> None:
     assert "no noise" in opened.rows()[0]
 
 
+def test_the_best_come_first_whether_more_or_less_is_better(browser: Any, file: Path, tmp_path: Path) -> None:
+    """The first rows are the ones that are drawn."""
+    runs, _ = scan([file.parent])
+    for metrics, order in ((METRICS, "descending"), (METRICS[::-1], "ascending")):
+        (tmp_path / "page.html").write_text(render(grouped(runs), metrics, caption="", problems=[], made_by="dpfl"))
+        found = Opened(browser, tmp_path / "page.html", "desk")
+        assert (
+            found.page.locator(f"#groups th[aria-sort={order}]").inner_text().startswith(metrics[0].replace("_", " "))
+        )
+        assert "no noise" in found.rows()[0] and "scaffold, noise" in found.rows()[-1]  # losses are 1 - accuracy
+        found.context.close()
+
+
 def test_any_metric_against_any_axis(opened: Opened) -> None:
     page = opened.page
     for metric, axis in itertools.product(METRICS, AXES):

@@ -111,6 +111,31 @@ def test_a_private_run_is_charged_and_predicts(kind: str, tmp_path: Path) -> Non
     )
 
 
+@pytest.mark.parametrize("kind", [kind for kind in OUTCOMES if kind != "ordinal"])
+def test_persons_with_one_record_each_are_records(kind: str, tmp_path: Path) -> None:
+    """Whatever the outcome; and with several, all of them are what a baseline knows."""
+    y, half = LABELS[kind], N // 2
+    whole = {"noise_multiplier": 0, "clip_norm": 0.5, "sampler": "full"}
+
+    def trained(name: str, persons: np.ndarray | None, **privacy: Any) -> dpfl.Run:
+        parts = {"a": (X[:half], y[:half]), "b": (X[half:], y[half:])}
+        if persons is not None:
+            parts = {"a": (*parts["a"], persons[:half]), "b": (*parts["b"], persons[half:])}  # type: ignore[dict-item]
+        records = dpfl.Federation.from_arrays(parts, outcome=OUTCOMES[kind])
+        return train(records, tmp_path / name, privacy={**whole, **privacy}, rounds=3)
+
+    alone = {"unit": "person", "max_records_per_person": 2}
+    of_records, of_persons = trained("records", np.arange(N)), trained("persons", np.arange(N), **alone)
+    assert of_persons.result["engine"] in ("bookkeeping", "vmap")
+    one, other = (dict(run.model.named_parameters()) for run in (of_records, of_persons))
+    assert all(torch.allclose(one[name], other[name], atol=1e-5) for name in one)
+    pairs = trained("pairs", np.arange(1, N + 1) // 2, **alone, noise_multiplier=1.0)
+    assert 0 < pairs.epsilon < math.inf and "person" in pairs.statement
+    assert pairs.result["num_train_records"] < 0.6 * N and pairs.measures is not None
+    baseline = pairs.measures["pooled"]["baseline"][SCORES[kind]]
+    assert baseline is not None and math.isfinite(baseline)
+
+
 def test_labels_beyond_the_public_range_are_clipped_and_counted() -> None:
     """Else a single label would decide how large a gradient is before it is clipped, and what a baseline is."""
 
@@ -241,6 +266,53 @@ def test_a_table_with_a_schema_is_trained_on_and_shown(tmp_path: Path) -> None:
     assert any("test_deviance" in text and "test_accuracy" not in text for text in tables)
     assert command("audit", path).code != 0
     assert "an audit knows labels that are classes only" in command("audit", path).err
+
+
+@pytest.fixture(scope="module")
+def two_of_a_kind(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, dpfl.Run]]:
+    """A run that learns and one that is all noise, of numbers and of classes; the bad one comes first."""
+    out = tmp_path_factory.mktemp("ranked")
+    y = (SCORE > 0.8).astype(int)
+    classes = dpfl.Federation.from_arrays({"a": (X[:45], y[:45]), "b": (X[45:], y[45:])}, classes=[0, 1])
+    found: dict[str, dict[str, dpfl.Run]] = {}
+    for kind, records in (("classes", classes), ("regression", federation("regression"))):
+        for name, noise in (("bad", 50), ("good", 0.3)):
+            options: dict[str, Any] = {"privacy": {**PRIVATE, "noise_multiplier": noise}, "rounds": 12}
+            found.setdefault(kind, {})[name] = train(records, out / kind / name, **options)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "metric"),
+    [("regression", None), ("regression", "train_loss"), ("regression", "r2"), ("classes", None), ("classes", "auc")],
+)
+def test_reports_and_comparisons_rank_by_the_tasks_measure(
+    two_of_a_kind: dict[str, dict[str, dpfl.Run]], kind: str, metric: str | None, tmp_path: Path
+) -> None:
+    runs = two_of_a_kind[kind]
+    folders = sorted({run.folder.parents[1].parent for run in runs.values()})
+    done = dpfl.write_report(folders, tmp_path, metrics=[metric] if metric else [], against=["rounds"])
+    assert [row[0] for row in done.table.rows] == ["noise_multiplier=0.3", "noise_multiplier=50"]
+    page = (tmp_path / "index.html").read_text()
+    data = json.loads(page.split('id="data">')[1].split("</script>")[0])  # the page sorts by these two
+    lower = {"regression": metric != "r2", "classes": False}[kind]
+    assert data["metrics"][0] == (metric or ("test_rmse" if lower else "test_accuracy"))
+    assert (data["metrics"][0] in data["lower"]) is lower
+    if metric != "train_loss":
+        ranked = dpfl.compare(runs).ranked(metric)
+        assert list(ranked) == ["good", "bad"]
+        assert (metric or ranked["good"].score_name) in ranked.rows[0]
+
+
+def test_runs_of_different_outcomes_are_shown_and_not_ranked(two_of_a_kind: dict[str, dict[str, dpfl.Run]]) -> None:
+    good = {kind: runs["good"] for kind, runs in two_of_a_kind.items()}
+    both = dpfl.compare(good)
+    assert both.rows[0]["rmse"] is None and both.rows[1]["accuracy"] is None
+    assert len({len(line) for line in repr(both).splitlines()[:1]}) == 1 and "rmse" in repr(both)
+    with pytest.raises(ConfigError, match="ranked by accuracy and rmse, which do not compare"):
+        both.ranked()
+    with pytest.raises(ConfigError, match="by='auk' must be a measure of these runs, one of accuracy, rmse"):
+        both.ranked("auk")
 
 
 def test_a_csv_file_without_a_schema_has_numbers_for_labels(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from dpfl_plugin.config.load import configure, noise_name, run_id
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.outcomes import CLASSES
 from dpfl_plugin.errors import ConfigError, DataError, UnsupportedError
-from dpfl_plugin.federation.silo_group import _correct_persons
+from dpfl_plugin.federation.validation import counted
 from dpfl_plugin.gradients.base import Records
 from dpfl_plugin.privacy.scores import STEP
 from dpfl_plugin.runs.build import build
@@ -149,7 +149,8 @@ def test_a_person_adds_at_most_one_to_a_score(data: Any, count: int, k: int) -> 
         return torch.tensor([[0.0, 1.0]]).expand(len(features), 2)
 
     def score(labels: Tensor) -> float:
-        return _correct_persons(always_one, Records(torch.zeros(*labels.shape, 2), labels), CLASSES)
+        persons = Records(torch.zeros(*labels.shape, 2), labels)
+        return float(counted(always_one, persons, CLASSES, persons=True))
 
     whole = score(labels)
     shares = [float((row == 1).sum()) / float((row >= 0).sum()) for row in labels]

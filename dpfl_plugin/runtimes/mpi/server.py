@@ -12,11 +12,13 @@ from torch import Tensor
 
 from dpfl_plugin import errors
 from dpfl_plugin.algorithms.base import RoundPlan
+from dpfl_plugin.core.outcomes import CLASSES, Outcome
 from dpfl_plugin.core.stopwatch import STOPPED, Seconds, Stopwatch
 from dpfl_plugin.core.vectors import Vectors, stack
 from dpfl_plugin.errors import DpflError
 from dpfl_plugin.federation.runtime import ChargeSink, Interrupted, Observer, SilosLost
 from dpfl_plugin.federation.silo_group import SiloMetrics
+from dpfl_plugin.federation.summaries import of_ranks
 from dpfl_plugin.oracle import Draw
 from dpfl_plugin.runtimes.mpi import wire
 from dpfl_plugin.runtimes.mpi.link import Transfer, pull_all, push_all
@@ -34,6 +36,7 @@ class MpiRuntime:
         stop: asked all the time; true ends the round with `Interrupted`, before any state changed.
         observers: get every round's single uploads, which then are kept for the round (O(S d) memory).
         stopwatch: takes the time of each part of rank 0's work.
+        outcome: what labels are.
     """
 
     def __init__(
@@ -47,12 +50,13 @@ class MpiRuntime:
         stop: Callable[[], bool] = lambda: False,
         observers: Sequence[Observer] = (),
         stopwatch: Stopwatch = STOPPED,
+        outcome: Outcome = CLASSES,
     ) -> None:
         if observers and aggregation != "gather":
             raise errors.UnsupportedError(
                 f"runtime.aggregation={aggregation!r}: single uploads do not come to rank 0. Use gather."
             )
-        self._ranks, self._charges, self._num_silos = ranks, charges, num_silos
+        self._ranks, self._charges, self._num_silos, self._outcome = ranks, charges, num_silos, outcome
         self._stack_size, self._aggregation = stack_size, aggregation
         self._stop, self._observers, self._clock = stop, observers, stopwatch
         self._layout: wire.Layout = {}  # of a silo's state
@@ -110,7 +114,19 @@ class MpiRuntime:
         return dict(sorted(found.items()))
 
     def measures(self, model: Tensor) -> dict[str, Any] | None:
-        return None  # test records are at several ranks, and do not leave them
+        """Of each silo, where this rank may have them; else None, and silo ranks note theirs
+        (`dpfl_plugin.runs.measurements`)."""
+        ranks = self._ranks
+        self._tell_of_lost()
+        ranks.clean = False
+        how = {"at": time.time_ns(), "apart": ranks.retries_on_loss}
+        ranks.tell("measure", model=wire.layout({"model": model}), **how)
+        ranks.spread({"model": model}, "taking the model to measure")
+        answers = ranks.answers("measured", "measuring").values()
+        ranks.clean = True
+        self._clock.lap("evaluation")
+        self._tell_of_lost()
+        return of_ranks(self._outcome, {silo: table for header in answers for silo, table in header["tables"]})
 
     def states(self) -> Vectors:
         ranks = self._ranks

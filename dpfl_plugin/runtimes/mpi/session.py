@@ -105,6 +105,7 @@ class MpiSession:
         return MpiRuntime(
             self._ranks,
             charges,
+            outcome=parts.outcome,
             num_silos=parts.setting.num_silos,
             stack_size=parts.stack,
             aggregation=config.runtime.aggregation,

@@ -290,6 +290,18 @@ class SiloRank(Listener):
         self._say("evaluated", metrics=[[silo, *values] for silo, values in metrics.items()])
         self._leaving += [self._link.push(0, m.gradient) for m in found.values() if m.gradient is not None]
 
+    def _do_measure(self, header: Header) -> None:
+        if self._notes is None:
+            self._custody.allow("metrics", "measures on test records")
+        taken = wire.empty(wire.read_layout(header["model"]), self._where)
+        self._take(taken, header)
+        self._silos.clock.lap("communication")
+        found = self._silos.measures_of_each(taken["model"])
+        if self._notes is not None:  # these stay here, too
+            self._notes.add_measures(header["at"], found)
+            found = {}
+        self._say("measured", tables=list(found.items()))
+
     def _do_profile(self, header: Header) -> None:
         self._silos.clock.lap("communication")
         self._say("profiled", seconds=self._silos.clock.seconds)
