@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -54,10 +54,15 @@ class Expansion:
     duplicates: int
 
 
-def expand(path: Path, settings: Iterable[str] = ()) -> Expansion:
+def expand(
+    path: Path, settings: Iterable[str] = (), check: Callable[[Config], None] = lambda config: None
+) -> Expansion:
     """All runs of a sweep file, each once; ``settings`` ("key.path=value") change the file before.
 
     Variants of the file are a list of their own: each of them is combined with everything else.
+
+    Args:
+        check: raises ConfigError for the configuration of a run that is wrong in some other way.
 
     Raises:
         ConfigError: anything in it is wrong, in any of its runs; names the run.
@@ -78,6 +83,10 @@ def expand(path: Path, settings: Iterable[str] = ()) -> Expansion:
         own = _options(own, source)
         config = configure(base, change, source=source)
         _check_plugins(config, known, source)
+        try:
+            check(config)
+        except ConfigError as error:
+            raise ConfigError(f"{source}: {error.as_options}") from error
         name = run_id(config)
         row = rows.setdefault(name, Row(len(rows), name, config.name, label, config.rounds, change, own))
         if row.slurm != own:
