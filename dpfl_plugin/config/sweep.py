@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pydantic
 from pydantic import BaseModel
@@ -21,6 +22,8 @@ from dpfl_plugin.registry import describe
 
 Values = dict[str, Any]
 Grid = dict[str, list[Any]]
+
+MOST_RUNS: Final = 100_000  # of one sweep: planning them takes half a minute, and their manifest 50 MB
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +57,15 @@ class Expansion:
     duplicates: int
 
 
-def expand(path: Path, settings: Iterable[str] = ()) -> Expansion:
+def expand(
+    path: Path, settings: Iterable[str] = (), check: Callable[[Config], None] = lambda config: None
+) -> Expansion:
     """All runs of a sweep file, each once; ``settings`` ("key.path=value") change the file before.
 
     Variants of the file are a list of their own: each of them is combined with everything else.
+
+    Args:
+        check: raises ConfigError for the configuration of a run that is wrong in some other way.
 
     Raises:
         ConfigError: anything in it is wrong, in any of its runs; names the run.
@@ -74,10 +82,15 @@ def expand(path: Path, settings: Iterable[str] = ()) -> Expansion:
     known, count = set[str](), 0
     for label, change, own in _changes(base, spec, variants, path):
         count += 1
+        _check_number(count, path)
         source = f"{path} (run {label})"
         own = _options(own, source)
         config = configure(base, change, source=source)
         _check_plugins(config, known, source)
+        try:
+            check(config)
+        except ConfigError as error:
+            raise ConfigError(f"{source}: {error.as_options}") from error
         name = run_id(config)
         row = rows.setdefault(name, Row(len(rows), name, config.name, label, config.rounds, change, own))
         if row.slurm != own:
@@ -141,7 +154,9 @@ def _problem(problem: Any) -> str:
 
 def _changes(base: Values, spec: SweepConfig, variants: Values, path: Path) -> Iterator[tuple[str, Values, Values]]:
     """Every combination as (label, change of the base, options of sbatch)."""
-    seeds = list(range(spec.seeds)) if isinstance(spec.seeds, int) else spec.seeds
+    seeds = range(spec.seeds) if isinstance(spec.seeds, int) else spec.seeds
+    lengths = [len(variants), len(spec.entries or ()), *map(len, spec.grid.values()), len(seeds or ())]
+    _check_number(math.prod(max(1, length) for length in lengths), path)  # at once, not when so many were made
     matched = set[str]()
     for variant, change in variants.items() or [(None, {})]:
         for entry, values in itertools.product(spec.entries or [{}], _products(spec.grid)):
@@ -161,6 +176,14 @@ def _changes(base: Values, spec: SweepConfig, variants: Values, path: Path) -> I
     asked = {key for condition in [*(w.condition for w in spec.when), *spec.exclude] for key in condition}
     for key in sorted(asked - matched):
         raise ConfigError(f"{path}: a condition of the sweep asks for {key}, which no run has. Correct its name.")
+
+
+def _check_number(runs: int, path: Path) -> None:
+    if runs > MOST_RUNS:
+        raise ConfigError(
+            f"{path}: sweep: grid, list, variants and seeds make {runs:,} runs or more; a sweep has {MOST_RUNS:,} at "
+            "most. Correct the values, or split the sweep: those that share --out share their common runs."
+        )
 
 
 def _products(grid: Grid) -> Iterator[Values]:

@@ -6,7 +6,7 @@ fitted on private records is outside the privacy guarantee, and says so; the dat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -38,17 +38,35 @@ def preprocess(
     Raises:
         ConfigError: a step or an option is unknown or wrong; the message names ``data.preprocess[i]``.
     """
+    for index, (step, options) in enumerate(_known(steps, more)):
+        federation.caveats += registry.build(step, options, federation, base, where=f"data.preprocess[{index}]")
+        federation.feature_shape = federation.silos[0].train_x.shape[1:]
+
+
+def check_steps(steps: Sequence[str | Mapping[str, Any]], more: Mapping[str, Step] | None = None) -> None:
+    """Check the names of steps, and the names and types of their options, without records.
+
+    Raises:
+        ConfigError: as `preprocess`.
+    """
+    for index, (step, options) in enumerate(_known(steps, more)):
+        registry.check_options(step, options, where=f"data.preprocess[{index}]")
+
+
+def _known(
+    steps: Sequence[str | Mapping[str, Any]], more: Mapping[str, Step] | None
+) -> Iterator[tuple[Step, dict[str, Any]]]:
+    """Each step as a function, and its options."""
     known = {**STEPS, **(more or {})}
     for index, given in enumerate(steps):
-        where = f"data.preprocess[{index}]"
-        block = {"name": given} if isinstance(given, str) else dict(given)
-        name = block.pop("name", None)
+        options = {"name": given} if isinstance(given, str) else dict(given)
+        name = options.pop("name", None)
         if name not in known:
             raise ConfigError(
-                f"{where}.name={name!r} is unknown{nearest(str(name), known)}. Known: {', '.join(known)}."
+                f"data.preprocess[{index}].name={name!r} is unknown{nearest(str(name), known)}. Known: "
+                f"{', '.join(known)}."
             )
-        federation.caveats += registry.build(known[name], block, federation, base, where=where)
-        federation.feature_shape = federation.silos[0].train_x.shape[1:]
+        yield known[name], options
 
 
 _FIT: Final = {"standardise": "pooled", "pca": "train"}  # by default; of all silos' records together

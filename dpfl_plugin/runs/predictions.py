@@ -34,6 +34,7 @@ from dpfl_plugin.runs.integrity import check_kept
 from dpfl_plugin.runs.naming import check_shown
 from dpfl_plugin.runs.plugins import model_block
 from dpfl_plugin.runs.result import finished_result
+from dpfl_plugin.runs.setting import steps_of
 
 FILES: Final = ("csv", "npz", tables.NAME)
 """Data sets of users' own files."""
@@ -130,7 +131,7 @@ def _inputs(found: Mapping[str, Any]) -> Inputs:
 
 
 def _check_steps(config: Config) -> None:
-    fitted = fitted_on_records([{"name": step.name, **step.options} for step in config.data.preprocess])
+    fitted = fitted_on_records(steps_of(config))
     if fitted:
         raise UnsupportedError(
             f"data.preprocess: {', '.join(fitted)} was fitted to the run's private training records. What it took from "
@@ -295,7 +296,7 @@ def predict(trained: Trained, asked: Asked) -> Predictions:
     federation = Federation(
         [silo], num_classes, trained.inputs.shape, inputs=asked_for, class_names=names, outcome=outcome
     )
-    steps = without_cache([{"name": step.name, **step.options} for step in config.data.preprocess])
+    steps = without_cache(steps_of(config))
     preprocess(federation, steps, trained.base, MORE_STEPS)
     check_backbones(trained, () if federation.inputs is None else federation.inputs.backbones)
     outputs = _outputs(trained, silo.test_x, federation)

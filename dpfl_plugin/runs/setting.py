@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from dpfl_plugin.algorithms.base import Setting
 from dpfl_plugin.config.schema import Config
@@ -27,6 +28,11 @@ from dpfl_plugin.runs.silo_settings import weights_of
 def hold_all(config: Config, base: Path) -> Holding:
     """The whole federation in this process."""
     return base_data.hold(federate(config, base))
+
+
+def steps_of(config: Config) -> list[dict[str, Any]]:
+    """The steps of preprocessing, as `data.preprocess` takes them."""
+    return [{"name": step.name, **step.options} for step in config.data.preprocess]
 
 
 def dimension(config: Config, federation: Federation) -> int:
@@ -78,7 +84,7 @@ def federate(config: Config, base: Path, ownership: Ownership | None = None) -> 
         seed=config.seed,
         test=data.test,
         test_fraction=data.test_fraction,
-        preprocess=[{"name": step.name, **step.options} for step in data.preprocess],
+        preprocess=steps_of(config),
         more_steps=MORE_STEPS,
         max_records_per_silo=data.max_records_per_silo,
         folder=Path(data.folder) if data.folder else None,

@@ -103,6 +103,7 @@ class Supervisor:
         self._waiting: deque[tuple[float, int, Row]] = deque((0.0, 1, row) for row in rows)  # not before, try, row
         self._live: dict[int, _Live] = {}
         self._failed = self._unfinished = 0
+        self._told = set[int]()  # rows of which it was said that another process is at them
         told = False
         while self._waiting or self._live:
             if self.stop.asked and not told:
@@ -130,19 +131,22 @@ class Supervisor:
                 self.say(f"{row.index}: {known.status} before, not run again  {row.label}")
             elif time.monotonic() < not_before:
                 self._waiting.append((not_before, tries, row))
-            elif self._taken(folder):
+            elif self._taken(row, folder):
                 self._waiting.append((time.monotonic() + BUSY_SECONDS, tries, row))
             elif state.finished(folder):  # by another process, after the first look and before it let go of the folder
                 self.say(f"{row.index}: done before, not run again  {row.label}")
             else:
                 self._start(row, folder, tries)
 
-    def _taken(self, folder: RunFolder) -> bool:
+    def _taken(self, row: Row, folder: RunFolder) -> bool:
         """Whether another process is at this run: then it is waited for, as that one may die."""
         try:
             with folder.locked():
                 return False
-        except BusyError:
+        except BusyError as error:
+            if row.index not in self._told:
+                self._told.add(row.index)
+                self.say(f"{row.index}: {error.as_options} Until then this sweep waits.  {row.label}")
             return True
         except (ConfigError, OSError):  # a full disk, or a folder of others: the run will say so
             return False

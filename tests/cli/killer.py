@@ -23,6 +23,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pyarrow.csv  # noqa: F401, once for all that read tables
+
 import dpfl_plugin.api.pictures
 from dpfl_plugin.cli.main import main
 from dpfl_plugin.runtimes.in_process import InProcess

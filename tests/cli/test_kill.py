@@ -18,6 +18,7 @@ import pytest
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.ledger import Ledger
 from tests.cli.command import write
+from tests.runs.test_persons import tables
 
 ROOT = Path(__file__).parents[2]
 CHAINS, KILLS = 24, 5  # a chain is a run that is killed and resumed, and at last left alone
@@ -36,7 +37,34 @@ KINDS: dict[str, dict[str, Any]] = {
         "privacy": {"unit": "silo", "sampler": "full", "record_rate": None, "noise_multiplier": 20.0},
         "checkpoint": {"every": 3},
     },
+    "tables": {
+        "rounds": 12,
+        "data": {
+            "dataset": {"name": "table", "files": "h*.csv"}
+            | dict.fromkeys(("num_features", "num_classes", "records_per_silo")),
+            "schema": {
+                "label": {"outcome": "classes", "column": "label", "classes": ["no", "yes"]},
+                "person": "patient",
+                "columns": {name: {"type": "number", "range": [-3, 3]} for name in ("a", "b")},
+            },
+            "num_silos": None,
+            "partition": "natural",
+            "preprocess": [{"name": "backbone", "factory": "features_of_tests:make", "cache": "features"}],
+        },
+        "privacy": {"unit": "person", "max_records_per_person": 2},
+        "private_evaluation": {"share": 0.2, "every": 3, "noise_multiplier": 3.0},
+        "checkpoint": {"every": 2},
+    },
+    "own": {
+        "rounds": 12,
+        "algorithm": {"name": "mr_mtl", "mean_weight": 0.5},
+        "silos": {0: {"noise_multiplier": 9.0}, 1: {"clip_norm": 0.5}},
+        "silo_weights": "noise",
+        "checkpoint": {"every": 4},
+    },
 }
+ALONE = ("tables", "own")  # a shared ledger takes neither scores nor settings of single silos
+BACKBONE = "from torch import nn\ndef make(shape):\n    return nn.Flatten()\n"
 Left = tuple[int, int, str]  # round, silo, noise_id
 
 
@@ -93,14 +121,17 @@ def seed() -> int:
 def killed(tmp_path_factory: pytest.TempPathFactory, seed: int) -> list[Chain]:
     """All chains; the first of each kind and way of paying is left alone."""
     folder, rng = tmp_path_factory.mktemp("killed"), random.Random(seed)
+    tables(folder)
+    (folder / "features_of_tests.py").write_text(BACKBONE)
     configs = {kind: write(folder, changes, f"{kind}.yaml") for kind, changes in KINDS.items()}
     chains, jobs = [], []
     for kind in KINDS:
-        for shared in (False, True):
+        for shared in (False, True)[: 1 if kind in ALONE else 2]:
             chains.append(Chain(kind, -1, configs[kind], folder / f"{kind}-{shared}", shared, False))
             jobs.append([{"argv": chains[-1].argv, "signals": [], "watch": True}])
     for number in range(CHAINS):
-        kind, shared, fresh = (list(KINDS)[number % 3], number % 2 == 1, number % 10 >= 7)
+        kind, fresh = list(KINDS)[number % len(KINDS)], number % 7 >= 5  # each kind is one of both
+        shared = number % 2 == 1 and kind not in ALONE
         chains.append(Chain(kind, number, configs[kind], folder / str(number), shared, fresh))
         jobs.append(chains[-1].jobs(rng))
     for chain in chains:
@@ -174,7 +205,7 @@ def test_the_same_bits_are_charged_once_and_end_in_the_same_model(
         expected = unmarked(final(undisturbed, tmp_path)[0])
         for held in final(chain, tmp_path):
             assert unmarked(held) == expected, where
-        assert len({(charge.round, charge.silo) for charge in expected}) == len(expected), where
+        assert len({(charge.round, charge.silo, charge.kind) for charge in expected}) == len(expected), where
         for digests in uploads(chain).values():
             assert len(digests) == 1, where  # a repetition of the same noise is one of the same bits
 

@@ -112,6 +112,8 @@ WRONG = [
     ({"grid": {"seed": []}}, "seed has no values"),
     ({"grid": {"seed": 3}}, "sweep.grid.seed=3"),
     ({"seeds": 0}, "seeds"),
+    ({"seeds": 10**9}, "make 1,000,000,000 runs or more"),
+    ({"grid": {"seed": [*range(1000)], "rounds": [*range(1, 1000)]}}, "make 999,000 runs or more"),
     ({"when": [{"iff": {}, "grid": {}}]}, "did you mean 'if'?"),
     ({"grid": {"algorithm.local_lrr": [1]}}, "algorithm.local_lrr is not a known option"),
     ({"grid": {"algorithm.local_lr": [0.1, "much"]}}, "(run algorithm.local_lr=much): algorithm.local_lr='much'"),

@@ -247,6 +247,8 @@ def test_a_run_that_another_process_is_at_is_waited_for(bench: Bench, monkeypatc
     assert bench.run(lambda row, stop: (DONE, "")) == DONE
     os.waitpid(pid, 0)
     assert 0 not in bench.begun() and set(bench.states()) == {"done"}
+    (waits,) = [text for text in bench.said if "another process" in text]  # once, however often it looked
+    assert waits.startswith(f"0: {bench.folder(ROWS[0]).path}: another process (pid {pid} on ") and "waits" in waits
 
 
 @pytest.fixture
