@@ -132,13 +132,16 @@ def _write(path: Path, content: bytes, access: Access) -> None:
 
 def _program(module: nn.Module, x: Tensor) -> torch.export.ExportedProgram:
     try:
-        return torch.export.export(module, (x,), dynamic_shapes=({0: torch.export.Dim("n")},))
+        program = torch.export.export(module, (x,), dynamic_shapes=({0: torch.export.Dim("n")},))
     except Exception as error:  # torch raises many kinds of its own
         what = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UnsupportedError(
             f"the model cannot be exported by torch.export: {what}. Its code must not branch on values; the weights "
             "alone are in the run's folder, model.safetensors."
         ) from error
+    for node in program.graph.nodes:  # with paths and lines of code of this machine, in what is to be given away
+        node.meta.pop("stack_trace", None)
+    return program
 
 
 def _onnx(program: torch.export.ExportedProgram, x: Tensor, module: nn.Module) -> bytes:

@@ -257,7 +257,7 @@ def _persons(tables: Sequence[Table]) -> Integers | None:
         raise DataError(
             f"{without} does not say whose records it holds, and other files do: give all of them `person`."
         )
-    return np.concatenate([numbers(_plain(names)) for names in known])
+    return np.concatenate([numbers(names.tolist()) for names in known])
 
 
 def _silo_names(train: list[Table], paths: list[Path]) -> tuple[str, ...]:

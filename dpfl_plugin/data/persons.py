@@ -13,6 +13,7 @@ Language Models with User-Level Differential Privacy", arXiv:2407.07737, user-le
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable
 from typing import Final
 
@@ -27,15 +28,24 @@ from dpfl_plugin.errors import ConfigError, DataError, UnsupportedError, require
 NO_RECORD: Final = -1
 """The class at a place of a person's row where there is no record, NaN the label of another outcome: no label of a
 record is either (`dpfl_plugin.data.labels`). Features there are those of the first record."""
+_WHOLE: Final = re.compile(r"(-?)0*([0-9]+)(?:\.0*)?")
 
 
-def numbers(names: Iterable[str]) -> Integers:
+def numbers(names: Iterable[object]) -> Integers:
     """A number [n] for each person's name: the same in every file and process; 63 bits of its hash.
 
-    Where two names should ever meet in one number they are protected together, which is more than was asked.
+    A whole number is one person however it is written: 17, 17.0, 0017 or " 17". So files write it that pandas or a
+    spreadsheet has gone over, and a person that was taken for two would be at two silos and nobody would see it. Where
+    two names should ever meet in one number they are protected together, which is more than was asked.
     """
     known: dict[str, int] = {}
-    return np.array([known.setdefault(name, _number(name)) for name in map(str, names)], dtype=np.int64)
+    return np.array([known.setdefault(name, _number(name)) for name in map(_word, names)], dtype=np.int64)
+
+
+def _word(name: object) -> str:
+    word = (name.decode(errors="replace") if isinstance(name, bytes) else str(name)).strip()
+    whole = _WHOLE.fullmatch(word)
+    return word if whole is None else "".join(whole.groups())
 
 
 def _number(name: str) -> int:

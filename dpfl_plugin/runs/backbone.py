@@ -60,8 +60,14 @@ class Backbone:
     doubts: tuple[str, ...]
 
     @classmethod
-    def made(cls, factory: str, options: Mapping[str, Any], feature_shape: tuple[int, ...]) -> Backbone:
-        """What ``factory`` (package.module:name) makes of the records' shape and ``options``.
+    def made(
+        cls,
+        factory: str,
+        options: Mapping[str, Any],
+        feature_shape: tuple[int, ...],
+        batch_size: int = independence.RECORDS,
+    ) -> Backbone:
+        """What ``factory`` (package.module:name) makes of the records' shape and ``options``; ``batch_size`` as in `of`.
 
         It is called with torch's generator at seed 0, so that features of random weights are the same everywhere.
 
@@ -75,18 +81,23 @@ class Backbone:
             module = registry.build(call, options, feature_shape, where="options")
         if not isinstance(module, nn.Module):
             raise PluginError(f"backbone {factory!r}: it returned a {type(module).__name__}, not a torch.nn.Module.")
-        return cls.of(module, feature_shape)
+        return cls.of(module, feature_shape, batch_size)
 
     @classmethod
-    def of(cls, module: nn.Module, feature_shape: tuple[int, ...]) -> Backbone:
+    def of(
+        cls, module: nn.Module, feature_shape: tuple[int, ...], batch_size: int = independence.RECORDS
+    ) -> Backbone:
         """``module``, which is frozen from now on.
+
+        Args:
+            batch_size: of the batches that it will be given: it is tried on one of that size, too.
 
         Raises:
             UnsupportedError: it mixes records, or is random.
         """
         module = module.cpu().eval().requires_grad_(False)
         _check_layers(module)
-        _check_trial(module, feature_shape)
+        _check_trial(module, feature_shape, batch_size)
         return cls(module, *_digest(module))
 
     def features(self, x: Features, batch_size: int, device: torch.device) -> Features:
@@ -144,7 +155,7 @@ def backbone(
     for key, value in {"batch_size": batch_size, "threads": threads}.items():
         require(value >= 1, key, value, "be 1 or more")
     try:
-        made = Backbone.made(factory, options or {}, federation.feature_shape)
+        made = Backbone.made(factory, options or {}, federation.feature_shape, batch_size)
     except UnsupportedError as error:
         raise UnsupportedError(f"factory={factory!r}: {error}") from error
     if sha256 is not None and sha256 != made.digest:
@@ -158,19 +169,31 @@ def backbone(
         for silo in federation.silos:
             for key in ("train_x", "test_x"):
                 x = np.ascontiguousarray(getattr(silo, key))
-                make = functools.partial(made.features, x, batch_size, place)
+                make = functools.partial(_computed, made, factory, x, batch_size, place)
                 setattr(silo, key, make() if kept is None else kept.get(x, make))
-    if _digest(made.module.cpu())[0] != made.digest:
-        raise UnsupportedError(
-            f"factory={factory!r}: the backbone changed while it computed features, so that those of a record depend "
-            "on records before it. Its forward must not write to parameters, buffers or attributes."
-        )
     if kept is not None and (warning := kept.warning()):
         federation.notes.append(warning)
     federation.columns = ()
     if federation.inputs is not None:
         federation.inputs = replace(federation.inputs, backbones=(*federation.inputs.backbones, made.digest))
     return [PUBLIC.format(factory=factory, digest=made.digest)]
+
+
+def _computed(made: Backbone, factory: str, x: Features, batch_size: int, place: torch.device) -> Features:
+    """`Backbone.features` of a module that is then what it was before; else they are not kept, so that no later run
+    finds them.
+
+    Raises:
+        UnsupportedError: it changed.
+    """
+    found = made.features(x, batch_size, place)
+    if _digest(made.module.cpu())[0] != made.digest:
+        raise UnsupportedError(
+            f"factory={factory!r}: the backbone changed while it computed features, so that those of a record depend "
+            "on records before it. Its forward must not write to parameters, buffers or attributes."
+        )
+    made.module.to(place)
+    return found
 
 
 MORE_STEPS: Final[dict[str, Step]] = {NAME: backbone}
@@ -211,14 +234,14 @@ def _check_layers(module: nn.Module) -> None:
             )
 
 
-def _check_trial(module: nn.Module, feature_shape: tuple[int, ...]) -> None:
+def _check_trial(module: nn.Module, feature_shape: tuple[int, ...], batch_size: int) -> None:
     """Try it on made-up records, never on private ones.
 
     Raises:
         UnsupportedError: it fails, mixes records, is random, or makes no tensor of features.
     """
     like = torch.zeros((), dtype=torch.float32)
-    x = made_up(module, feature_shape, like, independence.RECORDS)
+    x = made_up(module, feature_shape, like, max(independence.RECORDS, batch_size))
     before = fixed_digest(module)
     with torch.no_grad():
         first, again = (_rows(module(x), len(x)) for _ in range(2))

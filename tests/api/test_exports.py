@@ -1,6 +1,8 @@
 """`export`: what is written says what the run's model says, and the card claims no more than the run."""
 
 import re
+import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -34,6 +36,10 @@ def test_the_torch_file_predicts_as_the_run_does(tmp_path, model):
     run = trained(tmp_path, model=model)
     folder = run.export(tmp_path / "out")
     assert {path.name for path in folder.iterdir()} == {"model.pt2", "README.md", "privacy.md"}
+    with zipfile.ZipFile(folder / "model.pt2") as archive:
+        held = b"".join(archive.read(name) for name in archive.namelist())
+    for told in (dpfl.__file__, str(tmp_path)):  # where the code and the run were says who made it
+        assert str(Path(told).parent).encode() not in held
     assert {path.stat().st_mode & 0o077 for path in folder.iterdir()} == {0}  # access: owner, as in the run's folder
     raw = digits(DataSource()).features[:50]
     with torch.no_grad():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from dpfl_plugin.data import partition
 from dpfl_plugin.data.base import Dataset, Federation, Integers
 from dpfl_plugin.data.federation import FederationSpec, build_federation
 from dpfl_plugin.data.fetch import DataSource
+from dpfl_plugin.data.files import csv
 from dpfl_plugin.data.persons import NO_RECORD, numbers
 from dpfl_plugin.errors import ConfigError, DataError, DpflError, UnsupportedError
 
@@ -136,6 +139,24 @@ def test_a_name_has_one_number_everywhere() -> None:
     found = numbers(["a", "b", "a", "7"])
     assert found.dtype == np.int64 and (found >= 0).all()
     assert found[0] == found[2] and len(set(found.tolist())) == 3 and numbers(["7"])[0] == found[3]
+
+
+def test_a_whole_number_is_one_person_however_files_write_it() -> None:
+    """As pandas writes a column in which a cell was missing, a spreadsheet drops zeros, and arrays pad words."""
+    written: list[object] = [17, "17", "17.0", "0017", " 17 ", b"17", np.str_("17"), np.bytes_(b"17.00"), 17.0]
+    assert len(set(numbers(written).tolist())) == 1
+    others = ["17", "18", "170", "-17", "17.5", "P17", "1.7e1", "", "17-0", "12345678901234567890", "12345678901234567891"]
+    assert len(set(numbers(others).tolist())) == len(others)
+
+
+def test_a_person_whom_two_files_write_otherwise_is_at_two_silos(tmp_path: Path) -> None:
+    for name, number in {"a": "{}", "b": "{}.0"}.items():
+        lines = [f"{row}.{len(number)},{row % 2},{number.format(row // 2)}" for row in range(20)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["x,label,id", *lines]))
+    source = DataSource(base=tmp_path)
+    read = functools.partial(csv, source, files=["a.csv", "b.csv"], person_column="id")
+    with pytest.raises(UnsupportedError, match="10 persons have records at more than one silo"):
+        build(read(), **NATURAL, max_records_per_person=2)
 
 
 GROUPS = np.arange(40) // 20

@@ -4611,6 +4611,14 @@ PERSONS = (
         (PERSONS_DATA + "::test_a_person_at_two_silos_is_refused_unless_said_so",),
     ),
     Mutant(
+        "person-by-spelling",
+        "17 and 17.0, as two files write one person, are two: that it is at two silos is not noticed",
+        "data/persons.py",
+        'return word if whole is None else "".join(whole.groups())',
+        "return word",
+        (PERSONS_DATA + "::test_a_person_whom_two_files_write_otherwise_is_at_two_silos",),
+    ),
+    Mutant(
         "person-split",
         "a person's records are dealt out one by one, so that several silos release about it",
         "data/federation.py",
@@ -4654,6 +4662,22 @@ FEATURES = (
         "    if _digest(made.module.cpu())[0] != made.digest:",
         "    if False:",
         (f"{BACKBONE}::test_a_module_that_remembers_records_is_refused_after_the_fact",),
+    ),
+    Mutant(
+        "features-of-a-module-with-a-memory-are-kept",
+        "what a module that changes makes is kept before it is refused, and found by the next run, which notices nothing",
+        "runs/backbone.py",
+        "setattr(silo, key, make() if kept is None else kept.get(x, make))",
+        "setattr(silo, key, make() if kept is None else kept.get(x, functools.partial(made.features, *make.args[2:])))",
+        (f"{BACKBONE}::test_a_module_that_remembers_records_is_refused_after_the_fact",),
+    ),
+    Mutant(
+        "backbone-tried-on-few-records",
+        "a module is tried on a few records, and mixes those of the batches that it really gets",
+        "runs/backbone.py",
+        "max(independence.RECORDS, batch_size)",
+        "independence.RECORDS",
+        (f"{BACKBONE}::test_a_module_is_tried_on_batches_as_it_gets_them",),
     ),
     Mutant(
         "batches-as-long-as-the-records",

@@ -46,18 +46,33 @@ class Random(nn.Module):
         return x.flatten(1) + torch.rand(1)
 
 
+REMEMBERS = """
+import torch
+from torch import nn
+
+
 class Remembers(nn.Module):
-    """Adds the largest number that it ever saw, which made-up records do not show."""
-
-    most: torch.Tensor
-
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.register_buffer("most", torch.full((1,), 50.0))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         self.most.copy_(torch.maximum(self.most, x.float().max()))
         return x.flatten(1) + self.most.to(x)
+
+
+def remembers(shape):
+    return Remembers()
+"""
+"""A module of its own: it adds the largest number that it ever saw, which made-up records do not show."""
+
+
+class Centres64(nn.Module):
+    """Subtracts the mean of large batches only."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        features = x.flatten(1)
+        return features - features.mean(0) if len(x) == 64 else features
 
 
 class Whole(nn.Module):
@@ -91,8 +106,8 @@ def random(shape: tuple[int, ...]) -> Any:
     return Random()
 
 
-def remembers(shape: tuple[int, ...]) -> Any:
-    return Remembers()
+def centres_64(shape: tuple[int, ...]) -> Any:
+    return Centres64()
 
 
 def whole(shape: tuple[int, ...]) -> Any:
@@ -129,7 +144,8 @@ def made(x: np.ndarray, factory: str = "network", held_out: int = 2, base: Path 
     train = len(x) - held_out
     silo = Silo(x[:train].copy(), y[:train], x[train:].copy(), y[train:])
     federation = Federation([silo], 2, SHAPE, columns=("a",), inputs=Inputs(SHAPE, 2))
-    step = {"name": "backbone", "factory": f"{HERE}:{factory}", "batch_size": 4, **options}
+    factory = factory if ":" in factory else f"{HERE}:{factory}"
+    step = {"name": "backbone", "factory": factory, "batch_size": 4, **options}
     preprocess(federation, [step], base, MORE_STEPS)
     return federation
 
@@ -192,10 +208,23 @@ def test_what_is_not_a_function_of_each_record_is_refused(factory: Any, error: A
         made(images(5), factory)
 
 
-def test_a_module_that_remembers_records_is_refused_after_the_fact() -> None:
-    """On small made-up records it is a function; on the real ones it changes itself."""
-    with pytest.raises(UnsupportedError, match="changed while it computed"):
-        made(100 * images(5), "remembers")
+def test_a_module_is_tried_on_batches_as_it_gets_them() -> None:
+    with pytest.raises(UnsupportedError, match="mixes the records"):
+        made(images(5), "centres_64", batch_size=64)
+    made(images(5), "centres_64", batch_size=32)
+
+
+def test_a_module_that_remembers_records_is_refused_after_the_fact(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On small made-up records it is a function; on the real ones it changes itself. What it made is not kept: the next
+    run would find it, and compute nothing that shows the change."""
+    (tmp_path / "remembering.py").write_text(REMEMBERS)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert not Backbone.made("remembering:remembers", {}, SHAPE).doubts  # it could be kept
+    for cache in (None, "kept", "kept"):
+        with pytest.raises(UnsupportedError, match="changed while it computed"):
+            made(100 * images(5), base=tmp_path, cache=cache, factory="remembering:remembers")
 
 
 def test_features_that_are_not_finite_are_told() -> None:
