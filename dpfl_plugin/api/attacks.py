@@ -21,6 +21,7 @@ from dpfl_plugin.attacks.roc import Measured
 from dpfl_plugin.config.load import Variant
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.rounding import places
+from dpfl_plugin.core.text import aligned
 from dpfl_plugin.data.names import called
 from dpfl_plugin.errors import ConfigError, DataError, UnsupportedError, require, require_argument
 from dpfl_plugin.runs.extra_releases import refuse_extra_releases
@@ -101,6 +102,15 @@ class AttackReport:
     def notes(self) -> list[str]:
         """What the numbers mean, and what they do not."""
         return _notes(self)
+
+    @property
+    def rows(self) -> list[list[str]]:
+        """What the server achieves: a row for each number, of `membership`'s columns, then the bound on any attack."""
+        return _rows(self)
+
+    def __str__(self) -> str:
+        head = ["", *self.membership, *(["no attack can exceed, on average"] if NOISE in self.membership else [])]
+        return "\n".join([self.title, aligned([head, *self.rows]), *self.notes])
 
     def plot_membership(self) -> Figure:
         """ROC curves of the membership attacks, below the bound on all attacks."""
@@ -313,3 +323,28 @@ def _notes(report: AttackReport) -> list[str]:
     if any(float(one.bound.tpr(FPR)) < one.tpr.value or one.bound.auc() < one.auc.value for one in measured.values()):
         lines.append("a value above the bound: chance, if its interval reaches below; if more seeds confirm it, a bug.")
     return [*lines, "a failed attack proves nothing, as a better one may come; the bound does.", SIMULATION]
+
+
+def _rows(report: AttackReport) -> list[list[str]]:
+    """A line of the table for each number."""
+    measured, inverted = report.membership, report.inversion
+    noisy = measured.get(NOISE)
+    bounds = [] if noisy is None else [f"{noisy.bound.auc():.3f}", f"{float(noisy.bound.tpr(FPR)):.3f}"]
+    rows = [
+        ["membership: area under the ROC curve (chance: 0.5)", *(_range(one.auc) for one in measured.values())],
+        [f"membership: members found at {FPR:.0%} false alarms", *(_range(one.tpr) for one in measured.values())],
+    ]
+    rows = [[*row, *limit] for row, limit in zip(rows, [bounds[:1], bounds[1:]], strict=True)]
+    if inverted:
+        single = [f"{one.correlation_single:.3f}" for one in inverted.values()]
+        rows.append(["inversion: correlation with the record, batch of 1", *single])
+        whole = [one.batch for one in inverted.values() if one.batch is not None]
+        if whole:
+            count = len(whole[0].originals)
+            rows.append([f"inversion: the same, batch of {count}", *(f"{b.correlations.mean():.3f}" for b in whole)])
+            rows.append(["inversion: with records that were not in that batch", *(f"{b.control:.3f}" for b in whole)])
+    return rows
+
+
+def _range(value: Measured) -> str:
+    return f"{value.value:.3f} ({value.low:.3f} to {value.high:.3f})"

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     import pandas
 
 FRAME: Final = Path("the data frame")
+SHOWN: Final = 6  # silos that a federation names when it is printed
 KEYS: Final = tuple(key for key in DataConfig.model_fields if key != "dataset")
 
 
@@ -65,6 +66,15 @@ class Given:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Given:
         return self  # its tables are never written to
+
+    def __repr__(self) -> str:
+        tables = list(self._tables.values())
+        names = [sorted(set(map(str, one.silos.tolist()))) for one in tables if one.silos is not None]
+        silos = list(dict.fromkeys(name for some in names for name in some))
+        shown = ", ".join([*silos[:SHOWN], *(["..."] if len(silos) > SHOWN else [])])
+        where = f" at {len(silos)} silo{'' if len(silos) == 1 else 's'} ({shown})" if silos else ""
+        shape = "x".join(map(str, tables[0].features.shape[1:]))
+        return f"{sum(len(one.features) for one in tables):,} records of {shape} features{where}"
 
     @property
     def digest(self) -> str:
@@ -103,7 +113,17 @@ class Federation:
     """
 
     data: dict[str, Any]
-    _held: object = field(default=None, repr=False, compare=False)
+    _held: object = field(default=None, compare=False)
+
+    def __repr__(self) -> str:
+        held = self._held[0] if isinstance(self._held, tuple) else self._held
+        keys = {key: value for key, value in self.data.items() if key != "dataset"}
+        dataset = self.data["dataset"]
+        if isinstance(held, Given):
+            parts = [repr(held)]
+        else:
+            parts = [repr(dataset["name"] if set(dataset) == {"name"} else dataset)]
+        return f"Federation({', '.join([*parts, *(f'{key}={_block(value)!r}' for key, value in keys.items())])})"
 
     @classmethod
     def load(cls, dataset: str | Mapping[str, Any], **keys: Any) -> Federation:
@@ -333,6 +353,11 @@ class Federation:
         block: dict[str, Any] = {"module": given.hold("data", named, held), **options}
         partition = {"partition": {"name": "natural"}} if natural else {}
         return cls(_checked(block, {**partition, **keys}), held)
+
+
+def _block(value: Any) -> Any:
+    """A block that has a name only, as the name."""
+    return value["name"] if isinstance(value, dict) and set(value) == {"name"} else value
 
 
 class _Rows:

@@ -35,6 +35,7 @@ from dpfl_plugin.api.privacy import Privacy
 from dpfl_plugin.config.load import configure
 from dpfl_plugin.config.privacy import PrivacyConfig
 from dpfl_plugin.config.schema import Config
+from dpfl_plugin.core.rounding import places
 from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.data.base import Federation, Holding, Silo, digest, hold
 from dpfl_plugin.errors import BudgetError, BusyError, ConfigError, DataError, UnsupportedError, require
@@ -268,8 +269,9 @@ class PrivateOracle:
 
     def __repr__(self) -> str:
         state = ", closed" if self._closed else ""
-        spent = f"epsilon {self.epsilon:.4g} at delta {self.delta:g}"
-        return f"PrivateOracle({str(self.path)!r}: {self.num_releases} releases, {spent}{state})"
+        releases = "1 release" if self.num_releases == 1 else f"{self.num_releases} releases"
+        spent = f"epsilon {places(self.epsilon, 3)} at delta {self.delta:g}"
+        return f"PrivateOracle({str(self.path)!r}: {releases}, {spent}{state})"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a PrivateOracle cannot be copied or sent to another process: two would charge one ledger.")

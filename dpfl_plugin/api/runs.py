@@ -17,6 +17,7 @@ from dpfl_plugin.config.load import base_of, load
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.outcomes import Outcome, score_key
 from dpfl_plugin.core.rounding import places
+from dpfl_plugin.core.text import aligned
 from dpfl_plugin.errors import ConfigError, DataError, require
 from dpfl_plugin.runs.folder import RunFolder
 
@@ -274,11 +275,7 @@ class Comparison(Mapping[str, Run]):
         return [[_cell(key, value) for key, value in row.items()] for row in self.rows]
 
     def __repr__(self) -> str:
-        cells = [list(self.rows[0]), *self._cells()]
-        widths = [max(len(row[place]) for row in cells) for place in range(len(cells[0]))]
-        return "\n".join(
-            "  ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=True)).rstrip() for row in cells
-        )
+        return aligned([list(self.rows[0]), *self._cells()])
 
     def _repr_html_(self) -> str:
         head = "".join(f"<th>{html.escape(key)}</th>" for key in self.rows[0])
