@@ -61,7 +61,7 @@ class Given:
     def __reduce__(self) -> NoReturn:
         raise TypeError(
             "a Federation of arrays, data sets or a data frame cannot be pickled: the file would hold all records, and "
-            "another process could not train on it. Make it anew there; of files, Federation.load can be sent."
+            "another process could not train on it. Make it again there; a Federation.load of files can be sent."
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Given:
@@ -185,7 +185,7 @@ class Federation:
             raise ConfigError(f"from_frame needs a pandas DataFrame, not a {type(frame).__name__}. See from_arrays.")
         for key, value in {"label": label, "silo": silo, "person": person}.items():
             named = isinstance(value, str) or (key != "label" and value is None)
-            require(named, key, value, "be the name of a column, in words")
+            require(named, key, value, "be the name of a column, as text")
         _check_list("ignore_columns", ignore_columns)
         reading = Columns(label, silo, tuple(ignore_columns or ()), ",", person)
         try:
@@ -275,7 +275,7 @@ class Federation:
         arrays = {}
         for name, data in silos.items():
             if not (hasattr(data, "__getitem__") or hasattr(data, "__iter__")):
-                raise DataError(f"silo {name}: is a {type(data).__name__}: give a data set or a DataLoader of torch.")
+                raise DataError(f"silo {name}: is a {type(data).__name__}: give a torch data set or DataLoader.")
             try:
                 arrays[name] = all_records(data)
             except DataError as error:

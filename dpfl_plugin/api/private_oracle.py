@@ -281,7 +281,8 @@ class PrivateOracle:
             raise ConfigError(f"this oracle is closed. Make another one by {WHERE} with the same ledger.")
         if self._process != os.getpid():
             raise ConfigError(
-                f"this oracle is of process {self._process}, and a fork of it cannot charge its ledger. Ask it there."
+                f"this oracle belongs to process {self._process}, and a fork of it cannot charge its ledger. Use it in "
+                "that process."
             )
         if Layout.of(self.net) != self._layout or _fixed(self.net, self._layout) != self._fixed:
             raise ConfigError(
@@ -379,7 +380,7 @@ def _refuse_limits() -> None:
     if (limits := find_limits()) is not None:
         raise UnsupportedError(
             f"{limits.source}: the owner of the data set limits on this machine, and a training loop of one's own "
-            "is not counted in their lifetime ledger. Train with dpfl.train or `dpfl run`, which keep to them; the "
+            "is not counted in their lifetime ledger. Train with dpfl.train or `dpfl run`, which respect them; the "
             "owner may remove the limits."
         )
 
