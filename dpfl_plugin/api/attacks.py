@@ -224,7 +224,7 @@ def _membership(chosen: Experiment, config: Config, options: Options, say: Note)
     private_too = demonstration.is_private(config, chosen.base)
     runs, began, done = options.repeats * (1 + private_too), time.monotonic(), 0
     kinds = f", {NOISE} and {QUIET}" if private_too else ""
-    say(f"membership: {runs} runs ({options.repeats} seeds{kinds}); after the first it says how long the others take.")
+    say(f"membership: {runs} runs ({_seeds(options.repeats)}{kinds}); the first shows how long the others take.")
 
     def measured(name: str, config: Config) -> Membership:
         def note(text: str) -> None:
@@ -298,7 +298,7 @@ def _notes(report: AttackReport) -> list[str]:
     members, others = (len(scores) for scores in some.runs[0])
     lines = [
         f"membership: {members} training and {others} test records of the silo, {some.rounds} rounds, "
-        f"{len(some.runs)} seeds; in brackets 95 % intervals over seeds and records."
+        f"{_seeds(len(some.runs))}; in brackets 95 % intervals over seeds and records."
     ]
     if NOISE not in measured:
         lines.append("the configuration adds no noise: nothing bounds an attack.")
@@ -315,14 +315,18 @@ def _notes(report: AttackReport) -> list[str]:
     if report.inversion:
         lines.append("inversion: a silo's first message of one local step, clipped as configured in both columns.")
         lines.append(
-            "inversion: 1 is the record itself. What records that were not in the batch give, too, was not read off "
-            "the message; 0.000 means that the message gave no estimate."
+            "inversion: 1 is the record itself. If records that were not in the batch reach as much, nothing was read "
+            "off the message; 0.000 means that the message gave no estimate."
         )
     if report.inversion_refused:
         lines.append(f"inversion was not tried: {report.inversion_refused}")
     if any(float(one.bound.tpr(FPR)) < one.tpr.value or one.bound.auc() < one.auc.value for one in measured.values()):
         lines.append("a value above the bound: chance, if its interval reaches below; if more seeds confirm it, a bug.")
     return [*lines, "a failed attack proves nothing, as a better one may come; the bound does.", SIMULATION]
+
+
+def _seeds(count: int) -> str:
+    return "1 seed" if count == 1 else f"{count} seeds"
 
 
 def _rows(report: AttackReport) -> list[list[str]]:

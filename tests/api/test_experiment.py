@@ -29,7 +29,7 @@ def test_variants_are_runs_beside_each_other(tmp_path):
     assert list(both) == ["fedavg", "scaffold"] and "fedavg" in repr(both) and len(both.rows) == 2
     alone = experiment.variants["scaffold"].run()
     assert alone.folder == both["scaffold"].folder
-    with pytest.raises(ConfigError, match="several variants: take one"):
+    with pytest.raises(ConfigError, match="several variants: choose one"):
         _ = experiment.config
 
 

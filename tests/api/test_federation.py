@@ -94,7 +94,7 @@ OTHER = (np.ones((4, 2), np.float32), np.array([0, 1, 0, 1]))
         (
             lambda: dpfl.Federation.from_arrays({"a": GOOD, "b": GOOD}),
             DataError,
-            "^silo a and silo b have the very same",
+            "^silo a and silo b hold exactly the same",
         ),
         (lambda: dpfl.Federation.from_arrays({"a": (GOOD[0], GOOD[1][:3])}), DataError, "silo a: label.*each of the 4"),
         (lambda: dpfl.Federation.from_arrays({"a": (GOOD[0], GOOD[1] / 2)}), DataError, "silo a: label.*float64"),
