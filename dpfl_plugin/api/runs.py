@@ -48,7 +48,7 @@ class Run:
 
     @classmethod
     def open(cls, folder: str | Path) -> Run:
-        """The run of a folder, ``OUT/NAME/ID``, whoever began it.
+        """The run of a folder, ``OUT/NAME/ID``, begun in Python or by `dpfl run`.
 
         Raises:
             DataError: no run ended there, or its result cannot be read.
@@ -164,7 +164,7 @@ class Run:
         """The final model, in eval mode on the CPU; a new one at each call. Of a simulation it is not to be published.
 
         Raises:
-            DataError: its file is missing or damaged; ConfigError: what it is made of is no longer there.
+            DataError: its file is missing or damaged; ConfigError: the code or data that it is built from are missing.
         """
         from dpfl_plugin.api.training import trained_model
 
@@ -284,10 +284,10 @@ class Comparison(Mapping[str, Run]):
 
 
 def compare(runs: Sequence[Run] | Mapping[str, Run]) -> Comparison:
-    """Runs beside each other, by the labels of a mapping; those of a sequence by their names, and by what differs.
+    """Runs side by side: labelled as in a mapping, or, for a sequence, by their names and by what differs.
 
     Raises:
-        ConfigError: there is none, or something else is no run.
+        ConfigError: there are no runs, or one of them is not a `Run`.
     """
     require(isinstance(runs, Iterable), "runs", runs, "be a list of runs, or a mapping of labels to runs")
     labelled = runs if isinstance(runs, Mapping) else _labelled(runs)
