@@ -1,4 +1,4 @@
-"""`python -m benchmarks.quickstart`: the quickstart over seeds; writes the tables and the picture in README.md."""
+"""`python -m benchmarks.quickstart`: the quickstart over seeds; writes the tables of docs/start.md, and the picture."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def main() -> None:
         for name, seeds in SEEDS.items():
             config = ROOT / "configs" / f"{name}.yaml"
             parts.append(quickstart.measured(config, seeds, [f"out={folder}"], tell=print))
-            put("README.md", f"{name} table", shown(parts[-1]))
+            put("docs/start.md", f"{name} table", shown(parts[-1]))
     quickstart_picture.draw(ROOT / "docs" / "pictures" / "quickstart.png", parts)
 
 

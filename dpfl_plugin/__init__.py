@@ -55,6 +55,10 @@ if TYPE_CHECKING:
     from dpfl_plugin.api.tables import read_tables as read_tables
     from dpfl_plugin.api.training import resume as resume
     from dpfl_plugin.api.training import train as train
+    from dpfl_plugin.callbacks import Callback as Callback
+    from dpfl_plugin.callbacks import MLflow as MLflow
+    from dpfl_plugin.callbacks import TensorBoard as TensorBoard
+    from dpfl_plugin.callbacks import WandB as WandB
     from dpfl_plugin.models.fields import Field as Field
     from dpfl_plugin.models.fields import Fields as Fields
     from dpfl_plugin.models.fields import FieldsModel as FieldsModel
@@ -67,6 +71,7 @@ _PUBLIC: Final = {
     "attack": "dpfl_plugin.api.attacks",
     "audit": "dpfl_plugin.api.audits",
     "calibrate": "dpfl_plugin.api.numbers",
+    "Callback": "dpfl_plugin.callbacks",
     "check": "dpfl_plugin.api.checks",
     "check_tables": "dpfl_plugin.api.tables",
     "compare": "dpfl_plugin.api.runs",
@@ -94,6 +99,7 @@ _PUBLIC: Final = {
     "LocalizedSubgradient": "dpfl_plugin.algorithms.localized",
     "max_steps": "dpfl_plugin.api.numbers",
     "MBSGD": "dpfl_plugin.algorithms.mb_sgd",
+    "MLflow": "dpfl_plugin.callbacks",
     "MRMTL": "dpfl_plugin.algorithms.mr_mtl",
     "MultistageMBSGD": "dpfl_plugin.algorithms.accelerated",
     "NoisySubgradient": "dpfl_plugin.algorithms.mb_sgd",
@@ -108,7 +114,9 @@ _PUBLIC: Final = {
     "ScaffNew": "dpfl_plugin.algorithms.scaffnew",
     "Scaffold": "dpfl_plugin.algorithms.scaffold",
     "ScaffoldWarm": "dpfl_plugin.algorithms.scaffold",
+    "TensorBoard": "dpfl_plugin.callbacks",
     "train": "dpfl_plugin.api.training",
+    "WandB": "dpfl_plugin.callbacks",
     "write_report": "dpfl_plugin.api.reports",
 }
 """Public name: the module that has it."""

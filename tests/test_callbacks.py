@@ -301,6 +301,8 @@ def test_single_silos_measurements_are_for_who_asks_and_that_is_said(tmp_path: P
 def test_what_is_no_callback_is_refused_and_a_finished_run_says_that_it_calls_none(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"callbacks\[0\].*make one: Spy\(\)"):
         session(tmp_path, Spy)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"callbacks\[0\]='mlflow'.*trackers=\['mlflow'\]"):
+        session(tmp_path, "mlflow")  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir()), "before anything is written"
     session(tmp_path)
     spy, notes = Spy(), Notes()

@@ -308,7 +308,7 @@ def pair_of(item: Any) -> tuple[Tensor, Tensor]:
     """(features, labels) of a record or a batch.
 
     Raises:
-        DataError: it is no such pair.
+        DataError: it is not such a pair.
     """
     if isinstance(item, Mapping):
         item = _pair_in(item)

@@ -43,7 +43,7 @@ class Message:
         """The message that `to_tensors` wrote.
 
         Raises:
-            MessageError: it is none.
+            MessageError: it is not a message.
         """
         named = dict(tensors)
         found = named.pop(HEADER, None)
@@ -66,7 +66,7 @@ class Message:
             limit: the most bytes that it may have.
 
         Raises:
-            MessageError: it is none, or longer.
+            MessageError: it is not a message, or is longer than that.
         """
         if limit is not None and len(data) > limit:
             raise MessageError(f"it has {len(data)} bytes, where {limit} are enough.")

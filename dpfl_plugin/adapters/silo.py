@@ -73,7 +73,7 @@ class Silo:
         surroundings: whether the records are somebody's own ("deployment"), or of whoever runs the whole
             ("simulation").
         kept: where this process keeps what is dear to make (see `Kept`), for platforms that open a silo for every
-            message. None to make it anew.
+            message. None to build them each time.
 
     Attributes:
         begins: a line for the log: agreed epsilon, folder, and what is left of the lifetime budget.

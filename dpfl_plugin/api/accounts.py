@@ -56,7 +56,7 @@ def account(what: Experiment | Run | str | Path) -> list[Row] | dict[str, list[R
         variants, or runs in a shared ledger.
 
     Raises:
-        ConfigError, DataError: the configuration or its records are wrong, or ``what`` is none of these.
+        ConfigError, DataError: the configuration or its records are wrong, or ``what`` is something else.
         LedgerError: the ledger is damaged; names the line, and what is still proven.
     """
     rows = rows_of(what)

@@ -21,6 +21,7 @@ from dpfl_plugin.attacks.roc import Measured
 from dpfl_plugin.config.load import Variant
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.rounding import places
+from dpfl_plugin.core.text import aligned
 from dpfl_plugin.data.names import called
 from dpfl_plugin.errors import ConfigError, DataError, UnsupportedError, require, require_argument
 from dpfl_plugin.runs.extra_releases import refuse_extra_releases
@@ -101,6 +102,15 @@ class AttackReport:
     def notes(self) -> list[str]:
         """What the numbers mean, and what they do not."""
         return _notes(self)
+
+    @property
+    def rows(self) -> list[list[str]]:
+        """What the server achieves: a row for each number, of `membership`'s columns, then the bound on any attack."""
+        return _rows(self)
+
+    def __str__(self) -> str:
+        head = ["", *self.membership, *(["no attack can exceed, on average"] if NOISE in self.membership else [])]
+        return "\n".join([self.title, aligned([head, *self.rows]), *self.notes])
 
     def plot_membership(self) -> Figure:
         """ROC curves of the membership attacks, below the bound on all attacks."""
@@ -214,7 +224,7 @@ def _membership(chosen: Experiment, config: Config, options: Options, say: Note)
     private_too = demonstration.is_private(config, chosen.base)
     runs, began, done = options.repeats * (1 + private_too), time.monotonic(), 0
     kinds = f", {NOISE} and {QUIET}" if private_too else ""
-    say(f"membership: {runs} runs ({options.repeats} seeds{kinds}); after the first it says how long the others take.")
+    say(f"membership: {runs} runs ({_seeds(options.repeats)}{kinds}); the first shows how long the others take.")
 
     def measured(name: str, config: Config) -> Membership:
         def note(text: str) -> None:
@@ -288,7 +298,7 @@ def _notes(report: AttackReport) -> list[str]:
     members, others = (len(scores) for scores in some.runs[0])
     lines = [
         f"membership: {members} training and {others} test records of the silo, {some.rounds} rounds, "
-        f"{len(some.runs)} seeds; in brackets 95 % intervals over seeds and records."
+        f"{_seeds(len(some.runs))}; in brackets 95 % intervals over seeds and records."
     ]
     if NOISE not in measured:
         lines.append("the configuration adds no noise: nothing bounds an attack.")
@@ -305,11 +315,40 @@ def _notes(report: AttackReport) -> list[str]:
     if report.inversion:
         lines.append("inversion: a silo's first message of one local step, clipped as configured in both columns.")
         lines.append(
-            "inversion: 1 is the record itself. What records that were not in the batch give, too, was not read off "
-            "the message; 0.000 means that the message gave no estimate."
+            "inversion: 1 is the record itself. If records that were not in the batch reach as much, nothing was read "
+            "off the message; 0.000 means that the message gave no estimate."
         )
     if report.inversion_refused:
         lines.append(f"inversion was not tried: {report.inversion_refused}")
     if any(float(one.bound.tpr(FPR)) < one.tpr.value or one.bound.auc() < one.auc.value for one in measured.values()):
         lines.append("a value above the bound: chance, if its interval reaches below; if more seeds confirm it, a bug.")
     return [*lines, "a failed attack proves nothing, as a better one may come; the bound does.", SIMULATION]
+
+
+def _seeds(count: int) -> str:
+    return "1 seed" if count == 1 else f"{count} seeds"
+
+
+def _rows(report: AttackReport) -> list[list[str]]:
+    """A line of the table for each number."""
+    measured, inverted = report.membership, report.inversion
+    noisy = measured.get(NOISE)
+    bounds = [] if noisy is None else [f"{noisy.bound.auc():.3f}", f"{float(noisy.bound.tpr(FPR)):.3f}"]
+    rows = [
+        ["membership: area under the ROC curve (chance: 0.5)", *(_range(one.auc) for one in measured.values())],
+        [f"membership: members found at {FPR:.0%} false alarms", *(_range(one.tpr) for one in measured.values())],
+    ]
+    rows = [[*row, *limit] for row, limit in zip(rows, [bounds[:1], bounds[1:]], strict=True)]
+    if inverted:
+        single = [f"{one.correlation_single:.3f}" for one in inverted.values()]
+        rows.append(["inversion: correlation with the record, batch of 1", *single])
+        whole = [one.batch for one in inverted.values() if one.batch is not None]
+        if whole:
+            count = len(whole[0].originals)
+            rows.append([f"inversion: the same, batch of {count}", *(f"{b.correlations.mean():.3f}" for b in whole)])
+            rows.append(["inversion: with records that were not in that batch", *(f"{b.control:.3f}" for b in whole)])
+    return rows
+
+
+def _range(value: Measured) -> str:
+    return f"{value.value:.3f} ({value.low:.3f} to {value.high:.3f})"

@@ -46,7 +46,7 @@ class Checked:
 
 
 def check(experiment: Experiment | str | Path) -> Checked | dict[str, Checked]:
-    """Check a configuration with its records as a run of it would, begun anew; train, release and write nothing.
+    """Check a configuration and its records as a new run of it would; train, release and write nothing.
 
     Returns:
         what the run would be; by label where there are several variants.

@@ -50,7 +50,7 @@ class Experiment:
         runs = self.loaded().variants
         if len(runs) > 1:
             labels = ", ".join(str(one.label) for one in runs)
-            raise ConfigError(f"{self.path} has several variants: take one, variants[...]: {labels}.")
+            raise ConfigError(f"{self.path} has several variants: choose one, variants[...]: {labels}.")
         found: Config = runs[0].config
         return found
 

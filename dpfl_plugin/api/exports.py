@@ -97,7 +97,7 @@ def export(run: Run | str | Path, folder: str | Path, *, onnx: bool = False) -> 
         run: or its folder.
 
     Raises:
-        ConfigError: the folder exists, it is no finished run, or onnx is not installed.
+        ConfigError: the folder exists, the run is not finished, or onnx is not installed.
         UnsupportedError: the preprocessing, or the model, cannot be exported. DataError: a file is damaged.
     """
     require(isinstance(run, Run | str | Path), "run", run, "be a run, or the path of its folder")

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     import pandas
 
 FRAME: Final = Path("the data frame")
+SHOWN: Final = 6  # silos that a federation names when it is printed
 KEYS: Final = tuple(key for key in DataConfig.model_fields if key != "dataset")
 
 
@@ -60,11 +61,20 @@ class Given:
     def __reduce__(self) -> NoReturn:
         raise TypeError(
             "a Federation of arrays, data sets or a data frame cannot be pickled: the file would hold all records, and "
-            "another process could not train on it. Make it anew there; of files, Federation.load can be sent."
+            "another process could not train on it. Make it again there; a Federation.load of files can be sent."
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Given:
         return self  # its tables are never written to
+
+    def __repr__(self) -> str:
+        tables = list(self._tables.values())
+        names = [sorted(set(map(str, one.silos.tolist()))) for one in tables if one.silos is not None]
+        silos = list(dict.fromkeys(name for some in names for name in some))
+        shown = ", ".join([*silos[:SHOWN], *(["..."] if len(silos) > SHOWN else [])])
+        where = f" at {len(silos)} silo{'' if len(silos) == 1 else 's'} ({shown})" if silos else ""
+        shape = "x".join(map(str, tables[0].features.shape[1:]))
+        return f"{sum(len(one.features) for one in tables):,} records of {shape} features{where}"
 
     @property
     def digest(self) -> str:
@@ -103,7 +113,17 @@ class Federation:
     """
 
     data: dict[str, Any]
-    _held: object = field(default=None, repr=False, compare=False)
+    _held: object = field(default=None, compare=False)
+
+    def __repr__(self) -> str:
+        held = self._held[0] if isinstance(self._held, tuple) else self._held
+        keys = {key: value for key, value in self.data.items() if key != "dataset"}
+        dataset = self.data["dataset"]
+        if isinstance(held, Given):
+            parts = [repr(held)]
+        else:
+            parts = [repr(dataset["name"] if set(dataset) == {"name"} else dataset)]
+        return f"Federation({', '.join([*parts, *(f'{key}={_block(value)!r}' for key, value in keys.items())])})"
 
     @classmethod
     def load(cls, dataset: str | Mapping[str, Any], **keys: Any) -> Federation:
@@ -165,7 +185,7 @@ class Federation:
             raise ConfigError(f"from_frame needs a pandas DataFrame, not a {type(frame).__name__}. See from_arrays.")
         for key, value in {"label": label, "silo": silo, "person": person}.items():
             named = isinstance(value, str) or (key != "label" and value is None)
-            require(named, key, value, "be the name of a column, in words")
+            require(named, key, value, "be the name of a column, as text")
         _check_list("ignore_columns", ignore_columns)
         reading = Columns(label, silo, tuple(ignore_columns or ()), ",", person)
         try:
@@ -255,7 +275,7 @@ class Federation:
         arrays = {}
         for name, data in silos.items():
             if not (hasattr(data, "__getitem__") or hasattr(data, "__iter__")):
-                raise DataError(f"silo {name}: is a {type(data).__name__}: give a data set or a DataLoader of torch.")
+                raise DataError(f"silo {name}: is a {type(data).__name__}: give a torch data set or DataLoader.")
             try:
                 arrays[name] = all_records(data)
             except DataError as error:
@@ -333,6 +353,11 @@ class Federation:
         block: dict[str, Any] = {"module": given.hold("data", named, held), **options}
         partition = {"partition": {"name": "natural"}} if natural else {}
         return cls(_checked(block, {**partition, **keys}), held)
+
+
+def _block(value: Any) -> Any:
+    """A block that has a name only, as the name."""
+    return value["name"] if isinstance(value, dict) and set(value) == {"name"} else value
 
 
 class _Rows:

@@ -47,7 +47,7 @@ def encoded(data: Any, schema: TableSchema) -> GivenBySchema:
 
     Raises:
         DataError: all that is wrong with all of them, by row (from 0), column and value.
-        ConfigError: it is no data frame.
+        ConfigError: it is not a data frame.
     """
     named = {f"silo {name}": frame for name, frame in data.items()} if _is_mapping(data) else {str(FRAME): data}
     for where, frame in named.items():

@@ -32,7 +32,7 @@ class Ledger:
         """The ledger of a run's folder, or in a file.
 
         Raises:
-            DataError: there is none; LedgerError: it is damaged; names the line, and what is still proven.
+            DataError: there is no ledger; LedgerError: it is damaged (names the line, and what is still proven).
         """
         require(isinstance(path, str | Path), "path", path, "be the path of a run's folder, or of a ledger's file")
         given = Path(path)

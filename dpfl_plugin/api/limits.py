@@ -44,7 +44,7 @@ def limits(file: str | Path | None = None) -> OwnerLimits:
         file: None: the one that counts on this machine.
 
     Raises:
-        ConfigError: there is none, it is not in order, or others can write to it or to the owner's folder.
+        ConfigError: there is no such file, it is wrong, or others can write to it or to the owner's folder.
         LimitError: the lifetime ledger of the data counts for another unit.
         LedgerError: that ledger is damaged, or it is missing or was set back: what was released is not known.
     """

@@ -74,7 +74,7 @@ def model_block(model: Any) -> tuple[Any, object]:
         model: an ``nn.Module``, a function or class that makes one, a plugin's name, or a block as in a file.
 
     Raises:
-        ConfigError: it is none of these; UnsupportedError: it mixes records, or is random.
+        ConfigError: it is something else; UnsupportedError: it mixes records, or is random.
     """
     if isinstance(model, str | Mapping):
         return plain(model), None

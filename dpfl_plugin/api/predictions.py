@@ -97,7 +97,7 @@ def predict(run: Run | str | Path, data: str | Path) -> Predicted:
         run: or its folder. data: a CSV or NPZ file as for training, labels optional; or the run's data set by name.
 
     Raises:
-        ConfigError: it is no finished run, or was made with other code, or there are no such data.
+        ConfigError: the run is not finished or was made with other code, or there are no such data.
         DataError: a file is damaged, or holds records of another kind; UnsupportedError: the run's folder does not say
             how its records were preprocessed.
     """

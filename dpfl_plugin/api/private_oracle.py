@@ -35,6 +35,7 @@ from dpfl_plugin.api.privacy import Privacy
 from dpfl_plugin.config.load import configure
 from dpfl_plugin.config.privacy import PrivacyConfig
 from dpfl_plugin.config.schema import Config
+from dpfl_plugin.core.rounding import places
 from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.data.base import Federation, Holding, Silo, digest, hold
 from dpfl_plugin.errors import BudgetError, BusyError, ConfigError, DataError, UnsupportedError, require
@@ -268,8 +269,9 @@ class PrivateOracle:
 
     def __repr__(self) -> str:
         state = ", closed" if self._closed else ""
-        spent = f"epsilon {self.epsilon:.4g} at delta {self.delta:g}"
-        return f"PrivateOracle({str(self.path)!r}: {self.num_releases} releases, {spent}{state})"
+        releases = "1 release" if self.num_releases == 1 else f"{self.num_releases} releases"
+        spent = f"epsilon {places(self.epsilon, 3)} at delta {self.delta:g}"
+        return f"PrivateOracle({str(self.path)!r}: {releases}, {spent}{state})"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a PrivateOracle cannot be copied or sent to another process: two would charge one ledger.")
@@ -279,7 +281,8 @@ class PrivateOracle:
             raise ConfigError(f"this oracle is closed. Make another one by {WHERE} with the same ledger.")
         if self._process != os.getpid():
             raise ConfigError(
-                f"this oracle is of process {self._process}, and a fork of it cannot charge its ledger. Ask it there."
+                f"this oracle belongs to process {self._process}, and a fork of it cannot charge its ledger. Use it in "
+                "that process."
             )
         if Layout.of(self.net) != self._layout or _fixed(self.net, self._layout) != self._fixed:
             raise ConfigError(
@@ -377,7 +380,7 @@ def _refuse_limits() -> None:
     if (limits := find_limits()) is not None:
         raise UnsupportedError(
             f"{limits.source}: the owner of the data set limits on this machine, and a training loop of one's own "
-            "is not counted in their lifetime ledger. Train with dpfl.train or `dpfl run`, which keep to them; the "
+            "is not counted in their lifetime ledger. Train with dpfl.train or `dpfl run`, which respect them; the "
             "owner may remove the limits."
         )
 

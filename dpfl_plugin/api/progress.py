@@ -22,7 +22,7 @@ LONGEST: Final = 800  # letters of a note that are shown
 
 
 def say(text: str) -> None:
-    """Tell whoever called, on stderr: what takes a while, and what a result is to be read with."""
+    """Tell the caller, on stderr, what takes a while and what to know when reading a result."""
     print(f"dpfl: {text}", file=sys.stderr, flush=True)
 
 

@@ -139,7 +139,7 @@ def _check_free(folder: Path, files: Mapping[str, str], *, with_records: bool) -
     data = folder / "data"
     if with_records and data.exists() and (not data.is_dir() or any(data.iterdir())):
         raise ArgumentError(
-            f"{data} is there and not empty: made-up records do not go beside what it holds, and nothing was written. "
+            f"{data} is not empty: made-up records are not put next to what it holds, so nothing was written. "
             f"For a project on records of your own give {{data}} {str(data)!r} and {{label}}. Else use another FOLDER."
         )
 

@@ -17,6 +17,7 @@ from dpfl_plugin.config.load import base_of, load
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.outcomes import Outcome, higher_is_better, score_key
 from dpfl_plugin.core.rounding import places
+from dpfl_plugin.core.text import aligned
 from dpfl_plugin.errors import ConfigError, DataError, require
 from dpfl_plugin.runs.folder import RunFolder
 
@@ -47,7 +48,7 @@ class Run:
 
     @classmethod
     def open(cls, folder: str | Path) -> Run:
-        """The run of a folder, ``OUT/NAME/ID``, whoever began it.
+        """The run of a folder, ``OUT/NAME/ID``, begun in Python or by `dpfl run`.
 
         Raises:
             DataError: no run ended there, or its result cannot be read.
@@ -163,7 +164,7 @@ class Run:
         """The final model, in eval mode on the CPU; a new one at each call. Of a simulation it is not to be published.
 
         Raises:
-            DataError: its file is missing or damaged; ConfigError: what it is made of is no longer there.
+            DataError: its file is missing or damaged; ConfigError: the code or data that it is built from are missing.
         """
         from dpfl_plugin.api.training import trained_model
 
@@ -299,11 +300,7 @@ class Comparison(Mapping[str, Run]):
         return [[_cell(key, value) for key, value in row.items()] for row in self.rows]
 
     def __repr__(self) -> str:
-        cells = [list(self.rows[0]), *self._cells()]
-        widths = [max(len(row[place]) for row in cells) for place in range(len(cells[0]))]
-        return "\n".join(
-            "  ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=True)).rstrip() for row in cells
-        )
+        return aligned([list(self.rows[0]), *self._cells()])
 
     def _repr_html_(self) -> str:
         head = "".join(f"<th>{html.escape(key)}</th>" for key in self.rows[0])
@@ -312,10 +309,10 @@ class Comparison(Mapping[str, Run]):
 
 
 def compare(runs: Sequence[Run] | Mapping[str, Run]) -> Comparison:
-    """Runs beside each other, by the labels of a mapping; those of a sequence by their names, and by what differs.
+    """Runs side by side: labelled as in a mapping, or, for a sequence, by their names and by what differs.
 
     Raises:
-        ConfigError: there is none, or something else is no run.
+        ConfigError: there are no runs, or one of them is not a `Run`.
     """
     require(isinstance(runs, Iterable), "runs", runs, "be a list of runs, or a mapping of labels to runs")
     labelled = runs if isinstance(runs, Mapping) else _labelled(runs)

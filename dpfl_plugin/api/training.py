@@ -227,14 +227,14 @@ def resume(
     progress: bool | None = None,
     profile: bool = False,
 ) -> Run:
-    """Go on with the run of a folder, ``OUT/NAME/ID``, whoever began it; one that is finished is shown.
+    """Continue the run of a folder, ``OUT/NAME/ID``, begun here or by `dpfl run`; a finished one is shown again.
 
     Args:
         ledger: the one that it shares with other runs, if it began with one. Others as those of `train`.
 
     Raises:
-        DataError: there is no run; ConfigError: objects of a program that it was begun with are missing, or the folder
-            was renamed; or as `train`.
+        DataError: there is no run in the folder; ConfigError: objects of the program that began it are missing, or
+            the folder was renamed; or as `train`.
     """
     require(isinstance(folder, str | Path), "folder", folder, "be the path of a run's folder, OUT/NAME/ID")
     files = RunFolder(Path(folder).absolute())

@@ -22,9 +22,9 @@ class RunInfo:
         label: of one of several runs of a file or of a sweep; None where there is one only.
         folder: the run's, None where it has none. out: the folder of run folders; the server's on a platform.
         config: the configuration as plain values; without ``trackers``, and without a ``seed`` that noise follows from.
-        rounds: where the run is expected to end; None if nobody knows. done: how many are done already, of a run that
-            is resumed.
-        delta: at which epsilon is stated; epsilon_of: whom it protects from what, in words.
+        rounds: where the run is expected to end; None if unknown. done: how many are already done, if the run is
+            resumed.
+        delta: that epsilon is stated for. epsilon_of: whom epsilon protects, and from what, in words.
     """
 
     name: str
@@ -44,8 +44,8 @@ class RoundInfo:
     """A round that is over.
 
     Attributes:
-        number: from 1. seconds: since the run's first round began, without pauses between sessions.
-        begun: how many rounds were begun so far, with those that were cut and made again.
+        number: from 1. seconds: since the run's first round began, not counting pauses between sessions.
+        begun: how many rounds have begun so far, including those that were interrupted and repeated.
         metrics: of the global model where the round was evaluated, means over silos (``train_loss``,
             ``test_accuracy``); empty where measurements stay with the silos, None where the round was not evaluated.
         epsilon: spent so far, ``server`` and ``third_party``; one of them is None where nothing is guaranteed. None
@@ -62,11 +62,11 @@ class RoundInfo:
 
 
 class Callback:
-    """Base of what is told how a run goes. What it raises is logged, and the run goes on.
+    """Base class for whatever follows a run. If it raises, that is logged, and the run continues.
 
     Attributes:
         per_silo: whether it is to have the measurements of every silo. epsilon_each_round: whether epsilon is to be
-            composed anew for every round, which takes milliseconds, and not only where the model is evaluated.
+            composed for every round, which takes milliseconds, and not only where the model is evaluated.
     """
 
     per_silo: ClassVar[bool] = False

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from dpfl_plugin.api.attacks import FPR, NOISE, AttackReport, Measured, Options, attacked
+from dpfl_plugin.api.attacks import NOISE, AttackReport, Options, attacked
 from dpfl_plugin.api.experiment import Experiment
 from dpfl_plugin.cli import fitting
 from dpfl_plugin.runs.folder import to_json
@@ -37,34 +37,9 @@ def _show(report: AttackReport, folder: Path) -> None:
         table.add_column(name, justify="right")
     if NOISE in report.membership:
         table.add_column("no attack can\nexceed, on average", justify="right")
-    for row in _rows(report):
+    for row in report.rows:
         table.add_row(*row)
     fitting.show(console, table)
     names = ["membership.png", *(["inversion.png"] if report.inversion else []), "attack.json"]
     for line in [*report.notes, f"written: {', '.join(str(folder / name) for name in names)}"]:
         console.print(line, soft_wrap=True, markup=False)
-
-
-def _rows(report: AttackReport) -> list[list[str]]:
-    """A line of the table for each number."""
-    measured, inverted = report.membership, report.inversion
-    noisy = measured.get(NOISE)
-    bounds = [] if noisy is None else [f"{noisy.bound.auc():.3f}", f"{float(noisy.bound.tpr(FPR)):.3f}"]
-    rows = [
-        ["membership: area under the ROC curve (chance: 0.5)", *(_range(one.auc) for one in measured.values())],
-        [f"membership: members found at {FPR:.0%} false alarms", *(_range(one.tpr) for one in measured.values())],
-    ]
-    rows = [[*row, *limit] for row, limit in zip(rows, [bounds[:1], bounds[1:]], strict=True)]
-    if inverted:
-        single = [f"{one.correlation_single:.3f}" for one in inverted.values()]
-        rows.append(["inversion: correlation with the record, batch of 1", *single])
-        whole = [one.batch for one in inverted.values() if one.batch is not None]
-        if whole:
-            count = len(whole[0].originals)
-            rows.append([f"inversion: the same, batch of {count}", *(f"{b.correlations.mean():.3f}" for b in whole)])
-            rows.append(["inversion: with records that were not in that batch", *(f"{b.control:.3f}" for b in whole)])
-    return rows
-
-
-def _range(value: Measured) -> str:
-    return f"{value.value:.3f} ({value.low:.3f} to {value.high:.3f})"

@@ -20,13 +20,13 @@ def show_limits(path: Path | None, *, as_json: bool) -> None:
     print(f"  folder {owner.folder}, data {owner.data!r}, each {owner.unit} is protected")
     print(f"  besides private releases may be sent: {', '.join(sorted(owner.send)) or 'nothing'}")
     if owner.repeatable:
-        print("  repeatable: noise may come from a seed, and whoever knows that can compute it: for made-up data alone")
+        print("  repeatable: noise may be computed from a seed by anyone who knows it: for made-up data only")
     for one in found.agreements:
         print(f"  agreed: epsilon {one.epsilon:g} at delta {one.delta:g}: {one.name}")
     left = f"{found.epsilon_left:.6g} at {found.delta_left:.6g}"
     print(f"  of epsilon {owner.epsilon:g} at delta {owner.delta:g} there is left: {left}")
     if found.exceeded:
-        print("  more is agreed than these limits allow: agreements that are under way stop")
+        print("  more is agreed than these limits now allow: agreements that are under way stop")
 
 
 def _plain(found: OwnerLimits) -> dict[str, Any]:

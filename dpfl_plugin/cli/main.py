@@ -69,7 +69,8 @@ def run(
         typer.Option(metavar="FILE", help="Shared with other runs on the same data: privacy.epsilon bounds them all."),
     ] = None,
     ledger_wait: Annotated[
-        float | None, typer.Option(metavar="SECONDS", min=0, help="For another run that has --ledger (default: 60).")
+        float | None,
+        typer.Option(metavar="SECONDS", min=0, help="Patience with another run that uses --ledger (default: 60)."),
     ] = None,
     variant: Annotated[str | None, typer.Option(help="One variant of the file (default: all).")] = None,
     profile: Annotated[bool, typer.Option("--profile", help="Say where the time went; also in profile.json.")] = False,
@@ -78,10 +79,10 @@ def run(
     ] = False,
     json: AsJson = False,
 ) -> None:
-    """Train as a file says; several runs if it has variants.
+    """Train what a file describes; a run for each of its variants.
 
     Exit codes: 0 done, 1 failed, 2 bad configuration or input, 3 budget exhausted, 4 interrupted with a checkpoint, 5
-    another run has the ledger.
+    another run uses the ledger.
     """
     from dpfl_plugin.cli.run import Options, run_file
 
@@ -108,7 +109,7 @@ def sweep(
     jobs: Annotated[int, typer.Option(min=1, help="Runs at the same time, on this machine or in each task.")] = 1,
     at_once: Annotated[int | None, typer.Option(min=1, help="Slurm tasks at the same time.")] = None,
     pack: Annotated[int, typer.Option(min=1, help="Runs in a Slurm task, one after another (or --jobs).")] = 1,
-    retry: Annotated[bool, typer.Option("--retry", help="Run those again that failed.")] = False,
+    retry: Annotated[bool, typer.Option("--retry", help="Run failed ones again.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print runs and script; write and run nothing.")] = False,
     ledger: Annotated[
         Path | None,
@@ -116,7 +117,7 @@ def sweep(
     ] = None,
     settings: Settings = None,
 ) -> None:
-    """Run, or submit, all runs of a sweep that are not finished; the same command goes on after an interruption.
+    """Run, or submit, all runs of a sweep that are not finished; the same command continues after an interruption.
 
     Exit codes: 0 done (submitted), 1 some failed, 2 bad configuration or input, 4 interrupted with checkpoints.
     """
@@ -170,7 +171,7 @@ def status(
     every: Annotated[bool, typer.Option("--all", help="Every run, not the first of each kind only.")] = False,
     json: AsJson = False,
 ) -> None:
-    """How far a sweep is: runs that are pending, running (round, time left), done, failed, lost; and Slurm's queue."""
+    """Progress of a sweep: runs that are pending, running (round, time left), done, failed, lost; and Slurm's queue."""
     from dpfl_plugin.cli.status import show
 
     show(folder, watch=watch, every=every, as_json=json)
@@ -241,7 +242,7 @@ def report(
     ] = None,
     group_by: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY", help="Average over all else, not over seeds only; repeatable."),
+        typer.Option(metavar="KEY", help="Average over all other keys, not only over seeds; repeatable."),
     ] = None,
     where: Annotated[
         list[str] | None,
@@ -282,7 +283,7 @@ def list_plugins(
     settings: Settings = None,
     json: AsJson = False,
 ) -> None:
-    """Plugins that are installed, with their options."""
+    """Installed plugins and their options."""
     from dpfl_plugin.cli.plugins import list_engines, list_group
 
     if config is None:

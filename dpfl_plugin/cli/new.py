@@ -35,7 +35,7 @@ def new_package(kind: str, name: str, out: Path) -> None:
     if kind not in KINDS:
         raise ConfigError(
             f"dpfl new {kind}: no such kind{nearest(kind, KINDS)}. Known: {', '.join(KINDS)}. Other plugins "
-            "are functions or classes with an entry point: dpfl list shows those that there are."
+            "are functions or classes with an entry point: dpfl list lists them all."
         )
     check_name(name)
     folder = out / name.replace("_", "-")

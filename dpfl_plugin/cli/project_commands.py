@@ -38,7 +38,7 @@ def quickstart(
 ) -> None:
     """Run the first examples: four real hospitals at epsilon 1, and where drift control wins; a minute, no download.
 
-    Goes on where it was interrupted. Exit codes as those of dpfl run.
+    Continues after an interruption. Exit codes are those of dpfl run.
     """
     from dpfl_plugin.cli.quickstart import quickstart as run_quickstart
 
@@ -126,8 +126,8 @@ def check(
 ) -> None:
     """Check a configuration and its records as a run would before its first round; train, release, write nothing.
 
-    All that is wrong with tables is told at once, by file, line, column and value. Exit codes: 0 a run could begin, 2
-    it could not.
+    Everything wrong with tables is reported together, by file, line, column and value. Exit codes: 0 a run could begin,
+    2 it could not.
     """
     from dpfl_plugin.cli.check import check_file
 

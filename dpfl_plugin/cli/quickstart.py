@@ -53,7 +53,7 @@ def quickstart(settings: list[str], out: Path | None, seeds: int | None, copy: P
                 for path, few in zip(paths, SEEDS.values(), strict=True)
             ]
         except KeyboardInterrupt:
-            print("dpfl: interrupted; what is done is saved. The same command goes on from there.", file=sys.stderr)
+            print("dpfl: interrupted; what is done is saved. Run the same command again to continue.", file=sys.stderr)
             return EXIT_CODES["interrupted"]
     quickstart_picture.draw(where / PICTURE, parts)
     if as_json:

@@ -249,7 +249,7 @@ def _become_ranks(sweep: Sweep, row: Row) -> tuple[int, str]:
         os.execvpe(launcher[0], [*launcher, *command], {**_fit_for(launcher[0]), **os.environ})
     except OSError as error:
         raise ConfigError(
-            f"sweep.launcher: {launcher[0]} cannot be started ({error.strerror}); it is to start the ranks of a run. "
+            f"sweep.launcher: {launcher[0]} cannot be started ({error.strerror}); it should start the ranks of a run. "
             "It is split into words as by a shell: a path with spaces needs quotes of its own."
         ) from error
 

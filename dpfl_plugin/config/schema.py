@@ -402,7 +402,7 @@ class SweepConfig(Strict):
     def _values(cls, grid: dict[str, list[Any]]) -> dict[str, list[Any]]:
         for key, values in grid.items():
             if not values:
-                raise ValueError(f"{key} has no values: give one at least, or leave it out")
+                raise ValueError(f"{key} has no values: give at least one, or leave it out")
         return grid
 
     @field_validator("seeds")

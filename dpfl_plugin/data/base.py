@@ -263,7 +263,7 @@ def validate(dataset: Dataset, source: str) -> None:
             f"{source}: persons must be int64, one for each of {len(x)} records; got {persons.dtype} {persons.shape}."
         )
     if dataset.outcome.has_classes and dataset.num_classes < 2:
-        raise DataError(f"{source} has {dataset.num_classes} class; a classifier needs 2 at least.")
+        raise DataError(f"{source} has {dataset.num_classes} class; a classifier needs at least 2.")
     _check_finite(x, source)
     check_labels(y, dataset.outcome, dataset.num_classes, source)
     if dataset.test is not None:

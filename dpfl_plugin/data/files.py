@@ -107,7 +107,7 @@ def _check_contents(tables: Sequence[Table]) -> None:
             found.update(np.ascontiguousarray(values).data)
         other = known.setdefault(found.digest(), table.path)
         if other is not table.path:
-            raise DataError(f"data.dataset.files: {other} and {table.path} have the very same records. {TWICE}")
+            raise DataError(f"data.dataset.files: {other} and {table.path} hold exactly the same records. {TWICE}")
 
 
 def joined(
@@ -359,7 +359,7 @@ def _class_names(found: list[str], classes: list[int | str] | None, path: Path) 
     if len(found) > MAX_CLASSES:
         raise DataError(f"{path}: more than {MAX_CLASSES} different labels; is this the column of the class?")
     if len(found) < 2:
-        raise DataError(f"{path}: all labels are {found[0]!r}; a classifier needs 2 classes at least.")
+        raise DataError(f"{path}: all labels are {found[0]!r}; a classifier needs at least 2 classes.")
     return found, True
 
 

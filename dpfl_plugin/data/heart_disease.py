@@ -100,9 +100,11 @@ def _read(hospital: str) -> NDArray[np.float64]:
         rows = [line.split(",") for line in file.read_text(encoding="ascii").splitlines()]
         table = np.array([[math.nan if value in MISSING else float(value) for value in row] for row in rows])
     except (OSError, ValueError) as error:
-        raise DataError(f"{file} cannot be read: {error}. Install the package anew.") from error
+        raise DataError(f"{file} cannot be read: {error}. Reinstall the package.") from error
     if table.shape != (HOSPITALS[hospital], NUM_COLUMNS):
-        raise DataError(f"{file} holds a table {table.shape}, not {HOSPITALS[hospital], NUM_COLUMNS}. Install anew.")
+        raise DataError(
+            f"{file} holds a table {table.shape}, not {HOSPITALS[hospital], NUM_COLUMNS}. Reinstall the package."
+        )
     return table
 
 

@@ -31,8 +31,9 @@ def tidy(name: str) -> str:
 
 
 def called(silo: int, names: Mapping[int, str]) -> str:
-    """E.g. "silo 3 (mercy)", or "silo 3" where it has no name."""
-    return f"silo {silo} ({names[silo]})" if silo in names else f"silo {silo}"
+    """E.g. "silo 3 (mercy)", or "silo 3" where it has no name, or is called 3 itself."""
+    name = names.get(silo, str(silo))
+    return f"silo {silo}" if name == str(silo) else f"silo {silo} ({name})"
 
 
 def listed(silos: Iterable[int], names: Mapping[int, str]) -> str:

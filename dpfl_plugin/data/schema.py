@@ -175,7 +175,7 @@ _COLUMN_KEYS: Final = {
 
 def _check_values(key: str, values: list[str] | None) -> None:
     if values is None or len(values) < 2:
-        raise ValueError(f"{key} must list 2 values at least: the list is public, and not read from the records")
+        raise ValueError(f"{key} must list at least 2 values: the list is public, and not read from the records")
     twice = sorted({value for value in values if values.count(value) > 1})
     if twice or "" in values:
         raise ValueError(f"{key} names {twice[0]!r} twice" if twice else f"{key} holds an empty word")
@@ -284,9 +284,7 @@ class TableSchema(_Strict):
             if (other := seen.setdefault(name, key)) != key and {key, other} != {"silo", "person"}:
                 raise ValueError(f"{key}={name!r} is {other}, too: a column has one meaning")
             if name in self.columns and self.columns[name].type not in ("identifier", "ignored"):
-                raise ValueError(
-                    f"columns.{name} is {key}, too: it would be a feature of itself. Remove it from columns"
-                )
+                raise ValueError(f"columns.{name} is {key}, too: it would be a feature as well. Remove it from columns")
         if len(set(self.features)) != len(self.features):
             twice = next(name for name in self.features if self.features.count(name) > 1)
             raise ValueError(f"two features would have the name {twice!r}: rename a column or a value")

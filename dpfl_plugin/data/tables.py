@@ -207,5 +207,5 @@ def _check_contents(tables: Sequence[Read]) -> None:
         other = known.setdefault(found.digest(), one.path)
         if other is not one.path:
             raise DataError(
-                f"data.dataset.files: {other} and {one.path} have the very same records. {data_files.TWICE}"
+                f"data.dataset.files: {other} and {one.path} hold exactly the same records. {data_files.TWICE}"
             )

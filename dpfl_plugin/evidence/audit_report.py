@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -9,12 +10,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfl_plugin.core.grid import SUM_SLACK
+from dpfl_plugin.core.text import aligned
+from dpfl_plugin.data.names import listed
 from dpfl_plugin.privacy.audit import Correlation, Interval
 
 FALSE_ALARM: Final = 1e-7  # of each of the eight statements by chance that may contradict: below 1e-6 together
 NOISE_MARGIN: Final = 0.03  # by which noise may differ from the claim, beyond chance: floating point, few releases
 SPREAD_MARGIN: Final = 0.10  # as much for the canaries' scores, whose sampling is not quite normal
 CLIP_MARGIN: Final = 1e-3  # rounding of clipped gradients
+LEGEND: Final = (
+    "canaries: made-up records (or persons) that are as visible as any can be; |r|: correlation, 0 for independent "
+    "noise; C: the clipping norm; in brackets 95 % intervals. Line by line: docs/privacy.md, Audit."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +92,26 @@ class Report:
     def consistent(self) -> bool:
         return not self.violations
 
+    @property
+    def title(self) -> str:
+        """What was planted where, and how long it took."""
+        which = f" ({listed(self.canary_silos, self.silo_names)})" if self.silo_names else ""
+        return f"{self.canaries} canaries in {self.silos} silos{which}, {self.rounds} rounds, {self.seconds:.1f} s"
+
+    @property
+    def rows(self) -> list[tuple[str, str, str]]:
+        """(what was looked at, what was found, what is claimed), a row for each."""
+        return _rows(self)
+
+    @property
+    def verdict(self) -> list[str]:
+        """The result in words, a line for each statement."""
+        return _verdict(self)
+
+    def __str__(self) -> str:
+        table = aligned([("seen by the server", "found", "claimed"), *self.rows])
+        return "\n".join([self.title, table, *self.verdict])
+
 
 def judged(report: Report, missing: int, *, adapts: bool) -> Report:
     """With what contradicts the claim, and what a reader should know; ``missing``: releases that were not charged."""
@@ -150,3 +177,81 @@ def _violations(report: Report, missing: int) -> list[str]:
     if missing:
         found.append(f"{missing} of {report.made} releases are not in the ledger, or not as what they were")
     return found
+
+
+def _rows(report: Report) -> list[tuple[str, str, str]]:
+    """(what, found, claimed) for a table."""
+    claimed, strict = _epsilon(report.epsilon, report), _epsilon(report.strict_epsilon, report)
+    lines = [
+        (f"epsilon that the canaries prove (delta {report.delta:g}, 95 %)", f"{report.epsilon_bound:.2f}", claimed),
+        (f"the same at delta {report.strict_delta:g}, sure to {_strict()}", f"{report.strict_bound:.2f}", strict),
+    ]
+    if report.gaussian is not None:
+        lines.append(("epsilon estimated, if noise is Gaussian", _interval(report.gaussian, 2), claimed))
+    if report.separation is not None and report.expected is not None:
+        lines.append(
+            ("how far apart canaries are, in noise", _interval(report.separation, 2), f"{report.expected:.2f}")
+        )
+    if report.noise is not None:
+        lines.append(("strength of the noise / claimed", _interval(report.noise, 3), "1"))
+    if report.spread is not None:
+        lines.append(("spread by batches / if drawn afresh", _interval(report.spread, 2), "1"))
+    between = (
+        (report.between_silos, "noise alike at two silos? largest |r|"),
+        (report.between_rounds, "noise alike in two rounds? largest |r|"),
+        (report.between_runs, "noise alike in two runs? largest |r|"),
+    )
+    for correlation, what in between:
+        if correlation.pairs:
+            lines.append((what, *_correlated(correlation)))
+    if report.normality is not None:
+        lines.append(("is the noise Gaussian? p-value", f"{report.normality:.2g}", f"above {FALSE_ALARM:g}"))
+    if report.influence is not None:
+        one = "person" if report.unit == "person" else "record"
+        lines.append((f"most that one {one} changes a sum, in C", f"{report.influence:.3f}", "at most 1"))
+    if report.worst_pair is not None:
+        most = f"at most {1 + SUM_SLACK:.6f}"
+        lines.append(("the same by rounding, in sensitivities", f"{report.worst_pair:.6f}", most))
+    lines.append(("releases in the ledger / made", f"{report.charged} / {report.made}", "all"))
+    return lines
+
+
+def _epsilon(value: float | None, report: Report) -> str:
+    return "none" if value is None else f"at most {value:.2f} ({report.accountant})"
+
+
+def _strict() -> str:
+    return f"{100 * (1 - FALSE_ALARM):.5f} %"
+
+
+def _interval(interval: Interval, digits: int) -> str:
+    low, estimate, high = (
+        f"{value:.{digits}f}" if math.isfinite(value) else "inf"
+        for value in (interval.low, interval.estimate, interval.high)
+    )
+    return f"{estimate} ({low} to {high})"
+
+
+def _correlated(correlation: Correlation) -> tuple[str, str]:
+    return f"{correlation.largest:.3f}", f"0; by chance up to {correlation.threshold:.3f}"
+
+
+def _verdict(report: Report) -> list[str]:
+    """The result in words."""
+    relation = report.neighbouring.replace("_", "-")
+    lines = [LEGEND, *(f"note: {note}" for note in report.notes)]
+    if report.epsilon is None:
+        return [*lines, "NOTHING CLAIMED, nothing to contradict. To conclude: this run protects nobody."]
+    if report.consistent:
+        return [
+            *lines,
+            f"CONSISTENT: nothing in the server's transcript contradicts epsilon {report.epsilon:.2f} at delta "
+            f"{report.delta:g} ({report.unit} level, {relation} neighbours).",
+            "To conclude: no defect was found in how noise, batches and charges are made. This does not prove epsilon: "
+            "the proof is the accountant's. A proven epsilon below the claimed one is expected.",
+        ]
+    return [
+        *lines,
+        *(f"CONTRADICTED: {violation}." for violation in report.violations),
+        "To conclude: do not rely on the stated epsilon, nor train on records that matter, before this is fixed.",
+    ]

@@ -195,7 +195,7 @@ def find_limits(named: object = None, by: str = "", environment: Mapping[str, st
     paths = {where: Path(path).expanduser() for where, path in given.items()}
     if len({os.path.realpath(path) for path in paths.values()}) > 1:
         both = " and ".join(f"{path} (by {where})" for where, path in paths.items())
-        raise ConfigError(f"there are two limits files, {both}: which of them counts is not clear. Leave one.")
+        raise ConfigError(f"there are two limits files, {both}: which of them counts is not clear. Keep one.")
     return next((read_limits(path) for path in paths.values()), None)
 
 
@@ -250,7 +250,7 @@ def _trusted_text(path: Path) -> str:
     for what, one in above:
         if one.st_mode & stat.S_IWOTH and not one.st_mode & stat.S_ISVTX:
             raise ConfigError(
-                f"{what}, above {path}, can be written by everybody, who might put another folder in its place. "
+                f"{what}, above {path}, can be written by everybody: anyone might put another folder in its place. "
                 "Move the limits file to a folder of your own."
             )
     try:

@@ -64,7 +64,7 @@ class Naming:
         if not self.doubts:
             return []
         return [
-            f"{FRESH}, and another run of this configuration has other noise and is charged in addition: "
+            f"{FRESH}: running this configuration again will draw other noise and be charged in addition. Why: "
             + "; ".join(self.doubts)
         ]
 

@@ -201,7 +201,7 @@ def _run_in_memory(job: Job, place: Place, hooks: Hooks, stop: Callable[[], bool
                 ) from error
             said = str(error)
         hooks.note(
-            f"{said}. Going on from the last finished round with chunks of {memory_text(chunk)} for gradients; give "
+            f"{said}. Continuing from the last finished round with chunks of {memory_text(chunk)} for gradients; give "
             "runtime.memory_budget to have them from the beginning."
         )
         noise, own = job.parts.noise_multiplier, in_facts({"silos": job.parts.own.facts(job.parts.rules)})[1]

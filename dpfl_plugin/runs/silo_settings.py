@@ -35,7 +35,7 @@ def ids_of(given: Iterable[str], num_silos: int, names: Mapping[int, str], key: 
     found: dict[str, int] = {}
     for name in given:
         if often[name] > 1:
-            raise ConfigError(f"{key}.{name}: {often[name]} silos are called so. Use numbers, 0 to {num_silos - 1}.")
+            raise ConfigError(f"{key}.{name}: {often[name]} silos have this name. Use numbers, 0 to {num_silos - 1}.")
         number = int(name) if name.isdecimal() else num_silos
         silo = by_name.get(name, number)
         if not 0 <= silo < num_silos:

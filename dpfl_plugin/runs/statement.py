@@ -305,5 +305,5 @@ def _beside(config: Config, account: PrivacyAccount, rules: PrivacyRules) -> lis
             f"{account.beside.num_scores} of each silo, planned in advance"
         )
     if own is not None:
-        lines.append(f"silos' own models: {own.local_steps} more releases of each silo, in the end")
+        lines.append(f"silos' own models: {own.local_steps} more releases of each silo, at the end")
     return lines

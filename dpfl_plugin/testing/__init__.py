@@ -1,4 +1,4 @@
-"""Contract tests for plugins: `AlgorithmContract` and `EngineContract`, for whoever writes one. See docs/plugins.md.
+"""Contract tests for plugins: `AlgorithmContract` and `EngineContract`, for authors of plugins. See docs/plugins.md.
 
 Nothing here imports pytest: the classes are collected by it, and work without it.
 """

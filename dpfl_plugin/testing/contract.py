@@ -1,4 +1,4 @@
-"""What every algorithm has to keep, built-in or a stranger's, as tests that pytest collects."""
+"""What every algorithm must fulfil, built-in or not, as tests that pytest collects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every engine has to keep, built-in or a stranger's: no record moves a sum by more than is charged."""
+"""What every engine must fulfil, built-in or not: no record moves a sum by more than is charged."""
 
 from __future__ import annotations
 

@@ -29,13 +29,14 @@ def test_variants_are_runs_beside_each_other(tmp_path):
     assert list(both) == ["fedavg", "scaffold"] and "fedavg" in repr(both) and len(both.rows) == 2
     alone = experiment.variants["scaffold"].run()
     assert alone.folder == both["scaffold"].folder
-    with pytest.raises(ConfigError, match="several variants: take one"):
+    with pytest.raises(ConfigError, match="several variants: choose one"):
         _ = experiment.config
 
 
 def test_an_audit_finds_a_sound_run_consistent(tmp_path):
     report = dpfl.audit(write(tmp_path), canaries=40, rounds=3)
     assert report.consistent and report.canaries <= 40 and report.rounds == 3
+    assert all(part in str(report) for part in ("found", "releases in the ledger / made", "CONSISTENT: "))
 
 
 def test_a_ledger_comes_to_what_dpfl_account_says(tmp_path):

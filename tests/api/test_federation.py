@@ -94,7 +94,7 @@ OTHER = (np.ones((4, 2), np.float32), np.array([0, 1, 0, 1]))
         (
             lambda: dpfl.Federation.from_arrays({"a": GOOD, "b": GOOD}),
             DataError,
-            "^silo a and silo b have the very same",
+            "^silo a and silo b hold exactly the same",
         ),
         (lambda: dpfl.Federation.from_arrays({"a": (GOOD[0], GOOD[1][:3])}), DataError, "silo a: label.*each of the 4"),
         (lambda: dpfl.Federation.from_arrays({"a": (GOOD[0], GOOD[1] / 2)}), DataError, "silo a: label.*float64"),
@@ -128,3 +128,15 @@ class _Stream(torch.utils.data.IterableDataset):
 
 
 ITERABLE = _Stream()
+
+
+def test_a_federation_says_what_it_is_when_it_is_printed():
+    rng = np.random.default_rng(0)
+    two = {name: (rng.normal(size=(3, 2)), [0, 1, 0]) for name in ("north", "mercy")}
+    said = "Federation(6 records of 2 features at 2 silos (north, mercy), partition='natural')"
+    assert repr(dpfl.Federation.from_arrays(two, classes=[0, 1])) == said
+    two_rows = pandas.DataFrame({"age": [50.0, 60.0], "ill": [0, 1]})
+    dealt = dpfl.Federation.from_frame(two_rows, label="ill", classes=[0, 1], num_silos=2)
+    assert repr(dealt) == "Federation(2 records of 1 features, num_silos=2)"
+    loaded = dpfl.Federation.load("digits", partition={"name": "dirichlet", "alpha": 0.3})
+    assert repr(loaded) == "Federation('digits', partition={'name': 'dirichlet', 'alpha': 0.3})"

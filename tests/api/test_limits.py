@@ -58,7 +58,7 @@ def test_limits_below_what_is_agreed_say_so(file: Path) -> None:
     found = dpfl.limits(file)
     assert found.exceeded and found.epsilon_left == 0
     told = command("limits", file).out
-    assert "left: 0 at" in told and "agreements that are under way stop" in told and "for made-up data alone" in told
+    assert "left: 0 at" in told and "agreements that are under way stop" in told and "for made-up data only" in told
 
 
 def test_before_the_first_agreement_nothing_is_made(tmp_path: Path) -> None:

@@ -148,7 +148,7 @@ FEDERATIONS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "classes as a number": (lambda: Arrays({"a": (X, Y)}, classes=3), ("classes=3 must be a list",)),
     "classes as a word": (lambda: Arrays({"a": (X, Y)}, classes="012"), ("classes='012' must be a list",)),
     "a silo called None": (lambda: Arrays({None: (X, Y)}), ("silo's name None",)),
-    "one class": (lambda: Arrays({"a": (X, Y * 0)}), ("a classifier needs 2 classes",)),
+    "one class": (lambda: Arrays({"a": (X, Y * 0)}), ("a classifier needs at least 2 classes",)),
     "sets of nothing": (lambda: Sets({"a": None}), ("silo a", "NoneType")),
     "a set without records": (
         lambda: Sets({"a": torch.utils.data.TensorDataset(torch.zeros(0, 4), torch.zeros(0).long())}),

@@ -84,5 +84,5 @@ def test_how_silos_are_named() -> None:
     paths = [Path(path) for path in ("a/x.csv", "b/x.csv", "c/y.csv.gz", "c/z")]
     assert of_files(paths) == ("a/x.csv", "b/x.csv", "y", "z")
     assert tidy("a\n\x1b[2Jb") == "a??[2Jb" and len(tidy("n" * 100)) == 40
-    assert called(3, {}) == "silo 3" and called(3, {3: "x"}) == "silo 3 (x)"
+    assert called(3, {}) == "silo 3" and called(3, {3: "x"}) == "silo 3 (x)" and called(3, {3: "3"}) == "silo 3"
     assert listed(range(10), {1: "x"}) == "0, 1 (x), 2, 3, 4, 5, 6, 7 and 2 more"

@@ -323,7 +323,7 @@ def small(**changes: Any) -> Dataset:
         (small(features=np.ones((0, 3), np.float32), labels=np.zeros(0, np.int64)), "no records"),
         (small(features=np.ones(4, np.float32)), "no records"),
         (small(features=np.ones((4, 3))), "float32"),
-        (small(num_classes=1, labels=np.zeros(4, np.int64)), "2 at least"),
+        (small(num_classes=1, labels=np.zeros(4, np.int64)), "at least 2"),
         (small(test=small(labels=np.array([0, 1, 7, 1]))), r" \(test part\): the label of row 2 is 7"),
         (small(test=small(features=np.ones((4, 2), np.float32))), "the test part has other features"),
     ],

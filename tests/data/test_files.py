@@ -224,7 +224,7 @@ def test_nor_are_a_file_and_its_copy(tmp_path: Path) -> None:
     for name, rows in (("s1", "1,0\n2,1\n"), ("s2", "1,0\n3,1\n"), ("s3", "1,0\n2,1\n"), ("s4", "1,0\n2,0\n")):
         write(tmp_path, f"{name}.csv", f"u,label\n{rows}")
     assert len(read_csv(tmp_path, files=["s1.csv", "s2.csv", "s4.csv"]).labels) == 6
-    with pytest.raises(DataError, match=r"s1\.csv and .*s3\.csv have the very same records"):
+    with pytest.raises(DataError, match=r"s1\.csv and .*s3\.csv hold exactly the same records"):
         read_csv(tmp_path, files="s?.csv")
 
 

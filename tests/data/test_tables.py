@@ -201,7 +201,7 @@ def test_a_file_is_a_silo_unless_a_column_names_it_and_copies_are_refused(tmp_pa
     assert by_column.silo_names == ("p1", "p2") and by_column.groups is not None
     assert by_column.groups.tolist() == [0, 1, 0, 0, 1]
     (tmp_path / "copy.csv").write_bytes((tmp_path / "north.csv").read_bytes())
-    with pytest.raises(DataError, match="the very same records"):
+    with pytest.raises(DataError, match="exactly the same records"):
         load(tmp_path, "*.csv")
 
 

@@ -82,7 +82,7 @@ def test_a_name_that_is_a_number_is_the_name() -> None:
         (["3"], NAMES, r"silos\.3: there is no such silo"),
         (["-1"], {}, r"silos\.-1: there is no such silo.*They have no names"),
         (["va", "2"], NAMES, r"silos\.2: silo 2 \(va\) is named twice"),
-        (["st"], {0: "st", 1: "st"}, r"silos\.st: 2 silos are called so"),
+        (["st"], {0: "st", 1: "st"}, r"silos\.st: 2 silos have this name"),
     ],
 )
 def test_what_names_no_one_silo_is_refused(names: list[str], known: dict[int, str], message: str) -> None:
