@@ -25,6 +25,7 @@ from dpfl_plugin.models.build import check_layers
 from dpfl_plugin.models.fixed import pack, structure
 from dpfl_plugin.runs.setting import make_setting
 
+
 @dataclass(frozen=True, slots=True)
 class Agreement:
     """What both sides know, and nothing that is secret. Made by `agree`.

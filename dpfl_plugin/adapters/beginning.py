@@ -55,8 +55,7 @@ def parts_of(
 def _check_labels(parts: Parts, id: int) -> None:
     """Raise DataError where a label is none of the classes that the model tells apart by one of our losses.
 
-    Elsewhere the data set says how many classes there are. A label of -1 or 2 has a loss of its own, and trains something
-    else.
+    Elsewhere the data set says how many classes there are. By the logistic loss -1 or 2 would train something else.
     """
     if parts.loss not in LOSSES.values():
         return

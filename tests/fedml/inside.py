@@ -208,7 +208,10 @@ def test_settings_that_would_not_be_private_are_refused(tmp_path):
         ({"training_type": "cross_silo", "backend": "MPI", "scenario": "hierarchical"}, "Use horizontal"),
         ({"dpfl": {**SETTINGS, "silo_rate": 0.5}}, "Use its client_num_per_round"),
         ({"dpfl": None}, "has no dpfl_args"),
-        ({"training_type": "cross_silo", "backend": "MPI", "client_num_per_round": 2}, "another silo's data in every round"),
+        (
+            {"training_type": "cross_silo", "backend": "MPI", "client_num_per_round": 2},
+            "another silo's data in every round",
+        ),
         ({"dpfl": {**SETTINGS, "folder": "here"}}, "must be an absolute path"),
     ):
         args = arguments(tmp_path, **change)
@@ -439,11 +442,14 @@ def test_a_silo_that_cannot_begin_tells_the_server_which_ends_before_any_is_aske
         if place:
             monkeypatch.setenv("DPFL_LIMITS", place)
         for rank in (0, 1):  # a server tells nobody so: whoever waits for it goes on with the next
+            args = arguments(tmp_path, rank=rank, **silo, **more)
             with pytest.raises(DpflError):
-                args = arguments(tmp_path, rank=rank, **silo, **more)
                 private_runner(args, None, [0, 0, None, None, {}, {0: twice}, {}, 3], nn.Linear(4, 3))
     assert len(told) == 3 and "has no dpfl_args" in told[0]
-    assert told[1:] == ["the owner of the data has set no limits", "its records cannot be used, and its own log says why"]
+    assert told[1:] == [
+        "the owner of the data has set no limits",
+        "its records cannot be used, and its own log says why",
+    ]
     status = Carried(5, 2, 0)
     status.add_params(fedml_ends.REASON, told[1])
     with pytest.raises(TrainingError, match="silo of rank 2 cannot take part: the owner of the data has set no limits"):

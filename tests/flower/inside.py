@@ -21,6 +21,7 @@ from silos.task import draws, make_model
 from dpfl_plugin.adapters import Server, agree
 from dpfl_plugin.adapters.flower import PrivateStrategy, private_client_app, surroundings
 from dpfl_plugin.adapters.flower_seam import try_seam
+from dpfl_plugin.adapters.owner import say_once
 from dpfl_plugin.callbacks import Callback
 from dpfl_plugin.errors import ConfigError, TrainingError, UnsupportedError
 from tests.adapters.federation import SimulatedSilo
@@ -427,10 +428,11 @@ def test_a_step_of_flowers_own_strategies_that_is_not_taken_is_named(tmp_path, c
 
 
 def test_what_this_package_logs_is_shown_where_flower_logs_and_the_end_is_said_once(tmp_path, caplog):
-    """Flower shows its own logger; INFO of others was lost, and a run of as many rounds as Flower's had no last line."""
+    """Flower shows its own logger: INFO of others was lost. A run of as many rounds as Flower's had no last line."""
     seen, handler = [], logging.Handler()
     handler.emit = lambda record: seen.append(record.getMessage())
     logging.getLogger("flwr").addHandler(handler)
+    say_once.cache_clear()  # other tests' silos said the same
     caplog.set_level("INFO")
     try:
         run(tmp_path, Grid(tmp_path, app_of()), rounds=4)
