@@ -81,8 +81,9 @@ def private_runner(
     show_log(lambda: logging.root)  # where FedML puts a logger of its own, which those of others know nothing of
     simulated = surroundings(args) == "simulation"
     with _telling_server(args, str):  # settings, which all share
-        agreement, folder = _agreement(args, model), _folder(args)
+        agreement = _agreement(args, model)
         _check(args, agreement)
+        folder = _folder(args)
     with _telling_server(args, _without_records):
         if not simulated and _is_silo(args):
             silo_limits("deployment")  # without them it does not begin

@@ -259,7 +259,7 @@ def cross_silo(folder, monkeypatch, settings=SETTINGS, limits=None):
 
 def test_a_silo_without_limits_does_not_begin_in_a_deployment(tmp_path, monkeypatch):
     monkeypatch.setattr("dpfl_plugin.owners.limits.PLACES", ())
-    args = arguments(tmp_path, training_type="cross_silo", rank=1)
+    args = arguments(tmp_path, training_type="cross_silo", backend="MPI", rank=1)
     with pytest.raises(LimitError, match="no limits are set for these data"):
         private_runner(args, None, [0, 0, None, None, {}, {0: [], 1: [], 2: []}, {}, 3], nn.Linear(4, 3))
     assert surroundings(SimpleNamespace()) == "deployment"  # in doubt
@@ -396,7 +396,7 @@ def test_processes_of_fedml_end_together_and_begin_again_together(caplog, monkey
         fedml_ends._tells_all(Manager.handle, manager, "bad")
     assert manager.finished == [1, 3, "ended"] and "tells all silos: no more" in caplog.text
     told = Carried(7, 0, 1)
-    fedml_ends._names_itself(Manager.handle, manager, told)
+    fedml_ends._names_itself(lambda self, message: None, manager, told)
     assert told.get(fedml_ends.REASON) == "no more" and told.get(fedml_ends.ROUNDS) == 9
     fedml_ends._hears_why(lambda self, message: None, manager, told)
     assert "the server ended the run: no more" in caplog.text
