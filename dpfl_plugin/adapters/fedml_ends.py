@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from dpfl_plugin.adapters.fedml_waits import Watch, server_waits_for, silo_waits_for
 from dpfl_plugin.adapters.message import HEADER, Message
+from dpfl_plugin.adapters.platforms import ranges
 from dpfl_plugin.errors import DpflError, TrainingError
 
 # Among a message's parameters: the server's process; its comm_round; why everybody ends.
@@ -23,7 +24,7 @@ SERVER: Final = "dpfl.server"
 ROUNDS: Final = "dpfl.rounds"
 REASON: Final = "dpfl.reason"
 FAREWELL_SECONDS: Final = 2.0
-TOLD_SECONDS: Final = 60.0  # that a silo which cannot begin waits for a server to tell it
+TOLD_SECONDS: Final = 60.0  # that a silo which cannot begin waits for a server to tell it, and a server for other silos
 LOG: Final = logging.getLogger("dpfl_plugin.fedml")
 
 
@@ -115,7 +116,9 @@ def _hears_why(before: Callable[..., None], self: Any, message: Any) -> None:
 def _hears_who_cannot_begin(before: Callable[..., None], self: Any, message: Any) -> None:
     """FedML begins when all silos are there: one that cannot begin is the end, before any is asked."""
     if reason := message.get(REASON):
-        raise TrainingError(f"silo of rank {message.get_sender_id()} cannot take part: {str(reason)[:1000]}")
+        error = TrainingError(f"silo of rank {message.get_sender_id()} cannot take part: {str(reason)[:1000]}")
+        error.told = (message.get_sender_id(),)  # type: ignore[attr-defined]
+        raise error
     before(self, message)
 
 
@@ -232,10 +235,26 @@ def _tells_all(before: Callable[..., None], self: Any, message: Any) -> None:
             raise
         LOG.error("the server failed with %s: it ends, and tells all silos: %s", type(error).__name__, error)
         self.dpfl_reason = public(error)
-        for rank in self.client_real_ids:
-            with contextlib.suppress(Exception):  # whoever is gone need not be told
-                self.send_message_finish(rank, 0)
+        _tell_silos(self, set(self.client_real_ids) - set(getattr(error, "told", ())))
         time.sleep(FAREWELL_SECONDS)  # they answer that; a port that is open and serves nobody would hold them
         with contextlib.suppress(Exception):
             self.finish()
         raise
+
+
+def _tell_silos(manager: Any, ranks: set[int]) -> None:
+    """That it is over, and why. Before FedML begins silos may still be on their way: they are waited for."""
+    last, said = time.monotonic() + (0.0 if manager.is_initialized else TOLD_SECONDS), False
+    while True:
+        for rank in sorted(ranks):
+            with contextlib.suppress(Exception):  # whoever is gone need not be told
+                manager.send_message_finish(rank, 0)
+                ranks.discard(rank)
+        if not ranks or time.monotonic() >= last:
+            return
+        if not said:
+            LOG.info(
+                "dpfl: silos of rank %s are not there: waiting %g s at most to tell them", sorted(ranks), TOLD_SECONDS
+            )
+        said = True
+        time.sleep(1.0)

@@ -391,6 +391,7 @@ class Manager:
 
 def test_processes_of_fedml_end_together_and_begin_again_together(caplog, monkeypatch):
     monkeypatch.setattr(fedml_ends, "FAREWELL_SECONDS", 0.0)
+    monkeypatch.setattr(fedml_ends, "TOLD_SECONDS", 0.0)
     manager = Manager()
     with pytest.raises(TrainingError):
         fedml_ends._tells_all(Manager.handle, manager, "bad")
