@@ -6,14 +6,14 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from types import NoneType
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dpfl_plugin.adapters.frozen import FIXED
 from dpfl_plugin.adapters.message import Layout as MessageLayout
+from dpfl_plugin.adapters.settings import check_first_round, check_parts, check_settings
 from dpfl_plugin.algorithms.base import Algorithm, RoundPlan, Setting
 from dpfl_plugin.config.load import NOT_IN_ID, configure
 from dpfl_plugin.config.schema import Config
@@ -23,27 +23,7 @@ from dpfl_plugin.errors import ConfigError, PluginError, UnsupportedError, requi
 from dpfl_plugin.federation.planning import rehearse
 from dpfl_plugin.models.build import check_layers
 from dpfl_plugin.models.fixed import pack, structure
-from dpfl_plugin.runs.plugins import build_plugin
 from dpfl_plugin.runs.setting import make_setting
-
-PLATFORM: Final = "the platform does that: see the settings of your project"
-ELSEWHERE: Final = {
-    "data": "silos bring their own records",
-    "model": "the model is the project's own",
-    "evaluation": PLATFORM,
-    "checkpoint": "a server with a folder saves every round",
-    "out": "give the folder to Server and to Silo",
-    "access": "who may read a folder is for its owner to say: give it to Server or to Silo",
-    "early_stopping": "it needs releases in addition to the rounds, which no platform carries. Use dpfl run",
-    "private_evaluation": "it needs releases in addition to the rounds, which no platform carries. Use dpfl run",
-    "personalise": "it needs releases in addition to the rounds, which no platform carries. Use dpfl run",
-    "trackers": "give them as callbacks to what the server is made by: Server, PrivateStrategy or private_runner",
-    "silos": "one budget and one noise are agreed on by all silos; give each owner limits of its own instead",
-}
-EQUAL_HERE: Final = (
-    "numbers of records, or whatever a silo says, must not weigh its upload: leave it out for equal weights, or agree "
-    "on a number for every silo, e.g. {0: 3, 1: 1}"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,36 +102,16 @@ def agree(block: Mapping[str, Any], *, num_silos: int, model: nn.Module, source:
         UnsupportedError: it asks for what is not sound on a platform, or a layer mixes records or draws at random.
     """
     values = {str(key): value for key, value in block.items()}
-    for key, why in ELSEWHERE.items():
-        if values.get(key) is not None:
-            raise UnsupportedError(f"{source}: {key} has no meaning here: {why}.")
-    if not isinstance(values.get("silo_weights"), Mapping | NoneType):
-        raise UnsupportedError(f"{source}: silo_weights={values['silo_weights']!r} is not known here: {EQUAL_HERE}.")
+    check_settings(values, source)
     least = values.pop("num_records", None)
     require(least is None or (type(least) is int and least > 0), f"{source}: num_records", least, "be a positive count")
     require(num_silos >= 1, f"{source}: number of silos", num_silos, "be at least 1")
-    privacy = values.get("privacy")
-    if isinstance(privacy, Mapping):
-        if privacy.get("secure") is False:
-            raise UnsupportedError(
-                f"{source}: privacy.secure=False: here noise always comes from each silo's operating system. "
-                "Leave it out."
-            )
-        if privacy.get("budget_view") == "third_party":
-            raise UnsupportedError(
-                f"{source}: privacy.budget_view='third_party': who takes part is the platform's public choice, for "
-                "which no amplification is claimed. Leave it out: what holds towards the server holds towards all."
-            )
-        if privacy.get("unit") == "person":
-            raise UnsupportedError(
-                f"{source}: privacy.unit='person': a platform's data sets do not say whose records they are. Use unit: "
-                "record, with one record of each person, or unit: silo; dpfl run protects persons, also on MPI ranks."
-            )
-        values["privacy"] = {**privacy, "secure": True}
+    if isinstance(values.get("privacy"), Mapping):
+        values["privacy"] = {**values["privacy"], "secure": True}
     config = configure(values, source=source)
     check_layers(model, type(model).__name__)  # at the server, too: no silo has to be asked to find it
     layout, dtype = Layout.of(model), _dtype(model)
-    algorithm: Algorithm = build_plugin("algorithms", config.algorithm, where=f"{source}: algorithm")
+    algorithm, rules = check_parts(config, layout, source)
     setting = make_setting(config, (least or 1,) * num_silos)
     if least is None:
         setting = replace(setting, num_records=None)
@@ -163,6 +123,7 @@ def agree(block: Mapping[str, Any], *, num_silos: int, model: nn.Module, source:
             f"{source}: algorithm: silos are drawn with replacement, so that some would weigh more. Weights are equal "
             "here: draw without replacement."
         )
+    check_first_round(algorithm, server, first, rules)
     built, fixed_bytes = structure(model), pack(model).numel()
     run = _digest(config, setting, layout, dtype, built)
     return Agreement(config, num_silos, layout, dtype, algorithm, setting, down, run, built, fixed_bytes)

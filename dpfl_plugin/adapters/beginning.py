@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from dpfl_plugin.adapters.agreement import Agreement
@@ -15,6 +16,7 @@ from dpfl_plugin.adapters.state import STATE
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.data.base import Holding, Survey
 from dpfl_plugin.errors import ConfigError, DataError, LedgerError
+from dpfl_plugin.gradients.losses import LOSSES
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.runs.build import Parts, build
 from dpfl_plugin.runs.folder import RunFolder
@@ -45,7 +47,28 @@ def parts_of(
     )
     holding = Holding(survey, {id: mine}, training={id: found.training})
     hold = lambda config, base: holding  # noqa: E731
-    return build(decided.config, Path(), noise_multiplier, hold=hold, module=module, loss=decided.loss)
+    parts = build(decided.config, Path(), noise_multiplier, hold=hold, module=module, loss=decided.loss)
+    _check_labels(parts, id)
+    return parts
+
+
+def _check_labels(parts: Parts, id: int) -> None:
+    """Raise DataError where a label is none of the classes that the model tells apart by one of our losses.
+
+    Elsewhere the data set says how many classes there are. By the logistic loss -1 or 2 would train something else.
+    """
+    if parts.loss not in LOSSES.values():
+        return
+    records = parts.train[id]
+    with torch.no_grad():
+        outputs = parts.module(records.features[:1])
+    classes = 2 if outputs.dim() == 1 else max(2, int(outputs.shape[1]))
+    least, most = int(records.labels.min()), int(records.labels.max())
+    if not 0 <= least <= most < classes:
+        raise DataError(
+            f"labels are from {least} to {most}: for this model and its loss they must be from 0 to {classes - 1}. "
+            "Number the classes from 0, or give the model an output for each."
+        )
 
 
 def holds(path: Path, text: str) -> bool:

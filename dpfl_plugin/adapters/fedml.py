@@ -20,14 +20,14 @@ from fedml.ml.trainer.trainer_creator import create_model_trainer
 from torch import nn
 
 from dpfl_plugin.adapters.agreement import Agreement, agree
-from dpfl_plugin.adapters.fedml_checks import show_log, too_few_rounds, without_effect
-from dpfl_plugin.adapters.fedml_ends import end_together
+from dpfl_plugin.adapters.fedml_checks import too_few_rounds, without_effect
+from dpfl_plugin.adapters.fedml_ends import end_together, public, tell_server
 from dpfl_plugin.adapters.frozen import FIXED
 from dpfl_plugin.adapters.kept import kept_here
 from dpfl_plugin.adapters.loaders import check_apart
 from dpfl_plugin.adapters.message import HEADER, PROTOCOL, Message
-from dpfl_plugin.adapters.owner import say_once, silo_limits
-from dpfl_plugin.adapters.platforms import check_version, folder_from
+from dpfl_plugin.adapters.owner import silo_limits
+from dpfl_plugin.adapters.platforms import check_version, folder_from, is_over, over_before, show_log
 from dpfl_plugin.adapters.replies import failure, refusal
 from dpfl_plugin.adapters.server import Server
 from dpfl_plugin.adapters.silo import Silo
@@ -78,14 +78,16 @@ def private_runner(
     """
     from fedml import FedMLRunner
 
-    show_log()
-    agreement = _agreement(args, model)
-    _check(args, agreement)
+    show_log(lambda: logging.root)  # where FedML puts a logger of its own, which those of others know nothing of
     simulated = surroundings(args) == "simulation"
-    if not simulated and _is_silo(args):
-        silo_limits("deployment")  # without them it does not begin
-    folder = _folder(args)
-    counts = _check_records(dataset)
+    with _telling_server(args, str):  # settings, which all share
+        agreement = _agreement(args, model)
+        _check(args, agreement)
+        folder = _folder(args)
+    with _telling_server(args, _without_records):
+        if not simulated and _is_silo(args):
+            silo_limits("deployment")  # without them it does not begin
+        counts = _check_records(dataset)
     equal = list(dataset)
     equal[NUM_RECORDS] = dict.fromkeys(range(agreement.num_silos), 1)  # what would weigh uploads, and be sent
     inner = client_trainer or create_model_trainer(copy.deepcopy(model), args)
@@ -106,9 +108,33 @@ def private_runner(
         end_together()
         if not _is_silo(args):
             aggregator.open()  # what is wrong with its folder is said before silos come
-    runner = FedMLRunner(args, device, equal, model, trainer, aggregator)  # which runs all of it
+    try:
+        runner = FedMLRunner(args, device, equal, model, trainer, aggregator)  # which runs all of it
+    except BaseException:
+        aggregator.pause()
+        raise
     _finish(trainer, aggregator)
     return runner
+
+
+@contextlib.contextmanager
+def _telling_server(args: Any, text: Callable[[Exception], str]) -> Iterator[None]:
+    """A silo of a deployment that cannot begin says so to the server, which waits for all of them.
+
+    Args:
+        text: of a message, what the server may know.
+    """
+    try:
+        yield
+    except Exception as error:
+        if surroundings(args) == "deployment" and _is_silo(args):
+            tell_server(args, text(error) if isinstance(error, DpflError) else f"it failed with {type(error).__name__}")
+        raise
+
+
+def _without_records(error: Exception) -> str:
+    """A message may tell of records; those that may be sent say so."""
+    return str(getattr(error, "public", "its records cannot be used, and its own log says why"))
 
 
 def _say_what_begins(args: Any, agreement: Agreement, counts: Mapping[int, int], folder: Path) -> None:
@@ -166,8 +192,11 @@ def _check(args: Any, agreement: Agreement) -> None:
     for key in OFF:
         if getattr(args, key, False):
             raise UnsupportedError(f"{key}: true changes uploads on their way, after they were charged. Leave it out.")
-    if args.training_type == "simulation" and args.backend not in ("sp", "MPI"):
-        raise UnsupportedError(f"backend={args.backend!r} is not tested here. Use sp or MPI.")
+    known = ("sp", "MPI") if surroundings(args) == "simulation" else ("GRPC", "MPI")
+    if args.backend not in known:
+        raise UnsupportedError(f"backend={args.backend!r} is not tested here. Use {' or '.join(known)}.")
+    if surroundings(args) == "deployment" and getattr(args, "scenario", "horizontal") != "horizontal":
+        raise UnsupportedError(f"scenario={args.scenario!r} deals a silo's records to processes. Use horizontal.")
     if surroundings(args) == "deployment" and int(args.client_num_per_round) != agreement.num_silos:
         raise UnsupportedError(
             f"client_num_per_round={args.client_num_per_round} of client_num_in_total={agreement.num_silos}: in "
@@ -266,7 +295,6 @@ class PrivateTrainer(ClientTrainer):
                 surroundings=where,
                 kept=kept_here(),
             ) as silo:
-                say_once(logging.INFO, f"silo {silo.id}: noise multiplier {silo.noise_multiplier:.6g}")
                 self._answer = silo.answer(asked)
                 silo.write_frozen_to(self._inner.model)  # where the server did not send it again
         except Exception as error:
@@ -326,13 +354,7 @@ class PrivateAggregator(ServerAggregator):
                 self._agreement, self._inner.model, self._folder / "server", callbacks=self._callbacks
             )
             if self._server.status != "running":
-                LOG.warning(
-                    "dpfl: the run in %s was over before: %s after %d rounds. Nothing is trained; for another run give "
-                    "another folder: its epsilon adds to this one's",
-                    self._folder,
-                    self._server.status,
-                    self._server.rounds,
-                )
+                LOG.warning("%s", over_before(self._folder, self._server.summary()))
 
     def pause(self) -> None:
         """FedML is over here: callbacks are told, if the run is not."""
@@ -357,11 +379,11 @@ class PrivateAggregator(ServerAggregator):
             if self.error is None:
                 self._message = self.server.begin(list(everybody), expected=expected)
         if self._message is None:
-            reason = self.server.reason if self.error is None else _public(self.error)
+            reason = self.server.reason if self.error is None else public(self.error)
             self._message = Message({"dpfl": PROTOCOL, "over": True, "reason": reason}, {"model": self.server.model})
             if not self._told:
                 self._told = True
-                self._tell()
+                LOG.info("%s", is_over(self._folder, self.server.summary()))
         self.server.write_to(self._inner.model)
 
     @contextlib.contextmanager
@@ -374,18 +396,6 @@ class PrivateAggregator(ServerAggregator):
                 raise
             LOG.error("dpfl: the run ends: %s", error, exc_info=not isinstance(error, DpflError))
             self.error = error
-
-    def _tell(self) -> None:
-        epsilons = [about["epsilon"] for about in self.server.summary()["silos"].values()]
-        worst = "none holds" if not epsilons or None in epsilons else f"at most {max(epsilons):.4g}"
-        LOG.info(
-            "dpfl: the run is over: %s after %d rounds. %sEpsilon: %s; see privacy.md in the folders of silos, in %s",
-            self.server.status,
-            self.server.rounds,
-            f"{self.server.reason}. " if self.server.reason else "",
-            worst,
-            self._folder,
-        )
 
     def collect(self, uploads: Iterable[Any]) -> Any:
         """Take the uploads of a round, one by one, and the algorithm's step; what to send next."""
@@ -427,11 +437,6 @@ class PrivateAggregator(ServerAggregator):
         return self._inner.test_all(*data)
 
 
-def _public(error: Exception) -> str:
-    """What silos are told of it."""
-    return str(error)[:1000] if isinstance(error, DpflError) else f"the server failed with a {type(error).__name__}"
-
-
 def _take_over(runner: Any, silos: PrivateTrainer, server: PrivateAggregator) -> None:
     """FedML's single-process trainer ignores trainers that it is given, and keeps one for server and silos."""
     trainer, run = runner.runner.fl_trainer, runner.run
@@ -446,7 +451,11 @@ def _take_over(runner: Any, silos: PrivateTrainer, server: PrivateAggregator) ->
                     f"{place}.model_trainer is a {type(what).__name__}, set after private_runner: it would train "
                     "without privacy. Give it to private_runner as client_trainer, or server_aggregator, to evaluate."
                 )
-        run()
+        try:
+            run()
+        except BaseException:
+            server.pause()
+            raise
         _finish(silos, server)
 
     runner.run = checked

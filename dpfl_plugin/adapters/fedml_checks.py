@@ -1,8 +1,7 @@
-"""What of a FedML project has no effect any more, and a log that FedML shows."""
+"""What of a FedML project has no effect any more."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -15,23 +14,6 @@ HOOKS: Final = {
     ClientTrainer: ("train", "on_after_local_training"),
     ServerAggregator: ("aggregate", "on_before_aggregation", "on_after_aggregation"),
 }
-
-
-class _ToPlatform(logging.Handler):
-    """To what `logging.root` is now: FedML puts a logger of its own there, which those of others know nothing of."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if logging.root.isEnabledFor(record.levelno):
-            logging.root.handle(record)
-
-
-def show_log() -> None:
-    """Have what this package logs shown where FedML's own lines are."""
-    ours = logging.getLogger("dpfl_plugin")
-    if not any(isinstance(handler, _ToPlatform) for handler in ours.handlers):
-        ours.addHandler(_ToPlatform())
-    ours.setLevel(logging.INFO)
-    ours.propagate = False  # else twice, where FedML left the root as it was
 
 
 def without_effect(

@@ -16,9 +16,15 @@ from typing import Any, Final
 
 from dpfl_plugin.adapters.fedml_waits import Watch, server_waits_for, silo_waits_for
 from dpfl_plugin.adapters.message import HEADER, Message
+from dpfl_plugin.adapters.platforms import ranges
+from dpfl_plugin.errors import DpflError, TrainingError
 
-SERVER: Final = "dpfl.server"  # among a message's parameters: the server's process
+# Among a message's parameters: the server's process; its comm_round; why everybody ends.
+SERVER: Final = "dpfl.server"
+ROUNDS: Final = "dpfl.rounds"
+REASON: Final = "dpfl.reason"
 FAREWELL_SECONDS: Final = 2.0
+TOLD_SECONDS: Final = 60.0  # that a silo which cannot begin waits for a server to tell it, and a server for other silos
 LOG: Final = logging.getLogger("dpfl_plugin.fedml")
 
 
@@ -30,12 +36,15 @@ def end_together() -> None:
 
     _change(ClientMasterManager, "handle_message_receive_model_from_server", _ends_when_over)
     _change(ClientMasterManager, "handle_message_init", _begins_again)
+    _change(ClientMasterManager, "handle_message_connection_ready", _finds_server)
+    _change(ClientMasterManager, "handle_message_finish", _hears_why)
     _change(FedMLServerManager, "send_message", _names_itself)
     for name in ("handle_message_init", "handle_message_receive_model_from_server"):
         _change(ClientMasterManager, name, _tells_server)
     for manager, what in ((ClientMasterManager, silo_waits_for), (FedMLServerManager, server_waits_for)):
         _change(manager, "receive_message", functools.partial(_says_what_it_waits_for, what))
         _change(manager, "finish", _waits_no_more)
+    _change(FedMLServerManager, "handle_message_client_status_update", _hears_who_cannot_begin)
     _change(FedMLServerManager, "handle_message_client_status_update", _tells_all)
     _change(FedMLServerManager, "handle_message_receive_model_from_client", _tells_all)
     _change(FedMLServerManager, "handle_message_receive_model_from_client", _takes_what_it_asked_for)
@@ -77,7 +86,89 @@ def _begins_again(before: Callable[..., None], self: Any, message: Any) -> None:
         LOG.info("the server was started again: this silo continues with it")
         self.is_inited = False
     self.dpfl_server = server
+    rounds = message.get(ROUNDS)
+    if type(rounds) is int and rounds != self.num_rounds:  # the others would wait for a silo that ends before them
+        LOG.warning("dpfl: comm_round=%s here, and %d at the server: the server's counts", self.num_rounds, rounds)
+        self.num_rounds = rounds
     before(self, message)
+
+
+def _finds_server(before: Callable[..., None], self: Any, message: Any) -> None:
+    """A silo that comes before its server ends with an error of grpc, which does not say what to do."""
+    try:
+        before(self, message)
+    except Exception as error:
+        LOG.error(
+            "dpfl: the server cannot be told that this silo is here (%s): start it first, and see to its address in "
+            "%s. If it ended, its own log says why",
+            type(error).__name__,
+            getattr(self.args, "grpc_ipconfig_path", "the settings"),
+        )
+        raise
+
+
+def _hears_why(before: Callable[..., None], self: Any, message: Any) -> None:
+    if reason := message.get(REASON):
+        LOG.error("the server ended the run: %s", str(reason)[:1000])
+    before(self, message)
+
+
+def _hears_who_cannot_begin(before: Callable[..., None], self: Any, message: Any) -> None:
+    """FedML begins when all silos are there: one that cannot begin is the end, before any is asked."""
+    if reason := message.get(REASON):
+        error = TrainingError(f"silo of rank {message.get_sender_id()} cannot take part: {str(reason)[:1000]}")
+        error.told = (message.get_sender_id(),)  # type: ignore[attr-defined]
+        raise error
+    before(self, message)
+
+
+def public(error: Exception) -> str:
+    """What silos are told of an error of the server."""
+    return str(error)[:1000] if isinstance(error, DpflError) else f"the server failed with a {type(error).__name__}"
+
+
+def tell_server(args: Any, why: str, seconds: float = TOLD_SECONDS) -> None:
+    """A silo's process that cannot begin says so, and ends: the server would wait for it, and the others with it.
+
+    Args:
+        why: what the server, and by it all silos, may know.
+        seconds: how long a server is waited for that is not there yet.
+    """
+    if getattr(args, "backend", None) != "GRPC":  # on MPI one rank that ends takes the others along
+        return
+    from fedml.core.distributed.communication.message import Message as Carried
+    from fedml.core.distributed.fedml_comm_manager import FedMLCommManager
+    from fedml.cross_silo.client.fedml_client_master_manager import ClientMasterManager
+    from fedml.cross_silo.client.message_define import MyMessage
+
+    class Farewell(FedMLCommManager):  # type: ignore[misc]
+        def register_message_receive_handlers(self) -> None: ...
+
+    try:
+        manager = Farewell(args, None, args.rank, args.worker_num, args.backend)
+    except Exception as error:  # addresses that are wrong, too: there is nobody to tell
+        LOG.error("dpfl: the server cannot be told that this silo cannot begin: %s", error)
+        return
+    message = Carried(MyMessage.MSG_TYPE_C2S_CLIENT_STATUS, int(args.rank), 0)
+    # With which a server of FedML's own ends, once all silos said it.
+    message.add_params(MyMessage.MSG_ARG_KEY_CLIENT_STATUS, ClientMasterManager.RUN_FINISHED_STATUS_FLAG)
+    message.add_params(REASON, why)
+    LOG.error("dpfl: this silo cannot begin, and tells the server, for which it waits %g s at most: %s", seconds, why)
+    last = time.monotonic() + seconds
+    while not (told := _sent(manager, message)) and time.monotonic() < last:
+        time.sleep(1.0)
+    if not told:
+        LOG.error("dpfl: the server did not come; started later, it waits for this silo")
+    with contextlib.suppress(Exception):
+        manager.finish()
+
+
+def _sent(manager: Any, message: Any) -> bool:
+    try:
+        manager.send_message(message)
+    except Exception:  # grpc's, where nobody listens
+        return False
+    return True
 
 
 @functools.cache
@@ -87,6 +178,9 @@ def _process() -> str:
 
 def _names_itself(before: Callable[..., None], self: Any, message: Any) -> None:
     message.add_params(SERVER, _process())
+    message.add_params(ROUNDS, int(self.round_num))
+    if reason := getattr(self, "dpfl_reason", ""):
+        message.add_params(REASON, reason)
     before(self, message)
 
 
@@ -140,10 +234,27 @@ def _tells_all(before: Callable[..., None], self: Any, message: Any) -> None:
         if self.backend == "MPI":  # where one rank that ends takes the others along
             raise
         LOG.error("the server failed with %s: it ends, and tells all silos: %s", type(error).__name__, error)
-        for rank in self.client_real_ids:
-            with contextlib.suppress(Exception):  # whoever is gone need not be told
-                self.send_message_finish(rank, 0)
+        self.dpfl_reason = public(error)
+        _tell_silos(self, set(self.client_real_ids) - set(getattr(error, "told", ())))
         time.sleep(FAREWELL_SECONDS)  # they answer that; a port that is open and serves nobody would hold them
         with contextlib.suppress(Exception):
             self.finish()
         raise
+
+
+def _tell_silos(manager: Any, ranks: set[int]) -> None:
+    """That it is over, and why. Before FedML begins silos may still be on their way: they are waited for."""
+    last, said = time.monotonic() + (0.0 if manager.is_initialized else TOLD_SECONDS), False
+    while True:
+        for rank in sorted(ranks):
+            with contextlib.suppress(Exception):  # whoever is gone need not be told
+                manager.send_message_finish(rank, 0)
+                ranks.discard(rank)
+        if not ranks or time.monotonic() >= last:
+            return
+        if not said:
+            LOG.info(
+                "dpfl: silos of rank %s are not there: waiting %g s at most to tell them", sorted(ranks), TOLD_SECONDS
+            )
+        said = True
+        time.sleep(1.0)

@@ -7,7 +7,6 @@ the place of ``ClientApp()``. Both read the table ``[tool.flwr.app.config.dpfl]`
 from __future__ import annotations
 
 import copy
-import functools
 import logging
 import sys
 import time
@@ -27,7 +26,7 @@ from dpfl_plugin.adapters.flower_seam import NEWEST, OLDEST, try_seam
 from dpfl_plugin.adapters.kept import kept_here
 from dpfl_plugin.adapters.message import Message as Carried
 from dpfl_plugin.adapters.owner import silo_limits
-from dpfl_plugin.adapters.platforms import check_seam, folder_from, nested, ranges
+from dpfl_plugin.adapters.platforms import check_seam, folder_from, is_over, nested, over_before, ranges, show_log
 from dpfl_plugin.adapters.replies import failure, refusal
 from dpfl_plugin.adapters.server import Server
 from dpfl_plugin.adapters.silo import Silo
@@ -111,7 +110,6 @@ def private_client_app(
         UnsupportedError: a mod would change what was charged.
     """
     check_mods(mods or ())
-
     app = ClientApp(mods=[_only_private, *(mods or [])])
 
     @app.query(TABLE)
@@ -147,6 +145,7 @@ def _answered(
     draw: Callable[[Context], Callable[[int], Draw]] | None,
 ) -> Carried:
     """What this node's silo answers; what goes wrong here is told here, and the server hears only that it did."""
+    show_log(lambda: LOG)
     agreement, id, asked = agreement_of(context, made), _silo_id(context), _read(message.content)
     bits = None if draw is None else draw(context)
     try:
@@ -165,7 +164,6 @@ def _answered(
             surroundings=where,
             kept=kept_here(),
         ) as silo:
-            _say_once(silo.begins)
             _check_head(silo, context)
             answer = silo.answer(asked)
             context.state[TABLE] = ConfigRecord({"ledger_head": silo.ledger_head})
@@ -222,11 +220,6 @@ def _check_metrics(context: Context, kind: str) -> None:
         raise UnsupportedError(f"{error.public}.") from None
 
 
-@functools.cache
-def _say_once(text: str) -> None:
-    LOG.info("dpfl: %s", text)
-
-
 def _check_head(silo: Silo, context: Context) -> None:
     """What the node remembers of its ledger must be in it: else the folder was set back while the node ran on."""
     known = context.state.get(TABLE)
@@ -266,6 +259,7 @@ class PrivateStrategy(Strategy):
         timeout: float = 3600,
         callbacks: Sequence[Callback] = (),
     ) -> None:
+        show_log(lambda: LOG)
         check_strategy(strategy)
         self._inner, self._model = strategy, copy.deepcopy(model)
         self._agreement, self._folder = agreement_of(context, model), _folder(context, "server")
@@ -278,7 +272,7 @@ class PrivateStrategy(Strategy):
         self._grid: Grid | None = None
         self._gone: set[int] = set()  # silos that were waited for in vain
         self._said: set[tuple[int, str]] = set()  # of nodes that are no silo, and why
-        self._told = False
+        self._told = self._told_end = False
 
     @property
     def server(self) -> Server:
@@ -309,7 +303,14 @@ class PrivateStrategy(Strategy):
             return super().start(grid, initial_arrays, num_rounds, *args, **options)
         finally:
             if self._server is not None:
+                self._tell_end()
                 self._server.pause()
+
+    def _tell_end(self) -> None:
+        """Once, when the run is over: Flower may have more rounds, or none."""
+        if self.server.status != "running" and not self._told_end:
+            self._told_end = True
+            LOG.info("%s", is_over(self._folder.parent, self.server.summary()))
 
     def _tell_unused(self, config: ConfigRecord) -> None:
         """Once for a run: what of the project's own training has no effect."""
@@ -342,12 +343,15 @@ class PrivateStrategy(Strategy):
         if self._server is None:
             self._model.load_state_dict(arrays.to_torch_state_dict())
             self._server = Server(self._agreement, self._model, self._folder, callbacks=self._callbacks)
+            if self._server.status != "running":
+                self._told_end = True
+                LOG.warning("%s", over_before(self._folder.parent, self._server.summary()))
         return self._messages()
 
     def _messages(self) -> list[Message]:
         message = self.server.begin()
         if message is None:
-            LOG.info("dpfl: the run is over: %s. %s", self.server.status, self.server.reason)
+            self._tell_end()
             return []
         node_of = self._nodes(self.server.asked)
         content = _written(message)

@@ -13,6 +13,51 @@ from dpfl_plugin.errors import ConfigError, UnsupportedError
 LOG: Final = logging.getLogger("dpfl_plugin.platforms")
 
 
+class _ToPlatform(logging.Handler):
+    """To a logger that the platform shows, as it is when something is said: some put others in its place."""
+
+    def __init__(self, of_platform: Callable[[], logging.Logger]) -> None:
+        super().__init__()
+        self._of_platform = of_platform
+
+    def emit(self, record: logging.LogRecord) -> None:
+        theirs = self._of_platform()
+        if theirs.isEnabledFor(record.levelno):
+            theirs.handle(record)
+
+
+def show_log(of_platform: Callable[[], logging.Logger]) -> None:
+    """Have what this package logs shown where the platform's own lines are.
+
+    Args:
+        of_platform: its logger, asked for every line.
+    """
+    ours = logging.getLogger("dpfl_plugin")
+    if not any(isinstance(handler, _ToPlatform) for handler in ours.handlers):
+        ours.addHandler(_ToPlatform(of_platform))
+    ours.setLevel(logging.INFO)
+    ours.propagate = False  # else twice, where the platform's logger hands on to the root
+
+
+def over_before(folder: Path, summary: Mapping[str, Any]) -> str:
+    """What to say of a server's folder whose run is over when it is opened."""
+    return (
+        f"dpfl: the run in {folder} was over before: {summary['status']} after {summary['rounds']} rounds. Nothing is "
+        "trained; for another run give another folder: its epsilon adds to this one's"
+    )
+
+
+def is_over(folder: Path, summary: Mapping[str, Any]) -> str:
+    """What to say at the end of a run."""
+    epsilons = [about["epsilon"] for about in summary["silos"].values()]
+    worst = "none holds" if not epsilons or None in epsilons else f"at most {max(epsilons):.4g}"
+    return (
+        f"dpfl: the run is over: {summary['status']} after {summary['rounds']} rounds. "
+        f"{summary['reason'] + '. ' if summary['reason'] else ''}Epsilon: {worst}; see privacy.md in the folders of "
+        f"silos, in {folder}"
+    )
+
+
 def check_version(package: str, tested: Sequence[str]) -> None:
     """Raise UnsupportedError unless the platform is of a version that this package's tests run on.
 

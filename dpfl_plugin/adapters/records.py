@@ -36,7 +36,8 @@ def silo_of(data: Any, model: nn.Module) -> Silo:
         raise DataError("the silo has no training records.")
     if labels.is_floating_point() or labels.is_complex():
         raise RecordKindError(
-            f"labels are {labels.dtype}: they must be classes, as integers from 0. No loss here is for quantities.",
+            f"labels are {labels.dtype}: they must be classes, as integers from 0. dpfl run has other outcomes "
+            "(docs/outcomes.md), also on MPI ranks; platforms do not.",
             "labels are not classes, as integers from 0",
         )
     if features.is_complex() or features.dtype == torch.bool:

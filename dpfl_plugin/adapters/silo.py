@@ -163,6 +163,8 @@ class Silo:
         self._grant = None if planned is None else Grant({self.id: planned}, ledger, lifetime, key)
         self.begins = begins(self.id, plan, self._files.path, lifetime)
         say_once(logging.INFO, self.begins)
+        noise, count = parts.noise_multiplier, parts.num_records[self.id]
+        say_once(logging.INFO, f"silo {self.id}: noise multiplier {noise:.6g}, {count} training records")
         self._kept = load(self._files.path / STATE, ledger, self._host.states)
         self._account = make_account(
             self._config,

@@ -63,9 +63,9 @@ class State:
         if counted != self.counted:
             raise MessageError(
                 f"silo {id}: the last of its uploads that the server counts is {counted}, and that its folder "
-                f"knows of is {self.tag or self.counted}: one of the two lost its folder, or was set back. Restore it "
-                f"from a copy; or start over with other folders for the server and all silos (what is in "
-                f"{ledger} stays spent)."
+                f"knows of is {self.tag or self.counted}. Does a second server, with a folder of its own, ask these "
+                "silos? Then end it. Else one of the two lost its folder, or was set back: restore it from a copy; or "
+                f"start over with other folders for the server and all silos (what is in {ledger} stays spent)."
             )
         return State(self.states, self.counted)
 

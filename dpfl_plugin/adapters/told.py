@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from dpfl_plugin.adapters.agreement import ELSEWHERE, Agreement
+from dpfl_plugin.adapters.agreement import Agreement
+from dpfl_plugin.adapters.settings import ELSEWHERE
 from dpfl_plugin.callbacks.base import Callback, RoundInfo, RunInfo
 from dpfl_plugin.runs.hooks import Calls, check_callbacks
 

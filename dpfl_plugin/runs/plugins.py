@@ -19,13 +19,13 @@ def is_ours(plugin: object) -> bool:
     return plugin is None or str(getattr(made, "__module__", "")).partition(".")[0] == "dpfl_plugin"
 
 
-def make_algorithm(config: Config) -> Algorithm:
-    algorithm: Algorithm = build_plugin("algorithms", config.algorithm, where="algorithm")
+def make_algorithm(config: Config, where: str = "algorithm") -> Algorithm:
+    algorithm: Algorithm = build_plugin("algorithms", config.algorithm, where=where)
     methods = ("init_server", "init_silos", "round_plan", "download", "local_update", "aggregate", "notes")
     missing = [name for name in methods if not callable(getattr(algorithm, name, None))]
     if missing:
         raise PluginError(
-            f"algorithm: {type(algorithm).__name__} has no {', '.join(missing)}; see Algorithm in "
+            f"{where}: {type(algorithm).__name__} has no {', '.join(missing)}; see Algorithm in "
             "dpfl_plugin/algorithms/base.py."
         )
     return algorithm

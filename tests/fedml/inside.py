@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fedml.core import ClientTrainer, ServerAggregator
+from fedml.core.distributed.communication.message import Message as Carried
 from torch import nn
 from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset, WeightedRandomSampler
 
@@ -25,9 +26,9 @@ from dpfl_plugin.adapters.fedml import (
     private_runner,
     surroundings,
 )
-from dpfl_plugin.adapters.fedml_checks import show_log, too_few_rounds, without_effect
+from dpfl_plugin.adapters.fedml_checks import too_few_rounds, without_effect
 from dpfl_plugin.adapters.fedml_waits import Watch, server_waits_for, silo_waits_for
-from dpfl_plugin.adapters.platforms import check_version
+from dpfl_plugin.adapters.platforms import check_version, show_log
 from dpfl_plugin.callbacks import Callback
 from dpfl_plugin.errors import ConfigError, DpflError, LimitError, MessageError, TrainingError, UnsupportedError
 from dpfl_plugin.oracle import Draw
@@ -202,10 +203,15 @@ def test_settings_that_would_not_be_private_are_refused(tmp_path):
     for change, why in (
         ({"enable_dp": True}, "enable_dp: true changes uploads"),
         ({"federated_optimizer": "SCAFFOLD"}, "FedML's FedAvg carries"),
-        ({"backend": "NCCL"}, "is not tested here"),
+        ({"backend": "NCCL"}, "is not tested here. Use sp or MPI"),
+        ({"training_type": "cross_silo", "backend": "MQTT_S3"}, "is not tested here. Use GRPC or MPI"),
+        ({"training_type": "cross_silo", "backend": "MPI", "scenario": "hierarchical"}, "Use horizontal"),
         ({"dpfl": {**SETTINGS, "silo_rate": 0.5}}, "Use its client_num_per_round"),
         ({"dpfl": None}, "has no dpfl_args"),
-        ({"training_type": "cross_silo", "client_num_per_round": 2}, "another silo's data in every round"),
+        (
+            {"training_type": "cross_silo", "backend": "MPI", "client_num_per_round": 2},
+            "another silo's data in every round",
+        ),
         ({"dpfl": {**SETTINGS, "folder": "here"}}, "must be an absolute path"),
     ):
         args = arguments(tmp_path, **change)
@@ -253,7 +259,7 @@ def cross_silo(folder, monkeypatch, settings=SETTINGS, limits=None):
 
 def test_a_silo_without_limits_does_not_begin_in_a_deployment(tmp_path, monkeypatch):
     monkeypatch.setattr("dpfl_plugin.owners.limits.PLACES", ())
-    args = arguments(tmp_path, training_type="cross_silo", rank=1)
+    args = arguments(tmp_path, training_type="cross_silo", backend="MPI", rank=1)
     with pytest.raises(LimitError, match="no limits are set for these data"):
         private_runner(args, None, [0, 0, None, None, {}, {0: [], 1: [], 2: []}, {}, 3], nn.Linear(4, 3))
     assert surroundings(SimpleNamespace()) == "deployment"  # in doubt
@@ -289,7 +295,8 @@ def test_what_this_package_logs_is_shown_where_fedml_logs(monkeypatch):
     handler = logging.Handler()
     handler.emit = lambda record: seen.append(record.getMessage())
     theirs.addHandler(handler)
-    show_log(), show_log()
+    for _ in range(2):
+        show_log(lambda: logging.root)
     with monkeypatch.context() as patch:
         patch.setattr(logging, "root", theirs)
         logging.getLogger("dpfl_plugin.fedml").info("the run is over")
@@ -363,6 +370,7 @@ class Manager:
 
     def __init__(self):
         self.round_idx, self.num_rounds, self.client_real_ids = 0, 9, [1, 2, 3]
+        self.round_num, self.args = 9, SimpleNamespace(grpc_ipconfig_path="ips.csv")
         self.is_inited = self.is_initialized = False
         self.backend, self.finish = "GRPC", lambda: self.finished.append("ended")
         self.handled, self.finished = [], []
@@ -383,10 +391,16 @@ class Manager:
 
 def test_processes_of_fedml_end_together_and_begin_again_together(caplog, monkeypatch):
     monkeypatch.setattr(fedml_ends, "FAREWELL_SECONDS", 0.0)
+    monkeypatch.setattr(fedml_ends, "TOLD_SECONDS", 0.0)
     manager = Manager()
     with pytest.raises(TrainingError):
         fedml_ends._tells_all(Manager.handle, manager, "bad")
     assert manager.finished == [1, 3, "ended"] and "tells all silos: no more" in caplog.text
+    told = Carried(7, 0, 1)
+    fedml_ends._names_itself(lambda self, message: None, manager, told)
+    assert told.get(fedml_ends.REASON) == "no more" and told.get(fedml_ends.ROUNDS) == 9
+    fedml_ends._hears_why(lambda self, message: None, manager, told)
+    assert "the server ended the run: no more" in caplog.text
     fedml_ends._takes_what_it_asked_for(Manager.handle, manager, "early")
     manager.is_initialized = True
     fedml_ends._takes_what_it_asked_for(Manager.handle, manager, "asked for")
@@ -400,6 +414,55 @@ def test_processes_of_fedml_end_together_and_begin_again_together(caplog, monkey
     over = MessageOfOurs({"over": True, "reason": "why"}).to_tensors()
     fedml_ends._ends_when_over(Manager.handle, manager, {"model_params": over})
     assert manager.round_idx == 9 and "the server ended the run: why" in caplog.text
+
+
+def test_a_silo_of_another_comm_round_goes_on_as_long_as_the_server(caplog):
+    """FedML's silos count by their own settings; one that ended before the others left all waiting."""
+    manager = Manager()
+    fedml_ends._begins_again(Manager.handle, manager, {fedml_ends.ROUNDS: 12})
+    assert manager.num_rounds == 12 and "comm_round=9 here, and 12 at the server: the server's counts" in caplog.text
+
+
+def test_a_silo_that_finds_no_server_says_what_to_do(caplog):
+    with pytest.raises(TrainingError):
+        fedml_ends._finds_server(Manager.handle, Manager(), "bad")
+    assert "start it first, and see to its address in ips.csv" in caplog.text
+
+
+def test_a_silo_that_cannot_begin_tells_the_server_which_ends_before_any_is_asked(tmp_path, monkeypatch, caplog):
+    """What of the error is sent: settings are known to all, and of records it is only said that they cannot be used."""
+    told, sent = [], []
+    monkeypatch.setattr("dpfl_plugin.adapters.fedml.tell_server", lambda args, why: told.append(why))
+    monkeypatch.setattr("dpfl_plugin.owners.limits.PLACES", ())
+    twice = DataLoader(TensorDataset(torch.randn(9, 4), torch.arange(9) % 3), sampler=[1, 1])
+    limits = tmp_path / "limits.yaml"
+    limits.write_text(f"folder: {tmp_path}/owner\nepsilon: 8\ndelta: 1e-4\n")
+    limits.chmod(0o600)
+    silo = {"training_type": "cross_silo", "backend": "GRPC"}
+    for more, place in (({"dpfl": {}}, ""), ({}, ""), ({}, str(limits))):
+        if place:
+            monkeypatch.setenv("DPFL_LIMITS", place)
+        for rank in (0, 1):  # a server tells nobody so: whoever waits for it goes on with the next
+            args = arguments(tmp_path, rank=rank, **silo, **more)
+            with pytest.raises(DpflError):
+                private_runner(args, None, [0, 0, None, None, {}, {0: twice}, {}, 3], nn.Linear(4, 3))
+    assert len(told) == 3 and "has no dpfl_args" in told[0]
+    assert told[1:] == [
+        "the owner of the data has set no limits",
+        "its records cannot be used, and its own log says why",
+    ]
+    status = Carried(5, 2, 0)
+    status.add_params(fedml_ends.REASON, told[1])
+    with pytest.raises(TrainingError, match="silo of rank 2 cannot take part: the owner of the data has set no limits"):
+        fedml_ends._hears_who_cannot_begin(Manager.handle, Manager(), status)
+
+    class Comes:
+        def send_message(self, message):
+            sent.append(message)
+            if len(sent) == 1:
+                raise ConnectionError
+
+    assert not fedml_ends._sent(Comes(), status) and fedml_ends._sent(Comes(), status)
 
 
 def test_a_silo_that_meets_with_a_plain_server_ends_and_tells_it(caplog):

@@ -336,6 +336,21 @@ def test_silos_refuse_a_plain_server_and_it_ends_with_them(tmp_path):
     assert not list(tmp_path.rglob("ledger.jsonl"))
 
 
+def test_a_silo_that_cannot_begin_ends_everybody_with_the_reason_before_any_is_asked(tmp_path):
+    """Its owner set no limits: the server waited for it without end, and the other silos for the server."""
+    with project(tmp_path, "cross_silo", "GRPC") as made:
+        server = made.process(0)
+        made.until(lambda: listens(made.port) or server.poll() is not None)
+        silos = [made.process(1), made.process(2), made.process(3, DPFL_TEST_LIMITS="")]
+        made.until(lambda: None not in [one.poll() for one in (server, *silos)])
+        said, logs = made.said(), [path.read_text(errors="replace") for path in sorted(tmp_path.glob("log-*"))]
+    assert [one.returncode for one in (server, silos[2])] == [1, 1], said
+    why = "silo of rank 3 cannot take part: the owner of the data has set no limits"
+    assert all(f"the server ended the run: {why}" in log for log in logs[1:3]) and why in logs[0], said
+    assert "no limits are set for these data" in logs[3]
+    assert not list(tmp_path.rglob("ledger.jsonl"))
+
+
 def sampled(round):
     return sorted(np.random.RandomState(round).choice(range(3), 2, replace=False).tolist())
 

@@ -1,5 +1,6 @@
 """Runs in Flower's own environment (see test_flower.py): the adapter on a grid that is a loop."""
 
+import logging
 import re
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ from silos.task import draws, make_model
 from dpfl_plugin.adapters import Server, agree
 from dpfl_plugin.adapters.flower import PrivateStrategy, private_client_app, surroundings
 from dpfl_plugin.adapters.flower_seam import try_seam
+from dpfl_plugin.adapters.owner import say_once
 from dpfl_plugin.callbacks import Callback
 from dpfl_plugin.errors import ConfigError, TrainingError, UnsupportedError
 from tests.adapters.federation import SimulatedSilo
@@ -414,6 +416,39 @@ def test_what_of_a_project_has_no_effect_is_said_once(tmp_path, caplog):
     (tmp_path / "other").mkdir()
     run(tmp_path, Grid(tmp_path / "other", app_of()), rounds=4)
     assert not any(what in caplog.text for what in ("no effect", "num_rounds", "run-config"))
+
+
+@pytest.mark.parametrize(("name", "hook"), [("FedAdam", "aggregate_train"), ("FedProx", "configure_train")])
+def test_a_step_of_flowers_own_strategies_that_is_not_taken_is_named(tmp_path, caplog, name, hook):
+    grid, model = Grid(tmp_path, app_of()), make_model("linear")
+    inner = getattr(strategies, name)(min_available_nodes=1, **({"proximal_mu": 0.1} if name == "FedProx" else {}))
+    strategy = PrivateStrategy(inner, model, Context(1, 1, {}, RecordDict(), grid.config), patience=0.0)
+    strategy.start(grid, ArrayRecord(model.state_dict()), 1)
+    assert caplog.text.count(f"dpfl: {name}.{hook} has no effect: ") == 1
+
+
+def test_what_this_package_logs_is_shown_where_flower_logs_and_the_end_is_said_once(tmp_path, caplog):
+    """Flower shows its own logger: INFO of others was lost. A run of as many rounds as Flower's had no last line."""
+    seen, handler = [], logging.Handler()
+    handler.emit = lambda record: seen.append(record.getMessage())
+    logging.getLogger("flwr").addHandler(handler)
+    say_once.cache_clear()  # other tests' silos said the same
+    caplog.set_level("INFO")
+    try:
+        run(tmp_path, Grid(tmp_path, app_of()), rounds=4)
+        ends = [line for line in seen if "the run is over" in line]
+        assert len(ends) == 1 and ends[0].startswith("dpfl: the run is over: done after 4 rounds. Epsilon: at most ")
+        for silo in range(3):
+            about = f"silo {silo}: noise multiplier 1.5, {20 + 7 * silo} training records"
+            assert seen.count(about) == 1 and any(line.startswith(f"silo {silo}: agreed epsilon") for line in seen)
+        seen.clear()
+        run(tmp_path, Grid(tmp_path, app_of()), rounds=4)
+        assert [line for line in seen if "over" in line] == [
+            f"dpfl: the run in {tmp_path} was over before: done after 4 rounds. Nothing is trained; for another run "
+            "give another folder: its epsilon adds to this one's"
+        ]
+    finally:
+        logging.getLogger("flwr").removeHandler(handler)
 
 
 def test_labels_that_are_no_classes_end_the_run_in_its_first_round(tmp_path):
