@@ -33,17 +33,20 @@ DEALT: Final = 5  # silos that the records of one file are dealt to
 
 @dataclass(frozen=True, slots=True)
 class OwnData:
-    """Tables that are there: a file, or a folder with one for each silo; and which columns are what.
-
-    schema: whether one is to be drafted; without it they are CSV files of numbers.
-    """
+    """Tables that are there: a file, a folder with one for each silo, or a pattern; and which columns are what."""
 
     path: Path
     label: str | None = None
     guess_label: bool = False
     silo: str | None = None
     person: str | None = None
-    schema: bool = False
+    time: str | None = None
+    event: str | None = None
+
+    @property
+    def roles(self) -> dict[str, str | None]:
+        """Of a schema: {role: column}."""
+        return {key: getattr(self, key) for key in ("label", "silo", "person", "time", "event")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,8 @@ class DataBlock:
     """What the configuration says of the data, and what the user is told of it.
 
     Attributes:
-        lines: of YAML under ``data:``, without their indentation.
+        lines: of YAML under ``data:``, without their indentation. local_lr: a step that begins well; squared errors and
+            counts have steeper slopes than classes.
     """
 
     lines: tuple[str, ...]
@@ -61,6 +65,7 @@ class DataBlock:
         "the files.",
         "preprocess: [unit_norm]",
     )
+    local_lr: float = 1.0
 
 
 def made_up() -> DataBlock:
@@ -137,9 +142,7 @@ def drafted(own: OwnData, folder: Path) -> DataBlock:
         DataError: a file cannot be read, or they have different columns.
     """
     paths, patterns = _paths(own.path, folder, TABLES)
-    if own.label is None:
-        raise ArgumentError(f"{{label}} is missing: which column of {paths[0]} is to be predicted?")
-    found = tables.drafted(paths, own.label, own.silo, own.person)
+    found = tables.drafted(paths, own.roles)
     lines = ["dataset:", "  name: table", f"  files: {_yaml(patterns[0] if len(patterns) == 1 else patterns)}"]
     lines += [f"  decimal: {_yaml(found.form.decimal)}"] * (found.form.decimal != ".")
     lines += [
@@ -149,9 +152,7 @@ def drafted(own: OwnData, folder: Path) -> DataBlock:
     lines += ["  # are known without looking in their place. Types, units, missing values: docs/configuration.md."]
     lines += [f"  {key}: {_flow(value)}" for key, value in found.schema.items() if key != "columns"]
     lines += ["  columns:", *(f"    {_flow(name)}: {_flow(entry)}" for name, entry in found.schema["columns"].items())]
-    outcome = {key: value for key, value in found.schema["label"].items() if key not in ("column", "outcome")}
-    what = f"{found.schema['label']['outcome']} {_flow(*outcome.values())}"
-    told = [f"label: {own.label}, {what}.", *found.told, f"The schema was {tables.NOT_PRIVATE}."]
+    told = [*found.told, f"The schema was {tables.NOT_PRIVATE}."]
     if own.person is not None:
         told += [
             f"person: {own.person}. A person's records stay together; to protect them all at once, set "
@@ -164,7 +165,8 @@ def drafted(own: OwnData, folder: Path) -> DataBlock:
     else:
         lines.append("partition: natural      # the silos that the data have")
     by_schema = "# preprocess: [unit_norm]           # each record to norm 1; the schema brings columns to one scale"
-    return DataBlock(tuple(lines), tuple(told), (by_schema,))
+    steep = found.schema["label"]["outcome"] in ("regression", "counts")
+    return DataBlock(tuple(lines), tuple(told), (by_schema,), 0.3 if steep else 1.0)
 
 
 def _flow(value: Any) -> str:
@@ -199,6 +201,8 @@ def _inside(path: Path, folder: Path) -> Path | None:
 def _paths(path: Path, folder: Path, suffixes: Sequence[str] = SUFFIXES) -> tuple[list[Path], list[str]]:
     """The files, and how the configuration names them."""
     if not path.exists():
+        if glob.has_magic(str(path)) and (several := [Path(one) for one in sorted(glob.glob(str(path)))]):
+            return several, [_pattern(path, folder)]
         raise DataError(f"{str(path)!r}: there is no such file or folder; looked for {path.absolute()}.")
     inside = _inside(path, folder)
     named = path.resolve() if inside is None else inside
@@ -214,6 +218,14 @@ def _paths(path: Path, folder: Path, suffixes: Sequence[str] = SUFFIXES) -> tupl
         named_as = " or ".join(f"*{suffix}" for suffix in suffixes)
         raise DataError(f"{str(path)!r}: the folder holds no file named {named_as}.")
     return paths, patterns
+
+
+def _pattern(path: Path, folder: Path) -> str:
+    """A pattern, as the configuration names it: from its own folder, or by its whole path."""
+    whole, root = Path(os.path.abspath(path)), Path(os.path.abspath(folder))
+    if whole.is_relative_to(root):
+        return str(whole.relative_to(root))
+    return str(path) if path.is_absolute() else os.path.join(glob.escape(str(Path.cwd())), os.path.normpath(path))
 
 
 def _header(path: Path) -> tuple[str, list[str]]:

@@ -44,13 +44,16 @@ def init_project(
     guess_label: bool = False,
     silo: str | None = None,
     person: str | None = None,
+    time: str | None = None,
+    event: str | None = None,
     schema: bool = False,
 ) -> Project:
     """Write a project to ``folder``: a configuration that runs, data (made up, or yours), a notebook, a .gitignore.
 
     Args:
-        data: a table, or a folder with one for each silo; None for made-up records.
+        data: a table, or a folder with one for each silo, or a pattern; None for made-up records.
         label, silo, person: columns of it: what to predict, whose silo and whose record it is.
+        time, event: of survival, instead of a label: a time, and whether the event was then.
         guess_label: choose the label by its name, or take the last column.
         schema: draft one by looking at the values, which is not private; else the tables are CSV files of numbers.
 
@@ -61,7 +64,8 @@ def init_project(
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
         raise ArgumentError(f"FOLDER={str(folder)!r} is a file: nothing was written. Use another name.")
-    block = _block(folder, data, label, silo, person, guess_label=guess_label, schema=schema)
+    roles = {"label": label, "silo": silo, "person": person, "time": time, "event": event}
+    block = _block(folder, data, roles, guess_label=guess_label, schema=schema)
     files = rendered(_name(folder), block, with_records=data is None)
     kept = (folder / GITIGNORE).exists()
     ignore = files.pop(GITIGNORE) if kept else ""
@@ -78,15 +82,13 @@ def init_project(
 def _block(
     folder: Path,
     data: str | Path | None,
-    label: str | None,
-    silo: str | None,
-    person: str | None,
+    roles: Mapping[str, str | None],
     *,
     guess_label: bool,
     schema: bool,
 ) -> DataBlock:
     """What the configuration says of the data."""
-    given = {"label": label, "guess_label": guess_label or None, "silo": silo, "person": person}
+    given = {**roles, "guess_label": guess_label or None}
     if data is None:
         for name, value in given.items():
             if value is not None:
@@ -98,9 +100,10 @@ def _block(
         raise ArgumentError(
             "{guess_label} is for CSV files of numbers; with a schema, {label} says which column it is."
         )
-    if person is not None and not schema:
-        raise ArgumentError("{person} has no meaning without a schema, which says whose record it is.")
-    own = OwnData(Path(data), label, guess_label, silo, person)
+    for name in ("person", "time", "event"):
+        if roles[name] is not None and not schema:
+            raise ArgumentError(f"{{{name}}} has no meaning without a schema, which says what it holds.")
+    own = OwnData(Path(data), guess_label=guess_label, **roles)
     return drafted(own, folder) if schema else found(own, folder)
 
 
@@ -112,6 +115,7 @@ def rendered(name: str, block: DataBlock | None = None, *, with_records: bool = 
         "data": "\n".join(f"  {line}" for line in block.lines),
         "preprocess": "\n".join(f"  {line}" for line in block.preprocess),
         "records": str(RECORDS),
+        "local_lr": str(block.local_lr),
     }
     files = {
         CONFIG: _fill("run.yaml", words),

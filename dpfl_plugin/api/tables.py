@@ -136,13 +136,19 @@ def check_tables_of(experiment: Experiment | str | Path, files: Sequence[str | P
 def draft_schema(
     data: str | Path | Sequence[str | Path] | pandas.DataFrame,
     *,
-    label: str,
+    label: str | None = None,
     silo: str | None = None,
     person: str | None = None,
+    time: str | None = None,
+    event: str | None = None,
 ) -> dict[str, Any]:
     """A first schema for files, or a data frame, as plain values, to be corrected.
 
     Looking at values is not private: put the categories and ranges that are known without looking in their place.
+
+    Args:
+        label, silo, person: columns: what to predict, whose silo and whose record it is.
+        time, event: of survival, instead of a label: a time, and whether the event was then.
 
     Raises:
         DataError: a file cannot be read. ConfigError: there is no such column.
@@ -150,12 +156,13 @@ def draft_schema(
     check_installed()
     from dpfl_plugin.data import draft
 
+    columns = {"label": label, "silo": silo, "person": person, "time": time, "event": event}
     if hasattr(data, "iloc"):
-        return draft.of_frame(data, label, silo, person).schema
-    return drafted([data] if isinstance(data, str | Path) else data, label, silo, person).schema
+        return draft.of_frame(data, draft.Roles(**columns)).schema
+    return drafted([data] if isinstance(data, str | Path) else data, columns).schema
 
 
-def drafted(files: Sequence[str | Path], label: str, silo: str | None = None, person: str | None = None) -> draft.Draft:
+def drafted(files: Sequence[str | Path], columns: Mapping[str, str | None]) -> draft.Draft:
     """A first schema for files, with how they are written, and what to look at; errors as `draft_schema`."""
     check_installed()
     from dpfl_plugin.data import draft
@@ -163,4 +170,4 @@ def drafted(files: Sequence[str | Path], label: str, silo: str | None = None, pe
 
     if not files:
         raise ConfigError("data names no file.")
-    return draft.of_files([Path(one).expanduser() for one in files], TextFormat(), label, silo, person)
+    return draft.of_files([Path(one).expanduser() for one in files], TextFormat(), draft.Roles(**columns))

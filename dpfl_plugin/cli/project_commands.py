@@ -61,9 +61,9 @@ def init(
         Path | None,
         typer.Option(
             "--from",
-            metavar="FILE_OR_FOLDER",
-            help="Tables of your own (CSV, Parquet, xlsx), for which a schema is drafted by looking at their values, "
-            "which is not private.",
+            metavar="FILES",
+            help="Tables of your own (CSV, Parquet, xlsx): a file, a folder or a quoted pattern. A schema is drafted "
+            "by looking at their values, which is not private.",
         ),
     ] = None,
     label: Annotated[
@@ -78,6 +78,12 @@ def init(
     person: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="With --from: the column that says whose record it is.")
     ] = None,
+    time: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="With --from, for survival: a time instead of a label.")
+    ] = None,
+    event: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="With --time: whether the event was at this time.")
+    ] = None,
 ) -> None:
     """Make a project: a configuration that runs, data (made up, --data or --from), a notebook, a .gitignore.
 
@@ -90,20 +96,14 @@ def init(
         raise ConfigError(
             "--data and --from are both given: --from drafts a schema, --data reads CSV files of numbers."
         )
-    if person is not None and source is None and data is not None:
-        raise ConfigError("--person has no meaning without --from.")
-    if guess_label and source is not None:
-        raise ConfigError("--guess-label has no meaning without --data.")
     drafted = source is not None
-    project = init_project(
-        folder,
-        data=source if drafted else data,
-        label=label,
-        guess_label=guess_label,
-        silo=silo,
-        person=person,
-        schema=drafted,
-    )
+    columns = {"label": label, "silo": silo, "person": person, "time": time, "event": event}
+    for name in ("person", "time", "event"):
+        if columns[name] is not None and not drafted:
+            raise ConfigError(f"--{name} has no meaning without --from.")
+    if guess_label and drafted:
+        raise ConfigError("--guess-label has no meaning without --data.")
+    project = init_project(folder, data=source or data, guess_label=guess_label, schema=drafted, **columns)
     show(project, schema=drafted)
 
 

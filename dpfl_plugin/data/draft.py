@@ -7,7 +7,7 @@ without looking has to take their place.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,10 +18,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dpfl_plugin.data.cells import Cells, Found
-from dpfl_plugin.data.flaws import LEAST_RECORDS, Flaws, is_decimal_comma
+from dpfl_plugin.data.flaws import LEAST_RECORDS, NAMELESS, Flaws, is_decimal_comma
 from dpfl_plugin.data.pieces import Pieces, TextFormat, frame_pieces, open_table
 from dpfl_plugin.data.schema import MISSING, Column
-from dpfl_plugin.errors import ConfigError, DataError, nearest
+from dpfl_plugin.errors import ArgumentError, DataError, nearest
 
 MOST_VALUES: Final = 50  # of a category
 MOST_LEVELS: Final = 10  # whole numbers of which so few are different are a category
@@ -62,38 +62,76 @@ class _Seen:
         return any(pa.types.is_temporal(part.type) for part in self.parts)
 
 
-def of_files(
-    paths: Sequence[Path], form: TextFormat, label: str, silo: str | None = None, person: str | None = None
-) -> Draft:
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """Columns that are no features: the label, or time and event of survival; whose silo and whose record it is.
+
+    Raises:
+        ArgumentError: there is neither a label nor a time and an event, or both.
+    """
+
+    label: str | None = None
+    silo: str | None = None
+    person: str | None = None
+    time: str | None = None
+    event: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.time is None) != (self.event is None):
+            given, other = ("time", "event") if self.event is None else ("event", "time")
+            raise ArgumentError(
+                f"{{{given}}} is for survival, and {{{other}}} is missing: a time, and whether the event was then."
+            )
+        if (self.label is None) == (self.time is None):
+            raise ArgumentError(
+                "{label} is missing: which column is to be predicted? For survival: {time} and {event}."
+                if self.label is None
+                else "{label} and {time} are both given: survival is predicted from {time} and {event} alone."
+            )
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """{role: column}"""
+        return {key: name for key in self.__slots__ if (name := getattr(self, key)) is not None}
+
+
+def of_files(paths: Sequence[Path], form: TextFormat, roles: Roles) -> Draft:
     """Of all files together.
 
     Raises:
         DataError: one cannot be read, or they have other columns than the first. ConfigError: there is no such column.
     """
-    tables = [open_table(path, form) for path in paths]
-    return _drafted(tables, [str(path) for path in paths], form, label, silo, person)
+    return _drafted([open_table(path, form) for path in paths], [str(path) for path in paths], form, roles)
 
 
-def of_frame(frame: Any, label: str, silo: str | None = None, person: str | None = None) -> Draft:
+def of_frame(frame: Any, roles: Roles) -> Draft:
     """Of a data frame of pandas. Raises ConfigError: there is no such column."""
-    return _drafted([frame_pieces(frame)], ["the data frame"], TextFormat(), label, silo, person)
+    return _drafted([frame_pieces(frame)], ["the data frame"], TextFormat(), roles)
 
 
-def _drafted(
-    tables: Sequence[Pieces], names: Sequence[str], form: TextFormat, label: str, silo: str | None, person: str | None
-) -> Draft:
-    header = tables[0].header
-    for key, column in {"label": label, "silo": silo, "person": person}.items():
-        if column is not None and column not in header:
+def _check_header(header: Sequence[str], name: str, roles: Roles) -> None:
+    if not header:
+        raise DataError(f"{name} is empty: its first line must name the columns, and records follow it.")
+    wanted = " and ".join(map(repr, roles.columns.values()))
+    if all(_is_number(word) for word in header):
+        raise DataError(f"{name} has no header: its first line must name the columns, {wanted} among them.")
+    for key, column in roles.columns.items():
+        if column not in header:
             shown = ", ".join(header[:30])
-            raise ConfigError(
-                f"{key}={column!r}{nearest(column, header)}: {names[0]} has no such column. Columns: {shown}."
+            raise ArgumentError(
+                f"{{{key}}}={column!r}{nearest(column, header)}: {name} has no such column. Columns: {shown}."
             )
-    if not header or all(_is_number(name) for name in header):
-        raise DataError(f"{names[0]} has no header: its first line must name the columns, {label!r} among them.")
-    seen = {name: _Seen(name) for name in header if name}
-    if len(seen) < len(header):
-        raise DataError(f"{names[0]}, header: a column has no name, or two have the same. Give each a name of its own.")
+    if "" in header:
+        raise DataError(f"{name}, header: column {header.index('') + 1} has no name. {NAMELESS} Name or remove it.")
+    twice = sorted({word for word in header if header.count(word) > 1})
+    if twice:
+        raise DataError(f"{name}, header: two columns have the name {', '.join(map(repr, twice))}. Rename one.")
+
+
+def _drafted(tables: Sequence[Pieces], names: Sequence[str], form: TextFormat, roles: Roles) -> Draft:
+    header = tables[0].header
+    _check_header(header, names[0], roles)
+    seen = {name: _Seen(name) for name in header}
     for pieces, name in zip(tables, names, strict=True):
         if set(pieces.header) != set(header):
             other = sorted(set(pieces.header) ^ set(header))
@@ -109,10 +147,43 @@ def _drafted(
         flaws.check()
     if any(_has_commas(column) for column in seen.values()):
         form = replace(form, decimal=",")
-    columns = {name: _column(one, form.decimal) for name, one in seen.items() if name not in (label, silo, person)}
-    schema: dict[str, Any] = {"label": _label(seen[label], form.decimal)}
-    schema |= {key: name for key, name in {"silo": silo, "person": person}.items() if name is not None}
-    return Draft({**schema, "columns": columns}, form, _told(columns))
+    if not any(column.count for column in seen.values()):
+        raise DataError(f"{names[0]} holds a header and no records.")
+    columns = {name: _column(one, form.decimal) for name, one in seen.items() if name not in roles.columns.values()}
+    if all(entry["type"] in ("identifier", "ignored") for entry in columns.values()):
+        used = ", ".join(roles.columns.values())
+        why = "".join(f" It has columns {told}" for told in _told(columns, seen))
+        raise DataError(f"{names[0]}: no column is left to learn from besides {used}.{why}")
+    label, told = _outcome(seen, roles, form.decimal)
+    named = {key: name for key, name in roles.columns.items() if key in ("silo", "person")}
+    return Draft({"label": label, **named, "columns": columns}, form, (*told, *_told(columns, seen)))
+
+
+def _outcome(seen: Mapping[str, _Seen], roles: Roles, decimal: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """(the schema's label, what to say of it)"""
+    if roles.label is not None:
+        found = _label(seen[roles.label], decimal)
+        listed = found["classes"] if "classes" in found else found["range"]
+        told = [f"label: {roles.label}, {found['outcome']} [{', '.join(map(str, listed))}]."]
+        low = found.get("range", [-1])[0]
+        if low >= 0 and _column(seen[roles.label], decimal)["type"] == "integer":
+            told.append(f"If {roles.label} counts something: outcome: counts, with a range that begins at 0.")
+        return found, tuple(told)
+    assert roles.time is not None and roles.event is not None
+    numbers = _numbers(pc.unique(seen[roles.time].words).to_pylist(), decimal)
+    if numbers is None or not len(numbers) or numbers.min() < 0 or numbers.max() == 0:
+        raise DataError(f"column {roles.time!r} holds no times: numbers from 0 on, in days, months or years.")
+    words = sorted(pc.unique(seen[roles.event].words).to_pylist())
+    if len(words) != 2:
+        shown = ", ".join(map(repr, words[:10])) or "no value"
+        raise DataError(f"column {roles.event!r} holds {shown}: it must have two words, for no event and for one.")
+    last = _outwards(np.append(numbers, 0.0))[1]
+    found = {"outcome": "survival", "time": roles.time, "event": roles.event, "range": [0, last]}
+    found |= {} if words == ["0", "1"] else {"event_values": [_plain(word) for word in words]}
+    no, yes = words
+    return found, (
+        f"label: survival, {roles.time} from 0 to {last}; {roles.event}: {yes!r} is an event, {no!r} is none.",
+    )
 
 
 def _is_number(word: str) -> bool:
@@ -222,13 +293,17 @@ def _label(column: _Seen, decimal: str) -> dict[str, Any]:
     return {"column": column.name, "outcome": "regression", "range": list(_outwards(numbers))}
 
 
-def _told(columns: dict[str, dict[str, Any]]) -> tuple[str, ...]:
+def _told(columns: Mapping[str, dict[str, Any]], seen: Mapping[str, _Seen]) -> tuple[str, ...]:
     kinds: dict[str, list[str]] = {}
     for name, entry in columns.items():
         kinds.setdefault(entry["type"], []).append(name)
     told = [f"{kind}: {', '.join(names)}." for kind, names in kinds.items() if kind not in ("identifier", "ignored")]
     if names := kinds.get("identifier"):
         told.append(f"not used, as every record has another value, as identifiers do: {', '.join(names)}.")
-    if names := kinds.get("ignored"):
-        told.append(f"not used, as they hold one value, or too many different words: {', '.join(names)}.")
+    ignored = kinds.get("ignored", [])
+    same = [name for name in ignored if len(pc.unique(seen[name].words)) < 2]
+    if same:
+        told.append(f"not used, as every record has the same value, or none: {', '.join(same)}.")
+    if names := [name for name in ignored if name not in same]:
+        told.append(f"not used, as they hold more than {MOST_VALUES} different words: {', '.join(names)}.")
     return tuple(told)

@@ -14,6 +14,9 @@ MOST_TOLD: Final = 20
 SHOWN: Final = 3  # places of one column that are alike; where there are more of them they are one line
 MOST_NUMBERS: Final = 20  # as many different numbers may be classes that nobody named
 LEAST_RECORDS: Final = 20  # of which all values are different by chance rarely
+NAMELESS: Final = (
+    "Is it a row number (pandas writes one; index=False leaves it out), or a delimiter at the end of the line?"
+)
 SPREADSHEET: Final = 'open it in a spreadsheet program and save it as "CSV UTF-8"'
 PANDAS: Final = 'python -c "import pandas; pandas.{reader}.to_csv({target!r}, index=False)"'
 # By the first bytes: what it is, and pandas's function; None for text that is in another encoding.
@@ -152,8 +155,7 @@ def check_names(path: Path, header: list[str], ignored: tuple[str, ...]) -> None
     if nameless and "" not in ignored:
         which = f"column {nameless[0]} has" if len(nameless) == 1 else f"columns {', '.join(map(str, nameless))} have"
         raise DataError(
-            f"{path}, line 1: {which} no name. Is it a row number (pandas writes one; index=False leaves it out), or a "
-            'delimiter at the end of the line? Name it, remove it, or leave it out by ignore_columns: [""].'
+            f'{path}, line 1: {which} no name. {NAMELESS} Name it, remove it, or leave it out by ignore_columns: [""].'
         )
 
 

@@ -196,6 +196,13 @@ def _csv(path: Path, form: TextFormat, known: Sequence[str]) -> Pieces:
     def rows(columns: Sequence[str], flaws: Flaws) -> Iterator[dict[str, pa.Array]]:
         def note(row: Any) -> str:
             wrong_rows.append(row.number)
+            other = next(
+                (one for one in DELIMITERS if (row.text or "").count(one) == row.expected_columns - 1 > 0), None
+            )
+            if other is not None and other != mark:
+                said = f"divided by {other!r}, and the header by {mark!r}"
+                flaws.add(-row.number, None, f": is {said}.", f"are {said}", "Divide all lines alike.")
+                return "skip"
             what = f": {row.actual_columns} columns, the header has {row.expected_columns}."
             many = f"have another number of columns than the header, which has {row.expected_columns}"
             flaws.add(-row.number, None, what, many, "Is a mark inside a cell, which needs quotes?")

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from dpfl_plugin.data.cells import Found
 from dpfl_plugin.data.encode import Encoded, Encoder
-from dpfl_plugin.data.flaws import Flaws
+from dpfl_plugin.data.flaws import NAMELESS, Flaws
 from dpfl_plugin.data.pieces import Pieces, TextFormat, open_table
 from dpfl_plugin.data.schema import WHERE, TableSchema
 from dpfl_plugin.errors import ConfigError, DataError, nearest
@@ -68,7 +68,8 @@ def read_pieces(pieces: Pieces, path: Path, schema: TableSchema, decimal: str = 
     ignored = asked or schema.other_columns == "ignore"
     wrong = _wrong_header(pieces, wanted, () if ignored else strangers)
     if wrong:
-        where = f"{path}, line 1" if pieces.unit == "line" else f"{path}, header"
+        first = "line 1" if pieces.unit == "line" else "header"
+        where = f"{path}, {first}" if pieces.header else str(path)
         return Read(path, wrong=_listed(where, wrong))
     found = Found(Flaws(path, pieces.unit))
     encoder = Encoder(schema, found, decimal, with_labels=not asked)
@@ -125,7 +126,7 @@ def _strangers(schema: TableSchema, header: Sequence[str]) -> list[str]:
 def _wrong_header(pieces: Pieces, wanted: Mapping[str, str], strangers: Iterable[str]) -> list[str]:
     header, wrong = pieces.header, []
     if not header:
-        return ["is empty: the first line must name the columns, or data.dataset.header."]
+        return ["is empty: its first line must name the columns, and records follow it."]
     free = [name for name in header if name not in wanted]
     missing = {name: key for name, key in wanted.items() if name not in header}
     if len(missing) == len(wanted):
@@ -143,7 +144,7 @@ def _wrong_header(pieces: Pieces, wanted: Mapping[str, str], strangers: Iterable
             wrong.append(f"{header.count(name)} columns have the name {name!r}. Rename all but one.")
     for name in strangers:
         called = f"column {name!r}" if name else f"column {header.index(name) + 1}, which has no name,"
-        entry = f"{WHERE}.columns.{name}: {{type: ignored}} leaves it out, " if name else ""
+        entry = f"{WHERE}.columns.{name}: {{type: ignored}} leaves it out, " if name else f"{NAMELESS} "
         wrong.append(f"{called} is not in the schema. {entry}{WHERE}.other_columns: ignore leaves out all such.")
     return wrong
 

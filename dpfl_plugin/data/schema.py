@@ -19,11 +19,10 @@ from dpfl_plugin.errors import ConfigError, nearest
 from dpfl_plugin.registry import describe
 
 WHERE: Final = "data.schema"
-MISSING: Final = ("", "NA", "N/A", "NaN", "nan", "NULL", "null", "None", "?")
-"""Cells that hold no value, unless a column names one of them among its values."""
+MISSING: Final = ("", "NA", "N/A", "#N/A", "n/a", "<NA>", "NaN", "nan", "NULL", "null", "None", "?", ".")
+"""Cells that hold no value, as pandas, R, spreadsheets, SAS and Stata write it, unless a column has such a value."""
 
 Kinds = Literal["classes", "ordinal", "regression", "counts", "multi_label", "survival"]
-Cell = bool | int | float | str
 
 
 def _word(value: object) -> object:
@@ -38,6 +37,15 @@ def _word(value: object) -> object:
 Word = Annotated[str, BeforeValidator(_word)]
 Words = list[Word]
 Range = tuple[float, float]
+
+
+def _written(value: object) -> object:
+    return value.isoformat() if isinstance(value, datetime.date) else value
+
+
+Bound = Annotated[float | str, BeforeValidator(_written)]
+Cell = Annotated[bool | int | float | str, BeforeValidator(_written)]
+"""Dates may be Python's, as YAML and pandas (Timestamp) have them."""
 
 
 class _Strict(BaseModel):
@@ -60,7 +68,7 @@ class Column(_Strict):
     """
 
     type: Literal["number", "integer", "category", "ordinal", "date", "identifier", "ignored"]
-    range: tuple[float | str, float | str] | None = None
+    range: tuple[Bound, Bound] | None = None
     outside: Literal["clip", "refuse"] = "clip"
     unit: str | None = None
     values: Words | None = None

@@ -78,7 +78,7 @@ class FixedSize:
                 self.record_rate,
                 f"give at least one record of a silo that has {num_records}: floor({self.record_rate} * {num_records})"
                 " is 0",
-                f"Use at least {1 / num_records:.4g}, or larger silos.",
+                f"Use at least {1 / num_records:.4g}, sampler: poisson, or larger silos.",
             )
         assert self.batch_size is not None
         require(

@@ -144,13 +144,52 @@ def test_a_draft_runs_and_predicts_by_its_schema(tmp_path: Path, monkeypatch: py
     one_message(command("predict", folder, "new.csv"), "column 'stage': 6 cells are not one of I, II, III")
 
 
+def test_survival_of_several_files_is_drafted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a pattern; the last of two words is an event. Counts are told of, not guessed."""
+    monkeypatch.chdir(tmp_path)
+    for number in range(2):
+        followed = frame().assign(months=[7 * row % 45 for row in range(80)], end=["alive", "dead"] * 40)
+        ages = [20 + (row + number) % 50 for row in range(80)]
+        followed.drop(columns=["clinic"]).assign(age=ages).to_csv(f"site{number}.csv", index=False)
+    done = command("init", "study", "--from", "site*.csv", "--time", "months", "--event", "end")
+    assert "survival, months from 0 to 50; end: 'dead' is an event, 'alive' is none." in done.out, done.err
+    data = yaml.safe_load((tmp_path / "study" / "run.yaml").read_text())["data"]
+    assert data["dataset"]["files"] == str(tmp_path / "site*.csv") and data["partition"] == "natural"
+    label = {
+        "outcome": "survival",
+        "time": "months",
+        "event": "end",
+        "range": [0, 50],
+        "event_values": ["alive", "dead"],
+    }
+    assert data["schema"]["label"] == label and "months" not in data["schema"]["columns"]
+    assert "2 silos" in command("check", "study/run.yaml", "--set", "model=linear").out
+    counts = command("init", "counts", "--from", "site0.csv", "--label", "months")
+    assert "If months counts something: outcome: counts" in counts.out
+
+
 def test_what_init_cannot_draft_is_refused_and_nothing_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     frame().to_csv("all.csv", index=False)
+    frame().to_csv("index.csv")
+    frame()[["ill"]].to_csv("one.csv", index=False)
+    for name, text in {"empty": "", "header": "age,ill\n", "twice": "age,age,ill\n1,2,no\n"}.items():
+        Path(f"{name}.csv").write_text(text)
     for arguments, message in (
-        (["--from", "all.csv"], "--label is missing"),
+        (["--from", "all.csv"], "predicted? For survival: --time and --event"),
+        (["--from", "all.csv", "--time", "age"], "--time is for survival, and --event is missing"),
+        (["--from", "all.csv", "--time", "age", "--event", "ill", "--label", "ill"], "both given"),
+        (["--from", "all.csv", "--time", "stage", "--event", "ill"], "column 'stage' holds no times"),
+        (["--from", "all.csv", "--time", "age", "--event", "stage"], "column 'stage' holds 'I', 'II', 'III': it must"),
+        (["--data", "all.csv", "--label", "ill", "--time", "age"], "--time has no meaning without --from"),
+        (["--from", "no*.csv", "--label", "ill"], "no such file or folder"),
+        (["--from", "empty.csv", "--label", "ill"], "empty.csv is empty"),
+        (["--from", "header.csv", "--label", "ill"], "a header and no records"),
+        (["--from", "index.csv", "--label", "ill"], "column 1 has no name. Is it a row number"),
+        (["--from", "twice.csv", "--label", "ill"], "two columns have the name 'age'"),
+        (["--from", "one.csv", "--label", "ill"], "no column is left to learn from besides ill"),
         (["--from", "all.csv", "--label", "il"], "did you mean 'ill'"),
         (["--from", "none.csv", "--label", "ill"], "'none.csv': there is no such file"),
         (["--from", "all.csv", "--data", "all.csv", "--label", "ill"], "both given"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import gzip
 from collections.abc import Callable
 from pathlib import Path
@@ -116,12 +117,21 @@ WRONG: dict[str, tuple[str | bytes, dict[str, Any], str]] = {
         {},
         r"line 1: column 'salary' is not in the schema\. data\.schema\.columns\.salary: \{type: ignored\}",
     ),
-    "no name": (lines(f"{GOOD},1", header=f"{HEADER},"), {}, "column 6, which has no name, is not in the schema"),
+    "no name": (
+        lines(f"{GOOD},1", header=f"{HEADER},"),
+        {},
+        r"column 6, which has no name, is not in the schema\. Is it a row number",
+    ),
     "twice": (lines(f"{GOOD},1", header=f"{HEADER},age"), {}, "2 columns have the name 'age'"),
     "no header": (lines(GOOD, header=GOOD), {}, r"names none of the schema's columns.*data\.dataset\.header"),
-    "empty": ("", {}, "names none|is empty"),
+    "empty": ("", {}, "is empty: its first line must name the columns"),
     "no records": (lines(), {}, "a header and no records"),
     "another width": (lines(GOOD, "p2,1,Köln,2020-02-01", GOOD), {}, "line 3: 4 columns, the header has 5"),
+    "another delimiter": (
+        lines(GOOD, GOOD.replace(",", ";"), GOOD.replace(",", "\t")),
+        {},
+        r"2 places.*line 3: is divided by ';', and the header by ','\. Divide all.*line 4: is divided by '\\t'",
+    ),
     "names and width": (lines(GOOD), {"header": ["a", "b"]}, "line 1: has 5 columns, data.dataset.header names 2"),
     "latin": (lines(GOOD).encode("latin-1"), {}, "0xf6.*data.dataset.encoding: windows-1252"),
     "not that encoding": (lines(GOOD), {"encoding": "utf-16"}, "is not text in utf-16"),
@@ -265,6 +275,26 @@ def test_a_wrong_option_is_refused(tmp_path: Path, options: dict[str, Any], mess
     (tmp_path / "a.csv").write_text(lines(GOOD))
     with pytest.raises(ConfigError, match=f"data.dataset.*{message}"):
         load(tmp_path, "a.csv", **options)
+
+
+@pytest.mark.parametrize("word", ["", ".", "#N/A", "n/a", "<NA>", "NA", "?"])
+def test_words_of_other_programs_for_no_value_are_missing_unless_a_column_has_them(tmp_path: Path, word: str) -> None:
+    columns: dict[str, Any] = {
+        "age": {"type": "number", "range": [0, 100], "missing": "indicator"},
+        "town": {"type": "category", "values": ["Köln", word or "Bonn"], "missing": "category"},
+    }
+    (tmp_path / "a.csv").write_text(lines(f"p1,{word},{word},2020-02-01,no", GOOD))
+    found = load(tmp_path, "a.csv", {**SCHEMA, "columns": columns, "other_columns": "ignore"})
+    assert found.columns == ("age", "age=missing", "town=Köln", f"town={word or 'Bonn'}", "town=missing")
+    assert found.features[0].tolist() == [0, 1, 0, *([1, 0] if word else [0, 1])]
+
+
+def test_a_schema_in_python_may_have_pythons_dates() -> None:
+    ends = [datetime.date(2020, 1, 1), pandas.Timestamp("2021-01-01")]
+    plain = {"type": "date", "range": ["2020-01-01", "2021-01-01T00:00:00"], "default": "2020-06-01"}
+    given = {"type": "date", "range": ends, "default": datetime.date(2020, 6, 1)}
+    parsed = [TableSchema.parse({**SCHEMA, "columns": {"seen": column}}) for column in (plain, given)]
+    assert parsed[0] == parsed[1]
 
 
 def test_gzip_without_its_suffix_is_told(tmp_path: Path) -> None:
