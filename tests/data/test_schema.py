@@ -53,7 +53,7 @@ WRONG = {
     "no range": ({"label": LABEL, "columns": {"x": {"type": "number"}}}, r"columns\.x: .*needs a public range"),
     "an empty range": ({"label": LABEL, "columns": {"x": {"type": "number", "range": [2, 2]}}}, "least value first"),
     "an infinite range": ({"label": LABEL, "columns": {"x": {"type": "number", "range": [0, float("inf")]}}}, "finite"),
-    "one value": ({"label": LABEL, "columns": {"x": {"type": "category", "values": ["a"]}}}, "2 values at least"),
+    "one value": ({"label": LABEL, "columns": {"x": {"type": "category", "values": ["a"]}}}, "at least 2 values"),
     "twice": ({"label": LABEL, "columns": {"x": {"type": "category", "values": ["a", "a"]}}}, "'a' twice"),
     "YAML's no": ({"label": LABEL, "columns": {"x": {"type": "category", "values": [True, False]}}}, "in quotes"),
     "no meaning": ({"label": LABEL, "columns": {"x": {**NUMBER, "values": ["a", "b"]}}}, "values has no meaning"),
