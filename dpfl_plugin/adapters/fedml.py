@@ -108,8 +108,13 @@ def private_runner(
         end_together()
         if not _is_silo(args):
             aggregator.open()  # what is wrong with its folder is said before silos come
+    return _run(lambda: FedMLRunner(args, device, equal, model, trainer, aggregator), trainer, aggregator)
+
+
+def _run(make: Callable[[], Any], trainer: PrivateTrainer, aggregator: PrivateAggregator) -> Any:
+    """The runner, by whose making FedML runs all of it."""
     try:
-        runner = FedMLRunner(args, device, equal, model, trainer, aggregator)  # which runs all of it
+        runner = make()
     except BaseException:
         aggregator.pause()
         raise

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -32,6 +32,11 @@ from dpfl_plugin.measures.histogram import accuracy as accuracy_in
 from dpfl_plugin.oracle import Draw
 from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.extra_releases import NOT_RUN
+
+WERE_LOST: Final = (
+    "were left out: a crash, or silos that failed, lost them after they were charged, and the budget has no room for "
+    "others."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,10 +267,7 @@ class Experiment:
         model, notes = self.kept(progress), []
         left_out = 0 if self.stopping is None else progress.rounds // self.stopping.every - len(progress.scores)
         if left_out:
-            notes.append(
-                f"validation scores: {left_out} were left out: a crash, or silos that failed, lost them after they "
-                "were charged, and the budget has no room for others."
-            )
+            notes.append(f"validation scores: {left_out} {WERE_LOST}")
         if self.personalise is not None:
             own = self.personalise
             plan = self.planner.of_all("personalise", own.local_steps, own.local_lr, lost=progress.lost)

@@ -67,7 +67,7 @@ class Backbone:
         feature_shape: tuple[int, ...],
         batch_size: int = independence.RECORDS,
     ) -> Backbone:
-        """What ``factory`` (package.module:name) makes of the records' shape and ``options``; ``batch_size`` as in `of`.
+        """What ``factory`` (package.module:name) makes of the records' shape and ``options``; ``batch_size``: see `of`.
 
         It is called with torch's generator at seed 0, so that features of random weights are the same everywhere.
 
@@ -84,9 +84,7 @@ class Backbone:
         return cls.of(module, feature_shape, batch_size)
 
     @classmethod
-    def of(
-        cls, module: nn.Module, feature_shape: tuple[int, ...], batch_size: int = independence.RECORDS
-    ) -> Backbone:
+    def of(cls, module: nn.Module, feature_shape: tuple[int, ...], batch_size: int = independence.RECORDS) -> Backbone:
         """``module``, which is frozen from now on.
 
         Args:

@@ -4665,7 +4665,7 @@ FEATURES = (
     ),
     Mutant(
         "features-of-a-module-with-a-memory-are-kept",
-        "what a module that changes makes is kept before it is refused, and found by the next run, which notices nothing",
+        "what a module that changes makes is kept before it is refused, and the next run finds it and notices nothing",
         "runs/backbone.py",
         "setattr(silo, key, make() if kept is None else kept.get(x, make))",
         "setattr(silo, key, make() if kept is None else kept.get(x, functools.partial(made.features, *make.args[2:])))",
@@ -4707,8 +4707,8 @@ FEATURES = (
         "asked-records-kept",
         "records that a model is asked about stay on disk as features",
         "runs/predictions.py",
-        "steps = without_cache([",
-        "steps = list([",
+        "steps = without_cache(steps_of(config))",
+        "steps = list(steps_of(config))",
         ("tests/api/test_features.py::test_a_run_on_features_states_predicts_and_exports_them",),
     ),
     Mutant(
