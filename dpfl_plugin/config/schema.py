@@ -12,6 +12,7 @@ import shlex
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
+    BeforeValidator,
     ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
@@ -364,6 +365,13 @@ class Config(Strict):
 SWEEP_SETS: Final = ("array", "output", "error", "open-mode", "requeue", "no-requeue", "signal", "job-name", "ntasks")
 
 
+def _single(value: Any) -> Any:
+    """One message, not one for each of the kinds that it may be."""
+    if not isinstance(value, str | int):
+        raise ValueError(f"{value!r} must be text, a whole number, true or false")
+    return value
+
+
 class When(Strict):
     """A further grid, for those combinations in which keys have the given values."""
 
@@ -387,7 +395,9 @@ class SweepConfig(Strict):
     launcher: str | None = Field(
         None, description="what starts the ranks, e.g. srun --mpi=pmi2 -n {ranks}; words as in a shell"
     )
-    slurm: dict[str, str | int | bool] = Field({}, description="options of sbatch: time, partition, gres, ...")
+    slurm: dict[str, Annotated[str | int | bool, BeforeValidator(_single)]] = Field(
+        {}, description="options of sbatch: time, partition, gres, ..."
+    )
     retry_mem_factor: float | None = Field(
         None, gt=1, description="memory of a task that sacct says ran out of it: times this, each time it is submitted"
     )
@@ -404,6 +414,14 @@ class SweepConfig(Strict):
             if not values:
                 raise ValueError(f"{key} has no values: give at least one, or leave it out")
         return grid
+
+    @field_validator("seeds", mode="before")
+    @classmethod
+    def _numbers(cls, seeds: Any) -> Any:
+        """One message, not one for each of the kinds that it may be."""
+        if not (seeds is None or isinstance(seeds, int | list)):
+            raise ValueError(f"{seeds!r} must be a whole number or a list of them")
+        return seeds
 
     @field_validator("seeds")
     @classmethod

@@ -143,6 +143,8 @@ def _apart(values: Values) -> tuple[Values, Any]:
 
 
 def _problem(problem: Any) -> str:
+    if problem["type"] == "value_error":
+        return f"{'.'.join(map(str, ('sweep', *problem['loc'])))}: {problem['ctx']['error']}"
     if problem["type"] != "extra_forbidden":
         return describe(problem, "sweep")
     *parents, key = problem["loc"]

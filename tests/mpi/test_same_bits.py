@@ -20,6 +20,7 @@ from dpfl_plugin.runs.measurements import join_lines, join_result
 from tests.cli.command import charges, dpfl, metrics, run, write
 from tests.cli.test_resume import crash
 from tests.mpi.launch import BOTH, FOUND, mpirun, needs_mpi
+from tests.runs.test_persons import tables
 
 pytestmark = needs_mpi
 
@@ -51,7 +52,25 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "personalise": {"local_steps": 2, "local_lr": 0.1},
     },
     "secure": {"privacy": {"secure": True}, "rounds": 2},
+    "settings of single silos": {
+        "silos": {0: {"noise_multiplier": 9.0}, 5: {"clip_norm": 0.5}},
+        "silo_weights": "noise",
+        "algorithm": {"name": "mr_mtl", "mean_weight": 0.5},
+        "rounds": 3,
+    },
+    "persons and scores": {
+        "data": {
+            "dataset": {"name": "csv", "files": "h*.csv", "person_column": "patient", "classes": ["no", "yes"]},
+            "num_silos": None,
+            "partition": "natural",
+            "preprocess": [{"name": "backbone", "factory": "features_of_ranks:make", "cache": "features"}],
+        },
+        "privacy": {"unit": "person", "max_records_per_person": 2, "shared_persons": "per_silo"},
+        "private_evaluation": {"share": 0.2, "every": 2, "noise_multiplier": 3.0},
+        "rounds": 4,
+    },
 }
+BACKBONE = "from torch import nn\ndef make(shape):\n    return nn.Flatten()\n"
 SOME = ("scaffold", "adaptive", "silo", "files")
 
 
@@ -62,6 +81,8 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for silo in range(6):
         rows = [f"{rng.normal()},{rng.normal()},{'no' if rng.random() < 0.4 else 'yes'}" for _ in range(20 + silo)]
         (folder / f"silo-{silo}.csv").write_text("\n".join(["a,b,label", *rows]))
+    tables(folder)
+    (folder / "features_of_ranks.py").write_text(BACKBONE)
     some = {label: VARIANTS[label] for label in SOME}
     # Rank 0 has measurements only if it may.
     shown = {"data": {"num_silos": 7}, "evaluation": {"reveal": "server"}}
@@ -91,7 +112,8 @@ def compare(one: dict[str, Any], other: dict[str, Any], label: str) -> None:
     assert [text for text in one["notes"] if NOT_PUBLIC not in text] == other["notes"], label
     assert metrics(one) == metrics(other), label
     assert states(one) == states(other), label
-    assert (one["silos"], one["early_stopping"]) == (other["silos"], other["early_stopping"]), label
+    for key in ("silos", "early_stopping", "private_evaluation"):
+        assert one.get(key) == other.get(key), (label, key)
     for name in ("ledger.jsonl", "ledger.json", "privacy.md"):
         assert (Path(one["folder"]) / name).read_bytes() == (Path(other["folder"]) / name).read_bytes(), (label, name)
     assert of_silos(one) == of_silos(other), label
