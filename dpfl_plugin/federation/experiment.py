@@ -28,7 +28,6 @@ from dpfl_plugin.federation.silo_group import SiloMetrics
 from dpfl_plugin.federation.stopping import Stopping
 from dpfl_plugin.federation.summaries import means
 from dpfl_plugin.federation.survivors import Survivors, TooFewSilosError
-from dpfl_plugin.measures.histogram import accuracy as accuracy_in
 from dpfl_plugin.oracle import Draw
 from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.extra_releases import NOT_RUN
@@ -212,10 +211,7 @@ class Experiment:
         if stop():
             raise Interrupted
         mean = self._sent(progress, down, plan, draw)
-        found = mean["score"].flatten().tolist()
-        if len(found) > 1:
-            progress.histograms.append(found)
-        progress.scores.append((progress.rounds, found[0] if len(found) == 1 else accuracy_in(found)))
+        progress.scored(mean["score"].flatten().tolist())
         if self.stopping.keep_best and self.stopping.best(progress.scores) == len(progress.scores) - 1:
             progress.best = progress.server["model"]
 

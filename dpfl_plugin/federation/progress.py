@@ -10,6 +10,7 @@ from torch import Tensor
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.federation.silo_group import SiloMetrics
 from dpfl_plugin.federation.stopping import Score
+from dpfl_plugin.measures.histogram import accuracy
 
 
 @dataclass(slots=True)
@@ -40,6 +41,12 @@ class Progress:
     by_silo: dict[int, SiloMetrics] = field(default_factory=dict)
     begun: int = 0
     histograms: list[list[float]] = field(default_factory=list)
+
+    def scored(self, released: list[float]) -> None:
+        """A score of the global model was released: a noisy accuracy, or a histogram from which one follows."""
+        if len(released) > 1:
+            self.histograms.append(released)
+        self.scores.append((self.rounds, released[0] if len(released) == 1 else accuracy(released)))
 
     @property
     def lost(self) -> set[int]:
