@@ -80,14 +80,7 @@ def private_runner(
 
     show_log(lambda: logging.root)  # where FedML puts a logger of its own, which those of others know nothing of
     simulated = surroundings(args) == "simulation"
-    with _telling_server(args, str):  # settings, which all share
-        agreement = _agreement(args, model)
-        _check(args, agreement)
-        folder = _folder(args)
-    with _telling_server(args, _without_records):
-        if not simulated and _is_silo(args):
-            silo_limits("deployment")  # without them it does not begin
-        counts = _check_records(dataset)
+    agreement, folder, counts = _agreed(args, model, dataset)
     equal = list(dataset)
     equal[NUM_RECORDS] = dict.fromkeys(range(agreement.num_silos), 1)  # what would weigh uploads, and be sent
     inner = client_trainer or create_model_trainer(copy.deepcopy(model), args)
@@ -120,6 +113,19 @@ def _run(make: Callable[[], Any], trainer: PrivateTrainer, aggregator: PrivateAg
         raise
     _finish(trainer, aggregator)
     return runner
+
+
+def _agreed(args: Any, model: nn.Module, dataset: Sequence[Any]) -> tuple[Agreement, Path, dict[int, int]]:
+    """(the agreement, the folder, numbers of records), all of it checked; a silo tells its server what is wrong."""
+    with _telling_server(args, str):  # settings, which all share
+        agreement = _agreement(args, model)
+        _check(args, agreement)
+        folder = _folder(args)
+    with _telling_server(args, _without_records):
+        if surroundings(args) == "deployment" and _is_silo(args):
+            silo_limits("deployment")  # without them it does not begin
+        counts = _check_records(dataset)
+    return agreement, folder, counts
 
 
 @contextlib.contextmanager

@@ -252,8 +252,6 @@ def _tell_silos(manager: Any, ranks: set[int]) -> None:
         if not ranks or time.monotonic() >= last:
             return
         if not said:
-            LOG.info(
-                "dpfl: silos of rank %s are not there: waiting %g s at most to tell them", sorted(ranks), TOLD_SECONDS
-            )
+            LOG.info("dpfl: waiting %g s at most to tell silos of rank %s, too", TOLD_SECONDS, ranges(ranks))
         said = True
         time.sleep(1.0)

@@ -489,6 +489,15 @@ def test_a_server_that_lost_its_folder_is_told_so(tmp_path):
             made.silos[0].answer(made.server.begin())
 
 
+def test_two_servers_with_folders_of_their_own_are_told_from_a_folder_that_was_lost(tmp_path):
+    """No lock is between them; a silo that both ask is the first to see it."""
+    with begin(tmp_path) as made:
+        made.round()
+        made.silos[0].answer(Server(made.agreement, module(), tmp_path / "another").begin())
+        with pytest.raises(MessageError, match="Does a second server, with a folder of its own, ask these silos"):
+            made.silos[0].answer(made.server.begin())
+
+
 def test_a_ledger_whose_end_is_missing_is_refused(tmp_path):
     with begin(tmp_path) as made:
         made.round(), made.round()
