@@ -19,6 +19,7 @@ from dpfl_plugin.api.model_card import card
 from dpfl_plugin.api.runs import Run
 from dpfl_plugin.config.blocks import Block
 from dpfl_plugin.errors import ConfigError, DataError, UnsupportedError, require
+from dpfl_plugin.measures.answers import answers
 from dpfl_plugin.runs.backbone import Backbone
 from dpfl_plugin.runs.predictions import Asked, Trained, predict
 
@@ -176,7 +177,13 @@ def _compare(module: nn.Module, x: Tensor, trained: Trained) -> None:
     said = predict(trained, Asked(x.numpy().copy(), None))
     with torch.no_grad():
         outputs = module(x)
-    if outputs.ndim == 2 and outputs.shape[1] > 1 and said.probabilities is not None:
+    if trained.outcome.kind != "classes":
+        again = answers(trained.outcome, outputs.reshape(len(outputs), -1).double().numpy())
+        curves = again.survival() if trained.outcome.kind == "survival" else again.probabilities
+        found, expected = (again.predicted, said.predicted) if curves is None else (curves, said.probabilities)
+        assert found is not None and expected is not None
+        _same(torch.from_numpy(found), torch.from_numpy(expected), "the exported model")
+    elif outputs.ndim == 2 and outputs.shape[1] > 1 and said.probabilities is not None:
         _same(outputs.softmax(1).double(), torch.from_numpy(said.probabilities).double(), "the exported model")
 
 

@@ -7,6 +7,7 @@ from typing import Any, Final
 import yaml
 
 from dpfl_plugin.core.rounding import digits
+from dpfl_plugin.data.schema import Column, TableSchema
 from dpfl_plugin.runs.predictions import Trained
 
 SIMULATED: Final = (
@@ -20,11 +21,49 @@ NO_ACCURACY: Final = (
 )
 FROM_RECORDS: Final = "Names of classes were read from private records, and are left out: outputs are in their order."
 OUTPUTS: Final = {
-    "regression": "[n, 1], the label scaled from its public range to [-1, 1]",
+    "regression": "[n, 1], the label scaled from its public range, {low:g} to {high:g}, to [-1, 1]",
     "counts": "[n, 1], the logarithm of the rate",
     "multi_label": "[n, labels], log-odds of each label",
-    "survival": "[n, bins], log-odds of an event in each bin of time, if there was none before",
+    "survival": "[n, bins], log-odds of an event in each bin of time, if there was none before; bins end at {edges}",
 }
+
+
+def columns(schema: TableSchema) -> list[str]:
+    """How a row of a table becomes a record, for programs that have the model alone: lines of Markdown."""
+    lines = [
+        "A record is made of a row of a table by public facts, as `dpfl predict` makes it:",
+        "",
+        "| column | features | how |",
+        "| --- | --- | --- |",
+    ]
+    for name, column in schema.columns.items():
+        if features := column.features(name):
+            cells = (name, ", ".join(features), _how(column))
+            lines.append(f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |")
+    return lines
+
+
+def _how(column: Column) -> str:
+    """What a cell becomes."""
+    if column.type == "category":
+        two = len(column.listed) == 2 and not column.other and column.missing not in ("category", "indicator")
+        says = f"1 for {column.listed[1]}, 0 for {column.listed[0]}" if two else "1 for the cell's value, 0 for others"
+        says += "; other: a value that is not listed" if column.other else ""
+        if column.missing in ("category", "indicator"):
+            return f"{says}; missing: a cell without value"
+        return says + (f"; a cell without value is {column.default}" if column.missing == "default" else "")
+    if column.type == "ordinal":
+        low, high = 0.0, len(column.listed) - 1.0
+        says = f"evenly from -1 ({column.listed[0]}) to 1 ({column.listed[-1]})"
+    else:
+        (low, high), (first, last) = column.bounds, column.ends
+        what = f"days since {first}" if column.type == "date" else f"x - {first}"
+        says = f"2 * ({what}) / {high - low:g} - 1, of {first} to {last}; beyond is "
+        says += "clipped" if column.outside == "clip" else "refused"
+    fill = 0.0 if column.default is None else (column.number_of(column.default) - low) / (high - low) * 2 - 1
+    if column.missing == "refuse":
+        return says
+    return f"{says}; {fill:g} for a cell without value" + ", and 1 then, else 0" * (column.missing == "indicator")
 
 
 def card(trained: Trained, *, onnx: bool) -> str:
@@ -80,10 +119,15 @@ def _use(trained: Trained, *, onnx: bool) -> str:
     ]
     if trained.inputs.columns:
         lines += ["", f"Columns, in order: {', '.join(trained.inputs.columns)}."]
+    if (schema := trained.config.data.dataset.options.get("schema")) is not None:
+        lines += ["", *columns(TableSchema.parse(schema))]
     named = trained.config.data.dataset.options.get("classes") is not None
     own = trained.config.data.dataset.name in ("csv", "npz") or trained.config.data.dataset.module is not None
     if not trained.outcome.has_classes:
-        lines += ["", f"Outputs: {OUTPUTS[trained.outcome.kind]} (docs/outcomes.md)."]
+        low, high = trained.outcome.range or (0.0, 0.0)
+        edges = ", ".join(f"{edge:g}" for edge in trained.outcome.edges)
+        says = OUTPUTS[trained.outcome.kind].format(low=low, high=high, edges=edges)
+        lines += ["", f"Outputs: {says} (docs/outcomes.md)."]
         lines += [f"Labels, in order: {', '.join(trained.labels)}."] if trained.labels else []
     elif trained.outcome.kind == "ordinal":
         lines += ["", f"Outputs: cumulative logits of the levels {', '.join(trained.labels)} (docs/outcomes.md)."]

@@ -8,6 +8,7 @@ it is not, which leaves the run in doubt, so that its noise never repeats (`trai
 from __future__ import annotations
 
 import copy
+import datetime
 import hashlib
 import inspect
 import json
@@ -175,7 +176,7 @@ def algorithm_block(algorithm: Any) -> tuple[Any, object]:
 
 
 def plain(value: Any) -> Any:
-    """A value of a program as YAML has it: of numpy's numbers, paths and tuples what a file would hold.
+    """A value of a program as YAML has it: of numpy's numbers, paths, dates and tuples what a file would hold.
 
     Raises:
         ConfigError: no file could hold it.
@@ -186,6 +187,8 @@ def plain(value: Any) -> Any:
         return plain(value.item())
     if isinstance(value, Path):
         return str(value)
+    if isinstance(value, datetime.date):
+        return value.isoformat()
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | range):

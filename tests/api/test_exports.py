@@ -1,10 +1,12 @@
 """`export`: what is written says what the run's model says, and the card claims no more than the run."""
 
+import datetime
 import re
 import zipfile
 from pathlib import Path
 
 import numpy as np
+import pandas
 import pytest
 import torch
 import yaml
@@ -110,3 +112,83 @@ def test_what_cannot_be_is_refused_and_nothing_is_written(tmp_path):
     with pytest.raises(ConfigError, match="it exists, and was left as it is"):
         run.export(tmp_path / "there")
     one_message(command("export", tmp_path / "nowhere", tmp_path / "out"), "is not the folder of a run")
+
+
+LABELS = [
+    {"column": "y", "classes": ["0", "1", "2"]},
+    {"outcome": "ordinal", "column": "y", "classes": ["0", "1", "2"]},
+    {"outcome": "regression", "column": "y", "range": [0, 2]},
+    {"outcome": "counts", "column": "y", "range": [0, 2]},
+    {"outcome": "multi_label", "columns": ["z", "w"]},
+    {"outcome": "survival", "time": "y", "event": "z", "range": [0, 2], "bins": 2},
+]
+
+
+@pytest.mark.parametrize("label", LABELS, ids=lambda label: label.get("outcome", "classes"))
+def test_models_of_every_outcome_are_exported(tmp_path, label):
+    """And say what the run's model says; writing compares them by what `dpfl predict` answers."""
+    rows = {"x": range(24), "y": [0, 1, 2] * 8, "z": [0, 1] * 12, "w": [0, 0, 1, 1] * 6}
+    schema = {"label": label, "columns": {"x": {"type": "number", "range": [0, 24]}}, "other_columns": "ignore"}
+    frame = pandas.DataFrame(rows)
+    federation = dpfl.Federation.from_table({"a": frame[:12], "b": frame[12:]}, schema)
+    run = dpfl.train(
+        federation,
+        model="linear" if label.get("outcome") else "softmax",
+        algorithm=dpfl.MBSGD(lr=1.0),
+        privacy=dpfl.Privacy(noise_multiplier=4.0),
+        rounds=1,
+        out=tmp_path / "runs",
+        progress=False,
+    )
+    x = torch.linspace(-1, 1, 5).unsqueeze(1)
+    with torch.no_grad():
+        outputs = torch.export.load(run.export(tmp_path / "out") / "model.pt2").module()(x)
+        torch.testing.assert_close(outputs, run.model(x), rtol=1e-5, atol=1e-6)
+
+
+def test_the_card_says_how_a_table_becomes_records(tmp_path):
+    """By what it says, cells become what the schema makes of them."""
+    schema = {
+        "label": {"outcome": "survival", "time": "days", "event": "dead", "range": [0, 40], "bins": 4},
+        "columns": {
+            "age": {"type": "integer", "range": [20, 80], "missing": "indicator", "default": 65},
+            "sex": {"type": "category", "values": ["f", "m"]},
+            "stage": {"type": "ordinal", "values": ["I", "II", "III"]},
+            "grade": {"type": "category", "values": ["a", "b"], "other": True, "missing": "category"},
+            "seen": {"type": "date", "range": [datetime.date(2020, 1, 1), "2020-12-31"], "outside": "refuse"},
+        },
+    }
+    rows = {"age": [65, 50, 99], "sex": ["m", "f", "f"], "stage": ["I", "III", "II"], "grade": ["c", "b", "a"]}
+    rows |= {"seen": ["2020-01-01", "2020-12-31", "2020-07-01"], "days": [5, 50, 7], "dead": [1, 0, 1]}
+    frame = pandas.DataFrame({name: values * 8 for name, values in rows.items()}).assign(
+        days=range(24), age=[None, *[50, 99, 65] * 7, 50, 99]
+    )
+    federation = dpfl.Federation.from_table({"a": frame[:12], "b": frame[12:]}, schema)
+    run = dpfl.train(
+        federation,
+        model="linear",
+        algorithm=dpfl.MBSGD(lr=1.0),
+        privacy=dpfl.Privacy(noise_multiplier=4.0),
+        rounds=1,
+        out=tmp_path / "runs",
+        progress=False,
+    )
+    text = (run.export(tmp_path / "out") / "README.md").read_text()
+    assert "bins end at 10, 20, 30, 40" in text
+    said = dict(re.findall(r"^\| (\w+) \| (.* \| .*) \|$", text, re.MULTILINE))
+    assert said == {
+        "column": "features | how",
+        "age": "age, age=missing | 2 * (x - 20) / 60 - 1, of 20 to 80; beyond is clipped; 0.5 for a cell without "
+        "value, and 1 then, else 0",
+        "sex": "sex=m | 1 for m, 0 for f",
+        "stage": "stage | evenly from -1 (I) to 1 (III)",
+        "grade": "grade=a, grade=b, grade=other, grade=missing | 1 for the cell's value, 0 for others; other: a value "
+        "that is not listed; missing: a cell without value",
+        "seen": "seen | 2 * (days since 2020-01-01) / 365 - 1, of 2020-01-01 to 2020-12-31; beyond is refused",
+    }
+    frame[:3].to_csv(tmp_path / "a.csv", index=False)
+    age = [0.5, 2 * (50 - 20) / 60 - 1, 1.0]  # by hand, by what was said; the last is clipped
+    seen = [-1, 1, 2 * 182 / 365 - 1]
+    expected = [[age[0], 1, 1, -1, 0, 0, 1, 0, seen[0]], [age[1], 0, 0, 1, 0, 1, 0, 0, seen[1]]]
+    expected += [[age[2], 0, 0, 0, 1, 0, 0, 0, seen[2]]]
+    np.testing.assert_allclose(dpfl.read_tables(tmp_path / "a.csv", schema).features, expected, rtol=1e-6)
