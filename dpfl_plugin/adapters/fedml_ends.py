@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from dpfl_plugin.adapters.fedml_waits import Watch, server_waits_for, silo_waits_for
 from dpfl_plugin.adapters.message import HEADER, Message
+from dpfl_plugin.adapters.platforms import ranges
 from dpfl_plugin.errors import DpflError, TrainingError
 
 # Among a message's parameters: the server's process; its comm_round; why everybody ends.
