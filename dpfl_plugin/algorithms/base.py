@@ -129,7 +129,7 @@ class RoundPlan:
     share: tuple[float, float] = (0.0, 1.0)
     phase: str = "train"
     smoothing: tuple[str, float] | None = None
-    task: Literal["train", "score", "personalise"] = "train"
+    task: Literal["train", "statistics", "scale", "score", "personalise"] = "train"
     participants: tuple[int, ...] = ()
     weights: tuple[float, ...] = field(default=(), repr=False)
     silo_share: float = 1.0

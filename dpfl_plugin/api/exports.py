@@ -18,6 +18,7 @@ from dpfl_plugin.access import Access, opener
 from dpfl_plugin.api.model_card import card
 from dpfl_plugin.api.runs import Run
 from dpfl_plugin.config.blocks import Block
+from dpfl_plugin.core.scaling import Scaling
 from dpfl_plugin.errors import ConfigError, DataError, UnsupportedError, require
 from dpfl_plugin.measures.answers import answers
 from dpfl_plugin.runs.backbone import Backbone
@@ -36,14 +37,17 @@ class Exported(nn.Module):
     Args:
         steps: of the configuration, in order. Only those that were fitted to nothing can be part of a model.
         shape: of a record.
+        scaling: by released statistics, after all steps; None for none.
 
     Raises:
         UnsupportedError: a step cannot.
     """
 
-    def __init__(self, model: nn.Module, steps: Sequence[Block], shape: tuple[int, ...]) -> None:
+    def __init__(
+        self, model: nn.Module, steps: Sequence[Block], shape: tuple[int, ...], scaling: Scaling | None = None
+    ) -> None:
         super().__init__()
-        self.model, self.backbones = model, nn.ModuleList()
+        self.model, self.backbones, self.scaling = model, nn.ModuleList(), scaling
         self.steps: list[tuple[str, float, float]] = []
         for place, step in enumerate(steps):
             options = step.options
@@ -83,7 +87,7 @@ class Exported(nn.Module):
                 norms = x.flatten(1).square().sum(1).sqrt()
                 norms = torch.where(norms > 0, norms, torch.ones_like(norms))
                 x = x / norms.reshape(-1, *[1] * (x.ndim - 1))
-        out: Tensor = self.model(x)
+        out: Tensor = self.model(x if self.scaling is None else self.scaling(x))
         return out
 
 
@@ -108,7 +112,8 @@ def export(run: Run | str | Path, folder: str | Path, *, onnx: bool = False) -> 
         raise ConfigError(f"{target}: it exists, and was left as it is. Name a new folder.")
     trained = Trained.at(run.folder if isinstance(run, Run) else Path(run))
     source = Run.open(trained.folder.path)
-    module = Exported(source.model.float(), trained.config.data.preprocess, trained.inputs.shape).eval()
+    config = trained.config
+    module = Exported(source.model.float(), config.data.preprocess, trained.inputs.shape, trained.scaling).eval()
     x = torch.from_numpy(np.random.default_rng(0).random((RECORDS, *trained.inputs.shape), dtype=np.float32))
     _compare(module, x, trained)
     program = _program(module, x)

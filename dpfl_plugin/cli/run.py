@@ -40,6 +40,7 @@ from dpfl_plugin.errors import ConfigError, DataError
 from dpfl_plugin.runs.folder import RunFolder, to_json
 from dpfl_plugin.runtimes.mpi import job
 
+MOST_COLUMNS = 8  # whose private statistics are printed
 UNSPENT = 0.95  # of the epsilon that noise was solved for; a run that spent less is told why
 EXIT_CODES = {"done": 0, "failed": 1, "budget_exhausted": 3, "interrupted": 4}
 
@@ -229,6 +230,7 @@ def _show(plan: Plan, results: dict[str, Result], told: Collection[str]) -> None
         console.print(f"warning: {warning}", soft_wrap=True, markup=False)
     fitting.show(console, table)
     for line in [
+        *_statistics(results),
         *_of_silos(results),
         *_meaning(results, told),
         *_repeatable(plan, results),
@@ -237,6 +239,25 @@ def _show(plan: Plan, results: dict[str, Result], told: Collection[str]) -> None
         *_files(plan, results),
     ]:
         console.print(line, soft_wrap=True, markup=False)
+
+
+def _statistics(results: dict[str, Result]) -> list[str]:
+    """The private statistics of columns, as they were released."""
+    lines = []
+    for label, result in results.items():
+        columns = result.get("private_statistics", {}).get("columns", {})
+        said = [
+            f"{name} " + ", ".join(f"{key.replace('_', ' ')} {_short(value)}" for key, value in found.items())
+            for name, found in columns.items()
+        ]
+        if said:
+            more = f"; and {len(said) - MOST_COLUMNS} more in result.json" if len(said) > MOST_COLUMNS else ""
+            lines.append(f"{label}: private statistics, noise included: {'; '.join(said[:MOST_COLUMNS])}{more}.")
+    return lines
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _of_silos(results: dict[str, Result]) -> list[str]:

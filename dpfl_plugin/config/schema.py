@@ -96,6 +96,17 @@ class PersonaliseConfig(Strict):
     local_lr: float = Field(gt=0, lt=math.inf, description="step size")
 
 
+class StatisticsConfig(Strict):
+    """Noisy statistics of columns, by which records are scaled and filled in: one release of each silo, at first."""
+
+    epsilon_share: float = Field(
+        0.25, gt=0, lt=1, description="of privacy.epsilon: what they alone would cost; their noise is solved for it"
+    )
+    noise_multiplier: float | None = Field(
+        None, ge=0, lt=math.inf, description="noise std / sensitivity of a silo's sum, in place of epsilon_share"
+    )
+
+
 class CheckpointConfig(Strict):
     """When the state is saved, besides at the end and when interrupted."""
 
@@ -232,6 +243,9 @@ class Config(Strict):
         None, description="accuracy, or AUC, by noisy counts that are charged to the budget"
     )
     personalise: PersonaliseConfig | None = Field(None, description="a model of each silo's own, charged to the budget")
+    private_statistics: StatisticsConfig | None = Field(
+        None, description="what the schema of a table asks for by scale: mean, quantiles and missing: most_frequent"
+    )
     checkpoint: CheckpointConfig = CheckpointConfig()
     runtime: RuntimeConfig = RuntimeConfig()
     trackers: list[PluginBlock] = Field(
@@ -244,8 +258,9 @@ class Config(Strict):
     def _as_given(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Without a key that is younger than the names of runs, where it says nothing."""
         values: dict[str, Any] = dump(self)
-        if self.private_evaluation is None:
-            values.pop("private_evaluation", None)
+        for key in ("private_evaluation", "private_statistics"):
+            if getattr(self, key) is None:
+                values.pop(key, None)
         return values
 
     @property
@@ -264,6 +279,13 @@ class Config(Strict):
             return self
         solved = getattr(self, self.scoring.key).model_copy(update={"noise_multiplier": noise_multiplier})
         return self.model_copy(update={self.scoring.key: solved})
+
+    def with_statistics_noise(self, noise_multiplier: float | None) -> Config:
+        """As `with_score_noise`, of statistics."""
+        if self.private_statistics is None or noise_multiplier is None:
+            return self
+        solved = self.private_statistics.model_copy(update={"noise_multiplier": noise_multiplier})
+        return self.model_copy(update={"private_statistics": solved})
 
     @field_validator("silos", "silo_weights", mode="before")
     @classmethod
@@ -298,6 +320,12 @@ class Config(Strict):
                 "or give a noise_multiplier above 0"
             )
         self._check_scores()
+        statistics = self.private_statistics
+        if statistics is not None and statistics.noise_multiplier is None and self.privacy.epsilon is None:
+            raise ValueError(
+                "private_statistics.noise_multiplier is missing: give it, or privacy.epsilon, of which "
+                "private_statistics.epsilon_share is a share"
+            )
         if self.silo_weights in ("records", "noise") and self.privacy.sampler == "poisson":
             raise ValueError(
                 f"silo_weights: {self.silo_weights} publishes each silo's number of records, which is what "
@@ -337,6 +365,7 @@ class Config(Strict):
             (self.early_stopping is not None, "early_stopping", "scores have one noise for all silos"),
             (self.private_evaluation is not None, "private_evaluation", "scores have one noise for all silos"),
             (self.personalise is not None, "personalise", "it is planned with one noise for all silos"),
+            (self.private_statistics is not None, "private_statistics", "they have one noise for all silos"),
             (self.runtime.noise == "device", "runtime.noise: device", "it has one noise multiplier for all silos"),
             (self.runtime.lockstep is True, "runtime.lockstep", "silos of a stack have one clipping norm"),
             (self.runtime.graphs, "runtime.graphs", "silos of a stack have one clipping norm"),

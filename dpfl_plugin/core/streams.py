@@ -37,6 +37,7 @@ PURPOSES: Final[dict[str, int]] = {
     "score": 14,  # privacy noise of a silo's validation score
     "trial": 15,  # parameters at which models and losses are tried on made-up records
     "person": 16,  # which records of a person are kept, where there are more than a person may have
+    "statistics": 17,  # privacy noise of a silo's statistics of columns
 }
 
 

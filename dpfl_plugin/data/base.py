@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpfl_plugin.core.outcomes import CLASSES, Outcome
+from dpfl_plugin.core.scaling import Measured
 from dpfl_plugin.data.labels import Integers as Integers
 from dpfl_plugin.data.labels import Labels as Labels
 from dpfl_plugin.data.labels import check_labels
@@ -39,7 +40,7 @@ class Dataset:
     groups 0, 1, ..., and columns: of flat features, where they have names; notes: what the owner of the records should
     look at before training, which may tell of single records; class_names: of the labels 0, 1, ..., if they have any;
     persons: [n], whose record each is, or None where that is not known: equal numbers are one person, in ``test``, too
-    (`dpfl_plugin.data.persons.numbers`).
+    (`dpfl_plugin.data.persons.numbers`); measured: columns that are to be scaled or filled in by noisy statistics.
     """
 
     features: Features
@@ -55,6 +56,7 @@ class Dataset:
     class_names: tuple[str, ...] = ()
     persons: Integers | None = None
     outcome: Outcome = CLASSES
+    measured: tuple[Measured, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ class Inputs:
 
     shape: of features; num_classes: of labels; columns: names of features, where they are flat and have any; classes:
     names of the labels 0, 1, ..., where they have any that are known; backbones: digests of the frozen modules that
-    preprocessing puts records through (`dpfl_plugin.runs.backbone`).
+    preprocessing puts records through (`dpfl_plugin.runs.backbone`); measured: as that of `Dataset`.
     """
 
     shape: tuple[int, ...]
@@ -71,6 +73,12 @@ class Inputs:
     columns: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
     backbones: tuple[str, ...] = ()
+    measured: tuple[Measured, ...] = ()
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON has it, so that a result is the same when it is read again; ``measured`` has a place of its own."""
+        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "measured"}
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,7 +158,10 @@ class Encoder:
         return np.where(nothing | (codes == UNKNOWN), 0, codes), nothing
 
     def _category(self, cells: Cells, column: Column) -> Doubles:
-        """One-hot [n, features]; one feature, of the second, where there are two values and nothing else."""
+        """One-hot [n, features]; one feature, of the second, where there are two values and nothing else.
+
+        Where the most frequent category is filled in later, a missing one is none of them; of one feature 1/2.
+        """
         codes, nothing = self._listed(cells, column)
         self._missing(cells, column, nothing)
         if column.missing == "default":
@@ -170,6 +173,8 @@ class Encoder:
             width += 1
         hot = np.zeros((len(codes), width))
         hot[np.arange(len(codes)), codes] = 1
+        if column.missing == "most_frequent":
+            hot[nothing] = 0.5 if width == 2 else 0.0
         return hot[:, 1:] if width == 2 == len(column.listed) else hot
 
     def _name(self, name: str, key: str, array: pa.Array) -> pa.Array:

@@ -117,7 +117,7 @@ def build_federation(spec: FederationSpec) -> Federation:
         data.columns,
         [*data.notes, *note],
         names,
-        Inputs(shape, data.num_classes, data.columns, data.class_names),
+        Inputs(shape, data.num_classes, data.columns, data.class_names, measured=data.measured),
         data.class_names,
         data.outcome,
     )

@@ -15,6 +15,7 @@ import pydantic
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from dpfl_plugin.core.outcomes import Outcome, bins_of
+from dpfl_plugin.core.scaling import Measured
 from dpfl_plugin.errors import ConfigError, nearest
 from dpfl_plugin.registry import describe
 
@@ -61,8 +62,12 @@ class Column(_Strict):
             ignored: no feature.
         range: the least and the largest value, public: what lies outside is clipped to it, or refused.
         unit: for readers. values: of a category. format: of a date, as Python's strptime; ISO 8601 by default.
+        scale: range: from the public range to [-1, 1]. mean: by the mean and standard deviation, quantiles: by the
+            median and interquartile range (over 1.349), which are noisy releases (``private_statistics``); a missing
+            value then is the mean or median.
         missing: a cell without value is refused; indicator: is the middle of the range (or ``default``), and 1 in a
-            feature of its own; category: a category of its own; default: is ``default``, a public value.
+            feature of its own; category: a category of its own; default: is ``default``, a public value;
+            most_frequent: the category that most records have, by noisy counts (``private_statistics``).
         missing_values: cells that hold no value, besides the schema's.
         other: a category of its own for values that are not listed; else they are refused.
     """
@@ -71,10 +76,11 @@ class Column(_Strict):
     range: tuple[Bound, Bound] | None = None
     outside: Literal["clip", "refuse"] = "clip"
     unit: str | None = None
+    scale: Literal["range", "mean", "quantiles"] = "range"
     values: Words | None = None
     other: bool = False
     format: str | None = None
-    missing: Literal["refuse", "indicator", "category", "default"] = "refuse"
+    missing: Literal["refuse", "indicator", "category", "default", "most_frequent"] = "refuse"
     default: Cell | None = None
     missing_values: Words = []
 
@@ -100,8 +106,8 @@ class Column(_Strict):
             _check_values("values", self.values)
         if self.missing == "default" and self.default is None:
             raise ValueError("missing: default needs default, a public value")
-        if self.missing == "category" and self.type != "category":
-            raise ValueError(f"missing: category is for type: category; use indicator or default for {self.type}")
+        if self.missing in ("category", "most_frequent") and self.type != "category":
+            raise ValueError(f"missing: {self.missing} is for type: category; use indicator or default for {self.type}")
         if self.default is not None:
             self.number_of(self.default)
         return self
@@ -156,6 +162,17 @@ class Column(_Strict):
             raise ValueError(f"default={default!r} is outside the range {' to '.join(self.ends)}")
         return value
 
+    def measured(self, name: str, first: int) -> Measured | None:
+        """Which statistics of it are to be released; ``first``: the place of its first feature."""
+        if self.type == "category" and self.missing == "most_frequent":
+            values = (*self.listed, *["other"] * self.other)
+            return Measured(name, "counts", first, len(self.features(name)), values=values)
+        if self.scale == "range":
+            return None
+        low, high = self.bounds
+        missing = first + 1 if self.missing == "indicator" else -1
+        return Measured(name, self.scale, first, missing=missing, low=low, high=high)
+
     def features(self, name: str) -> list[str]:
         """The names of what it becomes."""
         if self.type in ("identifier", "ignored"):
@@ -171,9 +188,9 @@ _SCALED: Final = ("number", "integer", "date")
 _LISTED: Final = ("category", "ordinal")
 _MISSING_KEYS: Final = {"missing", "default", "missing_values"}
 _COLUMN_KEYS: Final = {
-    "number": {"range", "outside"} | _MISSING_KEYS,
-    "integer": {"range", "outside"} | _MISSING_KEYS,
-    "date": {"range", "outside", "format"} | _MISSING_KEYS,
+    "number": {"range", "outside", "scale"} | _MISSING_KEYS,
+    "integer": {"range", "outside", "scale"} | _MISSING_KEYS,
+    "date": {"range", "outside", "scale", "format"} | _MISSING_KEYS,
     "category": {"values", "other"} | _MISSING_KEYS,
     "ordinal": {"values"} | _MISSING_KEYS,
     "identifier": set(),
@@ -320,6 +337,15 @@ class TableSchema(_Strict):
     def features(self) -> tuple[str, ...]:
         """The names of what a record becomes, in order."""
         return tuple(feature for name, column in self.columns.items() for feature in column.features(name))
+
+    @property
+    def measured(self) -> tuple[Measured, ...]:
+        """The columns whose statistics are to be released."""
+        found, first = [], 0
+        for name, column in self.columns.items():
+            found.append(column.measured(name, first))
+            first += len(column.features(name))
+        return tuple(one for one in found if one is not None)
 
     @property
     def used(self) -> dict[str, str]:

@@ -161,6 +161,7 @@ def assembled(
         class_names=tuple(classes),
         persons=_persons(schema, train),
         outcome=outcome,
+        measured=schema.measured,
     )
 
 

@@ -18,12 +18,14 @@ from dpfl_plugin.core.stopwatch import STOPPED, Stopwatch
 from dpfl_plugin.core.vectors import Vectors, all_finite
 from dpfl_plugin.errors import TrainingError
 from dpfl_plugin.federation.evaluations import Evaluations
+from dpfl_plugin.federation.first_round import FirstRound
 from dpfl_plugin.federation.outcome import Cause, Outcome
 from dpfl_plugin.federation.planning import Planner
 from dpfl_plugin.federation.progress import Progress
 from dpfl_plugin.federation.query_digest import asked_at
 from dpfl_plugin.federation.rehearsal import rehearsal
 from dpfl_plugin.federation.runtime import Interrupted, Runtime, SilosLost
+from dpfl_plugin.federation.scaled_records import with_scaling
 from dpfl_plugin.federation.silo_group import SiloMetrics
 from dpfl_plugin.federation.stopping import Stopping
 from dpfl_plugin.federation.summaries import means
@@ -48,7 +50,7 @@ class Experiment:
         rounds: T; expected_rounds: where the budget is expected to end it.
         evaluations: after which rounds the model is evaluated.
         evaluated: the last round that a run which is resumed was evaluated after; 0 for none.
-        stopping: when scores are made, and end it; personalise: the steps of silos' own models; None for none.
+        first: statistics of columns; stopping: when scores end it; personalise: silos' own models; None for none.
         still_the_same: raises TrainingError where the code is not what the run's name says; asked before what a round
             released is used.
         clock: takes the time of each part.
@@ -67,6 +69,7 @@ class Experiment:
     evaluated: int = 0
     records: str = ""
     score: str = CLASSES.score
+    first: FirstRound | None = None
     stopping: Stopping | None = None
     personalise: PersonaliseConfig | None = None
     min_silos: int = 1
@@ -122,7 +125,7 @@ class Experiment:
         evaluated = last_finite = self.evaluated
         while True:
             try:
-                made = self._round(progress, stop, last_finite)
+                made = self._round(progress, stop, keep, last_finite)
             except SilosLost as lost:
                 self.survivors.lose(progress, lost, save=save, note=note)
                 continue
@@ -163,9 +166,9 @@ class Experiment:
         return outcome
 
     def _round(
-        self, progress: Progress, stop: Callable[[], bool], last_finite: int
+        self, progress: Progress, stop: Callable[[], bool], keep: Callable[[], None], last_finite: int
     ) -> tuple[RoundPlan, Vectors] | Outcome:
-        """(its plan, the server's next state) of the next round, with the score before it; or why there is none.
+        """(its plan, the server's next state) of the next round, with what is before it; or why there is none.
 
         Args:
             last_finite: after how many rounds the loss was last known to be finite.
@@ -174,10 +177,13 @@ class Experiment:
             SilosLost: the round does not count.
         """
         try:
+            first = self.first
+            if first and not first.run(progress, draw=self._draw, send=self._sent, stop=stop, save=keep):
+                return Outcome("budget_exhausted", Cause.BUDGET, f"private statistics: {self.account.why_not()}")
             self._score(progress, stop)
         except Interrupted:
-            reason = f"asked to stop before the score after round {progress.rounds}"
-            return Outcome("interrupted", Cause.STOP_REQUESTED, reason)
+            when = f"{'the score' if progress.rounds else 'statistics'} after round {progress.rounds}"
+            return Outcome("interrupted", Cause.STOP_REQUESTED, f"asked to stop before {when}")
         if self._stopped(progress) or progress.rounds >= self.rounds:
             return Outcome("done", Cause.ROUNDS)
         plan = self.planner.plan(progress.server, progress.rounds, self.account.eligible(), progress.lost)
@@ -187,8 +193,7 @@ class Experiment:
         if not self.account.affords(progress.rounds, plan):
             return Outcome("budget_exhausted", Cause.BUDGET, self.account.why_not())
         try:
-            if stop():
-                raise Interrupted
+            _unless(stop)
             server = self.advance(progress, plan)
         except Interrupted:
             return Outcome("interrupted", Cause.STOP_REQUESTED, f"asked to stop in round {progress.rounds + 1}")
@@ -208,8 +213,7 @@ class Experiment:
         draw = self._draw(progress, progress.rounds, down, plan)
         if not self.account.affords_beside("score", progress.rounds, draw.noise_id):
             return
-        if stop():
-            raise Interrupted
+        _unless(stop)
         mean = self._sent(progress, down, plan, draw)
         progress.scored(mean["score"].flatten().tolist())
         if self.stopping.keep_best and self.stopping.best(progress.scores) == len(progress.scores) - 1:
@@ -224,7 +228,7 @@ class Experiment:
 
     def _draw(self, progress: Progress, round: int, down: Vectors, plan: RoundPlan) -> Draw:
         draw = Draw(self.planner.seed, round, progress.attempt, self.run_name, self.records)
-        return asked_at(draw, down, plan)
+        return asked_at(draw, with_scaling(down, progress.statistics), plan)
 
     def _stopped(self, progress: Progress) -> bool:
         return self.stopping is not None and progress.rounds < self.rounds and self.stopping.stops(progress.scores)
@@ -236,8 +240,7 @@ class Experiment:
         length may tell of a record. The whole plan's length does not, and a run that stops is a function of it.
         """
         assert self.stopping is not None
-        left = rehearsal(self.account, self.planner, self.rounds, progress.server, progress.rounds, NOT_RUN)
-        for _ in left:
+        for _ in rehearsal(self.account, self.planner, self.rounds, progress.server, progress.rounds, NOT_RUN):
             pass
         every = self.stopping.every
         self.account.charge_scores_not_made(range(progress.rounds + every, self.rounds + 1, every))
@@ -362,6 +365,11 @@ class _Checkpoints:
         self._write()
         self._at, self._rounds = time.monotonic(), rounds
         self._took = self._at - began
+
+
+def _unless(stop: Callable[[], bool]) -> None:
+    if stop():
+        raise Interrupted
 
 
 def gradient_dissimilarity(metrics: list[SiloMetrics]) -> float:

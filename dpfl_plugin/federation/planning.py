@@ -123,7 +123,7 @@ class Planner:
 
     def of_all(
         self,
-        task: Literal["score", "personalise"],
+        task: Literal["statistics", "scale", "score", "personalise"],
         local_steps: int = 0,
         local_lr: float = 0.0,
         *,

@@ -26,6 +26,7 @@ class Progress:
         measured: the last evaluation of this session, after how many rounds; not in checkpoints.
         by_silo: what silos measured in it, without gradients.
         begun: rounds that were begun, as far as checkpoints know; those that were made again more than once.
+        statistics: released ones, as `private_statistics.scaling_of` takes them.
     """
 
     server: Vectors
@@ -40,6 +41,7 @@ class Progress:
     losses: list[dict[str, Any]] = field(default_factory=list)
     by_silo: dict[int, SiloMetrics] = field(default_factory=dict)
     begun: int = 0
+    statistics: Tensor | None = None
     histograms: list[list[float]] = field(default_factory=list)
 
     def scored(self, released: list[float]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,13 +17,15 @@ from torch.func import functional_call
 from dpfl_plugin.algorithms.base import Algorithm, RoundPlan
 from dpfl_plugin.core.outcomes import CLASSES, Outcome
 from dpfl_plugin.core.requests import request_digest
+from dpfl_plugin.core.scaling import Scaling
 from dpfl_plugin.core.stopwatch import STOPPED, Stopwatch
 from dpfl_plugin.core.streams import SecureStream, Source, Stream
 from dpfl_plugin.core.vectors import Layout, Vectors, stack
-from dpfl_plugin.errors import MemoryShortError
+from dpfl_plugin.errors import MemoryShortError, TrainingError
 from dpfl_plugin.federation.measuring import labels_of, measures, of_each
 from dpfl_plugin.federation.memory import is_short
 from dpfl_plugin.federation.query_digest import asked_at
+from dpfl_plugin.federation.scaled_records import noisy_sums, scaled, scaling_of, with_scaling
 from dpfl_plugin.federation.validation import counted, num_correct, outputs_of
 from dpfl_plugin.gradients import smoothing
 from dpfl_plugin.gradients.base import Engine, Loss, Records, layers
@@ -34,9 +37,10 @@ from dpfl_plugin.gradients.stacked import MultiSiloEngine, Pool, Sums
 from dpfl_plugin.measures.answers import Answers, answers
 from dpfl_plugin.measures.tables import score
 from dpfl_plugin.oracle import Draw, PrivateOracle, together
-from dpfl_plugin.privacy.events import Charge
+from dpfl_plugin.privacy.events import Charge, ChargeKind, SampledGaussian
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.scores import Scores
+from dpfl_plugin.privacy.statistics import Statistics
 
 # A silo's state beside the algorithm's, which never sees it: C_i (m, 1), where the clipping adapts it.
 CLIP_NORM = "oracle.clip_norm"
@@ -79,7 +83,7 @@ class SiloGroup:
     Args:
         train, test: records by silo id.
         states: (len(train), d) each, rows in the order of ascending ids.
-        scores: how validation scores are released, if they are.
+        scores, statistics: how validation scores, and statistics of columns, are released, if they are.
         chunk_bytes: for the gradients of single examples at a time, where another engine is made.
         lockstep: silos that are advanced together are answered together, if the engine and the rules allow it. Sums
             then round by who is in a stack.
@@ -109,6 +113,7 @@ class SiloGroup:
         record: Record | None = None,
         digests: Mapping[int, str] | None = None,
         outcome: Outcome = CLASSES,
+        statistics: Statistics | None = None,
     ) -> None:
         self.clock: Stopwatch = STOPPED
         self.digests = dict(digests or {})
@@ -116,14 +121,10 @@ class SiloGroup:
         self._row = {silo: row for row, silo in enumerate(self.ids)}
         self._model, self._loss, self._layout = model.eval(), loss, Layout.of(model)
         self._algorithm, self._rules, self._engine = algorithm, rules, engine
-        self._train = {silo: engine.prepare(records) for silo, records in train.items()}
-        self._pool = Pool(self._train) if lockstep and self._train and together(engine, rules) else None
-        if self._pool is not None:
-            self._train = self._pool.records  # not once more
-        self._replayed: Replayed | None = None
-        if record is not None and self._pool is not None:
-            self._replayed = Replayed(Sums(cast(MultiSiloEngine, engine), self._pool), record)
-        self._test, self._outcome = test, outcome
+        self._held = functools.partial(_held, engine=engine, rules=rules, lockstep=lockstep, record=record)
+        self._train, self._pool, self._replayed = self._held(train)
+        self._test, self._outcome, self._statistics = test, outcome, statistics
+        self.scaling: tuple[Tensor, Scaling] | None = None  # (the sums that it is made of, it) once there is one
         self.states = begun(states, rules, len(train))
         self._layers = layers(self._layout)
         self._evaluator: torch.nn.Module | None = None
@@ -161,11 +162,15 @@ class SiloGroup:
         Raises:
             MemoryShortError: there is no memory left; nothing of these silos was released.
         """
-        draw = draw if draw.asked else asked_at(draw, down, plan)
+        draw = draw if draw.asked else asked_at(draw, self.bound(down), plan)
         with _told_if_short(f"silos {', '.join(map(str, ids))} in round {draw.round + 1}"):
             return self._run(ids, down, plan, replace(draw, held=self.digests))
 
     def _run(self, ids: Sequence[int], down: Vectors, plan: RoundPlan, draw: Draw) -> tuple[Vectors, list[Charge]]:
+        if plan.task == "statistics":
+            return self._sums(ids, plan, draw)
+        if plan.task == "scale":
+            return self._scale(down)
         if plan.task == "score":
             return self._score(ids, down["model"], draw)
         if plan.task == "personalise":
@@ -218,27 +223,38 @@ class SiloGroup:
         assert self._scores is not None
         share, evaluator = self._scores.share, self._at(model)
         source: Source = SecureStream() if self._rules.secure else Stream()
-        values, charges = [], []
+        values, persons = [], self._rules.unit == "person"
         for silo in ids:
-            records = part_of(self._train[silo], share, silo)
-            rng = source.seek(draw.key("score", silo, 0))
-            persons = self._rules.unit == "person"
+            records, rng = part_of(self._train[silo], share, silo), source.seek(draw.key("score", silo, 0))
             found = counted(evaluator, records, self._outcome, bins=self._scores.bins, persons=persons)
             values.append(self._scores.noisy(found, self._rules.neighbouring, rng) / len(records))
-            release = self._scores.release(self._rules.neighbouring, self._rules.unit)
-            charges.append(
-                Charge(
-                    round=draw.round,
-                    silo=silo,
-                    release=release,
-                    count=1,
-                    share=share,
-                    noise_id=draw.noise_id,
-                    kind="score",
-                )
-            )
         self.clock.lap("evaluation")
+        charges = _once(ids, draw, "score", self._scores.release(self._rules.neighbouring, self._rules.unit), share)
         return {"score": torch.stack(values)}, charges
+
+    def bound(self, down: Vectors) -> Vectors:
+        """All that an answer to ``down`` depends on besides the records, the plan and silos' own states."""
+        return with_scaling(down, None if self.scaling is None else self.scaling[0])
+
+    @torch.no_grad()
+    def _sums(self, ids: Sequence[int], plan: RoundPlan, draw: Draw) -> tuple[Vectors, list[Charge]]:
+        """({"sums": (m, D)}, charges): noisy sums, of which statistics of columns are made."""
+        assert self._statistics is not None
+        release = self._statistics.release(self._rules.neighbouring, self._rules.unit)
+        sums = noisy_sums(self._statistics, self._train, ids, plan.share, self._rules, draw)
+        return {"sums": sums}, _once(ids, draw, "statistics", release, plan.share)
+
+    def _scale(self, down: Vectors) -> tuple[Vectors, list[Charge]]:
+        """Have the records of all silos of this process scaled by what was released; nothing leaves."""
+        assert self._statistics is not None
+        if self.scaling is None:
+            scaling = scaling_of(self._statistics, down["sums"], self._rules.neighbouring)
+            self._train, self._pool, self._replayed = self._held(scaled(self._train, scaling))
+            self._test = scaled(self._test, scaling)
+            self.scaling = down["sums"].clone(), scaling
+        elif not torch.equal(self.scaling[0], down["sums"]):
+            raise TrainingError("records are scaled already, by other statistics. Begin a session anew.")
+        return {}, []
 
     @torch.no_grad()
     def _personalise(self, ids: Sequence[int], model: Tensor, plan: RoundPlan, draw: Draw) -> list[Charge]:
@@ -362,3 +378,25 @@ class SiloGroup:
             found = made_of(self._outcome, by_silo, names)
         self.clock.lap("evaluation")
         return found
+
+
+def _held(
+    train: Mapping[int, Records], *, engine: Engine, rules: PrivacyRules, lockstep: bool, record: Record | None
+) -> tuple[dict[int, Records], Pool | None, Replayed | None]:
+    """(records as the engine prepares them, the pool that they are views of, what replays sums over it)"""
+    prepared = {silo: engine.prepare(records) for silo, records in train.items()}
+    if not (lockstep and prepared and together(engine, rules)):
+        return prepared, None, None
+    pool = Pool(prepared)
+    sums = Sums(cast(MultiSiloEngine, engine), pool)
+    return pool.records, pool, None if record is None else Replayed(sums, record)
+
+
+def _once(
+    ids: Sequence[int], draw: Draw, kind: ChargeKind, release: SampledGaussian, share: tuple[float, float]
+) -> list[Charge]:
+    """One release of each silo, beside the rounds."""
+    return [
+        Charge(round=draw.round, silo=silo, release=release, count=1, share=share, noise_id=draw.noise_id, kind=kind)
+        for silo in ids
+    ]

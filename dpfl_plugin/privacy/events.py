@@ -9,7 +9,7 @@ from typing import Final, Literal, get_args
 Sampler = Literal["fixed", "poisson", "full"]
 Neighbouring = Literal["replace_one", "add_or_remove"]
 Unit = Literal["record", "person", "silo"]
-ChargeKind = Literal["round", "score", "personalise"]
+ChargeKind = Literal["round", "statistics", "score", "personalise"]
 CHARGE_KINDS: Final[tuple[ChargeKind, ...]] = get_args(ChargeKind)
 
 
@@ -44,8 +44,9 @@ class Charge:
         count: how many releases of it.
         share: the part [first, last) of the silo's records that they read; disjoint parts compose in parallel.
         noise_id: names the random bits. The same bits released again are the same release: charged once.
-        kind: what it was for: a round of the algorithm, a validation score, or a silo's own model. None in ledgers of
-            versions that did not say, until `Tally.settle`. It is no part of what tells releases apart.
+        kind: what it was for: a round of the algorithm, statistics of columns, a validation score, or a silo's own
+            model. None in ledgers of versions that did not say, until `Tally.settle`. It is no part of what tells
+            releases apart.
     """
 
     round: int

@@ -1,4 +1,5 @@
-"""What every silo releases beside the rounds of its algorithm: validation scores, and a model of its own at the end.
+"""What every silo releases beside the rounds of its algorithm: statistics of columns at first, validation scores, and a
+model of its own at the end.
 
 All of it is planned before the run and at every silo. Budgets and calibration reserve the whole plan from the first
 round on, so that a run which spends its budget on rounds has what its last release costs.
@@ -14,11 +15,12 @@ from typing import Final, Literal
 
 from dpfl_plugin.privacy.composition import Planned, Share
 from dpfl_plugin.privacy.events import Charge, ChargeKind
+from dpfl_plugin.privacy.mechanisms import Gaussian
 from dpfl_plugin.privacy.prior import Prior
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.scores import Scores
 
-Kind = Literal["score", "personalise"]
+Kind = Literal["statistics", "score", "personalise"]
 WHOLE: Final[Share] = (0.0, 1.0)
 NOT_RUN: Final = "not-run"  # noise_id of what is charged and was not released
 
@@ -31,15 +33,17 @@ class Beside:
         last: the round number of the models of the silos' own: T.
         scores: how scores are released; None for none. num_scores: how many each silo makes.
         local_steps: private gradients of a silo's own model; 0 for none.
+        statistics: noise multiplier of each silo's statistics of columns; None for none.
     """
 
     last: int
     scores: Scores | None = None
     num_scores: int = 0
     local_steps: int = 0
+    statistics: float | None = None
 
     def __bool__(self) -> bool:
-        return bool(self.scores or self.local_steps)
+        return bool(self.kinds)
 
     @property
     def training(self) -> Share:
@@ -54,6 +58,10 @@ class Beside:
 
     def planned(self, kind: Kind, rules: PrivacyRules, num_records: int) -> tuple[Planned, int]:
         """(one charge, how many of them) at a silo."""
+        if kind == "statistics":
+            assert self.statistics is not None
+            noisy = Gaussian(self.statistics).event("full", 1.0, rules.neighbouring, rules.unit)
+            return Planned(noisy, 1, self.training), 1
         if kind == "score":
             assert self.scores is not None
             return Planned(self.scores.release(rules.neighbouring, rules.unit), 1, self.scores.share), self.num_scores
@@ -63,8 +71,12 @@ class Beside:
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        kinds: tuple[Kind, ...] = ("score",) if self.scores else ()
-        return (*kinds, "personalise") if self.local_steps else kinds
+        planned: dict[Kind, bool] = {
+            "statistics": self.statistics is not None,
+            "score": self.scores is not None,
+            "personalise": self.local_steps > 0,
+        }
+        return tuple(kind for kind, is_planned in planned.items() if is_planned)
 
 
 class BesideMade:

@@ -42,7 +42,7 @@ from dpfl_plugin.runs.engines import (
     plan_memory,
     stack_of,
 )
-from dpfl_plugin.runs.extra_releases import beside
+from dpfl_plugin.runs.extra_releases import beside, statistics_of, statistics_planned
 from dpfl_plugin.runs.forecast import Forecast
 from dpfl_plugin.runs.models import check_outcome, flat_model, model_and_loss, records_of
 from dpfl_plugin.runs.plugins import is_ours, make_accountant, make_algorithm
@@ -272,6 +272,7 @@ def _draft(
     module, loss, trial = model_and_loss(config, holding, module, loss)
     attributes = describe({"the model": module, "the loss": loss})  # before engines are tried: here one, there all
     check_outcome(config, holding.survey.outcome, holding.survey.num_classes)
+    statistics_of(config, holding.survey.inputs)
     own = own_settings(config, len(num_records), holding.names)
     check_records(config, with_own(rules, config, own, dict.fromkeys(own.of, 1.0)), num_records, holding.names)
     setting = make_setting(config, num_records, holding.names)
@@ -335,6 +336,7 @@ def _silo_group(config: Config, draft: _Draft, rules: PrivacyRules, extra: Besid
         record=cuda_graph if graphs else None,
         digests=draft.holding.training,
         outcome=draft.holding.survey.outcome,
+        statistics=statistics_planned(config, draft.holding.survey.inputs, extra),
     )
 
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from dpfl_plugin.config.schema import Config
+from dpfl_plugin.core.scaling import Measured
+from dpfl_plugin.data.base import Inputs
 from dpfl_plugin.data.names import called
 from dpfl_plugin.errors import ConfigError, UnsupportedError
 from dpfl_plugin.privacy.accountants import Accountant
@@ -15,6 +17,7 @@ from dpfl_plugin.privacy.events import SampledGaussian, Term
 from dpfl_plugin.privacy.extra_releases import Beside
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.scores import Scores
+from dpfl_plugin.privacy.statistics import Statistics
 
 LAST: Final = 10**6  # the round of the last release where only a budget ends a run; none has as many
 SHARED: Final = "a shared ledger knows of rounds only"
@@ -24,33 +27,59 @@ def beside(config: Config, accountant: Accountant) -> Beside:
     """What a configuration plans beside its rounds.
 
     The noise of scores is given, or the least with which all of them fit ``privacy.epsilon``: they read other records
-    than the rounds do, so that the dearer of both counts, and not their sum.
+    than the rounds do, so that the dearer of both counts, and not their sum. That of statistics is given, or the least
+    with which they alone fit their share of ``privacy.epsilon``; rounds have what they leave.
 
     Raises:
         ConfigError: the noise that is given is too little for the budget.
     """
     scoring, own = config.scoring, config.personalise
     last = config.rounds if config.rounds is not None else LAST
-    steps = own.local_steps if own is not None else 0
+    steps, statistics = own.local_steps if own is not None else 0, _of_statistics(config, accountant)
     if scoring is None:
-        return Beside(last, local_steps=steps)
+        return Beside(last, local_steps=steps, statistics=statistics)
     assert scoring.every is not None
     num_scores = last // scoring.every
     noise, privacy = scoring.noise_multiplier, config.privacy
     if noise is None:
         # Without a budget, as in rehearsals of one, the noise does not matter.
         noise = 1.0 if privacy.epsilon is None else _least(accountant, num_scores, privacy.epsilon, privacy.delta)
+    if scoring.noise_multiplier is not None:
+        what = f"{num_scores} scores alone come"
+        mend = f"Use {{:g}} or more, a larger {scoring.key}.every, or leave it out."
+        _check_noise(f"{scoring.key}.noise_multiplier", noise, num_scores, config, accountant, what, mend)
     scores = Scores((1.0 - scoring.share, 1.0), noise, scoring.bins)
-    if scoring.noise_multiplier is not None and privacy.epsilon is not None:
-        epsilon = accountant.epsilon([_term(noise, num_scores)], privacy.delta)
-        if epsilon > privacy.epsilon:
-            least = _least(accountant, num_scores, privacy.epsilon, privacy.delta)
-            raise ConfigError(
-                f"{scoring.key}.noise_multiplier={noise:g}: {num_scores} scores alone come to epsilon {epsilon:.4g}, "
-                f"over privacy.epsilon={privacy.epsilon:g}. Use {least:g} or more, a larger {scoring.key}.every, "
-                "or leave it out."
-            )
-    return Beside(last, scores, num_scores, steps)
+    return Beside(last, scores, num_scores, steps, statistics)
+
+
+def _of_statistics(config: Config, accountant: Accountant) -> float | None:
+    """Noise multiplier of each silo's statistics; None for none."""
+    asked, privacy = config.private_statistics, config.privacy
+    if asked is None:
+        return None
+    if asked.noise_multiplier is not None:
+        what, mend = "the statistics alone come", "Use more than {:g}, or give epsilon_share in its place."
+        key = "private_statistics.noise_multiplier"
+        _check_noise(key, asked.noise_multiplier, 1, config, accountant, what, mend)
+        return asked.noise_multiplier
+    if privacy.epsilon is None:
+        return 1.0  # as with scores
+    return _least(accountant, 1, asked.epsilon_share * privacy.epsilon, privacy.delta)
+
+
+def _check_noise(
+    key: str, noise: float, count: int, config: Config, accountant: Accountant, what: str, mend: str
+) -> None:
+    """Raise ConfigError where so many releases with the noise that is given are over the budget by themselves."""
+    budget, delta = config.privacy.epsilon, config.privacy.delta
+    if budget is None:
+        return
+    epsilon = accountant.epsilon([_term(noise, count)], delta)
+    if epsilon > budget:
+        raise ConfigError(
+            f"{key}={noise:g}: {what} to epsilon {epsilon:.4g}, over privacy.epsilon={budget:g}. "
+            + mend.format(_least(accountant, count, budget, delta))
+        )
 
 
 def _term(noise: float, count: int) -> Term:
@@ -67,6 +96,45 @@ def _least(accountant: Accountant, count: int, epsilon: float, delta: float) -> 
 @functools.lru_cache(maxsize=1024)  # asked for with every account, of which calibration makes many
 def _solved(accountant: Accountant, count: int, epsilon: float, delta: float) -> float:
     return least_noise(lambda noise: accountant.epsilon([_term(noise, count)], delta), epsilon)
+
+
+def statistics_of(config: Config, inputs: Inputs | None) -> tuple[Measured, ...]:
+    """The columns whose statistics a run releases.
+
+    Args:
+        inputs: what records are; None in a process that holds none.
+
+    Raises:
+        ConfigError: the schema asks for statistics and the configuration does not, or the other way round.
+        UnsupportedError: records are preprocessed before, or lie in files.
+    """
+    measured = () if inputs is None else inputs.measured
+    if config.private_statistics is None:
+        for one in measured:
+            key = "missing: most_frequent" if one.kind == "counts" else f"scale: {one.kind}"
+            raise ConfigError(
+                f"data.schema.columns.{one.name}.{key} is made of the records: its statistics have to be noisy "
+                "releases, which are charged. Set private_statistics: {epsilon_share: 0.25}, or take that key out."
+            )
+        return ()
+    if inputs is not None and not measured:
+        raise ConfigError(
+            "private_statistics: no column asks for any. Give columns of data.schema scale: mean, scale: quantiles or "
+            "missing: most_frequent, or leave private_statistics out."
+        )
+    for given, key, why in (
+        (config.data.preprocess, "data.preprocess", "statistics are of columns as the schema makes them"),
+        (config.data.memory_map, "data.memory_map", "scaled records are in memory"),
+    ):
+        if given:
+            raise UnsupportedError(f"private_statistics with {key}: {why}. Leave {key} out.")
+    return measured
+
+
+def statistics_planned(config: Config, inputs: Inputs | None, planned: Beside) -> Statistics | None:
+    """How a run releases statistics; None for none. Raises as `statistics_of`."""
+    measured = statistics_of(config, inputs)
+    return Statistics(measured, planned.statistics) if measured and planned.statistics is not None else None
 
 
 def check_extra_releases(
@@ -102,6 +170,11 @@ def check_extra_releases(
                 config.personalise,
                 "a silo's own model is trained on gradients, which are not private by themselves at this unit",
             ),
+            (
+                "private_statistics",
+                config.private_statistics,
+                "what all records of a silo together may add is bounded by nothing but their number",
+            ),
         ):
             if given is not None:
                 raise UnsupportedError(f"{key} with privacy.unit='silo': {why}. Leave {key} out, or use unit: record.")
@@ -124,6 +197,6 @@ def training_records(config: Config, num_records: int) -> int:
 
 def refuse_extra_releases(config: Config, what: str) -> None:
     """Raise UnsupportedError if a run releases anything beside its rounds, which ``what`` knows nothing of."""
-    for key in ("early_stopping", "private_evaluation", "personalise"):
+    for key in ("early_stopping", "private_evaluation", "personalise", "private_statistics"):
         if getattr(config, key) is not None:
             raise UnsupportedError(f"{key}: {what}. Use --set {key}=null.")

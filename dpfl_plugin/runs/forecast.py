@@ -23,7 +23,7 @@ from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.prior import NO_PRIOR, Prior, earlier_runs
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.runs.accounting import make_account
-from dpfl_plugin.runs.extra_releases import SHARED, beside, refuse_extra_releases
+from dpfl_plugin.runs.extra_releases import SHARED, beside, refuse_extra_releases, statistics_of
 from dpfl_plugin.runs.plugins import make_accountant, make_algorithm
 from dpfl_plugin.runs.record_marks import MarkKey
 from dpfl_plugin.runs.rules import privacy_rules
@@ -109,8 +109,9 @@ class Forecast:
         )
 
     def unlimited(self) -> Forecast:
-        """Without the budget, but with the noise of scores that is solved for it."""
-        scores, config = beside(self.config, self.accountant).scores, self.config
+        """Without the budget, but with the noise of scores and statistics that is solved for it."""
+        planned = beside(self.config, self.accountant)
+        scores, config = planned.scores, self.config.with_statistics_noise(planned.statistics)
         if scores is not None:
             config = config.with_score_noise(scores.noise_multiplier)
         return replace(self, config=config).changed(epsilon=None)
@@ -285,6 +286,7 @@ def forecast(
     federation = federate(config, base) if federation is None else federation
     num_records = tuple(len(silo.train_y) for silo in federation.silos)
     check_records(config, rules, num_records, federation.names)
+    statistics_of(config, federation.inputs)
     setting = make_setting(config, num_records, federation.names)
     known = survey(federation)
     known = known if key is None else MarkKey.at(key).marked(known)

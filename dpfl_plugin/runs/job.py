@@ -78,7 +78,7 @@ def make_job(
     config: Config, base: Path, folder: RunFolder, parts: Parts, path: Path | None, shared: Ledger | None
 ) -> Job:
     here, began = arithmetic_of(config, parts), checkpoints.load_facts(folder.checkpoint)
-    naming = name_run(_with_noise_of_scores(config, parts), parts, here, began)
+    naming = name_run(_with_extra_noise(config, parts), parts, here, began)
     if began is not None:
         check_same(folder, began, naming, here)
     here["repeats"] = here["repeats"] and not naming.doubts
@@ -127,9 +127,9 @@ def arithmetic_of(config: Config, parts: Parts) -> dict[str, Any]:
     return here | environment.elsewhere(here, parts.machines)
 
 
-def _with_noise_of_scores(config: Config, parts: Parts) -> Config:
+def _with_extra_noise(config: Config, parts: Parts) -> Config:
     """With what was solved for, which names the run's random bits as if it had been given."""
-    scores = parts.beside.scores
+    scores, config = parts.beside.scores, config.with_statistics_noise(parts.beside.statistics)
     return config if scores is None else config.with_score_noise(scores.noise_multiplier)
 
 

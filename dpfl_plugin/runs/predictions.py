@@ -17,6 +17,7 @@ from dpfl_plugin import own_folders, registry
 from dpfl_plugin.config.load import base_of, load, run_id
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.outcomes import CLASSES, Outcome
+from dpfl_plugin.core.scaling import Scaling
 from dpfl_plugin.data import tables
 from dpfl_plugin.data.base import Dataset, Features, Federation, Inputs, Integers, Silo, validate
 from dpfl_plugin.data.fetch import DataSource
@@ -108,6 +109,12 @@ class Trained:
     def outcome(self) -> Outcome:
         """What labels are."""
         return Outcome.of_result(self.result)
+
+    @property
+    def scaling(self) -> Scaling | None:
+        """By what released statistics records were scaled; None where they were not."""
+        found = self.result.get("private_statistics")
+        return None if found is None else Scaling.of(found["scaling"])
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -346,9 +353,11 @@ def _outputs(trained: Trained, x: Features, federation: Federation) -> torch.Ten
         model.to(dtype).load_state_dict(load_file(folder.model))
     except (RuntimeError, SafetensorError, OSError) as error:
         raise DataError(f"{folder.model} does not fit the model that {folder.config} names: {told(error)}.") from error
+    scaling = trained.scaling
     with torch.no_grad():
-        pieces = torch.from_numpy(x).split(AT_ONCE)
-        return torch.cat([model(piece.to(dtype)).double() for piece in pieces])
+        pieces = [piece.to(dtype) for piece in torch.from_numpy(x).split(AT_ONCE)]
+        pieces = pieces if scaling is None else [scaling(piece) for piece in pieces]
+        return torch.cat([model(piece).double() for piece in pieces])
 
 
 def _probabilities(config: Config, outputs: torch.Tensor) -> NDArray[np.float64] | None:

@@ -37,6 +37,7 @@ from dpfl_plugin.runs.folder import RunFolder, to_json
 from dpfl_plugin.runs.hooks import GIVEN
 from dpfl_plugin.runs.integrity import model_file_sha256
 from dpfl_plugin.runs.job import planner_of, stopping_of
+from dpfl_plugin.runs.private_statistics import in_result as statistics_in_result
 from dpfl_plugin.runs.publishable import write as write_statement
 from dpfl_plugin.runs.statement import MEASUREMENTS, SIMULATION, statement
 
@@ -205,7 +206,8 @@ def _result(
         "lost": progress.losses,
         "early_stopping": _early_stopping(config, parts, progress),
         **_private_evaluation(config, parts, progress),
-        "inputs": None if parts.inputs is None else _lists(asdict(parts.inputs)),
+        **statistics_in_result(config, parts, progress),
+        "inputs": None if parts.inputs is None else parts.inputs.plain(),
         "noise_multiplier": parts.noise_multiplier,
         "warnings": [text for text in said["warnings"] if text != SIMULATION],
         "epsilon": said["views"],
@@ -221,11 +223,6 @@ def _result(
         "folder": str(folder.path),
         "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
-
-
-def _lists(values: Mapping[str, Any]) -> dict[str, Any]:
-    """As JSON has them, so that a result is the same when it is read again."""
-    return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
 
 
 def _loss_in_words(loss: dict[str, Any]) -> str:

@@ -12,6 +12,7 @@ import torch
 from dpfl_plugin.algorithms.base import Regrouping, Setting
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.federation.progress import Progress
+from dpfl_plugin.federation.scaled_records import SUMS
 from dpfl_plugin.federation.silo_group import begun
 from dpfl_plugin.federation.stopping import Score
 from dpfl_plugin.oracle import is_of
@@ -37,6 +38,8 @@ def account_of(job: Job, ledgers: Ledgers, found: Checkpoint | None) -> PrivacyA
 
     def repeats(charge: Charge) -> bool:
         if charge.kind == "score" and charge.round in scored:
+            return False
+        if charge.kind == "statistics" and found is not None and SUMS in found.server:
             return False
         return charge.noise_id == NOT_RUN or (
             is_of(charge.noise_id, f"{job.bits}{job.records}", ledgers.attempt) and charge.round >= rounds
@@ -112,7 +115,8 @@ def checkpoint_of(progress: Progress, silos: Vectors, account: PrivacyAccount, f
     more |= {"attempt": progress.attempt, "losses": progress.losses, "begun": progress.begun}
     more |= {"histograms": progress.histograms} if progress.histograms else {}
     best = {} if progress.best is None else {BEST: progress.best.clone()}
-    return Checkpoint(progress.rounds, {**progress.server, **best}, silos, {**facts, **more})
+    statistics = {} if progress.statistics is None else {SUMS: progress.statistics.clone()}
+    return Checkpoint(progress.rounds, {**progress.server, **best, **statistics}, silos, {**facts, **more})
 
 
 def _in_runs(costs: Mapping[int, RoundCost]) -> list[list[Any]]:
@@ -158,7 +162,7 @@ def _moved(vectors: Vectors, device: torch.device) -> Vectors:
 
 def _progress(found: Checkpoint, device: torch.device) -> Progress:
     facts, server = found.facts, _moved(found.server, device)
-    best = server.pop(BEST, None)
+    best, statistics = server.pop(BEST, None), server.pop(SUMS, None)
     return Progress(
         server=server,
         rounds=found.rounds,
@@ -170,6 +174,7 @@ def _progress(found: Checkpoint, device: torch.device) -> Progress:
         histograms=[list(map(float, one)) for one in facts.get("histograms", ())],
         best=best,
         losses=_losses(found),
+        statistics=statistics,
     )
 
 

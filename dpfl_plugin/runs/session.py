@@ -58,6 +58,7 @@ from dpfl_plugin.runs.locations import folder_of, key_of, shared_key
 from dpfl_plugin.runs.naming import StillTheSame
 from dpfl_plugin.runs.place import Place
 from dpfl_plugin.runs.preflight import check_finished, check_marks, refuse_unfinished
+from dpfl_plugin.runs.private_statistics import first_round_of
 from dpfl_plugin.runs.publishable import published
 from dpfl_plugin.runs.result import Final, Result, finished_result, write_result
 from dpfl_plugin.runs.resume import account_of, checkpoint_of, start, with_lost
@@ -415,6 +416,7 @@ def _experiment(job: Job, runtime: Runtime, account: PrivacyAccount, lines: list
         dissimilarity=config.evaluation.dissimilarity,
         checkpoint_every=config.checkpoint.every,
         checkpoint_seconds=config.checkpoint.seconds,
+        first=first_round_of(job, account),
         stopping=stopping_of(config),
         personalise=config.personalise,
         min_silos=config.runtime.min_silos,

@@ -84,6 +84,11 @@ HISTOGRAMS = (
     "no gradient reads, charged to those records, so for each record the costlier of rounds and scores counts. A "
     "record is in one count; noise is in proportion to how far one record moves all of them together, in L2.",
 )
+STATISTICS = (
+    "Statistics of columns are releases too: each silo's noisy sum, before the first round, over all records that "
+    "gradients may read. How records are scaled and filled in is made of these sums alone, so that publishing it "
+    "(result.json, exported models) tells no more than epsilon covers; test records are scaled by the same.",
+)
 EARLY_STOPPING = (
     *SCORES,
     "When the run ends depends on scores, which are releases. All rounds and scores that were planned are therefore "
@@ -216,6 +221,7 @@ def _assumptions(
         *(KNOWN_SEED if config.seed == 0 and not rules.secure and release.noise_multiplier else ()),
         *(ZERO_OUT if release.neighbouring == "add_or_remove" else ()),
         *(OUTSIDER if outsider else ()),
+        *(STATISTICS if config.private_statistics is not None else ()),
         *(EARLY_STOPPING if config.early_stopping is not None else ()),
         *((HISTOGRAMS if config.private_evaluation.histogram_bins else SCORES) if config.private_evaluation else ()),
         *(PERSONALISED if config.personalise is not None else ()),
@@ -292,6 +298,12 @@ def _beside(config: Config, account: PrivacyAccount, rules: PrivacyRules) -> lis
     """What silos release beside the rounds, in words."""
     lines, scores, own = [], account.beside.scores, config.personalise
     persons = config.privacy.unit == "person"
+    if account.beside.statistics is not None:
+        lines.append(
+            "statistics of columns: one noisy sum of each silo before the first round, noise_multiplier "
+            f"{number(account.beside.statistics)}; a record adds at most 1 in norm for each column"
+            + (", a person the mean of what its records add" if persons else "")
+        )
     if scores is not None:
         what, which, each = "a count of correct predictions", "predicted correctly", ""
         if scores.bins:

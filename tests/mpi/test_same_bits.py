@@ -45,6 +45,22 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "data": {"dataset": {"name": "csv", "files": "silo-*.csv"}, "num_silos": None, "partition": "natural"},
         "engine": "auto",
     },
+    "statistics": {
+        "data": {
+            "dataset": {"name": "table", "files": "silo-*.csv"},
+            "num_silos": None,
+            "partition": "natural",
+            "schema": {
+                "label": {"column": "label", "classes": ["no", "yes"]},
+                "columns": {
+                    "a": {"type": "number", "range": [-3, 3], "scale": "mean"},
+                    "b": {"type": "number", "range": [-9, 9], "scale": "quantiles"},
+                },
+            },
+        },
+        "private_statistics": {"noise_multiplier": 3.0},
+        "engine": "auto",
+    },
     "stopped and own models": {
         "rounds": 8,
         "silo_rate": 0.6,

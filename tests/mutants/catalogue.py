@@ -2777,8 +2777,8 @@ STOPPING = (
         "scores-of-training-records",
         "scores are charged to validation records and count all",
         "federation/silo_group.py",
-        "records = part_of(self._train[silo], share, silo)",
-        "records = self._train[silo]",
+        "part_of(self._train[silo], share, silo)",
+        "self._train[silo]",
         ("tests/cli/test_early_stopping.py::test_a_validation_record_moves_its_score_by_one_and_no_gradient",),
     ),
     Mutant(
@@ -2872,6 +2872,86 @@ FROZEN = "tests/adapters/test_frozen.py"
 KEPT = "tests/adapters/test_kept.py"
 FROZEN_LAYERS = "tests/cli/test_frozen_layers.py"
 SILO = "adapters/silo.py"
+STATISTICS_TESTS = "tests/privacy/test_statistics.py"
+RUNS_WITH_STATISTICS = "tests/cli/test_private_statistics.py"
+STATISTICS = (
+    Mutant(
+        "statistics-uncharged",
+        "silos' statistics of columns are charged nothing",
+        "federation/silo_group.py",
+        '_once(ids, draw, "statistics", release, plan.share)',
+        "[]",
+        (
+            RUNS_WITH_STATISTICS
+            + "::test_each_silo_is_charged_for_one_more_gaussian_release_and_epsilon_is_that_of_all",
+        ),
+    ),
+    Mutant(
+        "statistics-unplanned",
+        "noise is solved for rounds as if statistics were free",
+        "privacy/extra_releases.py",
+        "return Planned(noisy, 1, self.training), 1",
+        "return Planned(noisy, 1, self.training), 0",
+        (RUNS_WITH_STATISTICS + "::test_noise_is_solved_so_that_statistics_and_rounds_fit_together",),
+    ),
+    Mutant(
+        "statistics-over-budget",
+        "statistics are released again, with fresh noise, whether the budget has room or not",
+        "federation/first_round.py",
+        'if not self.account.affords_beside("statistics", 0, named.noise_id):',
+        "if False:",
+        (RUNS_WITH_STATISTICS + "::test_secure_statistics_that_were_lost_are_charged_again_or_not_made",),
+    ),
+    Mutant(
+        "statistics-forgotten-by-a-resume",
+        "a run that goes on does not count the statistics that its records are scaled by",
+        "runs/resume.py",
+        'if charge.kind == "statistics" and found is not None and SUMS in found.server:',
+        "if False:",
+        (RUNS_WITH_STATISTICS + "::test_a_run_that_dies_goes_on_with_the_same_statistics",),
+    ),
+    Mutant(
+        "statistics-of-half-the-sensitivity",
+        "the noise of statistics is for values that lie at most 1 apart",
+        "privacy/statistics.py",
+        '4 if one.kind == "mean" else 2',
+        "1",
+        (STATISTICS_TESTS + "::test_neighbours_sums_are_as_far_apart_as_the_sensitivity_at_most",),
+    ),
+    Mutant(
+        "statistics-unclipped",
+        "a value beyond its public range adds to a mean as it is",
+        "core/scaling.py",
+        ".nan_to_num().clamp(-1.0, 1.0)",
+        ".nan_to_num()",
+        (STATISTICS_TESTS + "::test_neighbours_sums_are_as_far_apart_as_the_sensitivity_at_most",),
+    ),
+    Mutant(
+        "person-adds-all-its-records",
+        "a person adds the sum of what its records add to statistics, not the mean",
+        "privacy/statistics.py",
+        "(there / there.sum(dim=1, keepdim=True))",
+        "there",
+        (STATISTICS_TESTS + "::test_neighbours_sums_are_as_far_apart_as_the_sensitivity_at_most",),
+    ),
+    Mutant(
+        "noise-unbound-by-statistics",
+        "records that are scaled by other statistics have the same noise under the same name",
+        "federation/scaled_records.py",
+        "return down if sums is None else {**down, SUMS: sums}",
+        "return down",
+        (RUNS_WITH_STATISTICS + "::test_noise_is_bound_to_the_statistics_that_records_are_scaled_by",),
+    ),
+    Mutant(
+        "statistics-of-a-seed",
+        "with secure noise, statistics have noise that the seed tells",
+        "federation/scaled_records.py",
+        "SecureStream() if rules.secure else Stream()",
+        "Stream()",
+        (RUNS_WITH_STATISTICS + "::test_secure_statistics_are_of_no_seed",),
+    ),
+)
+
 PLATFORMS = (
     Mutant(
         "a-statement-behind-its-ledger",
@@ -4822,6 +4902,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *PROJECTING,
     *SCHEDULING,
     *STOPPING,
+    *STATISTICS,
     *PLATFORMS,
     *OWNERS,
     *HOSTILE_RANK_0,

@@ -23,7 +23,7 @@ from dpfl_plugin.core.average import WeightedSum
 from dpfl_plugin.core.outcomes import CLASSES
 from dpfl_plugin.core.stopwatch import Stopwatch
 from dpfl_plugin.core.vectors import Vectors, rows
-from dpfl_plugin.data.base import NOT_PUBLIC, Holding, Ownership, Silo, digest, training_digest
+from dpfl_plugin.data.base import NOT_PUBLIC, Holding, Inputs, Ownership, Silo, digest, training_digest
 from dpfl_plugin.errors import MessageError
 from dpfl_plugin.federation.query_digest import asked_at
 from dpfl_plugin.federation.silo_group import SiloGroup
@@ -82,6 +82,7 @@ class SiloRank(Listener):
         self._custody = Custody()  # of the owner of this rank's records
         self._surveyed = False  # and not begun since
         self._outcome = CLASSES  # what its labels are: rank 0 has no say in it
+        self._inputs: Inputs | None = None  # nor in what its records are
         self._num_silos: int | None = None  # of the session
         self._unanswered = False  # a round that was asked for, and is not computed and charged as a whole
 
@@ -109,7 +110,7 @@ class SiloRank(Listener):
         self._mine, key = federation.by_id(), self._agree_on_key(Path(header["key"]))
         self._training = {i: training_digest(silo) for i, silo in self._mine.items()}
         self._custody.tell_counts(self._config, self._base)  # on the owner's disk before rank 0 hears of them
-        self._surveyed, self._outcome = True, federation.outcome
+        self._surveyed, self._outcome, self._inputs = True, federation.outcome, federation.inputs
         own = [text for text in federation.caveats if NOT_PUBLIC in text]
         for text in own if self._link.rank == self._dealt[0] or self._custody.limits is not None else ():
             self._tell(text)
@@ -151,7 +152,7 @@ class SiloRank(Listener):
         self.lasts = self._config.runtime.on_silo_failure == "continue"
         torch.set_num_threads(self._config.runtime.threads)
         device = self._device(self._config.runtime.device)
-        survey = replace(wire.read_survey(header["survey"]), outcome=self._outcome)
+        survey = replace(wire.read_survey(header["survey"]), outcome=self._outcome, inputs=self._inputs)
         self._num_silos = len(survey.num_records)
         holding = Holding(survey, self._mine, device=device, training=self._training)
         config = self._config.model_copy(update={"engine": header["engine"]})
@@ -219,7 +220,7 @@ class SiloRank(Listener):
         self._unanswered = True
         plan, draw = wire.read_plan(header)
         wire.check_participants(plan, self._num_silos)
-        self._draw = asked_at(draw, self._down, plan)
+        self._draw = asked_at(draw, self._silos.bound(self._down), plan)
         self._round = header
         mine, size = [silo for silo in plan.participants if silo in self._silos.train], self._stack_size
         self._work.extend(tuple(mine[first : first + size]) for first in range(0, len(mine), size))

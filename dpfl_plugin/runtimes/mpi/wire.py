@@ -11,6 +11,7 @@ from typing import Any, Final
 import torch
 
 from dpfl_plugin.algorithms.base import RoundPlan
+from dpfl_plugin.core.scaling import Measured
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.data.base import Inputs, Survey
 from dpfl_plugin.errors import MessageError
@@ -118,7 +119,8 @@ def inputs_header(inputs: Inputs | None, *, named: bool) -> Header | None:
 
 
 def read_inputs(found: Mapping[str, Any]) -> Inputs:
-    return Inputs(**_tuples(found))
+    measured = tuple(Measured.of(one) for one in found["measured"])
+    return Inputs(**{**_tuples(found), "measured": measured})
 
 
 def _tuples(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,192 @@
+"""Statistics of columns that are released, and the scaling of records that follows from them.
+
+A column's values are between -1 and 1, the ends of its public range. Each record adds to a sum of numbers, of each
+column a part of L2 norm 1 at most (`contributions`):
+
+* mean: (x, x^2 - 1) and 0, or (0, 0) and 1 where the value is missing. ||(x, x^2 - 1)||^2 = 1 - x^2 (1 - x^2) <= 1.
+  For two values x, y at a distance d, |x + y| <= 2 - d, so that the parts are d sqrt(1 + (x + y)^2)
+  <= d sqrt(1 + (2 - d)^2) <= 2 apart, for that grows with d up to d = 2. A missing value is sqrt(2) from any at most.
+* quantiles: 1 in one of `BINS` bins, of equal width; nothing where the value is missing.
+* counts: 1 for one of the categories; nothing where the value is missing.
+
+Two different bins or categories are sqrt(2) apart. A mean of such parts, as that of a person's records, is in their
+convex hull, which has the same largest norm and the same diameter.
+
+What is made of the noisy sums is post-processing: everybody may know the scaling.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Literal
+
+import torch
+from torch import Tensor
+
+BINS: Final = 32
+NORMAL: Final = 1.349  # interquartile range of a normal distribution, in standard deviations
+LEAST: Final = 1e-3  # of a scale, in half ranges; a constant column becomes 0
+FARTHEST: Final = 10.0  # what is farther from the centre, in scales, counts as that far
+
+Statistic = Literal["mean", "quantiles", "counts"]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A column whose statistics are released.
+
+    Attributes:
+        name: of the column. first, width: which features are its values.
+        missing: the place of the feature that is 1 where the value is missing; -1 for none.
+        low, high: the public range that became -1 to 1. values: the categories.
+    """
+
+    name: str
+    kind: Statistic
+    first: int
+    width: int = 1
+    missing: int = -1
+    low: float = -1.0
+    high: float = 1.0
+    values: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, found: Mapping[str, Any]) -> Measured:
+        """What JSON made of one."""
+        return cls(**{**found, "values": tuple(found["values"])})
+
+    @property
+    def size(self) -> int:
+        """Numbers that a record adds to."""
+        if self.kind == "mean":
+            return 2 + (self.missing >= 0)
+        return BINS if self.kind == "quantiles" else len(self.values)
+
+
+def contributions(features: Tensor, measured: Sequence[Measured]) -> Tensor:
+    """What each record adds to the sums: (n, D) float64, whatever the ``features`` (n, d) hold."""
+    return torch.cat([_part(features, one) for one in measured], dim=1)
+
+
+def _part(features: Tensor, one: Measured) -> Tensor:
+    if one.kind == "counts":
+        codes, there = _categories(features, one)
+        return _one_hot(codes, one.size) * there.unsqueeze(1)
+    x = features[:, one.first].double().nan_to_num().clamp(-1.0, 1.0)
+    there = torch.ones_like(x) if one.missing < 0 else (features[:, one.missing] <= 0.5).double()
+    if one.kind == "quantiles":
+        return _one_hot(((x + 1) * (BINS / 2)).long().clamp(0, BINS - 1), BINS) * there.unsqueeze(1)
+    return torch.stack([x * there, (x.square() - 1) * there, 1 - there], dim=1)[:, : one.size]
+
+
+def _one_hot(codes: Tensor, size: int) -> Tensor:
+    return torch.nn.functional.one_hot(codes, size).double()
+
+
+def _categories(features: Tensor, one: Measured) -> tuple[Tensor, Tensor]:
+    """(category, whether there is one) of each record, as `dpfl_plugin.data.encode` writes them."""
+    x = features[..., one.first : one.first + one.width]
+    if one.width == 1:  # of two: 0, 1, and 1/2 where it is missing
+        x = torch.cat([1 - x, x], dim=-1)
+    return x.argmax(dim=-1), x.amax(dim=-1) > 0.75
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """How records are scaled, and filled in, by released statistics.
+
+    Attributes:
+        centres, scales: of each measured column; of counts the number of the most frequent category, and 1.
+    """
+
+    measured: tuple[Measured, ...]
+    centres: tuple[float, ...]
+    scales: tuple[float, ...]
+
+    @classmethod
+    def by(cls, measured: tuple[Measured, ...], sums: Tensor, count: float, noise: float) -> Scaling:
+        """What follows from noisy ``sums`` (D,) over ``count`` records.
+
+        Args:
+            noise: standard deviation of the noise in each sum. A scale is at least the root of what it makes of a
+                variance: what is smaller cannot be told from it.
+        """
+        parts = sums.double().split([one.size for one in measured])
+        found = [_centre_and_scale(one, part.tolist(), count, noise) for one, part in zip(measured, parts, strict=True)]
+        return cls(measured, tuple(centre for centre, _ in found), tuple(scale for _, scale in found))
+
+    @classmethod
+    def of(cls, found: Mapping[str, Any]) -> Scaling:
+        """What JSON made of `plain`."""
+        measured = tuple(Measured.of(one) for one in found["measured"])
+        return cls(measured, tuple(found["centres"]), tuple(found["scales"]))
+
+    def plain(self) -> dict[str, Any]:
+        """As plain values, the same when they come back from JSON."""
+        measured = [{**asdict(one), "values": list(one.values)} for one in self.measured]
+        return {"measured": measured, "centres": list(self.centres), "scales": list(self.scales)}
+
+    def told(self) -> dict[str, dict[str, Any]]:
+        """The statistics of each column, in its own unit."""
+        found: dict[str, dict[str, Any]] = {}
+        for one, centre, scale in zip(self.measured, self.centres, self.scales, strict=True):
+            if one.kind == "counts":
+                found[one.name] = {"most_frequent": one.values[int(centre)]}
+                continue
+            half = (one.high - one.low) / 2
+            keys = ("mean", "std") if one.kind == "mean" else ("median", "interquartile_range")
+            width = half * scale * (1 if one.kind == "mean" else NORMAL)
+            found[one.name] = {keys[0]: one.low + half * (centre + 1), keys[1]: width}
+        return found
+
+    def __call__(self, features: Tensor) -> Tensor:
+        """Scaled ``features`` (..., d); a missing value becomes the centre, which is 0, or the most frequent one."""
+        out = features.clone()
+        for one, centre, scale in zip(self.measured, self.centres, self.scales, strict=True):
+            if one.kind == "counts":
+                place = slice(one.first, one.first + one.width)
+                there = _categories(features, one)[1].unsqueeze(-1)
+                usual = [centre] if one.width == 1 else [float(code == centre) for code in range(one.width)]
+                out[..., place] = torch.where(there, features[..., place], features.new_tensor(usual))
+                continue
+            x = ((features[..., one.first] - centre) / scale).clamp(-FARTHEST, FARTHEST)
+            if one.missing >= 0:
+                x = torch.where(features[..., one.missing] > 0.5, torch.zeros_like(x), x)
+            out[..., one.first] = x
+        return out
+
+
+def _centre_and_scale(one: Measured, sums: list[float], count: float, noise: float) -> tuple[float, float]:
+    if one.kind == "counts":
+        return float(sums.index(max(sums))), 1.0
+    if one.kind == "quantiles":
+        low, median, high = _quantiles(sums, (0.25, 0.5, 0.75))
+        return median, _between((high - low) / NORMAL, LEAST, 1.0)
+    there = max(1.0, count - (sums[2] if len(sums) == 3 else 0.0))
+    mean = _between(sums[0] / there, -1.0, 1.0)
+    variance = sums[1] / there + 1 - mean**2
+    return mean, math.sqrt(_between(variance, min(1.0, max(LEAST**2, noise / there)), 1.0))
+
+
+def _between(value: float, low: float, high: float) -> float:
+    return min(max(value, low), high)
+
+
+def _quantiles(counts: Sequence[float], shares: Sequence[float]) -> list[float]:
+    """Where so much of noisy ``counts`` of bins is below, linearly within a bin."""
+    below, most, total = [0.0], 0.0, 0.0
+    for number in counts:
+        total += number
+        most = max(most, total)  # noise makes sums fall
+        below.append(most)
+    if most <= 0:  # noise alone: the range as it is
+        return [2 * share - 1 for share in shares]
+    found = []
+    for share in shares:
+        place = next(bin for bin in range(len(counts)) if below[bin + 1] >= share * most)
+        width = below[place + 1] - below[place]
+        within = (share * most - below[place]) / width if width > 0 else 0.5
+        found.append(2 * (place + within) / len(counts) - 1)
+    return found
