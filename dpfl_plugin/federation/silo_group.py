@@ -170,7 +170,8 @@ class SiloGroup:
         if plan.task == "statistics":
             return self._sums(ids, plan, draw)
         if plan.task == "scale":
-            return self._scale(down)
+            self._scale(down)
+            return {}, []
         if plan.task == "score":
             return self._score(ids, down["model"], draw)
         if plan.task == "personalise":
@@ -239,12 +240,12 @@ class SiloGroup:
     @torch.no_grad()
     def _sums(self, ids: Sequence[int], plan: RoundPlan, draw: Draw) -> tuple[Vectors, list[Charge]]:
         """({"sums": (m, D)}, charges): noisy sums, of which statistics of columns are made."""
-        assert self._statistics is not None
-        release = self._statistics.release(self._rules.neighbouring, self._rules.unit)
-        sums = noisy_sums(self._statistics, self._train, ids, plan.share, self._rules, draw)
-        return {"sums": sums}, _once(ids, draw, "statistics", release, plan.share)
+        statistics, rules = self._statistics, self._rules
+        assert statistics is not None
+        charges = _once(ids, draw, "statistics", statistics.release(rules.neighbouring, rules.unit), plan.share)
+        return {"sums": noisy_sums(statistics, self._train, ids, plan.share, rules, draw)}, charges
 
-    def _scale(self, down: Vectors) -> tuple[Vectors, list[Charge]]:
+    def _scale(self, down: Vectors) -> None:
         """Have the records of all silos of this process scaled by what was released; nothing leaves."""
         assert self._statistics is not None
         if self.scaling is None:
@@ -254,7 +255,6 @@ class SiloGroup:
             self.scaling = down["sums"].clone(), scaling
         elif not torch.equal(self.scaling[0], down["sums"]):
             raise TrainingError("records are scaled already, by other statistics. Begin a session anew.")
-        return {}, []
 
     @torch.no_grad()
     def _personalise(self, ids: Sequence[int], model: Tensor, plan: RoundPlan, draw: Draw) -> list[Charge]:
@@ -338,8 +338,7 @@ class SiloGroup:
                 self._engine.clipped_sum(model, train, math.inf, total)
                 gradient = (total / len(train)).to(model.dtype)
             found = self._score_of(evaluator, test)
-            own = self._own_model(silo)
-            if own is not None:
+            if (own := self._own_model(silo)) is not None:
                 personalised = self._score_of(self._at(own), test)
             metrics[silo] = SiloMetrics(loss / len(train), found, gradient, personalised)
         self.clock.lap("evaluation")

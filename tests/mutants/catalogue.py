@@ -2879,7 +2879,7 @@ STATISTICS = (
         "statistics-uncharged",
         "silos' statistics of columns are charged nothing",
         "federation/silo_group.py",
-        '_once(ids, draw, "statistics", release, plan.share)',
+        '_once(ids, draw, "statistics", statistics.release(rules.neighbouring, rules.unit), plan.share)',
         "[]",
         (
             RUNS_WITH_STATISTICS
