@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import re
 import shutil
@@ -73,12 +74,18 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
             status = "failed" if i == seed == 1 else "done"
             accuracies: list[float | None] = [0.3 + 0.05 * i + 0.01 * seed + 0.04 * t for t in range(10)]
             changes = {"algorithm.name": name, "name": HOSTILE}
-            made(
-                folder / f"{i}{seed}", seed=seed, changes=changes, accuracies=accuracies, status=status, reason=HOSTILE
-            )
+            run = folder / f"{i}{seed}"
+            measured(made(run, seed=seed, changes=changes, accuracies=accuracies, status=status, reason=HOSTILE), i)
     made(folder / "open", changes={"privacy.noise_multiplier": 0}, accuracies=[0.95] * 10, epsilon=None)
     (made(folder / "damaged") / "result.json").write_text("{")
     return write(folder)
+
+
+def measured(folder: Path, number: int) -> None:
+    """Give a run's result measures of its final model."""
+    result = json.loads((folder / "result.json").read_text())
+    pooled = {"model": {"auc": 0.9 - 0.1 * number, "f1": None}, "baseline": {"auc": 0.5, "f1": None}}
+    (folder / "result.json").write_text(json.dumps({**result, "measures": {"pooled": pooled}}))
 
 
 def write(folder: Path) -> Path:
@@ -130,11 +137,23 @@ def test_it_draws_and_fits(opened: Opened) -> None:
     page = opened.page
     assert len(opened.rows()) == 4
     assert page.locator("#plot .scatterlayer .trace").count() >= 4
-    page.locator("summary").click()
+    for summary in page.locator("summary").all():
+        summary.click()
     width, inner = page.evaluate("[document.documentElement.scrollWidth, window.innerWidth]")
     assert width <= inner
     plot = page.locator("#plot .main-svg").first.bounding_box()
     assert plot["width"] > 0.85 * inner - 40 and plot["x"] >= 0 and plot["x"] + plot["width"] <= inner
+
+
+def test_measures_are_sorted_by_their_headings(opened: Opened) -> None:
+    page = opened.page
+    page.locator("summary", has_text="Measures").click()
+    before = page.locator("#measures tbody tr").all_inner_texts()
+    page.locator("#measures thead button", has_text="model").click()
+    after = page.locator("#measures tbody tr").all_inner_texts()
+    assert len(before) == 2 * 3 and sorted(before) == sorted(after)
+    shown = [float(text.split("\t")[2].split()[0]) for text in after if "auc" in text]
+    assert shown == sorted(shown, reverse=True)
 
 
 def test_nothing_can_be_sent_from_it(opened: Opened) -> None:
@@ -199,7 +218,7 @@ def test_partial_failed_and_damaged_runs_are_seen(opened: Opened) -> None:
     assert page.get_by_text("2 of 3 (1 failed)").is_visible()
     assert page.get_by_text("result.json is not JSON").is_visible()
     assert page.get_by_text("no guarantee", exact=True).first.is_visible()
-    page.locator("summary").click()
+    page.locator("#runs-details summary").click()
     assert page.locator("#runs td.partial").inner_text() == f"failed: {HOSTILE}"
 
 
@@ -208,7 +227,7 @@ def test_filters(opened: Opened) -> None:
     page.select_option("select[data-key='algorithm.name']", "fedavg")
     assert len(opened.rows()) == 1 and opened.rows()[0].startswith("fedavg")
     assert all(name.startswith("fedavg") for name in opened.curves()) and opened.curves()
-    page.locator("summary").click()
+    page.locator("#runs-details summary").click()
     assert page.locator("#runs tbody tr:visible").count() == 3
     page.select_option("#state", "complete")
     assert opened.rows() == [] and opened.curves() == []
@@ -287,7 +306,7 @@ def test_values_at_a_point_are_shown(opened: Opened) -> None:
 @pytest.mark.parametrize("size", SIZES)
 def test_contrast(browser: Any, file: Path, size: str, scheme: str) -> None:
     found = Opened(browser, file, size, scheme)
-    found.page.locator("summary").click()
+    found.page.locator("#runs-details summary").click()
     assert found.page.evaluate(CONTRAST) == []
     found.context.close()
 
