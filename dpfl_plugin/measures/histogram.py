@@ -36,8 +36,8 @@ def auc(histogram: Sequence[float], noise_std: float) -> Noisy:
     bin count half. Clipped to [0, 1].
 
     Counts are as they were released, negative ones included: setting those to 0 would move every sum up, and the AUC
-    towards 1/2, by more than its standard deviation where classes are small. That is to first order in the noise
-    (delta method): A = p'Kn / (PN), dA/dp = Kn/(PN) - A/P, dA/dn = K'p/(PN) - A/N, and noise is alike in all counts.
+    towards 1/2, the more the smaller a class is. The standard deviation is to first order in the noise (delta method):
+    A = p'Kn / (PN), dA/dp = Kn/(PN) - A/P, dA/dn = K'p/(PN) - A/N, and noise is alike in all counts.
 
     Args:
         histogram: as `accuracy` has it; noise_std: of the noise in each of its numbers.
