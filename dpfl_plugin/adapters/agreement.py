@@ -111,7 +111,7 @@ def agree(block: Mapping[str, Any], *, num_silos: int, model: nn.Module, source:
     config = configure(values, source=source)
     check_layers(model, type(model).__name__)  # at the server, too: no silo has to be asked to find it
     layout, dtype = Layout.of(model), _dtype(model)
-    algorithm, rules = check_parts(config, layout, source)
+    algorithm = check_parts(config, layout, source)
     setting = make_setting(config, (least or 1,) * num_silos)
     if least is None:
         setting = replace(setting, num_records=None)
@@ -123,7 +123,7 @@ def agree(block: Mapping[str, Any], *, num_silos: int, model: nn.Module, source:
             f"{source}: algorithm: silos are drawn with replacement, so that some would weigh more. Weights are equal "
             "here: draw without replacement."
         )
-    check_first_round(algorithm, server, first, rules)
+    check_first_round(config, algorithm, server, first)
     built, fixed_bytes = structure(model), pack(model).numel()
     run = _digest(config, setting, layout, dtype, built)
     return Agreement(config, num_silos, layout, dtype, algorithm, setting, down, run, built, fixed_bytes)

@@ -18,7 +18,6 @@ from dpfl_plugin.federation.planning import rehearse
 from dpfl_plugin.gradients import losses
 from dpfl_plugin.gradients.base import layers
 from dpfl_plugin.oracle import check_released
-from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.runs.plugins import make_accountant, make_algorithm
 from dpfl_plugin.runs.rules import privacy_rules
 
@@ -80,8 +79,8 @@ def _check_privacy(privacy: Mapping[str, Any], source: str) -> None:
         )
 
 
-def check_parts(config: Config, layout: Layout, source: str) -> tuple[Algorithm, PrivacyRules]:
-    """(the algorithm, how releases are made); all else that does not depend on records is made once, and thrown away.
+def check_parts(config: Config, layout: Layout, source: str) -> Algorithm:
+    """The algorithm; all else that does not depend on records is made once, and thrown away.
 
     Raises:
         ConfigError: an option of a plugin is wrong. UnsupportedError: it is nothing for a platform.
@@ -94,17 +93,19 @@ def check_parts(config: Config, layout: Layout, source: str) -> tuple[Algorithm,
             "silo was trained for. Use dpfl run, also on MPI ranks; or fedavg, fedprox or scaffold here."
         )
     _check_loss(config.loss, source)
-    rules = privacy_rules(config)
-    rules.bounds(layers(layout))
-    make_accountant(config)
+    privacy = config.privacy
+    # Code that settings name is not run here: at a silo its owner's limits are asked first.
+    if all(part.module is None for part in (privacy.mechanism, privacy.clip, privacy.schedule, privacy.accountant)):
+        privacy_rules(config).bounds(layers(layout))
+        make_accountant(config)
     if config.engine != "auto":
         registry.load("engines", config.engine)
-    return algorithm, rules
+    return algorithm
 
 
-def check_first_round(algorithm: Algorithm, server: Vectors, first: RoundPlan, rules: PrivacyRules) -> None:
+def check_first_round(config: Config, algorithm: Algorithm, server: Vectors, first: RoundPlan) -> None:
     """Raise UnsupportedError where silos would find in their first round that nothing they send is private."""
-    if rules.unit == "silo":
+    if config.privacy.unit == "silo":
         up, rehearsal = rehearse(algorithm, server, first)
         check_released(up, rehearsal.released)
 

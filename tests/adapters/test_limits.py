@@ -19,7 +19,7 @@ from dpfl_plugin.privacy.accountants import PLD
 from dpfl_plugin.privacy.events import Term
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.views import server_view
-from tests.adapters.federation import NOISY, block, draws, loop, over_the_wire
+from tests.adapters.federation import NOISY, SCAFFOLD, block, draws, loop, over_the_wire
 from tests.adapters.test_faults import begin, module, records, swapped
 
 SOLVED = {"epsilon": 3.0, "delta": 1e-5, "record_rate": 0.25}
@@ -262,7 +262,7 @@ def test_units_and_neighbouring_relations_are_not_mixed(tmp_path):
     with pytest.raises(LimitError, match=r"against add_or_remove of a record, and earlier ones .* against replace_one"):
         silo_of(agreed({**SOLVED, "sampler": "poisson"}), limits_of(tmp_path))
     with pytest.raises(LimitError, match="unit: silo contradicts the lifetime ledger"):
-        silo_of(agreed({"unit": "silo", "epsilon": 3.0, "clip_norm": 0.1}), limits_of(tmp_path, unit="silo"))
+        silo_of(agreed(WHOLE, algorithm={**SCAFFOLD, "name": "fedavg"}), limits_of(tmp_path, unit="silo"))
 
 
 def test_the_owners_ledger_is_on_disk_before_the_silos_and_that_before_the_upload(tmp_path, monkeypatch):
