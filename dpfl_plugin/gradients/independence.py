@@ -31,6 +31,7 @@ ALONE: Final = 3  # of them, those whose derivatives by the parameters are taken
 SPREADS: Final = (0.0, 2.0)  # how far from the model's own parameters, in 1 / sqrt(inputs of a layer)
 MOST_CLASSES: Final = 2 * RECORDS
 MOST_IN_A_BATCH: Final = 512
+MOST_FEATURES: Final = 2**18  # of a usual batch on which a model is tried: beyond that it would take seconds
 VALUES: Final = 1e-4  # relative: rounding is far below it, mixing of the order of 1
 # A unit that is at 0 but for rounding has one slope or the other, which float64 makes as good as impossible.
 SLOPES: Final = {torch.float64: 1e-4, torch.float32: 1e-2}
@@ -51,7 +52,8 @@ def check(model: nn.Module, loss: Loss, features: Tensor, batch_size: int) -> Te
 
     Args:
         features: made up, (n, *feature_shape) with n = `RECORDS`, no two alike, on the model's device.
-        batch_size: of a usual batch; the loss is tried on one of that size, too (`MOST_IN_A_BATCH` at most).
+        batch_size: of a usual batch; the loss is tried on one of that size, too (`MOST_IN_A_BATCH` at most), and so is
+            the model (as far as `MOST_FEATURES` go).
 
     Returns:
         Labels that the loss takes: classes (c,) int64, all that the outputs have room for, `MOST_CLASSES` at most; or
@@ -100,10 +102,11 @@ def check_outputs(model: nn.Module, features: Tensor) -> None:
 def _check(model: nn.Module, loss: Loss, features: Tensor, batch_size: int, dtype: torch.dtype) -> Tensor:
     x = features.to(dtype) if features.is_floating_point() else features
     outputs = []
+    usual = min(batch_size, MOST_IN_A_BATCH, MOST_FEATURES // max(1, x[0].numel()))
     for spread in SPREADS:
-        found = _check_model(model, x, spread, dtype)
+        found = _check_model(model, x, spread, dtype, usual)
         if found is None and spread > 0:
-            found = _check_model(model, x, spread / 64, dtype)
+            found = _check_model(model, x, spread / 64, dtype, usual)
         if found is None:
             where = "at" if spread == 0 else "near"
             raise UnsupportedError(
@@ -114,8 +117,11 @@ def _check(model: nn.Module, loss: Loss, features: Tensor, batch_size: int, dtyp
     return _LossTrial(loss, outputs, batch_size).check()
 
 
-def _check_model(model: nn.Module, x: Tensor, spread: float, dtype: torch.dtype) -> Tensor | None:
-    """(n, ...) the outputs for ``x`` (n, ...) at parameters ``spread`` away; None if something there is not finite."""
+def _check_model(model: nn.Module, x: Tensor, spread: float, dtype: torch.dtype, usual: int = 0) -> Tensor | None:
+    """(n, ...) the outputs for ``x`` (n, ...) at parameters ``spread`` away; None if something there is not finite.
+
+    usual: records of a batch as large as the model will get, which are ``x`` repeated.
+    """
     values = _values(model, spread, dtype)
     run: Callable[[Tensor], Tensor] = functools.partial(_run, model, values, dtype)
     with torch.no_grad():
@@ -124,7 +130,10 @@ def _check_model(model: nn.Module, x: Tensor, spread: float, dtype: torch.dtype)
         outputs = run(x.flip(0)).flip(0)
         if not (math.isfinite(float(expected.sum())) and math.isfinite(float(outputs.sum()))):
             return None
-        for found in (outputs[:ALONE], run(x[:ALONE])):
+        batches = [x[:ALONE]]
+        if spread and usual > len(x):  # at its own parameters a model's outputs may be alike whatever it does
+            batches.append(x.repeat(-(-usual // len(x)), *[1] * (x.dim() - 1))[:usual])
+        for found in (outputs[:ALONE], *(run(batch)[:ALONE] for batch in batches)):
             if not _rows_alike(found, expected, VALUES):
                 raise UnsupportedError(MODEL_MIXES)
     if spread and not _check_slopes(run, x, [value for value in values.values() if value.requires_grad], expected):

@@ -4752,6 +4752,14 @@ FEATURES = (
         (f"{BACKBONE}::test_a_module_that_remembers_records_is_refused_after_the_fact",),
     ),
     Mutant(
+        "model-tried-on-few-records",
+        "a model is tried on a few records, and mixes those of the batches that it really gets",
+        "gradients/independence.py",
+        "if spread and usual > len(x):",
+        "if spread > 99 and usual > len(x):",
+        ("tests/gradients/test_independence.py::test_a_model_that_mixes_records_is_refused",),
+    ),
+    Mutant(
         "backbone-tried-on-few-records",
         "a module is tried on a few records, and mixes those of the batches that it really gets",
         "runs/backbone.py",
