@@ -73,7 +73,8 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for seed in range(3):
             status = "failed" if i == seed == 1 else "done"
             accuracies: list[float | None] = [0.3 + 0.05 * i + 0.01 * seed + 0.04 * t for t in range(10)]
-            changes = {"algorithm.name": name, "name": HOSTILE}
+            changes: dict[str, Any] = {"algorithm.name": name, "name": HOSTILE}
+            changes["data.the_longest_name_of_any_option_that_a_data_set_has_ever_had"] = i  # has to fit a phone, too
             run = folder / f"{i}{seed}"
             measured(made(run, seed=seed, changes=changes, accuracies=accuracies, status=status, reason=HOSTILE), i)
     made(folder / "open", changes={"privacy.noise_multiplier": 0}, accuracies=[0.95] * 10, epsilon=None)
