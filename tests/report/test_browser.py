@@ -73,8 +73,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for seed in range(3):
             status = "failed" if i == seed == 1 else "done"
             accuracies: list[float | None] = [0.3 + 0.05 * i + 0.01 * seed + 0.04 * t for t in range(10)]
-            changes: dict[str, Any] = {"algorithm.name": name, "name": HOSTILE}
-            changes["data.the_longest_name_of_any_option_that_a_data_set_has_ever_had"] = i  # has to fit a phone, too
+            changes = {"algorithm.name": name, "name": HOSTILE}
             run = folder / f"{i}{seed}"
             measured(made(run, seed=seed, changes=changes, accuracies=accuracies, status=status, reason=HOSTILE), i)
     made(folder / "open", changes={"privacy.noise_multiplier": 0}, accuracies=[0.95] * 10, epsilon=None)
@@ -144,6 +143,15 @@ def test_it_draws_and_fits(opened: Opened) -> None:
     assert width <= inner
     plot = page.locator("#plot .main-svg").first.bounding_box()
     assert plot["width"] > 0.85 * inner - 40 and plot["x"] >= 0 and plot["x"] + plot["width"] <= inner
+
+
+def test_long_names_of_keys_fit_a_phone(browser: Any, tmp_path: Path) -> None:
+    for i in range(2):
+        made(tmp_path / str(i), changes={"data.the_longest_name_of_any_option_that_a_data_set_has_ever_had": i})
+    found = Opened(browser, write(tmp_path), "phone")
+    width, inner = found.page.evaluate("[document.documentElement.scrollWidth, window.innerWidth]")
+    assert width <= inner
+    found.context.close()
 
 
 def test_measures_are_sorted_by_their_headings(opened: Opened) -> None:
