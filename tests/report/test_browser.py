@@ -145,6 +145,15 @@ def test_it_draws_and_fits(opened: Opened) -> None:
     assert plot["width"] > 0.85 * inner - 40 and plot["x"] >= 0 and plot["x"] + plot["width"] <= inner
 
 
+def test_long_names_of_keys_fit_a_phone(browser: Any, tmp_path: Path) -> None:
+    for i in range(2):
+        made(tmp_path / str(i), changes={"data.the_longest_name_of_any_option_that_a_data_set_has_ever_had": i})
+    found = Opened(browser, write(tmp_path), "phone")
+    width, inner = found.page.evaluate("[document.documentElement.scrollWidth, window.innerWidth]")
+    assert width <= inner
+    found.context.close()
+
+
 def test_measures_are_sorted_by_their_headings(opened: Opened) -> None:
     page = opened.page
     page.locator("summary", has_text="Measures").click()
