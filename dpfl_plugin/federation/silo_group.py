@@ -22,7 +22,7 @@ from dpfl_plugin.core.stopwatch import STOPPED, Stopwatch
 from dpfl_plugin.core.streams import SecureStream, Source, Stream
 from dpfl_plugin.core.vectors import Layout, Vectors, stack
 from dpfl_plugin.errors import MemoryShortError, TrainingError
-from dpfl_plugin.federation.measuring import labels_of, measures, of_each
+from dpfl_plugin.federation.measuring import Said, labels_of, measures, of_each
 from dpfl_plugin.federation.memory import is_short
 from dpfl_plugin.federation.query_digest import asked_at
 from dpfl_plugin.federation.scaled_records import noisy_sums, scaled, scaling_of, with_scaling
@@ -359,7 +359,7 @@ class SiloGroup:
         return answers(self._outcome, outputs, probabilistic=probabilistic), names
 
     def measures(self, model: Tensor) -> dict[str, Any]:
-        """All measures of ``model`` (d,) on the test records of these silos: `measuring.measures`."""
+        """All measures of ``model`` (d,), and of silos' own models, on their test records: `measuring.measures`."""
         return self._measured(model, measures)
 
     def measures_of_each(self, model: Tensor) -> dict[int, dict[str, Any]]:
@@ -373,7 +373,12 @@ class SiloGroup:
             evaluator = self._at(model)
             for silo in self.ids:
                 said, names = self._said(evaluator, self._test[silo])
-                by_silo[silo] = said, labels_of(self._test[silo]), labels_of(self._train[silo], persons=persons)
+                training = labels_of(self._train[silo], persons=persons)
+                by_silo[silo] = Said(said, labels_of(self._test[silo]), training)
+            for silo in self.ids:  # afterwards: it takes the place of the model in the evaluator
+                own = self._own_model(silo)
+                if own is not None:
+                    by_silo[silo] = replace(by_silo[silo], own=self._said(self._at(own), self._test[silo])[0])
             found = made_of(self._outcome, by_silo, names)
         self.clock.lap("evaluation")
         return found
