@@ -9,13 +9,14 @@ that is not shown. What has run is kept in runs/hospitals: a cut loses no more t
 from __future__ import annotations
 
 import argparse
+import csv
 import math
 import os
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -43,19 +44,22 @@ class Study:
     Attributes:
         title: what it is. measure: of `result.json`, by which it is judged, and by which step sizes are chosen.
         called: the measure, in words. higher: whether more is better.
+        within: it ranks records, so that it is taken within silos: who knows how ill the patients of each hospital are
+            on average ranks patients of different hospitals, and may rank none within a hospital.
     """
 
     title: str
     measure: str
     called: str
     higher: bool
+    within: bool = False
 
 
 STUDIES: Final[Mapping[str, Study]] = {
-    "heart_disease": Study("Heart disease, yes or no", "auc", "AUC", True),
+    "heart_disease": Study("Heart disease, yes or no", "auc", "AUC", True, within=True),
     "heart_stages": Study("Heart disease, stages 0 to 4", "mae", "mean absolute error in levels", False),
     "azpro": Study("Days in hospital", "deviance", "Poisson deviance", False),
-    "dialysis": Study("Survival on dialysis", "c_index", "concordance index", True),
+    "dialysis": Study("Survival on dialysis", "c_index", "concordance index", True, within=True),
     "school": Study("Examination scores", "rmse", "root mean squared error in points", False),
 }
 
@@ -129,51 +133,70 @@ def measured(result: Mapping[str, Any], measure: str, who: str = "model") -> flo
     return math.nan if found is None else float(found)
 
 
+def within_silos(result: Mapping[str, Any], measure: str, who: str = "model") -> float:
+    """As `measured`, of each silo: the mean over those where it is defined, weighed by their test records."""
+    sizes = {row["silo"]: int(row["num_test"]) for row in csv.DictReader((Path(result["folder"]) / "silos.csv").open())}
+    found = {
+        silo: measured({"measures": {"pooled": by}}, measure, who) for silo, by in result["measures"]["silos"].items()
+    }
+    known = {silo: value for silo, value in found.items() if not math.isnan(value)}
+    return sum(value * sizes[silo] for silo, value in known.items()) / sum(sizes[silo] for silo in known)
+
+
+def judged(result: Mapping[str, Any], study: Study) -> float:
+    """By what a step size is chosen."""
+    return (within_silos if study.within and result["num_silos"] > 1 else measured)(result, study.measure)
+
+
 def chosen(bench: Bench, name: str, how: str, epsilon: float | None) -> float:
     """The step size that is best on the seed for that."""
     study, sign = STUDIES[name], 1 if STUDIES[name].higher else -1
-    tried = {rate: sign * measured(bench.result(name, how, epsilon, rate, TUNING), study.measure) for rate in RATES}
+    tried = {rate: sign * judged(bench.result(name, how, epsilon, rate, TUNING), study) for rate in RATES}
     return max(tried, key=lambda rate: -math.inf if math.isnan(tried[rate]) else tried[rate])
 
 
 def spread(values: Sequence[float]) -> str:
-    if len(values) == 1:
-        return f"{values[0]:.3f}"
     return f"{statistics.mean(values):.3f} ± {statistics.stdev(values):.3f}"
 
 
 def rows(
-    bench: Bench, name: str, methods: Iterable[str] = METHODS, seeds: Sequence[int] = SEEDS
+    bench: Bench, name: str, of: Callable[[Mapping[str, Any], str, str], float], methods: Sequence[str] = METHODS
 ) -> Iterator[list[str]]:
-    """A row for each method, after that of the baseline."""
-    study, nothing = STUDIES[name], ["no feature: the baseline", ""]
+    """A row for each method, after that of the baseline; ``of`` takes a measure from a result."""
+    measure, baseline = STUDIES[name].measure, ""
     for how in methods:
         row, sizes = [how], []
         for epsilon in EPSILONS:
             rate = chosen(bench, name, how, epsilon)
             sizes.append(f"{rate:g}")
             began = time.perf_counter()
-            results = [bench.result(name, how, epsilon, rate, seed) for seed in seeds]
-            row.append(spread([measured(result, study.measure) for result in results]))
+            results = [bench.result(name, how, epsilon, rate, seed) for seed in SEEDS]
+            row.append(spread([of(result, measure, "model") for result in results]))
             print(f"{name}, {how}, epsilon {epsilon}: {row[-1]}  ({time.perf_counter() - began:.0f} s)", flush=True)
-            if len(nothing) == 2:
-                without = spread([measured(result, study.measure, "baseline") for result in results])
-                nothing += [*[""] * (len(EPSILONS) - 1), without]
-                yield nothing
+            baseline = baseline or spread([of(result, measure, "baseline") for result in results])
+        if how == methods[0]:
+            yield ["no feature: the baseline", "", *[""] * (len(EPSILONS) - 1), baseline]
         yield [row[0], ", ".join(sizes), *row[1:]]
 
 
-def page(bench: Bench, name: str, seeds: Sequence[int] = SEEDS) -> str:
-    """A table, and of what it is."""
+def page(bench: Bench, name: str) -> str:
+    """The tables of a study, and what they are of."""
     study = STUDIES[name]
-    one = bench.result(name, METHODS[-2], EPSILONS[-1], chosen(bench, name, METHODS[-2], None), seeds[0])
+    one = bench.result(name, METHODS[-2], None, chosen(bench, name, METHODS[-2], None), SEEDS[0])
     said = (
         f"**{study.title}**: {study.called} on test records, {'more' if study.higher else 'less'} is better. "
         f"{one['num_silos']} silos, {one['num_train_records']:,} records for training and "
         f"{one['num_test_records']:,} for tests."
     )
     columns = ["method", "step sizes", *(f"epsilon {e:g}" if e is not None else "no noise" for e in EPSILONS)]
-    return f"{said}\n\n{table(columns, list(rows(bench, name, seeds=seeds)))}"
+    parts = [said, table(columns, list(rows(bench, name, measured)))]
+    if study.within:
+        parts[1:1] = [
+            "Within silos:",
+            table(columns, list(rows(bench, name, within_silos, METHODS[:-1]))),
+            "Of all test records together, those of different silos compared with each other, too:",
+        ]
+    return "\n\n".join(parts)
 
 
 def quick() -> None:

@@ -39,6 +39,17 @@ def test_silos_own_models_count_where_there_are_some() -> None:
     assert hospitals.measured(result, "auc") == 0.75 and math.isnan(hospitals.measured(result, "c_index"))
 
 
+def test_ranks_within_silos_are_weighed_by_test_records_and_leave_out_who_has_none(tmp_path: Path) -> None:
+    (tmp_path / "silos.csv").write_text("silo,num_test\n0,30\n1,10\n2,60\n")
+    of = {"0": {"model": {"auc": 0.9}}, "1": {"model": {"auc": 0.2}, "own_models": {"auc": 0.5}}}
+    silos = {**of, "2": {"model": {"auc": None}}}
+    result = {"folder": str(tmp_path), "num_silos": 3, "measures": {"pooled": {"model": {"auc": 0.1}}, "silos": silos}}
+    assert hospitals.within_silos(result, "auc") == pytest.approx(0.75 * 0.9 + 0.25 * 0.5)
+    study = hospitals.STUDIES["heart_disease"]
+    assert hospitals.judged(result, study) == hospitals.within_silos(result, "auc")
+    assert hospitals.judged({**result, "num_silos": 1}, study) == 0.1
+
+
 @pytest.mark.skipif("DPFL_DATA" not in os.environ, reason="the tables are in $DPFL_DATA")
 @pytest.mark.parametrize(
     ("name", "records", "features"),
