@@ -135,7 +135,8 @@ def measured(result: Mapping[str, Any], measure: str, who: str = "model") -> flo
 
 def within_silos(result: Mapping[str, Any], measure: str, who: str = "model") -> float:
     """As `measured`, of each silo: the mean over those where it is defined, weighed by their test records."""
-    sizes = {row["silo"]: int(row["num_test"]) for row in csv.DictReader((Path(result["folder"]) / "silos.csv").open())}
+    lines = (Path(result["folder"]) / "silos.csv").read_text().splitlines()
+    sizes = {row["silo"]: int(row["num_test"]) for row in csv.DictReader(lines)}
     found = {
         silo: measured({"measures": {"pooled": by}}, measure, who) for silo, by in result["measures"]["silos"].items()
     }
