@@ -101,8 +101,8 @@ class Run:
     @property
     def measures(self) -> dict[str, Any] | None:
         """All measures of the final model on test records, pooled and by silo, with a baseline that knows no feature
-        beside each (docs/outcomes.md); None where they were not made. They are computed without noise: no epsilon
-        covers them."""
+        beside each, and those of silos' own models where they have some (docs/outcomes.md); None where they were not
+        made. They are computed without noise: no epsilon covers them."""
         found: dict[str, Any] | None = self.result.get("measures")
         return found
 

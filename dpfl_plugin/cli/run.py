@@ -383,16 +383,22 @@ def _unspent(plan: Plan, results: dict[str, Result]) -> list[str]:
 
 
 def _pooled(measures: dict[str, Any]) -> str:
-    """All measures of a number each, and those of who knows no feature."""
+    """All measures of a number each, of silos' own models where they have some, and those of who knows no feature."""
     found = measures["pooled"] or measures["mean_of_silos"]
-    model, baseline = (found[who] for who in ("model", "baseline"))
+    model, baseline = found.get("own_models", found["model"]), found["baseline"]
+    whose = "; each silo's by its own model" if "own_models" in found else ""
     words = [
         f"{key.replace('_', ' ')} {value:.4g} ({baseline[key]:.4g})"
         for key, value in model.items()
         if isinstance(value, float) and isinstance(baseline.get(key), float)
     ]
     where = "on all test records" if measures["pooled"] else "mean of silos, weighed by their test records"
-    return f"{where} (in brackets {measures['baseline']}): {', '.join(words) or 'no measure is defined'}."
+    told = ", ".join(words) or "no measure is defined"
+    name, sign = measures["ranked_by"], 1 if measures["higher_is_better"] else -1
+    value, known = model.get(name), baseline.get(name)
+    beaten = value is not None and known is not None and sign * value <= sign * known
+    no_use = f" By {name.replace('_', ' ')} it is no better than the one in brackets, which knows no feature."
+    return f"{where}{whose} (in brackets {measures['baseline']}): {told}.{no_use if beaten else ''}"
 
 
 def _epsilon(view: dict[str, Any]) -> str:

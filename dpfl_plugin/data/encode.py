@@ -191,22 +191,26 @@ class Encoder:
         if label.classes is None or label.column is None or label.column not in columns:
             return np.full(size, -1, dtype=np.int64)
         cells = self._cells(label.column, "label.column", columns[label.column])
-        codes = self._classes(cells, label, cells.codes(label.classes))
+        codes = self._classes(cells, label)
         return np.where(codes < 0, -1, codes)
 
-    def _classes(self, cells: Cells, label: Label, codes: Codes) -> Codes:
-        shown = ", ".join((label.classes or [])[:10]) + ", ..." * (len(label.classes or []) > 10)
-        mend = f"Correct the file, leave the record out, or add it to {WHERE}.label.classes."
-        cells.flag(
-            codes == UNKNOWN, f": {{}} is not one of the classes {shown}.", f"are not one of the classes {shown}", mend
-        )
-        return codes
+    def _classes(self, cells: Cells, label: Label) -> Codes:
+        """The class of each cell [n], `UNKNOWN` or `NOTHING`."""
+        words = [word for group in label.cells for word in group]
+        of_class = np.repeat(np.arange(len(label.cells)), [len(group) for group in label.cells])
+        codes = cells.codes(words)
+        shown = ", ".join(words[:10]) + ", ..." * (len(words) > 10)
+        key, what = ("class_values", "values") if label.class_values else ("classes", "classes")
+        mend = f"Correct the file, leave the record out, or add it to {WHERE}.label.{key}."
+        wrong = codes == UNKNOWN
+        cells.flag(wrong, f": {{}} is not one of the {what} {shown}.", f"are not one of the {what} {shown}", mend)
+        return np.where(codes < 0, codes, of_class[codes])
 
     def _label(self, label: Label, columns: Mapping[str, pa.Array]) -> NDArray[Any]:
         if label.outcome in ("classes", "ordinal"):
             assert label.column is not None and label.classes is not None
             cells = self._cells(label.column, "label.column", columns[label.column])
-            codes = self._classes(cells, label, cells.codes(label.classes))
+            codes = self._classes(cells, label)
             self._no_label(cells, codes == NOTHING)
             return np.maximum(codes, 0)
         if label.outcome == "multi_label":

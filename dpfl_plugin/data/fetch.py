@@ -86,18 +86,20 @@ class DataSource:
         return sorted(path for path in self.root.glob(pattern) if path.is_file())
 
     def paths(self, named: str | Sequence[str], key: str) -> list[Path]:
-        """The files of a user's own: one path, a list, or a glob pattern; relative ones start at ``base``.
+        """The files of a user's own: one path, a list, or a glob pattern; relative ones start at ``base``, or, where it
+        has none of that name, at the folder of data files.
 
         Raises:
-            DataError: there is no such file; the message names the key and the full path.
+            DataError: there is no such file; the message names the key and the full paths.
         """
         found: list[Path] = []
         for name in [named] if isinstance(named, str) else named:
-            path = self.base / Path(name).expanduser()
-            matches = [path] if path.is_file() else sorted(map(Path, glob.glob(str(path), recursive=True)))
-            if not any(match.is_file() for match in matches):
-                raise DataError(f"{key}={name!r}: there is no such file; looked for {path.absolute()}.")
-            found += [match for match in matches if match.is_file()]
+            looked = list(dict.fromkeys(start / Path(name).expanduser() for start in (self.base, self.root)))
+            matches = next((files for files in map(_files, looked) if files), [])
+            if not matches:
+                where = " and ".join(str(path.absolute()) for path in looked)
+                raise DataError(f"{key}={name!r}: there is no such file; looked for {where}.")
+            found += matches
         if not found:
             raise DataError(f"{key} names no file.")
         return found
@@ -138,6 +140,13 @@ class DataSource:
             ) from error
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _files(path: Path) -> list[Path]:
+    """The file of this name, or those that match it as a pattern, sorted."""
+    if path.is_file():
+        return [path]
+    return sorted(match for match in map(Path, glob.glob(str(path), recursive=True)) if match.is_file())
 
 
 def _download(url: str, folder: Path, name: str, download_hash: str | None) -> Path:

@@ -214,6 +214,7 @@ class Label(_Strict):
             within the public ``range``; counts by ``exposure``, 1 where no column is named); multi_label (of
             ``columns`` of two ``values``, the second for yes); survival (of ``time`` from 0 within ``range``, and
             ``event``, of two ``event_values``, the second for an event; a time beyond the range is censored there).
+        class_values: the cells that mean each class, where they are not its name: [["0"], ["1", "2"]] for two classes.
         bins: of survival, how many bins of time the range is cut into, or where they end; 10 by default.
         huber_delta: of regression with ``loss: huber``, in the column's unit; a tenth of the range by default.
     """
@@ -222,6 +223,7 @@ class Label(_Strict):
     column: str | None = None
     columns: list[str] | None = None
     classes: Words | None = None
+    class_values: list[Words] | None = None
     values: Words = ["0", "1"]
     range: Range | None = None
     unit: str | None = None
@@ -243,6 +245,13 @@ class Label(_Strict):
                 raise ValueError(f"{key} has no meaning for outcome: {self.outcome}")
         if self.classes is not None:
             _check_values("classes", self.classes)
+        if self.class_values is not None:
+            _check_values("class_values", [cell for cells in self.class_values for cell in cells])
+            if len(self.class_values) != len(self.classes or ()) or not all(self.class_values):
+                raise ValueError(
+                    f"class_values has {len(self.class_values)} lists of cells for {len(self.classes or ())} classes: "
+                    "give one for each, in the order of classes, with a cell at least"
+                )
         for key in ("values", "event_values"):
             _check_values(key, getattr(self, key))
             if len(getattr(self, key)) != 2:
@@ -266,6 +275,11 @@ class Label(_Strict):
         return Outcome(self.outcome, self.range, edges, self.huber_delta)
 
     @property
+    def cells(self) -> list[list[str]]:
+        """The cells that mean each class; none for an outcome without classes."""
+        return self.class_values or [[name] for name in self.classes or ()]
+
+    @property
     def named(self) -> dict[str, str]:
         """{column: the key that names it}."""
         keys = ("column", "exposure", "time", "event")
@@ -274,8 +288,8 @@ class Label(_Strict):
 
 
 _LABEL_KEYS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
-    "classes": (("column", "classes"), ()),
-    "ordinal": (("column", "classes"), ()),
+    "classes": (("column", "classes"), ("class_values",)),
+    "ordinal": (("column", "classes"), ("class_values",)),
     "regression": (("column", "range"), ("huber_delta",)),
     "counts": (("column", "range"), ("exposure",)),
     "multi_label": (("columns",), ("values",)),

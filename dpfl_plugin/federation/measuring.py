@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -18,44 +19,60 @@ from dpfl_plugin.measures.tables import Table, table
 MOST_SILOS: Final = 100  # that are measured one by one
 
 
-def measures(
-    outcome: Outcome, by_silo: Mapping[int, tuple[Answers, NDArray[Any], NDArray[Any]]], num_outputs: int
-) -> dict[str, Any]:
-    """As `result.json` has them.
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a silo is measured by.
+
+    Attributes:
+        model: what the model says of the silo's test records. labels: of these. training: of its training records.
+        own: what the silo's own model says of the test records; None where it has none.
+    """
+
+    model: Answers
+    labels: NDArray[Any]
+    training: NDArray[Any]
+    own: Answers | None = None
+
+
+def measures(outcome: Outcome, by_silo: Mapping[int, Said], num_outputs: int) -> dict[str, Any]:
+    """As `result.json` has them: of the model, of silos' own models where all have some, and of a baseline.
 
     Args:
-        by_silo: (what the model says of the test records, their labels, the training labels) of each silo.
         num_outputs: classes, or the model's outputs.
     """
-    said, labels, training = zip(*by_silo.values(), strict=True)
-    pooled = _both(outcome, _joined(said), np.concatenate(labels), np.concatenate(training), num_outputs, True)
+    every = list(by_silo.values())
+    own = [one.own for one in every if one.own is not None]
+    together = Said(
+        _joined([one.model for one in every]),
+        np.concatenate([one.labels for one in every]),
+        np.concatenate([one.training for one in every]),
+        _joined(own) if len(own) == len(every) else None,
+    )
+    pooled = _all(outcome, together, num_outputs, True)
     silos = None
     if len(by_silo) <= MOST_SILOS:
-        silos = {str(silo): _both(outcome, *found, num_outputs, False) for silo, found in by_silo.items()}
+        silos = {str(silo): _all(outcome, said, num_outputs, False) for silo, said in by_silo.items()}
     return {**described(outcome), "pooled": pooled, "silos": silos}
 
 
-def of_each(
-    outcome: Outcome, by_silo: Mapping[int, tuple[Answers, NDArray[Any], NDArray[Any]]], num_outputs: int
-) -> dict[int, dict[str, Any]]:
+def of_each(outcome: Outcome, by_silo: Mapping[int, Said], num_outputs: int) -> dict[int, dict[str, Any]]:
     """Of each silo by itself, beside a baseline that knows its own training labels; for `summaries.of_ranks`."""
     return {
-        silo: {**_both(outcome, *found, num_outputs, False), "num_test": len(found[1])}
-        for silo, found in by_silo.items()
+        silo: {**_all(outcome, said, num_outputs, False), "num_test": len(said.labels)}
+        for silo, said in by_silo.items()
     }
 
 
-def _both(
-    outcome: Outcome, said: Answers, labels: NDArray[Any], training: NDArray[Any], num_outputs: int, curves: bool
-) -> dict[str, Table]:
-    nothing = baseline(outcome, training, num_outputs, len(labels))
-    return {
-        "model": table(outcome, said, labels, curves=curves),
-        "baseline": table(outcome, nothing, labels, curves=False),
+def _all(outcome: Outcome, said: Said, num_outputs: int, curves: bool) -> dict[str, Table]:
+    nothing = baseline(outcome, said.training, num_outputs, len(said.labels))
+    found = {
+        "model": table(outcome, said.model, said.labels, curves=curves),
+        "baseline": table(outcome, nothing, said.labels, curves=False),
     }
+    return found if said.own is None else {**found, "own_models": table(outcome, said.own, said.labels, curves=curves)}
 
 
-def _joined(said: tuple[Answers, ...]) -> Answers:
+def _joined(said: Sequence[Answers]) -> Answers:
     def one(parts: list[NDArray[Any] | None]) -> NDArray[Any] | None:
         known = [part for part in parts if part is not None]
         return np.concatenate(known) if len(known) == len(parts) else None

@@ -22,7 +22,7 @@ from dpfl_plugin.core.stopwatch import STOPPED, Stopwatch
 from dpfl_plugin.core.streams import SecureStream, Source, Stream
 from dpfl_plugin.core.vectors import Layout, Vectors, stack
 from dpfl_plugin.errors import MemoryShortError, TrainingError
-from dpfl_plugin.federation.measuring import labels_of, measures, of_each
+from dpfl_plugin.federation.measuring import Said, labels_of, measures, of_each
 from dpfl_plugin.federation.memory import is_short
 from dpfl_plugin.federation.query_digest import asked_at
 from dpfl_plugin.federation.scaled_records import noisy_sums, scaled, scaling_of, with_scaling
@@ -332,14 +332,13 @@ class SiloGroup:
             loss = 0.0
             for outputs, labels in outputs_of(of_train, train):
                 loss += float(loss_of_one(outputs, labels).double().sum())
-            gradient, personalised = None, None
+            gradient = None
             if dissimilarity:
                 total = torch.empty_like(model, dtype=torch.float64)
                 self._engine.clipped_sum(model, train, math.inf, total)
                 gradient = (total / len(train)).to(model.dtype)
-            found = self._score_of(evaluator, test)
-            if (own := self._own_model(silo)) is not None:
-                personalised = self._score_of(self._at(own), test)
+            found, own = self._score_of(evaluator, test), self._own_model(silo)
+            personalised = None if own is None else self._score_of(self._at(own), test)
             metrics[silo] = SiloMetrics(loss / len(train), found, gradient, personalised)
         self.clock.lap("evaluation")
         return metrics
@@ -359,7 +358,7 @@ class SiloGroup:
         return answers(self._outcome, outputs, probabilistic=probabilistic), names
 
     def measures(self, model: Tensor) -> dict[str, Any]:
-        """All measures of ``model`` (d,) on the test records of these silos: `measuring.measures`."""
+        """All measures of ``model`` (d,), and of silos' own models, on their test records: `measuring.measures`."""
         return self._measured(model, measures)
 
     def measures_of_each(self, model: Tensor) -> dict[int, dict[str, Any]]:
@@ -370,10 +369,11 @@ class SiloGroup:
     def _measured(self, model: Tensor, made_of: Callable[..., dict[Any, Any]]) -> dict[Any, Any]:
         by_silo, names, persons = {}, 0, self._rules.unit == "person"
         with _told_if_short("an evaluation"):
-            evaluator = self._at(model)
             for silo in self.ids:
-                said, names = self._said(evaluator, self._test[silo])
-                by_silo[silo] = said, labels_of(self._test[silo]), labels_of(self._train[silo], persons=persons)
+                test, own = self._test[silo], self._own_model(silo)
+                said, names = self._said(self._at(model), test)
+                of_own = None if own is None else self._said(self._at(own), test)[0]
+                by_silo[silo] = Said(said, labels_of(test), labels_of(self._train[silo], persons=persons), of_own)
             found = made_of(self._outcome, by_silo, names)
         self.clock.lap("evaluation")
         return found

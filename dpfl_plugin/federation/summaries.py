@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 
@@ -12,8 +12,13 @@ from dpfl_plugin.core.outcomes import CLASSES, Outcome
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Minimum, 10th percentile, median and maximum of silos' values."""
-    least, tenth, median, most = np.quantile(values, [0, 0.1, 0.5, 1])
+    """Minimum, 10th percentile, median and maximum of silos' values.
+
+    Between two values they are interpolated, unless one is infinite: a deviance is, of an event that a model had ruled
+    out. No number is between that and another one.
+    """
+    method: Literal["linear", "inverted_cdf"] = "linear" if np.isfinite(values).all() else "inverted_cdf"
+    least, tenth, median, most = np.quantile(values, [0, 0.1, 0.5, 1], method=method)
     return {"min": float(least), "p10": float(tenth), "median": float(median), "max": float(most)}
 
 
@@ -80,14 +85,15 @@ def of_ranks(outcome: Outcome, by_silo: Mapping[int, Mapping[str, Any]]) -> dict
     by their test records. Baselines know their own silo's training labels.
 
     Args:
-        by_silo: of each ``model`` and ``baseline``, {measure: value}, and ``num_test``.
+        by_silo: of each ``model``, ``baseline`` and perhaps ``own_models``, {measure: value}, and ``num_test``.
     """
     if not by_silo:
         return None
     ordered = dict(sorted(by_silo.items()))
     total = sum(one["num_test"] for one in ordered.values())
     means: dict[str, dict[str, float]] = {}
-    for who in ("model", "baseline"):
+    known = [who for who in ("model", "baseline", "own_models") if all(who in one for one in ordered.values())]
+    for who in known:
         names = dict.fromkeys(name for one in ordered.values() for name in one[who])
         values = {name: [one[who].get(name) for one in ordered.values()] for name in names}
         means[who] = {
@@ -95,7 +101,7 @@ def of_ranks(outcome: Outcome, by_silo: Mapping[int, Mapping[str, Any]]) -> dict
             for name, found in values.items()
             if all(isinstance(value, int | float) for value in found)
         }
-    silos = {str(silo): {who: one[who] for who in ("model", "baseline")} for silo, one in ordered.items()}
+    silos = {str(silo): {who: one[who] for who in known} for silo, one in ordered.items()}
     return {**described(outcome), "pooled": None, "mean_of_silos": means, "silos": silos}
 
 

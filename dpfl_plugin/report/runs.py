@@ -69,8 +69,8 @@ class Run:
         rounds: that are known to be done.
         numbers: of each metric the mean over the last 10 % of rounds; None where it is not finite.
         curve: columns over evaluations, ``AXES`` and metrics, NaN where there is no finite value; thinned to `POINTS`.
-        measures: {name: {"model": ..., "baseline": ...}} of the final model on all test records; None where not
-            defined.
+        measures: {name: {"model": ..., "baseline": ...}} of the final model on all test records, or of silos' own where
+            they have some; None where not defined.
         guarantee: None where the run goes on, or ended without a word: the ledger alone knows.
     """
 
@@ -187,7 +187,7 @@ def _measures(result: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
     found = said.get("pooled") or {}
     if not found and "mean_of_silos" in said:  # by MPI ranks, whose test records do not meet
         found, more = said["mean_of_silos"], OF_SILOS
-    model, baseline = found.get("model") or {}, found.get("baseline") or {}
+    model, baseline = found.get("own_models") or found.get("model") or {}, found.get("baseline") or {}
     single = [name for name, value in model.items() if value is None or isinstance(value, int | float)]
     return {f"{name}{more}": {"model": model[name], "baseline": baseline.get(name)} for name in single}
 

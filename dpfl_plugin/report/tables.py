@@ -59,8 +59,9 @@ def measures(groups: Sequence[Group]) -> Table:
             model, baseline = (str(group.measure(name, who)) for who in ("model", "baseline"))
             rows.append((group.label, name.replace("_", " "), model, baseline))
     said = (
-        "Final models on the test records of all silos (or, where it says so, the mean of silos weighed by their test "
-        "records), and beside them who knows the training labels and no feature; "
+        "Final models (each silo's own, where silos have models of their own) on the test records of all silos (or, "
+        "where it says so, the mean of silos weighed by their test records), and beside them who knows the training "
+        "labels and no feature; "
         "mean ± standard deviation (n - 1) over complete runs. Computed without noise: no epsilon covers them."
     )
     return Table(("configuration", "measure", "model", "baseline"), (False, False, True, True), tuple(rows), said)

@@ -97,6 +97,17 @@ def test_own_models_are_measured_and_cost_what_fedavg_costs(tmp_path: Path, algo
     assert "personalised_accuracy" in ends["own"]["silos"] and "personalised_accuracy" not in ends["fedavg"]["silos"]
     rows = list(csv.DictReader((Path(ends["own"]["folder"]) / "silos.csv").read_text().splitlines()))
     assert all(row["personalised_accuracy"] for row in rows)
+    measures = ends["own"]["measures"]
+    assert "own_models" not in ends["fedavg"]["measures"]["pooled"]
+    for row in rows:  # each silo's own model on its own records
+        own = measures["silos"][row["silo"]]["own_models"]["accuracy"]
+        assert own == pytest.approx(float(row["personalised_accuracy"]))
+    sizes = [int(row["num_test"]) for row in rows]
+    by_silo = [float(row["personalised_accuracy"]) for row in rows]
+    pooled = sum(a * n for a, n in zip(by_silo, sizes, strict=True)) / sum(sizes)
+    assert measures["pooled"]["own_models"]["accuracy"] == pytest.approx(pooled)
+    model, own_models = (measures["pooled"][who] for who in ("model", "own_models"))
+    assert own_models["log_loss"] != pytest.approx(model["log_loss"])  # the mean of these models is another one
     at_silo = dpfl("run", write(tmp_path, {"algorithm": algorithm, "privacy": {"unit": "silo"}}))
     assert at_silo.code == 2 and "without releasing it" in at_silo.err
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dpfl_plugin.cli.progress import value_of
-from dpfl_plugin.cli.run import _meaning
+from dpfl_plugin.cli.run import _meaning, _pooled
 from dpfl_plugin.runs import session
 from dpfl_plugin.runs.forecast import MANY_ROUNDS
 from dpfl_plugin.runs.result import _diverged
@@ -124,3 +124,16 @@ def test_what_a_total_is_of(tmp_path: Path) -> None:
     assert "run is the first run in the shared ledger: epsilon " in first.out and "runs before it" not in first.out
     second = dpfl("run", config, "--out", tmp_path / "runs", "--ledger", ledger, "--set", "seed=4")
     assert "run with the runs before it in the shared ledger: epsilon " in second.out
+
+
+@pytest.mark.parametrize(("accuracy", "no_better"), [(0.9, False), (0.8, True), (0.7, True)])
+def test_a_model_that_is_no_better_than_the_most_frequent_class_is_called_so(accuracy: float, no_better: bool) -> None:
+    pooled = {"model": {"accuracy": 0.5}, "own_models": {"accuracy": accuracy}, "baseline": {"accuracy": 0.8}}
+    measures = {"ranked_by": "accuracy", "higher_is_better": True, "baseline": "the majority", "pooled": pooled}
+    said = _pooled(measures)
+    assert f"each silo's by its own model (in brackets the majority): accuracy {accuracy:g} (0.8)" in said
+    assert ("no better than" in said) == no_better
+    del pooled["own_models"]
+    errors = {"model": {"rmse": 2.0}, "baseline": {"rmse": 3.0}}
+    assert "no better" in _pooled(measures)
+    assert "no better" not in _pooled({**measures, "ranked_by": "rmse", "higher_is_better": False, "pooled": errors})

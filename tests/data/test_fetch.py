@@ -162,3 +162,16 @@ def test_users_paths_are_relative_to_the_configuration(tmp_path: Path) -> None:
         source.paths("c.csv", "files")
     with pytest.raises(DataError, match="files names no file"):
         source.paths([], "files")
+
+
+def test_users_files_that_are_not_beside_the_configuration_are_looked_for_in_the_folder_of_data(tmp_path: Path) -> None:
+    beside, data = tmp_path / "study", tmp_path / "data"
+    for folder, names in {beside: ("a.csv",), data: ("a.csv", "b.csv", "c.csv")}.items():
+        folder.mkdir()
+        for name in names:
+            (folder / name).write_text("x\n1\n")
+    source = DataSource(folder=data, base=beside)
+    assert source.paths(["a.csv", "[bc].csv"], "files") == [beside / "a.csv", data / "b.csv", data / "c.csv"]
+    assert source.paths("*.csv", "files") == [beside / "a.csv"]  # never of both
+    with pytest.raises(DataError, match=r"study/d\.csv and .*data/d\.csv"):
+        source.paths("d.csv", "files")

@@ -72,6 +72,21 @@ WRONG = {
         "two features would have the name 'x=other'",
     ),
     "no classes": ({"label": {"column": "y"}, "columns": {"x": NUMBER}}, "outcome: classes needs classes"),
+    "values of fewer classes": (
+        {"label": {"column": "y", "classes": ["a", "b"], "class_values": [["1", "2"]]}, "columns": {"x": NUMBER}},
+        "1 lists of cells for 2 classes",
+    ),
+    "a class without values": (
+        {"label": {"column": "y", "classes": ["a", "b"], "class_values": [["1", "2"], []]}, "columns": {"x": NUMBER}},
+        "with a cell at least",
+    ),
+    "a value of two classes": (
+        {
+            "label": {"column": "y", "classes": ["a", "b"], "class_values": [["1"], ["1", "2"]]},
+            "columns": {"x": NUMBER},
+        },
+        "class_values names '1' twice",
+    ),
     "an outcome": ({"label": {"outcome": "rank"}, "columns": {"x": NUMBER}}, r"label\.outcome='rank'"),
     "survival": ({"label": {"outcome": "survival", "time": "t"}, "columns": {"x": NUMBER}}, "needs event and range"),
     "counts from 1": (
@@ -201,6 +216,12 @@ SURVIVAL = {"outcome": "survival", "time": "t", "event": "e", "range": [0, 60], 
 OUTCOMES = {
     "classes": (LABEL, {"y": ["yes", "no"]}, np.int64, [1, 0]),
     "ordinal": ({"outcome": "ordinal", "column": "y", "classes": ["a", "b", "c"]}, {"y": ["c", "a"]}, np.int64, [2, 0]),
+    "classes of several values": (
+        {"column": "y", "classes": ["ill", "healthy"], "class_values": [[4, 1], ["0", "none"]]},
+        {"y": ["0.0", "1", "none", "4.0"]},
+        np.int64,
+        [1, 0, 1, 0],
+    ),
     "regression": (
         {"outcome": "regression", "column": "y", "range": [0, 100]},
         {"y": [12.5, 101.0, -3.0]},
@@ -241,6 +262,11 @@ def test_what_is_to_be_predicted(label: dict[str, Any], columns: dict[str, Any],
 NO_LABEL = {
     "none": (LABEL, {"y": ["yes", None]}, "row 1, column 'y' holds no value .*and is the label"),
     "another class": (LABEL, {"y": ["yes", "Yes"]}, r"'Yes' is not one of the classes no, yes.*label\.classes"),
+    "no value of a class": (
+        {"column": "y", "classes": ["no", "yes"], "class_values": [["0"], ["1", "2"]]},
+        {"y": ["2", "yes"]},
+        r"row 1, column 'y': 'yes' is not one of the values 0, 1, 2.*label\.class_values",
+    ),
     "half a count": ({"outcome": "counts", "column": "n", "range": [0, 9]}, {"n": [1, 1.5]}, "'1.5' is not a count"),
     "a negative count": ({"outcome": "counts", "column": "n", "range": [0, 9]}, {"n": [1, -1]}, "'-1' is not a count"),
     "no exposure": (
