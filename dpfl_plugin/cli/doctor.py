@@ -29,6 +29,7 @@ EXTRAS = {
     "images": ("skimage", "data.preprocess: hog"),
     "survival": ("lifelines", "the concordance index"),
     "onnx": ("onnx", "dpfl export --onnx"),
+    "lora": ("peft", "low-rank adapters"),
     "tensorboard": ("tensorboard", "a tracker"),
     "mlflow": ("mlflow", "a tracker"),
     "wandb": ("wandb", "a tracker"),

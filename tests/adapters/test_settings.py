@@ -19,6 +19,7 @@ VALUES = {
     "access": "group",
     "early_stopping": {"every": 1},
     "private_evaluation": {"share": 0.1},
+    "private_statistics": {"epsilon_share": 0.25},
     "personalise": STEPS,
     "trackers": ["csv"],
     "silos": {"0": {"epsilon": 0.5}},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import glob
 import math
-import os
 from pathlib import Path
 
 import pytest
@@ -50,7 +49,6 @@ def test_ranks_within_silos_are_weighed_by_test_records_and_leave_out_who_has_no
     assert hospitals.judged({**result, "num_silos": 1}, study) == 0.1
 
 
-@pytest.mark.skipif("DPFL_DATA" not in os.environ, reason="the tables are in $DPFL_DATA")
 @pytest.mark.parametrize(
     ("name", "records", "features"),
     [
@@ -61,9 +59,9 @@ def test_ranks_within_silos_are_weighed_by_test_records_and_leave_out_who_has_no
         ("school", 15362, 27),
     ],
 )
-def test_the_schemas_read_the_tables(name: str, records: int, features: int) -> None:
+def test_the_schemas_read_the_tables(data_folder: Path, name: str, records: int, features: int) -> None:
     options = dpfl.load(TABLES / f"{name}.yaml").config.data.dataset.options
-    files = sorted(glob.glob(str(Path(os.environ["DPFL_DATA"]) / options["files"])))
+    files = sorted(glob.glob(str(data_folder / options["files"])))
     how = {key: options[key] for key in FORMAT if key in options}
     found = dpfl.check_tables(files, options["schema"], **how)
     assert sum(found.num_records.values()) == records and len(found.features) == features
