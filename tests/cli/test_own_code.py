@@ -339,7 +339,7 @@ def test_code_that_is_edited_before_it_is_imported_late_ends_the_run(
     """Nothing of what the other code made is used, and the run says which file it was."""
     late = FILES["mine/net.py"].replace("from mine.late import shift", "shift = late_shift(x)")
     late = late.replace("+ shift()", "+ shift").replace(
-        "class Net", "def late_shift(x):\n    if len(x) > 11:\n        import table\n    return 0.0\n\nclass Net"
+        "class Net", "def late_shift(x):\n    if len(x) > 12:\n        import table\n    return 0.0\n\nclass Net"
     )
     edit(code / "mine/net.py", late)
     edit(code / "helper.py", "def factor():\n    return 1.0\n")
