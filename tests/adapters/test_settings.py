@@ -59,8 +59,10 @@ def test_code_that_settings_name_is_not_run_before_the_owners_limits_were_asked(
     agree(block(privacy={**NOISY, part: {"module": "no_such_module:made"}}), num_silos=1, model=linear(3))
 
 
-def test_what_a_silo_computes_with_is_not(tmp_path):
-    agree(block(runtime={"device": "cpu", "precision": "bf16", "memory_budget": "1GB"}), num_silos=2, model=linear(3))
+def test_what_a_silo_computes_with_is_its_own_matter():
+    runtime = {"device": "cpu", "precision": "bf16", "memory_budget": "1GB"}
+    runs = {agree(block(**more), num_silos=2, model=linear(3)).run for more in ({}, {"runtime": runtime})}
+    assert len(runs) == 1, "the server and silos agree on the run all the same"
 
 
 def linear(outputs):
