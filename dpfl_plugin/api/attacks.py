@@ -14,7 +14,7 @@ from dpfl_plugin.api import attack_plots
 from dpfl_plugin.api.experiment import Experiment, experiment_of
 from dpfl_plugin.api.plots import png
 from dpfl_plugin.api.progress import Teller, duration
-from dpfl_plugin.api.running import in_file, threads
+from dpfl_plugin.api.running import in_file
 from dpfl_plugin.attacks import demonstration
 from dpfl_plugin.attacks.demonstration import BOUND_OF_ONE_NOISE, FPR, Inversion, Membership, Note
 from dpfl_plugin.attacks.roc import Measured
@@ -22,6 +22,7 @@ from dpfl_plugin.config.load import Variant
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.rounding import places
 from dpfl_plugin.core.text import aligned
+from dpfl_plugin.core.threads import threads
 from dpfl_plugin.data.names import called
 from dpfl_plugin.errors import ConfigError, DataError, UnsupportedError, require, require_argument
 from dpfl_plugin.runs.extra_releases import refuse_extra_releases

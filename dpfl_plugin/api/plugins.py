@@ -13,7 +13,8 @@ import torch
 
 from dpfl_plugin import registry
 from dpfl_plugin.api.experiment import Experiment, experiment_of
-from dpfl_plugin.api.running import in_file, threads
+from dpfl_plugin.api.running import in_file
+from dpfl_plugin.core.threads import threads
 from dpfl_plugin.errors import ConfigError, DataError, PluginError, UnsupportedError, nearest
 from dpfl_plugin.gradients.base import Engine
 from dpfl_plugin.gradients.choice import Candidate

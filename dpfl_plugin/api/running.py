@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
-
-import torch
 
 from dpfl_plugin import registry
 from dpfl_plugin.api import pictures
@@ -37,7 +34,6 @@ __all__ = [
     "in_file",
     "place_here",
     "place_of",
-    "threads",
 ]
 
 LEDGER_WAIT: Final = 60.0  # seconds, for a run that is about to end
@@ -110,17 +106,6 @@ def place_here(config: Config) -> Place:
             "and use mpirun dpfl run FILE (docs/mpi.md)."
         )
     return place_of(config)
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    """Let torch compute with ``count`` threads, and afterwards with as many as before."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def in_file(error: Error, path: Path, one: Variant, after: str = "") -> Error:

@@ -12,8 +12,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -24,6 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dpfl_plugin import registry
+from dpfl_plugin.core import threads as core_threads
 from dpfl_plugin.data.base import Features, Federation
 from dpfl_plugin.data.feature_cache import FeatureCache
 from dpfl_plugin.data.preprocess import Step
@@ -163,7 +163,7 @@ def backbone(
         )
     place, kept = _device(device), _cache(federation, made, base, cache, [batch_size, threads, device])
     made.module.to(place)
-    with _torch_threads(threads):
+    with core_threads.threads(threads):
         for silo in federation.silos:
             for key in ("train_x", "test_x"):
                 x = np.ascontiguousarray(getattr(silo, key))
@@ -284,13 +284,3 @@ def _cache(
     path = base / Path(folder).expanduser()
     federation.notes.append(KEPT.format(folder=path.absolute()))
     return FeatureCache(path, [made.digest, torch.__version__, *how])
-
-
-@contextmanager
-def _torch_threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
