@@ -6,7 +6,6 @@ Measures are computed from records without noise: they are for the experimenter,
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -56,10 +55,10 @@ def table(outcome: Outcome, said: Answers, labels: NDArray[Any], *, curves: bool
     }
     import sklearn
 
-    # What is given is checked above, and what is not defined is None here.
+    # What is given is checked above, and what is not defined is None here. Warnings are not switched off: that is one
+    # switch for all threads of a process.
     settings = sklearn.config_context(assume_finite=True, skip_parameter_validation=True)
-    with settings, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with settings, np.errstate(all="ignore"):
         if outcome.kind == "regression":
             assert said.predicted is not None
             found = _of_numbers(labels, said.predicted)
@@ -84,7 +83,7 @@ def _classes(said: Answers, y: NDArray[Any], curves: bool) -> Table:
     assert said.predicted is not None
     found: Table = {
         "accuracy": metrics.accuracy_score(y, said.predicted),
-        "balanced_accuracy": metrics.balanced_accuracy_score(y, said.predicted),
+        "balanced_accuracy": _balanced_accuracy(y, said.predicted),
     }
     p = said.probabilities
     if said.scores is not None:  # two classes
@@ -101,6 +100,13 @@ def _classes(said: Answers, y: NDArray[Any], curves: bool) -> Table:
     if curves:
         found |= _curves(said, y)
     return _plain(found)
+
+
+def _balanced_accuracy(y: NDArray[Any], predicted: NDArray[Any]) -> float:
+    """The mean recall of the classes that occur, without scikit-learn's warning where one class is all there is."""
+    from sklearn import metrics
+
+    return float(metrics.recall_score(y, predicted, labels=np.unique(y), average="macro", zero_division=0.0))
 
 
 def _of_probabilities(p: NDArray[Any] | None, y: NDArray[Any]) -> Table:
@@ -132,16 +138,22 @@ def _ordinal(said: Answers, y: NDArray[Any], curves: bool) -> Table:
     from sklearn import metrics
 
     assert said.predicted is not None
-    kappa = metrics.cohen_kappa_score(y, said.predicted, weights="quadratic")
+    # Of all levels, in their order: those that occur would stand next to each other.
+    levels = range(
+        2 + max(y.max(), said.predicted.max()) if said.probabilities is None else said.probabilities.shape[1]
+    )
+    kappa = _defined(
+        lambda: metrics.cohen_kappa_score(y, said.predicted, labels=levels, weights="quadratic"),
+        y.min() != y.max() or (said.predicted != y).any(),  # one level is said of one level: chance is as good
+    )
     found = {
         "mae": metrics.mean_absolute_error(y, said.predicted),
         "accuracy": metrics.accuracy_score(y, said.predicted),
-        "balanced_accuracy": metrics.balanced_accuracy_score(y, said.predicted),
+        "balanced_accuracy": _balanced_accuracy(y, said.predicted),
         "quadratic_kappa": kappa,
         **_of_probabilities(said.probabilities, y),
     }
-    if curves and said.probabilities is not None and said.probabilities.shape[1] <= MOST_CLASSES:
-        levels = range(said.probabilities.shape[1])
+    if curves and said.probabilities is not None and len(levels) <= MOST_CLASSES:
         found["confusion_matrix"] = metrics.confusion_matrix(y, said.predicted, labels=levels).tolist()
     return _plain(found)
 
@@ -173,7 +185,7 @@ def _counts(labels: NDArray[Any], said: Answers) -> Table:
     from sklearn import metrics
 
     deviance, y, expected = _poisson(labels, said)
-    explained = _defined(lambda: metrics.d2_tweedie_score(y, expected, power=1), len(y) > 1 and bool(y.any()))
+    explained = _defined(lambda: metrics.d2_tweedie_score(y, expected, power=1), y.min() != y.max())
     return _plain({"deviance": deviance, "d2": explained, **_of_numbers(y, expected)})
 
 

@@ -1,0 +1,58 @@
+"""Measures of few records, as silos have them: what is not defined is None, without a warning or an error."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dpfl_plugin.core.outcomes import Outcome
+from dpfl_plugin.measures import tables
+from dpfl_plugin.measures.answers import Answers
+
+# Warnings are errors in tests, and the product must not switch them off for other threads of its process.
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_any_few_records_have_a_table_that_ranks(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    for _ in range(40):
+        n, k = rng.integers(1, 6), rng.integers(2, 5)
+        p = np.exp(rng.normal(size=(n, k)) * rng.choice([0, 1, 30]))
+        p /= p.sum(axis=1, keepdims=True)
+        said, alike = p.argmax(axis=1), rng.random() < 0.5
+        y = np.full(n, rng.integers(k)) if alike else rng.integers(k, size=n)
+        scores = p[:, 1] if k == 2 else None
+        counts = np.stack([rng.poisson(0.5, n), rng.choice([1e-30, 1, 5], n)], axis=1)
+        times = np.stack([rng.random(n) * 5, rng.integers(2, size=n)], axis=1)
+        cases = [
+            (Outcome("classes"), Answers(p, said, scores), y),
+            (Outcome("classes"), Answers(None, said, scores), y),
+            (Outcome("ordinal"), Answers(p, said), y),
+            (Outcome("ordinal"), Answers(None, said), y),
+            (Outcome("regression", range=(-1, 1)), Answers(predicted=rng.normal(size=n)), np.full(n, 0.5)),
+            (Outcome("counts", range=(0, 9)), Answers(predicted=rng.random(n) * rng.choice([0, 1e300])), counts),
+            (Outcome("multi_label"), Answers(p, (p > 0.5)), rng.integers(2, size=(n, k))),
+            (Outcome("survival", range=(0, 5), edges=(1.0, 2.0, 5.0)), Answers(rng.random((n, 3))), times),
+        ]
+        for outcome, answers, labels in cases:
+            for curves in (True, False):
+                found = tables.table(
+                    outcome, answers, labels.astype(np.float32 if labels.ndim > 1 else labels.dtype), curves=curves
+                )
+                assert next(iter(found)) == outcome.score and found[outcome.score] is not None
+
+
+def test_balanced_accuracy_is_the_mean_recall_of_the_classes_that_occur() -> None:
+    y, said = np.array([0, 0, 0, 2]), np.array([0, 1, 0, 2])
+    found = tables.table(Outcome("classes"), Answers(None, said), y)
+    assert found["balanced_accuracy"] == pytest.approx((2 / 3 + 1) / 2, abs=1e-15)
+
+
+def test_kappa_weighs_levels_that_do_not_occur() -> None:
+    """Of levels 0, 1 and 3 of four: with squared distances of 1, 4, 9, not of their ranks."""
+    y, said = np.array([0, 1, 3, 3]), np.array([0, 3, 3, 1])
+    p = np.eye(4)[said]
+    distance = np.subtract.outer(y, said) ** 2
+    kappa = 1 - np.mean((y - said) ** 2) / distance.mean()
+    assert tables.table(Outcome("ordinal"), Answers(p, said), y)["quadratic_kappa"] == pytest.approx(kappa, abs=1e-12)
+    assert tables.table(Outcome("ordinal"), Answers(p[:1], said[:1]), y[:1])["quadratic_kappa"] is None
