@@ -12,6 +12,7 @@ from dpfl_plugin.core.scaling import Scaling
 from dpfl_plugin.core.streams import SecureStream, Source, Stream
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.gradients.base import Records
+from dpfl_plugin.gradients.persons import has_label
 from dpfl_plugin.gradients.shares import part_of
 from dpfl_plugin.oracle import Draw
 from dpfl_plugin.privacy.events import Neighbouring
@@ -39,7 +40,7 @@ def noisy_sums(
     sums = []
     for silo in ids:
         part, rng = part_of(silos[silo], share, silo), source.seek(draw.key("statistics", silo, 0))
-        real = part.labels >= 0 if rules.unit == "person" else torch.ones(len(part), 1, dtype=torch.bool)
+        real = has_label(part.labels) if rules.unit == "person" else torch.ones(len(part), 1, dtype=torch.bool)
         sums.append(statistics.noisy(part.features, real, rules.neighbouring, rng).to(part.features.device))
     return torch.stack(sums)
 

@@ -34,9 +34,10 @@ PERSONS = (
 )
 REVEALED = (
     "No epsilon covers everything that the server was given: by evaluation.reveal: server it has, of every silo, "
-    "the loss on its training records and the accuracy on its test records{more}, computed without noise."
+    "the loss on its training records{more}, and all measures of the model on its test records, beside those of its own "
+    "model, if it has one, and of a baseline made of its training labels, computed without noise."
 )
-REVEALED_GRADIENTS = ", and (evaluation.dissimilarity) the gradient of its loss"
+REVEALED_GRADIENTS = " with (evaluation.dissimilarity) its gradient"
 SIMULATION = (
     "A simulation: noise, batches and participants are computed from the seed, which is in the run's config.yaml (0 by "
     "default). Nothing is promised against anyone who knows or guesses it: without unknown noise there is no epsilon, "

@@ -2935,6 +2935,14 @@ STATISTICS = (
         (STATISTICS_TESTS + "::test_neighbours_sums_are_as_far_apart_as_the_sensitivity_at_most",),
     ),
     Mutant(
+        "statistics-of-persons-by-their-labels",
+        "where labels are no classes, a person's records count in statistics by whether their labels are below 0",
+        "federation/scaled_records.py",
+        "has_label(part.labels) if",
+        "part.labels >= 0 if",
+        (STATISTICS_TESTS + "::test_records_of_persons_count_whatever_their_labels_say",),
+    ),
+    Mutant(
         "noise-unbound-by-statistics",
         "records that are scaled by other statistics have the same noise under the same name",
         "federation/scaled_records.py",

@@ -14,6 +14,12 @@ from dpfl_plugin.core.grid import SUM_SLACK, Grid
 from dpfl_plugin.core.scaling import BINS, FARTHEST, NORMAL, Measured, Scaling, contributions
 from dpfl_plugin.core.streams import stream
 from dpfl_plugin.errors import UnsupportedError
+from dpfl_plugin.federation.scaled_records import noisy_sums
+from dpfl_plugin.gradients.base import Records
+from dpfl_plugin.oracle import Draw
+from dpfl_plugin.privacy.mechanisms import Gaussian
+from dpfl_plugin.privacy.rules import PrivacyRules
+from dpfl_plugin.privacy.samplers import FullBatch
 from dpfl_plugin.privacy.statistics import Statistics
 
 MEASURED = (
@@ -96,6 +102,28 @@ def test_a_person_counts_as_the_mean_of_its_records() -> None:
     rows = contributions(features, MEASURED).view(2, 3, -1)
     expected = rows[0, :2].mean(dim=0) + rows[1, 0]
     torch.testing.assert_close(exact(features.view(2, 3, WIDTH), real), expected, rtol=0, atol=1e-8)
+
+
+NAN = math.nan
+LABELS = {
+    "classes": torch.tensor([[1, 0, -1], [0, -1, -1]]),
+    "regression": torch.tensor([[-3.0, 5.0, NAN], [-7.0, NAN, NAN]]),  # a person whose every label is below 0
+    "counts": torch.tensor([[[2.0, 0.5], [0.0, 1.0], [NAN, NAN]], [[1.0, 3.0], [NAN, NAN], [NAN, NAN]]]),
+    "multi_label": torch.tensor([[[0.0] * 4, [1.0] * 4, [NAN] * 4], [[0.0] * 4, [NAN] * 4, [NAN] * 4]]),
+}
+
+
+@pytest.mark.parametrize("labels", LABELS.values(), ids=LABELS)
+def test_records_of_persons_count_whatever_their_labels_say(labels: torch.Tensor) -> None:
+    """A person without a record would add NaN, which no noise covers."""
+    features = encoded(stream(2, "trial"), 6)
+    rows = contributions(features, MEASURED).view(2, 3, -1)
+    rules = PrivacyRules(
+        unit="person", neighbouring="replace_one", clip_norm=1.0, mechanism=Gaussian(0.0), sampler=FullBatch()
+    )
+    silos = {0: Records(features.view(2, 3, WIDTH), labels)}
+    (found,) = noisy_sums(STATISTICS, silos, [0], (0.0, 1.0), rules, Draw(0, 0))
+    torch.testing.assert_close(found, rows[0, :2].mean(dim=0) + rows[1, 0], rtol=0, atol=1e-8)
 
 
 def test_without_noise_statistics_are_those_of_all_records() -> None:

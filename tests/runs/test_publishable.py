@@ -118,6 +118,7 @@ def test_what_the_server_was_given_is_said_first_wherever_an_epsilon_is_stated(
     assert len(result["warnings"]) == 1, "once given, it stays given"
     warning = result["warnings"][0]
     assert "No epsilon covers" in warning and "evaluation.reveal: server" in warning
+    assert "all measures" in warning and "training labels" in warning, "a baseline's tell of these, too"
     assert folder.privacy.read_text().split("\n\n")[2] == f"**{warning}**"
     assert json.loads(folder.statement.read_text())["warnings"][0] == warning
     assert not run(write(tmp_path), "--out", tmp_path / "other")["warnings"]
