@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable
+from decimal import Decimal
 from typing import Final
 
 import numpy as np
@@ -28,15 +29,16 @@ from dpfl_plugin.errors import ConfigError, DataError, UnsupportedError, require
 NO_RECORD: Final = -1
 """The class at a place of a person's row where there is no record, NaN the label of another outcome: no label of a
 record is either (`dpfl_plugin.data.labels`). Features there are those of the first record."""
-_WHOLE: Final = re.compile(r"(-?)0*([0-9]+)(?:\.0*)?")
+_NUMBER: Final = re.compile(r"[+-]?[0-9]{1,1000}(?:\.[0-9]{0,1000})?(?:[eE][+-]?[0-9]{1,2})?")
 
 
 def numbers(names: Iterable[object]) -> Integers:
     """A number [n] for each person's name: the same in every file and process; 63 bits of its hash.
 
-    A whole number is one person however it is written: 17, 17.0, 0017 or " 17". So files write it that pandas or a
-    spreadsheet has gone over, and a person that was taken for two would be at two silos and nobody would see it. Where
-    two names should ever meet in one number they are protected together, which is more than was asked.
+    A whole number is one person however it is written: 17, 17.0, 0017, " 17" or 1.7e+01. So files write it that pandas,
+    R (1e+05), numpy or a spreadsheet has gone over, and a person that was taken for two would be at two silos and
+    nobody would see it. Where two names should ever meet in one number they are protected together, which is more than
+    was asked.
     """
     known: dict[str, int] = {}
     return np.array([known.setdefault(name, _number(name)) for name in map(_word, names)], dtype=np.int64)
@@ -44,8 +46,10 @@ def numbers(names: Iterable[object]) -> Integers:
 
 def _word(name: object) -> str:
     word = (name.decode(errors="replace") if isinstance(name, bytes) else str(name)).strip()
-    whole = _WHOLE.fullmatch(word)
-    return word if whole is None else "".join(whole.groups())
+    if _NUMBER.fullmatch(word) is None:
+        return word
+    number = Decimal(word)
+    return str(int(number)) if number == number.to_integral_value() else word
 
 
 def _number(name: str) -> int:

@@ -142,16 +142,19 @@ def test_a_name_has_one_number_everywhere() -> None:
 
 
 def test_a_whole_number_is_one_person_however_files_write_it() -> None:
-    """As pandas writes a column in which a cell was missing, a spreadsheet drops zeros, and arrays pad words."""
-    written: list[object] = [17, "17", "17.0", "0017", " 17 ", b"17", np.str_("17"), np.bytes_(b"17.00"), 17.0]
-    assert len(set(numbers(written).tolist())) == 1
+    """As pandas writes a column in which a cell was missing, R 100000, numpy.savetxt any number; a spreadsheet drops
+    zeros, and arrays pad words."""
+    written: list[object] = [17, "17", "17.0", "0017", " 17 ", b"17", np.str_("17"), np.bytes_(b"17.00"), 17.0, "+17"]
+    assert len(set(numbers([*written, "1.7e1", "1.700000000000000000e+01", "170e-1"]).tolist())) == 1
+    assert len(set(numbers(["1e+05", 100000, "100000.0", "1E5"]).tolist())) == 1
     large = ["12345678901234567890", "12345678901234567891"]
-    others = ["17", "18", "170", "-17", "17.5", "P17", "1.7e1", "", "17-0", *large]
+    others = ["17", "18", "170", "-17", "17.5", "P17", "1.75e1", "1e999999", "e5", "", "17-0", *large]
     assert len(set(numbers(others).tolist())) == len(others)
 
 
-def test_a_person_whom_two_files_write_otherwise_is_at_two_silos(tmp_path: Path) -> None:
-    for name, number in {"a": "{}", "b": "{}.0"}.items():
+@pytest.mark.parametrize("otherwise", ["{}.0", "{}e+00"])
+def test_a_person_whom_two_files_write_otherwise_is_at_two_silos(tmp_path: Path, otherwise: str) -> None:
+    for name, number in {"a": "{}", "b": otherwise}.items():
         lines = [f"{row}.{len(number)},{row % 2},{number.format(row // 2)}" for row in range(20)]
         (tmp_path / f"{name}.csv").write_text("\n".join(["x,label,id", *lines]))
     source = DataSource(base=tmp_path)

@@ -4702,7 +4702,7 @@ PERSONS = (
         "person-by-spelling",
         "17 and 17.0, as two files write one person, are two: that it is at two silos is not noticed",
         "data/persons.py",
-        'return word if whole is None else "".join(whole.groups())',
+        "return str(int(number)) if number == number.to_integral_value() else word",
         "return word",
         (PERSONS_DATA + "::test_a_person_whom_two_files_write_otherwise_is_at_two_silos",),
     ),
