@@ -68,7 +68,7 @@ def _listed(paper: Paper, item: Item) -> Listed:
     )
     whole, quick = pages.foreseen(paper, item)
     current = None if numbers is None else numbers.code == [package_sha256()]
-    runs, few = (sum(len(part.expansion(only).rows) for part in item.parts) for only in (False, True))
+    runs, few = (sum(len(part.expansion(only).rows) for part in item.ran(only)) for only in (False, True))
     return Listed(paper.name, item.kind, item.number, item.title, runs, few, whole, quick, what, current)
 
 
@@ -142,9 +142,9 @@ def _data(folder: str | Path | None) -> Iterator[None]:
                 os.environ["DPFL_DATA"] = before
 
 
-def folder_of(paper: Paper, item: Item, quick: bool, out: Path) -> Path:
-    """Where an item's sweeps are: `dpfl sweep --out` with it goes on with the same runs."""
-    return out / paper.name / f"{item.name}{'-quick' if quick else ''}"
+def folder_of(paper: Paper, out: Path) -> Path:
+    """Where a paper's sweeps are: items share runs, and `dpfl sweep --out` with it goes on with the same."""
+    return out / paper.name
 
 
 def _reproduced(paper: Paper, item: Item, quick: bool, out: Path, jobs: int, tell: Tell) -> Reproduced:
@@ -153,7 +153,7 @@ def _reproduced(paper: Paper, item: Item, quick: bool, out: Path, jobs: int, tel
         tell(f"{item.heading}: computed without a run; up to a few minutes")
         numbers, missing = _computed(paper, item), 0
     else:
-        numbers, missing = _ran(paper, item, quick, folder_of(paper, item, quick, out), jobs, tell)
+        numbers, missing = _ran(paper, item, quick, folder_of(paper, out), jobs, tell)
     if numbers is None:
         return Reproduced(paper.name, item.name, None, missing, f"{missing} runs are missing", None, None)
     stem = numbers.write(out).with_suffix("")
@@ -172,8 +172,8 @@ def _computed(paper: Paper, item: Item) -> Numbers:
 
 def _ran(paper: Paper, item: Item, quick: bool, folder: Path, jobs: int, tell: Tell) -> tuple[Numbers | None, int]:
     """The numbers of all runs, those that are not finished having been run; or how many are missing."""
-    sweeps = [planned(part, quick, folder) for part in item.parts]
-    for part, (sweep, _) in zip(item.parts, sweeps, strict=True):
+    sweeps = [planned(part, quick, folder) for part in item.ran(quick)]
+    for part, (sweep, _) in zip(item.ran(quick), sweeps, strict=True):
         _run_all(f"{item.heading}, {part.title}", sweep, jobs, tell)
     numbers, missing = _gathered(paper, item, quick, sweeps)
     if numbers is not None and numbers.code != [package_sha256()]:
@@ -194,9 +194,9 @@ def sweeps_of(
     """
     of = catalog.find(paper)
     return [
-        (part.path, part.given(quick), folder_of(of, item, quick, out))
+        (part.path, part.given(quick), folder_of(of, out))
         for item in catalog.items(of, figure, table)
-        for part in item.parts
+        for part in item.ran(quick)
     ]
 
 
@@ -274,7 +274,8 @@ def _run(sweep: Sweep, row: Row, asked: Callable[[], bool]) -> tuple[int, str]:
 
 
 def _seconds_file(sweep: Sweep) -> Path:
-    return sweep.folder / "seconds.jsonl"
+    """Of all sweeps of the folder, which may share runs."""
+    return sweep.folder.parents[1] / "seconds.jsonl"
 
 
 class _Silent:
@@ -298,7 +299,7 @@ def _gathered(
 ) -> tuple[Numbers | None, int]:
     """The numbers of all runs, or how many are missing."""
     points, code, missing = [], set[str](), 0
-    for part, (sweep, expansion) in zip(item.parts, sweeps, strict=True):
+    for part, (sweep, expansion) in zip(item.ran(quick), sweeps, strict=True):
         made, seconds = [], _seconds(sweep)
         for row, place in numbers_of.places(item, part, expansion):
             found = numbers_of.read_run(sweep.folder_of(row))
@@ -345,7 +346,7 @@ def _least_loss(sweep: Sweep, row: Row) -> float:
 
     config = config_of(sweep.base, row, sweep.runs)
     facts = to_json([config.data.model_dump(mode="json"), config.model.model_dump(mode="json"), config.seed], None)
-    path = sweep.folder / f"least-{hashlib.sha256(facts.encode()).hexdigest()[:12]}.json"
+    path = sweep.folder.parents[1] / f"least-{hashlib.sha256(facts.encode()).hexdigest()[:12]}.json"
     if path.exists():
         return float(json.loads(path.read_text()))
     exact = config.model_copy(update={"runtime": config.runtime.model_copy(update={"dtype": "float64"}), "l2": 0.0})

@@ -40,7 +40,8 @@ class Part:
         config: the file, below ``configs``.
         title: of its panels.
         rows, columns: keys whose values make a row and a column of panels each; None: one.
-        settings: changes of the file, as ``--set`` takes them; quick: further ones, of ``--quick``.
+        hidden: keys that change along with an axis, and so are in no label.
+        settings: changes of the file, as ``--set`` takes them; quick: further ones, of ``--quick``; None: not in it.
     """
 
     name: str
@@ -48,8 +49,9 @@ class Part:
     title: str
     rows: str | None = None
     columns: str | None = None
+    hidden: tuple[str, ...] = ()
     settings: tuple[str, ...] = ()
-    quick: tuple[str, ...] = ()
+    quick: tuple[str, ...] | None = ()
 
     @property
     def path(self) -> Path:
@@ -57,7 +59,7 @@ class Part:
 
     def given(self, quick: bool) -> list[str]:
         """All changes of the file."""
-        return [*self.settings, *(self.quick if quick else ())]
+        return [*self.settings, *((self.quick or ()) if quick else ())]
 
     def expansion(self, quick: bool, check: Callable[[Any], None] = lambda config: None) -> Expansion:
         """The runs.
@@ -106,7 +108,8 @@ class Item:
     """A figure or table.
 
     Attributes:
-        number: in the paper. source: the place there, for readers.
+        number: in the paper, or a word. label: what it is called, if not by its number.
+        source: the place there, for readers.
         measure: what is compared; a key of metrics.jsonl, or `EXCESS`. higher_is_better: of it.
         against: the horizontal axis: `ROUND`, or the key of a sweep.
         cells, claims: what is published. why: why we differ, where we do; a list of sentences.
@@ -127,6 +130,7 @@ class Item:
     why: tuple[str, ...] = ()
     differs: tuple[str, ...] = ()
     computed: Callable[[], Computed] | None = None
+    label: str = ""
 
     @property
     def name(self) -> str:
@@ -136,7 +140,11 @@ class Item:
     @property
     def heading(self) -> str:
         """As the paper calls it, e.g. "Figure 2"."""
-        return f"{self.kind.capitalize()} {self.number}"
+        return self.label or f"{self.kind.capitalize()} {self.number}"
+
+    def ran(self, quick: bool) -> list[Part]:
+        """The parts of all runs, or of quick ones."""
+        return [part for part in self.parts if not quick or part.quick is not None]
 
     def part(self, name: str) -> Part:
         return next(part for part in self.parts if part.name == name)

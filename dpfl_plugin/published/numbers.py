@@ -160,11 +160,12 @@ def places(item: Item, part: Part, expansion: Expansion) -> Iterator[tuple[Row, 
     variants = list(read_yaml(part.path).get("variants") or {})
     keys = list(dict.fromkeys([*expansion.spec.grid, *(key for entry in expansion.spec.entries for key in entry)]))
     axes = [key for key in (part.rows, part.columns, item.against) if key not in (None, ROUND)]
+    silent = {*axes, *part.hidden}
     for row in expansion.rows:
         values = merged(expansion.base, row.changes)
         words = [name for name in variants if row.label == name or row.label.startswith(f"{name} ")]
         label = [max(words, key=len)] if words else []
-        varying = {key: look_up(values, key) for key in keys if key not in axes}
+        varying = {key: look_up(values, key) for key in keys if key not in silent}
         label += [f"{short(key)} = {_shown(value)}" for key, value in varying.items() if value is not None]
         at = {key: look_up(values, key) for key in axes}
         yield row, Place(", ".join(label) or str(values.get("name")), at, int(values.get("seed", 0)))

@@ -171,7 +171,7 @@ def _range(values: Sequence[int]) -> str:
 def _grids(item: Item, numbers: Numbers) -> str:
     """A grid for each part and line: rows and columns as in the paper, each cell ours, theirs and the verdict."""
     texts = []
-    for part in item.parts:
+    for part in item.ran(numbers.quick):
         own = [point for point in numbers.points if point.part == part.name]
         for line in dict.fromkeys(point.line for point in own):
             texts.append(f"**{part.title}, {line}**: ours (published: verdict); epsilon, server / third party")
@@ -230,7 +230,7 @@ def foreseen(paper: Paper, item: Item) -> tuple[float | None, float | None]:
     numbers = kept(paper.name, item)
     if numbers is None or item.computed is not None:
         return None, None
-    work = {quick: math.fsum(_work(part.expansion(quick)) for part in item.parts) for quick in (False, True)}
+    work = {quick: math.fsum(_work(part.expansion(quick)) for part in item.ran(quick)) for quick in (False, True)}
     each = numbers.seconds / work[numbers.quick]
     return each * work[False], each * work[True]
 

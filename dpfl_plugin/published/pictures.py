@@ -29,8 +29,8 @@ def figure(item: Item, numbers: Numbers) -> Figure:
     """A row of panels for each part and each value of its ``rows``; the same line has one colour everywhere."""
     from matplotlib.figure import Figure
 
-    rows = [(part, value) for part in item.parts for value in _values(numbers, part, part.rows)]
-    widest = max(len(_values(numbers, part, part.columns)) for part in item.parts)
+    rows = [(part, value) for part in item.ran(numbers.quick) for value in _values(numbers, part, part.rows)]
+    widest = max(len(_values(numbers, part, part.columns)) for part in item.ran(numbers.quick))
     drawn = Figure(figsize=(3.4 * widest + 0.6, 2.6 * len(rows) + 0.6), layout="constrained")
     axes = drawn.subplots(len(rows), widest, squeeze=False)
     lines = list(dict.fromkeys(point.line for point in numbers.points))
