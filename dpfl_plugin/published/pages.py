@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -14,20 +15,21 @@ from dpfl_plugin.published.items import ACCURACY, MEASURES, Item, Paper, Part
 from dpfl_plugin.published.numbers import Numbers, Point, cell_verdict, differences, kept, look_up, short
 
 SHOWN_DIGEST: Final = 12
-RULES: Final = (
+RULES: Final = textwrap.fill(
     "A published number agrees where ours is within two standard deviations (of both together); a published ordering "
     "where the mean difference over seeds is above two standard errors. Epsilon is what is proven, by this package's "
     "accountant, of the worst seed: towards the server, and towards a third party who sees the final model. Scores are "
-    "means over the last 10 % of rounds, ± the standard deviation over seeds."
+    "means over the last 10 % of rounds, ± the standard deviation over seeds.",
+    120,
 )
 
+SLURM: Final = "export DPFL_DATA=/shared/data SBATCH_PARTITION=short    # where tasks find the data files, and nodes"
 MADE: Final = "<!-- Made by python -m benchmarks.papers; do not edit. -->"
 INTRODUCTION: Final = """\
 Figures and tables of papers, and what comes out here. `dpfl papers` lists them; `dpfl papers PAPER --figure N` repeats
 one, and goes on where it was interrupted (`--quick`: its direction, in minutes); in Python, `dpfl.papers()` and
 `dpfl.reproduce(...)`. `--on slurm` submits the runs to a cluster, a task each; the same command without it gathers
-them.
-The configurations are in `configs/papers/`: each is a file for `dpfl run` or `dpfl sweep`."""
+them. The configurations are in `configs/papers/`: each is a file for `dpfl run` or `dpfl sweep`."""
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -226,13 +228,41 @@ def verdict(item: Item, numbers: Numbers | None) -> str:
 
 
 def foreseen(paper: Paper, item: Item) -> tuple[float | None, float | None]:
-    """Seconds of processors of all runs and of quick ones: measured, or by the steps of what is measured."""
-    numbers = kept(paper.name, item)
-    if numbers is None or item.computed is not None:
+    """Seconds of processors of all runs and of quick ones: measured, or by local steps of what is measured.
+
+    What takes a step is taken from all kept numbers of the paper with the same records and model.
+    """
+    if item.computed is not None:
         return None, None
-    work = {quick: math.fsum(_work(part.expansion(quick)) for part in item.ran(quick)) for quick in (False, True)}
-    each = numbers.seconds / work[numbers.quick]
-    return each * work[False], each * work[True]
+    numbers = kept(paper.name, item)
+    each = _rates(paper)
+    found: list[float | None] = []
+    for quick in (False, True):
+        parts = item.ran(quick)
+        if numbers is not None and numbers.quick == quick:
+            found.append(numbers.seconds)
+        elif all(_records(part) in each for part in parts):
+            found.append(math.fsum(each[_records(part)] * _work(part.expansion(quick)) for part in parts))
+        else:
+            found.append(None)
+    return found[0], found[1]
+
+
+def _rates(paper: Paper) -> dict[str, float]:
+    """Seconds for a unit of `_work`, by records and model."""
+    seconds, work = dict[str, float](), dict[str, float]()
+    for item in paper.items:
+        numbers = kept(paper.name, item)
+        for part in item.ran(numbers.quick) if numbers is not None else ():
+            name = _records(part)
+            seconds[name] = seconds.get(name, 0) + math.fsum(p.seconds for p in numbers.points if p.part == part.name)
+            work[name] = work.get(name, 0) + _work(part.expansion(numbers.quick))
+    return {name: seconds[name] / work[name] for name in seconds if work[name] > 0}
+
+
+def _records(part: Part) -> str:
+    base = part.expansion(False).base
+    return f"{look_up(base, 'data.dataset')} {look_up(base, 'data.num_silos')} {look_up(base, 'model')}"
 
 
 def _work(expansion: Expansion) -> float:
@@ -271,10 +301,10 @@ def index() -> str:
             rows.append([link, item.heading, item.title, verdict(item, numbers), hours])
     text.append(markdown(["paper", "item", "what", "theirs and ours", "all runs, two cores"], rows))
     text.append(
-        f"The numbers of these pages took {_hours(measured)} on two cores. What is quick, or not run yet, a night "
-        f"of two cores or a cluster makes whole ({_hours(left)} on two cores, of those whose length is known):"
+        f"The numbers of these pages took {_hours(measured)} on two cores. What is quick, or not run yet, takes a night of "
+        f"two cores each, or all of it at once a cluster ({_hours(left)} of two cores, as far as the length is known):"
     )
-    text.append("```sh\n" + "\n".join(_commands()) + "\n```")
+    text.append("```sh\n" + "\n".join([SLURM, *_commands()]) + "\n```")
     return "\n\n".join(text) + "\n"
 
 
