@@ -26,7 +26,6 @@ from dpfl_plugin.published.numbers import Made, Numbers
 from dpfl_plugin.runs.environment import package_sha256
 from dpfl_plugin.runs.folder import to_json, write_atomic
 from dpfl_plugin.sweeps import manifest
-from dpfl_plugin.sweeps.foreseen import Foresight
 from dpfl_plugin.sweeps.manifest import Sweep
 from dpfl_plugin.sweeps.supervisor import DONE, FAILED, INTERRUPTED, Stop, Supervisor
 
@@ -206,7 +205,7 @@ def planned(part: Part, quick: bool, folder: Path) -> tuple[Sweep, Expansion]:
     Raises:
         ConfigError: the configuration is wrong, or the folder cannot be written to.
     """
-    expansion = part.expansion(quick, Foresight().check)
+    expansion = part.expansion(quick)
     sweep = manifest.plan(expansion, part.path, folder)
     manifest.write(sweep)
     return sweep, expansion

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -61,13 +62,18 @@ class Part:
         """All changes of the file."""
         return [*self.settings, *((self.quick or ()) if quick else ())]
 
-    def expansion(self, quick: bool, check: Callable[[Any], None] = lambda config: None) -> Expansion:
+    def expansion(self, quick: bool) -> Expansion:
         """The runs.
 
         Raises:
             ConfigError: something in the file or its changes is wrong.
         """
-        return expand(self.path, self.given(quick), check)
+        return _expanded(self, quick)
+
+
+@functools.cache
+def _expanded(part: Part, quick: bool) -> Expansion:
+    return expand(part.path, part.given(quick))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

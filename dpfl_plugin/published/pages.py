@@ -253,7 +253,9 @@ def _rates(paper: Paper) -> dict[str, float]:
     seconds, work = dict[str, float](), dict[str, float]()
     for item in paper.items:
         numbers = kept(paper.name, item)
-        for part in item.ran(numbers.quick) if numbers is not None else ():
+        if numbers is None:
+            continue
+        for part in item.ran(numbers.quick):
             name = _records(part)
             seconds[name] = seconds.get(name, 0) + math.fsum(p.seconds for p in numbers.points if p.part == part.name)
             work[name] = work.get(name, 0) + _work(part.expansion(numbers.quick))
@@ -301,8 +303,8 @@ def index() -> str:
             rows.append([link, item.heading, item.title, verdict(item, numbers), hours])
     text.append(markdown(["paper", "item", "what", "theirs and ours", "all runs, two cores"], rows))
     text.append(
-        f"The numbers of these pages took {_hours(measured)} on two cores. What is quick, or not run yet, takes a night of "
-        f"two cores each, or all of it at once a cluster ({_hours(left)} of two cores, as far as the length is known):"
+        f"The numbers of these pages took {_hours(measured)} on two cores. What is quick, or not run yet, takes two "
+        f"cores {_hours(left)}, as far as the length is known. A cluster does all of it at once, a task for each run:"
     )
     text.append("```sh\n" + "\n".join([SLURM, *_commands()]) + "\n```")
     return "\n\n".join(text) + "\n"
