@@ -107,7 +107,7 @@ def _claims(item: Item, numbers: Numbers) -> str:
             where = [item.part(claim.part).title, *_at(at)]
             rows.append([claim.text, claim.source, ", ".join(where), ours, verdict])
     what = "points" if item.measure == ACCURACY else MEASURES.get(item.measure, item.measure)
-    return markdown(["published", "source", "at", f"ours: better by ({what})", "verdict"], rows)
+    return markdown(["published", "source", "at", "better", "worse", f"ours: by ({what})", "verdict"], rows)
 
 
 def _at(at: Mapping[str, Any]) -> list[str]:
@@ -121,9 +121,10 @@ def _number(value: Any) -> str:
 def _score(item: Item, point: Point) -> str:
     if point.mean is None:
         return "diverged"
+    one = len(point.scores) == 1
     if item.measure == ACCURACY:
-        return f"{100 * point.mean:.1f} ± {100 * point.std:.1f}"
-    return f"{point.mean:.3g} ± {point.std:.2g}"
+        return f"{100 * point.mean:.1f}" + ("" if one else f" ± {100 * point.std:.1f}")
+    return f"{point.mean:.3g}" + ("" if one else f" ± {point.std:.2g}")
 
 
 def _epsilon(value: float | None) -> str:

@@ -44,7 +44,7 @@ def figure(item: Item, numbers: Numbers) -> Figure:
             _panel(axis, item, [p for p in numbers.points if p.part == part.name and _is_at(p, at)], lines)
             axis.set_title("  ".join([part.title, *(f"{short(k)} = {v:g}" for k, v in at.items())]), fontsize=8)
     handles = {h.get_label(): h for axis in axes.flat for h in axis.get_legend_handles_labels()[0]}
-    drawn.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=3, fontsize=8, frameon=False)
+    drawn.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=widest, fontsize=8, frameon=False)
     if numbers.quick:
         drawn.suptitle("quick numbers: fewer rounds and seeds", fontsize=8, color="0.4")
     return drawn
