@@ -98,14 +98,12 @@ def _claims(item: Item, numbers: Numbers) -> str:
     unit = 100 if item.measure == ACCURACY else 1
     for claim in item.claims:
         for at, found in differences(numbers, item, claim):
-            ours = (
-                "a run diverged, or is missing"
-                if found is None
-                else f"{unit * found.mean:+.3g} ± {unit * found.error:.2g}"
-            )
-            verdict = "no" if found is None else found.verdict
-            where = [item.part(claim.part).title, *_at(at)]
-            rows.append([claim.text, claim.source, ", ".join(where), ours, verdict])
+            ours, said = "a run diverged, or is missing", "no"
+            if found is not None:
+                error = "" if found.seeds == 1 else f" ± {unit * found.error:.2g}"
+                ours, said = f"{unit * found.mean:+.3g}{error}", found.verdict
+            where = ", ".join([item.part(claim.part).title, *_at(at)])
+            rows.append([claim.text, claim.source, where, claim.better, claim.worse, ours, said])
     what = "points" if item.measure == ACCURACY else MEASURES.get(item.measure, item.measure)
     return markdown(["published", "source", "at", "better", "worse", f"ours: by ({what})", "verdict"], rows)
 
@@ -121,10 +119,9 @@ def _number(value: Any) -> str:
 def _score(item: Item, point: Point) -> str:
     if point.mean is None:
         return "diverged"
-    one = len(point.scores) == 1
-    if item.measure == ACCURACY:
-        return f"{100 * point.mean:.1f}" + ("" if one else f" ± {100 * point.std:.1f}")
-    return f"{point.mean:.3g}" + ("" if one else f" ± {point.std:.2g}")
+    unit, form = (100, ".1f") if item.measure == ACCURACY else (1, ".3g")
+    error = "" if len(point.scores) == 1 else f" ± {unit * point.std:{form}}"
+    return f"{unit * point.mean:{form}}{error}"
 
 
 def _epsilon(value: float | None) -> str:
