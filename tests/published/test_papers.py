@@ -170,6 +170,15 @@ def test_a_run_that_fails_is_told_and_leaves_no_numbers(
     assert sum("FAILED: it does not work" in text for text in told) == 2
 
 
+def test_what_a_sweep_has_run_is_gathered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, paper: Paper) -> None:
+    """So it is after ``--on slurm``: the folder is that of `dpfl sweep`."""
+    ((path, settings, folder),) = api.sweeps_of("tiny", figure="1", table=None, quick=True, out=tmp_path / "out")
+    assert command("sweep", path, "--out", folder, *(word for one in settings for word in ("--set", one))).code == 0
+    monkeypatch.setattr(api, "carried_out", None)
+    (done,) = dpfl.reproduce("tiny", quick=True, out=tmp_path / "out")
+    assert done.numbers is not None and len(done.numbers.points) == 2 and done.numbers.seconds > 0
+
+
 def test_the_list_and_wrong_names(tmp_path: Path) -> None:
     listed = command("papers", "--json").json
     assert [(one["paper"], one["number"]) for one in listed] == [(paper.name, item.number) for paper, item in ITEMS]
