@@ -199,7 +199,7 @@ AUTHORS: Final = Item(
     number="1-authors",
     label="Table 1, noble_authors",
     title="as the authors' public code computes it",
-    source="Table 1, K = 10, three seeds. NOT PRIVATE: an emulation of what the public code does "
+    source="Table 1, K = 10, warm-started, three seeds. NOT PRIVATE: an emulation of what the public code does "
     "(`dpfl_plugin.published.noble_authors` says what), of which no epsilon can be stated",
     computed=table,
 )
