@@ -174,6 +174,8 @@ def _ran(paper: Paper, item: Item, quick: bool, folder: Path, jobs: int, tell: T
     sweeps = [planned(part, quick, folder) for part in item.ran(quick)]
     for part, (sweep, _) in zip(item.ran(quick), sweeps, strict=True):
         _run_all(f"{item.heading}, {part.title}", sweep, jobs, tell)
+    if item.measure == EXCESS:
+        tell(f"{item.heading}: looks for the least training loss there is, once for each data set; minutes")
     numbers, missing = _gathered(paper, item, quick, sweeps)
     if numbers is not None and numbers.code != [package_sha256()]:
         tell(
