@@ -296,7 +296,7 @@ class Difference:
     @property
     def verdict(self) -> str:
         if self.seeds == 1:
-            return ("agrees" if self.mean > 0 else "the other way") + ", one seed"
+            return ("same sign" if self.mean > 0 else "opposite sign") + ", one seed"
         return (
             "agrees"
             if self.mean > 2 * self.error

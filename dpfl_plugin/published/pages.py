@@ -220,8 +220,10 @@ def verdict(item: Item, numbers: Numbers | None) -> str:
     found = [f"{counted.count('agrees')} of {len(counted)} numbers agree"] if counted else []
     orders = [one for claim in item.claims for _, one in differences(numbers, item, claim)]
     if orders:
-        agree = sum(one is not None and one.verdict.startswith("agrees") for one in orders)
-        found.append(f"{agree} of {len(orders)} orderings agree")
+        said = ["no" if one is None else one.verdict for one in orders]
+        single = sum(one.startswith("same sign") for one in said)
+        found.append(f"{said.count('agrees')} of {len(orders)} orderings agree")
+        found += [f"{single} have the published sign with one seed"] if single else []
     return "; ".join(found) + (" (quick)" if numbers.quick else "")
 
 

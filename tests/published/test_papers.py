@@ -202,7 +202,7 @@ def _points(first: list[float | None], second: list[float | None]) -> Numbers:
         ([0.5, 0.6], [0.3, 0.4], True, "agrees"),
         ([0.5, 0.6], [0.3, 0.4], False, "the other way"),
         ([0.5, 0.3], [0.3, 0.4], True, "not told apart"),
-        ([0.5], [0.3], True, "agrees, one seed"),
+        ([0.5], [0.3], True, "same sign, one seed"),
         ([None, 0.5], [0.3, 0.4], True, None),
     ],
 )
