@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from dpfl_plugin.api.numbers import calibrate as calibrate
     from dpfl_plugin.api.numbers import epsilon as epsilon
     from dpfl_plugin.api.numbers import max_steps as max_steps
+    from dpfl_plugin.api.papers import papers as papers
+    from dpfl_plugin.api.papers import reproduce as reproduce
     from dpfl_plugin.api.plans import plan as plan
     from dpfl_plugin.api.plugins import engines as engines
     from dpfl_plugin.api.plugins import plugins as plugins
@@ -103,12 +105,14 @@ _PUBLIC: Final = {
     "MRMTL": "dpfl_plugin.algorithms.mr_mtl",
     "MultistageMBSGD": "dpfl_plugin.algorithms.accelerated",
     "NoisySubgradient": "dpfl_plugin.algorithms.mb_sgd",
+    "papers": "dpfl_plugin.api.papers",
     "plan": "dpfl_plugin.api.plans",
     "plugins": "dpfl_plugin.api.plugins",
     "predict": "dpfl_plugin.api.predictions",
     "Privacy": "dpfl_plugin.api.privacy",
     "PrivateOracle": "dpfl_plugin.api.private_oracle",
     "read_tables": "dpfl_plugin.api.tables",
+    "reproduce": "dpfl_plugin.api.papers",
     "resume": "dpfl_plugin.api.training",
     "Run": "dpfl_plugin.api.runs",
     "ScaffNew": "dpfl_plugin.algorithms.scaffnew",

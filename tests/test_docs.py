@@ -38,7 +38,10 @@ def test_the_pages_of_platforms_show_the_lines_of_their_examples():
         assert generator.with_changes(platform) == (ROOT / "docs" / f"{platform}.md").read_text()
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "configs").rglob("*.yaml")), ids=lambda path: path.stem)
+CONFIGS = sorted([*(ROOT / "configs").rglob("*.yaml"), *(ROOT / "configs" / "papers").resolve().rglob("*.yaml")])
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_every_configuration_loads(path):
     assert expand(path).rows if "sweep" in read_yaml(path) else load(path).variants
 

@@ -14,7 +14,7 @@ import typer
 
 import dpfl_plugin
 from dpfl_plugin import own_folders
-from dpfl_plugin.cli import privacy_commands, project_commands, starting, tool_commands
+from dpfl_plugin.cli import papers_command, privacy_commands, project_commands, starting, tool_commands
 from dpfl_plugin.cli.privacy_commands import AsJson, Settings
 from dpfl_plugin.errors import ConfigError, DpflError, system_says
 
@@ -125,6 +125,9 @@ def sweep(
 
     options = Options(on=on.value, jobs=jobs, at_once=at_once, pack=pack, retry=retry, dry_run=dry_run)
     raise typer.Exit(sweep_file(config, settings or [], out, options, ledger))
+
+
+app.command(rich_help_panel=TRAIN)(papers_command.papers)
 
 
 @app.command(rich_help_panel=PRIVACY)

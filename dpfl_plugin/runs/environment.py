@@ -46,6 +46,7 @@ def describe() -> dict[str, Any]:
     """Versions and machine, for `environment.json`."""
     return {
         "dpfl_plugin": dpfl_plugin.__version__,
+        "package_sha256": package_sha256(),
         "python": sys.version.split()[0],
         "packages": {name: _version(name) for name in PACKAGES},
         "platform": platform.platform(),

@@ -6,15 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import accountants, papers
+from benchmarks import accountants
 from benchmarks.report import TEMPLATE
-
-PAPERS = Path(papers.ROOT / "docs" / "papers.md").read_text()
-
-
-def test_the_published_epsilons_are_current() -> None:
-    """Else: python -m benchmarks.papers --epsilons"""
-    assert papers.epsilons() in PAPERS and papers.last_rounds() in PAPERS
 
 
 def test_every_contender_knows_its_batches() -> None:

@@ -12,12 +12,13 @@ import pytest
 import yaml
 from scipy.optimize import minimize_scalar
 
-from benchmarks.papers import CHANG, TABLE_1, TABLE_1_STEPS
 from dpfl_plugin.algorithms import isrl_theory as theory
 from dpfl_plugin.algorithms.planners import ScaffNewProblem
 from dpfl_plugin.privacy.accountants import PLD, Gaussian
 from dpfl_plugin.privacy.events import SampledGaussian, Term
 from dpfl_plugin.privacy.paper import NOBLE_THIRD_PARTY_UNSOUND, chang_last_round, noble_largest_rounds
+from dpfl_plugin.published.chang2022 import DECAYS
+from dpfl_plugin.published.noble2022_privacy import TABLE_1, TABLE_1_STEPS
 from dpfl_plugin.theorems.chang import terms
 from tests.cli.command import dpfl, one_message, write
 
@@ -248,7 +249,7 @@ def test_noise_of_the_schemes_is_rounded_down_by_one_percent_at_most(scheme: Any
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("scheme", "beta", "rounds"), [(scheme, fits, rounds) for scheme, _, rounds, fits in CHANG])
+@pytest.mark.parametrize(("scheme", "beta", "rounds"), [(scheme, fits, rounds) for scheme, _, rounds, fits in DECAYS])
 def test_the_papers_last_rounds(tmp_path: Path, scheme: int, beta: float, rounds: int) -> None:
     """[C] section IV: R_th = 200, tau = 50, 600 rounds; of the betas that give what they print."""
     changes = {"rounds": 600, "algorithm": {"local_steps": 50}, "privacy": {"noise_multiplier": 100.0}}

@@ -10,7 +10,6 @@ import mpmath
 import numpy as np
 import pytest
 
-from benchmarks.papers import TABLE_1, TABLE_1_STEPS
 from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.privacy import paper
 from dpfl_plugin.privacy.accountants import PLD, RDP
@@ -27,6 +26,7 @@ from dpfl_plugin.privacy.paper import (
     noble_third_party_epsilon,
     subsampled_rdp,
 )
+from dpfl_plugin.published.noble2022_privacy import TABLE_1, TABLE_1_STEPS
 
 
 def training_delta(num_silos: int, num_records: int) -> float:

@@ -1,0 +1,356 @@
+"""Figures and tables of papers: what there is, and repeating them; `dpfl papers` does the same."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import dpfl_plugin
+from dpfl_plugin import own_folders
+from dpfl_plugin.api.running import carried_out, place_of
+from dpfl_plugin.config.sweep import Expansion, Row, config_of
+from dpfl_plugin.errors import DpflError, TrainingError
+from dpfl_plugin.published import catalog, pages, pictures
+from dpfl_plugin.published import numbers as numbers_of
+from dpfl_plugin.published.items import EXCESS, Item, Paper, Part
+from dpfl_plugin.published.numbers import Made, Numbers
+from dpfl_plugin.runs.environment import package_sha256
+from dpfl_plugin.runs.folder import to_json, write_atomic
+from dpfl_plugin.sweeps import manifest
+from dpfl_plugin.sweeps.manifest import Sweep
+from dpfl_plugin.sweeps.supervisor import DONE, FAILED, INTERRUPTED, Stop, Supervisor
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A figure or table that can be repeated.
+
+    Attributes:
+        seconds, quick_seconds: of processors, for all of its runs and for quick ones: measured, or foreseen from what
+            is measured; None where nothing is.
+        numbers: "all", "quick" or "none": which come with the package; "computed" where it takes no run.
+        current: whether the package's code is still what made them; None without numbers.
+    """
+
+    paper: str
+    kind: str
+    number: str
+    title: str
+    runs: int
+    quick_runs: int
+    seconds: float | None
+    quick_seconds: float | None
+    numbers: str
+    current: bool | None
+
+
+def papers() -> list[Listed]:
+    """All figures and tables of papers that can be repeated here, see `reproduce`."""
+    return [_listed(paper, item) for paper in catalog.papers() for item in paper.items]
+
+
+def _listed(paper: Paper, item: Item) -> Listed:
+    numbers = numbers_of.kept(paper.name, item)
+    what = (
+        "computed" if item.computed is not None else "none" if numbers is None else "quick" if numbers.quick else "all"
+    )
+    whole, quick = pages.foreseen(paper, item)
+    current = None if numbers is None else numbers.code == [package_sha256()]
+    runs, few = (sum(len(part.expansion(only).rows) for part in item.ran(only)) for only in (False, True))
+    return Listed(paper.name, item.kind, item.number, item.title, runs, few, whole, quick, what, current)
+
+
+@dataclass(frozen=True, slots=True)
+class Reproduced:
+    """A figure or table that was repeated.
+
+    Attributes:
+        numbers: None where runs are missing, and of what is computed without runs.
+        missing: how many runs are not finished.
+        text: theirs, ours, and whether they agree, in Markdown.
+        page, picture: files that were written.
+    """
+
+    paper: str
+    item: str
+    numbers: Numbers | None
+    missing: int
+    text: str
+    page: Path | None
+    picture: Path | None
+
+
+def reproduce(
+    paper: str,
+    *,
+    figure: int | str | None = None,
+    table: int | str | None = None,
+    quick: bool = False,
+    out: str | Path = "papers",
+    data: str | Path | None = None,
+    jobs: int = 1,
+    tell: Tell | None = None,
+) -> list[Reproduced]:
+    """Repeat a figure or table of a paper, or all of them; what is finished in ``out`` is not run again.
+
+    Args:
+        paper: a name of `papers`. figure, table: its number; both None: everything.
+        quick: fewer seeds and rounds: minutes, the direction of the result.
+        out: folder of runs, numbers (JSON), pages and pictures.
+        data: folder of data files, else $DPFL_DATA, else ~/.cache/dpfl.
+        jobs: runs at the same time. Several are processes that are forked from this one: do it before torch computes.
+        tell: is told how far it is.
+
+    Raises:
+        ArgumentError: there is no such paper, figure or table.
+        ConfigError, DataError: as `dpfl.train`. TrainingError: runs failed. KeyboardInterrupt: what is done is saved.
+    """
+    of = catalog.find(paper)
+    wanted = catalog.items(of, _number(figure), _number(table))
+    with _data(data):
+        return [_reproduced(of, item, quick, Path(out), jobs, tell or (lambda text: None)) for item in wanted]
+
+
+def _number(given: int | str | None) -> str | None:
+    return None if given is None else str(given)
+
+
+@contextlib.contextmanager
+def _data(folder: str | Path | None) -> Iterator[None]:
+    """Have data files looked for in a folder, by what is forked, too."""
+    before = os.environ.get("DPFL_DATA")
+    if folder is not None:
+        os.environ["DPFL_DATA"] = str(Path(folder).absolute())
+    try:
+        yield
+    finally:
+        if folder is not None:
+            os.environ.pop("DPFL_DATA")
+            if before is not None:
+                os.environ["DPFL_DATA"] = before
+
+
+def folder_of(paper: Paper, out: Path) -> Path:
+    """Where a paper's sweeps are: items share runs, and `dpfl sweep --out` with it goes on with the same."""
+    return out / paper.name
+
+
+def _reproduced(paper: Paper, item: Item, quick: bool, out: Path, jobs: int, tell: Tell) -> Reproduced:
+    numbers: Numbers | None
+    if item.computed is not None:
+        tell(f"{item.heading}: computed without a run; up to a few minutes")
+        numbers, missing = _computed(paper, item), 0
+    else:
+        numbers, missing = _ran(paper, item, quick, folder_of(paper, out), jobs, tell)
+    if numbers is None:
+        return Reproduced(paper.name, item.name, None, missing, f"{missing} runs are missing", None, None)
+    stem = numbers.write(out).with_suffix("")
+    picture = stem.with_suffix(".png") if numbers.points else None
+    if picture is not None:
+        pictures.draw(picture, item, numbers)
+    text = pages.section(paper, item, numbers, f"{stem.name}.png")
+    write_atomic(stem.with_suffix(".md"), f"# {paper.reference}\n\n{text}\n")
+    return Reproduced(paper.name, item.name, numbers, 0, pages.outcome(item, numbers), stem.with_suffix(".md"), picture)
+
+
+def _computed(paper: Paper, item: Item) -> Numbers:
+    assert item.computed is not None
+    return Numbers(paper.name, item.name, False, dpfl_plugin.__version__, [package_sha256()], "", table=item.computed())
+
+
+def _ran(paper: Paper, item: Item, quick: bool, folder: Path, jobs: int, tell: Tell) -> tuple[Numbers | None, int]:
+    """The numbers of all runs, those that are not finished having been run; or how many are missing."""
+    sweeps = [planned(part, quick, folder) for part in item.ran(quick)]
+    for part, (sweep, _) in zip(item.ran(quick), sweeps, strict=True):
+        _run_all(f"{item.heading}, {part.title}", sweep, jobs, tell)
+    if item.measure == EXCESS:
+        tell(f"{item.heading}: looks for the least training loss there is, once for each data set; minutes")
+    numbers, missing = _gathered(paper, item, quick, sweeps)
+    if numbers is not None and numbers.code != [package_sha256()]:
+        tell(
+            f"{item.heading}: runs in {folder} were made by another version of this package, and left as they are. "
+            "Remove the folder to make all of them anew."
+        )
+    return numbers, missing
+
+
+def sweeps_of(
+    paper: str, *, figure: str | None, table: str | None, quick: bool, out: Path
+) -> list[tuple[Path, list[str], Path]]:
+    """(file, settings, folder) of every sweep, as `dpfl sweep` takes them.
+
+    Raises:
+        ArgumentError: there is no such paper, figure or table.
+    """
+    of = catalog.find(paper)
+    return [
+        (part.path, part.given(quick), folder_of(of, out))
+        for item in catalog.items(of, figure, table)
+        for part in item.ran(quick)
+    ]
+
+
+def planned(part: Part, quick: bool, folder: Path) -> tuple[Sweep, Expansion]:
+    """The sweep of a part, with its files in ``folder``.
+
+    Raises:
+        ConfigError: the configuration is wrong, or the folder cannot be written to.
+    """
+    expansion = part.expansion(quick)
+    sweep = manifest.plan(expansion, part.path, folder)
+    manifest.write(sweep)
+    return sweep, expansion
+
+
+def _run_all(what: str, sweep: Sweep, jobs: int, tell: Tell) -> None:
+    rows = [row for row in sweep.rows if numbers_of.read_run(sweep.folder_of(row)) is None]
+    done = len(sweep.rows) - len(rows)
+    tell(f"{what}: {len(sweep.rows)} runs, {done} finished before; in {sweep.runs}")
+    if not rows:
+        return
+    main = threading.current_thread() is threading.main_thread()  # signals are heard there only
+    with Stop().listening() if main else contextlib.nullcontext(Stop()) as stop:
+        if jobs > 1:
+            supervisor = Supervisor(lambda row, asked: _run(sweep, row, asked), sweep.folder_of, jobs, stop, tell)
+            code = supervisor.run(rows)
+        else:
+            code = _one_by_one(sweep, rows, stop, tell)
+    if code == INTERRUPTED:
+        raise KeyboardInterrupt
+    if code == FAILED:
+        raise TrainingError(
+            f"{what}: runs failed (see above, and task.json in their folders); the others are finished."
+        )
+
+
+def _one_by_one(sweep: Sweep, rows: Sequence[Row], stop: Stop, tell: Tell) -> int:
+    code = DONE
+    for place, row in enumerate(rows):
+        tell(f"{place + 1} of {len(rows)}: {row.label}")
+        try:
+            ended, reason = _run(sweep, row, lambda: stop.asked)
+        except DpflError as error:
+            ended, reason = FAILED, error.as_options
+        if ended == INTERRUPTED:
+            return INTERRUPTED
+        if ended == FAILED:
+            tell(f"{row.label}: FAILED: {reason}")
+            code = FAILED
+    return code
+
+
+def _run(sweep: Sweep, row: Row, asked: Callable[[], bool]) -> tuple[int, str]:
+    """One run: code and reason, as a `Supervisor` has them."""
+    base = sweep.source.parent
+    own_folders.look_in(base)
+    config = config_of(sweep.base, row, sweep.runs)
+    begun = time.process_time()
+    try:
+        result = carried_out(
+            config,
+            base,
+            place=place_of(config),
+            reporter=_Silent(),
+            stop=asked,
+            resume=True,
+            label=row.label,
+            picture=False,
+        )
+    finally:
+        with contextlib.suppress(OSError), _seconds_file(sweep).open("a") as file:
+            file.write(json.dumps([row.id, round(time.process_time() - begun, 3)]) + "\n")
+    codes = {"interrupted": INTERRUPTED, "failed": FAILED}
+    return codes.get(result["status"], DONE), str(result["reason"])
+
+
+def _seconds_file(sweep: Sweep) -> Path:
+    """Of all sweeps of the folder, which may share runs."""
+    return sweep.folder.parents[1] / "seconds.jsonl"
+
+
+class _Silent:
+    """What a run has to say is in its log.txt."""
+
+    def note(self, text: str) -> None: ...
+
+    def detail(self, text: str) -> None: ...
+
+    def start(self, rounds: int, done: int) -> None: ...
+
+    def evaluated(self, line: object) -> None: ...
+
+    def ticked(self, progress: object) -> None: ...
+
+    def end(self) -> None: ...
+
+
+def _gathered(
+    paper: Paper, item: Item, quick: bool, sweeps: Sequence[tuple[Sweep, Expansion]]
+) -> tuple[Numbers | None, int]:
+    """The numbers of all runs, or how many are missing."""
+    points, code, missing = [], set[str](), 0
+    for part, (sweep, expansion) in zip(item.ran(quick), sweeps, strict=True):
+        made, seconds = [], _seconds(sweep)
+        for row, place in numbers_of.places(item, part, expansion):
+            found = numbers_of.read_run(sweep.folder_of(row))
+            if found is None:
+                missing += 1
+                continue
+            result, lines, digest = found
+            if item.measure == EXCESS:
+                lines = _with_excess(sweep, row, lines)
+            made.append(Made(place, result, lines, seconds.get(row.id, float(result["seconds"]))))
+            code.add(digest)
+        points += numbers_of.gather(part, item.measure, made)
+    if missing:
+        return None, missing
+    runs = numbers_of.runs_digest(expansion for _, expansion in sweeps)
+    return Numbers(paper.name, item.name, quick, dpfl_plugin.__version__, sorted(code), runs, points), 0
+
+
+def _seconds(sweep: Sweep) -> dict[str, float]:
+    """Of processors, by run; parts of a run that was interrupted are added up."""
+    found: dict[str, float] = {}
+    with contextlib.suppress(FileNotFoundError):
+        for line in _seconds_file(sweep).read_text().splitlines():
+            with contextlib.suppress(ValueError):  # the process was killed while it wrote
+                name, seconds = json.loads(line)
+                found[name] = found.get(name, 0.0) + seconds
+    return found
+
+
+def _with_excess(sweep: Sweep, row: Row, lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Lines with the log of the training loss above the least that there is."""
+    least = _least_loss(sweep, row)
+    return [{**line, EXCESS: _log10(line["train_loss"] - least)} for line in lines]
+
+
+def _log10(value: float) -> float:
+    return math.log10(value) if value > 0 else math.nan
+
+
+def _least_loss(sweep: Sweep, row: Row) -> float:
+    """min F of the run's records, without a regulariser as in the training loss; kept beside the runs."""
+    from dpfl_plugin.evidence.optimum import optimum
+    from dpfl_plugin.runs.build import build
+
+    config = config_of(sweep.base, row, sweep.runs)
+    facts = to_json([config.data.model_dump(mode="json"), config.model.model_dump(mode="json"), config.seed], None)
+    path = sweep.folder.parents[1] / f"least-{hashlib.sha256(facts.encode()).hexdigest()[:12]}.json"
+    if path.exists():
+        return float(json.loads(path.read_text()))
+    exact = config.model_copy(update={"runtime": config.runtime.model_copy(update={"dtype": "float64"}), "l2": 0.0})
+    least = optimum(build(exact, sweep.source.parent), 0.0).loss
+    write_atomic(path, json.dumps(least))
+    return least

@@ -1,0 +1,15 @@
+"""Published experiments: what papers show, how it is run here, and how the two compare.
+
+How a figure or table is added:
+
+1. Its configurations go to ``configs/PAPER/*.yaml`` (a sweep, or a file with ``variants``).
+2. An `items.Item` in ``PAPER.py`` names them as its `items.Part`s: which keys make rows and columns of panels, what is
+   on the horizontal axis (``against``: "round", or a key such as "privacy.epsilon"), and what ``--quick`` changes.
+   Published numbers are `items.Cell`s, with their place in the paper; a published ordering is an `items.Claim`. What no
+   run is needed for (epsilons, planned rounds) is ``computed``: a function that returns a header and rows.
+3. The paper is named in `catalog.PAPERS`.
+
+``dpfl papers PAPER --figure N --quick --out DIR`` runs it; ``python -m benchmarks.papers --keep DIR`` keeps the numbers
+in ``kept/`` (JSON, with the digest of the package that made them), and writes all pages of docs/papers/ anew from what
+is kept: nothing of a page is typed but `Item` itself.
+"""

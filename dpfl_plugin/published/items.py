@@ -1,0 +1,175 @@
+"""What is known of a published figure or table: its configurations, its numbers, and what it is said to show."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import resources
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from dpfl_plugin.config.sweep import Expansion, expand
+
+Kind = Literal["figure", "table"]
+Computed = tuple[Sequence[str], Sequence[Sequence[str]]]
+"""A table: its header, and its rows."""
+ROUND: Final = "round"
+ACCURACY: Final = "test_accuracy"
+EXCESS: Final = "excess_loss"
+"""log10(F(x) - F*), of convex models: the loss of the model less the least that there is."""
+MEASURES: Final = {
+    ACCURACY: "test accuracy",
+    "train_loss": "training loss",
+    EXCESS: "log10(F(x) - F*)",
+    "gradient_dissimilarity": "gradient dissimilarity",
+}
+
+
+def files() -> Path:
+    """The folder of this package, with ``configs`` and ``kept``."""
+    return Path(str(resources.files("dpfl_plugin") / "published"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Runs of one configuration, e.g. of one data set of a figure.
+
+    Attributes:
+        name: of files and of `Claim`s, e.g. "mnist".
+        config: the file, below ``configs``.
+        title: of its panels.
+        rows, columns: keys whose values make a row and a column of panels each; None: one.
+        hidden: keys that change along with an axis, and so are in no label.
+        settings: changes of the file, as ``--set`` takes them; quick: further ones, of ``--quick``; None: not in it.
+    """
+
+    name: str
+    config: str
+    title: str
+    rows: str | None = None
+    columns: str | None = None
+    hidden: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()
+    quick: tuple[str, ...] | None = ()
+
+    @property
+    def path(self) -> Path:
+        return files() / "configs" / self.config
+
+    def given(self, quick: bool) -> list[str]:
+        """All changes of the file."""
+        return [*self.settings, *((self.quick or ()) if quick else ())]
+
+    def expansion(self, quick: bool) -> Expansion:
+        """The runs.
+
+        Raises:
+            ConfigError: something in the file or its changes is wrong.
+        """
+        return _expanded(self, quick)
+
+
+@functools.cache
+def _expanded(part: Part, quick: bool) -> Expansion:
+    return expand(part.path, part.given(quick))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """An ordering that is published: one line is better than another.
+
+    Attributes:
+        text: what is published, in the paper's sense. source: where.
+        part: of which part. better, worse: labels of lines.
+        at: {key: value} of the panels that it is said of; all where it is empty.
+    """
+
+    text: str
+    source: str
+    part: str
+    better: str
+    worse: str
+    at: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """A published number: mean ± standard deviation of the measure, at the values of keys.
+
+    Attributes:
+        line: the label of our line that is to repeat it.
+    """
+
+    part: str
+    line: str
+    at: Mapping[str, Any]
+    mean: float
+    std: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Item:
+    """A figure or table.
+
+    Attributes:
+        number: in the paper, or a word. label: what it is called, if not by its number.
+        source: the place there, for readers.
+        measure: what is compared; a key of metrics.jsonl, or `EXCESS`. higher_is_better: of it.
+        against: the horizontal axis: `ROUND`, or the key of a sweep.
+        cells, claims: what is published. why: why we differ, where we do; a list of sentences.
+        computed: a table that takes no run, in place of parts.
+        differs: how our runs differ from the published ones, by decision.
+    """
+
+    kind: Kind
+    number: str
+    title: str
+    source: str
+    parts: tuple[Part, ...] = ()
+    measure: str = ACCURACY
+    higher_is_better: bool = True
+    against: str = ROUND
+    cells: tuple[Cell, ...] = ()
+    claims: tuple[Claim, ...] = ()
+    why: tuple[str, ...] = ()
+    differs: tuple[str, ...] = ()
+    computed: Callable[[], Computed] | None = None
+    label: str = ""
+
+    @property
+    def name(self) -> str:
+        """Of files, e.g. "figure-2"."""
+        return f"{self.kind}-{self.number}"
+
+    @property
+    def heading(self) -> str:
+        """As the paper calls it, e.g. "Figure 2"."""
+        return self.label or f"{self.kind.capitalize()} {self.number}"
+
+    def ran(self, quick: bool) -> list[Part]:
+        """The parts of all runs, or of quick ones."""
+        return [part for part in self.parts if not quick or part.quick is not None]
+
+    def part(self, name: str) -> Part:
+        return next(part for part in self.parts if part.name == name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paper:
+    """A paper, and all that is repeated of it.
+
+    Attributes:
+        name: of the command, e.g. "noble2022". reference: authors, title, where. text: for its page, before the items.
+    """
+
+    name: str
+    short: str
+    reference: str
+    items: tuple[Item, ...]
+    text: str = ""
+
+    @cached_property
+    def by_name(self) -> dict[str, Item]:
+        return {item.name: item for item in self.items}

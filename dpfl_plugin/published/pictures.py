@@ -1,0 +1,85 @@
+"""Pictures in the style of the originals: panels of curves with bands over seeds, or of points."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from dpfl_plugin.published.items import MEASURES, ROUND, Item, Part
+from dpfl_plugin.published.numbers import Numbers, Point, short
+from dpfl_plugin.runs.folder import write_atomic
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+STYLES: Final = ("-", "--", "-.", ":")
+LOG: Final = 30  # an axis whose values are so far apart is logarithmic
+
+
+def draw(path: Path, item: Item, numbers: Numbers) -> None:
+    """Draw a figure or table into a PNG file."""
+    picture = io.BytesIO()
+    figure(item, numbers).savefig(picture, dpi=90, format="png", metadata={"Software": None})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, picture.getvalue())
+
+
+def figure(item: Item, numbers: Numbers) -> Figure:
+    """A row of panels for each part and each value of its ``rows``; the same line has one colour everywhere."""
+    from matplotlib.figure import Figure
+
+    rows = [(part, value) for part in item.ran(numbers.quick) for value in _values(numbers, part, part.rows)]
+    widest = max(len(_values(numbers, part, part.columns)) for part in item.ran(numbers.quick))
+    drawn = Figure(figsize=(3.4 * widest + 0.6, 2.6 * len(rows) + 0.6), layout="constrained")
+    axes = drawn.subplots(len(rows), widest, squeeze=False)
+    lines = list(dict.fromkeys(point.line for point in numbers.points))
+    for i, (part, row) in enumerate(rows):
+        columns = _values(numbers, part, part.columns)
+        for j, axis in enumerate(axes[i]):
+            if j >= len(columns):
+                axis.set_visible(False)
+                continue
+            at = {key: value for key, value in ((part.rows, row), (part.columns, columns[j])) if key is not None}
+            _panel(axis, item, [p for p in numbers.points if p.part == part.name and _is_at(p, at)], lines)
+            axis.set_title("  ".join([part.title, *(f"{short(k)} = {v:g}" for k, v in at.items())]), fontsize=8)
+    handles = {h.get_label(): h for axis in axes.flat for h in axis.get_legend_handles_labels()[0]}
+    drawn.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=widest, fontsize=8, frameon=False)
+    if numbers.quick:
+        drawn.suptitle("quick numbers: fewer rounds and seeds", fontsize=8, color="0.4")
+    return drawn
+
+
+def _panel(axis: Any, item: Item, points: list[Point], lines: list[str]) -> None:
+    for place, line in enumerate(lines):
+        own = [point for point in points if point.line == line]
+        style: dict[str, Any] = {"color": f"C{place % 10}", "linestyle": STYLES[place // 10 % 4], "label": line}
+        if item.against == ROUND:
+            for point in own:
+                x = point.curve["round"]
+                mean = [float("nan") if y is None else y for y in point.curve["mean"]]
+                axis.plot(x, mean, linewidth=1.2, **style)
+                below = [y - s for y, s in zip(mean, point.curve["std"], strict=True)]
+                above = [y + s for y, s in zip(mean, point.curve["std"], strict=True)]
+                axis.fill_between(x, below, above, color=style["color"], alpha=0.2, linewidth=0)
+        elif own:
+            known = sorted((p.at[item.against], p.mean, p.std) for p in own if p.mean is not None)
+            x, mean, std = ([one[k] for one in known] for k in range(3))
+            axis.errorbar(x, mean, yerr=std, marker="o", markersize=3, capsize=2, linewidth=1.2, **style)
+            if x and min(x) > 0 and max(x) > LOG * min(x):
+                axis.set_xscale("log")
+    axis.set_xlabel("communication rounds" if item.against == ROUND else short(item.against), fontsize=8)
+    axis.set_ylabel(MEASURES.get(item.measure, item.measure), fontsize=8)
+    axis.tick_params(labelsize=7)
+    axis.grid(alpha=0.3)
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def _values(numbers: Numbers, part: Part, key: str | None) -> list[Any]:
+    if key is None:
+        return [None]
+    return list(dict.fromkeys(point.at[key] for point in numbers.points if point.part == part.name)) or [None]
+
+
+def _is_at(point: Point, at: dict[str, Any]) -> bool:
+    return all(point.at.get(key) == value for key, value in at.items())
