@@ -108,6 +108,8 @@ def load(
     values = merged(values, {key: change.pop(key) for key in ("variants", "compare") if key in change})
     if "sweep" in values:
         raise ConfigError(f"{path}: sweep: describes many runs. Use dpfl sweep {path}, or remove it for one run.")
+    if "tune" in values:
+        raise ConfigError(f"{path}: tune: describes candidates. Use dpfl tune {path}, or remove it for one run.")
     variants, compare = values.pop("variants", None), values.pop("compare", None) or []
     if variants is None:
         if compare:

@@ -219,6 +219,7 @@ def _result(
         "engine_reason": parts.engine_reason,
         "model_sha256": model_sha256(final.model),
         "model_file_sha256": model_file_sha256(folder),
+        **({"tuning": said["tuning"]} if "tuning" in said else {}),
         "notes": list(notes),
         "folder": str(folder.path),
         "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
