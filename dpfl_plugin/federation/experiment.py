@@ -188,7 +188,7 @@ class Experiment:
         if self._stopped(progress) or progress.rounds >= self.rounds:
             return Outcome("done", Cause.ROUNDS)
         if self.until is not None and progress.rounds >= self.until:
-            return Outcome("interrupted", Cause.STOP_REQUESTED, f"paused after round {progress.rounds}, as planned")
+            return Outcome("interrupted", Cause.PAUSED, f"paused after round {progress.rounds}, as planned")
         plan = self.planner.plan(progress.server, progress.rounds, self.account.eligible(), progress.lost)
         if plan is None:
             reason = self.account.cap_reason(progress.lost)

@@ -19,6 +19,7 @@ from dpfl_plugin.config.load import run_id
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.config.tune import Candidate, TuneFile
 from dpfl_plugin.errors import ArgumentError, DataError, TrainingError, Worded
+from dpfl_plugin.federation.outcome import Cause
 from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.prior import prior_of, runs_in
 from dpfl_plugin.privacy.views import server_composed
@@ -45,6 +46,7 @@ class Standing:
         scores: (round, mean over silos of noisy shares of right answers).
         noise_std: standard deviation of the noise in each.
         status: of its run; None before it began.
+        paused: after how many rounds it was, as planned; 0 where it was not.
     """
 
     candidate: Candidate
@@ -53,6 +55,7 @@ class Standing:
     noise_std: float | None = None
     status: str | None = None
     reason: str = ""
+    paused: int = 0
 
     def score(self, after: int) -> float:
         """After so many rounds; -inf where it made none: it failed, or a crash lost it and the budget has no room."""
@@ -61,7 +64,7 @@ class Standing:
     def reached(self, until: int | None) -> bool:
         """Whether nothing is left to do of it up to there."""
         ended = self.status in ("done", "budget_exhausted", "failed")
-        return ended or (until is not None and any(after >= until for after, _ in self.scores))
+        return ended or (until is not None and self.paused >= until)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +111,15 @@ class Tuning:
             raise DataError(f"{path} cannot be read: {error}. Restore it from a copy.") from error
         private = result["private_evaluation"]
         scores = tuple((int(after), float(score)) for after, score in private["scores"])
-        return Standing(candidate, config, scores, private["noise_std"], result["status"], result["reason"] or "")
+        return Standing(
+            candidate,
+            config,
+            scores,
+            private["noise_std"],
+            result["status"],
+            result["reason"] or "",
+            result["rounds"] if result["cause"] == Cause.PAUSED.value else 0,
+        )
 
 
 def begin(file: TuneFile, base: Path, out: Path) -> Tuning:

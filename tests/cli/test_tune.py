@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -53,6 +53,11 @@ def tune(config: Path, *args: object, code: int = 0) -> dict[str, Any]:
 
 def held(path: Path) -> set[Charge]:
     return set(Ledger.open(path, append=False))
+
+
+def named(path: Path) -> set[Charge]:
+    """`held`, without the marks of records in the names of noise: each ledger has a key of its own."""
+    return {replace(one, noise_id=re.sub(r"-[0-9a-f]{12}\.", ".", one.noise_id)) for one in held(path)}
 
 
 @pytest.fixture(scope="module")
@@ -164,17 +169,16 @@ def crashed(config: Path, after: int) -> bool:
     return False
 
 
-@pytest.mark.parametrize("every", [2, 5, 7])
+@pytest.mark.parametrize("first", [3, 4])
 def test_after_any_crash_it_goes_on_and_nothing_is_charged_twice(
-    tmp_path: Path, whole: tuple[Path, dict[str, Any]], every: int
+    tmp_path: Path, whole: tuple[Path, dict[str, Any]], first: int
 ) -> None:
     config, crashes = config_of(tmp_path), 0
-    while crashed(config, every + crashes % 2):  # else a crash at one moment would come there for ever
+    while crashed(config, first + 2 * crashes):  # later each time, so that all kinds of moments have their turn
         crashes += 1
-        assert crashes < 60
     assert crashes > 3
     again = tune(config)
-    assert held(tmp_path / "out" / "ledger.jsonl") == held(whole[0] / "ledger.jsonl")
+    assert named(tmp_path / "out" / "ledger.jsonl") == named(whole[0] / "ledger.jsonl")
     same = [{key: value for key, value in one.items() if key != "folder"} for one in whole[1]["ranking"]]
     assert [{key: value for key, value in one.items() if key != "folder"} for one in again["ranking"]] == same
 
@@ -183,7 +187,7 @@ def test_what_cannot_be_repeated_is_charged_again_within_the_budget(tmp_path: Pa
     """With noise that no seed can bring back, rounds that a crash lost are other releases: the end pays for them."""
     secure = {**TUNE["privacy"], "secure": True}
     config, crashes = config_of(tmp_path, privacy=secure), 0
-    while crashes < 6 and crashed(config, 4 + crashes % 2):
+    while crashes < 6 and crashed(config, 5):
         crashes += 1
     result = tune(config)
     ledger = held(tmp_path / "out" / "ledger.jsonl")
@@ -241,7 +245,7 @@ def test_another_tuning_in_the_same_folder_is_refused(whole: tuple[Path, dict[st
         ({"variants": {"a": {}}}, ("variants", "leave variants out")),
         ({"tune": {"grid": {"seed": [1, 2]}}}, ("seed", "candidates may differ in")),
         ({"tune": {"grid": {"privacy.epsilon": [1, 2]}}}, ("privacy.epsilon", "candidates may differ in")),
-        ({"tune": {"grid": {"algorithm.local_steps": [1, 2]}}}, ("local_steps=2", "releases other than", "public data")),
+        ({"tune": {"grid": {"algorithm.local_steps": [1, 2]}, "rungs": [1]}}, ("local_steps=2", "releases other than", "public data")),
         ({"tune": {"grid": {"algorithm.local_lr": [0.1]}}}, ("1 candidate",)),
         ({"tune": {"grid": {"algorithm.local_lr": []}}}, ("has no values",)),
         ({"tune": {"rungs": [3, 1]}}, ("tune.rungs=[3, 1]", "ascending")),
