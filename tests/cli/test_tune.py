@@ -131,8 +131,6 @@ class Crash(BaseException):
     """Ends a tuning as nothing in the package expects."""
 
 
-
-
 def crashed(config: Path, after: int) -> bool:
     """Whether a tuning ended by a crash, at the ``after``-th of the moments at which one is told from another.
 
@@ -214,7 +212,9 @@ def test_python_has_the_same(tmp_path: Path, whole: tuple[Path, dict[str, Any]])
     plain = write(tmp_path, {key: value for key, value in TUNE.items() if key != "tune"})
     found = dpfl_python.tune(plain, out=tmp_path / "out", **TUNE["tune"])
     assert found.epsilon == EPSILON and found.delta == DELTA and len(found) == 4
-    assert found.winner.result["model_sha256"] == dpfl_python.Run.open(whole[1]["winner"]["folder"]).result["model_sha256"]
+    assert (
+        found.winner.result["model_sha256"] == dpfl_python.Run.open(whole[1]["winner"]["folder"]).result["model_sha256"]
+    )
     assert "guarantee of the winner" in found.statement and found.winner.status == "done"
 
 
@@ -245,7 +245,6 @@ def test_another_tuning_in_the_same_folder_is_refused(whole: tuple[Path, dict[st
         ({"variants": {"a": {}}}, ("variants", "leave variants out")),
         ({"tune": {"grid": {"seed": [1, 2]}}}, ("seed", "candidates may differ in")),
         ({"tune": {"grid": {"privacy.epsilon": [1, 2]}}}, ("privacy.epsilon", "candidates may differ in")),
-        ({"tune": {"grid": {"algorithm.local_steps": [1, 2]}, "rungs": [1]}}, ("local_steps=2", "releases other than", "public data")),
         ({"tune": {"grid": {"algorithm.local_lr": [0.1]}}}, ("1 candidate",)),
         ({"tune": {"grid": {"algorithm.local_lr": []}}}, ("has no values",)),
         ({"tune": {"rungs": [3, 1]}}, ("tune.rungs=[3, 1]", "ascending")),
@@ -271,6 +270,11 @@ def test_what_is_not_supported_is_refused(tmp_path: Path, changes: dict[str, Any
     for part in parts:
         assert part.lower() in said, done.err
     assert not (tmp_path / "out").exists()
+
+
+def test_candidates_that_release_unlike_are_refused(tmp_path: Path) -> None:
+    config = config_of(tmp_path, tune={"grid": {"algorithm.local_steps": [2, 1]}, "rungs": [1]})
+    one_message(dpfl("tune", config, "--plan"), "local_steps=1 releases other than", "public data")
 
 
 def test_random_candidates_are_drawn_within_their_range_and_always_the_same(tmp_path: Path) -> None:
