@@ -330,6 +330,16 @@ def _private_evaluation(config: Config, parts: Parts, progress: Progress) -> dic
     return {"private_evaluation": found}
 
 
+def views_of_all(result: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The views that cover a run's model: with the runs before it in its shared ledger; of a candidate of a tuning, which
+    was chosen by what all candidates released, with the guarantee of all of them."""
+    views: Mapping[str, Any] = result["epsilon"].get("total") or result["epsilon"]
+    if "tuning" not in result:
+        return views
+    epsilon = result["tuning"]["epsilon"]
+    return {**views, **{who: {**views[who], "epsilon": epsilon} for who in ("server", "third_party")}}
+
+
 def model_sha256(model: torch.Tensor) -> str:
     """Digest of the model's bits."""
     return hashlib.sha256(model.detach().cpu().contiguous().numpy().tobytes()).hexdigest()

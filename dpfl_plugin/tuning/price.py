@@ -18,6 +18,7 @@ that the dearer of both counts (`dpfl_plugin.privacy.scores`).
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -85,7 +86,12 @@ class Price:
     @property
     def scores(self) -> int:
         """Scores of all candidates together, that each silo releases."""
-        return sum(place.candidates for place in self.places)
+        return num_scores(self.places)
+
+
+def num_scores(places: Iterable[Place]) -> int:
+    """Of a silo: one of each candidate at each place."""
+    return sum(place.candidates for place in places)
 
 
 def places_of(file: TuneFile) -> tuple[Place, ...]:
@@ -132,8 +138,7 @@ def price(
     assert privacy.epsilon is not None
     first = forecast(configured(file, file.candidates[0], known, out), base, federation=federation)
     accountant = first.accountant
-    scores = sum(place.candidates for place in places)
-    score_noise = known[1] if known is not None else _least_of_scores(first, scores)
+    score_noise = known[1] if known is not None else _least_of_scores(first, num_scores(places))
     costs = _costs_of_all(file, base, out, federation)
     ahead = first.changed(noise_multiplier=None)
 
@@ -220,7 +225,7 @@ def _composed(
     scores = beside(config.with_score_noise(score_noise), ahead.accountant).scores
     assert scores is not None
     made = scores.release(rules.neighbouring, rules.unit)
-    of_scores = Planned(made, sum(place.candidates for place in places), scores.share)
+    of_scores = Planned(made, num_scores(places), scores.share)
     found: list[Terms] = []
     for silo in {number: silo for silo, number in enumerate(ahead.num_records)}.values():
         of_rounds = [

@@ -52,6 +52,7 @@ def tune(config: Path, *args: object, code: int = 0) -> dict[str, Any]:
 
 
 def held(path: Path) -> set[Charge]:
+    assert path.exists()
     return set(Ledger.open(path, append=False))
 
 

@@ -2479,8 +2479,8 @@ TUNING = (
         "score-of-a-tuning-free",
         "the noise of a tuning's scores is solved for one of them",
         "tuning/price.py",
-        "_least_of_scores(first, scores)",
-        "_least_of_scores(first, 1)",
+        "    return sum(place.candidates for place in places)\n",
+        "    return 1\n",
         (TUNE + "::test_the_ledger_holds_the_plan_and_its_epsilon_is_that_of_another_library",),
     ),
     Mutant(
