@@ -331,8 +331,10 @@ def _private_evaluation(config: Config, parts: Parts, progress: Progress) -> dic
 
 
 def views_of_all(result: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The views that cover a run's model: with the runs before it in its shared ledger; of a candidate of a tuning, which
-    was chosen by what all candidates released, with the guarantee of all of them."""
+    """The views that cover a run's model: with the runs before it in its shared ledger.
+
+    A candidate of a tuning was chosen by what all candidates released: it has the guarantee of all of them.
+    """
     views: Mapping[str, Any] = result["epsilon"].get("total") or result["epsilon"]
     if "tuning" not in result:
         return views

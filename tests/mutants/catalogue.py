@@ -2477,10 +2477,10 @@ TUNING = (
     ),
     Mutant(
         "score-of-a-tuning-free",
-        "the noise of a tuning's scores is solved for one of them",
+        "the noise of a tuning's scores is solved for those of the winner alone",
         "tuning/price.py",
         "    return sum(place.candidates for place in places)\n",
-        "    return 1\n",
+        "    return sum(1 for _ in places)\n",
         (TUNE + "::test_the_ledger_holds_the_plan_and_its_epsilon_is_that_of_another_library",),
     ),
     Mutant(
