@@ -492,7 +492,8 @@ def test_what_a_private_evaluation_does_not_go_with(tmp_path, changes, says):
 
 def test_a_shared_ledger_composes_scores_of_all_runs_and_needs_their_noise(tmp_path):
     config, ledger = write(tmp_path, evaluated(share=0.25, noise_multiplier=2.0)), tmp_path / "all.jsonl"
-    totals = [run(config, "--ledger", ledger, "--set", f"seed={seed}")["epsilon"]["total"] for seed in (1, 2)]
+    keys = [("--set", f"algorithm.local_lr={step}") for step in (0.5, 0.25)]  # the same records at the same silos
+    totals = [run(config, "--ledger", ledger, *key)["epsilon"]["total"] for key in keys]
     held = Ledger.open(ledger, append=False)
     found = {
         (silo, kind): PLD().epsilon(
@@ -509,8 +510,8 @@ def test_a_shared_ledger_composes_scores_of_all_runs_and_needs_their_noise(tmp_p
     assert {one.share for one in held if one.kind == "score"} == {SCORED}
     assert totals[1]["server"]["epsilon"] == pytest.approx(max(found.values()), rel=1e-6)
     assert totals[1]["server"]["epsilon"] > totals[0]["server"]["epsilon"]
-    keys = ("private_evaluation.noise_multiplier=null", "privacy.epsilon=5")
-    asked = dpfl("run", config, "--ledger", ledger, *(word for key in keys for word in ("--set", key)))
+    solved = ("--set", "private_evaluation.noise_multiplier=null", "--set", "privacy.epsilon=5")
+    asked = dpfl("run", config, "--ledger", ledger, *solved)
     one_message(asked, "private_evaluation.noise_multiplier", "shared ledger")
 
 
