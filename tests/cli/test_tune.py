@@ -168,7 +168,7 @@ def crashed(config: Path, after: int) -> bool:
     return False
 
 
-@pytest.mark.parametrize("first", [3, 4])
+@pytest.mark.parametrize("first", [3, pytest.param(4, marks=pytest.mark.slow)])
 def test_after_any_crash_it_goes_on_and_nothing_is_charged_twice(
     tmp_path: Path, whole: tuple[Path, dict[str, Any]], first: int
 ) -> None:
