@@ -17,6 +17,7 @@ from pydantic_core import PydanticUndefined
 from dpfl_plugin import registry
 from dpfl_plugin.config.blocks import Block
 from dpfl_plugin.config.schema import Config, SweepConfig
+from dpfl_plugin.config.tune_keys import TuneConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = Path(__file__).with_name("configuration.md")
@@ -101,6 +102,7 @@ def reference() -> str:
         "| --- | --- | --- | --- |",
         *keys(Config),
         *keys(SweepConfig, "sweep."),
+        *keys(TuneConfig, "tune."),
     ]
     for group, (key,) in TITLES.items():
         lines += [

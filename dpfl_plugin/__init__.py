@@ -57,6 +57,9 @@ if TYPE_CHECKING:
     from dpfl_plugin.api.tables import read_tables as read_tables
     from dpfl_plugin.api.training import resume as resume
     from dpfl_plugin.api.training import train as train
+    from dpfl_plugin.api.tuning import Tuning as Tuning
+    from dpfl_plugin.api.tuning import plan_tuning as plan_tuning
+    from dpfl_plugin.api.tuning import tune as tune
     from dpfl_plugin.callbacks import Callback as Callback
     from dpfl_plugin.callbacks import MLflow as MLflow
     from dpfl_plugin.callbacks import TensorBoard as TensorBoard
@@ -107,6 +110,7 @@ _PUBLIC: Final = {
     "NoisySubgradient": "dpfl_plugin.algorithms.mb_sgd",
     "papers": "dpfl_plugin.api.papers",
     "plan": "dpfl_plugin.api.plans",
+    "plan_tuning": "dpfl_plugin.api.tuning",
     "plugins": "dpfl_plugin.api.plugins",
     "predict": "dpfl_plugin.api.predictions",
     "Privacy": "dpfl_plugin.api.privacy",
@@ -120,6 +124,8 @@ _PUBLIC: Final = {
     "ScaffoldWarm": "dpfl_plugin.algorithms.scaffold",
     "TensorBoard": "dpfl_plugin.callbacks",
     "train": "dpfl_plugin.api.training",
+    "tune": "dpfl_plugin.api.tuning",
+    "Tuning": "dpfl_plugin.api.tuning",
     "WandB": "dpfl_plugin.callbacks",
     "write_report": "dpfl_plugin.api.reports",
 }

@@ -12,6 +12,7 @@ import yaml
 from dpfl_plugin.cli.new import rendered
 from dpfl_plugin.config.load import load, read_yaml
 from dpfl_plugin.config.sweep import expand
+from dpfl_plugin.config.tune import has_tune, read_tune
 from dpfl_plugin.testing import AlgorithmContract
 from tests.cli.command import run, write
 
@@ -43,7 +44,10 @@ CONFIGS = sorted([*(ROOT / "configs").rglob("*.yaml"), *(ROOT / "configs" / "pap
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_every_configuration_loads(path):
-    assert expand(path).rows if "sweep" in read_yaml(path) else load(path).variants
+    if has_tune(path):
+        assert read_tune(path).candidates
+    else:
+        assert expand(path).rows if "sweep" in read_yaml(path) else load(path).variants
 
 
 def test_the_sweeps_of_the_page_expand(tmp_path):

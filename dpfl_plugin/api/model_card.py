@@ -9,6 +9,7 @@ import yaml
 from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.data.schema import Column, TableSchema
 from dpfl_plugin.runs.predictions import Trained
+from dpfl_plugin.runs.result import views_of_all
 
 SIMULATED: Final = (
     "**Not to be published**: the noise of this run follows from its seed, so whoever guesses it can compute it. "
@@ -69,7 +70,7 @@ def _how(column: Column) -> str:
 def card(trained: Trained, *, onnx: bool) -> str:
     """The card of a finished run's model, in Markdown with a YAML head; nothing in it was computed from records."""
     config, result = trained.config, trained.result
-    views = result["epsilon"].get("total") or result["epsilon"]
+    views = views_of_all(result)
     server, outside = views["server"], views["third_party"]
     head = {"library_name": "dpfl", "tags": ["federated-learning", "differential-privacy"]}
     lines = ["---", yaml.safe_dump(head, sort_keys=False).strip(), "---", "", f"# {config.name}", ""]

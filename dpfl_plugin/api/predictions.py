@@ -14,6 +14,7 @@ from dpfl_plugin.errors import require
 from dpfl_plugin.runs.csv_cells import csv_text
 from dpfl_plugin.runs.predictions import Predictions, Trained, by_record, read
 from dpfl_plugin.runs.predictions import predict as predict_records
+from dpfl_plugin.runs.result import views_of_all
 
 COVERED: Final = (
     "What the model, and so any prediction, reveals about the people it was trained on is covered by that epsilon, "
@@ -125,7 +126,7 @@ def predict(run: Run | str | Path, data: str | Path) -> Predicted:
 def _statement(trained: Trained) -> list[str]:
     """At which epsilon the model was trained, and what it covers."""
     epsilon = trained.result["epsilon"]
-    views = epsilon.get("total") or epsilon
+    views = views_of_all(trained.result)
     server, outside = views["server"]["epsilon"], views["third_party"]["epsilon"]
     where = f"the model of {trained.folder.path}"
     if server is None and outside is None:

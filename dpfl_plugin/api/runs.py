@@ -71,7 +71,12 @@ class Run:
 
     @property
     def epsilon(self) -> float:
-        """Of this run, for the server, at the worst silo; math.inf where nothing is guaranteed. See `statement`."""
+        """Of this run, for the server, at the worst silo; math.inf where nothing is guaranteed. See `statement`.
+
+        Of a candidate of a tuning that of the whole tuning: it was chosen by what all candidates released.
+        """
+        if "tuning" in self.result:
+            return float(self.result["tuning"]["epsilon"])
         found = self.result["epsilon"]["server"]["epsilon"]
         return math.inf if found is None else float(found)
 

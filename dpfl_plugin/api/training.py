@@ -186,7 +186,7 @@ def run_config(
     teller, seen = Teller(progress), _Seen(place_here(config))
     teller.note(f"folder: {Path(config.out) / config.name}")
     threads = torch.get_num_threads()
-    with _stopping() as stop:
+    with stopping() as stop:
         try:
             result = carried_out(
                 config,
@@ -321,7 +321,7 @@ class _Stop:
 
 
 @contextlib.contextmanager
-def _stopping() -> Iterator[_Stop]:
+def stopping() -> Iterator[_Stop]:
     """Hear Ctrl-C, where this is the main thread: no other gets signals."""
     stop = _Stop()
     if threading.current_thread() is not threading.main_thread():

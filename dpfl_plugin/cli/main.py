@@ -102,6 +102,29 @@ def run(
 
 
 @app.command(rich_help_panel=TRAIN)
+def tune(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file with tune: (see docs/tuning.md).")],
+    plan: Annotated[bool, typer.Option("--plan", help="Print what it will release and cost; train nothing.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder of the tuning (default: tunes/<name>).")] = None,
+    settings: Settings = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Say which engine and how much memory, and why; log.txt always does.")
+    ] = False,
+    json: AsJson = False,
+) -> None:
+    """Find hyper-parameters within one budget, which bounds all candidates and the winner's training together.
+
+    The same command continues after an interruption.
+    """
+    from dpfl_plugin.cli import tune as command
+
+    if plan:
+        command.print_plan(config, settings or [], out, as_json=json)
+        return
+    raise typer.Exit(command.tune(config, settings or [], out, verbose=verbose, as_json=json))
+
+
+@app.command(rich_help_panel=TRAIN)
 def sweep(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file with sweep: (see docs/slurm.md).")],
     on: Annotated[Backend, typer.Option("--on", help="This machine, Slurm, or Slurm by submitit.")] = Backend.local,

@@ -64,6 +64,10 @@ Accountant = Annotated[str | None, typer.Option(help="See dpfl list accountants 
 ItsAccountant = Annotated[str | None, typer.Option(help="Of --mechanism (default: pld).")]
 
 TO_MECHANISM: Final = "{} belongs to --mechanism. Change a configuration by --set"
+OF_TUNING: Final = (
+    "{} has no meaning for a file with tune: the noise of all candidates is solved for its privacy.epsilon. Change the "
+    "file by --set."
+)
 TO_CONFIG: Final = "{} belongs to CONFIG: a mechanism by its numbers is seen by the server."
 
 
@@ -122,6 +126,7 @@ def plan(
     accountant proves of them (docs/planning.md).
     """
     from dpfl_plugin.api.plans import Given, Question
+    from dpfl_plugin.api.tuning import has_tune
     from dpfl_plugin.cli.plan import Numbers, plan_file, plan_mechanism
 
     given = Given(
@@ -142,11 +147,21 @@ def plan(
     numbers: dict[str, Any] = {"q": q, "sigma": sigma, "steps": steps, "accountant": accountant}
     if config is not None:
         _belong(numbers, f"{TO_MECHANISM}.")
+        if has_tune(config):
+            return _of_tuning(config, settings, {"solve": solve, "paper": paper, **budget, **of_file}, as_json=json)
         question = Question(path=config, settings=tuple(settings or ()), **budget, **of_file)
         plan_file(question, solve, paper, given, as_json=json)
     else:
         _belong({**of_file, "set": settings, "paper": paper}, TO_CONFIG)
         plan_mechanism(Numbers(mechanism=str(mechanism), **budget, **numbers), solve, as_json=json)
+
+
+def _of_tuning(path: Path, settings: Settings, others: Mapping[str, object], *, as_json: bool) -> None:
+    """What all candidates of a tuning cost."""
+    from dpfl_plugin.cli.tune import print_plan
+
+    _belong(others, OF_TUNING)
+    print_plan(path, settings or [], None, as_json=as_json)
 
 
 def _belong(options: Mapping[str, object], message: str) -> None:

@@ -16,6 +16,7 @@ import yaml
 
 from dpfl_plugin import registry
 from dpfl_plugin.config.schema import Config, SweepConfig
+from dpfl_plugin.config.tune_keys import TuneConfig
 from dpfl_plugin.config.yaml_text import dump, parse
 from dpfl_plugin.errors import ArgumentError, ConfigError, nearest, require_argument
 from dpfl_plugin.registry import describe
@@ -108,6 +109,8 @@ def load(
     values = merged(values, {key: change.pop(key) for key in ("variants", "compare") if key in change})
     if "sweep" in values:
         raise ConfigError(f"{path}: sweep: describes many runs. Use dpfl sweep {path}, or remove it for one run.")
+    if change.pop("tune", values.pop("tune", None)) is not None:
+        raise ConfigError(f"{path}: tune: describes candidates. Use dpfl tune {path}, or --set tune=null for one run.")
     variants, compare = values.pop("variants", None), values.pop("compare", None) or []
     if variants is None:
         if compare:
@@ -365,6 +368,7 @@ def json_schema() -> dict[str, Any]:
     schema = Config.model_json_schema()
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["title"] = "dpfl configuration"
+    schema["properties"]["tune"] = TuneConfig.model_json_schema()
     schema["properties"]["variants"] = {
         "type": "object",
         "description": "label: changes of this file; one run for each",

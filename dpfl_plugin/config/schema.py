@@ -269,8 +269,9 @@ class Config(Strict):
         for key in ("early_stopping", "private_evaluation"):
             asked: ScoresConfig | None = getattr(self, key)
             if asked is not None:
-                bins = asked.histogram_bins if isinstance(asked, PrivateEvaluationConfig) else 0
-                return Scoring(key, asked.share, asked.every or self.rounds, asked.noise_multiplier, bins)
+                own = asked if isinstance(asked, PrivateEvaluationConfig) else None
+                bins, at = (0, ()) if own is None else (own.histogram_bins, tuple(own.at or ()))
+                return Scoring(key, asked.share, asked.every or self.rounds, asked.noise_multiplier, bins, at)
         return None
 
     def with_score_noise(self, noise_multiplier: float) -> Config:
@@ -387,6 +388,8 @@ class Config(Strict):
             raise ValueError(f"{key} needs rounds: how many scores there may be is charged in advance")
         if every > self.rounds:
             raise ValueError(f"{key}.every={every} is more than rounds={self.rounds}: no score is made")
+        if self.scoring.at and self.scoring.at[-1] > self.rounds:
+            raise ValueError(f"{key}.at={self.scoring.at[-1]} is after the last of rounds={self.rounds}")
         if self.scoring.noise_multiplier is None and self.privacy.epsilon is None:
             raise ValueError(f"{key}.noise_multiplier is missing: give it, or privacy.epsilon, for which it is solved")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
@@ -29,6 +29,9 @@ class ScoresConfig(Strict):
 class PrivateEvaluationConfig(ScoresConfig):
     """Noisy counts on records set apart: of right answers, or of two classes by the model's score."""
 
+    at: list[Annotated[int, Field(ge=1)]] | None = Field(
+        None, min_length=1, description="in place of every: the rounds after which scores are made, ascending"
+    )
     measure: Literal["accuracy", "auc"] = Field(
         "accuracy", description="what is released; auc, of two classes: histograms, from which accuracy follows, too"
     )
@@ -48,7 +51,19 @@ class PrivateEvaluationConfig(ScoresConfig):
     def _as_given(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Runs that count right answers have the names that they always had."""
         values: dict[str, Any] = dump(self)
-        return {key: value for key, value in values.items() if self.histogram_bins or key not in ("measure", "bins")}
+        silent = set() if self.histogram_bins else {"measure", "bins"}
+        silent |= {"at"} if self.at is None else set()
+        return {key: value for key, value in values.items() if key not in silent}
+
+    @model_validator(mode="after")
+    def _ascending(self) -> PrivateEvaluationConfig:
+        if self.at is None:
+            return self
+        if self.every is not None:
+            raise ValueError(f"at={self.at} takes the place of every={self.every}: leave one of them out")
+        if self.at != sorted(set(self.at)):
+            raise ValueError(f"at={self.at} must name each round once, ascending")
+        return self
 
     @model_validator(mode="after")
     def _bins_of_auc(self) -> PrivateEvaluationConfig:
@@ -77,6 +92,7 @@ class Scoring:
     Attributes:
         every: rounds between scores; None where the number of rounds is not known, which is refused.
         bins: of histograms; 0 where right answers are counted.
+        at: the rounds after which scores are made, in place of ``every``; () for none.
     """
 
     key: str
@@ -84,3 +100,9 @@ class Scoring:
     every: int | None
     noise_multiplier: float | None
     bins: int = 0
+    at: tuple[int, ...] = ()
+
+    def number(self, rounds: int) -> int:
+        """How many scores so many rounds make."""
+        assert self.every is not None
+        return sum(after <= rounds for after in self.at) if self.at else rounds // self.every

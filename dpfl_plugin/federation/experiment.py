@@ -47,7 +47,7 @@ class Experiment:
     Attributes:
         run_name: names the run's random bits, with the attempt; records: and with these, in a shared ledger.
         min_silos: the fewest to go on with, when silos are lost.
-        rounds: T; expected_rounds: where the budget is expected to end it.
+        rounds: T; until: after how many it is paused; None: never. expected_rounds: where its budget may end it.
         evaluations: after which rounds the model is evaluated.
         evaluated: the last round that a run which is resumed was evaluated after; 0 for none.
         first: statistics of columns; stopping: when scores end it; personalise: silos' own models; None for none.
@@ -60,6 +60,7 @@ class Experiment:
     runtime: Runtime
     account: PrivacyAccount
     rounds: int
+    until: int | None = None
     expected_rounds: int
     run_name: str
     evaluations: Evaluations
@@ -186,6 +187,8 @@ class Experiment:
             return Outcome("interrupted", Cause.STOP_REQUESTED, f"asked to stop before {when}")
         if self._stopped(progress) or progress.rounds >= self.rounds:
             return Outcome("done", Cause.ROUNDS)
+        if self.until is not None and progress.rounds >= self.until:
+            return Outcome("interrupted", Cause.PAUSED, f"paused after round {progress.rounds}, as planned")
         plan = self.planner.plan(progress.server, progress.rounds, self.account.eligible(), progress.lost)
         if plan is None:
             reason = self.account.cap_reason(progress.lost)
@@ -264,7 +267,7 @@ class Experiment:
             TooFewSilosError: see `Survivors.lose`.
         """
         model, notes = self.kept(progress), []
-        left_out = 0 if self.stopping is None else progress.rounds // self.stopping.every - len(progress.scores)
+        left_out = 0 if self.stopping is None else self.stopping.planned(progress.rounds) - len(progress.scores)
         if left_out:
             notes.append(f"validation scores: {left_out} {WERE_LOST}")
         if self.personalise is not None:

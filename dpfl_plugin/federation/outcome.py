@@ -19,6 +19,7 @@ class Cause(StrEnum):
     BUDGET = "budget"
     MAX_PARTICIPATIONS = "max_participations"  # too few silos may take part once more
     STOP_REQUESTED = "stop_requested"
+    PAUSED = "paused"  # where a tuning compares it with other candidates
     NOT_FINITE = "not_finite"  # the model or its loss
     TOO_FEW_SILOS = "too_few_silos"  # the others were lost
     ERROR = "error"

@@ -11,7 +11,8 @@ Score = tuple[int, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stopping:
-    """Every ``every`` rounds a score; no more rounds once ``patience`` scores in a row were no better than the best.
+    """Every ``every`` rounds, or after each of ``at``, a score; no more rounds once ``patience`` scores in a row were
+    no better than the best.
 
     Attributes:
         patience: None: scores are made, and end nothing.
@@ -23,10 +24,16 @@ class Stopping:
     patience: int | None
     min_gain: float
     keep_best: bool
+    at: tuple[int, ...] = ()
+
+    def planned(self, rounds: int) -> int:
+        """How many scores are planned in so many rounds."""
+        return sum(after <= rounds for after in self.at) if self.at else rounds // self.every
 
     def due(self, rounds: int, scores: Sequence[Score]) -> bool:
         """Whether a score is to be made after so many rounds, and was not made yet."""
-        return rounds > 0 and rounds % self.every == 0 and len(scores) < rounds // self.every
+        falls_due = rounds in self.at if self.at else rounds > 0 and rounds % self.every == 0
+        return falls_due and len(scores) < self.planned(rounds)
 
     def best(self, scores: Sequence[Score]) -> int | None:
         """Which score is the best: the last that was better than the best before it; None if there is none."""

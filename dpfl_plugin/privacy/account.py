@@ -17,6 +17,7 @@ from dpfl_plugin.privacy.claims.outsider import Outsider
 from dpfl_plugin.privacy.claims.server import Server
 from dpfl_plugin.privacy.claims.third_party import ThirdParty
 from dpfl_plugin.privacy.claims.values import plain, views_of
+from dpfl_plugin.privacy.composition import Terms
 from dpfl_plugin.privacy.costs import RoundCost
 from dpfl_plugin.privacy.events import Charge, batches
 from dpfl_plugin.privacy.extra_releases import Beside, Kind
@@ -193,7 +194,7 @@ class PrivacyAccount:
         """
         if self._budget is None:
             return True
-        return self._bounded.affords_beside(self._book.extra.prior(ahead=True, following=(kind, round, noise_id)))
+        return self._bounded.affords_beside(self._book.with_next(kind, round, noise_id))
 
     def affords_all(self, rounds: Counter[RoundCost]) -> bool:
         """Whether the budget lets rounds with these costs happen, so many of each, whoever is drawn."""
@@ -326,6 +327,13 @@ class PrivacyAccount:
         outsider = self.outsider()
         if outsider is not None:
             views["outsider"] = plain(outsider, NO_PRIOR)
-        return (
-            views if self.shared is None else {**views, "total": views_of(self._server, self._third_party, self.prior)}
-        )
+        if self.shared is not None:
+            views["total"] = views_of(self._server, self._third_party, self._book.earlier)
+        return views
+
+
+def know_to_fit(account: PrivacyAccount, compositions: Iterable[Terms]) -> None:
+    """As `PrivacyAccount.look_ahead`, of compositions: all parts of those that fit do, too."""
+    for terms in compositions:
+        if account._budget is not None:
+            account._budget.holds(terms)

@@ -13,6 +13,7 @@ from dpfl_plugin.privacy.composition import Planned, Spending, Terms
 from dpfl_plugin.privacy.costs import MOST_ROUNDS, RoundCost, made_certain
 from dpfl_plugin.privacy.events import Batch, Charge, ChargeKind, batches
 from dpfl_plugin.privacy.extra_releases import NOT_RUN, Beside, BesideMade
+from dpfl_plugin.privacy.extra_releases import Kind as ExtraKind
 from dpfl_plugin.privacy.headroom import Stretch
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.pricing import Pricing
@@ -71,6 +72,7 @@ class Book:
         self._made_once: list[tuple[str, tuple[object, ...], Any]] = []  # of a ledger that does not grow: see `once`
         ledger.tally.settle(beside.guessed_kind)
         self.extra = BesideMade(beside, rules, spec.num_records)
+        self._together: tuple[Prior, Prior] | None = None  # see `with_earlier`
         # Where the draws of earlier runs decide the length or the noise of this one, which may draw the same silos, no
         # mixture is proven.
         told = earlier.drawn and spec.solved if spec.view == "server" else earlier.draws_decided
@@ -221,7 +223,19 @@ class Book:
     @property
     def prior(self) -> Prior:
         """What is to be composed with the rounds: what earlier runs released, and all that is planned beside them."""
-        return self.extra.prior(ahead=True) if self.extra.plan else self.earlier
+        return self.with_earlier(self.extra.prior(ahead=True)) if self.extra.plan else self.earlier
+
+    def with_earlier(self, beside: Prior) -> Prior:
+        """What was released ``beside`` the rounds, together with what earlier runs released."""
+        if not self.earlier.runs:
+            return beside
+        if self._together is None or self._together[0] is not beside:  # the same object as long as nothing was added
+            self._together = beside, self.earlier.joined(beside)
+        return self._together[1]
+
+    def with_next(self, kind: ExtraKind, round: int, noise_id: str) -> Prior:
+        """`prior`, were this released beside the rounds by all silos, next."""
+        return self.with_earlier(self.extra.prior(ahead=True, following=(kind, round, noise_id)))
 
     @property
     def silos(self) -> list[int]:

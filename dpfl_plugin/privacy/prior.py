@@ -97,6 +97,18 @@ class Prior:
         groups = share_groups([share, *(p.share for p in earlier)], release.unit)
         return [Term(release=p.release, count=p.count, rounds=1) for p in earlier if groups[p.share] == groups[share]]
 
+    def joined(self, beside: Prior) -> Prior:
+        """This and what the run itself releases ``beside`` its rounds, of which no draw decides anything."""
+        return replace(
+            self,
+            realised=_side_by_side(self.realised, beside.realised),
+            certain=_side_by_side(self.certain, beside.certain),
+        )
+
+
+def _side_by_side(one: Earlier, other: Earlier) -> Earlier:
+    return {silo: tuple(_merged([*one.get(silo, ()), *other.get(silo, ())])) for silo in {**one, **other}}
+
 
 NO_PRIOR: Final = Prior()
 

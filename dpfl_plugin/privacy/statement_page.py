@@ -65,6 +65,8 @@ def _unprotected(said: dict[str, Any]) -> str:
 
 def _summary(said: dict[str, Any]) -> str:
     server, third_party = said["views"]["server"], said["views"]["third_party"]
+    if said.get("tuning"):
+        third_party = server = {**server, **{key: said["tuning"][key] for key in ("epsilon", "delta")}}
     if server["neighbouring"] is None:
         return "Nothing was released: no silo sent anything, so nothing could be learned."
     what = {
@@ -84,6 +86,13 @@ def _summary(said: dict[str, Any]) -> str:
 
 
 def _with_others(said: dict[str, Any]) -> str:
+    if said.get("tuning"):
+        return (
+            f" **This run is one of {said['tuning']['num_candidates']} candidates of a tuning.** Which of them is kept "
+            "was chosen by what all of them released, so the numbers of this paragraph are those of all candidates "
+            "together, scores and final training included. What this run released by itself (below) is no guarantee "
+            "of its model."
+        )
     if not said["shared"] or not said["shared"]["num_runs"]:
         return ""
     total = said["views"]["total"]
@@ -190,7 +199,8 @@ def _schedule(schedule: dict[str, Any]) -> str:
 
 def _epsilons(said: dict[str, Any]) -> str:
     accountant, budget = said["accountant"], said["budget"]
-    lines = ["## What was spent\n", *_table(said["views"])]
+    alone = " by this run alone, which is not its guarantee (above)" * bool(said.get("tuning"))
+    lines = [f"## What was spent{alone}\n", *_table(said["views"])]
     if budget["epsilon"] is not None:
         of = "what the server sees" if budget["view"] == "server" else "what third parties see"
         with_others = ", other runs in the shared ledger included" if said["shared"] else ""

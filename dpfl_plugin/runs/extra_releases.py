@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from dpfl_plugin.config.schema import Config
@@ -20,7 +20,6 @@ from dpfl_plugin.privacy.scores import Scores
 from dpfl_plugin.privacy.statistics import Statistics
 
 LAST: Final = 10**6  # the round of the last release where only a budget ends a run; none has as many
-SHARED: Final = "a shared ledger knows of rounds only"
 
 
 def beside(config: Config, accountant: Accountant) -> Beside:
@@ -38,8 +37,7 @@ def beside(config: Config, accountant: Accountant) -> Beside:
     steps, statistics = own.local_steps if own is not None else 0, _of_statistics(config, accountant)
     if scoring is None:
         return Beside(last, local_steps=steps, statistics=statistics)
-    assert scoring.every is not None
-    num_scores = last // scoring.every
+    num_scores = scoring.number(last)
     noise, privacy = scoring.noise_multiplier, config.privacy
     if noise is None:
         # Without a budget, as in rehearsals of one, the noise does not matter.
@@ -195,8 +193,25 @@ def training_records(config: Config, num_records: int) -> int:
     return round((1.0 - config.scoring.share) * num_records)
 
 
-def refuse_extra_releases(config: Config, what: str) -> None:
-    """Raise UnsupportedError if a run releases anything beside its rounds, which ``what`` knows nothing of."""
+def check_in_shared(config: Config) -> None:
+    """Check what a run with a shared ledger releases beside its rounds.
+
+    Raises:
+        UnsupportedError: the ledger knows nothing of it.
+        ConfigError: noise of scores would be solved for the whole budget, whatever other runs left of it.
+    """
+    refuse_extra_releases(
+        config, "a shared ledger knows of rounds and private evaluations only", ("private_evaluation",)
+    )
+    if config.private_evaluation is not None and config.private_evaluation.noise_multiplier is None:
+        raise ConfigError(
+            "private_evaluation.noise_multiplier is missing: with a shared ledger it has to be given, since scores of "
+            "other runs on the same records count, too. Or use --set private_evaluation=null."
+        )
+
+
+def refuse_extra_releases(config: Config, what: str, known: Collection[str] = ()) -> None:
+    """Raise UnsupportedError if a run releases anything beside its rounds, and what is ``known``, as ``what`` says."""
     for key in ("early_stopping", "private_evaluation", "personalise", "private_statistics"):
-        if getattr(config, key) is not None:
+        if getattr(config, key) is not None and key not in known:
             raise UnsupportedError(f"{key}: {what}. Use --set {key}=null.")

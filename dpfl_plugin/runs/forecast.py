@@ -23,7 +23,7 @@ from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.prior import NO_PRIOR, Prior, earlier_runs
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.runs.accounting import make_account
-from dpfl_plugin.runs.extra_releases import SHARED, beside, refuse_extra_releases, statistics_of
+from dpfl_plugin.runs.extra_releases import beside, check_in_shared, statistics_of
 from dpfl_plugin.runs.plugins import make_accountant, make_algorithm
 from dpfl_plugin.runs.record_marks import MarkKey
 from dpfl_plugin.runs.rules import privacy_rules
@@ -280,7 +280,7 @@ def forecast(
         ConfigError, DataError: as `build`.
     """
     if prior is not None:
-        refuse_extra_releases(config, SHARED)
+        check_in_shared(config)
     refuse_silos(config, "a forecast is of silos that all have the same settings")
     algorithm, accountant, rules = make_algorithm(config), make_accountant(config), privacy_rules(config)
     federation = federate(config, base) if federation is None else federation

@@ -18,7 +18,7 @@ from dpfl_plugin.errors import BudgetError, ConfigError, UnsupportedError, Worde
 from dpfl_plugin.federation.evaluations import Evaluations, affordable, evaluation_work, round_work
 from dpfl_plugin.federation.planning import Planner, fresh_coins
 from dpfl_plugin.federation.stopping import Stopping
-from dpfl_plugin.privacy.account import PrivacyAccount
+from dpfl_plugin.privacy.account import PrivacyAccount, know_to_fit
 from dpfl_plugin.privacy.accountants import LEAST_NOISE
 from dpfl_plugin.privacy.costs import MOST_ROUNDS, RoundCost
 from dpfl_plugin.privacy.events import Charge
@@ -36,6 +36,7 @@ from dpfl_plugin.runs.ledgers import read_shared
 from dpfl_plugin.runs.naming import Naming, check_same, name_run
 from dpfl_plugin.runs.rules import privacy_rules
 from dpfl_plugin.runs.silo_settings import in_facts
+from dpfl_plugin.runs.stage import Stage
 
 PLANS_LOOKED_AT = 10  # rounds by whose plans the work of a round is told
 
@@ -52,6 +53,7 @@ class Job:
         coins: by which participants are drawn; empty where they follow from the seed. A resumed run goes on with them.
         label: what the user's file calls the run.
         clock: takes the time of each part.
+        stage: how far it goes now, as a candidate of a tuning; None for a run by itself.
     """
 
     config: Config
@@ -67,6 +69,7 @@ class Job:
     coins: str
     label: str | None = None
     clock: Stopwatch = STOPPED
+    stage: Stage | None = None
 
     @property
     def records(self) -> str:
@@ -171,6 +174,9 @@ def shared_prior(path: Path) -> Callable[[str, int, PrivacyRules], Prior]:
 def look_ahead(job: Job, account: PrivacyAccount) -> None:
     """Have the budget know of all rounds that noise was solved for, or that follow earlier runs in a shared ledger."""
     config, parts = job.config, job.parts
+    if job.stage is not None:
+        know_to_fit(account, job.stage.planned)
+        return
     planned = parts.planned
     if planned is None and job.prior.runs and config.rounds is not None:
         ahead = Forecast(
@@ -189,6 +195,8 @@ def ledger_facts(job: Job) -> dict[str, Any]:
         numbers["silos"] = parts.own.facts(parts.rules)
     if job.config.silo_weights not in ("equal", "records"):
         numbers["weights"] = list(parts.setting.weights)
+    if job.stage is not None:
+        numbers["tuning"] = dict(job.stage.tuning)
     return {"run": run_id(job.config), "name": job.config.name, **numbers}
 
 
@@ -248,6 +256,8 @@ def new_account(
 
 def evaluations_of(job: Job) -> Evaluations:
     config, parts = job.config, job.parts
+    if job.stage is not None and not job.stage.measured:
+        return Evaluations(every=2 * MOST_ROUNDS, last=2 * MOST_ROUNDS)  # never
     if config.evaluation.every is not None:
         return Evaluations(config.evaluation.every, job.expected)
     planner, server = planner_of(config, parts), parts.algorithm.init_server(parts.model, parts.setting)
@@ -266,7 +276,7 @@ def stopping_of(config: Config) -> Stopping | None:
     if scoring is None:
         return None
     assert scoring.every is not None
-    return Stopping(every=scoring.every, patience=None, min_gain=0.0, keep_best=False)
+    return Stopping(every=scoring.every, patience=None, min_gain=0.0, keep_best=False, at=scoring.at)
 
 
 def planner_of(config: Config, parts: Parts, coins: str = "") -> Planner:

@@ -219,6 +219,7 @@ def _result(
         "engine_reason": parts.engine_reason,
         "model_sha256": model_sha256(final.model),
         "model_file_sha256": model_file_sha256(folder),
+        **({"tuning": said["tuning"]} if "tuning" in said else {}),
         "notes": list(notes),
         "folder": str(folder.path),
         "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -327,6 +328,18 @@ def _private_evaluation(config: Config, parts: Parts, progress: Progress) -> dic
         found["auc"] = [{"round": at, **asdict(auc(shares, noise))} for (at, _), shares in pairs]
         found["histograms"] = {"noise_std": noise, "shares": progress.histograms}
     return {"private_evaluation": found}
+
+
+def views_of_all(result: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The views that cover a run's model: with the runs before it in its shared ledger.
+
+    A candidate of a tuning was chosen by what all candidates released: it has the guarantee of all of them.
+    """
+    views: Mapping[str, Any] = result["epsilon"].get("total") or result["epsilon"]
+    if "tuning" not in result:
+        return views
+    epsilon = result["tuning"]["epsilon"]
+    return {**views, **{who: {**views[who], "epsilon": epsilon} for who in ("server", "third_party")}}
 
 
 def model_sha256(model: torch.Tensor) -> str:

@@ -34,7 +34,7 @@ from dpfl_plugin.runs import checkpoint as checkpoints
 from dpfl_plugin.runs import environment, plugin_errors
 from dpfl_plugin.runs.build import Parts, build
 from dpfl_plugin.runs.callback_guard import TouchedError, decides
-from dpfl_plugin.runs.extra_releases import SHARED, refuse_extra_releases
+from dpfl_plugin.runs.extra_releases import check_in_shared
 from dpfl_plugin.runs.folder import RunFolder, to_json
 from dpfl_plugin.runs.forecast import solving, strain
 from dpfl_plugin.runs.hooks import Hooks, Reporter, callbacks_of
@@ -64,6 +64,7 @@ from dpfl_plugin.runs.result import Final, Result, finished_result, write_result
 from dpfl_plugin.runs.resume import account_of, checkpoint_of, start, with_lost
 from dpfl_plugin.runs.rules import weak_claims
 from dpfl_plugin.runs.silo_settings import SHARED_LEDGER, in_facts, refuse_silos, told
+from dpfl_plugin.runs.stage import Stage
 from dpfl_plugin.runs.void_statement import void_statement
 
 PROFILE_SCHEMA = 1
@@ -83,6 +84,7 @@ def run_session(
     wait: Wait = NO_WAIT,
     profile: bool = False,
     callbacks: Sequence[Callback] = (),
+    stage: Stage | None = None,
 ) -> Result:
     """Run ``config`` to its end, or until it is stopped; returns what `result.json` holds.
 
@@ -92,6 +94,7 @@ def run_session(
         wait: how to wait for it while another run has it.
         profile: take the time of each part, and write it to `profile.json`.
         callbacks: are told how it goes, with the trackers of the configuration; not of a run that finished before.
+        stage: how far it goes now, as a candidate of a tuning; None for a run by itself.
 
     Raises:
         ConfigError: the configuration is wrong, or the folder holds an unfinished run and ``resume`` is not set.
@@ -110,14 +113,14 @@ def run_session(
     refuse_unfinished(folder, resume)
     callbacks = callbacks_of(config, base, callbacks)
     if ledger is not None:
-        refuse_extra_releases(config, SHARED)
+        check_in_shared(config)
         refuse_silos(config, SHARED_LEDGER)
     with locked_shared(ledger, wait) as shared:
         check_shared(folder, ledger, shared)
         # Bad input is found before anything is written.
         job = _prepared(config, base, folder, ledger, shared, place, reporter)
         label = folder.label() if label is None and resume else label
-        job = replace(job, label=label, clock=Stopwatch() if profile else STOPPED)
+        job = replace(job, label=label, clock=Stopwatch() if profile else STOPPED, stage=stage)
         job.parts.host.clock = job.clock
         with folder.locked():
             result = finished_result(folder)
@@ -407,6 +410,7 @@ def _experiment(job: Job, runtime: Runtime, account: PrivacyAccount, lines: list
         runtime=runtime,
         account=account,
         rounds=config.rounds or MOST_ROUNDS,
+        until=None if job.stage is None else job.stage.until,
         expected_rounds=job.expected,
         run_name=job.bits,
         records=job.records,

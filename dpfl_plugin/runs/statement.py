@@ -72,6 +72,10 @@ SHARED = (
     "is at one silo at most, and how records are dealt to silos is taken as given: a partitioner that looks at labels "
     "could deal other records elsewhere if one were replaced.",
 )
+TUNED = (
+    "What each place of the tuning's plan releases was fixed before the first of them; only which configuration takes "
+    "a place was chosen from noisy scores, which are releases themselves, and by nobody who looked at anything else.",
+)
 OUTSIDER = (
     "What is said of an outsider needs more: nobody tells who took part in which round (whoever knows the seed can "
     "compute it), and no silo tells its noise.",
@@ -155,8 +159,9 @@ def statement(
     return {
         "schema": STATEMENT_SCHEMA,
         "warnings": warnings(config, rules, revealed=revealed),
-        "guarantee": _guarantee(rules, views),
+        "guarantee": _guarantee(rules, views, account),
         "run": run,
+        **{key: value for key, value in account.ledger.facts.items() if key == "tuning"},
         "protects": {"unit": release.unit, "neighbouring": release.neighbouring, **_of_persons(config)},
         "mechanism": _mechanism(config, account, rules),
         "beside": _beside(config, account, rules),
@@ -227,6 +232,7 @@ def _assumptions(
         *((HISTOGRAMS if config.private_evaluation.histogram_bins else SCORES) if config.private_evaluation else ()),
         *(PERSONALISED if config.personalise is not None else ()),
         *(SHARED if account.shared is not None else ()),
+        *(TUNED if "tuning" in account.ledger.facts else ()),
         *(LOST if lost else ()),
     ]
 
@@ -252,7 +258,7 @@ def warnings(config: Config, rules: PrivacyRules, *, revealed: bool) -> list[str
     return found
 
 
-def _guarantee(rules: PrivacyRules, views: dict[str, Any]) -> str:
+def _guarantee(rules: PrivacyRules, views: dict[str, Any], account: PrivacyAccount) -> str:
     if rules.clipping.measures:
         return f"none: {rules.clipping.statement}"
     noise = rules.release(1.0).noise_multiplier
@@ -261,7 +267,7 @@ def _guarantee(rules: PrivacyRules, views: dict[str, Any]) -> str:
     if views["server"]["worst_case_epsilon"] is None:
         falls = ", as privacy.schedule changes it," if rules.varies else ""
         return f"none: noise_multiplier {noise:g}{falls} is too little for any epsilon to be stated"
-    return "differential privacy, as stated in views"
+    return f"differential privacy, as stated in {'tuning' if 'tuning' in account.ledger.facts else 'views'}"
 
 
 def _shared(account: PrivacyAccount) -> dict[str, Any] | None:

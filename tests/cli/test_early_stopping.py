@@ -29,6 +29,7 @@ from dpfl_plugin.oracle import Draw
 from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.accountants import PLD
 from dpfl_plugin.privacy.events import SampledGaussian, Term
+from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.runs import checkpoint
 from dpfl_plugin.runs.build import build
 from dpfl_plugin.runs.extra_releases import beside
@@ -489,9 +490,29 @@ def test_what_a_private_evaluation_does_not_go_with(tmp_path, changes, says):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_shared_ledger_knows_of_no_private_evaluation(tmp_path):
-    config = write(tmp_path, evaluated(share=0.25, noise_multiplier=2.0))
-    one_message(dpfl("run", config, "--ledger", tmp_path / "all.jsonl"), "private_evaluation", "shared ledger")
+def test_a_shared_ledger_composes_scores_of_all_runs_and_needs_their_noise(tmp_path):
+    config, ledger = write(tmp_path, evaluated(share=0.25, noise_multiplier=2.0)), tmp_path / "all.jsonl"
+    keys = [("--set", f"algorithm.local_lr={step}") for step in (0.5, 0.25)]  # the same records at the same silos
+    totals = [run(config, "--ledger", ledger, *key)["epsilon"]["total"] for key in keys]
+    held = Ledger.open(ledger, append=False)
+    found = {
+        (silo, kind): PLD().epsilon(
+            [
+                Term(release=one.release, count=one.count, rounds=1)
+                for one in held
+                if (one.silo, one.kind) == (silo, kind)
+            ],
+            DELTA,
+        )
+        for silo in range(4)
+        for kind in ("round", "score")
+    }
+    assert {one.share for one in held if one.kind == "score"} == {SCORED}
+    assert totals[1]["server"]["epsilon"] == pytest.approx(max(found.values()), rel=1e-6)
+    assert totals[1]["server"]["epsilon"] > totals[0]["server"]["epsilon"]
+    solved = ("--set", "private_evaluation.noise_multiplier=null", "--set", "privacy.epsilon=5")
+    asked = dpfl("run", config, "--ledger", ledger, *solved)
+    one_message(asked, "private_evaluation.noise_multiplier", "shared ledger")
 
 
 @pytest.mark.parametrize("plan", [{"early_stopping": {"every": 2}}, {"private_evaluation": {}}])

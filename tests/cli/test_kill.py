@@ -63,7 +63,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "checkpoint": {"every": 4},
     },
 }
-ALONE = ("tables", "own")  # a shared ledger takes neither scores nor settings of single silos
+ALONE = ("tables", "own")  # without a shared ledger, which takes no settings of single silos
 BACKBONE = "from torch import nn\ndef make(shape):\n    return nn.Flatten()\n"
 Left = tuple[int, int, str]  # round, silo, noise_id
 

@@ -11,6 +11,7 @@ import pytest
 from dpfl_plugin import registry
 from dpfl_plugin.config.load import load, read_yaml
 from dpfl_plugin.config.sweep import expand
+from dpfl_plugin.config.tune import has_tune, read_tune
 from tests.cli.command import dpfl, one_message, write
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -73,7 +74,10 @@ def test_the_committed_schema_is_current() -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(CONFIGS)))
 def test_every_configuration_is_valid(path: Path) -> None:
-    assert expand(path).rows if "sweep" in read_yaml(path) else load(path).variants
+    if has_tune(path):
+        assert read_tune(path).candidates
+    else:
+        assert expand(path).rows if "sweep" in read_yaml(path) else load(path).variants
     values = json.loads(json.dumps(read_yaml(path)))
     jsonschema.validate(values, json.loads((CONFIGS / "schema.json").read_text(encoding="utf-8")))
 

@@ -160,7 +160,7 @@ def test_a_wrong_key_is_told_wherever_it_is(tmp_path: Path, setting: str, messag
 
 def keys(model: Any, schema: dict[str, Any]) -> None:
     for name, field in schema["properties"].items():
-        if name in ("variants", "compare", "sweep"):
+        if name in ("variants", "compare", "sweep", "tune"):
             continue
         assert name in model.model_fields
         assert "description" in field or "$ref" in field or "anyOf" in field, name
@@ -169,7 +169,7 @@ def keys(model: Any, schema: dict[str, Any]) -> None:
 def test_the_schema_names_every_key() -> None:
     schema = json_schema()
     keys(Config, schema)
-    assert set(schema["properties"]) == {*Config.model_fields, "variants", "compare", "sweep"}
+    assert set(schema["properties"]) == {*Config.model_fields, "variants", "compare", "sweep", "tune"}
     assert {"grid", "list", "seeds"} <= set(schema["properties"]["sweep"]["properties"])
     assert schema["additionalProperties"] is False and set(schema["required"]) == {"algorithm", "privacy"}
     for block in (schema["properties"]["trackers"]["items"], schema["properties"]["model"]):

@@ -82,6 +82,7 @@ LOSING = "tests/cli/test_losing_silos.py"
 SCAFFOLD = "tests/algorithms/test_scaffold.py"
 RESUME = "tests/cli/test_resume.py"
 SHARED = "tests/cli/test_shared_ledger.py"
+TUNE = "tests/cli/test_tune.py"
 ASKED = "tests/federation/test_query_digest.py"
 NAMING = "tests/runs/test_naming.py"
 UNSEEN = "tests/runs/test_hidden_imports.py"
@@ -2457,6 +2458,64 @@ CAPPING = (
     ),
 )
 
+TUNING = (
+    Mutant(
+        "candidates-not-in-the-ledger",
+        "what candidates of a tuning release is in no ledger that they share",
+        "tuning/course.py",
+        "        ledger=tuning.ledger,\n",
+        "        ledger=None,\n",
+        (TUNE + "::test_losers_are_charged_and_the_winner_never_states_its_own_epsilon_as_its_guarantee",),
+    ),
+    Mutant(
+        "losers-forgotten",
+        "the noise of a tuning is solved for the winner's rounds alone",
+        "tuning/price.py",
+        "counted[cost.scaled(noise)] += place.candidates",
+        "counted[cost.scaled(noise)] += 1",
+        (TUNE + "::test_the_ledger_holds_the_plan_and_its_epsilon_is_that_of_another_library",),
+    ),
+    Mutant(
+        "score-of-a-tuning-free",
+        "the noise of a tuning's scores is solved for those of the winner alone",
+        "tuning/price.py",
+        "    return sum(place.candidates for place in places)\n",
+        "    return sum(1 for _ in places)\n",
+        (TUNE + "::test_the_ledger_holds_the_plan_and_its_epsilon_is_that_of_another_library",),
+    ),
+    Mutant(
+        "winner-alone",
+        "the statement of a candidate states its own epsilon as the guarantee of what a tuning chose",
+        "privacy/statement_page.py",
+        '    if said.get("tuning"):\n        third_party = server =',
+        '    if said.get("nothing"):\n        third_party = server =',
+        (TUNE + "::test_losers_are_charged_and_the_winner_never_states_its_own_epsilon_as_its_guarantee",),
+    ),
+    Mutant(
+        "candidates-measured",
+        "candidates of a tuning are evaluated without noise before one of them is chosen",
+        "tuning/course.py",
+        "Stage(None if last else part.last, last,",
+        "Stage(None if last else part.last, True,",
+        (TUNE + "::test_candidates_go_on_by_their_scores_alone",),
+    ),
+    Mutant(
+        "candidates-of-unlike-cost",
+        "which candidate of a tuning goes on decides how much is released",
+        "tuning/price.py",
+        "if found is not None and costs != found:",
+        "if found is not None and costs is None:",
+        (TUNE + "::test_candidates_that_release_unlike_are_refused",),
+    ),
+    Mutant(
+        "earlier-runs-behind-scores",
+        "a run with scores forgets what other runs released to the ledger that they share",
+        "privacy/book.py",
+        "        if not self.earlier.runs:\n",
+        "        if self.earlier.runs:\n",
+        (TUNE + "::test_what_cannot_be_repeated_is_charged_again_within_the_budget",),
+    ),
+)
 SHARING = (
     Mutant(
         "earlier-runs-free",
@@ -4913,6 +4972,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *AHEAD,
     *ALIKE,
     *CAPPING,
+    *TUNING,
     *SHARING,
     *AUDITING,
     *PROJECTING,

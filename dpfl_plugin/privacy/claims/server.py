@@ -152,7 +152,7 @@ class Server(Claims):
         alone = server_view(book.ledger.tally, self.accountant, delta).per_silo
         total: Mapping[int, float] = {}
         if in_all:
-            total = server_view(book.ledger.tally, self.accountant, delta, earlier=book.prior.realised).per_silo
+            total = server_view(book.ledger.tally, self.accountant, delta, earlier=book.earlier.realised).per_silo
         tally = book.ledger.tally
         not_run = tally.names.noise(NOT_RUN)
         entries = (entry for entry in tally.entries() if entry.noise != not_run and tally.kind(entry) == "round")

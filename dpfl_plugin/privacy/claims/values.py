@@ -23,8 +23,8 @@ def views_of(server: Server, third: ThirdParty, prior: Prior) -> dict[str, Any]:
     charges, rounds = book.once("rounds", (), book.charged)
     realised = server.realised(prior)
     if book.extra.plan:
-        assert not prior.runs
-        prior = book.extra.prior(ahead=False)
+        beside = book.extra.prior(ahead=False)
+        prior = prior.joined(beside) if prior.runs else beside
     costs = book.pricing.dearest(rounds) if book.lost else rounds
     # Of the attempts at a round, no one silo may have been in all of them, but it might have been.
     attempts = book.released_again(costs) if book.lost else []

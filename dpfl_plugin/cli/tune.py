@@ -1,0 +1,33 @@
+"""`dpfl tune`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from dpfl_plugin.api.experiment import Experiment
+from dpfl_plugin.api.tuning import REPORT, plan_tuning, tune_file
+from dpfl_plugin.cli.progress import reporter_on
+from dpfl_plugin.cli.run import EXIT_CODES, stopping
+from dpfl_plugin.runs.folder import to_json
+
+
+def print_plan(path: Path, settings: list[str], out: Path | None, *, as_json: bool) -> None:
+    """Print what a tuning will release and cost; nothing is written or trained."""
+    said = plan_tuning(Experiment(path, tuple(settings)), out=out)
+    lines = said.pop("lines")
+    print(to_json(said) if as_json else "\n".join(lines))
+
+
+def tune(path: Path, settings: list[str], out: Path | None, *, verbose: bool, as_json: bool) -> int:
+    """Tune what a file describes, or go on with it, and print the report; returns the exit code."""
+    console = Console(stderr=True)
+    experiment = Experiment(path, tuple(settings))
+    folder, result = tune_file(experiment, out, reporter=reporter_on(console, "", verbose), stopping=stopping)
+    if result is None:
+        print(f"dpfl: interrupted; what is done is saved in {folder}. The same command goes on.", file=sys.stderr)
+        return EXIT_CODES["interrupted"]
+    print(to_json(result) if as_json else (folder / REPORT).read_text(), end="")
+    return EXIT_CODES["failed"] if result["winner"]["status"] == "failed" else 0

@@ -1,0 +1,320 @@
+"""A tuning as it goes: candidates from rung to rung, the best of them to the end; and how it goes on after a crash.
+
+Nothing is kept of how far it is but the candidates' own folders and the ledger that they share. A candidate is one run
+of all rounds, which is paused at a rung and gone on with from its checkpoint. So a tuning that is begun again finds
+what is done, and decides the same from the same scores.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from dpfl_plugin.config.load import run_id
+from dpfl_plugin.config.schema import Config
+from dpfl_plugin.config.tune import Candidate, TuneFile
+from dpfl_plugin.errors import ArgumentError, DataError, TrainingError, Worded
+from dpfl_plugin.federation.outcome import Cause
+from dpfl_plugin.privacy.accountants import Accountant
+from dpfl_plugin.privacy.prior import prior_of, runs_in
+from dpfl_plugin.privacy.views import server_composed
+from dpfl_plugin.runs.folder import RunFolder, to_json
+from dpfl_plugin.runs.hooks import Reporter
+from dpfl_plugin.runs.ledgers import Wait, read_shared
+from dpfl_plugin.runs.locations import folder_of
+from dpfl_plugin.runs.place import Place as Where
+from dpfl_plugin.runs.plugins import make_accountant
+from dpfl_plugin.runs.session import run_session
+from dpfl_plugin.runs.stage import Stage
+from dpfl_plugin.tuning.price import Price, configured, price
+
+LEDGER: Final = "ledger.jsonl"
+PLAN: Final = "tuning.json"
+SCHEMA: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A candidate and what it released so far.
+
+    Attributes:
+        scores: (round, mean over silos of noisy shares of right answers).
+        noise_std: standard deviation of the noise in each.
+        status: of its run; None before it began.
+        paused: after how many rounds it was, as planned; 0 where it was not.
+    """
+
+    candidate: Candidate
+    config: Config
+    scores: tuple[tuple[int, float], ...] = ()
+    noise_std: float | None = None
+    status: str | None = None
+    reason: str = ""
+    paused: int = 0
+
+    def score(self, after: int) -> float:
+        """After so many rounds; -inf where it made none: it failed, or a crash lost it and the budget has no room."""
+        return dict(self.scores).get(after, -math.inf)
+
+    def reached(self, until: int | None) -> bool:
+        """Whether nothing is left to do of it up to there."""
+        ended = self.status in ("done", "budget_exhausted", "failed")
+        return ended or (until is not None and self.paused >= until)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuning:
+    """A file's tuning in a folder.
+
+    Attributes:
+        out: the folder; price: what it costs, as it was begun.
+    """
+
+    file: TuneFile
+    base: Path
+    out: Path
+    price: Price
+    _configs: dict[int, Config] = field(default_factory=dict, repr=False)
+
+    @property
+    def ledger(self) -> Path:
+        """What all candidates are charged to."""
+        return self.out / LEDGER
+
+    def config(self, candidate: Candidate) -> Config:
+        """The run of a candidate."""
+        if candidate.index not in self._configs:
+            noise = self.price.noise_multiplier, self.price.score_noise
+            self._configs[candidate.index] = configured(self.file, candidate, noise, self.out)
+        return self._configs[candidate.index]
+
+    def folder(self, candidate: Candidate) -> RunFolder:
+        return folder_of(self.config(candidate))
+
+    def standing(self, candidate: Candidate) -> Standing:
+        """What a candidate's folder says of it; its scores alone, and no measure without noise.
+
+        Raises:
+            DataError: the folder cannot be read.
+        """
+        path, config = self.folder(candidate).result, self.config(candidate)
+        try:
+            result = json.loads(path.read_text())
+        except FileNotFoundError:
+            return Standing(candidate, config)
+        except (OSError, ValueError) as error:
+            raise DataError(f"{path} cannot be read: {error}. Restore it from a copy.") from error
+        private = result["private_evaluation"]
+        scores = tuple((int(after), float(score)) for after, score in private["scores"])
+        return Standing(
+            candidate,
+            config,
+            scores,
+            private["noise_std"],
+            result["status"],
+            result["reason"] or "",
+            result["rounds"] if result["cause"] == Cause.PAUSED.value else 0,
+        )
+
+
+def begin(file: TuneFile, base: Path, out: Path) -> Tuning:
+    """A tuning in its folder: begun, or found there.
+
+    Raises:
+        ConfigError: the folder holds another one; or as `price`.
+        DataError: its plan cannot be read.
+    """
+    path, digest = out / PLAN, _digest(file)
+    known = _read(path)
+    if known is None:
+        return Tuning(file=file, base=base, out=out, price=price(file, base, out))
+    if known["id"] != digest:
+        raise ArgumentError(
+            Worded(
+                f"{path} is the plan of another tuning ({known['id']}, this one is {digest}): its candidates are "
+                "charged to the ledger beside it. Use another {out}, or the configuration that it was begun with."
+            )
+        )
+    noise = float(known["noise_multiplier"]), float(known["score_noise"])
+    return Tuning(file=file, base=base, out=out, price=price(file, base, out, noise))
+
+
+def write_plan(tuning: Tuning) -> None:
+    """Have the plan on disk, before anything is released: a tuning that goes on has the noise that it began with."""
+    tuning.out.mkdir(parents=True, exist_ok=True)
+    if not (tuning.out / PLAN).exists():
+        RunFolder(tuning.out, tuning.file.config.access).write(tuning.out / PLAN, to_json(_plan(tuning)))
+
+
+def _plan(tuning: Tuning) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "id": _digest(tuning.file),
+        **priced(tuning.price),
+        "candidates": [
+            {"index": one.index, "label": one.label, "changes": one.changes, "run": run_id(tuning.config(one))}
+            for one in tuning.file.candidates
+        ],
+    }
+
+
+def priced(price: Price) -> dict[str, Any]:
+    """A price as plain values."""
+    names = ("noise_multiplier", "score_noise", "epsilon", "of_tuning", "of_rest", "delta", "without", "accountant")
+    return {
+        **{name: getattr(price, name) for name in names},
+        "num_candidates": price.num_candidates,
+        "rounds": price.rounds,
+        "scores": price.scores,
+        "places": [asdict(place) for place in price.places],
+    }
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        found: dict[str, Any] = json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read: {error}. Restore it from a copy, or use another folder.") from error
+    return found
+
+
+def _digest(file: TuneFile) -> str:
+    """Names what is tuned: the run of each candidate without noise, and when they are compared."""
+    runs = [run_id(candidate.config) for candidate in file.candidates]
+    spec = json.dumps([runs, file.rungs, file.spec.eta, file.spec.share])
+    return hashlib.sha256(spec.encode()).hexdigest()[:12]
+
+
+def carry_out(
+    tuning: Tuning,
+    *,
+    place: Callable[[Config], Where],
+    reporter: Reporter,
+    stop: Callable[[], bool],
+    wait: Wait,
+) -> list[Standing] | None:
+    """Train candidates from rung to rung, and the best to the end; returns all, as `ranked`; None if it was stopped.
+
+    Raises:
+        TrainingError: no candidate is left. As `run_session`.
+    """
+    write_plan(tuning)
+    alive = [tuning.standing(candidate) for candidate in tuning.file.candidates]
+    lost: list[Standing] = []
+    places = tuning.price.places
+    for number, part in enumerate(places):
+        last = part is places[-1]
+        stage = Stage(None if last else part.last, last, tuning.price.planned, guarantee(tuning))
+        alive = [one for one in alive if one.status != "failed"]
+        if not alive:
+            raise TrainingError(f"{tuning.out}: every candidate failed; {tuning.ledger} holds what they released.")
+        dropped = alive[part.candidates :] if number else []
+        alive, lost = alive[: part.candidates], [*dropped, *lost]
+        reporter.note(
+            f"rounds {part.first + 1} to {part.last}: {len(alive)} candidate{'s' * (len(alive) > 1)}"
+            + (f", the best by their scores after round {part.first}" if number else "")
+        )
+        done = []
+        for one in alive:
+            found = one if one.reached(stage.until) else _advanced(tuning, one, stage, place, reporter, stop, wait)
+            if not found.reached(stage.until):
+                return None
+            done.append(found)
+        alive = sorted(done, key=lambda one: -one.score(part.last))  # stable: of equals the first that is named
+    failed = [one for one in map(tuning.standing, tuning.file.candidates) if one.status == "failed"]
+    ahead = {one.candidate.index for one in (*alive, *lost)}
+    return [*alive, *lost, *(one for one in failed if one.candidate.index not in ahead)]
+
+
+def _advanced(
+    tuning: Tuning,
+    one: Standing,
+    stage: Stage,
+    place: Callable[[Config], Where],
+    reporter: Reporter,
+    stop: Callable[[], bool],
+    wait: Wait,
+) -> Standing:
+    """A candidate after its next rounds."""
+    run_session(
+        one.config,
+        tuning.base,
+        resume=True,
+        place=place(one.config),
+        reporter=reporter,
+        stop=stop,
+        label=one.candidate.label,
+        ledger=tuning.ledger,
+        wait=wait,
+        stage=stage,
+    )
+    return tuning.standing(one.candidate)
+
+
+def guarantee(tuning: Tuning) -> dict[str, Any]:
+    """What is claimed of each candidate: what holds of all of them together, the budget.
+
+    The plan's own epsilon is a hair less. But rounds that a crash lost, and that cannot be repeated bit for bit, are
+    charged twice, up to the budget.
+    """
+    epsilon = tuning.file.config.privacy.epsilon
+    assert epsilon is not None
+    return {
+        "epsilon": epsilon,
+        "delta": tuning.price.delta,
+        "num_candidates": tuning.price.num_candidates,
+        "id": _digest(tuning.file),
+    }
+
+
+def in_ledger(tuning: Tuning, accountant: Accountant | None = None) -> float:
+    """Epsilon, towards the server at the worst silo, of all that the ledger holds, whoever released it; 0 of nothing.
+
+    Raises:
+        LedgerError: it is damaged.
+    """
+    if not tuning.ledger.exists():
+        return 0.0
+    ledger = read_shared(tuning.ledger)
+    first = next(iter(ledger), None)
+    if first is None:
+        return 0.0
+    accountant = make_accountant(tuning.file.config) if accountant is None else accountant
+    records: Mapping[str, int] = {run["data_sha256"]: run["num_silos"] for run in runs_in(ledger)}
+    found = []
+    for data, num_silos in records.items():
+        prior = prior_of(ledger, noise="", data_sha256=data, num_silos=num_silos, release=first.release)
+        composed = server_composed((), earlier=prior.realised)
+        found.append(composed.stated(accountant, tuning.price.delta).epsilon)
+    return min(found)
+
+
+def outcome(tuning: Tuning, ranked: Sequence[Standing]) -> dict[str, Any]:
+    """How a tuning ended, as plain values."""
+    winner = ranked[0]
+    return {
+        **_plan(tuning),
+        "guarantee": {**guarantee(tuning), "in_ledger": in_ledger(tuning)},
+        "winner": {
+            "label": winner.candidate.label,
+            "folder": str(tuning.folder(winner.candidate).path),
+            "status": winner.status,
+        },
+        "ranking": [
+            {
+                "label": one.candidate.label,
+                "scores": [list(score) for score in one.scores],
+                "noise_std": one.noise_std,
+                "failed": one.reason if one.status == "failed" else None,
+                "folder": str(tuning.folder(one.candidate).path),
+            }
+            for one in ranked
+        ],
+    }

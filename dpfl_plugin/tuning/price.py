@@ -1,0 +1,237 @@
+"""What a tuning releases and costs, before it begins.
+
+**Places.** With n_0 > n_1 > ... candidates before each rung, at rounds r_0 < r_1 < ..., a tuning makes a fixed list of
+releases at every silo: n_0 times rounds 1 to r_0 and n_0 scores, n_1 times rounds r_0 + 1 to r_1 and n_1 scores, and at
+last once the rounds up to T and one score. Which candidate takes a place is chosen by scores, which are releases; what
+a place releases is not: all candidates make the same releases, with the same noise, in a round of the same number,
+which is checked here.
+
+**Claim.** All that the server sees, of all candidates, is dominated by the composition of this list. **Proof.** Given
+all that was seen before, the next release is a Gaussian mechanism whose dominating pair is that of its place, whichever
+candidate it is of. Dominating pairs of each place dominate the adaptive composition (Zhu, Dong, Wang 2022, Thm 10). []
+
+So it is a plain composition of a list that was fixed before the first release, and no filter or odometer is needed.
+Only the choice of a configuration is adaptive. Scores read records that no round reads; a record is in one part, so
+that the dearer of both counts (`dpfl_plugin.privacy.scores`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from dpfl_plugin.config.load import run_id
+from dpfl_plugin.config.schema import Config
+from dpfl_plugin.config.tune import Candidate, TuneFile
+from dpfl_plugin.data.base import Federation
+from dpfl_plugin.errors import ConfigError, UnsupportedError
+from dpfl_plugin.privacy.calibration import least_noise, worst_epsilon
+from dpfl_plugin.privacy.composition import Planned, Terms, compositions, undominated
+from dpfl_plugin.privacy.costs import RoundCost
+from dpfl_plugin.privacy.events import SampledGaussian, Term
+from dpfl_plugin.privacy.pricing import Pricing
+from dpfl_plugin.runs.accounting import spec_of
+from dpfl_plugin.runs.extra_releases import beside
+from dpfl_plugin.runs.forecast import Forecast, forecast
+from dpfl_plugin.runs.setting import federate
+
+RUNS: Final = "runs"  # folder of the candidates' run folders, in that of the tuning
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Rounds [first, last) that so many candidates make, and then one score each."""
+
+    first: int
+    last: int
+    candidates: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Price:
+    """What a tuning costs.
+
+    Attributes:
+        places: in order; the last one is what only the winner does.
+        noise_multiplier: of every round of every candidate; score_noise: of every score.
+        epsilon: of everything; of_tuning: of all but the last place; of_rest: of the last place alone. At delta, for
+            the server, of a silo in every round.
+        without: noise multiplier of one run on the same budget without any tuning, on all records.
+        planned: the compositions of everything, at the silos that it costs most.
+    """
+
+    places: tuple[Place, ...]
+    noise_multiplier: float
+    score_noise: float
+    epsilon: float
+    of_tuning: float
+    of_rest: float
+    delta: float
+    without: float
+    accountant: str
+    planned: tuple[Terms, ...]
+
+    @property
+    def num_candidates(self) -> int:
+        return self.places[0].candidates
+
+    @property
+    def rounds(self) -> int:
+        """Rounds of all candidates together."""
+        return sum((place.last - place.first) * place.candidates for place in self.places)
+
+    @property
+    def scores(self) -> int:
+        """Scores of all candidates together, that each silo releases."""
+        return num_scores(self.places)
+
+
+def num_scores(places: Iterable[Place]) -> int:
+    """Of a silo: one of each candidate at each place."""
+    return sum(place.candidates for place in places)
+
+
+def places_of(file: TuneFile) -> tuple[Place, ...]:
+    """What a tuning does, whoever wins."""
+    assert file.config.rounds is not None
+    left = (*file.spec.left(len(file.candidates)), 1)
+    ends = (*file.rungs, file.config.rounds)
+    return tuple(Place(*place) for place in zip((0, *ends[:-1]), ends, left, strict=True))
+
+
+def configured(file: TuneFile, candidate: Candidate, noise: tuple[float, float] | None, out: Path) -> Config:
+    """The run of a candidate.
+
+    Args:
+        noise: noise multipliers of rounds and of scores; None where they are not known yet.
+    """
+    rounds = file.config.rounds
+    scored: dict[str, Any] = {"share": file.spec.share, "at": [*file.rungs, rounds]}
+    change: dict[str, Any] = {"private_evaluation": scored, "out": str(out / RUNS)}
+    if noise is not None:
+        change["privacy"] = {"noise_multiplier": noise[0]}
+        scored["noise_multiplier"] = noise[1]
+    return file.configured(candidate, change)
+
+
+def price(
+    file: TuneFile,
+    base: Path,
+    out: Path,
+    known: tuple[float, float] | None = None,
+    federation: Federation | None = None,
+) -> Price:
+    """What a tuning costs; its noise is the least with which everything fits ``privacy.epsilon``.
+
+    Args:
+        known: noise multipliers of rounds and scores that it began with, which are not solved for again.
+
+    Raises:
+        ConfigError, DataError: the configuration or its records are wrong, or nothing fits the budget.
+        UnsupportedError: candidates do not all release the same.
+    """
+    federation = federate(file.config, base) if federation is None else federation
+    places, privacy = places_of(file), file.config.privacy
+    assert privacy.epsilon is not None
+    first = forecast(configured(file, file.candidates[0], known, out), base, federation=federation)
+    accountant = first.accountant
+    score_noise = known[1] if known is not None else _least_of_scores(first, num_scores(places))
+    costs = _costs_of_all(file, base, out, federation)
+    ahead = first.changed(noise_multiplier=None)
+
+    def composed(noise: float, some: tuple[Place, ...]) -> list[Terms]:
+        return _composed(ahead, costs, some, noise, score_noise)
+
+    def epsilon(noise: float, some: tuple[Place, ...] = places) -> float:
+        return worst_epsilon(accountant, composed(noise, some), privacy.delta)
+
+    noise = known[0] if known is not None else least_noise(epsilon, privacy.epsilon)
+    return Price(
+        places=places,
+        noise_multiplier=noise,
+        score_noise=score_noise,
+        epsilon=epsilon(noise),
+        of_tuning=epsilon(noise, places[:-1]),
+        of_rest=epsilon(noise, places[-1:]),
+        delta=privacy.delta,
+        without=forecast(file.config, base, federation=federation).noise(),
+        accountant=accountant.name,
+        planned=tuple(composed(noise, places)),
+    )
+
+
+def _least_of_scores(ahead: Forecast, number: int) -> float:
+    """The least noise multiplier with which all scores, which read other records than rounds, fit the budget."""
+    privacy = ahead.config.privacy
+    assert privacy.epsilon is not None
+
+    def epsilon(noise: float) -> float:
+        release = SampledGaussian(noise_multiplier=noise, sampler="full", rate=1.0, neighbouring="replace_one")
+        return ahead.accountant.epsilon([Term(release=release, count=1, rounds=number)], privacy.delta)
+
+    return least_noise(epsilon, privacy.epsilon)
+
+
+def _costs_of_all(file: TuneFile, base: Path, out: Path, federation: Federation) -> list[RoundCost]:
+    """What each round costs, of any candidate, with noise multiplier 1.
+
+    Raises:
+        UnsupportedError: it is not the same for all; or rounds have no fixed length.
+        ConfigError: two candidates are the same run.
+    """
+    assert file.config.rounds is not None
+    known: dict[str, Candidate] = {}
+    found: list[RoundCost] | None = None
+    for candidate in file.candidates:
+        config = configured(file, candidate, None, out)
+        same = known.setdefault(run_id(config), candidate)
+        if same is not candidate:
+            raise ConfigError(f"{file.source}: tune: {candidate.label} is the same run as {same.label}. Leave one out.")
+        ahead = forecast(config, base, federation=federation)
+        if ahead.rules(config, 1.0).clipping.measures:
+            raise UnsupportedError(f"{file.source}: tune with privacy.clip, which only measures: nothing is private.")
+        costs = list(ahead.costs(file.config.rounds).values())
+        if len(costs) < file.config.rounds or any(cost.most is not None for cost in costs):
+            raise UnsupportedError(
+                f"{file.source}: tune: rounds of {config.algorithm.name or config.algorithm.module} "
+                f"({candidate.label}) have no fixed number or length, so that what is released is not known before. "
+                "Fix algorithm.local_steps, or use another algorithm."
+            )
+        if found is not None and costs != found:
+            raise UnsupportedError(
+                f"{file.source}: tune: {candidate.label} releases other than {file.candidates[0].label} in its rounds. "
+                "Which of them goes on would decide what is spent, and a composition that was chosen by what was "
+                "released proves nothing. Let candidates differ in step sizes, clip_norm, l2 or the model, and find "
+                "numbers of steps and batches on public data."
+            )
+        found = costs
+    assert found is not None
+    return found
+
+
+def _composed(
+    ahead: Forecast, costs: list[RoundCost], places: tuple[Place, ...], noise: float, score_noise: float
+) -> list[Terms]:
+    """Everything that ``places`` release at a silo in every round, of each kind of silo; parts of records apart."""
+    counted: Counter[RoundCost] = Counter()
+    for place in places:
+        for cost in costs[place.first : place.last]:
+            counted[cost.scaled(noise)] += place.candidates
+    config, rules = ahead.config, ahead.rules(ahead.config, noise)
+    pricing = Pricing(spec_of(config, ahead.setting, ahead.num_records), rules, certain=True, lost=False)
+    scores = beside(config.with_score_noise(score_noise), ahead.accountant).scores
+    assert scores is not None
+    made = scores.release(rules.neighbouring, rules.unit)
+    of_scores = Planned(made, num_scores(places), scores.share)
+    found: list[Terms] = []
+    for silo in {number: silo for silo, number in enumerate(ahead.num_records)}.values():
+        of_rounds = [
+            replace(one, count=one.count * number)
+            for cost, number in counted.items()
+            for one in pricing.planned(silo, cost)
+        ]
+        found += compositions([*of_rounds, of_scores])
+    return undominated(found)

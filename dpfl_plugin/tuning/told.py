@@ -1,0 +1,68 @@
+"""A tuning in words: what it costs before it begins, and the statement and report at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dpfl_plugin.core.rounding import odds
+
+
+def price_lines(told: Mapping[str, Any], budget: float) -> list[str]:
+    """What a tuning will release and what it costs; ``told``: as `course.priced`."""
+    lines = [
+        f"{place['candidates']} candidate{'s' * (place['candidates'] > 1)}: rounds {place['first'] + 1} to "
+        f"{place['last']}, then a score each" + (" (the winner goes on to the end)" if last else "")
+        for place, last in zip(told["places"], [*[False] * (len(told["places"]) - 1), True], strict=True)
+    ]
+    return [
+        *lines,
+        f"In all {told['rounds']} rounds and {told['scores']} scores of every silo, charged to one ledger: epsilon "
+        f"{told['epsilon']:.4g} of {budget:g} at delta {told['delta']:g} (server, accountant {told['accountant']}).",
+        f"The tuning alone, up to the last rung: epsilon {told['of_tuning']:.4g}; what the winner does after it alone: "
+        f"{told['of_rest']:.4g}. These compose, and do not add up; each is that of the dearer part of a silo's "
+        "records: those in rounds, or those in scores.",
+        f"noise_multiplier {told['noise_multiplier']:g} of every round, {told['score_noise']:g} of every score. "
+        f"Without tuning the same budget gives one run noise_multiplier {told['without']:g}: tuning costs "
+        f"{told['noise_multiplier'] / told['without']:.2f} times the noise.",
+    ]
+
+
+def statement(told: Mapping[str, Any], name: str) -> str:
+    """`tuning.md`: the guarantee of a tuning and of its winner, and what it came to."""
+    guarantee, winner = told["guarantee"], told["winner"]
+    epsilon, delta = guarantee["epsilon"], guarantee["delta"]
+    parts = [
+        f"# Tuning: {name}",
+        f"In short: one record changes the probability of whatever the server may see, of all {told['num_candidates']} "
+        f"candidates and of the winner's whole training, by a factor of at most e^{epsilon:g} ({odds(epsilon)}), up to "
+        f"an additional {delta:g} (delta). **This is the guarantee of the winner, too**: it was chosen by what all "
+        "candidates released. The epsilon of its run alone guarantees nothing.",
+        f"The ledger holds releases of epsilon {guarantee['in_ledger']:.6g} in all; the plan, fixed before the first "
+        f"of them, comes to {told['epsilon']:.6g}, and no candidate can pass {epsilon:g}.",
+        "What is protected, from whom and on what assumptions is in the winner's `privacy.md`.",
+        "## What it cost",
+        "\n".join(f"* {line}" for line in price_lines(told, epsilon)),
+        "## Candidates",
+        "Scores are shares of right answers on records that no round reads, the mean over silos, with noise; ± is the "
+        "standard deviation of the noise alone. Nothing else was looked at, and no candidate that was left behind was "
+        "evaluated on test records. In the order in which they were left behind, the winner first.",
+        "\n".join(_table(told)),
+        "## Winner",
+        f"{winner['label']}: {winner['status']}, in `{winner['folder']}`.",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(told: Mapping[str, Any]) -> list[str]:
+    ends = [place["last"] for place in told["places"]]
+    lines = [
+        f"| candidate |{''.join(f' score after {end} |' for end in ends)}",
+        f"| --- |{' ---: |' * len(ends)}",
+    ]
+    for one in told["ranking"]:
+        scores = dict(map(tuple, one["scores"]))
+        cells = [f"{scores[end]:.3f} ± {one['noise_std']:.3f}" if end in scores else "" for end in ends]
+        failed = f" (failed: {one['failed']})" if one["failed"] else ""
+        lines.append(f"| {one['label']}{failed} | {' | '.join(cells)} |")
+    return lines
