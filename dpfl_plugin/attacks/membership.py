@@ -81,6 +81,9 @@ class _Pool:
     def release(self, update: Tensor) -> Tensor:
         return update
 
+    def squared_norm(self, update: Tensor, scale: float) -> Tensor:
+        return update.square().sum(dim=1, keepdim=True)
+
 
 class Attack:
     """The server's attack on one silo of a run."""

@@ -1546,6 +1546,14 @@ CHARGING = (
         (ORACLE + "::test_at_silo_level_gradients_are_plain_and_what_was_not_released_may_not_leave",),
     ),
     Mutant(
+        "square-of-what-stays",
+        "at silo level the squared norm of an update that was not released may be sent",
+        "oracle.py",
+        'if silo_level:\n            check_released({"update": update}, self._released)',
+        'if False:\n            check_released({"update": update}, self._released)',
+        ("tests/algorithms/test_fedexp.py::test_the_squared_norm_of_what_was_not_released_does_not_leave_a_silo",),
+    ),
+    Mutant(
         "released-in-place",
         "what was released may be changed before it is sent",
         "oracle.py",
