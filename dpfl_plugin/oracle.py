@@ -461,7 +461,7 @@ def together(engine: Engine | type[Engine], rules: PrivacyRules) -> bool:
     """Whether several silos' gradients are answered at once: the engine can, and the rules ask for clipped sums with
     bounds that are known before, and are those of all silos."""
     able = callable(getattr(engine, "clipped_sums", None)) and rules.unit == "record"
-    return able and not rules.clipping.measures and not rules.silos
+    return able and not rules.clipping.measures and not rules.clipping.normalises and not rules.silos
 
 
 def check_released(up: Vectors, released: Sequence[Tensor]) -> None:

@@ -1546,6 +1546,22 @@ CHARGING = (
         (ORACLE + "::test_at_silo_level_gradients_are_plain_and_what_was_not_released_may_not_leave",),
     ),
     Mutant(
+        "normalised-to-the-brim",
+        "a gradient that is scaled to C and rounded may be longer",
+        "gradients/base.py",
+        "return [(bound / (norms + clip_norm.gamma)).to(dtype)]",
+        "return [(clip_norm / (norms + clip_norm.gamma)).to(dtype)]",
+        ("tests/gradients/test_normalised.py::test_one_example_adds_at_most_c_after_rounding",),
+    ),
+    Mutant(
+        "normalised-too-far",
+        "a long gradient is scaled by half its norm",
+        "gradients/base.py",
+        "return [(bound / (norms + clip_norm.gamma)).to(dtype)]",
+        "return [(bound / (norms / 2 + clip_norm.gamma)).to(dtype)]",
+        ("tests/gradients/test_normalised.py::test_every_engine_is_the_definition",),
+    ),
+    Mutant(
         "square-of-what-stays",
         "at silo level the squared norm of an update that was not released may be sent",
         "oracle.py",
