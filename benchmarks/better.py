@@ -177,21 +177,21 @@ def page(cells: Cells, seeds: int) -> str:
 
 
 def verdict(cells: Cells, seeds: int) -> str:
-    """Which options helped, did not, and harmed, over all data sets and epsilons."""
+    """Which options help, harm, or do not show, over all data sets and epsilons together: seed by seed."""
     lines = []
     for option in OPTIONS:
-        gains = [
-            difference(cell.accuracies, cells[name, "", epsilon].accuracies)
-            for (name, of, epsilon), cell in cells.items()
-            if of == option
+        mine = {(name, epsilon): cell for (name, of, epsilon), cell in cells.items() if of == option}
+        of_seeds = [
+            [statistics.mean(cell.accuracies[seed] for cell in found) for seed in range(seeds)]
+            for found in (list(mine.values()), [cells[name, "", epsilon] for name, epsilon in mine])
         ]
-        clear = [gap for gap, error in gains if told_apart(gap, error, seeds)]
-        up, down = sum(gap > 0 for gap in clear), sum(gap < 0 for gap in clear)
-        mean = 100 * statistics.mean(gap for gap, _ in gains)
-        how = "helps" if up and not down else "harms" if down and not up else "depends" if up else "does not show"
-        of_cells = f"{mean:+.1f} points in the mean of {len(gains)} cells"
-        lines.append(f"* `{option}` {how}: {of_cells}; better in {up}, worse in {down}.")
-    return "\n".join(["Where the gain is told apart from 0 (95 %, marked \\*):", "", *lines])
+        gap, error = difference(*of_seeds)
+        how = "does not show" if not told_apart(gap, error, seeds) else "helps" if gap > 0 else "harms"
+        lines.append(
+            f"* `{option}` {how}: {100 * gap:+.1f} ± {100 * error:.1f} points in the mean of {len(mine)} cells."
+        )
+    marked = "With \\*: told apart from 0 (95 %) in that cell; of many cells some are so by chance."
+    return "\n".join([f"{marked} All cells together:", "", *lines])
 
 
 def _level(cell: Cell) -> str:
