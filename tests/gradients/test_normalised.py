@@ -90,6 +90,20 @@ def test_one_example_adds_at_most_c_after_rounding(scale, c, gamma, make, dtype,
 
 
 @pytest.mark.parametrize("make", ENGINES)
+def test_rounding_carries_none_beyond_c(make):
+    """With a gamma next to nothing only the hair by which C is made shorter is left: else half of all would pass it."""
+    model = model_for(make, 4, 3)
+    engine = make(model, losses.cross_entropy, 2**20)
+    y = torch.randn(Layout.of(model).dimension, generator=torch.Generator().manual_seed(3))
+    some = records(16, 4, 3)
+    some = Records(some.features.float(), some.labels)
+    for c in (0.1, 0.3, 0.7):
+        for row in range(len(some)):
+            _, out = sum_by(engine, y, some.between(row, row + 1), Normalised(c, 1e-9 * c))
+            assert c * (1 - 1e-4) < float(torch.linalg.vector_norm(out)) <= c
+
+
+@pytest.mark.parametrize("make", ENGINES)
 def test_no_record_moves_a_sum_by_more_than_is_charged(make):
     """The worst batches for rounding that are known, at a gamma that is next to nothing."""
     engine = make(worst.model(), losses.logistic, 2**20)

@@ -1551,7 +1551,7 @@ CHARGING = (
         "gradients/base.py",
         "return [(bound / (norms + clip_norm.gamma)).to(dtype)]",
         "return [(clip_norm / (norms + clip_norm.gamma)).to(dtype)]",
-        ("tests/gradients/test_normalised.py::test_one_example_adds_at_most_c_after_rounding",),
+        ("tests/gradients/test_normalised.py::test_rounding_carries_none_beyond_c",),
     ),
     Mutant(
         "normalised-too-far",
