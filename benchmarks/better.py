@@ -167,6 +167,8 @@ def page(cells: Cells, seeds: int) -> str:
     names = list(dict.fromkeys(name for name, _, _ in cells))
     chosen = " ".join(f'"{name}"' if " " in name else name for name in names)
     parts = [f"{seeds} seeds. Command: `python -m benchmarks.better --data {chosen} --seeds {seeds} --write`."]
+    ends = sum(cell.factor in (FACTORS[0], FACTORS[-1]) for cell in cells.values())
+    parts.append(f"Of {len(cells)} step sizes {ends} are the least or the largest that was tried.")
     for name in names:
         rows = [["yardstick, accuracy in points", *(_level(cells[name, "", epsilon]) for epsilon in EPSILONS)]]
         for option in OPTIONS:
