@@ -6,7 +6,7 @@ import difflib
 import errno
 import re
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, TypeVar
 
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -212,3 +212,9 @@ def nearest(word: str, known: Iterable[str]) -> str:
     """ " (did you mean 'x'?)" or nothing."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
     return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def refusal(plugin: object, option: str) -> str:
+    """Why a plugin has no such option, by its ``refuses`` ({option: why}); "" where it does not say."""
+    refuses = getattr(plugin, "refuses", None)
+    return str(refuses.get(option, "")) if isinstance(refuses, Mapping) else ""

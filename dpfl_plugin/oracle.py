@@ -131,8 +131,7 @@ class PrivateOracle:
             own.sampler.divisor(len(records)) for own, records in zip(self._rules_of, self._silos, strict=True)
         ]
         self._most_records = max(map(len, self._silos), default=0)
-        self._ids, self._share = tuple(ids), share
-        self._max_gradients = max_gradients
+        self._ids, self._share, self._max_gradients = tuple(ids), share, max_gradients
         self._factors = rules.factors(draw.round, max_gradients)
         self._layer_sizes = tuple((layers or {}).values())
         self._bounds = rules.bounds(layers or {})
@@ -143,9 +142,9 @@ class PrivateOracle:
         self._batches: list[list[NDArray[np.int64] | None]] = []
         steps = len(self._factors)
         self._noise = SiloNoise(rules, self._rules_of, self._ids, draw.key, self._stream, self._ahead, steps)
-        self._gradient_calls = 0
+        self._gradient_calls, self._closed = 0, False
         self._released: list[Tensor] = []
-        self._closed = False
+        self._squares = Squares(self._rules_of, self._divisors, self._noise, self._released)
         self._pool = pool if pool is not None and self.num_silos > 1 and together(engine, rules) else None
         self._sums = Sums(cast(MultiSiloEngine, engine), self._pool) if self._pool is not None else None
         self._replayed, self._width = replayed, 0
@@ -342,6 +341,11 @@ class PrivateOracle:
         self._clock.lap("noise")
         return out
 
+    def squared_norm(self, update: Tensor, scale: float) -> Tensor:
+        """See `Squares`."""
+        self._check_rows(update)
+        return self._squares(update, scale)
+
     def _check_rows(self, value: Tensor) -> None:
         """Raise TrainingError unless there is a row for each silo: others would be neither noised nor charged."""
         if self._closed:
@@ -359,7 +363,7 @@ class PrivateOracle:
             UnsupportedError: at silo level, a vector is not what `release` gave: its noise would not cover it.
         """
         if self._rules.unit == "silo":
-            check_released(up, self._released)
+            check_released(up, [*self._released, *self._squares.made])
 
     def close(self) -> None:
         """The round is over: what was asked is all that is charged, so nothing is answered any more."""
@@ -384,6 +388,48 @@ class PrivateOracle:
             for silo, size, rules in rows
             for release, count in rules.releases(rate_of(rules, size), made).items()
         ]
+
+
+class Squares:
+    """||update||^2 of what was released (m, 1), less what the round's noise adds to it in the mean; may be sent.
+
+    A function of what is released, and of the standard deviations of the noise, which are public or, where the clipping
+    adapts, functions of what was released before: post-processing, free of charge.
+
+    Attributes:
+        made: what was answered.
+    """
+
+    def __init__(
+        self, rules: Sequence[PrivacyRules], divisors: Sequence[float], noise: SiloNoise, released: Sequence[Tensor]
+    ) -> None:
+        self._rules, self._divisors, self._noise, self._released = rules, divisors, noise, released
+        self.made: list[Tensor] = []
+
+    @torch.no_grad()
+    def __call__(self, update: Tensor, scale: float) -> Tensor:
+        """Of each silo's ``update`` (m, d).
+
+        Args:
+            update: ``scale`` times the sum of the round's gradients and what is known without them; or, at silo level,
+                what `release` gave, as it is. Where a gradient is taken at a point that earlier noise has moved, what
+                this noise does to it stays in.
+
+        Raises:
+            UnsupportedError: at silo level, it is not what `release` gave.
+        """
+        silo_level = self._rules[0].unit == "silo"
+        if silo_level:
+            check_released({"update": update}, self._released)
+        found = update.to(torch.float64).square().sum(dim=1, keepdim=True)
+        for row, (rules, size) in enumerate(zip(self._rules, self._noise.sizes, strict=True)):
+            if size == 0 or math.isinf(size):  # inf * 0: no clipping goes with no noise (checked in PrivacyRules)
+                continue
+            z = rules.mechanism.event("full", 1.0, rules.neighbouring, rules.unit).noise_multiplier
+            per_number = z**2 * size * (1.0 if silo_level else (scale / self._divisors[row]) ** 2)
+            found[row] -= update.shape[1] * per_number
+        self.made.append(found.to(update.dtype))
+        return self.made[-1].clone()
 
 
 def sum_and_count(rules: PrivacyRules, size: float, clip_norm: float, factor: float) -> tuple[Scale, Scale]:
@@ -431,7 +477,7 @@ def together(engine: Engine | type[Engine], rules: PrivacyRules) -> bool:
     """Whether several silos' gradients are answered at once: the engine can, and the rules ask for clipped sums with
     bounds that are known before, and are those of all silos."""
     able = callable(getattr(engine, "clipped_sums", None)) and rules.unit == "record"
-    return able and not rules.clipping.measures and not rules.silos
+    return able and not rules.clipping.measures and not rules.clipping.normalises and not rules.silos
 
 
 def check_released(up: Vectors, released: Sequence[Tensor]) -> None:

@@ -24,7 +24,7 @@ from dpfl_plugin import (
     own_folders,
     plain_values,
 )
-from dpfl_plugin.errors import ConfigError, DpflError, PluginError, nearest, told
+from dpfl_plugin.errors import ConfigError, DpflError, PluginError, nearest, refusal, told
 from dpfl_plugin.given import MissingError
 
 GROUPS: Final = (
@@ -191,6 +191,8 @@ def check_options(plugin: Callable[..., Any], given: Mapping[str, Any], *, where
     allowed = options(plugin)
     for key in given:
         if key not in allowed:
+            if why := refusal(plugin, key):
+                raise ConfigError(f"{where}.{key}: {why}")
             known = ", ".join(allowed) or "none"
             raise ConfigError(f"{where}.{key} is not a known option{nearest(key, allowed)}. Known options: {known}.")
     try:

@@ -16,7 +16,7 @@ import numpy as np
 from torch import Tensor
 
 from dpfl_plugin.core.vectors import Vectors
-from dpfl_plugin.errors import ArgumentError, nearest
+from dpfl_plugin.errors import ArgumentError, nearest, refusal
 
 Class = TypeVar("Class", bound=type)
 
@@ -40,6 +40,8 @@ def algorithm(cls: Class) -> Class:
             raise ArgumentError(f"{cls.__name__}({args[0]!r}): its options are given by name. {known}")
         for name in given:
             if name not in options:
+                if why := refusal(cls, name):
+                    raise ArgumentError(f"{cls.__name__}: {name}: {why}")
                 raise ArgumentError(f"{cls.__name__}: {name} is not a known option{nearest(name, options)}. {known}")
         missing = [name for name in needed if name not in given]
         if missing:
@@ -64,6 +66,18 @@ class Oracle(Protocol):
 
     def release(self, update: Tensor) -> Tensor:
         """``update`` (m, d), fit to be sent at the run's privacy unit."""
+        ...
+
+
+class SquaringOracle(Oracle, Protocol):
+    """An oracle of this package, which knows the noise on what it answered."""
+
+    def squared_norm(self, update: Tensor, scale: float) -> Tensor:
+        """||update||^2 (m, 1), less what the round's noise adds to it in the mean, fit to be sent as it is.
+
+        Args:
+            update: what is sent: ``scale`` times the sum of the round's gradients and what is known without them.
+        """
         ...
 
 
@@ -140,6 +154,8 @@ class Algorithm(Protocol):
 
     One whose silos keep models of their own names that state in a class attribute, ``own_model = "own"``: evaluations
     measure it beside the global model.
+
+    One that has no option of a name that users may look for says why in ``refuses = {option: why}``, another.
     """
 
     def init_server(self, model: Tensor, setting: Setting) -> Vectors:

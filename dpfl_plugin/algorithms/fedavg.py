@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -19,8 +19,10 @@ from dpfl_plugin.errors import ConfigError
 class _Averaging(LocalSteps):
     """Local steps from the global model, and the mean of what they changed."""
 
+    sends_squares: ClassVar[bool] = True
+
     def init_server(self, model: torch.Tensor, setting: Setting) -> Vectors:
-        return self.begin(model)
+        return self.begin(model, setting)
 
     def init_silos(self, model: torch.Tensor, num_silos: int) -> Vectors:
         return {}
@@ -33,13 +35,14 @@ class _Averaging(LocalSteps):
         y = x.repeat(oracle.num_silos, 1)  # [N] Alg. 2, l. 5
         for _ in range(plan.local_steps):
             y.sub_(oracle.gradient(y).mul_(plan.local_lr))  # l. 7-12
-        return {"model": oracle.release(y - x)}, {}  # l. 13-14
+        update = oracle.release(y - x)  # l. 13-14
+        return {"model": update, **self.squares(update, oracle, plan)}, {}
 
     def aggregate(self, server: Vectors, mean_up: Vectors, plan: RoundPlan) -> Vectors:
-        return self.advance(server, mean_up["model"])  # l. 15-16
+        return self.advance(server, mean_up["model"], mean_up.get("square"))  # l. 15-16
 
     def notes(self, server: Vectors) -> list[str]:
-        return []
+        return self.average_notes(server)
 
 
 @algorithm

@@ -13,12 +13,13 @@ influences every iterate after the batch it is in, and [L] gives no proof that a
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
 
+from dpfl_plugin.algorithms.averages import AveragedModels
 from dpfl_plugin.algorithms.base import Oracle, RoundPlan, Setting, algorithm
 from dpfl_plugin.core.exact import floor_share
 from dpfl_plugin.core.vectors import Vectors
@@ -26,7 +27,7 @@ from dpfl_plugin.errors import require
 
 
 @algorithm
-class FedAvgSync:
+class FedAvgSync(AveragedModels):
     """Q SGD steps with clipped batch gradients; noise on the round's update only. [L] Alg. 1.
 
     The upload is the update divided by -sum eta, so that the noise shrinks with the step sizes as in [L] eq. 20 while
@@ -43,6 +44,13 @@ class FedAvgSync:
             "with_replacement", with the probabilities p_k; [L] Assumption 5.
     """
 
+    refuses: ClassVar[Mapping[str, str]] = {
+        "server_optimizer": (
+            "the server's step is the sum of the eta_t, of which the theorems of Li, Wang, Wu 2025 are. Leave it out, "
+            "or use fedavg with unit: silo."
+        )
+    }
+
     local_steps: int
     gradient_clip: float
     local_lr: float | None = None
@@ -54,6 +62,7 @@ class FedAvgSync:
     def __post_init__(self) -> None:
         require(self.local_steps >= 1, "local_steps", self.local_steps, "be at least 1")
         require(self.gradient_clip > 0, "gradient_clip", self.gradient_clip, "be positive (inf: no clipping)")
+        _ = self.averages  # checks its own options
         for key in ("local_lr", "mu", "alpha"):
             value, wanted = getattr(self, key), (key == "local_lr") != (self.schedule == "strongly_convex")
             require(
@@ -65,7 +74,8 @@ class FedAvgSync:
 
     def init_server(self, model: torch.Tensor, setting: Setting) -> Vectors:
         facts = [setting.num_silos, setting.num_participants, setting.record_rate or 0.0, setting.silo_rate]
-        return {"model": model, "setting": torch.tensor(facts, dtype=torch.float64, device=model.device)}
+        known = torch.tensor(facts, dtype=torch.float64, device=model.device)
+        return {"model": model, "setting": known, **self.begin_average(model, setting)}
 
     def init_silos(self, model: torch.Tensor, num_silos: int) -> Vectors:
         return {}
@@ -89,7 +99,7 @@ class FedAvgSync:
         return [1 / (1 / plan.local_lr + slope * q) for q in range(plan.local_steps)]
 
     def download(self, server: Vectors) -> Vectors:
-        return {"model": server["model"]}
+        return {"model": self.sent(server)}
 
     def local_update(self, down: Vectors, silos: Vectors, oracle: Oracle, plan: RoundPlan) -> tuple[Vectors, Vectors]:
         x, G, etas = down["model"], self.gradient_clip, self._rates(plan)
@@ -112,7 +122,7 @@ class FedAvgSync:
         with_replacement = self.silo_sampling == "with_replacement"
         unbiased = 1.0 if with_replacement else num_silos / num_participants * plan.silo_share
         step = math.fsum(self._rates(plan)) * unbiased
-        return {**server, "model": server["model"] - step * mean_up["direction"]}
+        return {**server, **self.averaged(server, self.sent(server) - step * mean_up["direction"])}
 
     def regroup(
         self, server: Vectors, silos: Vectors, ids: Sequence[int], weights: Sequence[float]
@@ -145,4 +155,4 @@ class FedAvgSync:
                 f"fails in the first round: they do not apply. Lemma 2 would have its sensitivity {claimed:.4g} G; "
                 f"{proven:.4g} G is proven, and used."
             )
-        return notes
+        return notes + self.average_notes(server)

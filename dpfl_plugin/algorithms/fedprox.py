@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from dpfl_plugin.algorithms.base import Oracle, RoundPlan, algorithm
 from dpfl_plugin.algorithms.fedavg import FedAvg
 from dpfl_plugin.core.vectors import Vectors
@@ -18,6 +20,8 @@ class FedProx(FedAvg):
     Attributes:
         mu: of the proximal term, at least 0; 0 is FedAvg.
     """
+
+    sends_squares: ClassVar[bool] = False  # the pull shortens what earlier steps' noise adds to an update
 
     mu: float
 

@@ -14,9 +14,9 @@ import functools
 import itertools
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -141,6 +141,16 @@ class OneGradient:
         passes: "multi": every round of a phase draws its batch from all records of the phase; "one": the rounds of a
             phase divide its records, so that no record is read in two rounds.
     """
+
+    refuses: ClassVar[Mapping[str, str]] = {
+        "server_optimizer": (
+            "the server's step is the one that its theorem is of (Gao et al. 2024), and another has no rate. Leave it "
+            "out, or use mb_sgd."
+        ),
+        "average": (
+            "it returns what its theorem is of (Gao et al. 2024), an average already. Leave it out, or use mb_sgd."
+        ),
+    }
 
     diameter: float | None = None
     passes: Literal["multi", "one"] = "multi"

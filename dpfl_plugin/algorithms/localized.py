@@ -12,9 +12,10 @@ from typing import Any, ClassVar, Literal
 
 from dpfl_plugin.algorithms import isrl_theory as theory
 from dpfl_plugin.algorithms.accelerated import ACSA, cut, lipschitz_constant
+from dpfl_plugin.algorithms.averages import Average, Averages
 from dpfl_plugin.algorithms.base import algorithm
 from dpfl_plugin.algorithms.isrl import Facts, OneGradient, Solver, Stage, known_rounds, positive
-from dpfl_plugin.algorithms.mb_sgd import SGD, Average
+from dpfl_plugin.algorithms.mb_sgd import LAST, SGD
 from dpfl_plugin.errors import ConfigError, require
 
 
@@ -214,7 +215,8 @@ class LocalizedMBSGD(Regularised):
         subsolver: of a phase's problem. "mb_sgd": sec. 4's practical variant; "accelerated": Alg. 2; "multistage": 5.
         lr: of mb_sgd: eta_1; phase i has eta_1 lr_decay^(i-1).
         lr_decay: of mb_sgd; 2^-p if left out, so that eta_i lambda_i stays the same.
-        average: of mb_sgd: what a phase returns.
+        average: of mb_sgd: what a phase returns: the last iterate, or a mean of the phase's.
+        tail_share, ema_decay: of that mean, as mb_sgd has them.
         smoothness: of the others: beta of the mean loss, without the regulariser.
         v: of accelerated: the scale of its steps; 2 (beta + lambda_i) if left out.
         variance: of multistage: V^2.
@@ -224,6 +226,8 @@ class LocalizedMBSGD(Regularised):
     lr: float | None = None
     lr_decay: float | None = None
     average: Average | None = None
+    tail_share: float | None = None
+    ema_decay: float | None = None
     smoothness: float | None = None
     v: float | None = None
     variance: float | None = None
@@ -232,7 +236,7 @@ class LocalizedMBSGD(Regularised):
         super().__post_init__()
         positive(self, "lr", "lr_decay", "smoothness", "v", "variance")
         of = {
-            "mb_sgd": ("lr", "lr_decay", "average"),
+            "mb_sgd": ("lr", "lr_decay", "average", "tail_share", "ema_decay"),
             "accelerated": ("smoothness", "v"),
             "multistage": ("smoothness", "variance"),
         }
@@ -242,10 +246,15 @@ class LocalizedMBSGD(Regularised):
         for key in sorted({key for keys in of.values() for key in keys} - set(mine)):
             value = getattr(self, key)
             require(value is None, key, value, f"be left out with subsolver: {self.subsolver}")
+        _ = self.solver  # checks its own options
 
     @property
     def solver(self) -> Solver:
-        return SGD(self.average or "last") if self.subsolver == "mb_sgd" else ACSA()
+        if self.subsolver != "mb_sgd":
+            return ACSA()
+        tail = LAST.tail_share if self.tail_share is None else self.tail_share
+        decay = LAST.ema_decay if self.ema_decay is None else self.ema_decay
+        return SGD(Averages(kind=self.average or LAST.kind, tail_share=tail, ema_decay=decay))
 
     def beta(self, facts: Facts) -> float:
         if self.smoothness is None:
@@ -288,7 +297,7 @@ class LocalizedSubgradient(Phases):
 
     @property
     def solver(self) -> SGD:
-        return SGD("linear", decreasing=True)  # l. 7: gamma_r = 2 / (lambda_i (r + 1)), r from 0
+        return SGD(Averages(kind="linear"), decreasing=True)  # l. 7: gamma_r = 2 / (lambda_i (r + 1)), r from 0
 
     def curvature(self, i: int, facts: Facts) -> float:
         facts.need("num_records", instead="Use a data set whose silos are known.")

@@ -6,17 +6,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Final
 
 from torch import Tensor
 
+from dpfl_plugin.algorithms.averages import Average, Averages
 from dpfl_plugin.algorithms.base import algorithm
 from dpfl_plugin.algorithms.isrl import ENDLESS, ConstraintSet, Facts, OneGradient, Stage, known_rounds, positive
+from dpfl_plugin.algorithms.server_optimizer import Name, ServerOptimizer
 from dpfl_plugin.core.vectors import Vectors
-from dpfl_plugin.errors import ConfigError
+from dpfl_plugin.errors import ConfigError, require
 
-Average = Literal["last", "uniform", "linear"]
+LAST: Final = Averages()
+GRADIENT_STEP: Final = ServerOptimizer()
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,25 +27,29 @@ class SGD:
     """w_r = Pi_W[w_{r-1} - eta_r g_r]; returns the last iterate or an average.
 
     Attributes:
-        average: "uniform": of w_1, ..., w_R; "linear": weighted by r (Alg. 3, l. 10).
+        averages: the weights of w_1, ..., w_r in what is returned (linear: Alg. 3, l. 10).
         decreasing: eta_r = 2 / (mu r) with r from 1 (Alg. 4, l. 7), else the stage's rate.
+        optimizer: takes the step along -g_r in place of the gradient step, before the projection; of its own numbers
+            all but the rate, which is eta_r.
     """
 
-    average: Average = "last"
+    averages: Averages = LAST
     decreasing: bool = False
+    optimizer: ServerOptimizer = GRADIENT_STEP
 
     def start(self, w: Tensor) -> Vectors:
-        return {"model": w, "w": w.clone()}
+        return {"model": w, "w": w.clone(), **self.optimizer.init(w)}
 
     def query(self, state: Vectors, stage: Stage, r: int) -> Tensor:
         return state["w"]  # Alg. 3, l. 3
 
     def step(self, state: Vectors, g: Tensor, stage: Stage, r: int, sets: ConstraintSet) -> Vectors:
         eta = 2 / (stage.modulus * r) if self.decreasing else stage.rate
-        w = sets.project(state["w"] - eta * g)  # Alg. 3, l. 8
-        # Weights 1 or r of w_r, kept as a running mean. The first mean is w_1: w_0 has no weight.
-        share = {"last": 1.0, "uniform": 1 / r, "linear": 2 / (r + 1)}[self.average]
-        return {"w": w, "model": w.clone() if share == 1 else state["model"] + share * (w - state["model"])}
+        moved = replace(self.optimizer, learning_rate=eta).step({**state, "model": state["w"]}, -g)
+        w = sets.project(moved.pop("model"))  # Alg. 3, l. 8
+        # Kept as a running mean. The first mean is w_1: w_0 has no weight.
+        part = self.averages.part(r, stage.rounds)
+        return {**moved, "w": w, "model": w.clone() if part == 1 else state["model"] + part * (w - state["model"])}
 
 
 @algorithm
@@ -51,23 +58,42 @@ class MBSGD(OneGradient):
 
     Attributes:
         lr: eta.
-        average: what is returned: the last iterate, the mean of all, or their mean weighted by r.
+        average: what is returned: the last iterate, or a mean of all (see `averages`).
+        tail_share: of the rounds, those of a tail.
+        ema_decay: of an ema, from one round to the next.
+        server_optimizer: what the server does with the mean gradient (see `server_optimizer`), at the rate lr.
+        beta_1, beta_2, tau: its parameters.
     """
 
     lr: float
     average: Average = "last"
+    tail_share: float = 0.5
+    ema_decay: float = 0.9
+    server_optimizer: Name = "sgd"
+    beta_1: float = 0.9
+    beta_2: float = 0.99
+    tau: float = 1e-3
 
     def __post_init__(self) -> None:
         super().__post_init__()
         positive(self, "lr")
+        local = self.server_optimizer != "fedexp"
+        require(
+            local, "server_optimizer", self.server_optimizer, "be one of those without updates of silos", "Use fedavg."
+        )
+        _ = self.solver  # checks its own options
 
     @property
     def solver(self) -> SGD:
-        return SGD(self.average)
+        optimizer = ServerOptimizer(name=self.server_optimizer, beta_1=self.beta_1, beta_2=self.beta_2, tau=self.tau)
+        averages = Averages(kind=self.average, tail_share=self.tail_share, ema_decay=self.ema_decay)
+        return SGD(averages, optimizer=optimizer)
 
     def stages(self, facts: Facts) -> Sequence[Stage]:
         if self.passes == "one":
             known_rounds(facts, "one pass divides the records among all rounds")
+        if self.average == "tail":
+            known_rounds(facts, "average: tail is the mean over the last tail_share of them")
         return [Stage(phase=1, rounds=facts.rounds or ENDLESS, rate=self.lr)]
 
 
@@ -91,7 +117,7 @@ class NoisySubgradient(OneGradient):
 
     @property
     def solver(self) -> SGD:
-        return SGD("linear", decreasing=self.lr is None)
+        return SGD(Averages(kind="linear"), decreasing=self.lr is None)
 
     def stages(self, facts: Facts) -> Sequence[Stage]:
         if self.passes == "one":

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -19,6 +19,10 @@ from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import ConfigError, require
 
 OWN = "own"
+_OWN_MEAN = (
+    "what is trained are the silos' own models, and the server's is their mean, by definition. Leave it out, or use "
+    "fedavg."
+)
 
 
 class _OwnModels(LocalRate):
@@ -31,6 +35,7 @@ class _OwnModels(LocalRate):
 
     # The state of a silo that is a model of its own: evaluations measure it beside the server's.
     own_model: ClassVar[str] = OWN
+    refuses: ClassVar[Mapping[str, str]] = dict.fromkeys(("server_optimizer", "average"), _OWN_MEAN)
 
     def pull(self, plan: RoundPlan) -> float:
         """lambda of lambda/2 ||w_k - w||^2 in a round.

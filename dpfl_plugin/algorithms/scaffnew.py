@@ -7,12 +7,13 @@ and independent of all data, so that the number of local steps of a round is geo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
 import torch
 
+from dpfl_plugin.algorithms.averages import AveragedModels
 from dpfl_plugin.algorithms.base import Oracle, RoundPlan, Setting, algorithm
 from dpfl_plugin.core.average import WeightedSum
 from dpfl_plugin.core.vectors import Vectors
@@ -20,7 +21,7 @@ from dpfl_plugin.errors import ConfigError, require
 
 
 @algorithm
-class ScaffNew:
+class ScaffNew(AveragedModels):
     """Local steps shifted by h_i, y -= eta (g - h_i), for a random number of steps. [S] Alg. 2.
 
     At silo level (``unit: silo``) Delta_i = clip(y - x, C) + noise is all that leaves a silo, as in [S]; at record
@@ -34,6 +35,12 @@ class ScaffNew:
 
     # At silo level, too: h_i and the last update are functions of what was released and of downloads.
     states_are_released: ClassVar[bool] = True
+    refuses: ClassVar[Mapping[str, str]] = {
+        "server_optimizer": (
+            "the server's model must be the mean of the silos' models, by which the next h_i are renewed, so that they "
+            "add up to 0. Leave it out, or use scaffold."
+        )
+    }
 
     local_lr: float
     p: float | None = None
@@ -44,6 +51,7 @@ class ScaffNew:
         if (self.p is None) == (self.local_steps is None):
             raise ConfigError("p (probability of communicating) and local_steps (a fixed number): give exactly one.")
         require(self.p is None or 0 < self.p <= 1, "p", self.p, "be in (0, 1]: with p = 0 nothing is ever sent")
+        _ = self.averages  # checks its own options
         steps = self.local_steps
         require(steps is None or steps >= 1, "local_steps", steps, "be at least 1")
 
@@ -58,7 +66,7 @@ class ScaffNew:
                 f"silo_rate={setting.silo_rate} must be 1 for scaffnew: every silo needs every mean. Leave it out, or "
                 "use scaffold."
             )
-        return {"model": model, "mean_update": torch.zeros_like(model)}
+        return {"model": model, "mean_update": torch.zeros_like(model), **self.begin_average(model, setting)}
 
     def init_silos(self, model: torch.Tensor, num_silos: int) -> Vectors:
         zeros = model.new_zeros(num_silos, model.numel())
@@ -70,7 +78,7 @@ class ScaffNew:
         return RoundPlan(local_steps=K, local_lr=self.local_lr, num_gradients=K, participation="all")
 
     def download(self, server: Vectors) -> Vectors:
-        return {"model": server["model"], "mean_update": server["mean_update"]}
+        return {"model": self.sent(server), "mean_update": server["mean_update"]}
 
     def local_update(self, down: Vectors, silos: Vectors, oracle: Oracle, plan: RoundPlan) -> tuple[Vectors, Vectors]:
         x, eta, p = down["model"], plan.local_lr, self.probability
@@ -84,7 +92,7 @@ class ScaffNew:
 
     def aggregate(self, server: Vectors, mean_up: Vectors, plan: RoundPlan) -> Vectors:
         mean_update = mean_up["update"]
-        return {"model": server["model"] + mean_update, "mean_update": mean_update}  # l. 8
+        return {**self.averaged(server, self.sent(server) + mean_update), "mean_update": mean_update}  # l. 8
 
     def regroup(
         self, server: Vectors, silos: Vectors, ids: Sequence[int], weights: Sequence[float]
@@ -104,6 +112,9 @@ class ScaffNew:
             "scaffnew: Theorem 1 of its paper presumes strongly convex losses, local_lr at most 1/L, gradients of all "
             "records without noise (sampler: full, unit: silo) and a clip_norm that no update reaches"
         )
-        if self.p is None:
-            return [f"{theorem}; and a random number of local steps: with a fixed one it does not apply."]
-        return [f"{theorem}. Where one of these fails it does not apply."]
+        fails = (
+            "; and a random number of local steps: with a fixed one it does not apply."
+            if self.p is None
+            else ". Where one of these fails it does not apply."
+        )
+        return [theorem + fails, *self.average_notes(server)]

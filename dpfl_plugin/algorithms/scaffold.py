@@ -33,7 +33,7 @@ class Scaffold(LocalSteps):
     option: Literal["I", "II"] = "II"
 
     def init_server(self, model: torch.Tensor, setting: Setting) -> Vectors:
-        return {"model": model, "control": torch.zeros_like(model), **self.begin(model)}
+        return {"model": model, "control": torch.zeros_like(model), **self.begin(model, setting)}
 
     def init_silos(self, model: torch.Tensor, num_silos: int) -> Vectors:
         return {"control": model.new_zeros(num_silos, model.numel())}
@@ -75,7 +75,7 @@ class Scaffold(LocalSteps):
         return {**server, "control": total.total["control"]}, silos
 
     def notes(self, server: Vectors) -> list[str]:
-        return []
+        return self.average_notes(server)
 
 
 @algorithm
@@ -123,7 +123,8 @@ class ScaffoldWarm(Scaffold):
             return {**super().aggregate(server, mean_up, plan), "picked": server["picked"]}
         picked = server["picked"].clone()
         picked[list(plan.participants)] = True
-        return {**server, "control": server["control"] + plan.silo_share * mean_up["control"], "picked": picked}
+        c = server["control"] + plan.silo_share * mean_up["control"]
+        return {**server, **self.waited(server), "control": c, "picked": picked}
 
     def regroup(
         self, server: Vectors, silos: Vectors, ids: Sequence[int], weights: Sequence[float]
@@ -137,6 +138,9 @@ class ScaffoldWarm(Scaffold):
     def notes(self, server: Vectors) -> list[str]:
         missed = (~server["picked"]).nonzero().flatten().tolist()
         if not missed:
-            return []
+            return super().notes(server)
         some = ", ".join(map(str, missed[:10])) + (", ..." if len(missed) > 10 else "")
-        return [f"warm-up: {len(missed)} silos were not picked and have the control variate 0 to begin with: {some}."]
+        return [
+            f"warm-up: {len(missed)} silos were not picked and have the control variate 0 to begin with: {some}.",
+            *super().notes(server),
+        ]

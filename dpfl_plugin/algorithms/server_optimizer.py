@@ -1,6 +1,7 @@
 """Server optimisers on the mean update: post-processing, free of charge.
 
-Reddi et al. 2021, arXiv:2003.00295, Alg. 2.
+Reddi et al. 2021, arXiv:2003.00295, Alg. 2; "fedexp" is [T], Takakura, Liew, Hasegawa 2025, arXiv:2504.09850,
+LDP-FedEXP with the Gaussian mechanism.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import require
 
-Name = Literal["sgd", "momentum", "adam", "yogi", "adagrad"]
+Name = Literal["sgd", "momentum", "adam", "yogi", "adagrad", "fedexp"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +24,8 @@ class ServerOptimizer:
     Attributes:
         learning_rate: eta_g.
         beta_1: momentum of the update; beta_2: of its square (adam, yogi); tau: added to the root (adaptivity).
+
+    "fedexp" multiplies the mean update by `extrapolation`.
     """
 
     name: Name = "sgd"
@@ -40,15 +43,22 @@ class ServerOptimizer:
     def init(self, model: torch.Tensor) -> Vectors:
         """State before the first step."""
         state = {}
-        if self.name != "sgd":
+        if self.name not in ("sgd", "fedexp"):
             state["optimizer_m"] = torch.zeros_like(model)
         if self.name in ("adam", "yogi", "adagrad"):
             state["optimizer_v"] = torch.full_like(model, self.tau**2)  # Reddi et al., Alg. 2: v_{-1} >= tau^2
         return state
 
-    def step(self, server: Vectors, update: torch.Tensor) -> Vectors:
-        """New "model" and optimizer state from the mean update (d,)."""
+    def step(self, server: Vectors, update: torch.Tensor, square: torch.Tensor | None = None) -> Vectors:
+        """New "model" and optimizer state from the mean update (d,).
+
+        Args:
+            square: of fedexp: the mean of the silos' squared norms, without their noise (1,).
+        """
         x, eta_g = server["model"], self.learning_rate
+        if self.name == "fedexp":
+            assert square is not None
+            return {"model": x + eta_g * extrapolation(update, square) * update}
         if self.name == "sgd":
             return {"model": x + eta_g * update}
         if self.name == "momentum":
@@ -63,3 +73,14 @@ class ServerOptimizer:
         else:
             v = self.beta_2 * v + (1 - self.beta_2) * square  # l. 13
         return {"model": x + eta_g * m / (v.sqrt() + self.tau), "optimizer_m": m, "optimizer_v": v}  # l. 14
+
+
+def extrapolation(update: torch.Tensor, square: torch.Tensor) -> float:
+    """max(1, mean_i (||c_i||^2 - d sigma_i^2) / ||mean_i c_i||^2), of the silos' noisy updates c_i. [T] sec. 4.
+
+    The numerator is an unbiased estimate of the mean squared norm of the updates without their noise: large where silos
+    disagree. The denominator keeps the noise of the mean, which makes steps shorter. Both are functions of what silos
+    released.
+    """
+    mean = float(update.to(torch.float64).square().sum())
+    return max(1.0, float(square) / mean) if mean > 0 else 1.0

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from numbers import Integral, Real
-from typing import Literal, get_args
+from typing import ClassVar, cast
 
 import torch
 
-from dpfl_plugin.algorithms.base import Setting, algorithm
-from dpfl_plugin.algorithms.mb_sgd import Average
+from dpfl_plugin.algorithms.averages import AveragedModels
+from dpfl_plugin.algorithms.base import Oracle, RoundPlan, Setting, SquaringOracle, algorithm
 from dpfl_plugin.algorithms.server_optimizer import Name, ServerOptimizer
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import ConfigError, require
@@ -49,55 +49,52 @@ class LocalRate:
 
 
 @algorithm
-class LocalSteps(LocalRate):
+class LocalSteps(AveragedModels, LocalRate):
     """K steps of size eta_l at each silo, and a step of the server.
 
     Attributes:
         server_lr: eta_g.
         server_optimizer: what the server does with the mean update.
         beta_1, beta_2, tau: its parameters.
-        average: what is returned: the last global model, the mean of all, or their mean weighted by the round's number
-            (as [G] Alg. 3, l. 10, see `mb_sgd`). Silos go on from the last, so that what they release stays the same.
     """
 
     server_lr: float = 1.0
-    server_optimizer: Literal["sgd", "momentum", "adam", "yogi", "adagrad"] = "sgd"
+    # Whether the algorithm sends the squared norms that fedexp needs, beside its update.
+    sends_squares: ClassVar[bool] = False
+
+    server_optimizer: Name = "sgd"
     beta_1: float = 0.9
     beta_2: float = 0.99
     tau: float = 1e-3
-    average: Average = "last"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        known_average = self.average in get_args(Average)
-        require(known_average, "average", self.average, f"be one of {', '.join(get_args(Average))}")
-        _ = self.optimizer  # checks its own options
+        _ = self.optimizer, self.averages  # check their own options
+        if self.server_optimizer == "fedexp" and not self.sends_squares:
+            raise ConfigError(
+                "server_optimizer='fedexp' is for updates that are sums of gradients, of which the noise is known "
+                "(fedavg, fedsgd): with a correction or a pull in them it has no such form. Use momentum."
+            )
 
     @property
     def optimizer(self) -> ServerOptimizer:
-        name: Name = self.server_optimizer
-        return ServerOptimizer(
-            name=name, learning_rate=self.server_lr, beta_1=self.beta_1, beta_2=self.beta_2, tau=self.tau
-        )
+        given = {"beta_1": self.beta_1, "beta_2": self.beta_2, "tau": self.tau}
+        return ServerOptimizer(name=self.server_optimizer, learning_rate=self.server_lr, **given)
 
-    def begin(self, model: torch.Tensor) -> Vectors:
+    def begin(self, model: torch.Tensor, setting: Setting) -> Vectors:
         """The server's state of the model, before the first round."""
-        state = {"model": model, **self.optimizer.init(model)}
-        if self.average != "last":
-            state |= {"iterate": model.clone(), "averaged": torch.zeros((), dtype=torch.int64, device=model.device)}
-        return state
+        return {"model": model, **self.optimizer.init(model), **self.begin_average(model, setting)}
 
-    def sent(self, server: Vectors) -> torch.Tensor:
-        """The global model that silos go on from (d,)."""
-        return server["model" if self.average == "last" else "iterate"]
+    def squares(self, update: torch.Tensor, oracle: Oracle, plan: RoundPlan) -> Vectors:
+        """What is sent beside an ``update`` (m, d) that is -eta_l times the sum of a round's gradients."""
+        wanted = self.server_optimizer == "fedexp"
+        return {"square": cast(SquaringOracle, oracle).squared_norm(update, plan.local_lr)} if wanted else {}
 
-    def advance(self, server: Vectors, update: torch.Tensor) -> Vectors:
-        """The state of `begin` after another round, from the mean update (d,): post-processing, free of charge."""
-        if self.average == "last":
-            return self.optimizer.step(server, update)
-        new = self.optimizer.step({**server, "model": server["iterate"]}, update)
-        iterate, averaged = new.pop("model"), server["averaged"] + 1
-        # Weights 1 or r of the model after round r, kept as a running mean; the initial model has no weight.
-        share = 1 / int(averaged) if self.average == "uniform" else 2 / (int(averaged) + 1)
-        mean = server["model"] + share * (iterate - server["model"])
-        return {**new, "model": mean, "iterate": iterate, "averaged": averaged}
+    def advance(self, server: Vectors, update: torch.Tensor, square: torch.Tensor | None = None) -> Vectors:
+        """The state of `begin` after another round, from the mean update (d,): post-processing, free of charge.
+
+        Args:
+            square: the mean of `squares`, where there are any.
+        """
+        new = self.optimizer.step({**server, "model": self.sent(server)}, update, square)
+        return {**new, **self.averaged(server, new["model"])}

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from dpfl_plugin.algorithms.base import Algorithm
 from dpfl_plugin.api.experiment import Experiment, experiment_of
+from dpfl_plugin.api.rates import enough, rates
 from dpfl_plugin.config.blocks import Block
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.errors import ArgumentError, ConfigError, nearest, require_argument
@@ -27,6 +28,7 @@ KEYS: Final = {
     "rounds": "rounds",
     "steps": "algorithm.local_steps",
     "cap": "max_participations",
+    "rate": "privacy.record_rate",
 }
 CONSTANTS: Final = tuple(one.name for one in fields(Given))
 
@@ -44,11 +46,12 @@ def plan(
     paper: str | None = None,
     **constants: Any,
 ) -> Any:
-    """The noise, rounds, local steps or cap that a privacy budget allows, as `dpfl plan`.
+    """The noise, rounds, local steps, cap or record rate that a privacy budget allows, as `dpfl plan`.
 
     Args:
         solve: "sigma" (default), the least noise multiplier; "rounds", "steps" (local), "cap" (participations), the
-            most.
+            most; "rate", the smallest record rate that has next to the least noise on a mean gradient, and its noise
+            multiplier: the answer's ``tried`` has others.
         epsilon, delta: the budget; view: whose it is, "server" or "third_party". None: the configuration's.
         ledger: of earlier runs on the same data, for which the budget is, too.
         paper: what the theorems of "scaffnew", "gao", "noble" or "chang" prescribe, instead of ``solve``.
@@ -134,7 +137,7 @@ def _solved(ahead: Forecast, solve: str, given: list[str]) -> Answer:
         raise ArgumentError(
             f"rounds is missing: {{solve={solve}}} needs it. Use --set rounds=..., or {{solve=rounds}}."
         )
-    if solve != "sigma" and not config.privacy.noise_multiplier:
+    if solve not in ("sigma", "rate") and not config.privacy.noise_multiplier:
         what = "is missing" if config.privacy.noise_multiplier is None else "is 0, and without noise no epsilon holds"
         raise ArgumentError(
             f"privacy.noise_multiplier {what}: {{solve={solve}}} needs it above 0. "
@@ -149,9 +152,23 @@ def _solved(ahead: Forecast, solve: str, given: list[str]) -> Answer:
             with_steps = _with_steps(config)
             steps = ahead.local_steps(with_steps)
             return answer(steps, replace(ahead, algorithm=with_steps(max(1, steps))))
+        case "rate":
+            return _rate_answer(ahead, given)
         case _:
             cap = ahead.max_participations()
             return answer(cap, ahead.changed(max_participations=max(1, cap)))
+
+
+def _rate_answer(ahead: Forecast, given: list[str]) -> Answer:
+    tried = rates(ahead)
+    best = enough(tried)
+    found = _answer(best.ahead, "rate", given, best.rate, best.ahead)
+    no_size = [] if ahead.config.privacy.batch_size is None else ["privacy.batch_size=null"]
+    return {
+        **found,
+        "set": [*found["set"], *no_size, f"privacy.noise_multiplier={best.noise_multiplier:g}"],
+        "tried": [{"rate": one.rate, "noise_multiplier": one.noise_multiplier, "noise": one.noise} for one in tried],
+    }
 
 
 def _with_steps(config: Config) -> Callable[[int], Algorithm]:

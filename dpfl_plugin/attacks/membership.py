@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
 from dpfl_plugin.attacks.transcript import Seen
+from dpfl_plugin.core.balls import Normalised
 from dpfl_plugin.core.shares import share_bounds
 from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.gradients.base import Engine, Loss, Records
@@ -72,7 +73,8 @@ class _Pool:
 
     def gradient(self, y: Tensor) -> Tensor:
         total = torch.empty_like(y[0], dtype=torch.float64)
-        self.engine.clipped_sum(y[0].contiguous(), self.records, self.rules.clip_norm, total)
+        bound = self.rules.clipping.whole(self.rules.clip_norm)
+        self.engine.clipped_sum(y[0].contiguous(), self.records, bound, total)
         mean = (total / len(self.records)).to(y.dtype)
         self.path.append(y[0].clone())  # the algorithm may change its own in place
         self.means.append(mean)
@@ -80,6 +82,9 @@ class _Pool:
 
     def release(self, update: Tensor) -> Tensor:
         return update
+
+    def squared_norm(self, update: Tensor, scale: float) -> Tensor:
+        return update.square().sum(dim=1, keepdim=True)
 
 
 class Attack:
@@ -148,8 +153,11 @@ class Attack:
 
     def _clipped(self, y: Tensor) -> Tensor:
         gradients: Tensor = self._gradients(y, self.candidates.records)
-        bound = self._parts.rules.clip_norm
-        if not math.isinf(bound):
+        rules = self._parts.rules
+        bound = rules.clipping.whole(rules.clip_norm)
+        if isinstance(bound, Normalised):
+            gradients *= (bound / (gradients.norm(dim=1) + bound.gamma)).unsqueeze(1)
+        elif not math.isinf(bound):
             gradients *= (bound / gradients.norm(dim=1).clamp(min=bound)).unsqueeze(1)
         return gradients
 

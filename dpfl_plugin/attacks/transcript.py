@@ -45,6 +45,9 @@ class Scripted:
     def release(self, update: Tensor) -> Tensor:
         return update
 
+    def squared_norm(self, update: Tensor, scale: float) -> Tensor:
+        return update.square().sum(dim=1, keepdim=True)
+
 
 @dataclass(frozen=True, slots=True)
 class Seen:

@@ -1,4 +1,4 @@
-"""`dpfl plan`: the noise, rounds, local steps or participation cap that a privacy budget allows."""
+"""`dpfl plan`: the noise, rounds, local steps, participation cap or record rate that a privacy budget allows."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Numbers:
     def check(self, solve: str) -> None:
         """Raise ConfigError unless all numbers but the one to solve for are given, and in their ranges."""
         must = "be sigma or steps with --mechanism"
-        require(solve in SOLVED, "--solve", solve, must, "rounds and cap need CONFIG.")
+        require(solve in SOLVED, "--solve", solve, must, "rounds, cap and rate need CONFIG.")
         given = {name: getattr(self, name) for name in ("sigma", "steps", "epsilon", "delta")}
         if given.pop(solve) is not None:
             raise ConfigError(f"--{solve} is what --solve {solve} finds: leave it out, or solve for another.")
@@ -104,6 +104,11 @@ def _show(answers: dict[str, Answer], solve: str) -> None:
         more = " or more" if answer["at_limit"] else ""
         table.add_row(label, value + more, str(answer["rounds"]), *epsilons, f"{answer['asked']['delta']:g}")
         lines.append(f"{label}: {shlex.join(answer['command'])}")
+        lines += [
+            f"{label}: record_rate {one['rate']:g}: noise_multiplier {one['noise_multiplier']:.4g}, and noise of "
+            f"{one['noise']:.3g} on each number of a mean gradient"
+            for one in answer.get("tried", [])
+        ]
         if "warning" in answer:
             lines.append(f"{label}: warning: {answer['warning']}.")
     console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)

@@ -26,7 +26,10 @@ ItsDelta = Annotated[float | None, typer.Option(help="Its delta (default: the co
 View = Annotated[str | None, typer.Option(help="Whose epsilon: server or third_party (default: the configuration's).")]
 Solve = Annotated[
     str | None,
-    typer.Option(help="sigma (default): the least noise. rounds, steps (local), cap (participations): the most."),
+    typer.Option(
+        help="sigma (default): the least noise. rounds, steps (local), cap (participations): the most. rate: the "
+        "smallest record_rate with next to the least noise on a mean gradient."
+    ),
 ]
 One = Annotated[str | None, typer.Option(help="One variant of the file (default: all).")]
 Earlier = Annotated[
@@ -120,7 +123,7 @@ def plan(
     accountant: ItsAccountant = None,
     json: AsJson = False,
 ) -> None:
-    """The noise, rounds, local steps or cap that a privacy budget allows, before anything is trained.
+    """The noise, rounds, local steps, cap or record rate that a privacy budget allows, before anything is trained.
 
     With --paper: step sizes, rounds and phases as a theorem has them, the constants that they come from, and what the
     accountant proves of them (docs/planning.md).

@@ -63,7 +63,24 @@ MOST_CLIP_NORM: Final = 2.0**40
 MOST_RATIO: Final = 2.0**120
 """Of a norm to what it is clipped to. The factor of a longer one could be below 2^-126, where float32 has few digits
 left, and what it leaves could be longer than C by half: such a vector counts as not finite (`longest`)."""
+LEAST_STABILITY: Final = 1e-9
+MOST_STABILITY: Final = 1e9
+"""Of the gamma of `Normalised`, as shares of C: its factors, C / gamma at most, are normal numbers of float32."""
 _ROOM: Final = 2.0**10  # for bounds of layers, which are shares of C, and for those that are adapted
+
+
+class Normalised(float):
+    """A bound C that gradients are scaled to, C / (norm + gamma), whether they are longer or shorter than C.
+
+    As a number it is C, which a vector scaled so is shorter than: norm C / (norm + gamma) < C.
+    """
+
+    gamma: float
+
+    def __new__(cls, clip_norm: float, gamma: float) -> Normalised:
+        bound = super().__new__(cls, clip_norm)
+        bound.gamma = gamma
+        return bound
 
 
 def inner(clip_norm: float, dtype: torch.dtype) -> float:

@@ -65,6 +65,9 @@ class _Told:
     def release(self, update: Tensor) -> Tensor:
         return self._next() if self._rules.unit == "silo" else update
 
+    def squared_norm(self, update: Tensor, scale: float) -> Tensor:
+        return update.square().sum(dim=1, keepdim=True)
+
 
 Answers = Callable[[int, int], Tensor]
 """(round, step) -> what a release says, (w,), the same at each silo."""

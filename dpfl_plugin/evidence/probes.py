@@ -76,7 +76,7 @@ def worst_pair(parts: Parts, silos: Sequence[int]) -> float | None:
     count = min(MOST_ADDED, max(LEAST_ADDED, math.ceil(longest)))
     engine: Engine = kind(worst.model(), losses.logistic, parts.memory.chunk)
     tried = [engine, *([_InLockstep(engine)] if parts.lockstep else [])]
-    return max(worst.farthest(one, (count,), rules.clip_norm)[0] for one in tried)
+    return max(worst.farthest(one, (count,), rules.clipping.whole(rules.clip_norm))[0] for one in tried)
 
 
 class _InLockstep:

@@ -206,6 +206,12 @@ class Rehearsal:
         self.released.append(update + 1)  # as noise would, it tells what was released from what was not
         return self.released[-1]
 
+    def squared_norm(self, update: Tensor, scale: float) -> Tensor:
+        if any(torch.equal(update, known) for known in self.released):
+            self.released.append(update.square().sum(dim=1, keepdim=True))
+            return self.released[-1]
+        return update.square().sum(dim=1, keepdim=True)
+
 
 def rehearse(algorithm: Algorithm, server: Vectors, plan: RoundPlan) -> tuple[Vectors, Rehearsal]:
     """What one silo would send in a round, (1, d) each, and what it released: known without any record."""

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 import torch
 from torch import Tensor, nn
 
-from dpfl_plugin.core.balls import inner, longest
+from dpfl_plugin.core.balls import Normalised, inner, longest
 from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.errors import PluginError
 from dpfl_plugin.models.fixed import FREEZE, frozen_norm
@@ -90,6 +90,8 @@ class Engine(Protocol):
 
         Args:
             clip_norm: C; or a finite bound for each of the model's `layers`, each of which is clipped by itself.
+                `balls.Normalised`, with whose factor a gradient is scaled instead of clipped, is given only to engines
+                with a class attribute ``normalises`` that is true.
 
         Returns:
             The norms before clipping, (b,) or (b, L) for L layers, inf for examples whose gradient does not count
@@ -168,11 +170,14 @@ def in_chunks(
 
 def clip_factors(norms: Tensor, clip_norm: float | tuple[float, ...], dtype: torch.dtype) -> list[Tensor]:
     """min(1, C / norm), (b,) in ``dtype``: for norms (b,), or for each of the L layers of norms (b, L), in float64; C a
-    hair inside its own. 0 for norms that are inf, as `bad_among` leaves those for which a factor would be too small."""
+    hair inside its own. 0 for norms that are inf, as `bad_among` leaves those for which a factor would be too small.
+    C / (norm + gamma) where C is `Normalised`."""
     if isinstance(clip_norm, tuple):
         pairs = zip(clip_norm, norms.unbind(dim=1), strict=True)
         return [factor for c, norm in pairs for factor in clip_factors(norm, c, dtype)]
     bound = inner(clip_norm, dtype)
+    if isinstance(clip_norm, Normalised):
+        return [(bound / (norms + clip_norm.gamma)).to(dtype)]
     return [(bound / norms.clamp(min=bound)).to(dtype)]
 
 

@@ -53,6 +53,10 @@ zero at its place, how many were drawn and where all others are stays.
    up in float64: off by gamma_(B T) (of 2^-53) times sum_i w_i L_i, w_i the clip factor. The norm that w_i was made of
    is (T + 4) 2^-24 L_i or more (`bookkeeping`), so w_i L_i <= C 2^24 / (T + 4), and the error is at most B^2 2^-29 C.
 
+6. *Scaled instead of clipped* (`balls.Normalised`): the factor is `inner` / (norm + gamma). 1. and 5. use no more of
+   min(1, `inner` / norm) than that it is at most `inner` / norm and a normal number; so is this one, between 2^-121 and
+   2^30, for gamma is between 1e-9 C and 1e9 C.
+
 Layers' parts of v_i are orthogonal: by Minkowski's inequality the bounds hold for all layers together.
 
 **Assumed**: products by the definition, in any order (no Strassen, no reduced formats: `precision.check`); IEEE

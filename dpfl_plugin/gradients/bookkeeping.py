@@ -67,6 +67,7 @@ class BookKeeping:
     """Clipped sums of models whose parameters lie in Linear, Conv, Embedding, GroupNorm and LayerNorm layers."""
 
     name = "bookkeeping"
+    normalises = True
     persons = True
     precisions = ("bf16", "tf32")
 

@@ -48,6 +48,7 @@ class Dense:
     """Clipped sums of Linear layers with activations between them, for a loss whose derivative by outputs is known."""
 
     name = "dense"
+    normalises = True
     capturable = True
 
     def __init__(self, model: nn.Module, loss: Loss, chunk_bytes: int) -> None:
@@ -107,7 +108,7 @@ class Dense:
         size = chunk_of(count, self._chunk_bytes // self.record_bytes(y, batch))
         if count > size:
             return in_chunks(self.clipped_sum, size, y, batch, clip_norm, out)
-        if self._fused is not None and self._fused.takes(y, batch):
+        if self._fused is not None and self._fused.takes(y, batch, clip_norm):
             return self._fused.clipped_sum(y, batch, clip_norm, out)
         if self._y.dtype != y.dtype or self._y.device != y.device or not self._y.numel():
             self._y = torch.empty_like(y)

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dpfl_plugin.core.balls import inner
+from dpfl_plugin.core.balls import Normalised, inner
 from dpfl_plugin.core.terminal import keep_stdout_plain
 from dpfl_plugin.gradients import losses
 from dpfl_plugin.gradients.base import Loss, Records
@@ -175,8 +175,10 @@ class Fused:
         suits = suits and loss in _LOSSES
         return Fused(layers, activations, loss, with_bias=with_bias) if suits and kernels() is not None else None
 
-    def takes(self, y: Tensor, batch: Records) -> bool:
-        """Whether it computes with these, (d,) parameters and at least one record."""
+    def takes(self, y: Tensor, batch: Records, clip_norm: float | tuple[float, ...]) -> bool:
+        """Whether it computes with these, (d,) parameters and at least one record: it clips, and scales to no bound."""
+        if isinstance(clip_norm, Normalised):
+            return False
         x, constants = batch.features, batch.constants
         on_processor = y.is_cpu and x.is_cpu and batch.labels.is_contiguous()
         single = y.dtype is x.dtype is torch.float32 and constants is not None and constants.dtype is torch.float32

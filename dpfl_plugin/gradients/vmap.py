@@ -20,6 +20,7 @@ class Vmap:
     """Instantiates each example's gradient, a chunk of the batch at a time."""
 
     name = "vmap"
+    normalises = True
     persons = True
     precisions = ("bf16", "tf32")
 

@@ -13,7 +13,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from dpfl_plugin.core.balls import LEAST_CLIP_NORM, MOST_CLIP_NORM, inner, longest
+from dpfl_plugin.core.balls import (
+    LEAST_CLIP_NORM,
+    LEAST_STABILITY,
+    MOST_CLIP_NORM,
+    MOST_STABILITY,
+    Normalised,
+    inner,
+    longest,
+)
 from dpfl_plugin.errors import ConfigError, UnsupportedError, require
 from dpfl_plugin.privacy.events import Unit
 
@@ -26,11 +34,13 @@ class Clipping:
         adapts: every silo has its own C, renewed after each release from a noised count (`bit_weight`, `adapted`).
         measures: C is computed from a batch's norms without noise (`measured`): no guarantee can hold, and a release is
             charged as noise multiplier 0.
+        normalises: gradients are scaled to C (`whole`) instead of clipped.
         statement: for the privacy statement, in words.
     """
 
     adapts: ClassVar[bool] = False
     measures: ClassVar[bool] = False
+    normalises: ClassVar[bool] = False
 
     @property
     def statement(self) -> str:
@@ -39,13 +49,17 @@ class Clipping:
     def check(self, unit: Unit, clip_norm: float, noise_multiplier: float) -> None:
         """Raise ConfigError unless releases can be made in this way at this unit."""
 
+    def whole(self, clip_norm: float) -> float:
+        """C, as engines take it for gradients that are not cut into layers."""
+        return clip_norm
+
     def bounds(self, clip_norm: float, layers: Mapping[str, int]) -> float | tuple[float, ...]:
         """C; or a bound for each layer, with squares that add up to C^2: then C bounds the whole vector, too.
 
         Args:
             layers: the model's, {name: number of parameters}.
         """
-        return clip_norm
+        return self.whole(clip_norm)
 
     def measured(self, norms: Tensor) -> float:
         """C of a batch with these norms (b,), inf for examples whose gradient is not finite."""
@@ -67,6 +81,53 @@ class Clipping:
 @dataclass(frozen=True, kw_only=True)
 class Flat(Clipping):
     """Each example's gradient (or, at silo level, the update) to L2 norm C = clip_norm."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AutoS(Clipping):
+    """Each example's gradient g scaled to C g / (||g|| + gamma), whatever its length. Bu, Wang, Zha, Karypis 2022.
+
+    arXiv:2206.07136v3, sec. 4: AUTO-S; with a gamma next to 0 the normalised gradient C g / ||g|| (AUTO-V). C then only
+    scales the step size: nothing of it has to be tuned. An example adds less than C, so that sensitivity, noise and
+    price are those of flat clipping:
+
+        || C g / (||g|| + gamma) || = C ||g|| / (||g|| + gamma) < C.
+
+    In floating point the factor is made with a C that is a hair smaller (`core.balls.inner`), of the norm of the very
+    numbers that it scales; it is at most the C / ||g|| that the proof for flat clipping is of (`gradients.blocks`, 1.),
+    and at most C / gamma, a normal number.
+
+    Attributes:
+        gamma: 0.01 in the paper; shorter gradients keep some of their length.
+    """
+
+    normalises: ClassVar[bool] = True
+
+    gamma: float = 0.01
+
+    def __post_init__(self) -> None:
+        require(0 < self.gamma < math.inf, "gamma", self.gamma, "be positive and finite")
+
+    @property
+    def statement(self) -> str:
+        return (
+            "every example's gradient is divided by its L2 norm plus "
+            f"{self.gamma:g}, and multiplied by clip_norm, below which its norm is then"
+        )
+
+    def check(self, unit: Unit, clip_norm: float, noise_multiplier: float) -> None:
+        if unit == "silo":
+            raise UnsupportedError(
+                "privacy.clip: auto_s needs unit: record or person: an update that is stretched to clip_norm is as "
+                "long at the optimum as anywhere. Use clip: flat or per_layer."
+            )
+        require(clip_norm < math.inf, "privacy.clip_norm", clip_norm, "be finite with clip: auto_s, which scales to it")
+        least, most = LEAST_STABILITY * clip_norm, MOST_STABILITY * clip_norm
+        must = f"be in [{least:g}, {most:g}], {LEAST_STABILITY:g} to {MOST_STABILITY:g} times privacy.clip_norm"
+        require(least <= self.gamma <= most, "privacy.clip.gamma", self.gamma, must)
+
+    def whole(self, clip_norm: float) -> float:
+        return Normalised(clip_norm, self.gamma)
 
 
 @dataclass(frozen=True, kw_only=True)

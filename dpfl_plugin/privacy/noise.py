@@ -27,6 +27,8 @@ class SiloNoise:
 
     Attributes:
         names: of the streams of the steps that are looked ahead, by row.
+        sizes: of each row, (sensitivity times factor)^2 of all noise so far, added up: times the squared noise
+            multiplier it is the variance of the sum of that noise.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class SiloNoise:
         self._rules, self._rules_of, self._silos, self._key = rules, rules_of, silos, key
         self._stream, self._ahead, self._num_steps = stream, ahead, num_steps
         self.names: list[list[Words]] = []
+        self.sizes = [0.0] * len(self._silos)
         self._normals: DeviceNormals | None = None
 
     def add(self, totals: Tensor, scales: Sequence[Scale], first: int, step: int, out: Tensor) -> None:
@@ -51,6 +54,8 @@ class SiloNoise:
         if rules.noise == "device":
             normals = self._device_normals(out).at(step).rows(slice(first, first + len(scales)))
             sensitivities, factors = zip(*scales, strict=True)
+            for n, (sensitivity, factor) in enumerate(scales):
+                self.sizes[first + n] += (sensitivity * factor) ** 2
             cast(OnDevice, rules.mechanism).add(totals, sensitivities, normals, out, factors)
             return
         for n, scale in enumerate(scales):
@@ -62,6 +67,7 @@ class SiloNoise:
             self.add(total.unsqueeze(0), [scale], row, step, out.unsqueeze(0))
             return
         sensitivity, factor = scale
+        self.sizes[row] += (sensitivity * factor) ** 2
         name = self._name(row, step)
         self._rules_of[row].mechanism(total, sensitivity, self._stream.seek(name), out, factor)
 

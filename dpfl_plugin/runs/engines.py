@@ -211,6 +211,11 @@ def check_engine(
 ) -> None:
     """Raise unless the clipping fits the model, and the engine does what it asks, on made-up records."""
     bounds = rules.bounds(layers(Layout.of(module)))
+    if rules.clipping.normalises and not getattr(engine, "normalises", False):
+        raise UnsupportedError(
+            f"engine: {engine.name} only clips (it has no class attribute normalises, see Engine in "
+            "dpfl_plugin/gradients/base.py), and this privacy.clip scales gradients. Use engine: auto, or clip: flat."
+        )
     if rules.unit == "silo" or not (rules.clipping.adapts or rules.clipping.measures or isinstance(bounds, tuple)):
         return
     labels = no_labels(module, trial, loss)  # of records

@@ -292,6 +292,8 @@ def _formula(rules: PrivacyRules) -> str:
     if rules.unit == "silo":
         return f"clip(update, C) + {'2 C' if rules.neighbouring == 'replace_one' else 'C'} sigma N(0, I)"
     factor, divisor = {"fixed": ("2 ", "b"), "poisson": ("", "(s n)"), "full": ("2 ", "n")}[rules.sampler.name]
+    if rules.clipping.normalises:
+        return f"(sum over the batch of C {gradient} / (its norm + gamma) + {factor}C sigma N(0, I)) / {divisor}"
     if rules.clipping.adapts:
         return (
             f"(sum over the batch of clip({gradient}, C_i) + {factor}C_i sigma' N(0, I)) / {divisor}, with a noised "

@@ -142,7 +142,11 @@ def _left_to_the_theorem(config: Config, algorithm: OneGradient) -> list[str]:
     more = []
     if isinstance(algorithm, LocalizedMBSGD):
         more = ["algorithm.subsolver=multistage"]
-        gone += [name for name in ("lr", "lr_decay", "average", "v") if options.get(name) is not None]
+        gone += [
+            name
+            for name in ("lr", "lr_decay", "average", "tail_share", "ema_decay", "v")
+            if options.get(name) is not None
+        ]
     if options.get("passes", "multi") != "multi":
         more.append("algorithm.passes=multi")
     return [*more, *(f"algorithm.{name}=null" for name in gone)]

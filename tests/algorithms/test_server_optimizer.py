@@ -3,8 +3,11 @@
 import pytest
 import torch
 
+from dpfl_plugin.algorithms.fedavg import FedAvg
+from dpfl_plugin.algorithms.mb_sgd import MBSGD
 from dpfl_plugin.algorithms.server_optimizer import ServerOptimizer
 from dpfl_plugin.errors import ConfigError
+from tests.quadratics import Lab, rules, silo
 
 UPDATES = [torch.tensor([1.0, -2.0, 0.5]), torch.tensor([0.5, 1.0, -0.5]), torch.tensor([-1.0, 0.0, 2.0])]
 
@@ -65,3 +68,24 @@ def test_a_step_does_not_change_the_state_it_was_given():
 def test_out_of_range(options):
     with pytest.raises(ConfigError):
         ServerOptimizer(**options)
+
+
+@pytest.mark.parametrize("name", ["sgd", "momentum", "adam", "yogi", "adagrad"])
+def test_of_mb_sgd_it_is_that_of_fedavg_with_one_step(name):
+    """FedAvg's update after one local step of size 1 is minus the gradient: the same noise, the same model."""
+    two = [silo([1.0, 4.0], [2.0, 0.0]), silo([3.0, 2.0], [-1.0, 1.0])]
+    others = {"server_optimizer": name, "beta_1": 0.7, "beta_2": 0.8, "tau": 0.1}
+    sgd = Lab(MBSGD(lr=0.3, **others), two, rules(1.0, 2.0), [1.0, -1.0])
+    fedavg = Lab(FedAvg(local_steps=1, local_lr=1.0, server_lr=0.3, **others), two, rules(1.0, 2.0), [1.0, -1.0])
+    for _ in range(5):
+        sgd.step()
+        fedavg.step()
+    torch.testing.assert_close(sgd.server["model"], fedavg.server["model"])
+    assert [charge.release for charge in sgd.ledger] == [charge.release for charge in fedavg.ledger]
+
+
+def test_of_mb_sgd_its_step_is_projected():
+    lab = Lab(MBSGD(lr=0.5, diameter=1.0, server_optimizer="momentum"), [silo([1.0], [9.0])], rules(), [0.0])
+    for _ in range(10):
+        lab.step()
+        assert abs(float(lab.server["model"])) <= 0.5 + 1e-12

@@ -124,6 +124,32 @@ def test_what_is_solved_for_fits_and_more_does_not(tmp_path: Path, solve: str, v
     assert found[0] == answer["epsilon"][view] <= 3.0 < found[1]
 
 
+def test_the_rate_with_next_to_the_least_noise(tmp_path: Path) -> None:
+    """Of 2 C sigma / (s n): the smallest within a tenth of the least, and its own sigma at the budget."""
+    path = write(tmp_path, {**ALONE, "rounds": 4})
+    with mock.patch("dpfl_plugin.api.rates.RATES", (0.01, 0.1, 0.5, 1.0)):
+        answer = plan(path, "--solve", "rate")
+        shown = dpfl("plan", path, "--solve", "rate").out
+    num_records = round(2 * answer["tried"][-1]["noise_multiplier"] / answer["tried"][-1]["noise"])  # C is 1
+    assert [one["rate"] for one in answer["tried"]] == [0.1, 0.5, 1.0]  # a batch of a hundredth has no record
+    for one in answer["tried"]:
+        assert one["noise"] == pytest.approx(2 * one["noise_multiplier"] / int(one["rate"] * num_records + 1e-9))
+        assert f"record_rate {one['rate']:g}: noise_multiplier {one['noise_multiplier']:.4g}" in shown
+    least = min(one["noise"] for one in answer["tried"])
+    best = next(one for one in answer["tried"] if one["noise"] <= 1.1 * least)
+    assert answer["value"] == best["rate"]
+    assert answer["set"] == [
+        f"privacy.record_rate={best['rate']}",
+        f"privacy.noise_multiplier={best['noise_multiplier']:g}",
+    ]
+    assert answer["epsilon"]["server"] <= 2.0
+    again = plan(path, "--set", f"privacy.record_rate={best['rate']}")
+    assert again["value"] == best["noise_multiplier"]
+    one_message(
+        dpfl("plan", path, "--solve", "rate", "--set", "privacy.sampler=full"), "privacy.record_rate", "sampler: full"
+    )
+
+
 def test_the_cap_that_fits(tmp_path: Path) -> None:
     path = write(tmp_path, {"silo_rate": 0.5, "rounds": 20, "privacy": {"epsilon": 1.9}})
     answer = plan(path, "--solve", "cap")

@@ -127,6 +127,16 @@ def test_interrupted_while_data_are_loaded(
     same(run(config, "--resume"), undisturbed)
 
 
+def test_averages_and_steps_of_the_server_go_on_as_they_were(tmp_path: Path) -> None:
+    """In the middle of a tail: the mean, the number of rounds in it and the extrapolated model are the checkpoint's."""
+    options = {"name": "fedavg", "server_optimizer": "fedexp", "average": "tail", "tail_share": 0.75}
+    changes = {"algorithm": options, "rounds": 8, "privacy": {"clip": "auto_s"}, "checkpoint": {"every": 2}}
+    for folder in ("one", "other"):
+        (tmp_path / folder).mkdir()
+    whole = run(write(tmp_path / "one", changes))
+    same(run(crash(write(tmp_path / "other", changes), 6), "--resume"), whole)
+
+
 def test_interrupted_between_variants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = write(tmp_path, {"rounds": 2, "variants": {"a": {}, "b": {"seed": 5}, "c": {"seed": 6}}})
     real = RunFolder.read_metrics

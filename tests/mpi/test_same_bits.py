@@ -28,13 +28,17 @@ SILO = {"unit": "silo", "sampler": "full", "record_rate": None, "noise_multiplie
 VARIANTS: dict[str, dict[str, Any]] = {
     "scaffold": {"silo_rate": 0.6, "runtime": {"stack": 2}, "evaluation": {"dissimilarity": True}},
     "warm": {"algorithm": {"name": "scaffold_warm", "option": "I", "server_optimizer": "adam", "server_lr": 0.1}},
-    "fedavg": {"algorithm": {"name": "fedavg"}, "silo_weights": "records", "runtime": {"stack": 3}},
+    "fedavg": {"algorithm": {"name": "fedavg", "average": "tail"}, "silo_weights": "records", "runtime": {"stack": 3}},
     "solved": {"privacy": {"noise_multiplier": None, "epsilon": 2.0}},
     "budget": {"rounds": None, "privacy": {"epsilon": 2.0}},
     "scaffnew": {"algorithm": {"name": "scaffnew", "local_steps": None, "p": 0.4}},
     "adaptive": {"privacy": {"clip": "adaptive", "clip_norm": 0.5}},
     "layers": {"model": {"name": "mlp", "hidden": [6]}, "privacy": {"clip": "per_layer"}, "engine": "vmap"},
-    "silo": {"algorithm": {"name": "fedavg"}, "privacy": SILO, "runtime": {"stack": 3}},
+    "silo": {
+        "algorithm": {"name": "fedavg", "server_optimizer": "fedexp", "average": "ema"},
+        "privacy": SILO,
+        "runtime": {"stack": 3},
+    },
     "poisson": {"privacy": {"sampler": "poisson"}, "runtime": {"dtype": "float64"}},
     "localized": {
         "algorithm": {"name": "localized_mb_sgd", "phase_rounds": [3, 2], "lr": 0.1, "regularisation": 0.5},

@@ -1,0 +1,226 @@
+"""`python -m benchmarks.better --write`: what each option of docs/better.md gains at equal epsilon, by data set.
+
+Writes the table of docs/better.md. What every run gave is kept in a file, so that an interrupted benchmark goes on
+where it was, and more seeds or data sets cost only their own runs. MNIST, Adult and mushrooms need their files in
+$DPFL_DATA. Ten seeds of all data sets take about an hour of one core; `--data digits --seeds 3` takes minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from benchmarks.algorithms import difference, told_apart
+from benchmarks.pages import ROOT, put
+from benchmarks.table import table
+from benchmarks.tuning import Laboratory
+from dpfl_plugin.config.load import configure
+from dpfl_plugin.config.schema import Config
+
+PAGE: Final = "docs/better.md"
+EPSILONS: Final = (1.0, 3.0, 8.0)
+SEEDS: Final = 10
+TUNING_SEED: Final = 1000
+FACTORS: Final = (0.25, 0.5, 1.0, 2.0, 4.0)
+"""Of the yardstick's step size, which every option is tuned over; those at the ends only if the best is beside them."""
+
+Values = Mapping[str, Any]
+LABELS: Final = {"name": "labels_per_silo", "labels": 2}
+YARDSTICK: Final[Values] = {
+    "rounds": 20,
+    "algorithm": {"name": "fedavg", "local_steps": 5, "local_lr": 2.0},
+    "privacy": {"delta": 1e-4, "clip_norm": 0.5, "record_rate": 0.2},
+    "evaluation": {"every": 1},
+}
+DATA: Final[Mapping[str, Values]] = {
+    "digits": {
+        "data": {"dataset": "digits", "partition": LABELS, "num_silos": 5, "preprocess": ["unit_norm"]},
+    },
+    "heart disease": {
+        "data": {
+            "dataset": {"name": "heart_disease", "missing": "drop", "held_out": 0.34},
+            "partition": "natural",
+            "test": "own",
+        },
+    },
+    "mushrooms": {
+        "data": {
+            "dataset": "mushrooms",
+            "partition": {"name": "similarity", "gamma": 10},
+            "num_silos": 10,
+            "preprocess": ["unit_norm"],
+        },
+    },
+    "Adult": {
+        "data": {
+            "dataset": "adult",
+            "partition": "iid",
+            "num_silos": 10,
+            "max_records_per_silo": 500,
+            "preprocess": ["unit_norm"],
+        },
+    },
+    "MNIST": {
+        "data": {
+            "dataset": "mnist",
+            "partition": LABELS,
+            "num_silos": 10,
+            "max_records_per_silo": 1000,
+            "preprocess": [{"name": "pca", "dims": 50}, "unit_norm"],
+        },
+    },
+}
+OPTIONS: Final[Mapping[str, Values]] = {
+    "average: tail": {"algorithm.average": "tail"},
+    "average: ema": {"algorithm.average": "ema"},
+    "average: linear": {"algorithm.average": "linear"},
+    "server_optimizer: momentum": {"algorithm.server_optimizer": "momentum", "algorithm.server_lr": 0.25},
+    "momentum and tail": {
+        "algorithm.server_optimizer": "momentum",
+        "algorithm.server_lr": 0.25,
+        "algorithm.average": "tail",
+    },
+    "server_optimizer: adam": {
+        "algorithm.server_optimizer": "adam",
+        "algorithm.server_lr": 0.25,
+        "algorithm.tau": 0.1,
+    },
+    "server_optimizer: fedexp": {"algorithm.server_optimizer": "fedexp"},
+    "clip: auto_s": {"privacy.clip": "auto_s"},
+    "record_rate: 0.5": {"privacy.record_rate": 0.5},
+    "all records (sampler: full)": {"privacy.record_rate": None, "privacy.sampler": "full"},
+    "l2: 0.01": {"l2": 0.01},
+}
+"""What each row changes of the yardstick; one at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """An option on a data set at an epsilon.
+
+    Attributes:
+        factor: the best of the step size, by one run on a seed of its own.
+        accuracies: of each seed.
+    """
+
+    factor: float
+    accuracies: tuple[float, ...]
+
+
+Cells = Mapping[tuple[str, str, float], Cell]
+"""By data set, option ("" for the yardstick) and epsilon."""
+
+
+def configuration(data: str, option: str, epsilon: float, factor: float, seed: int) -> Config:
+    """One run. ``option``: of `OPTIONS`, or "" for the yardstick."""
+    values: dict[str, Any] = {**YARDSTICK, **DATA[data], "seed": seed}
+    changes = {"privacy.epsilon": epsilon, **OPTIONS.get(option, {})}
+    changes["algorithm.local_lr"] = values["algorithm"]["local_lr"] * factor
+    for key, value in changes.items():
+        *path, last = key.split(".")
+        for part in path:
+            values[part] = dict(values[part])
+        functools.reduce(dict.__getitem__, path, values)[last] = value
+    return configure(values, source=f"{data}, {option or 'yardstick'}")
+
+
+def measured(laboratory: Laboratory, data: str, option: str, epsilon: float, seeds: int) -> Cell:
+    """At the step size that is best by one run on a seed of its own: a walk over `FACTORS` from the middle."""
+
+    def run(factor: float, seed: int) -> float:
+        return laboratory.run(configuration(data, option, epsilon, factor, seed), ROOT).accuracy
+
+    @functools.cache
+    def score(place: int) -> float:
+        return run(FACTORS[place], TUNING_SEED)
+
+    at = len(FACTORS) // 2
+    while True:
+        best = max((place for place in (at, at - 1, at + 1) if 0 <= place < len(FACTORS)), key=score)
+        if best == at:
+            break
+        at = best
+    return Cell(FACTORS[at], tuple(run(FACTORS[at], seed) for seed in range(seeds)))
+
+
+def measure(laboratory: Laboratory, data: Sequence[str], seeds: int) -> Cells:
+    """All cells of these data sets."""
+    cells = {}
+    for name in data:
+        for option in ("", *OPTIONS):
+            for epsilon in EPSILONS:
+                cell = cells[name, option, epsilon] = measured(laboratory, name, option, epsilon, seeds)
+                said = f"{statistics.mean(cell.accuracies):.4f}, step times {cell.factor:g}"
+                print(f"{name}, epsilon {epsilon:g}, {option or 'yardstick'}: {said}", flush=True)
+    return cells
+
+
+def page(cells: Cells, seeds: int) -> str:
+    """The table of every data set, and what they say together."""
+    names = list(dict.fromkeys(name for name, _, _ in cells))
+    chosen = " ".join(f'"{name}"' if " " in name else name for name in names)
+    parts = [f"{seeds} seeds. Command: `python -m benchmarks.better --data {chosen} --seeds {seeds} --write`."]
+    ends = sum(cell.factor in (FACTORS[0], FACTORS[-1]) for cell in cells.values())
+    parts.append(f"Of {len(cells)} step sizes {ends} are the least or the largest that was tried.")
+    for name in names:
+        rows = [["yardstick, accuracy in points", *(_level(cells[name, "", epsilon]) for epsilon in EPSILONS)]]
+        for option in OPTIONS:
+            pairs = [(cells[name, option, epsilon], cells[name, "", epsilon]) for epsilon in EPSILONS]
+            rows.append([f"`{option}`", *(_gain(cell, of, seeds) for cell, of in pairs)])
+        parts.append(f"**{name}**\n\n" + table(["", *(f"epsilon {epsilon:g}" for epsilon in EPSILONS)], rows))
+    return "\n\n".join([*parts, verdict(cells, seeds)])
+
+
+def verdict(cells: Cells, seeds: int) -> str:
+    """Which options help, harm, or do not show, over all data sets and epsilons together: seed by seed."""
+    lines = []
+    for option in OPTIONS:
+        mine = {(name, epsilon): cell for (name, of, epsilon), cell in cells.items() if of == option}
+        of_seeds = [
+            [statistics.mean(cell.accuracies[seed] for cell in found) for seed in range(seeds)]
+            for found in (list(mine.values()), [cells[name, "", epsilon] for name, epsilon in mine])
+        ]
+        gap, error = difference(*of_seeds)
+        how = "does not show" if not told_apart(gap, error, seeds) else "helps" if gap > 0 else "harms"
+        lines.append(
+            f"* `{option}` {how}: {100 * gap:+.1f} ± {100 * error:.1f} points in the mean of {len(mine)} cells."
+        )
+    marked = "With \\*: told apart from 0 (95 %) in that cell; of many cells some are so by chance."
+    return "\n".join([f"{marked} All cells together:", "", *lines])
+
+
+def _level(cell: Cell) -> str:
+    spread = statistics.stdev(cell.accuracies) / len(cell.accuracies) ** 0.5
+    return f"{100 * statistics.mean(cell.accuracies):.1f} ± {100 * spread:.1f}"
+
+
+def _gain(cell: Cell, of: Cell, seeds: int) -> str:
+    gap, error = difference(cell.accuracies, of.accuracies)
+    return f"{100 * gap:+.1f} ± {100 * error:.1f}{' *' if told_apart(gap, error, seeds) else ''}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "benchmarks" / "better", help="what runs gave")
+    parser.add_argument("--data", nargs="+", choices=DATA, default=list(DATA), metavar="NAME", help=", ".join(DATA))
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="2 or more")
+    parser.add_argument("--write", action="store_true", help=f"the table of {PAGE}")
+    given = parser.parse_args()
+    if given.seeds < 2:
+        parser.error(f"--seeds {given.seeds}: a standard error needs 2 or more")
+    torch.set_num_threads(1)
+    text = page(measure(Laboratory(given.runs), given.data, given.seeds), given.seeds)
+    print(text)
+    if given.write:
+        put(PAGE, "better", text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""The comparison at equal epsilon changes one thing at a time, tunes all alike, and says what its numbers show."""
+
+import dataclasses
+
+import pytest
+
+from benchmarks import better
+from benchmarks.better import DATA, EPSILONS, FACTORS, OPTIONS, TUNING_SEED, Cell, configuration, measured, page
+
+
+@pytest.mark.parametrize("data", DATA)
+def test_an_option_changes_what_it_names_and_nothing_else(data):
+    plain = configuration(data, "", 3.0, 0.5, 7).model_dump()
+    assert plain["seed"] == 7 and plain["privacy"]["epsilon"] == 3.0
+    for option, changes in OPTIONS.items():
+        changed = configuration(data, option, 3.0, 0.5, 7).model_dump()
+        tops = {key for key in plain if changed[key] != plain[key]}
+        assert tops == {key.partition(".")[0] for key in changes}, option
+
+
+class Peaked:
+    """Runs whose accuracy is best at one step size; counts the seeds that tuning has looked at."""
+
+    def __init__(self, best):
+        self.best, self.tuned = best, []
+
+    def run(self, config, base):
+        factor = config.algorithm.options["local_lr"] / 2.0
+        if config.seed == TUNING_SEED:
+            self.tuned.append(factor)
+        gap = abs(FACTORS.index(factor) - FACTORS.index(self.best))
+        return dataclasses.make_dataclass("Run", ["accuracy"])(1.0 - 0.1 * gap)
+
+
+@pytest.mark.parametrize("best", FACTORS)
+def test_each_has_its_own_best_step_size_by_a_seed_of_its_own(best):
+    laboratory = Peaked(best)
+    found = measured(laboratory, "digits", "", 1.0, 3)
+    assert found == Cell(best, (1.0, 1.0, 1.0))
+    assert len(laboratory.tuned) == len(set(laboratory.tuned)) <= len(FACTORS)
+
+
+def test_what_helps_harms_and_does_not_show_is_told_from_the_numbers():
+    cells = {("digits", "", epsilon): Cell(1.0, (0.50, 0.52, 0.48)) for epsilon in EPSILONS}
+    gains = dict.fromkeys(OPTIONS, (0.0, 0.02, -0.02))
+    gains["average: tail"], gains["l2: 0.01"] = (0.1, 0.11, 0.12), (-0.1, -0.11, -0.12)
+    for option, gain in gains.items():
+        found = Cell(1.0, tuple(a + b for a, b in zip((0.50, 0.52, 0.48), gain, strict=True)))
+        cells |= {("digits", option, epsilon): found for epsilon in EPSILONS}
+    said = page(cells, 3)
+    assert "+11.0 ± 0.6 *" in said and "-11.0 ± 0.6 *" in said
+    assert "`average: tail` helps: +11.0 ± 0.6 points in the mean of 3 cells." in said
+    assert "`l2: 0.01` harms: -11.0 ± 0.6 points" in said
+    assert "`average: ema` does not show: +0.0 ± 1.2 points" in said
+
+
+def test_two_seeds_are_needed(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["better", "--seeds", "1"])
+    with pytest.raises(SystemExit):
+        better.main()
+    assert "a standard error needs 2 or more" in capsys.readouterr().err
