@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, cast
 
 import numpy as np
@@ -32,10 +32,11 @@ from dpfl_plugin.gradients.shares import Cuts, share_of
 from dpfl_plugin.gradients.smoothing import Convolution
 from dpfl_plugin.gradients.stacked import MultiSiloEngine, Pool, Sums
 from dpfl_plugin.privacy.clipping import clip_update
+from dpfl_plugin.privacy.cycles import Cycles
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.noise import Scale, SiloNoise
 from dpfl_plugin.privacy.rules import PrivacyRules
-from dpfl_plugin.privacy.samplers import usual_most
+from dpfl_plugin.privacy.samplers import Cyclic, usual_most
 
 # What is drawn at a time: batches of so many local steps, with this many records in all (256 KiB).
 STEPS_AHEAD: Final = 32
@@ -78,6 +79,12 @@ class Draw:
         asked = bytes.fromhex(self.asked) + self.own.get(silo, b"")
         return stream_key(self.seed, purpose, self.round, silo, step, self.attempt, run, asked)
 
+    def of_all_rounds(self, purpose: str, silo: int, bound: bytes = b"") -> bytes:
+        """As `key`, the same in all rounds, whatever is asked; where it is ``bound`` to a digest of 16 bytes, nobody
+        knows it who does not know the records, else everybody does."""
+        held = self.held if bound else {}
+        return replace(self, round=0, attempt=0, asked=bound.hex(), own={}, held=held).key(purpose, silo, 0)
+
 
 def attempt_of(noise_id: str) -> int:
     """The attempt that a `Draw.noise_id` names."""
@@ -103,6 +110,7 @@ class PrivateOracle:
         pool: has the records of these silos by id, for answering them together where the engine and the rules allow it.
         replayed: `Sums` of this engine and this pool, in place of our own.
         clock: takes the time of each part.
+        cycles: of these silos, for batches in a cycle.
     """
 
     def __init__(
@@ -121,8 +129,9 @@ class PrivateOracle:
         pool: Pool | None = None,
         replayed: Replayed | None = None,
         clock: Stopwatch = STOPPED,
+        cycles: Cycles | None = None,
     ) -> None:
-        self.num_silos = len(silos)
+        self.num_silos, self._cycles = len(silos), cycles
         self._rules, self._engine, self._draw, self._clock = rules, engine, draw, clock
         cuts = cuts or Cuts()
         self._silos = [share_of(records, share, silo, cuts) for records, silo in zip(silos, ids, strict=True)]
@@ -130,7 +139,7 @@ class PrivateOracle:
         self._divisors = [
             own.sampler.divisor(len(records)) for own, records in zip(self._rules_of, self._silos, strict=True)
         ]
-        self._most_records = max(map(len, self._silos), default=0)
+        self._most_records = longest_sum(rules, max(map(len, self._silos), default=0), cycles)
         self._ids, self._share = tuple(ids), share
         self._max_gradients = max_gradients
         self._factors = rules.factors(draw.round, max_gradients)
@@ -143,6 +152,7 @@ class PrivateOracle:
         self._batches: list[list[NDArray[np.int64] | None]] = []
         steps = len(self._factors)
         self._noise = SiloNoise(rules, self._rules_of, self._ids, draw.key, self._stream, self._ahead, steps)
+        self._noise.chains = () if cycles is None else cycles.chains
         self._gradient_calls = 0
         self._released: list[Tensor] = []
         self._closed = False
@@ -171,11 +181,7 @@ class PrivateOracle:
         self._check_rows(y)
         y = y.detach()  # with no_grad: nothing may flow back from the noisy gradient to the records
         step = self._gradient_calls
-        if step >= self._max_gradients:
-            raise TrainingError(
-                f"the algorithm asked for more than the {self._max_gradients} gradients of its round plan: "
-                "raise num_gradients in round_plan, so that the budget is checked for what is released."
-            )
+        check_planned(step, self._max_gradients)
         check_room(self._most_records, y.shape[1])
         self._gradient_calls += 1
         self._clock.lap("drift")
@@ -200,10 +206,14 @@ class PrivateOracle:
         def names(purpose: str, silo: int) -> list[Words]:
             return words([key(purpose, silo, step) for step in steps])
 
-        self._batches = [
-            [own.sampler.draw(len(records), seek(name)) for name in names("batch", silo)]
-            for silo, records, own in zip(self._ids, self._silos, self._rules_of, strict=True)
-        ]
+        self._batches = (
+            self._cycles.batches(steps)
+            if self._cycles is not None
+            else [
+                [own.sampler.draw(len(records), seek(name)) for name in names("batch", silo)]
+                for silo, records, own in zip(self._ids, self._silos, self._rules_of, strict=True)
+            ]
+        )
         self._noise.names = [names("noise", silo) for silo in self._ids]
         self._clock.lap("sampling")
         if self._pool is not None:
@@ -397,6 +407,30 @@ def sum_and_count(rules: PrivacyRules, size: float, clip_norm: float, factor: fl
 def rate_of(rules: PrivacyRules, size: int) -> float:
     """The rate at which a release of a silo of ``size`` records is charged."""
     return 1.0 if rules.unit == "silo" else rules.sampler.rate(size)
+
+
+def check_planned(step: int, most: int) -> None:
+    """Raise TrainingError where a round has made as many gradients as it may."""
+    if step >= most:
+        raise TrainingError(
+            f"the algorithm asked for more than the {most} gradients of its round plan: "
+            "raise num_gradients in round_plan, so that the budget is checked for what is released."
+        )
+
+
+def longest_sum(rules: PrivacyRules, most_records: int, cycles: Cycles | None) -> int:
+    """How many steps of the grid of a sum of clipped gradients there may be, in those that one of them may have.
+
+    Raises:
+        UnsupportedError: batches are in a cycle, and nobody says where in it a silo is.
+    """
+    if not isinstance(rules.sampler, Cyclic):
+        return most_records
+    if cycles is None:
+        raise UnsupportedError(
+            "privacy.sampler='cyclic': here nobody keeps at which batch of its cycle a silo is. Use sampler: fixed."
+        )
+    return -(-most_records // rules.sampler.batches) * rules.sampler.correlation.reach
 
 
 def check_room(num_records: int, d: int) -> None:

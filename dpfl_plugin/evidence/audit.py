@@ -47,7 +47,7 @@ from dpfl_plugin.privacy.views import server_view
 from dpfl_plugin.runs.accounting import make_account
 from dpfl_plugin.runs.build import Parts, build, refuse_outcome
 from dpfl_plugin.runs.extra_releases import refuse_extra_releases
-from dpfl_plugin.runs.silo_settings import refuse_silos
+from dpfl_plugin.runs.silo_settings import refuse_cycles, refuse_silos
 
 Array = NDArray[np.float64]
 MakeRuntime = Callable[[SiloGroup, int, ChargeSink, Observer], Runtime]
@@ -90,6 +90,7 @@ def audit(config: Config, base: Path, options: Options, make_runtime: MakeRuntim
     began = time.monotonic()
     refuse_extra_releases(config, "an audit looks at rounds only")
     refuse_silos(config, "an audit compares silos that have the same noise")
+    refuse_cycles(config, "an audit knows releases that stand each for itself")
     parts = build(config, base)  # as for all rounds, however many are tried
     rules = parts.rules
     refuse_outcome(parts, "an audit")

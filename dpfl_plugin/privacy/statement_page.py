@@ -150,6 +150,7 @@ def _how(said: dict[str, Any]) -> str:
         "poisson": f"each {unit} independently with a fixed probability, drawn anew for each release; it may be empty",
         "full": f"all {unit}s of the silo",
         "with_replacement": "a fixed number of draws from all records, anew for each step",
+        "cyclic": "the records are dealt out once, into batches that take turns; a release takes the next",
     }[mechanism["sampler"]]
     sizes = [f"{key} {number(mechanism[key])}" for key in ("record_rate", "batch_size") if mechanism[key] is not None]
     clipped = {

@@ -63,7 +63,7 @@ from dpfl_plugin.runs.publishable import published
 from dpfl_plugin.runs.result import Final, Result, finished_result, write_result
 from dpfl_plugin.runs.resume import account_of, checkpoint_of, start, with_lost
 from dpfl_plugin.runs.rules import weak_claims
-from dpfl_plugin.runs.silo_settings import SHARED_LEDGER, in_facts, refuse_silos, told
+from dpfl_plugin.runs.silo_settings import SHARED_LEDGER, in_facts, refuse_cycles, refuse_silos, told
 from dpfl_plugin.runs.void_statement import void_statement
 
 PROFILE_SCHEMA = 1
@@ -112,6 +112,7 @@ def run_session(
     if ledger is not None:
         refuse_extra_releases(config, SHARED)
         refuse_silos(config, SHARED_LEDGER)
+        refuse_cycles(config, "a shared ledger composes releases of runs that may come between each other")
     with locked_shared(ledger, wait) as shared:
         check_shared(folder, ledger, shared)
         # Bad input is found before anything is written.

@@ -285,7 +285,9 @@ def _formula(rules: PrivacyRules) -> str:
     gradient = "mean gradient of a person" if rules.unit == "person" else "gradient"
     if rules.unit == "silo":
         return f"clip(update, C) + {'2 C' if rules.neighbouring == 'replace_one' else 'C'} sigma N(0, I)"
-    factor, divisor = {"fixed": ("2 ", "b"), "poisson": ("", "(s n)"), "full": ("2 ", "n")}[rules.sampler.name]
+    factor, divisor = {"fixed": ("2 ", "b"), "poisson": ("", "(s n)"), "full": ("2 ", "n")}.get(
+        rules.sampler.name, ("2 ", "(n / B)")
+    )
     if rules.clipping.adapts:
         return (
             f"(sum over the batch of clip({gradient}, C_i) + {factor}C_i sigma' N(0, I)) / {divisor}, with a noised "
