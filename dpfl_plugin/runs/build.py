@@ -360,11 +360,6 @@ def _check_first_round(
         rules.factors(round, first.num_gradients)
     if isinstance(rules.sampler, Cyclic):
         check_round(first.share, first.smoothing)
-        if first.most_gradients is not None:
-            raise UnsupportedError(
-                "privacy.sampler='cyclic': the algorithm draws how many gradients a round has, which is not planned "
-                "for cycles. Use sampler: fixed."
-            )
     if first.smoothing is not None:
         if rules.unit == "person":
             raise UnsupportedError(

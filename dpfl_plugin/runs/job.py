@@ -34,7 +34,7 @@ from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runs.forecast import Forecast
 from dpfl_plugin.runs.ledgers import read_shared
 from dpfl_plugin.runs.naming import Naming, check_same, name_run
-from dpfl_plugin.runs.rules import privacy_rules
+from dpfl_plugin.runs.rules import cycle_facts, privacy_rules
 from dpfl_plugin.runs.silo_settings import in_facts
 
 PLANS_LOOKED_AT = 10  # rounds by whose plans the work of a round is told
@@ -189,7 +189,7 @@ def ledger_facts(job: Job) -> dict[str, Any]:
         numbers["silos"] = parts.own.facts(parts.rules)
     if job.config.silo_weights not in ("equal", "records"):
         numbers["weights"] = list(parts.setting.weights)
-    return {"run": run_id(job.config), "name": job.config.name, **numbers}
+    return {"run": run_id(job.config), "name": job.config.name, **numbers, **cycle_facts(parts.rules)}
 
 
 def shared_facts(job: Job) -> dict[str, Any]:

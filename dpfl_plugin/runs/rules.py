@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.errors import ConfigError, PluginError
 from dpfl_plugin.privacy import samplers
 from dpfl_plugin.privacy.clipping import Adaptive, Clipping
 from dpfl_plugin.privacy.rules import PrivacyRules
+from dpfl_plugin.privacy.samplers import Cyclic
 from dpfl_plugin.privacy.schedules import Constant, Geometric, Schedule
 from dpfl_plugin.runs.plugins import build_plugin
 
@@ -104,6 +106,21 @@ def _schedule(config: Config) -> Schedule:
             "to exceed the noise of every release, which the schedule changes. Leave bit_noise_multiplier out."
         )
     return schedule
+
+
+def cycle_facts(rules: PrivacyRules) -> dict[str, Any]:
+    """What is to be said of batches in a cycle, and of noise that is correlated over them; {} where there is none."""
+    if not isinstance(rules.sampler, Cyclic):
+        return {}
+    found = rules.sampler.correlation
+    return {
+        "cycle": {
+            "batches": rules.sampler.batches,
+            "bands": found.bands,
+            "coefficients": list(found.coefficients),
+            "norm": found.norm,
+        }
+    }
 
 
 def usual_batch(rules: PrivacyRules, num_records: Sequence[int]) -> int:

@@ -35,6 +35,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "adaptive": {"privacy": {"clip": "adaptive", "clip_norm": 0.5}},
     "layers": {"model": {"name": "mlp", "hidden": [6]}, "privacy": {"clip": "per_layer"}, "engine": "vmap"},
     "silo": {"algorithm": {"name": "fedavg"}, "privacy": SILO, "runtime": {"stack": 3}},
+    "cyclic": {"algorithm": {"local_steps": 3}, "privacy": {"sampler": "cyclic", "record_rate": 0.25}},
     "poisson": {"privacy": {"sampler": "poisson"}, "runtime": {"dtype": "float64"}},
     "localized": {
         "algorithm": {"name": "localized_mb_sgd", "phase_rounds": [3, 2], "lr": 0.1, "regularisation": 0.5},

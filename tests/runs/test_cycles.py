@@ -1,18 +1,22 @@
-"""Runs on batches in a cycle, with correlated noise: what they charge, how they go on, and what they are refused with."""
+"""Runs on batches in a cycle, with correlated noise: what they charge, how they go on, what they are refused with."""
 
 from __future__ import annotations
 
 import itertools
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from dp_accounting.gaussian_mechanism import get_epsilon_gaussian
 
+from dpfl_plugin.privacy.correlation import Correlation
 from dpfl_plugin.privacy.cycles import MASKED, Cycles
+from dpfl_plugin.privacy.samplers import Cyclic
 from dpfl_plugin.runs.checkpoint import load
-from tests.cli.command import charges, dpfl, metrics, one_message, pretend_another_machine, run, write
+from tests.cli.command import BASE, charges, dpfl, merged, metrics, one_message, pretend_another_machine, run, write
 from tests.cli.test_resume import crash, folder_of, same
 
 # 24 records in batches of 6, three steps a round: rounds begin at each of the four batches.
@@ -66,18 +70,28 @@ def test_crashed_and_resumed(tmp_path: Path, undisturbed: dict[str, Any], number
     same(run(config, "--resume"), undisturbed)
 
 
-def test_a_round_is_not_released_again_with_other_noise(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: dict[str, Any]
-) -> None:
+def test_a_round_is_not_released_again_with_other_noise(tmp_path: Path, undisturbed: dict[str, Any]) -> None:
     """Its sums, and those before it that its noise is correlated with, would be in both."""
     config = crash(write(tmp_path, CYCLES), 4)
-    before = charges(folder_of(config))
-    with monkeypatch.context() as patch:
-        pretend_another_machine(patch)
-        done = dpfl("run", config, "--out", config.parent / "runs", "--resume")
-    one_message(done, "other noise", "nothing was released", "stays spent")
+    before, checkpoint = charges(folder_of(config)), folder_of(config) / "checkpoint"
+    shutil.copytree(checkpoint, tmp_path / "kept")
+    pretend_another_machine(folder_of(config))
+    one_message(
+        dpfl("run", config, "--out", config.parent / "runs", "--resume"),
+        "round 3 is in the ledger with other noise",
+        "nothing was released",
+        code=1,
+    )
     assert charges(folder_of(config)) == before
+    shutil.rmtree(checkpoint)
+    shutil.move(tmp_path / "kept", checkpoint)
     same(run(config, "--resume"), undisturbed)
+
+
+def test_other_coefficients_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = crash(write(tmp_path, CYCLES), 4)
+    monkeypatch.setattr(Cyclic, "correlation", Correlation((1024, 512, 300, 200)))
+    one_message(dpfl("run", config, "--out", config.parent / "runs", "--resume"), "other coefficients")
 
 
 def test_who_is_advanced_with_whom_changes_nothing(tmp_path: Path, undisturbed: dict[str, Any]) -> None:
@@ -98,12 +112,9 @@ def test_a_checkpoint_has_no_sums(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     config = crash(write(tmp_path, CYCLES), 4)
     found = load(folder_of(config) / "checkpoint")
     assert found is not None and found.silos[MASKED].count_nonzero() > 0
-    kept = {
-        value
-        for vectors in (found.silos, found.server)
-        for v in vectors.values()
-        for value in v.double().flatten().tolist()
-    }
+    kept: set[float] = set()
+    for value in (*found.silos.values(), *found.server.values()):
+        kept |= set(value.double().flatten().tolist())
     kept |= set(found.silos[MASKED].numpy().view(np.float64).flatten().tolist())
     assert not kept & {value for value in sums if value != 0}
 
@@ -156,17 +167,14 @@ REFUSED: dict[str, dict[str, Any]] = {
             "local_lr": None,
         },
     },
-    "how many gradients a round has": {"algorithm": {"name": "scaffnew", "local_steps": None, "p": 0.4}},
     "for sampler: cyclic": {"privacy": {"sampler": "fixed", "bands": 2}},
 }
 
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_refusals(tmp_path: Path, what: str) -> None:
-    config = write(tmp_path, CYCLES, "cycles.yaml")
-    from tests.cli.command import merged
-
-    config = write(tmp_path, merged(CYCLES, REFUSED[what]))
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(merged(merged(BASE, CYCLES), REFUSED[what])))
     one_message(dpfl("run", config, "--out", tmp_path / "runs"), what)
     assert not (tmp_path / "runs").exists()
 
