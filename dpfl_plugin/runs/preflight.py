@@ -79,8 +79,8 @@ def check_marks(folder: RunFolder, parts: Parts, key: Path) -> None:
         raise ConfigError(
             Worded(
                 f"{folder.path}: noise would be correlated in another way (privacy.sampler: cyclic) than this run "
-                "began with: this version, or this machine, computes other coefficients. Go on where it began, or start "
-                "over with another {out}."
+                "began with: this version, or this machine, computes other coefficients. Go on where it began, or "
+                "start over with another {out}."
             )
         )
     if found is not None and found.get("fixed", fixed_digest(parts.module)) != fixed_digest(parts.module):
