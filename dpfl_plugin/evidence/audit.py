@@ -90,7 +90,6 @@ def audit(config: Config, base: Path, options: Options, make_runtime: MakeRuntim
     began = time.monotonic()
     refuse_extra_releases(config, "an audit looks at rounds only")
     refuse_silos(config, "an audit compares silos that have the same noise")
-    refuse_cycles(config, "an audit knows releases that stand each for itself")
     parts = build(config, base)  # as for all rounds, however many are tried
     rules = parts.rules
     refuse_outcome(parts, "an audit")
@@ -145,6 +144,7 @@ def audit(config: Config, base: Path, options: Options, make_runtime: MakeRuntim
 
 def _refuse_unreadable(config: Config, parts: Parts) -> None:
     """Raise UnsupportedError where no canary is all of an update, or releases do not weigh alike."""
+    refuse_cycles(config, "an audit knows releases that stand each for itself")
     rules = parts.rules
     if rules.unit == "silo" and rules.l2 > 0:
         raise UnsupportedError(

@@ -18,14 +18,12 @@ from dpfl_plugin.privacy.claims.server import Server
 from dpfl_plugin.privacy.claims.third_party import ThirdParty
 from dpfl_plugin.privacy.claims.values import plain, views_of
 from dpfl_plugin.privacy.costs import RoundCost
-from dpfl_plugin.privacy.cycles import OneNoise
 from dpfl_plugin.privacy.events import Charge, batches
 from dpfl_plugin.privacy.extra_releases import Beside, Kind
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.participation import Draw, Plan
 from dpfl_plugin.privacy.prior import NO_PRIOR, Prior
 from dpfl_plugin.privacy.rules import PrivacyRules
-from dpfl_plugin.privacy.samplers import Cyclic
 from dpfl_plugin.privacy.spec import BudgetSpec
 from dpfl_plugin.privacy.views import View, ViewEpsilon
 
@@ -83,8 +81,6 @@ class PrivacyAccount:
             stating=stating,
         )
         self._budget, self._draw, self.shared = budget, draw, shared
-        cyclic = isinstance(rules.sampler, Cyclic) and not stating
-        self._one_noise = OneNoise(ledger) if cyclic else None
         self._observe(
             Server(book, accountant, budget),
             ThirdParty(book, accountant, budget),
@@ -119,8 +115,6 @@ class PrivacyAccount:
         assert not self._book.stating
         made = list(batches(charges))
         self._book.check_planned(made)
-        if self._one_noise is not None:
-            self._one_noise.check(first for first, _ in made)
         if self.shared is not None:
             self.shared.append_all(made)
         self._book.add(made)

@@ -36,8 +36,8 @@ PERSONS = (
 )
 REVEALED = (
     "No epsilon covers everything that the server was given: by evaluation.reveal: server it has, of every silo, "
-    "the loss on its training records{more}, and all measures of the model on its test records, beside those of its own "
-    "model, if it has one, and of a baseline made of its training labels, computed without noise."
+    "the loss on its training records{more}, and all measures of the model on its test records, beside those of its "
+    "own model, if it has one, and of a baseline made of its training labels, computed without noise."
 )
 REVEALED_GRADIENTS = " with (evaluation.dissimilarity) its gradient"
 SIMULATION = (

@@ -1220,7 +1220,7 @@ ADAPTING = (
         "norms-shown-to-the-algorithm",
         "an algorithm sees the C_i of its silos, and may send them",
         "federation/silo_group.py",
-        " for name, value in self.states.items() if name != CLIP_NORM}",
+        " for name, value in self.states.items() if name not in OF_THE_ORACLE}",
         " for name, value in self.states.items()}",
         (CLIP + "::test_an_algorithm_sees_nothing_of_it",),
     ),
