@@ -1410,7 +1410,7 @@ SAMPLING = (
         "batches of a cycle are dealt anew in every round, so that a record may be in two steps in a row",
         "oracle.py",
         "replace(self, round=0, attempt=0, asked=bound.hex(), own={}, held=held)",
-        "replace(self, attempt=0, asked=bound.hex(), own={}, held=held)",
+        "replace(self, round=0 if bound else self.round, attempt=0, asked=bound.hex(), own={}, held=held)",
         (CYCLES + "::test_a_record_is_in_every_fourth_batch",),
     ),
     Mutant(
