@@ -9,9 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from dp_accounting.gaussian_mechanism import get_epsilon_gaussian
 
+import dpfl_plugin
+from dpfl_plugin.errors import UnsupportedError
 from dpfl_plugin.oracle import Draw
 from dpfl_plugin.privacy.correlation import Correlation
 from dpfl_plugin.privacy.cycles import MASKED, Cycles
@@ -196,3 +199,11 @@ def test_commands_that_know_nothing_of_cycles(tmp_path: Path, command: str) -> N
 def test_a_shared_ledger_is_refused(tmp_path: Path) -> None:
     config = write(tmp_path, CYCLES)
     one_message(dpfl("run", config, "--ledger", tmp_path / "ledger.jsonl"), "cyclic", "shared ledger")
+
+
+def test_an_oracle_of_ones_own_loop_knows_nothing_of_cycles(tmp_path: Path) -> None:
+    data, privacy = (torch.ones(8, 4), torch.zeros(8, dtype=torch.int64)), {"noise_multiplier": 4.0, "epsilon": 8.0}
+    cyclic = {**privacy, "sampler": "cyclic", "record_rate": 0.25}
+    with pytest.raises(UnsupportedError, match="releases of an oracle"):
+        dpfl_plugin.PrivateOracle.of(torch.nn.Linear(4, 3), data, privacy=cyclic, ledger=tmp_path / "ledger.jsonl")
+    assert not (tmp_path / "ledger.jsonl").exists()
