@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, cast
 
 import numpy as np
@@ -32,10 +32,12 @@ from dpfl_plugin.gradients.shares import Cuts, share_of
 from dpfl_plugin.gradients.smoothing import Convolution
 from dpfl_plugin.gradients.stacked import MultiSiloEngine, Pool, Sums
 from dpfl_plugin.privacy.clipping import clip_update
+from dpfl_plugin.privacy.cycles import Cycles
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.noise import Scale, SiloNoise
+from dpfl_plugin.privacy.released import Squares, check_released
 from dpfl_plugin.privacy.rules import PrivacyRules
-from dpfl_plugin.privacy.samplers import usual_most
+from dpfl_plugin.privacy.samplers import Cyclic, usual_most
 
 # What is drawn at a time: batches of so many local steps, with this many records in all (256 KiB).
 STEPS_AHEAD: Final = 32
@@ -78,6 +80,12 @@ class Draw:
         asked = bytes.fromhex(self.asked) + self.own.get(silo, b"")
         return stream_key(self.seed, purpose, self.round, silo, step, self.attempt, run, asked)
 
+    def of_all_rounds(self, purpose: str, silo: int, bound: bytes = b"") -> bytes:
+        """As `key`, the same in all rounds, whatever is asked; where it is ``bound`` to a digest of 16 bytes, nobody
+        knows it who does not know the records, else everybody does."""
+        held = self.held if bound else {}
+        return replace(self, round=0, attempt=0, asked=bound.hex(), own={}, held=held).key(purpose, silo, 0)
+
 
 def attempt_of(noise_id: str) -> int:
     """The attempt that a `Draw.noise_id` names."""
@@ -103,6 +111,7 @@ class PrivateOracle:
         pool: has the records of these silos by id, for answering them together where the engine and the rules allow it.
         replayed: `Sums` of this engine and this pool, in place of our own.
         clock: takes the time of each part.
+        cycles: of these silos, for batches in a cycle.
     """
 
     def __init__(
@@ -121,8 +130,9 @@ class PrivateOracle:
         pool: Pool | None = None,
         replayed: Replayed | None = None,
         clock: Stopwatch = STOPPED,
+        cycles: Cycles | None = None,
     ) -> None:
-        self.num_silos = len(silos)
+        self.num_silos, self._cycles = len(silos), cycles
         self._rules, self._engine, self._draw, self._clock = rules, engine, draw, clock
         cuts = cuts or Cuts()
         self._silos = [share_of(records, share, silo, cuts) for records, silo in zip(silos, ids, strict=True)]
@@ -130,7 +140,7 @@ class PrivateOracle:
         self._divisors = [
             own.sampler.divisor(len(records)) for own, records in zip(self._rules_of, self._silos, strict=True)
         ]
-        self._most_records = max(map(len, self._silos), default=0)
+        self._most_records = longest_sum(rules, max(map(len, self._silos), default=0), cycles)
         self._ids, self._share, self._max_gradients = tuple(ids), share, max_gradients
         self._factors = rules.factors(draw.round, max_gradients)
         self._layer_sizes = tuple((layers or {}).values())
@@ -140,15 +150,14 @@ class PrivateOracle:
         self._stream: Source = SecureStream() if rules.secure else Stream()
         self._ahead = max(1, min(STEPS_AHEAD, int(RECORDS_AHEAD // max(1.0, sum(self._divisors)))))
         self._batches: list[list[NDArray[np.int64] | None]] = []
-        steps = len(self._factors)
-        self._noise = SiloNoise(rules, self._rules_of, self._ids, draw.key, self._stream, self._ahead, steps)
+        steps, chains = len(self._factors), () if cycles is None else cycles.chains
+        self._noise = SiloNoise(rules, self._rules_of, self._ids, draw.key, self._stream, self._ahead, steps, chains)
         self._gradient_calls, self._closed = 0, False
         self._released: list[Tensor] = []
         self._squares = Squares(self._rules_of, self._divisors, self._noise, self._released)
         self._pool = pool if pool is not None and self.num_silos > 1 and together(engine, rules) else None
         self._sums = Sums(cast(MultiSiloEngine, engine), self._pool) if self._pool is not None else None
-        self._replayed, self._width = replayed, 0
-        self._longest: list[int] = []
+        self._replayed, self._width, self._longest = replayed, 0, list[int]()
         if self._pool is not None:
             self._clip_to = clip_norms_there(rules, self._bounds, self.clip_norms, self._pool.device)
             if replayed is not None:
@@ -170,11 +179,7 @@ class PrivateOracle:
         self._check_rows(y)
         y = y.detach()  # with no_grad: nothing may flow back from the noisy gradient to the records
         step = self._gradient_calls
-        if step >= self._max_gradients:
-            raise TrainingError(
-                f"the algorithm asked for more than the {self._max_gradients} gradients of its round plan: "
-                "raise num_gradients in round_plan, so that the budget is checked for what is released."
-            )
+        check_planned(step, self._max_gradients)
         check_room(self._most_records, y.shape[1])
         self._gradient_calls += 1
         self._clock.lap("drift")
@@ -199,10 +204,14 @@ class PrivateOracle:
         def names(purpose: str, silo: int) -> list[Words]:
             return words([key(purpose, silo, step) for step in steps])
 
-        self._batches = [
-            [own.sampler.draw(len(records), seek(name)) for name in names("batch", silo)]
-            for silo, records, own in zip(self._ids, self._silos, self._rules_of, strict=True)
-        ]
+        self._batches = (
+            self._cycles.batches(steps)
+            if self._cycles is not None
+            else [
+                [own.sampler.draw(len(records), seek(name)) for name in names("batch", silo)]
+                for silo, records, own in zip(self._ids, self._silos, self._rules_of, strict=True)
+            ]
+        )
         self._noise.names = [names("noise", silo) for silo in self._ids]
         self._clock.lap("sampling")
         if self._pool is not None:
@@ -390,48 +399,6 @@ class PrivateOracle:
         ]
 
 
-class Squares:
-    """||update||^2 of what was released (m, 1), less what the round's noise adds to it in the mean; may be sent.
-
-    A function of what is released, and of the standard deviations of the noise, which are public or, where the clipping
-    adapts, functions of what was released before: post-processing, free of charge.
-
-    Attributes:
-        made: what was answered.
-    """
-
-    def __init__(
-        self, rules: Sequence[PrivacyRules], divisors: Sequence[float], noise: SiloNoise, released: Sequence[Tensor]
-    ) -> None:
-        self._rules, self._divisors, self._noise, self._released = rules, divisors, noise, released
-        self.made: list[Tensor] = []
-
-    @torch.no_grad()
-    def __call__(self, update: Tensor, scale: float) -> Tensor:
-        """Of each silo's ``update`` (m, d).
-
-        Args:
-            update: ``scale`` times the sum of the round's gradients and what is known without them; or, at silo level,
-                what `release` gave, as it is. Where a gradient is taken at a point that earlier noise has moved, what
-                this noise does to it stays in.
-
-        Raises:
-            UnsupportedError: at silo level, it is not what `release` gave.
-        """
-        silo_level = self._rules[0].unit == "silo"
-        if silo_level:
-            check_released({"update": update}, self._released)
-        found = update.to(torch.float64).square().sum(dim=1, keepdim=True)
-        for row, (rules, size) in enumerate(zip(self._rules, self._noise.sizes, strict=True)):
-            if size == 0 or math.isinf(size):  # inf * 0: no clipping goes with no noise (checked in PrivacyRules)
-                continue
-            z = rules.mechanism.event("full", 1.0, rules.neighbouring, rules.unit).noise_multiplier
-            per_number = z**2 * size * (1.0 if silo_level else (scale / self._divisors[row]) ** 2)
-            found[row] -= update.shape[1] * per_number
-        self.made.append(found.to(update.dtype))
-        return self.made[-1].clone()
-
-
 def sum_and_count(rules: PrivacyRules, size: float, clip_norm: float, factor: float) -> tuple[Scale, Scale]:
     """What the noise on a silo's sum, and that on its count of gradients within C_i, has to be in proportion to."""
     # As 1/2 or -1/2, a record's bit moves the count by half as much as its clipped gradient moves the sum, over C.
@@ -443,6 +410,30 @@ def sum_and_count(rules: PrivacyRules, size: float, clip_norm: float, factor: fl
 def rate_of(rules: PrivacyRules, size: int) -> float:
     """The rate at which a release of a silo of ``size`` records is charged."""
     return 1.0 if rules.unit == "silo" else rules.sampler.rate(size)
+
+
+def check_planned(step: int, most: int) -> None:
+    """Raise TrainingError where a round has made as many gradients as it may."""
+    if step >= most:
+        raise TrainingError(
+            f"the algorithm asked for more than the {most} gradients of its round plan: "
+            "raise num_gradients in round_plan, so that the budget is checked for what is released."
+        )
+
+
+def longest_sum(rules: PrivacyRules, most_records: int, cycles: Cycles | None) -> int:
+    """How many steps of the grid of a sum of clipped gradients there may be, in those that one of them may have.
+
+    Raises:
+        UnsupportedError: batches are in a cycle, and nobody says where in it a silo is.
+    """
+    if not isinstance(rules.sampler, Cyclic):
+        return most_records
+    if cycles is None:
+        raise UnsupportedError(
+            "privacy.sampler='cyclic': here nobody keeps at which batch of its cycle a silo is. Use sampler: fixed."
+        )
+    return -(-most_records // rules.sampler.batches) * rules.sampler.correlation.reach
 
 
 def check_room(num_records: int, d: int) -> None:
@@ -478,13 +469,3 @@ def together(engine: Engine | type[Engine], rules: PrivacyRules) -> bool:
     bounds that are known before, and are those of all silos."""
     able = callable(getattr(engine, "clipped_sums", None)) and rules.unit == "record"
     return able and not rules.clipping.measures and not rules.clipping.normalises and not rules.silos
-
-
-def check_released(up: Vectors, released: Sequence[Tensor]) -> None:
-    """Raise UnsupportedError unless every vector of ``up`` equals one of ``released``: what is sent at silo level."""
-    for name, value in up.items():
-        if not any(torch.equal(value, known) for known in released):
-            raise UnsupportedError(
-                f"privacy.unit='silo': this algorithm sends {name!r} without releasing it as it is: no guarantee "
-                "would hold. Use unit: record, or an algorithm that sends one released update (fedavg)."
-            )

@@ -129,7 +129,7 @@ class Made:
     def again(self) -> Parts:
         """The parts, with the states that silos begin with."""
         parts = self.parts
-        parts.host.states = begun(parts.algorithm.init_silos(parts.model, 1), parts.rules, 1)
+        parts.host.states = begun(parts.algorithm.init_silos(parts.model, 1), parts.rules, 1, parts.layout.dimension)
         return parts
 
 

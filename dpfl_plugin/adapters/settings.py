@@ -17,9 +17,10 @@ from dpfl_plugin.errors import UnsupportedError
 from dpfl_plugin.federation.planning import rehearse
 from dpfl_plugin.gradients import losses
 from dpfl_plugin.gradients.base import layers
-from dpfl_plugin.oracle import check_released
+from dpfl_plugin.privacy.released import check_released
 from dpfl_plugin.runs.plugins import make_accountant, make_algorithm
 from dpfl_plugin.runs.rules import privacy_rules
+from dpfl_plugin.runs.silo_settings import refuse_cycles
 
 PLATFORM: Final = "the platform does that: see the settings of your project"
 ELSEWHERE: Final = {
@@ -92,6 +93,7 @@ def check_parts(config: Config, layout: Layout, source: str) -> Algorithm:
             "own, and a platform carries, evaluates and gives back the server's alone, which here is a mean that no "
             "silo was trained for. Use dpfl run, also on MPI ranks; or fedavg, fedprox or scaffold here."
         )
+    refuse_cycles(config, "a silo of a platform may be asked for the same round twice, or for none")
     _check_loss(config.loss, source)
     privacy = config.privacy
     # Code that settings name is not run here: at a silo its owner's limits are asked first.

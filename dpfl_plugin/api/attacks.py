@@ -28,7 +28,7 @@ from dpfl_plugin.errors import ConfigError, DataError, UnsupportedError, require
 from dpfl_plugin.runs.extra_releases import refuse_extra_releases
 from dpfl_plugin.runs.folder import to_json, write_atomic
 from dpfl_plugin.runs.setting import federate
-from dpfl_plugin.runs.silo_settings import refuse_silos
+from dpfl_plugin.runs.silo_settings import refuse_cycles, refuse_silos
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -197,6 +197,7 @@ def _attacked(chosen: Experiment, one: Variant, options: Options, note: Note, ou
         raise UnsupportedError(f"privacy.unit={config.privacy.unit!r}: these attacks are on records. Use unit: record.")
     refuse_extra_releases(config, "these attacks are on what rounds release")
     refuse_silos(config, BOUND_OF_ONE_NOISE)
+    refuse_cycles(config, "attacks know releases that stand each for itself")
     known = federate(config, chosen.base)
     if out is not None:  # before the work: it may not be allowed. Records may be recognised in its files
         make_folder(out, config.access)

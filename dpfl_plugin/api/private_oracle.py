@@ -58,6 +58,7 @@ from dpfl_plugin.runs.locations import shared_key
 from dpfl_plugin.runs.publishable import published
 from dpfl_plugin.runs.record_marks import MarkKey
 from dpfl_plugin.runs.rules import weak_claims
+from dpfl_plugin.runs.silo_settings import refuse_cycles
 from dpfl_plugin.runs.statement import statement
 
 WHERE: Final = "PrivateOracle.of"
@@ -415,6 +416,7 @@ def _account(config: Config, parts: Parts, path: Path) -> PrivacyAccount:
 
 
 def _parts(config: Config, module: nn.Module, mine: Silo, loss: Any, key: MarkKey, path: Path) -> Parts:
+    refuse_cycles(config, "releases of an oracle are composed with those of earlier ones in the ledger")
     found = hold(Federation([mine], 0, mine.train_x.shape[1:]))
     holding = replace(found, survey=key.marked(found.survey), training={})
 

@@ -24,7 +24,7 @@ from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.mechanisms import Gaussian
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.runs.build import Parts, build, refuse_outcome
-from dpfl_plugin.runs.silo_settings import refuse_silos
+from dpfl_plugin.runs.silo_settings import refuse_cycles, refuse_silos
 
 FPR = 0.01
 BOUND_OF_ONE_NOISE = "the attack's bound is that of silos that have the same noise"
@@ -81,6 +81,7 @@ def membership(config: Config, base: Path, silo: int, repeats: int, note: Note) 
     for repeat in range(repeats):
         seeded = config.model_copy(update={"seed": config.seed + repeat})
         refuse_silos(config, BOUND_OF_ONE_NOISE)
+        refuse_cycles(config, "attacks know releases that stand each for itself")
         parts = build(seeded, base)
         check_silo(silo, parts)
         attack, ledger = Attack(parts, silo), Ledger()
@@ -139,6 +140,7 @@ def inversion(config: Config, base: Path, silo: int) -> tuple[Inversion, Inversi
         UnsupportedError: the model is not known to the attack.
     """
     refuse_silos(config, BOUND_OF_ONE_NOISE)
+    refuse_cycles(config, "attacks know releases that stand each for itself")
     parts = build(config, base)
     check_silo(silo, parts)
     first_layer(parts.module)  # refused before any work

@@ -9,7 +9,8 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 
 from dpfl_plugin.config.blocks import Block, PluginBlock, Strict
 
-OF_PERSONS: Final = ("max_records_per_person", "shared_persons")
+OF_PERSONS: Final[tuple[str, ...]] = ("max_records_per_person", "shared_persons")
+OF_CYCLES: Final = ("bands",)
 RECORD_RATE: Final = 0.2  # s of Noble et al.; a smaller one takes less noise, and more local steps for a pass
 
 
@@ -41,8 +42,17 @@ class PrivacyConfig(Strict):
     schedule: PluginBlock = Field(
         default=Block(name="constant"), description="how the noise changes from round to round, or step to step"
     )
-    sampler: Literal["fixed", "poisson", "full", "with_replacement"] = Field(
-        "fixed", description="how a batch is drawn; with_replacement: for unit: silo"
+    sampler: Literal["fixed", "poisson", "full", "with_replacement", "cyclic"] = Field(
+        "fixed",
+        description="how a batch is drawn; with_replacement: for unit: silo; cyclic: 1 / record_rate batches in turn, "
+        "with correlated noise",
+    )
+    bands: int | None = Field(
+        None,
+        ge=1,
+        le=1000,
+        description="sampler: cyclic: over so many steps noise is correlated, at most those of a pass; 1: not at all; "
+        "default: those of a pass",
     )
     record_rate: float | None = Field(
         None,
@@ -61,11 +71,17 @@ class PrivacyConfig(Strict):
 
     @model_serializer(mode="wrap")
     def _as_given(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without the keys of persons where these are not protected: such runs have the names that they always had."""
+        """Without the keys of what is not used, persons and cycles: such runs have the names that they always had."""
         values: dict[str, Any] = dump(self)
-        if self.unit == "person":
-            return values
-        return {key: value for key, value in values.items() if key not in OF_PERSONS}
+        left_out = () if self.unit == "person" else OF_PERSONS
+        left_out += () if self.sampler == "cyclic" else OF_CYCLES
+        return {key: value for key, value in values.items() if key not in left_out}
+
+    @model_validator(mode="after")
+    def _cycles(self) -> PrivacyConfig:
+        if self.bands is not None and self.sampler != "cyclic":
+            raise ValueError(f"bands is for sampler: cyclic, and this is sampler: {self.sampler}; leave it out")
+        return self
 
     @model_validator(mode="after")
     def _persons(self) -> PrivacyConfig:

@@ -23,6 +23,7 @@ from pydantic import (
 
 from dpfl_plugin.access import Access
 from dpfl_plugin.config.blocks import Block, PluginBlock, Strict, plugin_block
+from dpfl_plugin.config.cycles import check_cycles
 from dpfl_plugin.config.privacy import PrivacyConfig, SiloConfig
 from dpfl_plugin.config.scores import EarlyStoppingConfig, PrivateEvaluationConfig, ScoresConfig, Scoring
 
@@ -334,6 +335,7 @@ class Config(Strict):
             )
         if self.silos:
             self._check_silos()
+        check_cycles(self)
         return self
 
     def _check_silos(self) -> None:

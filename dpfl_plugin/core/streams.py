@@ -38,6 +38,8 @@ PURPOSES: Final[dict[str, int]] = {
     "trial": 15,  # parameters at which models and losses are tried on made-up records
     "person": 16,  # which records of a person are kept, where there are more than a person may have
     "statistics": 17,  # privacy noise of a silo's statistics of columns
+    "deal": 18,  # which record of a silo is in which batch of a cycle
+    "mask": 19,  # what hides sums that a silo's noise is correlated with from whoever keeps its state
 }
 
 

@@ -47,7 +47,7 @@ from dpfl_plugin.privacy.views import server_view
 from dpfl_plugin.runs.accounting import make_account
 from dpfl_plugin.runs.build import Parts, build, refuse_outcome
 from dpfl_plugin.runs.extra_releases import refuse_extra_releases
-from dpfl_plugin.runs.silo_settings import refuse_silos
+from dpfl_plugin.runs.silo_settings import refuse_cycles, refuse_silos
 
 Array = NDArray[np.float64]
 MakeRuntime = Callable[[SiloGroup, int, ChargeSink, Observer], Runtime]
@@ -144,6 +144,7 @@ def audit(config: Config, base: Path, options: Options, make_runtime: MakeRuntim
 
 def _refuse_unreadable(config: Config, parts: Parts) -> None:
     """Raise UnsupportedError where no canary is all of an update, or releases do not weigh alike."""
+    refuse_cycles(config, "an audit knows releases that stand each for itself")
     rules = parts.rules
     if rules.unit == "silo" and rules.l2 > 0:
         raise UnsupportedError(

@@ -37,13 +37,16 @@ from dpfl_plugin.gradients.stacked import MultiSiloEngine, Pool, Sums
 from dpfl_plugin.measures.answers import Answers, answers
 from dpfl_plugin.measures.tables import score
 from dpfl_plugin.oracle import Draw, PrivateOracle, together
+from dpfl_plugin.privacy.cycles import OF_CYCLES, STEP, Cycles, check_round, first_states
 from dpfl_plugin.privacy.events import Charge, ChargeKind, SampledGaussian
 from dpfl_plugin.privacy.rules import PrivacyRules
+from dpfl_plugin.privacy.samplers import Cyclic
 from dpfl_plugin.privacy.scores import Scores
 from dpfl_plugin.privacy.statistics import Statistics
 
 # A silo's state beside the algorithm's, which never sees it: C_i (m, 1), where the clipping adapts it.
 CLIP_NORM = "oracle.clip_norm"
+OF_THE_ORACLE = (CLIP_NORM, *OF_CYCLES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +63,33 @@ class SiloMetrics:
     personalised_score: float | None = None
 
 
-def begun(states: Vectors, rules: PrivacyRules, num_silos: int) -> Vectors:
-    """With C_i, where the clipping adapts it; in float64 on any device, so that a checkpoint has all of it."""
-    if not rules.clipping.adapts:
-        return states
-    return {**states, CLIP_NORM: torch.full((num_silos, 1), rules.clip_norm, dtype=torch.float64)}
+def begun(states: Vectors, rules: PrivacyRules, num_silos: int, dimension: int) -> Vectors:
+    """With C_i, where the clipping adapts it, in float64 on any device, so that a checkpoint has all of it; with where
+    each silo is in its cycle, where batches have one."""
+    if rules.clipping.adapts:
+        return {**states, CLIP_NORM: torch.full((num_silos, 1), rules.clip_norm, dtype=torch.float64)}
+    if isinstance(rules.sampler, Cyclic):
+        return {**states, **first_states(rules.sampler, num_silos, dimension)}
+    return states
+
+
+def _cycles(
+    rules: PrivacyRules, ids: Sequence[int], sizes: Sequence[int], states: Vectors, plan: RoundPlan, draw: Draw
+) -> Cycles | None:
+    """Where silos of these sizes, and with these states, are in their cycles, if batches have any."""
+    if STEP not in states:
+        return None
+    check_round(plan.share, plan.smoothing)
+    return Cycles(rules, ids, sizes, states, draw.of_all_rounds)
+
+
+def _renewed(states: Vectors, oracle: PrivateOracle, cycles: Cycles | None) -> Vectors:
+    """What the oracle of a round leaves of what `begun` put into ``states``."""
+    if CLIP_NORM in states:
+        return {CLIP_NORM: states[CLIP_NORM].new_tensor(oracle.clip_norms).unsqueeze(1)}
+    if cycles is not None:
+        return {name: value.to(states[name].device) for name, value in cycles.states().items()}
+    return {}
 
 
 @contextlib.contextmanager
@@ -125,7 +150,7 @@ class SiloGroup:
         self._train, self._pool, self._replayed = self._held(train)
         self._test, self._outcome, self._statistics = test, outcome, statistics
         self.scaling: tuple[Tensor, Scaling] | None = None  # (the sums that it is made of, it) once there is one
-        self.states = begun(states, rules, len(train))
+        self.states = begun(states, rules, len(train), self._layout.dimension)
         self._layers = layers(self._layout)
         self._evaluator: torch.nn.Module | None = None
         self._pending: list[tuple[list[int], Vectors]] = []
@@ -151,7 +176,7 @@ class SiloGroup:
         other._pool = None if self._pool is None else Pool(train)
         other._train = dict(train) if other._pool is None else other._pool.records
         other._engine, other._pending, other._replayed = engine, [], None
-        other.states = begun(states, self._rules, len(train))
+        other.states = begun(states, self._rules, len(train), self._layout.dimension)
         return other
 
     def run(self, ids: Sequence[int], down: Vectors, plan: RoundPlan, draw: Draw) -> tuple[Vectors, list[Charge]]:
@@ -180,18 +205,18 @@ class SiloGroup:
             # Rows of a stack are raw gradients here: one silo at a time, none can end up in another's upload.
             parts = [self._run([silo], down, plan, draw) for silo in ids]
             return stack([up for up, _ in parts]), [charge for _, charges in parts for charge in charges]
-        rows, oracle = [self._row[silo] for silo in ids], self._oracle(ids, plan, draw)
-        old = {name: value[rows] for name, value in self.states.items() if name != CLIP_NORM}
+        rows, sizes = [self._row[silo] for silo in ids], [len(self._train[silo]) for silo in ids]
+        cycles = _cycles(self._rules, ids, sizes, {n: v[rows] for n, v in self.states.items()}, plan, draw)
+        oracle = self._oracle(ids, plan, draw, cycles)
+        old = {name: value[rows] for name, value in self.states.items() if name not in OF_THE_ORACLE}
         up, new = self._algorithm.local_update(down, old, oracle, plan)
         oracle.close()
         oracle.check_upload(up)
-        if CLIP_NORM in self.states:
-            new = {**new, CLIP_NORM: self.states[CLIP_NORM].new_tensor(oracle.clip_norms).unsqueeze(1)}
-        self._pending.append((rows, new))
+        self._pending.append((rows, {**new, **_renewed(self.states, oracle, cycles)}))
         self.clock.lap("drift")
         return up, oracle.charges()
 
-    def _oracle(self, ids: Sequence[int], plan: RoundPlan, draw: Draw) -> PrivateOracle:
+    def _oracle(self, ids: Sequence[int], plan: RoundPlan, draw: Draw, cycles: Cycles | None = None) -> PrivateOracle:
         rows = [self._row[silo] for silo in ids]
         return PrivateOracle(
             self._rules,
@@ -207,6 +232,7 @@ class SiloGroup:
             pool=self._pool,
             replayed=self._replayed,
             clock=self.clock,
+            cycles=cycles,
         )
 
     def _own(self, ids: Sequence[int]) -> dict[int, bytes]:
@@ -298,16 +324,10 @@ class SiloGroup:
 
     def staged(self) -> Vectors:
         """The states as `commit` would leave them, for a process that may end before it; nothing changes here."""
-        states = {name: value.clone() for name, value in self.states.items()}
-        for rows, new in self._pending:
-            for name, value in new.items():
-                states[name][rows] = value
-        return states
+        return _put(self._pending, {name: value.clone() for name, value in self.states.items()})
 
     def commit(self) -> None:
-        for rows, new in self._pending:
-            for name, value in new.items():
-                self.states[name][rows] = value
+        _put(self._pending, self.states)
         self._pending.clear()
         self.clock.lap("drift")
 
@@ -377,6 +397,13 @@ class SiloGroup:
             found = made_of(self._outcome, by_silo, names)
         self.clock.lap("evaluation")
         return found
+
+
+def _put(pending: Sequence[tuple[list[int], Vectors]], states: Vectors) -> Vectors:
+    for rows, new in pending:
+        for name, value in new.items():
+            states[name][rows] = value
+    return states
 
 
 def _held(

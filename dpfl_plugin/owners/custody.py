@@ -30,7 +30,7 @@ from dpfl_plugin.runs.forecast import Forecast
 from dpfl_plugin.runs.foreign_code import code_of
 from dpfl_plugin.runs.naming import doubts_of
 from dpfl_plugin.runs.rules import privacy_rules
-from dpfl_plugin.runs.silo_settings import refuse_silos
+from dpfl_plugin.runs.silo_settings import refuse_cycles, refuse_silos
 
 NOT_AGREED: Final[dict[str, Any]] = {"out": True, "description": True, "checkpoint": True, "runtime": True}
 
@@ -102,6 +102,7 @@ class Custody:
         if self.limits is None or not mine:
             return None
         refuse_silos(config, "the owner's limits are checked for silos that have the same settings")
+        refuse_cycles(config, "an owner's limits are agreed on release by release")
         forecast = Forecast(config, parts.algorithm, parts.accountant, parts.setting, parts.num_records, privacy_rules)
         sizes = {parts.num_records[silo] for silo in mine}
         of_size = {size: agreed_plan(forecast, parts.rules, size) for size in sizes}

@@ -6,7 +6,7 @@ import abc
 import functools
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Final, Protocol
 
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from dpfl_plugin.errors import UnsupportedError, require
 from dpfl_plugin.privacy import pld
 from dpfl_plugin.privacy.events import SampledGaussian, Term
+from dpfl_plugin.privacy.samplers import whole_batches
 
 Array = NDArray[np.float64]
 
@@ -83,7 +84,7 @@ class Checked(abc.ABC):
     def epsilon(self, composition: Sequence[Term], delta: float) -> float:
         """See `Accountant.epsilon`."""
         pld.check_delta(delta)
-        terms = pld.normalise(composition)
+        terms = in_passes(composition)
         for term in terms:
             self._check(term)
         if not terms:
@@ -113,6 +114,36 @@ class Checked(abc.ABC):
             why = str(error)
         if why:
             raise UnsupportedError(f"{self.name} has no bound for {_described(term)}: {why}")
+
+
+def in_passes(composition: Iterable[Term]) -> tuple[Term, ...]:
+    """The composition, normalised, with Gaussians without sampling in the place of releases on cyclic batches.
+
+    n releases of a silo, the first n of a cycle of B batches, have a record of batch j in those with t mod B = j: in
+    ceil(n / B) at most. They cost what as many Gaussians of the noise multiplier that was charged do: each by itself
+    where noise is independent, all together where it is correlated, by the theorem of `privacy.correlation`.
+
+    Raises:
+        UnsupportedError: the n releases are not of one kind, or are not certain: then n tells nothing of any record.
+    """
+    terms = pld.normalise(composition)
+    cyclic = [term for term in terms if term.release.sampler == "cyclic"]
+    if not cyclic:
+        return terms
+    if len(cyclic) > 1 or cyclic[0].participation < 1:
+        raise UnsupportedError(
+            "releases on cyclic batches are accounted for where a silo makes them one after the other and alike, in "
+            "rounds that it takes part in for certain; these have several noise multipliers, rates or probabilities."
+        )
+    (term,) = cyclic
+    release, batches = term.release, whole_batches(term.release.rate)
+    if batches < 2 or release.neighbouring != "replace_one" or release.unit != "record":
+        raise UnsupportedError(
+            f"sampler=cyclic is accounted for with rate 1 / batches, for replace_one of a record; not for rate="
+            f"{release.rate!r}, {release.neighbouring} of a {release.unit}."
+        )
+    passes = Term(release=replace(release, sampler="full", rate=1.0), count=1, rounds=-(-term.rounds // batches))
+    return pld.normalise([*(other for other in terms if other is not term), passes])
 
 
 def wavers(accountant: Accountant, terms: Sequence[Term]) -> float:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from dpfl_plugin.errors import PluginError
 from dpfl_plugin.privacy.composition import Planned, Spending, Terms
 from dpfl_plugin.privacy.costs import MOST_ROUNDS, RoundCost, made_certain
+from dpfl_plugin.privacy.cycles import OneNoise
 from dpfl_plugin.privacy.events import Batch, Charge, ChargeKind, batches
 from dpfl_plugin.privacy.extra_releases import NOT_RUN, Beside, BesideMade
 from dpfl_plugin.privacy.extra_releases import Kind as ExtraKind
@@ -19,6 +20,7 @@ from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.pricing import Pricing
 from dpfl_plugin.privacy.prior import Prior
 from dpfl_plugin.privacy.rules import PrivacyRules
+from dpfl_plugin.privacy.samplers import Cyclic
 from dpfl_plugin.privacy.spec import BudgetSpec
 from dpfl_plugin.privacy.tally import Tally
 from dpfl_plugin.privacy.views import worst_case_terms
@@ -71,6 +73,7 @@ class Book:
         self._cap = spec.max_participations
         self._made_once: list[tuple[str, tuple[object, ...], Any]] = []  # of a ledger that does not grow: see `once`
         ledger.tally.settle(beside.guessed_kind)
+        self._one_noise = OneNoise(ledger) if isinstance(rules.sampler, Cyclic) and not stating else None
         self.extra = BesideMade(beside, rules, spec.num_records)
         self._together: tuple[Prior, Prior] | None = None  # see `with_earlier`
         # Where the draws of earlier runs decide the length or the noise of this one, which may draw the same silos, no
@@ -121,7 +124,13 @@ class Book:
         self.distinct.add(self.costs[round])
 
     def add(self, made: Sequence[Batch]) -> None:
-        """Append charges to the ledger, and count them: a charge that was to be repeated, and is not, counts now."""
+        """Append charges to the ledger, and count them: a charge that was to be repeated, and is not, counts now.
+
+        Raises:
+            LedgerError: see `OneNoise.check`.
+        """
+        if self._one_noise is not None:
+            self._one_noise.check(first for first, _ in made)
         self.ledger.append_all(made)
         if self._awaited:
             made = [*batches(self._not_repeated([first for first, _ in made])), *made]

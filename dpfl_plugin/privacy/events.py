@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, get_args
 
-Sampler = Literal["fixed", "poisson", "full"]
+Sampler = Literal["fixed", "poisson", "full", "cyclic"]
 Neighbouring = Literal["replace_one", "add_or_remove"]
 Unit = Literal["record", "person", "silo"]
 ChargeKind = Literal["round", "statistics", "score", "personalise"]
@@ -20,8 +20,10 @@ class SampledGaussian:
     Attributes:
         noise_multiplier: noise standard deviation / L2 sensitivity under ``neighbouring``.
         sampler: "fixed": ``batch_size`` of ``num_records`` without replacement, fresh for every release;
-            "poisson": each record independently with probability ``rate``; "full": no sampling.
-        rate: batch_size / num_records, the Poisson rate, or 1.
+            "poisson": each record independently with probability ``rate``; "full": no sampling; "cyclic": the records
+            are dealt out once into 1 / ``rate`` batches, which a silo's releases take in turn, from the first on. n of
+            these together are dominated by ceil(n ``rate``) Gaussians without sampling, see `accountants.in_passes`.
+        rate: batch_size / num_records, the Poisson rate, 1 / batches, or 1.
         neighbouring: which data sets are neighbours; fixes the sensitivity (2C for replace_one, C else).
         unit: what a neighbour differs in: one record of a silo, all records that one person has there, or all of them.
     """

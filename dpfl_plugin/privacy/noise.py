@@ -9,6 +9,7 @@ from torch import Tensor
 
 from dpfl_plugin.core.device_noise import DeviceNormals
 from dpfl_plugin.core.streams import Source, Words
+from dpfl_plugin.privacy.correlation import Chain
 from dpfl_plugin.privacy.mechanisms import OnDevice
 from dpfl_plugin.privacy.rules import PrivacyRules
 
@@ -29,6 +30,7 @@ class SiloNoise:
         names: of the streams of the steps that are looked ahead, by row.
         sizes: of each row, (sensitivity times factor)^2 of all noise so far, added up: times the squared noise
             multiplier it is the variance of the sum of that noise.
+        chains: what makes the releases of each silo, by row, where noise is correlated from step to step.
     """
 
     def __init__(
@@ -40,11 +42,13 @@ class SiloNoise:
         stream: Source,
         ahead: int,
         num_steps: int,
+        chains: Sequence[Chain] = (),
     ) -> None:
         self._rules, self._rules_of, self._silos, self._key = rules, rules_of, silos, key
         self._stream, self._ahead, self._num_steps = stream, ahead, num_steps
         self.names: list[list[Words]] = []
         self.sizes = [0.0] * len(self._silos)
+        self.chains = chains
         self._normals: DeviceNormals | None = None
 
     def add(self, totals: Tensor, scales: Sequence[Scale], first: int, step: int, out: Tensor) -> None:
@@ -69,6 +73,9 @@ class SiloNoise:
         sensitivity, factor = scale
         self.sizes[row] += (sensitivity * factor) ** 2
         name = self._name(row, step)
+        if self.chains:
+            self.chains[row](total, sensitivity, self._stream.seek(name), out)
+            return
         self._rules_of[row].mechanism(total, sensitivity, self._stream.seek(name), out, factor)
 
     def _name(self, row: int, step: int) -> bytes | Words:

@@ -11,10 +11,10 @@ from typing import Literal
 from dpfl_plugin.core.balls import LEAST_CLIP_NORM, MOST_CLIP_NORM
 from dpfl_plugin.core.shares import share_bounds
 from dpfl_plugin.errors import ConfigError, PluginError, UnsupportedError, require
-from dpfl_plugin.privacy.clipping import Clipping, Flat
+from dpfl_plugin.privacy.clipping import Clipping, Flat, PerLayer
 from dpfl_plugin.privacy.events import Neighbouring, SampledGaussian, Unit
-from dpfl_plugin.privacy.mechanisms import Mechanism
-from dpfl_plugin.privacy.samplers import Sampler
+from dpfl_plugin.privacy.mechanisms import Gaussian, Mechanism
+from dpfl_plugin.privacy.samplers import Cyclic, Sampler
 from dpfl_plugin.privacy.schedules import Constant, Schedule, checked_factors
 
 
@@ -65,11 +65,39 @@ class PrivacyRules:
             self._check_device_noise()
         if self.silos and (self.unit != "record" or self.varies or self.clipping.adapts or self.clipping.measures):
             raise UnsupportedError("silos: settings of single silos need unit: record, and noise that does not change.")
+        if isinstance(self.sampler, Cyclic):
+            self._check_cyclic(self.sampler)
         if self.unit != "silo" and self.neighbouring != self.sampler.neighbouring:
             raise UnsupportedError(
                 f"privacy.neighbouring={self.neighbouring!r} is not proven for sampler: {self.sampler.name} at "
                 f"{self.unit} level, which is accounted under {self.sampler.neighbouring!r}. Leave neighbouring out."
             )
+
+    def _check_cyclic(self, sampler: Cyclic) -> None:
+        """Raise UnsupportedError for all that nothing is proven of in cycles of batches."""
+        name = type(self.mechanism).__name__
+        for wrong, key, why in (
+            (self.unit != "record", f"unit: {self.unit}", "what a record does to the sums of a cycle is proven only"),
+            (type(self.mechanism) is not Gaussian, f"mechanism {name}", "Gaussian noise is proven only"),
+            (self.varies, "schedule", "the noise of a cycle is that of all of its steps"),
+            (
+                type(self.clipping) not in (Flat, PerLayer),
+                f"clip {type(self.clipping).__name__}",
+                "every step of a cycle has to have the same clipping norm",
+            ),
+            (bool(self.silos), "silos", "silos with settings of their own are planned in another way"),
+            (self.noise == "device", "runtime.noise='device'", "the device's noise is not correlated"),
+            (
+                self.secure,
+                "secure",
+                "a round that a crash cuts off would be released once more, with other noise, and what came before "
+                "it would be in both",
+            ),
+        ):
+            if wrong:
+                raise UnsupportedError(
+                    f"privacy.sampler='cyclic' with {key}: {why}. Use sampler: fixed, or leave {key.split(':')[0]} out."
+                )
 
     def _check_device_noise(self) -> None:
         if self.secure:

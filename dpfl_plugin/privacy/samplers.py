@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from dpfl_plugin.core import draws
 from dpfl_plugin.core.exact import floor_share
 from dpfl_plugin.errors import ConfigError, require
+from dpfl_plugin.privacy.correlation import Correlation, correlation
 from dpfl_plugin.privacy.events import Neighbouring
 from dpfl_plugin.privacy.events import Sampler as Accounted
 
@@ -174,17 +175,87 @@ class FullBatch:
         return None
 
 
-SAMPLERS: Final[tuple[SamplerName, ...]] = ("fixed", "poisson", "full", "with_replacement")
+@dataclass(frozen=True, slots=True)
+class Cyclic:
+    """1 / rate batches, dealt out once, which a silo's steps take in turn: every record in every pass, once.
+
+    Nothing is hidden by this choice, and nothing is gained by it from an accountant. What it is for is noise that is
+    correlated over ``bands`` steps, see `dpfl_plugin.privacy.correlation`.
+
+    Raises:
+        ConfigError: 1 / rate is not a whole number of batches, 2 or more; or ``bands`` is more than that.
+    """
+
+    record_rate: float
+    bands: int | None = None
+    name: SamplerName = "cyclic"
+    neighbouring: Neighbouring = "replace_one"
+    sensitivity: float = 2.0
+
+    def __post_init__(self) -> None:
+        require(
+            whole_batches(self.record_rate) >= 2,
+            "privacy.record_rate",
+            self.record_rate,
+            "be 1 over a whole number of batches, 2 or more, with sampler: cyclic",
+            "Use 0.1, say, for ten batches.",
+        )
+        assert self.correlation is not None  # which refuses too many bands
+
+    @property
+    def batches(self) -> int:
+        """B, in a pass."""
+        return whole_batches(self.record_rate)
+
+    @property
+    def correlation(self) -> Correlation:
+        """How the noise of a step depends on that of the steps before."""
+        return correlation(self.batches if self.bands is None else self.bands, self.batches)
+
+    def divisor(self, num_records: int) -> float:
+        """n / B; batches differ by one record where that is no whole number. Raises ConfigError if one is empty."""
+        require(
+            num_records >= self.batches,
+            "privacy.record_rate",
+            self.record_rate,
+            f"give each of {self.batches} batches a record of every silo: one has {num_records}",
+            "Use a larger rate, or larger silos.",
+        )
+        return num_records / self.batches
+
+    def rate(self, num_records: int) -> float:
+        return 1 / self.batches
+
+    def draw(self, num_records: int, rng: np.random.Generator) -> NDArray[np.int64]:
+        """The order in which all records are dealt out, see `batch`."""
+        return rng.permutation(num_records)
+
+    def batch(self, order: NDArray[np.int64], step: int) -> NDArray[np.int64]:
+        """Indices of the records of a silo's ``step``, from 0, of an order of all of them (n,)."""
+        turn, count = step % self.batches, len(order)
+        return order[turn * count // self.batches : (turn + 1) * count // self.batches]
+
+
+def whole_batches(rate: float) -> int:
+    """1 / rate where that is a whole number, as far as a person who wrote it out can tell; else 0."""
+    number = round(1 / rate) if rate > 0 else 0
+    return number if number and abs(number * rate - 1) <= 1e-3 / number else 0
+
+
+SAMPLERS: Final[tuple[SamplerName, ...]] = ("fixed", "poisson", "full", "with_replacement", "cyclic")
 
 
 def usual_most(sampler: Sampler, num_records: int) -> int:
     """Records of a long batch: of fixed size, or what is expected and 6 standard deviations more."""
     size = sampler.divisor(num_records)
-    return min(num_records, math.ceil(size + 6 * math.sqrt(size))) if sampler.name == "poisson" else int(size)
+    return min(num_records, math.ceil(size + 6 * math.sqrt(size))) if sampler.name == "poisson" else math.ceil(size)
 
 
-def make(name: str, record_rate: float | None, batch_size: int | None) -> Sampler:
+def make(name: str, record_rate: float | None, batch_size: int | None, bands: int | None = None) -> Sampler:
     """The sampler that a configuration names.
+
+    Args:
+        bands: of a cyclic one; of no use to others.
 
     Raises:
         ConfigError: its rate or batch size is missing, given twice, or of no use to it.
@@ -195,9 +266,10 @@ def make(name: str, record_rate: float | None, batch_size: int | None) -> Sample
         "poisson": lambda: Poisson(_given("poisson", record_rate)),
         "full": FullBatch,
         "with_replacement": lambda: WithReplacement(record_rate, batch_size),
+        "cyclic": lambda: Cyclic(_given("cyclic", record_rate), bands),
     }
     require(name in makers, "privacy.sampler", name, f"be one of {', '.join(SAMPLERS)}")
-    useful = {"poisson": {"record_rate"}, "full": set()}.get(name, set(given))
+    useful = {"poisson": {"record_rate"}, "cyclic": {"record_rate"}, "full": set()}.get(name, set(given))
     for key, value in given.items():
         require(value is None or key in useful, f"privacy.{key}", value, f"be left out with sampler: {name}")
     if record_rate is not None and batch_size is not None:

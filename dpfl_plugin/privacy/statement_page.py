@@ -159,6 +159,7 @@ def _how(said: dict[str, Any]) -> str:
         "poisson": f"each {unit} independently with a fixed probability, drawn anew for each release; it may be empty",
         "full": f"all {unit}s of the silo",
         "with_replacement": "a fixed number of draws from all records, anew for each step",
+        "cyclic": "the records are dealt out once, into batches that take turns; a release takes the next",
     }[mechanism["sampler"]]
     sizes = [f"{key} {number(mechanism[key])}" for key in ("record_rate", "batch_size") if mechanism[key] is not None]
     clipped = {
@@ -179,6 +180,7 @@ def _how(said: dict[str, Any]) -> str:
         f"* schedule: {_schedule(mechanism['schedule'])}",
         f"* clipping: {mechanism['clip']['what']}",
         f"* batch (`sampler: {mechanism['sampler']}`): {sampler}{'; ' + ', '.join(sizes) if sizes else ''}",
+        *_cycle(mechanism),
         *(OWN_NOISE if any("budget" in silo for silo in said["silos"] or ()) else ()),
         f"* releases: {said['num_releases']} in all, in {said['num_charges']} charges (a charge is what one silo "
         "released in one round); each was in the ledger, on disk, before it left",
@@ -189,6 +191,24 @@ def _how(said: dict[str, Any]) -> str:
     if said["protects"]["unit"] == "silo":
         lines.append("* batches do not count here: a silo's update is protected whichever of its records it used")
     return "\n".join(lines)
+
+
+def _cycle(mechanism: dict[str, Any]) -> list[str]:
+    """Of batches in a cycle, and noise that is correlated over them."""
+    if "cycle" not in mechanism:
+        return []
+    cycle = mechanism["cycle"]
+    lines = [
+        f"* cycle: {cycle['batches']} batches, so that a record is in one of so many releases of its silo in a row; "
+        "what a silo released is charged as so many releases of all records as it began passes over the batches"
+    ]
+    if cycle["bands"] > 1:
+        c, norm = ", ".join(number(one) for one in cycle["coefficients"]), number(cycle["norm"])
+        lines.append(
+            f"* noise: correlated over {cycle['bands']} steps, with c = {c} and its norm |c| = {norm}; "
+            "the releases that a record moves by one of its steps are none that it moves by another"
+        )
+    return lines
 
 
 def _schedule(schedule: dict[str, Any]) -> str:

@@ -26,13 +26,15 @@ from dpfl_plugin.gradients import smoothing
 from dpfl_plugin.gradients.base import Records
 from dpfl_plugin.gradients.replay import cuda_graph
 from dpfl_plugin.models.attributes import Attributes, describe
-from dpfl_plugin.oracle import check_released
 from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.costs import RoundCost
+from dpfl_plugin.privacy.cycles import check_round
 from dpfl_plugin.privacy.extra_releases import Beside
 from dpfl_plugin.privacy.participation import WITH_REPLACEMENT
 from dpfl_plugin.privacy.prior import NO_PRIOR, Prior
+from dpfl_plugin.privacy.released import check_released
 from dpfl_plugin.privacy.rules import PrivacyRules
+from dpfl_plugin.privacy.samplers import Cyclic
 from dpfl_plugin.runs.engines import (
     check_engine,
     choose_engine,
@@ -356,6 +358,8 @@ def _check_first_round(
         refuse_silos(config, "drawing with replacement is accounted for silos that have one noise")
     for round in {0, (setting.rounds or 1) - 1}:
         rules.factors(round, first.num_gradients)
+    if isinstance(rules.sampler, Cyclic):
+        check_round(first.share, first.smoothing)
     if first.smoothing is not None:
         if rules.unit == "person":
             raise UnsupportedError(

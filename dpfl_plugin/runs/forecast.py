@@ -28,7 +28,7 @@ from dpfl_plugin.runs.plugins import make_accountant, make_algorithm
 from dpfl_plugin.runs.record_marks import MarkKey
 from dpfl_plugin.runs.rules import privacy_rules
 from dpfl_plugin.runs.setting import check_records, federate, make_setting
-from dpfl_plugin.runs.silo_settings import refuse_silos
+from dpfl_plugin.runs.silo_settings import refuse_cycles, refuse_silos
 
 MOST_PLANNED = 10**5  # rounds, local steps
 MANY_ROUNDS = 10**4  # planning them takes more than a second
@@ -281,6 +281,7 @@ def forecast(
     """
     if prior is not None:
         check_in_shared(config)
+        refuse_cycles(config, "a shared ledger composes releases of runs that may come between each other")
     refuse_silos(config, "a forecast is of silos that all have the same settings")
     algorithm, accountant, rules = make_algorithm(config), make_accountant(config), privacy_rules(config)
     federation = federate(config, base) if federation is None else federation

@@ -34,7 +34,7 @@ from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runs.forecast import Forecast
 from dpfl_plugin.runs.ledgers import read_shared
 from dpfl_plugin.runs.naming import Naming, check_same, name_run
-from dpfl_plugin.runs.rules import privacy_rules
+from dpfl_plugin.runs.rules import cycle_facts, privacy_rules
 from dpfl_plugin.runs.silo_settings import in_facts
 from dpfl_plugin.runs.stage import Stage
 
@@ -197,7 +197,7 @@ def ledger_facts(job: Job) -> dict[str, Any]:
         numbers["weights"] = list(parts.setting.weights)
     if job.stage is not None:
         numbers["tuning"] = dict(job.stage.tuning)
-    return {"run": run_id(job.config), "name": job.config.name, **numbers}
+    return {"run": run_id(job.config), "name": job.config.name, **numbers, **cycle_facts(parts.rules)}
 
 
 def shared_facts(job: Job) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runs.hooks import Reporter
 from dpfl_plugin.runs.naming import check_shown
 from dpfl_plugin.runs.place import Place
+from dpfl_plugin.runs.rules import cycle_facts
 
 
 def check_finished(config: Config, base: Path, folder: RunFolder, reporter: Reporter, place: Place, key: Path) -> None:
@@ -72,6 +73,14 @@ def check_marks(folder: RunFolder, parts: Parts, key: Path) -> None:
                 f"{folder.path}: the records are not those that this run began with, or the silos' key ({key}), by "
                 "which they are recognised, is a different one. Restore the data files, or the key, or start over with "
                 "another {out}."
+            )
+        )
+    if found is not None and found.get("cycle") != cycle_facts(parts.rules).get("cycle"):
+        raise ConfigError(
+            Worded(
+                f"{folder.path}: noise would be correlated in another way (privacy.sampler: cyclic) than this run "
+                "began with: this version, or this machine, computes other coefficients. Go on where it began, or "
+                "start over with another {out}."
             )
         )
     if found is not None and found.get("fixed", fixed_digest(parts.module)) != fixed_digest(parts.module):

@@ -100,7 +100,8 @@ def with_lost(states: Vectors, progress: Progress, folder: RunFolder, parts: Par
 
 def _first_states(parts: Parts) -> Vectors:
     num_silos = parts.setting.num_silos
-    return begun(parts.algorithm.init_silos(parts.model, num_silos), parts.rules, num_silos)
+    states = parts.algorithm.init_silos(parts.model, num_silos)
+    return begun(states, parts.rules, num_silos, parts.layout.dimension)
 
 
 def _losses(found: Checkpoint | None) -> list[dict[str, Any]]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.errors import ConfigError, PluginError
 from dpfl_plugin.privacy import samplers
 from dpfl_plugin.privacy.clipping import Adaptive, Clipping
 from dpfl_plugin.privacy.rules import PrivacyRules
+from dpfl_plugin.privacy.samplers import Cyclic
 from dpfl_plugin.privacy.schedules import Constant, Geometric, Schedule
 from dpfl_plugin.runs.plugins import build_plugin
 
@@ -49,7 +51,7 @@ def privacy_rules(config: Config, noise_multiplier: float = 1.0) -> PrivacyRules
     """How releases are made; ``noise_multiplier`` is used where the configuration leaves it to be solved for."""
     privacy = config.privacy
     noise = noise_multiplier if privacy.noise_multiplier is None else privacy.noise_multiplier
-    sampler = samplers.make(privacy.sampler, privacy.record_rate, privacy.batch_size)
+    sampler = samplers.make(privacy.sampler, privacy.record_rate, privacy.batch_size, privacy.bands)
     default = "replace_one" if privacy.unit == "silo" else sampler.neighbouring
     return PrivacyRules(
         unit=privacy.unit,
@@ -104,6 +106,21 @@ def _schedule(config: Config) -> Schedule:
             "to exceed the noise of every release, which the schedule changes. Leave bit_noise_multiplier out."
         )
     return schedule
+
+
+def cycle_facts(rules: PrivacyRules) -> dict[str, Any]:
+    """What is to be said of batches in a cycle, and of noise that is correlated over them; {} where there is none."""
+    if not isinstance(rules.sampler, Cyclic):
+        return {}
+    found = rules.sampler.correlation
+    return {
+        "cycle": {
+            "batches": rules.sampler.batches,
+            "bands": found.bands,
+            "coefficients": list(found.coefficients),
+            "norm": found.norm,
+        }
+    }
 
 
 def usual_batch(rules: PrivacyRules, num_records: Sequence[int]) -> int:

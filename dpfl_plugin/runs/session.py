@@ -62,8 +62,8 @@ from dpfl_plugin.runs.private_statistics import first_round_of
 from dpfl_plugin.runs.publishable import published
 from dpfl_plugin.runs.result import Final, Result, finished_result, write_result
 from dpfl_plugin.runs.resume import account_of, checkpoint_of, start, with_lost
-from dpfl_plugin.runs.rules import weak_claims
-from dpfl_plugin.runs.silo_settings import SHARED_LEDGER, in_facts, refuse_silos, told
+from dpfl_plugin.runs.rules import cycle_facts, weak_claims
+from dpfl_plugin.runs.silo_settings import SHARED_LEDGER, in_facts, refuse_cycles, refuse_silos, told
 from dpfl_plugin.runs.stage import Stage
 from dpfl_plugin.runs.void_statement import void_statement
 
@@ -115,6 +115,7 @@ def run_session(
     if ledger is not None:
         check_in_shared(config)
         refuse_silos(config, SHARED_LEDGER)
+        refuse_cycles(config, "a shared ledger composes releases of runs that may come between each other")
     with locked_shared(ledger, wait) as shared:
         check_shared(folder, ledger, shared)
         # Bad input is found before anything is written.
@@ -277,7 +278,7 @@ def _lasting_facts(job: Job) -> dict[str, Any]:
     """What every checkpoint of the run holds, and a resume of it has to find again."""
     parts = job.parts
     facts: dict[str, Any] = {"run": run_id(job.config), "data_sha256": parts.data_sha256, "arithmetic": job.here}
-    facts |= {"coins": job.coins, "fixed": fixed_digest(parts.module), **job.naming.facts}
+    facts |= {"coins": job.coins, "fixed": fixed_digest(parts.module), **job.naming.facts, **cycle_facts(parts.rules)}
     return facts | {"shared_key": None if job.shared is None else str(shared_key(job.shared))}
 
 

@@ -187,6 +187,12 @@ def refuse_silos(config: Config, what: str) -> None:
         raise UnsupportedError(f"silos: {what}. Leave silos out (--set silos={{}}).")
 
 
+def refuse_cycles(config: Config, what: str) -> None:
+    """Raise UnsupportedError if batches are in a cycle, of which ``what`` knows nothing."""
+    if config.privacy.sampler == "cyclic":
+        raise UnsupportedError(f"privacy.sampler='cyclic': {what}. Use sampler: fixed.")
+
+
 def weights_of(config: Config, num_records: Sequence[int], names: Mapping[int, str]) -> tuple[float, ...]:
     """Of each silo in the mean, adding up to 1; those ``by noise`` are equal before `weights_by_noise`.
 

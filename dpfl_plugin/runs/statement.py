@@ -15,7 +15,9 @@ from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.claims.base import finite
 from dpfl_plugin.privacy.rules import PrivacyRules
+from dpfl_plugin.privacy.samplers import Cyclic
 from dpfl_plugin.privacy.statement_page import number
+from dpfl_plugin.runs.rules import cycle_facts
 
 STATEMENT_SCHEMA: Final = 1
 
@@ -212,6 +214,7 @@ def _mechanism(config: Config, account: PrivacyAccount, rules: PrivacyRules) -> 
         "batch_size": config.privacy.batch_size,
         "secure": rules.secure,
         "formula": _formula(rules),
+        **cycle_facts(rules),
     }
 
 
@@ -289,9 +292,16 @@ def _shared(account: PrivacyAccount) -> dict[str, Any] | None:
 def _formula(rules: PrivacyRules) -> str:
     """A release in symbols: C is clip_norm, sigma noise_multiplier, b batch_size, s record_rate."""
     gradient = "mean gradient of a person" if rules.unit == "person" else "gradient"
+    if isinstance(rules.sampler, Cyclic) and rules.sampler.correlation.bands > 1:
+        return (
+            "u_t / (n / B), decoded from r_t = u_t + sum over k of c_k u_(t-k), where r_t = x_t + sum over k of "
+            "c_k x_(t-k) + 2 C sigma |c| N(0, I), x_t = sum over the batch of clip(gradient, C), k = 1, ..., bands - 1"
+        )
     if rules.unit == "silo":
         return f"clip(update, C) + {'2 C' if rules.neighbouring == 'replace_one' else 'C'} sigma N(0, I)"
-    factor, divisor = {"fixed": ("2 ", "b"), "poisson": ("", "(s n)"), "full": ("2 ", "n")}[rules.sampler.name]
+    factor, divisor = {"fixed": ("2 ", "b"), "poisson": ("", "(s n)"), "full": ("2 ", "n")}.get(
+        rules.sampler.name, ("2 ", "(n / B)")
+    )
     if rules.clipping.normalises:
         return f"(sum over the batch of C {gradient} / (its norm + gamma) + {factor}C sigma N(0, I)) / {divisor}"
     if rules.clipping.adapts:

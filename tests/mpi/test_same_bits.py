@@ -39,6 +39,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "privacy": SILO,
         "runtime": {"stack": 3},
     },
+    "cyclic": {"algorithm": {"local_steps": 3}, "privacy": {"sampler": "cyclic", "record_rate": 0.25}},
     "poisson": {"privacy": {"sampler": "poisson"}, "runtime": {"dtype": "float64"}},
     "localized": {
         "algorithm": {"name": "localized_mb_sgd", "phase_rounds": [3, 2], "lr": 0.1, "regularisation": 0.5},

@@ -97,6 +97,8 @@ RUN = "tests/cli/test_run.py"
 NOISE = "tests/conformance/test_noise.py"
 BATCHES = "tests/conformance/test_batches.py"
 SAMPLERS = "tests/privacy/test_samplers.py"
+CORRELATION = "tests/privacy/test_correlation.py"
+CYCLES = "tests/runs/test_cycles.py"
 EXTREMES = "tests/gradients/test_extremes.py"
 STACKED = "tests/gradients/test_stacked.py"
 LOCKSTEP = "tests/test_lockstep.py"
@@ -1219,7 +1221,7 @@ ADAPTING = (
         "norms-shown-to-the-algorithm",
         "an algorithm sees the C_i of its silos, and may send them",
         "federation/silo_group.py",
-        " for name, value in self.states.items() if name != CLIP_NORM}",
+        " for name, value in self.states.items() if name not in OF_THE_ORACLE}",
         " for name, value in self.states.items()}",
         (CLIP + "::test_an_algorithm_sees_nothing_of_it",),
     ),
@@ -1371,6 +1373,70 @@ SAMPLING = (
         "np.flatnonzero(rng.random(num_records) < drawn_rate)",
         "np.flatnonzero(np.full(num_records, rng.random()) < drawn_rate)",
         (ORACLE + "::test_poisson_draws_and_charges_the_same_rate",),
+    ),
+    Mutant(
+        "correlated-noise-without-its-norm",
+        "correlated noise is as large as independent noise, though a record moves several releases",
+        "privacy/correlation.py",
+        "self._noise_multiplier * self._found.norm * grid.sensitivity",
+        "self._noise_multiplier * grid.sensitivity",
+        (CORRELATION + "::test_the_law_of_the_noise",),
+    ),
+    Mutant(
+        "more-bands-than-batches",
+        "noise may be correlated over more steps than there are batches, so that what a record moves adds up",
+        "privacy/correlation.py",
+        "1 <= bands <= batches,",
+        "1 <= bands <= 1000,",
+        (CORRELATION + "::test_more_bands_than_batches_are_refused_for_good_reason",),
+    ),
+    Mutant(
+        "steps-of-a-cycle-for-passes",
+        "a pass that was begun counts once it is over",
+        "privacy/accountants.py",
+        "rounds=-(-term.rounds // batches)",
+        "rounds=term.rounds // batches",
+        (CORRELATION + "::test_releases_cost_the_passes_that_they_began",),
+    ),
+    Mutant(
+        "cycles-with-other-noise",
+        "a round of a cycle is released again with other noise, and the sums of before it with it",
+        "privacy/cycles.py",
+        "if self._of_round.setdefault(one.round, one.noise_id) != one.noise_id:",
+        "if not one.noise_id:",
+        (CYCLES + "::test_a_round_is_not_released_again_with_other_noise",),
+    ),
+    Mutant(
+        "dealt-anew-each-round",
+        "batches of a cycle are dealt anew in every round, so that a record may be in two steps in a row",
+        "oracle.py",
+        "replace(self, round=0, attempt=0, asked=bound.hex(), own={}, held=held)",
+        "replace(self, round=0 if bound else self.round, attempt=0, asked=bound.hex(), own={}, held=held)",
+        (CYCLES + "::test_a_record_is_in_every_fourth_batch",),
+    ),
+    Mutant(
+        "cycles-begin-anew-each-round",
+        "each round begins with the first batch, whose records are in more steps than are counted",
+        "privacy/cycles.py",
+        "[self._sampler.batch(order, first + step) for step in steps]",
+        "[self._sampler.batch(order, step) for step in steps]",
+        (CYCLES + "::test_a_record_is_in_every_fourth_batch",),
+    ),
+    Mutant(
+        "sums-unmasked",
+        "sums without noise are in checkpoints, which rank 0 writes",
+        "privacy/cycles.py",
+        "torch.cat(chain.sums).numpy().view(np.uint64) + self._mask(row, states)",
+        "torch.cat(chain.sums).numpy().view(np.uint64) + 0 * self._mask(row, states)",
+        (CORRELATION + "::test_sums_are_masked_in_the_state",),
+    ),
+    Mutant(
+        "masks-that-anybody-knows",
+        "what masks sums in checkpoints follows from the seed alone",
+        "oracle.py",
+        "held = self.held if bound else {}",
+        "held: Mapping[int, str] = {}",
+        (CYCLES + "::test_masks_are_of_the_records",),
     ),
     Mutant(
         "poisson-rounded-up",
@@ -1565,7 +1631,7 @@ CHARGING = (
     Mutant(
         "square-of-what-stays",
         "at silo level the squared norm of an update that was not released may be sent",
-        "oracle.py",
+        "privacy/released.py",
         'if silo_level:\n            check_released({"update": update}, self._released)',
         'if False:\n            check_released({"update": update}, self._released)',
         ("tests/algorithms/test_fedexp.py::test_the_squared_norm_of_what_was_not_released_does_not_leave_a_silo",),

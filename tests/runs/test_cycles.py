@@ -1,0 +1,211 @@
+"""Runs on batches in a cycle, with correlated noise: what they charge, how they go on, what they are refused with."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from dp_accounting.gaussian_mechanism import get_epsilon_gaussian
+
+import dpfl_plugin
+from dpfl_plugin.errors import UnsupportedError
+from dpfl_plugin.oracle import Draw
+from dpfl_plugin.privacy.correlation import Correlation
+from dpfl_plugin.privacy.cycles import MASKED, Cycles
+from dpfl_plugin.privacy.samplers import Cyclic
+from dpfl_plugin.runs.checkpoint import load
+from tests.cli.command import BASE, charges, dpfl, merged, metrics, one_message, pretend_another_machine, run, write
+from tests.cli.test_resume import crash, folder_of, same
+
+# 24 records in batches of 6, three steps a round: rounds begin at each of the four batches.
+CYCLES: dict[str, Any] = {
+    "rounds": 9,
+    "algorithm": {"name": "scaffold", "local_steps": 3},
+    "privacy": {"sampler": "cyclic", "record_rate": 0.25},
+    "checkpoint": {"every": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return run(write(tmp_path_factory.mktemp("undisturbed"), CYCLES))
+
+
+def test_what_is_charged(undisturbed: dict[str, Any]) -> None:
+    """27 steps of four batches: seven passes were begun."""
+    made = charges(undisturbed["folder"])
+    assert {(charge.count, charge.release.sampler, charge.release.rate) for charge in made} == {(3, "cyclic", 0.25)}
+    assert {(charge.round, charge.silo) for charge in made} == set(itertools.product(range(9), range(4)))
+    expected = get_epsilon_gaussian(4.0 / 7**0.5, 1e-5)
+    assert undisturbed["epsilon"]["server"]["epsilon"] == pytest.approx(expected, rel=1e-6)
+    assert undisturbed["epsilon"]["third_party"]["epsilon"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_record_is_in_every_fourth_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[int, list[Any]] = {silo: [] for silo in range(4)}
+    real = Cycles.batches
+
+    def batches(self: Cycles, steps: range) -> Any:
+        found = real(self, steps)
+        for silo, of_silo in zip(self._silos, found, strict=True):
+            seen[silo] += of_silo
+        return found
+
+    monkeypatch.setattr(Cycles, "batches", batches)
+    run(write(tmp_path, CYCLES))
+    for of_silo in seen.values():
+        assert len(of_silo) == 27
+        assert sorted(np.concatenate(of_silo[:4])) == list(range(24))
+        assert all(np.array_equal(of_silo[t], of_silo[t % 4]) for t in range(27))
+    assert not np.array_equal(seen[0][0], seen[1][0])
+
+
+@pytest.mark.parametrize("number", [2, 7])
+def test_crashed_and_resumed(tmp_path: Path, undisturbed: dict[str, Any], number: int) -> None:
+    """The sums that noise is correlated with are there again, to the bit, and nothing is charged in addition."""
+    config = crash(write(tmp_path, CYCLES), number)
+    assert {charge.round for charge in charges(folder_of(config))} == set(range(number))
+    same(run(config, "--resume"), undisturbed)
+
+
+def test_a_round_is_not_released_again_with_other_noise(tmp_path: Path, undisturbed: dict[str, Any]) -> None:
+    """Its sums, and those before it that its noise is correlated with, would be in both."""
+    config = crash(write(tmp_path, CYCLES), 4)
+    before, checkpoint = charges(folder_of(config)), folder_of(config) / "checkpoint"
+    shutil.copytree(checkpoint, tmp_path / "kept")
+    pretend_another_machine(folder_of(config))
+    one_message(
+        dpfl("run", config, "--out", config.parent / "runs", "--resume"),
+        "round 3 is in the ledger with other noise",
+        "nothing was released",
+        code=1,
+    )
+    assert charges(folder_of(config)) == before
+    shutil.rmtree(checkpoint)
+    shutil.move(tmp_path / "kept", checkpoint)
+    same(run(config, "--resume"), undisturbed)
+
+
+def test_other_coefficients_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = crash(write(tmp_path, CYCLES), 4)
+    monkeypatch.setattr(Cyclic, "correlation", Correlation((1024, 512, 300, 200)))
+    one_message(dpfl("run", config, "--out", config.parent / "runs", "--resume"), "other coefficients")
+
+
+def test_who_is_advanced_with_whom_changes_nothing(tmp_path: Path, undisturbed: dict[str, Any]) -> None:
+    config = write(tmp_path, {**CYCLES, "runtime": {"stack": 1}, "name": "alone"})
+    assert metrics(run(config)) == metrics(undisturbed)
+
+
+def test_a_checkpoint_has_no_sums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sums = []
+    real = Cycles.states
+
+    def states(self: Cycles) -> Any:
+        sums.extend(word for chain in self.chains for one in chain.sums for word in one.tolist())
+        return real(self)
+
+    monkeypatch.setattr(Cycles, "states", states)
+    config = crash(write(tmp_path, CYCLES), 4)
+    found = load(folder_of(config) / "checkpoint")
+    assert found is not None and found.silos[MASKED].count_nonzero() > 0
+    kept: set[float] = set()
+    for value in (*found.silos.values(), *found.server.values()):
+        kept |= set(value.double().flatten().tolist())
+    kept |= set(found.silos[MASKED].numpy().view(np.float64).flatten().tolist())
+    assert not kept & {value for value in sums if value != 0}
+
+
+def test_masks_are_of_the_records() -> None:
+    """Whoever has the seed and the checkpoint, and not the records, cannot compute them; batches all can."""
+    known, unknown = Draw(seed=1, round=2, run="r", held={0: "a" * 64}), Draw(seed=1, round=2, run="r")
+    bound = bytes(range(16))
+    assert known.of_all_rounds("mask", 0, bound) != unknown.of_all_rounds("mask", 0, bound)
+    assert known.of_all_rounds("mask", 0, bound) != known.of_all_rounds("mask", 0, bound[::-1])
+    assert known.of_all_rounds("deal", 0) == unknown.of_all_rounds("deal", 0) != unknown.of_all_rounds("deal", 1)
+
+
+def test_noise_is_solved_for(tmp_path: Path) -> None:
+    privacy = {**CYCLES["privacy"], "noise_multiplier": None, "epsilon": 2.0}
+    result = run(write(tmp_path, {**CYCLES, "privacy": privacy}))
+    assert result["rounds"] == 9
+    assert result["epsilon"]["server"]["epsilon"] == pytest.approx(2.0, rel=1e-3)
+    assert result["epsilon"]["server"]["epsilon"] <= 2.0
+
+
+def test_a_budget_ends_a_run_after_a_pass(tmp_path: Path) -> None:
+    """Five passes are afforded: 20 steps, six rounds and no seventh."""
+    five = get_epsilon_gaussian(4.0 / 5**0.5, 1e-5)
+    privacy = {**CYCLES["privacy"], "epsilon": five * 1.001}
+    result = run(write(tmp_path, {**CYCLES, "privacy": privacy}), code=3)
+    assert result["rounds"] == 6 and result["epsilon"]["server"]["epsilon"] == pytest.approx(five, rel=1e-6)
+
+
+def test_what_is_said(undisturbed: dict[str, Any]) -> None:
+    said = (Path(undisturbed["folder"]) / "privacy.md").read_text()
+    assert "correlated over 4 steps" in said and "dealt out once" in said and "4 batches" in said
+
+
+REFUSED: dict[str, dict[str, Any]] = {
+    "silo_rate below 1": {"silo_rate": 0.5},
+    "max_participations": {"max_participations": 3},
+    "early_stopping": {"early_stopping": {"share": 0.25, "every": 2, "noise_multiplier": 2.0}},
+    "private_evaluation": {"private_evaluation": {"share": 0.25, "every": 2, "noise_multiplier": 2.0}},
+    "personalise": {"personalise": {"local_steps": 2, "local_lr": 0.1}},
+    "on_silo_failure": {"runtime": {"on_silo_failure": "continue"}},
+    "unit: silo": {"algorithm": {"name": "fedavg"}, "privacy": {"unit": "silo"}},
+    "schedule": {"privacy": {"schedule": {"name": "geometric", "beta": 0.9}}},
+    "fedexp": {"algorithm": {"name": "fedavg", "server_optimizer": "fedexp"}},
+    "AutoS": {"privacy": {"clip": "auto_s"}},
+    "Adaptive": {"privacy": {"clip": "adaptive"}},
+    "secure": {"privacy": {"secure": True}},
+    "device": {"runtime": {"noise": "device"}},
+    "silos": {"silos": {0: {"noise_multiplier": 9.0}}},
+    "bands": {"privacy": {"bands": 5}},
+    "batch_size": {"privacy": {"record_rate": None, "batch_size": 6}},
+    "whole number of batches": {"privacy": {"record_rate": 0.3}},
+    "a part of the records": {
+        "rounds": 5,
+        "algorithm": {
+            "name": "localized_mb_sgd",
+            "phase_rounds": [3, 2],
+            "lr": 0.1,
+            "regularisation": 0.5,
+            "local_steps": None,
+            "local_lr": None,
+        },
+    },
+    "for sampler: cyclic": {"privacy": {"sampler": "fixed", "bands": 2}},
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_refusals(tmp_path: Path, what: str) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(merged(merged(BASE, CYCLES), REFUSED[what])))
+    one_message(dpfl("run", config, "--out", tmp_path / "runs"), what)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("command", ["audit", "attack"])
+def test_commands_that_know_nothing_of_cycles(tmp_path: Path, command: str) -> None:
+    one_message(dpfl(command, write(tmp_path, CYCLES)), "cyclic", "sampler: fixed")
+
+
+def test_a_shared_ledger_is_refused(tmp_path: Path) -> None:
+    config = write(tmp_path, CYCLES)
+    one_message(dpfl("run", config, "--ledger", tmp_path / "ledger.jsonl"), "cyclic", "shared ledger")
+
+
+def test_an_oracle_of_ones_own_loop_knows_nothing_of_cycles(tmp_path: Path) -> None:
+    data, privacy = (torch.ones(8, 4), torch.zeros(8, dtype=torch.int64)), {"noise_multiplier": 4.0, "epsilon": 8.0}
+    cyclic = {**privacy, "sampler": "cyclic", "record_rate": 0.25}
+    with pytest.raises(UnsupportedError, match="releases of an oracle"):
+        dpfl_plugin.PrivateOracle.of(torch.nn.Linear(4, 3), data, privacy=cyclic, ledger=tmp_path / "ledger.jsonl")
+    assert not (tmp_path / "ledger.jsonl").exists()
