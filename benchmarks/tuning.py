@@ -182,7 +182,7 @@ class Laboratory:
         if key not in self._known:
             with tempfile.TemporaryDirectory() as out:
                 began = time.process_time()
-                moved = config.model_copy(update={"out": out, "data": self._data(config, base)})
+                moved = config.model_copy(update={"out": out, "data": self.data(config, base)})
                 result = run_session(
                     moved, base, resume=False, place=InProcessPlace(), reporter=_Silent(), stop=lambda: False
                 )
@@ -196,12 +196,12 @@ class Laboratory:
         """Test accuracy, the mean over silos, where the mean loss of a smooth convex run is least."""
         free = config.privacy.model_copy(update={"noise_multiplier": 0.0, "clip_norm": math.inf, "epsilon": None})
         runtime = config.runtime.model_copy(update={"dtype": "float64"})
-        changes = {"privacy": free, "runtime": runtime, "data": self._data(config, base)}
+        changes = {"privacy": free, "runtime": runtime, "data": self.data(config, base)}
         parts = build(config.model_copy(update=changes), base)
         point = torch.from_numpy(optimum(parts, config.l2).point)
         return statistics.mean(silo.test_score for silo in parts.host.evaluate(point, False).values())
 
-    def _data(self, config: Config, base: Path) -> DataConfig:
+    def data(self, config: Config, base: Path) -> DataConfig:
         """The same silos from NumPy files: dealt out and reduced once, not for every run."""
         name = _digest({"data": _dump(config.data), "seed": config.seed})
         files = {part: self._folder / f"{name}-{part}.npz" for part in ("train", "test")}

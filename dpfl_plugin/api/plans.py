@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Final
@@ -44,6 +44,8 @@ def plan(
     view: str | None = None,
     ledger: str | Path | None = None,
     paper: str | None = None,
+    recommend: bool = False,
+    skew: str | None = None,
     **constants: Any,
 ) -> Any:
     """The noise, rounds, local steps, cap or record rate that a privacy budget allows, as `dpfl plan`.
@@ -55,13 +57,17 @@ def plan(
         epsilon, delta: the budget; view: whose it is, "server" or "third_party". None: the configuration's.
         ledger: of earlier runs on the same data, for which the budget is, too.
         paper: what the theorems of "scaffnew", "gao", "noble" or "chang" prescribe, instead of ``solve``.
+        recommend: instead of ``solve``: the method to begin with, by what was measured nearest (docs/drift.md).
+        skew: with ``recommend``, how silos differ: "labels", "shares", "alike" or "source"; needed where the
+            configuration does not deal records out itself.
         constants: of the theorems: psi0, strong_convexity, smoothness, lipschitz, distance, beta, threshold,
             from_records.
 
     Returns:
         a mapping for each run: its ``value`` (None, and ``why``, where not even 1 fits), the ``epsilon`` of each view,
-        ``set`` and ``command`` to run it; with ``paper`` a `Prescribed`, or the error that says why there is none. By
-        label where there are several variants.
+        ``set`` and ``command`` to run it; with ``paper`` a `Prescribed`, or the error that says why there is none; with
+        ``recommend`` the method ``recommended``, ``set`` to use it, and the numbers that favour it. By label where
+        there are several variants.
 
     Raises:
         ConfigError, DataError: an argument, the configuration or its records are wrong; nothing fits the question.
@@ -76,7 +82,13 @@ def plan(
     given = Given(**constants)
     given.check(paper)
     found: dict[str, Any]
-    found = plans(question, solve) if paper is None else paper_plans(question, paper, given, solve)
+    check_recommend(recommend, skew, {"solve": solve, "paper": paper})
+    if recommend:
+        from dpfl_plugin.api.recommendations import recommendations
+
+        found = recommendations(question, skew)
+    else:
+        found = plans(question, solve) if paper is None else paper_plans(question, paper, given, solve)
     return found if len(found) > 1 else next(iter(found.values()))
 
 
@@ -98,6 +110,15 @@ def question_of(
         view=view,
         ledger=None if ledger is None else Path(ledger),
     )
+
+
+def check_recommend(recommend: bool, skew: str | None, others: Mapping[str, object]) -> None:
+    """Raise ConfigError where ``others`` are given with ``recommend``, or ``skew`` without it."""
+    if skew is not None and not recommend:
+        raise ArgumentError("{skew} belongs to {recommend=True}: add that, or leave it out.")
+    for name, value in others.items() if recommend else ():
+        if value is not None:
+            raise ArgumentError(f"{{{name}}} has no meaning with {{recommend=True}}: leave it out.")
 
 
 def paper_plans(

@@ -39,6 +39,16 @@ Paper = Annotated[
     str | None,
     typer.Option(help="What a paper prescribes for CONFIG: scaffnew, gao, noble or chang; next to what is proven."),
 ]
+Recommend = Annotated[
+    bool, typer.Option("--recommend", help="Which method to begin with, by what was measured nearest (docs/drift.md).")
+]
+Skew = Annotated[
+    str | None,
+    typer.Option(
+        help="--recommend: how silos differ, as is known publicly: labels (few classes each), shares (classes in "
+        "unequal shares), alike, or source (writers, scanners, sites). Default: what data.partition deals out."
+    ),
+]
 Psi0 = Annotated[float | None, typer.Option(help="scaffnew: psi_0 (default: a bound known without data).")]
 Convexity = Annotated[float | None, typer.Option(help="scaffnew: mu of the losses (default: l2).")]
 Smoothness = Annotated[
@@ -88,8 +98,7 @@ def account(
     """Epsilon of a configuration, of a run's ledger, or of a mechanism given by its numbers."""
     from dpfl_plugin.cli.account import account_file, account_mechanism
 
-    if (config is None) == (mechanism is None):
-        raise typer.BadParameter("give either CONFIG or --mechanism.")
+    _one_of(config, mechanism)
     if config is not None:
         given = {"q": q, "sigma": sigma, "steps": steps, "delta": delta, "accountant": accountant}
         _belong(given, f"{TO_MECHANISM}, e.g. privacy.delta.")
@@ -108,6 +117,8 @@ def plan(
     variant: One = None,
     ledger: Earlier = None,
     paper: Paper = None,
+    recommend: Recommend = False,
+    skew: Skew = None,
     psi0: Psi0 = None,
     strong_convexity: Convexity = None,
     smoothness: Smoothness = None,
@@ -123,11 +134,7 @@ def plan(
     accountant: ItsAccountant = None,
     json: AsJson = False,
 ) -> None:
-    """The noise, rounds, local steps, cap or record rate that a privacy budget allows, before anything is trained.
-
-    With --paper: step sizes, rounds and phases as a theorem has them, the constants that they come from, and what the
-    accountant proves of them (docs/planning.md).
-    """
+    """The noise, rounds, local steps, cap or record rate that a privacy budget allows, before anything is trained."""
     from dpfl_plugin.api.plans import Given, Question
     from dpfl_plugin.api.tuning import has_tune
     from dpfl_plugin.cli.plan import Numbers, plan_file, plan_mechanism
@@ -142,21 +149,39 @@ def plan(
         threshold=threshold,
         from_records=from_records or None,
     )
-    if (config is None) == (mechanism is None):
-        raise typer.BadParameter("give either CONFIG or --mechanism.")
+    _one_of(config, mechanism)
     given.check(paper)
     budget: dict[str, Any] = {"epsilon": epsilon, "delta": delta}
     of_file: dict[str, Any] = {"view": view, "variant": variant, "ledger": ledger}
-    numbers: dict[str, Any] = {"q": q, "sigma": sigma, "steps": steps, "accountant": accountant}
+    asked: dict[str, Any] = {"paper": paper, "recommend": recommend or None, "skew": skew}
     if config is not None:
-        _belong(numbers, f"{TO_MECHANISM}.")
+        _belong({"q": q, "sigma": sigma, "steps": steps, "accountant": accountant}, f"{TO_MECHANISM}.")
         if has_tune(config):
-            return _of_tuning(config, settings, {"solve": solve, "paper": paper, **budget, **of_file}, as_json=json)
+            return _of_tuning(config, settings, {"solve": solve, **asked, **budget, **of_file}, as_json=json)
         question = Question(path=config, settings=tuple(settings or ()), **budget, **of_file)
-        plan_file(question, solve, paper, given, as_json=json)
+        if not _recommended(question, skew, solve, paper, recommend=recommend, as_json=json):
+            plan_file(question, solve, paper, given, as_json=json)
     else:
-        _belong({**of_file, "set": settings, "paper": paper}, TO_CONFIG)
-        plan_mechanism(Numbers(mechanism=str(mechanism), **budget, **numbers), solve, as_json=json)
+        _belong({**of_file, "set": settings, **asked}, TO_CONFIG)
+        numbers = Numbers(mechanism=str(mechanism), q=q, sigma=sigma, steps=steps, accountant=accountant, **budget)
+        plan_mechanism(numbers, solve, as_json=json)
+
+
+def _one_of(config: Path | None, mechanism: str | None) -> None:
+    if (config is None) == (mechanism is None):
+        raise typer.BadParameter("give either CONFIG or --mechanism.")
+
+
+def _recommended(
+    question: Any, skew: str | None, solve: str | None, paper: str | None, *, recommend: bool, as_json: bool
+) -> bool:
+    """Print the method to begin with, if that is asked for."""
+    if not recommend and skew is None:
+        return False
+    from dpfl_plugin.cli.recommend import plan_method
+
+    plan_method(question, skew, solve, paper, recommend=recommend, as_json=as_json)
+    return True
 
 
 def _of_tuning(path: Path, settings: Settings, others: Mapping[str, object], *, as_json: bool) -> None:

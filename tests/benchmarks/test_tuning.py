@@ -141,7 +141,7 @@ def test_training_without_noise_ends_at_the_accuracy_of_the_optimum(tiny: list[C
 def test_the_silos_from_files_are_those_of_the_configuration(tiny: list[Contender], tmp_path: Path) -> None:
     config = tiny[0].config((0, 0, 0), 8.0, 3)
     own = federate(config, tmp_path).silos
-    data = Laboratory(tmp_path / "lab")._data(config, tmp_path)
+    data = Laboratory(tmp_path / "lab").data(config, tmp_path)
     files = federate(config.model_copy(update={"data": data}), tmp_path).silos
     assert len(own) == len(files) == 5
     for a, b in zip(own, files, strict=True):

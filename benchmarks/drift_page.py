@@ -1,0 +1,286 @@
+"""What docs/drift.md and `dpfl plan --recommend` have of `python -m benchmarks.drift`: numbers, tables, picture."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import dpfl_plugin
+from benchmarks.algorithms import save
+from benchmarks.pages import ROOT, put
+from benchmarks.planning import printed
+from benchmarks.table import table
+from dpfl_plugin.evidence.drift_control import FILE, SKEWS, Cell, Gap, Numbers, gap, numbers, ranked
+
+if TYPE_CHECKING:
+    from benchmarks import drift
+    from benchmarks.drift import Bench
+
+PAGE: Final = "docs/drift.md"
+SHIPPED: Final = ROOT / "dpfl_plugin" / "evidence" / FILE
+PICTURE: Final = ROOT / "docs" / "pictures" / "drift" / "where.png"
+FEDAVG, SCAFFOLD = ("FedAvg", "FedAvg, averaged", "FedAvg, momentum", "FedAvg, momentum, averaged"), "SCAFFOLD"
+EXAMPLE: Final = "dpfl plan configs/two_labels.yaml --variant DP-SCAFFOLD --recommend"
+FEWEST: Final = 5
+
+
+def shipped(bench: Bench) -> dict[str, Any]:
+    """What `drift_control.json` holds, of the cells that have run with five seeds at least.
+
+    Raises:
+        ValueError: of a task there is none.
+    """
+    from benchmarks import drift
+
+    names = drift.methods()
+    runs = {cell: found for cell in drift.cells() if (found := _runs(bench, cell)) is not None}
+    seeds = {cell: min(len(kept) for _, kept in found.values()) for cell, found in runs.items()}
+    cells = [cell for cell in runs if seeds[cell] >= FEWEST]
+    if missing := set(drift.TASKS) - {cell.task for cell in cells}:
+        raise ValueError(f"of {', '.join(sorted(missing))} no cell has {FEWEST} seeds: python -m benchmarks.drift")
+    kept = [run for cell in cells for _, of in runs[cell].values() for run in of]
+    return {
+        "made_by": "python -m benchmarks.drift --write",
+        "version": dpfl_plugin.__version__,
+        "sources": sorted({run.source for run in kept}),
+        "setting": drift.SETTING,
+        "data": dict(drift.DATA),
+        "silos": sorted({cell.config(drift.PATHS[0], 1.0, 0).data.num_silos or 0 for cell in cells}),
+        "methods": {name: _options(name) for name in names},
+        "cells": [
+            {
+                "skew": cell.task,
+                "silo_rate": cell.silo_rate,
+                "local_steps": cell.local_steps,
+                "epsilon": cell.epsilon,
+                "methods": {name: _plain(name, *runs[cell][name], seeds[cell]) for name in names},
+            }
+            for cell in cells
+        ],
+    }
+
+
+def _runs(bench: Bench, cell: drift.Cell) -> dict[str, tuple[float, list[drift.Run]]] | None:
+    """{method: (its step size, its runs by seed, as many as there are)}; None where step sizes are not chosen yet."""
+    from benchmarks import drift
+
+    found = {}
+    for path in drift.PATHS:
+        try:
+            rates = drift.chosen(bench.only_known, cell, path)
+        except drift.NotRunError:
+            return None
+        for method, rate in rates.items():
+            kept = (bench.known(cell, path, rate, seed) for seeds in drift.SEEDS for seed in seeds)
+            found[method] = rate, [run for run in itertools.takewhile(lambda run: run is not None, kept) if run]
+    return found
+
+
+def _plain(name: str, rate: float, runs: Sequence[drift.Run], seeds: int) -> dict[str, Any]:
+    return {
+        "local_lr": float(f"{rate:.4g}"),
+        "accuracies": [round(run.accuracy(name), 5) for run in runs[:seeds]],
+    }
+
+
+def _options(method: str) -> dict[str, Any]:
+    """What the file's variant says of its algorithm, all of it, so that it replaces what another run says."""
+    from benchmarks import drift
+
+    block = drift.start(method).algorithm
+    return {"name": block.name} | {key: block.options.get(key, usual) for key, usual in drift.USUAL.items()}
+
+
+def _said(g: Gap) -> str:
+    return f"{100 * g.mean:+.1f} ± {100 * g.error:.1f}{' *' if g.told_apart else ''}"
+
+
+def best_of(cell: Cell, names: Sequence[str]) -> str:
+    return max(names, key=lambda name: cell.methods[name].mean)
+
+
+def families(found: Numbers) -> tuple[list[str], list[str]]:
+    """(FedAvg and its variants, SCAFFOLD and its variants)."""
+    plain = [name for name in found.methods if name.startswith("FedAvg")]
+    return plain, [name for name in found.methods if name not in plain]
+
+
+def gaps(cell: Cell, found: Numbers) -> list[Gap]:
+    """SCAFFOLD against FedAvg, against FedAvg's averaged models, its momentum; and the best against the best."""
+    plain, controlled = families(found)
+    against = [gap([cell], SCAFFOLD, name) for name in FEDAVG[:3]]
+    return [*against, gap([cell], best_of(cell, controlled), best_of(cell, plain))]
+
+
+COLUMNS: Final = (
+    "SCAFFOLD against FedAvg",
+    "against FedAvg, averaged",
+    "against FedAvg, momentum",
+    "best of SCAFFOLD against best of FedAvg",
+)
+
+
+def _where(cell: Cell) -> list[str]:
+    return [f"{cell.silo_rate:g}", f"{cell.local_steps}", f"{cell.epsilon:g}"]
+
+
+def _gap_table(found: Numbers, skew: str) -> str:
+    rows = [[*_where(c), *map(_said, gaps(c, found))] for c in found.cells if c.skew == skew]
+    return table(["silo_rate", "local steps", "epsilon", *COLUMNS], rows)
+
+
+def _accuracies(found: Numbers) -> str:
+    rows = [
+        [
+            c.skew,
+            *_where(c),
+            *(f"{c.methods[name].mean:.3f} ({c.methods[name].local_lr:.2g})" for name in found.methods),
+        ]
+        for c in found.cells
+    ]
+    return table(["silos", "silo_rate", "local steps", "epsilon", *found.methods], rows)
+
+
+def _recommended(found: Numbers) -> str:
+    rows = []
+    for cell in found.cells:
+        best, level = ranked([cell], list(found.methods))
+        first = next(name for name in found.methods if name == best or name in level)
+        rows.append(
+            [cell.skew, *_where(cell), first, _said(gap([cell], first, "FedAvg")) if first != "FedAvg" else "0", best]
+        )
+    return table(
+        ["silos", "silo_rate", "local steps", "epsilon", "begin with", "ahead of FedAvg", "most accurate"], rows
+    )
+
+
+def _range(values: Sequence[Gap]) -> str:
+    """From the least to the most, and how many of them are told apart."""
+    points = [100 * g.mean for g in values]
+    apart = sum(g.told_apart for g in values)
+    return f"{min(points):+.1f} to {max(points):+.1f} ({apart} of {len(values)} told apart)"
+
+
+def verdict(against_plain: Sequence[Gap], best_against_best: Sequence[Gap]) -> str:
+    """What most of some cells say."""
+
+    def most(values: Sequence[Gap], sign: int) -> bool:
+        return 2 * sum(g.told_apart and sign * g.mean > 0 for g in values) >= len(values)
+
+    if most(best_against_best, 1):
+        return "use SCAFFOLD"
+    if most(best_against_best, -1):
+        return "leave SCAFFOLD"
+    if most(against_plain, 1):
+        return "not plain FedAvg; averaged or with momentum it is level"
+    return "leave SCAFFOLD" if most(against_plain, -1) else "nothing to win"
+
+
+def _statement(found: Numbers) -> str:
+    rows = []
+    for skew, rate in dict.fromkeys((cell.skew, cell.silo_rate) for cell in found.cells):
+        here = [gaps(cell, found) for cell in found.cells if (cell.skew, cell.silo_rate) == (skew, rate)]
+        columns = list(zip(*here, strict=True))
+        said = verdict(columns[0], columns[-1])
+        rows.append([f"`{skew}`: {found.data[skew]}", f"{rate:g}", said, *map(_range, (columns[0], columns[-1]))])
+    return table(["silos", "silo_rate", "", COLUMNS[0], COLUMNS[-1]], rows)
+
+
+def _origin(found: Numbers) -> str:
+    sources = ", ".join(f"`{source[:12]}`" for source in found.sources)
+    seeds = sorted({cell.seeds for cell in found.cells})
+    steps = (f"`{skew}` {', '.join(f'{K:g}' for K in found.levels('local_steps', [skew]))}" for skew in found.data)
+    said = f"{' or '.join(map(str, seeds))} seeds. {found.setting} Local steps: {'; '.join(steps)}."
+    return f"{said} Measured with version {found.version}, source {sources}."
+
+
+def example() -> str:
+    """What the command prints, less which package measured it."""
+    with contextlib.chdir(ROOT):
+        lines = printed(EXAMPLE).splitlines()
+    return "\n".join(["```", f"$ {EXAMPLE}", *(line for line in lines if not line.startswith("measured with")), "```"])
+
+
+def parts(found: Numbers) -> dict[str, Callable[[], str]]:
+    """The generated parts of the page, by name."""
+    tables = {f"gaps {skew}": (lambda skew=skew: _gap_table(found, skew)) for skew in SKEWS}
+    whole: Mapping[str, Callable[[Numbers], str]] = {
+        "statement": _statement,
+        "accuracies": _accuracies,
+        "recommended": _recommended,
+        "origin": _origin,
+    }
+    return {**{name: (lambda of=of: of(found)) for name, of in whole.items()}, **tables, "example": example}
+
+
+def draw(found: Numbers, path: Path) -> None:
+    """Points by which SCAFFOLD is ahead: of plain FedAvg, and the best of its variants of the best of FedAvg's."""
+    from matplotlib.figure import Figure
+
+    skews = [skew for skew in SKEWS if any(cell.skew == skew for cell in found.cells)]
+    columns = sorted({(c.silo_rate, c.local_steps, c.epsilon) for c in found.cells})
+    figure = Figure(figsize=(11, 4.1), layout="constrained")
+    axes = figure.subplots(1, 2, sharey=True)
+    titles = (
+        "SCAFFOLD against plain FedAvg",
+        "best of SCAFFOLD against best of FedAvg\n(averaged models, server momentum)",
+    )
+    for panel, (one, title) in enumerate(zip(axes, titles, strict=True)):
+        for row, column, g in _squares(found, skews, columns, 0 if panel == 0 else 3):
+            colour, points = _colour(g), 100 * g.mean
+            one.add_patch(_square(column, row, colour))
+            one.text(column, row, f"{points:+.1f}" if g.told_apart else "=", ha="center", va="center", fontsize=9)
+        one.set(xlim=(-0.5, len(columns) - 0.5), ylim=(len(skews) - 0.5, -0.5), title=title)
+        one.set_xticks(range(len(columns)), [f"{K} steps\nε {e:g}" for _, K, e in columns], fontsize=8)
+        one.axvline(3.5, color="black", linewidth=1.5)
+        for middle, rate in ((1.5, 0), (5.5, 4)):
+            one.text(middle, -0.62, f"silo_rate {columns[rate][0]:g}", ha="center", va="bottom", fontsize=9)
+        one.set_title(title, pad=20, fontsize=11)
+        one.set_xlabel("local steps and epsilon", fontsize=9)
+        one.tick_params(length=0)
+    axes[0].set_yticks(range(len(skews)), [found.data[skew].replace(", ", ",\n") for skew in skews], fontsize=9)
+    said = "Points of accuracy that drift control wins (blue) or loses (orange); = not told apart, blank: not measured"
+    figure.suptitle(said, fontsize=11)
+    save(figure, path)
+
+
+def _squares(
+    found: Numbers, skews: Sequence[str], columns: Sequence[tuple[float, int, float]], which: int
+) -> Iterator[tuple[int, int, Gap]]:
+    for cell in found.cells:
+        column = columns.index((cell.silo_rate, cell.local_steps, cell.epsilon))
+        yield skews.index(cell.skew), column, gaps(cell, found)[which]
+
+
+def _colour(g: Gap) -> tuple[float, float, float]:
+    """White where nothing is told apart; blue or orange, full at 10 points."""
+    full = (0.0, 0.447, 0.698) if g.mean > 0 else (0.902, 0.624, 0.0)
+    share = 0.0 if not g.told_apart else 0.2 + 0.6 * min(1.0, abs(g.mean) / 0.1)
+    red, green, blue = (1 - share * (1 - part) for part in full)
+    return red, green, blue
+
+
+def _square(column: int, row: int, colour: tuple[float, float, float]) -> Any:
+    from matplotlib.patches import Rectangle
+
+    return Rectangle((column - 0.5, row - 0.5), 1, 1, facecolor=colour, edgecolor="0.8")
+
+
+def _json(plain: Mapping[str, Any]) -> str:
+    """With a line for each fact, and for each cell."""
+    lines = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in plain.items() if key != "cells"]
+    cells = ",\n".join(f"  {json.dumps(cell)}" for cell in plain["cells"])
+    return "{\n" + ",\n".join([*lines, f' "cells": [\n{cells}\n ]']) + "\n}\n"
+
+
+def write(bench: Bench) -> None:
+    """The shipped numbers, and of them the page and its picture."""
+    SHIPPED.write_text(_json(shipped(bench)))
+    numbers.cache_clear()
+    for name, text in parts(numbers()).items():
+        put(PAGE, name, text())
+    draw(numbers(), PICTURE)

@@ -1,0 +1,168 @@
+"""Which method to begin with: what was measured nearest to a configuration. No record is looked at."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any, Final
+
+from dpfl_plugin.api.plans import Answer
+from dpfl_plugin.config.schema import Config
+from dpfl_plugin.errors import ArgumentError, nearest, require_argument
+from dpfl_plugin.evidence.drift_control import (
+    PLAIN,
+    SKEWS,
+    Advice,
+    Numbers,
+    Place,
+    advice,
+    between,
+    gap,
+    numbers,
+    place,
+)
+from dpfl_plugin.runs.plan_request import Question
+
+__all__ = ["SKEWS", "recommendations"]
+
+WORDS: Final = "; ".join(f"{name}, {what}" for name, what in SKEWS.items())
+MEASURED_LABELS, MEASURED_ALPHA, ALIKE_ALPHA = 2, 0.5, 10.0
+
+
+def recommendations(question: Question, skew: str | None = None) -> dict[str, Answer]:
+    """What the nearest measurements favour for each run of a file, by label.
+
+    Args:
+        skew: how silos differ, one of `SKEWS`, as it is known publicly; None for what ``data.partition`` says where a
+            simulation deals records out. Label counts of real silos are private: nothing is counted here.
+
+    Raises:
+        ConfigError: nothing near was measured, or ``skew`` is not given and the configuration does not tell it.
+    """
+    known = skew is None or skew in SKEWS
+    require_argument(known, "skew", skew, f"be one of {', '.join(SKEWS)}{nearest(str(skew), SKEWS)}", f"{WORDS}.")
+    for name in ("delta", "view", "ledger"):
+        if getattr(question, name) is not None:
+            raise ArgumentError(f"{{{name}}} has no meaning with {{recommend=True}}: leave it out.")
+    found = numbers()
+    return {v.label or v.config.name: _answer(v.config, question, skew, found) for v in question.variants()}
+
+
+def _answer(config: Config, question: Question, skew: str | None, found: Numbers) -> Answer:
+    at = {"silo_rate": config.silo_rate, "local_steps": _local_steps(config), "epsilon": _epsilon(config, question)}
+    differ = skew_of(config, skew)
+    places = [differ, *(place(axis, value, found.levels(axis, differ.levels)) for axis, value in at.items())]
+    advised = advice(places, found, _not_measured(config, found))
+    options = found.methods[advised.method]
+    return {
+        "recommended": advised.method,
+        "set": [f"algorithm.{key}={value}" for key, value in options.items()],
+        "gain_over_fedavg": asdict(advised.gain) | {"told_apart": advised.gain.told_apart},
+        "best": advised.best,
+        "level_with_the_best": list(advised.level),
+        "remarks": list(advised.remarks),
+        "outside": list(advised.outside),
+        "cells": [_cell(cell) for cell in advised.cells],
+        "methods": _methods(advised, found),
+        "measured": found.setting,
+        "origin": found.origin(),
+    }
+
+
+def _cell(cell: Any) -> dict[str, Any]:
+    return {key: getattr(cell, key) for key in ("skew", "silo_rate", "local_steps", "epsilon", "seeds")} | {
+        "accuracy": {name: method.mean for name, method in cell.methods.items()}
+    }
+
+
+def _methods(advised: Advice, found: Numbers) -> dict[str, dict[str, Any]]:
+    """Of each method in the mean of the cells: accuracy, and how far it is ahead of plain FedAvg."""
+    rows = {}
+    for name in found.methods:
+        ahead = None if name == PLAIN else gap(advised.cells, name, PLAIN)
+        rows[name] = {
+            "accuracy": sum(cell.methods[name].mean for cell in advised.cells) / len(advised.cells),
+            "ahead_of_fedavg": None if ahead is None else ahead.mean,
+            "standard_error": None if ahead is None else ahead.error,
+            "told_apart": None if ahead is None else ahead.told_apart,
+        }
+    return rows
+
+
+def skew_of(config: Config, skew: str | None) -> Place:
+    """How silos differ: as said, or by how a simulation deals records out, which is a fact of the configuration.
+
+    Raises:
+        ConfigError: it is not said, and silos are those of the data.
+    """
+    if skew is not None:
+        return Place("skew", (skew,))
+    partition = config.data.partition
+    match partition.name:
+        case "iid":
+            return Place("skew", ("alike",))
+        case "labels_per_silo":
+            count = partition.options.get("labels")
+            same = count == MEASURED_LABELS
+            remark = "" if same else f"labels_per_silo with labels: {count}; measured with {MEASURED_LABELS} of 10"
+            return Place("skew", ("labels",), remark, outside=not same)
+        case "dirichlet":
+            return _of_dirichlet(float(partition.options["alpha"]))
+        case "similarity":
+            return _of_similarity(float(partition.options["gamma"]))
+    raise ArgumentError(
+        "{skew} is missing: silos are those of the data, and how these differ is not looked at, since label counts of "
+        f"silos are private. Say what is known publicly: {WORDS}."
+    )
+
+
+def _of_dirichlet(alpha: float) -> Place:
+    said = f"Dirichlet({alpha:g})"
+    if alpha == MEASURED_ALPHA:
+        return Place("skew", ("shares",))
+    if alpha >= ALIKE_ALPHA:
+        return Place("skew", ("alike",), f"{said} is taken for alike")
+    return between("labels", "shares", said) if alpha < MEASURED_ALPHA else between("shares", "alike", said)
+
+
+def _of_similarity(gamma: float) -> Place:
+    said = f"similarity with gamma: {gamma:g}"
+    if gamma in (0, 100):
+        return Place("skew", ("labels" if gamma == 0 else "alike",), f"{said} is taken for this")
+    return between("labels", "shares", said) if gamma < 50 else between("shares", "alike", said)
+
+
+def _local_steps(config: Config) -> float:
+    options = config.algorithm.options
+    if options.get("local_steps") is not None:
+        return float(options["local_steps"])
+    if options.get("p") is not None:  # drawn: 1 / p in the mean
+        return 1 / float(options["p"])
+    raise ArgumentError(
+        f"algorithm: {config.algorithm.name or config.algorithm.module} has no local_steps, and without several local "
+        "steps nothing drifts. To ask about some: --set algorithm.name=fedavg --set algorithm.local_steps=5 "
+        "--set algorithm.local_lr=1."
+    )
+
+
+def _epsilon(config: Config, question: Question) -> float:
+    if config.privacy.unit == "silo":
+        raise ArgumentError(
+            "privacy.unit: silo: what was measured is private for records. For whole silos scaffold is refused: "
+            "see docs/algorithms.md, Whole silos."
+        )
+    epsilon = question.epsilon if question.epsilon is not None else config.privacy.epsilon
+    if epsilon is None:
+        raise ArgumentError("{epsilon} is missing, and the configuration has no privacy.epsilon.")
+    return epsilon
+
+
+def _not_measured(config: Config, found: Numbers) -> list[str]:
+    """What of a configuration is unlike all that was measured, beside the axes of the sweep."""
+    said, silos = [], config.data.num_silos
+    if config.model.name != "softmax":
+        said.append(f"model {config.model.name or config.model.module}: measured with softmax on fixed features")
+    if silos is not None and not min(found.silos) / 2 <= silos <= 2 * max(found.silos):
+        said.append(f"{silos} silos: measured with {' and '.join(map(str, found.silos))}")
+    if config.privacy.unit == "person":
+        said.append("privacy.unit person: measured with unit: record")
+    return said

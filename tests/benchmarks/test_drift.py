@@ -1,0 +1,72 @@
+"""The benchmark of drift control: its page is made of the shipped numbers, and its search ends at the best step."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from benchmarks import drift, drift_page
+from benchmarks.pages import ROOT
+from dpfl_plugin.evidence.drift_control import SKEWS, Gap, numbers
+
+PAGE = (ROOT / drift_page.PAGE).read_text()
+
+
+@pytest.mark.parametrize("name", drift_page.parts(numbers()))
+def test_the_page_is_made_of_the_shipped_numbers(name: str) -> None:
+    """Else: python -m benchmarks.drift --write"""
+    assert f"<!-- {name}: begin -->\n{drift_page.parts(numbers())[name]()}\n<!-- {name}: end -->" in PAGE
+
+
+def test_the_picture_is_there() -> None:
+    assert drift_page.PICTURE.read_bytes().startswith(b"\x89PNG") and drift_page.PICTURE.stat().st_size < 60_000
+    assert f"]({drift_page.PICTURE.relative_to(ROOT / 'docs')})" in PAGE
+
+
+def test_tasks_are_the_skews_that_advice_knows() -> None:
+    assert set(drift.TASKS) == set(drift.DATA) == set(drift.TUNING) == set(SKEWS)
+    assert [name for name in drift.methods() if not name.endswith(drift.AVERAGED)] == list(drift.PATHS)
+    tuning = {seed for seeds in drift.TUNING.values() for seed in seeds}
+    assert not tuning & {seed for seeds in drift.SEEDS for seed in seeds}
+
+
+@pytest.mark.parametrize("peak", [0.02, 1 / 9, 1.0, 2.9, 20.0])
+def test_the_search_ends_at_the_step_nearest_to_the_peak(peak: float) -> None:
+    found = drift.best(lambda rate: -abs(math.log(rate / peak)))
+    assert abs(math.log(found / peak)) <= math.log(drift.FACTOR) / 2 + 1e-9
+
+
+def test_the_search_ends_at_its_limits() -> None:
+    assert drift.best(lambda rate: -rate) >= drift.LEAST and drift.best(lambda rate: rate) <= drift.MOST
+
+
+def test_one_run_shows_both_methods_of_a_path() -> None:
+    """The runs differ from the file's variants in what their names say, and in nothing else."""
+    cell = drift.Cell("labels", 0.2, 5, 8.0)
+    for path in drift.PATHS:
+        config = cell.config(path, 1.0, 0)
+        both = drift.start(path + drift.AVERAGED)
+        assert config.algorithm == both.algorithm and config.privacy == both.privacy
+        assert (config.data, config.rounds, config.max_participations) == (
+            both.data,
+            both.rounds,
+            both.max_participations,
+        )
+
+
+@pytest.mark.parametrize(
+    ("against_plain", "best_against_best", "said"),
+    [
+        ([0.1, 0.1], [0.05, 0.0], "use SCAFFOLD"),
+        ([-0.1, -0.1], [-0.05, 0.0], "leave SCAFFOLD"),
+        ([0.1, 0.1], [0.0, 0.0], "not plain FedAvg; averaged or with momentum it is level"),
+        ([-0.1, 0.0], [0.0, 0.0], "leave SCAFFOLD"),
+        ([0.0, 0.0], [0.0, 0.0], "nothing to win"),
+    ],
+)
+def test_what_cells_say_is_what_half_of_them_say(
+    against_plain: list[float], best_against_best: list[float], said: str
+) -> None:
+    plain, best = ([Gap(mean, 0.01, 5) for mean in means] for means in (against_plain, best_against_best))
+    assert drift_page.verdict(plain, best) == said
