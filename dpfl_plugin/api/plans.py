@@ -54,7 +54,7 @@ def plan(
             multiplier: the answer's ``tried`` has others.
         epsilon, delta: the budget; view: whose it is, "server" or "third_party". None: the configuration's.
         ledger: of earlier runs on the same data, for which the budget is, too.
-        paper: what the theorems of "scaffnew", "gao", "noble" or "chang" prescribe, instead of ``solve``.
+        paper: what the theorems of "scaffnew", "gao", "noble", "chang" or "li" prescribe, instead of ``solve``.
         constants: of the theorems: psi0, strong_convexity, smoothness, lipschitz, distance, beta, threshold,
             from_records.
 
