@@ -38,7 +38,9 @@ class DriftControlProblem:
     def __post_init__(self) -> None:
         require(1 <= self.participants <= self.num_silos, "participants", self.participants, "be in 1..num_silos")
         require(self.local_steps >= 2, "local_steps", self.local_steps, "be at least 2")
-        require(1 <= self.server_lr < math.inf, "server_lr", self.server_lr, "be finite and at least 1, as Theorem 3 has")
+        require(
+            1 <= self.server_lr < math.inf, "server_lr", self.server_lr, "be finite and at least 1, as Theorem 3 has"
+        )
         require(self.batch_size >= 1, "batch_size", self.batch_size, "be at least 1")
         for key in ("gradient_variance", "distance", "control_error"):
             require(0 <= getattr(self, key) < math.inf, key, getattr(self, key), "be finite and at least 0")
@@ -74,7 +76,9 @@ class DriftControlProblem:
         """Eq. 10: E f - f* at the mean of the iterates of R rounds, with the step of eq. 9."""
         return self._bound(len(variances), self.of_noise(variances))
 
-    def corollary(self, scheme: Scheme, rounds: int, *, variance: float, beta: float = 1.0, threshold: int = 0) -> float:
+    def corollary(
+        self, scheme: Scheme, rounds: int, *, variance: float, beta: float = 1.0, threshold: int = 0
+    ) -> float:
         """Corollary 1 (constant noise), 2 (scheme 1, eq. 6) or 3 (scheme 2, eq. 7): simpler, and at least eq. 10.
 
         Args:
@@ -103,7 +107,11 @@ def noise_variances(
     """(R, tau) variances of eq. 6 (scheme 1) or 7 (scheme 2); 0: all are ``variance``."""
     later = np.maximum(np.arange(1, rounds + 1) - threshold, 0)[:, np.newaxis]
     steps = np.arange(local_steps)[np.newaxis, :]
-    exponents = {0: 0 * (later + steps), 1: later + 0 * steps, 2: np.where(later > 0, local_steps * (later - 1) + steps, 0)}
+    exponents = {
+        0: 0 * (later + steps),
+        1: later + 0 * steps,
+        2: np.where(later > 0, local_steps * (later - 1) + steps, 0),
+    }
     return np.asarray(variance * float(beta) ** exponents[scheme], dtype=np.float64)
 
 

@@ -19,8 +19,8 @@ from dpfl_plugin.theorems.scaffnew import convexity
 
 SHOWN: Final = (1, 2, 5, 10, 20, 50)  # numbers of local steps, beside the best one
 ONE_ROUND: Final = (
-    "epsilon is what eq. 20 claims of one round, without a proof that holds for batches drawn afresh at every step. Of a "
-    "whole run Theorem 2 has a constant that is not stated, so that the paper claims no number of it."
+    "epsilon is what eq. 20 claims of one round, without a proof that holds for batches drawn afresh at every step. Of "
+    "a whole run Theorem 2 has a constant that is not stated, so that the paper claims no number of it."
 )
 
 
@@ -41,8 +41,8 @@ def prescribe(case: Case) -> Prescription:
     most = n_k // (2 * problem.batch_size)
     if most < 1:
         raise ConfigError(
-            f"privacy.batch_size={problem.batch_size} is above half of the {n_k} records of the smallest silo: Theorem 1 "
-            "of the paper amplifies nothing there. Use smaller batches."
+            f"privacy.batch_size={problem.batch_size} is above half of the {n_k} records of the smallest silo: Theorem "
+            "1 of the paper amplifies nothing there. Use smaller batches."
         )
     Q = problem.local_steps(rounds, most)
     return Prescription(

@@ -1,4 +1,4 @@
-"""Bounds of Chang, Seif, Tandon 2022: the corollaries against Theorem 3's sums, and who has the least at equal budgets."""
+"""Bounds of Chang, Seif, Tandon 2022: corollaries against Theorem 3, and who has the least at equal budgets."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_variances_are_equations_6_and_7() -> None:
 @pytest.mark.parametrize("rounds", [1, 3, 4, 30])
 @pytest.mark.parametrize("tau", [2, 5, 50])
 def test_corollaries_bound_theorem_3(scheme: Scheme, rounds: int, tau: int) -> None:
-    """Each is a further upper bound, since (1 + 1 / (tau - 1))^i <= e < 3: above eq. 10, and within 1 % where 16 rules."""
+    """Each is above eq. 10, since (1 + 1 / (tau - 1))^i <= e < 3, and within 1 % of it, as 16 outweighs the rest."""
     problem = replace(SMALL, local_steps=tau)
     exact = problem.bound(noise_variances(scheme, rounds, tau, **DECAY))
     simple = problem.corollary(scheme, rounds, **DECAY)
@@ -108,7 +108,9 @@ def test_figure_3() -> None:
         problem.corollary(scheme, R, variance=8.0, beta=beta, threshold=200)
         for scheme, R, beta in zip((1, 2), last, (0.998, 0.99998), strict=True)
     ]
-    assert problem.corollary(0, 200, variance=8.0) == pytest.approx(problem.corollary(2, 200, variance=8.0, threshold=200))
+    assert problem.corollary(0, 200, variance=8.0) == pytest.approx(
+        problem.corollary(2, 200, variance=8.0, threshold=200)
+    )
     at_its_end = [problem.corollary(0, R, variance=8.0) for R in last]
     assert all(end < constant for end, constant in zip(ends, at_its_end, strict=True))
 
