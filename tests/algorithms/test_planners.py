@@ -217,7 +217,7 @@ SYNC = FedAvgSyncProblem(
 def test_theorem_3_by_hand():
     """With Q = 1 A has no drift and B no factor; without noise and drift only the start and 6 L Gamma are left."""
     A, B, H = SYNC.terms(1)
-    assert (A, H) == (pytest.approx(0.3 / 10 + 6 * 2 * 0.7), 0.0)
+    assert (pytest.approx(0.3 / 10 + 6 * 2 * 0.7), 0.0) == (A, H)
     logarithms = math.log(60_000) * math.log(1.25**2 * 100 / (60_000 * 1e-10))
     assert pytest.approx(8 * 20 * 100 * 0.25 * logarithms / (60_000 * 4 * 0.25)) == B
     assert SYNC.terms(4)[0] == pytest.approx(A + 8 * 9 * 0.25)
