@@ -8,7 +8,7 @@ from dpfl_plugin.published.items import Claim, Item, Paper, Part
 
 EPSILON: Final = "privacy.epsilon"
 GRID: Final = "sweep={seeds: 3, grid: {privacy.epsilon: [0.75, 1.5, 3, 6, 12]}}"
-QUICK: Final = "sweep={seeds: 2, grid: {privacy.epsilon: [0.75, 6]}}"
+QUICK: Final = "sweep={seeds: 2, grid: {privacy.epsilon: [0.75]}}"
 LOCALIZED: Final = "localized MB-SGD, 16"
 ONE_PASS: Final = "one-pass MB-SGD, 16"
 CONFIG: Final = "gao2024/mnist.yaml"
