@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpfl_plugin.errors import require
-from dpfl_plugin.privacy.paper import Scheme, chang_rounds_spent
+
+Scheme = Literal[0, 1, 2]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +64,9 @@ class DriftControlProblem:
         # v_rs is in the terms t = s, ..., tau, with the powers 0, ..., tau - s: a geometric sum.
         growth = 1 + 1 / (tau - 1)
         powers = (growth ** np.arange(tau, 0, -1) - 1) / (growth - 1)
-        first = 16 * K / (tau * S * R) * float(variances.sum())
-        return first + K / (25 * self.server_lr**2 * S * tau**3 * R) * float((variances * powers).sum())
+        first: float = 16 * K / (tau * S * R) * float(variances.sum())
+        drift: float = K / (25 * self.server_lr**2 * S * tau**3 * R) * float((variances * powers).sum())
+        return first + drift
 
     def effective_lr(self, variances: NDArray[np.float64]) -> float:
         """The tau eta_g eta_l with the least bound. Eq. 9; Theorem 3 wants it at most 1 / (81 L)."""
@@ -123,8 +126,8 @@ def same_budget_variance(
     It is the harmonic mean of the scheme's variances, hence below their mean, which is all that Corollaries 1 and 2 see
     of them: at equal rounds and budgets the bound of constant noise is the least, whatever beta and R_th are.
     """
-    spent = chang_rounds_spent(rounds, scheme=scheme, beta=beta, threshold=threshold, local_steps=local_steps)
-    return variance * rounds / spent
+    each = noise_variances(scheme, rounds, local_steps, variance=variance, beta=beta, threshold=threshold)
+    return float(1 / (1 / each).mean())
 
 
 def _geometric(x: float, number: int) -> float:

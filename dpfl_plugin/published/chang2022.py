@@ -117,6 +117,7 @@ FIGURE_4: Final = Item(
             settings=("sweep={seeds: 3, grid: {data.partition.gamma: [0, 10, 100]}}",),
             quick=(
                 "data.max_records_per_silo=250",
+                "evaluation.every=24",
                 "sweep={seeds: 2, grid: {data.partition.gamma: [0]}}",
             ),
         ),

@@ -10,7 +10,7 @@ import pytest
 
 from dpfl_plugin.algorithms.chang_theory import DriftControlProblem, noise_variances, same_budget_variance
 from dpfl_plugin.errors import ConfigError
-from dpfl_plugin.privacy.paper import Scheme, chang_last_round
+from dpfl_plugin.privacy.paper import Scheme, chang_last_round, chang_rounds_spent
 
 SMALL = DriftControlProblem(
     num_silos=6,
@@ -88,6 +88,8 @@ def test_constant_noise_of_the_same_budget_has_the_least_bound(scheme: Scheme, b
     same = same_budget_variance(scheme, rounds, 5, **decay)
     variances = noise_variances(scheme, rounds, 5, **decay)
     assert rounds * 5 / same == pytest.approx(float((1 / variances).sum()))
+    spent = chang_rounds_spent(rounds, scheme=scheme, beta=beta, threshold=3, local_steps=5)
+    assert same == pytest.approx(8.0 * rounds / spent)  # the brackets of Theorems 1 and 2
     assert SMALL.corollary(0, rounds, variance=same) < SMALL.corollary(scheme, rounds, **decay)
 
 
