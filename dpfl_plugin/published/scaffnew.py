@@ -15,8 +15,8 @@ FEW: Final = (
     "{algorithm.local_steps: 200, rounds: 1}]}",
 )
 NOISE: Final = (
-    "Epsilon is of a whole silo with 5 or 6 of them, and proven: every release has noise above the clipping norm on each "
-    "of tens of thousands of parameters. The constants of the paper's Lemma 1 are not stated."
+    "Epsilon is of a whole silo with 5 or 6 of them, and proven: every release has noise above the clipping norm on "
+    "each of tens of thousands of parameters. The constants of the paper's Lemma 1 are not stated."
 )
 QUICK_IS: Final = "Quick runs have a smaller network, steps of 0.1, and 200 iterations instead of 10,000."
 NOT_HERE: Final = "Reddit, Fed-IXI and Messidor are not at hand, nor are the panels of them."
@@ -108,7 +108,8 @@ FIGURE_12: Final = Item(
     higher_is_better=False,
     against=STEPS,
     why=(
-        "Corollary 1 has sqrt(L / mu) local steps at every noise. `python -m benchmarks.scaffnew` has p drawn as in the "
+        "Corollary 1 has sqrt(L / mu) local steps at every noise. `python -m benchmarks.scaffnew` has p drawn as in "
+        "the "
         'algorithm, and F - F*: see "Predicted and measured, on mushrooms" of the page of algorithms.',
         "Epsilons are those at which whole silos can be private and 50 of them learn: hundreds. They protect nobody; "
         "the paper's 0.5 to 3.3 have constants in its Lemma 1 that are not stated.",
