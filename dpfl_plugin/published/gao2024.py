@@ -19,7 +19,7 @@ MULTI_PASS: Final = (
 )
 DIFFERS: Final = (
     "All algorithms, AC-SA too, have three settings a factor of 4 apart, and all are shown. A choice by training "
-    "loss, as the paper's, reads records and no epsilon covers it; `python -m benchmarks.isrl` makes it.",
+    "loss, as the paper's, reads records and no epsilon covers it; `python -m benchmarks.isrl` makes it for MB-SGD.",
     "Three phases instead of ten, records of norm 1, and the least noise that the accountant proves to be enough.",
 )
 
