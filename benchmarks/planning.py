@@ -1,6 +1,6 @@
 """What `dpfl plan --paper` prints for configurations of this project: `python -m benchmarks.planning`.
 
-Writes docs/planning.md. Needs the mushrooms files in data.folder or $DPFL_DATA; trains nothing.
+Writes docs/planning.md. Needs the mushrooms and Adult files in data.folder or $DPFL_DATA; trains nothing.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ EXAMPLES: Final = {
     "noble": "dpfl plan configs/papers/noble_table1.yaml --variant 'eta_0 = 1' --paper noble --epsilon 3",
     "gao": "dpfl plan configs/gao_algorithms.yaml --variant 'localized MB-SGD' --paper gao --epsilon 2",
     "chang": "dpfl plan configs/quickstart.yaml --variant DP-SCAFFOLD --paper chang --beta 0.998 --threshold 20",
+    "li": "dpfl plan configs/papers/li2025_adult.yaml --variant '2 / (mu (alpha + t))' --paper li --epsilon 0.5",
 }
 
 

@@ -37,8 +37,9 @@ class FedAvgSync(AveragedModels):
         local_steps: Q.
         gradient_clip: G, the L2 bound of a batch's mean gradient ([L] eq. 14); give ``privacy.clip_norm`` the same.
         local_lr: eta_0, unless the schedule is "strongly_convex".
-        schedule: eta_t at iteration t = 0, 1, ... of the run: "constant" eta_0; "inverse" eta_0 / (1 + t) ([L] sec. 4);
-            "strongly_convex" 2 / (mu (alpha + t)) ([L] Theorem 3).
+        schedule: eta_t at iteration t = 0, 1, ... of the run: "constant" eta_0; "inverse_sqrt" eta_0 / sqrt(1 + t)
+            ([L] sec. 4, whose root is lost in copies of its text); "inverse" eta_0 / (1 + t); "strongly_convex"
+            2 / (mu (alpha + t)) ([L] Theorem 3).
         mu, alpha: of that schedule; Theorem 3 wants alpha >= max(8 L / mu, Q).
         silo_sampling: the K = S silos of a round are drawn "without_replacement", each as likely as any other, or
             "with_replacement", with the probabilities p_k; [L] Assumption 5.
@@ -54,7 +55,7 @@ class FedAvgSync(AveragedModels):
     local_steps: int
     gradient_clip: float
     local_lr: float | None = None
-    schedule: Literal["constant", "inverse", "strongly_convex"] = "constant"
+    schedule: Literal["constant", "inverse_sqrt", "inverse", "strongly_convex"] = "constant"
     mu: float | None = None
     alpha: float | None = None
     silo_sampling: Literal["without_replacement", "with_replacement"] = "without_replacement"
@@ -91,10 +92,14 @@ class FedAvgSync(AveragedModels):
             assert self.mu is not None and self.alpha is not None
             return 2 / (self.mu * (self.alpha + t))
         assert self.local_lr is not None
-        return self.local_lr if self.schedule == "constant" else self.local_lr / (1 + t)
+        falls: float = {"constant": 1, "inverse_sqrt": math.sqrt(1 + t), "inverse": 1 + t}[self.schedule]
+        return self.local_lr / falls
 
     def _rates(self, plan: RoundPlan) -> list[float]:
-        """eta_t of a round's Q iterations, from the first of them: 1/eta_t grows linearly in all schedules."""
+        """eta_t of a round's Q iterations, from the first of them: 1/eta_t, or its square, grows linearly."""
+        if self.schedule == "inverse_sqrt":
+            grows, first = 1 / self._rate(0) ** 2, 1 / plan.local_lr**2
+            return [1 / math.sqrt(first + grows * q) for q in range(plan.local_steps)]
         slope = 0.0 if self.schedule == "constant" else 1 / self._rate(1) - 1 / self._rate(0)
         return [1 / (1 / plan.local_lr + slope * q) for q in range(plan.local_steps)]
 

@@ -43,12 +43,17 @@ def smooth_rounds(
     d: int,
     epsilon: float,
     delta: float,
+    always_sampled: bool = False,
 ) -> int:
-    """R_i of Theorem C.1 (and D.5, E.2), at least 1; ``gap`` is Delta_i >= F_i(w_{i-1}) - min F_i."""
+    """R_i of Theorems C.1 and E.2, at least 1; ``gap`` is Delta_i >= F_i(w_{i-1}) - min F_i.
+
+    Where every record of all silos is read in a round (M K_i = N n_i), their term of the sampling is left out.
+    Theorem D.5 has it in any case: batches of Alg. 7 are Poisson's, and its points random (``always_sampled``).
+    """
     accelerated = math.sqrt((beta + lambda_i) / lambda_i) * math.log(
         gap * lambda_i * M * epsilon**2 * n_i**2 / (L**2 * d)
     )
-    sampled = epsilon**2 * n_i**2 / (K_i * d * math.log(1 / delta)) if M * K_i < N * n_i else 0.0
+    sampled = epsilon**2 * n_i**2 / (K_i * d * math.log(1 / delta)) if M * K_i < N * n_i or always_sampled else 0.0
     return math.ceil(max(1.0, accelerated, sampled))
 
 

@@ -70,7 +70,9 @@ class Phases(OneGradient):
             phase = Stage(
                 phase=i,
                 rounds=rounds,
-                share=(1 - 2.0 ** -(i - 1), 1 - 2.0**-i),  # n_i = n / 2^i: Alg. 1, l. 4-5
+                # n_i = n / 2^i (Alg. 1, l. 4-5). One share serves silos of all sizes, and neighbouring parts leave no
+                # record between them: a silo's n_i is the floor that the paper has, or one record more.
+                share=(1 - 2.0 ** -(i - 1), 1 - 2.0**-i),
                 pull=lambda_i,
                 modulus=lambda_i,
                 radius=2 * L / lambda_i,  # D_i
@@ -188,6 +190,7 @@ class Regularised(Phases):
 
     def theorem_rounds(self, facts: Facts) -> list[int]:
         known = self.need_theorem(facts, "phase_rounds", self.theorem_name)
+        known["always_sampled"] = self.smoothing == "convolution"
         needed = []
         for i in range(1, self.num_phases(facts) + 1):
             lambda_i, n_i = self.curvature(i, facts), facts.num_records // 2**i

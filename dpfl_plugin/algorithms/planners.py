@@ -1,6 +1,8 @@
 """Closed forms for choosing an algorithm's options before a run.
 
-[S] is "Balancing Privacy and Performance for Private Federated Learning Algorithms" (under review, no authors named).
+[S] is "Balancing Privacy and Performance for Private Federated Learning Algorithms" (under review, no authors named);
+[L] is Li, Wang, Wu, "Convergence Analysis for Differentially Private Federated Averaging in Heterogeneous Settings",
+Mathematics 2025, 13(3), 497.
 """
 
 from __future__ import annotations
@@ -85,6 +87,79 @@ class ScaffNewProblem:
         """v C^2 N d ln(1/delta) / eps^2."""
         size = self.v * self.clip_norm**2 * self.num_silos * self.dimension
         return size * math.log(1 / self.delta) / self.epsilon**2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FedAvgSyncProblem:
+    """What the bound of DP-FedAvg with noise at synchronisation depends on ([L] Theorems 3 and 4).
+
+    Attributes:
+        mu, L: every silo's loss is mu-strongly convex and L-smooth; 0 < mu <= L.
+        G: no batch's gradient is longer.
+        variance: sum_k p_k^2 phi_k^2, phi_k^2 being that of a record's gradient at silo k.
+        heterogeneity: Gamma = F* - sum_k p_k F_k*, at least 0.
+        distance: ||w_0 - w*||.
+        num_silos: N; participants: K, of a round, drawn without or with replacement.
+        num_records: n, of all silos; batch_size: b; dimension: d.
+        epsilon, delta: what the noise of eq. 20 is said to give a round; inf: there is no noise.
+    """
+
+    mu: float
+    L: float
+    G: float
+    variance: float
+    heterogeneity: float
+    distance: float
+    num_silos: int
+    participants: int
+    num_records: int
+    batch_size: int
+    dimension: int
+    epsilon: float
+    delta: float
+    with_replacement: bool = False
+
+    def __post_init__(self) -> None:
+        require(0 < self.L < math.inf, "L", self.L, "be positive and finite")
+        require(0 < self.mu <= self.L, "mu", self.mu, f"be in (0, L={self.L:g}]: the losses have to be strongly convex")
+        for key in ("G", "epsilon"):
+            require(getattr(self, key) > 0, key, getattr(self, key), "be positive")
+        for key in ("variance", "heterogeneity", "distance"):
+            require(0 <= getattr(self, key) < math.inf, key, getattr(self, key), "be finite and at least 0")
+        for key in ("participants", "num_records", "batch_size", "dimension"):
+            require(getattr(self, key) >= 1, key, getattr(self, key), "be at least 1")
+        most = f"be at most num_silos={self.num_silos}"
+        require(self.participants <= self.num_silos, "participants", self.participants, most)
+        require(0 < self.delta < 1, "delta", self.delta, "be in (0, 1)")
+
+    def alpha(self, local_steps: int) -> float:
+        """max(8 L / mu, Q), of the steps 2 / (mu (alpha + t)). [L] Theorem 3."""
+        return max(8 * self.L / self.mu, local_steps)
+
+    def terms(self, local_steps: int) -> tuple[float, float, float]:
+        """A, B and H of [L] Theorems 3 and 4: what batches and drift, the noise, and the drawing of silos contribute.
+
+        Without replacement H is (N - K) / (N - 1) times 4 Q^2 G^2 / K, with replacement that itself; if all silos take
+        part it is 0.
+        """
+        Q, b, G, n = local_steps, self.batch_size, self.G, self.num_records
+        A = self.variance / b + 8 * (Q - 1) ** 2 * G**2 + 6 * self.L * self.heterogeneity
+        logarithms = math.log(n) * math.log(1.25**2 * Q**2 * b**2 / (n * self.delta**2))
+        noise = 8 * self.dimension * Q**4 * b**2 * G**2 * logarithms / (n * self.L**2 * self.epsilon**2)
+        N, K = self.num_silos, self.participants
+        drawn = 4 / K * Q**2 * G**2
+        left_out = 1.0 if self.with_replacement else (N - K) / max(1, N - 1)
+        return A, noise * (2 * (Q - 1) ** 2 + 1), left_out * drawn
+
+    def bound(self, local_steps: int, rounds: int) -> float:
+        """What E F(w_T) - F* stays below after T = rounds * Q iterations. [L] Theorem 3, eq. 24; Theorem 4."""
+        start = 2 * self.L * self.distance**2
+        rate = 2 * self.L / self.mu / (rounds * local_steps + self.alpha(local_steps))
+        return rate * (sum(self.terms(local_steps)) / self.mu + start)
+
+    def local_steps(self, rounds: int, most: int) -> int:
+        """The Q of 1..most with the least bound after so many rounds. [L] Remarks 3 and 4."""
+        return min(range(1, most + 1), key=lambda Q: self.bound(Q, rounds))
 
 
 def psi_0_bound(initial_loss: float, mu: float, num_silos: int) -> float:

@@ -56,7 +56,7 @@ def plan(
             multiplier: the answer's ``tried`` has others.
         epsilon, delta: the budget; view: whose it is, "server" or "third_party". None: the configuration's.
         ledger: of earlier runs on the same data, for which the budget is, too.
-        paper: what the theorems of "scaffnew", "gao", "noble" or "chang" prescribe, instead of ``solve``.
+        paper: what the theorems of "scaffnew", "gao", "noble", "chang" or "li" prescribe, instead of ``solve``.
         recommend: instead of ``solve``: the method to begin with, by what was measured nearest (docs/drift.md).
         skew: with ``recommend``, how silos differ: "labels", "shares", "alike" or "source"; needed where the
             configuration does not deal records out itself.

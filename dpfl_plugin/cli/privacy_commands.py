@@ -37,7 +37,7 @@ Earlier = Annotated[
 ]
 Paper = Annotated[
     str | None,
-    typer.Option(help="What a paper prescribes for CONFIG: scaffnew, gao, noble or chang; next to what is proven."),
+    typer.Option(help="What a paper prescribes for CONFIG: scaffnew, gao, noble, chang or li; next to what is proven."),
 ]
 Recommend = Annotated[
     bool, typer.Option("--recommend", help="Which method to begin with, by what was measured nearest (docs/drift.md).")
@@ -52,7 +52,7 @@ Skew = Annotated[
 Psi0 = Annotated[float | None, typer.Option(help="scaffnew: psi_0 (default: a bound known without data).")]
 Convexity = Annotated[float | None, typer.Option(help="scaffnew: mu of the losses (default: l2).")]
 Smoothness = Annotated[
-    float | None, typer.Option(help="scaffnew, gao: L, or beta, of the losses (default: of linear models, known).")
+    float | None, typer.Option(help="scaffnew, li, gao: L, or beta, of the losses (default: of linear models, known).")
 ]
 Lipschitz = Annotated[float | None, typer.Option(help="gao: L of a record's loss (default: clip_norm).")]
 Distance = Annotated[float | None, typer.Option(help="gao: D, diameter of the ball that is searched.")]

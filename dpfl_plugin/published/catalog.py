@@ -8,7 +8,7 @@ from typing import Final
 from dpfl_plugin.errors import require_argument
 from dpfl_plugin.published.items import Item, Paper
 
-PAPERS: Final = ("noble2022", "chang2022")
+PAPERS: Final = ("noble2022", "chang2022", "li2025", "gao2024", "scaffnew")
 """Modules of this package, each with a `Paper` as ``PAPER``."""
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 from dpfl_plugin.config.load import Variant
 from dpfl_plugin.errors import ArgumentError, ConfigError
 from dpfl_plugin.runs.plan_request import Question
-from dpfl_plugin.theorems import chang, gao, noble, scaffnew
+from dpfl_plugin.theorems import chang, gao, li, noble, scaffnew
 from dpfl_plugin.theorems.base import Case, Given, Prescription
 
 __all__ = ["Given", "Prescribed", "prescribed"]
@@ -19,6 +19,7 @@ PAPERS: Final[dict[str, Callable[[Case], Prescription]]] = {
     "gao": gao.prescribe,
     "noble": noble.prescribe,
     "chang": chang.prescribe,
+    "li": li.prescribe,
 }
 
 

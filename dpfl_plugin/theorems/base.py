@@ -23,6 +23,7 @@ OPTIONS: Final[dict[str, tuple[str, ...]]] = {
     "gao": ("smoothness", "lipschitz", "distance"),
     "noble": (),
     "chang": ("beta", "threshold"),
+    "li": ("strong_convexity", "smoothness"),
 }
 
 

@@ -85,16 +85,7 @@ def _constants(case: Case) -> tuple[Constant, Constant, Constant]:
     given, config, known = case.given, case.config, linear(case)
     if given.from_records and known is None:
         raise ArgumentError(f"{{from_records}} is for model: logistic or softmax with {NORM_1} and their own loss.")
-    if given.strong_convexity is not None:
-        mu = Constant("mu", given.strong_convexity, "--strong-convexity")
-    else:
-        _need(known is not None, "strong_convexity", "mu")
-        must = "be above 0: Theorem 1 is for strongly convex losses, and without l2 nothing is known to be"
-        if not config.l2 > 0:
-            raise ArgumentError(f"l2={config.l2!r} must {must}. Use --set l2=0.005, or give {{strong_convexity}}.")
-        mu = Constant("mu", config.l2, "l2 of the configuration")
-    L = _smoothness(case)
-    require_argument(mu.value <= L.value, "strong_convexity", mu.value, f"be at most L = {L.value:.6g}")
+    mu, L = convexity(case, "Theorem 1")
     if given.psi0 is not None:
         return mu, L, Constant("psi_0", given.psi0, "--psi0")
     if given.from_records:
@@ -106,6 +97,22 @@ def _constants(case: Case) -> tuple[Constant, Constant, Constant]:
     bound = psi_0_bound(math.log(known.num_classes), mu.value, len(case.num_records))
     source = f"at most 2 N F(x_0) / mu, where F(0) = ln {known.num_classes}: known without a record"
     return mu, L, Constant("psi_0", bound, source)
+
+
+def convexity(case: Case, theorem: str) -> tuple[Constant, Constant]:
+    """mu and L, given or known without records. Raises ConfigError if neither, or the losses are not convex enough."""
+    given, config, known = case.given, case.config, linear(case)
+    if given.strong_convexity is not None:
+        mu = Constant("mu", given.strong_convexity, "--strong-convexity")
+    else:
+        _need(known is not None, "strong_convexity", "mu")
+        must = f"be above 0: {theorem} is for strongly convex losses, and without l2 nothing is known to be"
+        if not config.l2 > 0:
+            raise ArgumentError(f"l2={config.l2!r} must {must}. Use --set l2=0.005, or give {{strong_convexity}}.")
+        mu = Constant("mu", config.l2, "l2 of the configuration")
+    L = _smoothness(case)
+    require_argument(mu.value <= L.value, "strong_convexity", mu.value, f"be at most L = {L.value:.6g}")
+    return mu, L
 
 
 def _smoothness(case: Case) -> Constant:

@@ -15,6 +15,7 @@ from tests.quadratics import Lab, released, rules, silo
 THREE = [silo([1.0, 4.0], [1.0, -2.0]), silo([2.0, 1.0], [-3.0, 0.5]), silo([8.0, 2.0], [0.5, 4.0])]
 START = [5.0, -5.0]
 G = 0.8
+ROOT = {"schedule": "inverse_sqrt", "local_lr": 0.3}
 INVERSE = {"schedule": "inverse", "local_lr": 0.3}
 CONVEX = {"schedule": "strongly_convex", "mu": 1.0, "alpha": 64.0}
 
@@ -40,6 +41,7 @@ def test_without_clipping_and_with_equal_steps_it_is_fedavg():
     ("options", "eta"),
     [
         ({"local_lr": 0.3}, lambda t: 0.3),
+        (ROOT, lambda t: 0.3 / math.sqrt(1 + t)),
         (INVERSE, lambda t: 0.3 / (1 + t)),
         (CONVEX, lambda t: 2 / (1.0 * (64.0 + t))),
     ],
@@ -63,7 +65,7 @@ def test_iteration_by_iteration(options, eta):
         torch.testing.assert_close(lab.server["model"], w)
 
 
-@pytest.mark.parametrize("options", [{"local_lr": 0.3}, INVERSE, CONVEX])
+@pytest.mark.parametrize("options", [{"local_lr": 0.3}, ROOT, INVERSE, CONVEX])
 def test_whatever_the_records_no_update_passes_the_bound(options):
     """||x - y|| <= G sum eta for silos as unlike as can be: the release clips nothing, and 2 G sum eta is proven."""
     wild = [silo([10.0**k, 1.0], [(-1.0) ** k * 10.0**k, 3.0]) for k in range(-3, 5)]
@@ -201,13 +203,14 @@ def test_the_papers_claim_is_beside_what_is_proven_and_their_gap_is_computed():
 
 
 def test_notes_say_which_theorem_does_not_apply():
-    """eta_0 / (1 + t), the paper's own steps: eta_0 > 2 eta_Q for every Q > 1."""
+    """eta_0 > 2 eta_Q: of eta_0 / (1 + t) for every Q > 1, of eta_0 / sqrt(1 + t), the paper's own, for Q > 3."""
     (*_, note) = notes_of(None, schedule="inverse", local_lr=1.0)
     assert "Lemma 2 and Theorems 3 and 4" in note
     assert f"{4 * 5 / 6:.4g} G" in note and f"{2 * (1 + 1 / 2 + 1 / 3 + 1 / 4 + 1 / 5):.4g} G" in note
     assert len(notes_of(None, schedule="strongly_convex", mu=1.0, alpha=4.0)) == 2  # alpha < Q
     assert len(notes_of(None, schedule="strongly_convex", mu=1.0, alpha=5.0)) == 1
     assert len(notes_of(None, schedule="inverse", local_lr=1.0, local_steps=1)) == 1
+    assert [len(notes_of(None, schedule="inverse_sqrt", local_lr=1.0, local_steps=Q)) for Q in (3, 4)] == [1, 2]
 
 
 def test_without_some_silos_the_mean_is_unbiased_over_the_others():

@@ -59,6 +59,14 @@ def test_rounds_of_smooth_phases() -> None:
     assert smooth(gap=1e-9) == 1  # the logarithm is negative: one round at least
 
 
+def test_rounds_of_convolved_phases_have_no_indicator() -> None:
+    """Theorem D.5: full batches of all silos, too, take epsilon^2 n^2 / (K d ln(1/delta)) = 36 * 6400 / (900 K)."""
+    many, gap = 80.0, math.exp(3) / 6400
+    assert smooth(epsilon=many, gap=gap) == 12
+    assert smooth(epsilon=many, gap=gap, always_sampled=True) == 43
+    assert smooth(epsilon=many, gap=gap, K_i=2, always_sampled=True) == smooth(epsilon=many, gap=gap, K_i=2) == 128
+
+
 def test_rounds_of_nonsmooth_phases() -> None:
     """min(M n, M epsilon^2 n^2 / d) + 1."""
     assert theory.nonsmooth_rounds(n_i=10, M=3, d=4, epsilon=1.0) == 31

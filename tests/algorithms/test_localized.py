@@ -13,6 +13,7 @@ from dpfl_plugin.algorithms import isrl_theory as theory
 from dpfl_plugin.algorithms.base import Setting
 from dpfl_plugin.algorithms.isrl import Facts, OneGradient
 from dpfl_plugin.algorithms.localized import LocalizedMBSGD, LocalizedSubgradient
+from dpfl_plugin.core.shares import share_bounds
 from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.privacy.accountants import PLD
 from dpfl_plugin.privacy.events import Term
@@ -55,6 +56,16 @@ def test_phases_read_disjoint_records_and_half_as_many_each(algorithm: OneGradie
             assert all(sum(map(len, batches)) == len(union) for batches, union in zip(phases, unions, strict=True))
         else:
             assert all(batch == union for batches, union in zip(phases, unions, strict=True) for batch in batches)
+
+
+def test_phases_hold_the_papers_numbers_of_records_or_one_more() -> None:
+    """n_i = floor(n / 2^i), Alg. 1, l. 4; for any n, as parts that serve all sizes cannot have floors everywhere."""
+    for n in (*range(2, 70), 1734, 65_537):
+        known = facts(num_records=n)
+        stages = LocalizedMBSGD(**SGD).stages(known._replace(rounds=20))
+        bounds = [share_bounds(stage.share, n) for stage in stages]
+        assert all(last - first - n // 2**i in (0, 1) for i, (first, last) in enumerate(bounds, start=1))
+        assert all(one[1] == other[0] for one, other in itertools.pairwise(bounds))
 
 
 def test_runs_of_every_seed_cut_the_same_shares() -> None:

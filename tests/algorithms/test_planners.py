@@ -6,9 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from scipy.integrate import quad
 from scipy.optimize import minimize_scalar
 
 from dpfl_plugin.algorithms.planners import (
+    FedAvgSyncProblem,
     ScaffNewProblem,
     curvature,
     psi_0_bound,
@@ -191,3 +193,69 @@ def test_without_a_bias():
     assert curvature(x, 0.5, model="logistic", bias=False) == (0.5, pytest.approx(0.25 * 4 / 2 + 0.5))
     assert public_curvature(2.0, 0.5, model="logistic", bias=False) == (0.5, 1.5)
     assert public_lipschitz(2.0, model="logistic", bias=False) == 2
+
+
+# Li, Wang, Wu 2025
+
+SYNC = FedAvgSyncProblem(
+    mu=0.1,
+    L=2.0,
+    G=0.5,
+    variance=0.3,
+    heterogeneity=0.7,
+    distance=3.0,
+    num_silos=100,
+    participants=100,
+    num_records=60_000,
+    batch_size=10,
+    dimension=20,
+    epsilon=0.5,
+    delta=1e-5,
+)
+
+
+def test_theorem_3_by_hand():
+    """With Q = 1 A has no drift and B no factor; without noise and drift only the start and 6 L Gamma are left."""
+    A, B, H = SYNC.terms(1)
+    assert (pytest.approx(0.3 / 10 + 6 * 2 * 0.7), 0.0) == (A, H)
+    logarithms = math.log(60_000) * math.log(1.25**2 * 100 / (60_000 * 1e-10))
+    assert pytest.approx(8 * 20 * 100 * 0.25 * logarithms / (60_000 * 4 * 0.25)) == B
+    assert SYNC.terms(4)[0] == pytest.approx(A + 8 * 9 * 0.25)
+    assert SYNC.terms(4)[1] == pytest.approx(
+        B * 4**4 * (2 * 9 + 1) * math.log(1.25**2 * 1600 / 6e-6) / math.log(1.25**2 * 100 / 6e-6)
+    )
+    silent = replace(SYNC, epsilon=math.inf, variance=0.0, heterogeneity=0.0)
+    assert silent.bound(1, 40) == pytest.approx(2 * 20 / (40 + 160) * 2 * 2 * 9)
+    assert replace(SYNC, mu=2.0).alpha(50) == 50 and SYNC.alpha(50) == 160
+
+
+def test_the_noise_of_theorem_3_is_lemma_a4s_integral_of_equation_20():
+    """sum_k log(1.25 Q b / (k delta)) / k over k <= n, as an integral, and eta <= 1 / (4 L): B = 2 d (..) of that."""
+    Q = 3
+    inside = quad(lambda u: math.log(1.25 * Q * 10 / (math.exp(u) * 1e-5)), 0, math.log(60_000))[0]
+    per_round = 128 * Q**4 * 100 * 0.25 / (60_000 * 0.25) * inside / (4 * 2.0) ** 2
+    assert SYNC.terms(Q)[1] == pytest.approx(2 * 20 * per_round * (2 * (Q - 1) ** 2 + 1))
+
+
+def test_theorem_4_charges_the_drawing_of_silos():
+    """H = 4 Q^2 G^2 / K with replacement, (N - K) / (N - 1) of it without."""
+    few = replace(SYNC, participants=10)
+    assert replace(few, with_replacement=True).terms(3)[2] == pytest.approx(4 * 9 * 0.25 / 10)
+    assert few.terms(3)[2] == pytest.approx(90 / 99 * 4 * 9 * 0.25 / 10)
+
+
+def test_the_best_number_of_local_steps_is_the_least_bound():
+    """It falls with the noise, to 1, and noise aside with what the drift of many steps costs ([L] Remark 4)."""
+    found = []
+    for epsilon in (0.5, 1e3, 1e5, math.inf):
+        problem = replace(SYNC, epsilon=epsilon)
+        Q = problem.local_steps(100, 60)
+        assert problem.bound(Q, 100) == min(problem.bound(q, 100) for q in range(1, 61))
+        found.append(Q)
+    assert found == sorted(found) and found[0] == 1 < found[-1] < 60
+
+
+def test_what_no_bound_is_of_is_refused():
+    for changes in ({"mu": 3.0}, {"G": 0.0}, {"participants": 101}, {"delta": 0.0}, {"distance": math.nan}):
+        with pytest.raises(ConfigError, match=next(iter(changes))):
+            replace(SYNC, **changes)

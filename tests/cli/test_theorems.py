@@ -13,9 +13,10 @@ import yaml
 from scipy.optimize import minimize_scalar
 
 from dpfl_plugin.algorithms import isrl_theory as theory
-from dpfl_plugin.algorithms.planners import ScaffNewProblem
+from dpfl_plugin.algorithms.planners import FedAvgSyncProblem, ScaffNewProblem
 from dpfl_plugin.privacy.accountants import PLD, Gaussian
 from dpfl_plugin.privacy.events import SampledGaussian, Term
+from dpfl_plugin.privacy.li2025 import noise_scale
 from dpfl_plugin.privacy.paper import NOBLE_THIRD_PARTY_UNSOUND, chang_last_round, noble_largest_rounds
 from dpfl_plugin.published.chang2022 import DECAYS
 from dpfl_plugin.published.noble2022_privacy import TABLE_1, TABLE_1_STEPS
@@ -389,10 +390,62 @@ def test_variants_of_a_paper(tmp_path: Path) -> None:
     assert "open: no plan. --epsilon is missing" in dpfl("plan", config, "--paper", "scaffnew").out
 
 
+# Theorems 3 and 4 of Li, Wang, Wu 2025
+
+LI: dict[str, Any] = {
+    **BINARY,
+    "rounds": 6,
+    "silo_weights": "records",
+    "algorithm": {"name": "fedavg_sync", "local_steps": 3, "gradient_clip": 1.5, "local_lr": 0.1},
+    "privacy": {"unit": "silo", "clip_norm": 1.5, "batch_size": 2, "record_rate": None, "epsilon": 0.5, "delta": 1e-4},
+}
+
+
+def test_li_prescribes_the_steps_with_the_least_bound_and_runs_them(tmp_path: Path) -> None:
+    path = write(tmp_path, LI)
+    answer = plan(path, "li")
+    found, constants = values(answer), values(answer, "constants")
+    assert (constants["mu"], constants["L"], constants["G"]) == (0.02, 0.52, 1.5)
+    problem = FedAvgSyncProblem(
+        mu=0.02,
+        L=0.52,
+        G=1.5,
+        variance=4 / 16 * 2,
+        heterogeneity=math.log(2),
+        distance=math.sqrt(2 * math.log(2) / 0.02),
+        num_silos=4,
+        participants=4,
+        num_records=160,
+        batch_size=2,
+        dimension=5,
+        epsilon=0.5,
+        delta=1e-4,
+    )
+    assert found["Q"] == problem.local_steps(6, 10) == 1
+    assert found["bound"] == pytest.approx(problem.bound(1, 6), rel=1e-5) and found["alpha"] == 208
+    rows = {row["Q"]: row for row in answer["rows"]}
+    assert list(rows) == [1, 2, 5, 10]
+    scale = noise_scale(local_steps=5, batch_size=2, num_records=40, epsilon=0.5, delta=1e-4)
+    assert rows[5]["noise multiplier, eq. 20"] == pytest.approx(scale / 10, rel=1e-5)
+    assert rows[5]["bound"] == pytest.approx(problem.bound(5, 6), rel=1e-5)
+    assert proven(answer, "noise of eq. 20")["epsilon"]["server"] > rows[1]["epsilon of a round, proven"] > 0.5
+    assert proven(answer, "the run's epsilon, proven")["epsilon"]["server"] <= 0.5
+    assert answer["fails"] == []
+    runs_as_planned(path, ["plan", path, "--paper", "li"], "noise of eq. 20", answer)
+
+
+def test_li_says_which_theorem_and_what_does_not_fit(tmp_path: Path) -> None:
+    drawn = plan(write(tmp_path, LI), "li", "--set", "silo_rate=0.5", "--set", "silo_weights=equal")
+    assert drawn["theorem"] == "Theorem 4 of Li, Wang, Wu 2025" and "p_k = n_k / n" in " ".join(drawn["fails"])
+    clipped = plan(write(tmp_path, LI), "li", "--set", "algorithm.gradient_clip=1")
+    assert clipped["theorem"] == "Theorem 3 of Li, Wang, Wu 2025" and "clipped to G = 1" in " ".join(clipped["fails"])
+    one_message(dpfl("plan", write(tmp_path, LI), "--paper", "li", "--set", "privacy.batch_size=21"), "batch_size=21")
+
+
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        (["--paper", "scafnew"], "--paper='scafnew' must be one of scaffnew, gao, noble, chang"),
+        (["--paper", "scafnew"], "--paper='scafnew' must be one of scaffnew, gao, noble, chang, li"),
         (["--paper", "scaffnew", "--solve", "steps"], "--solve has no meaning with --paper"),
         (["--paper", "scaffnew", "--beta", "0.9"], "--beta belongs to --paper chang"),
         (["--psi0", "3"], "--psi0 belongs to --paper scaffnew"),
@@ -406,6 +459,8 @@ def test_variants_of_a_paper(tmp_path: Path) -> None:
         (["--paper", "gao"], "no theorem of Gao et al. 2024 has a schedule for it"),
         (["--paper", "gao", "--distance", "0"], "--distance=0.0 must be positive"),
         (["--paper", "gao", "--set", "algorithm={name: localized_subgradient}"], "--distance is missing"),
+        (["--paper", "li"], "the paper's is fedavg_sync"),
+        (["--paper", "li", "--psi0", "2"], "--psi0 belongs to --paper scaffnew"),
         (["--paper", "noble"], "privacy.noise_multiplier must be given"),
         (["--paper", "noble", "--set", "privacy.noise_multiplier=4"], "Table 1 is of unit: record"),
         (["--paper", "chang", "--beta", "0.9"], "--threshold is missing"),

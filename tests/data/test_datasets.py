@@ -6,7 +6,9 @@ Tests on real files are skipped where there is no folder of them (see tests/conf
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
+import pickle
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +21,7 @@ from dpfl_plugin.data import adult as adult_module
 from dpfl_plugin.data import idx
 from dpfl_plugin.data.adult import adult
 from dpfl_plugin.data.base import Dataset, validate
+from dpfl_plugin.data.cifar10 import MD5, TEST, TRAIN, cifar10, parse_pickle
 from dpfl_plugin.data.digits import digits
 from dpfl_plugin.data.femnist import femnist, read_leaf
 from dpfl_plugin.data.fetch import DataSource
@@ -111,6 +114,24 @@ def test_mushrooms(load: Callable[..., Dataset]) -> None:
     for part in (data, data.test):
         assert (part.features.sum(axis=1) == 22).all()
         assert set(np.unique(part.features)) == {0.0, 1.0}
+
+
+def test_cifar10_sheets(data_folder: Path) -> None:
+    """4,000 + 1,000 images; counts of classes as published with the sheets, and an image that lies as it stands."""
+    if not (data_folder / "cifar10_subset").is_dir():
+        pytest.skip("cifar10_subset is not there")
+    data = cifar10(DataSource(folder=data_folder), flatten=False, sheets=True)
+    validate(data, "cifar10")
+    assert data.features.shape == (4_000, 3, 32, 32) and data.test is not None
+    assert counts(data) == [396, 366, 420, 384, 422, 393, 414, 385, 407, 413]
+    assert counts(data.test) == [103, 89, 100, 103, 90, 86, 112, 102, 106, 109]
+    # Neighbours are alike in both directions, and blue is on top of ships and aeroplanes, not at their side.
+    x = data.features
+    apart = np.abs(x - x[::-1]).mean()
+    for axis in (2, 3):
+        assert np.abs(np.diff(x, axis=axis)).mean() < 0.3 * apart
+    sky = x[np.isin(data.labels, (0, 8))].mean(axis=0)
+    assert sky[2, :8].mean() > sky[0, :8].mean() + 0.03 and abs(sky[2, :, :8].mean() - sky[2, :, -8:].mean()) < 0.02
 
 
 def test_femnist(load: Callable[..., Dataset]) -> None:
@@ -331,3 +352,66 @@ def small(**changes: Any) -> Dataset:
 def test_validate_names_source_row_and_value(data: Dataset, message: str) -> None:
     with pytest.raises(DataError, match=f"^source.*{message}"):
         validate(data, "source")
+
+
+# --- CIFAR-10 ---------------------------------------------------------------------------------------------------
+
+
+def binary_cifar(folder: Path) -> None:
+    """Three images a file; a pixel tells its file, its image, its colour and its place."""
+    folder.mkdir(parents=True)
+    for number, name in enumerate((*TRAIN, TEST)):
+        rows = [
+            bytes([(number + image) % 10, number, image, *([7] * 1022), *([8] * 1024), *range(256), *([9] * 768)])
+            for image in range(3)
+        ]
+        (folder / f"{name}.bin").write_bytes(b"".join(rows))
+
+
+@pytest.mark.parametrize("place", ["cifar-10-batches-bin", "cifar10/cifar-10-batches-bin"])
+def test_cifar10_in_its_binary_format(tmp_path: Path, place: str) -> None:
+    binary_cifar(tmp_path / place)
+    data = cifar10(DataSource(folder=tmp_path), flatten=False)
+    assert data.features.shape == (15, 3, 32, 32) and data.test is not None
+    assert data.labels.tolist() == [(number + image) % 10 for number in range(5) for image in range(3)]
+    assert data.test.labels.tolist() == [5, 6, 7]
+    seen = np.rint(data.features[4] * 255)  # the second image of the second file
+    assert seen[0, 0, :3].tolist() == [1, 1, 7] and (seen[1] == 8).all()
+    assert seen[2, :8].ravel().tolist() == list(range(256)) and (seen[2, 8:] == 9).all()
+    assert cifar10(DataSource(folder=tmp_path)).features.shape == (15, 3072)
+
+
+def test_cifar10_that_is_not_whole_is_refused(tmp_path: Path) -> None:
+    source = DataSource(folder=tmp_path)
+    with pytest.raises(DataError, match="neither cifar-10-batches-bin nor"):
+        cifar10(source)
+    with pytest.raises(DataError, match="there are 0 sheets"):
+        cifar10(source, sheets=True)
+    folder = tmp_path / "cifar-10-batches-bin"
+    binary_cifar(folder)
+    whole = (folder / "data_batch_2.bin").read_bytes()
+    (folder / "data_batch_2.bin").write_bytes(whole[:-1])
+    with pytest.raises(DataError, match=r"data_batch_2.bin: 9218 bytes are no whole number"):
+        cifar10(source)
+    (folder / "data_batch_2.bin").write_bytes(bytes([10]) + whole[1:])
+    with pytest.raises(DataError, match="labels from 2 to 10"):
+        cifar10(source)
+    (folder / "data_batch_2.bin").unlink()
+    with pytest.raises(DataError, match=r"data_batch_2.bin missing"):
+        cifar10(source)
+
+
+def test_a_pickle_is_opened_only_if_it_is_the_published_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Trap:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return Path.touch, (tmp_path / "opened",)
+
+    with pytest.raises(DataError, match="is not the published file"):
+        parse_pickle(pickle.dumps(Trap()), "data_batch_1")
+    assert not (tmp_path / "opened").exists()
+    made = pickle.dumps({"data": np.arange(3072, dtype=np.uint8)[np.newaxis], "labels": [3]})
+    monkeypatch.setitem(MD5, "data_batch_1", hashlib.md5(made).hexdigest())
+    pixels, labels = parse_pickle(made, "somewhere/data_batch_1")
+    assert labels.tolist() == [3] and pixels.shape == (1, 3, 32, 32) and pixels[0, 1, 0, 1] == (1024 + 1) % 256
+    with pytest.raises(DataError):
+        parse_pickle(made, "somewhere/data_batch_2")
