@@ -23,8 +23,8 @@ def own(lab: Lab) -> list[float]:
 @pytest.mark.parametrize("pull", [0.0, 0.7, 4.0])
 def test_it_ends_where_the_sum_is_least(pull, weights):
     """w_k = (a_k b_k + lambda w) / (a_k + lambda), w = sum p_k w_k: where no gradient of [P]'s objective is left."""
-    lab = Lab(MRMTL(local_steps=3, local_lr=0.1, mean_weight=pull), THREE, rules(), [4.0], weights=weights)
-    for _ in range(200):
+    lab = Lab(MRMTL(local_steps=3, local_lr=0.2, mean_weight=pull), THREE, rules(), [4.0], weights=weights)
+    for _ in range(80):
         lab.step()
     p = weights or (1 / 3, 1 / 3, 1 / 3)
     inside = [q / (a + pull) for q, a in zip(p, A, strict=True)]

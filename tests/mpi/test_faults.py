@@ -60,7 +60,7 @@ SAID = {
     "kill": "",  # mpirun says it
     "sysexit": "",
 }
-CASES = [("raise", True), ("stop", True), ("kill", True), ("kill", False), ("sysexit", False)]
+CASES = [("raise", True), ("stop", True), ("kill", True), ("sysexit", False)]
 
 
 @pytest.mark.parametrize(("what", "by_mpi4py"), CASES, ids=[f"{what}-{by}" for what, by in CASES])
@@ -105,7 +105,7 @@ def test_a_silo_rank_that_runs_out_of_memory_makes_all_go_on_with_smaller_chunks
 
 @pytest.mark.parametrize("mpi", BOTH)
 @pytest.mark.parametrize("who", ["server", "launcher"])
-def test_a_kill_from_outside_leaves_no_process_and_ranks_resume_to_the_same_bits(
+def test_a_kill_from_outside_leaves_no_process_and_it_is_resumed_to_the_same_bits(
     tmp_path: Path, mpi: str, who: str
 ) -> None:
     config = configured(tmp_path, "pause", rank=1, call=5)
@@ -116,6 +116,9 @@ def test_a_kill_from_outside_leaves_no_process_and_ranks_resume_to_the_same_bits
         os.kill({"server": pids[0], "silo": pids[2], "launcher": job.process.pid}[who], signal.SIGKILL)
         code, _, _ = job.end()
         assert code != 0 and job.nobody_is_left()
+    if who == "launcher":  # what is left behind is the same, and ranks have to go on from it only once
+        same_in_the_end(config, resumed_here(config))
+        return
     code, out, err = mpirun(4, *arguments(config), "--resume", mpi=mpi)
     assert code == 0 and "resumed after round 2" in err, err
     same_in_the_end(config, json.loads(out))

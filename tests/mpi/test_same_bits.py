@@ -146,7 +146,7 @@ def of_silos(result: dict[str, Any]) -> list[dict[str, str]]:
         return [{key: value for key, value in row.items() if key != "name"} for row in csv.DictReader(file)]
 
 
-@pytest.mark.parametrize("size", [2, 3, 5, 9])
+@pytest.mark.parametrize("size", [2, 5, 9])  # the last is more than one for each silo
 def test_any_number_of_ranks_gives_the_bits_of_one_process(config: Path, here: dict[str, Any], size: int) -> None:
     labels, path = (tuple(VARIANTS), config) if size == 5 else (SOME, config.with_name("some.yaml"))
     code, out, err = mpirun(size, "run", path, "--out", config.parent / f"ranks-{size}", "--json")
@@ -172,7 +172,7 @@ def test_ranks_that_may_outlive_each_other_give_the_bits_of_one_process(config: 
 
 
 @pytest.mark.parametrize("mpi", BOTH)
-def test_a_run_that_crashed_in_one_process_goes_on_at_ranks_and_is_shown_in_the_end(tmp_path: Path, mpi: str) -> None:
+def test_a_run_that_crashed_in_one_process_goes_on_at_ranks(tmp_path: Path, mpi: str) -> None:
     """The round that was released but lost is released again, to the same bits, and charged once."""
     folders = [tmp_path / name for name in ("whole", "cut", "sum")]
     for folder in folders:
@@ -184,12 +184,17 @@ def test_a_run_that_crashed_in_one_process_goes_on_at_ranks_and_is_shown_in_the_
     code, out, err = mpirun(3, "run", cut, "--out", folders[1] / "runs", "--json", "--resume", mpi=mpi)
     assert code == 0 and "resumed after round 2" in err
     compare(result, json.loads(out), mpi)
-    code, out, err = mpirun(4, "run", whole, "--out", folders[0] / "runs", "--json", mpi=mpi)
-    assert code == 0 and json.loads(out)["model_sha256"] == result["model_sha256"]
-    assert "finished before, not run again" in err
     code, out, err = mpirun(4, "run", added, "--set=runtime.aggregation=reduce", "--out", folders[2], "--json", mpi=mpi)
     assert code == 0, err
     assert json.loads(out)["epsilon"] == result["epsilon"] and json.loads(out)["rounds"] == result["rounds"]
+
+
+def test_what_one_process_has_finished_ranks_show(tmp_path: Path) -> None:
+    config = write(tmp_path, {"data": {"num_silos": 7}, "evaluation": {"reveal": "server"}})
+    result = run(config)
+    code, out, err = mpirun(2, "run", config, "--out", tmp_path / "runs", "--json")
+    assert code == 0 and json.loads(out)["model_sha256"] == result["model_sha256"]
+    assert "finished before, not run again" in err
 
 
 def test_what_silo_ranks_measure_is_the_same_and_stays_with_them(tmp_path: Path) -> None:

@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.sweeping import write_long
+from tests.cli.test_sweep import sweep
+
 SCRIPT = Path(__file__).parents[2] / "slurm" / "dev-cluster"
 NODES = 3
 
@@ -124,3 +127,11 @@ def go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "go on"
     monkeypatch.setenv("GO_ON", str(path))
     return path
+
+
+@pytest.fixture(scope="session")
+def long(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The two runs of `write_long`, undisturbed, in one process each."""
+    path = write_long(tmp_path_factory.mktemp("long"))
+    assert sweep(path, "--jobs", 2).code == 0
+    return path.parent / "out"

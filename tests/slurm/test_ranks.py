@@ -19,8 +19,8 @@ from dpfl_plugin.config.sweep import expand
 from dpfl_plugin.sweeps import manifest
 from tests.cli.command import run
 from tests.cli.command import write as write_run
-from tests.cli.sweeping import LONG, REVEALED, SLOW, began, check_same, deep_in_all, rows, write, write_long
-from tests.cli.test_sweep import status, sweep
+from tests.cli.sweeping import LONG, REVEALED, SLOW, began, check_same, deep_in_all, rows, write
+from tests.cli.test_sweep import status
 from tests.mpi.launch import FOUND, needs_mpi
 from tests.mpi.test_same_bits import compare
 from tests.slurm.conftest import Cluster
@@ -126,17 +126,9 @@ def with_ranks(folder: Path) -> Path:
     return write(folder, {"seeds": 2, "ranks": 3, "slurm": {"nodes": 2}}, {**LONG, **REVEALED}, "ranks.yaml")
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """In one process each."""
-    path = write_long(tmp_path_factory.mktemp("undisturbed"))
-    assert sweep(path, "--jobs", 2).code == 0
-    return path.parent / "out"
-
-
 @pytest.mark.parametrize("disturbance", ["time limit", "rank", "node"])
 def test_a_sweep_that_asks_for_ranks(
-    pmi2: Cluster, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disturbance: str
+    pmi2: Cluster, long: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disturbance: str
 ) -> None:
     go_on, out = tmp_path / "go on", tmp_path / "out"
     monkeypatch.setenv("GO_ON", str(go_on))
@@ -150,7 +142,7 @@ def test_a_sweep_that_asks_for_ranks(
         pmi2.control("node", "n2", "up")
         pmi2.wait(lambda: "down" not in pmi2.ask("sinfo", "-h", "-o", "%t"))
     assert status(path)["counts"]["done"] == 2, status(path)
-    check_same(out, undisturbed)
+    check_same(out, long)
     times = [len(began(out, run)) for run in rows(out)]
     assert set(times) <= ({1, 2} if disturbance == "rank" else {2}) and 2 in times, times
 

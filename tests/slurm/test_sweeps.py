@@ -27,14 +27,6 @@ def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path.parent / "out"
 
 
-@pytest.fixture(scope="module")
-def long(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The two runs of `write_long`, undisturbed."""
-    path = write_long(tmp_path_factory.mktemp("long"))
-    assert sweep(path, "--jobs", 2).code == 0
-    return path.parent / "out"
-
-
 def submit(path: Path, *args: object, out: str = "out") -> str:
     """Submit a sweep; the number of its job."""
     done = sweep(path, "--on", "slurm", *args, out=out)
@@ -42,10 +34,10 @@ def submit(path: Path, *args: object, out: str = "out") -> str:
     return done.err.partition("as job ")[2].partition(":")[0]
 
 
-def test_an_array_of_twelve_three_at_a_time_beside_a_second_sweep_and_a_crash(
+def test_an_array_of_six_three_at_a_time_beside_a_second_sweep_and_a_crash(
     cluster: Cluster, short: Path, tmp_path: Path
 ) -> None:
-    first = write(tmp_path, SHORT)
+    first = write(tmp_path, {**SHORT, "seeds": 3})
     crash = "import os, signal\ndef make(*shape, seed=0):\n    os.kill(os.getpid(), signal.SIGSEGV)\n"
     (tmp_path / "models_that_crash.py").write_text(crash)
     crashing = {"model": {"module": "models_that_crash:make"}}
@@ -57,10 +49,10 @@ def test_an_array_of_twelve_three_at_a_time_beside_a_second_sweep_and_a_crash(
         mine = [state for task, state in waiting.items() if task.startswith(f"{job}_")]
         most = max(most, mine.count("RUNNING"))
     assert most == 3
-    assert cluster.field(f"{job}_11", "JobState") == "COMPLETED"
+    assert cluster.field(f"{job}_5", "JobState") == "COMPLETED"
     assert cluster.field(f"{other}_0", "JobState") == "FAILED"
     found = status(first)
-    assert found["counts"] == {"running": 0, "failed": 1, "lost": 0, "pending": 0, "done": 12}
+    assert found["counts"] == {"running": 0, "failed": 1, "lost": 0, "pending": 0, "done": 6}
     (failed,) = [run for run in found["runs"] if run["status"] == "failed"]
     assert "killed by SIGSEGV" in failed["reason"]
     assert all(began(tmp_path / "out", run["id"]) == [1] for run in found["runs"] if run["status"] == "done")
