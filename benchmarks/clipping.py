@@ -19,11 +19,12 @@ from benchmarks.table import table
 from benchmarks.workloads import WORKLOADS
 from dpfl_plugin.gradients.closed_form import ClosedForm
 from dpfl_plugin.gradients.vmap import Vmap
-from dpfl_plugin.privacy.clipping import Adaptive, Clipping, Flat, Median, PerLayer
+from dpfl_plugin.privacy.clipping import Adaptive, AutoS, Clipping, Flat, Median, PerLayer
 
 STRATEGIES: Final[dict[str, Clipping]] = {
     "flat": Flat(),
     "per_layer": PerLayer(),
+    "auto_s": AutoS(),
     "adaptive": Adaptive(),
     "median": Median(),
 }

@@ -115,7 +115,7 @@ def test_median_with_a_budget_is_refused(tmp_path: Path, command: str) -> None:
 @pytest.mark.parametrize(
     ("privacy", "parts"),
     [
-        ({"clip": "nonsense"}, ["clipping 'nonsense'", "Known: adaptive, flat, median, per_layer"]),
+        ({"clip": "nonsense"}, ["clipping 'nonsense'", "Known: adaptive, auto_s, flat, median, per_layer"]),
         ({"clip": {"name": "adaptive", "quantile": 2}}, ["privacy.clip.quantile=2.0", "(0, 1)"]),
         ({"clip": {"name": "adaptive", "bit_noise_multiplier": 4}}, ["privacy.clip.bit_noise_multiplier=4", "Use 28"]),
         ({"clip": {"name": "per_layer", "shares": [1, 1]}}, ["privacy.clip.shares=[1.0, 1.0]", "1 layers: 1 (15)"]),

@@ -55,7 +55,7 @@ RUNTIMES: dict[str, MakeRuntime] = {
     "in_process, stack 3": lambda host, sink, observers: InProcess(host, sink, stack_size=3, observers=observers),
 }
 SCHEDULE_OPTIONS: dict[str, dict[str, Any]] = {"geometric": {"beta": 0.8, "by": "step"}}
-CLIPPING_OPTIONS: dict[str, dict[str, Any]] = {}
+CLIPPING_OPTIONS: dict[str, dict[str, Any]] = {"auto_s": {"gamma": 1e-6}}  # of which a gradient of norm C is C long
 MECHANISM_OPTIONS: dict[str, dict[str, Any]] = {}  # of mechanisms that have options without a default
 PHASES: dict[str, Any] = {"phase_rounds": (2, 2), "regularisation": 0.5}
 ALGORITHMS: dict[str, tuple[dict[str, Any], ...]] = {

@@ -44,7 +44,10 @@ def test_every_engine_supports_the_model(name: str) -> None:
 def test_every_runtime_sampler_and_algorithm_has_a_case() -> None:
     modules = {module.name for module in pkgutil.iter_modules(dpfl_plugin.runtimes.__path__)}
     assert {name.partition(",")[0] for name in RUNTIMES} == modules, f"a runtime has no line in RUNTIMES of {HERE}"
-    assert set(SAMPLERS) == set(dpfl_plugin.privacy.samplers.SAMPLERS), f"a sampler is missing in {HERE}"
+    alone = set(dpfl_plugin.privacy.samplers.SAMPLERS) - {
+        "cyclic"
+    }  # whose releases are correlated: test_correlation.py
+    assert set(SAMPLERS) == alone, f"a sampler is missing in {HERE}"
     assert set(ALGORITHMS) == set(registry.names("algorithms")), f"an algorithm has no line in ALGORITHMS of {HERE}"
 
 

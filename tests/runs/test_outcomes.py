@@ -270,15 +270,19 @@ def test_a_table_with_a_schema_is_trained_on_and_shown(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def two_of_a_kind(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, dpfl.Run]]:
-    """A run that learns and one that is all noise, of numbers and of classes; the bad one comes first."""
+    """A run that learns and one that does not, of numbers and of classes; the bad one comes first."""
     out = tmp_path_factory.mktemp("ranked")
     y = (SCORE > 0.8).astype(int)
     classes = dpfl.Federation.from_arrays({"a": (X[:45], y[:45]), "b": (X[45:], y[45:])}, classes=[0, 1])
     found: dict[str, dict[str, dpfl.Run]] = {}
     for kind, records in (("classes", classes), ("regression", federation("regression"))):
-        for name, noise in (("bad", 50), ("good", 0.3)):
-            options: dict[str, Any] = {"privacy": {**PRIVATE, "noise_multiplier": noise}, "rounds": 12}
-            found.setdefault(kind, {})[name] = train(records, out / kind / name, **options)
+        for name, lr in (
+            ("bad", 1e-300),
+            ("good", 0.5),
+        ):  # steps that are 0 in float32: no noise decides which is better
+            options = {"algorithm": dpfl.FedAvg(local_steps=5, local_lr=lr), "rounds": 12}
+            privacy = {**PRIVATE, "noise_multiplier": 0.1}
+            found.setdefault(kind, {})[name] = train(records, out / kind / name, privacy=privacy, **options)
     return found
 
 
@@ -292,7 +296,7 @@ def test_reports_and_comparisons_rank_by_the_tasks_measure(
     runs = two_of_a_kind[kind]
     folders = sorted({run.folder.parents[1].parent for run in runs.values()})
     done = dpfl.write_report(folders, tmp_path, metrics=[metric] if metric else [], against=["rounds"])
-    assert [row[0] for row in done.table.rows] == ["noise_multiplier=0.3", "noise_multiplier=50"]
+    assert [row[0] for row in done.table.rows] == ["local_lr=0.5", "local_lr=1e-300"]
     page = (tmp_path / "index.html").read_text()
     data = json.loads(page.split('id="data">')[1].split("</script>")[0])  # the page sorts by these two
     lower = {"regression": metric != "r2", "classes": False}[kind]
