@@ -100,8 +100,10 @@ class Column(_Strict):
             if self.range is None:
                 raise ValueError(f"type: {self.type} needs a public range, e.g. range: [0, 100]")
             low, high = self.bounds
-            if not (math.isfinite(low) and math.isfinite(high) and low < high):
-                raise ValueError(f"range: [{', '.join(self.ends)}] must be finite, the least value first")
+            if not (math.isfinite(high - low) and low < high):  # a width that overflows makes scaled values no numbers
+                raise ValueError(
+                    f"range: [{', '.join(self.ends)}] must be finite, and its width, the least value first"
+                )
         if self.type in _LISTED:
             _check_values("values", self.values)
         if self.missing == "default" and self.default is None:
@@ -256,8 +258,9 @@ class Label(_Strict):
             _check_values(key, getattr(self, key))
             if len(getattr(self, key)) != 2:
                 raise ValueError(f"{key} must be two words: for no, and for yes")
-        if self.range is not None and not (math.isfinite(sum(self.range)) and self.range[0] < self.range[1]):
-            raise ValueError(f"range={list(self.range)!r} must be finite, the least value first")
+        low, high = self.range or (0.0, 1.0)  # of which the middle and the width must be numbers, too
+        if not (math.isfinite(low + high) and math.isfinite(high - low) and low < high):
+            raise ValueError(f"range={[low, high]!r} must be finite, and its width, the least value first")
         if self.range is not None and self.outcome in ("counts", "survival") and self.range[0] != 0:
             raise ValueError(f"range={list(self.range)!r} must begin at 0 for outcome: {self.outcome}")
         if self.columns is not None and not 0 < len(set(self.columns)) == len(self.columns):

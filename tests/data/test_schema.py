@@ -52,6 +52,7 @@ WRONG = {
     "a type": ({"label": LABEL, "columns": {"x": {"type": "float"}}}, r"columns\.x\.type='float'"),
     "no range": ({"label": LABEL, "columns": {"x": {"type": "number"}}}, r"columns\.x: .*needs a public range"),
     "an empty range": ({"label": LABEL, "columns": {"x": {"type": "number", "range": [2, 2]}}}, "least value first"),
+    "a range too wide": ({"label": LABEL, "columns": {"x": {"type": "number", "range": [-1.7e308, 1.7e308]}}}, "width"),
     "an infinite range": ({"label": LABEL, "columns": {"x": {"type": "number", "range": [0, float("inf")]}}}, "finite"),
     "one value": ({"label": LABEL, "columns": {"x": {"type": "category", "values": ["a"]}}}, "at least 2 values"),
     "twice": ({"label": LABEL, "columns": {"x": {"type": "category", "values": ["a", "a"]}}}, "'a' twice"),
