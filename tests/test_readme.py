@@ -55,6 +55,7 @@ def test_each_works_after_those_before_it(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "my-run.yaml").write_text(text.replace("rounds: 40\n", "rounds: 3\n"))
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "sweep.yaml").write_text(shortened_sweep())
+    (tmp_path / "configs" / "tuning.yaml").write_text((ROOT / "configs" / "tuning.yaml").read_text())
     tried = []
     for line in commands():
         program, *words = shlex.split(line)
