@@ -76,7 +76,7 @@ class ServerOptimizer:
 
 
 def extrapolation(update: torch.Tensor, square: torch.Tensor) -> float:
-    """max(1, mean_i (||c_i||^2 - d sigma_i^2) / ||mean_i c_i||^2), of the silos' noisy updates c_i. [T] sec. 4.
+    """max(1, mean_i (||c_i||^2 - d sigma_i^2) / ||mean_i c_i||^2), of the silos' noisy updates c_i. [T].
 
     The numerator is an unbiased estimate of the mean squared norm of the updates without their noise: large where silos
     disagree. The denominator keeps the noise of the mean, which makes steps shorter. Both are functions of what silos

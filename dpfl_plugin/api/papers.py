@@ -16,6 +16,7 @@ from typing import Any
 
 import dpfl_plugin
 from dpfl_plugin import own_folders
+from dpfl_plugin.api.progress import Silent
 from dpfl_plugin.api.running import carried_out, place_of
 from dpfl_plugin.config.sweep import Expansion, Row, config_of
 from dpfl_plugin.errors import DpflError, TrainingError
@@ -261,7 +262,7 @@ def _run(sweep: Sweep, row: Row, asked: Callable[[], bool]) -> tuple[int, str]:
             config,
             base,
             place=place_of(config),
-            reporter=_Silent(),
+            reporter=Silent(),
             stop=asked,
             resume=True,
             label=row.label,
@@ -277,22 +278,6 @@ def _run(sweep: Sweep, row: Row, asked: Callable[[], bool]) -> tuple[int, str]:
 def _seconds_file(sweep: Sweep) -> Path:
     """Of all sweeps of the folder, which may share runs."""
     return sweep.folder.parents[1] / "seconds.jsonl"
-
-
-class _Silent:
-    """What a run has to say is in its log.txt."""
-
-    def note(self, text: str) -> None: ...
-
-    def detail(self, text: str) -> None: ...
-
-    def start(self, rounds: int, done: int) -> None: ...
-
-    def evaluated(self, line: object) -> None: ...
-
-    def ticked(self, progress: object) -> None: ...
-
-    def end(self) -> None: ...
 
 
 def _gathered(

@@ -36,6 +36,22 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
+class Silent:
+    """What a run has to say is in its log.txt."""
+
+    def note(self, text: str) -> None: ...
+
+    def detail(self, text: str) -> None: ...
+
+    def start(self, rounds: int, done: int) -> None: ...
+
+    def evaluated(self, line: object) -> None: ...
+
+    def ticked(self, progress: object) -> None: ...
+
+    def end(self) -> None: ...
+
+
 class Teller:
     """A `Reporter` (`training.session`).
 

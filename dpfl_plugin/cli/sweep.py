@@ -181,6 +181,7 @@ def _begin(sweep: Sweep) -> Callable[[Row, Callable[[], bool]], tuple[int, str]]
 
 
 def _run_row(sweep: Sweep, row: Row, stop: Callable[[], bool]) -> tuple[int, str]:
+    from dpfl_plugin.api.progress import Silent
     from dpfl_plugin.api.running import carried_out, place_of
     from dpfl_plugin.cli.run import EXIT_CODES
 
@@ -191,7 +192,7 @@ def _run_row(sweep: Sweep, row: Row, stop: Callable[[], bool]) -> tuple[int, str
         config,
         base,
         place=place_of(config),
-        reporter=_Silent(),
+        reporter=Silent(),
         stop=stop,
         resume=True,
         label=row.label,
@@ -264,22 +265,6 @@ def _fit_for(launcher: str) -> dict[str, str]:
     ask = [sys.executable, "-P", "-m", "mpi4py", "--mpi-lib-version"]
     said = subprocess.run(ask, capture_output=True, text=True, check=False).stdout
     return {"MPIR_CVAR_CH4_NETMOD": "ofi"} if "ch4:ucx ofi" in said else {}
-
-
-class _Silent:
-    """What a run has to say is in its log.txt."""
-
-    def note(self, text: str) -> None: ...
-
-    def detail(self, text: str) -> None: ...
-
-    def start(self, rounds: int, done: int) -> None: ...
-
-    def evaluated(self, line: object) -> None: ...
-
-    def ticked(self, progress: object) -> None: ...
-
-    def end(self) -> None: ...
 
 
 def _dry_run(sweep: Sweep, rows: list[Row], options: Options) -> None:

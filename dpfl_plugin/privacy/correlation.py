@@ -95,7 +95,7 @@ def correlation(bands: int, batches: int) -> Correlation:
 
     c_k = c_{k-1} (k - 1 + p) / k are those of (1 - x)^-p: independent noise for p = 0, the square root that is optimal
     for a single pass for p = 1/2 (Fichtenberger, Henzinger, Upadhyay 2023). p is that multiple of 1/64 whose sums x_0 +
-    ... + x_t have the least mean squared error over `PASSES` passes; a free search for all c_k gains .3 % more at most.
+    ... + x_t have the least mean squared error over `PASSES` passes.
 
     Raises:
         ConfigError: ``bands`` is not in 1, ..., ``batches``: rows of one record would overlap.
