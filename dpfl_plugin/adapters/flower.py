@@ -21,12 +21,19 @@ from flwr.serverapp.strategy import Strategy
 from torch import nn
 
 from dpfl_plugin.adapters.agreement import Agreement, agree
-from dpfl_plugin.adapters.flower_checks import check_callers, check_mods, check_strategy, without_effect
+from dpfl_plugin.adapters.flower_checks import (
+    check_callers,
+    check_mods,
+    check_strategy,
+    refuse_workflows,
+    tell_unused,
+)
 from dpfl_plugin.adapters.flower_seam import NEWEST, OLDEST, try_seam
+from dpfl_plugin.adapters.flower_settings import settings_of
 from dpfl_plugin.adapters.kept import kept_here
 from dpfl_plugin.adapters.message import Message as Carried
 from dpfl_plugin.adapters.owner import silo_limits
-from dpfl_plugin.adapters.platforms import check_seam, folder_from, is_over, nested, over_before, ranges, show_log
+from dpfl_plugin.adapters.platforms import check_seam, folder_from, is_over, over_before, ranges, show_log
 from dpfl_plugin.adapters.replies import failure, refusal
 from dpfl_plugin.adapters.server import Server
 from dpfl_plugin.adapters.silo import Silo
@@ -61,7 +68,7 @@ def agreement_of(context: Context, model: nn.Module) -> Agreement:
     Raises:
         ConfigError: a key is missing, unknown or wrong.
     """
-    values = nested(context.run_config, TABLE)
+    values = settings_of(context.run_config, TABLE).values
     values.pop("folder", None)
     num_silos = values.pop("num_silos", None)
     if type(num_silos) is not int:
@@ -266,7 +273,7 @@ class PrivateStrategy(Strategy):
         self._patience, self._timeout = patience, timeout
         check_callbacks(callbacks, "callbacks")
         self._callbacks = tuple(callbacks)
-        self._unread = sorted(key for key in context.run_config if key.partition(".")[0] != TABLE)
+        self._settings = settings_of(context.run_config, TABLE)
         self._server: Server | None = None
         self._silo_of: dict[int, int] = {}  # by node
         self._grid: Grid | None = None
@@ -279,6 +286,10 @@ class PrivateStrategy(Strategy):
         """The state of the run; there from the first round on."""
         assert self._server is not None
         return self._server
+
+    def initialize_parameters(self, *_: Any, **__: Any) -> Any:
+        """Raise UnsupportedError: a workflow of Flower's older interface, e.g. SecAgg+, would run this strategy."""
+        refuse_workflows()
 
     def summary(self) -> None:
         config, privacy = self._agreement.config, self._agreement.config.privacy
@@ -314,19 +325,10 @@ class PrivateStrategy(Strategy):
 
     def _tell_unused(self, config: ConfigRecord) -> None:
         """Once for a run: what of the project's own training has no effect."""
-        found = without_effect(self._inner)
-        if config:
-            found[f"train_config ({', '.join(sorted(config))})"] = f"silos train by {SOURCE} alone"
-        for what, why in ({} if self._told else found).items():
-            LOG.warning("dpfl: %s has no effect: %s", what, why)
-        if self._unread and not self._told:
-            LOG.warning(
-                "dpfl: run-config %s: dpfl reads none of these. They have an effect only where code of the project "
-                "reads them (rounds, evaluation, data); only %s says how silos train",
-                ", ".join(self._unread),
-                SOURCE,
-            )
+        if self._told:
+            return
         self._told = True
+        tell_unused(LOG, self._inner, config, self._agreement.config.model_dump(), self._settings, SOURCE)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

@@ -320,11 +320,11 @@ def list_plugins(
 
 @app.command(rich_help_panel=TOOLS)
 def new(
-    kind: Annotated[str, typer.Argument(metavar="KIND", help="What to write; algorithm is the only kind.")],
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the algorithm, e.g. my_method.")],
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="What to write: algorithm or flower-app.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the algorithm or app, e.g. my_method.")],
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where the package's folder is put.")] = Path(),
 ) -> None:
-    """Write a package with an algorithm of your own: one file, its tests, a configuration that runs."""
+    """Write a package: an algorithm of your own with its tests, or a Flower app whose silos train privately."""
     from dpfl_plugin.cli.new import new_package
 
     new_package(kind, name, out)

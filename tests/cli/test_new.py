@@ -8,21 +8,27 @@ import tomllib
 import pytest
 import yaml
 
-from dpfl_plugin.cli.new import FILES, rendered
+from dpfl_plugin.cli.new import KINDS, rendered
 from dpfl_plugin.config.load import load
 from tests.cli.command import dpfl, one_message
 
+STEPS = {
+    "algorithm": ("pip install -e", "pytest", "dpfl run my_method.yaml"),
+    "flower-app": ("flwr run . --federation-config 'num-supernodes=5'", "my_method/task.py"),
+}
 
-def test_it_writes_a_package_and_says_what_to_do_next(tmp_path):
-    done = dpfl("new", "algorithm", "my_method", "--out", tmp_path)
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_writes_a_package_and_says_what_to_do_next(tmp_path, kind):
+    done = dpfl("new", kind, "my_method", "--out", tmp_path)
     assert done.code == 0, done.err
     folder = tmp_path / "my-method"
     written = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-    assert written == set(rendered("my_method")) and len(written) == len(FILES)
-    for path, text in rendered("my_method").items():
+    assert written == set(rendered("my_method", kind)) and len(written) == len(KINDS[kind].files)
+    for path, text in rendered("my_method", kind).items():
         assert (folder / path).read_text() == text
         assert "$" not in text and path in done.out
-    for step in (f"cd {folder}", "pip install -e", "pytest", "dpfl run my_method.yaml"):
+    for step in (f"cd {folder}", *STEPS[kind]):
         assert step in done.out
 
 
@@ -38,9 +44,10 @@ def test_the_files_fit_together():
     assert yaml.safe_load(files["my_2nd_method.yaml"])["algorithm"]["name"] == "my_2nd_method"
 
 
-def test_the_code_is_clean(tmp_path):
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_code_is_clean(tmp_path, kind):
     """By the linter that this project uses, with its settings but for the mutable class attribute of a test."""
-    for path, text in rendered("my_method").items():
+    for path, text in rendered("my_method", kind).items():
         (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).write_text(text)
     ruff = [sys.executable, "-m", "ruff"]
@@ -80,7 +87,7 @@ def test_a_name_that_cannot_be_used_is_refused(tmp_path, name, said):
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"), [("algoritm", "did you mean 'algorithm'?"), ("schedule", "Known: algorithm.")]
+    ("kind", "said"), [("algoritm", "did you mean 'algorithm'?"), ("schedule", "Known: algorithm, flower-app.")]
 )
 def test_another_kind_is_refused(tmp_path, kind, said):
     one_message(dpfl("new", kind, "my_method", "--out", tmp_path), said)

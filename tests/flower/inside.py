@@ -1,8 +1,10 @@
 """Runs in Flower's own environment (see test_flower.py): the adapter on a grid that is a loop."""
 
+import importlib
 import logging
 import re
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,10 @@ import yaml
 sys.path.insert(0, str(Path(__file__).parent / "app"))
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.client.mod import secagg_mod, secaggplus_mod
 from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
+from flwr.server import LegacyContext
+from flwr.server.workflow.default_workflows import default_init_params_workflow
 from flwr.serverapp import strategy as strategies
 from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.task_identity import TaskIdentity
@@ -21,8 +26,10 @@ from silos.task import draws, make_model
 from dpfl_plugin.adapters import Server, agree
 from dpfl_plugin.adapters.flower import PrivateStrategy, private_client_app, surroundings
 from dpfl_plugin.adapters.flower_seam import try_seam
+from dpfl_plugin.adapters.flower_settings import settings_of
 from dpfl_plugin.adapters.owner import say_once
 from dpfl_plugin.callbacks import Callback
+from dpfl_plugin.cli.new import new_package
 from dpfl_plugin.errors import ConfigError, TrainingError, UnsupportedError
 from tests.adapters.federation import SimulatedSilo
 
@@ -386,10 +393,58 @@ def test_flowers_own_privacy_around_or_inside_is_refused_by_name_before_anything
     assert not grid.kinds
 
 
-@pytest.mark.parametrize("mod", [fixedclipping_mod, adaptiveclipping_mod, LocalDpMod(1.0, 1.0, 1.0, 1e-5)])
-def test_mods_of_flowers_own_privacy_are_refused_by_name(mod):
-    with pytest.raises(UnsupportedError, match=f"Flower's {getattr(mod, '__name__', 'LocalDpMod')}: it would change"):
+MODS = [
+    (fixedclipping_mod, "fixedclipping_mod: it would change"),
+    (adaptiveclipping_mod, "adaptiveclipping_mod: it would change"),
+    (LocalDpMod(1.0, 1.0, 1.0, 1e-5), "LocalDpMod: it would change"),
+    (secagg_mod, "secagg_mod: SecAgg masks the results of its own kind"),
+    (secaggplus_mod, "secaggplus_mod: SecAgg masks the results of its own kind"),
+]
+
+
+@pytest.mark.parametrize(("mod", "why"), MODS, ids=[why.partition(":")[0] for _, why in MODS])
+def test_mods_of_flowers_own_privacy_are_refused_by_name(mod, why):
+    with pytest.raises(UnsupportedError, match=f"Flower's {why}"):
         private_client_app(lambda: make_model("linear"), lambda context: None, mods=[mod])
+
+
+def test_a_workflow_of_secure_aggregation_is_refused_before_anything_is_asked(tmp_path):
+    grid, model = Grid(tmp_path, app_of()), make_model("linear")
+    context = Context(1, 1, {}, RecordDict(), grid.config)
+    legacy = LegacyContext(context, strategy=PrivateStrategy(FedAvg(), model, context))
+    with pytest.raises(UnsupportedError, match=r"not in a workflow .*SecAggPlusWorkflow"):
+        default_init_params_workflow(grid, legacy)  # the first step of DefaultWorkflow, whatever its fit_workflow
+    assert not grid.kinds
+
+
+def test_what_a_project_says_in_its_own_words_counts_at_both_ends(tmp_path, caplog):
+    """The same bits as of what is told in our words, which go first where both are there."""
+    ours = {**SETTINGS, "silo_rate": 1.0}
+    theirs = {"algorithm": {"name": "scaffold"}, "privacy": {"noise_multiplier": 1.5, "delta": 1e-5}}
+    project = {"num-server-rounds": 4, "learning-rate": 0.5, "local_steps": 3, "fraction-train": 1.0, "batch-size": 5}
+    results = []
+    for name, settings, config in (("ours", ours, {}), ("theirs", theirs, project)):
+        (tmp_path / name).mkdir()
+        if name == "ours":
+            settings = {**settings, "privacy": {"noise_multiplier": 1.5, "delta": 1e-5, "batch_size": 5}}
+        grid = Grid(tmp_path / name, app_of("same"), settings=settings)
+        grid.config |= config
+        with caplog.at_level("INFO"):
+            strategy, _ = run(tmp_path / name, grid)
+        assert strategy.server.status == "done"
+        results.append(strategy.server.model)
+    assert torch.equal(*results)
+    for key, place in (("num-server-rounds", "rounds"), ("local_steps", "algorithm.local_steps")):
+        assert caplog.text.count(f"run-config {key} counts as dpfl.{place}") == 1
+    assert "dpfl reads none" not in caplog.text
+
+    found = settings_of(
+        {"dpfl.rounds": 4, "dpfl.algorithm.name": "scaffold", "dpfl.algorithm.eta_0": 1.0, "dpfl.silo_rate": 0.5}
+        | {"lr": 0.1, "fraction-train": 0.5, "num-server-rounds": 3, "local-epochs": 2, "batch-size": "32"},
+        "dpfl",
+    )
+    assert found.values == {"rounds": 4, "algorithm": {"name": "scaffold", "eta_0": 1.0}, "silo_rate": 0.5}
+    assert not found.used and found.unread == ("batch-size", "local-epochs", "lr", "num-server-rounds")
 
 
 def test_what_of_a_project_has_no_effect_is_said_once(tmp_path, caplog):
@@ -402,9 +457,9 @@ def test_what_of_a_project_has_no_effect_is_said_once(tmp_path, caplog):
     inner = Own(min_available_nodes=1, fraction_train=0.5, min_train_nodes=3)
     strategy = PrivateStrategy(inner, model, Context(1, 1, {}, RecordDict(), grid.config))
     arrays = ArrayRecord(model.state_dict())
-    strategy.start(grid, arrays, 2, train_config=ConfigRecord({"lr": 0.1, "epochs": 3}))
+    strategy.start(grid, arrays, 2, train_config=ConfigRecord({"lr": 0.1, "local-steps": 3, "epochs": 3}))
     for what in (
-        "train_config (epochs, lr) has no effect: silos train by [tool.flwr.app.config.dpfl] alone",
+        "train_config (epochs; lr=0.1, and algorithm.local_lr=0.5 counts) has no effect: silos train by [tool.",
         "fraction_train=0.5 has no effect: dpfl.silo_rate says",
         "min_train_nodes=3 has no effect",
         "Own.aggregate_train has no effect",
@@ -504,6 +559,23 @@ def test_too_few_silos_are_waited_for_by_name_and_then_none_is_asked(tmp_path, c
         run(tmp_path, grid, rounds=1, timeout=90.0)
     assert "waiting for silos 1-2 (1 of 3 here, 2 needed), for 90 s at most" in caplog.text
     assert set(grid.kinds) == {"query.dpfl"} and not list(tmp_path.rglob("ledger.jsonl"))
+
+
+def test_the_app_that_dpfl_new_writes_trains_from_rows_that_are_mappings(tmp_path, caplog, monkeypatch):
+    new_package("flower-app", "written_app", tmp_path)
+    monkeypatch.syspath_prepend(tmp_path / "written-app")
+    client, task = importlib.import_module("written_app.client_app"), importlib.import_module("written_app.task")
+    values = tomllib.loads((tmp_path / "written-app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    grid = Grid(tmp_path, client.app, num_silos=5, settings=values.pop("dpfl"))
+    grid.config |= {**values, "num-server-rounds": 2, "dpfl.folder": str(tmp_path)}
+    model, context = task.Net(), Context(1, 1, {}, RecordDict(), grid.config)
+    strategy = PrivateStrategy(FedAvg(), model, context, patience=0.0)
+    with caplog.at_level("INFO"):
+        result = strategy.start(grid=grid, initial_arrays=ArrayRecord(model.state_dict()), num_rounds=2)
+    assert strategy.server.status == "done" and strategy.server.rounds == 2
+    assert all(7.9 < about["epsilon"] <= 8 for about in strategy.server.summary()["silos"].values())
+    assert 0 <= result.evaluate_metrics_clientapp[2]["accuracy"] <= 1
+    assert "dpfl reads none" not in caplog.text  # every setting of it counts
 
 
 def test_this_process_is_no_simulation():
