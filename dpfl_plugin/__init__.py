@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from dpfl_plugin.api.reports import write_report as write_report
     from dpfl_plugin.api.runs import Run as Run
     from dpfl_plugin.api.runs import compare as compare
+    from dpfl_plugin.api.signing import statement_to_sign as statement_to_sign
     from dpfl_plugin.api.tables import check_tables as check_tables
     from dpfl_plugin.api.tables import draft_schema as draft_schema
     from dpfl_plugin.api.tables import read_tables as read_tables
@@ -122,6 +123,7 @@ _PUBLIC: Final = {
     "ScaffNew": "dpfl_plugin.algorithms.scaffnew",
     "Scaffold": "dpfl_plugin.algorithms.scaffold",
     "ScaffoldWarm": "dpfl_plugin.algorithms.scaffold",
+    "statement_to_sign": "dpfl_plugin.api.signing",
     "TensorBoard": "dpfl_plugin.callbacks",
     "train": "dpfl_plugin.api.training",
     "tune": "dpfl_plugin.api.tuning",

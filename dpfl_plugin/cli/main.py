@@ -204,6 +204,7 @@ def status(
 
 
 app.command(rich_help_panel=PRIVACY)(privacy_commands.account)
+app.command(rich_help_panel=PRIVACY)(privacy_commands.statement)
 app.command(rich_help_panel=PRIVACY)(privacy_commands.plan)
 
 

@@ -107,6 +107,21 @@ def account(
         account_mechanism(str(mechanism), q, sigma, steps, delta, accountant or "pld", as_json=json)
 
 
+def statement(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Of a finished run, or of a silo on a platform.")],
+    name: Annotated[
+        list[str] | None,
+        typer.Option("--name", metavar="SILO=NAME", help="What a site is called, e.g. 0='Mercy Hospital'; repeatable."),
+    ] = None,
+    study: Annotated[str, typer.Option(metavar="TITLE", help="What the page is headed by (default: the run).")] = "",
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="A new file (default: to stdout).")] = None,
+) -> None:
+    """A page to sign: whose records, by name, what is guaranteed, in words, and what not; after checking the ledger."""
+    from dpfl_plugin.cli.statement import write_statement
+
+    write_statement(folder, name or [], study, out)
+
+
 def plan(
     config: File = None,
     epsilon: Budget = None,

@@ -23,11 +23,11 @@ def markdown(said: dict[str, Any]) -> str:
     if said["guarantee"].startswith("none"):
         parts += [_unprotected(said)]
     else:
-        parts += [_summary(said), _who(said), _how(said), _epsilons(said), *_total(said), _silos(said)]
-        parts += [_list("Assumptions", "The numbers above hold if:", said["assumptions"])]
-        parts += [_list("What is not covered", "", said["caveats"])]
+        parts += [in_short(said), _who(said), _how(said), _epsilons(said), *_total(said), _silos(said)]
+        parts += [section("Assumptions", "The numbers above hold if:", said["assumptions"])]
+        parts += [section("What is not covered", "", said["caveats"])]
         notes = [text for text in notes if text not in said["caveats"]]
-    parts += [_list("Notes of this run", "", notes)] if notes else []
+    parts += [section("Notes of this run", "", notes)] if notes else []
     return "\n\n".join([*parts, _verify(said)]) + "\n"
 
 
@@ -63,7 +63,7 @@ def _unprotected(said: dict[str, Any]) -> str:
     )
 
 
-def _summary(said: dict[str, Any]) -> str:
+def in_short(said: dict[str, Any]) -> str:
     server, third_party = said["views"]["server"], said["views"]["third_party"]
     if said.get("tuning"):
         third_party = server = {**server, **{key: said["tuning"][key] for key in ("epsilon", "delta")}}
@@ -79,8 +79,8 @@ def _summary(said: dict[str, Any]) -> str:
     }[said["protects"]["unit"], said["protects"]["neighbouring"]]
     return (
         f"In short: {what} changes the probability of whatever the server may see by a factor of at most "
-        f"{_factor(server['epsilon'])}, up to an additional {number(server['delta'])} (delta). For somebody who sees "
-        f"the models only, the factor is {_factor(third_party['epsilon'])}. Epsilons here are rounded up."
+        f"{factor(server['epsilon'])}, up to an additional {number(server['delta'])} (delta). For somebody who sees "
+        f"the models only, the factor is {factor(third_party['epsilon'])}. Epsilons here are rounded up."
         + _with_others(said)
     )
 
@@ -98,7 +98,7 @@ def _with_others(said: dict[str, Any]) -> str:
     total = said["views"]["total"]
     return (
         " **Together with earlier runs on the same data** (below) the factors are "
-        f"{_factor(total['server']['epsilon'])} and {_factor(total['third_party']['epsilon'])}."
+        f"{factor(total['server']['epsilon'])} and {factor(total['third_party']['epsilon'])}."
     )
 
 
@@ -316,7 +316,7 @@ def _silos(said: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _list(title: str, opening: str, items: Sequence[str]) -> str:
+def section(title: str, opening: str, items: Sequence[str]) -> str:
     body = "\n".join(f"* {_sentence(item)}" for item in items)
     return "\n\n".join(part for part in (f"## {title}", opening, body) if part)
 
@@ -381,7 +381,7 @@ def _epsilon(value: float | None) -> str:
     return f"{float(rounded):g}"
 
 
-def _factor(epsilon: float | None) -> str:
+def factor(epsilon: float | None) -> str:
     """What epsilon means, as a power of e and in plain digits."""
     return f"e^{_epsilon(epsilon)}" + ("" if epsilon is None else f" ({odds(epsilon)})")
 

@@ -1,0 +1,103 @@
+"""A statement to be signed, made of a finished run's folder or of a silo's own, after its ledger was checked."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+from collections.abc import Mapping
+from datetime import date
+from pathlib import Path
+from typing import Any, Final
+
+from dpfl_plugin import __version__
+from dpfl_plugin.api.accounts import rows_of
+from dpfl_plugin.api.runs import Run
+from dpfl_plugin.data.names import tidy
+from dpfl_plugin.errors import ConfigError, DataError, LedgerError, require
+from dpfl_plugin.privacy.signed_page import page
+from dpfl_plugin.runs.folder import RunFolder
+
+SLACK: Final = 1e-9  # of an epsilon that is computed twice, relatively
+
+
+def statement_to_sign(what: Run | str | Path, *, names: Mapping[int, str] | None = None, study: str = "") -> str:
+    """A page for those who answer for the records: whose they are, by name, what is guaranteed, in words, and what not.
+
+    The ledger is read and checked, and epsilon computed anew from it, as `dpfl.account` does; the page says so.
+
+    Args:
+        what: a run, or the folder of one, or of a silo on a platform.
+        names: of sites, by silo; of those left out the names that the run's data gave them, where its folder has any.
+        study: what the page is headed by; the run's name if left out.
+
+    Returns:
+        the page, in Markdown. It names sites: it is for their owners, and not among what a run publishes.
+
+    Raises:
+        ConfigError: nothing is guaranteed of the run, or its noise follows from a seed; a name is of no silo.
+        DataError: the folder has no statement, or one that cannot be read.
+        LedgerError: the ledger is damaged, or holds more than the folder's statement says.
+    """
+    folder = what.folder if isinstance(what, Run) else Path(what)
+    files = RunFolder(folder)
+    said, digest = _said(files)
+    _check_guarantee(said, folder)
+    _check_spent(said, folder)
+    known = _names(files.silos) | {silo: tidy(name) for silo, name in (names or {}).items()}
+    silos = {one["silo"] for one in said["silos"]} if said["silos"] else set(range(said["run"]["num_silos"]))
+    for silo in names or {}:
+        require(silo in silos, "names", silo, f"be a silo of {folder}: {', '.join(map(str, sorted(silos)[:20]))}")
+    made = date.today().isoformat()
+    return page(said, names=known, study=study, made=made, version=__version__, digest=digest)
+
+
+def _said(files: RunFolder) -> tuple[dict[str, Any], str]:
+    try:
+        text = files.statement.read_bytes()
+        said = json.loads(text)
+        if not {"run", "guarantee", "views", "silos", "protects", "mechanism"} <= said.keys():
+            raise ValueError("keys are missing")
+    except OSError as error:
+        raise DataError(
+            f"{files.statement} cannot be read: {error.strerror}. It is in the folder of a run that ended, or of a "
+            "silo."
+        ) from error
+    except (ValueError, AttributeError) as error:
+        raise DataError(f"{files.statement} is damaged ({error}): restore it from a copy.") from error
+    return said, hashlib.sha256(text).hexdigest()
+
+
+def _check_guarantee(said: dict[str, Any], folder: Path) -> None:
+    if said["guarantee"].startswith("none"):
+        why = said["guarantee"].removeprefix("none: ")
+        raise ConfigError(f"{folder}: nothing is guaranteed ({why}), so there is nothing to sign.")
+    if not said["mechanism"]["secure"]:
+        raise ConfigError(
+            f"{folder}: the run was a simulation, whose noise follows from its seed: nobody should sign for it. Run it "
+            "with --set privacy.secure=true."
+        )
+
+
+def _check_spent(said: dict[str, Any], folder: Path) -> None:
+    """What the ledger proves, by the accountant of the statement, is no more than that says."""
+    (rows,) = rows_of(folder).values()
+    stated = said["views"]["server"]["epsilon"]
+    proven = [r for r in rows if (r["view"], r["accountant"]) == ("server", said["accountant"]["name"])]
+    if not proven:
+        raise DataError(f"{folder}: no accountant {said['accountant']['name']!r} is here to check its statement.")
+    if (proven[0]["epsilon"] or 0.0) > (stated or 0.0) * (1 + SLACK):
+        raise LedgerError(
+            f"{folder}: ledger.jsonl holds releases of epsilon {proven[0]['epsilon']:.6g}, and ledger.json says "
+            f"{stated or 0.0:.6g}: it was not written anew. Continue the run, or restore the folder from a copy."
+        )
+
+
+def _names(path: Path) -> dict[int, str]:
+    """Of silos, as the run's data named them; none where the folder does not say."""
+    try:
+        with path.open(newline="", encoding="utf-8") as lines:
+            rows = list(csv.DictReader(lines))
+        return {int(row["silo"]): tidy(row["name"]) for row in rows if row.get("name")}
+    except (OSError, ValueError, KeyError, csv.Error):
+        return {}

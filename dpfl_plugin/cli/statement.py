@@ -1,0 +1,41 @@
+"""`dpfl statement`: a page to sign, on stdout or in a new file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from dpfl_plugin.api.signing import statement_to_sign
+from dpfl_plugin.errors import ConfigError
+
+
+def write_statement(folder: Path, names: Sequence[str], study: str, out: Path | None) -> None:
+    """Print the page, or write it to ``out`` and say so.
+
+    Raises:
+        ConfigError: a --name has another form, or ``out`` exists; and as `statement_to_sign`.
+    """
+    text = statement_to_sign(folder, names=_names(names), study=study)
+    if out is None:
+        print(text, end="")
+        return
+    try:
+        with out.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError as error:
+        raise ConfigError(f"--out {out} exists: nothing was written. Give another name.") from error
+    except OSError as error:
+        raise ConfigError(f"--out {out} cannot be written: {error.strerror}.") from error
+    print(f"{out}: to be read and signed. It names sites: give it to those whom they want to have it.")
+
+
+def _names(given: Sequence[str]) -> dict[int, str]:
+    found: dict[int, str] = {}
+    for one in given:
+        silo, _, name = one.partition("=")
+        if not silo.isdecimal() or not name:
+            raise ConfigError(f"--name {one!r} must be a silo's number and its name, e.g. --name 0='Mercy Hospital'.")
+        if int(silo) in found:
+            raise ConfigError(f"--name {one!r}: silo {silo} was named before.")
+        found[int(silo)] = name
+    return found

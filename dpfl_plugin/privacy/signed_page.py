@@ -1,0 +1,129 @@
+"""A statement for those who answer for the records, to be read, checked and signed by them: in plain words, with names.
+
+Every number in it is one of `ledger.json`, or follows from one by a formula that is named. `privacy.md` is the same for
+experts, and may be published; this page names sites, so that it goes where their owners want it to.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+from dpfl_plugin.core.rounding import odds, places
+from dpfl_plugin.privacy.statement_page import in_short, section
+
+FALSE_ALARMS: Final = (0.001, 0.01, 0.05)
+ROLES: Final = ("study lead", "owner of the records", "data protection officer")
+ONE: Final = {"record": "record", "person": "person", "silo": "site's whole data set"}
+SO_FAR: Final = {
+    "running": " so far",
+    "interrupted": " so far, and was interrupted",
+    "failed": ", and then ended by an error",
+    "budget_exhausted": ", until its budget was spent",
+}
+GENERAL: Final = (
+    "What holds of people in general, whether a given person is among the records or not: a model may show that a "
+    "habit makes ill, and that tells something about everybody who has it.",
+    "What the records are used for elsewhere: epsilons of several studies on the same people add up.",
+    "Code that runs at a site with the rights to read its records, and the people who work there.",
+)
+
+
+def power(epsilon: float, delta: float, false_alarms: float) -> float:
+    """The most often that a test with so many false alarms can be right, under (epsilon, delta)-differential privacy.
+
+    Wasserman and Zhou 2010, Theorem 2.4; Kairouz, Oh and Viswanath 2015, Theorem 2.1: a test that is wrong with
+    probability a where the record is absent is right with probability at most e^epsilon a + delta where it is there,
+    and the same holds of the opposite test.
+
+    Returns:
+        a probability, at least that of both bounds: min(e^epsilon a + delta, 1 - e^-epsilon (1 - delta - a)).
+    """
+    first = math.exp(min(epsilon, 700.0)) * false_alarms + delta
+    second = 1.0 - math.exp(-epsilon) * max(0.0, 1.0 - delta - false_alarms)
+    return max(false_alarms, min(1.0, first, second))
+
+
+def page(said: dict[str, Any], *, names: Mapping[int, str], study: str, made: str, version: str, digest: str) -> str:
+    """The page, in Markdown.
+
+    Args:
+        said: what `ledger.json` says, of a run of which something is guaranteed.
+        names: of sites, by silo. made: the day. digest: of `ledger.json`.
+    """
+    run = said["run"]
+    parts = [
+        f"# Statement on the protection of records: {study or run['name']}",
+        f"Made on {made} by dpfl {version} from the ledger of run `{run['id']}`, which was read, found whole, and from "
+        f"which epsilon was computed anew. SHA-256 of the run's ledger.json: `{digest}`.",
+        *(f"**{text}**" for text in said["warnings"]),
+        _records(said, names),
+        "## What is guaranteed\n\n" + in_short(said),
+        _tests(_guaranteed(said), said["protects"]),
+        section("What the guarantee rests on", "", said["assumptions"]),
+        section("What is not covered", "", [*GENERAL, *said["caveats"]]),
+        _signatures(),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _records(said: dict[str, Any], names: Mapping[int, str]) -> str:
+    unit, run = said["protects"]["unit"], said["run"]
+    counted = "persons" if unit == "person" else "records"
+    lines = [
+        "## Whose records\n",
+        f"A model was trained in {run['rounds']} rounds{SO_FAR.get(run['status'], '')}. What left a site were releases "
+        "with noise, each of them in the ledger before it left, and what is listed below as not covered.\n",
+    ]
+    if said["silos"] is None:
+        sites = ", ".join(_cell(names.get(silo, f"silo {silo}")) for silo in range(run["num_silos"]))
+        lines.append(f"Sites: {sites}. What single sites spent is not published, since it tells who took part.")
+        return "\n".join(lines)
+    lines += [f"| site | {counted} | rounds | epsilon | in words |", "| --- | --- | --- | --- | --- |"]
+    for silo in said["silos"]:
+        epsilon = silo["epsilon"]
+        spent = ("at most the worst", "") if epsilon is None else (places(epsilon, 3), odds(epsilon))
+        name = names.get(silo["silo"])
+        site = f"silo {silo['silo']}" if name is None else f"{_cell(name)} (silo {silo['silo']})"
+        lines.append(f"| {site} | {silo['num_records']} | {silo['rounds']} | {spent[0]} | {spent[1]} |")
+    return "\n".join(lines)
+
+
+def _guaranteed(said: dict[str, Any]) -> Mapping[str, Any]:
+    """Epsilon and delta towards the server: of all candidates of a tuning, of all runs of one ledger."""
+    views: dict[str, Any] = said["views"]
+    if said.get("tuning"):
+        return {key: said["tuning"][key] for key in ("epsilon", "delta")}
+    if said["shared"] and said["shared"]["num_runs"]:
+        return {key: views["total"]["server"][key] for key in ("epsilon", "delta")}
+    return {key: views["server"][key] for key in ("epsilon", "delta")}
+
+
+def _tests(guaranteed: Mapping[str, Any], protects: Mapping[str, Any]) -> str:
+    """What epsilon means for somebody who wants to find out; nothing where nothing was released."""
+    epsilon, delta = guaranteed["epsilon"], guaranteed["delta"]
+    if epsilon is None:
+        return "Nothing was released, so that nothing can be found out."
+    one = ONE[protects["unit"]]
+    other = "or another in its place" if protects["neighbouring"] == "replace_one" else "or counted as zero"
+    lines = [
+        "**In terms of a test.** Somebody who sees everything that the server sees, and knows all other records, wants "
+        f"to find out whether a {one} that they know was used, {other}. However clever the test, it is right at most "
+        "as often as the last column says:\n",
+        "| wrongly says yes | by chance alone it would rightly say yes | rightly says yes at most |",
+        "| --- | --- | --- |",
+    ]
+    for rate in FALSE_ALARMS:
+        lines.append(f"| {100 * rate:g} % | {100 * rate:g} % | {places(100 * power(epsilon, delta, rate), 1)} % |")
+    return "\n".join(lines)
+
+
+def _signatures() -> str:
+    lines = ["## Read and accepted\n", "| | name | date | signature |", "| --- | --- | --- | --- |"]
+    return "\n".join([*lines, *(f"| {role} | | | |" for role in ROLES)])
+
+
+def _cell(name: str) -> str:
+    """A name that ends no cell of a table, and begins no mark-up."""
+    return "".join(f"\\{letter}" if letter in r"\`*_|[]<>#" else letter for letter in name)

@@ -1,0 +1,106 @@
+"""The page to sign: its numbers hold of every test, and are refused where nothing is guaranteed or proven."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scipy.special import log_ndtr, ndtr, ndtri
+
+import dpfl_plugin as dpfl
+from dpfl_plugin.errors import DpflError
+from dpfl_plugin.privacy.signed_page import FALSE_ALARMS, ROLES, power
+from tests.cli.command import dpfl as command
+from tests.cli.command import one_message, write
+
+SECURE = {"privacy": {"secure": True, "noise_multiplier": None, "epsilon": 3.0, "delta": 1e-3}, "seed": None}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("signing")
+    done = command("run", write(folder, {"out": str(folder / "runs"), **SECURE}), "--json")
+    assert done.code == 0, done.err
+    return Path(done.json["folder"])
+
+
+def test_no_test_of_a_private_mechanism_is_better_than_the_page_says() -> None:
+    """Randomised response reaches the bound; the best test of a Gaussian release, at its exact delta, stays below."""
+    for epsilon in (0.1, 1.0, 4.0, 8.0):
+        lie = 1 / (1 + math.exp(epsilon))
+        assert power(epsilon, 0.0, lie) == pytest.approx(1 - lie, rel=1e-12)
+        for mean in (0.2, 1.0, 3.0):
+            delta = ndtr(mean / 2 - epsilon / mean) - math.exp(epsilon + log_ndtr(-mean / 2 - epsilon / mean))
+            for rate in (1e-4, *FALSE_ALARMS, 0.3, 0.9):
+                assert ndtr(ndtri(rate) + mean) <= power(epsilon, delta, rate) + 1e-12
+    assert power(0.0, 0.0, 0.05) == pytest.approx(0.05) and power(1e4, 0.0, 0.05) == 1.0
+
+
+def test_the_page_has_the_statements_numbers_and_names(finished: Path) -> None:
+    said = json.loads((finished / "ledger.json").read_text())
+    text = dpfl.statement_to_sign(finished, names={0: "Mercy | *General*"}, study="Hearts")
+    assert text.startswith("# Statement on the protection of records: Hearts\n")
+    assert f"`{said['run']['id']}`" in text and r"| Mercy \| \*General\* (silo 0) |" in text
+    for silo in said["silos"]:
+        (line,) = [line for line in text.splitlines() if line.startswith("|") and f"silo {silo['silo']}" in line]
+        shown = float(line.split("|")[-3])
+        assert silo["epsilon"] <= shown <= silo["epsilon"] + 0.001
+    epsilon, delta = (said["views"]["server"][key] for key in ("epsilon", "delta"))
+    for rate in FALSE_ALARMS:
+        (line,) = [line for line in text.splitlines() if line.startswith(f"| {100 * rate:g} %")]
+        shown = float(line.split("|")[-2].strip().removesuffix(" %")) / 100
+        assert 0 <= shown - power(epsilon, delta, rate) <= 0.001 + 1e-9
+    for part in (*said["assumptions"], *said["caveats"], *ROLES):
+        assert part[1:] in text
+
+
+def test_what_proves_nothing_is_not_to_be_signed(finished: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+
+    def changed(**changes: Any) -> Path:
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(finished, copy)
+        said = json.loads((copy / "ledger.json").read_text())
+        for path, value in changes.items():
+            *parts, last = path.split("__")
+            place = said
+            for part in parts:
+                place = place[part]
+            place[last] = value
+        (copy / "ledger.json").write_text(json.dumps(said))
+        return copy
+
+    cases = [
+        ({"guarantee": "none: no noise was added"}, "no noise was added.*nothing to sign"),
+        ({"mechanism__secure": False}, "was a simulation"),
+        ({"views__server__epsilon": 0.1}, "ledger.jsonl holds releases of epsilon"),
+        ({"accountant__name": "another"}, "no accountant 'another' is here"),
+    ]
+    for changes, why in cases:
+        with pytest.raises(DpflError, match=why):
+            dpfl.statement_to_sign(changed(**changes))
+    ledger = changed() / "ledger.jsonl"
+    ledger.write_text("".join(ledger.read_text().splitlines(keepends=True)[:-1]))
+    with pytest.raises(DpflError, match=r"ledger\.jsonl"):
+        dpfl.statement_to_sign(copy)
+    (changed() / "ledger.json").write_text("{}")
+    with pytest.raises(DpflError, match=r"ledger\.json is damaged"):
+        dpfl.statement_to_sign(copy)
+    with pytest.raises(DpflError, match=r"ledger\.json cannot be read"):
+        dpfl.statement_to_sign(tmp_path)
+    with pytest.raises(DpflError, match="names=99 must be a silo of"):
+        dpfl.statement_to_sign(finished, names={99: "Nobody"})
+
+
+def test_the_command_prints_or_writes_a_new_file(finished: Path, tmp_path: Path) -> None:
+    done = command("statement", finished, "--name", "1=Mercy")
+    assert done.code == 0 and done.out == dpfl.statement_to_sign(finished, names={1: "Mercy"})
+    out = tmp_path / "statement.md"
+    assert command("statement", finished, "--out", out).code == 0 and out.read_text().startswith("# Statement")
+    one_message(command("statement", finished, "--out", out), "exists: nothing was written")
+    one_message(command("statement", finished, "--name", "Mercy"), "--name 'Mercy' must be a silo's number")
+    one_message(command("statement", finished, "--name", "0=A", "--name", "0=B"), "silo 0 was named before")
