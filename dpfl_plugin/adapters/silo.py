@@ -177,6 +177,7 @@ class Silo:
         budget = self._config.privacy.epsilon
         says = functools.partial(stated, agreement, self.id, self._config, parts, ledger.notes)
         self._standing = Standing(self._files, ledger, self._account, budget, says)
+        stack.callback(self._standing.wait)  # before the folder is another's
 
     def _recognise(self, records: Any, kept: Made | None) -> Ledger | None:
         """Have the records, and the ledger of this silo, these records and this agreement; None if it begins."""
@@ -276,9 +277,10 @@ class Silo:
         self._host.states = settled.states
         self._account.begin_round(round, plan)
         self._sound = False  # till it is over: what an error leaves is not kept
+        ahead = functools.partial(further, self._config, self._account, self._ledger, round, plan)
         try:
+            self._standing.begin(self._account.charges(round, plan, draw.noise_id), ahead)
             up, charges = self._host.run([self.id], down, plan, draw)
-            ahead = functools.partial(further, self._config, self._account, self._ledger, round, plan)
             # In the statement first, and then in the ledgers.
             self._standing.cover(charges, ahead)
             self._charge(charges)  # before anything of the upload leaves, or is kept

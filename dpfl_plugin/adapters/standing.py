@@ -1,7 +1,8 @@
 """A silo's privacy statement on disk, `privacy.md` and `ledger.json`: never behind its ledger.
 
 What is about to be charged is counted in the statement first, and charged when that is on disk. So whenever the process
-is killed, the statement counts every charge of the ledger, and at most some that never were made.
+is killed, the statement counts every charge of the ledger, and at most some that never were made. What a round is to
+charge is known before the silo trains: its statement is written while it does, and waited for before the charge.
 
 The two files may be published. The checksum of the ledger's last line may not, and is in `details.json`: it follows
 from the lines before, of which the first has the digest of the silo's records: it would confirm a guess of these.
@@ -21,6 +22,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
+from threading import Thread
 from typing import Any, Final
 
 from dpfl_plugin.algorithms.base import RoundPlan
@@ -36,6 +38,7 @@ from dpfl_plugin.runs.publishable import DETAILS_SCHEMA
 AHEAD: Final = 16  # one round ahead for so many that were made
 _Releases = Counter[tuple[tuple[float, float], SampledGaussian]]
 
+Further = Callable[[int], Sequence[Sequence[Charge]]]
 Stated = Callable[[PrivacyAccount, int], dict[str, Any]]
 """(an account, how many of its rounds are counted ahead) -> what `ledger.json` is to say of it."""
 
@@ -53,29 +56,58 @@ class Standing:
         self, files: RunFolder, ledger: Ledger, account: PrivacyAccount, budget: float | None, stated: Stated
     ) -> None:
         self._files, self._ledger, self._account, self._budget, self._stated = files, ledger, account, budget, stated
+        self._writing: _Writing | None = None
         self._made = _releases_in(ledger)
         self._covered = _covered(files, ledger)
         if len(ledger) and not self._made <= self._covered:  # written by a version that did so now and then
             self.renew()
 
-    def cover(self, charges: Sequence[Charge], further: Callable[[int], Sequence[Sequence[Charge]]]) -> None:
+    def begin(self, charges: Sequence[Charge], further: Further) -> None:
+        """Have a statement written that counts ``charges``, which are expected: `cover` waits for it.
+
+        Args:
+            further: see `cover`.
+        """
+        self.wait()
+        if not self._counts(self._made + _releases(charges)):
+            self._writing = _Writing(self._writer(self._said_ahead(charges, further)))
+
+    def cover(self, charges: Sequence[Charge], further: Further) -> None:
         """See to it that the statement on disk counts ``charges`` before they are made.
 
         Args:
             further: what rounds to come would charge, if they were like this one; given the most that are asked for,
                 and fewer where fewer may come.
         """
+        self.wait()
         self._made += _releases(charges)
-        if self._made <= self._covered:
-            return
-        ahead = further(len({entry.round for entry in self._ledger.tally.entries()}) // AHEAD)
-        while not self._within_budget(said := self._said(charges, ahead)) and ahead:
-            ahead = ahead[: len(ahead) // 2]  # what is beyond the budget never comes
-        self._write(said)
+        if not self._counts(self._made):
+            self._write(self._said_ahead(charges, further))
+
+    def wait(self) -> None:
+        """Till nothing is being written.
+
+        Raises:
+            OSError: what was to be written could not be.
+        """
+        if self._writing is not None:
+            writing, self._writing = self._writing, None
+            self._covered = Counter()  # where that failed it is not known what is on disk
+            self._covered = writing.result()
 
     def renew(self) -> None:
         """Write what the ledger proves, and nothing more."""
         self._write(self._said((), ()))
+
+    def _said_ahead(self, charges: Sequence[Charge], further: Further) -> dict[str, Any]:
+        ahead = further(len({entry.round for entry in self._ledger.tally.entries()}) // AHEAD)
+        while not self._within_budget(said := self._said(charges, ahead)) and ahead:
+            ahead = ahead[: len(ahead) // 2]  # what is beyond the budget never comes
+        return said
+
+    def _counts(self, made: _Releases) -> bool:
+        """Whether the statement on disk does."""
+        return made <= self._covered
 
     def _within_budget(self, said: Mapping[str, Any]) -> bool:
         epsilon = said["views"]["server"]["epsilon"]
@@ -93,17 +125,50 @@ class Standing:
         return {**{key: value for key, value in said.items() if key != "head"}, "counted": counts}
 
     def _write(self, said: dict[str, Any]) -> None:
+        self.wait()
+        self._covered = Counter()
+        self._covered = self._writer(said)()
+
+    def _writer(self, said: dict[str, Any]) -> Callable[[], _Releases]:
+        """What writes a statement, and then knows what is covered; of the ledger as it is now."""
         page = markdown(said)
         said["counted"]["page"] = _digest(page)
         statement = to_json(said)
         # The ledger as it is: by this it is seen later whether its end is missing.
         kept = {"num_charges": len(self._ledger), "head": self._ledger.head, "statement": _digest(statement)}
         details = to_json({"schema": DETAILS_SCHEMA, "not_to_be_published": True, **kept})
-        # What a power cut took of it, or of the others, shows: then the statement is written anew.
-        write_atomic(self._files.details, details, self._files.access, outlasts_power=False)
-        # Last what tells what is covered: what people read may say more than that, and never less.
-        self._files.write_together({self._files.privacy.name: page, self._files.statement.name: statement})
-        self._covered = _read(said)
+
+        def write() -> _Releases:
+            # What a power cut took of it, or of the others, shows: then the statement is written anew.
+            write_atomic(self._files.details, details, self._files.access, outlasts_power=False)
+            # Last what tells what is covered: what people read may say more than that, and never less.
+            self._files.write_together({self._files.privacy.name: page, self._files.statement.name: statement})
+            return _read(said)
+
+        return write
+
+
+class _Writing:
+    """A statement that is being written by a thread of its own, which does nothing but wait for the disk."""
+
+    def __init__(self, write: Callable[[], _Releases]) -> None:
+        self._write, self._covered = write, Counter[tuple[tuple[float, float], SampledGaussian]]()
+        self._error: BaseException | None = None
+        self._thread = Thread(target=self._run, name="dpfl-statement")
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._covered = self._write()
+        except BaseException as error:  # whoever waits for it has it
+            self._error = error
+
+    def result(self) -> _Releases:
+        """What the statement covers, when it is on disk; raises what kept it from there."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        return self._covered
 
 
 def _digest(page: str) -> str:

@@ -8,12 +8,13 @@ import os
 import re
 import shutil
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from dpfl_plugin.adapters import Server, Silo, agree
+from dpfl_plugin.adapters import Server, Silo, agree, standing
 from dpfl_plugin.owners.limits import Limits
 from dpfl_plugin.privacy.accountants import PLD
 from dpfl_plugin.privacy.ledger import Ledger
@@ -234,6 +235,46 @@ def page_is_older(pages: list[bytes | None]) -> bool:
         return False
     (count,) = re.findall(r"The numbers count (\d+) charges", pages[1].decode())
     return int(count) < json.loads(pages[0])["num_charges"]
+
+
+class Late:
+    """A thread that does nothing until it is waited for."""
+
+    def __init__(self, target, name):
+        self.start, self.join = (lambda: None), target
+
+
+def test_what_is_written_while_a_silo_trains_is_waited_for_before_the_charge(tmp_path, watched, monkeypatch):
+    monkeypatch.setattr(standing, "Thread", Late)
+    folder, seen = tmp_path / "silo-0", []
+    watched(lambda what: seen.append(check(folder)))
+    with one_silo(tmp_path, rounds=3) as made:
+        made.run()
+    assert any(seen) and stated(folder)[0] == pytest.approx(proven(folder), rel=1e-9)
+
+
+def test_what_was_written_while_a_silo_trained_is_no_word_on_what_it_charges(tmp_path, watched, monkeypatch):
+    """Fewer gradients are expected than are computed: the statement is of those that were."""
+    folder = tmp_path / "silo-0"
+    with one_silo(tmp_path, rounds=3) as made:
+        account = made.silos[0]._account
+        expects = account.charges
+        monkeypatch.setattr(account, "charges", lambda *args: [replace(c, count=c.count - 1) for c in expects(*args)])
+        watched(lambda what: check(folder))
+        made.round()
+        assert check(folder)
+
+
+def test_a_folder_is_not_left_while_its_statement_is_written(tmp_path, monkeypatch):
+    """Training fails: the next process that opens the folder finds nobody writing there."""
+    monkeypatch.setattr(standing, "Thread", Late)
+    folder = tmp_path / "silo-0"
+    with one_silo(tmp_path, rounds=3) as made:
+        monkeypatch.setattr(made.silos[0]._host, "run", _dies)
+        with pytest.raises(Unplugged):
+            made.silos[0].answer(made.server.begin())
+        assert stated(folder) is None
+    assert check(folder) and stated(folder)[0] > 0 and proven(folder) == 0
 
 
 def test_what_is_counted_ahead_is_little_and_within_the_budget(tmp_path):
