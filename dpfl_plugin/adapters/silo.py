@@ -176,8 +176,7 @@ class Silo:
         )
         budget = self._config.privacy.epsilon
         says = functools.partial(stated, agreement, self.id, self._config, parts, ledger.notes)
-        self._standing = Standing(self._files, ledger, self._account, budget, says)
-        stack.callback(self._standing.wait)  # before the folder is another's
+        self._standing = stack.enter_context(Standing(self._files, ledger, self._account, budget, says))
 
     def _recognise(self, records: Any, kept: Made | None) -> Ledger | None:
         """Have the records, and the ledger of this silo, these records and this agreement; None if it begins."""
@@ -281,7 +280,6 @@ class Silo:
         try:
             self._standing.begin(self._account.charges(round, plan, draw.noise_id), ahead)
             up, charges = self._host.run([self.id], down, plan, draw)
-            # In the statement first, and then in the ledgers.
             self._standing.cover(charges, ahead)
             self._charge(charges)  # before anything of the upload leaves, or is kept
             staged = self._host.staged()

@@ -44,7 +44,7 @@ Stated = Callable[[PrivacyAccount, int], dict[str, Any]]
 
 
 class Standing:
-    """The statement of a silo's folder.
+    """The statement of a silo's folder, in which it writes within a ``with`` block only.
 
     Args:
         ledger: of the silo; account: its account, with a budget if there is one.
@@ -61,6 +61,12 @@ class Standing:
         self._covered = _covered(files, ledger)
         if len(ledger) and not self._made <= self._covered:  # written by a version that did so now and then
             self.renew()
+
+    def __enter__(self) -> Standing:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.wait()  # before the folder is another's
 
     def begin(self, charges: Sequence[Charge], further: Further) -> None:
         """Have a statement written that counts ``charges``, which are expected: `cover` waits for it.

@@ -3517,9 +3517,9 @@ OWNERS = (
     Mutant(
         "a-folder-that-is-still-written-to",
         "a silo lets go of its folder while it writes its statement there, and another process has it",
-        "adapters/silo.py",
-        "        stack.callback(self._standing.wait)  # before the folder is another's\n",
-        "",
+        "adapters/standing.py",
+        "        self.wait()  # before the folder is another's\n",
+        "        pass\n",
         (f"{STANDING}::test_a_folder_is_not_left_while_its_statement_is_written",),
     ),
     Mutant(
