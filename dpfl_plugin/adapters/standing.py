@@ -97,6 +97,7 @@ class Standing:
             OSError: what was to be written could not be.
         """
         if self._writing is not None:
+            self._writing.join()  # where that is interrupted, it is still being written
             writing, self._writing = self._writing, None
             self._covered = Counter()  # where that failed it is not known what is on disk
             self._covered = writing.result()
@@ -169,9 +170,11 @@ class _Writing:
         except BaseException as error:  # whoever waits for it has it
             self._error = error
 
-    def result(self) -> _Releases:
-        """What the statement covers, when it is on disk; raises what kept it from there."""
+    def join(self) -> None:
         self._thread.join()
+
+    def result(self) -> _Releases:
+        """What the statement covers, which is on disk after `join`; raises what kept it from there."""
         if self._error is not None:
             raise self._error
         return self._covered

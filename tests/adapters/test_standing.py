@@ -277,6 +277,28 @@ def test_a_folder_is_not_left_while_its_statement_is_written(tmp_path, monkeypat
     assert check(folder) and stated(folder)[0] > 0 and proven(folder) == 0
 
 
+class Interrupted(Late):
+    """Somebody presses Ctrl-C while it is waited for."""
+
+    def __init__(self, target, name):
+        def join(calls=[_interrupts, target]):  # noqa: B006, the calls that are left
+            calls.pop(0)()
+
+        self.start, self.join = (lambda: None), join
+
+
+def _interrupts():
+    raise KeyboardInterrupt
+
+
+def test_nor_where_waiting_for_it_is_interrupted(tmp_path, monkeypatch):
+    monkeypatch.setattr(standing, "Thread", Interrupted)
+    folder = tmp_path / "silo-0"
+    with pytest.raises(KeyboardInterrupt), one_silo(tmp_path, rounds=3) as made:
+        made.silos[0].answer(made.server.begin())
+    assert check(folder) and proven(folder) == 0
+
+
 def test_what_is_counted_ahead_is_little_and_within_the_budget(tmp_path):
     folder = tmp_path / "silo-0"
     with one_silo(tmp_path, rounds=80, privacy={"epsilon": 4.0, "delta": DELTA, "record_rate": 0.25}) as made:
