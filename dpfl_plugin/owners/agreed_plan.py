@@ -18,6 +18,7 @@ It is worked out from public things: settings, the algorithm's round plans, and 
 
 from __future__ import annotations
 
+import functools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -144,7 +145,7 @@ class _Rounds:
 
         left = spare
         for some in (once, *([one] for one in once)):
-            times = most(lambda n, some=some: fits(more(some, n)), left)
+            times = most(functools.partial(lambda these, n: fits(more(these, n)), some), left)
             planned = more(some, times) if times else planned
             left = left - times if some is once else left
         return planned
