@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -40,6 +40,7 @@ from dpfl_plugin.runs.setting import make_setting
 from dpfl_plugin.runs.silo_settings import in_facts, with_own
 
 RECIPE: Final = "published recipe, NOT A GUARANTEE"
+TUNED: Final = "guarantee, of the tuning"  # towards the server, which bounds all others
 
 Row = dict[str, Any]
 
@@ -129,7 +130,7 @@ def _of_folder(folder: Path) -> list[Row]:
     setting = _setting(config, ledger)
     silos, silo_noise = in_facts(ledger.facts)
     rules = with_own(privacy_rules(config, ledger.facts["noise_multiplier"]), config, silos, silo_noise)
-    costs = read_costs(facts, setting)
+    costs, tuning = read_costs(facts, setting), ledger.facts.get("tuning")
     own: Accountant = build_plugin("accountants", config.privacy.accountant, where="privacy.accountant")
     algorithm = build_plugin("algorithms", config.algorithm, where="algorithm")
 
@@ -153,7 +154,7 @@ def _of_folder(folder: Path) -> list[Row]:
         views = account().by(accountant).views()
         server, third_party, named = views["server"], views["third_party"], _named(accountant)
         neighbouring, everywhere = server["neighbouring"], server["worst_case_epsilon"]
-        return [
+        alone = [
             _row("server", server["epsilon"], config, neighbouring, server["basis"], named),
             _row("server, worst case", everywhere, config, neighbouring, server["worst_case_basis"], named),
             _row("third party", third_party["epsilon"], config, neighbouring, third_party["basis"], named),
@@ -163,8 +164,24 @@ def _of_folder(folder: Path) -> list[Row]:
                 if view is not None
             ),
         ]
+        return [row | {"note": _alone(tuning)} for row in alone] if tuning else alone
 
-    return [*_by_all_accountants(rows_of), *_recipe(config, rules, setting, num_records, costs.values())]
+    rows = [*_by_all_accountants(rows_of), *_recipe(config, rules, setting, num_records, costs.values())]
+    return [_of_tuning(config, tuning, rows[0]["neighbouring"], _named(own)), *rows] if tuning else rows
+
+
+def _of_tuning(config: Config, tuning: Mapping[str, Any], neighbouring: str | None, accountant: Row) -> Row:
+    """The guarantee of a candidate of a tuning, which was chosen by what all candidates released."""
+    basis = f"all {tuning['num_candidates']} candidates of tuning {tuning['id']} together, their scores included"
+    return _row(TUNED, tuning["epsilon"], config, neighbouring, basis, accountant) | {"note": _alone(tuning)}
+
+
+def _alone(tuning: Mapping[str, Any]) -> str:
+    return (
+        f"This run is one of {tuning['num_candidates']} candidates of a tuning, and what all of them released decided "
+        f"which is kept: its guarantee is epsilon {tuning['epsilon']:g} of all together. The other numbers are of what "
+        "it released alone, and guarantee nothing."
+    )
 
 
 def _setting(config: Config, ledger: Ledger) -> Setting:

@@ -11,7 +11,7 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from dpfl_plugin.api.accounts import RECIPE, Row, rows_of
+from dpfl_plugin.api.accounts import RECIPE, TUNED, Row, rows_of
 from dpfl_plugin.api.experiment import Experiment
 from dpfl_plugin.api.numbers import epsilon
 from dpfl_plugin.api.shared_ledgers import is_ledger
@@ -34,6 +34,7 @@ SIDE_BY_SIDE: Final = (
 )
 
 SEES: Final = {
+    TUNED: "Whatever the server may see: ",
     "server": "Sees every message, and who took part: ",
     "server, worst case": "As the server, whoever is drawn: ",
     "third party": "Sees the global models only: ",

@@ -8,13 +8,17 @@ It is worked out from public things: settings, the algorithm's round plans, and 
 * With an epsilon, the plan is that of as many rounds as fit the budget, together and in order. Where a budget alone
   ends the run, this is found before it begins. Where all releases are alike, it is as many of them as fit, to twice
   those of all rounds: what there is room for beyond is for rounds that are run again (a void one, a silo killed in it).
-* Without an epsilon it is all rounds, and, where all releases are alike, room for `SPARE` rounds that are run again.
+* Without an epsilon it is all rounds, and room for `SPARE` rounds that are run again.
+* Where releases differ (scores, statistics, own models, disjoint shares), there is as much room for what is released
+  once more: for a round and one of each release beside them together, and, where that is all that fits, of any of them
+  alone. Under a schedule there is none: every round has noise of its own, and a spare round would be all of them.
 * With ``max_participations``, each kind of release is planned as often as the rounds with most of it make it, as many
   rounds as the cap allows.
 """
 
 from __future__ import annotations
 
+import functools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -83,11 +87,9 @@ class _Rounds:
         self._drawn: list[tuple[Planned, ...]] = []  # the same, as long as the seed's draws make them
         self._of_cost: dict[RoundCost, tuple[tuple[Planned, ...], tuple[Planned, ...]]] = {}
         releases = beside(forecast.config, forecast.accountant)
-        self._beside = [
-            replace(one, count=one.count * count)
-            for one, count in (releases.planned(kind, rules, num_records) for kind in releases.kinds)
-            if count
-        ]
+        made = [releases.planned(kind, rules, num_records) for kind in releases.kinds]
+        self._once = [one for one, count in made if count]  # beside the rounds
+        self._beside = [replace(one, count=one.count * count) for one, count in made if count]
 
     def plan(self, budget: Budget | None) -> tuple[Planned, ...]:
         def fits(planned: Sequence[Planned]) -> bool:
@@ -103,7 +105,7 @@ class _Rounds:
         if len(whole) == 1 and not self._beside:
             planned = self._alike(whole[0], fits, spare=SPARE if budget is None else None)
         else:
-            planned = self._in_order(fits)
+            planned = self._in_order(fits, spare=SPARE if budget is None else None)
         if not planned:
             raise ConfigError(
                 f"privacy.epsilon={self._config.privacy.epsilon!r} does not allow a single round. Raise it, or ask for "
@@ -119,12 +121,34 @@ class _Rounds:
         count = most(lambda n: fits([replace(one, count=n)]), limit, min(one.count, limit))
         return [replace(one, count=count)] if count else []
 
-    def _in_order(self, fits: Callable[[Sequence[Planned]], bool]) -> list[Planned]:
+    def _in_order(self, fits: Callable[[Sequence[Planned]], bool], spare: int | None) -> list[Planned]:
         """The first rounds, as many as fit: the longest that draws allow, or where not all of these do, as drawn."""
-        rounds = self._most(fits, longest=True)
-        if rounds == self._limit or self._of_round == self._drawn:
-            return self._first(rounds)
-        return self._first(self._most(fits, longest=False), longest=False)
+        rounds, longest = self._most(fits, longest=True), True
+        if rounds < self._limit and self._of_round != self._drawn:
+            rounds, longest = self._most(fits, longest=False), False
+        planned = self._first(rounds, longest=longest)
+        all_fit = rounds == self._limit and self._config.rounds is not None and not self._rules.varies
+        return self._with_spare(planned, fits, self._limit if spare is None else spare) if all_fit else planned
+
+    def _with_spare(
+        self, planned: list[Planned], fits: Callable[[Sequence[Planned]], bool], spare: int
+    ) -> list[Planned]:
+        """With slots for what is released once more, as many times as fit, up to ``spare``."""
+        rounds: Counter[Kind] = Counter()
+        if self._config.max_participations is None:  # a round that is run again counts for the cap
+            for each in self._of_round:
+                rounds |= Counter(_counts(each))
+        once = [*_listed(rounds), *self._once]
+
+        def more(some: Sequence[Planned], times: int) -> list[Planned]:
+            return _listed(_counts([*planned, *(replace(one, count=one.count * times) for one in some)]))
+
+        left = spare
+        for some in (once, *([one] for one in once)):
+            times = most(functools.partial(lambda these, n: fits(more(these, n)), some), left)
+            planned = more(some, times) if times else planned
+            left = left - times if some is once else left
+        return planned
 
     def _most(self, fits: Callable[[Sequence[Planned]], bool], *, longest: bool) -> int:
         def fit(rounds: int) -> bool:
@@ -154,16 +178,24 @@ class _Rounds:
         made: defaultdict[Kind, Counter[int]] = defaultdict(Counter)  # how many rounds make so many of a kind
         number = self._known(rounds)
         for each in (self._of_round if longest else self._drawn)[:number]:
-            counts: Counter[Kind] = Counter()
-            for one in each:
-                counts[one.release, one.share] += one.count
-            for kind, count in counts.items():
+            for kind, count in _counts(each).items():
                 made[kind][count] += 1
         cap = self._config.max_participations
         return [
             *(Planned(release, _of_most(rounds_of, cap), share) for (release, share), rounds_of in made.items()),
             *self._beside,
         ]
+
+
+def _counts(planned: Iterable[Planned]) -> Counter[Kind]:
+    counts: Counter[Kind] = Counter()
+    for one in planned:
+        counts[one.release, one.share] += one.count
+    return counts
+
+
+def _listed(counts: Counter[Kind]) -> list[Planned]:
+    return [Planned(release, count, share) for (release, share), count in counts.items() if count]
 
 
 def _of_most(rounds: Counter[int], cap: int | None) -> int:

@@ -82,7 +82,7 @@ def _records(said: dict[str, Any], names: Mapping[int, str]) -> str:
         return "\n".join(lines)
     lines += [f"| site | {counted} | rounds | epsilon | in words |", "| --- | --- | --- | --- | --- |"]
     for silo in said["silos"]:
-        epsilon = silo["epsilon"]
+        epsilon = silo["epsilon"] if not said.get("tuning") else said["tuning"]["epsilon"]  # of all candidates
         spent = ("at most the worst", "") if epsilon is None else (places(epsilon, 3), odds(epsilon))
         name = names.get(silo["silo"])
         site = f"silo {silo['silo']}" if name is None else f"{_cell(name)} (silo {silo['silo']})"

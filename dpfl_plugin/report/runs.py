@@ -176,7 +176,7 @@ def _read(path: Path) -> Run:
         reason=reason,
         rounds=max(done, int(result["rounds"]) if result else 0),
         numbers={metric: _tail_mean(lines, metric) for metric in _metric_names(lines)},
-        curve=_curve(lines),
+        curve=_curve(lines, alone="tuning" not in result),
         guarantee=guarantee,
         measures=_measures(result),
     )
@@ -328,6 +328,8 @@ def _guarantee(folder: RunFolder, result: dict[str, Any]) -> Guarantee:
     try:
         views = result["epsilon"]
         server, third_party = views["server"], views["third_party"]
+        if "tuning" in result:  # a candidate was chosen by what all of them released, and has the guarantee of all
+            server, third_party = ({**view, "epsilon": result["tuning"]["epsilon"]} for view in (server, third_party))
         nothing = str(said["guarantee"]).startswith("none")
         total = views.get("total")
         return Guarantee(
@@ -337,7 +339,7 @@ def _guarantee(folder: RunFolder, result: dict[str, Any]) -> Guarantee:
             unit=server["unit"],
             neighbouring=server["neighbouring"],
             accountant=str(server["accountant"]),
-            total_server=None if total is None else _epsilon(total["server"]),
+            total_server=None if total is None or "tuning" in result else _epsilon(total["server"]),
             caveat=str(said["accountant"]["caveat"]),
         )
     except (KeyError, TypeError, ValueError) as error:
@@ -380,12 +382,13 @@ def _tail_mean(lines: list[dict[str, Any]], metric: str) -> float | None:
     return mean if math.isfinite(mean) else None
 
 
-def _curve(lines: list[dict[str, Any]]) -> dict[str, np.ndarray]:
+def _curve(lines: list[dict[str, Any]], *, alone: bool) -> dict[str, np.ndarray]:
+    """``alone``: what the run spent says what it guarantees; else no epsilon of its own is shown."""
     kept = [lines[i] for i in _thinned(len(lines))]
     columns = {
         "rounds": [line["round"] for line in kept],
-        "epsilon": [_number(line["epsilon"].get("server")) for line in kept],
-        "epsilon_third_party": [_number(line["epsilon"].get("third_party")) for line in kept],
+        "epsilon": [_number(line["epsilon"].get("server")) if alone else math.nan for line in kept],
+        "epsilon_third_party": [_number(line["epsilon"].get("third_party")) if alone else math.nan for line in kept],
         "bytes": [_number(line.get("bytes_up")) + _number(line.get("bytes_down")) for line in kept],
         "seconds": [_number(line.get("seconds")) for line in kept],
         **{metric: [_number(line.get(metric)) for line in kept] for metric in _metric_names(lines)},

@@ -23,7 +23,7 @@ from dpfl_plugin.federation.outcome import Cause
 from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.prior import prior_of, runs_in
 from dpfl_plugin.privacy.views import server_composed
-from dpfl_plugin.runs.folder import RunFolder, to_json
+from dpfl_plugin.runs.folder import RunFolder, locked, to_json
 from dpfl_plugin.runs.hooks import Reporter
 from dpfl_plugin.runs.ledgers import Wait, read_shared
 from dpfl_plugin.runs.locations import folder_of
@@ -129,26 +129,71 @@ def begin(file: TuneFile, base: Path, out: Path) -> Tuning:
         ConfigError: the folder holds another one; or as `price`.
         DataError: its plan cannot be read.
     """
+    known = _known(file, out)
+    if known is None:
+        if (out / LEDGER).exists():
+            raise ArgumentError(
+                Worded(
+                    f"{out / PLAN} is missing, and {out / LEDGER} holds what a tuning released: what it planned, and "
+                    "with which noise, was fixed before the first release. Restore the file from a copy, or use "
+                    "another {out}."
+                )
+            )
+        return Tuning(file=file, base=base, out=out, price=price(file, base, out))
+    noise = float(known["noise_multiplier"]), float(known["score_noise"])
+    tuning = Tuning(file=file, base=base, out=out, price=price(file, base, out, noise))
+    _check_runs(known, tuning)
+    return tuning
+
+
+def _check_runs(known: Mapping[str, Any], tuning: Tuning) -> None:
+    """Raise ConfigError unless a plan names the very runs of this tuning, its noise included."""
+    if [one["run"] for one in known["candidates"]] != [run_id(tuning.config(one)) for one in tuning.file.candidates]:
+        raise ArgumentError(
+            Worded(
+                f"{tuning.out / PLAN} names other runs than this tuning has: its noise was changed, or another process "
+                "began it with other noise just now. Begin again; if that does not help, restore the file from a copy, "
+                "or use another {out}."
+            )
+        )
+
+
+def _known(file: TuneFile, out: Path) -> dict[str, Any] | None:
+    """The plan in a folder; None if there is none.
+
+    Raises:
+        ConfigError: it is another tuning's. DataError: it cannot be read.
+    """
     path, digest = out / PLAN, _digest(file)
     known = _read(path)
-    if known is None:
-        return Tuning(file=file, base=base, out=out, price=price(file, base, out))
-    if known["id"] != digest:
+    if known is not None and known["id"] != digest:
         raise ArgumentError(
             Worded(
                 f"{path} is the plan of another tuning ({known['id']}, this one is {digest}): its candidates are "
                 "charged to the ledger beside it. Use another {out}, or the configuration that it was begun with."
             )
         )
-    noise = float(known["noise_multiplier"]), float(known["score_noise"])
-    return Tuning(file=file, base=base, out=out, price=price(file, base, out, noise))
+    return known
 
 
 def write_plan(tuning: Tuning) -> None:
-    """Have the plan on disk, before anything is released: a tuning that goes on has the noise that it began with."""
+    """Have the plan on disk, before anything is released: a tuning that goes on has the noise that it began with.
+
+    Raises:
+        ConfigError: another process began another tuning here meanwhile, or is beginning one.
+    """
     tuning.out.mkdir(parents=True, exist_ok=True)
-    if not (tuning.out / PLAN).exists():
-        RunFolder(tuning.out, tuning.file.config.access).write(tuning.out / PLAN, to_json(_plan(tuning)))
+    taken = (
+        f"{tuning.out}: another process ({{holder}}) is beginning a tuning here. Begin again, or use another {{out}}"
+    )
+    known = _known(tuning.file, tuning.out)
+    if known is None:
+        with locked(tuning.out / ".lock", Worded(taken), other="{out}"):
+            known = _known(tuning.file, tuning.out)  # by another process meanwhile
+            if known is None:
+                known = _plan(tuning)
+                RunFolder(tuning.out, tuning.file.config.access).write(tuning.out / PLAN, to_json(known))
+    _check_runs(known, tuning)
 
 
 def _plan(tuning: Tuning) -> dict[str, Any]:

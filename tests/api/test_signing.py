@@ -13,7 +13,7 @@ from scipy.special import log_ndtr, ndtr, ndtri
 
 import dpfl_plugin as dpfl
 from dpfl_plugin.errors import DpflError
-from dpfl_plugin.privacy.signed_page import FALSE_ALARMS, ROLES, power
+from dpfl_plugin.privacy.signed_page import FALSE_ALARMS, ROLES, page, power
 from tests.cli.command import dpfl as command
 from tests.cli.command import one_message, write
 
@@ -56,6 +56,14 @@ def test_the_page_has_the_statements_numbers_and_names(finished: Path) -> None:
         assert 0 <= shown - power(epsilon, delta, rate) <= 0.001 + 1e-9
     for part in (*said["assumptions"], *said["caveats"], *ROLES):
         assert part[1:] in text
+
+
+def test_no_site_of_a_tunings_winner_is_told_the_epsilon_of_that_run_alone(finished: Path) -> None:
+    said = json.loads((finished / "ledger.json").read_text())
+    said["tuning"] = {"epsilon": 7.5, "delta": 1e-3, "num_candidates": 4, "id": "a"}
+    text = page(said, names={}, study="", made="", version="", digest="")
+    lines = [line for line in text.splitlines() if line.startswith("| silo ")]
+    assert len(lines) == 4 and all(float(line.split("|")[-3]) == 7.5 for line in lines)
 
 
 def test_what_proves_nothing_is_not_to_be_signed(finished: Path, tmp_path: Path) -> None:

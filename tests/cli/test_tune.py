@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections import Counter, defaultdict
 from dataclasses import replace
 from pathlib import Path
@@ -11,12 +12,14 @@ from typing import Any
 from unittest import mock
 
 import dp_accounting
+import numpy as np
 import pytest
 from dp_accounting.pld import PLDAccountant
 
 import dpfl_plugin as dpfl_python
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.ledger import Ledger
+from dpfl_plugin.report.runs import read as read_run
 from dpfl_plugin.runs import checkpoint as checkpoints
 from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runtimes.in_process import InProcess
@@ -111,6 +114,14 @@ def test_losers_are_charged_and_the_winner_never_states_its_own_epsilon_as_its_g
     assert winner.epsilon == EPSILON > alone
     text = (out / "tuning.md").read_text()
     assert f"e^{EPSILON:g}" in text and f"{alone:.3g}" not in text
+    # Nor do account and report.
+    first, *rest = dpfl_python.account(winner)
+    assert first["view"] == "guarantee, of the tuning" and first["epsilon"] == EPSILON
+    assert all("guarantee nothing" in row["note"] for row in rest) and rest[0]["epsilon"] == pytest.approx(alone)
+    assert "guarantee nothing" in re.sub(r"\s+", " ", dpfl("account", winner.folder).out)
+    reported = read_run(winner.folder)
+    assert reported.guarantee is not None and reported.guarantee.server == EPSILON == reported.guarantee.third_party
+    assert np.isnan(reported.curve["epsilon"]).all() and np.isnan(reported.curve["epsilon_third_party"]).all()
 
 
 def test_candidates_go_on_by_their_scores_alone(whole: tuple[Path, dict[str, Any]]) -> None:
@@ -223,6 +234,32 @@ def test_another_tuning_in_the_same_folder_is_refused(whole: tuple[Path, dict[st
     config = whole[0].parent / "config.yaml"
     done = dpfl("tune", config, "--out", whole[0], "--set", "tune.eta=3")
     one_message(done, "another tuning", "--out")
+
+
+def test_a_plan_is_what_releases_were_made_by(tmp_path: Path, whole: tuple[Path, dict[str, Any]]) -> None:
+    """Neither lost, nor changed, nor that of another tuning that was begun at the same moment."""
+    config, out = config_of(tmp_path), tmp_path / "out"
+    shutil.copytree(whole[0], out)
+    plan, asked = out / "tuning.json", ("tune", config, "--out", out)
+    text = plan.read_text()
+    plan.write_text(json.dumps({**json.loads(text), "noise_multiplier": 0.5}))
+    one_message(dpfl(*asked), "names other runs", "--out")
+    plan.unlink()
+    one_message(dpfl(*asked), "tuning.json is missing", "ledger.jsonl holds", "--out")
+    plan.write_text(text)
+    before = held(out / "ledger.jsonl")
+    assert dpfl(*asked).code == 0 and held(out / "ledger.jsonl") == before
+    real = course.begin
+
+    def begun(file: Any, base: Path, folder: Path) -> Any:
+        found = real(file, base, folder)
+        folder.mkdir()
+        (folder / "tuning.json").write_text(json.dumps({**json.loads(text), "id": "another"}))
+        return found
+
+    with mock.patch.object(course, "begin", begun):
+        one_message(dpfl("tune", config, "--out", tmp_path / "new"), "another tuning", "--out")
+    assert not (tmp_path / "new" / "ledger.jsonl").exists()
 
 
 @pytest.mark.parametrize(

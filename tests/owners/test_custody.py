@@ -1,11 +1,15 @@
 """`dpfl run` where the owner of the records has set limits; in one process. On ranks: tests/mpi/test_limits.py."""
 
+from collections import Counter
+from unittest import mock
+
 import pytest
 
 from dpfl_plugin.owners import limits as limits_module
 from dpfl_plugin.owners.lifetime import read_reservations
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.runs import setting
+from dpfl_plugin.runtimes.in_process import InProcess
 from tests.cli.command import charges, dpfl, run, write
 
 PRIVACY = {"noise_multiplier": None, "epsilon": 3.0, "delta": 1e-5, "secure": True}
@@ -103,6 +107,43 @@ def test_what_is_released_beside_the_rounds_has_slots(tmp_path, owner):
     released = charges(run(write(tmp_path, beside))["folder"])
     assert len({charge.release.noise_multiplier for charge in released}) > 1, "scores have noise of their own"
     assert released <= set(Ledger.open(folder / "data.lifetime.jsonl", append=False))
+
+
+@pytest.mark.parametrize("epsilon", [None, 25.0])
+def test_what_a_crash_lost_is_released_once_more(tmp_path, owner, epsilon):
+    """Rounds, scores and own models, with noise that no seed can bring back; within the plan's epsilon."""
+    folder = owner(epsilon=60)
+    changes = {
+        "rounds": 4,
+        "private_evaluation": {"share": 0.25, "every": 2, "noise_multiplier": 6.0},
+        "personalise": {"local_steps": 2, "local_lr": 0.1},
+        "privacy": {"secure": True, "epsilon": epsilon},
+        "checkpoint": {"every": 1},
+    }
+    config, crashed = write(tmp_path, changes), set()
+    real = InProcess.run_round
+
+    def run_round(self, down, plan, draw):
+        found = real(self, down, plan, draw)
+        if (plan.task, draw.round) in {("train", 1), ("score", 2), ("personalise", 4)} - crashed:
+            crashed.add((plan.task, draw.round))
+            raise KeyboardInterrupt
+        return found
+
+    with mock.patch.object(InProcess, "run_round", run_round):
+        for _ in range(3):
+            dpfl("run", config, "--out", tmp_path / "runs", "--resume")
+    assert len(crashed) == 3
+    result = run(config, "--resume")
+    assert result["status"] == "done" and result["rounds"] == 4
+    assert [at for at, _ in result["private_evaluation"]["scores"]] == [2, 4]
+    assert result["silos"]["personalised_accuracy"] is not None
+    held = charges(result["folder"])
+    assert held <= set(Ledger.open(folder / "data.lifetime.jsonl", append=False))
+    made = Counter((charge.kind, charge.round) for charge in held if charge.silo == 0)
+    assert [made["round", 1], made["score", 2], made["personalise", 4]] == [2, 2, 2]
+    (plan,) = read_reservations(folder / "data.lifetime.jsonl")[:1]
+    assert result["epsilon"]["server"]["epsilon"] <= plan.epsilon <= (epsilon or 60)
 
 
 def test_without_limits_nothing_is_said(tmp_path, monkeypatch):
