@@ -31,6 +31,7 @@ from dpfl_plugin.gradients.replay import Replayed
 from dpfl_plugin.gradients.shares import Cuts, share_of
 from dpfl_plugin.gradients.smoothing import Convolution
 from dpfl_plugin.gradients.stacked import MultiSiloEngine, Pool, Sums
+from dpfl_plugin.gradients.views import several
 from dpfl_plugin.privacy.clipping import clip_update
 from dpfl_plugin.privacy.cycles import Cycles
 from dpfl_plugin.privacy.events import Charge
@@ -232,6 +233,8 @@ class PrivateOracle:
     def _one_gradient(self, y: Tensor, row: int, step: int, out: Tensor) -> None:
         rules, turn = self._rules_of[row], step % self._ahead
         batch = self._silos[row].batch(self._batches[row][turn])
+        if rules.augmentation is not None:  # before clipping: what is clipped is their mean
+            batch = several(rules.augmentation, batch, self._stream.seek(self._draw.key("views", self._ids[row], step)))
         self._clock.lap("gather")
         if isinstance(self._engine, Convolution):
             self._engine.rng = self._stream.seek(self._draw.key("algorithm", self._ids[row], step))
@@ -383,17 +386,11 @@ class PrivateOracle:
 
         To be in the ledger before any of it leaves.
         """
+        draw = self._draw
         made = self._factors[: len(self._released) if self._rules.unit == "silo" else self._gradient_calls]
         rows = zip(self._ids, map(len, self._silos), self._rules_of, strict=True)
         return [
-            Charge(
-                round=self._draw.round,
-                silo=silo,
-                release=release,
-                count=count,
-                share=self._share,
-                noise_id=self._draw.noise_id,
-            )
+            Charge(round=draw.round, silo=silo, release=release, count=count, share=self._share, noise_id=draw.noise_id)
             for silo, size, rules in rows
             for release, count in rules.releases(rate_of(rules, size), made).items()
         ]
@@ -468,4 +465,5 @@ def together(engine: Engine | type[Engine], rules: PrivacyRules) -> bool:
     """Whether several silos' gradients are answered at once: the engine can, and the rules ask for clipped sums with
     bounds that are known before, and are those of all silos."""
     able = callable(getattr(engine, "clipped_sums", None)) and rules.unit == "record"
-    return able and not rules.clipping.measures and not rules.clipping.normalises and not rules.silos
+    alike = not rules.silos and rules.augmentation is None
+    return able and alike and not rules.clipping.measures and not rules.clipping.normalises

@@ -34,6 +34,7 @@ ELSEWHERE: Final = {
     "private_evaluation": "it needs releases in addition to the rounds, which no platform carries. Use dpfl run",
     "personalise": "it needs releases in addition to the rounds, which no platform carries. Use dpfl run",
     "private_statistics": "it needs releases in addition to the rounds, which no platform carries. Use dpfl run",
+    "augmentation": "views of images are made by dpfl run, also on MPI ranks",
     "trackers": "give them as callbacks to what the server is made by: Server, PrivateStrategy or private_runner",
     "silos": "one budget and one noise are agreed on by all silos; give each owner limits of its own instead",
 }

@@ -165,4 +165,6 @@ def _not_measured(config: Config, found: Numbers) -> list[str]:
         said.append(f"{silos} silos: measured with {' and '.join(map(str, found.silos))}")
     if config.privacy.unit == "person":
         said.append("privacy.unit person: measured with unit: record")
+    if config.augmentation is not None:
+        said.append("augmentation: measured without")
     return said

@@ -22,6 +22,7 @@ from pydantic import (
 )
 
 from dpfl_plugin.access import Access
+from dpfl_plugin.config.augmentation import AugmentationConfig, check_augmentation
 from dpfl_plugin.config.blocks import Block, PluginBlock, Strict, plugin_block
 from dpfl_plugin.config.cycles import check_cycles
 from dpfl_plugin.config.privacy import PrivacyConfig, SiloConfig
@@ -238,6 +239,9 @@ class Config(Strict):
         default={}, description="privacy settings of single silos, by name or number; others have those of privacy"
     )
     engine: str = Field("auto", description="per-example gradient engine")
+    augmentation: AugmentationConfig | None = Field(
+        None, description="random views of each image, whose mean gradient is clipped as the record's"
+    )
     evaluation: EvaluationConfig = EvaluationConfig()
     early_stopping: EarlyStoppingConfig | None = Field(None, description="by private validation scores")
     private_evaluation: PrivateEvaluationConfig | None = Field(
@@ -259,7 +263,7 @@ class Config(Strict):
     def _as_given(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Without a key that is younger than the names of runs, where it says nothing."""
         values: dict[str, Any] = dump(self)
-        for key in ("private_evaluation", "private_statistics"):
+        for key in ("private_evaluation", "private_statistics", "augmentation"):
             if getattr(self, key) is None:
                 values.pop(key, None)
         return values
@@ -336,6 +340,7 @@ class Config(Strict):
         if self.silos:
             self._check_silos()
         check_cycles(self)
+        check_augmentation(self)
         return self
 
     def _check_silos(self) -> None:

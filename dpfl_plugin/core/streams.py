@@ -40,6 +40,7 @@ PURPOSES: Final[dict[str, int]] = {
     "statistics": 17,  # privacy noise of a silo's statistics of columns
     "deal": 18,  # which record of a silo is in which batch of a cycle
     "mask": 19,  # what hides sums that a silo's noise is correlated with from whoever keeps its state
+    "views": 20,  # how the views of a batch's images differ from these
 }
 
 

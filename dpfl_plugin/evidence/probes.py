@@ -14,10 +14,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dpfl_plugin.core.streams import stream
 from dpfl_plugin.gradients import losses, worst
 from dpfl_plugin.gradients.base import Engine, Records, layers
 from dpfl_plugin.gradients.persons import marks
 from dpfl_plugin.gradients.stacked import MultiSiloEngine, Pool
+from dpfl_plugin.gradients.views import several
 from dpfl_plugin.runs.build import Parts
 
 PROBED = 32  # real records of a silo whose influence on a sum is measured
@@ -32,6 +34,8 @@ def influence(parts: Parts, train: Mapping[int, Records], silos: Sequence[int]) 
     ways, most = [_alone, *([_beside_all] if parts.lockstep else [])], 0.0
     for silo in silos:
         real = train[silo].select((marks(train[silo].labels) >= 0).nonzero().squeeze(1)[:PROBED])
+        if parts.rules.augmentation is not None:
+            real = several(parts.rules.augmentation, real, stream(silo, "audit"))
         everyone = np.arange(len(real))
         for sum_of in ways:
             whole = sum_of(parts, real, everyone)

@@ -34,6 +34,7 @@ from dpfl_plugin.gradients.persons import MeanLoss, by_person
 from dpfl_plugin.gradients.replay import Record, Replayed
 from dpfl_plugin.gradients.shares import Cuts, part_of
 from dpfl_plugin.gradients.stacked import MultiSiloEngine, Pool, Sums
+from dpfl_plugin.gradients.views import single
 from dpfl_plugin.measures.answers import Answers, answers
 from dpfl_plugin.measures.tables import score
 from dpfl_plugin.oracle import Draw, PrivateOracle, together
@@ -315,7 +316,7 @@ class SiloGroup:
     def _engine_for(self, plan: RoundPlan) -> Engine:
         if plan.smoothing is None:
             return self._engine
-        assert self._rules.unit != "person"  # refused before the run
+        assert self._rules.unit != "person" and self._rules.augmentation is None  # refused before the run
         if plan.smoothing not in self._smoothed:
             self._smoothed[plan.smoothing] = smoothing.engine(
                 plan.smoothing, self._model, self._loss, self._chunk_bytes
@@ -355,7 +356,8 @@ class SiloGroup:
             gradient = None
             if dissimilarity:
                 total = torch.empty_like(model, dtype=torch.float64)
-                self._engine.clipped_sum(model, train, math.inf, total)
+                alone = train if self._rules.augmentation is None else single(train)  # as they are
+                self._engine.clipped_sum(model, alone, math.inf, total)
                 gradient = (total / len(train)).to(model.dtype)
             found, own = self._score_of(evaluator, test), self._own_model(silo)
             personalised = None if own is None else self._score_of(self._at(own), test)

@@ -234,7 +234,7 @@ def _make(name: str, model: nn.Module, loss: Loss, terms: Terms, expected: _Expe
     """The engine, or None and why it does not support the model."""
     kind: Any = registry.load("engines", name)
     if isinstance(model, Persons) and not getattr(kind, "persons", False):
-        return None, "it has no gradients of persons (privacy.unit: person)"
+        return None, "it has no gradients of persons (privacy.unit: person), or of views of records (augmentation)"
     reason = kind.unsupported(model, loss)
     if reason is not None:
         return None, reason.removesuffix(".")

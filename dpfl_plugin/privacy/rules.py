@@ -10,6 +10,7 @@ from typing import Literal
 
 from dpfl_plugin.core.balls import LEAST_CLIP_NORM, MOST_CLIP_NORM
 from dpfl_plugin.core.shares import share_bounds
+from dpfl_plugin.core.views import Augmentation
 from dpfl_plugin.errors import ConfigError, PluginError, UnsupportedError, require
 from dpfl_plugin.privacy.clipping import Clipping, Flat, PerLayer
 from dpfl_plugin.privacy.events import Neighbouring, SampledGaussian, Unit
@@ -32,6 +33,7 @@ class PrivacyRules:
         l2: lambda of the regulariser lambda/2 ||y||^2. A function of y alone: added after clipping and noise.
         secure: batches and noise from the operating system's randomness, not from the run's seed.
         noise: where the noise on gradients and updates is computed: on the host, or on the model's device.
+        augmentation: of each record the mean gradient of its views is what `clipping` bounds; None: its own gradient.
         silos: the rules of silos with settings of their own, by id; they differ in noise multiplier, sampler and
             clip_norm only.
     """
@@ -46,6 +48,7 @@ class PrivacyRules:
     l2: float = 0.0
     secure: bool = False
     noise: Literal["host", "device"] = "host"
+    augmentation: Augmentation | None = None
     silos: Mapping[int, PrivacyRules] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
@@ -65,6 +68,10 @@ class PrivacyRules:
             self._check_device_noise()
         if self.silos and (self.unit != "record" or self.varies or self.clipping.adapts or self.clipping.measures):
             raise UnsupportedError("silos: settings of single silos need unit: record, and noise that does not change.")
+        if self.augmentation is not None and self.unit == "person":
+            raise UnsupportedError(
+                "augmentation with privacy.unit='person': views of a person's records are not proven. Leave one out."
+            )
         if isinstance(self.sampler, Cyclic):
             self._check_cyclic(self.sampler)
         if self.unit != "silo" and self.neighbouring != self.sampler.neighbouring:
@@ -85,6 +92,7 @@ class PrivacyRules:
                 f"clip {type(self.clipping).__name__}",
                 "every step of a cycle has to have the same clipping norm",
             ),
+            (self.augmentation is not None, "augmentation", "views of a record are proven for single steps only"),
             (bool(self.silos), "silos", "silos with settings of their own are planned in another way"),
             (self.noise == "device", "runtime.noise='device'", "the device's noise is not correlated"),
             (

@@ -366,6 +366,11 @@ def _check_first_round(
                 "privacy.unit='person': gradients of smoothed losses are taken of single records. Use unit: record, or "
                 "an algorithm without smoothing."
             )
+        if rules.augmentation is not None:
+            raise UnsupportedError(
+                "augmentation: gradients of smoothed losses are taken of records as they are. Leave it out, or use an "
+                "algorithm without smoothing."
+            )
         if config.runtime.precision != "float32":
             raise UnsupportedError(
                 f"runtime.precision={config.runtime.precision!r}: gradients of smoothed losses are taken in full "

@@ -101,6 +101,10 @@ def plan_memory(
             needs.append(("a graph", memory.of_graph(setting, model, together, len(mine), stack=stack)))
     if rules.noise == "device":
         needs.append(("noise", memory.of_device_noise(setting, model, len(mine), stack=stack)))
+    if rules.augmentation is not None and mine:
+        features = mine[0].features
+        each = rules.augmentation.bytes_of(tuple(features.shape[1:]), features.element_size())
+        needs.append(("views of a batch", batch * each))
     needs.append(("test records", sum(map(memory.bytes_of, test.values()))))
     held = sum(map(memory.bytes_of, [*mine, *test.values()]))
     at_once = min(stack, setting.num_participants)
@@ -220,7 +224,7 @@ def check_engine(
         return
     labels = no_labels(module, trial, loss)  # of records
     made_up = Records(trial, labels)
-    if rules.unit == "person":  # of one record each
+    if rules.unit == "person" or rules.augmentation is not None:  # of one record, or view, each
         made_up = Records(trial.unsqueeze(1), labels.unsqueeze(1))
     batch = engine.prepare(made_up)
     bounds = bounds if isinstance(bounds, tuple) else 1.0

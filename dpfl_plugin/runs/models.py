@@ -19,6 +19,7 @@ from dpfl_plugin.gradients.outcome_losses import labels_like
 from dpfl_plugin.gradients.persons import MeanLoss, Persons
 from dpfl_plugin.models.build import build_model, check_model
 from dpfl_plugin.runs.plugins import model_block
+from dpfl_plugin.runs.rules import views_of
 
 
 def model_and_loss(
@@ -27,8 +28,14 @@ def model_and_loss(
     module: torch.nn.Module | None = None,
     loss: engines.Loss | None = None,
 ) -> tuple[torch.nn.Module, engines.Loss, torch.Tensor]:
-    """(model, loss, two records of zeros for them), those given or those of the configuration."""
+    """(model, loss, two records of zeros for them), those given or those of the configuration.
+
+    Raises:
+        UnsupportedError: records are to have views, and are no images.
+    """
     known, words = holding.survey, any(silo.train_x.dtype.kind == "i" for silo in holding.silos.values())
+    if (augmentation := views_of(config)) is not None:
+        augmentation.check(known.feature_shape, real=not words)
     dtype, device = getattr(torch, config.runtime.dtype), _device(holding.device or config.runtime.device)
     if module is None:
         module = build_model(
@@ -62,9 +69,12 @@ def check_outcome(config: Config, outcome: Outcome, num_classes: int) -> None:
 def examples(
     config: Config, module: torch.nn.Module, loss: engines.Loss, shape: tuple[int, ...]
 ) -> tuple[torch.nn.Module, engines.Loss, tuple[int, ...]]:
-    """(model, loss, shape of features) of what a gradient is clipped of: of records as they are, or of persons."""
-    most = config.privacy.max_records_per_person
-    if config.privacy.unit != "person" or most is None:
+    """(model, loss, shape of features) of what a gradient is clipped of: of records as they are, of their views, or of
+    persons."""
+    most = config.privacy.max_records_per_person if config.privacy.unit == "person" else None
+    if config.augmentation is not None:
+        most = config.augmentation.views
+    if most is None:
         return module, loss, shape
     return Persons(module), MeanLoss(loss), (most, *shape)
 

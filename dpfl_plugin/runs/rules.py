@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dpfl_plugin.config.schema import Config
+from dpfl_plugin.core.views import Augmentation
 from dpfl_plugin.errors import ConfigError, PluginError
 from dpfl_plugin.privacy import samplers
 from dpfl_plugin.privacy.clipping import Adaptive, Clipping
@@ -64,7 +65,13 @@ def privacy_rules(config: Config, noise_multiplier: float = 1.0) -> PrivacyRules
         l2=config.l2,
         secure=privacy.secure,
         noise=config.runtime.noise,
+        augmentation=views_of(config),
     )
+
+
+def views_of(config: Config) -> Augmentation | None:
+    """How the views of a record differ, where it has any."""
+    return None if config.augmentation is None else Augmentation(**config.augmentation.model_dump())
 
 
 def make_clipping(config: Config) -> Clipping:

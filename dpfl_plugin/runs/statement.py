@@ -292,6 +292,8 @@ def _shared(account: PrivacyAccount) -> dict[str, Any] | None:
 def _formula(rules: PrivacyRules) -> str:
     """A release in symbols: C is clip_norm, sigma noise_multiplier, b batch_size, s record_rate."""
     gradient = "mean gradient of a person" if rules.unit == "person" else "gradient"
+    if rules.augmentation is not None:
+        gradient = f"mean gradient of {rules.augmentation.views} views of a record"
     if isinstance(rules.sampler, Cyclic) and rules.sampler.correlation.bands > 1:
         return (
             "u_t / (n / B), decoded from r_t = u_t + sum over k of c_k u_(t-k), where r_t = x_t + sum over k of "

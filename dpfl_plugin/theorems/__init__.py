@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from dpfl_plugin.config.load import Variant
@@ -54,6 +54,9 @@ def _tried(question: Question, paper: str, given: Given, variant: Variant) -> Pr
     try:
         case = Case.of(question, given, variant.label, variant.config)
         prescription = PAPERS[paper](case)
+        if variant.config.augmentation is not None:
+            fails = [*prescription.fails, "its gradients are of records as they are, not of their views (augmentation)"]
+            prescription = replace(prescription, fails=fails)
         return Prescribed(prescription, [*prescription.proofs, *map(case.proven, prescription.runs)])
     except ConfigError as error:
         return error
