@@ -3,6 +3,8 @@
 Writes the table of docs/better.md. What every run gave is kept in a file, so that an interrupted benchmark goes on
 where it was, and more seeds or data sets cost only their own runs. MNIST, Adult and mushrooms need their files in
 $DPFL_DATA. Ten seeds of all data sets take about an hour of one core; `--data digits --seeds 3` takes minutes.
+
+`--images` instead: what views of images gain (`augmentation`), of a small convolutional network; the page's other table.
 """
 
 from __future__ import annotations
@@ -100,6 +102,40 @@ OPTIONS: Final[Mapping[str, Values]] = {
 }
 """What each row changes of the yardstick; one at a time."""
 
+IMAGE_EPSILONS: Final = (3.0, 8.0)
+_IMAGES: Final[Values] = {"partition": "iid", "num_silos": 2, "max_records_per_silo": 1000}
+_NETWORK: Final[Values] = {
+    "rounds": 10,
+    "model": {"name": "cnn", "channels": [8, 16], "hidden": 32},
+    "algorithm": {"name": "fedavg", "local_steps": 4, "local_lr": 1.0},
+    "privacy": {"delta": 1e-4, "clip_norm": 1.0, "record_rate": 0.1},
+}
+IMAGES: Final[Mapping[str, Values]] = {
+    "MNIST, images": {**_NETWORK, "data": {**_IMAGES, "dataset": {"name": "mnist", "flatten": False}}},
+    "CIFAR-10, images": {
+        **_NETWORK,
+        "data": {**_IMAGES, "dataset": {"name": "cifar10", "flatten": False, "sheets": True}},
+    },
+}
+VIEWS: Final[Mapping[str, Mapping[str, Values]]] = {
+    name: {
+        f"augmentation: {{views: {views}, {', '.join(f'{key}: {str(of).lower()}' for key, of in kinds.items())}}}": {
+            "augmentation": {"views": views, **kinds}
+        }
+        for views in (1, 4, 8)
+    }
+    for name, kinds in {"MNIST, images": {"crop": 2}, "CIFAR-10, images": {"crop": 4, "flip": True}}.items()
+}
+
+
+def options_of(data: str) -> Mapping[str, Values]:
+    """The rows of a data set."""
+    return VIEWS.get(data, OPTIONS)
+
+
+def epsilons_of(data: str) -> tuple[float, ...]:
+    return IMAGE_EPSILONS if data in IMAGES else EPSILONS
+
 
 @dataclass(frozen=True, slots=True)
 class Cell:
@@ -119,9 +155,9 @@ Cells = Mapping[tuple[str, str, float], Cell]
 
 
 def configuration(data: str, option: str, epsilon: float, factor: float, seed: int) -> Config:
-    """One run. ``option``: of `OPTIONS`, or "" for the yardstick."""
-    values: dict[str, Any] = {**YARDSTICK, **DATA[data], "seed": seed}
-    changes = {"privacy.epsilon": epsilon, **OPTIONS.get(option, {})}
+    """One run. ``option``: of `options_of`, or "" for the yardstick."""
+    values: dict[str, Any] = {**YARDSTICK, **(IMAGES if data in IMAGES else DATA)[data], "seed": seed}
+    changes = {"privacy.epsilon": epsilon, **options_of(data).get(option, {})}
     changes["algorithm.local_lr"] = values["algorithm"]["local_lr"] * factor
     for key, value in changes.items():
         *path, last = key.split(".")
@@ -154,8 +190,8 @@ def measure(laboratory: Laboratory, data: Sequence[str], seeds: int) -> Cells:
     """All cells of these data sets."""
     cells = {}
     for name in data:
-        for option in ("", *OPTIONS):
-            for epsilon in EPSILONS:
+        for option in ("", *options_of(name)):
+            for epsilon in epsilons_of(name):
                 cell = cells[name, option, epsilon] = measured(laboratory, name, option, epsilon, seeds)
                 said = f"{statistics.mean(cell.accuracies):.4f}, step times {cell.factor:g}"
                 print(f"{name}, epsilon {epsilon:g}, {option or 'yardstick'}: {said}", flush=True)
@@ -166,22 +202,24 @@ def page(cells: Cells, seeds: int) -> str:
     """The table of every data set, and what they say together."""
     names = list(dict.fromkeys(name for name, _, _ in cells))
     chosen = " ".join(f'"{name}"' if " " in name else name for name in names)
-    parts = [f"{seeds} seeds. Command: `python -m benchmarks.better --data {chosen} --seeds {seeds} --write`."]
+    images = "--images " * (names[0] in IMAGES)
+    parts = [f"{seeds} seeds. Command: `python -m benchmarks.better {images}--data {chosen} --seeds {seeds} --write`."]
     ends = sum(cell.factor in (FACTORS[0], FACTORS[-1]) for cell in cells.values())
     parts.append(f"Of {len(cells)} step sizes {ends} are the least or the largest that was tried.")
     for name in names:
-        rows = [["yardstick, accuracy in points", *(_level(cells[name, "", epsilon]) for epsilon in EPSILONS)]]
-        for option in OPTIONS:
-            pairs = [(cells[name, option, epsilon], cells[name, "", epsilon]) for epsilon in EPSILONS]
+        epsilons = epsilons_of(name)
+        rows = [["yardstick, accuracy in points", *(_level(cells[name, "", epsilon]) for epsilon in epsilons)]]
+        for option in options_of(name):
+            pairs = [(cells[name, option, epsilon], cells[name, "", epsilon]) for epsilon in epsilons]
             rows.append([f"`{option}`", *(_gain(cell, of, seeds) for cell, of in pairs)])
-        parts.append(f"**{name}**\n\n" + table(["", *(f"epsilon {epsilon:g}" for epsilon in EPSILONS)], rows))
+        parts.append(f"**{name}**\n\n" + table(["", *(f"epsilon {epsilon:g}" for epsilon in epsilons)], rows))
     return "\n\n".join([*parts, verdict(cells, seeds)])
 
 
 def verdict(cells: Cells, seeds: int) -> str:
     """Which options help, harm, or do not show, over all data sets and epsilons together: seed by seed."""
     lines = []
-    for option in OPTIONS:
+    for option in dict.fromkeys(option for _, option, _ in cells if option):
         mine = {(name, epsilon): cell for (name, of, epsilon), cell in cells.items() if of == option}
         of_seeds = [
             [statistics.mean(cell.accuracies[seed] for cell in found) for seed in range(seeds)]
@@ -209,17 +247,23 @@ def _gain(cell: Cell, of: Cell, seeds: int) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "benchmarks" / "better", help="what runs gave")
-    parser.add_argument("--data", nargs="+", choices=DATA, default=list(DATA), metavar="NAME", help=", ".join(DATA))
+    parser.add_argument("--images", action="store_true", help="what views of images gain")
+    names = ", ".join(DATA) + "; with --images: " + ", ".join(IMAGES)
+    parser.add_argument("--data", nargs="+", choices=[*DATA, *IMAGES], metavar="NAME", help=names)
     parser.add_argument("--seeds", type=int, default=SEEDS, help="2 or more")
     parser.add_argument("--write", action="store_true", help=f"the table of {PAGE}")
     given = parser.parse_args()
     if given.seeds < 2:
         parser.error(f"--seeds {given.seeds}: a standard error needs 2 or more")
+    kinds = IMAGES if given.images else DATA
+    data = given.data or list(kinds)
+    if strangers := [name for name in data if name not in kinds]:
+        parser.error(f"--data {strangers[0]!r} is measured {'without' if given.images else 'with'} --images")
     torch.set_num_threads(1)
-    text = page(measure(Laboratory(given.runs), given.data, given.seeds), given.seeds)
+    text = page(measure(Laboratory(given.runs), data, given.seeds), given.seeds)
     print(text)
     if given.write:
-        put(PAGE, "better", text)
+        put(PAGE, "better-images" if given.images else "better", text)
 
 
 if __name__ == "__main__":
