@@ -4,7 +4,7 @@ Writes the table of docs/better.md. What every run gave is kept in a file, so th
 where it was, and more seeds or data sets cost only their own runs. MNIST, Adult and mushrooms need their files in
 $DPFL_DATA. Ten seeds of all data sets take about an hour of one core; `--data digits --seeds 3` takes minutes.
 
-`--images` instead: what views of images gain (`augmentation`), of a small convolutional network; the page's other table.
+`--images` instead: what views of images gain (`augmentation`), for a small convolutional network.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """Server optimisers on the mean update: post-processing, free of charge.
 
-Reddi et al. 2021, arXiv:2003.00295, Alg. 2; "fedexp" is [T], Takakura, Liew, Hasegawa 2025, arXiv:2504.09850,
-LDP-FedEXP with the Gaussian mechanism.
+Reddi et al. 2021, arXiv:2003.00295, Alg. 2; "fedexp" is after [T], Takakura, Liew, Hasegawa 2025, arXiv:2504.09850,
+LDP-FedEXP with the Gaussian mechanism. That it costs no privacy is proven here: it is a function of what silos release.
+Its step size is our reading of [T], written from the abstract and FedExP (Jhunjhunwala et al. 2023, arXiv:2301.09604)
+and not compared with the paper's own formula; what [T] proves of convergence is not claimed of it.
 """
 
 from __future__ import annotations
@@ -76,7 +78,7 @@ class ServerOptimizer:
 
 
 def extrapolation(update: torch.Tensor, square: torch.Tensor) -> float:
-    """max(1, mean_i (||c_i||^2 - d sigma_i^2) / ||mean_i c_i||^2), of the silos' noisy updates c_i. [T].
+    """max(1, mean_i (||c_i||^2 - d sigma_i^2) / ||mean_i c_i||^2), of the silos' noisy updates c_i: after [T].
 
     The numerator is an unbiased estimate of the mean squared norm of the updates without their noise: large where silos
     disagree. The denominator keeps the noise of the mean, which makes steps shorter. Both are functions of what silos

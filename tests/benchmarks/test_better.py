@@ -5,15 +5,27 @@ import dataclasses
 import pytest
 
 from benchmarks import better
-from benchmarks.better import DATA, EPSILONS, FACTORS, OPTIONS, TUNING_SEED, Cell, configuration, measured, page
+from benchmarks.better import (
+    DATA,
+    EPSILONS,
+    FACTORS,
+    IMAGES,
+    OPTIONS,
+    TUNING_SEED,
+    Cell,
+    configuration,
+    measured,
+    options_of,
+    page,
+)
 
 
-@pytest.mark.parametrize("data", DATA)
+@pytest.mark.parametrize("data", [*DATA, *IMAGES])
 def test_an_option_changes_what_it_names_and_nothing_else(data):
-    plain = configuration(data, "", 3.0, 0.5, 7).model_dump()
+    plain = {"augmentation": None, **configuration(data, "", 3.0, 0.5, 7).model_dump()}
     assert plain["seed"] == 7 and plain["privacy"]["epsilon"] == 3.0
-    for option, changes in OPTIONS.items():
-        changed = configuration(data, option, 3.0, 0.5, 7).model_dump()
+    for option, changes in options_of(data).items():
+        changed = {"augmentation": None, **configuration(data, option, 3.0, 0.5, 7).model_dump()}
         tops = {key for key in plain if changed[key] != plain[key]}
         assert tops == {key.partition(".")[0] for key in changes}, option
 

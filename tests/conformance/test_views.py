@@ -28,7 +28,7 @@ from dpfl_plugin.gradients.base import Records
 from dpfl_plugin.gradients.losses import cross_entropy
 from dpfl_plugin.gradients.persons import MeanLoss, Persons
 from dpfl_plugin.gradients.views import several, single
-from dpfl_plugin.oracle import Draw
+from dpfl_plugin.oracle import Draw, together
 from dpfl_plugin.privacy.mechanisms import Gaussian
 from dpfl_plugin.privacy.rules import PrivacyRules
 from tests.conformance.cases import (
@@ -202,6 +202,15 @@ def test_views_are_new_at_each_step_and_share_no_stream_with_noise_or_batches(mo
     keys = {purpose: {found for (what, *_), found in made if what == purpose} for purpose in PURPOSES}
     assert len(keys["views"]) == 2 * STEPS * SILOS
     assert not keys["views"] & set().union(*(keys[purpose] for purpose in PURPOSES if purpose != "views"))
+
+
+def test_silos_with_views_are_answered_one_by_one() -> None:
+    """By an engine that could answer them together, too: that would be of records as they are."""
+    rules = PrivacyRules(
+        unit="record", neighbouring="replace_one", clip_norm=C, mechanism=Gaussian(1.0), sampler=SAMPLERS["fixed"]
+    )
+    dense = registry.load("engines", "dense")
+    assert together(dense, rules) and not together(dense, replace(rules, augmentation=VIEWS))
 
 
 def test_a_record_alone_is_its_only_view() -> None:

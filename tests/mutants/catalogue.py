@@ -4921,6 +4921,50 @@ PERSONS = (
     ),
 )
 
+OF_VIEWS = "tests/conformance/test_views.py"
+VIEWS = (
+    Mutant(
+        "augmented-after-clipping",
+        "each view of a record is clipped by itself: a record moves a sum k times as far",
+        "gradients/views.py",
+        "    return Records(views.features, labels.contiguous())",
+        "    return Records(views.features.reshape(b * k, 1, *views.features.shape[2:]), labels.reshape(b * k, 1))",
+        (OF_VIEWS + "::test_a_record_moves_a_release_by_delta_at_most_whatever_its_views",),
+    ),
+    Mutant(
+        "sum-of-views",
+        "what is clipped is the sum of a record's views, not their mean: C is met by gradients k times as short",
+        "gradients/persons.py",
+        "weights = real.to(values.dtype) / real.sum(dim=1, keepdim=True)",
+        "weights = real.to(values.dtype)",
+        (OF_VIEWS + "::test_an_engine_clips_the_mean_gradient_of_a_records_views",),
+    ),
+    Mutant(
+        "views-of-the-batch",
+        "views are mirrored where the batch is bright: a record decides about the others' views",
+        "core/views.py",
+        "np.where(drawn[..., 2:] < 0.5, columns[..., ::-1], columns)",
+        "np.where(drawn[..., 2:] * float(images.sum()) < 0.5, columns[..., ::-1], columns)",
+        (OF_VIEWS + "::test_each_view_is_its_own_image_moved_and_mirrored",),
+    ),
+    Mutant(
+        "views-from-the-noise",
+        "views are drawn from the stream of the noise: what is known of them is known of it",
+        "oracle.py",
+        'self._draw.key("views", self._ids[row], step)',
+        'self._draw.key("noise", self._ids[row], step)',
+        (OF_VIEWS + "::test_views_are_new_at_each_step_and_share_no_stream_with_noise_or_batches",),
+    ),
+    Mutant(
+        "views-in-lockstep",
+        "silos that are answered together have no views, though the run says that they have",
+        "oracle.py",
+        "alike = not rules.silos and rules.augmentation is None",
+        "alike = not rules.silos",
+        (OF_VIEWS + "::test_silos_with_views_are_answered_one_by_one",),
+    ),
+)
+
 BACKBONE = "tests/runs/test_backbone.py"
 
 FEATURES = (
@@ -5096,6 +5140,7 @@ OUTCOMES = (
 
 MUTANTS: tuple[Mutant, ...] = (
     *PERSONS,
+    *VIEWS,
     *MECHANISMS,
     *STREAM_KEYS,
     *SECURE,
