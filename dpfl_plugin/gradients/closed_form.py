@@ -105,7 +105,7 @@ class ClosedForm:
         size = chunk_of(b, self._chunk_bytes // self.record_bytes(y, batch))
         if b > size:
             return in_chunks(self.clipped_sum, size, y, batch, clip_norm, out)
-        if self._fused is not None and self._fused.takes(y, batch, clip_norm):
+        if self._fused is not None and self._fused.takes(y, batch):
             return self._fused.clipped_sum(y, batch, clip_norm, out)
         assert batch.constants is not None
         residuals = self._residuals(y, batch)

@@ -108,7 +108,7 @@ class Dense:
         size = chunk_of(count, self._chunk_bytes // self.record_bytes(y, batch))
         if count > size:
             return in_chunks(self.clipped_sum, size, y, batch, clip_norm, out)
-        if self._fused is not None and self._fused.takes(y, batch, clip_norm):
+        if self._fused is not None and self._fused.takes(y, batch):
             return self._fused.clipped_sum(y, batch, clip_norm, out)
         if self._y.dtype != y.dtype or self._y.device != y.device or not self._y.numel():
             self._y = torch.empty_like(y)

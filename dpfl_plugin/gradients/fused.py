@@ -175,10 +175,8 @@ class Fused:
         suits = suits and loss in _LOSSES
         return Fused(layers, activations, loss, with_bias=with_bias) if suits and kernels() is not None else None
 
-    def takes(self, y: Tensor, batch: Records, clip_norm: float | tuple[float, ...]) -> bool:
-        """Whether it computes with these, (d,) parameters and at least one record: it clips, and scales to no bound."""
-        if isinstance(clip_norm, Normalised):
-            return False
+    def takes(self, y: Tensor, batch: Records) -> bool:
+        """Whether it computes with these, (d,) parameters and at least one record."""
         x, constants = batch.features, batch.constants
         on_processor = y.is_cpu and x.is_cpu and batch.labels.is_contiguous()
         single = y.dtype is x.dtype is torch.float32 and constants is not None and constants.dtype is torch.float32
@@ -208,6 +206,7 @@ class Fused:
             work.of_outputs,
             self._ones,
             bounds,
+            clip_norm.gamma if isinstance(clip_norm, Normalised) else 0.0,
             norms,
             factors,
         )

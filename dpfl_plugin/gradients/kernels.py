@@ -181,13 +181,14 @@ def backward(kind: int, g: Floats, a: Floats, squares: Doubles) -> None:
             squares[j] += w * w
 
 
-@_compiled(int64(_VECTOR, _SQUARES, _SQUARES, _SQUARE, _SQUARE, _MATRIX, _SQUARES))
+@_compiled(int64(_VECTOR, _SQUARES, _SQUARES, _SQUARE, _SQUARE, float64, _MATRIX, _SQUARES))
 def factors(
     constants: Floats,
     of_inputs: Doubles,
     of_outputs: Doubles,
     ones: Doubles,
     bounds: Doubles,
+    gamma: float,
     norms: Floats,
     found: Doubles,
 ) -> int:
@@ -199,6 +200,7 @@ def factors(
             row 1 on, inf beyond `LONGEST`; of_outputs: (L, b) of the derivatives by the outputs; ones: (L,) 1 for
             layers with a bias.
         bounds: (1,) C, or (L,), a bound for each layer.
+        gamma: positive where factors are C / (norm + gamma), those of `Normalised`; 0 where they only clip.
         norms: (n, b), n the length of ``bounds``, are written; so are ``found``, (n, b), the factors.
 
     Returns:
@@ -218,7 +220,10 @@ def factors(
         for j in range(b):
             norm = math.sqrt(found[row, j])
             norms[row, j] = norm if norm <= longest else np.inf  # also where it is NaN
-            found[row, j] = bounds[row] / norm if norm > bounds[row] else 1.0
+            if gamma > 0.0:
+                found[row, j] = bounds[row] / (norm + gamma)
+            else:
+                found[row, j] = bounds[row] / norm if norm > bounds[row] else 1.0
     num_bad = 0
     for j in range(b):
         bad = False

@@ -69,6 +69,22 @@ def test_every_engine_is_the_definition(make, chunk_bytes):
         torch.testing.assert_close(out, expected, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.parametrize("make", [ClosedForm, Dense])
+def test_compiled_loops_are_the_reference(make):
+    """In float32, against vmap on the same records: many of them, so that there are several blocks."""
+    model = model_for(make, 5, 3)
+    y = torch.randn(Layout.of(model).dimension, generator=torch.Generator().manual_seed(1))
+    batch = records(200, 5, 3)
+    batch = Records((batch.features * torch.logspace(-4, 2, 200).unsqueeze(1)).float(), batch.labels)
+    engine = make(model, losses.cross_entropy, 2**20)
+    assert engine.kernels is None or engine._fused.takes(y, engine.prepare(batch))
+    for gamma in (1e-6, 0.01, 10.0):
+        norms, out = sum_by(engine, y, batch, Normalised(0.7, gamma))
+        sought, expected = sum_by(Vmap(model, losses.cross_entropy, 2**20), y, batch, Normalised(0.7, gamma))
+        torch.testing.assert_close(norms, sought, rtol=1e-4, atol=1e-30)
+        assert float((out - expected).norm()) <= 1e-4 * float((0.7 * sought / (sought + gamma)).sum())
+
+
 @settings(max_examples=30, deadline=None)
 @given(
     scale=st.floats(-30, 30),

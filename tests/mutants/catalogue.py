@@ -4924,6 +4924,14 @@ PERSONS = (
 OF_VIEWS = "tests/conformance/test_views.py"
 VIEWS = (
     Mutant(
+        "compiled-scaling-without-the-norm",
+        "compiled loops multiply a gradient by C / gamma in AUTO-S, whatever its length: it is not bounded",
+        "gradients/kernels.py",
+        "found[row, j] = bounds[row] / (norm + gamma)",
+        "found[row, j] = bounds[row] / gamma",
+        ("tests/gradients/test_normalised.py::test_one_example_adds_at_most_c_after_rounding",),
+    ),
+    Mutant(
         "augmented-after-clipping",
         "each view of a record is clipped by itself: a record moves a sum k times as far",
         "gradients/views.py",
