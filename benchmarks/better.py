@@ -117,12 +117,13 @@ IMAGES: Final[Mapping[str, Values]] = {
         "data": {**_IMAGES, "dataset": {"name": "cifar10", "flatten": False, "sheets": True}},
     },
 }
+VIEWS_TRIED: Final = (1, 4, 8)
 VIEWS: Final[Mapping[str, Mapping[str, Values]]] = {
     name: {
         f"augmentation: {{views: {views}, {', '.join(f'{key}: {str(of).lower()}' for key, of in kinds.items())}}}": {
             "augmentation": {"views": views, **kinds}
         }
-        for views in (1, 4, 8)
+        for views in VIEWS_TRIED
     }
     for name, kinds in {"MNIST, images": {"crop": 2}, "CIFAR-10, images": {"crop": 4, "flip": True}}.items()
 }
@@ -186,11 +187,12 @@ def measured(laboratory: Laboratory, data: str, option: str, epsilon: float, see
     return Cell(FACTORS[at], tuple(run(FACTORS[at], seed) for seed in range(seeds)))
 
 
-def measure(laboratory: Laboratory, data: Sequence[str], seeds: int) -> Cells:
-    """All cells of these data sets."""
+def measure(laboratory: Laboratory, data: Sequence[str], seeds: int, views: Sequence[int] = VIEWS_TRIED) -> Cells:
+    """All cells of these data sets; of images those with so many ``views``."""
     cells = {}
     for name in data:
-        for option in ("", *options_of(name)):
+        of_images = [option for option, changes in options_of(name).items() if _views(changes) in views]
+        for option in ("", *(of_images if name in IMAGES else options_of(name))):
             for epsilon in epsilons_of(name):
                 cell = cells[name, option, epsilon] = measured(laboratory, name, option, epsilon, seeds)
                 said = f"{statistics.mean(cell.accuracies):.4f}, step times {cell.factor:g}"
@@ -198,18 +200,23 @@ def measure(laboratory: Laboratory, data: Sequence[str], seeds: int) -> Cells:
     return cells
 
 
+def _views(changes: Values) -> int:
+    return int(changes.get("augmentation", {}).get("views", 0))
+
+
 def page(cells: Cells, seeds: int) -> str:
     """The table of every data set, and what they say together."""
     names = list(dict.fromkeys(name for name, _, _ in cells))
     chosen = " ".join(f'"{name}"' if " " in name else name for name in names)
-    images = "--images " * (names[0] in IMAGES)
+    counts = sorted({_views(options_of(name)[option]) for name, option, _ in cells if option})
+    images = f"--images --views {' '.join(map(str, counts))} " if names[0] in IMAGES else ""
     parts = [f"{seeds} seeds. Command: `python -m benchmarks.better {images}--data {chosen} --seeds {seeds} --write`."]
     ends = sum(cell.factor in (FACTORS[0], FACTORS[-1]) for cell in cells.values())
     parts.append(f"Of {len(cells)} step sizes {ends} are the least or the largest that was tried.")
     for name in names:
         epsilons = epsilons_of(name)
         rows = [["yardstick, accuracy in points", *(_level(cells[name, "", epsilon]) for epsilon in epsilons)]]
-        for option in options_of(name):
+        for option in dict.fromkeys(option for of, option, _ in cells if of == name and option):
             pairs = [(cells[name, option, epsilon], cells[name, "", epsilon]) for epsilon in epsilons]
             rows.append([f"`{option}`", *(_gain(cell, of, seeds) for cell, of in pairs)])
         parts.append(f"**{name}**\n\n" + table(["", *(f"epsilon {epsilon:g}" for epsilon in epsilons)], rows))
@@ -248,6 +255,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "benchmarks" / "better", help="what runs gave")
     parser.add_argument("--images", action="store_true", help="what views of images gain")
+    parser.add_argument("--views", nargs="+", type=int, choices=VIEWS_TRIED, default=VIEWS_TRIED, help="of an image")
     names = ", ".join(DATA) + "; with --images: " + ", ".join(IMAGES)
     parser.add_argument("--data", nargs="+", choices=[*DATA, *IMAGES], metavar="NAME", help=names)
     parser.add_argument("--seeds", type=int, default=SEEDS, help="2 or more")
@@ -260,7 +268,7 @@ def main() -> None:
     if strangers := [name for name in data if name not in kinds]:
         parser.error(f"--data {strangers[0]!r} is measured {'without' if given.images else 'with'} --images")
     torch.set_num_threads(1)
-    text = page(measure(Laboratory(given.runs), data, given.seeds), given.seeds)
+    text = page(measure(Laboratory(given.runs), data, given.seeds, given.views), given.seeds)
     print(text)
     if given.write:
         put(PAGE, "better-images" if given.images else "better", text)
