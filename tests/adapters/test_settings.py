@@ -21,6 +21,7 @@ VALUES = {
     "private_evaluation": {"share": 0.1},
     "private_statistics": {"epsilon_share": 0.25},
     "personalise": STEPS,
+    "augmentation": {"views": 2, "flip": True},
     "trackers": ["csv"],
     "silos": {"0": {"epsilon": 0.5}},
 }
