@@ -65,6 +65,7 @@ PAYLOAD: Final = "dpfl.message"  # in its Shareable, a message as bytes
 SAID_SECONDS: Final = 30.0  # between two lines about what is waited for
 LOOK_SECONDS: Final = 0.05  # between two looks at a task
 POLL_SECONDS: Final = 0.3  # between two questions of a site for its next task
+ALLOWED: Final = (f"{__name__}.PrivateController", f"{__name__}.PrivateExecutor")  # in a class_allow_list
 SUMMARY: Final = "dpfl_summary.json"  # beside the model of a job
 LOG: Final = logging.getLogger("nvflare.app_opt.dpfl")  # of the names that the simulator shows, too
 
@@ -401,22 +402,22 @@ class PrivateRecipe(Recipe):
         job.to_server({"server": {"task_request_interval": POLL_SECONDS}})
         job.to_clients(self._executor(values, names, spec, records, folder), tasks=[TASK])
         super().__init__(job)
+        self._model = str(spec["path"])
 
     def _executor(self, *given: Any) -> PrivateExecutor:
         return PrivateExecutor(*given)
 
     def process_env(self, env: Any) -> None:
-        """In the simulator allow what a site's ``local/resources.json`` has to allow elsewhere."""
+        """In the simulator allow what ``local/resources.json`` of server and sites has to allow elsewhere."""
         if not isinstance(env, SimEnv):
             return
         local = Path(env.workspace_root) / self._job.name / "local"
         path = local / "resources.json"
         values = json.loads(path.read_text()) if path.exists() else {"format_version": 2}
         allowed = list(values.get("class_allow_list", DEFAULT_CLASS_ALLOW_LIST))
-        if "*" in allowed or "dpfl_plugin." in allowed:
-            return
+        allowed += [one for one in (*ALLOWED, self._model) if one not in allowed]
         local.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({**values, "class_allow_list": [*allowed, "dpfl_plugin."]}))
+        path.write_text(json.dumps({**values, "class_allow_list": allowed}))
 
 
 def _model_spec(model: Any) -> dict[str, Any]:

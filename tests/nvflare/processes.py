@@ -26,6 +26,7 @@ def environment(folder: Path, *paths: Path) -> dict[str, str]:
     home = folder / "home"
     home.mkdir(exist_ok=True)
     own = {"HOME": str(home), "NVFLARE_POC_WORKSPACE": str(folder / "poc"), "OMP_NUM_THREADS": "1"}
+    own["WORKSPACE"] = str(folder / "workspace-of-example")
     path = {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": os.pathsep.join(map(str, paths))}
     return {**os.environ, **own, **path}
 
@@ -60,27 +61,23 @@ def listens(port: int) -> bool:
 
 
 class Deployment:
-    """A server and three sites with startup kits, as `nvflare provision` makes them: TLS, each with a certificate.
+    """A server and three sites with startup kits, as `nvflare provision` makes them: TLS, each with a certificate."""
 
-    Args:
-        paths: folders with the project's modules, which are installed everywhere.
-    """
-
-    def __init__(self, folder: Path, *paths: Path) -> None:
-        self.folder, self.environment = folder, environment(folder, *paths)
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.environment = folder, environment(folder)
         self.port = free_port()
         (folder / "project.yml").write_text(PROJECT.format(port=self.port))
         self._call("nvflare", "provision", "-p", "project.yml", "-w", "kits")
         self.kits = folder / "kits" / "tests" / "prod_00"
         self.started: dict[str, subprocess.Popen[bytes]] = {}
 
-    def allow(self, name: str, *prefixes: str) -> None:
+    def allow(self, name: str, *classes: str) -> None:
         """What a participant's administrator does once."""
         local = self.kits / name / "local"
         # By default two deployments on a machine share folders in /tmp.
         text = (local / "resources.json.default").read_text().replace("/tmp/nvflare", str(self.folder / f"of-{name}"))
         values = json.loads(text)
-        values["class_allow_list"] += prefixes
+        values["class_allow_list"] += classes
         (local / "resources.json").write_text(json.dumps(values))
 
     def _call(self, *command: str) -> None:
@@ -138,7 +135,7 @@ class Deployment:
             *self.kits.glob(f"{name}/*/log.txt"),
             *self.kits.glob(f"{name}/log.txt"),
         ]
-        return "\n".join(f"== {path}\n{path.read_text(errors='replace')[-5000:]}" for path in sorted(logs))
+        return "\n".join(f"== {path}\n{path.read_text(errors='replace')}" for path in sorted(logs))
 
     def end(self) -> None:
         for name in list(self.started):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 
 import pytest
@@ -26,9 +27,13 @@ def summary(folder):
 
 def test_a_deployment_whose_processes_are_killed_and_started_again(tmp_path):
     """First a site's process of the job is killed, then the server. Site 3 allows less than the job asks for."""
-    folder, made = tmp_path / "kept", Deployment(tmp_path, ROOT, APP)
+    folder, made = tmp_path / "kept", Deployment(tmp_path)
     for name in ("localhost", "site-1", "site-2", "site-3"):
-        made.allow(name, "dpfl_plugin.", "project.")
+        kind = "PrivateController" if name == "localhost" else "PrivateExecutor"
+        made.allow(name, f"dpfl_plugin.adapters.nvflare.{kind}", "project.Net")
+        custom = made.kits / name / "local" / "custom"
+        custom.mkdir(exist_ok=True)
+        shutil.copy(APP / "project.py", custom)
     for silo in range(3):
         limits = tmp_path / f"limits-{silo}.yaml"
         limits.write_text(f"folder: {tmp_path / f'owner-{silo}'}\nepsilon: {3 if silo == 2 else 100}\ndelta: 1e-4\n")
@@ -71,4 +76,6 @@ def test_a_deployment_whose_processes_are_killed_and_started_again(tmp_path):
         # A process that is killed between its charge and its answer is charged again for another answer.
         assert ROUNDS <= len(charges) <= ROUNDS + 2
     assert "site-3 (silo 2) takes no part" in made.said("site-3"), made.said("site-3")
-    assert "silo 2 takes no part" in made.said("localhost") and not list((tmp_path / "owner-2").glob("silo-*"))
+    assert "silo 2 takes no part" in made.said("localhost") and not list(
+        (tmp_path / "owner-2").glob("silo-*/ledger.jsonl")
+    )

@@ -13,7 +13,7 @@ from tests.adapters.federation import SimulatedSilo
 from tests.nvflare.processes import BIN, ROOT, environment, needs_nvflare
 
 pytestmark = [pytest.mark.nvflare, pytest.mark.slow, needs_nvflare]
-APP = ROOT / "tests" / "nvflare" / "app"
+APP, EXAMPLE = ROOT / "tests" / "nvflare" / "app", ROOT / "examples" / "nvflare_existing_project"
 SETTINGS = {
     "rounds": 3,
     "algorithm": {"name": "scaffold", "local_steps": 3, "local_lr": 0.5},
@@ -37,6 +37,15 @@ def run(folder, *command, cwd):
 def test_where_nvflare_can_be_imported(tmp_path):
     options = ["-q", "-p", "no:cacheprovider", "-o", "filterwarnings=default", f"--rootdir={ROOT}"]
     run(tmp_path, "-m", "pytest", *options, "inside.py", cwd=APP.parent)
+
+
+def test_the_example_is_a_job(tmp_path):
+    """What its recipe makes of it, and that this package's code is not in it."""
+    run(tmp_path, "job.py", "--export", "--export-dir", str(tmp_path / "made"), cwd=EXAMPLE / "private")
+    (client,) = (tmp_path / "made").rglob("config_fed_client.json")
+    (executor,) = json.loads(client.read_text())["executors"]
+    assert executor["executor"]["path"] == "dpfl_plugin.adapters.nvflare.PrivateExecutor"
+    assert {path.name for path in (tmp_path / "made").rglob("*.py")} == {"task.py"}
 
 
 def load_project(monkeypatch):
