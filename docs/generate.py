@@ -21,7 +21,7 @@ from dpfl_plugin.config.tune_keys import TuneConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = Path(__file__).with_name("configuration.md")
-PLATFORMS = ("fedml", "flower")
+PLATFORMS = ("fedml", "flower", "nvflare")
 BEGIN, END = "<!-- reference: begin -->", "<!-- reference: end -->"
 SOURCES = """[C] Chang, Seif, Tandon 2022, Differentially Private Federated Learning with Drift Control (CISS).
 [L] Li, Wang, Wu 2025, Convergence Analysis for Differentially Private Federated Averaging in Heterogeneous Settings.

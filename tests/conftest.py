@@ -15,7 +15,7 @@ BESIDE = Path(__file__).resolve().parents[2] / "shared"
 
 
 # On these, what fails may be the machine: a daemon that was slow, a port that was taken.
-REAL = ("mpi", "slurm", "flower", "fedml", "browser")
+REAL = ("mpi", "slurm", "flower", "fedml", "nvflare", "browser")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -44,7 +44,12 @@ def test_flower_is_installed_where_there_are_no_spaces(
 
 
 @pytest.mark.parametrize(
-    "platform", [pytest.param("fedml", marks=pytest.mark.fedml), pytest.param("flower", marks=pytest.mark.flower)]
+    "platform",
+    [
+        pytest.param("fedml", marks=pytest.mark.fedml),
+        pytest.param("flower", marks=pytest.mark.flower),
+        pytest.param("nvflare", marks=pytest.mark.nvflare),
+    ],
 )
 def test_installing_beside_a_platform_changes_none_of_its_packages(tmp_path: Path, platform: str) -> None:
     """What the documents say of an environment that has the platform; pip is asked, and installs nothing."""

@@ -36,7 +36,7 @@ EXTRAS = {
     "mpi": ("mpi4py", "silos on MPI ranks"),
     "slurm": ("submitit", "dpfl sweep --on submitit"),
 }
-APART = {"flower": "flwr", "fedml": "fedml"}  # in environments of their own
+APART = {"flower": "flwr", "fedml": "fedml", "nvflare": "nvflare"}  # in environments of their own
 VENDORS = {"Open MPI": "Open MPI", "OpenRTE": "Open MPI", "HYDRA": "MPICH", "Intel": "Intel MPI"}
 Facts = dict[str, Any]
 

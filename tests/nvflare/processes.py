@@ -1,0 +1,152 @@
+"""NVFlare's processes, started by a test and ended with it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BIN = Path(os.environ.get("DPFL_NVFLARE") or ROOT / ".venv-nvflare") / "bin"
+needs_nvflare = pytest.mark.skipif(
+    not (BIN / "nvflare").exists(), reason="NVFlare has no environment here: make it with launchers/env nvflare"
+)
+
+
+def environment(folder: Path, *paths: Path) -> dict[str, str]:
+    """For NVFlare's processes: nothing of this user's, and the project's modules at every site."""
+    home = folder / "home"
+    home.mkdir(exist_ok=True)
+    own = {"HOME": str(home), "NVFLARE_POC_WORKSPACE": str(folder / "poc"), "OMP_NUM_THREADS": "1"}
+    own["WORKSPACE"] = str(folder / "workspace-of-example")
+    path = {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": os.pathsep.join(map(str, paths))}
+    return {**os.environ, **own, **path}
+
+
+PROJECT = """
+api_version: 3
+name: tests
+participants:
+  - {{name: localhost, type: server, org: org, fed_learn_port: {port}, admin_port: {port}}}
+  - {{name: site-1, type: client, org: org}}
+  - {{name: site-2, type: client, org: org}}
+  - {{name: site-3, type: client, org: org}}
+  - {{name: lead@org.org, type: admin, org: org, role: lead}}
+builders:
+  - {{path: nvflare.lighter.impl.workspace.WorkspaceBuilder}}
+  - {{path: nvflare.lighter.impl.static_file.StaticFileBuilder, args: {{config_folder: config, scheme: grpc}}}}
+  - {{path: nvflare.lighter.impl.cert.CertBuilder}}
+  - {{path: nvflare.lighter.impl.signature.SignatureBuilder}}
+"""
+PATIENCE = 300.0  # for what takes half a minute on a quiet machine
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as one:
+        return one.connect_ex(("127.0.0.1", port)) == 0
+
+
+class Deployment:
+    """A server and three sites with startup kits, as `nvflare provision` makes them: TLS, each with a certificate."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.environment = folder, environment(folder)
+        self.port = free_port()
+        (folder / "project.yml").write_text(PROJECT.format(port=self.port))
+        self._call("nvflare", "provision", "-p", "project.yml", "-w", "kits")
+        self.kits = folder / "kits" / "tests" / "prod_00"
+        self.started: dict[str, subprocess.Popen[bytes]] = {}
+
+    def allow(self, name: str, *classes: str) -> None:
+        """What a participant's administrator does once."""
+        local = self.kits / name / "local"
+        # By default two deployments on a machine share folders in /tmp.
+        text = (local / "resources.json.default").read_text().replace("/tmp/nvflare", str(self.folder / f"of-{name}"))
+        values = json.loads(text)
+        values["class_allow_list"] += classes
+        (local / "resources.json").write_text(json.dumps(values))
+
+    def _call(self, *command: str) -> None:
+        done = subprocess.run(
+            [str(BIN / command[0]), *command[1:]],
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def start(self, name: str, *command: str) -> subprocess.Popen[bytes]:
+        with (self.folder / f"log-{name}").open("ab") as log:
+            one = subprocess.Popen(
+                [str(BIN / "python"), *command],
+                cwd=self.folder,
+                env=self.environment,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self.started[name] = one
+        return one
+
+    def join(self, name: str) -> None:
+        """Start a participant as `startup/start.sh` of its kit does."""
+        side, file = ("server", "fed_server") if name == "localhost" else ("client", "fed_client")
+        module = f"nvflare.private.fed.app.{side}.{side}_train"
+        own = [] if side == "server" else [f"uid={name}"]
+        settings = ["secure_train=true", *own, "org=org", "config_folder=config"]
+        self.start(name, "-m", module, "-m", str(self.kits / name), "-s", f"{file}.json", "--set", *settings)
+        if side == "server":
+            self.wait_for(lambda: listens(self.port))
+
+    def kill(self, name: str) -> None:
+        """And what it started."""
+        one = self.started.pop(name)
+        for process in [one.pid, *children(one.pid)]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        one.wait()
+        (self.kits / name / "daemon_pid.fl").unlink(missing_ok=True)
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        until = time.monotonic() + PATIENCE
+        while not condition():
+            assert time.monotonic() < until, self.said()
+            time.sleep(0.1)
+
+    def said(self, name: str = "*") -> str:
+        logs = [
+            *self.folder.glob(f"log-{name}"),
+            *self.kits.glob(f"{name}/*/log.txt"),
+            *self.kits.glob(f"{name}/log.txt"),
+        ]
+        return "\n".join(f"== {path}\n{path.read_text(errors='replace')}" for path in sorted(logs))
+
+    def end(self) -> None:
+        for name in list(self.started):
+            self.kill(name)
+
+
+def children(pid: int) -> list[int]:
+    """Those of a process, and theirs."""
+    found: list[int] = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            if int(path.read_text().rpartition(")")[2].split()[1]) == pid:
+                found += [int(path.parent.name), *children(int(path.parent.name))]
+    return found
