@@ -89,8 +89,16 @@ def _hours(seconds: float) -> str:
 
 def _made_by(numbers: Numbers) -> str:
     code = ", ".join(f"`{one[:SHOWN_DIGEST]}`" for one in numbers.code)
-    several = "versions of the code" if len(numbers.code) > 1 else "code"
-    return f"Numbers of dpfl {numbers.version}, {several} {code}; `dpfl papers` says whether that is the code you have."
+    made = f"Numbers of dpfl {numbers.version}, {'versions of the code' if len(numbers.code) > 1 else 'code'} {code}"
+    if not numbers.modules:
+        return f"{made}; `dpfl papers` says whether that is the code you have."
+    mixed = sum(len(found) > 1 for found in numbers.modules.values())
+    said = f", {mixed} of them not the same for all" if mixed else ""
+    return (
+        f"{made}. The runs imported {len(numbers.modules)} of its modules"
+        f"{said}; they are by another version, and `dpfl papers` says so, once one of these has changed: what no run "
+        "imports cannot change what it computes, but for which noise is drawn."
+    )
 
 
 def _claims(item: Item, numbers: Numbers) -> str:
