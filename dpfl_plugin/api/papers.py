@@ -165,7 +165,7 @@ def _reproduced(paper: Paper, item: Item, quick: bool, out: Path, jobs: int, tel
     if numbers is None:
         return Reproduced(paper.name, item.name, None, missing, f"{missing} runs are missing", None, None)
     stem = numbers.write(out).with_suffix("")
-    picture = stem.with_suffix(".png") if numbers.points else None
+    picture = stem.with_suffix(".png") if pictures.has_picture(item, numbers) else None
     if picture is not None:
         pictures.draw(picture, item, numbers)
     text = pages.section(paper, item, numbers, f"{stem.name}.png")

@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from scipy.special import stdtrit
+
 from dpfl_plugin.config.load import merged, read_yaml
 from dpfl_plugin.config.sweep import Expansion, Row
 from dpfl_plugin.errors import DataError
@@ -343,7 +345,10 @@ def read_run(folder: RunFolder) -> tuple[Values, list[dict[str, Any]], Code] | N
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """How much better one line is than another where they meet, over seeds."""
+    """How much better one line is than another where they meet, over seeds.
+
+    It is told apart from none where a two-sided 95 % interval of Student's t has no 0: with three seeds, 4.3 errors.
+    """
 
     mean: float
     error: float
@@ -353,13 +358,8 @@ class Difference:
     def verdict(self) -> str:
         if self.seeds == 1:
             return ("same sign" if self.mean > 0 else "opposite sign") + ", one seed"
-        return (
-            "agrees"
-            if self.mean > 2 * self.error
-            else "the other way"
-            if self.mean < -2 * self.error
-            else "not told apart"
-        )
+        reach = float(stdtrit(self.seeds - 1, 0.975)) * self.error
+        return "agrees" if self.mean > reach else "the other way" if self.mean < -reach else "not told apart"
 
 
 def differences(numbers: Numbers, item: Item, claim: Claim) -> list[tuple[dict[str, Any], Difference | None]]:
@@ -376,6 +376,25 @@ def differences(numbers: Numbers, item: Item, claim: Claim) -> list[tuple[dict[s
         error = statistics.stdev(each) / math.sqrt(len(each)) if len(each) > 1 else 0.0
         found.append((good.at, Difference(statistics.fmean(each), error, len(each))))
     return found
+
+
+def together(numbers: Numbers, item: Item, claim: Claim) -> Difference | None:
+    """The mean of `differences` over all places where both lines are, by seed; None of one place, or of unequal seeds.
+
+    Its error is over seeds: runs of one seed have the same records everywhere, and count as one.
+    """
+    sign = 1 if item.higher_is_better else -1
+    each: list[list[float]] = []
+    for good in numbers.of(claim.part, claim.better, claim.at):
+        bad = numbers.of(claim.part, claim.worse, good.at)
+        if not bad or good.mean is None or bad[0].mean is None or good.seeds != bad[0].seeds:
+            return None
+        each.append([sign * (a - b) for a, b in zip(good.finite, bad[0].finite, strict=True)])
+    if len(each) < 2 or len({len(place) for place in each}) > 1:
+        return None
+    seeds = [statistics.fmean(of_seed) for of_seed in zip(*each, strict=True)]
+    error = statistics.stdev(seeds) / math.sqrt(len(seeds)) if len(seeds) > 1 else 0.0
+    return Difference(statistics.fmean(seeds), error, len(seeds))
 
 
 def cell_verdict(numbers: Numbers, cell: Cell) -> tuple[Point | None, str]:
