@@ -20,7 +20,7 @@ from typing import Any, Final
 import dpfl_plugin
 from dpfl_plugin import own_folders
 from dpfl_plugin.api.progress import Silent
-from dpfl_plugin.api.running import carried_out, place_of
+from dpfl_plugin.api.running import carried_out, import_for_runs, place_of
 from dpfl_plugin.config.sweep import Expansion, Row, config_of
 from dpfl_plugin.errors import DpflError, TrainingError
 from dpfl_plugin.published import catalog, pages, pictures
@@ -234,6 +234,7 @@ def _run_all(what: str, sweep: Sweep, jobs: int, tell: Tell) -> None:
     main = threading.current_thread() is threading.main_thread()  # signals are heard there only
     with Stop().listening() if main else contextlib.nullcontext(Stop()) as stop:
         if jobs > 1:
+            import_for_runs()
             supervisor = Supervisor(lambda row, asked: _run(sweep, row, asked), sweep.folder_of, jobs, stop, tell)
             code = supervisor.run(rows)
         else:
