@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.pages import ROOT
-from dpfl_plugin.published import catalog, numbers, pages, pictures
+from dpfl_plugin.published import catalog, index, numbers, pictures
 from dpfl_plugin.published.items import files
 
 PAGES: Final = ROOT / "docs" / "papers"
@@ -34,7 +34,7 @@ def keep(folder: Path) -> list[str]:
                     (files() / "kept" / numbers.file_of(paper.name, item.name, True)).unlink(missing_ok=True)
                 taken.append(name)
             found = numbers.kept(paper.name, item)
-            if found is not None and found.points:
+            if found is not None and pictures.has_picture(item, found):
                 pictures.draw(PICTURES / f"{paper.name}_{item.name}.png", item, found)
     return taken
 
@@ -46,7 +46,7 @@ def main() -> None:
     if arguments.keep is not None:
         print("\n".join(keep(arguments.keep)) or f"{arguments.keep} has no numbers.")
     PAGES.mkdir(exist_ok=True)
-    for name, text in pages.pages().items():
+    for name, text in index.pages().items():
         (PAGES / name).write_text(text, encoding="utf-8")
 
 

@@ -3,34 +3,39 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import math
+import operator
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import dpfl_plugin
 from dpfl_plugin import own_folders
 from dpfl_plugin.api.progress import Silent
-from dpfl_plugin.api.running import carried_out, place_of
+from dpfl_plugin.api.running import carried_out, import_for_runs, place_of
 from dpfl_plugin.config.sweep import Expansion, Row, config_of
 from dpfl_plugin.errors import DpflError, TrainingError
 from dpfl_plugin.published import catalog, pages, pictures
 from dpfl_plugin.published import numbers as numbers_of
 from dpfl_plugin.published.items import EXCESS, Item, Paper, Part
-from dpfl_plugin.published.numbers import Made, Numbers
-from dpfl_plugin.runs.environment import package_sha256
+from dpfl_plugin.published.numbers import Code, Made, Numbers
 from dpfl_plugin.runs.folder import to_json, write_atomic
 from dpfl_plugin.sweeps import manifest
 from dpfl_plugin.sweeps.manifest import Sweep
 from dpfl_plugin.sweeps.supervisor import DONE, FAILED, INTERRUPTED, Stop, Supervisor
 
 Tell = Callable[[str], None]
+FEW: Final = 4
+COMPUTING: Final = ("dpfl_plugin.published.", "dpfl_plugin.theorems.", "dpfl_plugin.tuning.")
+"""Rooms of which a table that takes no run may use something."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +46,8 @@ class Listed:
         seconds, quick_seconds: of processors, for all of its runs and for quick ones: measured, or foreseen from what
             is measured; None where nothing is.
         numbers: "all", "quick" or "none": which come with the package; "computed" where it takes no run.
-        current: whether the package's code is still what made them; None without numbers.
+        current: whether the code that made them is still what it was; None without numbers.
+        changed: the modules of the package that are not.
     """
 
     paper: str
@@ -54,6 +60,7 @@ class Listed:
     quick_seconds: float | None
     numbers: str
     current: bool | None
+    changed: list[str]
 
 
 def papers() -> list[Listed]:
@@ -67,9 +74,10 @@ def _listed(paper: Paper, item: Item) -> Listed:
         "computed" if item.computed is not None else "none" if numbers is None else "quick" if numbers.quick else "all"
     )
     whole, quick = pages.foreseen(paper, item)
-    current = None if numbers is None else numbers.code == [package_sha256()]
+    changed = [] if numbers is None else numbers.changed()
+    current = None if numbers is None else not changed
     runs, few = (sum(len(part.expansion(only).rows) for part in item.ran(only)) for only in (False, True))
-    return Listed(paper.name, item.kind, item.number, item.title, runs, few, whole, quick, what, current)
+    return Listed(paper.name, item.kind, item.number, item.title, runs, few, whole, quick, what, current, changed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +165,7 @@ def _reproduced(paper: Paper, item: Item, quick: bool, out: Path, jobs: int, tel
     if numbers is None:
         return Reproduced(paper.name, item.name, None, missing, f"{missing} runs are missing", None, None)
     stem = numbers.write(out).with_suffix("")
-    picture = stem.with_suffix(".png") if numbers.points else None
+    picture = stem.with_suffix(".png") if pictures.has_picture(item, numbers) else None
     if picture is not None:
         pictures.draw(picture, item, numbers)
     text = pages.section(paper, item, numbers, f"{stem.name}.png")
@@ -167,7 +175,14 @@ def _reproduced(paper: Paper, item: Item, quick: bool, out: Path, jobs: int, tel
 
 def _computed(paper: Paper, item: Item) -> Numbers:
     assert item.computed is not None
-    return Numbers(paper.name, item.name, False, dpfl_plugin.__version__, [package_sha256()], "", table=item.computed())
+    table = item.computed()
+    # What is imported for a table, of papers too: it may compute it.
+    drawing = (pages.__name__, pictures.__name__)
+    loaded = [name for name in sys.modules if name.startswith(COMPUTING) and name not in drawing]
+    own = [name.removeprefix("dpfl_plugin.") for name in loaded]
+    code = numbers_of.code_here(*own, imported=True)
+    version = dpfl_plugin.__version__
+    return Numbers(paper.name, item.name, False, version, [*code.packages], "", [], table, code.listed())
 
 
 def _ran(paper: Paper, item: Item, quick: bool, folder: Path, jobs: int, tell: Tell) -> tuple[Numbers | None, int]:
@@ -178,11 +193,6 @@ def _ran(paper: Paper, item: Item, quick: bool, folder: Path, jobs: int, tell: T
     if item.measure == EXCESS:
         tell(f"{item.heading}: looks for the least training loss there is, once for each data set; minutes")
     numbers, missing = _gathered(paper, item, quick, sweeps)
-    if numbers is not None and numbers.code != [package_sha256()]:
-        tell(
-            f"{item.heading}: runs in {folder} were made by another version of this package, and left as they are. "
-            "Remove the folder to make all of them anew."
-        )
     return numbers, missing
 
 
@@ -215,14 +225,16 @@ def planned(part: Part, quick: bool, folder: Path) -> tuple[Sweep, Expansion]:
 
 
 def _run_all(what: str, sweep: Sweep, jobs: int, tell: Tell) -> None:
-    rows = [row for row in sweep.rows if numbers_of.read_run(sweep.folder_of(row)) is None]
-    done = len(sweep.rows) - len(rows)
-    tell(f"{what}: {len(sweep.rows)} runs, {done} finished before; in {sweep.runs}")
+    found = [numbers_of.read_run(sweep.folder_of(row)) for row in sweep.rows]
+    rows = [row for row, run in zip(sweep.rows, found, strict=True) if run is None]
+    tell(f"{what}: {len(sweep.rows)} runs, {len(sweep.rows) - len(rows)} finished before; in {sweep.runs}")
+    _tell_of_other_code(what, sweep, rows, [run[2] for run in found if run is not None], tell)
     if not rows:
         return
     main = threading.current_thread() is threading.main_thread()  # signals are heard there only
     with Stop().listening() if main else contextlib.nullcontext(Stop()) as stop:
         if jobs > 1:
+            import_for_runs()
             supervisor = Supervisor(lambda row, asked: _run(sweep, row, asked), sweep.folder_of, jobs, stop, tell)
             code = supervisor.run(rows)
         else:
@@ -233,6 +245,24 @@ def _run_all(what: str, sweep: Sweep, jobs: int, tell: Tell) -> None:
         raise TrainingError(
             f"{what}: runs failed (see above, and task.json in their folders); the others are finished."
         )
+
+
+def _tell_of_other_code(what: str, sweep: Sweep, rows: Sequence[Row], finished: Sequence[Code], tell: Tell) -> None:
+    """Say which runs are of other code than there is now, before any is added to them."""
+    begun = [folder for folder in map(sweep.folder_of, rows) if folder.checkpoint.exists()]
+    for said, of in (("finished", finished), ("begun", [numbers_of.code_of(folder) for folder in begun])):
+        other = [code for code in of if code.changed()]
+        if other:
+            changed = sorted({name for code in other for name in code.changed()})
+            left = "left as they are" if said == "finished" else "continued with this one's"
+            tell(
+                f"{what}: {len(other)} runs were {said} by another version of this package, and are {left}: the "
+                f"numbers will say so. What changed: {_few(changed)}. To make all anew, remove {sweep.runs}."
+            )
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:FEW]) + (f" and {len(names) - FEW} more" if len(names) > FEW else "")
 
 
 def _one_by_one(sweep: Sweep, rows: Sequence[Row], stop: Stop, tell: Tell) -> int:
@@ -284,7 +314,7 @@ def _gathered(
     paper: Paper, item: Item, quick: bool, sweeps: Sequence[tuple[Sweep, Expansion]]
 ) -> tuple[Numbers | None, int]:
     """The numbers of all runs, or how many are missing."""
-    points, code, missing = [], set[str](), 0
+    points, codes, missing = [], list[Code](), 0
     for part, (sweep, expansion) in zip(item.ran(quick), sweeps, strict=True):
         made, seconds = [], _seconds(sweep)
         for row, place in numbers_of.places(item, part, expansion):
@@ -292,16 +322,20 @@ def _gathered(
             if found is None:
                 missing += 1
                 continue
-            result, lines, digest = found
+            result, lines, code = found
             if item.measure == EXCESS:
                 lines = _with_excess(sweep, row, lines)
             made.append(Made(place, result, lines, seconds.get(row.id, float(result["seconds"]))))
-            code.add(digest)
+            codes.append(code)
         points += numbers_of.gather(part, item.measure, made)
     if missing:
         return None, missing
     runs = numbers_of.runs_digest(expansion for _, expansion in sweeps)
-    return Numbers(paper.name, item.name, quick, dpfl_plugin.__version__, sorted(code), runs, points), 0
+    made_by = functools.reduce(operator.or_, codes)
+    # Scores are made here, and the least loss, too.
+    all_of = made_by | numbers_of.code_here("api.papers", "published.numbers", imported=item.measure == EXCESS)
+    version, packages = dpfl_plugin.__version__, sorted(made_by.packages)
+    return Numbers(paper.name, item.name, quick, version, packages, runs, points, None, all_of.listed()), 0
 
 
 def _seconds(sweep: Sweep) -> dict[str, float]:

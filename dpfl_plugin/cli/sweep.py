@@ -28,16 +28,6 @@ COMPOSES = (
     "sees their composition (docs/slurm.md)."
 )
 
-# What runs import as they need it.
-IMPORTED_BY_RUNS = (
-    "scipy.fft",
-    "scipy.linalg.blas",
-    "scipy.optimize",
-    "scipy.special",
-    "sklearn.calibration",
-    "sklearn.metrics",
-)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
@@ -174,9 +164,8 @@ def _begin(sweep: Sweep) -> Callable[[Row, Callable[[], bool]], tuple[int, str]]
     if sweep.spec.ranks is not None:
         return lambda row, stop: _become_ranks(sweep, row)
     # torch and all, once, before the runs' processes begin: each would import it anew.
-    for name in ("dpfl_plugin.cli.run", *IMPORTED_BY_RUNS):
-        importlib.import_module(name)
-    importlib.import_module("dpfl_plugin.gradients.fused").kernels()
+    importlib.import_module("dpfl_plugin.cli.run")
+    importlib.import_module("dpfl_plugin.api.running").import_for_runs()
     return lambda row, stop: _run_row(sweep, row, stop)
 
 

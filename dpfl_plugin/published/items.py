@@ -15,6 +15,8 @@ from dpfl_plugin.config.sweep import Expansion, expand
 Kind = Literal["figure", "table"]
 Computed = tuple[Sequence[str], Sequence[Sequence[str]]]
 """A table: its header, and its rows."""
+Lines = Mapping[str, tuple[Sequence[float], Sequence[float]]]
+"""Curves by name: communication rounds, and a value at each."""
 ROUND: Final = "round"
 ACCURACY: Final = "test_accuracy"
 EXCESS: Final = "excess_loss"
@@ -84,6 +86,7 @@ class Claim:
         text: what is published, in the paper's sense. source: where.
         part: of which part. better, worse: labels of lines.
         at: {key: value} of the panels that it is said of; all where it is empty.
+        published: whether it is; else it is a control that the paper lacks, asked as its claims are.
     """
 
     text: str
@@ -92,6 +95,7 @@ class Claim:
     better: str
     worse: str
     at: Mapping[str, Any]
+    published: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +123,8 @@ class Item:
         measure: what is compared; a key of metrics.jsonl, or `EXCESS`. higher_is_better: of it.
         against: the horizontal axis: `ROUND`, or the key of a sweep.
         cells, claims: what is published. why: why we differ, where we do; a list of sentences.
-        computed: a table that takes no run, in place of parts.
+        computed: a table that takes no run, in place of parts. lines: curves of its picture; lines_of: their axis.
+        shown: the part of the vertical axis that curves are told apart in; None for all of it.
         differs: how our runs differ from the published ones, by decision.
     """
 
@@ -136,6 +141,9 @@ class Item:
     why: tuple[str, ...] = ()
     differs: tuple[str, ...] = ()
     computed: Callable[[], Computed] | None = None
+    lines: Callable[[], Lines] | None = None
+    lines_of: str = ""
+    shown: tuple[float, float] | None = None
     label: str = ""
 
     @property

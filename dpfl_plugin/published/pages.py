@@ -10,26 +10,31 @@ from typing import Any, Final
 from dpfl_plugin.config.load import merged
 from dpfl_plugin.config.sweep import Expansion
 from dpfl_plugin.core.rounding import places as up
-from dpfl_plugin.published import catalog
+from dpfl_plugin.published import pictures
 from dpfl_plugin.published.items import ACCURACY, MEASURES, Item, Paper, Part
-from dpfl_plugin.published.numbers import Numbers, Point, cell_verdict, differences, kept, look_up, short
+from dpfl_plugin.published.numbers import (
+    Difference,
+    Numbers,
+    Point,
+    cell_verdict,
+    differences,
+    kept,
+    look_up,
+    short,
+    together,
+)
 
 SHOWN_DIGEST: Final = 12
 RULES: Final = textwrap.fill(
     "A published number agrees where ours is within two standard deviations (of both together); a published ordering "
-    "where the mean difference over seeds is above two standard errors. Epsilon is what is proven, by this package's "
-    "accountant, of the worst seed: towards the server, and towards a third party who sees the final model. Scores are "
-    "means over the last 10 % of rounds, ± the standard deviation over seeds.",
+    "where the mean difference over seeds is above 0 with 95 % confidence (Student's t, two-sided: with three seeds, "
+    "4.3 standard errors). Epsilon is what is proven, by this package's accountant, of the worst seed: towards the "
+    "server, of the silo that was drawn most often, and of one that is in every round; and towards a third party who "
+    "sees all models. Scores are means over the last 10 % of rounds, ± the standard deviation over seeds; differences "
+    "have ± their standard error over seeds.",
     120,
 )
-
-SLURM: Final = "export DPFL_DATA=/shared/data SBATCH_PARTITION=short    # where tasks find the data files, and nodes"
 MADE: Final = "<!-- Made by python -m benchmarks.papers; do not edit. -->"
-INTRODUCTION: Final = """\
-Figures and tables of papers, and what comes out here. `dpfl papers` lists them; `dpfl papers PAPER --figure N` repeats
-one, and goes on where it was interrupted (`--quick`: its direction, in minutes); in Python, `dpfl.papers()` and
-`dpfl.reproduce(...)`. `--on slurm` submits the runs to a cluster, a task each; the same command without it gathers
-them. The configurations are in `configs/papers/`: each is a file for `dpfl run` or `dpfl sweep`."""
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -57,7 +62,7 @@ def section(paper: Paper, item: Item, numbers: Numbers | None, picture: str) -> 
     text = [f"## {item.heading}: {item.title}", f"{item.source}. {_how_to_run(paper, item, numbers)}"]
     if numbers is not None:
         text.append(outcome(item, numbers))
-        text += [f"![{item.heading}: {item.title}]({picture})"] if numbers.points else []
+        text += [f"![{item.heading}: {item.title}]({picture})"] if pictures.has_picture(item, numbers) else []
         text.append(_made_by(numbers))
     if item.differs:
         text.append("What differs from the paper, by decision:\n\n" + "\n".join(f"* {line}" for line in item.differs))
@@ -72,40 +77,58 @@ def _how_to_run(paper: Paper, item: Item, numbers: Numbers | None) -> str:
     command = f"`dpfl papers {paper.name} --{item.kind} {item.number}`"
     whole, _ = foreseen(paper, item)
     runs = sum(len(part.expansion(False).rows) for part in item.parts)
-    length = "" if whole is None else f", about {_hours(whole)} on two cores"
+    length = "" if whole is None else f", about {hours(whole)} on two cores"
     if numbers is None:
         return f"**Not run on these pages yet**: {command} does ({runs} runs{length}); with `--quick` in minutes."
     if not numbers.quick:
-        return f"{command} makes these numbers ({runs} runs, {_hours(numbers.seconds)} on two cores)."
-    shorter = f"`--quick`, {_hours(numbers.seconds)} on two cores"
+        return f"{command} makes these numbers ({runs} runs, {hours(numbers.seconds)} on two cores)."
+    shorter = f"`--quick`, {hours(numbers.seconds)} on two cores"
     return f"**Quick numbers** ({shorter}): they show the direction. {command} makes all {runs} runs{length}."
 
 
-def _hours(seconds: float) -> str:
-    """Of processors, on two cores."""
+def hours(seconds: float) -> str:
+    """How long seconds of processors are on two cores, in words."""
     minutes = seconds / 120
     return f"{max(1, math.ceil(minutes))} min" if minutes < 90 else f"{minutes / 60:.1f} h"
 
 
 def _made_by(numbers: Numbers) -> str:
     code = ", ".join(f"`{one[:SHOWN_DIGEST]}`" for one in numbers.code)
-    several = "versions of the code" if len(numbers.code) > 1 else "code"
-    return f"Numbers of dpfl {numbers.version}, {several} {code}; `dpfl papers` says whether that is the code you have."
+    made = f"Numbers of dpfl {numbers.version}, {'versions of the code' if len(numbers.code) > 1 else 'code'} {code}"
+    if not numbers.modules:
+        return f"{made}; `dpfl papers` says whether that is the code you have."
+    mixed = sum(len(found) > 1 for found in numbers.modules.values())
+    said = f", {mixed} of them not the same for all" if mixed else ""
+    return (
+        f"{made}. The runs imported {len(numbers.modules)} of its modules"
+        f"{said}; they are by another version, and `dpfl papers` says so, once one of these has changed: what no run "
+        "imports cannot change what it computes, but for which noise is drawn."
+    )
 
 
 def _claims(item: Item, numbers: Numbers) -> str:
     rows = []
-    unit = 100 if item.measure == ACCURACY else 1
     for claim in item.claims:
-        for at, found in differences(numbers, item, claim):
-            ours, said = "a run diverged, or is missing", "no"
-            if found is not None:
-                error = "" if found.seeds == 1 else f" ± {unit * found.error:.2g}"
-                ours, said = f"{unit * found.mean:+.3g}{error}", found.verdict
-            where = ", ".join([item.part(claim.part).title, *_at(at)])
-            rows.append([claim.text, claim.source, where, claim.better, claim.worse, ours, said])
-    what = "points" if item.measure == ACCURACY else MEASURES.get(item.measure, item.measure)
-    return markdown(["published", "source", "at", "better", "worse", f"ours: by ({what})", "verdict"], rows)
+        said = [(_at(at), found) for at, found in differences(numbers, item, claim)]
+        if (all_of := together(numbers, item, claim)) is not None:
+            said.append(([f"all {len(said)} together"], all_of))
+        text = claim.text if claim.published else f"not published: {claim.text}"
+        for at, found in said:
+            where = ", ".join([item.part(claim.part).title, *at])
+            ours, word = ("a run diverged, or is missing", "no") if found is None else (by(item, found), found.verdict)
+            rows.append([text, claim.source, where, claim.better, claim.worse, ours, word])
+    return markdown(["published", "source", "at", "better", "worse", f"ours: by ({unit_of(item)})", "verdict"], rows)
+
+
+def unit_of(item: Item) -> str:
+    return "points" if item.measure == ACCURACY else MEASURES.get(item.measure, item.measure)
+
+
+def by(item: Item, found: Difference) -> str:
+    """A mean difference ± its standard error, in points or in the item's measure."""
+    scale = 100 if item.measure == ACCURACY else 1
+    error = "" if found.seeds == 1 else f" ± {scale * found.error:.2g}"
+    return f"{scale * found.mean:+.3g}{error}"
 
 
 def _at(at: Mapping[str, Any]) -> list[str]:
@@ -149,6 +172,7 @@ def _points(item: Item, numbers: Numbers) -> str:
                 _score(item, point),
                 *theirs,
                 _epsilon(point.server),
+                _epsilon(point.worst_case),
                 _epsilon(point.third_party),
                 f"{point.delta:g}",
                 _range(point.rounds),
@@ -156,7 +180,18 @@ def _points(item: Item, numbers: Numbers) -> str:
         )
     measure = MEASURES.get(item.measure, item.measure) + (", %" if item.measure == ACCURACY else "")
     theirs = ["published", "verdict"] if published else []
-    header = ["data", *map(short, keys), "run", measure, *theirs, "epsilon, server", "third party", "delta", "rounds"]
+    header = [
+        "data",
+        *map(short, keys),
+        "run",
+        measure,
+        *theirs,
+        "epsilon, server",
+        "in every round",
+        "third party",
+        "delta",
+        "rounds",
+    ]
     return markdown(header, rows)
 
 
@@ -207,24 +242,6 @@ def _cell(item: Item, numbers: Numbers, point: Point) -> str:
 def _in_points(verdict: str) -> str:
     words, _, number = verdict.rpartition(" by ")
     return f"{words} by {100 * float(number):.1f}" if words else verdict
-
-
-def verdict(item: Item, numbers: Numbers | None) -> str:
-    """In a word or two, for the index."""
-    if item.computed is not None:
-        return "computed"
-    if numbers is None:
-        return "not run yet"
-    said = [cell_verdict(numbers, cell)[1] for cell in item.cells]
-    counted = [one for one in said if one != "not run"]
-    found = [f"{counted.count('agrees')} of {len(counted)} numbers agree"] if counted else []
-    orders = [one for claim in item.claims for _, one in differences(numbers, item, claim)]
-    if orders:
-        said = ["no" if one is None else one.verdict for one in orders]
-        single = sum(one.startswith("same sign") for one in said)
-        found.append(f"{said.count('agrees')} of {len(orders)} orderings agree")
-        found += [f"{single} have the published sign with one seed"] if single else []
-    return "; ".join(found) + (" (quick)" if numbers.quick else "")
 
 
 def foreseen(paper: Paper, item: Item) -> tuple[float | None, float | None]:
@@ -285,47 +302,3 @@ def paper_page(paper: Paper) -> str:
     for item in paper.items:
         text.append(section(paper, item, kept(paper.name, item), f"../pictures/papers/{paper.name}_{item.name}.png"))
     return "\n\n".join(text) + "\n"
-
-
-def index() -> str:
-    """docs/papers/index.md."""
-    text = ["# Published experiments", MADE, INTRODUCTION, RULES]
-    rows, measured, left = [], 0.0, 0.0
-    for paper in catalog.papers():
-        for item in paper.items:
-            numbers = kept(paper.name, item)
-            whole, _ = foreseen(paper, item)
-            hours = "none" if item.computed is not None else "not measured" if whole is None else _hours(whole)
-            done = numbers is not None and not numbers.quick
-            measured += numbers.seconds if numbers is not None else 0.0
-            left += whole if whole is not None and not done else 0.0
-            link = f"[{paper.short}]({paper.name}.md#{anchor(item)})"
-            rows.append([link, item.heading, item.title, verdict(item, numbers), hours])
-    text.append(markdown(["paper", "item", "what", "theirs and ours", "all runs, two cores"], rows))
-    text.append(
-        f"The numbers of these pages took {_hours(measured)} on two cores. What is quick, or not run yet, takes two "
-        f"cores {_hours(left)}, as far as the length is known. A cluster does all of it at once, a task for each run:"
-    )
-    text.append("```sh\n" + "\n".join([SLURM, *_commands()]) + "\n```")
-    return "\n\n".join(text) + "\n"
-
-
-def anchor(item: Item) -> str:
-    """Of an item's heading, as GitHub makes it."""
-    kept_letters = "".join(c for c in f"{item.heading}: {item.title}".lower() if c.isalnum() or c in " -_")
-    return kept_letters.replace(" ", "-")
-
-
-def _commands() -> list[str]:
-    found = []
-    for paper in catalog.papers():
-        for item in paper.items:
-            numbers = kept(paper.name, item)
-            if item.computed is None and (numbers is None or numbers.quick):
-                found.append(f"dpfl papers {paper.name} --{item.kind} {item.number} --on slurm")
-    return found
-
-
-def pages() -> dict[str, str]:
-    """All pages by name."""
-    return {"index.md": index(), **{f"{paper.name}.md": paper_page(paper) for paper in catalog.papers()}}

@@ -14,13 +14,19 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STYLES: Final = ("-", "--", "-.", ":")
+SOLID: Final = 3  # of the paper's own curves; what is added to them is dashed
 LOG: Final = 30  # an axis whose values are so far apart is logarithmic
+
+
+def has_picture(item: Item, numbers: Numbers) -> bool:
+    return bool(numbers.points) or item.lines is not None
 
 
 def draw(path: Path, item: Item, numbers: Numbers) -> None:
     """Draw a figure or table into a PNG file."""
     picture = io.BytesIO()
-    figure(item, numbers).savefig(picture, dpi=90, format="png", metadata={"Software": None})
+    drawn = figure(item, numbers) if item.lines is None else _of_lines(item)
+    drawn.savefig(picture, dpi=90, format="png", metadata={"Software": None})
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, picture.getvalue())
 
@@ -31,8 +37,10 @@ def figure(item: Item, numbers: Numbers) -> Figure:
 
     rows = [(part, value) for part in item.ran(numbers.quick) for value in _values(numbers, part, part.rows)]
     widest = max(len(_values(numbers, part, part.columns)) for part in item.ran(numbers.quick))
-    drawn = Figure(figsize=(3.4 * widest + 0.6, 2.6 * len(rows) + 0.6), layout="constrained")
-    axes = drawn.subplots(len(rows), widest, squeeze=False)
+    across, down = (len(rows), 1) if widest == 1 else (widest, len(rows))  # single panels go side by side
+    drawn = Figure(figsize=(3.4 * across + 0.6, 2.6 * down + 0.6), layout="constrained")
+    axes = drawn.subplots(down, across, squeeze=False)
+    axes = axes.T if widest == 1 else axes
     lines = list(dict.fromkeys(point.line for point in numbers.points))
     for i, (part, row) in enumerate(rows):
         columns = _values(numbers, part, part.columns)
@@ -44,10 +52,33 @@ def figure(item: Item, numbers: Numbers) -> Figure:
             _panel(axis, item, [p for p in numbers.points if p.part == part.name and _is_at(p, at)], lines)
             axis.set_title("  ".join([part.title, *(f"{short(k)} = {v:g}" for k, v in at.items())]), fontsize=8)
     handles = {h.get_label(): h for axis in axes.flat for h in axis.get_legend_handles_labels()[0]}
-    drawn.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=widest, fontsize=8, frameon=False)
+    drawn.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=across, fontsize=8, frameon=False)
     if numbers.quick:
         drawn.suptitle("quick numbers: fewer rounds and seeds", fontsize=8, color="0.4")
     return drawn
+
+
+def _of_lines(item: Item) -> Figure:
+    """A panel of curves that no run is needed for; each ends in a dot."""
+    from matplotlib.figure import Figure
+
+    assert item.lines is not None
+    drawn = Figure(figsize=(5.4, 3.6), layout="constrained")
+    axis = drawn.subplots()
+    for place, (name, (x, y)) in enumerate(item.lines().items()):
+        style = STYLES[0] if place < SOLID else STYLES[1]
+        axis.plot(x, y, color=f"C{place}", linestyle=style, linewidth=1.2, label=name, marker="o", markevery=[-1])
+    axis.legend(fontsize=8, frameon=False)
+    _dressed(axis, "communication rounds", item.lines_of)
+    return drawn
+
+
+def _dressed(axis: Any, x: str, y: str) -> None:
+    axis.set_xlabel(x, fontsize=8)
+    axis.set_ylabel(y, fontsize=8)
+    axis.tick_params(labelsize=7)
+    axis.grid(alpha=0.3)
+    axis.spines[["top", "right"]].set_visible(False)
 
 
 def _panel(axis: Any, item: Item, points: list[Point], lines: list[str]) -> None:
@@ -68,11 +99,10 @@ def _panel(axis: Any, item: Item, points: list[Point], lines: list[str]) -> None
             axis.errorbar(x, mean, yerr=std, marker="o", markersize=3, capsize=2, linewidth=1.2, **style)
             if x and min(x) > 0 and max(x) > LOG * min(x):
                 axis.set_xscale("log")
-    axis.set_xlabel("communication rounds" if item.against == ROUND else short(item.against), fontsize=8)
-    axis.set_ylabel(MEASURES.get(item.measure, item.measure), fontsize=8)
-    axis.tick_params(labelsize=7)
-    axis.grid(alpha=0.3)
-    axis.spines[["top", "right"]].set_visible(False)
+    if item.shown is not None:
+        axis.set_ylim(*item.shown)
+    across = "communication rounds" if item.against == ROUND else short(item.against)
+    _dressed(axis, across, MEASURES.get(item.measure, item.measure))
 
 
 def _values(numbers: Numbers, part: Part, key: str | None) -> list[Any]:

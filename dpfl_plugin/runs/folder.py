@@ -268,6 +268,17 @@ class RunFolder:
             return None
         return None if found is None else str(found)
 
+    def packages_before(self, now: str) -> list[str]:
+        """Digests of the package that earlier sessions of the run had, other than that of ``now``."""
+        if not self.environment.exists():
+            return []
+        try:
+            found = json.loads(self.environment.read_text())
+            known = {str(found["package_sha256"]), *map(str, found.get("packages_before", []))}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            known = {"unknown"}
+        return sorted(known - {now})
+
     def read_metrics(self) -> list[dict[str, Any]]:
         """The evaluations so far; a torn last line (a crash while writing) is left out."""
         if not self.metrics.exists():

@@ -266,11 +266,12 @@ def _tell_silos(config: Config, parts: Parts, hooks: Hooks) -> None:
 
 
 def _describe(job: Job) -> None:
-    """Have what the run is, and where it runs, in its folder."""
+    """Have what the run is, and where it runs, in its folder; as it ends once more, with all that it imported."""
     folder = job.folder
     folder.write(folder.config, to_yaml(job.config))
     described = {**environment.describe(), "base": str(job.base.resolve()), "arithmetic": job.here}
     described |= {"memory": job.parts.memory.described(), "label": job.label}
+    described["packages_before"] = folder.packages_before(described["package_sha256"])
     folder.write(folder.environment, to_json(described))
 
 
@@ -376,6 +377,7 @@ def _run(job: Job, place: Place, hooks: Hooks, stop: Callable[[], bool]) -> Resu
             folder.write(folder.profile, to_json(_profile(job.clock, runtime, progress.rounds - rounds_before)))
     if config.rounds is None and outcome.status == "budget_exhausted":
         outcome = replace(outcome, status="done")  # the budget was what the run was asked to use up
+    _describe(job)
     result, stated = write_result(config, folder, parts, account, progress, outcome, final, revealed, given)
     hooks.over(result, published(stated))
     return result

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from benchmarks import papers
-from dpfl_plugin.published import catalog, chang2022, noble2022_privacy, numbers, pages
+from dpfl_plugin.published import catalog, chang2022, index, noble2022_privacy, numbers
 
 
 def test_the_pages_are_current() -> None:
     """Else: python -m benchmarks.papers"""
-    found = pages.pages()
+    found = index.pages()
     assert {path.name: path.read_text() for path in papers.PAGES.glob("*.md")} == found
 
 

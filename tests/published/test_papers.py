@@ -22,6 +22,7 @@ from dpfl_plugin.published import numbers as numbers_of
 from dpfl_plugin.published.items import Cell, Claim, Item, Paper, Part
 from dpfl_plugin.published.noble2022_privacy import CAPTIONS
 from dpfl_plugin.published.numbers import Numbers, Point, look_up
+from dpfl_plugin.runs import environment
 from dpfl_plugin.runs.environment import package_sha256
 from dpfl_plugin.sweeps.foreseen import Foresight
 from tests.cli.command import BASE
@@ -146,15 +147,55 @@ def test_numbers_of_another_version_say_so(tmp_path: Path, paper: Paper) -> None
     (first,) = dpfl.reproduce("tiny", out=tmp_path / "out", quick=True, tell=told.append)
     assert first.numbers is not None and not any("another version" in text for text in told)
     one = next((tmp_path / "out").rglob("environment.json"))
-    one.write_text(json.dumps({**json.loads(one.read_text()), "package_sha256": "0" * 64}))
+    one.write_text(json.dumps(_without_modules(json.loads(one.read_text())) | {"package_sha256": "0" * 64}))
     (again,) = dpfl.reproduce("tiny", out=tmp_path / "out", quick=True, tell=told.append)
     assert again.numbers is not None and again.numbers.code == sorted(["0" * 64, package_sha256()])
-    assert any("were made by another version of this package" in text for text in told)
+    assert any("1 runs were finished by another version of this package" in text for text in told)
     assert again.page is not None and f"`{'0' * 12}`" in again.page.read_text()
     for numbers, current in ((first.numbers, True), (again.numbers, False)):
         numbers.write(tmp_path / "kept")
         listed = api._listed(paper, paper.items[0])
         assert (listed.numbers, listed.current) == ("quick", current)
+
+
+def _without_modules(described: dict[str, Any]) -> dict[str, Any]:
+    """As `environment.json` was before runs told what they import."""
+    return {key: value for key, value in described.items() if key not in ("modules", "packages_before")}
+
+
+def test_only_what_a_run_imports_makes_numbers_old(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, paper: Paper
+) -> None:
+    (done,) = dpfl.reproduce("tiny", out=tmp_path / "out", quick=True)
+    numbers = done.numbers
+    assert numbers is not None
+    kept = numbers_of.read(numbers.write(tmp_path))
+    assert kept is not None and kept.modules == numbers.modules
+    computes = {"algorithms.scaffold", "privacy.ledger", "runs.session", "published.numbers"}
+    assert computes <= numbers.modules.keys() and numbers.changed() == []
+    assert not {"cli.papers", "published.pages"} & numbers.modules.keys()
+    was = environment._modules_sha256()
+    for edited, changed in (("cli.papers", []), ("algorithms.of_tomorrow", []), ("privacy.ledger", ["privacy.ledger"])):
+        monkeypatch.setattr(environment, "_modules_sha256", lambda edited=edited: {**was, edited: "0"})
+        monkeypatch.setattr(numbers_of, "package_sha256", lambda: "0" * 64)
+        assert numbers.changed() == changed
+    told: list[str] = []
+    dpfl.reproduce("tiny", out=tmp_path / "out", quick=True, tell=told.append)
+    assert any("2 runs were finished by another version" in text and "privacy.ledger" in text for text in told)
+
+
+def test_a_run_of_two_versions_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, paper: Paper) -> None:
+    """Begun by one, continued by another: it is of both."""
+    sweep, _ = api.planned(paper.items[0].parts[0], True, api.folder_of(paper, tmp_path / "out"))
+    asked = iter([False] * 3 + [True] * 100)
+    assert api._run(sweep, sweep.rows[0], lambda: next(asked))[0] == api.INTERRUPTED
+    one = sweep.folder_of(sweep.rows[0]).environment
+    one.write_text(json.dumps({**json.loads(one.read_text()), "package_sha256": "0" * 64, "modules": {"oracle": "0"}}))
+    told: list[str] = []
+    (done,) = dpfl.reproduce("tiny", quick=True, out=tmp_path / "out", tell=told.append)
+    assert any("1 runs were begun by another version" in text and "oracle" in text for text in told)
+    assert done.numbers is not None and done.numbers.code == sorted(["0" * 64, package_sha256()])
+    assert done.numbers.changed() == [numbers_of.WHOLE]
 
 
 def test_a_run_that_fails_is_told_and_leaves_no_numbers(

@@ -1,12 +1,16 @@
 """What tells two computations apart that would not give the same bits."""
 
 import importlib.util
+import tomllib
+from pathlib import Path
 
 import pytest
 import torch
 
 from dpfl_plugin.gradients import fused
-from dpfl_plugin.runs.environment import arithmetic, elsewhere, flags, machine
+from dpfl_plugin.runs.environment import HAND_OVER, arithmetic, elsewhere, flags, machine, modules
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_the_same_twice():
@@ -43,6 +47,17 @@ def test_what_libraries_choose_their_kernels_by_tells_machines_apart(monkeypatch
             patch.setattr(changed, lambda: "another")
             assert arithmetic("cpu", 1) != here[0] and elsewhere(here[0], [machine("cpu")]), changed
     assert not elsewhere(here[0], [{**here[1], "kernels": here[0]["kernels"]}])
+
+
+def test_what_is_left_out_of_a_runs_modules_is_what_no_run_can_import():
+    """The rooms are above all that a run is made in, by the contract of imports; and each is somewhere in it."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    layers = next(one["layers"] for one in contracts if one["type"] == "layers" and one["exhaustive"])
+    above = layers[: layers.index("runs")]
+    assert {room for layer in above for room in layer.split(" | ")} > HAND_OVER
+    found = modules()
+    assert {"errors", "runs.environment", "gradients.fused"} <= found.keys() and all(found.values())
+    assert not HAND_OVER & {name.partition(".")[0] for name in found}
 
 
 def test_a_gpu_is_not_trusted_to_repeat_itself(monkeypatch):
