@@ -27,6 +27,12 @@ from tests.adapters.test_faults import module, records
 TWO = {i: one for i, one in records().items() if i < 2}
 
 
+@pytest.fixture(autouse=True)
+def no_power_cuts(monkeypatch):
+    """Nothing here waits for the disk: that is most of the time of such small rounds."""
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
+
+
 @pytest.fixture
 def two(tmp_path):
     """A server that has asked, and silos north and south that have not answered."""
