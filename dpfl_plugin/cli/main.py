@@ -14,7 +14,7 @@ import typer
 
 import dpfl_plugin
 from dpfl_plugin import own_folders
-from dpfl_plugin.cli import papers_command, privacy_commands, project_commands, starting, tool_commands
+from dpfl_plugin.cli import folder_commands, papers_command, privacy_commands, project_commands, starting, tool_commands
 from dpfl_plugin.cli.privacy_commands import AsJson, Settings
 from dpfl_plugin.errors import ConfigError, DpflError, system_says
 
@@ -192,12 +192,18 @@ def sweep_run(
 
 @app.command(rich_help_panel=TRAIN)
 def status(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a sweep.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a sweep, or one that sites share.")],
     watch: Annotated[bool, typer.Option("--watch", help="Refresh it every two seconds, until all have ended.")] = False,
     every: Annotated[bool, typer.Option("--all", help="Every run, not the first of each kind only.")] = False,
     json: AsJson = False,
 ) -> None:
-    """Progress of a sweep: runs that are pending, running (round, time left), done, failed, lost; and Slurm's queue."""
+    """Progress of a sweep: runs that are pending, running (round, time left), done, failed, lost; and Slurm's queue.
+
+    Of a folder that the sites of a federation share (dpfl server): rounds, who is waited for, what was refused.
+    """
+    if (folder / "server" / "status.json").is_file():
+        folder_commands.show_status(folder, as_json=json)
+        return
     from dpfl_plugin.cli.status import show
 
     show(folder, watch=watch, every=every, as_json=json)
@@ -331,6 +337,7 @@ def new(
     new_package(kind, name, out)
 
 
+folder_commands.add_to(app)
 tool_commands.add_to(app)  # after all others, as in the help
 
 

@@ -346,6 +346,12 @@ def to_yaml(config: Config) -> str:
     return dump(_plain(config.model_dump(mode="python")))
 
 
+def given_values(config: Config) -> dict[str, Any]:
+    """The keys that were given, as a file has them; not those that have their defaults."""
+    found: dict[str, Any] = _plain(config.model_dump(mode="python", exclude_unset=True))
+    return found
+
+
 def _plain(value: Any) -> Any:
     """With lists for tuples, as YAML has them, and without the one of a block's name and module that is not set.
 

@@ -73,9 +73,14 @@ def make_setting(config: Config, num_records: Sequence[int], names: Mapping[int,
 
 def federate(config: Config, base: Path, ownership: Ownership | None = None) -> Federation:
     """The silos' records; with ``ownership`` those of this process."""
+    return build_federation(spec_of(config, base, ownership))
+
+
+def spec_of(config: Config, base: Path, ownership: Ownership | None = None) -> FederationSpec:
+    """What the silos' records are made of."""
     data = config.data
     dataset, partition = plugin_of("datasets", data.dataset, "data.dataset"), data.partition
-    spec = FederationSpec(
+    return FederationSpec(
         dataset=dataset,
         dataset_options=data.dataset.options,
         partitioner=plugin_of("partitioners", partition, "data.partition"),
@@ -95,7 +100,6 @@ def federate(config: Config, base: Path, ownership: Ownership | None = None) -> 
         max_records_per_person=config.privacy.max_records_per_person,
         shared_persons=config.privacy.shared_persons,
     )
-    return build_federation(spec)
 
 
 def check_records(config: Config, rules: PrivacyRules, num_records: Sequence[int], names: Mapping[int, str]) -> None:

@@ -1,0 +1,249 @@
+"""A federation over a folder that all sites can reach: keys, the server's loop, a silo's loop, how it stands."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeVar
+
+from safetensors.torch import save
+
+from dpfl_plugin.adapters.folder import keys
+from dpfl_plugin.adapters.folder.keys import Members, SecretKey
+from dpfl_plugin.adapters.folder.place import SharedFolderError
+from dpfl_plugin.adapters.folder.project import for_server, for_silo
+from dpfl_plugin.adapters.folder.server import FolderServer, utc
+from dpfl_plugin.adapters.folder.server import Waits as ServerWaits
+from dpfl_plugin.adapters.folder.silo import FolderSilo, Over
+from dpfl_plugin.adapters.folder.silo import Waits as SiloWaits
+from dpfl_plugin.adapters.folder.status import is_shared_folder, read_status
+from dpfl_plugin.adapters.owner import silo_limits
+from dpfl_plugin.adapters.platforms import is_over, over_before
+from dpfl_plugin.api.experiment import Experiment
+from dpfl_plugin.api.progress import duration
+from dpfl_plugin.config.load import mapping_in
+from dpfl_plugin.errors import ConfigError, LimitError, system_says
+from dpfl_plugin.owners.limits import Surroundings
+from dpfl_plugin.runs.folder import write_atomic
+
+__all__ = ["Outcome", "Waiting", "is_shared_folder", "new_key_file", "public_keys", "read_status", "serve", "work"]
+
+MODEL: Final = "model.safetensors"
+LEAST_POLL, MOST_POLL, GROWS = 0.1, 30.0, 1.3  # seconds between two looks at the folder, while nothing comes
+FIRST_SAID, MOST_SAID = 30.0, 3600.0  # seconds between two lines on who is waited for, each twice the last
+EXIT: Final = {"done": 0, "budget_exhausted": 3, "refused": 3}
+
+Say = Callable[[str], None]
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """That one look at the folder was all that was asked for, and others have to do something first."""
+
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How the run ended. status: "done", "budget_exhausted" or "refused"; text: for people."""
+
+    status: str
+    text: str
+
+    @property
+    def exit_code(self) -> int:
+        return EXIT.get(self.status, 1)
+
+
+def new_key_file(name: str, folder: Path) -> tuple[Path, str]:
+    """(the file of a new secret key, its line for the list of members).
+
+    Raises:
+        ConfigError: the name cannot be used, or the file is there.
+    """
+    if name != keys.SERVER:
+        keys.check_name(name, "keys")
+    key, path = keys.new_key(), folder / f"{name}.key"
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError as error:
+        raise ConfigError(f"{path} is there: a key is made once. To make another, remove it, and tell all.") from error
+    with open(handle, "w") as file:
+        file.write(f"{key.text}\n")
+        file.flush()
+        os.fsync(handle)
+    return path, f"{name}: {key.public.text}"
+
+
+def public_keys(path: Path) -> dict[str, tuple[str, str]]:
+    """{name: (public key, its fingerprint)} of a list of members, or of a secret key's file.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    keys.check_installed()
+    try:
+        secret = path.read_bytes()[:14] == b"dpfl-secret-1:"
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read ({error.strerror}).") from error
+    if secret:
+        mine = SecretKey.read(path).public
+        return {path.stem: (mine.text, mine.fingerprint)}
+    members = Members.of(mapping_in(path.read_text(encoding="utf-8"), path), str(path))
+    return {name: (key.text, key.fingerprint) for name, key in members.keys.items()}
+
+
+def serve(
+    folder: Path,
+    experiment: Experiment,
+    *,
+    members: Path,
+    key: Path,
+    own: Path | None = None,
+    patience: float | None = None,
+    once: bool = False,
+    say: Say = print,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Outcome | Waiting:
+    """Be the server of a shared folder until the run is over; or do, ``once``, what can be done now.
+
+    Args:
+        members, key: files, see docs/folder.md. own: what lasts, on this machine; by default `<name>-server`.
+        patience: seconds after which a round goes on without silos that have not answered, if enough have.
+
+    Raises:
+        ConfigError, DataError: the configuration, keys or members are wrong. TrainingError: see `Server.end`.
+        BusyError: another process is the server.
+    """
+    listed, config = Members.read(members), experiment.config
+    project, own = for_server(config, experiment.base, listed), own or Path(f"{config.name}-server")
+    secret = SecretKey.read(key)
+    if (name := listed.name_of(secret)) != keys.SERVER:
+        raise ConfigError(f"{key} is the key of {name}, and a server is wanted: name that of the server.")
+    for note in project.notes:
+        say(note)
+    with FolderServer(folder, listed, secret, project.agreement, project.model, own, patience=patience) as it:
+        if it.server.status != "running":
+            say(over_before(own, it.server.summary()))
+        told = 0
+
+        def look() -> Waiting | None:
+            nonlocal told
+            found = it.step()
+            if it.server.rounds > told:
+                told = it.server.rounds
+                say(f"round {told} of {config.rounds or 'as many as the budget allows'} is done")
+            return None if found is None else Waiting(_server_waits(found))
+
+        waiting = _until(look, once, say, sleep)
+        if waiting is not None:
+            return waiting
+        it.server.write_to(project.model)
+        summary = it.server.summary()
+    state = {name: value.detach().cpu().contiguous() for name, value in project.model.state_dict().items()}
+    write_atomic(own / MODEL, save(state), "owner")
+    return Outcome(summary["status"], f"{is_over(own, summary)}\nthe model is in {own / MODEL}")
+
+
+def work(
+    folder: Path,
+    experiment: Experiment,
+    *,
+    members: Path,
+    key: Path,
+    file: Path | None = None,
+    own: Path | None = None,
+    simulation: bool = False,
+    once: bool = False,
+    say: Say = print,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Outcome | Waiting:
+    """Be a silo of a shared folder until the run is over; or do, ``once``, what can be done now.
+
+    Args:
+        members, key: files, see docs/folder.md; the key says which silo this is.
+        file: with this site's records; None where the configuration's data are those of all silos.
+        own: this silo's own folder, in that of its owner's limits; None for a place there.
+        simulation: the records are nobody's own, and need no limits.
+
+    Raises:
+        LimitError: the owner of the records does not allow it. ConfigError, DataError, LedgerError, BusyError: see
+            `Silo`.
+    """
+    listed, config = Members.read(members), experiment.config
+    secret = SecretKey.read(key)
+    name = listed.name_of(secret)
+    if name == keys.SERVER:
+        raise ConfigError(f"{key} is the server's key. A silo has one of its own: name that.")
+    silo, where = listed.silos.index(name), _surroundings(simulation)
+    if own is None and simulation:
+        own = Path(f"{config.name}-{name}")
+    refused = None
+    try:
+        limits = silo_limits(where, own=silo if simulation else None)
+        if limits is not None:
+            limits.check(config)  # that of all of it, the data included; at each request it is looked at anew
+    except LimitError as error:
+        refused = error
+        say(f"{name}: {error} The server is told when it asks.")
+    project, train = for_silo(config, experiment.base, listed, silo, file)
+    for note in project.notes:
+        say(f"records: {note}")
+    agreement, model = project.agreement, project.model
+    it = FolderSilo(folder, listed, secret, agreement, model, train, own, surroundings=where, refused=refused)
+
+    def look() -> Waiting | Outcome:
+        found = it.step()
+        return _silo_outcome(name, found) if isinstance(found, Over) else Waiting(_silo_waits(found))
+
+    return _until(look, once, say, sleep)
+
+
+def _surroundings(simulation: bool) -> Surroundings:
+    return "simulation" if simulation else "deployment"
+
+
+def _until(look: Callable[[], Found], once: bool, say: Say, sleep: Callable[[float], None]) -> Found | Waiting:
+    """Look at the folder until something else than `Waiting` is found, at growing intervals; say what is waited for."""
+    last, poll, said_at, pause = "", LEAST_POLL, 0.0, FIRST_SAID
+    began = time.monotonic()
+    while True:
+        found: Found | Waiting
+        try:
+            found = look()
+        except SharedFolderError as error:
+            if once:
+                raise
+            found = Waiting(f"{system_says(error)}; it is tried again")
+        if once or not isinstance(found, Waiting):
+            return found
+        now = time.monotonic()
+        if found.what != last:
+            say(f"waiting for {found.what}")
+            last, poll, said_at, pause, began = found.what, LEAST_POLL, now, FIRST_SAID, now
+        elif now - said_at >= pause:
+            say(f"waiting for {found.what}, for {duration(now - began)} so far")
+            said_at, pause = now, min(2 * pause, MOST_SAID)
+        sleep(poll)
+        poll = min(GROWS * poll, MOST_POLL)
+
+
+def _server_waits(found: ServerWaits) -> str:
+    silos = ", ".join(f"{name} ({found.odd[name]})" if name in found.odd else name for name in found.silos)
+    return f"{silos}: round {found.round}, asked at {utc(found.since)}"
+
+
+def _silo_waits(found: SiloWaits) -> str:
+    return f"{found.what} (round {found.round} is answered)" if found.round else found.what
+
+
+def _silo_outcome(name: str, over: Over) -> Outcome:
+    why = f": {over.reason}" if over.reason else ""
+    kept = f" The model and privacy.md are in {over.folder}." if over.folder is not None else ""
+    text = f"{name}: the run is over, by its server: {over.status} after {over.rounds} rounds{why}.{kept}"
+    return Outcome(over.status, text)
