@@ -1893,6 +1893,14 @@ LEDGERS = (
         (VIEWS + "::test_charges_outside_the_pattern_are_refused",),
     ),
     Mutant(
+        "a-round-that-is-charged-again-later-is-not-seen",
+        "of a round that was released afresh after others had begun, the second release is not counted",
+        "privacy/tally.py",
+        "for round_, _, _, noise, _ in self.entries() if later else ():",
+        "for round_, _, _, noise, _ in ():",
+        (TALLY + "::test_a_tally_is_a_plain_dictionary",),
+    ),
+    Mutant(
         "a-statement-without-fresh-noise",
         "a statement of a ledger alone takes what was released under two names of noise for one release",
         "privacy/book.py",
