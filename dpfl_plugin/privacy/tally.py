@@ -256,13 +256,13 @@ class Tally:
         repeated: dict[Any, int] = {}
         for key in self._counts if several else ():
             head = key >> _NOISE if type(key) is int else key[:3]  # type: ignore[index]
-            if (head[0] if type(head) is tuple else head >> _SILO + _KIND) not in several:
+            if _round_of(head) not in several:
                 continue
             if head in seen:
                 repeated[head] = repeated.get(head, 1) + 1
             seen.add(head)
         for head, number in repeated.items():
-            yield (head[0] if type(head) is tuple else head >> _SILO + _KIND), number
+            yield _round_of(head), number
 
     def __iter__(self) -> Iterator[Charge]:
         return map(self.charge, self.entries())
@@ -289,6 +289,11 @@ def keys_of(round_: int, silos: Sequence[int], kind: int, noise: int) -> list[Ke
 def noise_of(key: Key) -> int:
     """The noise of a key."""
     return key[3] if type(key) is tuple else key & _NOISES - 1  # type: ignore[operator]
+
+
+def _round_of(head: Any) -> int:
+    """The round of a key without its noise."""
+    return head[0] if type(head) is tuple else head >> _SILO + _KIND  # type: ignore[no-any-return]
 
 
 def _unpacked(key: Key) -> tuple[int, int, int, int]:
