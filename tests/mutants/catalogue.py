@@ -2600,7 +2600,7 @@ TUNING = (
     Mutant(
         "winner-alone-in-an-account",
         "the account of a candidate states its own epsilon as the guarantee of what a tuning chose",
-        "api/accounts.py",
+        "api/spent.py",
         "*rows] if tuning else rows",
         "*rows] if not tuning else rows",
         (TUNE + "::test_losers_are_charged_and_the_winner_never_states_its_own_epsilon_as_its_guarantee",),
