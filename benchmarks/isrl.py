@@ -37,7 +37,8 @@ from dpfl_plugin.privacy.mechanisms import Gaussian
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.samplers import FullBatch
 from dpfl_plugin.privacy.views import server_view
-from dpfl_plugin.runs.setting import federate, make_setting
+from dpfl_plugin.runs.algorithm_setting import make_setting
+from dpfl_plugin.runs.setting import federate
 from dpfl_plugin.runtimes.in_process import InProcess
 
 CONFIG: Final = ROOT / "configs" / "papers" / "gao_fig2_mnist.yaml"

@@ -23,7 +23,7 @@ from dpfl_plugin.errors import ConfigError, PluginError, UnsupportedError, requi
 from dpfl_plugin.federation.planning import rehearse
 from dpfl_plugin.models.build import check_layers
 from dpfl_plugin.models.fixed import pack, structure
-from dpfl_plugin.runs.setting import make_setting
+from dpfl_plugin.runs.algorithm_setting import make_setting
 
 
 @dataclass(frozen=True, slots=True)

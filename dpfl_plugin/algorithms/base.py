@@ -10,13 +10,15 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeVar, dataclass_transform, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, dataclass_transform, runtime_checkable
 
 import numpy as np
-from torch import Tensor
 
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import ArgumentError, nearest, refusal
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Class = TypeVar("Class", bound=type)
 

@@ -11,10 +11,8 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from dpfl_plugin.api.accounts import RECIPE, TUNED, Row, rows_of
-from dpfl_plugin.api.experiment import Experiment
 from dpfl_plugin.api.numbers import epsilon
-from dpfl_plugin.api.shared_ledgers import is_ledger
+from dpfl_plugin.api.spent import RECIPE, TUNED, Row, is_spent, spent
 from dpfl_plugin.cli import fitting
 from dpfl_plugin.core.rounding import digits, places
 from dpfl_plugin.errors import ConfigError, require
@@ -85,15 +83,25 @@ def sampling(mechanism: str, q: float | None) -> dict[str, Any]:
 
 def account_file(path: Path, settings: list[str], *, as_json: bool) -> None:
     """Print the epsilons of a configuration that was not run yet, or of what a run's or a shared ledger holds."""
-    spent = path.is_dir() or is_ledger(path)
-    if spent and settings:
+    if not is_spent(path):
+        rows = _ahead(path, settings)
+    elif settings:
         what = "a run's folder" if path.is_dir() else "a ledger"
         raise ConfigError(f"--set has no meaning for {what}: what was released was released.")
-    rows = rows_of(path if spent else Experiment(path, tuple(settings)))
+    else:
+        rows = spent(path)
     if as_json:
         print(to_json(rows if len(rows) > 1 else next(iter(rows.values()))))
         return
     _show(rows)
+
+
+def _ahead(path: Path, settings: list[str]) -> dict[str, list[Row]]:
+    """Of a configuration, whose models need torch, and its records what reads them: no ledger does."""
+    from dpfl_plugin.api.accounts import rows_of
+    from dpfl_plugin.api.experiment import Experiment
+
+    return rows_of(Experiment(path, tuple(settings)))
 
 
 # What is printed

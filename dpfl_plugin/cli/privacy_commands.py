@@ -150,36 +150,65 @@ def plan(
     json: AsJson = False,
 ) -> None:
     """The noise, rounds, local steps, cap or record rate that a privacy budget allows, before anything is trained."""
-    from dpfl_plugin.api.plans import Given, Question
-    from dpfl_plugin.api.tuning import has_tune
-    from dpfl_plugin.cli.plan import Numbers, plan_file, plan_mechanism
-
-    given = Given(
-        psi0=psi0,
-        strong_convexity=strong_convexity,
-        smoothness=smoothness,
-        lipschitz=lipschitz,
-        distance=distance,
-        beta=beta,
-        threshold=threshold,
-        from_records=from_records or None,
-    )
     _one_of(config, mechanism)
-    given.check(paper)
+    constants = {
+        "psi0": psi0,
+        "strong_convexity": strong_convexity,
+        "smoothness": smoothness,
+        "lipschitz": lipschitz,
+        "distance": distance,
+        "beta": beta,
+        "threshold": threshold,
+        "from_records": from_records or None,
+    }
     budget: dict[str, Any] = {"epsilon": epsilon, "delta": delta}
     of_file: dict[str, Any] = {"view": view, "variant": variant, "ledger": ledger}
     asked: dict[str, Any] = {"paper": paper, "recommend": recommend or None, "skew": skew}
+    of_mechanism: dict[str, Any] = {"q": q, "sigma": sigma, "steps": steps, "accountant": accountant}
     if config is not None:
-        _belong({"q": q, "sigma": sigma, "steps": steps, "accountant": accountant}, f"{TO_MECHANISM}.")
-        if has_tune(config):
-            return _of_tuning(config, settings, {"solve": solve, **asked, **budget, **of_file}, as_json=json)
-        question = Question(path=config, settings=tuple(settings or ()), **budget, **of_file)
-        if not _recommended(question, skew, solve, paper, recommend=recommend, as_json=json):
-            plan_file(question, solve, paper, given, as_json=json)
-    else:
-        _belong({**of_file, "set": settings, **asked}, TO_CONFIG)
-        numbers = Numbers(mechanism=str(mechanism), q=q, sigma=sigma, steps=steps, accountant=accountant, **budget)
-        plan_mechanism(numbers, solve, as_json=json)
+        _belong(of_mechanism, f"{TO_MECHANISM}.")
+        _plan_file(config, settings, solve, constants, budget, of_file, asked, as_json=json)
+        return
+    if any(value is not None for value in constants.values()):
+        _check_constants(constants, paper)
+    _belong({**of_file, "set": settings, **asked}, TO_CONFIG)
+    from dpfl_plugin.cli.mechanism import Numbers, plan_mechanism
+
+    plan_mechanism(Numbers(mechanism=str(mechanism), **of_mechanism, **budget), solve, as_json=json)
+
+
+def _check_constants(constants: Mapping[str, Any], paper: str | None) -> Any:
+    """The constants of theorems that are given, in their ranges and of this paper."""
+    from dpfl_plugin.api.plans import Given
+
+    given = Given(**constants)
+    given.check(paper)
+    return given
+
+
+def _plan_file(
+    path: Path,
+    settings: Settings,
+    solve: str | None,
+    constants: Mapping[str, Any],
+    budget: Mapping[str, Any],
+    of_file: Mapping[str, Any],
+    asked: Mapping[str, Any],
+    *,
+    as_json: bool,
+) -> None:
+    """The plan of a configuration."""
+    from dpfl_plugin.api.plans import Question
+    from dpfl_plugin.api.tuning import has_tune
+    from dpfl_plugin.cli.plan import plan_file
+
+    paper, recommend, skew = asked["paper"], bool(asked["recommend"]), asked["skew"]
+    given = _check_constants(constants, paper)
+    if has_tune(path):
+        return _of_tuning(path, settings, {"solve": solve, **asked, **budget, **of_file}, as_json=as_json)
+    question = Question(path=path, settings=tuple(settings or ()), **budget, **of_file)
+    if not _recommended(question, skew, solve, paper, recommend=recommend, as_json=as_json):
+        plan_file(question, solve, paper, given, as_json=as_json)
 
 
 def _one_of(config: Path | None, mechanism: str | None) -> None:

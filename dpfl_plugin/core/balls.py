@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Final, NamedTuple
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from dpfl_plugin.errors import ConfigError
+from dpfl_plugin.late import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Ball(NamedTuple):

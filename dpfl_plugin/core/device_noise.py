@@ -23,15 +23,17 @@ import hashlib
 import math
 from collections.abc import Callable, Sequence
 from decimal import ROUND_HALF_EVEN, Context, Decimal, localcontext
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from dpfl_plugin.core.rounded_normals import LARGEST
 from dpfl_plugin.core.streams import Stream
+from dpfl_plugin.late import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 ROUNDS: Final = 10
 MULTIPLIERS: Final = (0xD2511F53, 0xCD9E8D57)  # Random123, philox.h: PHILOX_M4x32_0 and _1

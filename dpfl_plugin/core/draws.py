@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import threading
 import types
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from dpfl_plugin.core import rounded_normals
 from dpfl_plugin.core.sfc64_state import OpenSFC64
 from dpfl_plugin.core.terminal import keep_stdout_plain
 from dpfl_plugin.core.ziggurat import Words, decide
+from dpfl_plugin.late import torch
 
-KNOWN: Final = (torch.float32, torch.float64)
-"""What kernels write."""
+if TYPE_CHECKING:
+    from torch import Tensor
+
 MOST_USUAL_STD: Final = 2.0**28
 """Up to it one number in 2^20 or fewer is left undecided."""
 
@@ -79,7 +79,8 @@ def add_rounded(total: Tensor, grid: float, std: float, rng: np.random.Generator
     """
     rounded_normals.check_std(std)
     values = total.cpu().contiguous().numpy()
-    plain = out.is_cpu and out.is_contiguous() and out.dtype in KNOWN
+    known = torch.float32, torch.float64  # to kernels
+    plain = out.is_cpu and out.is_contiguous() and out.dtype in known
     sfc64 = kernels.of(len(values)) if plain else None
     if sfc64 is not None:
         add = _add_rounded if _is_ours(rng) else _add_rounded_of

@@ -7,9 +7,8 @@ import json
 from collections.abc import Sequence
 from typing import Final
 
-import torch
-
 from dpfl_plugin.core.vectors import Vectors
+from dpfl_plugin.late import torch
 
 DIGEST_BYTES: Final = 16
 

@@ -20,10 +20,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-import torch
-from torch import Tensor
+from dpfl_plugin.late import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 BINS: Final = 32
 NORMAL: Final = 1.349  # interquartile range of a normal distribution, in standard deviations

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+from dpfl_plugin.late import torch
 
-Vectors = dict[str, Tensor]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+Vectors = dict[str, "torch.Tensor"]
 """What every wire, checkpoint and algorithm carries, by name: (d,) at the server, (m, d) for m silos."""
 
 

@@ -11,18 +11,20 @@ import secrets
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from dpfl_plugin.algorithms.base import Algorithm, RoundPlan, Setting
 from dpfl_plugin.core.exact import floor_share
 from dpfl_plugin.core.streams import Stream, stream_key
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import ConfigError
+from dpfl_plugin.late import torch
 from dpfl_plugin.privacy.participation import PARTICIPATIONS, WITH_REPLACEMENT, Plan
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def fresh_coins() -> str:

@@ -312,8 +312,7 @@ class Book:
         several names of noise."""
         tally = self.ledger.tally
         kind_of = tally.kind
-        names: dict[int, int] = {}
-        several = {round for round, _, _, noise, _ in tally.entries() if names.setdefault(round, noise) != noise}
+        several = tally.several()
         return [tally.charge(entry) for entry in tally.entries() if entry.round in several or kind_of(entry) != "round"]
 
     def once(self, what: str, by: tuple[object, ...], make: Callable[[], Made]) -> Made:

@@ -8,10 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar
 
 from dpfl_plugin.core.balls import (
     LEAST_CLIP_NORM,
@@ -23,7 +20,11 @@ from dpfl_plugin.core.balls import (
     longest,
 )
 from dpfl_plugin.errors import ConfigError, UnsupportedError, require
+from dpfl_plugin.late import torch
 from dpfl_plugin.privacy.events import Unit
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,17 +35,19 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from dpfl_plugin.core import draws
 from dpfl_plugin.core.grid import Grid
 from dpfl_plugin.core.rounded_normals import MOST_STD, nearest
 from dpfl_plugin.errors import UnsupportedError, require
+from dpfl_plugin.late import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 DIGITS: Final = 10
 """Of the c_k: multiples of 2^-10."""

@@ -9,21 +9,23 @@ the name of its noise. The stream is also named by what was released, x^: other 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from dpfl_plugin.core.requests import request_digest
 from dpfl_plugin.core.streams import Stream
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import LedgerError, UnsupportedError
+from dpfl_plugin.late import torch
 from dpfl_plugin.privacy.correlation import Chain
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.samplers import Cyclic
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 STEP: Final = "oracle.step"
 DECODED: Final = "oracle.decoded"

@@ -5,10 +5,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-from torch import Tensor
 
 from dpfl_plugin.core import draws
 from dpfl_plugin.core.device_noise import Normals
@@ -16,6 +15,9 @@ from dpfl_plugin.core.grid import Grid
 from dpfl_plugin.core.rounded_normals import MOST_STD
 from dpfl_plugin.errors import UnsupportedError, require
 from dpfl_plugin.privacy.events import Neighbouring, SampledGaussian, Sampler, Unit
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Mechanism(Protocol):

@@ -17,12 +17,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-from torch import Tensor
 
 from dpfl_plugin.privacy.events import Neighbouring, SampledGaussian, Unit
 from dpfl_plugin.privacy.mechanisms import Gaussian
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 STEP = 2.0**-20
 

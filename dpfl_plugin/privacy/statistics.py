@@ -11,17 +11,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from dpfl_plugin.core.grid import has_room
 from dpfl_plugin.core.scaling import Measured, Scaling, contributions
 from dpfl_plugin.errors import UnsupportedError
+from dpfl_plugin.late import torch
 from dpfl_plugin.privacy.events import Neighbouring, SampledGaussian, Unit
 from dpfl_plugin.privacy.mechanisms import Gaussian
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 STEP: Final = 2.0**-32  # what a record adds is rounded to whole steps, so that sums of integers are exact
 MOST_RECORDS: Final = 2**30

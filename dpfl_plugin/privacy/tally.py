@@ -9,8 +9,11 @@ two charges have one key if, and only if, they are the same release.
 from __future__ import annotations
 
 import re
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
+
+import numpy as np
 
 from dpfl_plugin.privacy.events import Charge, ChargeKind, SampledGaussian, batches
 
@@ -23,6 +26,7 @@ _NOISE: Final = _PATTERN + _DIGEST
 _SILOS: Final = 1 << _SILO
 _KINDS: Final = 1 << _KIND
 _NOISES: Final = 1 << _NOISE
+_LONGEST: Final = 1 << 63  # of what an array of integers holds
 _DIGESTED: Final = re.compile(r"([^.]*\.)([0-9a-f]{32})(\..*)", re.DOTALL)
 
 
@@ -195,10 +199,10 @@ class Tally:
 
     def only(self, keep: Callable[[Entry], bool]) -> Tally:
         """The entries that are to be kept, as a tally of their own."""
-        chosen = self.copy()
+        chosen = Tally()
         kept = zip(self._counts.items(), self.entries(), strict=True)
-        chosen._counts = {key: n for (key, n), entry in kept if keep(entry)}
-        chosen._others = {key: kind for key, kind in chosen._others.items() if key in chosen._counts}
+        chosen.names, chosen._counts = self.names, {key: n for (key, n), entry in kept if keep(entry)}
+        chosen._others = {key: kind for key, kind in self._others.items() if key in chosen._counts}
         return chosen
 
     def copy(self) -> Tally:
@@ -219,17 +223,46 @@ class Tally:
             totals[pair] = totals.get(pair, 0) + count
         return totals
 
+    def several(self) -> set[int]:
+        """The rounds that were charged under more than one name of noise.
+
+        The charges of a round follow each other, as a rule. So names are compared with the one before, and kept of
+        those rounds alone that were charged again later: a table of all would take as much as the tally itself.
+        """
+        found: set[int] = set()
+        begun, later = array("q"), set[int]()
+        last: tuple[int, int] | None = None
+        for round_, _, _, noise, _ in self.entries():
+            if last is None or round_ != last[0]:
+                last = round_, noise
+                if type(round_) is int and abs(round_) < _LONGEST:
+                    begun.append(round_)
+                else:
+                    later.add(round_)
+            elif noise != last[1]:
+                found.add(round_)
+        starts = np.sort(np.frombuffer(begun, dtype=np.int64))
+        later.update(starts[1:][starts[1:] == starts[:-1]].tolist())
+        names: dict[int, int] = {}
+        for round_, _, _, noise, _ in self.entries() if later else ():
+            if round_ in later and names.setdefault(round_, noise) != noise:
+                found.add(round_)
+        return found
+
     def again(self) -> Iterator[tuple[int, int]]:
         """(round, under how many names of noise) for each silo and kind that was released more than once."""
+        several = self.several()
         seen: set[Any] = set()
         repeated: dict[Any, int] = {}
-        for key in self._counts:
+        for key in self._counts if several else ():
             head = key >> _NOISE if type(key) is int else key[:3]  # type: ignore[index]
+            if _round_of(head) not in several:
+                continue
             if head in seen:
                 repeated[head] = repeated.get(head, 1) + 1
             seen.add(head)
         for head, number in repeated.items():
-            yield (head[0] if type(head) is tuple else head >> _SILO + _KIND), number
+            yield _round_of(head), number
 
     def __iter__(self) -> Iterator[Charge]:
         return map(self.charge, self.entries())
@@ -256,6 +289,11 @@ def keys_of(round_: int, silos: Sequence[int], kind: int, noise: int) -> list[Ke
 def noise_of(key: Key) -> int:
     """The noise of a key."""
     return key[3] if type(key) is tuple else key & _NOISES - 1  # type: ignore[operator]
+
+
+def _round_of(head: Any) -> int:
+    """The round of a key without its noise."""
+    return head[0] if type(head) is tuple else head >> _SILO + _KIND  # type: ignore[no-any-return]
 
 
 def _unpacked(key: Key) -> tuple[int, int, int, int]:

@@ -35,6 +35,7 @@ from dpfl_plugin.privacy.prior import NO_PRIOR, Prior
 from dpfl_plugin.privacy.released import check_released
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.samplers import Cyclic
+from dpfl_plugin.runs.algorithm_setting import make_setting
 from dpfl_plugin.runs.engines import (
     check_engine,
     choose_engine,
@@ -49,7 +50,7 @@ from dpfl_plugin.runs.forecast import Forecast
 from dpfl_plugin.runs.models import check_outcome, flat_model, model_and_loss, records_of
 from dpfl_plugin.runs.plugins import is_ours, make_accountant, make_algorithm
 from dpfl_plugin.runs.rules import no_guarantee, privacy_rules, weak_claims
-from dpfl_plugin.runs.setting import check_records, hold_all, make_setting
+from dpfl_plugin.runs.setting import check_records, hold_all
 from dpfl_plugin.runs.silo_settings import (
     NO_OWN,
     OwnSettings,

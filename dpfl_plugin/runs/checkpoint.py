@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 
 from dpfl_plugin.access import FILES, Access, make_folder, opener
 from dpfl_plugin.core.requests import request_digest
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import DataError, Worded
+from dpfl_plugin.late import tensor_files
 from dpfl_plugin.runs.folder import naming, sync_folder, to_json
 
 SCHEMA = 4
@@ -61,7 +61,7 @@ def save(folder: Path, checkpoint: Checkpoint, access: Access = "owner") -> None
         if not vectors:  # which the digest says: a file less to wait for
             continue
         with naming(path), _as_of_the_system():
-            save_file({key: value.contiguous() for key, value in vectors.items()}, path)
+            tensor_files.save_file({key: value.contiguous() for key, value in vectors.items()}, path)
             path.chmod(FILES[access])  # till then nobody enters its folder who may not
             _sync(path)
     write_facts(temporary / "facts.json", {"rounds": checkpoint.rounds, **checkpoint.facts, "digests": digests}, access)
@@ -108,7 +108,7 @@ def load(folder: Path) -> Checkpoint | None:
     newest = _all(folder)[-1]
     try:
         server, silos = (
-            {} if facts["digests"][name] == NO_VECTORS else load_file(newest / f"{name}.safetensors")
+            {} if facts["digests"][name] == NO_VECTORS else tensor_files.load_file(newest / f"{name}.safetensors")
             for name in VECTORS
         )
     except (OSError, ValueError, SafetensorError) as error:

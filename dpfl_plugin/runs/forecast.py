@@ -23,11 +23,12 @@ from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.prior import NO_PRIOR, Prior, earlier_runs
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.runs.accounting import make_account
+from dpfl_plugin.runs.algorithm_setting import make_setting
 from dpfl_plugin.runs.extra_releases import beside, check_in_shared, statistics_of
 from dpfl_plugin.runs.plugins import make_accountant, make_algorithm
 from dpfl_plugin.runs.record_marks import MarkKey
 from dpfl_plugin.runs.rules import privacy_rules
-from dpfl_plugin.runs.setting import check_records, federate, make_setting
+from dpfl_plugin.runs.setting import check_records, federate
 from dpfl_plugin.runs.silo_settings import refuse_cycles, refuse_silos
 
 MOST_PLANNED = 10**5  # rounds, local steps

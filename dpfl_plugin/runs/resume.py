@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 import torch
 
-from dpfl_plugin.algorithms.base import Regrouping, Setting
+from dpfl_plugin.algorithms.base import Regrouping
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.federation.progress import Progress
 from dpfl_plugin.federation.scaled_records import SUMS
@@ -17,10 +14,8 @@ from dpfl_plugin.federation.silo_group import begun
 from dpfl_plugin.federation.stopping import Score
 from dpfl_plugin.oracle import is_of
 from dpfl_plugin.privacy.account import PrivacyAccount
-from dpfl_plugin.privacy.costs import RoundCost
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.extra_releases import NOT_RUN
-from dpfl_plugin.privacy.participation import CERTAIN, Participation
 from dpfl_plugin.runs import checkpoint as checkpoints
 from dpfl_plugin.runs.build import Parts
 from dpfl_plugin.runs.checkpoint import Checkpoint
@@ -28,6 +23,7 @@ from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runs.hooks import Hooks
 from dpfl_plugin.runs.job import Job, new_account
 from dpfl_plugin.runs.ledgers import Ledgers
+from dpfl_plugin.runs.round_costs import in_runs, read_costs
 
 BEST = "early_stopping.best"  # in a checkpoint, beside the server's vectors
 
@@ -110,7 +106,7 @@ def _losses(found: Checkpoint | None) -> list[dict[str, Any]]:
 
 def checkpoint_of(progress: Progress, silos: Vectors, account: PrivacyAccount, facts: dict[str, Any]) -> Checkpoint:
     spent = {"seconds": progress.seconds, "bytes_up": progress.bytes_up, "bytes_down": progress.bytes_down}
-    costs = _in_runs(account.costs)
+    costs = in_runs(account.costs)
     account.sync()  # so that the ledger never holds less than a checkpoint says
     more = {**spent, "costs": costs, "charges": len(account.ledger), "scores": progress.scores}
     more |= {"attempt": progress.attempt, "losses": progress.losses, "begun": progress.begun}
@@ -118,43 +114,6 @@ def checkpoint_of(progress: Progress, silos: Vectors, account: PrivacyAccount, f
     best = {} if progress.best is None else {BEST: progress.best.clone()}
     statistics = {} if progress.statistics is None else {SUMS: progress.statistics.clone()}
     return Checkpoint(progress.rounds, {**progress.server, **best, **statistics}, silos, {**facts, **more})
-
-
-def _in_runs(costs: Mapping[int, RoundCost]) -> list[list[Any]]:
-    """[first round, last round, what each of them cost], so that a checkpoint does not grow with every round."""
-    runs: list[tuple[int, int, RoundCost]] = []
-    for round, cost in sorted(costs.items()):
-        if runs and runs[-1][1] == round - 1 and runs[-1][2] == cost:
-            runs[-1] = (runs[-1][0], round, cost)
-        else:
-            runs.append((round, round, cost))
-    return [[first, last, *asdict(cost).values()] for first, last, cost in runs]
-
-
-def read_costs(facts: dict[str, Any] | None, setting: Setting) -> dict[int, RoundCost]:
-    """What the rounds that a checkpoint knows cost, from its facts."""
-    return {
-        round: RoundCost(
-            tuple((float(noise), int(count)) for noise, count in levels),
-            (float(share[0]), float(share[1])),
-            _read_participation(participation, setting),
-            most,
-        )
-        for first, last, levels, share, participation, most in (facts or {"costs": ()})["costs"]
-        for round in range(int(first), int(last) + 1)
-    }
-
-
-def _read_participation(found: Any, setting: Setting) -> Participation:
-    """As a checkpoint has it; those of earlier versions hold a probability only, of which S/M told the law."""
-    if isinstance(found, dict):
-        return Participation(found["law"], float(found["probability"]))
-    probability, share = float(found), setting.num_participants / setting.num_silos
-    if probability in (1, share):
-        return CERTAIN if probability == 1 else Participation("without_replacement", share)
-    # They moved a probability with replacement by one bit where it would have been S/M.
-    moved = probability == math.nextafter(share, 1)
-    return Participation("with_replacement", share if moved else probability)
 
 
 def _moved(vectors: Vectors, device: torch.device) -> Vectors:

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dpfl_plugin.algorithms.base import Setting
 from dpfl_plugin.config.schema import Config
-from dpfl_plugin.core.exact import floor_share
 from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.data import base as base_data
 from dpfl_plugin.data.base import Federation, Holding, Ownership
 from dpfl_plugin.data.federation import FederationSpec, build_federation
 from dpfl_plugin.data.names import called
-from dpfl_plugin.errors import require
 from dpfl_plugin.models.build import build_model
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.runs.backbone import MORE_STEPS
 from dpfl_plugin.runs.extra_releases import check_extra_releases, training_records
 from dpfl_plugin.runs.plugins import model_block, plugin_of
-from dpfl_plugin.runs.rules import check_batch, make_clipping
-from dpfl_plugin.runs.silo_settings import weights_of
+from dpfl_plugin.runs.rules import check_batch
 
 
 def hold_all(config: Config, base: Path) -> Holding:
@@ -41,34 +36,6 @@ def dimension(config: Config, federation: Federation) -> int:
     return Layout.of(
         build_model(model_block(config.model), shape, num_classes, config.seed, federation.outcome)
     ).dimension
-
-
-def make_setting(config: Config, num_records: Sequence[int], names: Mapping[int, str] | None = None) -> Setting:
-    """What an algorithm may know of a run; ``num_records`` of each silo, ``names`` of those that have one."""
-    privacy, num_silos = config.privacy, len(num_records)
-    participants = floor_share(config.silo_rate, num_silos)
-    require(
-        participants >= 1,
-        "silo_rate",
-        config.silo_rate,
-        f"give at least one of {num_silos} silos: floor({config.silo_rate} * {num_silos}) is 0",
-        f"Use at least {1 / num_silos:.4g}.",
-    )
-    clipping = make_clipping(config)
-    changes = clipping.adapts or clipping.measures
-    return Setting(
-        num_silos=num_silos,
-        num_participants=participants,
-        silo_rate=config.silo_rate,
-        record_rate=1.0 if privacy.sampler == "full" else privacy.record_rate,
-        batch_size=privacy.batch_size,
-        num_records=training_records(config, min(num_records)),
-        rounds=config.rounds,
-        clip_norm=privacy.clip_norm if math.isfinite(privacy.clip_norm) and not changes else None,
-        epsilon=privacy.epsilon,
-        delta=privacy.delta,
-        weights=weights_of(config, num_records, names or {}),
-    )
 
 
 def federate(config: Config, base: Path, ownership: Ownership | None = None) -> Federation:

@@ -14,9 +14,10 @@ from dpfl_plugin.config.schema import Config
 from dpfl_plugin.data.base import Federation
 from dpfl_plugin.errors import ArgumentError, require_argument
 from dpfl_plugin.privacy.views import View
+from dpfl_plugin.runs.algorithm_setting import make_setting
 from dpfl_plugin.runs.forecast import forecast
 from dpfl_plugin.runs.plan_request import Question
-from dpfl_plugin.runs.setting import dimension, federate, make_setting
+from dpfl_plugin.runs.setting import dimension, federate
 
 OPTIONS: Final[dict[str, tuple[str, ...]]] = {
     "scaffnew": ("psi0", "strong_convexity", "smoothness", "from_records"),

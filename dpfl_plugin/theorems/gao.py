@@ -17,9 +17,9 @@ from dpfl_plugin.core.shares import share_bounds
 from dpfl_plugin.errors import ArgumentError, ConfigError
 from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.events import Term
+from dpfl_plugin.runs.algorithm_setting import make_setting
 from dpfl_plugin.runs.plugins import build_plugin
 from dpfl_plugin.runs.rules import privacy_rules
-from dpfl_plugin.runs.setting import make_setting
 from dpfl_plugin.theorems.base import NORM_1, Case, Constant, Prescription, Run, Value, linear, number
 
 FULL = ("privacy.sampler=full", "privacy.record_rate=null", "privacy.batch_size=null")

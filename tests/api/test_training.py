@@ -7,7 +7,6 @@ import copy
 import gc
 import importlib
 import pickle
-import subprocess
 import sys
 import threading
 import types
@@ -292,11 +291,9 @@ def test_an_unknown_run_is_named(tmp_path):
     assert issubclass(DataError, DpflError)
 
 
-def test_every_algorithm_is_a_public_name_and_importing_the_package_loads_nothing_heavy():
+def test_every_algorithm_is_a_public_name():
     classes = {registry.load("algorithms", name).__name__ for name in registry.names("algorithms")}
     ours = {name for name in classes if hasattr(dpfl, name)}
     assert {getattr(dpfl, name).__name__ for name in ours} == ours >= {"FedAvg", "Scaffold", "ScaffNew"}
     own = [n for n in registry.names("algorithms") if registry.origin("algorithms", n).startswith("dpfl-plugin ")]
     assert {registry.load("algorithms", name).__name__ for name in own} <= set(dpfl.__all__)
-    heavy = "import dpfl_plugin, sys; assert not {'torch', 'numpy', 'pydantic'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", heavy], check=True, timeout=60)

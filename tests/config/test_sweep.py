@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -159,12 +157,6 @@ def test_ten_thousand_runs_have_the_ids_that_each_has_alone(tmp_path: Path) -> N
     assert len(expansion.rows) == 10_000 == len({row.id for row in expansion.rows})
     for row in expansion.rows[::997]:
         assert run_id(config_of(expansion.base, row, tmp_path)) == row.id
-
-
-def test_reading_a_sweep_and_its_state_needs_no_torch() -> None:
-    code = "import sys, dpfl_plugin.cli.status; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
 
 
 def test_options_of_sbatch_belong_to_their_runs_and_change_none(tmp_path: Path) -> None:

@@ -1893,6 +1893,14 @@ LEDGERS = (
         (VIEWS + "::test_charges_outside_the_pattern_are_refused",),
     ),
     Mutant(
+        "a-round-that-is-charged-again-later-is-not-seen",
+        "of a round that was released afresh after others had begun, the second release is not counted",
+        "privacy/tally.py",
+        "for round_, _, _, noise, _ in self.entries() if later else ():",
+        "for round_, _, _, noise, _ in ():",
+        (TALLY + "::test_a_tally_is_a_plain_dictionary",),
+    ),
+    Mutant(
         "a-statement-without-fresh-noise",
         "a statement of a ledger alone takes what was released under two names of noise for one release",
         "privacy/book.py",
@@ -2592,7 +2600,7 @@ TUNING = (
     Mutant(
         "winner-alone-in-an-account",
         "the account of a candidate states its own epsilon as the guarantee of what a tuning chose",
-        "api/accounts.py",
+        "api/spent.py",
         "*rows] if tuning else rows",
         "*rows] if not tuning else rows",
         (TUNE + "::test_losers_are_charged_and_the_winner_never_states_its_own_epsilon_as_its_guarantee",),

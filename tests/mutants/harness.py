@@ -37,6 +37,7 @@ KERNELS = (
     *(f"core/{name}.py" for name in ("balls", "kept_loops", "rounded_normals", "sfc64", "ziggurat")),
     "errors.py",
     "gradients/kernels.py",
+    "late.py",
 )
 
 KILLED, SURVIVED, BROKEN = "killed", "survived", "broken"

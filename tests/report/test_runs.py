@@ -6,7 +6,6 @@ import json
 import math
 import os
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -220,14 +219,6 @@ def test_what_changes_no_result_is_no_part_of_the_configuration(tmp_path: Path) 
 def test_flat() -> None:
     assert flat({"a": {"b": 1, "c": {"d": 2}}, "e": [3]}) == {"a.b": 1, "a.c.d": 2, "e": [3]}
     assert flat({"a": {"b": 1, "c": 2}, "e": 3}, {"a": {"b"}, "e": True}) == {"a.c": 2}
-
-
-def test_reading_needs_no_torch() -> None:
-    import subprocess
-
-    code = "import sys, dpfl_plugin.cli.report; assert not {'torch', 'scipy', 'matplotlib'} & set(sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
 
 
 def test_folders_are_left_as_they_are(tmp_path: Path) -> None:

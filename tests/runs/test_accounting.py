@@ -29,7 +29,7 @@ from dpfl_plugin.privacy.prior import Prior
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.samplers import FixedSize
 from dpfl_plugin.runs.accounting import make_account
-from dpfl_plugin.runs.resume import _in_runs, read_costs
+from dpfl_plugin.runs.round_costs import in_runs, read_costs
 
 SIGMA, RATE, RECORDS = 8.0, 0.5, 20
 OLD_LEDGER = Path(__file__).with_name("ledger_without_kinds.jsonl")  # as earlier versions wrote it
@@ -475,7 +475,7 @@ def test_draws_with_replacement_stay_so_where_their_probability_is_that_of_draws
     one.append(one.charges(0, replace(WITH_REPLACEMENT, participants=(1,))))
     assert one.costs[0].probability == 0.5 and one.outsider() is None
     setting = Setting(num_silos=2, num_participants=1, silo_rate=0.5, record_rate=None, weights=(0.5,) * 2)
-    rows = json.loads(json.dumps(_in_runs(one.costs)))
+    rows = json.loads(json.dumps(in_runs(one.costs)))
     assert read_costs({"costs": rows}, setting) == one.costs
     without = replace(one.costs[0], participation=Participation("without_replacement", 0.5))
     certain = replace(one.costs[0], participation=CERTAIN)
