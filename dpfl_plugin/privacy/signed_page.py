@@ -82,12 +82,20 @@ def _records(said: dict[str, Any], names: Mapping[int, str]) -> str:
         return "\n".join(lines)
     lines += [f"| site | {counted} | rounds | epsilon | in words |", "| --- | --- | --- | --- | --- |"]
     for silo in said["silos"]:
-        epsilon = silo["epsilon"] if not said.get("tuning") else said["tuning"]["epsilon"]  # of all candidates
+        epsilon = _of_site(silo, said)
         spent = ("at most the worst", "") if epsilon is None else (places(epsilon, 3), odds(epsilon))
         name = names.get(silo["silo"])
         site = f"silo {silo['silo']}" if name is None else f"{_cell(name)} (silo {silo['silo']})"
         lines.append(f"| {site} | {silo['num_records']} | {silo['rounds']} | {spent[0]} | {spent[1]} |")
     return "\n".join(lines)
+
+
+def _of_site(silo: Mapping[str, Any], said: dict[str, Any]) -> float | None:
+    """A site's epsilon, of all that belongs together as in `_guaranteed`; None where it is not worked out."""
+    if said.get("tuning"):
+        return float(said["tuning"]["epsilon"])
+    found = silo["total_epsilon"] if said["shared"] and said["shared"]["num_runs"] else silo["epsilon"]
+    return None if found is None else float(found)
 
 
 def _guaranteed(said: dict[str, Any]) -> Mapping[str, Any]:

@@ -66,6 +66,18 @@ def test_no_site_of_a_tunings_winner_is_told_the_epsilon_of_that_run_alone(finis
     assert len(lines) == 4 and all(float(line.split("|")[-3]) == 7.5 for line in lines)
 
 
+def test_a_run_that_shares_a_ledger_is_stated_with_the_others(finished: Path) -> None:
+    said = json.loads((finished / "ledger.json").read_text())
+    said["shared"] = {"num_runs": 1, "held_epsilon": 2.0, "num_same_records": 1}
+    said["views"]["total"] = {who: {**said["views"][who], "epsilon": 5.0} for who in ("server", "third_party")}
+    said["silos"] = [{**silo, "total_epsilon": 5.0} for silo in said["silos"]]
+    text = page(said, names={}, study="", made="", version="", digest="")
+    assert text.count("| 5.000 |") == len(said["silos"])
+    (line,) = [line for line in text.splitlines() if line.startswith("| 0.1 %")]
+    shown = float(line.split("|")[-2].strip().removesuffix(" %"))
+    assert 0 <= shown - 100 * power(5.0, said["views"]["server"]["delta"], 0.001) <= 0.1 + 1e-9
+
+
 def test_what_proves_nothing_is_not_to_be_signed(finished: Path, tmp_path: Path) -> None:
     copy = tmp_path / "run"
 
