@@ -1,6 +1,7 @@
-"""`python -m benchmarks.isrl`: localized against one-pass and multi-pass MB-SGD on MNIST (Gao et al. 2024, Fig. 2, 3).
+"""`python -m benchmarks.isrl`: MB-SGD and AC-SA, localized or not, on MNIST (Gao et al. 2024, Fig. 2, 3).
 
-Writes the tables and the picture of docs/algorithms.md. Needs the MNIST files; about a quarter of an hour on one core.
+Writes the tables and the picture of docs/algorithms.md. Needs the MNIST files. Trials are added to the file --results,
+so that they may be measured one after the other.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ PICTURE: Final = ROOT / "docs" / "pictures" / "isrl.png"
 EPSILONS: Final = (0.75, 1.5, 3.0, 6.0, 12.0)
 PARTICIPANTS: Final = (25, 18)
 RUNS: Final = 3  # of the setting that was chosen, with fresh noise
-STEPS: Final = (4.0, 8.0, 16.0)
+STEPS: Final = (4.0, 16.0, 64.0)
+SMOOTHNESS: Final = 0.5
 ROUNDS: Final = (25, 50)  # of a phase, or in all
 PHASES: Final = 3
 
@@ -62,18 +64,27 @@ class Candidate:
 
 
 def candidates() -> dict[str, list[Candidate]]:
-    """As many settings for each algorithm: numbers of rounds and step sizes."""
+    """As many settings for each algorithm: numbers of rounds, and sizes of steps a factor of 4 apart.
 
-    def grid(name: str, factor: int = 1, once: bool = False, /, **options: Any) -> list[Candidate]:
+    Steps of AC-SA are in proportion to 1 / v; 2 beta = 1 is the v of its theorem.
+    """
+
+    def grid(
+        name: str, factor: int = 1, once: bool = False, accelerated: bool = False, /, **options: Any
+    ) -> list[Candidate]:
+        steps = [{"v": STEPS[1] / step, "smoothness": SMOOTHNESS} if accelerated else {"lr": step} for step in STEPS]
         return [
-            Candidate(R * factor, name, tuple({**options, "lr": lr}.items()), 1 if once else R)
-            for R, lr in itertools.product(ROUNDS, STEPS)
+            Candidate(R * factor, name, tuple({**options, **step}.items()), 1 if once else R)
+            for R, step in itertools.product(ROUNDS, steps)
         ]
 
+    phases = {"phases": PHASES, "diameter": 20.0}
     return {
-        "localized": grid("localized_mb_sgd", PHASES, phases=PHASES, diameter=20.0),
+        "localized": grid("localized_mb_sgd", PHASES, **phases),
         "one pass": grid("mb_sgd", 1, True, passes="one"),
         "multi pass": grid("mb_sgd"),
+        "localized AC-SA": grid("localized_mb_sgd", PHASES, False, True, subsolver="accelerated", **phases),
+        "multi pass AC-SA": grid("accelerated_mb_sgd", 1, False, True),
     }
 
 
@@ -159,6 +170,12 @@ def _records(x: Any, y: Any) -> Records:
     return Records(torch.from_numpy(x), torch.from_numpy(y))
 
 
+def step_of(candidate: Candidate) -> float:
+    """Of `STEPS`."""
+    options = dict(candidate.options)
+    return float(options["lr"] if "lr" in options else STEPS[1] / options["v"])
+
+
 Errors = dict[tuple[int, float, str], list[float]]
 """Test errors of each trial, by participants, epsilon and algorithm."""
 
@@ -181,10 +198,17 @@ def draw(errors: Errors, epsilons: Sequence[float], path: Path) -> None:
 
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     for participants, axes in zip(PARTICIPANTS, figure.subplots(1, 2, sharey=True), strict=True):
-        for name, marker in zip(candidates(), "os^", strict=True):
+        for name, marker in zip(candidates(), "os^dv", strict=True):
             runs = [errors[participants, epsilon, name] for epsilon in epsilons]
             means, spreads = [statistics.mean(r) for r in runs], [statistics.stdev(r) for r in runs]
-            axes.errorbar(epsilons, means, yerr=spreads, marker=marker, capsize=3, label=f"{name} MB-SGD")
+            axes.errorbar(
+                epsilons,
+                means,
+                yerr=spreads,
+                marker=marker,
+                capsize=3,
+                label=name if "AC-SA" in name else f"{name} MB-SGD",
+            )
         axes.set(xscale="log", xlabel="epsilon", title=f"M = {participants} of N = 25 silos")
         axes.set_xticks(epsilons, [f"{epsilon:g}" for epsilon in epsilons])
         axes.minorticks_off()
@@ -220,12 +244,13 @@ def tables(errors: Errors, epsilons: Sequence[float]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="*", default=list(range(5)), help="trials to measure now")
+    parser.add_argument("--epsilons", type=float, nargs="*", default=list(EPSILONS), help="of these trials")
     parser.add_argument("--results", type=Path, default=Path("isrl.jsonl"), help="trials are added to this file")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    for participants, epsilon, name, error, best in measure(arguments.seeds, EPSILONS):
+    for participants, epsilon, name, error, best in measure(arguments.seeds, arguments.epsilons):
         with arguments.results.open("a") as file:
-            print(json.dumps([participants, epsilon, name, error, best.rounds, dict(best.options)["lr"]]), file=file)
+            print(json.dumps([participants, epsilon, name, error, best.rounds, step_of(best)]), file=file)
         print(f"M {participants} epsilon {epsilon:g} {name}: {error:.4f}; {best}", flush=True)
     errors: Errors = {}
     largest = dict.fromkeys(candidates(), 0)
@@ -235,9 +260,11 @@ def main() -> None:
         largest[name] += lr == max(STEPS)
     each = sum(map(len, errors.values())) // len(largest)
     edge = ", ".join(f"{name} in {count} of {each} cases" for name, count in largest.items())
-    text = f"{tables(errors, EPSILONS)}\n\nThe largest step size of the grid, {max(STEPS):g}, was chosen for {edge}."
+    epsilons = sorted({epsilon for _, epsilon, _ in errors})
+    text = f"{tables(errors, epsilons)}\n\nThe largest step of the grid ({max(STEPS):g}; of AC-SA v = "
+    text += f"{STEPS[1] / max(STEPS):g}) was chosen for {edge}."
     print(text)
-    draw(errors, EPSILONS, PICTURE)
+    draw(errors, epsilons, PICTURE)
     put("docs/algorithms.md", "isrl", text)
 
 

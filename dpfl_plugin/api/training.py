@@ -83,8 +83,8 @@ def train(
     check_how(resume, ledger, callbacks, progress, profile)
     if resume and out is None:
         raise ConfigError("resume=True without out: give the folder in which the run began, out=....")
-    _check_path("out", out)
-    values, held = _values(federation, model, algorithm, privacy, keys)
+    check_path("out", out)
+    values, held = values_of(federation, model, algorithm, privacy, keys)
     values |= {"seed": plain(seed), "out": own_folder() if out is None else str(out)}
     values |= {} if rounds is None else {"rounds": plain(rounds)}
     return run_config(
@@ -99,14 +99,18 @@ def train(
     )
 
 
-def _values(
+def values_of(
     federation: Federation,
     model: Any,
     algorithm: Any,
     privacy: Privacy | Mapping[str, Any],
     keys: Mapping[str, Any],
 ) -> tuple[dict[str, Any], object]:
-    """(what a file would hold, objects that it names and that have to be held)."""
+    """(what a file would hold, objects that it names and that have to be held); arguments as those of `train`.
+
+    Raises:
+        ConfigError: one of them is of another type.
+    """
     if not isinstance(federation, Federation):
         raise ConfigError(
             f"federation is a {type(federation).__name__}: make one with dpfl.Federation.load, from_frame, from_arrays "
@@ -139,7 +143,11 @@ def _plain(key: str, value: Any) -> Any:
         raise ConfigError(f"{key}: {error}") from error
 
 
-def _check_path(name: str, value: Any) -> None:
+def check_path(name: str, value: Any) -> None:
+    """
+    Raises:
+        ConfigError: it is neither None nor a path.
+    """
     named = value is None or (isinstance(value, str | os.PathLike) and str(value).strip() != "")
     require(named, name, value, "be a path, as text or a Path")
 
@@ -156,7 +164,7 @@ def check_how(
     Raises:
         ConfigError: an argument is of another type.
     """
-    _check_path("ledger", ledger)
+    check_path("ledger", ledger)
     require(isinstance(resume, bool), "resume", resume, "be True or False")
     require(isinstance(profile, bool), "profile", profile, "be True or False")
     require(progress is None or isinstance(progress, bool), "progress", progress, "be True, False or None")

@@ -1,35 +1,43 @@
-"""Tuning under one budget: `dpfl.tune`, `dpfl tune`."""
+"""Tuning under one budget: `dpfl.tune`, `Federation.tune`, `dpfl tune`."""
 
 from __future__ import annotations
 
+import html
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from dpfl_plugin import own_folders
 from dpfl_plugin.api.experiment import Experiment, experiment_of
+from dpfl_plugin.api.objects import plain
 from dpfl_plugin.api.progress import Teller
 from dpfl_plugin.api.running import LEDGER_WAIT, place_here
 from dpfl_plugin.api.runs import Run
-from dpfl_plugin.api.training import stopping
+from dpfl_plugin.api.training import check_path, stopping, values_of
 from dpfl_plugin.config.load import base_of, joined, merged, parse_setting, read_yaml
 from dpfl_plugin.config.tune import TuneFile, has_tune, tune_of
-from dpfl_plugin.errors import ConfigError, TrainingError
+from dpfl_plugin.errors import ConfigError, TrainingError, require
 from dpfl_plugin.runs.folder import RunFolder, to_json
 from dpfl_plugin.runs.hooks import Reporter
 from dpfl_plugin.runs.ledgers import Wait
 from dpfl_plugin.tuning import course, told
 
-__all__ = ["OUT", "REPORT", "Tuning", "has_tune", "plan_tuning", "tune", "tune_file"]
+if TYPE_CHECKING:
+    import pandas
+
+    from dpfl_plugin.api.federation import Federation
+
+__all__ = ["OUT", "REPORT", "Tuning", "has_tune", "plan_given", "plan_tuning", "tune", "tune_file", "tune_given"]
 
 Stopping = Callable[[], AbstractContextManager[Callable[[], bool]]]
 
 OUT = "tunes"  # folder of tunings
 REPORT = "tuning.md"
 RESULT = "result.json"
+SOURCE = "Federation.tune"
 
 
 class Tuning(Mapping[str, Run]):
@@ -39,12 +47,16 @@ class Tuning(Mapping[str, Run]):
         folder: of the tuning; result: what its `result.json` holds.
     """
 
-    def __init__(self, folder: Path, result: Mapping[str, Any]) -> None:
-        self.folder, self.result = Path(folder), dict(result)
+    def __init__(self, folder: Path, result: Mapping[str, Any], *, held: object = None) -> None:
+        self.folder, self.result, self._held = Path(folder), dict(result), held
         self._folders = {one["label"]: one["folder"] for one in self.result["ranking"]}
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the records and other objects that the program gave, as a `Run`."""
+        return {**self.__dict__, "_held": None}
+
     def __getitem__(self, label: str) -> Run:
-        return Run.open(self._folders[label])
+        return self._run(self._folders[label])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._folders)
@@ -55,7 +67,7 @@ class Tuning(Mapping[str, Run]):
     @property
     def winner(self) -> Run:
         """The run that was trained to its end; its epsilon is that of the tuning."""
-        return Run.open(self.result["winner"]["folder"])
+        return self._run(self.result["winner"]["folder"])
 
     @property
     def epsilon(self) -> float:
@@ -72,11 +84,60 @@ class Tuning(Mapping[str, Run]):
         """The guarantee, what the tuning cost and the candidates' scores, in words: `tuning.md`."""
         return told.statement(self.result, self.folder.name)
 
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """One for each candidate, the winner first: what `table` shows.
+
+        Scores are None from where it went no further; ``noise`` is the standard deviation of the noise in each, and
+        ``failed`` why it did, if it did.
+        """
+        ends = [place["last"] for place in self.result["places"]]
+        found = []
+        for one in self.result["ranking"]:
+            scores = dict(map(tuple, one["scores"]))
+            score = {f"score after {end}": scores.get(end) for end in ends}
+            found.append({"candidate": one["label"], **score, "noise": one["noise_std"], "failed": one["failed"]})
+        return found
+
+    @property
+    def table(self) -> pandas.DataFrame:
+        """One row for each candidate.
+
+        Raises:
+            ConfigError: pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError as error:
+            raise ConfigError("table needs pandas: pip install pandas. The same as plain values: rows.") from error
+        return pandas.DataFrame(self.rows).set_index("candidate")
+
     def __repr__(self) -> str:
+        return f"Tuning({self._summary()}, folder={str(self.folder)!r})"
+
+    def _summary(self) -> str:
         return (
-            f"Tuning({self.result['winner']['label']} of {len(self)} candidates, epsilon {self.epsilon:g} at delta "
-            f"{self.delta:g} in all, folder={str(self.folder)!r})"
+            f"{self.result['winner']['label']} of {len(self)} candidates, epsilon {self.epsilon:g} at delta "
+            f"{self.delta:g} in all"
         )
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<th>{html.escape(key)}</th>" for key in self.rows[0])
+        cells = [[_cell(value) for value in row.values()] for row in self.rows]
+        body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in cells)
+        return (
+            f"<p>{html.escape(self._summary())}<br><code>{html.escape(str(self.folder))}</code></p>"
+            f"<table><tr>{head}</tr>{body}</table>"
+        )
+
+    def _run(self, folder: str) -> Run:
+        found = Run.open(folder)
+        return Run(found.folder, found.result, held=self._held)
+
+
+def _cell(value: Any) -> str:
+    shown = "" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
+    return html.escape(shown)
 
 
 def tune(
@@ -101,18 +162,54 @@ def tune(
         ConfigError, DataError, UnsupportedError: something that is given is wrong, or cannot be charged.
         TrainingError: the winner failed, or every candidate did; KeyboardInterrupt: asked to stop.
     """
-    file, base = _file_of(experiment_of(experiment), spec)
-    teller = Teller(progress)
+    return _tuned(*_file_of(experiment_of(experiment), spec), out, progress)
+
+
+def tune_given(
+    federation: Federation,
+    spec: Mapping[str, Any],
+    given: Mapping[str, Any],
+    *,
+    out: str | Path | None,
+    progress: bool | None,
+) -> Tuning:
+    """`Federation.tune`; given: keys of a file, as `dpfl.train` takes them."""
+    return _tuned(*_given(federation, spec, given), out, progress)
+
+
+def plan_given(
+    federation: Federation, spec: Mapping[str, Any], given: Mapping[str, Any], *, out: str | Path | None
+) -> dict[str, Any]:
+    """`Federation.plan_tuning`; given: keys of a file, as `dpfl.train` takes them."""
+    file, base, _ = _given(federation, spec, given)
+    return _price(file, base, out)
+
+
+def _given(federation: Federation, spec: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[TuneFile, Path, object]:
+    """A file with `tune` and these keys, worked out; where its paths start; objects that have to be held."""
+    block = "be what tune is in a file, e.g. {'grid': {'algorithm.local_lr': [0.1, 0.3]}, 'rungs': [5]}"
+    require(isinstance(spec, Mapping), "tune", spec, block)
+    keys = dict(given)
+    values, held = values_of(federation, keys.pop("model"), keys.pop("algorithm"), keys.pop("privacy"), keys)
+    base = Path.cwd()
+    own_folders.look_in(base)
+    return tune_of({**values, "tune": plain(spec)}, SOURCE), base, held
+
+
+def _tuned(file: TuneFile, base: Path, held: object, out: str | Path | None, progress: bool | None) -> Tuning:
+    teller, folder = Teller(progress), _folder(file, out)
+    teller.note(f"folder: {folder}")
     threads = torch.get_num_threads()
     try:
-        result = _carried_out(file, base, _folder(file, out), teller, stopping)
+        result = _carried_out(file, base, folder, teller, stopping)
     finally:
         torch.set_num_threads(threads)
     if result is None:
+        teller.note(f"interrupted: what is done is saved in {folder}; the same call goes on.")
         raise KeyboardInterrupt
     if result["winner"]["status"] == "failed":
         raise TrainingError(f"the winner failed: see {result['winner']['folder']}.")
-    return Tuning(_folder(file, out), result)
+    return Tuning(folder, result, held=held)
 
 
 def plan_tuning(experiment: Experiment | str | Path, *, out: str | Path | None = None, **spec: Any) -> dict[str, Any]:
@@ -120,7 +217,11 @@ def plan_tuning(experiment: Experiment | str | Path, *, out: str | Path | None =
 
     Arguments and errors as those of `tune`.
     """
-    file, base = _file_of(experiment_of(experiment), spec)
+    file, base, _ = _file_of(experiment_of(experiment), spec)
+    return _price(file, base, out)
+
+
+def _price(file: TuneFile, base: Path, out: str | Path | None) -> dict[str, Any]:
     price = course.begin(file, base, _folder(file, out)).price
     epsilon = file.config.privacy.epsilon
     assert epsilon is not None
@@ -132,7 +233,7 @@ def tune_file(
     experiment: Experiment, out: Path | None, *, reporter: Reporter, stopping: Stopping
 ) -> tuple[Path, dict[str, Any] | None]:
     """As `tune`, for the command: (folder, its result, or None if it was stopped)."""
-    file, base = _file_of(experiment, {})
+    file, base, _ = _file_of(experiment, {})
     folder = _folder(file, out)
     return folder, _carried_out(file, base, folder, reporter, stopping)
 
@@ -156,7 +257,7 @@ def _carried_out(file: TuneFile, base: Path, out: Path, said: Reporter, stopping
     return result
 
 
-def _file_of(experiment: Experiment, spec: Mapping[str, Any]) -> tuple[TuneFile, Path]:
+def _file_of(experiment: Experiment, spec: Mapping[str, Any]) -> tuple[TuneFile, Path, None]:
     values = merged(read_yaml(experiment.path), joined(map(parse_setting, experiment.settings)))
     if experiment.variant is not None:
         raise ConfigError(f"{experiment.path}: tune takes a file without variants. Write that variant into its own.")
@@ -164,8 +265,9 @@ def _file_of(experiment: Experiment, spec: Mapping[str, Any]) -> tuple[TuneFile,
         values = {**values, "tune": {**(values.get("tune") or {}), **spec}}
     base = base_of(experiment.path)
     own_folders.look_in(base)
-    return tune_of(values, str(experiment.path)), base
+    return tune_of(values, str(experiment.path)), base, None
 
 
 def _folder(file: TuneFile, out: str | Path | None) -> Path:
+    check_path("out", out)
     return Path(OUT) / file.config.name if out is None else Path(out)

@@ -84,7 +84,7 @@ class Claim:
 
     Attributes:
         text: what is published, in the paper's sense. source: where.
-        part: of which part. better, worse: labels of lines.
+        part: of which part. better, worse: labels of lines, or methods of ``Item.tuned``.
         at: {key: value} of the panels that it is said of; all where it is empty.
         published: whether it is; else it is a control that the paper lacks, asked as its claims are.
     """
@@ -125,6 +125,9 @@ class Item:
         cells, claims: what is published. why: why we differ, where we do; a list of sentences.
         computed: a table that takes no run, in place of parts. lines: curves of its picture; lines_of: their axis.
         shown: the part of the vertical axis that curves are told apart in; None for all of it.
+        tuned: methods, whose lines are called "METHOD, SETTING", as many for each; compared at the best of their own.
+        predicted: {line: where on the horizontal axis it is said to be best}, "" for all lines; where it is given,
+            empty or not, a page says where each line is best.
         differs: how our runs differ from the published ones, by decision.
     """
 
@@ -144,6 +147,8 @@ class Item:
     lines: Callable[[], Lines] | None = None
     lines_of: str = ""
     shown: tuple[float, float] | None = None
+    tuned: tuple[str, ...] = ()
+    predicted: Mapping[str, float] | None = None
     label: str = ""
 
     @property

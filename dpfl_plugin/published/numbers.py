@@ -362,12 +362,28 @@ class Difference:
         return "agrees" if self.mean > reach else "the other way" if self.mean < -reach else "not told apart"
 
 
+def chosen(numbers: Numbers, item: Item, part: str, line: str, at: Values) -> list[Point]:
+    """The points of a line; of a method of ``item.tuned`` those of its best setting, wherever all of ``at`` holds."""
+    if line not in item.tuned:
+        return numbers.of(part, line, at)
+    sign, best = 1 if item.higher_is_better else -1, dict[str, Point]()
+
+    def score(point: Point) -> float:
+        return -math.inf if point.mean is None else sign * point.mean
+
+    for setting in dict.fromkeys(point.line for point in numbers.points if point.line.startswith(f"{line}, ")):
+        for point in numbers.of(part, setting, at):
+            place = json.dumps(point.at, sort_keys=True)
+            best[place] = max(best.get(place, point), point, key=score)
+    return list(best.values())
+
+
 def differences(numbers: Numbers, item: Item, claim: Claim) -> list[tuple[dict[str, Any], Difference | None]]:
     """Of each pair of points of a claim: where it is, and by how much; None where one diverged or is missing."""
     found: list[tuple[dict[str, Any], Difference | None]] = []
     sign = 1 if item.higher_is_better else -1
-    for good in numbers.of(claim.part, claim.better, claim.at):
-        bad = numbers.of(claim.part, claim.worse, good.at)
+    for good in chosen(numbers, item, claim.part, claim.better, claim.at):
+        bad = chosen(numbers, item, claim.part, claim.worse, good.at)
         if not bad or good.mean is None or bad[0].mean is None:
             found.append((good.at, None))
             continue
@@ -385,8 +401,8 @@ def together(numbers: Numbers, item: Item, claim: Claim) -> Difference | None:
     """
     sign = 1 if item.higher_is_better else -1
     each: list[list[float]] = []
-    for good in numbers.of(claim.part, claim.better, claim.at):
-        bad = numbers.of(claim.part, claim.worse, good.at)
+    for good in chosen(numbers, item, claim.part, claim.better, claim.at):
+        bad = chosen(numbers, item, claim.part, claim.worse, good.at)
         if not bad or good.mean is None or bad[0].mean is None or good.seeds != bad[0].seeds:
             return None
         each.append([sign * (a - b) for a, b in zip(good.finite, bad[0].finite, strict=True)])

@@ -17,6 +17,7 @@ from dpfl_plugin.published.numbers import (
     Numbers,
     Point,
     cell_verdict,
+    chosen,
     differences,
     kept,
     look_up,
@@ -53,6 +54,8 @@ def outcome(item: Item, numbers: Numbers | None) -> str:
     if numbers.table is not None:
         return markdown(*numbers.table)
     parts = [_claims(item, numbers)] if item.claims else []
+    parts += [_tuned(item, numbers)] if item.tuned else []
+    parts += [_best(item, numbers, item.predicted)] if item.predicted is not None else []
     parts += [_grids(item, numbers) if item.kind == "table" else _points(item, numbers)]
     return "\n\n".join(parts)
 
@@ -131,6 +134,47 @@ def by(item: Item, found: Difference) -> str:
     return f"{scale * found.mean:+.3g}{error}"
 
 
+def _tuned(item: Item, numbers: Numbers) -> str:
+    """Methods at their own best setting, the best first."""
+    rows = []
+    for part in item.ran(numbers.quick):
+        at_best = [point for name in item.tuned for point in chosen(numbers, item, part.name, name, {})]
+        known = sorted(
+            (point for point in at_best if point.mean is not None),
+            key=lambda point: (_at(point.at), (-1 if item.higher_is_better else 1) * (point.mean or 0.0)),
+        )
+        for point in known:
+            where = ", ".join([part.title, *_at(point.at)])
+            rows.append([where, point.line, _score(item, point), _epsilon(point.server)])
+    return "Each method at the best of its settings:\n\n" + markdown(
+        ["at", "method, setting", _measure(item), "epsilon, server"], rows
+    )
+
+
+def _best(item: Item, numbers: Numbers, predicted: Mapping[str, float]) -> str:
+    """Where on the horizontal axis each line is best, and by how much that matters: its best and worst score."""
+    lines: dict[tuple[str, ...], list[Point]] = {}
+    for point in numbers.points:
+        if point.mean is not None:
+            elsewhere = {key: value for key, value in point.at.items() if key != item.against}
+            where = ", ".join([item.part(point.part).title, *_at(elsewhere)])
+            lines.setdefault((where, point.line), []).append(point)
+    rows, sign = [], 1 if item.higher_is_better else -1
+    for (where, line), points in lines.items():
+        ordered = sorted(points, key=lambda point: sign * (point.mean or 0.0))
+        said = predicted.get(line, predicted.get(""))
+        theirs = [] if not predicted else ["" if said is None else _number(said)]
+        best, worst = ordered[-1], ordered[0]
+        rows.append([where, line, *theirs, _number(best.at[item.against]), _score(item, best), _score(item, worst)])
+    axis = short(item.against)
+    header = ["at", "run", *(["predicted " + axis] if predicted else []), f"best {axis}", f"{_measure(item)} there"]
+    return "Where each line is best:\n\n" + markdown([*header, "worst of the line"], rows)
+
+
+def _measure(item: Item) -> str:
+    return MEASURES.get(item.measure, item.measure) + (", %" if item.measure == ACCURACY else "")
+
+
 def _at(at: Mapping[str, Any]) -> list[str]:
     return [f"{short(key)} = {_number(value)}" for key, value in at.items()]
 
@@ -178,13 +222,12 @@ def _points(item: Item, numbers: Numbers) -> str:
                 _range(point.rounds),
             ]
         )
-    measure = MEASURES.get(item.measure, item.measure) + (", %" if item.measure == ACCURACY else "")
     theirs = ["published", "verdict"] if published else []
     header = [
         "data",
         *map(short, keys),
         "run",
-        measure,
+        _measure(item),
         *theirs,
         "epsilon, server",
         "in every round",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from dpfl_plugin.published.items import MEASURES, ROUND, Item, Part
-from dpfl_plugin.published.numbers import Numbers, Point, short
+from dpfl_plugin.published.numbers import Numbers, Point, chosen, short
 from dpfl_plugin.runs.folder import write_atomic
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ def figure(item: Item, numbers: Numbers) -> Figure:
     """A row of panels for each part and each value of its ``rows``; the same line has one colour everywhere."""
     from matplotlib.figure import Figure
 
+    numbers = _at_best(item, numbers) if item.tuned else numbers
     rows = [(part, value) for part in item.ran(numbers.quick) for value in _values(numbers, part, part.rows)]
     widest = max(len(_values(numbers, part, part.columns)) for part in item.ran(numbers.quick))
     across, down = (len(rows), 1) if widest == 1 else (widest, len(rows))  # single panels go side by side
@@ -56,6 +58,17 @@ def figure(item: Item, numbers: Numbers) -> Figure:
     if numbers.quick:
         drawn.suptitle("quick numbers: fewer rounds and seeds", fontsize=8, color="0.4")
     return drawn
+
+
+def _at_best(item: Item, numbers: Numbers) -> Numbers:
+    """A line for each method, of its best setting at each place."""
+    found = [
+        replace(point, line=name)
+        for part in item.ran(numbers.quick)
+        for name in item.tuned
+        for point in chosen(numbers, item, part.name, name, {})
+    ]
+    return replace(numbers, points=found)
 
 
 def _of_lines(item: Item) -> Figure:

@@ -62,8 +62,12 @@ def test_every_item_can_be_run_and_meets_what_is_published(paper: Paper, item: I
             continue
         for cell in item.cells:
             assert any((cell.part, cell.line) == key[:2] and cell.at.items() <= dict(key[2]).items() for key in lines)
+        settings = [sum(label.startswith(f"{name}, ") for label in {key[1] for key in lines}) for name in item.tuned]
+        assert len(set(settings)) <= 1 and 0 not in settings, "as many for each"
         for claim in item.claims:
             for line in (claim.better, claim.worse):
+                if line in item.tuned:
+                    continue
                 assert any((claim.part, line) == key[:2] and claim.at.items() <= dict(key[2]).items() for key in lines)
 
 
@@ -254,6 +258,26 @@ def test_what_an_ordering_is_judged_by(
     claim = Claim(text="", source="", part="p", better="a", worse="b", at={})
     ((_, found),) = numbers_of.differences(_points(first, second), item, claim)
     assert (None if found is None else found.verdict) == said
+
+
+def test_tuned_methods_are_compared_at_the_best_of_their_own_settings() -> None:
+    """a: .7 at 4; b: .6 at 1 (a setting that diverged is never the best), and of another place nothing."""
+    scores: dict[str, list[float | None]] = {"a, 1": [0.5, 0.5], "a, 4": [0.8, 0.6], "b, 1": [0.6, 0.6], "b, 4": [None]}
+    points = [
+        Point(part="p", line=line, at={"e": e}, seeds=[0, 1], rounds=[1, 1], scores=of)
+        for line, of in scores.items()
+        for e in (1, 2)
+        if (line, e) != ("a, 4", 2)
+    ]
+    numbers = Numbers("paper", "figure-1", False, "0", [], "", points)
+    item = Item(kind="figure", number="1", title="", source="", tuned=("a", "b"))
+    claim = Claim(text="", source="", part="p", better="a", worse="b", at={})
+    found = {at["e"]: difference for at, difference in numbers_of.differences(numbers, item, claim)}
+    assert found[1] is not None and found[2] is not None
+    assert found[1].mean == pytest.approx(0.1) and found[2].mean == pytest.approx(-0.1)
+    lower = replace(item, higher_is_better=False)
+    assert [one.line for one in numbers_of.chosen(numbers, lower, "p", "a", {"e": 1})] == ["a, 1"]
+    assert [one.line for one in numbers_of.chosen(numbers, item, "p", "a, 1", {"e": 1})] == ["a, 1"]
 
 
 @pytest.mark.parametrize(

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dpfl_plugin.config.load import merged, read_yaml
+from dpfl_plugin.config.load import load, merged, read_yaml
 from dpfl_plugin.config.sweep import expand
+from dpfl_plugin.evidence.optimum import optimum
 from dpfl_plugin.privacy.accountants import PLD
 from dpfl_plugin.privacy.events import SampledGaussian, Term
 from dpfl_plugin.privacy.li2025 import noise_scale
 from dpfl_plugin.privacy.paper import Scheme
-from dpfl_plugin.published import catalog, chang2022
+from dpfl_plugin.published import catalog, chang2022, scaffnew
 from dpfl_plugin.published.items import files
+from dpfl_plugin.runs.build import build
 from dpfl_plugin.theorems.chang import terms
 
 CONFIGS = files() / "configs"
@@ -101,3 +105,26 @@ def test_iterations_of_scaffnew_are_the_same_at_all_numbers_of_local_steps() -> 
 def test_all_papers_are_there() -> None:
     assert [paper.name for paper in catalog.papers()] == list(catalog.PAPERS)
     assert {"chang2022", "li2025", "gao2024", "scaffnew"} <= set(catalog.PAPERS)
+
+
+@pytest.mark.slow
+def test_rounds_of_dp_scaffnew_are_corollary_1_of_its_records(
+    data_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """psi_0 by the minimum of the mushrooms' loss; the rounds are the root of the bound's derivative in T."""
+    monkeypatch.setenv("DPFL_DATA", str(data_folder))
+    if not (data_folder / "mushrooms").is_dir():
+        pytest.skip(f"{data_folder} has no mushrooms")
+    path = CONFIGS / "scaffnew" / "mushrooms.yaml"
+    config = load(path, ["seed=0", "runtime.dtype=float64"]).variants[0].config
+    parts = build(config, path.parent)
+    mu, L = config.l2, 0.5 + config.l2  # records of norm 1 with an intercept: 1/4 ||(x, 1)||^2
+    assert config.algorithm.options["local_lr"] == pytest.approx(1 / L, rel=1e-2)
+    psi_0 = optimum(parts, config.l2).psi_0(parts.model.numpy(), parts.setting.num_silos, mu, L)
+    assert psi_0 == pytest.approx(scaffnew.PSI_0, rel=1e-3)
+    C, N, d, decay = 3.0, parts.setting.num_silos, parts.model.numel(), -math.log1p(-mu / L)
+    for epsilon in scaffnew.EPSILONS:
+        noise = 8 * C**2 * N * d * math.log(1 / config.privacy.delta) / epsilon**2
+        iterations = max(1.0, math.log(psi_0 * decay / noise) / decay)
+        rounds = scaffnew.predicted_rounds()[f"epsilon {epsilon:g}"]
+        assert rounds == pytest.approx(max(1.0, iterations / 10), abs=0.6)
