@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from dpfl_plugin.errors import UnsupportedError, require
+from dpfl_plugin.late import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MOST_CHANNELS: Final = 4
 """Of what counts as an image, (channels, height, width): of one with its channels last another axis would be turned."""
