@@ -13,6 +13,7 @@ import yaml
 
 import dpfl_plugin
 from dpfl_plugin import registry
+from dpfl_plugin.cli import folder_commands
 from dpfl_plugin.cli import main as main_module
 from dpfl_plugin.cli.project_commands import START
 
@@ -30,7 +31,13 @@ def test_the_help_is_in_groups_and_begins_where_a_newcomer_does() -> None:
     shown = [command for command in main_module.app.registered_commands if not command.hidden]
     panels = [command.rich_help_panel for command in shown]
     assert all(isinstance(panel, str) for panel in panels), [command.name or command.callback for command in shown]
-    assert list(dict.fromkeys(panels)) == [START, main_module.TRAIN, main_module.PRIVACY, main_module.TOOLS]
+    assert list(dict.fromkeys(panels)) == [
+        START,
+        main_module.TRAIN,
+        main_module.PRIVACY,
+        main_module.TOOLS,
+        folder_commands.DEPLOY,
+    ]
 
 
 def test_dpfl_is_a_command() -> None:
