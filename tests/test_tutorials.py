@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
+import os
 import re
 import runpy
 import shlex
 import shutil
 import subprocess
 import sys
-import threading
 from pathlib import Path
-from types import ModuleType
 
 import pytest
-import torch
+from safetensors.torch import load_file
 
-from dpfl_plugin.adapters import Silo
 from dpfl_plugin.core.rounding import odds
 from tests.cli.command import dpfl
 
@@ -37,14 +34,6 @@ def hospitals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(folder)
     runpy.run_path(str(folder / "make_silos.py"))
     return folder
-
-
-def program(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_the_hospitals_configuration_is_the_examples_and_trains(hospitals: Path) -> None:
@@ -71,44 +60,41 @@ def test_the_model_of_the_hospitals_is_checked_and_used_as_the_page_says(hospita
     assert len(lines) == 2 and {path.name for path in Path("my-model").iterdir()} >= {"README.md", "privacy.md"}
 
 
-def test_six_hospitals_train_over_files(hospitals: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As threads instead of processes, without limits: records reach a silo from its own file only."""
-    federation = program(hospitals / "federation.py")
-    monkeypatch.setitem(federation.SETTINGS, "rounds", 2)
-    monkeypatch.setattr(
-        federation,
-        "Silo",
-        lambda agreement, silo, *rest: Silo(
-            agreement, silo, *rest, hospitals / f"silo-{silo}", surroundings="simulation"
-        ),
-    )
-    files = sorted(Path("silos").glob("*.csv"))
-    others = [threading.Thread(target=federation.answer, args=(i, str(file))) for i, file in enumerate(files)]
-    for one in others:
-        one.start()
-    federation.serve()
-    for one in others:
-        one.join()
-    state = torch.load("model.pt")
-    assert len(files) == 6 and all(value.isfinite().all() and value.any() for value in state.values())
-    for silo in range(6):
-        assert "a factor of at most e^4 (about 55 times)" in (hospitals / f"silo-{silo}" / "privacy.md").read_text()
-
-
-def test_the_hospitals_limits_are_made_and_found_as_the_page_says(
-    hospitals: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The shell's own lines, with a stand-in for the process that they start; it says which limits it was given."""
-    made = [block for block in blocks("hospitals", "sh") if "limits/" in block and "python" in block]
-    shell = 'python() { echo "$DPFL_LIMITS|$3|$4" >> started; }\n' + "".join(made) + "wait\n"
-    subprocess.run(["bash", "-ec", shell], check=True, cwd=hospitals)
-    started = sorted(line.split("|") for line in (hospitals / "started").read_text().splitlines())
-    assert sorted(number for _, number, _ in started) == ["0", "1", "2", "3", "4", "5"]
-    for limits, _, file in started:
-        assert Path(limits).stem == Path(file).stem and Path(file).exists()
-        monkeypatch.setenv("DPFL_LIMITS", limits)
-        shown = dpfl("limits")
-        assert shown.code == 0 and f"at-{Path(file).stem}" in shown.out.replace("\n", ""), shown.err
+def test_six_hospitals_train_over_a_folder_as_the_page_says(hospitals: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shell's own lines, with a stand-in for `dpfl` that writes down what it is asked; then that, step by step."""
+    words = ("keys new", "limits/", "mailbox")
+    made = [block for block in blocks("hospitals", "sh") if any(word in block for word in words)]
+    for name in ("server", *(path.stem for path in Path("silos").glob("*.csv"))):
+        Path(f"{name}.line").write_text(dpfl("keys", "new", name).out)
+    stand_in = """dpfl() {
+      if [[ $1 == keys ]]; then cat "$3.line"; else echo "${DPFL_LIMITS:-}|$*" >> started; fi
+    }"""
+    environment = {key: value for key, value in os.environ.items() if key != "DPFL_LIMITS"}
+    shell = "\n".join([stand_in, *made, "wait"])
+    subprocess.run(["bash", "-ec", shell], check=True, cwd=hospitals, env=environment, capture_output=True)
+    started = [line.split("|") for line in (hospitals / "started").read_text().splitlines()]
+    asked = [(limits, words.split()) for limits, words in started if words.split()[0] in ("server", "silo")]
+    assert [words[0] for _, words in asked].count("silo") == 6 and [words[0] for _, words in asked].count("server") == 1
+    monkeypatch.chdir(hospitals)
+    for _ in range(3):  # two rounds, and their end
+        for limits, words in sorted(asked, key=lambda one: one[1][0] == "silo"):
+            if limits:
+                monkeypatch.setenv("DPFL_LIMITS", limits)
+            else:
+                monkeypatch.delenv("DPFL_LIMITS", raising=False)
+            done = dpfl(*words, "--once", "--set", "rounds=2")
+            assert done.code in (0, 6), done.err
+    monkeypatch.delenv("DPFL_LIMITS")
+    assert all(value.isfinite().all() for value in load_file("hospitals-server/model.safetensors").values())
+    for limits, words in asked:
+        if words[0] == "silo":
+            monkeypatch.setenv("DPFL_LIMITS", limits)
+            name = Path(words[-1]).stem
+            assert Path(limits).stem == name == Path(words[words.index("--key") + 1]).stem
+            (folder,) = (hospitals / f"at-{name}").glob("silo-*")
+            assert "a factor of at most e^4 (about 55 times)" in (folder / "privacy.md").read_text()
+            shown = dpfl("limits")
+            assert shown.code == 0 and f"at-{name}" in shown.out.replace("\n", ""), shown.err
 
 
 def test_what_plan_and_account_print(hospitals: Path) -> None:
