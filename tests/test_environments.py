@@ -22,9 +22,14 @@ place "$3"; printf '%s' "$PYTHON"
 
 @pytest.mark.parametrize(
     ("checkout", "platform", "linked"),
-    [("plain", "flower", False), ("with space", "flower", True), ("with space", "fedml", False)],
+    [
+        ("plain", "flower", False),
+        ("with space", "flower", True),
+        ("with space", "nvflare", True),
+        ("with space", "fedml", False),
+    ],
 )
-def test_flower_is_installed_where_there_are_no_spaces(
+def test_flower_and_nvflare_are_installed_where_there_are_no_spaces(
     tmp_path: Path, checkout: str, platform: str, linked: bool
 ) -> None:
     """Or it finds neither its tables nor its interpreter."""

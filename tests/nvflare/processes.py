@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-BIN = Path(os.environ.get("DPFL_NVFLARE") or ROOT / ".venv-nvflare") / "bin"
+# Resolved: NVFlare starts the interpreter by its path and cuts that at spaces, for which a link may stand.
+BIN = Path(os.environ.get("DPFL_NVFLARE") or ROOT / ".venv-nvflare").resolve() / "bin"
 needs_nvflare = pytest.mark.skipif(
     not (BIN / "nvflare").exists(), reason="NVFlare has no environment here: make it with launchers/env nvflare"
 )
