@@ -97,12 +97,23 @@ def test_what_proves_nothing_is_not_to_be_signed(finished: Path, tmp_path: Path)
     cases = [
         ({"guarantee": "none: no noise was added"}, "no noise was added.*nothing to sign"),
         ({"mechanism__secure": False}, "was a simulation"),
-        ({"views__server__epsilon": 0.1}, "ledger.jsonl holds releases of epsilon"),
+        ({"views__server__epsilon": 0.1}, "views.server.epsilon is 0.1, and ledger.jsonl holds releases"),
+        ({"views__third_party__epsilon": 0.1}, "views.third_party.epsilon is 0.1, and ledger.jsonl holds"),
+        ({"views__server__delta": 1e-9}, "views.server.delta is 1e-09"),
+        ({"protects__unit": "silo"}, "protects.unit is 'silo'"),
+        ({"protects__neighbouring": "add_or_remove"}, "protects.neighbouring is 'add_or_remove'"),
+        ({"tuning": {"epsilon": 0.1, "delta": 1e-9}}, "tuning is"),
+        ({"silos": [{"silo": 0, "num_records": 9, "rounds": 1, "epsilon": 0.1}]}, "epsilon of silo 0 is 0.1"),
+        ({"run__id": "another"}, "run.id is 'another'"),
         ({"accountant__name": "another"}, "no accountant 'another' is here"),
     ]
     for changes, why in cases:
         with pytest.raises(DpflError, match=why):
             dpfl.statement_to_sign(changed(**changes))
+    simulation = changed() / "config.yaml"  # whose statement says that it is none
+    simulation.write_text(simulation.read_text().replace("secure: true", "secure: false"))
+    with pytest.raises(DpflError, match=r"mechanism\.secure is True"):
+        dpfl.statement_to_sign(copy)
     ledger = changed() / "ledger.jsonl"
     ledger.write_text("".join(ledger.read_text().splitlines(keepends=True)[:-1]))
     with pytest.raises(DpflError, match=r"ledger\.jsonl"):
