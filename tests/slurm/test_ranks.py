@@ -37,12 +37,26 @@ NODES_AND_RANKS = {"nodes": 2, "ntasks": 3}
 SHOWN = {"data": {"num_silos": 7}, **REVEALED}
 
 
-@pytest.fixture
-def pmi2(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    """The cluster, with what starts MPICH's ranks in the environment that jobs inherit."""
-    for name, value in {"SLURM_MPI_TYPE": "pmi2", "DPFL_PYTHON": sys.executable, **FOUND["mpich"][1]}.items():
+KINDS = {"pmi2": "mpich", "pmix": "openmpi"}
+
+
+def ready(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, kind: str) -> Cluster:
+    """The cluster, with what starts the ranks of an MPI in the environment that jobs inherit."""
+    if KINDS[kind] not in FOUND:
+        pytest.skip(f"no mpirun of {KINDS[kind]}; see $DPFL_MPI")
+    if kind == "pmix":
+        try_it = ["srun", "--mpi=pmix", "true"]
+        tried = subprocess.run(try_it, env=cluster.environment, capture_output=True, text=True, check=False)
+        if tried.returncode:
+            pytest.skip(f"this Slurm cannot start ranks by pmix (Debian: libpmix-dev): {tried.stderr.strip()}")
+    for name, value in {"SLURM_MPI_TYPE": kind, "DPFL_PYTHON": sys.executable, **FOUND[KINDS[kind]][1]}.items():
         monkeypatch.setenv(name, value)
     return cluster
+
+
+@pytest.fixture
+def pmi2(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    return ready(cluster, monkeypatch, "pmi2")
 
 
 def test_the_script_for_many_nodes_gives_the_bits_of_one_process(
@@ -98,7 +112,13 @@ def test_mpich_is_told_to_keep_its_messages_short_unless_the_user_says_otherwise
 
 
 @pytest.mark.skipif(not (ROOT / ".venv").exists(), reason="launchers need the environment .venv of the checkout")
-def test_the_launcher_srun_gives_the_bits_of_one_process(pmi2: Cluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_launcher_srun_gives_the_bits_of_one_process(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """The launcher chooses pmix for Open MPI and pmi2 for MPICH by itself."""
+    ready(cluster, monkeypatch, kind)
+    monkeypatch.delenv("SLURM_MPI_TYPE")
     here = run(write_run(tmp_path, SHOWN))
     command = ["run", str(tmp_path / "config.yaml"), "--out", str(tmp_path / "there"), "--json"]
     asked = [f"--{name}={value}" for name, value in NODES_AND_RANKS.items()]
@@ -126,21 +146,24 @@ def with_ranks(folder: Path) -> Path:
     return write(folder, {"seeds": 2, "ranks": 3, "slurm": {"nodes": 2}}, {**LONG, **REVEALED}, "ranks.yaml")
 
 
-@pytest.mark.parametrize("disturbance", ["time limit", "rank", "node"])
+@pytest.mark.parametrize(
+    ("kind", "disturbance"), [("pmi2", "time limit"), ("pmi2", "rank"), ("pmi2", "node"), ("pmix", "rank")]
+)
 def test_a_sweep_that_asks_for_ranks(
-    pmi2: Cluster, long: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disturbance: str
+    cluster: Cluster, long: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, disturbance: str
 ) -> None:
+    ready(cluster, monkeypatch, kind)
     go_on, out = tmp_path / "go on", tmp_path / "out"
     monkeypatch.setenv("GO_ON", str(go_on))
     path = with_ranks(tmp_path)
     job = submit(path)  # two tasks of three ranks on two nodes each
-    pmi2.wait(lambda: deep_in_all(out))
-    disturb(pmi2, job, disturbance)
+    cluster.wait(lambda: deep_in_all(out))
+    disturb(cluster, job, disturbance)
     go_on.touch()
-    pmi2.drained()
+    cluster.drained()
     if disturbance == "node":
-        pmi2.control("node", "n2", "up")
-        pmi2.wait(lambda: "down" not in pmi2.ask("sinfo", "-h", "-o", "%t"))
+        cluster.control("node", "n2", "up")
+        cluster.wait(lambda: "down" not in cluster.ask("sinfo", "-h", "-o", "%t"))
     assert status(path)["counts"]["done"] == 2, status(path)
     check_same(out, long)
     times = [len(began(out, run)) for run in rows(out)]
@@ -153,7 +176,10 @@ def disturb(cluster: Cluster, job: str, what: str) -> None:
     if what == "rank":
         # A rank is killed of one of the runs, which is then begun again. The command line of `srun` has the word, too.
         processes = [pid for pid, _ in of_the_cluster(os.environ["SLURM_CONF"], b"sweep-run")]
-        killed = next(pid for pid in processes if b"\0PMI_RANK=" in Path(f"/proc/{pid}/environ").read_bytes())
+        names = (b"\0PMI_RANK=", b"\0PMIX_RANK=")
+        killed = next(
+            pid for pid in processes if any(name in Path(f"/proc/{pid}/environ").read_bytes() for name in names)
+        )
         with contextlib.suppress(ProcessLookupError):
             os.kill(killed, signal.SIGKILL)
         cluster.wait(lambda: killed not in dict(of_the_cluster(os.environ["SLURM_CONF"], b"sweep-run")))
