@@ -141,7 +141,7 @@ def _tuned(item: Item, numbers: Numbers) -> str:
         at_best = [point for name in item.tuned for point in chosen(numbers, item, part.name, name, {})]
         known = sorted(
             (point for point in at_best if point.mean is not None),
-            key=lambda point: (_at(point.at), (-1 if item.higher_is_better else 1) * (point.mean or 0.0)),
+            key=lambda point: (_in_order(point.at), (-1 if item.higher_is_better else 1) * (point.mean or 0.0)),
         )
         for point in known:
             where = ", ".join([part.title, *_at(point.at)])
@@ -177,6 +177,12 @@ def _measure(item: Item) -> str:
 
 def _at(at: Mapping[str, Any]) -> list[str]:
     return [f"{short(key)} = {_number(value)}" for key, value in at.items()]
+
+
+def _in_order(at: Mapping[str, Any]) -> list[tuple[str, bool, float, str]]:
+    """A key to sort by: numbers by their value, before words."""
+    numbers = {key: isinstance(value, int | float) for key, value in at.items()}
+    return [(key, not numbers[key], float(at[key]) if numbers[key] else 0.0, str(at[key])) for key in at]
 
 
 def _number(value: Any) -> str:

@@ -17,7 +17,7 @@ from dpfl_plugin.api import papers as api
 from dpfl_plugin.config.sweep import config_of
 from dpfl_plugin.errors import ArgumentError, TrainingError
 from dpfl_plugin.privacy.paper import noble_largest_rounds
-from dpfl_plugin.published import catalog, items, noble_authors
+from dpfl_plugin.published import catalog, items, noble_authors, pages
 from dpfl_plugin.published import numbers as numbers_of
 from dpfl_plugin.published.items import Cell, Claim, Item, Paper, Part
 from dpfl_plugin.published.noble2022_privacy import CAPTIONS
@@ -293,6 +293,11 @@ def test_what_a_number_is_judged_by(ours: list[float | None], std: float, said: 
     cell = Cell(part="p", line="a", at={}, mean=0.5, std=std)
     assert numbers_of.cell_verdict(_points(ours, [0.1]), cell)[1] == said
     assert numbers_of.cell_verdict(_points(ours, [0.1]), replace(cell, line="c"))[1] == "not run"
+
+
+def test_places_are_in_the_order_of_their_numbers() -> None:
+    places: list[dict[str, Any]] = [{"e": value} for value in (12, "none", 3, 0.75)]
+    assert [place["e"] for place in sorted(places, key=pages._in_order)] == [0.75, 3, 12, "none"]
 
 
 def test_numbers_are_read_as_they_were_written(tmp_path: Path) -> None:
