@@ -196,19 +196,9 @@ def check_options(plugin: Callable[..., Any], given: Mapping[str, Any], *, where
             known = ", ".join(allowed) or "none"
             raise ConfigError(f"{where}.{key} is not a known option{nearest(key, allowed)}. Known options: {known}.")
     try:
-        hints = typing.get_type_hints(_annotated(plugin)) if allowed else {}
+        model = _model_once(plugin) if inspect.isfunction(plugin) or inspect.isclass(plugin) else _model(plugin)
     except Exception as error:  # a stranger's annotations may name anything
         raise PluginError(f"{where}: the types of its options cannot be read: {error}.") from error
-    # By alias: an option may be called as something that every model of pydantic has, e.g. schema.
-    fields: dict[str, Any] = {
-        f"option_{name}": (
-            hints.get(name, Any),
-            pydantic.Field(... if p.default is inspect.Parameter.empty else p.default, alias=name),
-        )
-        for name, p in allowed.items()
-    }
-    config = pydantic.ConfigDict(arbitrary_types_allowed=True, strict=False)
-    model = pydantic.create_model("Options", __config__=config, __base__=_Options, **fields)
     try:
         return {name: getattr(values, f"option_{name}") for values in [model(**given)] for name in allowed}
     except pydantic.ValidationError as error:
@@ -224,6 +214,27 @@ class _Options(pydantic.BaseModel):
         assert info.field_name is not None
         plain_values.check(cls.model_fields[info.field_name].annotation, value)
         return value
+
+
+def _model(plugin: Callable[..., Any]) -> type[_Options]:
+    """What checks and converts the options of a plugin."""
+    allowed = options(plugin)
+    hints = typing.get_type_hints(_annotated(plugin)) if allowed else {}
+    # By alias: an option may be called as something that every model of pydantic has, e.g. schema.
+    fields: dict[str, Any] = {
+        f"option_{name}": (
+            hints.get(name, Any),
+            pydantic.Field(... if p.default is inspect.Parameter.empty else p.default, alias=name),
+        )
+        for name, p in allowed.items()
+    }
+    config = pydantic.ConfigDict(arbitrary_types_allowed=True, strict=False)
+    return pydantic.create_model("Options", __config__=config, __base__=_Options, **fields)
+
+
+# A plan tries the same few plugins hundreds of times, and making such a model takes milliseconds. Functions and classes
+# are kept by what they are: code that is loaded anew is another one.
+_model_once = functools.lru_cache(maxsize=256)(_model)
 
 
 def _annotated(plugin: Callable[..., Any]) -> Any:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from dpfl_plugin import own_folders
+from dpfl_plugin.api import pictures as pictures_of_runs
+from dpfl_plugin.api import reports
 
+# What draws, by module: the curves of runs, and the plots of reports.
+DRAW = {pictures_of_runs: ("curves",), reports: ("plot", "plot_tradeoff")}
 BESIDE = Path(__file__).resolve().parents[2] / "shared"
 
 
@@ -42,10 +48,24 @@ def _folders_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _undrawn() -> Iterator[dict[tuple[Any, str], Any]]:
+    """A picture takes several times as long as a small run: none is drawn, whether a command asks for it or Python.
+
+    Returns what draws, by place.
+    """
+    draw = {(where, name): getattr(where, name) for where, names in DRAW.items() for name in names}
+    with pytest.MonkeyPatch.context() as patch:
+        for where, name in draw:
+            patch.setattr(where, name, lambda *args: [])
+        yield draw
+
+
 @pytest.fixture
-def pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+def pictures(_undrawn: dict[tuple[Any, str], Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests that want curves drawn."""
-    monkeypatch.setattr("tests.cli.command.DRAWING", {})
+    for (where, name), function in _undrawn.items():
+        monkeypatch.setattr(where, name, function)
 
 
 @pytest.fixture(scope="session")

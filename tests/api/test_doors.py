@@ -34,13 +34,6 @@ RUNS = {
 ELSEWHERE = {"environment.json", "log.txt", "result.json", "metrics.jsonl"}
 
 
-@pytest.fixture(autouse=True)
-def undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A picture takes longer than a small run."""
-    if "pictures" not in request.fixturenames:
-        monkeypatch.setattr("dpfl_plugin.api.pictures.curves", lambda *args: None)
-
-
 def in_python(path: Path, changes: dict[str, Any]) -> dpfl.Run:
     return dpfl.load(path).run()
 

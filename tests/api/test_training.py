@@ -55,13 +55,6 @@ def net():
     return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
 
 
-@pytest.fixture(autouse=True)
-def undrawn(request, monkeypatch):
-    """A picture takes longer than a small run."""
-    if "pictures" not in request.fixturenames:
-        monkeypatch.setattr("dpfl_plugin.api.pictures.curves", lambda *args: None)
-
-
 @pytest.mark.parametrize(
     ("in_yaml", "in_python"),
     [

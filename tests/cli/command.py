@@ -33,12 +33,6 @@ BASE: dict[str, Any] = {
     "privacy": {"clip_norm": 1.0, "noise_multiplier": 4.0, "record_rate": 0.5},
 }
 
-# What draws, by command. A picture takes longer than a small run: the fixture `pictures` empties this.
-DRAWING: dict[str, tuple[str, ...]] = {
-    "run": ("api.pictures.curves",),
-    "attack": ("api.attacks.write_pictures",),
-}
-
 
 @dataclass(frozen=True)
 class Done:
@@ -58,13 +52,9 @@ def _not_json(token: str) -> None:
 
 
 def dpfl(*args: object) -> Done:
-    """Run ``dpfl ARGS`` here, without pictures; what `main` does not turn into an exit code is raised."""
+    """Run ``dpfl ARGS`` here; what `main` does not turn into an exit code is raised."""
     out, err = io.StringIO(), io.StringIO()
-    with contextlib.ExitStack() as undrawn:
-        for name in DRAWING.get(str(args[0]) if args else "", ()):
-            undrawn.enter_context(mock.patch(f"dpfl_plugin.{name}"))
-        code = _main(args, out, err)
-    return Done(code, out.getvalue(), err.getvalue())
+    return Done(_main(args, out, err), out.getvalue(), err.getvalue())
 
 
 def _main(args: tuple[object, ...], out: io.StringIO, err: io.StringIO) -> int:

@@ -16,6 +16,13 @@ from tests.cli.command import Done, dpfl, one_message, write
 PICTURE = b"\x89PNG\r\n"
 
 
+@pytest.fixture(autouse=True)
+def undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A picture takes longer than a small attack."""
+    if "pictures" not in request.fixturenames:
+        monkeypatch.setattr("dpfl_plugin.api.attacks.write_pictures", lambda *args: None)
+
+
 def attack(config: Path, *args: object) -> Done:
     return dpfl("attack", config, "--out", config.parent / "attack", "--repeats", 1, *args)
 

@@ -11,13 +11,7 @@ from tests.cli.command import dpfl, one_message, run, write
 from tests.report.folders import made
 
 
-@pytest.fixture
-def plotless(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plots have tests of their own."""
-    monkeypatch.setattr("dpfl_plugin.api.reports.plot", lambda *args: [])
-
-
-def test_from_real_runs_to_all_files(tmp_path: Path) -> None:
+def test_from_real_runs_to_all_files(tmp_path: Path, pictures: None) -> None:
     pytest.importorskip("jinja2", reason="needs the extra report")
     config = write(tmp_path)
     for seed in (0, 1):
@@ -41,7 +35,6 @@ def test_from_real_runs_to_all_files(tmp_path: Path) -> None:
     assert str(tmp_path / "out" / "index.html") in done.out
 
 
-@pytest.mark.usefixtures("plotless")
 def test_partial_failed_and_damaged_runs_are_shown_as_such(tmp_path: Path) -> None:
     made(tmp_path / "a", seed=0)
     made(tmp_path / "b", seed=1, status="failed")
@@ -53,7 +46,6 @@ def test_partial_failed_and_damaged_runs_are_shown_as_such(tmp_path: Path) -> No
     assert not (tmp_path / "out" / "index.html").exists()
 
 
-@pytest.mark.usefixtures("plotless")
 def test_where_and_group_by(tmp_path: Path) -> None:
     for i, lr in enumerate((1.0, 2.0, 1e-5)):
         made(tmp_path / str(i), changes={"algorithm.local_lr": lr}, accuracies=[lr / 10])
@@ -82,7 +74,6 @@ def test_only_damaged_runs_are_one_message_that_names_them(tmp_path: Path) -> No
     one_message(dpfl("report", tmp_path), "config.yaml is missing", str(tmp_path / "a"))
 
 
-@pytest.mark.usefixtures("plotless")
 def test_without_the_extra_only_the_page_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
     made(tmp_path / "a")

@@ -15,7 +15,7 @@ from dpfl_plugin.measures.answers import Answers
 @pytest.mark.parametrize("seed", range(5))
 def test_any_few_records_have_a_table_that_ranks(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    for _ in range(40):
+    for _ in range(15):
         n, k = rng.integers(1, 6), rng.integers(2, 5)
         p = np.exp(rng.normal(size=(n, k)) * rng.choice([0, 1, 30]))
         p /= p.sum(axis=1, keepdims=True)
