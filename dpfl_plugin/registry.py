@@ -234,7 +234,7 @@ def _model(plugin: Callable[..., Any]) -> type[_Options]:
 
 # A plan tries the same few plugins hundreds of times, and making such a model takes milliseconds. Functions and classes
 # are kept by what they are: code that is loaded anew is another one.
-_model_once = functools.lru_cache(maxsize=256)(_model)
+_model_once: Callable[[Callable[..., Any]], type[_Options]] = functools.lru_cache(maxsize=256)(_model)
 
 
 def _annotated(plugin: Callable[..., Any]) -> Any:
