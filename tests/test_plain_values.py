@@ -39,7 +39,7 @@ def plugin(
         ({"seeds": [True]}, "must be a whole number, not true or false"),
         ({"flag": 1}, "p.flag=1: must be true or false, not a number"),
         ({"flag": "yes"}, "p.flag='yes': must be true or false, not text"),
-        ({"count": "five"}, "p.count='five': input should be a valid integer"),  # no quotes would mend that
+        ({"count": "five"}, "p.count='five': must be a valid integer"),  # no quotes would mend that
     ],
 )
 def test_what_only_looks_like_the_value_is_refused(given: dict[str, Any], message: str) -> None:

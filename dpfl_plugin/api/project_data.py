@@ -98,7 +98,12 @@ def found(own: OwnData, folder: Path) -> DataBlock:
     words = _words(paths[0], delimiter, header, {label, own.silo})
     options: dict[str, Any] = {"label_column": label, "silo_column": own.silo, "delimiter": delimiter}
     listed = [glob.escape(str(path)) for path in paths]
-    read = data_files.csv(DataSource(base=Path()), files=listed, ignore_columns=words, **options)
+    try:
+        read = data_files.csv(DataSource(base=Path()), files=listed, ignore_columns=words, **options)
+    except DataError as error:
+        raise DataError(
+            f"{error}\nTables with gaps, words or dates: dpfl init --from; in Python schema=True."
+        ) from error
     numbers = identifier_columns(read.columns, [read.features])
     if len(numbers) == len(read.columns):
         raise DataError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,6 +41,15 @@ class Report:
 
     def __str__(self) -> str:
         return "\n".join([tables.to_markdown(self.table), *self.lines])
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<th>{escape(name)}</th>" for name in self.table.columns)
+        rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in self.table.rows)
+        lines = "<br>".join(map(escape, (self.table.caption, *self.lines)))
+        return f"<table><tr>{head}</tr>{rows}</table><p>{lines}</p>"
 
 
 def write_report(

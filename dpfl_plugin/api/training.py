@@ -113,8 +113,8 @@ def values_of(
     """
     if not isinstance(federation, Federation):
         raise ConfigError(
-            f"federation is a {type(federation).__name__}: make one with dpfl.Federation.load, from_frame, from_arrays "
-            "or from_datasets."
+            f"federation is a {type(federation).__name__}: make one with dpfl.Federation.load, from_frame, from_table, "
+            "from_arrays or from_datasets."
         )
     if "data" in keys:
         raise ConfigError(

@@ -58,7 +58,9 @@ def mapping_in(text: str, path: Path) -> dict[str, Any]:
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         raise ConfigError(f"{path}{where}: {getattr(error, 'problem', None) or error}.") from error
     if not isinstance(values, dict):
-        raise ConfigError(f"{path}: holds no mapping of keys to values.")
+        raise ConfigError(
+            f"{path}: holds no mapping of keys to values: is it a configuration (YAML, as dpfl init writes one)?"
+        )
     return values
 
 

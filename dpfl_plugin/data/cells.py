@@ -139,7 +139,7 @@ class Cells:
         comma = np.array([self.decimal == "." and is_decimal_comma(word) for word in words] + [False])
         bad = np.array([_NUMBER.fullmatch(word) is None for word in words] + [False])
         at = encoded.indices.fill_null(len(words)).to_numpy(zero_copy_only=False)
-        mend = "data.dataset.decimal: ',' reads them."
+        mend = "Write all numbers of the files alike; if all have a comma: data.dataset.decimal: ','."
         self.flag((bad & comma)[at], ": {} has a decimal comma.", "have a decimal comma", mend)
         mend = f"Correct the file, or name them: {WHERE}.{self.key}: {{type: category, values: [...]}}"
         mend += f"; if it is no value, {WHERE}.{self.key}.missing_values: [...]." if self.is_column else "."

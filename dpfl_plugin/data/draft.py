@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dpfl_plugin.data.cells import Cells, Found
-from dpfl_plugin.data.flaws import LEAST_RECORDS, NAMELESS, Flaws, is_decimal_comma
+from dpfl_plugin.data.flaws import LEAST_RECORDS, NAMELESS, Flaws, is_decimal_comma, with_point
 from dpfl_plugin.data.pieces import Pieces, TextFormat, frame_pieces, open_table
 from dpfl_plugin.data.schema import MISSING, Column
 from dpfl_plugin.errors import ArgumentError, DataError, nearest
@@ -27,6 +27,10 @@ MOST_VALUES: Final = 50  # of a category
 MOST_LEVELS: Final = 10  # whole numbers of which so few are different are a category
 MOST_CLASSES: Final = 20
 DATES: Final = (None, "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y")
+CODES: Final = frozenset(sign * int(digit * count) for digit in "89" for count in range(1, 6) for sign in (-1, 1))
+"""Numbers that tables of hospitals and surveys write where there is no value: -9, -99, 999, ..."""
+LEAST_SHARED: Final = 4  # records with the same word, in the mean, of a category with more than MOST_LEVELS
+FAR: Final = 3  # times the next largest number: no measurement of the same thing
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +149,7 @@ def _drafted(tables: Sequence[Pieces], names: Sequence[str], form: TextFormat, r
                     seen[column].parts.append(cells)
         flaws.move(pieces.lines)
         flaws.check()
-    if any(_has_commas(column) for column in seen.values()):
-        form = replace(form, decimal=",")
+    form = replace(form, decimal=_decimal(list(seen.values())))
     if not any(column.count for column in seen.values()):
         raise DataError(f"{names[0]} holds a header and no records.")
     columns = {name: _column(one, form.decimal) for name, one in seen.items() if name not in roles.columns.values()}
@@ -156,7 +159,9 @@ def _drafted(tables: Sequence[Pieces], names: Sequence[str], form: TextFormat, r
         raise DataError(f"{names[0]}: no column is left to learn from besides {used}.{why}")
     label, told = _outcome(seen, roles, form.decimal)
     named = {key: name for key, name in roles.columns.items() if key in ("silo", "person")}
-    return Draft({"label": label, **named, "columns": columns}, form, (*told, *_told(columns, seen)))
+    odd = (line for name, entry in columns.items() for line in _odd(name, seen[name], entry, form.decimal))
+    alike = _alike(roles.label, label.get("classes", ()))
+    return Draft({"label": label, **named, "columns": columns}, form, (*told, *alike, *_told(columns, seen), *odd))
 
 
 def _outcome(seen: Mapping[str, _Seen], roles: Roles, decimal: str) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -194,15 +199,25 @@ def _is_number(word: str) -> bool:
     return True
 
 
-def _has_commas(column: _Seen) -> bool:
-    """Whether its numbers are written with a decimal comma, and no word is anything else."""
-    different = pc.unique(column.words).to_pylist()
-    return any(map(is_decimal_comma, different)) and all(is_decimal_comma(w) or _is_number(w) for w in different)
+def _marks(column: _Seen) -> tuple[list[str], list[str]]:
+    """(cells with a decimal comma, cells with a point); none of a column with words that are no numbers."""
+    words = column.words.to_pylist()
+    commas = list(filter(is_decimal_comma, words))
+    if not commas or not all(is_decimal_comma(word) or _is_number(word) for word in set(words)):
+        return [], []
+    return commas, [word for word in words if "." in word and not is_decimal_comma(word)]
+
+
+def _decimal(columns: Sequence[_Seen]) -> str:
+    """The mark that most numbers have, of columns where some have a comma."""
+    marks = [_marks(column) for column in columns]
+    return "," if sum(len(c) for c, _ in marks) > sum(len(p) for _, p in marks) else "."
 
 
 def _numbers(words: Sequence[str], decimal: str) -> np.ndarray[Any, Any] | None:
+    """``words`` as numbers, if all are; a mark that the file has elsewhere is for the check to refuse, by its line."""
     try:
-        found = np.array([float(word.replace(",", ".") if decimal == "," else word) for word in words])
+        found = np.array([float(with_point(word) if is_decimal_comma(word) else word) for word in words])
     except ValueError:
         return None
     return found if np.isfinite(found).all() else None
@@ -231,9 +246,14 @@ def _column(column: _Seen, decimal: str) -> dict[str, Any]:
             return _date(different, form, lacking=lacking)
     if all_different:
         return {"type": "identifier"}
-    if len(different) > MOST_VALUES:
+    if len(different) > MOST_VALUES or _names_somebody(len(different), len(words)):
         return {"type": "ignored"}
     return _category(different, lacking=lacking)
+
+
+def _names_somebody(different: int, cells: int) -> bool:
+    """Whether so few cells share a word that the words are probably names or numbers of persons, not categories."""
+    return different > MOST_LEVELS and cells < different * LEAST_SHARED
 
 
 def _category(values: list[str], *, lacking: bool) -> dict[str, Any]:
@@ -304,6 +324,56 @@ def _told(columns: Mapping[str, dict[str, Any]], seen: Mapping[str, _Seen]) -> t
     same = [name for name in ignored if len(pc.unique(seen[name].words)) < 2]
     if same:
         told.append(f"not used, as every record has the same value, or none: {', '.join(same)}.")
-    if names := [name for name in ignored if name not in same]:
+    unique = {name: pc.unique(seen[name].words) for name in ignored if name not in same}
+    if names := [name for name, words in unique.items() if len(words) <= MOST_VALUES]:
+        told.append(
+            f"not used, as few records share a word, as with numbers of patients: {', '.join(names)}. If one of them "
+            "says whose record it is, name it as the person."
+        )
+    if names := [name for name, words in unique.items() if len(words) > MOST_VALUES]:
         told.append(f"not used, as they hold more than {MOST_VALUES} different words: {', '.join(names)}.")
     return tuple(told)
+
+
+def _alike(name: str | None, words: Sequence[int | str]) -> tuple[str, ...]:
+    """Words that differ in capitals only, which a schema takes for different ones."""
+    same: dict[str, list[str]] = {}
+    for word in map(str, words):
+        same.setdefault(word.casefold(), []).append(word)
+    return tuple(
+        f"{name}: {', '.join(map(repr, group))} differ in capitals only, and count as different. If they mean the "
+        "same, correct the files, and keep one of them in the schema."
+        for group in same.values()
+        if len(group) > 1
+    )
+
+
+def _odd(name: str, column: _Seen, entry: Mapping[str, Any], decimal: str) -> tuple[str, ...]:
+    """What of a column's values is probably not meant."""
+    if entry["type"] == "category":
+        return _alike(name, entry["values"])
+    if entry["type"] not in ("number", "integer"):
+        return ()
+    told = []
+    commas, points = _marks(column)
+    if other := points if decimal == "," else commas:
+        told.append(
+            f"{name}: {len(other)} cells, such as {other[0]!r}, are written with the other decimal mark than most "
+            "numbers. dpfl check lists their lines."
+        )
+    numbers = _numbers(pc.unique(column.words).to_pylist(), decimal)
+    assert numbers is not None
+    if (code := _code(np.unique(numbers))) is not None:
+        told.append(
+            f"{name}: {code} may stand for no value. If it does, add missing_values: ['{code}'] and missing: indicator "
+            "to the column, and correct its range."
+        )
+    return tuple(told)
+
+
+def _code(numbers: np.ndarray[Any, Any]) -> int | None:
+    """The number that is far from all others and often a code for no value; ``numbers`` are different, in order."""
+    low, high = float(numbers[0]), float(numbers[-1])
+    if low < 0 <= numbers[1] and low in CODES:
+        return int(low)
+    return int(high) if high in CODES and high > FAR * max(abs(numbers[-2]), 10) else None

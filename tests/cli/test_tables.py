@@ -144,6 +144,32 @@ def test_a_draft_runs_and_predicts_by_its_schema(tmp_path: Path, monkeypatch: py
     one_message(command("predict", folder, "new.csv"), "column 'stage': 6 cells are not one of I, II, III")
 
 
+def test_a_draft_tells_what_is_probably_not_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The decimal mark is that of most numbers; codes for no value and words in other capitals are named."""
+    monkeypatch.chdir(tmp_path)
+    pressures = [f"{100 + row}.5" for row in range(40)]
+    for name, cells, mark in (
+        ("points", [*pressures[:38], "132,5", "99,5"], None),
+        ("commas", [*(cell.replace(".", ",") for cell in pressures[:38]), "132.5", "99.5"], ","),
+    ):
+        lines = [
+            f"{-99 if row == 5 else 20 + row % 30};{'M' if row == 7 else 'fm'[row % 2]};"
+            f"P{row // 2};{cells[row]};{row % 2}"
+            for row in range(40)
+        ]
+        Path(f"{name}.csv").write_text("\n".join(["age;sex;patient;pressure;ill", *lines]))
+        done = command("init", name, "--from", f"{name}.csv", "--label", "ill")
+        told = " ".join(done.out.split())
+        assert "age: -99 may stand for no value." in told, done.err
+        assert "sex: 'M', 'm' differ in capitals only" in told
+        assert "pressure: 2 cells, such as '132" in told
+        assert "few records share a word, as with numbers of patients: patient." in told
+        data = yaml.safe_load((tmp_path / name / "run.yaml").read_text())["data"]
+        assert data["dataset"].get("decimal") == mark
+        assert data["schema"]["columns"]["pressure"] == {"type": "number", "range": [90, 140]}
+        one_message(command("check", f"{name}/run.yaml"), "column 'pressure'")
+
+
 def test_survival_of_several_files_is_drafted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a pattern; the last of two words is an event. Counts are told of, not guessed."""
     monkeypatch.chdir(tmp_path)

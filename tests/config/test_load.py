@@ -146,9 +146,9 @@ def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
         ("silos={north: {epsilonn: 1}}", "silos.north.epsilonn is not a known key (did you mean 'epsilon'?). Known: "),
         ("early_stopping={shar: 0.1}", "early_stopping.shar is not a known key (did you mean 'share'?). Known: "),
         ("silos={north: 1}", "silos.north=1: must be a mapping of keys to values."),
-        ("silo_weights=nois", "silo_weights='nois': input should be 'equal', 'records' or 'noise'."),
-        ("silo_weights={a: 0, b: 1}", "silo_weights.a=0: input should be greater than 0."),
-        ("silo_weights=3", "silo_weights=3: input should be 'equal', 'records' or 'noise'."),
+        ("silo_weights=nois", "silo_weights='nois': must be 'equal', 'records' or 'noise'."),
+        ("silo_weights={a: 0, b: 1}", "silo_weights.a=0: must be greater than 0."),
+        ("silo_weights=3", "silo_weights=3: must be 'equal', 'records' or 'noise'."),
     ],
 )
 def test_a_wrong_key_is_told_wherever_it_is(tmp_path: Path, setting: str, message: str) -> None:
