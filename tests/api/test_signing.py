@@ -154,9 +154,7 @@ def test_what_proves_nothing_is_not_to_be_signed(finished: Path, tmp_path: Path)
         dpfl.statement_to_sign(finished, names={99: "Nobody"})
 
 
-def test_where_no_checksum_was_kept_the_page_says_that_its_words_are_unchecked(
-    finished: Path, tmp_path: Path
-) -> None:
+def test_where_no_checksum_was_kept_the_page_says_that_its_words_are_unchecked(finished: Path, tmp_path: Path) -> None:
     """As in folders of earlier versions; numbers are."""
     folder = Path(shutil.copytree(finished, tmp_path / "run"))
     details = json.loads((folder / "details.json").read_text())
