@@ -389,5 +389,6 @@ def _read(path: Path) -> _Known:
 
 
 def _write(path: Path, known: _Known) -> None:
-    # That a try began has to be known after a power cut, too: it may be charged.
-    write_atomic(path, to_json(asdict(known)), "owner", outlasts_power=known.how == "begun")
+    # That a try began has to be known after a power cut, too: it may be charged. So has how it went: a file that the
+    # cut left empty would be all that is known of it.
+    write_atomic(path, to_json(asdict(known)), "owner")
