@@ -199,6 +199,23 @@ def test_a_callback_that_changes_what_is_computed_ends_the_run(tmp_path: Path, m
     assert secure["status"] == "done", "where noise is never there twice it may"
 
 
+class TellsTorch(Callback):
+    """Products may be rounded otherwise from here on: what noise makes up for is of the way before."""
+
+    def on_round(self, round: RoundInfo) -> None:
+        torch.set_float32_matmul_precision("medium")
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_a_callback_that_tells_torch_otherwise_ends_a_run_of_any_noise(tmp_path: Path, secure: bool) -> None:
+    try:
+        result = session(tmp_path, TellsTorch(), privacy={"secure": secure})
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert result["status"] == "failed" and "setting of torch" in result["reason"]
+    assert {one.round for one in charges(result["folder"])} == {0}, "nothing is released after it"
+
+
 def test_an_interrupt_in_a_callback_passes(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         session(tmp_path, Broken("on_round", KeyboardInterrupt))

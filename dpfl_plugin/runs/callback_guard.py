@@ -3,6 +3,9 @@
 A callback is not part of what names a run's noise: with and without it a run is the same. That holds as long as it only
 looks on. One that sets an attribute of the loss, say, would have the same noise added to other gradients than a run
 without it, and the difference of the two uploads would be that of the gradients, without any noise.
+
+With secure noise there are no two such uploads. But what is proven of a sum's rounding is of torch as it was told to
+compute when the run began.
 """
 
 from __future__ import annotations
@@ -39,6 +42,11 @@ def decides(parts: Parts) -> Callable[[], object]:
     return looked_at
 
 
+def settings() -> object:
+    """In place of `decides`, where noise is nobody's to compute: what no code may change while silos release."""
+    return flags()
+
+
 def nothing() -> object:
     """In place of `decides`, where nobody might change anything."""
     return None
@@ -58,7 +66,13 @@ def untouched(look: Callable[[], object]) -> Iterator[None]:
     """
     before = look()
     yield
-    if look() != before:
+    after = look()
+    if look is settings and after != before:
+        raise TouchedError(
+            "a callback changed a setting of torch, by which products or sums may be rounded otherwise than noise "
+            "makes up for. Have callbacks look on only, or set it before the run"
+        )
+    if after != before:
         raise TouchedError(
             "a callback changed what the run computes: an attribute or a global variable of the model, the loss, the "
             "algorithm or the mechanism, or a setting of torch. Noise that follows from the seed would be added to "

@@ -20,7 +20,9 @@ from dpfl_plugin.adapters.message import Message
 from dpfl_plugin.config.load import configure
 from dpfl_plugin.errors import ConfigError, LimitError, UnsupportedError
 from dpfl_plugin.owners.limits import Limits
+from dpfl_plugin.privacy.ledger import Ledger
 from tests.adapters.federation import DATA, block, draws, in_process, loop
+from tests.adapters.power import cut
 from tests.adapters.shared_folder import NAMES, Sites, keys_of, members_of, sites
 from tests.adapters.test_faults import module, records
 from tests.cli.command import dpfl as command
@@ -357,6 +359,50 @@ def test_patience_alone_voids_no_round(tmp_path):
         made.turn()
         made.now += 1000
         assert made.turn().silos == ("north", "south")
+
+
+def answered(made) -> set[bytes]:
+    """The uploads that are in the folder."""
+    found = set()
+    for path in (made.shared / "north").glob("answer-*.dpfl"):
+        data = path.read_bytes()
+        message = Message.from_bytes(data[read_head(data).start :])
+        found |= {message.vectors["model"].numpy().tobytes()} if message.header["status"] == "upload" else set()
+    return found
+
+
+EVERY = [pytest.param(lost, first, marks=pytest.mark.slow) for lost in ("nothing", "data") for first in range(3)]
+
+
+@pytest.mark.parametrize(("lost", "first"), [("all", 0), *EVERY])
+def test_no_power_cut_leaves_an_answer_without_its_charge(tmp_path, lost, first):
+    """Nor two answers to a request; before every third call that writes, syncs, renames or removes, within limits.
+
+    What was put into the shared folder is there: it is on another machine. Noise is new at every try.
+    """
+    for at in range(first, 1000, 3):
+        with sites(tmp_path / str(at), block(rounds=2), module(), TWO) as made:
+            owner = made.path / "owner"
+            owner.mkdir(mode=0o700)
+            limits = Limits(folder=owner, epsilon=50, delta=1e-2, source="limits.yaml")
+            given = {"limits": limits, "surroundings": "deployment", "own": None}
+            made.server.step()
+            was_cut = cut(owner, at, lost, lambda made=made, given=given: made.start("north", **given).step())
+            seen = answered(made)
+            assert len(seen) <= len(named(owner, "*.lifetime.jsonl")), "an answer left before it was charged"
+            made.start("north", **given).step()
+            seen |= answered(made)
+            assert len(seen) == 1 and len(named(owner, "*.lifetime.jsonl")) <= 2
+            assert named(owner, "ledger.jsonl") == named(owner, "*.lifetime.jsonl")
+        if not was_cut:
+            assert at > 30
+            return
+
+
+def named(folder: Path, pattern: str) -> set[str]:
+    """The names of noise that is charged."""
+    begun = [path for path in folder.rglob(pattern) if b"\n" in path.read_bytes()]
+    return {charge.noise_id for path in begun for charge in Ledger.open(path, append=False)}
 
 
 # Who decides

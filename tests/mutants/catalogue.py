@@ -1125,8 +1125,8 @@ CLIPPING = (
         "torchs-products-reduced",
         "a torch that rounds all products is taken as it is",
         "gradients/precision.py",
-        'if torch.get_float32_matmul_precision() != "highest":',
-        "if False:",
+        "    if reduced:\n",
+        "    if False:\n",
         ("tests/gradients/test_precision.py::test_a_torch_whose_products_are_all_reduced_is_refused",),
     ),
     Mutant(
@@ -4481,6 +4481,14 @@ NAMING_OF_NOISE = (
         ("tests/test_callbacks.py::test_a_callback_that_changes_what_is_computed_ends_the_run",),
     ),
     Mutant(
+        "callbacks-tell-torch",
+        "a callback has torch compute otherwise in a run with secure noise: records move sums by more than is charged",
+        "runs/hooks.py",
+        "settings if config.privacy.secure else decides",
+        "nothing if config.privacy.secure else decides",
+        ("tests/test_callbacks.py::test_a_callback_that_tells_torch_otherwise_ends_a_run_of_any_noise",),
+    ),
+    Mutant(
         "resumed-with-another-algorithm",
         "a run goes on with an algorithm that holds other values, and repeats noise on other gradients",
         "runs/naming.py",
@@ -5237,6 +5245,14 @@ FOLDER = (
         '(about.sequence, about.tag) != (self._published["sequence"], self._published["tag"])',
         'about.sequence != self._published["sequence"]',
         (f"{FOLDER_TESTS}::test_what_a_silo_signed_for_another_federation_uses_up_no_place_in_this_one",),
+    ),
+    Mutant(
+        "charged-in-memory",
+        "a silo's answer is in a shared folder while its charge is in the owner's memory, where a power cut ends it",
+        "adapters/silo.py",
+        "            self._grant.sync()\n",
+        "",
+        (f"{FOLDER_TESTS}::test_no_power_cut_leaves_an_answer_without_its_charge",),
     ),
 )
 
