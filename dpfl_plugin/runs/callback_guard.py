@@ -21,6 +21,16 @@ from dpfl_plugin.runs.build import Parts
 from dpfl_plugin.runs.environment import flags
 
 OURS: Final = "dpfl_plugin."
+TOLD: Final = (
+    "a callback changed a setting of torch, by which products or sums may be rounded otherwise than noise makes up "
+    "for. Have callbacks look on only, or set it before the run"
+)
+CHANGED: Final = (
+    "a callback changed what the run computes: an attribute or a global variable of the model, the loss, the "
+    "algorithm or the mechanism, or a setting of torch. Noise that follows from the seed would be added to other "
+    "gradients than it is named for. Have callbacks look on only; what is to change with the rounds belongs into the "
+    "algorithm, or into privacy.schedule"
+)
 
 
 class TouchedError(TrainingError):
@@ -66,16 +76,5 @@ def untouched(look: Callable[[], object]) -> Iterator[None]:
     """
     before = look()
     yield
-    after = look()
-    if look is settings and after != before:
-        raise TouchedError(
-            "a callback changed a setting of torch, by which products or sums may be rounded otherwise than noise "
-            "makes up for. Have callbacks look on only, or set it before the run"
-        )
-    if after != before:
-        raise TouchedError(
-            "a callback changed what the run computes: an attribute or a global variable of the model, the loss, the "
-            "algorithm or the mechanism, or a setting of torch. Noise that follows from the seed would be added to "
-            "other gradients than it is named for. Have callbacks look on only; what is to change with the rounds "
-            "belongs into the algorithm, or into privacy.schedule"
-        )
+    if look() != before:
+        raise TouchedError(TOLD if look is settings else CHANGED)

@@ -116,7 +116,19 @@ def flags() -> dict[str, Any]:
     for setting, said in multiplied.items():
         name = setting.removeprefix("torch.backends").removeprefix(".").removesuffix("fp32_precision").removesuffix(".")
         found[f"{name}.precision"] = "ieee" if said == "none" else said  # nobody said, or highest
+    if hooks := _global_hooks():  # of most runs there are none, and their names do not change
+        found["global_hooks"] = hooks
     return found
+
+
+def _global_hooks() -> list[str]:
+    """What torch calls at every module of this process besides the module itself."""
+    return [
+        f"{name}: {getattr(hook, '__module__', '')}.{getattr(hook, '__qualname__', type(hook).__qualname__)}"
+        for name, hooks in sorted(vars(torch.nn.modules.module).items())
+        if name.startswith("_global_") and isinstance(hooks, dict)
+        for hook in hooks.values()
+    ]
 
 
 def _machine(device: str) -> dict[str, Any]:
