@@ -199,6 +199,34 @@ def test_a_callback_that_changes_what_is_computed_ends_the_run(tmp_path: Path, m
     assert secure["status"] == "done", "where noise is never there twice it may"
 
 
+class TellsTorch(Callback):
+    """Products may be rounded otherwise from here on, or modules give something else than is named for them."""
+
+    def __init__(self, tell: str) -> None:
+        self.tell, self.hooks = tell, list[Any]()
+
+    def on_round(self, round: RoundInfo) -> None:
+        if self.tell == "precision":
+            torch.set_float32_matmul_precision("medium")
+        else:
+            hook = torch.nn.modules.module.register_module_forward_hook(lambda module, given, found: 2 * found)
+            self.hooks.append(hook)
+
+
+@pytest.mark.parametrize("secure", [False, True])
+@pytest.mark.parametrize("tell", ["precision", "hook"])
+def test_a_callback_that_tells_torch_otherwise_ends_a_run_of_any_noise(tmp_path: Path, secure: bool, tell: str) -> None:
+    callback = TellsTorch(tell)
+    try:
+        result = session(tmp_path, callback, privacy={"secure": secure})
+    finally:
+        torch.set_float32_matmul_precision("highest")
+        for hook in callback.hooks:
+            hook.remove()
+    assert result["status"] == "failed" and "setting of torch" in result["reason"]
+    assert {one.round for one in charges(result["folder"])} == {0}, "nothing is released after it"
+
+
 def test_an_interrupt_in_a_callback_passes(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         session(tmp_path, Broken("on_round", KeyboardInterrupt))

@@ -145,15 +145,18 @@ def show_status(folder: Path, *, as_json: bool) -> None:
         return
     server: dict[str, Any] = found["server"]
     of = f" of {server['of']}" if server.get("of") else ""
-    print(f"{server.get('name')}: {server.get('status')}, {server.get('rounds')}{of} rounds done")
+    print(_plain(f"{server.get('name')}: {server.get('status')}, {server.get('rounds')}{of} rounds done"))
     if server.get("reason"):
-        print(f"  {server['reason']}")
-    if server.get("waits_for"):
-        print(f"  waiting for {', '.join(server['waits_for'])}, since {server.get('since')}")
+        print(f"  {_plain(server['reason'])}")
+    if waits := _list(server.get("waits_for")):
+        print(_plain(f"  waiting for {', '.join(map(str, waits))}, since {server.get('since')}"))
+    odd = server.get("odd")
     for name, said in found["silos"].items():
-        print(f"  {name}: {_of_silo(said)}{_odd(server, name)}")
-    for one in server.get("refused", []):
-        print(f"  round {one['round']}: refused of {one['silo']}: {one['why']}")
+        its = odd.get(name) if isinstance(odd, dict) else None
+        print(_plain(f"  {name}: {_of_silo(said)}{f'; its file is not taken: {its}' if its else ''}"))
+    for one in _list(server.get("refused")):
+        if isinstance(one, dict):
+            print(_plain(f"  round {one.get('round')}: refused of {one.get('silo')}: {one.get('why')}"))
     print("  (what each wrote of itself, unsigned)")
 
 
@@ -165,22 +168,26 @@ def _of_silo(said: dict[str, Any]) -> str:
     return f"{said.get('doing')}{why}{last}"
 
 
-def _odd(server: dict[str, Any], name: str) -> str:
-    odd = server.get("odd", {}).get(name)
-    return f"; its file is not taken: {odd}" if odd else ""
+def _list(found: Any) -> list[Any]:
+    return found if isinstance(found, list) else []
+
+
+def _plain(text: Any, lines: str = "") -> str:
+    """Others wrote it: on one line but for ``lines``, and nothing in it tells a terminal what to do."""
+    return "".join(one if one.isprintable() or one in lines else "\N{REPLACEMENT CHARACTER}" for one in str(text))
 
 
 def _say(text: str) -> None:
-    print(text, flush=True)
+    print(_plain(text, "\n"), flush=True)
 
 
 def _end(found: Outcome | Waiting) -> None:
     from dpfl_plugin.api.folder import Waiting
 
     if isinstance(found, Waiting):
-        print(f"waiting for {found.what}", flush=True)
+        _say(f"waiting for {found.what}")
         raise typer.Exit(WAITING)
-    print(found.text, flush=True)
+    _say(found.text)
     raise typer.Exit(found.exit_code)
 
 
@@ -196,4 +203,4 @@ class _ToStderr(logging.Handler):
     """To stderr as it is now."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        print(f"dpfl: {record.getMessage()}", file=sys.stderr, flush=True)
+        print(f"dpfl: {_plain(record.getMessage(), chr(10))}", file=sys.stderr, flush=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from typing import Literal
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor
@@ -20,6 +20,25 @@ Precision = Literal["float32", "bf16", "tf32"]
 """float32: that of the model; bf16: matrix products and convolutions in bfloat16; tf32: in CUDA's 19-bit format."""
 
 
+EXACT: Final = ("highest", "ieee", "none")
+_BACKENDS: Final = ("", "mkldnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn")
+
+
+def products() -> dict[str, str]:
+    """In which format torch was told, in this process, to multiply float32, by the name of the setting."""
+    try:
+        found = {"torch.get_float32_matmul_precision()": torch.get_float32_matmul_precision()}
+    except RuntimeError:  # one of its backends was told something else
+        found = {"torch.get_float32_matmul_precision()": "not one for all backends"}
+    for name in _BACKENDS:
+        part: Any = torch.backends
+        for key in name.split(".") if name else ():
+            part = getattr(part, key, None)
+        setting = f"torch.backends{'.' * bool(name)}{name}.fp32_precision"
+        found[setting] = str(getattr(part, "fp32_precision", "none"))
+    return found
+
+
 def check(precision: Precision, y: Tensor) -> None:
     """
     Args:
@@ -28,11 +47,13 @@ def check(precision: Precision, y: Tensor) -> None:
     Raises:
         UnsupportedError: ``precision`` is not for such a model and device, or products would be reduced everywhere.
     """
-    if torch.get_float32_matmul_precision() != "highest":
+    reduced = {key: value for key, value in products().items() if value not in EXACT}
+    if reduced:
+        key, value = next(iter(reduced.items()))
         raise UnsupportedError(
-            f"torch.get_float32_matmul_precision() is {torch.get_float32_matmul_precision()!r}: clipped sums would be "
-            "rounded after their norms were taken, so that a record could add more than clip_norm. Leave it at "
-            "'highest', and use runtime.precision, which reduces what is safe to reduce."
+            f"{key} is {value!r}: clipped sums would be rounded after their norms were taken, so that a record could "
+            "add more than clip_norm. Leave it as torch begins with it ('highest', 'ieee'), and use runtime.precision, "
+            "which reduces what is safe to reduce."
         )
     if precision == "float32":
         return

@@ -58,6 +58,7 @@ def page(said: dict[str, Any], *, names: Mapping[int, str], study: str, made: st
         f"Made on {made} by dpfl {version} from the ledger of run `{run['id']}`, which was read, found whole, and from "
         f"which epsilon was computed anew. SHA-256 of the run's ledger.json: `{digest}`.",
         *(f"**{text}**" for text in said["warnings"]),
+        *_others(said),
         _records(said, names),
         "## What is guaranteed\n\n" + in_short(said),
         _tests(_guaranteed(said), said["protects"]),
@@ -66,6 +67,16 @@ def page(said: dict[str, Any], *, names: Mapping[int, str], study: str, made: st
         _signatures(),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _others(said: dict[str, Any]) -> list[str]:
+    if not said["shared"] or not said["shared"]["num_runs"]:
+        return []
+    return [
+        "Epsilons are those of this run together with the other runs on the same data that a shared ledger held when "
+        "it ended. What these spent is as was written then; it was not computed anew. What later runs add adds to it: "
+        "`dpfl account` with the shared ledger adds up all that it holds."
+    ]
 
 
 def _records(said: dict[str, Any], names: Mapping[int, str]) -> str:

@@ -3,6 +3,9 @@
 A callback is not part of what names a run's noise: with and without it a run is the same. That holds as long as it only
 looks on. One that sets an attribute of the loss, say, would have the same noise added to other gradients than a run
 without it, and the difference of the two uploads would be that of the gradients, without any noise.
+
+With secure noise there are no two such uploads. But what is proven of a sum's rounding is of torch as it was told to
+compute when the run began.
 """
 
 from __future__ import annotations
@@ -18,6 +21,16 @@ from dpfl_plugin.runs.build import Parts
 from dpfl_plugin.runs.environment import flags
 
 OURS: Final = "dpfl_plugin."
+TOLD: Final = (
+    "a callback changed a setting of torch, by which products or sums may be rounded otherwise than noise makes up "
+    "for. Have callbacks look on only, or set it before the run"
+)
+CHANGED: Final = (
+    "a callback changed what the run computes: an attribute or a global variable of the model, the loss, the "
+    "algorithm or the mechanism, or a setting of torch. Noise that follows from the seed would be added to other "
+    "gradients than it is named for. Have callbacks look on only; what is to change with the rounds belongs into the "
+    "algorithm, or into privacy.schedule"
+)
 
 
 class TouchedError(TrainingError):
@@ -37,6 +50,11 @@ def decides(parts: Parts) -> Callable[[], object]:
         )
 
     return looked_at
+
+
+def settings() -> object:
+    """In place of `decides`, where noise is nobody's to compute: what no code may change while silos release."""
+    return flags()
 
 
 def nothing() -> object:
@@ -59,9 +77,4 @@ def untouched(look: Callable[[], object]) -> Iterator[None]:
     before = look()
     yield
     if look() != before:
-        raise TouchedError(
-            "a callback changed what the run computes: an attribute or a global variable of the model, the loss, the "
-            "algorithm or the mechanism, or a setting of torch. Noise that follows from the seed would be added to "
-            "other gradients than it is named for. Have callbacks look on only; what is to change with the rounds "
-            "belongs into the algorithm, or into privacy.schedule"
-        )
+        raise TouchedError(TOLD if look is settings else CHANGED)

@@ -22,6 +22,7 @@ import torch
 import dpfl_plugin
 from dpfl_plugin import loaded
 from dpfl_plugin.gradients import fused
+from dpfl_plugin.gradients.precision import products
 
 # Variables by which libraries choose their kernels, and so how sums round.
 SWITCHES: Final = (
@@ -97,10 +98,10 @@ def switches(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 def flags() -> dict[str, Any]:
     """What torch was told in this process, by users' code say, and may decide bits."""
-    backends, smallest = torch.backends, np.float32(2.0**-149)
+    backends, smallest, multiplied = torch.backends, np.float32(2.0**-149), products()
     found = {
         "default_dtype": str(torch.get_default_dtype()),
-        "matmul_precision": torch.get_float32_matmul_precision(),
+        "matmul_precision": multiplied.pop("torch.get_float32_matmul_precision()"),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "autocast": torch.is_autocast_enabled("cpu"),
         # Nothing tells whether the processor takes the smallest numbers for zero; so it is tried, in this thread.
@@ -112,13 +113,22 @@ def flags() -> dict[str, Any]:
         for option in ("enabled", "deterministic", "allow_tf32", "strategy", "engine"):
             if isinstance(value := getattr(backend, option, None), bool | str):
                 found[f"{name}.{option}"] = value
-    for name in ("", "mkldnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn"):
-        part: Any = backends
-        for key in name.split(".") if name else ():
-            part = getattr(part, key, None)
-        said = str(getattr(part, "fp32_precision", "none"))
+    for setting, said in multiplied.items():
+        name = setting.removeprefix("torch.backends").removeprefix(".").removesuffix("fp32_precision").removesuffix(".")
         found[f"{name}.precision"] = "ieee" if said == "none" else said  # nobody said, or highest
+    if hooks := _global_hooks():  # of most runs there are none, and their names do not change
+        found["global_hooks"] = hooks
     return found
+
+
+def _global_hooks() -> list[str]:
+    """What torch calls at every module of this process besides the module itself."""
+    return [
+        f"{name}: {getattr(hook, '__module__', '')}.{getattr(hook, '__qualname__', type(hook).__qualname__)}"
+        for name, hooks in sorted(vars(torch.nn.modules.module).items())
+        if name.startswith("_global_") and isinstance(hooks, dict)
+        for hook in hooks.values()
+    ]
 
 
 def _machine(device: str) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from dpfl_plugin.errors import ConfigError, told
 from dpfl_plugin.federation.progress import Progress
 from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.rules import PrivacyRules
-from dpfl_plugin.runs.callback_guard import may_touch, nothing, untouched
+from dpfl_plugin.runs.callback_guard import may_touch, nothing, settings, untouched
 from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runs.plugin_errors import trace
 from dpfl_plugin.runs.plugins import build_plugin
@@ -213,7 +213,7 @@ class Hooks:
             TouchedError: one of them does, now or later.
         """
         # Noise that is nobody's to compute is never there twice.
-        self._decides = decides if self._watched and not config.privacy.secure else nothing
+        self._decides = nothing if not self._watched else settings if config.privacy.secure else decides
         release = rules.release(1.0)
         self._account, self._whoever = account, (release.unit, release.neighbouring) == ("silo", "replace_one")
         if not self._has_begun:

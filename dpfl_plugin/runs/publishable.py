@@ -9,6 +9,7 @@ could be told: neither what a single silo released nor the most that one did. Th
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any, Final
 
 from dpfl_plugin.data.base import NOT_PUBLIC
@@ -57,6 +58,8 @@ def details(said: dict[str, Any]) -> dict[str, Any]:
 def write(folder: RunFolder, said: dict[str, Any]) -> None:
     """A run's statement: `details.json` first, by which `dpfl account` knows how much the ledger has to hold."""
     shown = published(said)
-    folder.write(folder.details, to_json(details(said)))
-    folder.write(folder.statement, to_json(shown))
+    text = to_json(shown)
+    written = {"statement": hashlib.sha256(text.encode()).hexdigest()}  # by which `dpfl statement` knows its words
+    folder.write(folder.details, to_json({**details(said), **written}))
+    folder.write(folder.statement, text)
     folder.write(folder.privacy, markdown(shown))

@@ -20,9 +20,12 @@ from dpfl_plugin.adapters.message import Message
 from dpfl_plugin.config.load import configure
 from dpfl_plugin.errors import ConfigError, LimitError, UnsupportedError
 from dpfl_plugin.owners.limits import Limits
+from dpfl_plugin.privacy.ledger import Ledger
 from tests.adapters.federation import DATA, block, draws, in_process, loop
+from tests.adapters.power import cut
 from tests.adapters.shared_folder import NAMES, Sites, keys_of, members_of, sites
 from tests.adapters.test_faults import module, records
+from tests.cli.command import dpfl as command
 
 TWO = {i: one for i, one in records().items() if i < 2}
 
@@ -358,6 +361,50 @@ def test_patience_alone_voids_no_round(tmp_path):
         assert made.turn().silos == ("north", "south")
 
 
+def answered(made) -> set[bytes]:
+    """The uploads that are in the folder."""
+    found = set()
+    for path in (made.shared / "north").glob("answer-*.dpfl"):
+        data = path.read_bytes()
+        message = Message.from_bytes(data[read_head(data).start :])
+        found |= {message.vectors["model"].numpy().tobytes()} if message.header["status"] == "upload" else set()
+    return found
+
+
+EVERY = [pytest.param(lost, first, marks=pytest.mark.slow) for lost in ("nothing", "data") for first in range(3)]
+
+
+@pytest.mark.parametrize(("lost", "first"), [("all", 0), *EVERY])
+def test_no_power_cut_leaves_an_answer_without_its_charge(tmp_path, lost, first):
+    """Nor two answers to a request; before every third call that writes, syncs, renames or removes, within limits.
+
+    What was put into the shared folder is there: it is on another machine. Noise is new at every try.
+    """
+    for at in range(first, 1000, 3):
+        with sites(tmp_path / str(at), block(rounds=2), module(), TWO) as made:
+            owner = made.path / "owner"
+            owner.mkdir(mode=0o700)
+            limits = Limits(folder=owner, epsilon=50, delta=1e-2, source="limits.yaml")
+            given = {"limits": limits, "surroundings": "deployment", "own": None}
+            made.server.step()
+            was_cut = cut(owner, at, lost, lambda made=made, given=given: made.start("north", **given).step())
+            seen = answered(made)
+            assert len(seen) <= len(named(owner, "*.lifetime.jsonl")), "an answer left before it was charged"
+            made.start("north", **given).step()
+            seen |= answered(made)
+            assert len(seen) == 1 and len(named(owner, "*.lifetime.jsonl")) <= 2
+            assert named(owner, "ledger.jsonl") == named(owner, "*.lifetime.jsonl")
+        if not was_cut:
+            assert at > 30
+            return
+
+
+def named(folder: Path, pattern: str) -> set[str]:
+    """The names of noise that is charged."""
+    begun = [path for path in folder.rglob(pattern) if b"\n" in path.read_bytes()]
+    return {charge.noise_id for path in begun for charge in Ledger.open(path, append=False)}
+
+
 # Who decides
 
 
@@ -468,3 +515,80 @@ def test_a_file_is_never_seen_half_and_its_mode_is_that_of_the_folder(tmp_path):
     (tmp_path / "north" / ".dpfl-tmp-killed").write_bytes(b"half")
     place.put("answer-00000002.dpfl", b"whole")
     assert sorted(place.names()) == ["answer-00000001.dpfl", "answer-00000002.dpfl"]
+
+
+# What a stranger may do with files that somebody did sign
+
+
+def test_what_a_silo_signed_for_another_federation_uses_up_no_place_in_this_one(two):
+    """It has one key for both, and whoever carries files can put the one under the other's name."""
+    for silo in two.silos.values():
+        silo.step()
+    path, whole = two.file_of("north"), two.file_of("north").read_bytes()
+    head = read_head(whole)
+    for changes, why in (
+        ({"members": "0" * 32, "tag": "of another"}, "answers another request"),
+        ({"kind": "request", "tag": "of another"}, "answers another request"),
+        ({"receivers": ("west",), "tag": "of another"}, "answers another request"),
+        ({"run": "0" * 16, "sequence": 9}, "answers another request"),
+    ):
+        path.write_bytes(seal(replace(head.about, **changes), Message({}), two.keys["north"]))
+        waits = two.server.step()
+        assert waits.silos == ("north",) and why in waits.odd["north"]
+    path.write_bytes(whole)
+    assert two.server.step().round == 2 and not two.server.server.summary()["refused"]
+
+
+@pytest.mark.parametrize("of", ["another format", "another federation"])
+def test_a_file_beside_the_servers_own_ends_no_silo_and_removes_no_answer(two, of):
+    """Neither one that nobody signed, nor one that the server signed elsewhere, whatever its number."""
+    (path,) = (two.shared / "server").glob("message-*.dpfl")
+    two.silos["north"].step()
+    answer = two.file_of("north").read_bytes()
+    if of == "another format":
+        data = b"dpfl-folder %d\n{}\nAAAA\n" % (VERSION + 1)
+    else:
+        about = replace(read_head(path.read_bytes()).about, members="0" * 32, sequence=7)
+        data = seal(about, Message({}), two.keys[SERVER])
+    (path.parent / "message-00000007.dpfl").write_bytes(data)
+    assert "next request" in two.start("north").step().what
+    assert two.file_of("north").read_bytes() == answer
+    two.silos["south"].step()
+    assert two.charges("south") and two.server.step().round == 2
+
+
+@pytest.mark.parametrize("who", ["server", "north"])
+def test_no_end_reads_more_of_its_own_place_than_it_wrote_there(two, monkeypatch, who):
+    """Else a file with a hole, which takes no room on the disk, takes all memory of the site."""
+    two.silos["north"].step()
+    (path,) = (two.shared / who).glob("*.dpfl")
+    header, most, check = json.loads(path.read_bytes().split(b"\n")[1]), 2**24, places.check_body
+    start = b"dpfl-folder %d\n%s\nAAAA\n" % (VERSION, json.dumps({**header, "size": most}).encode())
+    path.write_bytes(start)
+    os.truncate(path, len(start) + most)
+    monkeypatch.setattr(
+        places, "check_body", lambda head, body: check(head, body) if len(body) < most else pytest.fail("all")
+    )
+    (two.start_server(), two.server.step()) if who == "server" else two.start("north").step()
+    assert path.stat().st_size < 2**20
+
+
+def test_a_status_that_somebody_wrote_is_printed_as_text_or_refused(two):
+    """Whoever may write to the folder tells no terminal what to do."""
+    two.silos["north"].step()
+    path = two.shared / "server" / "status.json"
+    good = json.loads(path.read_text())
+    (two.shared / "north" / "status.json").write_text(
+        json.dumps({"doing": "\x1b]0;owned\x07\x1b[2Jwaits", "round": "\n1"})
+    )
+    for changes in (
+        {"reason": "\x1b[31mred\nof 9: done"},
+        {"waits_for": [{"a": 1}, 3], "since": ["\x1b"]},
+        {"refused": [{"round": 1}, 7, {"round": "\x07", "silo": "x", "why": None}]},
+        {"odd": ["north"], "rounds": {"a": "\x1b"}},
+        {"silos": ["\x1bnorth", "north", 3, "../server"], "odd": {"north": {"a": "\x1b"}}},
+    ):
+        path.write_text(json.dumps({**good, **changes}))
+        done = command("status", two.shared)
+        assert done.code in (0, 2) and "Traceback" not in done.err
+        assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", done.out), repr(done.out)

@@ -12,8 +12,12 @@ import pytest
 from scipy.special import log_ndtr, ndtr, ndtri
 
 import dpfl_plugin as dpfl
+from dpfl_plugin.api.signing import UNCHECKED
 from dpfl_plugin.errors import DpflError
+from dpfl_plugin.privacy.accountants import PLD
+from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.signed_page import FALSE_ALARMS, ROLES, page, power
+from dpfl_plugin.privacy.views import server_view
 from tests.cli.command import dpfl as command
 from tests.cli.command import one_message, write
 
@@ -103,16 +107,39 @@ def test_what_proves_nothing_is_not_to_be_signed(finished: Path, tmp_path: Path)
         ({"protects__unit": "silo"}, "protects.unit is 'silo'"),
         ({"protects__neighbouring": "add_or_remove"}, "protects.neighbouring is 'add_or_remove'"),
         ({"tuning": {"epsilon": 0.1, "delta": 1e-9}}, "tuning is"),
-        ({"silos": [{"silo": 0, "num_records": 9, "rounds": 1, "epsilon": 0.1}]}, "epsilon of silo 0 is 0.1"),
         ({"run__id": "another"}, "run.id is 'another'"),
+        ({"run__num_silos": 2}, "run.num_silos is 2, and by ledger.jsonl 4"),
+        ({"run__rounds": 1}, "checksum"),
+        ({"silos": None}, "silos is None is True"),
+        ({"silos": []}, r"silos is \[\]"),
+        ({"views__server__epsilon": math.nan}, "is damaged .views.server.epsilon is nan"),
+        ({"views__server__epsilon": None}, "views.server.epsilon is 0, and"),
+        ({"views__server__neighbouring": None}, "views.server.neighbouring is None"),
+        ({"shared": {"num_runs": 1, "held_epsilon": 0.1, "num_same_records": 1}}, "shared is None is False"),
+        ({"caveats": []}, "checksum"),
+        ({"assumptions": ["None."]}, "checksum"),
+        ({"accountant__name": "RDP"}, "accountant.name is 'RDP', and by the files beside it 'PLD'"),
         ({"accountant__name": "another"}, "no accountant 'another' is here"),
     ]
     for changes, why in cases:
         with pytest.raises(DpflError, match=why):
             dpfl.statement_to_sign(changed(**changes))
+    for changes, why in (
+        ({"epsilon": 0.1}, "epsilon of silo 2 is 0.1"),
+        ({"rounds": 1}, "rounds of silo 2 is 1"),
+        ({"num_records": 9}, r"silos is .*\(2, 9\)"),
+        ({"silo": 1}, r"silos is .*\(1, 24\), \(1, 24\)"),
+    ):
+        rows = json.loads((finished / "ledger.json").read_text())["silos"]
+        with pytest.raises(DpflError, match=why):
+            dpfl.statement_to_sign(changed(silos=[*rows[:2], {**rows[2], **changes}, *rows[3:]]))
     simulation = changed() / "config.yaml"  # whose statement says that it is none
     simulation.write_text(simulation.read_text().replace("secure: true", "secure: false"))
     with pytest.raises(DpflError, match=r"mechanism\.secure is True"):
+        dpfl.statement_to_sign(copy)
+    other = changed() / "config.yaml"  # by which something would be guaranteed of another run
+    other.write_text(other.read_text().replace("local_steps: 2", "local_steps: 1"))
+    with pytest.raises(DpflError, match=r"run\.id, of config\.yaml is"):
         dpfl.statement_to_sign(copy)
     ledger = changed() / "ledger.jsonl"
     ledger.write_text("".join(ledger.read_text().splitlines(keepends=True)[:-1]))
@@ -125,6 +152,64 @@ def test_what_proves_nothing_is_not_to_be_signed(finished: Path, tmp_path: Path)
         dpfl.statement_to_sign(tmp_path)
     with pytest.raises(DpflError, match="names=99 must be a silo of"):
         dpfl.statement_to_sign(finished, names={99: "Nobody"})
+
+
+def test_where_no_checksum_was_kept_the_page_says_that_its_words_are_unchecked(finished: Path, tmp_path: Path) -> None:
+    """As in folders of earlier versions; numbers are."""
+    folder = Path(shutil.copytree(finished, tmp_path / "run"))
+    details = json.loads((folder / "details.json").read_text())
+    del details["statement"]
+    (folder / "details.json").write_text(json.dumps(details))
+    assert f"**{UNCHECKED}**" in dpfl.statement_to_sign(folder) and UNCHECKED not in dpfl.statement_to_sign(finished)
+
+
+def test_of_a_shared_ledger_a_page_says_no_less_than_its_own_run_spent(tmp_path: Path) -> None:
+    ledger = tmp_path / "shared.jsonl"
+    for name, epsilon in (("first", 1.0), ("second", 4.0)):
+        (tmp_path / name).mkdir()
+        changes = {"out": str(tmp_path / name), **SECURE, "privacy": {**SECURE["privacy"], "epsilon": epsilon}}
+        done = command("run", write(tmp_path / name, changes), "--json", "--ledger", ledger)
+        assert done.code == 0, done.err
+    folder = Path(done.json["folder"])
+    text, said = dpfl.statement_to_sign(folder), json.loads((folder / "ledger.json").read_text())
+    assert "was not computed anew" in text and text.count("| 4.000 |") == 4
+    details = json.loads((folder / "details.json").read_text())
+    for place, key, value, why in (
+        (said["views"]["total"]["server"], "epsilon", 0.5, "views.total.server.epsilon is 0.5"),
+        (said["views"]["total"]["third_party"], "epsilon", 0.5, "views.total.third_party.epsilon is 0.5"),
+        (said["views"]["total"]["server"], "delta", 1e-9, "views.total.server.delta is 1e-09"),
+        (said["shared"], "num_runs", 0, "shared.num_runs is 0, and by details.json 1"),
+        (said["silos"][1], "total_epsilon", 0.5, "total_epsilon of silo 1 is 0.5"),
+        (said, "shared", None, "shared is None is True, and by ledger.jsonl False"),
+    ):
+        before, place[key] = place[key], value
+        (folder / "ledger.json").write_text(json.dumps(said))
+        (folder / "details.json").write_text(json.dumps({k: v for k, v in details.items() if k != "statement"}))
+        with pytest.raises(DpflError, match=why):
+            dpfl.statement_to_sign(folder)
+        place[key] = before
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"private_evaluation": {"noise_multiplier": 2.0, "share": 0.25, "every": 1}},
+        {"personalise": {"local_steps": 3, "local_lr": 0.1}},
+    ],
+    ids=["scores", "own models"],
+)
+def test_a_site_that_no_round_drew_is_told_what_it_released_beside_them(tmp_path: Path, more: dict[str, Any]) -> None:
+    drawn = {"rounds": 1, "silo_rate": 0.25, "privacy": {"secure": True}, "seed": None, "out": str(tmp_path), **more}
+    done = command("run", write(tmp_path, drawn), "--json")
+    assert done.code == 0, done.err
+    folder = Path(done.json["folder"])
+    silos = json.loads((folder / "ledger.json").read_text())["silos"]
+    assert sorted(silo["rounds"] for silo in silos) == [0, 0, 0, 1]
+    ledger, accountant = Ledger.open(folder / "ledger.jsonl", append=False), PLD()
+    for silo in silos:
+        own = ledger.tally.only(lambda entry, number=silo["silo"]: entry.silo == number)  # type: ignore[misc]
+        assert silo["epsilon"] == pytest.approx(server_view(own, accountant, 1e-5).epsilon, rel=1e-9) and own
+    assert dpfl.statement_to_sign(folder)
 
 
 def test_the_command_prints_or_writes_a_new_file(finished: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import pytest
@@ -164,14 +165,27 @@ def test_tf32_is_for_cuda_and_reduced_passes_are_for_float32():
         choose("auto", model.double(), losses.cross_entropy, terms, trial(6).double())
 
 
-def test_a_torch_whose_products_are_all_reduced_is_refused():
-    model, before = nn.Sequential(nn.Linear(6, 3)), torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        (None, "high"),
+        (torch.backends.mkldnn, "bf16"),
+        (torch.backends.mkldnn.matmul, "bf16"),
+        (torch.backends.mkldnn.conv, "bf16"),
+    ],
+    ids=["torch", "mkldnn", "products", "convolutions"],
+)
+def test_a_torch_whose_products_are_all_reduced_is_refused(part, value):
+    model = nn.Sequential(nn.Linear(6, 3))
+    before = torch.get_float32_matmul_precision() if part is None else part.fp32_precision
+    tell = torch.set_float32_matmul_precision if part is None else functools.partial(setattr, part, "fp32_precision")
+    tell(value)
     try:
         with pytest.raises(UnsupportedError, match=r"more than clip_norm.*runtime\.precision"):
             choose("auto", model, losses.cross_entropy, Terms(chunk_bytes=1), trial(6))
     finally:
-        torch.set_float32_matmul_precision(before)
+        tell(before)
+    choose("auto", model, losses.cross_entropy, Terms(chunk_bytes=1), trial(6))
 
 
 @pytest.mark.gpu

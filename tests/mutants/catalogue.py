@@ -1125,8 +1125,8 @@ CLIPPING = (
         "torchs-products-reduced",
         "a torch that rounds all products is taken as it is",
         "gradients/precision.py",
-        'if torch.get_float32_matmul_precision() != "highest":',
-        "if False:",
+        "    if reduced:\n",
+        "    if False:\n",
         ("tests/gradients/test_precision.py::test_a_torch_whose_products_are_all_reduced_is_refused",),
     ),
     Mutant(
@@ -4481,6 +4481,14 @@ NAMING_OF_NOISE = (
         ("tests/test_callbacks.py::test_a_callback_that_changes_what_is_computed_ends_the_run",),
     ),
     Mutant(
+        "callbacks-tell-torch",
+        "a callback has torch compute otherwise in a run with secure noise: records move sums by more than is charged",
+        "runs/hooks.py",
+        "settings if config.privacy.secure else decides",
+        "nothing if config.privacy.secure else decides",
+        ("tests/test_callbacks.py::test_a_callback_that_tells_torch_otherwise_ends_a_run_of_any_noise",),
+    ),
+    Mutant(
         "resumed-with-another-algorithm",
         "a run goes on with an algorithm that holds other values, and repeats noise on other gradients",
         "runs/naming.py",
@@ -5154,6 +5162,144 @@ OUTCOMES = (
 )
 
 
+FOLDER_TESTS = "tests/adapters/test_folder.py"
+SIGNING_TESTS = "tests/api/test_signing.py"
+
+FOLDER = (
+    Mutant(
+        "signature-unchecked",
+        "whoever can write to a shared folder answers for a silo, and asks for the server",
+        "adapters/folder/envelope.py",
+        "members.keys[sender].verifies.verify(head.signature, head.signed)",
+        "members.keys[sender].verifies",
+        (f"{FOLDER_TESTS}::test_what_a_silo_did_not_put_there_is_not_taken_and_its_own_file_still_is",),
+    ),
+    Mutant(
+        "sealed-to-no-envelope",
+        "what is encrypted for one round, run or direction opens in the envelope of another",
+        "adapters/folder/envelope.py",
+        'if key not in ("encrypted", "size", "sha256")',
+        'if key in ("kind",)',
+        (f"{FOLDER_TESTS}::test_an_encrypted_message_opens_for_its_receiver_in_its_own_envelope_only",),
+    ),
+    Mutant(
+        "encryption-left-out",
+        "a message that anybody can read is taken where all have to be encrypted",
+        "adapters/folder/envelope.py",
+        "    if head.encrypted != members.encrypt:\n",
+        "    if False:\n",
+        (f"{FOLDER_TESTS}::test_an_encrypted_message_opens_for_its_receiver_in_its_own_envelope_only",),
+    ),
+    Mutant(
+        "body-unchecked",
+        "a signature holds for whatever comes after the lines that it signs",
+        "adapters/folder/envelope.py",
+        "    if hashlib.sha256(body).hexdigest() != head.sha256:\n",
+        "    if False:\n",
+        (f"{FOLDER_TESTS}::test_what_a_silo_did_not_put_there_is_not_taken_and_its_own_file_still_is",),
+    ),
+    Mutant(
+        "links-followed",
+        "a link in a shared folder has a site read what it leads to",
+        "adapters/folder/place.py",
+        "os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK",
+        "os.O_RDONLY | os.O_NONBLOCK",
+        (f"{FOLDER_TESTS}::test_what_a_silo_did_not_put_there_is_not_taken_and_its_own_file_still_is",),
+    ),
+    Mutant(
+        "own-place-without-limit",
+        "a site reads whatever is in the place of its own file into memory, before it knows that it wrote it",
+        "adapters/folder/silo.py",
+        "            verify(head, self._members, self.name)  # before more is read than we wrote\n",
+        "",
+        (f"{FOLDER_TESTS}::test_no_end_reads_more_of_its_own_place_than_it_wrote_there",),
+    ),
+    Mutant(
+        "tries-without-end",
+        "a silo that ends between charge and answer is charged for one request as often as it is started",
+        "adapters/folder/silo.py",
+        "(tries >= MOST_TRIES and not again)",
+        "(tries < 0 and not again)",
+        (f"{FOLDER_TESTS}::test_a_silo_whose_own_disk_fails_after_each_charge_stops_trying",),
+    ),
+    Mutant(
+        "tries-not-known",
+        "that a try began is not on disk before it is charged",
+        "adapters/folder/silo.py",
+        '                _write(folder / FILE, _Known(about.sequence, tries + 1, "begun"))\n',
+        "                pass\n",
+        (f"{FOLDER_TESTS}::test_a_silo_whose_own_disk_fails_after_each_charge_stops_trying",),
+    ),
+    Mutant(
+        "old-requests-in-a-folder",
+        "a request that comes again after a newer one is answered",
+        "adapters/folder/silo.py",
+        "if about.sequence < (last := self._last()):",
+        "if about.sequence < (last := 0):",
+        (f"{FOLDER_TESTS}::test_old_messages_cost_nothing_and_count_nowhere",),
+    ),
+    Mutant(
+        "answers-of-another-federation",
+        "what a silo signed for another federation uses up its place in this one",
+        "adapters/folder/server.py",
+        '(about.sequence, about.tag) != (self._published["sequence"], self._published["tag"])',
+        'about.sequence != self._published["sequence"]',
+        (f"{FOLDER_TESTS}::test_what_a_silo_signed_for_another_federation_uses_up_no_place_in_this_one",),
+    ),
+    Mutant(
+        "charged-in-memory",
+        "a silo's answer is in a shared folder while its charge is in the owner's memory, where a power cut ends it",
+        "adapters/silo.py",
+        "            self._grant.sync()\n",
+        "",
+        (f"{FOLDER_TESTS}::test_no_power_cut_leaves_an_answer_without_its_charge",),
+    ),
+)
+
+SIGNED = (
+    Mutant(
+        "a-silo-beside-rounds",
+        "a silo that no round drew is said to have spent nothing, whatever it released as scores or statistics",
+        "privacy/claims/server.py",
+        "if silo in charged else 0.0",
+        "if rounds[silo] else 0.0",
+        (f"{SIGNING_TESTS}::test_a_site_that_no_round_drew_is_told_what_it_released_beside_them",),
+    ),
+    Mutant(
+        "words-to-sign-unchecked",
+        "a page is signed whose caveats somebody took out of ledger.json",
+        "api/signing_checks.py",
+        "    if written is not None:\n",
+        "    if False:\n",
+        (f"{SIGNING_TESTS}::test_what_proves_nothing_is_not_to_be_signed",),
+    ),
+    Mutant(
+        "a-site-left-out-of-the-page",
+        "a page to sign leaves out the site that spent most",
+        "api/signing_checks.py",
+        '    _same("silos", stated, [',
+        '    _same("silos", stated, stated or [',
+        (f"{SIGNING_TESTS}::test_what_proves_nothing_is_not_to_be_signed",),
+    ),
+    Mutant(
+        "a-page-of-another-configuration",
+        "a page is signed by a configuration that is not the one that ran",
+        "api/signing_checks.py",
+        '**({} if own else {"run.id, of config.yaml": run_id(config)}),',
+        "",
+        (f"{SIGNING_TESTS}::test_what_proves_nothing_is_not_to_be_signed",),
+    ),
+    Mutant(
+        "others-in-a-shared-ledger-unchecked",
+        "a page to sign says of all runs of a shared ledger less than one of them spent",
+        "api/signing_checks.py",
+        "    _check_others(said, ledger, config.privacy.delta, files)\n",
+        "",
+        (f"{SIGNING_TESTS}::test_of_a_shared_ledger_a_page_says_no_less_than_its_own_run_spent",),
+    ),
+)
+
+
 MUTANTS: tuple[Mutant, ...] = (
     *PERSONS,
     *VIEWS,
@@ -5193,4 +5339,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *TABLES,
     *FEATURES,
     *OUTCOMES,
+    *FOLDER,
+    *SIGNED,
 )

@@ -163,6 +163,11 @@ class Place:
             check_body(*found)
         return found
 
+    def is_whole(self, name: str, head: Head) -> bool:
+        """Whether a message with this head, which is known to be ours, is there as we wrote it; no more is read."""
+        found = self.read(name, head.start + head.size)
+        return found is not None and found[0] == head
+
     def _read(self, name: str, limit: int, *, only_head: bool) -> tuple[Head, bytes] | None:
         try:
             with self._opened() as folder:

@@ -188,12 +188,12 @@ class FolderServer:
     def _stands(self, name: str, kind: str) -> bool:
         """Whether our own file is whole, and is this request; all of it is looked at once in a process."""
         try:
-            if name not in self._seen:
-                self._place.read(name, self._most)
             head = self._place.head(name)
             if head is None:
                 return False
-            verify(head, self._members, SERVER)
+            verify(head, self._members, SERVER)  # before more is read than we wrote
+            if name not in self._seen and not self._place.is_whole(name, head):
+                return False
         except MessageError:
             return False
         self._seen, about = {*self._seen, name}, head.about
@@ -233,10 +233,11 @@ class FolderServer:
         self._note_version(name, head)
         about = head.about
         upload: Message | MessageError
+        if (about.sequence, about.tag) != (self._published["sequence"], self._published["tag"]):
+            # First: what the silo signed elsewhere with this key uses up no place here, whoever put it there.
+            raise StrangerError("it answers another request (a replay).")
         if about.kind != "answer" or about.receivers != (SERVER,) or about.members != self._members.digest:
             upload = MessageError("it is by another list of members: compare the lists (dpfl keys show).")
-        elif (about.sequence, about.tag) != (self._published["sequence"], self._published["tag"]):
-            raise StrangerError("it answers another request (a replay).")
         else:
             try:
                 upload = opened(head, body, self._members, self._key)

@@ -149,7 +149,7 @@ class FolderSilo:
 
     def _newest(self) -> tuple[About, Message] | Waits:
         """The newest message of the server to this silo that is whole, and not answered; or what is waited for."""
-        odd, elsewhere = "", None
+        odd, elsewhere, unread = "", None, None
         numbered = [(sequence_of(name, self.name), name) for name in self._from.names()]
         for sequence, name in sorted(((n, name) for n, name in numbered if n is not None), reverse=True):
             try:
@@ -169,8 +169,9 @@ class FolderSilo:
                         f"request {sequence} after request {last}: an old one, or the server lost its folder."
                     )
                 found = self._from.read(name, self._limit)
-            except VersionError as error:
-                self._fail_unread(sequence, error)
+            except VersionError as error:  # of whom is not known: what can be read goes first
+                unread = unread or (sequence, error)
+                continue
             except MessageError as error:
                 odd = odd or f"{name}: {str(error).rstrip('.')}"
                 self._say(f"the server's {name} is not taken: {error}")
@@ -179,6 +180,8 @@ class FolderSilo:
                 return about, self._opened(head, found[1])
         if elsewhere is not None:
             self._fail_elsewhere(elsewhere)
+        if unread is not None:
+            self._fail_unread(*unread)
         return Waits(f"the server: {odd}" if odd else "the server's first request", self._answered)
 
     @property
@@ -301,12 +304,12 @@ class FolderSilo:
         """Whether our answer to it is in the folder as it should be; all of it is looked at once in a process."""
         name = answer_name(about.sequence)
         try:
-            if name not in self._seen:
-                self._place.read(name, self._most)
             head = self._place.head(name)
             if head is None:
                 return False
-            verify(head, self._members, self.name)
+            verify(head, self._members, self.name)  # before more is read than we wrote
+            if name not in self._seen and not self._place.is_whole(name, head):
+                return False
         except MessageError:
             return False
         self._seen, mine = {name}, head.about
@@ -386,5 +389,6 @@ def _read(path: Path) -> _Known:
 
 
 def _write(path: Path, known: _Known) -> None:
-    # That a try began has to be known after a power cut, too: it may be charged.
-    write_atomic(path, to_json(asdict(known)), "owner", outlasts_power=known.how == "begun")
+    # That a try began has to be known after a power cut, too: it may be charged. So has how it went: a file that the
+    # cut left empty would be all that is known of it.
+    write_atomic(path, to_json(asdict(known)), "owner")

@@ -153,17 +153,13 @@ class Server(Claims):
         total: Mapping[int, float] = {}
         if in_all:
             total = server_view(book.ledger.tally, self.accountant, delta, earlier=book.earlier.realised).per_silo
-        tally = book.ledger.tally
-        not_run = tally.names.noise(NOT_RUN)
-        entries = (entry for entry in tally.entries() if entry.noise != not_run and tally.kind(entry) == "round")
-        made = {(entry.silo, entry.round) for entry in entries}
-        rounds = Counter(silo for silo, _ in made)
+        charged, rounds = taken_part(book.ledger.tally)
         return [
             {
                 "silo": silo,
                 "num_records": count,
                 "rounds": rounds[silo],
-                "epsilon": _of_silo(silo, alone) if rounds[silo] else 0.0,
+                "epsilon": _of_silo(silo, alone) if silo in charged else 0.0,
                 **({"total_epsilon": _of_silo(silo, total)} if in_all else {}),
                 **(self._settings(silo) if book.rules.silos else {}),
             }
@@ -179,6 +175,17 @@ class Server(Claims):
             "record_rate": rules.sampler.rate(spec.num_records[silo]),
             "clip_norm": finite(rules.clip_norm),
         }
+
+
+def taken_part(tally: Tally) -> tuple[set[int], Counter[int]]:
+    """(silos that are charged, for scores or statistics only, too; in how many rounds each of them took part)."""
+    not_run = tally.names.noise(NOT_RUN)
+    charged, made = set(), set()
+    for entry in tally.entries():
+        charged.add(entry.silo)
+        if entry.noise != not_run and tally.kind(entry) == "round":
+            made.add((entry.silo, entry.round))
+    return charged, Counter(silo for silo, _ in made)
 
 
 def _of_silo(silo: int, per_silo: Mapping[int, float]) -> float | None:
