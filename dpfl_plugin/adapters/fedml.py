@@ -20,7 +20,7 @@ from fedml.ml.trainer.trainer_creator import create_model_trainer
 from torch import nn
 
 from dpfl_plugin.adapters.agreement import Agreement, agree
-from dpfl_plugin.adapters.fedml_checks import too_few_rounds, without_effect
+from dpfl_plugin.adapters.fedml_checks import say_what_begins, too_few_rounds, without_effect
 from dpfl_plugin.adapters.fedml_ends import end_together, public, tell_server
 from dpfl_plugin.adapters.frozen import FIXED
 from dpfl_plugin.adapters.kept import kept_here
@@ -87,7 +87,7 @@ def private_runner(
     trainer = PrivateTrainer(inner, args, agreement, dataset[RECORDS], folder, loss, draw)
     made = server_aggregator or create_server_aggregator(copy.deepcopy(model), args)
     aggregator = PrivateAggregator(made, args, agreement, folder, callbacks)
-    _say_what_begins(args, agreement, counts if simulated else {}, folder)
+    say_what_begins(args, agreement, counts if simulated else {}, folder)
     idle = without_effect(args, device, agreement, client_trainer, server_aggregator)
     for said in filter(None, [*(f"{what}: no effect: {why}" for what, why in idle), too_few_rounds(args, agreement)]):
         LOG.warning("dpfl: %s", said)
@@ -146,23 +146,6 @@ def _telling_server(args: Any, text: Callable[[Exception], str]) -> Iterator[Non
 def _without_records(error: Exception) -> str:
     """A message may tell of records; those that may be sent say so."""
     return str(getattr(error, "public", "its records cannot be used, and its own log says why"))
-
-
-def _say_what_begins(args: Any, agreement: Agreement, counts: Mapping[int, int], folder: Path) -> None:
-    config, privacy = agreement.config, agreement.config.privacy
-    noise = f"noise {privacy.noise_multiplier:g}" if privacy.epsilon is None else f"epsilon {privacy.epsilon:g}"
-    LOG.info(
-        "dpfl: %s, %s rounds, %d silos (%s asked in a round%s), %s at delta %g for each, unit %s, folder %s",
-        config.algorithm.name,
-        config.rounds or "any number of",
-        agreement.num_silos,
-        args.client_num_per_round,
-        f", {min(counts.values())} to {max(counts.values())} records" if counts else "",
-        noise,
-        privacy.delta,
-        privacy.unit,
-        folder,
-    )
 
 
 def _finish(trainer: PrivateTrainer, aggregator: PrivateAggregator) -> None:
@@ -408,27 +391,43 @@ class PrivateAggregator(ServerAggregator):
             LOG.error("dpfl: the run ends: %s", error, exc_info=not isinstance(error, DpflError))
             self.error = error
 
-    def collect(self, uploads: Iterable[Any]) -> Any:
-        """Take the uploads of a round, one by one, and the algorithm's step; what to send next."""
+    @property
+    def tag(self) -> str | None:
+        """That of the request under way."""
+        return None if self._message is None else self._message.header.get("tag")
+
+    def collect(self, uploads: Iterable[Any], *, by_place: bool = False) -> Any:
+        """Take the uploads of a round, one by one, and the algorithm's step; what to send next.
+
+        Args:
+            by_place: whether the place of an upload says which silo sent it, and not the upload alone.
+        """
         if self.server.asked:
-            for upload in uploads:
-                self._receive(upload)
+            for place, upload in enumerate(uploads):
+                self._receive(upload, place if by_place else None)
             with self._ending_all():
                 self.server.end()
         self._message = None
         return self.get_model_params()
 
-    def _receive(self, upload: Any) -> None:
+    def _receive(self, upload: Any, sender: int | None) -> None:
+        """
+        Args:
+            sender: the silo, where it is known; else it is the one that the upload names.
+        """
+        answer: Message | MessageError
         try:
             if not isinstance(upload, Mapping):
                 raise MessageError(f"it is a {type(upload).__name__}, and no tensors by name.")
-            message = Message.from_tensors(upload)
+            answer = Message.from_tensors(upload)
         except MessageError as error:
-            LOG.warning("an upload is refused: %s", error)
-            return
-        silo = message.header.get("silo")
+            answer = error
+        named = answer.header.get("silo") if isinstance(answer, Message) else None
+        silo = named if sender is None else sender
         if type(silo) is int and 0 <= silo < self._agreement.num_silos:
-            self.server.receive(silo, message)
+            self.server.receive(silo, answer)
+        elif isinstance(answer, MessageError):
+            LOG.warning("an upload is refused: %s", answer)
         else:
             LOG.warning("an upload is refused: it says that it is of silo %r", silo)
 
@@ -436,7 +435,8 @@ class PrivateAggregator(ServerAggregator):
         return raw_client_model_or_grad_list, list(range(len(raw_client_model_or_grad_list)))
 
     def aggregate(self, raw_client_model_or_grad_list: list[tuple[float, Any]]) -> Any:
-        return self.collect(upload for _, upload in raw_client_model_or_grad_list)
+        """Of a deployment, where all are asked: FedML has them in the order of its silos."""
+        return self.collect((upload for _, upload in raw_client_model_or_grad_list), by_place=True)
 
     def on_after_aggregation(self, aggregated_model_or_grad: Any) -> Any:
         return aggregated_model_or_grad

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from fedml.core import ClientTrainer, ServerAggregator
 
 from dpfl_plugin.adapters.agreement import Agreement
 
+LOG: Final = logging.getLogger("dpfl_plugin.fedml")
 OF_TRAINING: Final = ("learning_rate", "epochs", "batch_size", "client_optimizer", "weight_decay", "momentum")
 HOOKS: Final = {
     ClientTrainer: ("train", "on_after_local_training"),
@@ -41,4 +44,22 @@ def too_few_rounds(args: Any, agreement: Agreement) -> str:
     return (
         f"comm_round={least} is less than dpfl_args: dpfl: rounds={rounds}: the run pauses before its end. Run it "
         f"again to continue; or begin another with rounds: {least}, which has less noise"
+    )
+
+
+def say_what_begins(args: Any, agreement: Agreement, counts: Mapping[int, int], folder: Path) -> None:
+    """At the start of a run; ``counts``: numbers of records of silos, where this process has them all."""
+    config, privacy = agreement.config, agreement.config.privacy
+    noise = f"noise {privacy.noise_multiplier:g}" if privacy.epsilon is None else f"epsilon {privacy.epsilon:g}"
+    LOG.info(
+        "dpfl: %s, %s rounds, %d silos (%s asked in a round%s), %s at delta %g for each, unit %s, folder %s",
+        config.algorithm.name,
+        config.rounds or "any number of",
+        agreement.num_silos,
+        args.client_num_per_round,
+        f", {min(counts.values())} to {max(counts.values())} records" if counts else "",
+        noise,
+        privacy.delta,
+        privacy.unit,
+        folder,
     )

@@ -219,11 +219,25 @@ def _tells_server(before: Callable[..., None], self: Any, message: Any) -> None:
 
 
 def _takes_what_it_asked_for(before: Callable[..., None], self: Any, message: Any) -> None:
-    """What a silo sends of itself to a server that was started again comes once more when that asks for it."""
-    if self.is_initialized:
-        before(self, message)
-    else:
+    """What a silo sends of itself to a server that was started again comes once more when that asks for it.
+
+    FedML would take one of an earlier request (late, or sent twice) as the silo's of this round.
+    """
+    if not self.is_initialized:
         LOG.info("an upload came before this server asked for one: silos will send it again")
+    elif _is_late(self, message):
+        LOG.warning("an upload of rank %s answers an earlier request: it is left out", message.get_sender_id())
+    else:
+        before(self, message)
+
+
+def _is_late(manager: Any, message: Any) -> bool:
+    from fedml.cross_silo.client.message_define import MyMessage
+
+    with contextlib.suppress(Exception):  # what it is else is for the aggregator to say
+        tag = Message.from_tensors(message.get(MyMessage.MSG_ARG_KEY_MODEL_PARAMS)).header.get("tag")
+        return isinstance(tag, str) and tag != manager.aggregator.aggregator.tag
+    return False
 
 
 def _tells_all(before: Callable[..., None], self: Any, message: Any) -> None:

@@ -21,6 +21,7 @@ from flwr.serverapp.strategy import Strategy
 from torch import nn
 
 from dpfl_plugin.adapters.agreement import Agreement, agree
+from dpfl_plugin.adapters.flower_arrays import TABLE, read, written
 from dpfl_plugin.adapters.flower_checks import (
     check_callers,
     check_mods,
@@ -52,7 +53,6 @@ from dpfl_plugin.oracle import Draw
 from dpfl_plugin.owners.limits import Limits, Surroundings
 from dpfl_plugin.runs.hooks import check_callbacks
 
-TABLE: Final = "dpfl"  # of the run's configuration, and the name of what is ours in messages and contexts
 TRAIN, QUERY = f"train.{TABLE}", f"query.{TABLE}"
 QUESTION_SECONDS: Final = 120.0  # for nodes that just came to say which silo they are
 SAID_SECONDS: Final = 30.0  # between two lines about what is waited for
@@ -125,7 +125,7 @@ def private_client_app(
 
     @app.train(TABLE)
     def train(message: Message, context: Context) -> Message:
-        return Message(_written(_answered(message, context, model(), records, loss, draw)), reply_to=message)
+        return Message(written(_answered(message, context, model(), records, loss, draw)), reply_to=message)
 
     return app
 
@@ -153,7 +153,7 @@ def _answered(
 ) -> Carried:
     """What this node's silo answers; what goes wrong here is told here, and the server hears only that it did."""
     show_log(lambda: LOG)
-    agreement, id, asked = agreement_of(context, made), _silo_id(context), _read(message.content)
+    agreement, id, asked = agreement_of(context, made), _silo_id(context), read(message.content)
     bits = None if draw is None else draw(context)
     try:
         limits, where = _limits(context), surroundings()
@@ -356,7 +356,7 @@ class PrivateStrategy(Strategy):
             self._tell_end()
             return []
         node_of = self._nodes(self.server.asked)
-        content = _written(message)
+        content = written(message)
         return [
             Message(content=content, message_type=TRAIN, dst_node_id=node_of[silo])
             for silo in self.server.asked
@@ -455,7 +455,7 @@ class PrivateStrategy(Strategy):
                 LOG.warning("dpfl: silo %d (node %d) gives no answer: %s", silo, node, reply.error.reason)
             else:
                 try:
-                    answer: Carried | MessageError = _read(reply.content)
+                    answer: Carried | MessageError = read(reply.content, self.server.max_bytes)
                 except MessageError as error:
                     answer = error
                 self.server.receive(silo, answer)
@@ -475,18 +475,3 @@ class PrivateStrategy(Strategy):
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """As the project's strategy does."""
         return self._inner.aggregate_evaluate(server_round, replies)
-
-
-def _written(message: Carried) -> RecordDict:
-    return RecordDict({TABLE: ArrayRecord(message.to_tensors())})
-
-
-def _read(content: RecordDict) -> Carried:
-    found = content.get(TABLE)
-    if not isinstance(found, ArrayRecord):
-        raise MessageError(f"it holds no ArrayRecord {TABLE!r}.")
-    try:
-        tensors = found.to_torch_state_dict()
-    except Exception as error:  # what a stranger sent may fail in any way
-        raise MessageError(f"its arrays cannot be read ({type(error).__name__}).") from error
-    return Carried.from_tensors(tensors)

@@ -17,6 +17,10 @@ from dpfl_plugin.errors import MessageError
 LOG: Final = logging.getLogger("dpfl_plugin.server")
 
 
+class LateError(MessageError):
+    """It answers an earlier request: what answers this one may still come."""
+
+
 class Round:
     """Takes what silos answer.
 
@@ -28,6 +32,7 @@ class Round:
     Attributes:
         uploads: the good ones, by silo. refused, spent: why of others there is none.
         disallowed: by the owners of their data.
+        late: of those who may still answer, what came that answers an earlier request.
         unfit: of another kind of records, in this round and in every other.
     """
 
@@ -37,6 +42,7 @@ class Round:
         self.uploads: dict[int, Vectors] = {}
         self.refused: dict[int, str] = {}
         self.spent: dict[int, str] = {}
+        self.late: dict[int, str] = {}
         self.disallowed: dict[int, str] = {}
         self.unfit: dict[int, str] = {}
 
@@ -45,6 +51,11 @@ class Round:
         """The silos that have not answered."""
         known = {*self.uploads, *self.refused, *self.spent, *self.disallowed}
         return [silo for silo in self.plan.participants if silo not in known]
+
+    def why_missing(self) -> dict[int, str]:
+        """Why there is no good upload, by silo."""
+        known = self.late | self.refused | self.spent
+        return {silo: known.get(silo, "no answer") for silo in self.plan.participants if silo not in self.uploads}
 
     def needed(self, min_share: float) -> int:
         """How many silos have to send a good upload, for the round to count."""
@@ -85,7 +96,8 @@ class Round:
         if value_of(header, "silo", int) != silo:
             raise MessageError(f"it says that it is of silo {header['silo']}.")
         if value_of(header, "tag", str) != self.tag or value_of(header, "round", int) != self._number:
-            raise MessageError("it answers another request than the last: it is late, or was sent before (a replay).")
+            self.late[silo] = "it answers another request than the last: it is late, or was sent before (a replay)."
+            raise LateError(self.late[silo])
         status: str = value_of(header, "status", str)
         if status not in ("upload", "spent", "refused", "failed"):
             raise MessageError(f"its status is {status[:20]!r}.")

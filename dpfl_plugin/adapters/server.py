@@ -1,10 +1,11 @@
 """The server's side: it plans rounds, checks what comes in, and takes the algorithm's step.
 
 The rule for what is missing. An upload that is damaged, of another round, too long, not finite, or sent twice is
-refused, and its silo named. The round goes on without it, and without silos that have spent their budget or do not
-answer: it counts, with the agreed weights, if at least half of the silos that were asked sent a good upload; where an
-algorithm needs every silo (scaffnew), if all did. Else it is void: nothing changes, and it is asked for again under
-another tag. Each silo learns with the next download which of its uploads was the last that counted.
+refused, and its silo named; after one of an earlier request the right one may still come. The round goes on without it,
+and without silos that have spent their budget or do not answer: it counts, with the agreed weights, if at least half of
+the silos that were asked sent a good upload; where an algorithm needs every silo (scaffnew), if all did. Else it is
+void: nothing changes, and it is asked for again under another tag. Each silo learns with the next download which of its
+uploads was the last that counted.
 
 A folder has one server at a time. One that is started again sends the request of the round that was cut as it was.
 """
@@ -28,7 +29,7 @@ from dpfl_plugin.adapters.agreement import Agreement
 from dpfl_plugin.adapters.frozen import FIXED
 from dpfl_plugin.adapters.message import Message, num_bytes
 from dpfl_plugin.adapters.request import Requests, request_message
-from dpfl_plugin.adapters.round import Round
+from dpfl_plugin.adapters.round import LateError, Round
 from dpfl_plugin.adapters.silo_reports import SiloReports
 from dpfl_plugin.adapters.told import Told
 from dpfl_plugin.algorithms.base import RoundPlan
@@ -223,13 +224,13 @@ class Server:
                 raise upload
             if not current.take(silo, upload, self.model.device):
                 return None
-        except MessageError as error:
-            return self._refuse(silo, str(error))
+        except MessageError as error:  # a late one must not shut out the right one, which it overtook
+            return self._refuse(silo, str(error), keep=isinstance(error, LateError))
         self._silos.sent(silo, upload.header.get("epsilon"))
         return None
 
     def _refuse(self, silo: int, why: str, keep: bool = False) -> str:
-        """Note it; with ``keep`` what the silo sent before stays."""
+        """Note it; with ``keep`` what the silo sent before stays, or is still awaited."""
         if self._round is not None and silo in self._round.plan.participants and not keep:
             self._round.refused[silo] = why
         self._silos.refused(self.rounds + 1, silo, why)
@@ -282,9 +283,7 @@ class Server:
             raise TrainingError(f"{why}. All of them say: {'; '.join(sorted(set(current.unfit.values())))}.")
         self._void += 1
         if self._void >= MOST_VOID:
-            silent = [silo for silo in current.plan.participants if silo not in current.uploads]
-            told = {silo: (current.refused | current.spent).get(silo, "no answer") for silo in silent}
-            raise TrainingError(f"{why}, for the {self._void}th time in a row. {told}")
+            raise TrainingError(f"{why}, for the {self._void}th time in a row. {current.why_missing()}")
 
     def _end(self, status: Status, reason: str) -> None:
         self.status, self.reason = status, reason

@@ -10,13 +10,14 @@ from __future__ import annotations
 import contextlib
 import json
 import tempfile
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Final, Protocol
 
 import torch
+import yaml
 from torch import Tensor, nn
 
 from dpfl_plugin.adapters import Agreement, Message, Server, Silo, agree
@@ -26,7 +27,8 @@ from dpfl_plugin.oracle import Draw
 from dpfl_plugin.owners.limits import Limits
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.ledger import Ledger
-from dpfl_plugin.testing.contract_monitor import ContractError
+from dpfl_plugin.testing.wire_faults import FaultChecks, against
+from dpfl_plugin.testing.wire_faults import check as _check
 
 __tracebackhide__ = True  # pytest shows what is wrong
 NUM_SILOS: Final = 3
@@ -79,6 +81,26 @@ class Parties:
             return {**options, "folder": None, "limits": self.limits[silo]}
         return {**options, "folder": self.folder / f"silo-{silo}", "surroundings": "simulation"}
 
+    def limits_file(self, silo: int) -> Path:
+        """A file of the owner's limits, for a wire whose silos do not begin without: all that is asked, if these here
+        have none.
+        """
+        limits, path = self.limits.get(silo), self.folder / f"limits-{silo}.yaml"
+        epsilon, delta = (1000.0, 1e-3) if limits is None else (limits.epsilon, limits.delta)
+        values = {"folder": str(self.folder / f"owner-{silo}"), "epsilon": epsilon, "delta": delta, "repeatable": True}
+        path.write_text(yaml.safe_dump(values))
+        path.chmod(0o600)
+        return path
+
+    def folders(self, silo: int) -> tuple[Path, Path]:
+        """Where what a silo keeps is: as a simulation, or in its owner's folder."""
+        return self.folder / f"silo-{silo}", self.folder / f"owner-{silo}"
+
+    def statement(self, silo: int) -> Path:
+        """The folder that has a silo's ledger and its statement."""
+        (found,) = [path.parent for folder in self.folders(silo) for path in folder.rglob("ledger.jsonl")]
+        return found
+
     def server(self) -> Server:
         """Opened: made at first, and then gone on with."""
         return Server(self.agreement, self.model(), self.server_folder)
@@ -94,7 +116,7 @@ class Parties:
     def charges(self, silo: int) -> set[Charge]:
         """What a silo's ledger holds; nothing before it has one."""
         found: set[Charge] = set()
-        for path in (self.folder / f"silo-{silo}", self.folder / f"owner-{silo}"):
+        for path in self.folders(silo):
             for ledger in path.rglob("ledger.jsonl"):
                 found |= set(Ledger.open(ledger, append=False))
         return found
@@ -117,7 +139,7 @@ class Federation(Protocol):
         """
 
 
-class WireContract(ABC):
+class WireContract(FaultChecks):
     """The contract of an adapter: derive a class whose name begins with Test, and pytest runs each check.
 
         class TestMine(WireContract):
@@ -134,20 +156,25 @@ class WireContract(ABC):
     def federation(self, parties: Parties) -> contextlib.AbstractContextManager[Federation]:
         """Begin, or go on with, what is in the folders of ``parties``; at its end all processes end."""
 
+    @against("none: bits, charges and model are those of `dpfl run`")
     def test_bits_and_charges_are_those_of_a_plain_loop(self) -> None:
         self._compare(faithful, set())
 
+    @against("server and silos that are started again before every round")
     def test_processes_that_are_started_again_before_every_round_go_on(self) -> None:
         """To the same bits, and with no charge more."""
         self._compare(faithful, set(), restart=True)
 
+    @against("a lost upload")
     def test_a_lost_upload_is_charged_and_changes_no_other(self) -> None:
         """And the silo goes on as if it had not taken part: its control variate is that of what counted."""
-        self._compare(lambda silo, data: [] if silo == 1 else [data], {(0, 1)}, until=1)
+        self._compare(lambda silo, data: [] if silo == 1 else [data], self._missed({(0, 1)}), until=1)
 
+    @against("an upload that comes twice")
     def test_what_is_delivered_twice_counts_once(self) -> None:
         self._compare(lambda silo, data: [data, data], set())
 
+    @against("half an upload, none of it, a pickle, zeros; with checksums, a flipped bit")
     def test_damaged_uploads_do_not_count(self) -> None:
         """Half of one, one with another bit, none at all; a pickle, zeros. Each is one round's."""
         damages: list[Callable[[bytes], bytes]] = [
@@ -163,11 +190,9 @@ class WireContract(ABC):
             def spoil(silo: int, data: bytes, rounds: Iterator[Callable[[bytes], bytes]] = rounds) -> list[bytes]:
                 return [next(rounds)(data)] if silo == 2 else [data]
 
-            self._compare(spoil, {(round, 2) for round in range(len(some))}, until=len(some))
+            self._compare(spoil, self._missed({(round, 2) for round in range(len(some))}), until=len(some))
 
-    checks_bytes: ClassVar[bool] = True
-    """Whether the platform sees that a byte changed on the way; TLS does, and files with checksums."""
-
+    @against("an upload of an earlier round: late, or a replay")
     def test_an_upload_of_an_earlier_round_does_not_count(self) -> None:
         kept: dict[int, bytes] = {}
 
@@ -175,8 +200,9 @@ class WireContract(ABC):
             first = kept.setdefault(silo, data)
             return [first] if silo == 0 else [data]
 
-        self._compare(replay, {(1, 0)}, until=2)
+        self._compare(replay, self._missed({(1, 0)}), until=2)
 
+    @against("another silo's upload in the place of a silo's own")
     def test_a_silo_cannot_answer_for_another(self) -> None:
         sent: dict[int, bytes] = {}
 
@@ -184,12 +210,14 @@ class WireContract(ABC):
             sent[silo] = data
             return [sent[0]] if silo == 1 else [data]
 
-        self._compare(stolen, {(0, 1)}, until=1)
+        self._compare(stolen, self._missed({(0, 1)}), until=1)
 
+    @against("an upload that is too large")
     def test_what_is_too_large_does_not_count(self) -> None:
         """A platform must not read what a stranger's message asks for: `Server.max_bytes` is the most."""
         self._compare(lambda silo, data: [data + bytes(2**21)] if silo == 2 else [data], {(0, 2)}, until=1)
 
+    @against("more than an owner allows: one, and all")
     def test_what_an_owner_does_not_allow_is_refused_and_said_to_the_server(self) -> None:
         """Of one silo: the others go on without it, and nothing of it is charged. Of all: the run ends as refused."""
         with tempfile.TemporaryDirectory() as found, tempfile.TemporaryDirectory() as expected:
@@ -211,6 +239,7 @@ class WireContract(ABC):
                 _check(status == "refused" and "owner allows" in reason, f"the server was told {status!r}: {reason!r}")
             _check(not any(map(parties.charges, range(NUM_SILOS))), "a silo whose owner refuses was charged")
 
+    @against("statements behind the ledger, or with more in them")
     def test_every_statement_covers_what_was_charged(self) -> None:
         """And what is meant to be published tells nothing of records."""
         with tempfile.TemporaryDirectory() as found:
@@ -218,7 +247,7 @@ class WireContract(ABC):
             with self.federation(parties) as over:
                 while over.round(faithful):
                     for silo in range(NUM_SILOS):
-                        folder = parties.folder / f"silo-{silo}"
+                        folder = parties.statement(silo)
                         said = json.loads((folder / "ledger.json").read_text())
                         counted = sum(one["count"] for one in said["counted"]["releases"])
                         charged = sum(charge.count for charge in parties.charges(silo))
@@ -227,22 +256,49 @@ class WireContract(ABC):
                         published = (folder / "ledger.json").read_text() + (folder / "privacy.md").read_text()
                         _check(facts["records_sha256"] not in published, "a statement has the digest of records")
 
-    def _parties(self, folder: Path, limited: Set[int] = frozenset()) -> Parties:
+    def _parties(self, folder: Path, limited: Set[int] = frozenset(), epsilon: float = 1e-6) -> Parties:
         agreement = agree(self.settings, num_silos=NUM_SILOS, model=_model(), source="contract")
         low = {
             silo: Limits(
-                folder=folder / f"owner-{silo}", epsilon=1e-6, delta=1e-3, repeatable=True, source="limits.yaml"
+                folder=folder / f"owner-{silo}", epsilon=epsilon, delta=1e-3, repeatable=True, source="limits.yaml"
             )
             for silo in limited
         }
         return Parties(folder, agreement, low)
 
-    def _compare(self, carry: Carry, lost: Set[tuple[int, int]], *, until: int = 0, restart: bool = False) -> None:
+    def _missed(self, uploads: set[tuple[int, int]]) -> set[tuple[int, int]]:
+        """Those of uploads that never came which a run goes on without."""
+        return set() if self.waits_for_all else uploads
+
+    @contextlib.contextmanager
+    def _generous(self) -> Iterator[tuple[Parties, Federation]]:
+        """A federation whose owners allow all that is agreed on."""
+        with tempfile.TemporaryDirectory() as found:
+            parties = self._parties(Path(found), set(range(NUM_SILOS)), epsilon=1000.0)
+            with self.federation(parties) as over:
+                yield parties, over
+
+    def _compare(
+        self,
+        carry: Carry,
+        lost: Set[tuple[int, int]],
+        *,
+        until: int = 0,
+        restart: bool = False,
+        breaks: bool = False,
+        uncharged: Set[tuple[int, int]] = frozenset(),
+        during: Callable[[Parties], contextlib.AbstractContextManager[Any]] | None = None,
+        then: Callable[[Parties, Server], None] | None = None,
+    ) -> None:
         """Run over the platform, and by a loop that loses uploads (round, silo) and nothing else.
 
         Args:
-            until: in how many rounds ``carry`` is the platform's; afterwards it is faithful. 0 for all.
+            until: in how many rounds ``carry`` is the platform's, and ``during`` lasts; afterwards it is faithful. 0:
+                all of them.
             restart: end and begin all processes before every round.
+            breaks: these rounds may end in an error, after which all processes are started again.
+            uncharged: what of the loop's charges (round, silo) must not be there.
+            during: what goes on meanwhile. then: is asked in the end.
         """
         with tempfile.TemporaryDirectory() as found, tempfile.TemporaryDirectory() as expected:
             here, there = self._parties(Path(found)), self._parties(Path(expected))
@@ -250,19 +306,32 @@ class WireContract(ABC):
                 while plain.round(lambda silo, data: [] if (plain.server.rounds, silo) in lost else [data]):
                     pass
                 model, rounds = plain.server.model.clone(), plain.server.rounds
-            with contextlib.ExitStack() as stack:
+            with contextlib.ExitStack() as stack, contextlib.ExitStack() as faults:
                 over = stack.enter_context(self.federation(here))
-                made = 0
-                while over.round(carry if not until or made < until else faithful):
-                    made += 1
+                if during is not None:
+                    faults.enter_context(during(here))
+                made, more = 0, True
+                while more:
+                    spoilt = not until or made < until
+                    try:
+                        more = over.round(carry if spoilt else faithful)
+                    except Exception:
+                        if not (breaks and spoilt):
+                            raise
+                    made += more
                     _check(made <= MOST_ROUNDS, "the run does not come to its end")
-                    if restart:
+                    if until and made >= until:
+                        faults.close()
+                    if more and (restart or (breaks and spoilt)):
                         stack.close()
                         over = stack.enter_context(self.federation(here))
                 _check(over.server.rounds == rounds, f"{over.server.rounds} rounds, where {rounds} are right")
                 _check(torch.equal(over.server.model, model), "another model than a plain loop's")
+                if then is not None:
+                    then(here, over.server)
             for silo in range(NUM_SILOS):
-                _check(here.charges(silo) == there.charges(silo), f"silo {silo} has other charges")
+                right = {charge for charge in there.charges(silo) if (charge.round, silo) not in uncharged}
+                _check(here.charges(silo) == right, f"silo {silo} has other charges")
 
 
 class PlainLoop:
@@ -309,11 +378,6 @@ def _model() -> nn.Module:
         made.weight.copy_(torch.linspace(-0.5, 0.5, 12).reshape(3, 4))
         made.bias.zero_()
     return made
-
-
-def _check(right: bool, wrong: str) -> None:
-    if not right:
-        raise ContractError(wrong)
 
 
 def _flipped(data: bytes) -> bytes:

@@ -92,7 +92,7 @@ class PostSilo:
             return refusal(self.agreement, self.silo, message, error)
         except BusyError:
             raise
-        except DpflError as error:
+        except (DpflError, OSError) as error:
             print(f"silo {self.silo}: {error}")  # it stays here: it may tell of records
             return failure(self.agreement, self.silo, message, error)
 

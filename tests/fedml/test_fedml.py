@@ -368,7 +368,7 @@ def test_silos_that_fedml_picks_keep_their_states_wherever_they_run(tmp_path, mo
     torch.testing.assert_close(final_model(tmp_path), plain_loop(tmp_path, "linear", sampled), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["inside.py", "theirs.py"])
+@pytest.mark.parametrize("name", ["inside.py", "theirs.py", "wire.py"])
 def test_where_fedml_can_be_imported(name):
     path = f"{OFFLINE}{os.pathsep}{ROOT}"
     command = [str(BIN / "python"), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "filterwarnings=default"]

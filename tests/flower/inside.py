@@ -142,8 +142,8 @@ def plain_loop(folder, name, kind="linear", rounds=4, settings=SETTINGS, lost=la
     return server.model
 
 
-@pytest.mark.parametrize("kind", ["linear", "mlp"])
-def test_flowers_messages_carry_the_same_bits_as_a_plain_loop(tmp_path, kind):
+def test_a_run_of_flowers_has_the_bits_of_a_plain_loop_and_what_a_project_measures(tmp_path):
+    kind = "mlp"
     grid = Grid(tmp_path, app_of("same", kind))
     strategy, result = run(tmp_path, grid, kind)
     assert torch.equal(strategy.server.model, plain_loop(tmp_path, "same", kind))
@@ -194,7 +194,7 @@ def test_callbacks_are_told_at_the_server_what_it_knows(tmp_path):
 
 
 def spoilt(change):
-    def changed(reply, kept):
+    def changed(reply):
         record = dict(reply.content["dpfl"].to_torch_state_dict())
         reply.content["dpfl"] = ArrayRecord(change(record))
         return reply
@@ -202,35 +202,24 @@ def spoilt(change):
     return changed
 
 
-def without_a_record(reply, kept):
+def without_a_record(reply):
     reply.content.pop("dpfl")
     return reply
 
 
-def replayed(reply, kept):
-    reply.content["dpfl"] = kept
-    return reply
-
-
 BAD = {
-    "NaN": (spoilt(lambda v: {**v, "model": v["model"] * float("nan")}), "not finite"),
-    "too long": (spoilt(lambda v: {**v, "model": torch.zeros(10**6).double()}), r"model is float64\[1000000\], where"),
-    "a header that is none": (spoilt(lambda v: {**v, "dpfl.header": torch.zeros(9).byte()}), "header is not JSON"),
     "no header": (spoilt(lambda v: {"model": v["model"]}), "holds no dpfl.header"),
     "nothing": (without_a_record, "holds no ArrayRecord"),
-    "a replay": (replayed, r"was sent before \(a replay\)"),
 }
 
 
 @pytest.mark.parametrize(("spoil", "why"), BAD.values(), ids=BAD)
 def test_a_bad_reply_is_refused_by_name_and_the_round_goes_on_without_it(tmp_path, caplog, spoil, why):
-    grid, seen, kept = Grid(tmp_path, app_of("same")), [], []
+    grid, seen = Grid(tmp_path, app_of("same")), []
 
     def change(silo, reply):
         seen.append(silo)
-        if seen.count(2) == 1 and silo == 2:
-            kept.append(reply.content["dpfl"])
-        return spoil(reply, kept[0]) if silo == 2 and seen.count(2) == 3 else reply
+        return spoil(reply) if silo == 2 and seen.count(2) == 3 else reply
 
     grid.change = change
     strategy, _ = run(tmp_path, grid)
@@ -260,14 +249,6 @@ def test_what_went_wrong_at_a_silo_stays_there(tmp_path, caplog):
     silo, reply = replies[-2]
     assert silo == 1 and not reply.has_error() and "Jane" not in str(reply.content)
     assert strategy.server.rounds == 2
-
-
-def test_a_round_that_does_not_count_is_asked_again_within_flowers_round(tmp_path):
-    grid = Grid(tmp_path, app_of())
-    seen = []
-    grid.change = lambda silo, reply: seen.append(silo) or (None if len(seen) <= 3 else reply)
-    strategy, _ = run(tmp_path, grid)
-    assert strategy.server.rounds == 4 and len(seen) == 15
 
 
 def test_a_plain_training_message_is_refused(tmp_path):

@@ -26,7 +26,7 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("name", ["inside.py", "theirs.py"])
+@pytest.mark.parametrize("name", ["inside.py", "theirs.py", "wire.py"])
 def test_where_flower_can_be_imported(name):
     command = [str(BIN / "python"), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "filterwarnings=default"]
     folder = ROOT / "tests" / "flower"
