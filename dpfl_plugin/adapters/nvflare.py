@@ -7,6 +7,9 @@ startup kit, which no job can change.
 
 from __future__ import annotations
 
+import dpfl_plugin.adapters.nvflare_seam  # noqa: F401 - says by name what is missing, before it is imported below
+
+# isort: split
 import contextlib
 import json
 import logging
@@ -43,7 +46,7 @@ from dpfl_plugin.adapters.nvflare_checks import (
     of_site,
     surroundings,
 )
-from dpfl_plugin.adapters.platforms import check_version, folder_from, is_over, over_before, show_log
+from dpfl_plugin.adapters.platforms import folder_from, is_over, over_before, show_log
 from dpfl_plugin.adapters.replies import failure, refusal
 from dpfl_plugin.adapters.server import Server
 from dpfl_plugin.adapters.silo import Silo
@@ -59,7 +62,6 @@ from dpfl_plugin.errors import (
 from dpfl_plugin.oracle import Draw
 from dpfl_plugin.runs.folder import to_json
 
-TESTED: Final = ("2.9",)
 TASK: Final = "dpfl"  # the name of the one task
 PAYLOAD: Final = "dpfl.message"  # in its Shareable, a message as bytes
 SAID_SECONDS: Final = 30.0  # between two lines about what is waited for
@@ -68,8 +70,6 @@ POLL_SECONDS: Final = 0.3  # between two questions of a site for its next task
 ALLOWED: Final = (f"{__name__}.PrivateController", f"{__name__}.PrivateExecutor")  # in a class_allow_list
 SUMMARY: Final = "dpfl_summary.json"  # beside the model of a job
 LOG: Final = logging.getLogger("nvflare.app_opt.dpfl")  # of the names that the simulator shows, too
-
-check_version("nvflare", TESTED)
 
 
 def _show_log() -> None:
@@ -228,9 +228,9 @@ class PrivateController(Controller):
     def control_flow(self, abort_signal: Any, fl_ctx: Any) -> None:
         """All rounds, from where the folder is.
 
-        Raises:
-            ConfigError, UnsupportedError: settings, or filters of the server, do not allow it; no site was asked.
-            TrainingError: too few sites are in the job, or rounds were void too often.
+        What goes wrong ends the job, and is said once: settings or filters of the server that do not allow it (no site
+        was asked), too few sites in the job, rounds that were void too often. An exception would be said four times,
+        or by its kind alone, as NVFlare's settings have it.
         """
         try:
             check_server_filters(fl_ctx, TASK)
@@ -245,8 +245,7 @@ class PrivateController(Controller):
                 self._keep(fl_ctx)
                 self._tell_end(folder.parent)
         except DpflError as error:
-            LOG.error("dpfl: %s", error)  # NVFlare's own line has its kind alone, by some of its settings
-            raise
+            self.system_panic(f"dpfl: {error}", fl_ctx)
 
     def _tell_end(self, folder: Path) -> None:
         if self.server.status == "running":
