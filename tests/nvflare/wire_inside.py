@@ -29,7 +29,7 @@ from nvflare.fuel.utils import fobs
 
 from dpfl_plugin.adapters import nvflare
 from dpfl_plugin.adapters.nvflare import PAYLOAD, PrivateController, PrivateExecutor
-from dpfl_plugin.testing.wire import NUM_SILOS, Parties, WireContract
+from dpfl_plugin.testing.wire import NUM_SILOS, Parties, WireContract, faithful
 
 SITES = [f"site-{silo + 1}" for silo in range(NUM_SILOS)]
 TIMEOUT = 600  # seconds of NVFlare's, which pass when a test says so
@@ -140,6 +140,7 @@ class Job:
         """A site asks, trains, and its answer arrives as ``carry`` has it."""
         client, (executor, engine) = self.clients[site], self.sites[site]
         with self.engine.new_context() as fl_ctx:
+            self.communicator.client_is_active(site, "getTask", fl_ctx)
             name, task_id, data = self.communicator.process_task_request(client, fl_ctx)
         if not name:
             return
@@ -174,3 +175,31 @@ class TestNVFlare(WireContract):
             yield made
         finally:
             made.end()
+
+
+def test_a_site_that_went_away_is_given_up_and_asked_again_when_it_is_back(tmp_path, monkeypatch, caplog):
+    """Its machine was lost with the job, of which NVFlare hears nothing; another site is slow, and says that it lives."""
+    monkeypatch.setattr(nvflare, "SAID_SECONDS", 0.01)
+    monkeypatch.setattr(nvflare, "surroundings", lambda: "deployment")
+    parties = TestNVFlare()._parties(tmp_path)
+    with TestNVFlare().federation(parties) as job:
+        communicator, tasks = job.communicator, job.communicator._tasks
+        communicator._dead_client_grace = TIMEOUT
+        job._until(lambda: len(communicator._dead_clients) == NUM_SILOS)  # nobody has said anything
+        monkeypatch.setattr(nvflare, "surroundings", lambda: "simulation")  # of the sites, which have no limits here
+        (first,) = tasks
+        for site in ("site-1", "site-2"):
+            with job.engine.new_context() as fl_ctx:
+                communicator.client_is_active(site, "jobHeartbeat", fl_ctx)
+        job._turn("site-1", faithful)
+        communicator._dead_clients["site-3"].report_time -= TIMEOUT
+        first.schedule_time -= 60  # from when on NVFlare ends tasks of lost sites
+        job._until(lambda: communicator.get_client_disconnect_time("site-3"))
+        assert first.completion_status is None
+        job._turn("site-2", faithful)
+        job._until(lambda: first.completion_status is not None and first not in tasks)
+        while job.round(faithful):  # in the second it is heard of again: it asks for work, of which there is none for it
+            pass
+        assert (job.server.status, job.server.rounds) == ("done", 3)
+    assert caplog.text.count("dpfl: site-3 are not in this job: rounds go on without them") == 1
+    assert {charge.round for charge in parties.charges(2)} == {2}
