@@ -1,8 +1,8 @@
-"""`python -m benchmarks.platforms_nvflare [--runs 3]`: what the adapter of NVFlare costs; writes a part of docs/nvflare.md.
+"""`python -m benchmarks.platforms_nvflare [--runs 3]`: what NVFlare's adapter costs; writes a part of docs/nvflare.md.
 
 The example project in NVFlare's simulator, a process for the server and for each of two silos, each of which trains a
 small CNN once through 2,000 records of CIFAR's size, in batches of 32: as it was, and with the lines of this package.
-Runs take turns. A round is timed by the lines of NVFlare's own log, from one task that its server gives out to the next.
+Runs take turns. A round is timed by NVFlare's own log, from one task that its server gives out to the next.
 
 Both trainings are timed without NVFlare, too, for one silo: what a project's own steps take, and what the gradients of
 single records, noise and charges of a private round take (`benchmarks.in_process`). What is more in a round is that of
@@ -181,7 +181,12 @@ def rounds_table(runs: int) -> str:
             parts = zip(found[PRIVATE], found[ASKING], found[STEPS_ALONE], found[PRIVATE_ALONE], strict=True)
             beyond = f"{statistics.median(one / (base - steps + engine) for one, base, steps, engine in parts):.2f}"
         rows.append([variant, f"{statistics.median(found[variant]):.3f}", f"{ratio:.2f}", beyond])
-    header = [f"a round of {SILOS} silos, CNN of 17,386 parameters", "median s", "times plain", "beyond gradients and noise"]
+    header = [
+        f"a round of {SILOS} silos, CNN of 17,386 parameters",
+        "median s",
+        "times plain",
+        "beyond gradients and noise",
+    ]
     return table(header, rows)
 
 

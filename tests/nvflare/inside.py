@@ -446,7 +446,12 @@ def test_a_newer_nvflare_is_tried_and_what_is_missing_is_said_by_name(monkeypatc
     assert "nvflare 3.0.1 is newer than 2.9" in caplog.text and "works as it did" in caplog.text
     broken = (
         (task_utils, "get_filters", lambda *given: [], "the filters of a job and of a site are not found"),
-        (PrivateController.__mro__[1], "broadcast", lambda self, task: None, r"Controller\.broadcast is called otherwise"),
+        (
+            PrivateController.__mro__[1],
+            "broadcast",
+            lambda self, task: None,
+            r"Controller\.broadcast is called otherwise",
+        ),
         (Shareable, "get_return_code", lambda self: "?", "a Shareable does not keep bytes"),
     )
     for owner, name, other, why in broken:

@@ -1,7 +1,7 @@
 """Runs in NVFlare's own environment (see test_nvflare.py): the contract of adapters, over NVFlare's own communicator.
 
-Server and sites are as in a job, with NVFlare's tasks, its serialisation and its bookkeeping of who was asked what; only
-its sockets are left out: what a site sends is handed over here.
+Server and sites are as in a job, with NVFlare's tasks, its serialisation and its bookkeeping of who was asked what.
+Only its sockets are left out: what a site sends is handed over here.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import json
 import os
 import threading
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -178,7 +177,7 @@ class TestNVFlare(WireContract):
 
 
 def test_a_site_that_went_away_is_given_up_and_asked_again_when_it_is_back(tmp_path, monkeypatch, caplog):
-    """Its machine was lost with the job, of which NVFlare hears nothing; another site is slow, and says that it lives."""
+    """NVFlare hears nothing of what happened to its machine; another site is slow, and says that it lives."""
     monkeypatch.setattr(nvflare, "SAID_SECONDS", 0.01)
     monkeypatch.setattr(nvflare, "surroundings", lambda: "deployment")
     parties = TestNVFlare()._parties(tmp_path)
@@ -198,7 +197,9 @@ def test_a_site_that_went_away_is_given_up_and_asked_again_when_it_is_back(tmp_p
         assert first.completion_status is None
         job._turn("site-2", faithful)
         job._until(lambda: first.completion_status is not None and first not in tasks)
-        while job.round(faithful):  # in the second it is heard of again: it asks for work, of which there is none for it
+        while job.round(
+            faithful
+        ):  # in the second it is heard of again: it asks for work, of which there is none for it
             pass
         assert (job.server.status, job.server.rounds) == ("done", 3)
     assert caplog.text.count("dpfl: site-3 are not in this job: rounds go on without them") == 1
