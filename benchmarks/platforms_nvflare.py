@@ -4,9 +4,9 @@ The example project in NVFlare's simulator, a process for the server and for eac
 small CNN once through 2,000 records of CIFAR's size, in batches of 32: as it was, and with the lines of this package.
 Runs take turns. A round is timed by NVFlare's own log, from one task that its server gives out to the next.
 
-Both trainings are timed without NVFlare, too, for one silo: what a project's own steps take, and what the gradients of
-single records, noise and charges of a private round take (`benchmarks.in_process`). What is more in a round is that of
-NVFlare and of the adapter.
+Both trainings are timed without NVFlare, too, for one silo and in processor time, which other work on the machine moves
+least: what a project's own steps take, and what gradients of single records, noise and charges of a private round take
+(`benchmarks.in_process`). What is more in a round is that of NVFlare and of the adapter.
 
 Needs `launchers/env nvflare`.
 """
@@ -37,7 +37,7 @@ EXAMPLE: Final = ROOT / "examples" / "nvflare_existing_project"
 # Resolved: NVFlare starts the interpreter by its path and cuts that at spaces, for which a link may stand.
 BIN: Final = Path(os.environ.get("DPFL_NVFLARE") or ROOT / ".venv-nvflare").resolve() / "bin"
 PLAIN, ASKING, PRIVATE = "as it was", f"as it was, but asking every {POLLS} s, as ours", "ours, private"
-STEPS_ALONE, PRIVATE_ALONE = "without NVFlare, plain training", "without NVFlare, private gradients, noise and charges"
+STEPS_ALONE, PRIVATE_ALONE = "processor alone: plain training", "processor alone: private gradients, noise and charges"
 VARIANTS: Final = (PLAIN, ASKING, PRIVATE, STEPS_ALONE, PRIVATE_ALONE)
 TASK: Final = f'''"""Made of the example's task.py."""
 
@@ -79,7 +79,7 @@ import time
 from task import Net, train_data
 
 def stamp():
-    print("stamp", time.perf_counter(), flush=True)
+    print("stamp", time.process_time(), flush=True)
 """
 PRIVATE_CODE: Final = """
 from benchmarks.in_process import run
