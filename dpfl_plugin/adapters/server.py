@@ -274,8 +274,7 @@ class Server:
         good, asked = len(current.uploads), len(current.plan.participants)
         why = f"round {self.rounds + 1}: {good} of {asked} silos sent a good upload, {needed} are needed"
         LOG.warning("%s: it does not count", why)
-        stopped = current.disallowed or current.spent
-        if stopped and good + unheard < needed:
+        if (stopped := current.disallowed or current.spent) and good + unheard < needed:
             silo, reason = next(iter(stopped.items()))
             self._end("refused" if current.disallowed else "budget_exhausted", f"silo {silo}: {reason}")
             return

@@ -85,7 +85,6 @@ def test_a_deployment_whose_job_is_aborted_and_whose_processes_are_killed(tmp_pa
         third.kill()
         third.wait()
         ended_or(submit("fourth"), lambda: False)
-        made.call("nvflare", "poc", "stop")
     finally:
         made.end()
     said = summary(folder)
