@@ -7,9 +7,13 @@ startup kit, which no job can change.
 
 from __future__ import annotations
 
+import dpfl_plugin.adapters.nvflare_seam  # noqa: F401 - says by name what is missing, before it is imported below
+
+# isort: split
 import contextlib
 import json
 import logging
+import math
 import os
 import threading
 import time
@@ -20,6 +24,7 @@ from typing import Any, Final
 import torch
 from nvflare.apis.analytix import AnalyticsDataType
 from nvflare.apis.controller_spec import ClientTask, Task, TaskCompletionStatus
+from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.impl.controller import Controller
@@ -43,7 +48,7 @@ from dpfl_plugin.adapters.nvflare_checks import (
     of_site,
     surroundings,
 )
-from dpfl_plugin.adapters.platforms import check_version, folder_from, is_over, over_before, show_log
+from dpfl_plugin.adapters.platforms import folder_from, is_over, over_before, show_log
 from dpfl_plugin.adapters.replies import failure, refusal
 from dpfl_plugin.adapters.server import Server
 from dpfl_plugin.adapters.silo import Silo
@@ -59,17 +64,17 @@ from dpfl_plugin.errors import (
 from dpfl_plugin.oracle import Draw
 from dpfl_plugin.runs.folder import to_json
 
-TESTED: Final = ("2.9",)
 TASK: Final = "dpfl"  # the name of the one task
 PAYLOAD: Final = "dpfl.message"  # in its Shareable, a message as bytes
 SAID_SECONDS: Final = 30.0  # between two lines about what is waited for
 LOOK_SECONDS: Final = 0.05  # between two looks at a task
 POLL_SECONDS: Final = 0.3  # between two questions of a site for its next task
 ALLOWED: Final = (f"{__name__}.PrivateController", f"{__name__}.PrivateExecutor")  # in a class_allow_list
+AGAIN: Final = (
+    "What was charged stays charged; submitted again with the same settings it goes on, and nothing is charged twice"
+)
 SUMMARY: Final = "dpfl_summary.json"  # beside the model of a job
 LOG: Final = logging.getLogger("nvflare.app_opt.dpfl")  # of the names that the simulator shows, too
-
-check_version("nvflare", TESTED)
 
 
 def _show_log() -> None:
@@ -137,6 +142,11 @@ class PrivateExecutor(Executor):
         except Exception as error:  # NVFlare would log its text where it likes, and it may tell of records
             _tell(site, error)
             return _written(failure(self._agreement, id, asked, error))
+
+    def handle_event(self, event_type: str, fl_ctx: Any) -> None:
+        """NVFlare's own: told to all parts of a job, whatever happens to it."""
+        if event_type == EventType.ABORT_TASK:
+            LOG.warning("dpfl: %s: the job was aborted. %s", fl_ctx.get_identity_name(), AGAIN)
 
     def _id(self, site: str) -> int:
         if site not in self.silos:
@@ -228,9 +238,9 @@ class PrivateController(Controller):
     def control_flow(self, abort_signal: Any, fl_ctx: Any) -> None:
         """All rounds, from where the folder is.
 
-        Raises:
-            ConfigError, UnsupportedError: settings, or filters of the server, do not allow it; no site was asked.
-            TrainingError: too few sites are in the job, or rounds were void too often.
+        What goes wrong ends the job, and is said once: settings or filters of the server that do not allow it (no site
+        was asked), too few sites in the job, rounds that were void too often. An exception would be said four times,
+        or by its kind alone, as NVFlare's settings have it.
         """
         try:
             check_server_filters(fl_ctx, TASK)
@@ -245,14 +255,12 @@ class PrivateController(Controller):
                 self._keep(fl_ctx)
                 self._tell_end(folder.parent)
         except DpflError as error:
-            LOG.error("dpfl: %s", error)  # NVFlare's own line has its kind alone, by some of its settings
-            raise
+            self.system_panic(f"dpfl: {error}", fl_ctx)
 
     def _tell_end(self, folder: Path) -> None:
         if self.server.status == "running":
             self.server.pause()
-            again = "Submitted again with the same settings it goes on, and nothing is charged twice"
-            LOG.warning("dpfl: the job was aborted after %d rounds. %s", self.server.rounds, again)
+            LOG.warning("dpfl: the job was aborted after %d rounds. %s", self.server.rounds, AGAIN)
         else:
             LOG.info("%s", is_over(folder, self.server.summary()))
 
@@ -275,7 +283,8 @@ class PrivateController(Controller):
         Raises:
             TrainingError: too few are.
         """
-        here = {client.name for client in fl_ctx.get_engine().get_clients()}
+        lost = self.get_client_disconnect_time  # when NVFlare gave a site up; None as long as it is here
+        here = {client.name for client in fl_ctx.get_engine().get_clients() if not lost(client.name)}
         wanted = [self.silos[silo] for silo in self.server.asked]
         found, absent = [site for site in wanted if site in here], set(wanted) - here
         if len(found) < self.server.needed:
@@ -290,8 +299,14 @@ class PrivateController(Controller):
         return found
 
     def _wait(self, task: Any, targets: Sequence[str], abort_signal: Any, fl_ctx: Any) -> None:
-        """Until all have answered, the time is over, NVFlare gives the rest up, or the job is aborted."""
+        """Until all have answered, the time is over, NVFlare gives the rest up, or the job is aborted.
+
+        NVFlare does not notice by itself that a site's machine went away, or came back without the job. So it is told,
+        ever more rarely, that whoever is missing may have: from whom it then hears nothing for a minute it gives up.
+        Processes of a job say that they live every 30 s, however long they train; those of the simulator do not.
+        """
         began = said = time.monotonic()
+        doubt = SAID_SECONDS if surroundings() == "deployment" else math.inf
         while task.completion_status is None:
             if abort_signal.triggered:
                 self.cancel_task(task, TaskCompletionStatus.ABORTED, fl_ctx)
@@ -310,6 +325,10 @@ class PrivateController(Controller):
                     len(targets),
                     max(0.0, began + self.timeout - now),
                 )
+                if now >= began + doubt:
+                    doubt *= 2
+                    for site in missing:
+                        self.communicator.process_dead_client_report(site, fl_ctx)
 
     def _received(self, client_task: ClientTask, fl_ctx: Any) -> None:
         """An answer; who sent it is the name in the site's certificate, and not what the answer says."""

@@ -90,11 +90,10 @@ def check_seam(package: str, oldest: str, newest: str, seam: Callable[[], None])
         UnsupportedError: the version is older, or newer and does not do that.
     """
     found = _installed(package)
-    numbers = _numbers(found)
+    numbers, right = _numbers(found), oldest if oldest == newest else f"{oldest} to {newest}"
     if numbers < _numbers(oldest):
         raise UnsupportedError(
-            f"{package} {found} is older than {oldest}, the oldest that this adapter was tested with. Install {oldest} "
-            f"to {newest}."
+            f"{package} {found} is older than {oldest}, the oldest that this adapter was tested with. Install {right}."
         )
     if numbers <= _numbers(newest):
         return
@@ -103,7 +102,7 @@ def check_seam(package: str, oldest: str, newest: str, seam: Callable[[], None])
     except Exception as error:  # of another version anything may be otherwise
         raise UnsupportedError(
             f"{package} {found} is newer than {newest}, the newest that this adapter was tested with, and does not do "
-            f"what the adapter relies on ({type(error).__name__}: {error}). Install {oldest} to {newest}, or a version "
+            f"what the adapter relies on ({type(error).__name__}: {error}). Install {right}, or a version "
             "of dpfl-plugin that knows yours."
         ) from error
     LOG.warning(

@@ -247,10 +247,10 @@ class Server:
         assert current is not None, "begin a round first"
         for silo in self.missing:
             LOG.warning("round %d: silo %d did not answer", self.rounds + 1, silo)
-        plan, good, needed = current.plan, tuple(sorted(current.uploads)), self.needed
+        plan, good, needed, unheard = current.plan, tuple(sorted(current.uploads)), self.needed, len(self.missing)
         self._round = None
         if len(good) < needed:
-            self._is_void(current, needed)
+            self._is_void(current, needed, unheard)
             return False
         plan, total = _among(plan, good, self._planner), WeightedSum()
         for silo, weight in zip(plan.participants, plan.weights, strict=True):
@@ -270,12 +270,12 @@ class Server:
             self._end("done", "")
         return True
 
-    def _is_void(self, current: Round, needed: int) -> None:
+    def _is_void(self, current: Round, needed: int, unheard: int) -> None:
+        """End the run where no further try can count; ``unheard`` silos did not answer this one, and may the next."""
         good, asked = len(current.uploads), len(current.plan.participants)
         why = f"round {self.rounds + 1}: {good} of {asked} silos sent a good upload, {needed} are needed"
         LOG.warning("%s: it does not count", why)
-        stopped = current.disallowed or current.spent
-        if stopped:
+        if (stopped := current.disallowed or current.spent) and good + unheard < needed:
             silo, reason = next(iter(stopped.items()))
             self._end("refused" if current.disallowed else "budget_exhausted", f"silo {silo}: {reason}")
             return

@@ -96,6 +96,20 @@ def test_rounds_that_never_count_end_in_an_error_that_names_the_silos(tmp_path):
             made.round(lambda silo, up: None)
 
 
+def test_a_refusal_ends_the_run_only_where_silos_that_did_not_answer_cannot_make_up_for_it(tmp_path):
+    """One refuses, two are away for a while: the run goes on once they are back."""
+
+    def refuses(silo, up):
+        return Message({**up.header, "status": "refused", "reason": "no"}, {})
+
+    with begin(tmp_path) as made:
+        assert made.round(lambda silo, up: refuses(silo, up) if silo == 0 else up if silo == 1 else None) is False
+        assert made.server.status == "running"
+        assert made.round(lambda silo, up: refuses(silo, up) if silo == 0 else up) is True
+        assert made.round(lambda silo, up: refuses(silo, up) if silo < 3 else up) is False
+        assert (made.server.status, made.server.reason) == ("refused", "silo 0: no")
+
+
 def test_scaffnew_needs_every_silo(tmp_path):
     values = block(algorithm={"name": "scaffnew", "local_lr": 0.1, "local_steps": 2})
     with begin(tmp_path / "a", values) as made, begin(tmp_path / "b", values) as whole:

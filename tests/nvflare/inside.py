@@ -1,8 +1,10 @@
 """Runs in NVFlare's own environment (see test_nvflare.py): the adapter, with NVFlare's communication made a loop."""
 
+import importlib
 import json
 import logging
 import sys
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,11 +17,13 @@ sys.path.insert(0, str(Path(__file__).parent / "app"))
 import project
 from nvflare.apis.client import Client
 from nvflare.apis.controller_spec import ClientTask, TaskCompletionStatus
+from nvflare.apis.event_type import EventType
 from nvflare.apis.filter import Filter
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContextManager
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
+from nvflare.apis.utils import task_utils
 from nvflare.apis.workspace import Workspace
 from nvflare.app_common.filters.dxo_blocker import DXOBlocker
 from nvflare.app_common.filters.exclude_vars import ExcludeVars
@@ -29,10 +33,10 @@ from nvflare.fuel.utils import fobs
 from nvflare.private.privacy_manager import Scope
 from repeatable import Repeatable
 
-from dpfl_plugin.adapters import Server, agree
+from dpfl_plugin.adapters import Server, agree, nvflare_seam
 from dpfl_plugin.adapters.nvflare import PAYLOAD, TASK, PrivateController, PrivateExecutor, PrivateRecipe
 from dpfl_plugin.adapters.owner import say_once
-from dpfl_plugin.errors import ConfigError, TrainingError, UnsupportedError
+from dpfl_plugin.errors import ConfigError, UnsupportedError
 from dpfl_plugin.privacy.ledger import Ledger
 from tests.adapters.federation import SimulatedSilo
 
@@ -115,6 +119,14 @@ class Loop(PrivateController):
 
     def get_clients(self):
         return [Client(name, "token") for name in self.sites]
+
+    def get_client_disconnect_time(self, client_name):
+        return None
+
+    @property
+    def panics(self):
+        """Why NVFlare is told to end the job."""
+        return [data for kind, data in self.events if kind == EventType.FATAL_SYSTEM_ERROR]
 
     def fire_event(self, event_type, fl_ctx):
         self.events.append((event_type, fl_ctx.get_prop(FLContextKey.EVENT_DATA)))
@@ -242,8 +254,8 @@ def test_nvflares_own_filters_are_refused_by_name(tmp_path, caplog, name, where)
     loop, one = Loop(made, tmp_path), FILTERS[name]()
     if where == "server":
         loop.filters = {"task_result_filters": {f"{TASK}/in": [one]}}
-        with pytest.raises(UnsupportedError, match=f"task_result_filters of the job has NVFlare's {name} for task"):
-            loop.run()
+        (why,) = loop.run().panics
+        assert f"dpfl: task_result_filters of the job has NVFlare's {name} for task" in why
     else:
         for site in made:
             if where == "job":
@@ -282,7 +294,11 @@ def test_a_job_that_ended_goes_on_when_it_is_submitted_again_and_nothing_is_char
 
     with caplog.at_level(logging.INFO):
         assert Loop(made, tmp_path, before=abort).run().server.rounds == 1
-    assert "the job was aborted after 1 rounds. Submitted again with the same settings it goes on" in heard(caplog)
+        for site in made:
+            site.executor.handle_event(EventType.ABORT_TASK, site.context())
+    again = "What was charged stays charged; submitted again with the same settings it goes on"
+    assert f"the job was aborted after 1 rounds. {again}" in heard(caplog)
+    assert all(f"{site}: the job was aborted. {again}" in heard(caplog) for site in SITES)
 
     class Killed(BaseException):
         pass
@@ -353,12 +369,14 @@ def test_what_goes_wrong_at_a_site_is_not_told_to_the_server(tmp_path, monkeypat
     assert "patient 17" in caplog.text and b"patient" not in b"".join(one[PAYLOAD] for one in sent)
 
 
-def test_too_few_sites_in_the_job_end_it_before_any_is_asked(tmp_path):
+def test_too_few_sites_in_the_job_end_it_before_any_is_asked(tmp_path, caplog):
     made = sites(tmp_path)
     two = Loop(made[:2], tmp_path).run()
     assert two.server.rounds == 4
-    with pytest.raises(TrainingError, match=r"site-1, site-3 are not in this job; 1 of 3 are, and 2 are needed"):
-        Loop(made[1:2], tmp_path / "site-1", {**SETTINGS, "rounds": 3}).run()
+    one = Loop(made[1:2], tmp_path / "site-1", {**SETTINGS, "rounds": 3}).run()
+    (why,) = one.panics
+    assert "site-1, site-3 are not in this job; 1 of 3 are, and 2 are needed" in why
+    assert why not in heard(caplog)  # NVFlare says it, and a line of ours would be the second
 
 
 MODEL = {"class_path": "project.Net", "args": {"hidden": 5}}
@@ -418,3 +436,32 @@ def test_an_executor_of_plain_noise_does_not_repeat(tmp_path):
     other = tmp_path / "other"
     other.mkdir()
     assert Loop(sites(other, repeatable=False), other).run().server.status == "refused"
+
+
+def test_a_newer_nvflare_is_tried_and_what_is_missing_is_said_by_name(monkeypatch, caplog):
+    importlib.reload(nvflare_seam)
+    assert "newer" not in caplog.text
+    monkeypatch.setattr(metadata, "version", lambda package: "3.0.1")
+    importlib.reload(nvflare_seam)
+    assert "nvflare 3.0.1 is newer than 2.9" in caplog.text and "works as it did" in caplog.text
+    broken = (
+        (task_utils, "get_filters", lambda *given: [], "the filters of a job and of a site are not found"),
+        (
+            PrivateController.__mro__[1],
+            "broadcast",
+            lambda self, task: None,
+            r"Controller\.broadcast is called otherwise",
+        ),
+        (Shareable, "get_return_code", lambda self: "?", "a Shareable does not keep bytes"),
+    )
+    for owner, name, other, why in broken:
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, other)
+            with pytest.raises(UnsupportedError, match=f"does not do what the adapter relies on .*{why}"):
+                importlib.reload(nvflare_seam)
+    monkeypatch.delattr(task_utils, "get_filters")
+    with pytest.raises(UnsupportedError, match=r"nvflare\.apis\.utils\.task_utils\.get_filters is missing"):
+        importlib.reload(nvflare_seam)
+    monkeypatch.setattr(metadata, "version", lambda package: "2.8.3")
+    with pytest.raises(UnsupportedError, match=r"older than 2\.9.*Install 2\.9\."):
+        importlib.reload(nvflare_seam)

@@ -40,7 +40,7 @@ participants:
   - {{name: site-1, type: client, org: org}}
   - {{name: site-2, type: client, org: org}}
   - {{name: site-3, type: client, org: org}}
-  - {{name: lead@org.org, type: admin, org: org, role: lead}}
+  - {{name: lead@org.org, type: admin, org: org, role: project_admin}}
 builders:
   - {{path: nvflare.lighter.impl.workspace.WorkspaceBuilder}}
   - {{path: nvflare.lighter.impl.static_file.StaticFileBuilder, args: {{config_folder: config, scheme: grpc}}}}
@@ -62,15 +62,18 @@ def listens(port: int) -> bool:
 
 
 class Deployment:
-    """A server and three sites with startup kits, as `nvflare provision` makes them: TLS, each with a certificate."""
+    """A server and three sites with startup kits: TLS, each with a certificate, started as their kits do.
+
+    By `nvflare poc`, which provisions as `nvflare provision` does, and runs `startup/start.sh` of each kit: this begins
+    a participant's process again within 5 s of its end.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.environment = folder, environment(folder)
         self.port = free_port()
         (folder / "project.yml").write_text(PROJECT.format(port=self.port))
-        self._call("nvflare", "provision", "-p", "project.yml", "-w", "kits")
-        self.kits = folder / "kits" / "tests" / "prod_00"
-        self.started: dict[str, subprocess.Popen[bytes]] = {}
+        self.call("nvflare", "poc", "prepare", "-i", "project.yml")
+        self.kits = folder / "poc" / "tests" / "prod_00"
 
     def allow(self, name: str, *classes: str) -> None:
         """What a participant's administrator does once."""
@@ -81,48 +84,41 @@ class Deployment:
         values["class_allow_list"] += classes
         (local / "resources.json").write_text(json.dumps(values))
 
-    def _call(self, *command: str) -> None:
+    def call(self, *command: str) -> str:
         done = subprocess.run(
             [str(BIN / command[0]), *command[1:]],
             cwd=self.folder,
             env=self.environment,
-            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
             check=False,
         )
-        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.returncode == 0, done.stdout + self.said()
+        return done.stdout
 
     def start(self, name: str, *command: str) -> subprocess.Popen[bytes]:
         with (self.folder / f"log-{name}").open("ab") as log:
-            one = subprocess.Popen(
-                [str(BIN / "python"), *command],
-                cwd=self.folder,
-                env=self.environment,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
+            return subprocess.Popen(
+                [str(BIN / "python"), *command], cwd=self.folder, env=self.environment, stdout=log, stderr=log
             )
-        self.started[name] = one
-        return one
 
-    def join(self, name: str) -> None:
-        """Start a participant as `startup/start.sh` of its kit does."""
-        side, file = ("server", "fed_server") if name == "localhost" else ("client", "fed_client")
-        module = f"nvflare.private.fed.app.{side}.{side}_train"
-        own = [] if side == "server" else [f"uid={name}"]
-        settings = ["secure_train=true", *own, "org=org", "config_folder=config"]
-        self.start(name, "-m", module, "-m", str(self.kits / name), "-s", f"{file}.json", "--set", *settings)
-        if side == "server":
-            self.wait_for(lambda: listens(self.port))
+    def parent(self, name: str) -> int:
+        """The process that is there between jobs."""
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            return int((self.kits / name / "pid.fl").read_text())
+        return 0
 
-    def kill(self, name: str) -> None:
-        """And what it started."""
-        one = self.started.pop(name)
-        for process in [one.pid, *children(one.pid)]:
+    def kill(self, name: str, *, whole: bool) -> None:
+        """A participant's process, with ``whole`` those of its jobs, too; back when its kit began it again."""
+        before = self.parent(name)
+        for process in [before, *(children(before) if whole else ())]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
-        one.wait()
-        (self.kits / name / "daemon_pid.fl").unlink(missing_ok=True)
+        self.wait_for(lambda: self.parent(name) not in (0, before))
+        if name == "localhost":
+            self.wait_for(lambda: listens(self.port))
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
         until = time.monotonic() + PATIENCE
@@ -134,13 +130,17 @@ class Deployment:
         logs = [
             *self.folder.glob(f"log-{name}"),
             *self.kits.glob(f"{name}/*/log.txt"),
-            *self.kits.glob(f"{name}/log.txt"),
+            *self.kits.glob(f"{name}/poc_console.log"),
         ]
         return "\n".join(f"== {path}\n{path.read_text(errors='replace')}" for path in sorted(logs))
 
     def end(self) -> None:
-        for name in list(self.started):
-            self.kill(name)
+        """Whatever was started, told by its home."""
+        mark = f"HOME={self.environment['HOME']}".encode()
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if mark in (process / "environ").read_bytes().split(b"\0"):
+                    os.kill(int(process.name), signal.SIGKILL)
 
 
 def children(pid: int) -> list[int]:

@@ -1,17 +1,27 @@
-"""`python submit.py KIT SETTINGS FOLDER`: submits one job by the kit of a lead, and waits for its end."""
+"""`python submit.py KIT SETTINGS FOLDER [ROUNDS]`: submits a job by an administrator's kit, and waits for its end.
+
+With ROUNDS its user aborts it after so many.
+"""
 
 import json
 import sys
+import time
+from pathlib import Path
 
 from nvflare.recipe.prod_env import ProdEnv
 
 from dpfl_plugin.adapters.nvflare import PrivateRecipe
 
 if __name__ == "__main__":
-    kit, settings, folder = sys.argv[1:]
+    kit, settings, folder, *rounds = sys.argv[1:]
     recipe = PrivateRecipe(
         model={"class_path": "project.Net", "args": {}}, silos=3, folder=folder, settings=json.loads(settings)
     )
     run = recipe.run(ProdEnv(startup_kit_location=kit, username="lead@org.org", login_timeout=30))
+    summary = Path(folder) / "server" / "summary.json"
+    while rounds and not (summary.exists() and json.loads(summary.read_text())["rounds"] >= int(rounds[0])):
+        time.sleep(0.1)
+    if rounds:
+        run.abort()
     result = run.get_result(timeout=240)
     print("ended:", run.get_status(), result)
