@@ -3,7 +3,8 @@
 The example projects of Flower and FedML, as they were (`plain`), and with the lines of this package: without noise, and
 with differential privacy. Runs take turns; a round is timed by the platform's own server, from one to the next, so that
 no start-up is in it. A deployment is FedML's cross-silo on ranks: a process for the server and for each silo, whose
-owners have set limits; each trains a small CNN once through 2,000 records of CIFAR's size, in batches of 32.
+owners have set limits; each trains a small CNN once through 2,000 records of CIFAR's size, in batches of 32. The
+simulation of many silos is Flower's again, of 200 with a linear model of 50 records each.
 
 What is the adapter's own: FedML's sp and the deployment have the same private rounds without any platform beside them
 (`benchmarks.in_process`); of silos in processes of their own, one silo's share of such a round.
@@ -42,6 +43,7 @@ VARIANTS: Final = {
 }
 ROUNDS: Final = 10  # of the examples
 DEPLOYED: Final = 2  # silos
+MANY: Final = 200  # silos
 FLOWER, FEDML = ROOT / "examples" / "flower_existing_project", ROOT / "examples" / "fedml_existing_project"
 
 STAMP: Final = """
@@ -104,6 +106,25 @@ def load_data():
 
 """
 
+TINY: Final = """
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Linear(20, 2)
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+def load_data(partition_id, num_partitions):
+    rng = torch.Generator().manual_seed(partition_id)
+    x = torch.randn(50, 20, generator=rng)
+    loader = DataLoader(TensorDataset(x, (x[:, 0] > 0).long()), batch_size=10, shuffle=True)
+    return loader, loader
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -119,8 +140,8 @@ class Place:
 
     @property
     def variants(self) -> list[str]:
-        """Without noise no owner's limits hold, and a deployment does not begin."""
-        found = [variant for variant in VARIANTS if self.silos != DEPLOYED or "noise 0" not in variant]
+        """Without noise no owner's limits hold, and a deployment does not begin; of many silos it tells no more."""
+        found = [variant for variant in VARIANTS if self.silos not in (DEPLOYED, MANY) or "noise 0" not in variant]
         return found if self.without else [variant for variant in found if variant != WITHOUT]
 
 
@@ -151,15 +172,17 @@ def _fedml(project: Path, *before: str) -> list[str]:
     return [*before, str(project / "main.py"), "--cf", str(project / "fedml_config.yaml")]
 
 
+def _flower(project: Path, silos: int) -> list[str]:
+    asked = "run", str(project), "--federation-config", f"num-supernodes={silos}", "--stream"
+    return [str(ROOT / ".venv-flower" / "bin" / "flwr"), *asked]
+
+
 BIN: Final = ROOT / ".venv-fedml" / "bin"
 PLACES: Final = (
     Place(
         "Flower, simulation engine",
         FLOWER,
-        lambda project, scratch: [
-            str(ROOT / ".venv-flower" / "bin" / "flwr"),
-            *("run", str(project), "--federation-config", "num-supernodes=5", "--stream"),
-        ],
+        lambda project, scratch: _flower(project, 5),
         _flower_environment,
     ),
     Place(
@@ -190,6 +213,15 @@ PLACES: Final = (
     ),
 )
 
+MANY_PLACE: Final = Place(
+    f"Flower, simulation engine, {MANY} silos",
+    FLOWER,
+    lambda project, scratch: _flower(project, MANY),
+    _flower_environment,
+    silos=MANY,
+    rounds=4,
+)
+
 
 def seconds(place: Place, variant: str) -> list[float]:
     """Of all rounds that were timed but the first, in a run of its own.
@@ -202,7 +234,7 @@ def seconds(place: Place, variant: str) -> list[float]:
         project, times = scratch / "project", scratch / "times"
         shutil.copytree(place.example / VARIANTS[variant], project)
         (scratch / "home").mkdir()
-        for rank in range(1, place.silos + 1):  # of whom a deployment asks
+        for rank in range(1, DEPLOYED + 1):  # of whom a deployment asks
             limits = scratch / f"limits-{rank}.yaml"
             limits.write_text(f"folder: {scratch / f'owner-{rank}'}\nepsilon: 100\ndelta: 0.001\n")
             limits.chmod(0o600)
@@ -264,6 +296,12 @@ def _prepare(place: Place, project: Path, variant: str) -> None:
             ("record_rate: 0.2", "record_rate: 0.016"),
         ):
             text = re.sub(old, new, text)
+    if place.silos == MANY:
+        text = text.replace("num_silos = 5", f"num_silos = {MANY}")
+        task = project / "digits" / "task.py"
+        before, mark, after = task.read_text().partition("\n\ndef train(")
+        assert mark, task
+        task.write_text(f"{before}{TINY}\n{mark}{after}")
     settings.write_text(text)
     if place.example == FLOWER:
         code = project / "digits" / "server_app.py"
@@ -274,6 +312,7 @@ def _prepare(place: Place, project: Path, variant: str) -> None:
         if place.silos == DEPLOYED:
             marks['\nif __name__ == "__main__":'] = CNN
     text = code.read_text().replace("NUM_SILOS = 5", f"NUM_SILOS = {place.silos}")
+    text = text.replace("min_available_nodes=5", f"min_available_nodes={place.silos}")
     for mark, more in marks.items():
         assert text.count(mark) == 1, (code, mark)
         text = text.replace(mark, more.removeprefix("\n") + mark)
@@ -297,7 +336,7 @@ def lines(example: Path) -> tuple[int, int]:
     return tuple(sum(line.startswith(sign) for line in changed) for sign in "+-")  # type: ignore[return-value]
 
 
-def rounds_table(runs: int, places: Sequence[Place] = PLACES) -> str:
+def rounds_table(runs: int, places: Sequence[Place] = PLACES, of: str = "5 silos (deployment: 2)") -> str:
     """Seconds of a round: medians over all rounds; ratios of medians, run by run, and their median."""
     rows = []
     for place in places:
@@ -312,7 +351,10 @@ def rounds_table(runs: int, places: Sequence[Place] = PLACES) -> str:
             more = statistics.median(one - base for one, base in zip(medians, first, strict=True))
             values = [f"{statistics.median(medians):.3f}", f"{ratio:.2f}", f"{1000 * more / place.silos:.0f}"]
             rows.append([f"{place.name}: {variant}", *values])
-    return table(["a round of 5 silos (deployment: 2)", "median s", "times as it was", "ms more for each silo"], rows)
+    return table(
+        [f"a round of {of}", "median s", "times as it was", "ms more for each silo"],
+        rows,
+    )
 
 
 def lines_table() -> str:
@@ -324,18 +366,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=3, help="of each variant (default: 3)")
     parser.add_argument("--only", default="", help="places whose name has this; the page stays as it is")
+    parser.add_argument("--many", action="store_true", help=f"the simulation of {MANY} silos alone, into the page")
     arguments = parser.parse_args()
+    if arguments.many:
+        _put_many(arguments.runs)
+        return
     if arguments.only:
         print(rounds_table(arguments.runs, [place for place in PLACES if arguments.only in place.name]))
         return
     put("docs/adapters.md", "lines table", lines_table())
+    put("docs/adapters.md", "rounds table", f"{rounds_table(arguments.runs)}\n\n{_about(arguments.runs)}")
+    _put_many(arguments.runs)
+
+
+def _put_many(runs: int) -> None:
+    found = rounds_table(runs, [MANY_PLACE], f"{MANY} silos")
+    put("docs/adapters.md", "many silos table", f"{found}\n\n{_about(runs)}")
+
+
+def _about(runs: int) -> str:
     known = facts()
-    about = f"{known['date']}, {known['processor']}, {known['cores this process may use']} cores, not idle"
-    put(
-        "docs/adapters.md",
-        "rounds table",
-        f"{rounds_table(arguments.runs)}\n\n{about}; runs of each: {arguments.runs}.",
-    )
+    cores = known["cores this process may use"]
+    return f"{known['date']}, {known['processor']}, {cores} cores, not idle; runs of each: {runs}."
 
 
 if __name__ == "__main__":

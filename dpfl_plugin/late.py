@@ -16,8 +16,12 @@ __all__ = ["tensor_files", "torch"]
 class _Late(types.ModuleType):
     """A module by its name: whatever is asked of it is asked of the module itself, which Python imports once."""
 
+    _module: types.ModuleType | None = None  # kept: a draw of noise asks three times, and Python's answer takes 3 us
+
     def __getattr__(self, name: str) -> Any:
-        return getattr(importlib.import_module(self.__name__), name)
+        if self._module is None:
+            self._module = importlib.import_module(self.__name__)
+        return getattr(self._module, name)
 
 
 if TYPE_CHECKING:

@@ -51,7 +51,7 @@ FEW_BITS: Final = 2**44
 # the logarithms are off by anything where U and U' are next to 1: a U' of 1 - 2^-55 is rounded to 1.
 NEAR_CURVE: Final = 2.0**-40
 _UNIT: Final = 2.0**-64
-FEW: Final = 24  # that are done sooner one by one than by numpy's vectors
+FEW: Final = 8  # that are done sooner one by one than by numpy's vectors
 
 WIDTH, INNER, HEIGHT = TABLES
 _STRIP, _NEGATIVE, _POSITION = np.uint64(STRIPS - 1), np.uint64(STRIPS), np.uint64(2**BITS - 1)
@@ -120,12 +120,14 @@ def undecided(word: np.uint64, u: np.uint64, v: np.uint64) -> Undecided:
 
 def within_strips(word: Words, std: float) -> tuple[Floats, NDArray[np.bool_]]:
     """(round(std * x), whether that is decided) of words (n,)."""
-    strip = (word & _STRIP).astype(np.intp)
-    bits = ((word >> _NINE) & _POSITION).astype(np.int64)
-    scaled = (bits.astype(np.float64) * WIDTH[strip]) * std
+    strip, bits = (word & _STRIP_AND_SIGN).view(np.int64), ((word >> _NINE) & _POSITION).view(np.int64)
+    scaled = bits.astype(np.float64)
+    scaled *= _SIGNED.take(strip)
+    scaled *= std
     value = np.rint(scaled)
-    sure = (bits < INNER[strip]) & (np.abs(scaled - value) < 0.5 - std * NEAR)
-    np.negative(value, out=value, where=(word & _NEGATIVE) != 0)
+    scaled -= value
+    sure = bits < _INNER_OF_BOTH.take(strip)
+    sure &= np.abs(scaled, out=scaled) < 0.5 - std * NEAR
     return value, sure
 
 
@@ -136,24 +138,20 @@ def at_edges(word: Words, uniforms: Words, std: float) -> tuple[Integers, Floats
     bits = ((word >> _NINE) & _POSITION).astype(np.int64)
     u, v = uniforms[:, 0].astype(np.float64) * _UNIT, uniforms[:, 1].astype(np.float64) * _UNIT
     edge = (bits >= INNER[strip]) & (strip > 0)
-    beyond = (strip == 0) & (bits > INNER[0]) & (uniforms[:, 0] >= _FEW_BITS) & (uniforms[:, 1] >= _FEW_BITS)
 
     x = (bits.astype(np.float64) + u) * WIDTH[strip]
     curve, low = np.exp(-0.5 * x * x), HEIGHT[strip]
     over = low + (HEIGHT[strip - 1] - low) * v - curve
     clear = edge & (np.abs(over) > NEAR_CURVE * curve)
 
-    t = -np.log(np.where(beyond, u, 0.5)) / R
-    above = -2.0 * np.log(np.where(beyond, v, 0.5)) - t * t
-    far = beyond & (np.abs(above) > NEAR_CURVE * (1.0 + above + 2.0 * t * t))
-
-    scaled = np.where(beyond, R + t, x) * std
+    scaled = x * std
     value = np.rint(scaled)
-    decided = np.abs(scaled - value) < 0.5 - std * np.where(beyond, NEAR_BEYOND, NEAR)
+    decided = np.abs(scaled - value) < 0.5 - std * NEAR
     fate = np.full(len(word), KEPT)
-    fate[((clear & (over < 0)) | (far & (above > 0))) & decided] = DONE
-    fate[far & (above < 0)] = RETRIED
+    fate[clear & (over < 0) & decided] = DONE
     np.negative(value, out=value, where=(word & _NEGATIVE) != 0)
+    for n in np.flatnonzero(strip == 0):  # one in some 50: the logarithms of all would take longer
+        fate[n], value[n] = at_edge(word[n], uniforms[n, 0], uniforms[n, 1], std)
 
     rejected = clear & (over > 0)
     fresh, sure = within_strips(uniforms[:, 2], std)

@@ -290,8 +290,8 @@ MECHANISMS = (
         "tail-decided-by-rounded-logarithms",
         "beyond R a point near the curve is decided by logarithms of uniforms that are rounded to 1",
         "core/rounded_normals.py",
-        "far = beyond & (np.abs(above) > NEAR_CURVE * (1.0 + above",
-        "far = beyond & (np.abs(above) > NEAR_CURVE * (above",
+        "if not abs(above) > NEAR_CURVE * (1.0 + above + 2.0 * t * t):",
+        "if not abs(above) > NEAR_CURVE * (above + 2.0 * t * t):",
         (ROUNDED + "::test_the_tail_is_decided_for_all_bits_that_may_follow",),
     ),
     Mutant(
