@@ -21,6 +21,7 @@ from dpfl_plugin.access import Access
 from dpfl_plugin.errors import LedgerError
 from dpfl_plugin.privacy.events import CHARGE_KINDS, Batch, Charge, ChargeKind, SampledGaussian, batches
 from dpfl_plugin.privacy.ledger_file import DamagedLineError, LedgerFile
+from dpfl_plugin.privacy.first_runs import FirstRuns
 from dpfl_plugin.privacy.tally import Key, Tally, keys_of, noise_of
 
 SCHEMA: Final = 1
@@ -63,7 +64,7 @@ class Ledger:
         self.notes: list[str] = []
         self.runs: list[dict[str, Any]] = []
         self.tally = Tally()
-        self._run_of: dict[int, str] = {}  # noise -> the run that released it first; of all, once there are runs
+        self._first = FirstRuns(self.tally)
         self._kinds: dict[tuple[Any, ...], int] = {}  # of lines that were read
         self._lines = LedgerFile(self.path)
         if self.path is not None:
@@ -158,6 +159,7 @@ class Ledger:
         """Its charges and facts, as a ledger without a file that may grow by itself."""
         other = Ledger(facts=self.facts)
         other.tally = self.tally.copy()
+        other._first = FirstRuns(other.tally)
         return other
 
     def begin_run(self, facts: Mapping[str, Any]) -> None:
@@ -174,14 +176,14 @@ class Ledger:
         """The charges of the run that is known by ``noise``; to be looked at only."""
         if not self.runs:
             return Tally() if noise else self.tally
-        return self.tally.only(lambda entry: self._run_of[entry.noise] == noise)
+        return self._first.tally_of(noise)
 
     def run_of(self, noise_id: str) -> str | None:
         """What the run is known by that released under this name first; None if nobody did."""
         noise = self.tally.names.noise(noise_id)
         if not self.runs:
             return "" if any(entry.noise == noise for entry in self.tally.entries()) else None
-        return self._run_of.get(noise)
+        return self._first.of(noise)
 
     def known(self, charge: Charge) -> int:
         """How many of a charge's releases are charged already: the same bits, of which none is new."""
@@ -231,11 +233,10 @@ class Ledger:
     def _name(self, noise: int) -> None:
         """Note under which run noise was released, unless it was before."""
         if self.runs:  # a ledger of one run needs no table as long as itself
-            self._run_of.setdefault(noise, self.runs[-1]["noise"])
+            self._first.name(noise)
 
     def _begin_run(self, facts: dict[str, Any]) -> None:
-        if not self.runs:
-            self._run_of = {entry.noise: "" for entry in self.tally.entries()}
+        self._first.begin(facts["noise"])
         self.runs.append(facts)
 
     def _read(self, body: bytes, number: int) -> None:
