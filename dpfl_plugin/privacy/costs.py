@@ -84,7 +84,11 @@ class Rounds(MutableMapping[int, V]):
     def _place(self, round: int) -> int:
         """Where a round is; -1 if it is not here."""
         rounds = self._rounds
-        if not rounds or type(round) is not int or not rounds[0] <= round <= rounds[-1]:
+        if type(round) is not int:  # a float may equal one, and is its key in a dictionary
+            if not isinstance(round, int | float) or not -_LONGEST <= round < _LONGEST or round != int(round):
+                return -1
+            round = int(round)
+        if not rounds or not rounds[0] <= round <= rounds[-1]:
             return -1
         near = round - rounds[0]  # exactly there, if none is missing
         place = near if near < len(rounds) and rounds[near] == round else bisect.bisect_left(rounds, round)

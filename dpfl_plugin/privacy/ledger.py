@@ -20,11 +20,13 @@ from typing import Any, Final
 from dpfl_plugin.access import Access
 from dpfl_plugin.errors import LedgerError
 from dpfl_plugin.privacy.events import CHARGE_KINDS, Batch, Charge, ChargeKind, SampledGaussian, batches
-from dpfl_plugin.privacy.ledger_file import DamagedLineError, LedgerFile
 from dpfl_plugin.privacy.first_runs import FirstRuns
-from dpfl_plugin.privacy.tally import Key, Tally, keys_of, noise_of
+from dpfl_plugin.privacy.ledger_file import DamagedLineError, LedgerFile
+from dpfl_plugin.privacy.tally import Tally, keys_of, noise_of
+from dpfl_plugin.privacy.tally_rows import Key
 
 SCHEMA: Final = 1
+_scan: Final = json.scanner.make_scanner(json.JSONDecoder())  # type: ignore[attr-defined]
 
 
 _Groups = dict[tuple[int, int, int, ChargeKind | None], tuple[Charge, dict[str, set[int]]]]
@@ -241,7 +243,7 @@ class Ledger:
 
     def _read(self, body: bytes, number: int) -> None:
         try:
-            self._take(json.loads(body.decode()), number)  # of bytes it would look for their encoding
+            self._take(_read_json(body.decode()), number)
         except (ValueError, KeyError, TypeError) as error:
             raise self._damaged(number, f"it cannot be understood ({type(error).__name__}: {error})") from error
 
@@ -286,6 +288,15 @@ class Ledger:
             f"{self.path}, line {number}: {what}. {proven[0].upper()}{proven[1:]}{upto}; later charges are unknown, "
             "so no epsilon can be stated. Restore the file from a copy."
         )
+
+
+def _read_json(text: str) -> Any:
+    """`json.loads`, without looking for blanks, which no line has that `LedgerFile` wrote."""
+    try:
+        content, end = _scan(text, 0)
+    except StopIteration:
+        end = -1
+    return content if end == len(text) else json.loads(text)
 
 
 def _check_charges(charge: Charge, silos: Iterable[int]) -> None:

@@ -65,7 +65,8 @@ from dpfl_plugin.errors import ConfigError, UnsupportedError
 from dpfl_plugin.privacy.composition import Earlier, Planned, Share, share_groups
 from dpfl_plugin.privacy.events import Charge, SampledGaussian, Term
 from dpfl_plugin.privacy.ledger import Ledger
-from dpfl_plugin.privacy.tally import Key, Tally, packed
+from dpfl_plugin.privacy.tally import Tally, packed
+from dpfl_plugin.privacy.tally_rows import Key
 
 WHOLE: Share = (0.0, 1.0)
 

@@ -16,11 +16,11 @@ from typing import Any, Final
 import numpy as np
 
 from dpfl_plugin.privacy.events import Charge, ChargeKind, SampledGaussian, batches
-from dpfl_plugin.privacy.tally_rows import Counts, Entry, Key, Part, unpacked
 from dpfl_plugin.privacy.tally_rows import DIGEST as _DIGEST
 from dpfl_plugin.privacy.tally_rows import KIND as _KIND
 from dpfl_plugin.privacy.tally_rows import NOISE as _NOISE
 from dpfl_plugin.privacy.tally_rows import SILO as _SILO
+from dpfl_plugin.privacy.tally_rows import Counts, Entry, Key, Part, unpacked
 
 Share = tuple[float, float]
 Kind = tuple[Share, SampledGaussian]
@@ -120,12 +120,15 @@ class Tally:
         """`know` of each of ``keys``, one after another."""
         counts, grown = self._growing(), []
         for key in keys:
-            row = counts.row(key)
+            row, data = counts.locate(key)
             known = 0 if row < 0 else counts.at(row)
             if kind != "round" or self._others:
                 self._say(key, kind, new=known == 0)
             if known < count:
-                counts.add(key, count) if row < 0 else counts.put(row, count)
+                if row < 0:
+                    counts.add(key, data, count)
+                else:
+                    counts.put(row, count)
             grown.append(max(count - known, 0))
         return grown
 
@@ -287,4 +290,3 @@ def noise_of(key: Key) -> int:
 def _round_of(head: Any) -> int:
     """The round of a key without its noise."""
     return head[0] if type(head) is tuple else head >> _SILO + _KIND  # type: ignore[no-any-return]
-

@@ -8,8 +8,9 @@ longer, or a tuple, is kept as it is, with its place among the others.
 from __future__ import annotations
 
 import bisect
+import itertools
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -130,8 +131,12 @@ class Counts:
 
     def row(self, key: Key) -> int:
         """Which row a key has; -1 if there is none."""
+        return self.locate(key)[0]
+
+    def locate(self, key: Key) -> tuple[int, bytes | None]:
+        """(`row`, what a row of the key holds; None if it does not fit)."""
         data = _data(key)
-        return self._odd.get(key, -1) if data is None else self._index.find(data)
+        return (self._odd.get(key, -1) if data is None else self._index.find(data)), data
 
     def at(self, row: int) -> int:
         """The count of a row."""
@@ -139,22 +144,25 @@ class Counts:
 
     def put(self, row: int, count: int) -> None:
         """Change the count of a row."""
-        if type(count) is int and 0 < count <= _MOST:
+        if type(count) is int and count <= _MOST:
             self._counts[row] = count
             self._other.pop(row, None)
         else:
             self._counts[row], self._other[row] = 0, count
 
-    def add(self, key: Key, count: int) -> None:
-        """A key that is not here yet."""
-        row, data = len(self._counts), _data(key)
+    def add(self, key: Key, data: bytes | None, count: int) -> None:
+        """A key that is not here yet, as `locate` found."""
+        row = len(self._counts)
         if data is None:
             self._odd[key], self._odd_at[row] = row, key
             self._rows += unpacked(key)[3].to_bytes(NOISE_BYTES, "little") + bytes(_WIDTH - NOISE_BYTES)
         else:
             self._rows += data
-        self._counts.append(0)
-        self.put(row, count)
+        if type(count) is int and count <= _MOST:
+            self._counts.append(count)
+        else:
+            self._counts.append(0)
+            self._other[row] = count
         if data is not None:
             self._index.add(data, row)
         if self._by_noise is not None:
@@ -195,14 +203,21 @@ class Counts:
         self, rows: Sequence[int], chosen: Any, counts: Sequence[int], other: Mapping[int, int]
     ) -> Iterator[Entry]:
         """Some rows, given one by one and as the index of an array, with counts that may be other ones by now."""
-        new, odd = tuple.__new__, self._odd_at
-        table = np.frombuffer(self._rows, ROW)[chosen].tolist()
-        for row, (low, high, pattern, kind, silo, round_), count in zip(rows, table, counts, strict=True):
-            if odd and row in odd:
-                yield Entry(*unpacked(odd[row]), count or other[row])
-            else:
-                noise = pattern << DIGEST | high << 64 | low
-                yield new(Entry, (round_, silo, kind, noise, count or other[row]))
+        table = np.frombuffer(self._rows, ROW)[chosen]
+        noise = [
+            pattern << DIGEST | high << 64 | low
+            for pattern, high, low in zip(*(table[name].tolist() for name in ("pattern", "high", "low")), strict=True)
+        ]
+        fields = zip(*(table[name].tolist() for name in ("round", "silo", "kind")), noise, counts, strict=True)
+        found = map(tuple.__new__, itertools.repeat(Entry), fields)
+        return self._mended(rows, found, other) if self._odd or other else found
+
+    def _mended(self, rows: Iterable[int], found: Iterable[Entry], other: Mapping[int, int]) -> Iterator[Entry]:
+        """With what did not fit into the columns."""
+        for row, entry in zip(rows, found, strict=True):
+            key = self._odd_at.get(row)
+            count = entry.releases or other[row]
+            yield entry._replace(releases=count) if key is None else Entry(*unpacked(key), count)
 
     def copy(self) -> Counts:
         """One that may grow by itself."""
@@ -264,5 +279,5 @@ class Part:
         """What may grow."""
         copy = Counts()
         for row, key in enumerate(self.keys()):
-            copy.add(key, self.at(row))
+            copy.add(key, copy.locate(key)[1], self.at(row))
         return copy
