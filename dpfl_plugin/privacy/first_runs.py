@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 from array import array
 
 from dpfl_plugin.privacy.tally import Tally
@@ -16,13 +17,13 @@ class FirstRuns:
 
     def __init__(self, tally: Tally) -> None:
         self._tally = tally
-        self._begins, self._runs = array("q"), list[str]()  # rows from which on charges were a run's, and the runs
-        self._without: dict[int, str] = {}  # names in lines that charge nothing
-        self._rows: tuple[int, int, dict[str, array[int]]] = (0, 0, {})  # see `tally_of`
+        self._begins, self._runs = array("q"), [""]  # rows from which on charges were a run's; the runs, after none
+        self._without: dict[int, int] = {}  # names in lines that charge nothing -> which of the runs
+        self._rows: tuple[int, int, list[array[int]]] = (0, 0, [])  # of each of the runs; see `tally_of`
 
     def begin(self, run: str) -> None:
         """What is charged from here on is of this run."""
-        if not self._runs:
+        if not self._begins:
             self._tally.first_of(0)  # so that names find their rows from here on
         self._begins.append(len(self._tally))
         self._runs.append(run)
@@ -30,33 +31,34 @@ class FirstRuns:
     def name(self, noise: int) -> None:
         """The last run named this noise, in a line whose charges are in the tally by now."""
         if self._tally.first_of(noise) < 0:
-            self._without.setdefault(noise, self._runs[-1])
+            self._without.setdefault(noise, len(self._begins))
 
     def of(self, noise: int) -> str | None:
         """The run that released under this name first: "" for one before all runs, None if nobody did."""
+        place = self._place(noise)
+        return None if place is None else self._runs[place]
+
+    def _place(self, noise: int) -> int | None:
         if noise in self._without:
             return self._without[noise]
         row = self._tally.first_of(noise)
-        return None if row < 0 else self._at(row)
-
-    def _at(self, row: int) -> str:
-        place = bisect.bisect_right(self._begins, row)
-        return self._runs[place - 1] if place else ""
+        return None if row < 0 else bisect.bisect_right(self._begins, row)
 
     def tally_of(self, run: str) -> Tally:
         """The charges of a run, to be looked at only."""
         if self._rows[:2] != (len(self._tally), len(self._runs)):
             self._rows = len(self._tally), len(self._runs), self._by_run()
-        return self._tally.part(self._rows[2].get(run, array("I")))
+        found = [rows for name, rows in zip(self._runs, self._rows[2], strict=True) if name == run and rows]
+        return self._tally.part(found[0] if len(found) == 1 else array("I", sorted(itertools.chain(*found))))
 
-    def _by_run(self) -> dict[str, array[int]]:
+    def _by_run(self) -> list[array[int]]:
         """In one pass for all runs, of which there may be many."""
-        found: dict[str, array[int]] = {}
-        last, rows = None, array("I")
+        found = [array("I") for _ in self._runs]
+        last, rows = None, found[0]
         for row, entry in enumerate(self._tally.entries()):
             if entry.noise != last:
-                last, run = entry.noise, self.of(entry.noise)
-                assert run is not None
-                rows = found.setdefault(run, array("I"))
+                last, place = entry.noise, self._place(entry.noise)
+                assert place is not None
+                rows = found[place]
             rows.append(row)
         return found

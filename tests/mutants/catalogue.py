@@ -1882,8 +1882,8 @@ LEDGERS = (
         "first-run-forgotten",
         "noise that an earlier run of a shared ledger released counts as the later one's",
         "privacy/first_runs.py",
-        "return self._runs[place - 1] if place",
-        "return self._runs[-1] if place",
+        "return None if row < 0 else bisect.bisect_right(self._begins, row)",
+        "return None if row < 0 else len(self._begins)",
         (TALLY + "::test_a_ledger_is_a_plain_dictionary_with_the_run_that_came_first",),
     ),
     Mutant(
