@@ -196,7 +196,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.accounting", description=__doc__)
     parser.add_argument("--lines", type=int, default=LINES, help="of the ledgers")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="that are planned")
-    parser.add_argument("--folder", type=Path, help="where the ledgers go, to be kept and read again; default: nowhere for long")
+    parser.add_argument("--folder", type=Path, help="where ledgers are kept, and read again; default: nowhere for long")
     parser.add_argument("--part", choices=["ledgers", "planning"], help="measure this one only")
     parser.add_argument("--dry", action="store_true", help="leave docs/benchmarks.md as it is")
     parser.add_argument("--checks", nargs=3, help=argparse.SUPPRESS)

@@ -282,8 +282,10 @@ class Ledger:
 
     def _damaged(self, number: int, what: str) -> LedgerError:
         proven = f"lines 1 to {number - 1} are intact" if number > 1 else "nothing in it is proven"
-        rounds = max((entry.round for entry in self.tally.entries()), default=None)
-        upto = f" and prove {len(self)} charges up to round {rounds}" if len(self) else ""
+        # A line that somebody wrote may have anything for a round.
+        rounds = (entry.round for entry in self.tally.entries())
+        last = max((one for one in rounds if isinstance(one, int | float)), default=None)
+        upto = "" if last is None else f" and prove {len(self)} charges up to round {last}"
         return LedgerError(
             f"{self.path}, line {number}: {what}. {proven[0].upper()}{proven[1:]}{upto}; later charges are unknown, "
             "so no epsilon can be stated. Restore the file from a copy."

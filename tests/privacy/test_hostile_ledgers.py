@@ -70,9 +70,10 @@ class Plain:
         for ranges, noise_ids in content["silos"]:
             silos = [silo for low, high in ranges for silo in range(low, high + 1)]
             names = set(noise_ids) if silos else set[Any]()  # names that are no keys are refused before anything counts
+            count = content["count"]
             for silo in silos:
                 for noise_id in noise_ids:
-                    self._count((content["round"], silo, (first, last), release, noise_id), content["count"], what)
+                    self._count((content["round"], silo, (first, last), release, noise_id), count, what)
             for noise_id in names if self.runs else ():
                 self.run_of.setdefault(noise_id, self.runs[-1])
 
@@ -95,13 +96,10 @@ def read(data: bytes, path: Path) -> Plain | str:
     )
 
     def damaged(what: str) -> str:
-        upto = (
-            f" and prove {len(found.counts)} charges up to round {max(key[0] for key in found.counts)}; later charges"
-            if found.counts
-            else "; later charges"
-        )
+        rounds = [key[0] for key in found.counts if isinstance(key[0], int | float)]
+        upto = f" and prove {len(found.counts)} charges up to round {max(rounds)}" if rounds else ""
         proven = f"Lines 1 to {number - 1} are intact" if number > 1 else "Nothing in it is proven"
-        return f"{path}, line {number}: {what}| {proven}{upto}"
+        return f"{path}, line {number}: {what}| {proven}{upto}; later charges"
 
     for number, line in enumerate(lines, 1):
         whole = re.fullmatch(rb'(.*),"check":"([0-9a-f]{16})"\}', line, re.DOTALL)
@@ -127,7 +125,8 @@ def made(rng: random.Random) -> bytes:
 
     def ranges() -> list[Any]:
         lows = [rng.choice(SILOS) for _ in range(rng.choice((0, 1, 1, 1, 2)))]
-        return [[or_wrong(low), low + rng.randint(-1, 3)] for low in lows]
+        pairs = [[low, low + rng.randint(-1, 3)] for low in lows]  # a wrong beginning must not make a range of billions
+        return [pair if rng.random() >= odd else [rng.choice((None, "x", 2.5, [1])), pair[1]] for pair in pairs]
 
     def charge() -> dict[str, Any]:
         release = RELEASE | {"noise_multiplier": rng.choice((1.0, 60.0, 2))} | ({"unit": "record"} if odd else {})
