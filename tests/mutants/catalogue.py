@@ -1946,8 +1946,9 @@ LEDGERS = (
         "long-runs-luckiest-silo",
         "an earlier long run counts each round as its first silo's",
         "privacy/prior.py",
-        "if count > (known := dearest.get(key, 0)):",
-        "if not (known := dearest.get(key, 0)):",
+        "counts[group_of[kind]] += dearest.know(packed(round_, 0, group_of[kind], noise), count)",
+        "key = packed(round_, 0, group_of[kind], noise)\n"
+        "            counts[group_of[kind]] += 0 if dearest.count(key) else dearest.know(key, count)",
         (PRIOR + "::test_the_envelope_of_very_many_charges_is_of_the_dearest_silo",),
     ),
     Mutant(
