@@ -244,7 +244,7 @@ class PrivacyAccount:
         return self._book.ledger
 
     @property
-    def costs(self) -> dict[int, RoundCost]:
+    def costs(self) -> Mapping[int, RoundCost]:
         """What the rounds that were begun cost, by round."""
         return self._book.costs
 

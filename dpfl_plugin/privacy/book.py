@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from dpfl_plugin.errors import PluginError
 from dpfl_plugin.privacy.composition import Planned, Spending, Terms
-from dpfl_plugin.privacy.costs import MOST_ROUNDS, RoundCost, made_certain
+from dpfl_plugin.privacy.costs import MOST_ROUNDS, RoundCost, Rounds, made_certain
 from dpfl_plugin.privacy.cycles import OneNoise
 from dpfl_plugin.privacy.events import Batch, Charge, ChargeKind, batches
 from dpfl_plugin.privacy.extra_releases import NOT_RUN, Beside, BesideMade
@@ -81,7 +81,7 @@ class Book:
         told = earlier.drawn and spec.solved if spec.view == "server" else earlier.draws_decided
         certain = lost or (spec.epsilon is not None and told)
         self.pricing = Pricing(spec, rules, certain=certain, lost=lost)
-        self.costs = made_certain(costs) if certain else dict(costs)
+        self.costs = made_certain(costs) if certain else Rounds(costs)
         alike = (cost.num_releases for cost in self.costs.values() if cost.probability < 1 and cost.most is None)
         self._length = next(alike, None)  # releases of every drawn round, if they do not differ in that
         # For a statement alone, what only decisions go by is not worked out: it would take more than the ledger.
@@ -298,7 +298,7 @@ class Book:
                     charges += self.pricing.charges(silo, round, costs[round], noise_id)
         return charges
 
-    def charged(self) -> tuple[Tally, dict[int, RoundCost]]:
+    def charged(self) -> tuple[Tally, Rounds[RoundCost]]:
         """The charges of rounds, and what rounds cost: of a run that was killed, only the ledger may know the last."""
         tally = self.ledger.tally
         if not tally.only_rounds:

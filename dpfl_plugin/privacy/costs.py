@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import bisect
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, ValuesView
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TypeVar
 
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.participation import CERTAIN, Participation
 from dpfl_plugin.privacy.tally import Tally
 
 MOST_ROUNDS = 10**6  # where only a budget ends a run
+_LONGEST = 1 << 63  # of a round in a column
+
+V = TypeVar("V")
+W = TypeVar("W")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +66,107 @@ class Probabilities(Mapping[int, float]):
         return len(self._costs)
 
 
-def made_certain(costs: Mapping[int, RoundCost]) -> dict[int, RoundCost]:
-    return {round: replace(cost, participation=CERTAIN) for round, cost in costs.items()}
+class Rounds(MutableMapping[int, V]):
+    """Round -> value, in the order in which rounds came, as a dictionary of them.
+
+    As long as they come in ascending order, a round takes a dozen bytes, since many have one value: there may be a
+    million. Values that are the same object are kept once.
+    """
+
+    def __init__(self, values: Mapping[int, V] | None = None) -> None:
+        self._rounds, self._numbers = array("q"), array("I")
+        self._values: list[V] = []
+        self._known: dict[int, int] = {}  # id of a value -> its number
+        self._plain: dict[int, V] | None = None  # instead of these, once rounds came in another order
+        for round, value in ({} if values is None else values).items():
+            self[round] = value
+
+    def _place(self, round: int) -> int:
+        """Where a round is; -1 if it is not here."""
+        rounds = self._rounds
+        if type(round) is not int:  # a float may equal one, and is its key in a dictionary
+            if not isinstance(round, int | float) or not -_LONGEST <= round < _LONGEST or round != int(round):
+                return -1
+            round = int(round)
+        if not rounds or not rounds[0] <= round <= rounds[-1]:
+            return -1
+        near = round - rounds[0]  # exactly there, if none is missing
+        place = near if near < len(rounds) and rounds[near] == round else bisect.bisect_left(rounds, round)
+        return place if rounds[place] == round else -1
+
+    def _number(self, value: V) -> int:
+        number = self._known.setdefault(id(value), len(self._values))
+        if number == len(self._values):
+            self._values.append(value)  # so that no other object gets its id
+        return number
+
+    def __getitem__(self, round: int) -> V:
+        if self._plain is not None:
+            return self._plain[round]
+        place = self._place(round)
+        if place < 0:
+            raise KeyError(round)
+        return self._values[self._numbers[place]]
+
+    def __setitem__(self, round: int, value: V) -> None:
+        if self._plain is None:
+            place = self._place(round)
+            if place >= 0:
+                self._numbers[place] = self._number(value)
+                return
+            fits = type(round) is int and -_LONGEST <= round < _LONGEST
+            if fits and (not self._rounds or round > self._rounds[-1]):
+                self._rounds.append(round)
+                self._numbers.append(self._number(value))
+                return
+            self._plain = dict(self.items())
+        self._plain[round] = value
+
+    def __delitem__(self, round: int) -> None:
+        if self._plain is None:
+            self._plain = dict(self.items())
+        del self._plain[round]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._rounds if self._plain is None else self._plain)
+
+    def __len__(self) -> int:
+        return len(self._rounds if self._plain is None else self._plain)
+
+    def values(self) -> ValuesView[V]:
+        return _Values(self)
+
+    def mapped(self, change: Callable[[V], W]) -> Rounds[W]:
+        """With each value changed; the same objects to the same ones."""
+        other: Rounds[W] = Rounds()
+        if self._plain is None:
+            other._rounds, other._numbers = self._rounds[:], self._numbers[:]
+            other._values = [change(value) for value in self._values]
+            # By the last of equal objects, as all of them serve as well.
+            other._known = {id(value): number for number, value in enumerate(other._values)}
+        else:
+            changed = {id(value): change(value) for value in self._plain.values()}
+            other._plain = {round: changed[id(value)] for round, value in self._plain.items()}
+        return other
 
 
-def rounds_in(charges: Iterable[Charge], common: Callable[[int, float], float] | None = None) -> dict[int, RoundCost]:
+class _Values(ValuesView[V]):
+    _mapping: Rounds[V]
+
+    def __iter__(self) -> Iterator[V]:
+        of = self._mapping
+        return map(of._values.__getitem__, of._numbers) if of._plain is None else iter(of._plain.values())
+
+
+def made_certain(costs: Mapping[int, RoundCost]) -> Rounds[RoundCost]:
+    return _rounds(costs).mapped(lambda cost: replace(cost, participation=CERTAIN))
+
+
+def _rounds(costs: Mapping[int, RoundCost]) -> Rounds[RoundCost]:
+    return costs if isinstance(costs, Rounds) else Rounds(costs)
+
+
+def rounds_in(charges: Iterable[Charge], common: Callable[[int, float], float] | None = None) -> Rounds[RoundCost]:
     """Costs as charges show them. How probable the rounds were does not show, so they count as certain.
 
     Of each noise multiplier a round has as many releases as one silo made of it at once, the most of all.
@@ -73,12 +175,13 @@ def rounds_in(charges: Iterable[Charge], common: Callable[[int, float], float] |
         common: (silo, its noise multiplier) -> that of silos without settings of their own, if some have any.
     """
     tally = charges if isinstance(charges, Tally) else Tally(charges)
-    made: dict[int, tuple[RoundCost, ...]] = {}  # of each share, the one that came last at the end
+    made: Rounds[tuple[RoundCost, ...]] = Rounds()  # of each share, the one that came last at the end
     # One object for all rounds that are alike, and what becomes of it by which charge.
     same: dict[tuple[RoundCost, ...], tuple[RoundCost, ...]] = {(): ()}
     after: dict[tuple[int, int, int, float], tuple[RoundCost, ...]] = {}
+    nothing = same[()]
     for round, silo, kind, _, count in tally.entries():
-        before = made.get(round, same[()])
+        before = made.get(round, nothing)
         change = id(before), kind, count, 0.0
         if common is not None:
             change = *change[:3], common(silo, tally.names.kinds[kind][1].noise_multiplier)
@@ -87,11 +190,9 @@ def rounds_in(charges: Iterable[Charge], common: Callable[[int, float], float] |
             noise = release.noise_multiplier if common is None else change[3]
             costs = _with(before, share, noise, count)
             after[change] = same.setdefault(costs, costs)
-        made[round] = after[change]
-    found: dict[int, Any] = made  # in place: there may be a million
-    for round, shares in made.items():
-        found[round] = shares[-1]
-    return found
+        if after[change] is not before:
+            made[round] = after[change]
+    return made.mapped(lambda shares: shares[-1])
 
 
 def _with(costs: tuple[RoundCost, ...], share: tuple[float, float], noise: float, count: int) -> tuple[RoundCost, ...]:

@@ -20,10 +20,13 @@ from typing import Any, Final
 from dpfl_plugin.access import Access
 from dpfl_plugin.errors import LedgerError
 from dpfl_plugin.privacy.events import CHARGE_KINDS, Batch, Charge, ChargeKind, SampledGaussian, batches
+from dpfl_plugin.privacy.first_runs import FirstRuns
 from dpfl_plugin.privacy.ledger_file import DamagedLineError, LedgerFile
-from dpfl_plugin.privacy.tally import Key, Tally, keys_of, noise_of
+from dpfl_plugin.privacy.tally import Tally, keys_of, noise_of
+from dpfl_plugin.privacy.tally_rows import Key
 
 SCHEMA: Final = 1
+_scan: Final = json.scanner.make_scanner(json.JSONDecoder())  # type: ignore[attr-defined]
 
 
 _Groups = dict[tuple[int, int, int, ChargeKind | None], tuple[Charge, dict[str, set[int]]]]
@@ -63,7 +66,7 @@ class Ledger:
         self.notes: list[str] = []
         self.runs: list[dict[str, Any]] = []
         self.tally = Tally()
-        self._run_of: dict[int, str] = {}  # noise -> the run that released it first; of all, once there are runs
+        self._first = FirstRuns(self.tally)
         self._kinds: dict[tuple[Any, ...], int] = {}  # of lines that were read
         self._lines = LedgerFile(self.path)
         if self.path is not None:
@@ -158,6 +161,7 @@ class Ledger:
         """Its charges and facts, as a ledger without a file that may grow by itself."""
         other = Ledger(facts=self.facts)
         other.tally = self.tally.copy()
+        other._first = FirstRuns(other.tally)
         return other
 
     def begin_run(self, facts: Mapping[str, Any]) -> None:
@@ -174,14 +178,14 @@ class Ledger:
         """The charges of the run that is known by ``noise``; to be looked at only."""
         if not self.runs:
             return Tally() if noise else self.tally
-        return self.tally.only(lambda entry: self._run_of[entry.noise] == noise)
+        return self._first.tally_of(noise)
 
     def run_of(self, noise_id: str) -> str | None:
         """What the run is known by that released under this name first; None if nobody did."""
         noise = self.tally.names.noise(noise_id)
         if not self.runs:
             return "" if any(entry.noise == noise for entry in self.tally.entries()) else None
-        return self._run_of.get(noise)
+        return self._first.of(noise)
 
     def known(self, charge: Charge) -> int:
         """How many of a charge's releases are charged already: the same bits, of which none is new."""
@@ -231,16 +235,15 @@ class Ledger:
     def _name(self, noise: int) -> None:
         """Note under which run noise was released, unless it was before."""
         if self.runs:  # a ledger of one run needs no table as long as itself
-            self._run_of.setdefault(noise, self.runs[-1]["noise"])
+            self._first.name(noise)
 
     def _begin_run(self, facts: dict[str, Any]) -> None:
-        if not self.runs:
-            self._run_of = {entry.noise: "" for entry in self.tally.entries()}
+        self._first.begin(facts["noise"])
         self.runs.append(facts)
 
     def _read(self, body: bytes, number: int) -> None:
         try:
-            self._take(json.loads(body.decode()), number)  # of bytes it would look for their encoding
+            self._take(_read_json(body.decode()), number)
         except (ValueError, KeyError, TypeError) as error:
             raise self._damaged(number, f"it cannot be understood ({type(error).__name__}: {error})") from error
 
@@ -279,12 +282,23 @@ class Ledger:
 
     def _damaged(self, number: int, what: str) -> LedgerError:
         proven = f"lines 1 to {number - 1} are intact" if number > 1 else "nothing in it is proven"
-        rounds = max((entry.round for entry in self.tally.entries()), default=None)
-        upto = f" and prove {len(self)} charges up to round {rounds}" if len(self) else ""
+        # A line that somebody wrote may have anything for a round.
+        rounds = (entry.round for entry in self.tally.entries())
+        last = max((one for one in rounds if isinstance(one, int | float)), default=None)
+        upto = "" if last is None else f" and prove {len(self)} charges up to round {last}"
         return LedgerError(
             f"{self.path}, line {number}: {what}. {proven[0].upper()}{proven[1:]}{upto}; later charges are unknown, "
             "so no epsilon can be stated. Restore the file from a copy."
         )
+
+
+def _read_json(text: str) -> Any:
+    """`json.loads`, without looking for blanks, which no line has that `LedgerFile` wrote."""
+    try:
+        content, end = _scan(text, 0)
+    except StopIteration:
+        end = -1
+    return content if end == len(text) else json.loads(text)
 
 
 def _check_charges(charge: Charge, silos: Iterable[int]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from dpfl_plugin.errors import ConfigError, LedgerError, PluginError
 from dpfl_plugin.privacy.composition import Planned
-from dpfl_plugin.privacy.costs import RoundCost, made_certain, rounds_in
+from dpfl_plugin.privacy.costs import RoundCost, Rounds, made_certain, rounds_in
 from dpfl_plugin.privacy.events import Charge, SampledGaussian
 from dpfl_plugin.privacy.participation import CERTAIN, WITH_REPLACEMENT, Plan, participation
 from dpfl_plugin.privacy.prior import Prior
@@ -93,7 +93,7 @@ class Pricing:
             )
         return self._rules.noise_multiplier
 
-    def rounds_in(self, charges: Iterable[Charge]) -> dict[int, RoundCost]:
+    def rounds_in(self, charges: Iterable[Charge]) -> Rounds[RoundCost]:
         """Costs of rounds as charges show them, see `costs.rounds_in`."""
         return rounds_in(charges, self.common if self._rules.silos else None)
 

@@ -65,7 +65,7 @@ from dpfl_plugin.errors import ConfigError, UnsupportedError
 from dpfl_plugin.privacy.composition import Earlier, Planned, Share, share_groups
 from dpfl_plugin.privacy.events import Charge, SampledGaussian, Term
 from dpfl_plugin.privacy.ledger import Ledger
-from dpfl_plugin.privacy.tally import Key, Tally, packed
+from dpfl_plugin.privacy.tally import Tally, packed
 
 WHOLE: Share = (0.0, 1.0)
 
@@ -205,12 +205,9 @@ def _envelope(charges: Tally, *, every_round: bool, parts: bool) -> list[Planned
             return envelope(made, every_round=every_round)
     counts: Counter[int] = Counter()
     if every_round:
-        dearest: dict[Key, int] = {}  # of a round, of the group's kind and one name of noise
+        dearest = Tally()  # of a round, of the group's kind and one name of noise
         for round_, _, kind, noise, count in charges.entries():
-            key = packed(round_, 0, group_of[kind], noise)
-            if count > (known := dearest.get(key, 0)):
-                dearest[key] = count
-                counts[group_of[kind]] += count - known
+            counts[group_of[kind]] += dearest.know(packed(round_, 0, group_of[kind], noise), count)
     else:
         most: Counter[int] = Counter()
         for (_, kind), count in charges.totals().items():

@@ -1,9 +1,9 @@
-"""Charges, each counted once, in about a hundred bytes each: a long run makes millions of them.
+"""Charges, each counted once, in some fifty bytes each: a long run makes millions of them.
 
 What many charges have in common is kept once: releases with the shares that they read, and the parts of the names of
 noise around the digest of what was asked (`oracle.Draw.noise_id`), which is another one in every round. A charge is
-then one integer, its fields side by side. What does not fit the fields is kept as a tuple, which equals no integer. So
-two charges have one key if, and only if, they are the same release.
+then one integer, its fields side by side, which `tally_rows` keeps as bytes. What does not fit the fields is kept as a
+tuple, which equals no integer. So two charges have one key if, and only if, they are the same release.
 """
 
 from __future__ import annotations
@@ -11,33 +11,25 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 
 from dpfl_plugin.privacy.events import Charge, ChargeKind, SampledGaussian, batches
+from dpfl_plugin.privacy.tally_rows import DIGEST as _DIGEST
+from dpfl_plugin.privacy.tally_rows import KIND as _KIND
+from dpfl_plugin.privacy.tally_rows import NOISE as _NOISE
+from dpfl_plugin.privacy.tally_rows import SILO as _SILO
+from dpfl_plugin.privacy.tally_rows import Counts, Entry, Key, Part, unpacked
 
 Share = tuple[float, float]
 Kind = tuple[Share, SampledGaussian]
-Key = int | tuple[Any, int, int, int]
 
-_SILO, _KIND, _PATTERN, _DIGEST = 24, 24, 24, 128  # bits of the fields; the round is above them and has no end
-_NOISE: Final = _PATTERN + _DIGEST
 _SILOS: Final = 1 << _SILO
 _KINDS: Final = 1 << _KIND
 _NOISES: Final = 1 << _NOISE
 _LONGEST: Final = 1 << 63  # of what an array of integers holds
 _DIGESTED: Final = re.compile(r"([^.]*\.)([0-9a-f]{32})(\..*)", re.DOTALL)
-
-
-class Entry(NamedTuple):
-    """A charge in numbers: ``kind`` and ``noise`` are those of the tally that it is from."""
-
-    round: int
-    silo: int
-    kind: int
-    noise: int
-    releases: int
 
 
 class Names:
@@ -101,7 +93,7 @@ class Tally:
 
     def __init__(self, charges: Iterable[Charge] = ()) -> None:
         self.names = Names()
-        self._counts: dict[Key, int] = {}
+        self._counts: Counts | Part = Counts()
         self._others: dict[Key, ChargeKind | None] = {}  # of all but charges of rounds, which most are
         for first, silos in batches(charges):
             self.know_all(self.keys(first, silos), first.count, first.kind)
@@ -126,15 +118,24 @@ class Tally:
 
     def know_all(self, keys: Iterable[Key], count: int, kind: ChargeKind | None = "round") -> list[int]:
         """`know` of each of ``keys``, one after another."""
-        counts, grown = self._counts, []
+        counts, grown = self._growing(), []
         for key in keys:
-            known = counts.get(key, 0)
+            row, data = counts.locate(key)
+            known = 0 if row < 0 else counts.at(row)
             if kind != "round" or self._others:
                 self._say(key, kind, new=known == 0)
             if known < count:
-                counts[key] = count
+                if row < 0:
+                    counts.add(key, data, count)
+                else:
+                    counts.put(row, count)
             grown.append(max(count - known, 0))
         return grown
+
+    def _growing(self) -> Counts:
+        if isinstance(self._counts, Part):
+            self._counts = self._counts.copy()
+        return self._counts
 
     def _say(self, key: Key, kind: ChargeKind | None, *, new: bool) -> None:
         if kind != "round":
@@ -162,7 +163,7 @@ class Tally:
         """
         settled: dict[Key, ChargeKind | None] = {}
         for key, known in self._others.items():
-            round_, _, number, _ = _unpacked(key)
+            round_, _, number, _ = unpacked(key)
             kind = guess(round_, self.names.kinds[number][0]) if known is None else known
             if kind != "round":
                 settled[key] = kind
@@ -170,17 +171,14 @@ class Tally:
 
     def count(self, key: Key) -> int:
         """The largest count so far; 0 if there is none."""
-        return self._counts.get(key, 0)
+        return self._counts.get(key)
+
+    def first_of(self, noise: int) -> int:
+        """Of its `entries`, which is the first with this noise; -1 if there is none."""
+        return self._growing().first_of(noise)
 
     def entries(self) -> Iterator[Entry]:
-        # Spelt out, as `_unpacked` would do it: a statement of a long ledger goes through all of them several times.
-        new, rest, silos, kinds, noises = tuple.__new__, _SILO + _KIND, _SILOS - 1, _KINDS - 1, _NOISES - 1
-        for key, count in self._counts.items():
-            if type(key) is int:
-                head = key >> _NOISE
-                yield new(Entry, (head >> rest, head >> _KIND & silos, head & kinds, key & noises, count))
-            else:
-                yield Entry(*_unpacked(key), count)
+        return self._counts.entries()
 
     def of_round(self, round_: int) -> list[Entry]:
         return [entry for entry in self.entries() if entry.round == round_]
@@ -199,10 +197,13 @@ class Tally:
 
     def only(self, keep: Callable[[Entry], bool]) -> Tally:
         """The entries that are to be kept, as a tally of their own."""
+        return self.part(array("I", (row for row, entry in enumerate(self.entries()) if keep(entry))))
+
+    def part(self, rows: array[int]) -> Tally:
+        """The entries of these rows, ascending, as a tally of their own."""
         chosen = Tally()
-        kept = zip(self._counts.items(), self.entries(), strict=True)
-        chosen.names, chosen._counts = self.names, {key: n for (key, n), entry in kept if keep(entry)}
-        chosen._others = {key: kind for key, kind in self._others.items() if key in chosen._counts}
+        chosen.names, chosen._counts = self.names, Part(self._growing(), rows)
+        chosen._others = {key: kind for key, kind in self._others.items() if chosen._counts.row(key) >= 0}
         return chosen
 
     def copy(self) -> Tally:
@@ -213,14 +214,9 @@ class Tally:
 
     def totals(self) -> dict[tuple[int, int], int]:
         """(silo, kind) -> how many releases in all, in the order of charging."""
-        found: dict[Any, int] = {}
-        for key, count in self._counts.items():
-            who = key >> _NOISE & _SILOS * _KINDS - 1 if type(key) is int else (key[1], key[2])  # type: ignore[index]
-            found[who] = found.get(who, 0) + count
         totals: dict[tuple[int, int], int] = {}
-        for who, count in found.items():
-            pair = who if type(who) is tuple else (who >> _KIND, who & _KINDS - 1)
-            totals[pair] = totals.get(pair, 0) + count
+        for _, silo, kind, _, count in self.entries():
+            totals[silo, kind] = totals.get((silo, kind), 0) + count
         return totals
 
     def several(self) -> set[int]:
@@ -254,7 +250,7 @@ class Tally:
         several = self.several()
         seen: set[Any] = set()
         repeated: dict[Any, int] = {}
-        for key in self._counts if several else ():
+        for key in self._counts.keys() if several else ():
             head = key >> _NOISE if type(key) is int else key[:3]  # type: ignore[index]
             if _round_of(head) not in several:
                 continue
@@ -294,16 +290,3 @@ def noise_of(key: Key) -> int:
 def _round_of(head: Any) -> int:
     """The round of a key without its noise."""
     return head[0] if type(head) is tuple else head >> _SILO + _KIND  # type: ignore[no-any-return]
-
-
-def _unpacked(key: Key) -> tuple[int, int, int, int]:
-    if type(key) is tuple:
-        return key
-    assert isinstance(key, int)
-    head = key >> _NOISE
-    return (
-        head >> _SILO + _KIND,
-        head >> _KIND & _SILOS - 1,
-        head & _KINDS - 1,
-        key & _NOISES - 1,
-    )

@@ -124,7 +124,7 @@ class Forecast:
         training = beside(self.config, self.accountant).training
         return Planner(self.algorithm, self.setting, equal, self.config.seed, training)
 
-    def costs(self, limit: int, noise_multiplier: float = 1.0) -> dict[int, RoundCost]:
+    def costs(self, limit: int, noise_multiplier: float = 1.0) -> Mapping[int, RoundCost]:
         """What up to ``limit`` rounds cost, without a budget that would end them before.
 
         Where the configuration leaves the noise to be solved for, with this noise multiplier.

@@ -231,7 +231,7 @@ def new_account(
     ledger: Ledger,
     *,
     shared: Ledger | None = None,
-    costs: dict[int, RoundCost] | None = None,
+    costs: Mapping[int, RoundCost] | None = None,
     repeats: Callable[[Charge], bool] = lambda charge: False,
     lost: bool = False,
     coins: str = "",

@@ -274,7 +274,7 @@ def _check_end(path: Path, held: int, known: int, knower: str) -> None:
 def _add_missing(own: Ledger, shared: Ledger, noise: str) -> None:
     """Add what only the shared ledger knows of this run."""
     before = len(own)
-    own.append(shared.of_run(noise))
+    own.append(shared.tally_of_run(noise))  # one after the other: there may be a million
     if len(own) > before:
         own.note(
             f"{len(own) - before} charges that only the shared ledger held were added: a crash came between the two, "

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from dpfl_plugin.algorithms.base import Setting
-from dpfl_plugin.privacy.costs import RoundCost
+from dpfl_plugin.privacy.costs import RoundCost, Rounds
 from dpfl_plugin.privacy.participation import CERTAIN, Participation
 
 
@@ -23,18 +23,19 @@ def in_runs(costs: Mapping[int, RoundCost]) -> list[list[Any]]:
     return [[first, last, *asdict(cost).values()] for first, last, cost in runs]
 
 
-def read_costs(facts: dict[str, Any] | None, setting: Setting) -> dict[int, RoundCost]:
+def read_costs(facts: dict[str, Any] | None, setting: Setting) -> Rounds[RoundCost]:
     """What the rounds that a checkpoint knows cost, from its facts."""
-    return {
-        round: RoundCost(
+    found: Rounds[RoundCost] = Rounds()
+    for first, last, levels, share, participation, most in (facts or {"costs": ()})["costs"]:
+        cost = RoundCost(
             tuple((float(noise), int(count)) for noise, count in levels),
             (float(share[0]), float(share[1])),
             _read_participation(participation, setting),
             most,
         )
-        for first, last, levels, share, participation, most in (facts or {"costs": ()})["costs"]
-        for round in range(int(first), int(last) + 1)
-    }
+        for round in range(int(first), int(last) + 1):
+            found[round] = cost
+    return found
 
 
 def _read_participation(found: Any, setting: Setting) -> Participation:

@@ -60,6 +60,8 @@ REACHABLE = "tests/conformance/test_reachable.py"
 CLIP = "tests/privacy/test_clipping.py"
 LEDGER = "tests/privacy/test_ledger.py"
 TALLY = "tests/privacy/test_tally.py"
+ODD_LEDGERS = "tests/privacy/test_hostile_ledgers.py"
+COSTS = "tests/privacy/test_costs.py"
 VIEWS = "tests/privacy/test_views.py"
 PLD = "tests/privacy/test_pld.py"
 ACCOUNTANTS = "tests/privacy/test_accountants.py"
@@ -1879,10 +1881,42 @@ LEDGERS = (
     Mutant(
         "first-run-forgotten",
         "noise that an earlier run of a shared ledger released counts as the later one's",
-        "privacy/ledger.py",
-        'self._run_of.setdefault(noise, self.runs[-1]["noise"])',
-        'self._run_of[noise] = self.runs[-1]["noise"]',
+        "privacy/first_runs.py",
+        "return None if row < 0 else bisect.bisect_right(self._begins, row)",
+        "return None if row < 0 else len(self._begins)",
         (TALLY + "::test_a_ledger_is_a_plain_dictionary_with_the_run_that_came_first",),
+    ),
+    Mutant(
+        "rows-that-are-alike-in-half-their-bytes",
+        "a charge of which the ledger knows another one's noise counts as known",
+        "privacy/tally_rows.py",
+        "self._index = Index(self._rows, _WIDTH)",
+        "self._index = Index(self._rows, NOISE_BYTES)",
+        (ODD_LEDGERS + "::test_a_ledger_is_read_as_by_plain_dictionaries",),
+    ),
+    Mutant(
+        "counts-that-run-over",
+        "of more releases than fit into their column, none is counted",
+        "privacy/tally_rows.py",
+        "            self._counts.append(0)\n            self._other[row] = count\n",
+        "            self._counts.append(1)\n",
+        (ODD_LEDGERS + "::test_a_ledger_is_read_as_by_plain_dictionaries",),
+    ),
+    Mutant(
+        "a-part-that-grows-with-its-whole",
+        "the charges of one run of a ledger change when others are added",
+        "privacy/tally_rows.py",
+        "return self._counts[row] or self._other[self._chosen[row]]",
+        "return self._of.at(row)",
+        (ODD_LEDGERS + "::test_a_ledger_is_read_as_by_plain_dictionaries",),
+    ),
+    Mutant(
+        "rounds-out-of-order-are-lost",
+        "of a round that is charged after later ones, the cost is not counted",
+        "privacy/costs.py",
+        "            self._plain = dict(self.items())\n        self._plain[round] = value\n",
+        "            return\n        self._plain[round] = value\n",
+        (COSTS + "::test_rounds_are_a_plain_dictionary",),
     ),
     Mutant(
         "charges-outside-the-pattern",
@@ -1912,8 +1946,9 @@ LEDGERS = (
         "long-runs-luckiest-silo",
         "an earlier long run counts each round as its first silo's",
         "privacy/prior.py",
-        "if count > (known := dearest.get(key, 0)):",
-        "if not (known := dearest.get(key, 0)):",
+        "counts[group_of[kind]] += dearest.know(packed(round_, 0, group_of[kind], noise), count)",
+        "key = packed(round_, 0, group_of[kind], noise)\n"
+        "            counts[group_of[kind]] += 0 if dearest.count(key) else dearest.know(key, count)",
         (PRIOR + "::test_the_envelope_of_very_many_charges_is_of_the_dearest_silo",),
     ),
     Mutant(
