@@ -31,6 +31,7 @@ from dpfl_plugin.adapters import nvflare
 from dpfl_plugin.adapters.nvflare import PAYLOAD, PrivateController, PrivateExecutor
 from dpfl_plugin.testing.wire import NUM_SILOS, Parties, WireContract, faithful
 from dpfl_plugin.testing.wire_faults import Declared, Elsewhere, Theirs
+from tests.adapters.wires import check_page
 
 SITES = [f"site-{silo + 1}" for silo in range(NUM_SILOS)]
 TIMEOUT = 600  # seconds of NVFlare's, which pass when a test says so
@@ -202,6 +203,10 @@ class TestNVFlare(WireContract):
             yield made
         finally:
             made.end()
+
+
+def test_the_table_of_wires_states_what_runs_here():
+    check_page("NVFlare", TestNVFlare)
 
 
 def test_a_site_that_went_away_is_given_up_and_asked_again_when_it_is_back(tmp_path, monkeypatch, caplog):
