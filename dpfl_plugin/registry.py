@@ -264,4 +264,4 @@ def describe(problem: Any, where: str = "") -> str:
     if problem["type"] == "missing":
         return f"{path} is missing; it is required"
     message = problem["msg"][0].lower() + problem["msg"][1:]
-    return f"{path}={problem['input']!r}: {message}"
+    return f"{path}={problem['input']!r}: {message.replace('input should be', 'must be', 1)}"
