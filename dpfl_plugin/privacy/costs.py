@@ -78,8 +78,12 @@ class Rounds(MutableMapping[int, V]):
         self._values: list[V] = []
         self._known: dict[int, int] = {}  # id of a value -> its number
         self._plain: dict[int, V] | None = None  # instead of these, once rounds came in another order
-        for round, value in ({} if values is None else values).items():
-            self[round] = value
+        if isinstance(values, Rounds):
+            self._rounds, self._numbers = values._rounds[:], values._numbers[:]
+            self._values, self._known = values._values[:], dict(values._known)
+            self._plain = None if values._plain is None else dict(values._plain)
+        else:
+            self.update({} if values is None else values)
 
     def _place(self, round: int) -> int:
         """Where a round is; -1 if it is not here."""
@@ -110,13 +114,18 @@ class Rounds(MutableMapping[int, V]):
 
     def __setitem__(self, round: int, value: V) -> None:
         if self._plain is None:
+            rounds = self._rounds
+            if rounds and type(round) is int and rounds[-1] < round < _LONGEST:  # as most come
+                rounds.append(round)
+                self._numbers.append(self._number(value))
+                return
             place = self._place(round)
             if place >= 0:
                 self._numbers[place] = self._number(value)
                 return
             fits = type(round) is int and -_LONGEST <= round < _LONGEST
-            if fits and (not self._rounds or round > self._rounds[-1]):
-                self._rounds.append(round)
+            if fits and not rounds:
+                rounds.append(round)
                 self._numbers.append(self._number(value))
                 return
             self._plain = dict(self.items())
