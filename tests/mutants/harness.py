@@ -147,21 +147,33 @@ class Workshop:
     ) -> list[Result]:
         """The results of (mutant, tests) pairs, in their order."""
         waiting, running, done = list(enumerate(jobs)), {}, {}
+        # A copy for each: a link more or less to a file counts as a change of it, and those of another tree would have
+        # a test's runs doubt the code that they loaded, and repeat nothing bit for bit.
+        free = [self._copy(number) for number in reversed(range(at_a_time))]
         while waiting or running:
-            while waiting and len(running) < at_a_time:
+            while waiting and free:
                 place, (name, tests) = waiting.pop(0)
-                pid, tree = self._fork(name, tests)
-                running[pid] = (place, name, tuple(tests), tree)
+                whole = free.pop()
+                pid, tree = self._fork(whole, name, tests)
+                running[pid] = (place, name, tuple(tests), whole, tree)
             pid, status, used = os.wait4(-1, 0)
-            place, name, tests, tree = running.pop(pid)
-            done[place] = result = self._collect(name, tests, tree, status, used.ru_utime + used.ru_stime)
+            place, name, tests, whole, tree = running.pop(pid)
+            done[place] = result = self._collect(name, tests, whole, tree, status, used.ru_utime + used.ru_stime)
+            free.append(whole)
             if say:
                 say(
                     f"{result.verdict:8} {name or 'unmutated'}: {result.by or ' '.join(tests)} ({result.seconds:.1f} s)"
                 )
         return [done[place] for place in range(len(jobs))]
 
-    def _fork(self, name: str, tests: Sequence[str]) -> tuple[int, Path]:
+    def _copy(self, number: int) -> Path:
+        """The copy that trees one after another are made of links to."""
+        copy = self._folder / f"whole{number or ''}"
+        if not copy.exists():
+            shutil.copytree(self._folder / "whole", copy)
+        return copy
+
+    def _fork(self, whole: Path, name: str, tests: Sequence[str]) -> tuple[int, Path]:
         self._number += 1
         tree = self._folder / str(self._number)
         sys.stdout.flush()
@@ -169,28 +181,30 @@ class Workshop:
         if pid == 0:
             try:
                 signal.alarm(SECONDS)
-                _child(self._folder / "whole", tree, name, tests)
+                _child(whole, tree, name, tests)
             except BaseException:
                 traceback.print_exc()
             finally:
                 os._exit(3)  # `_child` exits with 0
         return pid, tree
 
-    def _collect(self, name: str, tests: tuple[str, ...], tree: Path, status: int, seconds: float) -> Result:
+    def _collect(
+        self, name: str, tests: tuple[str, ...], whole: Path, tree: Path, status: int, seconds: float
+    ) -> Result:
         output = tree / "output.txt"
         lines = output.read_text(errors="replace").splitlines() if output.exists() else ["no output"]
         text = "\n".join(lines[-LINES:])
         verdict, by = BROKEN, ""
         if status == 0:
             verdict, by = json.loads((tree / "verdict.json").read_text())
-            self._keep_bytecode(tree)
+            self._keep_bytecode(tree, whole)
         shutil.rmtree(tree, ignore_errors=True)
         return Result(name, tests, verdict, by, round(seconds, 1), text)
 
-    def _keep_bytecode(self, tree: Path) -> None:
+    def _keep_bytecode(self, tree: Path, whole: Path) -> None:
         """What pytest has compiled of the tests, which no mutant changes."""
         for compiled in (tree / "tests").rglob("*-pytest-*.pyc"):
-            kept = self._folder / "whole" / compiled.relative_to(tree)
+            kept = whole / compiled.relative_to(tree)
             if not kept.exists():
                 os.link(compiled, kept)
 
