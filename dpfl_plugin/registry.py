@@ -26,6 +26,7 @@ from dpfl_plugin import (
 )
 from dpfl_plugin.errors import ConfigError, DpflError, PluginError, nearest, refusal, told
 from dpfl_plugin.given import MissingError
+from dpfl_plugin.synonyms import meant
 
 GROUPS: Final = (
     "algorithms",
@@ -194,7 +195,7 @@ def check_options(plugin: Callable[..., Any], given: Mapping[str, Any], *, where
             if why := refusal(plugin, key):
                 raise ConfigError(f"{where}.{key}: {why}")
             known = ", ".join(allowed) or "none"
-            raise ConfigError(f"{where}.{key} is not a known option{nearest(key, allowed)}. Known options: {known}.")
+            raise ConfigError(f"{where}.{key} is not a known option{meant(key, allowed, where)}. Known options: {known}.")
     model = _model_of_ours(plugin) if _is_ours(plugin) else _model_of(plugin, where)
     try:
         return {name: getattr(values, f"option_{name}") for values in [model(**given)] for name in allowed}

@@ -25,9 +25,10 @@ from dpfl_plugin.data.outcome_option import parse
 from dpfl_plugin.data.schema import TableSchema
 from dpfl_plugin.data.table import Columns, Table
 from dpfl_plugin.data.tables import check_installed
-from dpfl_plugin.errors import ConfigError, DataError, nearest, require
+from dpfl_plugin.errors import ConfigError, DataError, require
 from dpfl_plugin.models.fields import Fields
 from dpfl_plugin.runs.backbone import backbone
+from dpfl_plugin.synonyms import meant
 
 if TYPE_CHECKING:
     import pandas
@@ -147,7 +148,7 @@ class Federation:
             known = registry.options(plugin)
             for key in options:
                 if key not in known:
-                    near = nearest(key, [*known, *KEYS])
+                    near = meant(key, [*known, *KEYS], "data")
                     raise ConfigError(
                         f"Federation.load({name!r}): {key} is not a known key{near}. Of the data set: "
                         f"{', '.join(known) or 'none'}; of data: {', '.join(KEYS)}."
@@ -183,6 +184,7 @@ class Federation:
             DataError: a value is missing, not finite or no number; the message names row (from 0), column and value.
             ConfigError: there is no such column, or a key is wrong.
         """
+        _check_keys(keys, ("silo", "label", "person", "ignore_columns", "classes", "outcome"))
         columns, cells = getattr(frame, "columns", None), getattr(frame, "iloc", None)
         if columns is None or cells is None:
             raise ConfigError(f"from_frame needs a pandas DataFrame, not a {type(frame).__name__}. See from_arrays.")
@@ -393,9 +395,7 @@ class Federation:
     @classmethod
     def _named(cls, held: Given, options: Mapping[str, Any], keys: Mapping[str, Any], *, natural: bool) -> Federation:
         """Records that this process holds, by the name that they have in a configuration."""
-        for key in keys:
-            if key not in KEYS:
-                raise ConfigError(f"{key} is not a known key of data{nearest(key, KEYS)}: {', '.join(KEYS)}.")
+        _check_keys(keys)
         try:
             held(DataSource(), **options)  # what is wrong with the records is told here, not when they are used
         except DataError as error:
@@ -432,6 +432,14 @@ def _words(column: pandas.Series[Any]) -> list[str]:
     """Cells as text, from which a float is read back to the bit; missing ones are empty."""
     missing = column.isna().tolist()
     return ["" if gone else str(cell) for cell, gone in zip(column.tolist(), missing, strict=True)]
+
+
+def _check_keys(keys: Mapping[str, Any], own: Sequence[str] = ()) -> None:
+    """Raise ConfigError for a key that is none of `data`'s; ``own``: what the function takes besides them."""
+    known = [*own, *KEYS]
+    for key in keys:
+        if key not in KEYS:
+            raise ConfigError(f"{key} is not a known key{meant(key, known, 'data')}. Known: {', '.join(known)}.")
 
 
 def _check_list(key: str, value: object) -> None:

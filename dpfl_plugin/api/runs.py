@@ -112,6 +112,13 @@ class Run:
         return found
 
     @property
+    def positive_class(self) -> str | None:
+        """Of two classes the one that sensitivity, precision, F1, AUC and PR-AUC are of: the second; None of other
+        outcomes, and of runs of earlier versions."""
+        found: str | None = self.result.get("positive_class")
+        return found
+
+    @property
     def lines(self) -> list[dict[str, Any]]:
         """The evaluations, as `metrics.jsonl` has them."""
         return self._files.read_metrics()

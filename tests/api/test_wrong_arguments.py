@@ -129,6 +129,7 @@ FEDERATIONS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "no data set": (lambda: Load(None), ("dataset=None must be",)),
     "a data set as a number": (lambda: Load(5), ("dataset=5 must be",)),
     "an unknown data set": (lambda: Load("synthetik"), ("there is no dataset 'synthetik'", "'synthetic'")),
+    "another library's word": (lambda: Load("synthetic", num_clients=3), ("(did you mean 'num_silos'?)",)),
     "an unknown option": (lambda: Load("synthetic", num_silo=3), ("num_silo is not a known key", "'num_silos'")),
     "no silos": (lambda: Load("synthetic", **{**NUMBERS, "num_silos": 0}), ("data.num_silos=0",)),
     "a step in words": (lambda: Load("synthetic", **NUMBERS, preprocess="unit_norm"), ("data.preprocess='unit_norm'",)),
