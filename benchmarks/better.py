@@ -224,7 +224,7 @@ def page(cells: Cells, seeds: int) -> str:
 
 
 def verdict(cells: Cells, seeds: int) -> str:
-    """Which options help, harm, or do neither that could be told, over all data sets and epsilons together: seed by seed."""
+    """Which options help, harm, or make no difference that shows, over all data sets and epsilons: seed by seed."""
     lines = []
     for option in dict.fromkeys(option for _, option, _ in cells if option):
         mine = {(name, epsilon): cell for (name, of, epsilon), cell in cells.items() if of == option}

@@ -195,7 +195,9 @@ def check_options(plugin: Callable[..., Any], given: Mapping[str, Any], *, where
             if why := refusal(plugin, key):
                 raise ConfigError(f"{where}.{key}: {why}")
             known = ", ".join(allowed) or "none"
-            raise ConfigError(f"{where}.{key} is not a known option{meant(key, allowed, where)}. Known options: {known}.")
+            raise ConfigError(
+                f"{where}.{key} is not a known option{meant(key, allowed, where)}. Known options: {known}."
+            )
     model = _model_of_ours(plugin) if _is_ours(plugin) else _model_of(plugin, where)
     try:
         return {name: getattr(values, f"option_{name}") for values in [model(**given)] for name in allowed}

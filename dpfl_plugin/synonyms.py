@@ -95,12 +95,12 @@ SYNONYMS: Final = {word: keys for keys, (_, words) in _TABLE.items() for word in
 _ELSEWHERE: Final = {keys[0].rpartition(".")[2]: keys for keys in _TABLE}
 
 
-def meant(word: str, known: Iterable[str], where: str = "") -> str:
+def meant(word: str, known: Iterable[str], where: str | None = "") -> str:
     """ " (did you mean 'x'? How it differs.)", or nothing.
 
     Args:
         word: the unknown key. known: the keys that there are in its place.
-        where: that place, as "privacy"; "" for the top of a configuration.
+        where: that place, as "privacy"; "" for the top of a configuration, None for a place of its own.
     """
     known = list(known)
     said = word.lower().replace("-", "_")
@@ -108,7 +108,7 @@ def meant(word: str, known: Iterable[str], where: str = "") -> str:
     if keys is None:
         return nearest(word, known)
     name = next((key for key in map(_last, keys) if key in known), keys[0])
-    if name not in known and name.rpartition(".")[0] == where:  # the plugin there has no such option
+    if name not in known and where in (None, name.rpartition(".")[0]):  # the plugin there has no such option
         return nearest(word, known)
     top = ", at the top level" if name not in known and "." not in name else ""
     note = _TABLE[keys][0] if said in SYNONYMS else ""

@@ -45,7 +45,8 @@ def algorithm(cls: Class) -> Class:
             if name not in options:
                 if why := refusal(cls, name):
                     raise ArgumentError(f"{cls.__name__}: {name}: {why}")
-                raise ArgumentError(f"{cls.__name__}: {name} is not a known option{meant(name, options, 'algorithm')}. {known}")
+                near = meant(name, options, "algorithm")
+                raise ArgumentError(f"{cls.__name__}: {name} is not a known option{near}. {known}")
         missing = [name for name in needed if name not in given]
         if missing:
             raise ArgumentError(f"{cls.__name__}: {', '.join(missing)} is missing. {known}")

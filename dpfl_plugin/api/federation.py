@@ -21,6 +21,7 @@ from dpfl_plugin.config.schema import DataConfig
 from dpfl_plugin.data.base import Dataset
 from dpfl_plugin.data.fetch import DataSource
 from dpfl_plugin.data.files import joined, table_of_arrays
+from dpfl_plugin.data.frame_rows import FRAME, FrameRows, is_frame
 from dpfl_plugin.data.outcome_option import parse
 from dpfl_plugin.data.schema import TableSchema
 from dpfl_plugin.data.table import Columns, Table
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from dpfl_plugin.api.privacy import Privacy
     from dpfl_plugin.api.tuning import Tuning
 
-FRAME: Final = Path("the data frame")
 SHOWN: Final = 6  # silos that a federation names when it is printed
 KEYS: Final = tuple(key for key in DataConfig.model_fields if key != "dataset")
 
@@ -185,8 +185,7 @@ class Federation:
             ConfigError: there is no such column, or a key is wrong.
         """
         _check_keys(keys, ("silo", "label", "person", "ignore_columns", "classes", "outcome"))
-        columns, cells = getattr(frame, "columns", None), getattr(frame, "iloc", None)
-        if columns is None or cells is None:
+        if not is_frame(frame):
             raise ConfigError(f"from_frame needs a pandas DataFrame, not a {type(frame).__name__}. See from_arrays.")
         for key, value in {"label": label, "silo": silo, "person": person}.items():
             named = isinstance(value, str) or (key != "label" and value is None)
@@ -194,7 +193,7 @@ class Federation:
         _check_list("ignore_columns", ignore_columns)
         reading = Columns(label, silo, tuple(ignore_columns or ()), ",", person)
         try:
-            table = reading.parse(FRAME, _Rows(frame), unit="row")
+            table = reading.parse(FRAME, FrameRows(frame), unit="row")
         except ConfigError as error:
             said = str(error)
             for key in ("label", "silo", "person"):
@@ -409,29 +408,6 @@ class Federation:
 def _block(value: Any) -> Any:
     """A block that has a name only, as the name."""
     return value["name"] if isinstance(value, dict) and set(value) == {"name"} else value
-
-
-class _Rows:
-    """A frame's rows as the words that a CSV file would have; the header first."""
-
-    def __init__(self, frame: pandas.DataFrame) -> None:
-        self.line_num = -2  # after the header -1, after the first record 0
-        self._header = [str(name) for name in frame.columns]
-        self._rows = zip(*(_words(frame.iloc[:, place]) for place in range(frame.shape[1])), strict=True)
-
-    def __iter__(self) -> Iterator[list[str]]:
-        return self
-
-    def __next__(self) -> list[str]:
-        row = self._header if self.line_num == -2 else list(next(self._rows))
-        self.line_num += 1
-        return row
-
-
-def _words(column: pandas.Series[Any]) -> list[str]:
-    """Cells as text, from which a float is read back to the bit; missing ones are empty."""
-    missing = column.isna().tolist()
-    return ["" if gone else str(cell) for cell, gone in zip(column.tolist(), missing, strict=True)]
 
 
 def _check_keys(keys: Mapping[str, Any], own: Sequence[str] = ()) -> None:

@@ -12,6 +12,7 @@ from dpfl_plugin.algorithms.base import Algorithm
 from dpfl_plugin.api.experiment import Experiment, experiment_of
 from dpfl_plugin.api.rates import enough, rates
 from dpfl_plugin.api.running import in_file
+from dpfl_plugin.api.runs import Run
 from dpfl_plugin.config.blocks import Block
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.errors import ArgumentError, ConfigError, DataError, nearest, require_argument
@@ -37,7 +38,7 @@ Answer = dict[str, Any]
 
 
 def plan(
-    experiment: Experiment | str | Path,
+    experiment: Experiment | Run | str | Path,
     *,
     solve: str | None = None,
     epsilon: float | None = None,

@@ -14,6 +14,7 @@ import torch
 from dpfl_plugin import registry
 from dpfl_plugin.api.experiment import Experiment, experiment_of
 from dpfl_plugin.api.running import in_file
+from dpfl_plugin.api.runs import Run
 from dpfl_plugin.core.threads import threads
 from dpfl_plugin.errors import ConfigError, DataError, PluginError, UnsupportedError, nearest
 from dpfl_plugin.gradients.base import Engine
@@ -125,7 +126,7 @@ def _option(parameter: inspect.Parameter) -> str:
     return parameter.name if empty else f"{parameter.name}={parameter.default!r}"
 
 
-def engines(experiment: Experiment | str | Path) -> EngineCosts:
+def engines(experiment: Experiment | Run | str | Path) -> EngineCosts:
     """Which engines support a configuration's model, what they cost, and which one a run would use.
 
     As `dpfl list engines --for`; of several variants the first, and ``load(path).variants[label]`` names another.

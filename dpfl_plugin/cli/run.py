@@ -388,9 +388,9 @@ def _pooled(measures: dict[str, Any], positive_class: str | None) -> str:
     model, baseline = found.get("own_models", found["model"]), found["baseline"]
     whose = "; each silo's by its own model" if "own_models" in found else ""
     words = [
-        f"{key.replace('_', ' ')} {value:.4g} ({baseline[key]:.4g})"
+        f"{key.replace('_', ' ')} {value:.4g} ({'undefined' if baseline[key] is None else f'{baseline[key]:.4g}'})"
         for key, value in model.items()
-        if isinstance(value, float) and isinstance(baseline.get(key), float)
+        if isinstance(value, float) and isinstance(baseline.get(key, ""), float | None)
     ]
     where = "on all test records" if measures["pooled"] else "mean of silos, weighed by their test records"
     told = ", ".join(words) or "no measure is defined"

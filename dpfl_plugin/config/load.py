@@ -267,7 +267,9 @@ def _describe(problem: Any) -> str:
         *parents, key = problem["loc"]
         known = _known_keys(parents)
         path = ".".join(map(str, problem["loc"]))
-        return f"{path} is not a known key{meant(str(key), known, '.'.join(map(str, parents)))}. Known: {', '.join(known)}"
+        return (
+            f"{path} is not a known key{meant(str(key), known, '.'.join(map(str, parents)))}. Known: {', '.join(known)}"
+        )
     if problem["type"] == "value_error":
         where = ".".join(map(str, problem["loc"]))
         return (f"{where}: " if where else "") + str(problem["ctx"]["error"])

@@ -88,7 +88,11 @@ OTHER = (np.ones((4, 2), np.float32), np.array([0, 1, 0, 1]))
         (lambda: dpfl.Federation.from_frame(frame(), label="sick"), ConfigError, "label='sick'.*no such column"),
         (lambda: dpfl.Federation.from_frame({"a": [1]}), ConfigError, "needs a pandas DataFrame, not a dict"),
         (lambda: from_frame(partitions="iid"), ConfigError, r"partitions is not a known key.*did you mean 'partition'"),
-        (lambda: dpfl.Federation.from_frame(frame(), target="ill"), ConfigError, r"target is not a known key \(did you mean 'label'\?\)"),
+        (
+            lambda: dpfl.Federation.from_frame(frame(), target="ill"),
+            ConfigError,
+            r"target is not a known key \(did you mean 'label'\?\)",
+        ),
         (lambda: from_frame(test_fraction=2), ConfigError, "data.test_fraction=2"),
         (lambda: dpfl.Federation.from_arrays({}), ConfigError, "of at least one silo"),
         (lambda: dpfl.Federation.from_arrays({"a": GOOD[0]}), ConfigError, "silo 'a': must be a pair"),

@@ -215,7 +215,7 @@ OTHERS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "account": (lambda: dpfl.account(5), ("account needs an experiment, a run, or a path",)),
     "resume": (lambda: dpfl.resume(5), ("folder=5 must be",)),
     "predict": (lambda: dpfl.predict(5, "x.csv"), ("run=5 must be",)),
-    "predict for a frame": (lambda: dpfl.predict("run", 5), ("data=5 must be",)),
+    "predict for a frame": (lambda: dpfl.predict("run", 5), ("data is of type int: give the path of",)),
     "report": (lambda: dpfl.write_report(5), ("folders=5 must be",)),
     "report of nothing": (lambda: dpfl.write_report("no/such"), ("no/such is not a folder",)),
     "compare": (lambda: dpfl.compare(None), ("runs=None must be",)),

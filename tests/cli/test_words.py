@@ -137,4 +137,6 @@ def test_a_model_that_is_no_better_than_the_most_frequent_class_is_called_so(acc
     del pooled["own_models"]
     errors = {"model": {"rmse": 2.0}, "baseline": {"rmse": 3.0}}
     assert "no better" in _pooled(measures, None) and "positive" not in _pooled(measures, None)
-    assert "no better" not in _pooled({**measures, "ranked_by": "rmse", "higher_is_better": False, "pooled": errors}, None)
+    assert "no better" not in _pooled(
+        {**measures, "ranked_by": "rmse", "higher_is_better": False, "pooled": errors}, None
+    )

@@ -345,6 +345,9 @@ def test_classes_are_measured_beside_their_majority(tmp_path: Path) -> None:
     matrix = np.array(model["confusion_matrix"])
     assert np.trace(matrix) / matrix.sum() == pytest.approx(model["accuracy"])
     assert baseline["accuracy"] == max(matrix.sum(axis=1)) / matrix.sum()
-    assert model["sensitivity"] == matrix[1, 1] / matrix[1].sum() and model["precision"] == matrix[1, 1] / matrix[:, 1].sum()
+    assert (
+        model["sensitivity"] == matrix[1, 1] / matrix[1].sum()
+        and model["precision"] == matrix[1, 1] / matrix[:, 1].sum()
+    )
     curve = model["calibration_curve"]
     assert len(curve["predicted"]) == len(curve["observed"]) and "log_loss" in model
