@@ -131,8 +131,8 @@ def predict(run: Run | str | Path, data: str | Path | pandas.DataFrame | NDArray
     named, framed = isinstance(data, str | Path), is_frame(data)
     if not (named or framed or hasattr(data, "__array__")):
         raise ConfigError(
-            f"data is of type {type(data).__name__}: give the path of a CSV or NPZ file, a data frame, an array of features, "
-            "or the name of the run's data set."
+            f"data is of type {type(data).__name__}: give the path of a CSV or NPZ file, a data frame, an array of "
+            "features, or the name of the run's data set."
         )
     trained = Trained.at(run.folder if isinstance(run, Run) else Path(run))
     asked = read(trained, str(data)) if named else (read_frame if framed else read_array)(trained, data)

@@ -205,6 +205,12 @@ def test_an_audit_is_that_of_the_command(tmp_path: Path) -> None:
     said = command("audit", path, "--canaries", 40, "--silos", 2, "--seed", 7, "--json").json
     for key in ("epsilon", "epsilon_bound", "releases", "made", "charged", "influence", "violations"):
         assert json.loads(json.dumps(found[key])) == said[key], key
+    run = dpfl.load(path).run()
+    for given in (run, run.folder):  # whose configuration is the file's
+        assert dpfl.audit(given, canaries=40, silos=2, seed=7).epsilon == found["epsilon"]
+    assert (
+        command("audit", run.folder, "--canaries", 40, "--silos", 2, "--seed", 7, "--json").json["made"] == said["made"]
+    )
 
 
 def test_plugins_and_engines_are_those_of_the_command(tmp_path: Path) -> None:
