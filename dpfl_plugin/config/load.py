@@ -40,7 +40,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}.") from error
+        own = path / "config.yaml"
+        run = f" It is the folder of a run, whose configuration is {own}." if own.is_file() else ""
+        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}.{run}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: is not UTF-8 text (byte {error.start}).") from error
     return mapping_in(text, path)

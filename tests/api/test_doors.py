@@ -13,7 +13,7 @@ import dpfl_plugin as dpfl
 from dpfl_plugin.api import training
 from dpfl_plugin.api.federation import KEYS
 from dpfl_plugin.errors import ArgumentError, ConfigError, DataError, DpflError
-from tests.cli.command import BASE, merged, metrics, write
+from tests.cli.command import BASE, merged, metrics, one_message, write
 from tests.cli.command import dpfl as command
 
 VARIANTS = {"fedavg": {"algorithm": {"name": "fedavg"}}, "scaffold": {}}
@@ -208,8 +208,8 @@ def test_an_audit_is_that_of_the_command(tmp_path: Path) -> None:
     run = dpfl.load(path).run()
     for given in (run, run.folder):  # whose configuration is the file's
         assert dpfl.audit(given, canaries=40, silos=2, seed=7).epsilon == found["epsilon"]
-    assert (
-        command("audit", run.folder, "--canaries", 40, "--silos", 2, "--seed", 7, "--json").json["made"] == said["made"]
+    one_message(
+        command("audit", run.folder), f"the folder of a run, whose configuration is {run.folder / 'config.yaml'}"
     )
 
 

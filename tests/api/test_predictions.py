@@ -68,7 +68,11 @@ def test_what_a_program_has_is_predicted_as_its_file_is(tmp_path: Path, kind: st
     ("kind", "new", "says"),
     [
         ("frame", FRAME[["age"]], "^the data frame: there is no column 'dose', which the model was trained on"),
-        ("frame", FRAME.assign(dose="much"), "the data frame: 60 places .*column 'dose': 60 cells are not numbers .row 0 'much'"),
+        (
+            "frame",
+            FRAME.assign(dose="much"),
+            "the data frame: 60 places .*column 'dose': 60 cells are not numbers .row 0 'much'",
+        ),
         ("frame", X[:, :1], r"^the array has shape \(60, 1\); the model was trained on \[n, 2\]"),
         ("table", tabled().assign(stage="V"), "the data frame.*column 'stage': 80 cells are not one of I, II, III"),
         ("table", X, "trained on tables with a schema: give a data frame or a file"),
