@@ -24,9 +24,9 @@ from dpfl_plugin import (
     own_folders,
     plain_values,
 )
-from dpfl_plugin.errors import ConfigError, DpflError, PluginError, nearest, refusal, told
+from dpfl_plugin.errors import ConfigError, DpflError, PluginError, refusal, told
 from dpfl_plugin.given import MissingError
-from dpfl_plugin.synonyms import meant
+from dpfl_plugin.synonyms import meant, meant_plugin
 
 GROUPS: Final = (
     "algorithms",
@@ -95,7 +95,7 @@ def load(group: str, name: str) -> Callable[..., Any]:
     points = _entry_points()[group].get(name, [])
     if not points:
         raise PluginError(
-            f"there is no {kind} {name!r}{nearest(name, names(group))}. Known: {', '.join(names(group))}."
+            f"there is no {kind} {name!r}{meant_plugin(group, name, names(group))}. Known: {', '.join(names(group))}."
         )
     if len(points) > 1:
         packages = ", ".join(f"{p.dist.name if p.dist else '?'} ({p.value})" for p in points)

@@ -91,6 +91,19 @@ _TABLE: Final[dict[tuple[str, ...], tuple[str, str]]] = {
     ("data.dataset.person_column", "person"): ("", "patient patient_id subject subject_id user user_id person_id"),
     ("data.dataset.ignore_columns",): ("", "drop_columns drop exclude"),
 }
+ALGORITHMS: Final = {
+    "fedadam": "algorithm: fedavg with server_optimizer: adam",
+    "fedyogi": "algorithm: fedavg with server_optimizer: yogi",
+    "fedadagrad": "algorithm: fedavg with server_optimizer: adagrad",
+    "fedavgm": "algorithm: fedavg with server_optimizer: momentum",
+    "fedopt": "algorithm: fedavg with a server_optimizer",
+    "fedexp": "algorithm: fedavg with server_optimizer: fedexp",
+    "dp_fedavg": "algorithm: fedavg, which is private by the keys of privacy",
+    "dp_fedsgd": "algorithm: fedsgd, which is private by the keys of privacy",
+    "dp_scaffold": "algorithm: scaffold, which is private by the keys of privacy",
+    "dp_sgd": "algorithm: mb_sgd, which is private by the keys of privacy",
+}
+"""What others call an algorithm, and how a configuration names it."""
 SYNONYMS: Final = {word: keys for keys, (_, words) in _TABLE.items() for word in words.split()}
 _ELSEWHERE: Final = {keys[0].rpartition(".")[2]: keys for keys in _TABLE}
 
@@ -113,6 +126,12 @@ def meant(word: str, known: Iterable[str], where: str | None = "") -> str:
     top = ", at the top level" if name not in known and "." not in name else ""
     note = _TABLE[keys][0] if said in SYNONYMS else ""
     return f" (did you mean {name!r}{top}?{' ' * bool(note)}{note})"
+
+
+def meant_plugin(group: str, name: str, known: Iterable[str]) -> str:
+    """As `meant`, for the name of a plugin."""
+    ours = ALGORITHMS.get(name.lower().replace("-", "_")) if group == "algorithms" else None
+    return nearest(name, known) if ours is None else f" (did you mean {ours}?)"
 
 
 def _last(key: str) -> str:

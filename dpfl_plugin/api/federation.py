@@ -173,7 +173,7 @@ class Federation:
 
         Args:
             frame: one row a record; it is copied. Every column but the label, the silo, the person and
-                ``ignore_columns`` is a feature and must be numeric; its index is not looked at.
+                ``ignore_columns`` is a feature and must be numeric or True and False; its index is not looked at.
             silo: the column that names the silo; None to deal records out by ``partition``.
             person: the column that says whose record it is, for ``Privacy(unit="person")``.
             classes: the labels in order, which then are not read from private records.
@@ -193,7 +193,7 @@ class Federation:
         _check_list("ignore_columns", ignore_columns)
         reading = Columns(label, silo, tuple(ignore_columns or ()), ",", person)
         try:
-            table = reading.parse(FRAME, FrameRows(frame), unit="row")
+            table = reading.parse(FRAME, FrameRows(frame, (label, silo, person)), unit="row")
         except ConfigError as error:
             said = str(error)
             for key in ("label", "silo", "person"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,12 +19,17 @@ def is_frame(given: object) -> bool:
 
 
 class FrameRows:
-    """A frame's rows, the header first; ``line_num``, as readers of CSV files have it, is the row that was last."""
+    """A frame's rows, the header first; ``line_num``, as readers of CSV files have it, is the row that was last.
 
-    def __init__(self, frame: pandas.DataFrame) -> None:
+    Truth values are 1 and 0, but for those of ``named`` columns: there they are names.
+    """
+
+    def __init__(self, frame: pandas.DataFrame, named: Collection[str | None] = ()) -> None:
         self.line_num = -2  # after the header -1, after the first record 0
         self._header = [str(name) for name in frame.columns]
-        self._rows = zip(*(_words(frame.iloc[:, place]) for place in range(frame.shape[1])), strict=True)
+        columns = (frame.iloc[:, place] for place in range(frame.shape[1]))
+        columns = (one.astype(int) if one.dtype == bool and one.name not in named else one for one in columns)
+        self._rows = zip(*map(_words, columns), strict=True)
 
     def __iter__(self) -> Iterator[list[str]]:
         return self

@@ -195,7 +195,9 @@ def read_frame(trained: Trained, frame: Any) -> Asked:
     if "schema" in trained.config.data.dataset.options:
         found = _by_schema(trained, tables.asked_frame(frame, trained.config.data.dataset.options))
     elif trained.inputs.columns:
-        found = _of_table(trained, *_columns(trained).parse_new(FRAME, FrameRows(frame), trained.inputs.columns, "row"))
+        columns = _columns(trained)
+        rows = FrameRows(frame, (columns.label, columns.silo, columns.person))
+        found = _of_table(trained, *columns.parse_new(FRAME, rows, trained.inputs.columns, "row"))
     else:
         raise DataError("the run was trained on arrays, whose columns have no names: give an array, not a data frame.")
     return replace(found, lines=None)  # a row is counted as a record is, from 0

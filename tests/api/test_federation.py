@@ -48,6 +48,13 @@ def test_a_frame_is_read_as_its_csv_file_would_be(tmp_path, classes):
         assert getattr(here, key) == getattr(there, key), key
 
 
+def test_truth_values_are_numbers_as_features_and_names_as_labels():
+    dummies = frame().assign(smoker=[row % 2 == 0 for row in range(60)], label=[row % 3 == 0 for row in range(60)])
+    found = dataset(dpfl.Federation.from_frame(dummies, silo="hospital", classes=[False, True]))
+    assert found.columns[-1] == "smoker" and set(found.features[:, -1]) == {0.0, 1.0}
+    assert found.class_names == ("False", "True") and found.labels.sum() == 20
+
+
 def test_silos_are_those_of_the_column_and_records_are_copies():
     records = frame()
     federation = dpfl.Federation.from_frame(records, silo="hospital", test_fraction=0.3)

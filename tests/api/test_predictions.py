@@ -20,7 +20,7 @@ N = 60
 X = RNG.normal(size=(N, 2)).astype(np.float32)
 Y = np.where(X[:, 0] > 0, "ill", "healthy")
 SITES = np.array(["east", "west"])[np.arange(N) % 2]
-FRAME = pandas.DataFrame({"age": X[:, 0], "dose": X[:, 1], "state": Y, "site": SITES})
+FRAME = pandas.DataFrame({"age": X[:, 0], "dose": X[:, 1], "old": X[:, 1] > 0.5, "state": Y, "site": SITES})
 SETTING: dict[str, Any] = {
     "algorithm": dpfl.FedAvg(local_steps=2, local_lr=0.5),
     "privacy": {"noise_multiplier": 1.0},
@@ -48,10 +48,10 @@ def test_what_a_program_has_is_predicted_as_its_file_is(tmp_path: Path, kind: st
         np.savez(tmp_path / "new.npz", x=X)
         file = tmp_path / "new.npz"
     else:
-        new = FRAME[["dose", "age"]] if kind == "frame" else tabled()
-        given = [new] if kind == "table" else [new, X]
+        new = FRAME[["dose", "old", "age"]] if kind == "frame" else tabled()
+        given = [new] if kind == "table" else [new, np.column_stack([X, X[:, 1] > 0.5])]
         file = tmp_path / "new.csv"
-        new.to_csv(file, index=False)
+        (new.assign(old=new["old"].astype(int)) if kind == "frame" else new).to_csv(file, index=False)
     of_file = dpfl.predict(run, file)
     for one in given:
         found = dpfl.predict(run, one)
@@ -67,13 +67,13 @@ def test_what_a_program_has_is_predicted_as_its_file_is(tmp_path: Path, kind: st
 @pytest.mark.parametrize(
     ("kind", "new", "says"),
     [
-        ("frame", FRAME[["age"]], "^the data frame: there is no column 'dose', which the model was trained on"),
+        ("frame", FRAME[["age", "old"]], "^the data frame: there is no column 'dose', which the model was trained on"),
         (
             "frame",
             FRAME.assign(dose="much"),
             "the data frame: 60 places .*column 'dose': 60 cells are not numbers .row 0 'much'",
         ),
-        ("frame", X[:, :1], r"^the array has shape \(60, 1\); the model was trained on \[n, 2\]"),
+        ("frame", X, r"^the array has shape \(60, 2\); the model was trained on \[n, 3\]"),
         ("table", tabled().assign(stage="V"), "the data frame.*column 'stage': 80 cells are not one of I, II, III"),
         ("table", X, "trained on tables with a schema: give a data frame or a file"),
         ("arrays", FRAME, "trained on arrays, whose columns have no names: give an array"),

@@ -49,6 +49,10 @@ TRAIN: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"algorithm": {"name": "fedavg", "local_steps": "two", "local_lr": 1}},
         ("local_steps='two'",),
     ),
+    "a name of others": (
+        {"algorithm": {"name": "FedAdam"}},
+        ("did you mean algorithm: fedavg with server_optimizer: adam?",),
+    ),
     "no steps": ({"algorithm": {"name": "fedavg", "local_steps": 0, "local_lr": 1}}, ("algorithm.local_steps=0",)),
     "no model": ({"model": None}, ("model=None", "give an nn.Module")),
     "other outputs": (
