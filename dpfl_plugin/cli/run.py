@@ -392,7 +392,7 @@ def _pooled(measures: dict[str, Any], positive_class: str | None) -> str:
         for key, value in model.items()
         if isinstance(value, float) and isinstance(baseline.get(key, ""), float | None)
     ]
-    where = "on all test records" if measures["pooled"] else "mean of silos, weighed by their test records"
+    where = "on all test records" if measures["pooled"] else "mean over silos, weighted by their test records"
     told = ", ".join(words) or "no measure is defined"
     name, sign = measures["ranked_by"], 1 if measures["higher_is_better"] else -1
     value, known = model.get(name), baseline.get(name)
