@@ -224,7 +224,7 @@ def page(cells: Cells, seeds: int) -> str:
 
 
 def verdict(cells: Cells, seeds: int) -> str:
-    """Which options help, harm, or do not show, over all data sets and epsilons together: seed by seed."""
+    """Which options help, harm, or make no difference that shows, over all data sets and epsilons: seed by seed."""
     lines = []
     for option in dict.fromkeys(option for _, option, _ in cells if option):
         mine = {(name, epsilon): cell for (name, of, epsilon), cell in cells.items() if of == option}
@@ -233,10 +233,9 @@ def verdict(cells: Cells, seeds: int) -> str:
             for found in (list(mine.values()), [cells[name, "", epsilon] for name, epsilon in mine])
         ]
         gap, error = difference(*of_seeds)
-        how = "does not show" if not told_apart(gap, error, seeds) else "helps" if gap > 0 else "harms"
-        lines.append(
-            f"* `{option}` {how}: {100 * gap:+.1f} ± {100 * error:.1f} points in the mean of {len(mine)} cells."
-        )
+        how = "not told apart from 0" if not told_apart(gap, error, seeds) else "helps" if gap > 0 else "harms"
+        points = f"{100 * gap:+.1f} ± {100 * error:.1f} points"
+        lines.append(f"* `{option}`: {how}, {points} in the mean of {len(mine)} cells.")
     marked = "With \\*: told apart from 0 (95 %) in that cell; of many cells some are so by chance."
     return "\n".join([f"{marked} All cells together:", "", *lines])
 

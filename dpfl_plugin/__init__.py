@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from dpfl_plugin.api.attacks import attack as attack
     from dpfl_plugin.api.audits import audit as audit
     from dpfl_plugin.api.checks import check as check
+    from dpfl_plugin.api.engine_costs import engines as engines
     from dpfl_plugin.api.experiment import Experiment as Experiment
     from dpfl_plugin.api.experiment import load as load
     from dpfl_plugin.api.federation import Federation as Federation
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from dpfl_plugin.api.papers import papers as papers
     from dpfl_plugin.api.papers import reproduce as reproduce
     from dpfl_plugin.api.plans import plan as plan
-    from dpfl_plugin.api.plugins import engines as engines
     from dpfl_plugin.api.plugins import plugins as plugins
     from dpfl_plugin.api.predictions import predict as predict
     from dpfl_plugin.api.privacy import Privacy as Privacy
@@ -83,7 +83,7 @@ _PUBLIC: Final = {
     "compare": "dpfl_plugin.api.runs",
     "ConvolutionMBSGD": "dpfl_plugin.algorithms.smoothed",
     "draft_schema": "dpfl_plugin.api.tables",
-    "engines": "dpfl_plugin.api.plugins",
+    "engines": "dpfl_plugin.api.engine_costs",
     "epsilon": "dpfl_plugin.api.numbers",
     "Experiment": "dpfl_plugin.api.experiment",
     "FedAvg": "dpfl_plugin.algorithms.fedavg",

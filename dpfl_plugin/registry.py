@@ -24,8 +24,9 @@ from dpfl_plugin import (
     own_folders,
     plain_values,
 )
-from dpfl_plugin.errors import ConfigError, DpflError, PluginError, nearest, refusal, told
+from dpfl_plugin.errors import ConfigError, DpflError, PluginError, refusal, told
 from dpfl_plugin.given import MissingError
+from dpfl_plugin.synonyms import meant, meant_plugin
 
 GROUPS: Final = (
     "algorithms",
@@ -94,7 +95,7 @@ def load(group: str, name: str) -> Callable[..., Any]:
     points = _entry_points()[group].get(name, [])
     if not points:
         raise PluginError(
-            f"there is no {kind} {name!r}{nearest(name, names(group))}. Known: {', '.join(names(group))}."
+            f"there is no {kind} {name!r}{meant_plugin(group, name, names(group))}. Known: {', '.join(names(group))}."
         )
     if len(points) > 1:
         packages = ", ".join(f"{p.dist.name if p.dist else '?'} ({p.value})" for p in points)
@@ -194,7 +195,9 @@ def check_options(plugin: Callable[..., Any], given: Mapping[str, Any], *, where
             if why := refusal(plugin, key):
                 raise ConfigError(f"{where}.{key}: {why}")
             known = ", ".join(allowed) or "none"
-            raise ConfigError(f"{where}.{key} is not a known option{nearest(key, allowed)}. Known options: {known}.")
+            raise ConfigError(
+                f"{where}.{key} is not a known option{meant(key, allowed, where)}. Known options: {known}."
+            )
     model = _model_of_ours(plugin) if _is_ours(plugin) else _model_of(plugin, where)
     try:
         return {name: getattr(values, f"option_{name}") for values in [model(**given)] for name in allowed}

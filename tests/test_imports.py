@@ -52,6 +52,9 @@ COMMANDS: dict[str, frozenset[str]] = {
     "plan --help": frozenset({"pydantic"}),
     "papers --help": frozenset({"pydantic"}),
     "status {sweep}": LIGHT,
+    "list accountants": LIGHT | ACCOUNTANTS,
+    "list datasets": LIGHT,  # those whose plugins are no code of torch; algorithms, models and engines are
+    "list schedules": LIGHT | ACCOUNTANTS,
     "import dpfl_plugin.cli.report": LIGHT,
     "import dpfl_plugin.privacy.account": LIGHT,
     "account {run} --json": LIGHT | ACCOUNTANTS,

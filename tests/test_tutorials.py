@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from glob import glob
 from pathlib import Path
 
 import pytest
@@ -51,11 +52,13 @@ def test_the_model_of_the_hospitals_is_checked_and_used_as_the_page_says(hospita
     (checked,) = re.findall(r"```console\n\$ dpfl (check .*)\n((?:.|\n)*?)```", text)
     done = dpfl(*checked[0].split())
     assert done.code == 0 and (done.err + done.out).split() == checked[1].split()
-    assert dpfl("run", "hospitals.yaml", "--set", "rounds=2").code == 0
-    (folder,) = map(str, Path("runs/hospitals").iterdir())
-    lines = [line for block in blocks("hospitals", "sh") for line in block.splitlines() if " runs/hospitals/* " in line]
+    (trained,) = [block for block in blocks("hospitals", "sh") if block.startswith("dpfl run")]
+    for line in (text.partition("$ dpfl run")[2].splitlines()[0], trained.removeprefix("dpfl run")):  # both, in turn
+        assert dpfl("run", *line.split(), "--set", "rounds=2").code == 0
+    lines = [line for block in blocks("hospitals", "sh") for line in block.splitlines() if "/hospitals/* " in line]
     for line in lines:
-        done = dpfl(*shlex.split(line, comments=True)[1:2], folder, *shlex.split(line, comments=True)[3:])
+        command, pattern, *others = shlex.split(line, comments=True)[1:]
+        done = dpfl(command, *glob(pattern), *others)
         assert done.code == 0, done.err
     assert len(lines) == 2 and {path.name for path in Path("my-model").iterdir()} >= {"README.md", "privacy.md"}
 

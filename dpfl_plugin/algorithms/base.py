@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, dataclass_tra
 import numpy as np
 
 from dpfl_plugin.core.vectors import Vectors
-from dpfl_plugin.errors import ArgumentError, nearest, refusal
+from dpfl_plugin.errors import ArgumentError, refusal
+from dpfl_plugin.synonyms import meant
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,7 +45,8 @@ def algorithm(cls: Class) -> Class:
             if name not in options:
                 if why := refusal(cls, name):
                     raise ArgumentError(f"{cls.__name__}: {name}: {why}")
-                raise ArgumentError(f"{cls.__name__}: {name} is not a known option{nearest(name, options)}. {known}")
+                near = meant(name, options, "algorithm")
+                raise ArgumentError(f"{cls.__name__}: {name} is not a known option{near}. {known}")
         missing = [name for name in needed if name not in given]
         if missing:
             raise ArgumentError(f"{cls.__name__}: {', '.join(missing)} is missing. {known}")

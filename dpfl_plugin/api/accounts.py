@@ -6,10 +6,11 @@ from pathlib import Path
 
 from dpfl_plugin.api.experiment import Experiment
 from dpfl_plugin.api.progress import say
+from dpfl_plugin.api.running import in_file
 from dpfl_plugin.api.runs import Run
 from dpfl_plugin.api.spent import Row, by_all_accountants, facts_of, is_spent, recipe, row, spent
 from dpfl_plugin.config.schema import Config
-from dpfl_plugin.errors import ConfigError
+from dpfl_plugin.errors import ConfigError, DataError
 from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.claims.third_party import FROM_THE_SEED
@@ -51,8 +52,13 @@ def rows_of(what: Experiment | Run | str | Path) -> dict[str, list[Row]]:
             f"account needs an experiment, a run, or a path to a configuration, a run's folder or a ledger, not a "
             f"{type(what).__name__}."
         )
-    runs = what.loaded().variants
-    return {one.label or one.config.name: _of_config(one.config, what.base) for one in runs}
+    rows = {}
+    for one in what.loaded().variants:
+        try:
+            rows[one.label or one.config.name] = _of_config(one.config, what.base)
+        except (ConfigError, DataError) as error:
+            raise in_file(error, what.path, one) from error
+    return rows
 
 
 def _of_config(config: Config, base: Path) -> list[Row]:

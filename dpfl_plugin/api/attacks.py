@@ -15,6 +15,7 @@ from dpfl_plugin.api.experiment import Experiment, experiment_of
 from dpfl_plugin.api.plots import png
 from dpfl_plugin.api.progress import Teller, duration
 from dpfl_plugin.api.running import in_file
+from dpfl_plugin.api.runs import Run
 from dpfl_plugin.attacks import demonstration
 from dpfl_plugin.attacks.demonstration import BOUND_OF_ONE_NOISE, FPR, Inversion, Membership, Note
 from dpfl_plugin.attacks.roc import Measured
@@ -144,7 +145,7 @@ class AttackReport:
 
 
 def attack(
-    experiment: Experiment | str | Path,
+    experiment: Experiment | Run | str | Path,
     *,
     silo: int = 0,
     rounds: int | None = None,

@@ -8,6 +8,7 @@ from pathlib import Path
 from dpfl_plugin.api.experiment import Experiment, experiment_of
 from dpfl_plugin.api.progress import say
 from dpfl_plugin.api.running import in_file
+from dpfl_plugin.api.runs import Run
 from dpfl_plugin.errors import ConfigError, DataError
 from dpfl_plugin.evidence.audit import Options
 from dpfl_plugin.evidence.audit import audit as audit_config
@@ -21,7 +22,7 @@ __all__ = ["FALSE_ALARM", "Correlation", "Interval", "Options", "Report", "audit
 
 
 def audit(
-    experiment: Experiment | str | Path,
+    experiment: Experiment | Run | str | Path,
     *,
     canaries: int = 1000,
     silos: int | None = None,

@@ -9,6 +9,7 @@ from pathlib import Path
 from dpfl_plugin import given
 from dpfl_plugin.api.experiment import Experiment, experiment_of
 from dpfl_plugin.api.running import in_file
+from dpfl_plugin.api.runs import Run
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.data.base import AS_READ
 from dpfl_plugin.errors import ConfigError, DataError
@@ -45,7 +46,7 @@ class Checked:
     notes: tuple[str, ...]
 
 
-def check(experiment: Experiment | str | Path) -> Checked | dict[str, Checked]:
+def check(experiment: Experiment | Run | str | Path) -> Checked | dict[str, Checked]:
     """Check a configuration and its records as a new run of it would; train, release and write nothing.
 
     Returns:

@@ -18,6 +18,7 @@ from dpfl_plugin.config.load import Plan, base_of
 from dpfl_plugin.config.load import load as load_file
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.errors import ConfigError, DataError, require
+from dpfl_plugin.runs.folder import RunFolder
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,13 +124,17 @@ def load(path: str | Path, *, variant: str | None = None) -> Experiment:
     return found
 
 
-def experiment_of(what: Experiment | str | Path) -> Experiment:
-    """An experiment, given as it is or by its file.
+def experiment_of(what: Experiment | Run | str | Path) -> Experiment:
+    """An experiment, given as it is, by its file, or by a run of it or that run's folder.
 
     Raises:
-        ConfigError: it is neither.
+        ConfigError: it is none of these.
     """
     if isinstance(what, Experiment):
         return what
-    require(isinstance(what, str | Path), "experiment", what, "be the path of a configuration, or dpfl.load(path)")
-    return Experiment(Path(what))
+    path = what.folder if isinstance(what, Run) else what
+    require(
+        isinstance(path, str | Path), "experiment", what, "be the path of a configuration, a run, or dpfl.load(path)"
+    )
+    files = RunFolder(Path(path))
+    return Experiment(files.config if files.config.is_file() else Path(path))

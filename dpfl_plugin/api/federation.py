@@ -21,13 +21,15 @@ from dpfl_plugin.config.schema import DataConfig
 from dpfl_plugin.data.base import Dataset
 from dpfl_plugin.data.fetch import DataSource
 from dpfl_plugin.data.files import joined, table_of_arrays
+from dpfl_plugin.data.frame_rows import FRAME, FrameRows, is_frame
 from dpfl_plugin.data.outcome_option import parse
 from dpfl_plugin.data.schema import TableSchema
 from dpfl_plugin.data.table import Columns, Table
 from dpfl_plugin.data.tables import check_installed
-from dpfl_plugin.errors import ConfigError, DataError, nearest, require
+from dpfl_plugin.errors import ConfigError, DataError, require
 from dpfl_plugin.models.fields import Fields
 from dpfl_plugin.runs.backbone import backbone
+from dpfl_plugin.synonyms import meant
 
 if TYPE_CHECKING:
     import pandas
@@ -35,7 +37,6 @@ if TYPE_CHECKING:
     from dpfl_plugin.api.privacy import Privacy
     from dpfl_plugin.api.tuning import Tuning
 
-FRAME: Final = Path("the data frame")
 SHOWN: Final = 6  # silos that a federation names when it is printed
 KEYS: Final = tuple(key for key in DataConfig.model_fields if key != "dataset")
 
@@ -147,7 +148,7 @@ class Federation:
             known = registry.options(plugin)
             for key in options:
                 if key not in known:
-                    near = nearest(key, [*known, *KEYS])
+                    near = meant(key, [*known, *KEYS], "data")
                     raise ConfigError(
                         f"Federation.load({name!r}): {key} is not a known key{near}. Of the data set: "
                         f"{', '.join(known) or 'none'}; of data: {', '.join(KEYS)}."
@@ -172,7 +173,7 @@ class Federation:
 
         Args:
             frame: one row a record; it is copied. Every column but the label, the silo, the person and
-                ``ignore_columns`` is a feature and must be numeric; its index is not looked at.
+                ``ignore_columns`` is a feature and must be numeric or True and False; its index is not looked at.
             silo: the column that names the silo; None to deal records out by ``partition``.
             person: the column that says whose record it is, for ``Privacy(unit="person")``.
             classes: the labels in order, which then are not read from private records.
@@ -183,8 +184,8 @@ class Federation:
             DataError: a value is missing, not finite or no number; the message names row (from 0), column and value.
             ConfigError: there is no such column, or a key is wrong.
         """
-        columns, cells = getattr(frame, "columns", None), getattr(frame, "iloc", None)
-        if columns is None or cells is None:
+        _check_keys(keys, ("silo", "label", "person", "ignore_columns", "classes", "outcome"))
+        if not is_frame(frame):
             raise ConfigError(f"from_frame needs a pandas DataFrame, not a {type(frame).__name__}. See from_arrays.")
         for key, value in {"label": label, "silo": silo, "person": person}.items():
             named = isinstance(value, str) or (key != "label" and value is None)
@@ -192,7 +193,7 @@ class Federation:
         _check_list("ignore_columns", ignore_columns)
         reading = Columns(label, silo, tuple(ignore_columns or ()), ",", person)
         try:
-            table = reading.parse(FRAME, _Rows(frame), unit="row")
+            table = reading.parse(FRAME, FrameRows(frame, (label, silo, person)), unit="row")
         except ConfigError as error:
             said = str(error)
             for key in ("label", "silo", "person"):
@@ -393,9 +394,7 @@ class Federation:
     @classmethod
     def _named(cls, held: Given, options: Mapping[str, Any], keys: Mapping[str, Any], *, natural: bool) -> Federation:
         """Records that this process holds, by the name that they have in a configuration."""
-        for key in keys:
-            if key not in KEYS:
-                raise ConfigError(f"{key} is not a known key of data{nearest(key, KEYS)}: {', '.join(KEYS)}.")
+        _check_keys(keys)
         try:
             held(DataSource(), **options)  # what is wrong with the records is told here, not when they are used
         except DataError as error:
@@ -411,27 +410,12 @@ def _block(value: Any) -> Any:
     return value["name"] if isinstance(value, dict) and set(value) == {"name"} else value
 
 
-class _Rows:
-    """A frame's rows as the words that a CSV file would have; the header first."""
-
-    def __init__(self, frame: pandas.DataFrame) -> None:
-        self.line_num = -2  # after the header -1, after the first record 0
-        self._header = [str(name) for name in frame.columns]
-        self._rows = zip(*(_words(frame.iloc[:, place]) for place in range(frame.shape[1])), strict=True)
-
-    def __iter__(self) -> Iterator[list[str]]:
-        return self
-
-    def __next__(self) -> list[str]:
-        row = self._header if self.line_num == -2 else list(next(self._rows))
-        self.line_num += 1
-        return row
-
-
-def _words(column: pandas.Series[Any]) -> list[str]:
-    """Cells as text, from which a float is read back to the bit; missing ones are empty."""
-    missing = column.isna().tolist()
-    return ["" if gone else str(cell) for cell, gone in zip(column.tolist(), missing, strict=True)]
+def _check_keys(keys: Mapping[str, Any], own: Sequence[str] = ()) -> None:
+    """Raise ConfigError for a key that is none of `data`'s; ``own``: what the function takes besides them."""
+    known = [*own, *KEYS]
+    for key in keys:
+        if key not in KEYS:
+            raise ConfigError(f"{key} is not a known key{meant(key, known, 'data')}. Known: {', '.join(known)}.")
 
 
 def _check_list(key: str, value: object) -> None:

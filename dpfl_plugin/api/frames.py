@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dpfl_plugin.api.federation import FRAME, Given
+from dpfl_plugin.api.federation import Given
 from dpfl_plugin.api.objects import digest
 from dpfl_plugin.data.base import Dataset
 from dpfl_plugin.data.fetch import DataSource
+from dpfl_plugin.data.frame_rows import FRAME, is_frame
 from dpfl_plugin.data.pieces import frame_pieces
 from dpfl_plugin.data.reading import Read, check, read_pieces
 from dpfl_plugin.data.schema import TableSchema
@@ -51,7 +52,7 @@ def encoded(data: Any, schema: TableSchema) -> GivenBySchema:
     """
     named = {f"silo {name}": frame for name, frame in data.items()} if _is_mapping(data) else {str(FRAME): data}
     for where, frame in named.items():
-        if not hasattr(frame, "iloc") or not hasattr(frame, "columns"):
+        if not is_frame(frame):
             raise ConfigError(f"{where}: from_table needs a pandas DataFrame, not a {type(frame).__name__}.")
     if not named:
         raise ConfigError("from_table needs a data frame, or a mapping {silo's name: data frame} of at least one silo.")

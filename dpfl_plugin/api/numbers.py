@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import html
+import inspect
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, ParamSpec, TypeVar
 
 from dpfl_plugin import registry
 from dpfl_plugin.core.rounding import digits
@@ -14,6 +17,7 @@ from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.calibration import least_noise, max_rounds
 from dpfl_plugin.privacy.events import Neighbouring, SampledGaussian, Sampler, Term
 from dpfl_plugin.privacy.pld import check_delta
+from dpfl_plugin.synonyms import meant
 
 NEIGHBOURS: Final[dict[str, tuple[Sampler, Neighbouring]]] = {
     "fixed": ("fixed", "replace_one"),
@@ -114,6 +118,28 @@ class Calibration:
         return f"<p>noise_multiplier {self.noise_multiplier:g}</p>{self.reached._repr_html_()}"
 
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _words_told(function: Callable[P, R]) -> Callable[P, R]:
+    """Have the message for an argument that there is not name the one that is meant."""
+    known = list(inspect.signature(function).parameters)
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **given: P.kwargs) -> R:
+        for name in given:
+            if name not in known:
+                near = meant(name, known, None)
+                raise ConfigError(
+                    f"{function.__name__}: {name} is not a known argument{near}. Known: {', '.join(known)}."
+                )
+        return function(*args, **given)
+
+    return checked
+
+
+@_words_told
 def epsilon(
     *,
     noise_multiplier: float,
@@ -148,6 +174,7 @@ def epsilon(
     return _stated(chosen, _term(noise_multiplier, record_rate, sampler, steps), delta)
 
 
+@_words_told
 def calibrate(
     *,
     epsilon: float,
@@ -171,6 +198,7 @@ def calibrate(
     )
 
 
+@_words_told
 def max_steps(
     *,
     noise_multiplier: float,

@@ -11,9 +11,11 @@ from typing import Any, Final
 from dpfl_plugin.algorithms.base import Algorithm
 from dpfl_plugin.api.experiment import Experiment, experiment_of
 from dpfl_plugin.api.rates import enough, rates
+from dpfl_plugin.api.running import in_file
+from dpfl_plugin.api.runs import Run
 from dpfl_plugin.config.blocks import Block
 from dpfl_plugin.config.schema import Config
-from dpfl_plugin.errors import ArgumentError, ConfigError, nearest, require_argument
+from dpfl_plugin.errors import ArgumentError, ConfigError, DataError, nearest, require_argument
 from dpfl_plugin.runs.forecast import MOST_PLANNED, Forecast, forecast, strain
 from dpfl_plugin.runs.locations import folder_of, key_of
 from dpfl_plugin.runs.plan_request import Question
@@ -36,7 +38,7 @@ Answer = dict[str, Any]
 
 
 def plan(
-    experiment: Experiment | str | Path,
+    experiment: Experiment | Run | str | Path,
     *,
     solve: str | None = None,
     epsilon: float | None = None,
@@ -143,7 +145,10 @@ def plans(question: Question, solve: str | None = None) -> dict[str, Answer]:
             answers[label] = {"solved": solve, "value": None, "why": "not private: its noise_multiplier is 0"}
             continue
         key = None if question.ledger is None else key_of(config, folder_of(config), question.ledger)
-        ahead = forecast(question.with_budget(config), question.base, prior, key=key)
+        try:
+            ahead = forecast(question.with_budget(config), question.base, prior, key=key)
+        except (ConfigError, DataError) as error:
+            raise in_file(error, question.path, variant) from error
         answer = _solved(ahead, solve, question.given)
         if answer["value"] is not None:
             answer["command"] = question.command(variant.label, answer["set"])

@@ -5,16 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from dpfl_plugin.access import Access
 from dpfl_plugin.api.runs import Run
 from dpfl_plugin.core.rounding import digits
-from dpfl_plugin.errors import require
+from dpfl_plugin.data.frame_rows import is_frame
+from dpfl_plugin.errors import ConfigError, require
 from dpfl_plugin.runs.csv_cells import csv_text
-from dpfl_plugin.runs.predictions import Predictions, Trained, by_record, read
+from dpfl_plugin.runs.predictions import Predictions, Trained, by_record, read, read_array, read_frame
 from dpfl_plugin.runs.predictions import predict as predict_records
 from dpfl_plugin.runs.result import views_of_all
+
+if TYPE_CHECKING:
+    import pandas
+    import torch
+    from numpy.typing import NDArray
 
 COVERED: Final = (
     "What the model, and so any prediction, reveals about the people it was trained on is covered by that epsilon, "
@@ -77,25 +83,44 @@ class Predicted:
 
     def to_csv(self) -> str:
         """A header and a line for each record: where it is in its file, its class, the probability of each class."""
+        shown = [{key: f"{p:.6g}" for key, p in row.items() if "(" in key} for row in self._flat()]
+        return csv_text([row | numbers for row, numbers in zip(self._flat(), shown, strict=True)])
+
+    @property
+    def table(self) -> pandas.DataFrame:
+        """What `to_csv` writes, as a data frame: one row for each record.
+
+        Raises:
+            ConfigError: pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError as error:
+            raise ConfigError("table needs pandas: pip install pandas. The same as plain values: rows.") from error
+        return pandas.DataFrame(self._flat())
+
+    def _flat(self) -> list[dict[str, Any]]:
         rows = []
         for row in self.rows:
             plain = {key: value for key, value in row.items() if key not in ("probabilities", "survival")}
             if isinstance(plain.get("predicted"), list):
                 plain["predicted"] = " ".join(plain["predicted"])
-            probabilities = row.get("probabilities", {})
-            survival = {f"survival({end})": f"{p:.6g}" for end, p in row.get("survival", {}).items()}
-            rows.append(plain | {f"p({name})": f"{p:.6g}" for name, p in probabilities.items()} | survival)
-        return csv_text(rows)
+            for key, prefix in (("probabilities", "p"), ("survival", "survival")):
+                plain |= {f"{prefix}({name})": p for name, p in row.get(key, {}).items()}
+            rows.append(plain)
+        return rows
 
     def __repr__(self) -> str:
         return f"Predicted({len(self.rows)} records by run {self.run})"
 
 
-def predict(run: Run | str | Path, data: str | Path) -> Predicted:
+def predict(run: Run | str | Path, data: str | Path | pandas.DataFrame | NDArray[Any] | torch.Tensor) -> Predicted:
     """Apply a finished run's model to records, as `dpfl predict`; they are preprocessed as those of its training were.
 
     Args:
-        run: or its folder. data: a CSV or NPZ file as for training, labels optional; or the run's data set by name.
+        run: or its folder.
+        data: a CSV or NPZ file as for training, labels optional; a data frame with the columns of training; an array
+            [n, ...] of features, before preprocessing; or the run's data set by name.
 
     Raises:
         ConfigError: the run is not finished or was made with other code, or there are no such data.
@@ -103,9 +128,14 @@ def predict(run: Run | str | Path, data: str | Path) -> Predicted:
             how its records were preprocessed.
     """
     require(isinstance(run, Run | str | Path), "run", run, "be a run, or the path of its folder")
-    require(isinstance(data, str | Path), "data", data, "be the path of a CSV or NPZ file, or the name of a data set")
+    named, framed = isinstance(data, str | Path), is_frame(data)
+    if not (named or framed or hasattr(data, "__array__")):
+        raise ConfigError(
+            f"data is of type {type(data).__name__}: give the path of a CSV or NPZ file, a data frame, an array of "
+            "features, or the name of the run's data set."
+        )
     trained = Trained.at(run.folder if isinstance(run, Run) else Path(run))
-    asked = read(trained, str(data))
+    asked = read(trained, str(data)) if named else (read_frame if framed else read_array)(trained, data)
     found = predict_records(trained, asked)
     notes = [*trained.notes, *asked.notes]
     if found.probabilities is None and found.outcome.has_classes:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import base64
 import html
+import itertools
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from dpfl_plugin import given
 from dpfl_plugin.api import plots
@@ -109,6 +110,13 @@ class Run:
         beside each, and those of silos' own models where they have some (docs/outcomes.md); None where they were not
         made. They are computed without noise: no epsilon covers them."""
         found: dict[str, Any] | None = self.result.get("measures")
+        return found
+
+    @property
+    def positive_class(self) -> str | None:
+        """Of two classes the one that sensitivity, precision, F1, AUC and PR-AUC are of: the second; None of other
+        outcomes, and of runs of earlier versions."""
+        found: str | None = self.result.get("positive_class")
         return found
 
     @property
@@ -329,6 +337,10 @@ def compare(runs: Sequence[Run] | Mapping[str, Run]) -> Comparison:
     return Comparison({str(label): run for label, run in labelled.items()})
 
 
+LABEL: Final = {"algorithm": "{}", "seed": "seed {}", "id": "{}"}
+LABELLED_BY: Final = ((), ("algorithm",), ("seed",), ("algorithm", "seed"), ("algorithm", "seed", "id"))
+
+
 @dataclass(frozen=True, slots=True)
 class Scored:
     """An accuracy, and on what: the number of test records, and where they are from."""
@@ -376,16 +388,22 @@ def _pooled(run: Run, name: str) -> float | None:
 
 
 def _labelled(runs: Sequence[Run]) -> dict[str, Run]:
+    """By their names, and by as little more as tells all of them apart."""
+    results = [run.result if isinstance(run, Run) else {"name": str(place)} for place, run in enumerate(runs)]
+    labels: list[str] = []
+    for keys in LABELLED_BY:
+        labels = [", ".join([str(one["name"]), *(LABEL[key].format(one.get(key)) for key in keys)]) for one in results]
+        if len(set(labels)) == len(labels):
+            break
     found: dict[str, Run] = {}
-    for place, run in enumerate(runs):
-        result: Mapping[str, Any] = run.result if isinstance(run, Run) else {"name": str(place)}
-        names = [str(result["name"]), *(str(result[key]) for key in ("algorithm", "seed", "id") if key in result)]
-        label, number = names[0], 1
-        while label in found:  # until something tells them apart
-            number += 1
-            label = ", ".join(names[:number]) if number <= len(names) else f"{', '.join(names)} ({number})"
-        found[label] = run
+    for label, run in zip(labels, runs, strict=True):  # the same run may be there twice
+        number = next(number for number in itertools.count(1) if _numbered(label, number) not in found)
+        found[_numbered(label, number)] = run
     return found
+
+
+def _numbered(label: str, number: int) -> str:
+    return label if number == 1 else f"{label} ({number})"
 
 
 def _cell(key: str, value: Any) -> str:

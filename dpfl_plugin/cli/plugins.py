@@ -6,14 +6,17 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from dpfl_plugin.api.experiment import Experiment
-from dpfl_plugin.api.plugins import EngineCost, EngineCosts, engines, plugins_of
+from dpfl_plugin.api.plugins import plugins_of
 from dpfl_plugin.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dpfl_plugin.api.engine_costs import EngineCost, EngineCosts
 
 
 def list_group(group: str | None, *, as_json: bool) -> None:
@@ -45,6 +48,9 @@ def list_engines(group: str | None, path: Path, settings: list[str], *, as_json:
     """
     if group != "engines":
         raise ConfigError("--for CONFIG is for engines: dpfl list engines --for CONFIG.")
+    from dpfl_plugin.api.engine_costs import engines
+    from dpfl_plugin.api.experiment import Experiment
+
     found = engines(Experiment(path, tuple(settings)))
     if as_json:
         facts = {"batch_size": found.batch_size, "dimension": found.dimension, "participants": found.participants}

@@ -281,7 +281,7 @@ def _of_silos(results: dict[str, Result]) -> list[str]:
         if names and result.get("dearest_silo") is not None:
             lines.append(f"{label}: the epsilon is that of {called(result['dearest_silo'], names)}, which spent most.")
         if len(results) == 1 and result.get("measures"):
-            lines.append(_pooled(result["measures"]))
+            lines.append(_pooled(result["measures"], result.get("positive_class")))
         if not silos or result["num_silos"] < 2:
             continue
         worst = f" at {called(silos['worst'], names)}" if "worst" in silos else ""
@@ -382,23 +382,25 @@ def _unspent(plan: Plan, results: dict[str, Result]) -> list[str]:
     return lines
 
 
-def _pooled(measures: dict[str, Any]) -> str:
-    """All measures of a number each, of silos' own models where they have some, and those of who knows no feature."""
+def _pooled(measures: dict[str, Any], positive_class: str | None) -> str:
+    """All measures of a number each, of silos' own models where they have some, and those of a baseline."""
     found = measures["pooled"] or measures["mean_of_silos"]
     model, baseline = found.get("own_models", found["model"]), found["baseline"]
     whose = "; each silo's by its own model" if "own_models" in found else ""
     words = [
-        f"{key.replace('_', ' ')} {value:.4g} ({baseline[key]:.4g})"
+        f"{key.replace('_', ' ')} {value:.4g} ({'undefined' if baseline[key] is None else f'{baseline[key]:.4g}'})"
         for key, value in model.items()
-        if isinstance(value, float) and isinstance(baseline.get(key), float)
+        if isinstance(value, float) and isinstance(baseline.get(key, ""), float | None)
     ]
-    where = "on all test records" if measures["pooled"] else "mean of silos, weighed by their test records"
+    where = "on all test records" if measures["pooled"] else "mean over silos, weighted by their test records"
     told = ", ".join(words) or "no measure is defined"
     name, sign = measures["ranked_by"], 1 if measures["higher_is_better"] else -1
     value, known = model.get(name), baseline.get(name)
     beaten = value is not None and known is not None and sign * value <= sign * known
-    no_use = f" By {name.replace('_', ' ')} it is no better than the one in brackets, which knows no feature."
-    return f"{where}{whose} (in brackets {measures['baseline']}): {told}.{no_use if beaten else ''}"
+    no_use = f" By {name.replace('_', ' ')} it is no better than that baseline."
+    positive = "" if positive_class is None else f" The positive class is {positive_class}."
+    baseline_said = f"in brackets a baseline without features: {measures['baseline']}"
+    return f"{where}{whose} ({baseline_said}): {told}.{positive}{no_use if beaten else ''}"
 
 
 def _epsilon(view: dict[str, Any]) -> str:

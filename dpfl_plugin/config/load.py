@@ -18,8 +18,9 @@ from dpfl_plugin import registry
 from dpfl_plugin.config.schema import Config, SweepConfig
 from dpfl_plugin.config.tune_keys import TuneConfig
 from dpfl_plugin.config.yaml_text import dump, parse
-from dpfl_plugin.errors import ArgumentError, ConfigError, nearest, require_argument
+from dpfl_plugin.errors import ArgumentError, ConfigError, require_argument
 from dpfl_plugin.registry import describe
+from dpfl_plugin.synonyms import meant
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}.") from error
+        own = path / "config.yaml"
+        run = f" It is the folder of a run, whose configuration is {own}." if own.is_file() else ""
+        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}.{run}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: is not UTF-8 text (byte {error.start}).") from error
     return mapping_in(text, path)
@@ -266,7 +269,9 @@ def _describe(problem: Any) -> str:
         *parents, key = problem["loc"]
         known = _known_keys(parents)
         path = ".".join(map(str, problem["loc"]))
-        return f"{path} is not a known key{nearest(str(key), known)}. Known: {', '.join(known)}"
+        return (
+            f"{path} is not a known key{meant(str(key), known, '.'.join(map(str, parents)))}. Known: {', '.join(known)}"
+        )
     if problem["type"] == "value_error":
         where = ".".join(map(str, problem["loc"]))
         return (f"{where}: " if where else "") + str(problem["ctx"]["error"])

@@ -87,7 +87,7 @@ class Columns:
         Raises:
             DataError: it is not such a table, or lacks a column; the message has all places that are wrong.
         """
-        return self._read(path, lambda path, reader: self._parse_new(path, reader, columns))
+        return self._read(path, lambda path, reader: self.parse_new(path, reader, columns))
 
     def _read(self, path: Path, parse: Callable[[Path, Any], Read]) -> Read:
         check_kind(path)
@@ -100,20 +100,24 @@ class Columns:
         except (csv_module.Error, EOFError, zlib.error, OSError) as error:
             raise DataError(f"{path} is not a CSV file in UTF-8: {error}.") from error
 
-    def _parse_new(self, path: Path, reader: Any, columns: tuple[str, ...]) -> tuple[Table, tuple[str, ...]]:
+    def parse_new(
+        self, path: Path, reader: Any, columns: tuple[str, ...], unit: str = "line"
+    ) -> tuple[Table, tuple[str, ...]]:
+        """As `read_new`, of rows of words as `parse` takes them."""
+        first = f"{path}, line 1" if unit == "line" else str(path)
         header = [name.strip() for name in next(reader, [])]
         missing = [name for name in columns if name not in header]
         if missing:
             close = "".join(nearest(name, header) for name in missing[:1])
             raise DataError(
-                f"{path}, line 1: there is no column {', '.join(map(repr, missing))}{close}, which the model was "
+                f"{first}: there is no column {', '.join(map(repr, missing))}{close}, which the model was "
                 f"trained on. Columns: {', '.join(header[:30])}.{self._other_delimiter(header)}"
             )
         twice = next((name for name in (*columns, self.label) if header.count(name) > 1), None)
         if twice is not None:
-            raise DataError(f"{path}, line 1: two columns have the name {twice!r}.")
+            raise DataError(f"{first}: two columns have the name {twice!r}.")
         places = [header.index(name) for name in columns]
-        features, labels, at, flaws = [], [], [], Flaws(path)
+        features, labels, at, flaws = [], [], [], Flaws(path, unit)
         for rows, lines in _pieces(reader, len(header), flaws):
             features.append(_numbers(header, places, rows, lines, flaws, AS_TRAINED))
             at.append(np.array(lines, dtype=np.int64))
@@ -123,7 +127,8 @@ class Columns:
         if not labels:
             raise DataError(f"{path} holds a header and no records.")
         known = {*columns, self.label, self.silo, self.person, *self.ignored, ""}
-        table = Table(path, np.concatenate(features), np.array(labels), None, columns, np.concatenate(at), self.label)
+        places_at = np.concatenate(at)
+        table = Table(path, np.concatenate(features), np.array(labels), None, columns, places_at, self.label, unit)
         return table, tuple(name for name in header if name not in known)
 
     def parse(self, path: Path, reader: Any, unit: str = "line") -> Table:

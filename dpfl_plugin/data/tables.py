@@ -14,6 +14,7 @@ import numpy as np
 from dpfl_plugin.data import files as data_files
 from dpfl_plugin.data.base import Dataset, Features, Integers
 from dpfl_plugin.data.fetch import DataSource
+from dpfl_plugin.data.frame_rows import FRAME
 from dpfl_plugin.data.labels import no_labels
 from dpfl_plugin.data.persons import numbers
 from dpfl_plugin.data.schema import TableSchema
@@ -91,7 +92,21 @@ def asked(path: Path, options: Mapping[str, Any]) -> Asked:
     from dpfl_plugin.data import reading
 
     schema = TableSchema.parse(options.get("schema"))
-    found = reading.read(path, schema, reading.format_of(options), asked=True)
+    return _asked(reading.read(path, schema, reading.format_of(options), asked=True), schema)
+
+
+def asked_frame(frame: Any, options: Mapping[str, Any]) -> Asked:
+    """As `asked`, of a data frame; ``lines`` are rows from 0."""
+    check_installed()
+    from dpfl_plugin.data import pieces, reading
+
+    schema = TableSchema.parse(options.get("schema"))
+    return _asked(reading.read_pieces(pieces.frame_pieces(frame), FRAME, schema, asked=True), schema)
+
+
+def _asked(found: Read, schema: TableSchema) -> Asked:
+    from dpfl_plugin.data import reading
+
     reading.check([found])
     notes = reading.notes([found], schema)
     if found.unused:

@@ -71,6 +71,7 @@ class Run:
         curve: columns over evaluations, ``AXES`` and metrics, NaN where there is no finite value; thinned to `POINTS`.
         measures: {name: {"model": ..., "baseline": ...}} of the final model on all test records, or of silos' own where
             they have some; None where not defined.
+        positive_class: that of measures of two classes; None of other outcomes, and where it is not known.
         guarantee: None where the run goes on, or ended without a word: the ledger alone knows.
     """
 
@@ -86,6 +87,7 @@ class Run:
     curve: dict[str, np.ndarray]
     guarantee: Guarantee | None
     measures: dict[str, dict[str, float | None]] = field(default_factory=dict)
+    positive_class: str | None = None
 
     def number(self, metric: str) -> float | None:
         """Of a metric of evaluations, or of a measure of the final model ("auc"); None where there is none."""
@@ -179,6 +181,7 @@ def _read(path: Path) -> Run:
         curve=_curve(lines, alone="tuning" not in result),
         guarantee=guarantee,
         measures=_measures(result),
+        positive_class=result.get("positive_class"),
     )
 
 

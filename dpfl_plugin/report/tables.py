@@ -60,10 +60,15 @@ def measures(groups: Sequence[Group]) -> Table:
             rows.append((group.label, name.replace("_", " "), model, baseline))
     said = (
         "Final models (each silo's own, where silos have models of their own) on the test records of all silos (or, "
-        "where it says so, the mean of silos weighed by their test records), and beside them who knows the training "
-        "labels and no feature; "
+        "where it says so, the mean over silos, weighted by their test records), beside a baseline that knows the "
+        "training labels and no features; "
         "mean ± standard deviation (n - 1) over complete runs. Computed without noise: no epsilon covers them."
     )
+    positive = sorted({run.positive_class for group in groups for run in group.complete if run.positive_class})
+    if len(positive) == 1:
+        said += f" The positive class is {positive[0]}."
+    elif positive:
+        said += f" The positive class is the second of two: {', '.join(positive)}, by configuration."
     return Table(("configuration", "measure", "model", "baseline"), (False, False, True, True), tuple(rows), said)
 
 

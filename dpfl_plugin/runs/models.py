@@ -117,7 +117,10 @@ def _check_loss(name: str, loss: engines.Loss, outputs: torch.Tensor) -> None:
     except Exception as error:  # a stranger's code may fail in any way
         raise PluginError(f"loss={name!r} fails on made-up records: {told(error)}.") from error
     if shape != (len(outputs),):
-        raise PluginError(f"loss={name!r} must give one value for each record, ({len(outputs)},); it gives {shape}.")
+        mend = " Use reduction='none'." if shape == () else ""
+        raise PluginError(
+            f"loss={name!r} must give one value for each record, ({len(outputs)},); it gives {shape}.{mend}"
+        )
     if not learns:
         raise PluginError(
             f"loss={name!r} does not depend on the model's outputs as far as torch sees, so that nothing is learned by "

@@ -22,6 +22,7 @@ from dpfl_plugin.data import tables
 from dpfl_plugin.data.base import Dataset, Features, Federation, Inputs, Integers, Silo, validate
 from dpfl_plugin.data.fetch import DataSource
 from dpfl_plugin.data.files import numeric_features, read_npz
+from dpfl_plugin.data.frame_rows import FRAME, FrameRows
 from dpfl_plugin.data.preprocess import fitted_on_records, preprocess
 from dpfl_plugin.data.table import Columns, Table
 from dpfl_plugin.errors import ConfigError, DataError, UnsupportedError, Worded, told
@@ -180,28 +181,65 @@ def read(trained: Trained, data: str) -> Asked:
         by_name = "" if dataset.name in (*FILES, None) else f", nor the run's data set ({dataset.name})"
         raise ConfigError(f"DATA={data!r} is not a file{by_name}; looked for {path.absolute()}.")
     if "schema" in dataset.options:
-        return _by_schema(trained, path)
-    return _table(trained, path) if dataset.name == "csv" else _arrays(trained, path)
+        return _by_schema(trained, tables.asked(path, dataset.options))
+    named = dataset.name == "csv" or (dataset.name is None and trained.inputs.columns)  # or of a program's data frame
+    return _table(trained, path) if named else _arrays(trained, path)
 
 
-def _by_schema(trained: Trained, path: Path) -> Asked:
+def read_frame(trained: Trained, frame: Any) -> Asked:
+    """The records in a data frame, by the names of its columns.
+
+    Raises:
+        DataError: they are not of the kind that the model was trained on; the message names row (from 0) and column.
+    """
+    if "schema" in trained.config.data.dataset.options:
+        found = _by_schema(trained, tables.asked_frame(frame, trained.config.data.dataset.options))
+    elif trained.inputs.columns:
+        columns = _columns(trained)
+        rows = FrameRows(frame, (columns.label, columns.silo, columns.person))
+        found = _of_table(trained, *columns.parse_new(FRAME, rows, trained.inputs.columns, "row"))
+    else:
+        raise DataError("the run was trained on arrays, whose columns have no names: give an array, not a data frame.")
+    return replace(found, lines=None)  # a row is counted as a record is, from 0
+
+
+def read_array(trained: Trained, given: Any) -> Asked:
+    """The records in an array or a tensor, [n, *shape] as before preprocessing.
+
+    Raises:
+        DataError: it is of another shape, or holds something else than finite numbers.
+    """
+    x, where = np.asarray(given.detach().cpu() if hasattr(given, "detach") else given), Path("the array")
+    if "schema" in trained.config.data.dataset.options:
+        raise DataError("the run was trained on tables with a schema: give a data frame or a file, not an array.")
+    if x.shape[1:] != trained.inputs.shape or not len(x):
+        raise DataError(f"{where} has shape {x.shape}; the model was trained on [n, {_sizes(trained.inputs.shape)}].")
+    return Asked(numeric_features(x, where), None)
+
+
+def _by_schema(trained: Trained, found: tables.Asked) -> Asked:
     """Records of a table that a schema describes: what it refuses in training is refused here, too."""
-    found = tables.asked(path, trained.config.data.dataset.options)
     if found.columns != trained.inputs.columns:
         raise DataError(f"{trained.folder.config}: data.schema makes other features than the run was trained on.")
     return Asked(found.features, found.labels, found.lines, found.notes)
 
 
 def _table(trained: Trained, path: Path) -> Asked:
+    return _of_table(trained, *_columns(trained).read_new(path, trained.inputs.columns))
+
+
+def _columns(trained: Trained) -> Columns:
     options = trained.config.data.dataset.options
-    columns = Columns(
+    return Columns(
         options.get("label_column", "label"),
         options.get("silo_column"),
         tuple(options.get("ignore_columns") or ()),
         options.get("delimiter", ","),
         options.get("person_column"),
     )
-    table, unused = columns.read_new(path, trained.inputs.columns)
+
+
+def _of_table(trained: Trained, table: Table, unused: tuple[str, ...]) -> Asked:
     notes = (f"not used, as the model was not trained on them: columns {', '.join(unused)}.",) if unused else ()
     return Asked(table.features, _labels(trained, table), table.lines, notes)
 

@@ -199,6 +199,7 @@ def _result(
         **_score(parts.outcome, lines),
         "train_loss": last(lines, "train_loss"),
         "outcome": parts.outcome.plain(),
+        "positive_class": _positive_class(parts),
         "measures": final.measures,
         "silos": _of_silos(final.by_silo, parts.outcome),
         "silo_names": {str(silo): name for silo, name in sorted(parts.names.items())},
@@ -224,6 +225,16 @@ def _result(
         "folder": str(folder.path),
         "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
+
+
+def _positive_class(parts: Parts) -> str | None:
+    """What sensitivity, AUC and other measures of two classes call positive: the second, by its name where that is
+    known; None of other outcomes."""
+    survey = parts.holding.survey
+    if parts.outcome.kind != "classes" or survey.num_classes != 2:
+        return None
+    names = () if survey.inputs is None else survey.inputs.classes
+    return names[1] if names else "1"
 
 
 def _loss_in_words(loss: dict[str, Any]) -> str:

@@ -11,7 +11,7 @@ import pytest
 
 import dpfl_plugin as dpfl
 from dpfl_plugin import registry
-from dpfl_plugin.errors import ArgumentError
+from dpfl_plugin.errors import ArgumentError, ConfigError
 
 
 @pytest.mark.parametrize("name", registry.names("algorithms"))
@@ -29,6 +29,25 @@ def test_a_misspelt_or_missing_option_is_told(name: str) -> None:
             kind()
     with pytest.raises(ArgumentError, match="given by name"):
         kind(3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "word", "says"),
+    [
+        (dpfl.Scaffold, "lr", r" \(did you mean 'local_lr'\?\)"),
+        (dpfl.MBSGD, "learning_rate", r" \(did you mean 'lr'\?\)"),
+        (dpfl.Scaffold, "epochs", r" \(did you mean 'local_steps'\? It counts gradient steps in a round, not passes "),
+        (dpfl.MBSGD, "epochs", r"\. Known options: "),  # it takes one step a round
+        (dpfl.FedAvg, "batch_size", r" \(did you mean 'privacy.batch_size'\?\)"),
+        (dpfl.FedAvg, "rounds", r" \(did you mean 'rounds', at the top level\?\)"),
+    ],
+)
+def test_another_word_for_an_option_names_ours(kind: type, word: str, says: str) -> None:
+    """To a class, and to a file's algorithm alike."""
+    with pytest.raises(ArgumentError, match=f"{word} is not a known option{says}"):
+        kind(**{word: 1})
+    with pytest.raises(ConfigError, match=f"algorithm.{word} is not a known option{says}"):
+        registry.check_options(kind, {word: 1}, where="algorithm")
 
 
 def test_an_algorithm_is_a_frozen_dataclass_as_before() -> None:

@@ -13,7 +13,7 @@ import dpfl_plugin as dpfl
 from dpfl_plugin.api import training
 from dpfl_plugin.api.federation import KEYS
 from dpfl_plugin.errors import ArgumentError, ConfigError, DataError, DpflError
-from tests.cli.command import BASE, merged, metrics, write
+from tests.cli.command import BASE, merged, metrics, one_message, write
 from tests.cli.command import dpfl as command
 
 VARIANTS = {"fedavg": {"algorithm": {"name": "fedavg"}}, "scaffold": {}}
@@ -205,6 +205,12 @@ def test_an_audit_is_that_of_the_command(tmp_path: Path) -> None:
     said = command("audit", path, "--canaries", 40, "--silos", 2, "--seed", 7, "--json").json
     for key in ("epsilon", "epsilon_bound", "releases", "made", "charged", "influence", "violations"):
         assert json.loads(json.dumps(found[key])) == said[key], key
+    run = dpfl.load(path).run()
+    for given in (run, run.folder):  # whose configuration is the file's
+        assert dpfl.audit(given, canaries=40, silos=2, seed=7).epsilon == found["epsilon"]
+    one_message(
+        command("audit", run.folder), f"the folder of a run, whose configuration is {run.folder / 'config.yaml'}"
+    )
 
 
 def test_plugins_and_engines_are_those_of_the_command(tmp_path: Path) -> None:

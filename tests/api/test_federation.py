@@ -48,6 +48,13 @@ def test_a_frame_is_read_as_its_csv_file_would_be(tmp_path, classes):
         assert getattr(here, key) == getattr(there, key), key
 
 
+def test_truth_values_are_numbers_as_features_and_names_as_labels():
+    dummies = frame().assign(smoker=[row % 2 == 0 for row in range(60)], label=[row % 3 == 0 for row in range(60)])
+    found = dataset(dpfl.Federation.from_frame(dummies, silo="hospital", classes=[False, True]))
+    assert found.columns[-1] == "smoker" and set(found.features[:, -1]) == {0.0, 1.0}
+    assert found.class_names == ("False", "True") and found.labels.sum() == 20
+
+
 def test_silos_are_those_of_the_column_and_records_are_copies():
     records = frame()
     federation = dpfl.Federation.from_frame(records, silo="hospital", test_fraction=0.3)
@@ -88,6 +95,11 @@ OTHER = (np.ones((4, 2), np.float32), np.array([0, 1, 0, 1]))
         (lambda: dpfl.Federation.from_frame(frame(), label="sick"), ConfigError, "label='sick'.*no such column"),
         (lambda: dpfl.Federation.from_frame({"a": [1]}), ConfigError, "needs a pandas DataFrame, not a dict"),
         (lambda: from_frame(partitions="iid"), ConfigError, r"partitions is not a known key.*did you mean 'partition'"),
+        (
+            lambda: dpfl.Federation.from_frame(frame(), target="ill"),
+            ConfigError,
+            r"target is not a known key \(did you mean 'label'\?\)",
+        ),
         (lambda: from_frame(test_fraction=2), ConfigError, "data.test_fraction=2"),
         (lambda: dpfl.Federation.from_arrays({}), ConfigError, "of at least one silo"),
         (lambda: dpfl.Federation.from_arrays({"a": GOOD[0]}), ConfigError, "silo 'a': must be a pair"),

@@ -59,6 +59,12 @@ def test_no_noise_is_no_guarantee():
         ({"sampler": "shuffle"}, "sampler='shuffle' must be one of fixed, poisson, full"),
         ({"sampler": "with_replacement"}, "not proven at record level"),
         ({"sampler": "full"}, "record_rate=0.2 with sampler 'full'"),
+        ({"q": 0.2}, r"q is not a known argument \(did you mean 'record_rate'\? It is the share of a silo's"),
+        (
+            {"sigma": 2},
+            r"sigma is not a known argument \(did you mean 'noise_multiplier'\? It is|sigma .*Known: epsilon",
+        ),
+        ({"rounds": 2}, r"rounds is not a known argument\. Known: "),
         ({"accountant": "pdl"}, "there is no accountant 'pdl'.*did you mean 'pld'"),
     ],
 )

@@ -114,6 +114,23 @@ def test_a_run_knows_its_numbers_and_its_model(tmp_path):
     assert list(both.table.index) == ["one", "two"] == list(both) and len(repr(both).splitlines()) == 3
 
 
+@pytest.mark.parametrize(
+    ("runs", "labels"),
+    [
+        ([("a", "fedavg", 0), ("b", "fedavg", 0)], ["a", "b"]),
+        ([("a", "fedavg", 0), ("a", "scaffold", 0)], ["a, fedavg", "a, scaffold"]),
+        ([("a", "fedavg", 0), ("a", "fedavg", 1)], ["a, seed 0", "a, seed 1"]),
+        ([("a", "fedavg", 0), ("a", "fedavg", 1), ("a", "scaffold", 0)], None),
+        ([("a", "fedavg", 0)] * 3, ["a, fedavg, seed 0, x", "a, fedavg, seed 0, x (2)", "a, fedavg, seed 0, x (3)"]),
+    ],
+)
+def test_runs_that_are_compared_are_told_apart(runs, labels):
+    results = [{"name": name, "algorithm": algorithm, "seed": seed, "id": "x"} for name, algorithm, seed in runs]
+    given = [dpfl.Run(Path(), result) for result in results]
+    expected = labels or ["a, fedavg, seed 0", "a, fedavg, seed 1", "a, scaffold, seed 0"]
+    assert list(dpfl.compare(given)) == expected and list(dpfl.compare(given).values()) == given
+
+
 def test_a_model_of_the_program_stays_as_it_is(tmp_path):
     model = net()
     before = [parameter.clone() for parameter in model.parameters()]

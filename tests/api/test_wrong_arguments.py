@@ -49,6 +49,10 @@ TRAIN: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"algorithm": {"name": "fedavg", "local_steps": "two", "local_lr": 1}},
         ("local_steps='two'",),
     ),
+    "a name of others": (
+        {"algorithm": {"name": "FedAdam"}},
+        ("did you mean algorithm: fedavg with server_optimizer: adam?",),
+    ),
     "no steps": ({"algorithm": {"name": "fedavg", "local_steps": 0, "local_lr": 1}}, ("algorithm.local_steps=0",)),
     "no model": ({"model": None}, ("model=None", "give an nn.Module")),
     "other outputs": (
@@ -129,6 +133,7 @@ FEDERATIONS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "no data set": (lambda: Load(None), ("dataset=None must be",)),
     "a data set as a number": (lambda: Load(5), ("dataset=5 must be",)),
     "an unknown data set": (lambda: Load("synthetik"), ("there is no dataset 'synthetik'", "'synthetic'")),
+    "another library's word": (lambda: Load("synthetic", num_clients=3), ("(did you mean 'num_silos'?)",)),
     "an unknown option": (lambda: Load("synthetic", num_silo=3), ("num_silo is not a known key", "'num_silos'")),
     "no silos": (lambda: Load("synthetic", **{**NUMBERS, "num_silos": 0}), ("data.num_silos=0",)),
     "a step in words": (lambda: Load("synthetic", **NUMBERS, preprocess="unit_norm"), ("data.preprocess='unit_norm'",)),
@@ -214,7 +219,7 @@ OTHERS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "account": (lambda: dpfl.account(5), ("account needs an experiment, a run, or a path",)),
     "resume": (lambda: dpfl.resume(5), ("folder=5 must be",)),
     "predict": (lambda: dpfl.predict(5, "x.csv"), ("run=5 must be",)),
-    "predict for a frame": (lambda: dpfl.predict("run", 5), ("data=5 must be",)),
+    "predict for a frame": (lambda: dpfl.predict("run", 5), ("data is of type int: give the path of",)),
     "report": (lambda: dpfl.write_report(5), ("folders=5 must be",)),
     "report of nothing": (lambda: dpfl.write_report("no/such"), ("no/such is not a folder",)),
     "compare": (lambda: dpfl.compare(None), ("runs=None must be",)),

@@ -354,6 +354,15 @@ def test_tables(tmp_path: Path, text: str, options: dict[str, Any], parts: list[
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize(
+    "command", ["run", "account", "plan --epsilon 2", "check", "audit", "attack", "list engines --for"]
+)
+def test_what_is_wrong_with_records_names_the_file_that_asks_for_them(tmp_path: Path, command: str) -> None:
+    path = with_files(tmp_path, name="csv", files="records.csv")
+    (tmp_path / "records.csv").write_text(CSV.replace("\n5,", "\nfive,"))
+    one_message(dpfl(*command.split(), path), f"dpfl: {path}: ", "records.csv, line 7")
+
+
 def test_a_good_table_runs(tmp_path: Path) -> None:
     (tmp_path / "records.csv").write_text(CSV)
     path = with_files(tmp_path, name="csv", files="records.csv", classes=[0, 1], silo_column="site")

@@ -47,6 +47,7 @@ FIELDS = {
         "num_train_records",
         "outcome",
         "measures",
+        "positive_class",
     ),
     *(
         "cause",

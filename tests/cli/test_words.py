@@ -130,10 +130,13 @@ def test_what_a_total_is_of(tmp_path: Path) -> None:
 def test_a_model_that_is_no_better_than_the_most_frequent_class_is_called_so(accuracy: float, no_better: bool) -> None:
     pooled = {"model": {"accuracy": 0.5}, "own_models": {"accuracy": accuracy}, "baseline": {"accuracy": 0.8}}
     measures = {"ranked_by": "accuracy", "higher_is_better": True, "baseline": "the majority", "pooled": pooled}
-    said = _pooled(measures)
-    assert f"each silo's by its own model (in brackets the majority): accuracy {accuracy:g} (0.8)" in said
+    said = _pooled(measures, "ill")
+    where = "each silo's by its own model (in brackets a baseline without features: the majority)"
+    assert f"{where}: accuracy {accuracy:g} (0.8). The positive class is ill." in said
     assert ("no better than" in said) == no_better
     del pooled["own_models"]
     errors = {"model": {"rmse": 2.0}, "baseline": {"rmse": 3.0}}
-    assert "no better" in _pooled(measures)
-    assert "no better" not in _pooled({**measures, "ranked_by": "rmse", "higher_is_better": False, "pooled": errors})
+    assert "no better" in _pooled(measures, None) and "positive" not in _pooled(measures, None)
+    assert "no better" not in _pooled(
+        {**measures, "ranked_by": "rmse", "higher_is_better": False, "pooled": errors}, None
+    )

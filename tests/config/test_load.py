@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
-from dpfl_plugin.config.load import base_of, json_schema, load, noise_name, run_id, to_yaml
+from dpfl_plugin import registry
+from dpfl_plugin.config.load import _known_keys, base_of, json_schema, load, noise_name, run_id, to_yaml
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.errors import ConfigError
+from dpfl_plugin.synonyms import SYNONYMS
 
 TEXT = """
 rounds: 3
@@ -145,6 +147,23 @@ def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
     [
         ("silos={north: {epsilonn: 1}}", "silos.north.epsilonn is not a known key (did you mean 'epsilon'?). Known: "),
         ("early_stopping={shar: 0.1}", "early_stopping.shar is not a known key (did you mean 'share'?). Known: "),
+        ("privacy.sigma=1", "privacy.sigma is not a known key (did you mean 'noise_multiplier'? It is the noise's "),
+        (
+            "silos={a: {sigma: 1}}",
+            "silos.a.sigma is not a known key (did you mean 'noise_multiplier'? It is the noise's ",
+        ),
+        ("privacy.max_grad_norm=1", "privacy.max_grad_norm is not a known key (did you mean 'clip_norm'?). Known: "),
+        (
+            "privacy.sample_rate=1",
+            "(did you mean 'record_rate'? It is the share of a silo's records in the batch of a step; ",
+        ),
+        (
+            "fraction-fit=0.5",
+            "fraction-fit is not a known key (did you mean 'silo_rate'? It is the share of silos in a ",
+        ),
+        ("epsilon=4", "epsilon is not a known key (did you mean 'privacy.epsilon'?). Known: "),
+        ("data.num_clients=4", "data.num_clients is not a known key (did you mean 'num_silos'?). Known: "),
+        ("lr=0.1", "lr is not a known key (did you mean 'algorithm.local_lr'?). Known: "),
         ("silos={north: 1}", "silos.north=1: must be a mapping of keys to values."),
         ("silo_weights=nois", "silo_weights='nois': must be 'equal', 'records' or 'noise'."),
         ("silo_weights={a: 0, b: 1}", "silo_weights.a=0: must be greater than 0."),
@@ -156,6 +175,23 @@ def test_a_wrong_key_is_told_wherever_it_is(tmp_path: Path, setting: str, messag
     with pytest.raises(ConfigError) as caught:
         read(tmp_path, "", setting)
     assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_other_words_for_a_key_name_one_that_there_is() -> None:
+    """In the schema, among the options of a plugin, or among the arguments of `Federation.from_frame`."""
+    plugins = {
+        "algorithm": [("algorithms", "scaffold"), ("algorithms", "mb_sgd")],
+        "model": [("models", "mlp")],
+        "data.dataset": [("datasets", "csv")],
+    }
+    for word, paths in SYNONYMS.items():
+        for path in paths:
+            where, _, key = path.rpartition(".")
+            known = {one for plugin in plugins.get(where, ()) for one in registry.options(registry.load(*plugin))}
+            known |= set() if where in plugins else {*_known_keys(where.split(".") if where else [])}
+            known |= {"label", "silo", "person"} if where == "" else set()
+            assert key in known, (word, path)
+        assert word != paths[0].rpartition(".")[2]
 
 
 def keys(model: Any, schema: dict[str, Any]) -> None:

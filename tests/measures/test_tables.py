@@ -48,6 +48,19 @@ def test_balanced_accuracy_is_the_mean_recall_of_the_classes_that_occur() -> Non
     assert found["balanced_accuracy"] == pytest.approx((2 / 3 + 1) / 2, abs=1e-15)
 
 
+def test_of_two_classes_the_second_is_positive() -> None:
+    """3 of 4 positives are found, and 1 of 3 negatives: no two of the measures are the same number."""
+    y, said = np.array([1, 1, 1, 1, 0, 0, 0]), np.array([1, 1, 1, 0, 0, 1, 1])
+    scores = np.array([3.0, 2.0, 1.5, 0.2, 0.1, 1.0, 1.2])
+    found = tables.table(Outcome("classes"), Answers(None, said, scores), y)
+    expected = {"sensitivity": 3 / 4, "specificity": 1 / 3, "precision": 3 / 5, "f1": 2 / 3, "auc": 10 / 12}
+    assert {name: found[name] for name in expected} == pytest.approx(expected, abs=1e-15)
+    other = tables.table(Outcome("classes"), Answers(None, 1 - said, -scores), 1 - y)
+    assert (other["sensitivity"], other["specificity"], other["precision"]) == pytest.approx((1 / 3, 3 / 4, 1 / 2))
+    nothing = tables.table(Outcome("classes"), Answers(None, 0 * said, scores), 0 * y)
+    assert (nothing["sensitivity"], nothing["specificity"], nothing["precision"]) == (None, 1.0, None)
+
+
 def test_kappa_weighs_levels_that_do_not_occur() -> None:
     """Of levels 0, 1 and 3 of four: with squared distances of 1, 4, 9, not of their ranks."""
     y, said = np.array([0, 1, 3, 3]), np.array([0, 3, 3, 1])

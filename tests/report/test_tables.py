@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import math
 import re
 import shutil
@@ -14,7 +15,7 @@ import pytest
 
 from dpfl_plugin.report.groups import Group, grouped
 from dpfl_plugin.report.runs import read
-from dpfl_plugin.report.tables import Table, runs_csv, summary, summary_csv, tex, to_latex, to_markdown
+from dpfl_plugin.report.tables import Table, measures, runs_csv, summary, summary_csv, tex, to_latex, to_markdown
 from tests.report.folders import made
 
 NASTY = r"a&b%c$d#e_f{g}h~i^j\k<l>m|n"
@@ -48,6 +49,25 @@ def test_what_all_epsilons_have_in_common_is_in_the_caption(tmp_path: Path) -> N
     caption = summary(groups(tmp_path), METRICS, "seeds").caption
     for part in ("over seeds", "rounded up", "1e-05", "record", "replace-one", "PLD", "complete runs only"):
         assert part in caption
+
+
+@pytest.mark.parametrize(
+    ("classes", "says"),
+    [
+        ((None, None), None),
+        ((None, "ill"), " The positive class is ill."),
+        (("ill", "ill"), " The positive class is ill."),
+        (("ill", "dead"), " The positive class is the second of two: dead, ill, by configuration."),
+    ],
+)
+def test_measures_name_the_positive_class(tmp_path: Path, classes: tuple[str | None, ...], says: str | None) -> None:
+    for name, positive in zip("ab", classes, strict=True):
+        folder = made(tmp_path / name, changes={"algorithm.local_lr": ord(name)})
+        result = json.loads((folder / "result.json").read_text())
+        more = {} if positive is None else {"positive_class": positive}
+        (folder / "result.json").write_text(json.dumps({**result, **more}))
+    caption = measures(grouped([read(tmp_path / name) for name in "ab"])).caption
+    assert caption.endswith(says or "no epsilon covers them.")
 
 
 def test_what_differs_has_a_column(tmp_path: Path) -> None:

@@ -71,6 +71,7 @@ def test_a_run_measures_its_outcome_beside_a_baseline(kind: str, tmp_path: Path)
     done = train(federation(kind), tmp_path, privacy={"noise_multiplier": 0, "clip_norm": 1.0}, rounds=20)
     score, measures = SCORES[kind], done.measures
     assert measures is not None and done.score_name == score == measures["ranked_by"]
+    assert done.positive_class is None
     model, baseline = measures["pooled"]["model"], measures["pooled"]["baseline"]
     assert model[score] < baseline[score] and next(iter(model)) == score  # lower is better
     assert set(measures["silos"]) == {"0", "1"}
@@ -335,14 +336,18 @@ def test_a_csv_file_without_a_schema_has_numbers_for_labels(tmp_path: Path) -> N
 
 
 def test_classes_are_measured_beside_their_majority(tmp_path: Path) -> None:
-    y = (SCORE > 0.8).astype(int)
-    records = dpfl.Federation.from_arrays({"a": (X[:45], y[:45]), "b": (X[45:], y[45:])}, classes=[0, 1])
+    y = np.where(SCORE > 0.8, "high", "low")
+    records = dpfl.Federation.from_arrays({"a": (X[:45], y[:45]), "b": (X[45:], y[45:])}, classes=["low", "high"])
     done = train(records, tmp_path, privacy={"noise_multiplier": 0, "clip_norm": math.inf}, rounds=20)
-    assert done.measures is not None
+    assert done.measures is not None and done.positive_class == "high"
     model, baseline = (done.measures["pooled"][who] for who in ("model", "baseline"))
     assert model["auc"] > 0.95 and baseline["auc"] == 0.5 and model["brier"] < baseline["brier"]
     matrix = np.array(model["confusion_matrix"])
     assert np.trace(matrix) / matrix.sum() == pytest.approx(model["accuracy"])
     assert baseline["accuracy"] == max(matrix.sum(axis=1)) / matrix.sum()
+    assert (
+        model["sensitivity"] == matrix[1, 1] / matrix[1].sum()
+        and model["precision"] == matrix[1, 1] / matrix[:, 1].sum()
+    )
     curve = model["calibration_curve"]
     assert len(curve["predicted"]) == len(curve["observed"]) and "log_loss" in model

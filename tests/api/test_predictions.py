@@ -1,0 +1,92 @@
+"""`dpfl.predict` on what a program has: a data frame or an array says what its file says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import dpfl_plugin as dpfl
+from dpfl_plugin.errors import DataError
+from tests.cli.test_tables import SCHEMA
+from tests.cli.test_tables import frame as tabled
+
+pandas = pytest.importorskip("pandas")
+RNG = np.random.default_rng(3)
+N = 60
+X = RNG.normal(size=(N, 2)).astype(np.float32)
+Y = np.where(X[:, 0] > 0, "ill", "healthy")
+SITES = np.array(["east", "west"])[np.arange(N) % 2]
+FRAME = pandas.DataFrame({"age": X[:, 0], "dose": X[:, 1], "old": X[:, 1] > 0.5, "state": Y, "site": SITES})
+SETTING: dict[str, Any] = {
+    "algorithm": dpfl.FedAvg(local_steps=2, local_lr=0.5),
+    "privacy": {"noise_multiplier": 1.0},
+    "rounds": 2,
+    "progress": False,
+}
+
+
+def trained(kind: str, folder: Path) -> dpfl.Run:
+    if kind == "frame":
+        records = dpfl.Federation.from_frame(FRAME, silo="site", label="state", classes=["healthy", "ill"])
+    elif kind == "table":
+        records = dpfl.Federation.from_table(tabled(), SCHEMA)
+    else:
+        parts = {site: (X[site == SITES], Y[site == SITES]) for site in ("east", "west")}
+        records = dpfl.Federation.from_arrays(parts, classes=["healthy", "ill"])
+    return dpfl.train(records, out=folder / "runs", **SETTING)
+
+
+@pytest.mark.parametrize("kind", ["frame", "table", "arrays"])
+def test_what_a_program_has_is_predicted_as_its_file_is(tmp_path: Path, kind: str) -> None:
+    run = trained(kind, tmp_path)
+    if kind == "arrays":
+        given: list[Any] = [X, torch.from_numpy(X)]
+        np.savez(tmp_path / "new.npz", x=X)
+        file = tmp_path / "new.npz"
+    else:
+        new = FRAME[["dose", "old", "age"]] if kind == "frame" else tabled()
+        given = [new] if kind == "table" else [new, np.column_stack([X, X[:, 1] > 0.5])]
+        file = tmp_path / "new.csv"
+        (new.assign(old=new["old"].astype(int)) if kind == "frame" else new).to_csv(file, index=False)
+    of_file = dpfl.predict(run, file)
+    for one in given:
+        found = dpfl.predict(run, one)
+        assert found.labels == of_file.labels and found.found.labelled == of_file.found.labelled
+        assert np.array_equal(found.found.probabilities, of_file.found.probabilities)
+        assert [row["record"] for row in found.rows] == list(range(len(of_file.rows)))
+    table = found.table
+    assert list(table["predicted"]) == found.labels and len(table.columns) == 2 + len(found.classes)
+    last = found.classes[-1]
+    assert table[f"p({last})"].tolist() == [row["probabilities"][last] for row in found.rows]
+
+
+@pytest.mark.parametrize(
+    ("kind", "new", "says"),
+    [
+        ("frame", FRAME[["age", "old"]], "^the data frame: there is no column 'dose', which the model was trained on"),
+        (
+            "frame",
+            FRAME.assign(dose="much"),
+            "the data frame: 60 places .*column 'dose': 60 cells are not numbers .row 0 'much'",
+        ),
+        ("frame", X, r"^the array has shape \(60, 2\); the model was trained on \[n, 3\]"),
+        ("table", tabled().assign(stage="V"), "the data frame.*column 'stage': 80 cells are not one of I, II, III"),
+        ("table", X, "trained on tables with a schema: give a data frame or a file"),
+        ("arrays", FRAME, "trained on arrays, whose columns have no names: give an array"),
+        ("arrays", X * np.nan, "the array.*nan"),
+        ("arrays", X[:0], r"^the array has shape \(0, 2\)"),
+    ],
+)
+def test_records_of_another_kind_are_refused(
+    tmp_path_factory: pytest.TempPathFactory, kind: str, new: Any, says: str
+) -> None:
+    run = RUNS.get(kind) or RUNS.setdefault(kind, trained(kind, tmp_path_factory.mktemp(kind)))
+    with pytest.raises(DataError, match=f"(?s){says}"):
+        dpfl.predict(run, new)
+
+
+RUNS: dict[str, dpfl.Run] = {}
