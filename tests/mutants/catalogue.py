@@ -1018,6 +1018,14 @@ CLIPPING = (
         (STEADY + "::test_a_private_gradient_is_neither_charged_nor_given",),
     ),
     Mutant(
+        "a-site-twice",
+        "two processes of a site with folders of their own both release in a round, and neither's ledger knows of both",
+        "adapters/folder/silo.py",
+        "                if self._is_there(about):\n                    raise ConfigError(ELSEWHERE",
+        "                if False:\n                    raise ConfigError(ELSEWHERE",
+        ("tests/adapters/test_folder.py::test_two_processes_of_a_site_that_know_nothing_of_each_other_release_once",),
+    ),
+    Mutant(
         "records-mixed-in-a-batch",
         "a model whose layers mix the records of a batch is clipped as if they did not",
         "gradients/independence.py",
