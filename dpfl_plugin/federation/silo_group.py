@@ -160,8 +160,7 @@ class SiloGroup:
         self._smoothed: dict[smoothing.Kind, Engine] = {}
         self._scores, self._chunk_bytes, self._cuts = scores, chunk_bytes, Cuts()
         self._personal: dict[int, Tensor] = {}  # models that never leave their silo
-        self.steady = Steady(model, loss)
-        self.steady.know(getattr(engine, "runs", None))
+        self.steady = Steady(model, loss, getattr(engine, "runs", None))
 
     @property
     def engine(self) -> Engine:
@@ -327,7 +326,6 @@ class SiloGroup:
             self._smoothed[plan.smoothing] = smoothing.engine(
                 plan.smoothing, self._model, self._loss, self._chunk_bytes
             )
-            self.steady.know(getattr(self._smoothed[plan.smoothing], "runs", None))
         return self._smoothed[plan.smoothing]
 
     def staged(self) -> Vectors:

@@ -80,15 +80,16 @@ class Steady:
     """Looks after a model, its copies and its loss.
 
     Args:
-        model, loss: as they are before the first release.
+        model, loss: as they are before the first release; copy: the model that an engine runs, where it has its own.
     """
 
-    def __init__(self, model: nn.Module, loss: Loss) -> None:
+    def __init__(self, model: nn.Module, loss: Loss, copy: nn.Module | None = None) -> None:
         self._looks, self._loss = not keeps_nothing(model, loss), loss
         self._known: list[tuple[nn.Module, Any]] = []
         self._settings, self._functions = (_settings(), _functions()) if self._looks else ({}, {})
         self._fixed = frozenset(fixed_tensors(model))  # copies may have all parameters frozen, and others each time
         self.know(model)
+        self.know(copy)
 
     def know(self, model: nn.Module | None) -> None:
         """Look after this one, too: a copy that an engine, or an evaluation, runs; as it is now."""

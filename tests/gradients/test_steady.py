@@ -115,8 +115,7 @@ def test_what_code_keeps_from_a_record_or_a_call_is_refused_whatever_computes_gr
     does, why = LATE[late]
     net = Net(does)
     engine, batch, out = tried(name, net)
-    steady = Steady(net, cross_entropy)
-    steady.know(getattr(engine, "runs", None))
+    steady = Steady(net, cross_entropy, getattr(engine, "runs", None))
     for _ in range(2):
         with steady():
             engine.clipped_sum(torch.ones(15), batch, 1.0, out)
@@ -150,10 +149,9 @@ class Quiet(nn.Module):
 @pytest.mark.parametrize("name", ["vmap", "bookkeeping", "opacus"])
 def test_code_that_keeps_nothing_goes_on(name: str) -> None:
     net = Quiet()
-    (engine, batch, out), steady = tried(name, net), Steady(net, cross_entropy)
-    evaluated = Quiet().requires_grad_(False)
-    for one in (getattr(engine, "runs", None), evaluated):
-        steady.know(one)
+    engine, batch, out = tried(name, net)
+    steady, evaluated = Steady(net, cross_entropy, getattr(engine, "runs", None)), Quiet().requires_grad_(False)
+    steady.know(evaluated)
     for step in range(3):
         for parameter in evaluated.parameters():
             parameter.data = torch.full_like(parameter, float(step))
