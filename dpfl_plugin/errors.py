@@ -151,6 +151,10 @@ class TrainingError(DpflError):
     """A run failed; the message says in which round, and what is left behind."""
 
 
+class ChangedError(TrainingError):
+    """Code of a user's own changed what it computes with while silos computed; the message says what it changed."""
+
+
 class MemoryShortError(DpflError):
     """There is no memory left for what is computed; the message says where. Nothing was released of the round."""
 

@@ -25,7 +25,7 @@ from dpfl_plugin.adapters.platforms import is_over, over_before
 from dpfl_plugin.api.experiment import Experiment
 from dpfl_plugin.api.progress import duration
 from dpfl_plugin.config.load import mapping_in
-from dpfl_plugin.errors import ConfigError, LimitError, system_says
+from dpfl_plugin.errors import BusyError, ConfigError, LimitError, system_says
 from dpfl_plugin.owners.limits import Surroundings
 from dpfl_plugin.runs.folder import write_atomic
 
@@ -220,6 +220,10 @@ def _until(look: Callable[[], Found], once: bool, say: Say, sleep: Callable[[flo
             if once:
                 raise
             found = Waiting(f"{system_says(error)}; it is tried again")
+        except BusyError as error:
+            if not once:
+                raise
+            found = Waiting(f"one of this site's own, that began before: {error}")  # as cron starts them
         if once or not isinstance(found, Waiting):
             return found
         now = time.monotonic()

@@ -175,6 +175,7 @@ class PrivateOracle:
             BudgetError: it would pass the budget; nothing was released.
             ConfigError: the oracle is closed, of another process, or the net was changed otherwise than by training.
             LedgerError: it cannot be charged; nothing was released.
+            ChangedError: the own code of the net or the loss keeps something; nothing was released.
         """
         with self._lock:
             self._check()
@@ -198,7 +199,8 @@ class PrivateOracle:
                 layers=layers(self._layout),
                 clip_norms=self._clip_norms,
             )
-            value = oracle.gradient(y.unsqueeze(0))[0]
+            with parts.host.steady():
+                value = oracle.gradient(y.unsqueeze(0))[0]
             oracle.close()
             account.begin_round(step, PLAN)
             self.num_releases += 1  # whatever comes of it: the next one has another name

@@ -34,6 +34,7 @@ from dpfl_plugin.gradients.persons import MeanLoss, by_person
 from dpfl_plugin.gradients.replay import Record, Replayed
 from dpfl_plugin.gradients.shares import Cuts, part_of
 from dpfl_plugin.gradients.stacked import MultiSiloEngine, Pool, Sums
+from dpfl_plugin.gradients.steady import Steady
 from dpfl_plugin.gradients.views import single
 from dpfl_plugin.measures.answers import Answers, answers
 from dpfl_plugin.measures.tables import score
@@ -119,6 +120,7 @@ class SiloGroup:
 
     Attributes:
         clock: takes the time of each part of the work; nobody's, unless one is put there.
+        steady: looks whether model and loss stay what they were, around whatever calls them to release something.
         digests: as given; they stay in this process.
     """
 
@@ -158,6 +160,7 @@ class SiloGroup:
         self._smoothed: dict[smoothing.Kind, Engine] = {}
         self._scores, self._chunk_bytes, self._cuts = scores, chunk_bytes, Cuts()
         self._personal: dict[int, Tensor] = {}  # models that never leave their silo
+        self.steady = Steady(model, loss, getattr(engine, "runs", None))
 
     @property
     def engine(self) -> Engine:
@@ -187,9 +190,10 @@ class SiloGroup:
 
         Raises:
             MemoryShortError: there is no memory left; nothing of these silos was released.
+            ChangedError: the model or the loss did not stay what it was; nothing of these silos may leave.
         """
         draw = draw if draw.asked else asked_at(draw, self.bound(down), plan)
-        with _told_if_short(f"silos {', '.join(map(str, ids))} in round {draw.round + 1}"):
+        with _told_if_short(f"silos {', '.join(map(str, ids))} in round {draw.round + 1}"), self.steady():
             return self._run(ids, down, plan, replace(draw, held=self.digests))
 
     def _run(self, ids: Sequence[int], down: Vectors, plan: RoundPlan, draw: Draw) -> tuple[Vectors, list[Charge]]:
@@ -308,6 +312,7 @@ class SiloGroup:
                 self._evaluator = copy.deepcopy(self._model).requires_grad_(False)
             except Exception:  # a stranger's module may not let itself be copied
                 return lambda features: functional_call(self._model, parameters, (features,))
+            self.steady.know(self._evaluator)
         # Its own parameters made views: functional_call takes longer than a small silo's forward pass.
         for name, value in parameters.items():
             self._evaluator.get_parameter(name).data = value

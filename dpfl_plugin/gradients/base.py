@@ -61,7 +61,8 @@ class Engine(Protocol):
     An engine with a method ``record_bytes(y, batch) -> int`` tells about what one of the examples needs, so that a run
     for which even that is too much is refused before it begins. One with a method ``clipped_sums`` answers several
     silos at once (`stacked.MultiSiloEngine`). One with a class attribute ``persons`` that is true takes persons for
-    examples, too, where the model is `persons.Persons`: features (b, k, *feature_shape), labels (b, k).
+    examples, too, where the model is `persons.Persons`: features (b, k, *feature_shape), labels (b, k). One that runs a
+    copy of the model has it as ``runs``, by which it is seen whether its code keeps anything (`steady`).
     """
 
     name: str

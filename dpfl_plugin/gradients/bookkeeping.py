@@ -38,6 +38,7 @@ from dpfl_plugin.gradients.base import (
 from dpfl_plugin.gradients.blocks import add_products, add_rows, blocks_of, chunk_of
 from dpfl_plugin.gradients.persons import Persons
 from dpfl_plugin.gradients.precision import Precision, passes
+from dpfl_plugin.gradients.steady import check_parameters, keeps_nothing
 
 CONVOLUTIONS: Final = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -74,7 +75,8 @@ class BookKeeping:
     def __init__(self, model: nn.Module, loss: Loss, chunk_bytes: int, precision: Precision = "float32") -> None:
         self._layout, self._precision = Layout.of(model), precision
         self._loss, self._chunk_bytes = loss, chunk_bytes
-        self._model = copy.deepcopy(model)  # its own: hooks, and parameters that are views of y
+        self._keeps_nothing = keeps_nothing(model, loss)
+        self.runs = self._model = copy.deepcopy(model)  # its own: hooks, and parameters that are views of y
         named, owners = dict(self._model.named_modules()), _owners(self._model)
         # Of each parameter, in the order of the flat vector: the part of the vector that is clipped together, the layer
         # that computes with it, and its name there.
@@ -166,13 +168,16 @@ class BookKeeping:
     def _forward_backward(self, y: Tensor, batch: Records) -> None:
         """Leaves each layer's input, and the derivative of the losses by its output, in ``_kept``."""
         # A copy: products of matrices may round by where these begin in memory, and rows of a stack begin anywhere.
-        values = self._layout.unflatten(y.clone()).values()
+        given = y.clone()
+        values = self._layout.unflatten(given).values()
         for (_, path, name), value in zip(self._places, values, strict=True):
             getattr(self._layers[path], name).data = value
         self._kept = {}
         with torch.enable_grad():
             with passes(self._precision, y.device):
                 outputs = self._model(batch.features)
+            if not self._keeps_nothing:
+                check_parameters(y, given)
             total = self._loss(outputs.to(y.dtype), batch.labels).sum()
             self._check_kept()
             calls = [call for path in self._layers for call in self._kept[path]]

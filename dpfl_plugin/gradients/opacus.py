@@ -42,6 +42,7 @@ class Opacus(Vmap):
         for layer, copied in zip(model.modules(), own.modules(), strict=True):
             if frozen_norm(layer):  # in training it would mix records, and change
                 copied.eval()
+        self.runs = own
         parameters = {name: p for name, p in own.named_parameters() if p.requires_grad}
         hooked = GradSampleModule(own, batch_first=True, loss_reduction="sum")
 

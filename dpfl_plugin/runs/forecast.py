@@ -65,7 +65,7 @@ class Forecast:
     """A run but for its records.
 
     Attributes:
-        num_records: of each silo.
+        num_records: of each silo that noise is solved for.
         rules: how releases are made with a noise multiplier, if the configuration leaves that open.
         prior: what earlier runs released; the budget is for all together.
     """
@@ -102,12 +102,18 @@ class Forecast:
             accountant=second_opinion or self.accountant,
             budget_accountant=self.accountant,
             setting=self.setting,
-            num_records=self.num_records,
+            num_records=self._of_every_silo,
             ledger=Ledger(),
             prior=self.prior,
             costs=costs,
             stateless=not self.algorithm.init_silos(torch.zeros(1), 1),
         )
+
+    @property
+    def _of_every_silo(self) -> tuple[int, ...]:
+        """As if all silos were of these sizes, also where noise is solved for some of them: any may be drawn."""
+        missing = max(0, self.setting.num_silos - len(self.num_records))
+        return self.num_records + self.num_records[:1] * missing
 
     def unlimited(self) -> Forecast:
         """Without the budget, but with the noise of scores and statistics that is solved for it."""

@@ -16,7 +16,7 @@ from dpfl_plugin.callbacks.base import Callback
 from dpfl_plugin.config.load import run_id, to_yaml
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.stopwatch import PARTS, STOPPED, Part, Stopwatch
-from dpfl_plugin.errors import MemoryShortError, SiloError, Worded
+from dpfl_plugin.errors import ChangedError, MemoryShortError, SiloError, Worded
 from dpfl_plugin.federation.experiment import Experiment
 from dpfl_plugin.federation.memory import LEAST_CHUNK, advice
 from dpfl_plugin.federation.memory import text as memory_text
@@ -301,7 +301,7 @@ def _run_rounds(
         save(progress)
         raise
     except Exception as error:
-        known = isinstance(error, SiloError | TouchedError)
+        known = isinstance(error, SiloError | TouchedError | ChangedError)
         fault = str(error) if known else plugin_errors.place(error, job.parts.plugins)
         if fault is None:
             raise

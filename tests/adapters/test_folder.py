@@ -15,7 +15,7 @@ from dpfl_plugin.adapters.folder.envelope import VERSION, About, MessageError, o
 from dpfl_plugin.adapters.folder.keys import SERVER, Members, SecretKey, new_key
 from dpfl_plugin.adapters.folder.place import Place, SharedFolderError
 from dpfl_plugin.adapters.folder.project import for_server, for_silo
-from dpfl_plugin.adapters.folder.silo import MOST_TRIES, Over
+from dpfl_plugin.adapters.folder.silo import MOST_TRIES, FolderSilo, Over
 from dpfl_plugin.adapters.message import Message
 from dpfl_plugin.config.load import configure
 from dpfl_plugin.errors import ConfigError, LimitError, UnsupportedError
@@ -242,6 +242,28 @@ def test_old_messages_cost_nothing_and_count_nowhere(tmp_path):
         (made.shared / "north" / "answer-00000003.dpfl").write_bytes(answer)
         waits = made.server.step()
         assert waits is not None and waits.round == 3 and "answers another request (a replay)" in waits.odd["north"]
+
+
+def test_two_processes_of_a_site_that_know_nothing_of_each_other_release_once(two, tmp_path, monkeypatch):
+    """As on an old and a new machine: each has a folder, and with it a ledger, of its own."""
+    two.draw = None
+    second, reply = two.start("north", own=tmp_path / "another"), FolderSilo._reply
+    first = two.start("north")
+
+    def meanwhile(self, *given):
+        made = reply(self, *given)
+        if self is second:
+            first.step()
+        return made
+
+    monkeypatch.setattr(FolderSilo, "_reply", meanwhile)
+    with pytest.raises(ConfigError, match="with this site's key while this process worked at it"):
+        second.step()
+    left = two.file_of("north").read_bytes()
+    (charge,) = two.charges("north")
+    (other,) = Ledger.open(tmp_path / "another" / "ledger.jsonl", append=False)
+    assert other.noise_id != charge.noise_id and other.round == 0  # charged, and kept in
+    assert first.step().what == "the server's next request" and two.file_of("north").read_bytes() == left
 
 
 def test_one_silo_cannot_answer_for_another(two):

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from dpfl_plugin.privacy.ledger import Ledger
+from dpfl_plugin.runs.folder import locked
 from tests.cli.command import Done, dpfl, one_message, write
 
 NAMES = ("north", "south")
@@ -64,6 +65,18 @@ def test_by_cron_each_command_does_what_can_be_done_and_says_what_is_next(site: 
     again = server()
     assert again.code == 0 and "was over before" in again.out
     assert json.loads(dpfl("status", "shared", "--json").out)["server"]["status"] == "done"
+
+
+def test_two_of_one_site_that_cron_lets_overlap_answer_once(site: Path) -> None:
+    assert server().code == 6 and silo("north").code == 6
+    answer = next(Path("shared/north").glob("answer-*"))
+    answer.unlink()  # so that the second has something to do
+    with locked(Path("run-north/.lock"), "{holder} is this silo"):
+        busy = silo("north")
+    assert busy.code == 6 and "waiting for one of this site's own, that began before" in busy.out
+    assert not answer.exists() and len(Ledger.open(Path("run-north/ledger.jsonl"), append=False)) == 1
+    assert silo("north").code == 6 and answer.exists()
+    assert len(Ledger.open(Path("run-north/ledger.jsonl"), append=False)) == 1
 
 
 def test_a_site_without_limits_refuses_and_says_so_at_both_ends(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:

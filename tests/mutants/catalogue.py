@@ -52,6 +52,7 @@ SUMS = "tests/gradients/test_sums.py"
 FUSED = "tests/gradients/test_fused.py"
 BOOKKEEPING = "tests/gradients/test_bookkeeping.py"
 INDEPENDENCE = "tests/gradients/test_independence.py"
+STEADY = "tests/gradients/test_steady.py"
 STREAMS = "tests/core/test_streams.py"
 DRAWS = "tests/core/test_draws.py"
 GRID = "tests/core/test_grid.py"
@@ -959,6 +960,70 @@ CLIPPING = (
         "(MOST_RATIO * most).clamp_(max=torch.finfo(y.dtype).max)",
         "torch.full_like(most, torch.finfo(y.dtype).max)",
         (EXTREMES + "::test_a_clip_factor_is_a_normal_number_or_the_record_counts_as_zero",),
+    ),
+    Mutant(
+        "code-that-keeps-something",
+        "a model that keeps records from one call to the next, and adds them to later outputs, goes on releasing",
+        "gradients/steady.py",
+        "            if self._facts(model) != facts:",
+        "            if False:",
+        (STEADY + "::test_what_code_keeps_from_a_record_or_a_call_is_refused_whatever_computes_gradients",),
+    ),
+    Mutant(
+        "buffers-that-code-writes",
+        "what a model's own code writes to its buffers is not looked at",
+        "gradients/steady.py",
+        "[name, _checksum(value)]",
+        "[name, 0]",
+        (STEADY + "::test_what_code_keeps_from_a_record_or_a_call_is_refused_whatever_computes_gradients",),
+    ),
+    Mutant(
+        "parameters-that-code-writes",
+        "a model's own code writes to the parameters that it is asked at, by what it sees of records",
+        "gradients/steady.py",
+        "    if not torch.equal(_bits(before), _bits(after)):",
+        "    if False:",
+        (STEADY + "::test_what_code_keeps_from_a_record_or_a_call_is_refused_whatever_computes_gradients",),
+    ),
+    Mutant(
+        "settings-that-code-changes",
+        "a model's own code has products rounded after their norms were taken",
+        "gradients/steady.py",
+        "            if value != self._settings[key]:",
+        "            if False:",
+        (STEADY + "::test_what_code_keeps_from_a_record_or_a_call_is_refused_whatever_computes_gradients",),
+    ),
+    Mutant(
+        "copies-not-looked-at",
+        "the copy of a model that an engine runs is not looked at, only the model that was copied",
+        "gradients/steady.py",
+        "            self._known.append((model, self._facts(model)))",
+        "            self._known[:] = self._known or [(model, self._facts(model))]",
+        (STEADY + "::test_what_code_keeps_from_a_record_or_a_call_is_refused_whatever_computes_gradients",),
+    ),
+    Mutant(
+        "rounds-of-code-that-keeps",
+        "whether a model's own code keeps anything is not asked around rounds",
+        "federation/silo_group.py",
+        ", self.steady():",
+        ":",
+        (STEADY + "::test_a_round_of_such_code_is_not_charged_and_the_run_says_why",),
+    ),
+    Mutant(
+        "gradients-of-code-that-keeps",
+        "whether a net's own code keeps anything is not asked around a private gradient",
+        "api/private_oracle.py",
+        "            with parts.host.steady():",
+        "            with contextlib.nullcontext():",
+        (STEADY + "::test_a_private_gradient_is_neither_charged_nor_given",),
+    ),
+    Mutant(
+        "a-site-twice",
+        "two processes of a site with folders of their own both release in a round, and neither's ledger knows of both",
+        "adapters/folder/silo.py",
+        "                if self._is_there(about):\n                    raise ConfigError(ELSEWHERE",
+        "                if False:\n                    raise ConfigError(ELSEWHERE",
+        ("tests/adapters/test_folder.py::test_two_processes_of_a_site_that_know_nothing_of_each_other_release_once",),
     ),
     Mutant(
         "records-mixed-in-a-batch",

@@ -52,6 +52,12 @@ MODEL: Final = "model.safetensors"
 MOST_TRIES: Final = 3  # of one request: a silo that ends after its charge and before its answer is charged again
 TRIED: Final = "each may be charged; the server was told, and asks again in its next round"
 NEXT: Final = "the server's next request"
+ELSEWHERE: Final = (
+    "{}: request {} was answered with this site's key while this process worked at it: by another process, which has a "
+    "folder of its own. What was computed here is charged in {}, and did not leave. Each of the two would state its "
+    "own releases only, and the server would have both: end one of them for good, on whatever machine it is, and keep "
+    "its ledger."
+)
 LOG: Final = logging.getLogger("dpfl_plugin.silo")
 
 
@@ -131,6 +137,7 @@ class FolderSilo:
         Raises:
             LimitError: the owner does not allow it; the server is told, and nothing was released.
             ConfigError, DataError, LedgerError: this silo cannot begin; the server is told that it failed.
+            ConfigError: another process, with a folder of its own, answers with this site's key, too.
             OSError: a file cannot be written: the same step goes on later, at no further charge.
         """
         found = self._newest()
@@ -266,6 +273,8 @@ class FolderSilo:
             reply, how = self._reply(silo, about, message)
             if not again:
                 _write(folder / FILE, _Known(about.sequence, tries + 1, how))
+                if self._is_there(about):
+                    raise ConfigError(ELSEWHERE.format(self._place.path, about.sequence, folder))
             self._put(about, reply)
 
     def _reply(self, silo: Silo, about: About, message: Message) -> tuple[Message, str]:

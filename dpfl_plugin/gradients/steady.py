@@ -1,0 +1,171 @@
+"""Whether a model's and a loss's own code leave alone what they compute with, as long as silos release.
+
+What a record adds is its own, and the same whenever it is asked for, as long as code keeps nothing from one call to
+the next. A model that keeps records, and adds them to later outputs, has one record move many gradients; a layer that
+counts its calls computes something else after a resume, with the same noise. Trials before a run cannot find what
+begins later (`independence`). So what code may keep anything in is looked at after each stack of silos, before anything
+of it is charged or leaves: attributes, buffers, frozen parameters, hooks, global variables that the code reads,
+settings of torch, generators that everybody draws from, and torch's own functions. Models and losses of this package
+and of torch keep nothing, and are not looked at.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import zlib
+from collections.abc import Iterator
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dpfl_plugin.errors import ChangedError
+from dpfl_plugin.gradients.base import Loss
+from dpfl_plugin.gradients.precision import products
+from dpfl_plugin.models.attributes import describe
+from dpfl_plugin.models.fixed import fixed_tensors
+
+_KEEP_NOTHING: Final = ("torch", "dpfl_plugin", "opacus")
+_NAMESPACES: Final = (
+    "torch",
+    "torch.nn.functional",
+    "torch.Tensor",
+    "torch.linalg",
+    "torch.special",
+    "torch.nn.Module",
+)
+_HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+CHANGED: Final = (
+    "the own code of the model or the loss changed {} while silos computed. What it keeps from one call to the next "
+    "makes gradients depend on records that came before, or noise that follows from a seed be added to other values "
+    "than it is named for: no guarantee would hold. Nothing of these silos was charged or left in this round. Compute "
+    "outputs from the input and the parameters alone (docs/engines.md)."
+)
+KEPT: Final = "an attribute, a buffer, a frozen parameter, a hook or a global variable that it reads"
+PARAMETERS: Final = "the parameters that it was asked at"
+
+
+def keeps_nothing(model: nn.Module, loss: Loss) -> bool:
+    """Whether all code of a model and its loss is torch's, Opacus' or this package's, and nobody put anything in."""
+    inner = getattr(loss, "loss", loss)  # of the mean over a person's records
+    of_loss = str(getattr(inner, "__module__", None) or type(inner).__module__)
+    if not _is_known(of_loss):
+        return False
+    return not any(
+        not _is_known(type(layer).__module__)
+        or "forward" in vars(layer)
+        or any(getattr(layer, hooks, None) for hooks in _HOOKS)
+        for layer in model.modules()
+    )
+
+
+def _is_known(module: str) -> bool:
+    return module.partition(".")[0] in _KEEP_NOTHING
+
+
+def check_parameters(before: Tensor, after: Tensor) -> None:
+    """Raise ChangedError unless two vectors are the same to the bit, NaN included."""
+    if not torch.equal(_bits(before), _bits(after)):
+        raise ChangedError(CHANGED.format(PARAMETERS))
+
+
+def _bits(value: Tensor) -> Tensor:
+    return value.detach().contiguous().view(torch.int64 if value.element_size() == 8 else torch.int32)
+
+
+class Steady:
+    """Looks after a model, its copies and its loss.
+
+    Args:
+        model, loss: as they are before the first release; copy: the model that an engine runs, where it has its own.
+    """
+
+    def __init__(self, model: nn.Module, loss: Loss, copy: nn.Module | None = None) -> None:
+        self._looks, self._loss = not keeps_nothing(model, loss), loss
+        self._known: list[tuple[nn.Module, Any]] = []
+        self._settings, self._functions = (_settings(), _functions()) if self._looks else ({}, {})
+        self._fixed = frozenset(fixed_tensors(model))  # copies may have all parameters frozen, and others each time
+        self.know(model)
+        self.know(copy)
+
+    def know(self, model: nn.Module | None) -> None:
+        """Look after this one, too: a copy that an engine, or an evaluation, runs; as it is now."""
+        if self._looks and model is not None and all(model is not known for known, _ in self._known):
+            self._known.append((model, self._facts(model)))
+
+    def _facts(self, model: nn.Module) -> Any:
+        tensors = [[name, _checksum(value)] for name, value in fixed_tensors(model).items() if name in self._fixed]
+        hooks = [len(getattr(layer, hooks)) for layer in model.modules() for hooks in _HOOKS]
+        return [describe({"the model": model, "the loss": self._loss}).facts, tensors, hooks]
+
+    @contextlib.contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Around what calls model and loss.
+
+        Raises:
+            ChangedError: something is not what it was.
+        """
+        if not self._looks:
+            yield
+            return
+        drawn = _generators()
+        yield
+        for name, one in _generators().items():
+            if one != drawn[name]:
+                raise ChangedError(CHANGED.format(f"the state of {name}, of which it drew numbers,"))
+        for key, value in _settings().items():
+            if value != self._settings[key]:
+                raise ChangedError(
+                    CHANGED.format(f"a setting of this process ({key}: {value}, was {self._settings[key]})")
+                )
+        for name, function in _functions().items():
+            known = self._functions.get(name, function)
+            if function is not known and not _is_known(str(getattr(function, "__module__", ""))):
+                raise ChangedError(CHANGED.format(f"torch's own {name}"))
+        for model, facts in self._known:
+            if self._facts(model) != facts:
+                raise ChangedError(CHANGED.format(KEPT))
+
+
+def _checksum(value: Tensor) -> int:
+    """Of the bits of a plain tensor; what has none in plain memory counts by its version."""
+    if value.layout != torch.strided or value.is_quantized or value.is_meta:
+        return value._version
+    return zlib.crc32(value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+
+
+def _settings() -> dict[str, Any]:
+    hooks = [
+        (name, len(hooks))
+        for name, hooks in sorted(vars(nn.modules.module).items())
+        if name.startswith("_global_") and isinstance(hooks, dict)
+    ]
+    return {
+        "torch.get_default_dtype()": torch.get_default_dtype(),
+        "torch.are_deterministic_algorithms_enabled()": torch.are_deterministic_algorithms_enabled(),
+        "torch.is_autocast_enabled('cpu')": torch.is_autocast_enabled("cpu"),
+        "hooks of all modules": hooks,
+        **products(),
+    }
+
+
+def _generators() -> dict[str, bytes]:
+    kind, keys, *rest = np.random.get_state(legacy=True)  # noqa: NPY002, it is the global one that is looked at
+    return {
+        "torch's global generator": torch.random.get_rng_state().numpy().tobytes(),
+        "numpy's global generator": repr((kind, rest)).encode() + np.asarray(keys).tobytes(),
+        "Python's global generator": repr(random.getstate()).encode(),
+    }
+
+
+def _functions() -> dict[str, Any]:
+    found = {}
+    for name in _NAMESPACES:
+        owner: Any = torch
+        for part in name.split(".")[1:]:
+            owner = getattr(owner, part)
+        found.update({f"{name}.{key}": value for key, value in list(vars(owner).items()) if callable(value)})
+    return found

@@ -1,0 +1,202 @@
+"""Code of a model or a loss that keeps something from one call to the next is refused before anything leaves."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from dpfl_plugin import PrivateOracle, registry
+from dpfl_plugin.errors import ChangedError, DpflError
+from dpfl_plugin.gradients.base import Engine, Records
+from dpfl_plugin.gradients.losses import cross_entropy
+from dpfl_plugin.gradients.steady import Steady, keeps_nothing
+from dpfl_plugin.runtimes.in_process import InProcess
+from tests.cli.command import charges, run, write
+
+LATER = "DPFL_TESTS_LATER"  # in the environment once code is to change something: no digest shows what is there
+COUNTED = [0.0]
+X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
+
+
+class Net(nn.Module):
+    """Its own code, which does ``late`` once `LATER` is set."""
+
+    def __init__(self, late: Callable[[Net, Tensor, Tensor], Tensor | None]) -> None:
+        super().__init__()
+        self.layer, self.kept, self._late = nn.Linear(4, 3), list[Tensor](), late
+        self.register_buffer("mean", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(x)
+        found = self._late(self, x, out) if os.environ.get(LATER) else None
+        return out if found is None else found
+
+
+def counts(net: Net, x: Tensor, out: Tensor) -> Tensor:
+    COUNTED[0] += 1.0
+    return out * COUNTED[0]
+
+
+def keeps_records(net: Net, x: Tensor, out: Tensor) -> Tensor:
+    net.kept.append(x.detach().clone())
+    return out + net.kept[0].sum()
+
+
+def writes_a_buffer(net: Net, x: Tensor, out: Tensor) -> Tensor:
+    net.mean.data.add_(out.detach().reshape(-1, 3).mean(dim=0))
+    return out + net.mean
+
+
+def writes_parameters(net: Net, x: Tensor, out: Tensor) -> None:
+    net.layer.weight.data.mul_(0.5)
+
+
+def patches_torch(net: Net, x: Tensor, out: Tensor) -> None:
+    real = functional.gelu
+    functional.gelu = lambda *given: 2 * real(*given)
+
+
+def hooks_a_layer(net: Net, x: Tensor, out: Tensor) -> None:
+    net.layer.register_forward_hook(lambda *given: 2 * given[-1])
+
+
+LATE: dict[str, tuple[Callable[[Net, Tensor, Tensor], Tensor | None], str]] = {
+    "a count": (counts, "a global variable"),
+    "records": (keeps_records, "an attribute"),
+    "a buffer": (writes_a_buffer, "a buffer"),
+    "parameters": (writes_parameters, "the parameters that it was asked at"),
+    "hooks": (hooks_a_layer, "a hook"),
+    "torch": (patches_torch, r"torch's own torch\.nn\.functional\.gelu"),
+    "precision": (lambda *_: torch.set_float32_matmul_precision("medium"), "matmul_precision.*medium, was highest"),
+    "number format": (lambda *_: torch.set_default_dtype(torch.float64), "default_dtype.*float64"),
+    "hooks of all": (
+        lambda *_: nn.modules.module.register_module_forward_hook(lambda *given: None) and None,
+        "hooks of all modules",
+    ),
+    "torch's generator": (lambda net, x, out: torch.rand(()) and None, "torch's global generator"),
+    "numpy's generator": (lambda net, x, out: out * float(np.random.rand()), "numpy's global generator"),  # noqa: NPY002
+    "Python's generator": (lambda net, x, out: out * random.random(), "Python's global generator"),
+}
+CANNOT = {("vmap", "a buffer"), ("vmap", "torch's generator")}  # torch itself refuses
+
+
+@pytest.fixture(autouse=True)
+def as_it_was() -> Iterator[None]:
+    real, state = functional.gelu, torch.get_rng_state()
+    yield
+    os.environ.pop(LATER, None)
+    functional.gelu = real
+    torch.set_float32_matmul_precision("highest")
+    torch.set_default_dtype(torch.float32)
+    torch.set_rng_state(state)
+    nn.modules.module._global_forward_hooks.clear()
+
+
+def tried(name: str, net: nn.Module) -> tuple[Engine, Records, Tensor]:
+    """(an engine that was tried, as each is before a run; a batch; room for its sum)"""
+    engine: Engine = registry.load("engines", name)(net, cross_entropy, 2**20)
+    batch, out = engine.prepare(Records(X, torch.arange(6) % 3)), torch.zeros(15, dtype=torch.float64)
+    engine.clipped_sum(torch.ones(15), batch.between(0, 3), 1.0, out)
+    return engine, batch, out
+
+
+@pytest.mark.parametrize("late", LATE)
+@pytest.mark.parametrize("name", ["vmap", "bookkeeping", "opacus"])
+def test_what_code_keeps_from_a_record_or_a_call_is_refused_whatever_computes_gradients(name: str, late: str) -> None:
+    does, why = LATE[late]
+    net = Net(does)
+    engine, batch, out = tried(name, net)
+    steady = Steady(net, cross_entropy, getattr(engine, "runs", None))
+    for _ in range(2):
+        with steady():
+            engine.clipped_sum(torch.ones(15), batch, 1.0, out)
+    os.environ[LATER] = "1"
+    expected = RuntimeError if (name, late) in CANNOT else ChangedError
+    with pytest.raises(expected, match=None if expected is RuntimeError else why), steady():
+        engine.clipped_sum(torch.ones(15), batch, 1.0, out)
+
+
+def test_what_was_changed_between_two_stacks_is_refused_too() -> None:
+    """As an evaluation does that comes between two rounds: its code sees records of tests."""
+    net = Net(keeps_records)
+    steady = Steady(net, cross_entropy)
+    os.environ[LATER] = "1"
+    net(X)
+    with pytest.raises(ChangedError, match="an attribute"), steady():
+        pass
+
+
+class Quiet(nn.Module):
+    """Own code that keeps nothing: of its copies all parameters are frozen, and others at every call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x).tanh()
+
+
+@pytest.mark.parametrize("name", ["vmap", "bookkeeping", "opacus"])
+def test_code_that_keeps_nothing_goes_on(name: str) -> None:
+    net = Quiet()
+    engine, batch, out = tried(name, net)
+    steady, evaluated = Steady(net, cross_entropy, getattr(engine, "runs", None)), Quiet().requires_grad_(False)
+    steady.know(evaluated)
+    for step in range(3):
+        for parameter in evaluated.parameters():
+            parameter.data = torch.full_like(parameter, float(step))
+        with steady():
+            y = torch.full((15,), torch.nan if step == 2 else float(step))
+            engine.clipped_sum(y, batch.between(0, 4 + step), 1.0, out)
+
+
+def test_whose_code_keeps_nothing() -> None:
+    plain = nn.Sequential(nn.Linear(4, 3), nn.ReLU())
+    assert keeps_nothing(plain, cross_entropy) and not keeps_nothing(plain, lambda outputs, labels: outputs.sum(dim=1))
+    assert not keeps_nothing(nn.Sequential(Quiet()), cross_entropy)
+    plain[1].register_forward_hook(lambda *given: None)
+    assert not keeps_nothing(plain, cross_entropy)
+
+
+def test_a_private_gradient_is_neither_charged_nor_given(tmp_path: Path) -> None:
+    net = Net(counts)
+    given = {"noise_multiplier": 2.0, "delta": 1e-5, "record_rate": 0.5}
+    with PrivateOracle.of(net, (X, torch.arange(6) % 3), privacy=given, ledger=tmp_path / "ledger.jsonl") as oracle:
+        oracle.gradient()
+        spent = oracle.epsilon
+        os.environ[LATER] = "1"
+        with pytest.raises(DpflError, match="a global variable"):
+            oracle.gradient()
+        assert oracle.epsilon == spent and oracle.num_releases == 1
+
+
+def make(feature_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    return Net(counts)
+
+
+def test_a_round_of_such_code_is_not_charged_and_the_run_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, rounds = InProcess.run_round, [0]
+
+    def run_round(self: InProcess, *given: Any) -> Any:
+        rounds[0] += 1
+        if rounds[0] == 2:
+            os.environ[LATER] = "1"
+        return real(self, *given)
+
+    monkeypatch.setattr(InProcess, "run_round", run_round)
+    config = write(tmp_path, {"model": {"module": "tests.gradients.test_steady:make"}, "engine": "vmap"})
+    result = run(config, code=1)
+    assert result["status"] == "failed" and "round 2: the own code of the model or the loss" in result["reason"]
+    assert {charge.round for charge in charges(result["folder"])} == {0}
