@@ -12,7 +12,6 @@ and of torch keep nothing, and are not looked at.
 from __future__ import annotations
 
 import contextlib
-import random
 import zlib
 from collections.abc import Iterator
 from typing import Any, Final
@@ -153,11 +152,11 @@ def _settings() -> dict[str, Any]:
 
 
 def _generators() -> dict[str, bytes]:
+    """Of torch and numpy. Platforms draw how long they wait of Python's, at any time, in threads of their own."""
     kind, keys, *rest = np.random.get_state(legacy=True)  # noqa: NPY002, it is the global one that is looked at
     return {
         "torch's global generator": torch.random.get_rng_state().numpy().tobytes(),
         "numpy's global generator": repr((kind, rest)).encode() + np.asarray(keys).tobytes(),
-        "Python's global generator": repr(random.getstate()).encode(),
     }
 
 

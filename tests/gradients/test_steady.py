@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -84,7 +83,6 @@ LATE: dict[str, tuple[Callable[[Net, Tensor, Tensor], Tensor | None], str]] = {
     ),
     "torch's generator": (lambda net, x, out: torch.rand(()) and None, "torch's global generator"),
     "numpy's generator": (lambda net, x, out: out * float(np.random.rand()), "numpy's global generator"),  # noqa: NPY002
-    "Python's generator": (lambda net, x, out: out * random.random(), "Python's global generator"),
 }
 CANNOT = {("vmap", "a buffer"), ("vmap", "torch's generator")}  # torch itself refuses
 
