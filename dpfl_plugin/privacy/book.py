@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import copy
 import operator
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -314,6 +315,12 @@ class Book:
         kind_of = tally.kind
         several = tally.several()
         return [tally.charge(entry) for entry in tally.entries() if entry.round in several or kind_of(entry) != "round"]
+
+    def stated_of(self, ledger: Ledger) -> Book:
+        """This book with another ledger, which does not grow: to be stated, and never charged or asked to decide."""
+        other = copy.copy(self)
+        other.ledger, other.stating, other._made_once = ledger, True, []
+        return other
 
     def once(self, what: str, by: tuple[object, ...], make: Callable[[], Made]) -> Made:
         """What ``make`` gives; worked out once for these very objects and all accountants, if only to be stated."""
