@@ -34,6 +34,7 @@ from dpfl_plugin.config.schema import Config
 from dpfl_plugin.data.base import Silo, digest, training_digest
 from dpfl_plugin.federation.silo_group import begun
 from dpfl_plugin.gradients.base import Loss
+from dpfl_plugin.gradients.trials import Trials
 from dpfl_plugin.models.attributes import Attributes, describe
 from dpfl_plugin.runs.build import Parts
 
@@ -138,10 +139,14 @@ class Kept:
 
     Of the silo that closed last it is kept whatever its size; of others as long as their records together have no more
     than ``most_bytes``. Safe for threads.
+
+    Attributes:
+        trials: of engines, which all silos share.
     """
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self._most, self._made, self._lock = most_bytes, OrderedDict[Path, Made](), threading.Lock()
+        self.trials = Trials()
 
     def take(self, folder: Path) -> Made | None:
         """What was put there, which then is nobody else's."""

@@ -30,7 +30,7 @@ from dpfl_plugin.adapters.frozen import Frozen
 from dpfl_plugin.adapters.kept import Decided, Kept, Made, hashed
 from dpfl_plugin.adapters.message import Message
 from dpfl_plugin.adapters.owner import begins, place, plan_facts, plan_of, say_once, silo_limits
-from dpfl_plugin.adapters.records import silo_of
+from dpfl_plugin.adapters.records import silo_for
 from dpfl_plugin.adapters.replies import checked, facts, failure, plan_from
 from dpfl_plugin.adapters.standing import Standing, further
 from dpfl_plugin.adapters.state import STATE, State, load, save
@@ -108,6 +108,7 @@ class Silo:
         if limits is not None:
             limits.check(agreement.config)
             limits.check_noise(repeatable=draw is not None)
+        self._trials = None if kept is None else kept.trials
         self._files, self._stack = RunFolder(place(folder, limits, agreement, id), access), contextlib.ExitStack()
         with contextlib.ExitStack() as stack:
             lifetime = None if limits is None else stack.enter_context(lifetimes.opened(limits))
@@ -181,7 +182,7 @@ class Silo:
     def _recognise(self, records: Any, kept: Made | None) -> Ledger | None:
         """Have the records, and the ledger of this silo, these records and this agreement; None if it begins."""
         agreement = self._agreement
-        mine = silo_of(records, self._frozen.seen)
+        mine = silo_for(records, lambda: self._frozen.seen)
         require(
             (agreement.setting.num_records or 0) <= len(mine.train_y),
             "num_records",
@@ -191,7 +192,7 @@ class Silo:
         self._hashed = kept.hashed if kept is not None and kept.hashed.same(mine) else hashed(mine)
         ledger = begun(self._files, self.id, agreement.run, self._hashed.digest)
         if ledger is None and hasattr(records, "__len__"):
-            again = digest(silo_of(records, self._frozen.seen))
+            again = digest(silo_for(records, lambda: self._frozen.seen))
             if again != self._hashed.digest:
                 raise DataError(
                     f"silo {self.id}: its data give other records when they are read again: loaders must not change "
@@ -213,11 +214,12 @@ class Silo:
 
     def _decide(self) -> Decided:
         frozen = self._frozen
-        return Decided.by(self._config, self._agreement.structure, frozen.digest, frozen.seen, self._loss)
+        return Decided.by(self._config, self._agreement.structure, frozen.digest, frozen.described, self._loss)
 
     def _parts(self, noise_multiplier: float | None) -> Parts:
         module = self._frozen.model()
-        return parts_of(self._decided, self._hashed, module, self._agreement.num_silos, self.id, noise_multiplier)
+        of_both = self._decided, self._hashed, module, self._agreement.num_silos, self.id
+        return parts_of(*of_both, noise_multiplier, self._trials)
 
     def _keep(self, kept: Kept) -> None:
         if self._sound:

@@ -132,7 +132,7 @@ class PrivacyAccount:
         return self._of(self._book, accountant)
 
     def holding(self, ledger: Ledger) -> PrivacyAccount:
-        """This account with another ledger, which does not grow, to state what is about to be charged; see `stating`."""
+        """This account with another ledger, which does not grow, to state what is about to be charged: no more."""
         return self._of(self._book.stated_of(ledger), self._server.accountant)
 
     # What the loop asks

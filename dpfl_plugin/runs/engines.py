@@ -189,11 +189,12 @@ def choose_engine(
     known: Survey,
     trial: torch.Tensor,
     room: Memory,
+    trials: choice.Trials | None = None,
 ) -> tuple[engines.Engine, str]:
     """The engine that a run uses, tried on made-up records, or persons; and why it is that one."""
     seen, loss_of_one, shape = examples(config, module, loss, known.feature_shape)
-    made_up = choice.made_up(seen, shape, trial)
-    return choice.choose(config.engine, seen, loss_of_one, _terms(config, rules, known.num_records, room), made_up)
+    made_up, terms = choice.made_up(seen, shape, trial), _terms(config, rules, known.num_records, room)
+    return choice.choose(config.engine, seen, loss_of_one, terms, made_up, trials)
 
 
 def _terms(config: Config, rules: PrivacyRules, num_records: Sequence[int], room: Memory) -> choice.Terms:
