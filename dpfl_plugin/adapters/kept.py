@@ -146,19 +146,24 @@ class Kept:
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self._most, self._made, self._lock = most_bytes, OrderedDict[Path, Made](), threading.Lock()
-        self.trials = Trials()
+        self.trials, self._bytes = Trials(), 0
 
     def take(self, folder: Path) -> Made | None:
         """What was put there, which then is nobody else's."""
         with self._lock:
-            return self._made.pop(folder.resolve(), None)
+            made = self._made.pop(folder.resolve(), None)
+            self._bytes -= 0 if made is None else _bytes(made)
+            return made
 
     def put(self, folder: Path, made: Made) -> None:
+        place = folder.resolve()
         with self._lock:
-            self._made[folder.resolve()] = made
-            self._made.move_to_end(folder.resolve())
-            while len(self._made) > 1 and sum(map(_bytes, list(self._made.values())[:-1])) > self._most:
-                self._made.popitem(last=False)
+            if place in self._made:
+                self._bytes -= _bytes(self._made.pop(place))
+            self._made[place] = made
+            self._bytes += _bytes(made)
+            while len(self._made) > 1 and self._bytes - _bytes(made) > self._most:
+                self._bytes -= _bytes(self._made.popitem(last=False)[1])
 
     def __len__(self) -> int:
         return len(self._made)

@@ -95,7 +95,7 @@ class Book:
         self.noise_ids, self.repeated = defaultdict[int, set[str]](set), False
         self.stretch = Stretch()
         self._note(batches(final))
-        self.kinds = {self.kind(silo): silo for silo in reversed(range(len(spec.num_records)))}
+        self.kinds = self._kinds()
 
     @property
     def lost(self) -> bool:
@@ -256,6 +256,18 @@ class Book:
         """All that what rounds cost a silo depends on, and its budget."""
         earlier = tuple(self.earlier.realised.get(silo, ()))
         return *self.pricing.kind(silo), self.spec.epsilons.get(silo, self.spec.epsilon), earlier
+
+    def _kinds(self) -> dict[Kind, int]:
+        """The first silo of each kind; looked at once for all that differ in nothing that a kind is made of."""
+        apart = {*self.rules.silos, *self.spec.epsilons, *self.earlier.realised}
+        firsts: dict[tuple[int, int | None], int] = {}
+        for silo in reversed(range(len(self.spec.num_records))):
+            firsts[self.spec.num_records[silo], silo if silo in apart else None] = silo
+        kinds: dict[Kind, int] = {}
+        for silo in firsts.values():
+            kind = self.kind(silo)
+            kinds[kind] = min(silo, kinds.get(kind, silo))
+        return kinds
 
     def cap_matters(self) -> bool:
         """Whether a silo may reach the cap, so that who is drawn later depends on who was drawn before."""
