@@ -104,11 +104,11 @@ class Silo:
         require(0 <= id < agreement.num_silos, "silo id", id, f"be in 0..{agreement.num_silos - 1}")
         agreement.check(model)
         self.id, self._agreement, self._draw = id, agreement, draw or _fresh_draw
+        self._trials = None if kept is None else kept.trials
         limits = limits or silo_limits(surroundings, own=id if surroundings == "simulation" else None)
         if limits is not None:
             limits.check(agreement.config)
             limits.check_noise(repeatable=draw is not None)
-        self._trials = None if kept is None else kept.trials
         self._files, self._stack = RunFolder(place(folder, limits, agreement, id), access), contextlib.ExitStack()
         with contextlib.ExitStack() as stack:
             lifetime = None if limits is None else stack.enter_context(lifetimes.opened(limits))
@@ -164,8 +164,8 @@ class Silo:
         self._grant = None if planned is None else Grant({self.id: planned}, ledger, lifetime, key)
         self.begins = begins(self.id, plan, self._files.path, lifetime)
         say_once(logging.INFO, self.begins)
-        noise, count = parts.noise_multiplier, parts.num_records[self.id]
-        say_once(logging.INFO, f"silo {self.id}: noise multiplier {noise:.6g}, {count} training records")
+        what = f"noise multiplier {parts.noise_multiplier:.6g}, {parts.num_records[self.id]} training records"
+        say_once(logging.INFO, f"silo {self.id}: {what}")
         self._kept = load(self._files.path / STATE, ledger, self._host.states)
         self._account = make_account(
             self._config,
@@ -206,20 +206,19 @@ class Silo:
         if kept is not None and kept.serves(self._hashed, self._decided, known):
             parts, config_text = kept.again(), kept.config_text
         else:
-            parts = self._parts(None if known is None else known["noise_multiplier"])
-            config_text = to_yaml(self._config)
+            began_with = None if known is None else known["noise_multiplier"]
+            parts, config_text = self._parts(began_with), to_yaml(self._config)
         self._made, self._sound = Made(self._hashed, self._decided, parts, config_text), True
         self._host, self._rules, self._device = parts.host, parts.rules, parts.model.device
         return parts, config_text
 
     def _decide(self) -> Decided:
-        frozen = self._frozen
-        return Decided.by(self._config, self._agreement.structure, frozen.digest, frozen.described, self._loss)
+        built, frozen = self._agreement.structure, self._frozen
+        return Decided.by(self._config, built, frozen.digest, frozen.described, self._loss)
 
     def _parts(self, noise_multiplier: float | None) -> Parts:
-        module = self._frozen.model()
-        of_both = self._decided, self._hashed, module, self._agreement.num_silos, self.id
-        return parts_of(*of_both, noise_multiplier, self._trials)
+        what = self._decided, self._hashed, self._frozen.model(), self._agreement.num_silos, self.id
+        return parts_of(*what, noise_multiplier, self._trials)
 
     def _keep(self, kept: Kept) -> None:
         if self._sound:
@@ -271,8 +270,7 @@ class Silo:
         self._take_frozen(message)
         down = {name: message.vectors[name].to(self._device) for name in self._agreement.down}
         draw = asked_at(self._draw(round), down, plan)
-        why = self._spent(round, plan, draw)
-        if why is not None:
+        if (why := self._spent(round, plan, draw)) is not None:
             self.write_statement()
             return self._answer(round, tag, "spent", reason=why)
         self._host.states = settled.states

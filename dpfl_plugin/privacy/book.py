@@ -95,7 +95,7 @@ class Book:
         self.noise_ids, self.repeated = defaultdict[int, set[str]](set), False
         self.stretch = Stretch()
         self._note(batches(final))
-        self.kinds = self._kinds()
+        self.kinds = _first_of_each(self)
 
     @property
     def lost(self) -> bool:
@@ -257,18 +257,6 @@ class Book:
         earlier = tuple(self.earlier.realised.get(silo, ()))
         return *self.pricing.kind(silo), self.spec.epsilons.get(silo, self.spec.epsilon), earlier
 
-    def _kinds(self) -> dict[Kind, int]:
-        """The first silo of each kind; looked at once for all that differ in nothing that a kind is made of."""
-        apart = {*self.rules.silos, *self.spec.epsilons, *self.earlier.realised}
-        firsts: dict[tuple[int, int | None], int] = {}
-        for silo in reversed(range(len(self.spec.num_records))):
-            firsts[self.spec.num_records[silo], silo if silo in apart else None] = silo
-        kinds: dict[Kind, int] = {}
-        for silo in firsts.values():
-            kind = self.kind(silo)
-            kinds[kind] = min(silo, kinds.get(kind, silo))
-        return kinds
-
     def cap_matters(self) -> bool:
         """Whether a silo may reach the cap, so that who is drawn later depends on who was drawn before."""
         if self._cap is None:
@@ -343,6 +331,19 @@ class Book:
         if self.stating:
             self._made_once.append((what, by, made))
         return made
+
+
+def _first_of_each(book: Book) -> dict[Kind, int]:
+    """The first silo of each kind; looked at once for all that differ in nothing that a kind is made of."""
+    num_records, apart = book.spec.num_records, {*book.rules.silos, *book.spec.epsilons, *book.earlier.realised}
+    firsts: dict[tuple[int, int | None], int] = {}
+    for silo in reversed(range(len(num_records))):
+        firsts[num_records[silo], silo if silo in apart else None] = silo
+    kinds: dict[Kind, int] = {}
+    for silo in firsts.values():
+        kind = book.kind(silo)
+        kinds[kind] = min(silo, kinds.get(kind, silo))
+    return kinds
 
 
 def of_rounds(charges: Iterable[Charge]) -> list[Charge]:
