@@ -184,12 +184,14 @@ def clip_factors(norms: Tensor, clip_norm: float | tuple[float, ...], dtype: tor
 def bad_among(norms: Tensor, clip_norm: float | tuple[float, ...], dtype: torch.dtype) -> Tensor | None:
     """(b,) which examples' ``norms``, (b,) or (b, L) in float64, do not count as finite in ``dtype``, for C or for a
     bound of each layer (`longest`): they become inf, in all layers. None if there are none."""
+    bounds = clip_norm if isinstance(clip_norm, tuple) else (clip_norm,)
+    most = [longest(inner(bound, dtype), dtype) for bound in bounds]
     # Where a norm is not a number, neither is it at most anything.
-    if isinstance(clip_norm, tuple):
-        columns = zip(norms.unbind(dim=1), clip_norm, strict=True)
-        good = torch.stack([norm <= longest(inner(bound, dtype), dtype) for norm, bound in columns]).all(dim=0)
+    if norms.dim() == len(most) == 1:
+        good = norms <= most[0]
     else:
-        good = norms <= longest(inner(clip_norm, dtype), dtype)
+        columns = norms.reshape(len(norms), -1).unbind(dim=1)
+        good = torch.stack([norm <= limit for norm, limit in zip(columns, most, strict=True)]).all(dim=0)
     if bool(good.all()):
         return None
     bad = ~good

@@ -219,15 +219,13 @@ def build(
         hold: loads the records of this process.
         chunk_bytes: for the gradients of single examples at a time; None to decide by the memory that there is.
         module, loss: a model and its loss where somebody else made them; None for what the configuration names.
-        silo_noise: as ``noise_multiplier``, of silos with settings of their own, by id.
-        trials: of engines that passed in this process, which are not tried again.
+        silo_noise: as ``noise_multiplier``, of silos with settings of their own, by id. trials: of engines that passed.
 
     Raises:
         ConfigError, DataError: something in the configuration or in the data files is wrong.
     """
     draft = _draft(config, base, hold, chunk_bytes, module, loss, trials)
-    own, survey, setting = draft.own, draft.holding.survey, draft.setting
-    releases_beside = beside(config, draft.accountant)
+    own, survey, setting, extra = draft.own, draft.holding.survey, draft.setting, beside(config, draft.accountant)
     noise, planned = _noise(config, draft, prior, noise_multiplier)
     if own.of and silo_noise is None:
         silo_noise = noise_of(config, own, survey.num_records, lambda c, n: _forecast(c, draft, n).noise())
@@ -238,7 +236,7 @@ def build(
     lockstep = lockstep_of(config, draft.engine, rules)
     _check_first_round(config, draft.algorithm, setting, rules, draft.module, draft.loss, draft.model)
     return Parts(
-        host=_silo_group(config, draft, rules, releases_beside, lockstep=lockstep),
+        host=_silo_group(config, draft, rules, extra, lockstep=lockstep),
         algorithm=draft.algorithm,
         setting=setting,
         rules=rules,
@@ -250,7 +248,7 @@ def build(
         caveats=(*survey.caveats, *weak_claims(config, rules, survey.num_records), *no_guarantee(rules)),
         engine_reason=draft.engine_reason,
         memory=draft.room,
-        beside=releases_beside,
+        beside=extra,
         module=draft.module,
         loss=draft.loss,
         engine=draft.engine,
