@@ -11,6 +11,9 @@ records. They are used again where these are the same:
   does not train, and by the very classes and functions. What cannot be described is made anew each time.
 * the configuration as the silo sees it, and the noise that its ledger says it began with.
 
+Of what was made for one silo another one has nothing, but for the word that an engine passed its trial
+(`gradients.trials`): it has an engine of its own, which need not be tried again.
+
 They are taken out while a silo is open, and only one that closes in order puts them back: what an error left
 half-done is never used again.
 """
