@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
+import threading
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +26,7 @@ from dpfl_plugin.federation.planning import rehearse
 from dpfl_plugin.models.build import check_layers
 from dpfl_plugin.models.fixed import pack, structure
 from dpfl_plugin.runs.algorithm_setting import make_setting
+from dpfl_plugin.runs.plugins import is_ours
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +130,54 @@ def agree(block: Mapping[str, Any], *, num_silos: int, model: nn.Module, source:
     built, fixed_bytes = structure(model), pack(model).numel()
     run = _digest(config, setting, layout, dtype, built)
     return Agreement(config, num_silos, layout, dtype, algorithm, setting, down, run, built, fixed_bytes)
+
+
+class Agreements:
+    """What `agree` made in one process, for platforms that ask for every message: the last `MOST`. Safe for threads.
+
+    Made once for the same settings, to the type of each value, and models that are built alike: parameters of the same
+    names, types and shapes, and one `structure`. Layers are checked at each. Algorithms of others are made anew each
+    time: what they keep is not known.
+    """
+
+    MOST: Final = 8
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[object, ...], Agreement] = {}
+        self._lock = threading.Lock()
+
+    def agree(self, block: Mapping[str, Any], *, num_silos: int, model: nn.Module, source: str) -> Agreement:
+        """As `agree`."""
+        if not _is_plain(block):
+            return agree(block, num_silos=num_silos, model=model, source=source)
+        check_layers(model, type(model).__name__)
+        built = Layout.of(model), _dtype(model), structure(model), pack(model).numel()
+        key = (repr(block), repr(num_silos), source, *built)
+        with self._lock:
+            found = self._known.get(key)
+        if found is None:
+            found = agree(block, num_silos=num_silos, model=model, source=source)
+            with self._lock:
+                if is_ours(found.algorithm):
+                    self._known[key] = found
+                while len(self._known) > self.MOST:
+                    del self._known[next(iter(self._known))]
+        return found
+
+
+@functools.cache
+def agreed_here() -> Agreements:
+    """Those of this process; a function for the sake of Ray, as `kept.kept_here`."""
+    return Agreements()
+
+
+def _is_plain(value: object) -> bool:
+    """Whether it is nothing but what its text shows."""
+    if type(value) is dict:
+        return all(type(key) is str and _is_plain(one) for key, one in value.items())
+    if type(value) in (list, tuple):
+        return all(map(_is_plain, value))  # type: ignore[call-overload]
+    return value is None or type(value) in (bool, int, float, str)
 
 
 def _dtype(model: nn.Module) -> torch.dtype:

@@ -17,6 +17,7 @@ from dpfl_plugin.config.schema import Config
 from dpfl_plugin.data.base import Holding, Survey
 from dpfl_plugin.errors import ConfigError, DataError, LedgerError
 from dpfl_plugin.gradients.losses import LOSSES
+from dpfl_plugin.gradients.trials import Trials
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.runs.build import Parts, build
 from dpfl_plugin.runs.folder import RunFolder
@@ -32,7 +33,13 @@ def own(agreement: Agreement, *, seeded: bool) -> Config:
 
 
 def parts_of(
-    decided: Decided, found: Hashed, module: nn.Module, num_silos: int, id: int, noise_multiplier: float | None
+    decided: Decided,
+    found: Hashed,
+    module: nn.Module,
+    num_silos: int,
+    id: int,
+    noise_multiplier: float | None,
+    trials: Trials | None,
 ) -> Parts:
     """Engine, noise and loss of one silo; ``noise_multiplier`` of its ledger, None to solve for it."""
     mine = found.records
@@ -47,7 +54,7 @@ def parts_of(
     )
     holding = Holding(survey, {id: mine}, training={id: found.training})
     hold = lambda config, base: holding  # noqa: E731
-    parts = build(decided.config, Path(), noise_multiplier, hold=hold, module=module, loss=decided.loss)
+    parts = build(decided.config, Path(), noise_multiplier, hold=hold, module=module, loss=decided.loss, trials=trials)
     _check_labels(parts, id)
     return parts
 

@@ -20,7 +20,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from torch import nn
 
-from dpfl_plugin.adapters.agreement import Agreement, agree
+from dpfl_plugin.adapters.agreement import Agreement, agreed_here
 from dpfl_plugin.adapters.flower_arrays import TABLE, read, written
 from dpfl_plugin.adapters.flower_checks import (
     check_callers,
@@ -73,7 +73,7 @@ def agreement_of(context: Context, model: nn.Module) -> Agreement:
     num_silos = values.pop("num_silos", None)
     if type(num_silos) is not int:
         raise ConfigError(f"{SOURCE}: num_silos={num_silos!r} must be the number of silos, M.")
-    return agree(values, num_silos=num_silos, model=model, source=SOURCE)
+    return agreed_here().agree(values, num_silos=num_silos, model=model, source=SOURCE)
 
 
 def _folder(context: Context, name: str) -> Path:

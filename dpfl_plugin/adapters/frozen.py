@@ -8,6 +8,7 @@ upload that counted; and a silo keeps them in its folder, from the first round o
 from __future__ import annotations
 
 import copy
+import functools
 from pathlib import Path
 from typing import Final
 
@@ -18,7 +19,7 @@ from torch import nn
 
 from dpfl_plugin.adapters.message import Message, value_of
 from dpfl_plugin.errors import DataError, MessageError
-from dpfl_plugin.models.fixed import digest_of, pack, unpack
+from dpfl_plugin.models.fixed import digest_of, fixed_tensors, pack, unpack
 from dpfl_plugin.runs.folder import write_atomic
 
 FIXED: Final = "dpfl.fixed"  # among a message's vectors, the values as bytes
@@ -33,20 +34,31 @@ class Frozen:
         model: as the silo's process made it; a copy of what does not train is used.
 
     Attributes:
-        seen: the model with these values, to be looked at only. digest: of them, see `digest_of`.
+        digest: of these values, see `digest_of`.
 
     Raises:
         DataError: the file is damaged, or of another model.
     """
 
     def __init__(self, path: Path, model: nn.Module) -> None:
-        # With the model's own parameters where these train: nothing here looks at them, or writes to them.
-        trained = {id(parameter): parameter for parameter in model.parameters() if parameter.requires_grad}
-        self._path, self.seen, self._kept = path, copy.deepcopy(model, trained).eval(), path.exists()
+        self._path, self._model, self._kept = path, model, path.exists()
         if self._kept:
             unpack(_read(path, pack(model).numel()), self.seen)
-        self._packed = pack(self.seen)
+        self._packed = pack(self.described)
         self.digest = digest_of(self._packed)
+
+    @functools.cached_property
+    def seen(self) -> nn.Module:
+        """A copy of the model with these values, in eval mode, to be looked at only."""
+        # With the model's own parameters where these train: nothing here looks at them, or writes to them.
+        trained = {id(parameter): parameter for parameter in self._model.parameters() if parameter.requires_grad}
+        return copy.deepcopy(self._model, trained).eval()
+
+    @property
+    def described(self) -> nn.Module:
+        """What `seen` is by what decides what it computes, mode and trained parameters apart: without the copy, which
+        takes longer than all else that a small model needs, where no values can differ."""
+        return self.seen if self._kept or fixed_tensors(self._model) else self._model
 
     def model(self) -> nn.Module:
         """A copy of the model, with these values, in eval mode."""

@@ -11,6 +11,9 @@ records. They are used again where these are the same:
   does not train, and by the very classes and functions. What cannot be described is made anew each time.
 * the configuration as the silo sees it, and the noise that its ledger says it began with.
 
+Of what was made for one silo another one has nothing, but for the word that an engine passed its trial
+(`gradients.trials`): it has an engine of its own, which need not be tried again.
+
 They are taken out while a silo is open, and only one that closes in order puts them back: what an error left
 half-done is never used again.
 """
@@ -34,6 +37,7 @@ from dpfl_plugin.config.schema import Config
 from dpfl_plugin.data.base import Silo, digest, training_digest
 from dpfl_plugin.federation.silo_group import begun
 from dpfl_plugin.gradients.base import Loss
+from dpfl_plugin.gradients.trials import Trials
 from dpfl_plugin.models.attributes import Attributes, describe
 from dpfl_plugin.runs.build import Parts
 
@@ -138,22 +142,31 @@ class Kept:
 
     Of the silo that closed last it is kept whatever its size; of others as long as their records together have no more
     than ``most_bytes``. Safe for threads.
+
+    Attributes:
+        trials: of engines, which all silos share.
     """
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self._most, self._made, self._lock = most_bytes, OrderedDict[Path, Made](), threading.Lock()
+        self.trials, self._bytes = Trials(), 0
 
     def take(self, folder: Path) -> Made | None:
         """What was put there, which then is nobody else's."""
         with self._lock:
-            return self._made.pop(folder.resolve(), None)
+            made = self._made.pop(folder.resolve(), None)
+            self._bytes -= 0 if made is None else _bytes(made)
+            return made
 
     def put(self, folder: Path, made: Made) -> None:
+        place = folder.resolve()
         with self._lock:
-            self._made[folder.resolve()] = made
-            self._made.move_to_end(folder.resolve())
-            while len(self._made) > 1 and sum(map(_bytes, list(self._made.values())[:-1])) > self._most:
-                self._made.popitem(last=False)
+            if place in self._made:
+                self._bytes -= _bytes(self._made.pop(place))
+            self._made[place] = made
+            self._bytes += _bytes(made)
+            while len(self._made) > 1 and self._bytes - _bytes(made) > self._most:
+                self._bytes -= _bytes(self._made.popitem(last=False)[1])
 
     def __len__(self) -> int:
         return len(self._made)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,11 @@ def silo_of(data: Any, model: nn.Module) -> Silo:
         RecordKindError: labels are not classes, or features are not numbers.
         UnsupportedError: it cannot be told which records a loader gives.
     """
+    return silo_for(data, lambda: model)
+
+
+def silo_for(data: Any, model: Callable[[], nn.Module]) -> Silo:
+    """As `silo_of`; the model is asked for only where it decides what becomes of integers."""
     features, labels = all_records(data)
     if len(features) == 0:
         raise DataError("the silo has no training records.")
@@ -56,13 +62,13 @@ def silo_of(data: Any, model: nn.Module) -> Silo:
     return Silo(x, y, x[:0], y[:0])
 
 
-def _numbers(x: NDArray[Any], model: nn.Module) -> NDArray[Any]:
+def _numbers(x: NDArray[Any], model_of: Callable[[], nn.Module]) -> NDArray[Any]:
     """As float32, float64 or int64; nothing is rounded that is not rounded by the model's own number format."""
     if x.dtype in (np.float32, np.float64):
         return x
     if x.dtype.kind == "f":
         return x.astype(np.float32)
-    small = x.dtype.itemsize <= 2
+    model, small = model_of(), x.dtype.itemsize <= 2
     floats = np.float32 if small else np.float64  # float32 holds integers to 2^24
     if x.dtype == np.uint64 and x.max(initial=0) > np.iinfo(np.int64).max:
         raise DataError(

@@ -30,7 +30,7 @@ from dpfl_plugin.adapters.frozen import Frozen
 from dpfl_plugin.adapters.kept import Decided, Kept, Made, hashed
 from dpfl_plugin.adapters.message import Message
 from dpfl_plugin.adapters.owner import begins, place, plan_facts, plan_of, say_once, silo_limits
-from dpfl_plugin.adapters.records import silo_of
+from dpfl_plugin.adapters.records import silo_for
 from dpfl_plugin.adapters.replies import checked, facts, failure, plan_from
 from dpfl_plugin.adapters.standing import Standing, further
 from dpfl_plugin.adapters.state import STATE, State, load, save
@@ -104,6 +104,7 @@ class Silo:
         require(0 <= id < agreement.num_silos, "silo id", id, f"be in 0..{agreement.num_silos - 1}")
         agreement.check(model)
         self.id, self._agreement, self._draw = id, agreement, draw or _fresh_draw
+        self._trials = None if kept is None else kept.trials
         limits = limits or silo_limits(surroundings, own=id if surroundings == "simulation" else None)
         if limits is not None:
             limits.check(agreement.config)
@@ -163,8 +164,8 @@ class Silo:
         self._grant = None if planned is None else Grant({self.id: planned}, ledger, lifetime, key)
         self.begins = begins(self.id, plan, self._files.path, lifetime)
         say_once(logging.INFO, self.begins)
-        noise, count = parts.noise_multiplier, parts.num_records[self.id]
-        say_once(logging.INFO, f"silo {self.id}: noise multiplier {noise:.6g}, {count} training records")
+        what = f"noise multiplier {parts.noise_multiplier:.6g}, {parts.num_records[self.id]} training records"
+        say_once(logging.INFO, f"silo {self.id}: {what}")
         self._kept = load(self._files.path / STATE, ledger, self._host.states)
         self._account = make_account(
             self._config,
@@ -181,7 +182,7 @@ class Silo:
     def _recognise(self, records: Any, kept: Made | None) -> Ledger | None:
         """Have the records, and the ledger of this silo, these records and this agreement; None if it begins."""
         agreement = self._agreement
-        mine = silo_of(records, self._frozen.seen)
+        mine = silo_for(records, lambda: self._frozen.seen)
         require(
             (agreement.setting.num_records or 0) <= len(mine.train_y),
             "num_records",
@@ -191,7 +192,7 @@ class Silo:
         self._hashed = kept.hashed if kept is not None and kept.hashed.same(mine) else hashed(mine)
         ledger = begun(self._files, self.id, agreement.run, self._hashed.digest)
         if ledger is None and hasattr(records, "__len__"):
-            again = digest(silo_of(records, self._frozen.seen))
+            again = digest(silo_for(records, lambda: self._frozen.seen))
             if again != self._hashed.digest:
                 raise DataError(
                     f"silo {self.id}: its data give other records when they are read again: loaders must not change "
@@ -205,19 +206,19 @@ class Silo:
         if kept is not None and kept.serves(self._hashed, self._decided, known):
             parts, config_text = kept.again(), kept.config_text
         else:
-            parts = self._parts(None if known is None else known["noise_multiplier"])
-            config_text = to_yaml(self._config)
+            began_with = None if known is None else known["noise_multiplier"]
+            parts, config_text = self._parts(began_with), to_yaml(self._config)
         self._made, self._sound = Made(self._hashed, self._decided, parts, config_text), True
         self._host, self._rules, self._device = parts.host, parts.rules, parts.model.device
         return parts, config_text
 
     def _decide(self) -> Decided:
-        frozen = self._frozen
-        return Decided.by(self._config, self._agreement.structure, frozen.digest, frozen.seen, self._loss)
+        built, frozen = self._agreement.structure, self._frozen
+        return Decided.by(self._config, built, frozen.digest, frozen.described, self._loss)
 
     def _parts(self, noise_multiplier: float | None) -> Parts:
-        module = self._frozen.model()
-        return parts_of(self._decided, self._hashed, module, self._agreement.num_silos, self.id, noise_multiplier)
+        what = self._decided, self._hashed, self._frozen.model(), self._agreement.num_silos, self.id
+        return parts_of(*what, noise_multiplier, self._trials)
 
     def _keep(self, kept: Kept) -> None:
         if self._sound:
@@ -269,8 +270,7 @@ class Silo:
         self._take_frozen(message)
         down = {name: message.vectors[name].to(self._device) for name in self._agreement.down}
         draw = asked_at(self._draw(round), down, plan)
-        why = self._spent(round, plan, draw)
-        if why is not None:
+        if (why := self._spent(round, plan, draw)) is not None:
             self.write_statement()
             return self._answer(round, tag, "spent", reason=why)
         self._host.states = settled.states

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -350,7 +351,22 @@ def _digest(values: dict[str, Any], digits: int = 12) -> str:
 
 def to_yaml(config: Config) -> str:
     """The resolved configuration, which `load` reads back to the same."""
-    return dump(_plain(config.model_dump(mode="python")))
+    plain = _plain(config.model_dump(mode="python"))
+    known = repr(plain)  # tells 1 from 1.0, from True and from "1"
+    with _TEXTS_LOCK:
+        text = _texts.get(known)
+    if text is None:
+        text = dump(plain)
+        with _TEXTS_LOCK:
+            _texts[known] = text
+            while len(_texts) > MOST_TEXTS:
+                del _texts[next(iter(_texts))]
+    return text
+
+
+MOST_TEXTS: Final = 16  # that are kept: a process may open hundreds of silos with one configuration
+_texts: dict[str, str] = {}
+_TEXTS_LOCK: Final = threading.Lock()
 
 
 def given_values(config: Config) -> dict[str, Any]:

@@ -187,11 +187,15 @@ def bad_among(norms: Tensor, clip_norm: float | tuple[float, ...], dtype: torch.
     bound of each layer (`longest`): they become inf, in all layers. None if there are none."""
     bounds = clip_norm if isinstance(clip_norm, tuple) else (clip_norm,)
     most = [longest(inner(bound, dtype), dtype) for bound in bounds]
-    columns = norms.reshape(len(norms), -1).unbind(dim=1)
     # Where a norm is not a number, neither is it at most anything.
-    bad = ~torch.stack([norm <= limit for norm, limit in zip(columns, most, strict=True)]).all(dim=0)
-    if not bool(bad.any()):
+    if norms.dim() == len(most) == 1:
+        good = norms <= most[0]
+    else:
+        columns = norms.reshape(len(norms), -1).unbind(dim=1)
+        good = torch.stack([norm <= limit for norm, limit in zip(columns, most, strict=True)]).all(dim=0)
+    if bool(good.all()):
         return None
+    bad = ~good
     norms[bad] = math.inf
     return bad
 

@@ -164,6 +164,9 @@ def add_products(g: Tensor, a: Tensor, out: Tensor, bad: Tensor | None = None) -
     """
     (m, b, o), i = g.shape, a.shape[2]
     blocks = blocks_of(b)
+    if m == blocks.count == 1 and bad is None:  # of what follows, all that there is to do
+        out += torch.bmm(g.transpose(1, 2), a)
+        return
     length, in_blocks = blocks.length, blocks.full * blocks.length
     per = AT_ONCE.get(g.device.type, AT_ONCE["cuda"]) // (m * o * i)
     # Views of several silos' blocks at once are there only if these lie one after another.
@@ -204,6 +207,9 @@ def add_up(rows: Tensor, out: Tensor) -> None:
     blocks = blocks_of(rows.shape[1])
     in_blocks = blocks.full * blocks.length
     if not blocks.full:
+        return
+    if blocks.count == 1:
+        out += rows.sum(dim=1)
         return
     of_blocks = rows[:, :in_blocks].unflatten(1, (blocks.full, blocks.length)).sum(dim=2)
     out += of_blocks.sum(dim=1, dtype=torch.float64)

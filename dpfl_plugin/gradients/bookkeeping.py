@@ -433,7 +433,8 @@ def _patches(layer: nn.Module, a: Tensor) -> Tensor:
     pads = cast(list[int], layer._reversed_padding_repeated_twice)
     if isinstance(layer.padding, tuple):  # else "same" or "valid", whose pads torch keeps under this name
         pads = [pad for side in reversed(layer.padding) for pad in (side, side)]
-    a = functional.pad(a, pads)
+    if any(pads):  # else all of it would be copied
+        a = functional.pad(a, pads)
     dims = len(kernel)
     for axis, (size, step, gap) in enumerate(zip(kernel, stride, dilation, strict=True)):
         a = a.unfold(2 + axis, gap * (size - 1) + 1, step)[..., ::gap]

@@ -6,6 +6,7 @@ resumed, or repeated elsewhere, has to make the same one.
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from collections.abc import Sequence
@@ -28,6 +29,7 @@ from dpfl_plugin.gradients.persons import MeanLoss, Persons, some_labels
 from dpfl_plugin.gradients.precision import Precision, check, passes
 from dpfl_plugin.gradients.stacked import Pool
 from dpfl_plugin.gradients.trace import Trace, trace
+from dpfl_plugin.gradients.trials import Subject, Terms, Trials
 
 # Of sums, relative to the norms of what is added up; what an engine is meant to find is of the order of 1.
 TRIAL_TOLERANCE: Final[dict[Precision, float]] = {"float32": 1e-3, "tf32": 1e-2, "bf16": 0.1}
@@ -73,35 +75,20 @@ def made_up(model: nn.Module, feature_shape: tuple[int, ...], like: Tensor, coun
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
-    """On what terms an engine is chosen.
-
-    Attributes:
-        chunk_bytes: for the gradients of single examples at a time; most_bytes: what there is for one example.
-        batch_size: of a usual batch.
-        precision: of forward and backward passes.
-        lockstep: whether silos are answered together, where an engine can do that.
-    """
-
-    chunk_bytes: int
-    most_bytes: float = math.inf
-    batch_size: int = 64
-    precision: Precision = "float32"
-    lockstep: bool = False
-
-
-def choose(name: str, model: nn.Module, loss: Loss, terms: Terms, trial: Tensor) -> tuple[Engine, str]:
+def choose(
+    name: str, model: nn.Module, loss: Loss, terms: Terms, trial: Tensor, trials: Trials | None = None
+) -> tuple[Engine, str]:
     """The engine ``name``, or for "auto" the cheapest that supports the model; and the reason in words.
 
     Args:
         trial: made-up features (n, *feature_shape) on the model's device: what an engine cannot tell from the model's
             layers shows when it runs.
+        trials: what passed before, where that need not be tried again.
 
     Raises:
         UnsupportedError: no engine, or not the one that was named, supports the model.
     """
-    expected = _Expected.of(model, loss, trial, terms)
+    expected = _Trial(model, loss, terms, trial, trials)
     if name != "auto":
         engine, reason = _make(name, model, loss, terms, expected)
         if engine is None:
@@ -132,7 +119,7 @@ def unusable(name: str, reason: str) -> UnsupportedError:
 
 def candidates(model: nn.Module, loss: Loss, terms: Terms, trial: Tensor) -> list[Candidate]:
     """All engines, cheapest first, each of them tried."""
-    expected, found = _Expected.of(model, loss, trial, terms), []
+    expected, found = _Trial(model, loss, terms, trial), []
     for name, microseconds in _by_cost(trace(model, loss, trial), terms.batch_size, trial.device):
         engine, reason = _make(name, model, loss, terms, expected)
         found.append(Candidate(name=name, microseconds=microseconds, engine=engine, reason=reason))
@@ -230,7 +217,38 @@ class _Expected:
         return scale @ self.rows
 
 
-def _make(name: str, model: nn.Module, loss: Loss, terms: Terms, expected: _Expected) -> tuple[Engine | None, str]:
+class _Trial:
+    """What an engine is tried on; worked out where it is not known that one passed."""
+
+    def __init__(
+        self, model: nn.Module, loss: Loss, terms: Terms, features: Tensor, trials: Trials | None = None
+    ) -> None:
+        self._model, self._loss, self._terms, self._features = model, loss, terms, features
+        self._trials, self._subject = trials, None if trials is None else Subject.of(model, loss, features, terms)
+        if trials is None or self._subject is None or not trials.of(self._subject):
+            self.expected  # noqa: B018, records that are mixed are refused before any engine is made
+
+    @functools.cached_property
+    def expected(self) -> _Expected:
+        return _Expected.of(self._model, self._loss, self._features, self._terms)
+
+    def passed(self, kind: type) -> tuple[Tensor, Records] | None:
+        """(y, the records) of a trial that this kind of engine passed before; None where that is not known."""
+        if self._trials is None or self._subject is None:
+            return None
+        labels = next((labels for other, labels in self._trials.of(self._subject) if other is kind), None)
+        if labels is None:
+            return None
+        parameters = {name: p.detach() for name, p in self._model.named_parameters() if p.requires_grad}
+        return Layout.of(self._model).flatten(parameters), Records(self._features, labels)
+
+    def keep(self, kind: type) -> None:
+        """This kind of engine passed."""
+        if self._trials is not None and self._subject is not None:
+            self._trials.add(self._subject, kind, self.expected.labels)
+
+
+def _make(name: str, model: nn.Module, loss: Loss, terms: Terms, trial: _Trial) -> tuple[Engine | None, str]:
     """The engine, or None and why it does not support the model."""
     kind: Any = registry.load("engines", name)
     if isinstance(model, Persons) and not getattr(kind, "persons", False):
@@ -244,8 +262,12 @@ def _make(name: str, model: nn.Module, loss: Loss, terms: Terms, expected: _Expe
     try:
         engine: Engine = kind(model, loss, terms.chunk_bytes, *reduced)
         with torch.no_grad():
+            if (known := trial.passed(kind)) is not None:  # but there may be less memory now
+                reason = _too_large(engine, terms, *known)
+                return (engine, "") if reason is None else (None, reason)
+            expected = trial.expected
             reason = (
-                _too_large(engine, terms, expected)
+                _too_large(engine, terms, expected.y, Records(expected.features, expected.labels))
                 or _tried(engine, expected, terms.precision)
                 or (_tried_together(engine, expected, terms.precision) if terms.lockstep else None)
             )
@@ -254,12 +276,15 @@ def _make(name: str, model: nn.Module, loss: Loss, terms: Terms, expected: _Expe
     except Exception as error:  # an engine of a stranger, or one that meets a stranger's model, may fail in any way
         return None, f"it fails on made-up records: {told(error)}"
     heap.give_back()
-    return (engine, "") if reason is None else (None, reason)
+    if reason is not None:
+        return None, reason
+    trial.keep(kind)
+    return engine, ""
 
 
-def _too_large(engine: Engine, terms: Terms, expected: _Expected) -> str | None:
+def _too_large(engine: Engine, terms: Terms, y: Tensor, records: Records) -> str | None:
     tell = getattr(engine, "record_bytes", None)
-    needed = 0 if tell is None else tell(expected.y, Records(expected.features, expected.labels))
+    needed = 0 if tell is None else tell(y, records)
     if needed <= terms.most_bytes:
         return None
     return (

@@ -132,10 +132,8 @@ class PrivacyAccount:
         return self._of(self._book, accountant)
 
     def holding(self, ledger: Ledger) -> PrivacyAccount:
-        """This account with another ledger, for a statement of what is about to be charged: to be read, not charged."""
-        book = copy.copy(self._book)
-        book.ledger = ledger
-        return self._of(book, self._server.accountant)
+        """This account with another ledger, which does not grow, to state what is about to be charged: no more."""
+        return self._of(self._book.stated_of(ledger), self._server.accountant)
 
     # What the loop asks
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import copy
 import operator
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -94,7 +95,7 @@ class Book:
         self.noise_ids, self.repeated = defaultdict[int, set[str]](set), False
         self.stretch = Stretch()
         self._note(batches(final))
-        self.kinds = {self.kind(silo): silo for silo in reversed(range(len(spec.num_records)))}
+        self.kinds = _first_of_each(self)
 
     @property
     def lost(self) -> bool:
@@ -315,6 +316,12 @@ class Book:
         several = tally.several()
         return [tally.charge(entry) for entry in tally.entries() if entry.round in several or kind_of(entry) != "round"]
 
+    def stated_of(self, ledger: Ledger) -> Book:
+        """This book with another ledger, which does not grow: to be stated, and never charged or asked to decide."""
+        other = copy.copy(self)
+        other.ledger, other.stating, other._made_once = ledger, True, []
+        return other
+
     def once(self, what: str, by: tuple[object, ...], make: Callable[[], Made]) -> Made:
         """What ``make`` gives; worked out once for these very objects and all accountants, if only to be stated."""
         for name, known, made in self._made_once:
@@ -324,6 +331,19 @@ class Book:
         if self.stating:
             self._made_once.append((what, by, made))
         return made
+
+
+def _first_of_each(book: Book) -> dict[Kind, int]:
+    """The first silo of each kind; looked at once for all that differ in nothing that a kind is made of."""
+    num_records, apart = book.spec.num_records, {*book.rules.silos, *book.spec.epsilons, *book.earlier.realised}
+    firsts: dict[tuple[int, int | None], int] = {}
+    for silo in reversed(range(len(num_records))):
+        firsts[num_records[silo], silo if silo in apart else None] = silo
+    kinds: dict[Kind, int] = {}
+    for silo in firsts.values():
+        kind = book.kind(silo)
+        kinds[kind] = min(silo, kinds.get(kind, silo))
+    return kinds
 
 
 def of_rounds(charges: Iterable[Charge]) -> list[Charge]:

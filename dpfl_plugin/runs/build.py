@@ -25,6 +25,7 @@ from dpfl_plugin.gradients import base as engines
 from dpfl_plugin.gradients import smoothing
 from dpfl_plugin.gradients.base import Records
 from dpfl_plugin.gradients.replay import cuda_graph
+from dpfl_plugin.gradients.trials import Trials
 from dpfl_plugin.models.attributes import Attributes, describe
 from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.costs import RoundCost
@@ -208,6 +209,7 @@ def build(
     module: torch.nn.Module | None = None,
     loss: engines.Loss | None = None,
     silo_noise: Mapping[int, float] | None = None,
+    trials: Trials | None = None,
 ) -> Parts:
     """All parts of a run; ``base`` is the folder from which a configuration's relative paths start.
 
@@ -217,14 +219,13 @@ def build(
         hold: loads the records of this process.
         chunk_bytes: for the gradients of single examples at a time; None to decide by the memory that there is.
         module, loss: a model and its loss where somebody else made them; None for what the configuration names.
-        silo_noise: as ``noise_multiplier``, of silos with settings of their own, by id.
+        silo_noise: as ``noise_multiplier``, of silos with settings of their own, by id. trials: of engines that passed.
 
     Raises:
         ConfigError, DataError: something in the configuration or in the data files is wrong.
     """
-    draft = _draft(config, base, hold, chunk_bytes, module, loss)
-    own, survey, setting = draft.own, draft.holding.survey, draft.setting
-    releases_beside = beside(config, draft.accountant)
+    draft = _draft(config, base, hold, chunk_bytes, module, loss, trials)
+    own, survey, setting, extra = draft.own, draft.holding.survey, draft.setting, beside(config, draft.accountant)
     noise, planned = _noise(config, draft, prior, noise_multiplier)
     if own.of and silo_noise is None:
         silo_noise = noise_of(config, own, survey.num_records, lambda c, n: _forecast(c, draft, n).noise())
@@ -235,7 +236,7 @@ def build(
     lockstep = lockstep_of(config, draft.engine, rules)
     _check_first_round(config, draft.algorithm, setting, rules, draft.module, draft.loss, draft.model)
     return Parts(
-        host=_silo_group(config, draft, rules, releases_beside, lockstep=lockstep),
+        host=_silo_group(config, draft, rules, extra, lockstep=lockstep),
         algorithm=draft.algorithm,
         setting=setting,
         rules=rules,
@@ -247,7 +248,7 @@ def build(
         caveats=(*survey.caveats, *weak_claims(config, rules, survey.num_records), *no_guarantee(rules)),
         engine_reason=draft.engine_reason,
         memory=draft.room,
-        beside=releases_beside,
+        beside=extra,
         module=draft.module,
         loss=draft.loss,
         engine=draft.engine,
@@ -267,6 +268,7 @@ def _draft(
     chunk_bytes: int | None,
     module: torch.nn.Module | None,
     loss: engines.Loss | None,
+    trials: Trials | None,
 ) -> _Draft:
     # Cheap parts first, so that a misspelt option is found before data are loaded.
     algorithm, accountant, rules = make_algorithm(config), make_accountant(config), privacy_rules(config)
@@ -283,7 +285,7 @@ def _draft(
     train, test = records_of(holding, trial)
     stack = stack_of(config, may_be_together(config, rules, module, loss))
     room = plan_memory(config, algorithm, setting, rules, model, train, test, stack, chunk_bytes)
-    engine, reason = choose_engine(config, rules, module, loss, holding.survey, trial, room)
+    engine, reason = choose_engine(config, rules, module, loss, holding.survey, trial, room, trials)
     return _Draft(
         algorithm=algorithm,
         accountant=accountant,

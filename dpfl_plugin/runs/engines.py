@@ -21,6 +21,7 @@ from dpfl_plugin.gradients import base as engines
 from dpfl_plugin.gradients import choice
 from dpfl_plugin.gradients.base import Records, layers
 from dpfl_plugin.gradients.persons import no_labels
+from dpfl_plugin.gradients.trials import Terms, Trials
 from dpfl_plugin.oracle import together
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.runs.algorithm_setting import make_setting
@@ -189,15 +190,16 @@ def choose_engine(
     known: Survey,
     trial: torch.Tensor,
     room: Memory,
+    trials: Trials | None = None,
 ) -> tuple[engines.Engine, str]:
     """The engine that a run uses, tried on made-up records, or persons; and why it is that one."""
     seen, loss_of_one, shape = examples(config, module, loss, known.feature_shape)
-    made_up = choice.made_up(seen, shape, trial)
-    return choice.choose(config.engine, seen, loss_of_one, _terms(config, rules, known.num_records, room), made_up)
+    made_up, terms = choice.made_up(seen, shape, trial), _terms(config, rules, known.num_records, room)
+    return choice.choose(config.engine, seen, loss_of_one, terms, made_up, trials)
 
 
-def _terms(config: Config, rules: PrivacyRules, num_records: Sequence[int], room: Memory) -> choice.Terms:
-    return choice.Terms(
+def _terms(config: Config, rules: PrivacyRules, num_records: Sequence[int], room: Memory) -> Terms:
+    return Terms(
         chunk_bytes=room.chunk,
         most_bytes=room.left,
         batch_size=usual_batch(rules, num_records),

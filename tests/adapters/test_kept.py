@@ -12,12 +12,15 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from dpfl_plugin.adapters import Server, agree, beginning
 from dpfl_plugin.adapters import silo as silo_module
+from dpfl_plugin.adapters.agreement import Agreements
 from dpfl_plugin.adapters.kept import Kept, hashed, kept_here
 from dpfl_plugin.adapters.records import silo_of
+from dpfl_plugin.algorithms.fedavg import FedAvg
 from dpfl_plugin.data.base import digest
-from dpfl_plugin.errors import BusyError, DataError, LimitError
+from dpfl_plugin.errors import BusyError, DataError, LimitError, UnsupportedError
+from dpfl_plugin.gradients import choice
 from dpfl_plugin.owners.limits import Limits
-from tests.adapters.federation import SimulatedSilo, block, draws, loop, over_the_wire
+from tests.adapters.federation import NOISY, SimulatedSilo, block, draws, loop, over_the_wire
 from tests.adapters.test_faults import module, records
 
 
@@ -229,3 +232,63 @@ def test_tensors_are_read_at_once_as_they_would_be_one_by_one():
         assert len(set(found)) == 1, pick
     with pytest.raises(DataError, match="twice"):
         silo_of(Subset(TensorDataset(x, y), [3, 4, 3]), module())
+
+
+def test_silos_of_one_process_share_the_trial_of_an_engine_and_nothing_else(tmp_path, monkeypatch):
+    tried = []
+    real = choice._tried
+    monkeypatch.setattr(choice, "_tried", lambda *args: (tried.append(args[0]), real(*args))[1])
+    kept, data, draw = Kept(), records(3, size=20), draws(5, "same")
+    data[1], data[2] = (data[1][0][:20], data[1][1][:20]), records(1, size=40)[0]  # which has larger batches
+    found, agreement = {}, agree(block(), num_silos=3, model=module())
+    for way in ("shared", "alone"):
+        with Server(agreement, module()) as server:
+            message = server.begin()
+            for i, own in data.items():
+                of = kept if way == "shared" else Kept()
+                silo = Opened(agreement, i, module(), own, tmp_path / way / f"{i}", draw=draw, kept=of)
+                found[way, i] = silo.answer(over_the_wire(message)).vectors
+        if way == "shared":
+            assert len(tried) == 2
+            engines = {id(kept.take(tmp_path / way / f"{i}").parts.engine) for i in data}
+            assert len(engines) == 3
+    for i in data:
+        assert all(torch.equal(value, found["alone", i][name]) for name, value in found["shared", i].items())
+
+
+def test_agreements_are_made_once_for_the_same_settings_and_models_built_alike():
+    made = Agreements()
+
+    def agreed(values=None, model=None, num_silos=3):
+        return made.agree(values or block(), num_silos=num_silos, model=model or module(), source="here")
+
+    norm = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+    norm[1].eval().requires_grad_(False)
+    first, of_norm = agreed(), agreed(model=norm)
+    trained = module()
+    with torch.no_grad():
+        trained[0].weight.add_(1.0)
+    assert first is agreed() is agreed(model=trained), "what trains is the server's"
+    one = {"name": "scaffold", "local_steps": 3, "local_lr": 1}
+    others = [
+        agreed(block(algorithm=one)),
+        agreed(block(algorithm={**one, "local_lr": 1.0})),
+        agreed(block(privacy={**NOISY, "noise_multiplier": 1.25})),
+        agreed(num_silos=4),
+        agreed(model=module().float()),
+        agreed(model=nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3)).double()),
+    ]
+    assert len({id(one) for one in (first, of_norm, *others)}) == 2 + len(others)
+    assert of_norm is agreed(model=norm)
+    norm[1].train()  # built alike, by all that a digest of it shows
+    with pytest.raises(UnsupportedError, match="batch statistics mix records"):
+        agreed(model=norm)
+    for number in range(Agreements.MOST):
+        agreed(num_silos=10 + number)
+    assert agreed() is not first
+    theirs = block(algorithm={"module": "tests.adapters.test_kept:TheirAlgorithm", "local_steps": 1, "local_lr": 0.1})
+    assert agreed(theirs).algorithm is not agreed(theirs).algorithm
+
+
+class TheirAlgorithm(FedAvg):
+    """Might keep anything."""

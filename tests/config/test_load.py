@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from dpfl_plugin import registry
-from dpfl_plugin.config.load import _known_keys, base_of, json_schema, load, noise_name, run_id, to_yaml
+from dpfl_plugin.config import load as loading
+from dpfl_plugin.config.load import _known_keys, base_of, configure, json_schema, load, noise_name, run_id, to_yaml
 from dpfl_plugin.config.schema import Config
+from dpfl_plugin.config.yaml_text import parse
 from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.synonyms import SYNONYMS
 
@@ -231,3 +233,18 @@ def test_relative_paths_start_at_the_files_folder_unless_a_run_folder_knows_anot
     for damaged in ("{", "[]", '{"base": 3}', "{}"):
         (run / "environment.json").write_text(damaged)
         assert base_of(run / "config.yaml") == run
+
+
+def test_the_text_of_a_configuration_is_its_own_whatever_was_written_before():
+    """Values that are equal, and read otherwise: the text of one must not be taken for that of the other."""
+    given = (1, 1.0, True, "1", [1], [1.0], [True], None, math.inf, 0, -0.0, 0.0, False, "null", "", *range(2, 20))
+    for _ in range(2):
+        for value in given:
+            algorithm = {"name": "scaffold", "local_steps": 1, "local_lr": 0.1, "own": value}
+            found = parse(
+                to_yaml(
+                    configure({"algorithm": algorithm, "privacy": {"noise_multiplier": 1.0}, "rounds": 1}, source="")
+                )
+            )["algorithm"]["own"]
+            assert repr(found) == repr(value)
+    assert len(loading._texts) == loading.MOST_TEXTS

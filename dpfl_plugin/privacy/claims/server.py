@@ -18,9 +18,9 @@ from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.extra_releases import NOT_RUN
 from dpfl_plugin.privacy.headroom import Headroom
 from dpfl_plugin.privacy.participation import Plan
-from dpfl_plugin.privacy.prior import Prior
+from dpfl_plugin.privacy.prior import NO_PRIOR, Prior
 from dpfl_plugin.privacy.tally import Tally
-from dpfl_plugin.privacy.views import AlikeRounds, ViewEpsilon, server_composed, server_view, worst_case_composed
+from dpfl_plugin.privacy.views import AlikeRounds, Composed, ViewEpsilon, server_composed, worst_case_composed
 
 
 class Server(Claims):
@@ -119,9 +119,12 @@ class Server(Claims):
 
     def realised(self, prior: Prior) -> ViewEpsilon:
         """The view of what is in the ledger, together with what earlier runs released."""
-        ledger = self.book.ledger
-        composed = self.book.once("server", (prior,), lambda: server_composed(ledger.tally, earlier=prior.realised))
-        return composed.stated(self.accountant, self.book.spec.delta)
+        book, accountant = self.book, self.accountant
+
+        def composed() -> Composed:
+            return book.once("server", (prior,), lambda: server_composed(book.ledger.tally, earlier=prior.realised))
+
+        return book.once("realised", (prior, accountant), lambda: composed().stated(accountant, book.spec.delta))
 
     def worst_case(
         self, costs: Mapping[int, RoundCost], charges: Tally, attempts: Collection[Charge], prior: Prior
@@ -148,11 +151,8 @@ class Server(Claims):
 
     def per_silo(self, *, in_all: bool) -> list[dict[str, Any]]:
         """Each silo's records, rounds and epsilon; ``in_all``: and that of all runs of a shared ledger."""
-        book, delta = self.book, self.book.spec.delta
-        alone = server_view(book.ledger.tally, self.accountant, delta).per_silo
-        total: Mapping[int, float] = {}
-        if in_all:
-            total = server_view(book.ledger.tally, self.accountant, delta, earlier=book.earlier.realised).per_silo
+        book, alone = self.book, self.realised(NO_PRIOR).per_silo
+        total: Mapping[int, float] = self.realised(book.earlier).per_silo if in_all else {}
         charged, rounds = taken_part(book.ledger.tally)
         return [
             {
