@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Iterator
@@ -10,10 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+import typer.main
 
 from dpfl_plugin import own_folders
 from dpfl_plugin.api import pictures as pictures_of_runs
 from dpfl_plugin.api import reports
+from dpfl_plugin.federation import silo_group
 
 # What draws, by module: the curves of runs, and the plots of reports.
 DRAW = {pictures_of_runs: ("curves",), reports: ("plot", "plot_tradeoff")}
@@ -66,6 +69,33 @@ def pictures(_undrawn: dict[tuple[Any, str], Any], monkeypatch: pytest.MonkeyPat
     """For tests that want curves drawn."""
     for (where, name), function in _undrawn.items():
         monkeypatch.setattr(where, name, function)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _unmeasured() -> Iterator[Any]:
+    """Tables of all measures, two for each silo, take longer than all else that a small run does: there are none, as
+    where records are elsewhere. The measure that outcomes are ranked by is taken after each round all the same.
+
+    Returns what makes them.
+    """
+    made = silo_group.measures
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(silo_group, "measures", lambda *given: None)
+        yield made
+
+
+@pytest.fixture
+def measured(_unmeasured: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that look at measures."""
+    monkeypatch.setattr(silo_group, "measures", _unmeasured)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _commands_made_once() -> Iterator[None]:
+    """From the signatures of their functions, as in a process of `dpfl`, which carries out one command."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typer.main, "get_command", functools.cache(typer.main.get_command))
+        yield
 
 
 @pytest.fixture(scope="session")

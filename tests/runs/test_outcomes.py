@@ -21,6 +21,7 @@ from dpfl_plugin.errors import ConfigError, DataError, DpflError, UnsupportedErr
 from tests.cli.command import Done, run
 from tests.cli.command import dpfl as command
 
+pytestmark = pytest.mark.usefixtures("measured")
 RNG = np.random.default_rng(7)
 N = 90
 X = RNG.uniform(-1, 1, (N, 2)).astype(np.float32)
