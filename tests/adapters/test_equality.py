@@ -56,14 +56,14 @@ def test_silos_of_unequal_size_have_equal_weights(tmp_path):
 
 
 def test_a_budget_ends_the_run_where_it_ends_that_in_one_process(tmp_path):
-    values = block(rounds=None, privacy={**NOISY, "epsilon": 4.0})
+    values = block(rounds=None, privacy={**NOISY, "noise_multiplier": 4.0, "epsilon": 1.5})
     parts, model, charges, draw, result = in_process(tmp_path / "runs", values, "float64")
     with loop(tmp_path / "seam", values, parts.module, records_of(parts), draw) as made:
         assert torch.equal(made.run(), model)
         assert made.charges() == charges
         assert made.server.rounds == result["rounds"] > 1
         assert made.server.status == "budget_exhausted"
-        assert "one more would pass epsilon 4" in made.server.reason
+        assert "one more would pass epsilon 1.5" in made.server.reason
         for silo in made.silos.values():
             assert silo.epsilon == pytest.approx(result["epsilon"]["server"]["epsilon"], rel=1e-9)
 
