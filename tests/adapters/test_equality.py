@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tests.adapters.federation import NOISY, SCAFFOLD, block, in_process, loop, records_of
+from tests.adapters.reference import EXACT, scaffold
 
 UNEQUAL = {"dataset": "digits", "partition": {"name": "quantity_skew", "alpha": 1.0}, "num_silos": 3}
 CASES = {
@@ -47,6 +48,19 @@ def test_in_float32_as_well(tmp_path, name):
     model, _, found, _ = both(tmp_path, CASES[name], "float32")
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, model, rtol=0, atol=1e-6)
+
+
+def test_without_noise_it_is_the_scaffold_of_the_paper(tmp_path):
+    """By code that shares none with the package. Runs on platforms are compared with this loop."""
+    rng = torch.Generator().manual_seed(3)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3)).double()
+    records = {
+        silo: (torch.randn(size, 4, generator=rng).double() + silo, torch.randint(0, 3, (size,), generator=rng))
+        for silo, size in enumerate((25, 34, 43))
+    }
+    expected = scaffold(model, list(records.values()), rounds=4, local_steps=3, local_lr=0.5)
+    with loop(tmp_path, block(privacy=EXACT), model, records) as made:
+        torch.testing.assert_close(made.run(), expected, rtol=0, atol=1e-12)
 
 
 def test_silos_of_unequal_size_have_equal_weights(tmp_path):
