@@ -196,6 +196,7 @@ def one_message_in(done: Done, *parts: str) -> None:
     assert all(part in done.err for part in parts), done.err
 
 
+@pytest.mark.slow
 def test_ranks_are_started_by_the_launcher(tmp_path: Path) -> None:
     launcher = tmp_path / "my launchers" / "start"
     launcher.parent.mkdir()
