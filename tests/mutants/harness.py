@@ -2,8 +2,9 @@
 
 A parent imports the libraries once, but nothing of the package, and forks a child for each mutant. The child writes
 the mutated file into a tree of its own, puts that tree first on the path, and runs pytest on it. All other files of
-that tree are links to one copy, which has what was compiled of them beside it: bytecode of Python's and of pytest's,
-numba's loops.
+that tree are links to a copy, which has what was compiled of them beside it: bytecode of Python's and of pytest's,
+numba's loops. Children that run at the same time link to copies of their own: a new link, or one that goes, is a change
+of a file, and a run whose files changed since its process began draws fresh noise.
 """
 
 from __future__ import annotations
@@ -109,6 +110,7 @@ class Workshop:
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="mutants-"))
         self._number = 0
+        self._whole = [self._folder / "whole"]  # a copy for each child at a time
         for name in COPIED:
             source = ROOT / name
             if source.is_dir():
@@ -147,21 +149,27 @@ class Workshop:
     ) -> list[Result]:
         """The results of (mutant, tests) pairs, in their order."""
         waiting, running, done = list(enumerate(jobs)), {}, {}
+        while len(self._whole) < at_a_time:
+            self._whole.append(self._folder / f"whole-{len(self._whole)}")
+            shutil.copytree(self._whole[0], self._whole[-1])
+        free = self._whole[:at_a_time]
         while waiting or running:
-            while waiting and len(running) < at_a_time:
+            while waiting and free:
                 place, (name, tests) = waiting.pop(0)
-                pid, tree = self._fork(name, tests)
-                running[pid] = (place, name, tuple(tests), tree)
+                whole = free.pop()
+                pid, tree = self._fork(name, tests, whole)
+                running[pid] = (place, name, tuple(tests), tree, whole)
             pid, status, used = os.wait4(-1, 0)
-            place, name, tests, tree = running.pop(pid)
-            done[place] = result = self._collect(name, tests, tree, status, used.ru_utime + used.ru_stime)
+            place, name, tests, tree, whole = running.pop(pid)
+            done[place] = result = self._collect(name, tests, tree, whole, status, used.ru_utime + used.ru_stime)
+            free.append(whole)
             if say:
                 say(
                     f"{result.verdict:8} {name or 'unmutated'}: {result.by or ' '.join(tests)} ({result.seconds:.1f} s)"
                 )
         return [done[place] for place in range(len(jobs))]
 
-    def _fork(self, name: str, tests: Sequence[str]) -> tuple[int, Path]:
+    def _fork(self, name: str, tests: Sequence[str], whole: Path) -> tuple[int, Path]:
         self._number += 1
         tree = self._folder / str(self._number)
         sys.stdout.flush()
@@ -169,30 +177,33 @@ class Workshop:
         if pid == 0:
             try:
                 signal.alarm(SECONDS)
-                _child(self._folder / "whole", tree, name, tests)
+                _child(whole, tree, name, tests)
             except BaseException:
                 traceback.print_exc()
             finally:
                 os._exit(3)  # `_child` exits with 0
         return pid, tree
 
-    def _collect(self, name: str, tests: tuple[str, ...], tree: Path, status: int, seconds: float) -> Result:
+    def _collect(
+        self, name: str, tests: tuple[str, ...], tree: Path, whole: Path, status: int, seconds: float
+    ) -> Result:
         output = tree / "output.txt"
         lines = output.read_text(errors="replace").splitlines() if output.exists() else ["no output"]
         text = "\n".join(lines[-LINES:])
         verdict, by = BROKEN, ""
         if status == 0:
             verdict, by = json.loads((tree / "verdict.json").read_text())
-            self._keep_bytecode(tree)
+            _keep_bytecode(tree, whole)
         shutil.rmtree(tree, ignore_errors=True)
         return Result(name, tests, verdict, by, round(seconds, 1), text)
 
-    def _keep_bytecode(self, tree: Path) -> None:
-        """What pytest has compiled of the tests, which no mutant changes."""
-        for compiled in (tree / "tests").rglob("*-pytest-*.pyc"):
-            kept = self._folder / "whole" / compiled.relative_to(tree)
-            if not kept.exists():
-                os.link(compiled, kept)
+
+def _keep_bytecode(tree: Path, whole: Path) -> None:
+    """What pytest has compiled of the tests, which no mutant changes."""
+    for compiled in (tree / "tests").rglob("*-pytest-*.pyc"):
+        kept = whole / compiled.relative_to(tree)
+        if not kept.exists():
+            os.link(compiled, kept)
 
 
 OPTIONS = (
