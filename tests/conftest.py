@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import typer.main
 
 from dpfl_plugin import own_folders
 from dpfl_plugin.api import pictures as pictures_of_runs
 from dpfl_plugin.api import reports
+from dpfl_plugin.federation import silo_group
 
 # What draws, by module: the curves of runs, and the plots of reports.
 DRAW = {pictures_of_runs: ("curves",), reports: ("plot", "plot_tradeoff")}
@@ -21,17 +25,31 @@ BESIDE = Path(__file__).resolve().parents[2] / "shared"
 
 
 # On these, what fails may be the machine: a daemon that was slow, a port that was taken.
-REAL = ("mpi", "slurm", "flower", "fedml", "nvflare", "browser")
+REAL = ("slurm", "flower", "fedml", "nvflare", "mpi", "browser")
+FILLING = "tests/mutants/"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests on real launchers, clusters and browsers are tried a second time; the summary counts them as rerun."""
     for item in items:
-        if any(item.get_closest_marker(name) for name in REAL):
+        if _is_real(item):
             item.add_marker(pytest.mark.flaky(reruns=1))
-    # Those that wait most begin first, in one process: at the end nobody else could use the time. A stable sort, so
-    # that neighbours stay neighbours.
-    items.sort(key=lambda item: item.get_closest_marker("slurm") is None)
+    # A stable sort, so that neighbours stay neighbours.
+    items.sort(key=_turn)
+
+
+def _is_real(item: pytest.Item) -> bool:
+    return any(item.get_closest_marker(name) for name in REAL)
+
+
+def _turn(item: pytest.Item) -> int:
+    """When a test has its turn. Those that wait much, and take long, begin first, in one process beside which others
+    compute; at the end, nobody could use that time. Mutants, of a second or two each, fill what is left at the end."""
+    if item.get_closest_marker("slurm"):
+        return 0
+    if _is_real(item):
+        return 1
+    return 3 if item.nodeid.startswith(FILLING) else 2
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -66,6 +84,41 @@ def pictures(_undrawn: dict[tuple[Any, str], Any], monkeypatch: pytest.MonkeyPat
     """For tests that want curves drawn."""
     for (where, name), function in _undrawn.items():
         monkeypatch.setattr(where, name, function)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def measuring() -> Iterator[Callable[[], contextlib.AbstractContextManager[None]]]:
+    """Tables of all measures, two for each silo, take longer than all else that a small run does: there are none, as
+    where records are elsewhere. The measure that outcomes are ranked by is taken after each round all the same.
+
+    Returns a context in which there are some.
+    """
+    made = silo_group.measures
+
+    @contextlib.contextmanager
+    def switched_on() -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(silo_group, "measures", made)
+            yield
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(silo_group, "measures", lambda *given: None)
+        yield switched_on
+
+
+@pytest.fixture
+def measured(measuring: Callable[[], contextlib.AbstractContextManager[None]]) -> Iterator[None]:
+    """For tests that look at measures."""
+    with measuring():
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _commands_made_once() -> Iterator[None]:
+    """From the signatures of their functions, as in a process of `dpfl`, which carries out one command."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typer.main, "get_command", functools.cache(typer.main.get_command))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -154,7 +154,8 @@ class _Rounds:
         def fit(rounds: int) -> bool:
             return self._known(rounds) == rounds and fits(self._first(rounds, longest=longest))
 
-        return most(fit, self._limit, self._limit)
+        # All rounds, where their number is known; else it is the budget that ends them, long before the limit.
+        return most(fit, self._limit, 1 if self._config.rounds is None else self._limit)
 
     def _known(self, number: int) -> int:
         """Look ahead for so many rounds; how many of them there are."""

@@ -266,9 +266,8 @@ def _tell_silos(config: Config, parts: Parts, hooks: Hooks) -> None:
 
 
 def _describe(job: Job) -> None:
-    """Have what the run is, and where it runs, in its folder; as it ends once more, with all that it imported."""
+    """Have where the run runs in its folder; as it ends once more, with all that it imported."""
     folder = job.folder
-    folder.write(folder.config, to_yaml(job.config))
     described = {**environment.describe(), "base": str(job.base.resolve()), "arithmetic": job.here}
     described |= {"memory": job.parts.memory.described(), "label": job.label}
     described["packages_before"] = folder.packages_before(described["package_sha256"])
@@ -339,6 +338,7 @@ def _run(job: Job, place: Place, hooks: Hooks, stop: Callable[[], bool]) -> Resu
         job = replace(job, coins=str(found.facts["coins"]))
     void_statement(folder)  # before the ledger may grow beyond what an earlier session stated
     with open_ledgers(folder, ledger_facts(job), found, here, job.shared, shared_facts(job)) as ledgers:
+        folder.write(folder.config, to_yaml(config))
         _describe(job)
         for note in ledgers.own.notes:
             hooks.note(f"ledger: {note}")

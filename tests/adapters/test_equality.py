@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tests.adapters.federation import NOISY, SCAFFOLD, block, in_process, loop, records_of
+from tests.adapters.reference import EXACT, scaffold
 
 UNEQUAL = {"dataset": "digits", "partition": {"name": "quantity_skew", "alpha": 1.0}, "num_silos": 3}
 CASES = {
@@ -49,6 +50,19 @@ def test_in_float32_as_well(tmp_path, name):
     torch.testing.assert_close(found, model, rtol=0, atol=1e-6)
 
 
+def test_without_noise_it_is_the_scaffold_of_the_paper(tmp_path):
+    """By code that shares none with the package. Runs on platforms are compared with this loop."""
+    rng = torch.Generator().manual_seed(3)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3)).double()
+    records = {
+        silo: (torch.randn(size, 4, generator=rng).double() + silo, torch.randint(0, 3, (size,), generator=rng))
+        for silo, size in enumerate((25, 34, 43))
+    }
+    expected = scaffold(model, list(records.values()), rounds=4, local_steps=3, local_lr=0.5)
+    with loop(tmp_path, block(privacy=EXACT), model, records) as made:
+        torch.testing.assert_close(made.run(), expected, rtol=0, atol=1e-12)
+
+
 def test_silos_of_unequal_size_have_equal_weights(tmp_path):
     model, charges, found, charged = both(tmp_path, {}, "float64", UNEQUAL)
     assert torch.equal(found, model)
@@ -56,14 +70,14 @@ def test_silos_of_unequal_size_have_equal_weights(tmp_path):
 
 
 def test_a_budget_ends_the_run_where_it_ends_that_in_one_process(tmp_path):
-    values = block(rounds=None, privacy={**NOISY, "epsilon": 4.0})
+    values = block(rounds=None, privacy={**NOISY, "noise_multiplier": 4.0, "epsilon": 1.5})
     parts, model, charges, draw, result = in_process(tmp_path / "runs", values, "float64")
     with loop(tmp_path / "seam", values, parts.module, records_of(parts), draw) as made:
         assert torch.equal(made.run(), model)
         assert made.charges() == charges
         assert made.server.rounds == result["rounds"] > 1
         assert made.server.status == "budget_exhausted"
-        assert "one more would pass epsilon 4" in made.server.reason
+        assert "one more would pass epsilon 1.5" in made.server.reason
         for silo in made.silos.values():
             assert silo.epsilon == pytest.approx(result["epsilon"]["server"]["epsilon"], rel=1e-9)
 

@@ -32,6 +32,7 @@ BASE: dict[str, Any] = {
     "algorithm": {"name": "scaffold", "local_steps": 2, "local_lr": 0.5},
     "privacy": {"clip_norm": 1.0, "noise_multiplier": 4.0, "record_rate": 0.5},
 }
+DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def _main(args: tuple[object, ...], out: io.StringIO, err: io.StringIO) -> int:
 def write(folder: Path, changes: dict[str, Any] | None = None, name: str = "config.yaml") -> Path:
     """`BASE` with changes merged into it, as a file; a value of None removes a key."""
     path = folder / name
-    path.write_text(yaml.safe_dump(merged(BASE, changes or {}), sort_keys=False))
+    path.write_text(yaml.dump(merged(BASE, changes or {}), Dumper=DUMPER, sort_keys=False))
     return path
 
 

@@ -82,14 +82,13 @@ AHEAD = {
     "all": {},
     "sampled": {"silo_rate": 0.5},
     "unequal silos": {"data": {"partition": {"name": "quantity_skew", "alpha": 1.0, "min_records": 4}}},
-    "poisson": {"privacy": {"sampler": "poisson"}, "silo_rate": 0.5},
+    "poisson": {"privacy": {"sampler": "poisson"}, "silo_rate": 0.5, "rounds": 3},
     "silo": {
         "algorithm": {"name": "fedavg"},
         "privacy": {"unit": "silo", "sampler": "full", "record_rate": None, "noise_multiplier": 20.0},
     },
     # Its warm-up releases K gradients a round, its other rounds K + 1.
     "warm-up": {"algorithm": {"name": "scaffold_warm", "option": "I"}, "silo_rate": 0.5, "rounds": 12},
-    "budget": {"privacy": {"epsilon": 2.0}, "rounds": None},
     "budget, sampled": {"privacy": {"epsilon": 2.0}, "rounds": None, "silo_rate": 0.5},
     "budget, warm-up": {
         "privacy": {"epsilon": 2.0},
@@ -100,7 +99,6 @@ AHEAD = {
     "budget of another accountant": {"privacy": {"epsilon": 9.0, "accountant": "rdp"}, "rounds": None},
     "cap": {"max_participations": 4, "silo_rate": 0.5, "rounds": 7},
     "cap that ends it": {"max_participations": 3, "silo_rate": 0.5, "rounds": 20},
-    "cap that nobody reaches": {"max_participations": 6, "silo_rate": 0.5},
     "cap and budget": {"max_participations": 4, "silo_rate": 0.5, "rounds": None, "privacy": {"epsilon": 2.0}},
     "cap and warm-up": {
         "max_participations": 5,
@@ -115,7 +113,6 @@ AHEAD = {
         "privacy": {"epsilon": 2.0, "budget_view": "third_party"},
     },
     "epsilon alone": {"privacy": {"epsilon": 2.0, "noise_multiplier": None, "record_rate": None, "clip_norm": None}},
-    "epsilon alone, sampled": {"privacy": {"epsilon": 2.0, "noise_multiplier": None}, "silo_rate": 0.5},
     "epsilon alone, third party": {
         "privacy": {"epsilon": 2.0, "noise_multiplier": None, "budget_view": "third_party"},
         "silo_rate": 0.5,

@@ -72,7 +72,7 @@ def test_the_draws_of_a_warm_up_do_not_end_the_run(tmp_path: Path, view: str) ->
     """Rounds of K and of K + 1 gradients, as the draws have it; all rounds are run, for any seed."""
     warm = {"algorithm": {"name": "scaffold_warm", "option": "I"}, "silo_rate": 0.5, "rounds": 12}
     path = write(tmp_path, {**ALONE, **warm, "privacy": {**ALONE["privacy"], "budget_view": view}})
-    for seed in (1, 2, 3):
+    for seed in (1, 2):
         result = run(path, "--set", f"seed={seed}")
         assert (result["status"], result["rounds"]) == ("done", 12)
         assert result["epsilon"][view]["epsilon"] <= 2.0
@@ -293,11 +293,9 @@ def test_by_numbers() -> None:
     assert noise["noise_multiplier"] == pytest.approx(60.8, abs=0.1) and 1.998 < noise["epsilon"] <= 2
     steps = dpfl(*NUMBERS, "--sigma", 60, "--json").json
     assert 19_000 < steps["steps"] < 20_000 and 1.998 < steps["epsilon"] <= 2
-    back = dpfl(*NUMBERS, "--steps", steps["steps"], "--json").json
-    assert back["noise_multiplier"] == pytest.approx(60, rel=1e-3)
     rdp = dpfl(*NUMBERS, "--steps", 20000, "--accountant", "rdp", "--json").json
     assert rdp["noise_multiplier"] > 1.8 * noise["noise_multiplier"]
-    assert "releases: epsilon" in dpfl(*NUMBERS, "--sigma", 60, "--solve", "steps").out
+    assert "releases: epsilon" in dpfl(*NUMBERS, "--sigma", 6, "--solve", "steps").out
 
 
 @pytest.mark.parametrize(
@@ -419,7 +417,7 @@ def capped(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return run(write(tmp_path_factory.mktemp("capped"), CAPPED), code=3)
 
 
-@pytest.mark.parametrize("number", range(1, 8))
+@pytest.mark.parametrize("number", [1, 4, 7])  # before the first checkpoint; later, and near the end
 def test_a_capped_run_is_resumed_to_the_same_bits(tmp_path: Path, capped: dict[str, Any], number: int) -> None:
     """What was released after the checkpoint is repeated by the silos that made it, who are counted once."""
     config = crash(write(tmp_path, CAPPED), min(number, capped["rounds"]))

@@ -86,9 +86,10 @@ def statistics_in(folder: str) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def whole(tmp_path_factory: pytest.TempPathFactory, measuring: Any) -> dict[str, Any]:
     """A run that nothing disturbed."""
-    return run(config(tmp_path_factory.mktemp("whole")))
+    with measuring():
+        return run(config(tmp_path_factory.mktemp("whole")))
 
 
 def test_without_noise_columns_are_scaled_by_the_statistics_of_all_training_records(tmp_path: Path) -> None:

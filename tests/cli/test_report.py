@@ -11,7 +11,7 @@ from tests.cli.command import dpfl, one_message, run, write
 from tests.report.folders import made
 
 
-def test_from_real_runs_to_all_files(tmp_path: Path, pictures: None) -> None:
+def test_from_real_runs_to_all_files(tmp_path: Path, pictures: None, measured: None) -> None:
     pytest.importorskip("jinja2", reason="needs the extra report")
     config = write(tmp_path)
     for seed in (0, 1):

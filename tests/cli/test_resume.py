@@ -86,8 +86,9 @@ def crash(config: Path, number: int, *args: object) -> Path:
 # Signals
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
-@pytest.mark.parametrize("calls", [1, 2, 7, 11])
+@pytest.mark.parametrize(
+    ("number", "calls"), [(signal.SIGINT, 1), (signal.SIGTERM, 2), (signal.SIGUSR1, 7), (signal.SIGINT, 11)]
+)
 def test_interrupted_and_resumed(
     tmp_path: Path, undisturbed: dict[str, Any], monkeypatch: pytest.MonkeyPatch, number: int, calls: int
 ) -> None:
@@ -172,33 +173,52 @@ def killer(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return json.loads(done.stdout)  # type: ignore[no-any-return]
 
 
-def test_real_signals_to_real_processes(tmp_path: Path) -> None:
-    """One asks politely, a second one ends the process at once; so does SIGKILL, and each of them can be resumed."""
-    config = write(tmp_path, CHANGES)
-    jobs = []
-    for number, signals in enumerate(
-        ([[60, "SIGTERM"]], [[60, "SIGINT"]], [[60, "SIGINT"], [60, "SIGINT"]], [[60, "SIGKILL"]])
-    ):
+# In turn: asked politely, twice so, killed; each of them can be resumed.
+SIGNALS: list[list[list[Any]]] = [
+    [[60, "SIGTERM"]],
+    [[60, "SIGINT"]],
+    [[60, "SIGINT"], [60, "SIGINT"]],
+    [[60, "SIGKILL"]],
+]
+EVERY = (1, 3)  # rounds between checkpoints of runs that are killed again and again
+
+
+@pytest.fixture(scope="module")
+def signalled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    """What processes said that got signals, all of one parent, which takes seconds to begin."""
+    jobs: dict[str, list[dict[str, Any]]] = {"once": []}
+    folder = tmp_path_factory.mktemp("signalled")
+    config = write(folder, CHANGES)
+    for number, signals in enumerate(SIGNALS):
         for resume, sent in (([], signals), (["--resume"], [])):
-            out = str(tmp_path / str(number))
-            jobs.append({"argv": ["run", str(config), "--json", "--out", out, *resume], "signals": sent})
-    results = killer(jobs)
+            out = str(folder / str(number))
+            jobs["once"].append({"argv": ["run", str(config), "--json", "--out", out, *resume], "signals": sent})
+    for every in EVERY:
+        folder = tmp_path_factory.mktemp(f"every-{every}")
+        config = write(folder, {**CHANGES, "checkpoint": {"every": every}})
+        rng = random.Random(every)
+        argv = ["run", str(config), "--json", "--out", str(folder / "runs"), "--resume"]
+        places = [[[rng.randint(1, 90), "SIGKILL"]] for _ in range(14)]
+        jobs[f"every {every}"] = [{"argv": argv, "signals": signals} for signals in [*places, []]]
+    results = iter(killer([job for some in jobs.values() for job in some]))
+    return {name: [next(results) | {"signals": job["signals"]} for job in some] for name, some in jobs.items()}
+
+
+def test_real_signals_to_real_processes(signalled: dict[str, list[dict[str, Any]]]) -> None:
+    """One asks politely, a second one ends the process at once; so does SIGKILL, and each of them can be resumed."""
+    results = signalled["once"]
     assert [result["status"] for result in results] == [4, 0, 4, 0, -signal.SIGINT, 0, -signal.SIGKILL, 0]
     assert all("Traceback" not in result["err"] for result in results)
     assert len({json.loads(result["out"])["model_sha256"] for result in results[1::2]}) == 1
 
 
-@pytest.mark.parametrize("every", [1, 3])
-def test_killed_again_and_again(tmp_path: Path, undisturbed: dict[str, Any], every: int) -> None:
+@pytest.mark.parametrize("every", EVERY)
+def test_killed_again_and_again(
+    signalled: dict[str, list[dict[str, Any]]], undisturbed: dict[str, Any], every: int
+) -> None:
     """SIGKILL at drawn file operations, ten times and more; the places are printed when it fails."""
-    config = write(tmp_path, {**CHANGES, "checkpoint": {"every": every}})
-    rng = random.Random(every)
-    argv = ["run", str(config), "--json", "--out", str(tmp_path / "runs"), "--resume"]
-    places = [rng.randint(1, 90) for _ in range(14)]
-    results = killer(
-        [{"argv": argv, "signals": [[place, "SIGKILL"]]} for place in places] + [{"argv": argv, "signals": []}]
-    )
-    print(places, [result["status"] for result in results])
+    results = signalled[f"every {every}"]
+    print([(result["signals"], result["status"]) for result in results])
     assert results[-1]["status"] == 0, results[-1]["err"]
     assert {result["status"] for result in results} <= {-signal.SIGKILL, 0}
     assert sum(result["status"] == -signal.SIGKILL for result in results) >= 8

@@ -86,6 +86,7 @@ def test_what_goes_by_one_noise_for_all_refuses_silos(
     assert len(done.err.splitlines()) == 1 and not (tmp_path / "attack").exists()
 
 
+@pytest.mark.usefixtures("measured")
 @pytest.mark.parametrize(
     "algorithm", [{"name": "mr_mtl", "mean_weight": 0.5}, {"name": "local"}], ids=lambda a: a["name"]
 )

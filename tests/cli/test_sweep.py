@@ -196,6 +196,7 @@ def one_message_in(done: Done, *parts: str) -> None:
     assert all(part in done.err for part in parts), done.err
 
 
+@pytest.mark.slow
 def test_ranks_are_started_by_the_launcher(tmp_path: Path) -> None:
     launcher = tmp_path / "my launchers" / "start"
     launcher.parent.mkdir()
@@ -213,7 +214,7 @@ def test_ranks_are_started_by_the_launcher(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"algorithm.local_lr": 1e39}, "not finite"),
+        pytest.param({"algorithm.local_lr": 1e39}, "not finite", marks=pytest.mark.slow),
         ({"data.dataset": {"name": "csv", "files": ["/nowhere.csv"], "label_column": "y"}}, "/nowhere.csv"),
     ],
 )
@@ -262,6 +263,7 @@ print(*{name.partition(".")[0] for name in set(sys.modules) - before})
 """
 
 
+@pytest.mark.slow
 def test_a_run_imports_no_library_that_its_process_was_not_forked_with(tmp_path: Path) -> None:
     """Half a second for each run of a sweep, otherwise."""
     path = write(tmp_path, {"seeds": 1})

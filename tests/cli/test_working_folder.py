@@ -46,7 +46,10 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+SLOW = [pytest.param(way, marks=pytest.mark.slow) for way in ("console", "mpi4py")]
+
+
+@pytest.mark.parametrize("way", ["python -m", *SLOW])  # the first begins where all others are told not to look
 def test_the_working_folder_is_searched_last_and_for_what_is_named_only(folder: Path, way: str) -> None:
     if way == "mpi4py":
         pytest.importorskip("mpi4py")

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from dpfl_plugin.adapters import Server, agree
 from dpfl_plugin.privacy.ledger import Ledger
 from tests.adapters.federation import SimulatedSilo, draws
-from tests.adapters.reference import EXACT, NOISY, check_noise, scaffold
+from tests.adapters.reference import NOISY, check_noise
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(os.environ.get("DPFL_FEDML") or ROOT / ".venv-fedml") / "bin"
@@ -118,13 +118,13 @@ class Project:
     def config(self):
         return self.folder / "fedml_config.yaml"
 
-    def run(self, mode):
-        python, main = str(BIN / "python"), [str(HERE / "app" / "main.py"), "--cf", str(self.config)]
-        if mode == "sp":
-            self.wait([self.start(python, *main)])
-        else:
-            ranks = [str(BIN / "mpirun"), "--bind-to", "none", "-n", "4"]
-            self.wait([self.start(*ranks, python, "-m", "mpi4py", *main)])
+    def run(self, **more):
+        """In one process."""
+        self.wait([self.start(str(BIN / "python"), str(HERE / "app" / "main.py"), "--cf", str(self.config), **more)])
+
+    def mpirun(self, ranks):
+        main = [str(BIN / "python"), "-m", "mpi4py", str(HERE / "app" / "main.py"), "--cf", str(self.config)]
+        self.wait([self.start(str(BIN / "mpirun"), "--bind-to", "none", "-n", str(ranks), *main)])
 
     def processes(self, **signals):
         """Of cross-silo GRPC: the server, and the silos of ranks 1 to 3; ``signals`` by rank, see app/main.py."""
@@ -211,35 +211,15 @@ def final_model(folder):
     return load_file(last / "server.safetensors")["model"]
 
 
-MODES = {
-    "sp": ("simulation", "sp", "linear"),
-    "mpi": ("simulation", "MPI", "mlp"),
-    "cross-silo mpi": ("cross_silo", "MPI", "linear"),
-}
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_fedml_gives_the_result_of_a_plain_loop(tmp_path, mode):
-    """So do silos over GRPC that are killed meanwhile, below."""
-    training_type, backend, model = MODES[mode]
-    with project(tmp_path, training_type, backend, model) as made:
-        made.run({"cross-silo mpi": "mpi"}.get(mode, mode))
+def test_a_cross_silo_job_over_mpi_gives_the_result_of_a_plain_loop(tmp_path):
+    """So do simulations and silos over GRPC, below."""
+    with project(tmp_path, "cross_silo", "MPI") as made:
+        made.mpirun(4)
         said = made.said()
-    summary = json.loads((tmp_path / "silos" / "server" / "summary.json").read_text())
-    assert (summary["status"], summary["rounds"], summary["refused"]) == ("done", 4, []), said
-    torch.testing.assert_close(final_model(tmp_path), plain_loop(tmp_path, model), rtol=0, atol=1e-12)
-    for silo in range(3):
-        charges = charges_of(tmp_path, silo)
-        assert {charge.silo for charge in charges} == {silo} and len(charges) == 4
+    assert (summary_of(tmp_path)["status"], summary_of(tmp_path)["refused"]) == ("done", []), said
+    check_run(tmp_path, "linear")
     logs = "".join(path.read_text(errors="replace") for path in tmp_path.glob("log-*"))
-    assert training_type == "simulation" or all(f"silo {silo}: agreed epsilon" in logs for silo in range(3)), logs
-
-
-def test_without_noise_fedml_computes_the_scaffold_of_the_paper(tmp_path):
-    with project(tmp_path, "simulation", "sp", "mlp", privacy=EXACT) as made:
-        made.run("sp")
-    expected = scaffold(make_model("mlp"), data_of(tmp_path), rounds=4, local_steps=3, local_lr=0.5)
-    torch.testing.assert_close(final_model(tmp_path), expected, rtol=0, atol=1e-12)
+    assert all(f"silo {silo}: agreed epsilon" in logs for silo in range(3)), logs
 
 
 @pytest.mark.statistical
@@ -247,7 +227,7 @@ def test_the_noise_in_fedml_is_that_of_the_settings(tmp_path):
     """See `tests.adapters.reference.check_noise`."""
     one = {"rounds": 1, "algorithm": {"name": "scaffold", "local_steps": 1, "local_lr": 0.5}}
     with project(tmp_path, "simulation", "sp", "wide", privacy=NOISY, **one) as made:
-        made.wait([made.start(str(BIN / "python"), str(HERE / "app" / "main.py"), "--cf", str(made.config), draw="")])
+        made.run(draw="")
     check_noise(final_model(tmp_path), make_model("wide"), data_of(tmp_path))
 
 
@@ -357,23 +337,30 @@ def sampled(round):
     return sorted(np.random.RandomState(round).choice(range(3), 2, replace=False).tolist())
 
 
-@pytest.mark.parametrize("mode", ["sp", "mpi"])
-def test_silos_that_fedml_picks_keep_their_states_wherever_they_run(tmp_path, mode):
-    with project(tmp_path, "simulation", "sp" if mode == "sp" else "MPI", per_round=2) as made:
-        if mode == "sp":
-            made.run("sp")
-        else:
-            main = [str(BIN / "python"), "-m", "mpi4py", str(HERE / "app" / "main.py"), "--cf", str(made.config)]
-            made.wait([made.start(str(BIN / "mpirun"), "--bind-to", "none", "-n", "3", *main)])
-    torch.testing.assert_close(final_model(tmp_path), plain_loop(tmp_path, "linear", sampled), rtol=0, atol=1e-12)
+def check_run(folder, kind, asked=lambda round: [0, 1, 2]):
+    """That a whole run's model is a plain loop's, and each silo was charged for the rounds that it was asked in."""
+    torch.testing.assert_close(final_model(folder), plain_loop(folder, kind, asked), rtol=0, atol=1e-12)
+    for silo in range(3):
+        charges = sorted((charge.silo, charge.round) for charge in charges_of(folder, silo))
+        assert charges == [(silo, round) for round in range(4) if silo in asked(round)]
 
 
-@pytest.mark.parametrize("name", ["inside.py", "theirs.py", "wire.py"])
-def test_where_fedml_can_be_imported(name):
+@pytest.mark.parametrize(("mode", "model"), [("sp", "linear"), ("mpi", "mlp")])
+def test_silos_that_fedml_picks_give_the_result_of_a_plain_loop_wherever_they_run(tmp_path, mode, model):
+    """Each keeps its state."""
+    with project(tmp_path, "simulation", "sp" if mode == "sp" else "MPI", model, per_round=2) as made:
+        made.run() if mode == "sp" else made.mpirun(3)
+        said = made.said()
+    assert (summary_of(tmp_path)["status"], summary_of(tmp_path)["refused"]) == ("done", []), said
+    check_run(tmp_path, model, sampled)
+
+
+def test_where_fedml_can_be_imported():
+    """The adapter on FedML's own types, what FedML does without it, and the contract of adapters."""
     path = f"{OFFLINE}{os.pathsep}{ROOT}"
     command = [str(BIN / "python"), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "filterwarnings=default"]
     done = subprocess.run(
-        [*command, f"--rootdir={ROOT}", name],
+        [*command, f"--rootdir={ROOT}", "inside.py", "theirs.py", "wire.py"],
         cwd=HERE,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
         capture_output=True,

@@ -328,7 +328,7 @@ class FailingNetwork(Network):
         super().step()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=16, deadline=None)
 @given(
     rank=st.integers(1, 3),
     at=st.integers(1, 250),

@@ -91,6 +91,15 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "rounds": 4,
     },
 }
+# Of these, not all is the same.
+APART: dict[str, dict[str, Any]] = {
+    "hidden": {"evaluation": {"reveal": "experimenter"}, "personalise": {"local_steps": 2, "local_lr": 0.1}},
+    "lockstep": {
+        "engine": "closed_form",
+        "runtime": {"lockstep": True, "dtype": "float64", "noise": "device"},
+        "privacy": {"noise_multiplier": 0, "sampler": "full", "record_rate": None},
+    },
+}
 BACKBONE = "from torch import nn\ndef make(shape):\n    return nn.Flatten()\n"
 SOME = ("scaffold", "adaptive", "silo", "files")
 
@@ -108,7 +117,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # Rank 0 has measurements only if it may.
     shown = {"data": {"num_silos": 7}, "evaluation": {"reveal": "server"}}
     write(folder, {**shown, "variants": some}, "some.yaml")
-    return write(folder, {**shown, "variants": VARIANTS})
+    return write(folder, {**shown, "variants": VARIANTS | APART})
 
 
 @pytest.fixture(scope="module")
@@ -146,20 +155,35 @@ def of_silos(result: dict[str, Any]) -> list[dict[str, str]]:
         return [{key: value for key, value in row.items() if key != "name"} for row in csv.DictReader(file)]
 
 
-@pytest.mark.parametrize("size", [2, 5, 9])  # the last is more than one for each silo
-def test_any_number_of_ranks_gives_the_bits_of_one_process(config: Path, here: dict[str, Any], size: int) -> None:
-    labels, path = (tuple(VARIANTS), config) if size == 5 else (SOME, config.with_name("some.yaml"))
-    code, out, err = mpirun(size, "run", path, "--out", config.parent / f"ranks-{size}", "--json")
+@pytest.fixture(scope="module")
+def ranks(config: Path) -> tuple[dict[str, Any], str]:
+    """All of it at five ranks, of which one job is made: what rank 0 has, and what was said."""
+    code, out, err = mpirun(5, "run", config, "--out", config.parent / "ranks-5", "--json")
     assert code in (0, 3), err
-    there = json.loads(out)
+    return json.loads(out), err
+
+
+def test_ranks_give_the_bits_of_one_process(here: dict[str, Any], ranks: tuple[dict[str, Any], str]) -> None:
+    there, _ = ranks
+    assert tuple(there) == (*VARIANTS, *APART)
     assert not any(result["silo_names"] for result in there.values()), "rank 0 is told no name"
-    assert tuple(there) == labels
-    for label in labels:
+    for label in VARIANTS:
         if label == "secure":  # noise of its own
             assert there[label]["model_sha256"] != here[label]["model_sha256"]
             assert there[label]["epsilon"] == here[label]["epsilon"]
         else:
             compare(here[label], there[label], label)
+
+
+@pytest.mark.parametrize("size", [2, 9])  # the last is more than one for each silo
+def test_any_number_of_ranks_gives_them(config: Path, here: dict[str, Any], size: int) -> None:
+    path, out = config.with_name("some.yaml"), config.parent / f"ranks-{size}"
+    code, said, err = mpirun(size, "run", path, "--out", out, "--json")
+    assert code == 0, err
+    there = json.loads(said)
+    assert tuple(there) == SOME
+    for label in SOME:
+        compare(here[label], there[label], label)
 
 
 @pytest.mark.skipif("openmpi" not in FOUND, reason="no Open MPI, which alone has ULFM")
@@ -174,19 +198,17 @@ def test_ranks_that_may_outlive_each_other_give_the_bits_of_one_process(config: 
 @pytest.mark.parametrize("mpi", BOTH)
 def test_a_run_that_crashed_in_one_process_goes_on_at_ranks(tmp_path: Path, mpi: str) -> None:
     """The round that was released but lost is released again, to the same bits, and charged once."""
-    folders = [tmp_path / name for name in ("whole", "cut", "sum")]
-    for folder in folders:
-        folder.mkdir()
     changes = {"data": {"num_silos": 7}, "checkpoint": {"every": 2}, "evaluation": {"reveal": "server"}}
-    whole, cut, added = (write(folder, changes) for folder in folders)
-    result = run(whole)
-    crash(cut, 4)
-    code, out, err = mpirun(3, "run", cut, "--out", folders[1] / "runs", "--json", "--resume", mpi=mpi)
-    assert code == 0 and "resumed after round 2" in err
-    compare(result, json.loads(out), mpi)
-    code, out, err = mpirun(4, "run", added, "--set=runtime.aggregation=reduce", "--out", folders[2], "--json", mpi=mpi)
-    assert code == 0, err
-    assert json.loads(out)["epsilon"] == result["epsilon"] and json.loads(out)["rounds"] == result["rounds"]
+    variants: dict[str, Any] = {"variants": {"cut": {}, "sum": {"runtime": {"aggregation": "reduce"}}}}
+    for name in ("whole", "cut"):
+        (tmp_path / name).mkdir()
+    result = run(write(tmp_path / "whole", changes))
+    config = crash(write(tmp_path / "cut", changes | variants), 4)  # in the first one
+    code, out, err = mpirun(3, "run", config, "--out", config.parent / "runs", "--json", "--resume", mpi=mpi)
+    assert code == 0 and "resumed after round 2" in err, err
+    there = json.loads(out)
+    compare(result, there["cut"], mpi)
+    assert there["sum"]["epsilon"] == result["epsilon"] and there["sum"]["rounds"] == result["rounds"]
 
 
 def test_what_one_process_has_finished_ranks_show(tmp_path: Path) -> None:
@@ -197,41 +219,35 @@ def test_what_one_process_has_finished_ranks_show(tmp_path: Path) -> None:
     assert "finished before, not run again" in err
 
 
-def test_what_silo_ranks_measure_is_the_same_and_stays_with_them(tmp_path: Path) -> None:
-    own = {"personalise": {"local_steps": 2, "local_lr": 0.1}}
-    config = write(tmp_path, {"data": {"num_silos": 7}, **own})
-    here = run(config)
-    code, out, err = mpirun(4, "run", config, "--out", tmp_path / "ranks", "--json")
-    assert code == 0, err
-    there = json.loads(out)
-    assert there["model_sha256"] == here["model_sha256"] and there["epsilon"] == here["epsilon"]
-    folder = RunFolder(Path(there["folder"]))
-    assert {line["test_accuracy"] for line in folder.read_metrics()} == {None} and there["silos"] is None
-    assert "accuracy" not in err and not folder.silos.exists() and not folder.curves.exists()
+def test_what_silo_ranks_measure_is_the_same_and_stays_with_them(
+    here: dict[str, Any], ranks: tuple[dict[str, Any], str]
+) -> None:
+    one, other = here["hidden"], ranks[0]["hidden"]
+    assert other["model_sha256"] == one["model_sha256"] and other["epsilon"] == one["epsilon"]
+    folder = RunFolder(Path(other["folder"]))
+    assert {line["test_accuracy"] for line in folder.read_metrics()} == {None} and other["silos"] is None
+    assert other["test_accuracy"]["last"] is None and not folder.silos.exists() and not folder.curves.exists()
     lines = join_lines(folder.read_metrics(), folder.silo_ranks)
-    assert metrics(here) == metrics(there) and lines[-1]["test_accuracy"] is not None
-    joined = join_result(there, lines, folder.silo_ranks)
-    assert all(joined[key] == here[key] for key in ("silos", "test_accuracy", "train_loss"))
+    assert metrics(one) == metrics(other) and lines[-1]["test_accuracy"] is not None
+    joined = join_result(other, lines, folder.silo_ranks)
+    assert all(joined[key] == one[key] for key in ("silos", "test_accuracy", "train_loss"))
     assert [stat.S_IMODE(path.stat().st_mode) for path in (folder.silo_ranks, *folder.silo_ranks.iterdir())] == [
         0o700,
-        *[0o600] * 4,  # the key, and three ranks' measurements
+        *[0o600] * 5,  # the key, and four ranks' measurements
     ]
-    assert read(folder.path).numbers == read(Path(here["folder"])).numbers, "dpfl report joins them"
+    assert read(folder.path).numbers == read(Path(one["folder"])).numbers, "dpfl report joins them"
+    told = [line for line in ranks[1].splitlines() if line.startswith("[hidden] ")]
+    assert any("round 6/6" in line for line in told) and "accuracy" not in str(told), told
 
 
-def test_in_lockstep_ranks_give_the_model_of_one_process_up_to_rounding(tmp_path: Path) -> None:
+def test_in_lockstep_ranks_give_the_model_of_one_process_up_to_rounding(
+    here: dict[str, Any], ranks: tuple[dict[str, Any], str]
+) -> None:
     """Stacks differ, and sums round by them; what is charged does not. Noise and batches are bound to these very sums,
     so that none are drawn here."""
-    lockstep = {"lockstep": True, "dtype": "float64", "noise": "device"}
-    exact = {"noise_multiplier": 0, "sampler": "full", "record_rate": None}
-    changes = {"data": {"num_silos": 7}, "engine": "closed_form", "runtime": lockstep, "privacy": exact}
-    config = write(tmp_path, changes)
-    here = run(config)
-    code, out, err = mpirun(4, "run", config, "--out", tmp_path / "ranks", "--json")
-    assert code == 0, err
-    there = json.loads(out)
-    models = [load_file(Path(result["folder"]) / "model.safetensors") for result in (here, there)]
+    found = (here["lockstep"], ranks[0]["lockstep"])
+    models = [load_file(Path(result["folder"]) / "model.safetensors") for result in found]
     for name, value in models[0].items():
         assert np.allclose(value, models[1][name], rtol=1e-9, atol=1e-12)
-    released = [{replace(charge, noise_id="?") for charge in charges(one["folder"])} for one in (here, there)]
-    assert released[0] == released[1] and here["epsilon"] == there["epsilon"]
+    released = [{replace(charge, noise_id="?") for charge in charges(one["folder"])} for one in found]
+    assert released[0] == released[1] and found[0]["epsilon"] == found[1]["epsilon"]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpfl_plugin.errors import BusyError, ConfigError, LedgerBusyError
@@ -40,6 +40,7 @@ def test_json_has_no_nan() -> None:
 PLAIN = st.none() | st.booleans() | st.integers() | st.text() | st.floats(allow_nan=False, allow_infinity=False)
 
 
+@settings(max_examples=50, deadline=None)
 @given(st.recursive(PLAIN, lambda of: st.lists(of) | st.dictionaries(st.text(), of)))
 def test_json_is_what_the_standard_library_writes(value: Any) -> None:
     assert to_json(value) == json.dumps(value, indent=2) and to_json(value, None) == json.dumps(value)

@@ -21,6 +21,7 @@ from dpfl_plugin.errors import ConfigError, DataError, DpflError, UnsupportedErr
 from tests.cli.command import Done, run
 from tests.cli.command import dpfl as command
 
+pytestmark = pytest.mark.usefixtures("measured")
 RNG = np.random.default_rng(7)
 N = 90
 X = RNG.uniform(-1, 1, (N, 2)).astype(np.float32)
@@ -270,7 +271,7 @@ def test_a_table_with_a_schema_is_trained_on_and_shown(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def two_of_a_kind(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, dpfl.Run]]:
+def two_of_a_kind(tmp_path_factory: pytest.TempPathFactory, measuring: Any) -> dict[str, dict[str, dpfl.Run]]:
     """A run that learns and one that does not, of numbers and of classes; the bad one comes first."""
     out = tmp_path_factory.mktemp("ranked")
     y = (SCORE > 0.8).astype(int)
@@ -283,7 +284,8 @@ def two_of_a_kind(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[st
         ):  # steps that are 0 in float32: no noise decides which is better
             options = {"algorithm": dpfl.FedAvg(local_steps=5, local_lr=lr), "rounds": 12}
             privacy = {**PRIVATE, "noise_multiplier": 0.1}
-            found.setdefault(kind, {})[name] = train(records, out / kind / name, privacy=privacy, **options)
+            with measuring():
+                found.setdefault(kind, {})[name] = train(records, out / kind / name, privacy=privacy, **options)
     return found
 
 
