@@ -130,14 +130,14 @@ def test_rdp_mixture_is_the_moment_of_a_coin() -> None:
     assert RDP().epsilon([term("full", 1.0, sigma, participation=p)], 1e-5) == pytest.approx(expected, rel=1e-9)
 
 
-@pytest.mark.parametrize("eps_error", [0.1, 0.01, 0.001])
+LONG = [term("poisson", 0.2, 60.0, 400, 50)]
+UNLIKE = [term("poisson", 0.01, 0.8, 100), term("poisson", 0.05, 5.0, 300), term("poisson", 0.05, 4.0, 30)]
+SHORT = [term("poisson", 0.1, 8.0, 5), term("poisson", 1.0, 20.0, 30)]
+
+
 @pytest.mark.parametrize(
-    "composition",
-    [
-        [term("poisson", 0.2, 60.0, 400, 50)],
-        [term("poisson", 0.01, 0.8, 100), term("poisson", 0.05, 5.0, 300), term("poisson", 0.05, 4.0, 30)],
-        [term("poisson", 0.1, 8.0, 5), term("poisson", 1.0, 20.0, 30)],
-    ],
+    ("composition", "eps_error"),
+    [(LONG, 0.1), (LONG, 0.01), (UNLIKE, 0.1), (UNLIKE, 0.01), (SHORT, 0.01), (SHORT, 0.001)],
 )
 def test_prv_lies_where_it_says(composition: list[Term], eps_error: float) -> None:
     """Above the exact value, by at most 2.2 eps_error; PLD is at most 5e-4 above that, too."""
