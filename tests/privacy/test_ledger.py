@@ -309,11 +309,11 @@ def test_reading_and_closed_ledgers_take_no_charges(three: Path) -> None:
 
 
 def release_until_killed(path: Path, out: int) -> None:
-    """Rounds of 400 silos; what leaves is written to ``out``, a number and the end of a line."""
+    """Rounds of 100 silos; what leaves is written to ``out``, a number and the end of a line."""
     ledger = Ledger.open(path) if path.exists() else Ledger(path, {"run": "r"})
     t = max((c.round for c in ledger), default=-1) + 1
     while True:
-        ledger.append(Charge(round=t, silo=s, release=RELEASE, count=1, noise_id=f"{t}") for s in range(0, 800, 2))
+        ledger.append(Charge(round=t, silo=s, release=RELEASE, count=1, noise_id=f"{t}") for s in range(0, 200, 2))
         ledger.sync()
         os.write(out, b"%d\n" % t)
         t += 1
@@ -344,7 +344,7 @@ def test_killed_anywhere_nothing_that_left_is_missing(tmp_path: Path) -> None:
         for one in ledger:
             silos[one.round] = silos.get(one.round, 0) + 1
         assert set(range(left + 1)) <= set(silos)
-        assert set(silos.values()) == {400}
+        assert set(silos.values()) == {100}
     assert left >= 19
 
 
