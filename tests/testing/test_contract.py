@@ -98,6 +98,7 @@ def test_pytest_collects_a_derived_class_and_skips_what_cannot_be_tried(tmp_path
         "from dpfl_plugin.testing import AlgorithmContract\n\n\n"
         "class TestMine(AlgorithmContract):\n"
         "    algorithm = {'name': 'fedavg', 'local_steps': 2, 'local_lr': 0.1}\n"
+        "    config = {'rounds': 2}\n"
         "    ranks = ()\n"
     )
     command = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "--override-ini=addopts="]
