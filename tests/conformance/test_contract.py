@@ -29,8 +29,21 @@ def contract(name: str, options: dict[str, object]) -> AlgorithmContract:
     return made
 
 
-@pytest.mark.parametrize("check", CHECKS)
-@pytest.mark.parametrize(("name", "options"), CASES, ids=lambda x: x if isinstance(x, str) else "-".join(x))
+@pytest.mark.parametrize(
+    ("name", "options", "check"),
+    [
+        pytest.param(
+            name,
+            options,
+            check,
+            id=f"{name}-{'-'.join(options)}-{check}",
+            # every algorithm is resumed every day, with its first options
+            marks=[pytest.mark.slow] if check == "test_resume" and options is not ALGORITHMS[name][0] else [],
+        )
+        for name, options in CASES
+        for check in CHECKS
+    ],
+)
 def test_contract(name: str, options: dict[str, object], check: str) -> None:
     getattr(contract(name, options), check)()
 
@@ -45,10 +58,7 @@ def test_the_check_on_ranks_which_starts_a_job_of_its_own() -> None:
 def test_on_ranks_every_algorithm_ends_as_in_one_process(tmp_path: Path) -> None:
     """What `test_mpi` checks, by one job for all: starting its ranks takes longer than all that they compute."""
     whole = {f"{name} {number}": contract(name, options) for number, (name, options) in enumerate(CASES)}
-    variants = {
-        label: {"algorithm": dict(made.algorithm), **made.config}
-        for label, made in whole.items()
-    }
+    variants = {label: {"algorithm": dict(made.algorithm), **made.config} for label, made in whole.items()}
     path = tmp_path / "all.yaml"
     path.write_text(yaml.safe_dump({**BASE, "variants": variants}, sort_keys=False))
     shown = ("--out", tmp_path / "there", "--json", "--set", "evaluation.reveal=server")
