@@ -15,6 +15,7 @@ print("all")
 """
 
 
+@pytest.mark.slow
 def test_compiled_loops_leave_nothing_on_a_terminal():
     """Where colorama is installed numba has it write to stdout at the end."""
     pytest.importorskip("numba")
