@@ -15,10 +15,16 @@ MOST = {"file": 500, "class": 300, "function": 60}  # lines
 
 
 @functools.cache
-def parsed(path: Path) -> list[ast.AST]:
-    """All nodes of a file that have a name and a body."""
-    kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    return [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, kinds)]
+def named(path: Path) -> list[ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Classes and functions of a file, wherever their statements are."""
+    found, left = [], [*ast.parse(path.read_text()).body]
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            found.append(node)
+        for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+            left += getattr(node, name, ())
+    return found
 
 
 def sizes(kind: str) -> dict[str, int]:
@@ -30,7 +36,7 @@ def sizes(kind: str) -> dict[str, int]:
         if wanted is None:
             found[name] = len(text.splitlines())
             continue
-        for node in parsed(path):
+        for node in named(path):
             if isinstance(node, wanted):
                 assert node.end_lineno is not None
                 found[f"{name}::{node.name}"] = node.end_lineno - node.lineno + 1
