@@ -1,4 +1,4 @@
-"""How well a model does on records with labels, as scikit-learn and lifelines define it; what is not defined is None.
+"""How well a model does on records with labels, by scikit-learn and lifelines; what is not defined is None.
 
 Measures are computed from records without noise: they are for the experimenter, and no epsilon covers them.
 """
@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfl_plugin.core.outcomes import Outcome
-from dpfl_plugin.measures import of_classes
 from dpfl_plugin.measures.answers import Answers, at_risk, losses_of_bins
 
 Table = dict[str, Any]
@@ -49,9 +48,11 @@ def table(outcome: Outcome, said: Answers, labels: NDArray[Any], *, curves: bool
     """
     if not _finite(said):
         return {outcome.score: None}
-    if outcome.kind == "classes":
-        with np.errstate(all="ignore"):
-            return _classes(said, labels, curves)
+    make: dict[str, Callable[..., Table]] = {
+        "classes": _classes,
+        "ordinal": _ordinal,
+        "multi_label": _multi_label,
+    }
     import sklearn
 
     # What is given is checked above, and what is not defined is None here. Warnings are not switched off: that is one
@@ -66,7 +67,7 @@ def table(outcome: Outcome, said: Answers, labels: NDArray[Any], *, curves: bool
         elif outcome.kind == "survival":
             found = _survival(outcome, said, labels)
         else:
-            found = (_ordinal if outcome.kind == "ordinal" else _multi_label)(said, labels, curves)
+            found = make[outcome.kind](said, labels, curves)
     first = outcome.score
     return {first: found[first], **found}
 
@@ -77,42 +78,58 @@ def _finite(said: Answers) -> bool:
 
 
 def _classes(said: Answers, y: NDArray[Any], curves: bool) -> Table:
+    from sklearn import metrics
+
     assert said.predicted is not None
-    p, scores = said.probabilities, said.scores
-    K = 2 if scores is not None else 1 + max(y.max(), said.predicted.max()) if p is None else p.shape[1]
-    counts = of_classes.confusion(y, said.predicted, K)
     found: Table = {
-        "accuracy": np.mean(y == said.predicted),
-        "balanced_accuracy": of_classes.balanced_accuracy(counts),
+        "accuracy": metrics.accuracy_score(y, said.predicted),
+        "balanced_accuracy": _balanced_accuracy(y, said.predicted),
     }
-    if scores is not None:  # two classes
-        found["auc"] = _defined(lambda: of_classes.auc(y == 1, scores), (y.min() != y.max()))
-        found["pr_auc"] = _defined(lambda: of_classes.average_precision(y == 1, scores), bool(y.any()))
+    p = said.probabilities
+    if said.scores is not None:  # two classes
+        found["auc"] = _defined(lambda: metrics.roc_auc_score(y, said.scores), (y.min() != y.max()))
+        found["pr_auc"] = _defined(lambda: metrics.average_precision_score(y, said.scores), bool(y.any()))
+        found["f1"] = metrics.f1_score(y, said.predicted, zero_division=0.0)
     else:
-        every = p is not None and len(np.unique(y)) == K
-        for name, of in (("auc", of_classes.auc), ("pr_auc", of_classes.average_precision)):
-            found[name] = np.mean([of(y == k, p[:, k]) for k in range(K)]) if p is not None and every else None
-    found["f1"] = of_classes.f1(counts, of_second=scores is not None)
+        every = p is not None and len(np.unique(y)) == p.shape[1]
+        found["auc"] = _defined(lambda: metrics.roc_auc_score(y, p, multi_class="ovr", average="macro"), every)
+        one_hot = None if p is None else np.eye(p.shape[1])[y]
+        found["pr_auc"] = _defined(lambda: metrics.average_precision_score(one_hot, p, average="macro"), every)
+        found["f1"] = metrics.f1_score(y, said.predicted, average="macro", zero_division=0.0)
     found |= _of_probabilities(p, y)
     if curves:
-        found |= _curves(said, y, counts)
+        found |= _curves(said, y)
     return _plain(found)
 
 
+def _balanced_accuracy(y: NDArray[Any], predicted: NDArray[Any]) -> float:
+    """The mean recall of the classes that occur, without scikit-learn's warning where one class is all there is."""
+    from sklearn import metrics
+
+    return float(metrics.recall_score(y, predicted, labels=np.unique(y), average="macro", zero_division=0.0))
+
+
 def _of_probabilities(p: NDArray[Any] | None, y: NDArray[Any]) -> Table:
-    """None without probabilities."""
+    """Brier (of two classes that of the second, else the sum over classes) and log loss; None without probabilities."""
+    from sklearn import metrics
+
     if p is None:
         return {"brier": None, "log_loss": None}
-    return {"brier": of_classes.brier(p, y), "log_loss": of_classes.log_loss(p, y)}
+    K = p.shape[1]
+    summed = metrics.mean_squared_error(np.eye(K)[y], p) * K
+    return {"brier": summed / 2 if K == 2 else summed, "log_loss": metrics.log_loss(y, p, labels=range(K))}
 
 
-def _curves(said: Answers, y: NDArray[Any], counts: NDArray[Any]) -> Table:
+def _curves(said: Answers, y: NDArray[Any]) -> Table:
+    from sklearn import calibration, metrics
+
     found: Table = {}
     p = said.probabilities
-    if (p is not None or said.scores is not None) and len(counts) <= MOST_CLASSES:
-        found["confusion_matrix"] = counts.tolist()
-    if p is not None and len(counts) == 2:
-        mean, share = of_classes.calibration(p[:, 1], y == 1, BINS)
+    K = p.shape[1] if p is not None else 2 if said.scores is not None else MOST_CLASSES + 1
+    if K <= MOST_CLASSES:
+        found["confusion_matrix"] = metrics.confusion_matrix(y, said.predicted, labels=range(K)).tolist()
+    if p is not None and K == 2:
+        share, mean = calibration.calibration_curve(y == 1, p[:, 1], n_bins=BINS)
         found["calibration_curve"] = {"predicted": mean.tolist(), "observed": share.tolist()}
     return found
 
@@ -125,7 +142,6 @@ def _ordinal(said: Answers, y: NDArray[Any], curves: bool) -> Table:
     levels = range(
         2 + max(y.max(), said.predicted.max()) if said.probabilities is None else said.probabilities.shape[1]
     )
-    counts = of_classes.confusion(y, said.predicted, len(levels))
     kappa = _defined(
         lambda: metrics.cohen_kappa_score(y, said.predicted, labels=levels, weights="quadratic"),
         y.min() != y.max() or (said.predicted != y).any(),  # one level is said of one level: chance is as good
@@ -133,12 +149,12 @@ def _ordinal(said: Answers, y: NDArray[Any], curves: bool) -> Table:
     found = {
         "mae": metrics.mean_absolute_error(y, said.predicted),
         "accuracy": metrics.accuracy_score(y, said.predicted),
-        "balanced_accuracy": of_classes.balanced_accuracy(counts),
+        "balanced_accuracy": _balanced_accuracy(y, said.predicted),
         "quadratic_kappa": kappa,
         **_of_probabilities(said.probabilities, y),
     }
     if curves and said.probabilities is not None and len(levels) <= MOST_CLASSES:
-        found["confusion_matrix"] = counts.tolist()
+        found["confusion_matrix"] = metrics.confusion_matrix(y, said.predicted, labels=levels).tolist()
     return _plain(found)
 
 
