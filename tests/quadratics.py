@@ -41,6 +41,19 @@ def its_own_loss(outputs: Tensor, labels: Tensor) -> Tensor:
     return outputs[:, 0]
 
 
+class ByHand(Vmap):
+    """`Vmap` with the gradients of `Quadratic` written out: the same numbers, in half the time."""
+
+    def __init__(self, model: Quadratic) -> None:
+        super().__init__(model, its_own_loss, 2**20)
+        self._gradients = self._slopes
+
+    @staticmethod
+    def _slopes(parameters: dict[str, Tensor], features: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        a, b = features.chunk(2, dim=1)
+        return {"y": a * (parameters["y"] - b)}
+
+
 def silo(a: Sequence[float], b: Sequence[float], copies: int = 1) -> Records:
     """A silo of equal records (a, b)."""
     features = torch.tensor([[*a, *b]] * copies, dtype=torch.float64)
@@ -82,7 +95,7 @@ class Lab:
             loss=its_own_loss,
             algorithm=self.algorithm,
             rules=self.rules,
-            engine=Vmap(model, its_own_loss, 2**20),
+            engine=ByHand(model),
             train=dict(enumerate(self.silos)),
             test=dict(enumerate(self.silos)),
             states=self.algorithm.init_silos(x, count),

@@ -22,7 +22,7 @@ from tests.adapters.test_faults import begin
 from tests.cli.command import dpfl, write
 from tests.cli.sweeping import write as write_sweep
 
-UMASKS = (0o000, 0o022, 0o077)
+UMASKS = (0o000, 0o077)  # nothing is held back, everything
 
 
 @pytest.fixture(params=UMASKS, ids=lambda mask: f"umask {mask:03o}")

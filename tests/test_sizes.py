@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,19 @@ import dpfl_plugin
 
 PACKAGE = Path(dpfl_plugin.__file__).parent
 MOST = {"file": 500, "class": 300, "function": 60}  # lines
+
+
+@functools.cache
+def named(path: Path) -> list[ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Classes and functions of a file, wherever their statements are."""
+    found, left = [], [*ast.parse(path.read_text()).body]
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            found.append(node)
+        for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+            left += getattr(node, name, ())
+    return found
 
 
 def sizes(kind: str) -> dict[str, int]:
@@ -22,7 +36,7 @@ def sizes(kind: str) -> dict[str, int]:
         if wanted is None:
             found[name] = len(text.splitlines())
             continue
-        for node in ast.walk(ast.parse(text)):
+        for node in named(path):
             if isinstance(node, wanted):
                 assert node.end_lineno is not None
                 found[f"{name}::{node.name}"] = node.end_lineno - node.lineno + 1

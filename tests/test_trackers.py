@@ -171,6 +171,7 @@ def test_what_is_wrong_with_a_tracker_is_said(tmp_path: Path, block: dict[str, A
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_each_run_of_a_sweep_is_a_run_of_the_tracker_under_its_name(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     changes = {"name": "lr-sweep", "rounds": 2, "trackers": [{"name": "tensorboard", "folder": "logs"}]}

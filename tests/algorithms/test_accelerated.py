@@ -98,7 +98,7 @@ def slope(kappas: list[float], rounds: list[int]) -> float:
 
 def test_the_accelerated_rate() -> None:
     """Rounds to a gap 1e-4 times as large grow as sqrt(kappa) in stages, and as kappa by plain gradient descent."""
-    kappas = [16.0, 64.0, 256.0]
+    kappas = [16.0, 48.0, 144.0]
     plain = [rounds_to(MBSGD(lr=1.0), kappa, 1e-4) for kappa in kappas]
     staged = []
     for kappa in kappas:

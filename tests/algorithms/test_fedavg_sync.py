@@ -100,7 +100,7 @@ def test_decreasing_steps_reach_the_optimum_where_equal_ones_do_not():
     largest = max(float((a * (torch.tensor(START) - b)).norm(dim=1).max()), 40.0)  # of the gradients on the way
     A = 8 * (Q - 1) ** 2 * largest**2 + 6 * L * gamma
     first = float((lab.server["model"] - lab.optimum).square().sum())
-    for round in range(1, 121):
+    for round in range(1, 61):
         lab.step()
         equal.step()
         bound = 2 * (L / mu) / (round * Q + 8 * L / mu) * (A / mu + 2 * L * first)

@@ -19,8 +19,7 @@ def own(lab: Lab) -> list[float]:
     return lab.host.states["own"].flatten().tolist()
 
 
-@pytest.mark.parametrize("weights", [None, (0.2, 0.5, 0.3)])
-@pytest.mark.parametrize("pull", [0.0, 0.7, 4.0])
+@pytest.mark.parametrize(("pull", "weights"), [(0.0, (0.2, 0.5, 0.3)), (0.7, None), (4.0, (0.2, 0.5, 0.3))])
 def test_it_ends_where_the_sum_is_least(pull, weights):
     """w_k = (a_k b_k + lambda w) / (a_k + lambda), w = sum p_k w_k: where no gradient of [P]'s objective is left."""
     lab = Lab(MRMTL(local_steps=3, local_lr=0.2, mean_weight=pull), THREE, rules(), [4.0], weights=weights)

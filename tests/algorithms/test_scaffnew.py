@@ -30,9 +30,12 @@ def test_heterogeneous_silos_reach_the_optimum_where_fedavg_does_not():
     fedavg = Lab(FedAvg(local_lr=1 / L, local_steps=5), THREE, rules(), START)
     for _ in range(90):
         scaffnew.step()
+    for _ in range(30):  # after which it has come to rest
         fedavg.step()
     assert (scaffnew.server["model"] - scaffnew.optimum).norm() < 1e-9
     assert (fedavg.server["model"] - fedavg.optimum).norm() > 0.1
+    a, b = torch.stack([records.features[0] for records in THREE]).chunk(2, dim=1)  # [S] Theorem 1: h_i -> grad f_i(x*)
+    torch.testing.assert_close(shifts(scaffnew), a * (scaffnew.optimum - b), atol=1e-8, rtol=0)
 
 
 def test_a_fixed_number_of_local_steps_reaches_it_too():
@@ -40,15 +43,6 @@ def test_a_fixed_number_of_local_steps_reaches_it_too():
     for _ in range(90):
         lab.step()
     assert (lab.server["model"] - lab.optimum).norm() < 1e-9
-
-
-def test_the_shifts_become_the_gradients_at_the_optimum():
-    """[S] Theorem 1: h_i -> grad f_i(x*)."""
-    lab = Lab(ScaffNew(local_lr=1 / L, p=0.3), THREE, rules(), START)
-    for _ in range(120):
-        lab.step()
-    a, b = torch.stack([records.features[0] for records in THREE]).chunk(2, dim=1)
-    torch.testing.assert_close(shifts(lab), a * (lab.optimum - b), atol=1e-8, rtol=0)
 
 
 def test_always_communicating_is_gradient_descent():
@@ -100,7 +94,7 @@ def test_iteration_by_iteration():
 @pytest.mark.parametrize("sigma", [0.0, 1.0])
 def test_the_shifts_add_up_to_nothing(unit, sigma):
     lab = Lab(ScaffNew(local_lr=0.1, p=0.4), THREE, rules(sigma, 2.0, unit=unit), START)
-    for _ in range(60):
+    for _ in range(15):
         lab.step()
         h = lab.host.states["control"]
         assert h.sum(dim=0).abs().max() <= 1e-12 * max(1.0, float(h.abs().max()))

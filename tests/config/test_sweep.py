@@ -148,14 +148,14 @@ def test_a_manifest_of_another_version_is_refused(tmp_path: Path) -> None:
         config_of({**expansion.base, "rounds": 5}, expansion.rows[0], tmp_path)
 
 
-def test_ten_thousand_runs_have_the_ids_that_each_has_alone(tmp_path: Path) -> None:
+def test_a_thousand_runs_have_the_ids_that_each_has_alone(tmp_path: Path) -> None:
     sweep = {
-        "grid": {"algorithm.local_lr": [i / 100 for i in range(1, 101)], "privacy.noise_multiplier": [*range(2, 12)]},
-        "seeds": 10,
+        "grid": {"algorithm.local_lr": [i / 100 for i in range(1, 51)], "privacy.noise_multiplier": [*range(2, 12)]},
+        "seeds": 2,
     }
     expansion = runs(tmp_path, sweep)
-    assert len(expansion.rows) == 10_000 == len({row.id for row in expansion.rows})
-    for row in expansion.rows[::997]:
+    assert len(expansion.rows) == 1000 == len({row.id for row in expansion.rows})
+    for row in expansion.rows[::97]:
         assert run_id(config_of(expansion.base, row, tmp_path)) == row.id
 
 

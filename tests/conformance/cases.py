@@ -176,6 +176,16 @@ def cases() -> list[Case]:
     return [*seeded, *secure, *single]
 
 
+def of_noise() -> list[Case]:
+    """Of `cases` one for each kind of release, runtime, source of randomness and type of numbers: engines see no
+    randomness. The first and the last of these in turn, so that each engine is among them."""
+    every: dict[tuple[object, ...], list[Case]] = {}
+    for case in cases():
+        key = (case.mechanism, case.runtime, case.sampler, case.unit, case.neighbouring, case.secure, case.dtype)
+        every.setdefault(key, []).append(case)
+    return [alike[-(number % 2)] for number, alike in enumerate(every.values())]
+
+
 @functools.cache
 def model(
     num_features: int, num_outputs: int = CLASSES, device: str = "cpu", dtype: torch.dtype = torch.float64

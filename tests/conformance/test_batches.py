@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from dpfl_plugin.gradients.base import Records
-from tests.conformance.cases import CLASSES, Case, N, cases, run
+from tests.conformance.cases import CLASSES, Case, N, of_noise, run
 from tests.conformance.checks import ALPHA, assert_frequency
 
 pytestmark = pytest.mark.statistical
-SAMPLED = [case for case in cases() if case.unit == "record" and case.sampler != "full"]
+SAMPLED = [case for case in of_noise() if case.unit == "record" and case.sampler != "full"]
 EVERY = pytest.mark.parametrize("case", SAMPLED, ids=str)
 SILOS, STEPS, ROUNDS = 4, 150, 2
 

@@ -19,6 +19,7 @@ from tests.conformance.cases import (
     SCHEDULE_OPTIONS,
     cases,
     model,
+    of_noise,
 )
 
 HERE = "tests/conformance/cases.py"
@@ -58,6 +59,10 @@ def test_every_two_are_combined() -> None:
     assert len({(c.mechanism, c.engine, c.sampler, c.unit) for c in seeded}) == mechanisms * engines * 5
     assert len({(c.mechanism, c.runtime, c.sampler, c.unit) for c in seeded}) == mechanisms * len(RUNTIMES) * 5
     secure = {(c.mechanism, c.runtime, c.sampler, c.unit) for c in cases() if c.secure}
+    assert {case.engine for case in of_noise()} == set(registry.names("engines"))
+    assert {(c.runtime, c.sampler, c.unit, c.secure) for c in of_noise()} == {
+        (c.runtime, c.sampler, c.unit, c.secure) for c in cases()
+    }
     assert len(secure) == len(registry.names("mechanisms")) * len(RUNTIMES) * 5
 
 

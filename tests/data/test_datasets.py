@@ -5,6 +5,7 @@ Tests on real files are skipped where there is no folder of them (see tests/conf
 
 from __future__ import annotations
 
+import functools
 import gzip
 import hashlib
 import json
@@ -29,8 +30,9 @@ from dpfl_plugin.data.mushrooms import mushrooms, parse_libsvm
 from dpfl_plugin.errors import DataError
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def load(data_folder: Path) -> Callable[..., Dataset]:
+    @functools.cache
     def loaded(plugin: Callable[..., Dataset], **options: Any) -> Dataset:
         needed = data_folder / plugin.__name__
         if not needed.is_dir():
@@ -134,6 +136,7 @@ def test_cifar10_sheets(data_folder: Path) -> None:
     assert sky[2, :8].mean() > sky[0, :8].mean() + 0.03 and abs(sky[2, :, :8].mean() - sky[2, :, -8:].mean()) < 0.02
 
 
+@pytest.mark.slow
 def test_femnist(load: Callable[..., Dataset]) -> None:
     """The sample of 105 writers; a folder with another number of files has other counts."""
     data = load(femnist)

@@ -203,6 +203,7 @@ def test_a_plugin_must_return_a_sound_dataset() -> None:
         build(lambda source: Dataset(np.ones((2, 1), np.float32), np.array([0, 5]), 2))
 
 
+@pytest.mark.slow
 def test_gao_setting_on_mnist(data_folder: Path) -> None:
     """[G] Sec. 4: 25 odd/even silos, 50 dimensions by PCA, n = 1734 training records a silo."""
     if not (data_folder / "mnist").is_dir():

@@ -37,7 +37,7 @@ def trial(*shape):
 
 
 @pytest.mark.parametrize("name", ["linear", "mlp", "cnn", "words", "lstm", "attention"])
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(
     sizes=st.lists(st.integers(1, 12), min_size=1, max_size=4),
     sampler=st.sampled_from([FixedSize(batch_size=1), Poisson(0.15), Poisson(0.9)]),
@@ -80,7 +80,9 @@ def test_all_that_support_a_model_answer_a_stack_of_silos_alike(name, sizes, sam
 # What is chosen
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", ["linear", "no bias", "mlp", "words", "conv2d", "conv2d groups, few positions", "cnn", "lstm", "attention"]
+)
 def test_the_choice_is_the_cheapest_of_those_that_support_the_model_and_no_clock_has_a_say(name, monkeypatch):
     for clock in ("time", "perf_counter", "monotonic", "process_time"):
         monkeypatch.setattr(f"time.{clock}", lambda: pytest.fail("a clock was asked"))
@@ -92,9 +94,9 @@ def test_the_choice_is_the_cheapest_of_those_that_support_the_model_and_no_clock
         estimates = [one.microseconds for one in fitting]
         assert estimates == sorted(estimates) and {one.name for one in found} == set(registry.names("engines"))
         assert all((one.engine is None) == bool(one.reason) for one in found)
-        engine, reason = choose("auto", model, losses.cross_entropy, terms, trial(*shape))
-        assert engine.name == fitting[0].name
-        assert f"{estimates[0]:,.0f} us for {batch_size} records" in reason
+    engine, reason = choose("auto", model, losses.cross_entropy, terms, trial(*shape))
+    assert engine.name == fitting[0].name
+    assert f"{estimates[0]:,.0f} us for {batch_size} records" in reason
 
 
 def test_closed_forms_and_book_keeping_are_estimated_below_what_forms_every_gradient():
@@ -265,6 +267,7 @@ def test_a_model_of_word_numbers_is_tried_on_words():
         made_up(nn.Linear(4, 2), (5,), torch.zeros(1))
 
 
+@pytest.mark.slow
 def test_a_model_of_millions_of_parameters_finds_its_engine():
     """What engines are compared with needs norms that are right: torch's, in float32, are short by 1e-3 here."""
     model = nn.Linear(1_000_000, 10, bias=False)

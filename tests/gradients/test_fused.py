@@ -307,10 +307,20 @@ def apart(before="", **environment):
 
 
 def test_without_numba_torch_does_it_all():
-    compiled, plain = apart(), apart("sys.modules['numba'] = None")
-    assert compiled[:2] == [fused.version(), False] and plain[:2] == [None, False]
-    np.testing.assert_allclose(compiled[2], plain[2], rtol=1e-4, atol=1e-7)
-    assert apart(NUMBA_DISABLE_JIT="1") == plain
+    plain = apart("sys.modules['numba'] = None")
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
+    engine, y = Dense(model, losses.cross_entropy, 2**20), torch.randn(66)
+    out = torch.empty(66, dtype=torch.float64)
+    engine.clipped_sum(y, engine.prepare(Records(torch.randn(4, 5), torch.arange(4) % 3)), 0.1, out)
+    assert (engine.kernels, plain[:2]) == (fused.version(), [None, False])
+    np.testing.assert_allclose(out, plain[2], rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.slow
+def test_numba_is_imported_by_an_engine_alone_and_may_be_told_not_to_compile():
+    assert apart()[:2] == [fused.version(), False]
+    assert apart(NUMBA_DISABLE_JIT="1") == apart("sys.modules['numba'] = None")
 
 
 @pytest.mark.slow

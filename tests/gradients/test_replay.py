@@ -41,8 +41,13 @@ MODELS: dict[str, tuple[Any, Callable[[], nn.Module], Any]] = {
 }
 KINDS = pytest.mark.parametrize("kind", MODELS)
 ELSEWHERE = "meta"
-CLIPS = pytest.mark.parametrize("clip", ["none", "flat", "per_layer"])
-CHUNKS = pytest.mark.parametrize("chunk_bytes", [1, 2000, 2**20])
+CLIPS = ("none", "flat", "per_layer")
+CHUNKS = (1, 2000, 2**20)
+# Every two of a kind, a clipping and a size of chunks: from one kind to the next the size is the next one.
+EVERY_TWO = pytest.mark.parametrize(
+    ("kind", "clip", "chunk_bytes"),
+    [(kind, clip, CHUNKS[(i + j) % 3]) for i, kind in enumerate(MODELS) for j, clip in enumerate(CLIPS)],
+)
 
 
 def test_no_engine_that_says_so_is_forgotten_here() -> None:
@@ -86,9 +91,7 @@ def inputs(pool: Pool, model: nn.Module, clip: str, seed: int, width: int = 8) -
     return y, pool.index(list(pool.records), rows, width), *clip_norms(clip, model, 0.3 + seed)
 
 
-@KINDS
-@CLIPS
-@CHUNKS
+@EVERY_TWO
 def test_nothing_waits_for_a_gpu_or_is_moved_to_it(kind: str, clip: str, chunk_bytes: int) -> None:
     """On a device without numbers: whatever needs one, or has a shape that depends on one, raises or is seen; as is
     what mixes devices, or reads tensors beside the inputs and the pool's."""
@@ -134,9 +137,7 @@ def test_what_waits_would_be_noticed(how: str) -> None:
     assert not seen.uncapturable() and seen.kept() == {place(x)}
 
 
-@KINDS
-@CLIPS
-@CHUNKS
+@EVERY_TWO
 def test_replays_give_what_the_function_gives(kind: str, clip: str, chunk_bytes: int) -> None:
     """The same bits at other parameters, batches and clipping norms, empty batches and such as only fill up among them,
     with calls of other shapes between; of what it reads beside its inputs, all is the pool's."""
@@ -222,7 +223,7 @@ CUDA = [
 
 
 @KINDS
-@CLIPS
+@pytest.mark.parametrize("clip", CLIPS)
 @pytest.mark.parametrize("device", [pytest.param("cuda", marks=CUDA)])
 def test_a_cuda_graph_gives_what_the_function_gives(kind: str, clip: str, device: str) -> None:
     on_cpu, pool, model = made(kind)

@@ -55,6 +55,7 @@ def reader(*, lora_dropout: float = 0.0, **changes: float) -> dpfl.FieldsModel:
         return dpfl.FieldsModel(get_peft_model(network, lora), FIELDS, output="logits").eval()
 
 
+@pytest.mark.slow
 def test_the_example_trains_releases_and_changes_adapters_and_head_alone(example: ModuleType, tmp_path: Path) -> None:
     run = example.main(["--epochs", "1", "--rounds", "2", "--out", str(tmp_path)])
     before = example.adapted(example.pretrained(example.scans()[0], 1))  # its seeds are fixed

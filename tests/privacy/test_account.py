@@ -113,12 +113,12 @@ def test_an_outsider_is_told_of_the_sum_over_a_sample_of_silos() -> None:
 @pytest.mark.parametrize("view", BOTH)
 def test_the_budget_bounds_the_observer_that_it_is_for(view: BudgetView, beta: float) -> None:
     """The last round that it allows is within it, the next would not be; what the other is told does not matter."""
-    rounds = run(account(epsilon=2.0, view=view, beta=beta), 200)
+    rounds = run(account(epsilon=1.3, view=view, beta=beta), 200)
     assert 3 < rounds < 200
     for ran in (rounds, rounds + 1):
         free = account(beta=beta)
         run(free, ran)
-        assert (free.so_far()[view] <= 2.0) == (ran == rounds)
+        assert (free.so_far()[view] <= 1.3) == (ran == rounds)
 
 
 def test_what_was_spent_before_counts_towards_the_observer_that_saw_it() -> None:

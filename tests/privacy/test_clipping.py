@@ -152,7 +152,7 @@ def test_the_worst_neighbours_are_one_over_z_apart(strategy, sampler, engine):
 def test_no_neighbours_are_further_apart(strategy, sampler, model):
     """Random data sets and records of all sizes, at random parameters; some are not even finite."""
     sampler, generator = SAMPLERS[sampler], torch.Generator().manual_seed(5)
-    for _ in range(25):
+    for _ in range(10):
         y = torch.randn(zeros(model).shape, generator=generator, dtype=torch.float64)
         sizes = 10 ** (torch.rand(N + 1, 1, generator=generator, dtype=torch.float64) * 5 - 1)
         x = torch.randn(N + 1, 4, generator=generator, dtype=torch.float64) * sizes
@@ -282,17 +282,17 @@ def test_with_noise_c_goes_round_the_quantile(sampler, quantile):
     """500 norms, uniform in log over 2..50, batches of 250, z = 4: the count's deviation is 1/20 to 1/9.
 
     In equilibrium the mean noised fraction is the quantile up to |log C change| / (lr steps); the mean of log C over
-    3,000 steps is good to 0.05 (its deviation is 0.1 with a memory of about 35 steps).
+    1,000 steps is good to 0.1 (its deviation is 0.1 with a memory of about 35 steps), 0.03 of the quantile.
     """
     values = np.exp(np.linspace(math.log(2.0), math.log(50.0), 500))
     asked = oracle(rules(4.0, 0.5, sampler, clipping=Adaptive(quantile=quantile, lr=0.1)), norms(values))
     path = []
-    for _ in range(3500):
+    for _ in range(1200):
         asked.gradient(zeros())
         path.append(math.log(asked.clip_norms[0]))
     expected = math.log(2.0) + quantile * math.log(25.0)
-    assert np.mean(path[500:]) == pytest.approx(expected, abs=0.05)
-    assert np.std(path[500:]) > 0.01  # there was noise
+    assert np.mean(path[200:]) == pytest.approx(expected, abs=0.1)
+    assert np.std(path[200:]) > 0.01  # there was noise
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
@@ -304,19 +304,21 @@ def test_noise_of_an_adaptive_release(sampler):
     b, delta = sampler.divisor(N), sampler.sensitivity
     z_g, z_b = (Z**-2 - (2 * Z) ** -2) ** -0.5, 2 * Z
     made = [
-        (of, engine, [engine.prepare(norms(values))])
+        (of, engine, [engine.prepare(norms(values))] * 50)
         for of in (made_by, replace(made_by, mechanism=Gaussian(0.0)))
         for engine in [ClosedForm(MODEL, losses.cross_entropy, 2**20)]
     ]
     noise, fractions = [], []
-    for step in range(2000):
+    for round in range(40):  # of 50 silos
         noisy, silent = (
-            PrivateOracle(of, engine, records, [0], Draw(0, step), max_gradients=1, clip_norms=[start])
+            PrivateOracle(of, engine, records, range(50), Draw(0, round), max_gradients=1, clip_norms=[start] * 50)
             for of, engine, records in made
         )
-        noise.append((noisy.gradient(zeros()) - silent.gradient(zeros()))[0])
-        fractions.append(-math.log(noisy.clip_norms[0] / silent.clip_norms[0]) / 0.3)
-    noise = torch.cat(noise).numpy()
+        noise.append(noisy.gradient(zeros(m=50)) - silent.gradient(zeros(m=50)))
+        fractions += [
+            -math.log(one / other) / 0.3 for one, other in zip(noisy.clip_norms, silent.clip_norms, strict=True)
+        ]
+    noise = torch.cat(noise).flatten().numpy()
     assert stats.kstest(noise, stats.norm(scale=z_g * delta * start / b).cdf).pvalue > ALPHA
     assert stats.kstest(noise, stats.norm(scale=1.06 * z_g * delta * start / b).cdf).pvalue < ALPHA
     assert stats.kstest(fractions, stats.norm(scale=z_b * delta / 2 / b).cdf).pvalue > ALPHA

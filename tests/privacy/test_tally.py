@@ -184,7 +184,7 @@ def test_what_does_not_fit_is_kept_beside(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_charge_takes_some_hundred_bytes() -> None:
-    number = 40_000
+    number = 10_000
     tracemalloc.start()
     try:
         found = Tally(

@@ -29,6 +29,7 @@ def contract():
     return made
 
 
+@pytest.mark.slow  # as are the tests on ranks, which see it pass, too
 def test_the_same_result_passes(mpirun):
     mpirun('exec "$python" "$@"')
     contract().test_mpi()
