@@ -48,7 +48,7 @@ from dpfl_plugin.adapters.nvflare_checks import (
     of_site,
     surroundings,
 )
-from dpfl_plugin.adapters.platforms import folder_from, is_over, over_before, show_log
+from dpfl_plugin.adapters.platforms import begins, folder_from, is_over, over_before, round_counted, show_log
 from dpfl_plugin.adapters.replies import failure, refusal
 from dpfl_plugin.adapters.server import Server
 from dpfl_plugin.adapters.silo import Silo
@@ -251,6 +251,8 @@ class PrivateController(Controller):
                     LOG.warning("%s", over_before(folder.parent, self._server.summary()))
                     self._keep(fl_ctx)
                     return
+                after = f", {self.server.rounds} of them done" if self.server.rounds else ""
+                LOG.info("%s, folder %s%s", begins(agreement), folder.parent, after)
                 self._rounds(abort_signal, fl_ctx)
                 self._keep(fl_ctx)
                 self._tell_end(folder.parent)
@@ -356,13 +358,7 @@ class PrivateController(Controller):
         rounds, silos = self.server.rounds, self.server.summary()["silos"]
         epsilons = {self.silos[int(silo)]: about["epsilon"] for silo, about in silos.items()}
         worst = None if not epsilons or None in epsilons.values() else max(epsilons.values())
-        planned = self.server.agreement.config.rounds
-        LOG.info(
-            "dpfl: round %d%s: epsilon %s",
-            rounds,
-            "" if planned is None else f" of {planned}",
-            "none holds" if worst is None else f"at most {worst:.4g}",
-        )
+        LOG.info("%s", round_counted(self.server.summary(), self.server.agreement.config.rounds))
         shown = {f"dpfl/epsilon/{site}": epsilon for site, epsilon in epsilons.items()} | {"dpfl/epsilon": worst}
         for tag, value in shown.items():
             if value is not None:
@@ -378,6 +374,7 @@ class PrivateController(Controller):
         torch.save({"model": self.model.state_dict()}, half)
         os.replace(half, path)
         (place / SUMMARY).write_text(to_json(self.server.summary()))
+        LOG.info("dpfl: the model is in the job's result, %s/%s", place.name, path.name)
 
 
 class PrivateRecipe(Recipe):
