@@ -81,8 +81,8 @@ def is_over(folder: Path, summary: Mapping[str, Any]) -> str:
         said = "no upload was taken, so none is known here"
     return (
         f"dpfl: the run is over: {summary['status']} after {summary['rounds']} rounds. "
-        f"{summary['reason'] + '. ' if summary['reason'] else ''}Epsilon: {said}; see privacy.md in the folders of "
-        f"silos, in {folder}"
+        f"{summary['reason'] + '. ' if summary['reason'] else ''}Epsilon: {said}; see privacy.md in each "
+        f"silo's folder; the server's is {folder}"
     )
 
 
