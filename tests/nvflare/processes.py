@@ -90,8 +90,8 @@ class Deployment:
         return done.stdout
 
     def stop(self, *names: str) -> None:
-        """`nvflare poc stop`, which may say that it failed: the server can end while it is asked whether it runs."""
-        done = self._run("nvflare", "poc", "stop")
+        """`nvflare poc stop` by names: without them it first aborts jobs, and ends where a killed server left one."""
+        done = self._run("nvflare", "poc", "stop", *(word for name in names for word in ("-p", name)))
         late = done.returncode == 2 and "did not complete before the timeout" in done.stdout
         assert done.returncode == 0 or late, done.stdout + self.said()
         self.wait_for(lambda: not any(self.parent(name) for name in names))  # each kit's script leaves no note then
