@@ -27,7 +27,7 @@ from dpfl_plugin.adapters.kept import kept_here
 from dpfl_plugin.adapters.loaders import check_apart
 from dpfl_plugin.adapters.message import HEADER, PROTOCOL, Message
 from dpfl_plugin.adapters.owner import silo_limits
-from dpfl_plugin.adapters.platforms import check_version, folder_from, is_over, over_before, show_log
+from dpfl_plugin.adapters.platforms import check_version, folder_from, is_over, over_before, round_counted, show_log
 from dpfl_plugin.adapters.replies import failure, refusal
 from dpfl_plugin.adapters.server import Server
 from dpfl_plugin.adapters.silo import Silo
@@ -87,13 +87,14 @@ def private_runner(
     trainer = PrivateTrainer(inner, args, agreement, dataset[RECORDS], folder, loss, draw)
     made = server_aggregator or create_server_aggregator(copy.deepcopy(model), args)
     aggregator = PrivateAggregator(made, args, agreement, folder, callbacks)
-    say_what_begins(args, agreement, counts if simulated else {}, folder)
+    elsewhere = not simulated and _is_silo(args)
+    say_what_begins(args, agreement, counts if simulated else {}, None if elsewhere else folder)
     idle = without_effect(args, device, agreement, client_trainer, server_aggregator)
     for said in filter(None, [*(f"{what}: no effect: {why}" for what, why in idle), too_few_rounds(args, agreement)]):
         LOG.warning("dpfl: %s", said)
     if simulated and args.backend == "sp":
         runner = FedMLRunner(args, device, equal, model)
-        _take_over(runner, trainer, aggregator)
+        _take_over(runner, trainer, aggregator, model)
         return runner
     if simulated:
         _collect_over_mpi()
@@ -101,17 +102,17 @@ def private_runner(
         end_together()
         if not _is_silo(args):
             aggregator.open()  # what is wrong with its folder is said before silos come
-    return _run(lambda: FedMLRunner(args, device, equal, model, trainer, aggregator), trainer, aggregator)
+    return _run(lambda: FedMLRunner(args, device, equal, model, trainer, aggregator), trainer, aggregator, model)
 
 
-def _run(make: Callable[[], Any], trainer: PrivateTrainer, aggregator: PrivateAggregator) -> Any:
+def _run(make: Callable[[], Any], trainer: PrivateTrainer, aggregator: PrivateAggregator, model: nn.Module) -> Any:
     """The runner, by whose making FedML runs all of it."""
     try:
         runner = make()
     except BaseException:
         aggregator.pause()
         raise
-    _finish(trainer, aggregator)
+    _finish(trainer, aggregator, model)
     return runner
 
 
@@ -148,10 +149,11 @@ def _without_records(error: Exception) -> str:
     return str(getattr(error, "public", "its records cannot be used, and its own log says why"))
 
 
-def _finish(trainer: PrivateTrainer, aggregator: PrivateAggregator) -> None:
-    """The run is over: the project's own objects have the model, and what ended it is raised."""
+def _finish(trainer: PrivateTrainer, aggregator: PrivateAggregator, model: nn.Module) -> None:
+    """The run is over: the project's own objects have the model, as FedML leaves it, and what ended it is raised."""
     trainer.over = aggregator.over = True
     aggregator.pause()
+    model.load_state_dict((aggregator if aggregator.serves else trainer).get_model_params())
     if aggregator.error is not None:
         raise aggregator.error
 
@@ -336,6 +338,11 @@ class PrivateAggregator(ServerAggregator):
     """What ended a run in a deployment, where all silos have to hear of it first."""
 
     @property
+    def serves(self) -> bool:
+        """Whether this process was the server's."""
+        return self._server is not None
+
+    @property
     def server(self) -> Server:
         self.open()
         assert self._server is not None
@@ -406,7 +413,8 @@ class PrivateAggregator(ServerAggregator):
             for place, upload in enumerate(uploads):
                 self._receive(upload, place if by_place else None)
             with self._ending_all():
-                self.server.end()
+                if self.server.end():
+                    LOG.info("%s", round_counted(self.server.summary(), self._agreement.config.rounds))
         self._message = None
         return self.get_model_params()
 
@@ -448,7 +456,7 @@ class PrivateAggregator(ServerAggregator):
         return self._inner.test_all(*data)
 
 
-def _take_over(runner: Any, silos: PrivateTrainer, server: PrivateAggregator) -> None:
+def _take_over(runner: Any, silos: PrivateTrainer, server: PrivateAggregator, model: nn.Module) -> None:
     """FedML's single-process trainer ignores trainers that it is given, and keeps one for server and silos."""
     trainer, run = runner.runner.fl_trainer, runner.run
 
@@ -467,7 +475,7 @@ def _take_over(runner: Any, silos: PrivateTrainer, server: PrivateAggregator) ->
         except BaseException:
             server.pause()
             raise
-        _finish(silos, server)
+        _finish(silos, server, model)
 
     runner.run = checked
     trainer.model_trainer = server

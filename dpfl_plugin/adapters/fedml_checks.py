@@ -10,6 +10,7 @@ from typing import Any, Final
 from fedml.core import ClientTrainer, ServerAggregator
 
 from dpfl_plugin.adapters.agreement import Agreement
+from dpfl_plugin.adapters.platforms import begins
 
 LOG: Final = logging.getLogger("dpfl_plugin.fedml")
 OF_TRAINING: Final = ("learning_rate", "epochs", "batch_size", "client_optimizer", "weight_decay", "momentum")
@@ -47,19 +48,13 @@ def too_few_rounds(args: Any, agreement: Agreement) -> str:
     )
 
 
-def say_what_begins(args: Any, agreement: Agreement, counts: Mapping[int, int], folder: Path) -> None:
-    """At the start of a run; ``counts``: numbers of records of silos, where this process has them all."""
-    config, privacy = agreement.config, agreement.config.privacy
-    noise = f"noise {privacy.noise_multiplier:g}" if privacy.epsilon is None else f"epsilon {privacy.epsilon:g}"
-    LOG.info(
-        "dpfl: %s, %s rounds, %d silos (%s asked in a round%s), %s at delta %g for each, unit %s, folder %s",
-        config.algorithm.name,
-        config.rounds or "any number of",
-        agreement.num_silos,
-        args.client_num_per_round,
-        f", {min(counts.values())} to {max(counts.values())} records" if counts else "",
-        noise,
-        privacy.delta,
-        privacy.unit,
-        folder,
-    )
+def say_what_begins(args: Any, agreement: Agreement, counts: Mapping[int, int], folder: Path | None) -> None:
+    """At the start of a run.
+
+    Args:
+        counts: numbers of records of silos, where this process has them all.
+        folder: where it keeps what lasts; None at a silo of a deployment, where the owner says.
+    """
+    records = f", {min(counts.values())} to {max(counts.values())} records" if counts else ""
+    asked = f" ({args.client_num_per_round} asked in a round{records})"
+    LOG.info("%s%s", begins(agreement, asked), "" if folder is None else f", folder {folder}")

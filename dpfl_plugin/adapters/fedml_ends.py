@@ -76,6 +76,7 @@ def _ends_when_over(before: Callable[..., None], self: Any, message: Any) -> Non
         self.round_idx = self.num_rounds
         if header.get("reason"):
             LOG.error("the server ended the run: %s", str(header["reason"])[:1000])
+        LOG.info("dpfl: the run is over; what this silo released is stated in privacy.md of its folder")
     before(self, message)
 
 

@@ -409,6 +409,9 @@ class PrivateStrategy(Strategy):
         self._silo_of = {node: silo for node, silo in self._silo_of.items() if node in nodes}
         new = sorted(nodes - set(self._silo_of))
         questions = [Message(content=RecordDict(), message_type=QUERY, dst_node_id=node) for node in new]
+        if questions:  # the first wait till the nodes' processes have started
+            said = "dpfl: asking %d new nodes which silo each is, for %g s at most"
+            LOG.info(said, len(questions), QUESTION_SECONDS)
         replies = self._grid.send_and_receive(questions, timeout=QUESTION_SECONDS) if questions else []
         for reply in sorted(replies, key=lambda reply: reply.metadata.src_node_id):
             silo = None if reply.has_error() else reply.content.get(TABLE, {}).get("silo")

@@ -48,7 +48,7 @@ from dpfl_plugin.adapters.nvflare_checks import (
     of_site,
     surroundings,
 )
-from dpfl_plugin.adapters.platforms import folder_from, is_over, over_before, show_log
+from dpfl_plugin.adapters.platforms import begins, folder_from, is_over, over_before, round_counted, show_log
 from dpfl_plugin.adapters.replies import failure, refusal
 from dpfl_plugin.adapters.server import Server
 from dpfl_plugin.adapters.silo import Silo
@@ -119,6 +119,7 @@ class PrivateExecutor(Executor):
         self.settings, self.silos, self.model, self.records, self.folder = settings, silos, model, records, folder
         self._agreement: Agreement | None = None
         self._head: str | None = None
+        self._given: dict[str, Any] = {}  # by a function's name: it is asked once, its records are read in every round
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: Any, abort_signal: Any) -> Shareable:
         """The answer to what the server asks; what goes wrong is told here, and the server hears only that it did."""
@@ -185,7 +186,12 @@ class PrivateExecutor(Executor):
                 f"{local / 'dpfl.json'}: records is missing. What a job says of records has no effect here: the site "
                 'says where they are, by {"records": "module:function"}, with the module in local/custom.'
             )
-        return registry.load_object(path, "records")(site)
+        if path not in self._given:
+            given = registry.load_object(path, "records")(site)
+            if not hasattr(given, "__len__"):  # read once, a generator has nothing for the next round
+                return given
+            self._given[path] = given
+        return self._given[path]
 
     def _draw(self) -> Callable[[int], Draw] | None:
         """Random bits that can be repeated, for trials; None for those of the operating system."""
@@ -251,6 +257,8 @@ class PrivateController(Controller):
                     LOG.warning("%s", over_before(folder.parent, self._server.summary()))
                     self._keep(fl_ctx)
                     return
+                after = f", {self.server.rounds} of them done" if self.server.rounds else ""
+                LOG.info("%s, folder %s%s", begins(agreement), folder.parent, after)
                 self._rounds(abort_signal, fl_ctx)
                 self._keep(fl_ctx)
                 self._tell_end(folder.parent)
@@ -356,13 +364,7 @@ class PrivateController(Controller):
         rounds, silos = self.server.rounds, self.server.summary()["silos"]
         epsilons = {self.silos[int(silo)]: about["epsilon"] for silo, about in silos.items()}
         worst = None if not epsilons or None in epsilons.values() else max(epsilons.values())
-        planned = self.server.agreement.config.rounds
-        LOG.info(
-            "dpfl: round %d%s: epsilon %s",
-            rounds,
-            "" if planned is None else f" of {planned}",
-            "none holds" if worst is None else f"at most {worst:.4g}",
-        )
+        LOG.info("%s", round_counted(self.server.summary(), self.server.agreement.config.rounds))
         shown = {f"dpfl/epsilon/{site}": epsilon for site, epsilon in epsilons.items()} | {"dpfl/epsilon": worst}
         for tag, value in shown.items():
             if value is not None:
@@ -378,6 +380,7 @@ class PrivateController(Controller):
         torch.save({"model": self.model.state_dict()}, half)
         os.replace(half, path)
         (place / SUMMARY).write_text(to_json(self.server.summary()))
+        LOG.info("dpfl: the model is in the job's result, %s/%s", place.name, path.name)
 
 
 class PrivateRecipe(Recipe):

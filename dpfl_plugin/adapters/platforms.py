@@ -8,6 +8,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
+from dpfl_plugin.adapters.agreement import Agreement
 from dpfl_plugin.errors import ConfigError, UnsupportedError
 
 LOG: Final = logging.getLogger("dpfl_plugin.platforms")
@@ -41,20 +42,47 @@ def show_log(of_platform: Callable[[], logging.Logger]) -> None:
 
 def over_before(folder: Path, summary: Mapping[str, Any]) -> str:
     """What to say of a server's folder whose run is over when it is opened."""
+    reason = f" ({summary['reason']})" if summary["reason"] else ""
+    again = "for another run" if summary["status"] != "refused" else "once the owners allow it,"
     return (
-        f"dpfl: the run in {folder} was over before: {summary['status']} after {summary['rounds']} rounds. Nothing is "
-        "trained; for another run give another folder: its epsilon adds to this one's"
+        f"dpfl: the run in {folder} was over before: {summary['status']} after {summary['rounds']} rounds{reason}. "
+        f"Nothing is trained; {again} give another folder: its epsilon adds to this one's"
     )
+
+
+def begins(agreement: Agreement, asked: str = "") -> str:
+    """What is agreed, for the log of a server that begins or goes on."""
+    config, privacy = agreement.config, agreement.config.privacy
+    noise = f"noise {privacy.noise_multiplier:g}" if privacy.epsilon is None else f"epsilon {privacy.epsilon:g}"
+    return (
+        f"dpfl: {config.algorithm.name}, {config.rounds or 'any number of'} rounds, {agreement.num_silos} silos{asked}"
+        f", {noise} at delta {privacy.delta:g} for each, unit {privacy.unit}"
+    )
+
+
+def round_counted(summary: Mapping[str, Any], planned: int | None) -> str:
+    """What to say after a round that counted."""
+    worst = _worst(summary)
+    of = "" if planned is None else f" of {planned}"
+    return f"dpfl: round {summary['rounds']}{of}: epsilon {'none holds' if worst is None else f'at most {worst:.4g}'}"
+
+
+def _worst(summary: Mapping[str, Any]) -> float | None:
+    """The largest epsilon of a silo's; None where one has none."""
+    epsilons = [about["epsilon"] for about in summary["silos"].values()]
+    return None if not epsilons or None in epsilons else max(epsilons)
 
 
 def is_over(folder: Path, summary: Mapping[str, Any]) -> str:
     """What to say at the end of a run."""
-    epsilons = [about["epsilon"] for about in summary["silos"].values()]
-    worst = "none holds" if not epsilons or None in epsilons else f"at most {max(epsilons):.4g}"
+    worst = _worst(summary)
+    said = "none holds" if worst is None else f"at most {worst:.4g}"
+    if not summary["silos"]:
+        said = "no upload was taken, so none is known here"
     return (
         f"dpfl: the run is over: {summary['status']} after {summary['rounds']} rounds. "
-        f"{summary['reason'] + '. ' if summary['reason'] else ''}Epsilon: {worst}; see privacy.md in the folders of "
-        f"silos, in {folder}"
+        f"{summary['reason'] + '. ' if summary['reason'] else ''}Epsilon: {said}; see privacy.md in each "
+        f"silo's folder; the server's is {folder}"
     )
 
 

@@ -157,13 +157,17 @@ def wrong_with_ranks(ranks: Sequence[Facts]) -> Iterator[str]:
         others = [str(rank["rank"]) for rank in ranks if rank[key] != first[key]]
         if others:
             yield f"ranks {', '.join(others)} {why}. Rank 0: {first[key]}."
+    if not torch.cuda.is_available() and Path("/dev/nvidia0").exists():
+        yield "there is an NVIDIA GPU that torch cannot use: install a CUDA build of torch, see constraints.txt."
+
+
+def crowded(ranks: Sequence[Facts]) -> Iterator[str]:
+    """Where ranks wait for each other; their results are the same."""
     silo_ranks = [rank for rank in ranks if rank["rank"] > 0]
     for host, count in Counter(rank["host"] for rank in silo_ranks).items():
         cores = max(rank["cores"] for rank in silo_ranks if rank["host"] == host)
         if count > cores and all(rank["device"] == "cpu" for rank in silo_ranks):
             yield f"{host}: {count} silo ranks share {cores} cores: more than one per core is no faster."
-    if not torch.cuda.is_available() and Path("/dev/nvidia0").exists():
-        yield "there is an NVIDIA GPU that torch cannot use: install a CUDA build of torch, see constraints.txt."
 
 
 def lines(found: Facts) -> Iterator[str]:
@@ -185,6 +189,7 @@ def lines(found: Facts) -> Iterator[str]:
             f"rank {rank['rank']} on {rank['host']}: {rank['device']} {device}".rstrip()
             + f", {rank['cores']} cores, {rank['gpus']} GPUs, {rank['processor']}{speed}"
         )
+    yield from (f"note: {text}" for text in crowded(found["ranks"]))
 
 
 def _failing(mpi: Facts) -> str:

@@ -119,6 +119,7 @@ class DataSource:
         name = zipped or (f"{relative}.gz" if url.endswith(".gz") else relative)
         target = self.root / name
         help_text = f"Download {url} on a machine with a network and put it at {target}."
+        help_text += " Where it is already, data.folder or DPFL_DATA names the folder."
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             temporary = Path(tempfile.mkdtemp(prefix=".fetch-", dir=target.parent))

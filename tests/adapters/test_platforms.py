@@ -4,7 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from dpfl_plugin.adapters.platforms import check_seam, check_version, folder_from, nested, ranges
+from dpfl_plugin.adapters.platforms import (
+    check_seam,
+    check_version,
+    folder_from,
+    is_over,
+    nested,
+    over_before,
+    ranges,
+    round_counted,
+)
 from dpfl_plugin.errors import ConfigError, UnsupportedError
 
 
@@ -30,6 +39,30 @@ def test_folders_do_not_depend_on_where_a_platform_starts_a_process():
 
 def test_numbers_of_silos_are_said_shortly():
     assert (ranges([3, 4, 9, 0, 5]), ranges([]), ranges([2])) == ("0, 3-5, 9", "", "2")
+
+
+@pytest.mark.parametrize(
+    ("silos", "status", "reason", "said"),
+    [
+        ({"0": 2.0, "1": 3.0}, "done", "", ("at most 3;", "at most 3", "done after 4 rounds. Nothing", "another run")),
+        ({"0": None, "1": 3.0}, "done", "", ("none holds;", "none holds", "done after 4 rounds. Nothing", "another")),
+        (
+            {},
+            "refused",
+            "no",
+            ("no upload was taken", "none holds", "after 4 rounds (no). Nothing", "owners allow it,"),
+        ),
+    ],
+    ids=["private", "without noise", "refused"],
+)
+def test_the_end_of_a_run_is_said_with_its_reason_and_what_is_known_of_epsilon(silos, status, reason, said):
+    about = {silo: {"epsilon": epsilon} for silo, epsilon in silos.items()}
+    summary = {"status": status, "reason": reason, "rounds": 4, "silos": about}
+    end, counted, before, again = said
+    assert f"Epsilon: {end}" in is_over(Path("/f"), summary)
+    assert round_counted(summary, None) == f"dpfl: round 4: epsilon {counted}"
+    found = over_before(Path("/f"), summary)
+    assert before in found and again in found
 
 
 def test_a_newer_platform_is_tried_and_warned_of_and_an_older_one_refused(monkeypatch, caplog):

@@ -46,8 +46,11 @@ def test_ranks_that_differ_are_named(changes: dict[str, Any], said: str) -> None
 
 
 def test_more_silo_ranks_than_cores_are_told_of() -> None:
-    (wrong,) = doctor.wrong_with_ranks([rank(number, cores=2) for number in range(4)])
-    assert "a: 3 silo ranks share 2 cores" in wrong
+    """As a note: a trial on a laptop does it."""
+    ranks = [rank(number, cores=2) for number in range(4)]
+    assert not list(doctor.wrong_with_ranks(ranks))
+    (note,) = doctor.crowded(ranks)
+    assert "a: 3 silo ranks share 2 cores" in note
 
 
 @pytest.mark.parametrize(

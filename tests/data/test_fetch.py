@@ -100,7 +100,7 @@ def test_without_a_network_the_error_says_what_to_do(tmp_path: Path) -> None:
     source = DataSource(folder=tmp_path / "data")
     with pytest.raises(DataError) as error:
         source.file("set/file", url=NO_SERVER, sha256=SHA256)
-    for part in ("set/file", NO_SERVER, str(tmp_path / "data/set/file.gz")):
+    for part in ("set/file", NO_SERVER, str(tmp_path / "data/set/file.gz"), "or DPFL_DATA names the folder"):
         assert part in str(error.value)
     assert [path for path in (tmp_path / "data").rglob("*") if path.is_file()] == []
 

@@ -148,13 +148,18 @@ class Keeps(Callback):
         self.events.append(f"end {result['status']}")
 
 
-def test_callbacks_are_told_at_the_server_what_it_knows(tmp_path):
+def test_callbacks_are_told_at_the_server_what_it_knows(tmp_path, caplog):
+    """Its log says rounds and epsilons, and the project's own model is the trained one, as FedML leaves it."""
     kept = Keeps()
     server, trainers, loaders = federation(tmp_path, [kept])
     sent = server.get_model_params()
-    for _ in range(2):
-        sent = server.collect(a_round(server, trainers, loaders, sent))
-    _finish(trainers[0], server)  # FedML ends before the run
+    with caplog.at_level(logging.INFO):
+        for _ in range(2):
+            sent = server.collect(a_round(server, trainers, loaders, sent))
+    assert "dpfl: round 2 of 3: epsilon at most " in caplog.text
+    model = nn.Linear(4, 3).double()
+    _finish(trainers[0], server, model)  # FedML ends before the run
+    assert torch.equal(torch.cat([value.flatten() for value in model.parameters()]), server.server.model)
     assert kept.events == ["begin 0", "round 1", "round 2", "end interrupted"]
     said = max(about["epsilon"] for about in server.server.summary()["silos"].values())
     assert kept.rounds[-1].epsilon == {"server": said, "third_party": None}
@@ -291,7 +296,7 @@ def test_a_trainer_that_is_set_after_ours_is_refused_before_it_trains(tmp_path):
     clients = [SimpleNamespace(model_trainer=None) for _ in range(3)]
     ran, inner = [], SimpleNamespace(model_trainer=None, client_list=clients)
     runner = SimpleNamespace(runner=SimpleNamespace(fl_trainer=inner), run=lambda: ran.append(1))
-    _take_over(runner, trainers[0], server)
+    _take_over(runner, trainers[0], server, nn.Linear(4, 3).double())
     own, clients[1].model_trainer = Own(nn.Linear(4, 3), arguments(tmp_path)), None
     clients[1].model_trainer = own
     with pytest.raises(UnsupportedError, match=r"client_list\[1\].model_trainer is a Own, set after private_runner"):

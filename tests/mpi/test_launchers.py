@@ -67,14 +67,26 @@ def test_a_program_that_goes_on_talking_does_not_end_the_launcher(
     tmp_path: Path, name: str, arguments: list[str], asked: str
 ) -> None:
     """What is wanted is in its first line; whoever stopped reading there would kill it by SIGPIPE, at random."""
+    lines = f'case "$*" in *{asked}*) printf "pmi2 Open MPI) 5.0\\n"; sleep 0.2; printf "more\\n"; exit;; esac'
+    done = with_a_program(tmp_path, name, f"{lines}\necho started", *arguments)
+    assert (done.returncode, done.stdout) == (0, "started\n"), done.stderr
+
+
+def test_an_srun_that_reaches_no_cluster_is_not_taken_for_one_without_mpi(tmp_path: Path) -> None:
+    said = 'echo "srun: error: lookup failed"; echo "srun: fatal: no configuration source"; exit 1'
+    done = with_a_program(tmp_path, "srun", said, "--", "doctor")
+    assert done.returncode == 1 and "srun does not work here: srun: fatal: no configuration source" in done.stderr
+    assert "dev-cluster env" in done.stderr and "--mpi" not in done.stderr
+
+
+def with_a_program(tmp_path: Path, name: str, does: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A launcher, with another program for the one that it starts."""
     folder = shutil.copytree(ROOT / "launchers", tmp_path / "launchers")
     bin = tmp_path / ".venv" / "bin"
     bin.mkdir(parents=True)
-    lines = f'case "$*" in *{asked}*) printf "pmi2 Open MPI) 5.0\\n"; sleep 0.2; printf "more\\n"; exit;; esac'
-    (bin / name).write_text(f"#!/bin/bash\n{lines}\necho started\n")
+    (bin / name).write_text(f"#!/bin/bash\n{does}\n")
     (bin / "python").write_text("#!/bin/bash\necho MPICH\n")
     for program in bin.iterdir():
         program.chmod(0o755)
     environment = {**os.environ, "PATH": f"{bin}:{os.environ['PATH']}", "DPFL_MPIRUN": "mpirun"}
-    done = subprocess.run([folder / name, *arguments], capture_output=True, text=True, check=False, env=environment)
-    assert (done.returncode, done.stdout) == (0, "started\n"), done.stderr
+    return subprocess.run([folder / name, *arguments], capture_output=True, text=True, check=False, env=environment)

@@ -239,6 +239,16 @@ def test_a_site_says_what_is_wrong_with_its_own_file(tmp_path, monkeypatch, capl
     assert not list(made[1].folder.glob("owner/silo-*"))
 
 
+@pytest.mark.parametrize(("kind", "calls"), [(lambda pair: pair, 1), (lambda pair: iter([pair]), 4)])
+def test_a_sites_function_is_asked_once_if_its_records_can_be_read_again(tmp_path, monkeypatch, kind, calls):
+    asked, plain = [], project.records
+    monkeypatch.setattr(project, "records", lambda site: asked.append(site) or kind(plain(site)))
+    found = Loop(made := sites(tmp_path), tmp_path).run()
+    assert found.server.rounds == 4 and sorted(asked) == sorted(SITES * calls)
+    monkeypatch.undo()
+    assert [site.charges() for site in made] == plain_loop(tmp_path, SETTINGS)[1]
+
+
 FILTERS = {
     "PercentilePrivacy": PercentilePrivacy,
     "SVTPrivacy": SVTPrivacy,
@@ -292,10 +302,10 @@ def test_a_job_that_ended_goes_on_when_it_is_submitted_again_and_nothing_is_char
         if loop.server.rounds == 1:
             loop.abort.trigger(True)
 
-    with caplog.at_level(logging.INFO):
-        assert Loop(made, tmp_path, before=abort).run().server.rounds == 1
-        for site in made:
-            site.executor.handle_event(EventType.ABORT_TASK, site.context())
+    caplog.set_level(logging.INFO)
+    assert Loop(made, tmp_path, before=abort).run().server.rounds == 1
+    for site in made:
+        site.executor.handle_event(EventType.ABORT_TASK, site.context())
     again = "What was charged stays charged; submitted again with the same settings it goes on"
     assert f"the job was aborted after 1 rounds. {again}" in heard(caplog)
     assert all(f"{site}: the job was aborted. {again}" in heard(caplog) for site in SITES)
@@ -313,6 +323,10 @@ def test_a_job_that_ended_goes_on_when_it_is_submitted_again_and_nothing_is_char
     model, charges = plain_loop(tmp_path, SETTINGS)
     assert torch.equal(found.server.model, model)
     assert [site.charges() for site in made] == charges
+    begun = f"dpfl: scaffold, 4 rounds, 3 silos, noise 1.5 at delta 1e-05 for each, unit record, folder {tmp_path}/"
+    assert f"{begun}server-of-job\n" in heard(caplog)
+    assert "server-of-job, 1 of them done" in heard(caplog)
+    assert "the model is in the job's result, app_server/FL_global_model.pt" in heard(caplog)
     again = Loop(made, tmp_path)
     again.run()
     assert "was over before: done after 4 rounds" in heard(caplog)

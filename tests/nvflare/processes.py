@@ -85,7 +85,19 @@ class Deployment:
         (local / "resources.json").write_text(json.dumps(values))
 
     def call(self, *command: str) -> str:
-        done = subprocess.run(
+        done = self._run(*command)
+        assert done.returncode == 0, done.stdout + self.said()
+        return done.stdout
+
+    def stop(self, *names: str) -> None:
+        """`nvflare poc stop` by names: without them it first aborts jobs, and ends where a killed server left one."""
+        done = self._run("nvflare", "poc", "stop", *(word for name in names for word in ("-p", name)))
+        late = done.returncode == 2 and "did not complete before the timeout" in done.stdout
+        assert done.returncode == 0 or late, done.stdout + self.said()
+        self.wait_for(lambda: not any(self.parent(name) for name in names))  # each kit's script leaves no note then
+
+    def _run(self, *command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
             [str(BIN / command[0]), *command[1:]],
             cwd=self.folder,
             env=self.environment,
@@ -95,8 +107,6 @@ class Deployment:
             text=True,
             check=False,
         )
-        assert done.returncode == 0, done.stdout + self.said()
-        return done.stdout
 
     def start(self, name: str, *command: str) -> subprocess.Popen[bytes]:
         with (self.folder / f"log-{name}").open("ab") as log:

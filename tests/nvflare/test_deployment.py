@@ -40,7 +40,8 @@ def test_a_deployment_whose_job_is_aborted_and_whose_processes_are_killed(tmp_pa
     Aborted is one by its user; then a site's process of the job is killed, then the site's own, then the whole server.
     """
     folder, made = tmp_path / "kept", Deployment(tmp_path)
-    for name in ("localhost", "site-1", "site-2", "site-3"):
+    participants = ("localhost", "site-1", "site-2", "site-3")
+    for name in participants:
         kind = "PrivateController" if name == "localhost" else "PrivateExecutor"
         made.allow(name, f"dpfl_plugin.adapters.nvflare.{kind}", "project.Net")
         custom = made.kits / name / "local" / "custom"
@@ -85,6 +86,7 @@ def test_a_deployment_whose_job_is_aborted_and_whose_processes_are_killed(tmp_pa
         third.kill()
         third.wait()
         ended_or(submit("fourth"), lambda: False)
+        made.stop(*participants)
     finally:
         made.end()
     said = summary(folder)
