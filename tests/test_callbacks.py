@@ -196,7 +196,8 @@ def test_a_callback_that_changes_what_is_computed_ends_the_run(tmp_path: Path, m
     assert touches.result["status"] == "failed" and "cause" not in touches.result, "it may be a loss on raw records"
     monkeypatch.setattr("tests.test_callbacks.FACTOR", [1.0])
     secure = session(tmp_path / "secure", touches, loss=f"{__name__}:loss_by_factor", privacy={"secure": True})
-    assert secure["status"] == "done", "where noise is never there twice it may"
+    assert secure["status"] == "failed" and "or of a callback, changed" in secure["reason"]
+    assert {one.round for one in charges(secure["folder"])} == {0}
 
 
 class TellsTorch(Callback):

@@ -38,10 +38,11 @@ _NAMESPACES: Final = (
 _HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 CHANGED: Final = (
-    "the own code of the model or the loss changed {} while silos computed. What it keeps from one call to the next "
-    "makes gradients depend on records that came before, or noise that follows from a seed be added to other values "
-    "than it is named for: no guarantee would hold. Nothing of these silos was charged or left in this round. Compute "
-    "outputs from the input and the parameters alone (docs/engines.md)."
+    "the own code of the model or the loss, or of a callback, changed {} while silos computed, or since they computed "
+    "last. What is kept from one call to the next makes gradients depend on records that came before, or noise that "
+    "follows from a seed be added to other values than it is named for: no guarantee would hold. Nothing of these "
+    "silos was charged or left in this round. Compute outputs from the input and the parameters alone "
+    "(docs/engines.md)."
 )
 KEPT: Final = "an attribute, a buffer, a frozen parameter, a hook or a global variable that it reads"
 PARAMETERS: Final = "the parameters that it was asked at"

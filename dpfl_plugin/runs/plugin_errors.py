@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import traceback
 from collections.abc import Iterable
+from typing import Any
 
 from dpfl_plugin.errors import DpflError
 
@@ -19,16 +20,19 @@ def place(error: Exception, plugins: Iterable[object]) -> str | None:
     """
     if isinstance(error, DpflError):
         return None
-    files = {}
+    files: dict[str | None, list[Any]] = {}
     for plugin in plugins:
         named = plugin if inspect.isfunction(plugin) else type(plugin)
         module = inspect.getmodule(named)
         if module is not None and module.__name__.partition(".")[0] not in OURS:
-            files[getattr(module, "__file__", None)] = f"{module.__name__}:{named.__qualname__}"
+            files.setdefault(getattr(module, "__file__", None), []).append(named)
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if frame.filename in files:
+            of_file = files[frame.filename]
+            named = next((one for one in of_file if one.__name__ == frame.name), of_file[0])
             what = f"{type(error).__name__}: {error}".rstrip(": ")
-            return f"plugin {files[frame.filename]} ({frame.filename}, line {frame.lineno}) raised {what}"
+            plugin_name = f"{named.__module__}:{named.__qualname__}"
+            return f"plugin {plugin_name} ({frame.filename}, line {frame.lineno}) raised {what}"
     return None
 
 

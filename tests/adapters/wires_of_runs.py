@@ -77,7 +77,7 @@ class TestMPI(_Run):
     declared: ClassVar[dict[str, Declared]] = {
         "test_bits_and_charges_are_those_of_a_plain_loop": Elsewhere(
             "with 2 to 9 ranks",
-            ("tests/mpi/test_same_bits.py::test_any_number_of_ranks_gives_the_bits_of_one_process",),
+            ("tests/mpi/test_same_bits.py::test_any_number_of_ranks_gives_them",),
         ),
         "test_processes_that_are_started_again_before_every_round_go_on": Elsewhere(
             "with jobs that are killed",

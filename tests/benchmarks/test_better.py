@@ -62,7 +62,7 @@ def test_what_helps_harms_and_does_not_show_is_told_from_the_numbers():
     said = page(cells, 3)
     assert "+11.0 ± 0.6 *" in said and "-11.0 ± 0.6 *" in said
     assert "`average: tail`: helps, +11.0 ± 0.6 points in the mean of 3 cells." in said
-    assert "`l2: 0.01` harms: -11.0 ± 0.6 points" in said
+    assert "`l2: 0.01`: harms, -11.0 ± 0.6 points" in said
     assert "`average: ema`: not told apart from 0, +0.0 ± 1.2 points" in said
 
 

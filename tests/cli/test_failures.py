@@ -16,27 +16,23 @@ from tests.cli.command import charges, dpfl, metrics, run, write
 NOT_PRIVATE = {"noise_multiplier": 0, "clip_norm": float("inf")}
 
 MINE = """
+import os
+
 import torch
 from torch.nn import functional
 
 from dpfl_plugin.algorithms.fedavg import FedAvg
 
-calls = 0
+def is_late():  # kept where nobody looks: what code keeps in variables ends a run before it fails
+    os.environ["CALLS"] = str(int(os.environ["CALLS"]) + 1)
+    return int(os.environ["CALLS"]) > 60
 
-def nan_from(call):
-    def loss(outputs, labels):
-        global calls
-        calls += 1
-        losses = functional.cross_entropy(outputs, labels, reduction="none")
-        return losses * float("nan") if calls > call else losses
-    return loss
-
-nan_later = nan_from(60)
+def nan_later(outputs, labels):
+    losses = functional.cross_entropy(outputs, labels, reduction="none")
+    return losses * float("nan") if is_late() else losses
 
 def broken(outputs, labels):
-    global calls
-    calls += 1
-    if calls > 60:
+    if is_late():
         raise KeyError("weights of 'age'")
     return functional.cross_entropy(outputs, labels, reduction="none")
 
@@ -56,6 +52,7 @@ def own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "failing.py").write_text(MINE)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "failing", raising=False)
+    monkeypatch.setenv("CALLS", "0")
 
 
 def failed(config: Path) -> dict[str, Any]:
