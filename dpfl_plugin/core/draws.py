@@ -152,7 +152,7 @@ def _decide_kept(
     if count < 0:
         out[:] = 0.0
         raise RuntimeError("compiled noise is wrong: it leaves too much undecided. Uninstall numba, and report this.")
-    for index, *left in kept[:count] if count else ():
+    for index, *left in kept[:count].tolist():  # as Python has them: NumPy 1 makes a float of a word and 1
         nearest = rounded_normals.nearest(total[index : index + 1], grid)
         drawn = decide(rounded_normals.undecided(*left), std, rng.bit_generator.random_raw)
         out[index] = (nearest[0] + drawn) * grid

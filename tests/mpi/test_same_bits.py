@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import json
 import stat
@@ -84,7 +85,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
             "dataset": {"name": "csv", "files": "h*.csv", "person_column": "patient", "classes": ["no", "yes"]},
             "num_silos": None,
             "partition": "natural",
-            "preprocess": [{"name": "backbone", "factory": "features_of_ranks:make", "cache": "features"}],
+            "preprocess": [{"name": "backbone", "cache": "features"}],
         },
         "privacy": {"unit": "person", "max_records_per_person": 2, "shared_persons": "per_silo"},
         "private_evaluation": {"share": 0.2, "every": 2, "noise_multiplier": 3.0},
@@ -112,12 +113,15 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
         rows = [f"{rng.normal()},{rng.normal()},{'no' if rng.random() < 0.4 else 'yes'}" for _ in range(20 + silo)]
         (folder / f"silo-{silo}.csv").write_text("\n".join(["a,b,label", *rows]))
     tables(folder)
-    (folder / "features_of_ranks.py").write_text(BACKBONE)
+    # A name of its own: a process that comes back to these tests makes them anew, and imports a name once.
+    made, variants = f"features_{folder.name}", copy.deepcopy(VARIANTS)
+    (folder / f"{made}.py").write_text(BACKBONE)
+    variants["persons and scores"]["data"]["preprocess"][0]["factory"] = f"{made}:make"
     some = {label: VARIANTS[label] for label in SOME}
     # Rank 0 has measurements only if it may.
     shown = {"data": {"num_silos": 7}, "evaluation": {"reveal": "server"}}
     write(folder, {**shown, "variants": some}, "some.yaml")
-    return write(folder, {**shown, "variants": VARIANTS | APART})
+    return write(folder, {**shown, "variants": variants | APART})
 
 
 @pytest.fixture(scope="module")
