@@ -119,7 +119,7 @@ class PrivateExecutor(Executor):
         self.settings, self.silos, self.model, self.records, self.folder = settings, silos, model, records, folder
         self._agreement: Agreement | None = None
         self._head: str | None = None
-        self._given: dict[str, Any] = {}  # by a function's name: it is asked once, its records are read in every round
+        self._given: dict[tuple[str, str], Any] = {}  # by function and site: it is asked once, its records are read in every round
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: Any, abort_signal: Any) -> Shareable:
         """The answer to what the server asks; what goes wrong is told here, and the server hears only that it did."""
@@ -186,12 +186,12 @@ class PrivateExecutor(Executor):
                 f"{local / 'dpfl.json'}: records is missing. What a job says of records has no effect here: the site "
                 'says where they are, by {"records": "module:function"}, with the module in local/custom.'
             )
-        if path not in self._given:
+        if (path, site) not in self._given:
             given = registry.load_object(path, "records")(site)
             if not hasattr(given, "__len__"):  # read once, a generator has nothing for the next round
                 return given
-            self._given[path] = given
-        return self._given[path]
+            self._given[path, site] = given
+        return self._given[path, site]
 
     def _draw(self) -> Callable[[int], Draw] | None:
         """Random bits that can be repeated, for trials; None for those of the operating system."""

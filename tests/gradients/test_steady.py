@@ -156,6 +156,7 @@ def test_code_that_keeps_nothing_goes_on(name: str) -> None:
         with steady():
             y = torch.full((15,), torch.nan if step == 2 else float(step))
             engine.clipped_sum(y, batch.between(0, 4 + step), 1.0, out)
+    assert not keeps_nothing(net, cross_entropy), "else nobody would have looked"
 
 
 def test_whose_code_keeps_nothing() -> None:
