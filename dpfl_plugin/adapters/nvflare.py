@@ -119,9 +119,8 @@ class PrivateExecutor(Executor):
         self.settings, self.silos, self.model, self.records, self.folder = settings, silos, model, records, folder
         self._agreement: Agreement | None = None
         self._head: str | None = None
-        self._given: dict[
-            tuple[str, str], Any
-        ] = {}  # of a function and a site: asked once, read in every round
+        # Of a function and a site: asked once, its records are read in every round.
+        self._given: dict[tuple[str, str], Any] = {}
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: Any, abort_signal: Any) -> Shareable:
         """The answer to what the server asks; what goes wrong is told here, and the server hears only that it did."""
