@@ -297,6 +297,7 @@ def _run(sweep: Sweep, row: Row, asked: Callable[[], bool]) -> tuple[int, str]:
             resume=True,
             label=row.label,
             picture=False,
+            tables=False,  # of 100 silos they take as long as 500 rounds, and no page shows them
         )
     finally:
         with contextlib.suppress(OSError), _seconds_file(sweep).open("a") as file:

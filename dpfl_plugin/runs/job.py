@@ -54,6 +54,7 @@ class Job:
         label: what the user's file calls the run.
         clock: takes the time of each part.
         stage: how far it goes now, as a candidate of a tuning; None for a run by itself.
+        tables: whether the result has all measures of the final model.
     """
 
     config: Config
@@ -70,6 +71,7 @@ class Job:
     label: str | None = None
     clock: Stopwatch = STOPPED
     stage: Stage | None = None
+    tables: bool = True
 
     @property
     def records(self) -> str:

@@ -85,6 +85,7 @@ def run_session(
     profile: bool = False,
     callbacks: Sequence[Callback] = (),
     stage: Stage | None = None,
+    tables: bool = True,
 ) -> Result:
     """Run ``config`` to its end, or until it is stopped; returns what `result.json` holds.
 
@@ -95,6 +96,7 @@ def run_session(
         profile: take the time of each part, and write it to `profile.json`.
         callbacks: are told how it goes, with the trackers of the configuration; not of a run that finished before.
         stage: how far it goes now, as a candidate of a tuning; None for a run by itself.
+        tables: have all measures of the final model in the result, beside the score of each evaluation.
 
     Raises:
         ConfigError: the configuration is wrong, or the folder holds an unfinished run and ``resume`` is not set.
@@ -106,23 +108,20 @@ def run_session(
     result = finished_result(folder)
     if result is not None:
         _check_finished(config, base, folder, result, reporter, place, ledger, wait)
-        if callbacks or config.trackers:
-            reporter.note("callbacks and trackers are not told about it: to run it again, use another out folder")
+        _say_untold(config, callbacks, reporter)
         return result
     given.check_all(config.model_dump(mode="python"))
     refuse_unfinished(folder, resume)
     callbacks = callbacks_of(config, base, callbacks)
     if ledger is not None:
-        check_in_shared(config)
-        refuse_silos(config, SHARED_LEDGER)
-        refuse_cycles(config, "a shared ledger composes releases of runs that may come between each other")
+        _refuse_shared(config)
     with locked_shared(ledger, wait) as shared:
         check_shared(folder, ledger, shared)
         # Bad input is found before anything is written.
+        label, clock = folder.label() if label is None and resume else label, Stopwatch() if profile else STOPPED
         job = _prepared(config, base, folder, ledger, shared, place, reporter)
-        label = folder.label() if label is None and resume else label
-        job = replace(job, label=label, clock=Stopwatch() if profile else STOPPED, stage=stage)
-        job.parts.host.clock = job.clock
+        job = replace(job, label=label, clock=clock, stage=stage, tables=tables)
+        job.parts.host.clock = clock
         with folder.locked():
             result = finished_result(folder)
             if result is not None:  # by another process, while this one was loading its data
@@ -131,6 +130,18 @@ def run_session(
             check_marks(folder, job.parts, key_of(config, folder, ledger))
             place.begin()
             return _run_told(job, place, Hooks(reporter, folder, callbacks), stop)
+
+
+def _refuse_shared(config: Config) -> None:
+    """Refuse what runs of one ledger cannot have."""
+    check_in_shared(config)
+    refuse_silos(config, SHARED_LEDGER)
+    refuse_cycles(config, "a shared ledger composes releases of runs that may come between each other")
+
+
+def _say_untold(config: Config, callbacks: Sequence[Callback], reporter: Reporter) -> None:
+    if callbacks or config.trackers:
+        reporter.note("callbacks and trackers are not told about it: to run it again, use another out folder")
 
 
 def _prepared(
@@ -313,7 +324,13 @@ def _run_rounds(
 
 
 def _finish(
-    experiment: Experiment, progress: Progress, outcome: Outcome, *, save: Callable[[Progress], None], hooks: Hooks
+    experiment: Experiment,
+    progress: Progress,
+    outcome: Outcome,
+    *,
+    tables: bool,
+    save: Callable[[Progress], None],
+    hooks: Hooks,
 ) -> tuple[Final, Outcome]:
     """What the run ended with, silos' own models made, if its rounds are over; and how it ended then."""
     by_silo: dict[int, SiloMetrics] = {}
@@ -323,7 +340,8 @@ def _finish(
         try:
             by_silo, notes = experiment.finish(progress, save=save, note=hooks.note)
             kept, retry = experiment.kept(progress), experiment.survivors.retry
-            measured = retry(progress, lambda: experiment.runtime.measures(kept), save=save, note=hooks.note)
+            if tables:
+                measured = retry(progress, lambda: experiment.runtime.measures(kept), save=save, note=hooks.note)
         except Interrupted:
             outcome = Outcome("interrupted", Cause.STOP_REQUESTED, "asked to stop during personalisation")
         except TooFewSilosError as error:
@@ -371,7 +389,7 @@ def _run(job: Job, place: Place, hooks: Hooks, stop: Callable[[], bool]) -> Resu
         job.clock.lap("start")
         job.clock.start(parts.model.device)
         outcome = _run_rounds(job, experiment, progress, save=save, record=record, hooks=hooks, stop=stop)
-        final, outcome = _finish(experiment, progress, outcome, save=save, hooks=hooks)
+        final, outcome = _finish(experiment, progress, outcome, tables=job.tables, save=save, hooks=hooks)
         if job.clock.on:
             job.clock.lap("I/O")  # the last checkpoint
             folder.write(folder.profile, to_json(_profile(job.clock, runtime, progress.rounds - rounds_before)))
