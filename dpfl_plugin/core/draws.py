@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfl_plugin.core import rounded_normals
+from dpfl_plugin.core.fresh import FreshGenerator
 from dpfl_plugin.core.sfc64_state import OpenSFC64
 from dpfl_plugin.core.terminal import keep_stdout_plain
 from dpfl_plugin.core.ziggurat import Words, decide
@@ -86,7 +87,10 @@ def add_rounded(total: Tensor, grid: float, std: float, rng: np.random.Generator
         add = _add_rounded if _is_ours(rng) else _add_rounded_of
         add(sfc64, rng, values, grid, std, out.numpy())
         return
-    noise = rounded_normals.by_numpy(len(values), std, rng.bit_generator.random_raw)
+    if isinstance(rng, FreshGenerator):
+        noise = rng.rounded(len(values), std)
+    else:
+        noise = rounded_normals.by_numpy(len(values), std, rng.bit_generator.random_raw)
     out.copy_(torch.from_numpy((rounded_normals.nearest(values, grid) + noise) * grid))
 
 

@@ -17,6 +17,7 @@ from typing import Final, NoReturn, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from dpfl_plugin.core.fresh import FreshGenerator
 from dpfl_plugin.core.sfc64_state import OpenSFC64
 
 # Numbers are part of every recorded result: append, never renumber.
@@ -113,27 +114,24 @@ def stream(
 
 
 class SecureStream:
-    """Random bits of AES-128 in counter mode (NIST SP 800-38A), under a key of its own from the operating system.
+    """Random bits of a `FreshGenerator`, which has a key of its own from the operating system.
 
     The key is drawn when the object is made, is never shown, and is gone with the object: the bits cannot be had
     again, by whoever knows the run's seed or by the run itself. It cannot be copied or sent to another process, and a
     forked process draws a key of its own: two holders of one key would draw the same noise.
+
+    Args:
+        sums: how many are expected to be noised.
     """
 
-    def __init__(self) -> None:
-        self._process, self._generator = os.getpid(), _fresh()
+    def __init__(self, sums: int = 1) -> None:
+        self._process, self._sums, self._generator = os.getpid(), sums, FreshGenerator(sums)
 
     def seek(self, key: bytes | Words) -> np.random.Generator:
         """The generator, wherever it is: each draw is fresh, so a name for it means nothing."""
         if self._process != os.getpid():
-            self._process, self._generator = os.getpid(), _fresh()
+            self._process, self._generator = os.getpid(), FreshGenerator(self._sums)
         return self._generator
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a SecureStream cannot be copied: two of one key would draw the same noise. Make another one.")
-
-
-def _fresh() -> np.random.Generator:
-    from randomgen import AESCounter
-
-    return np.random.Generator(AESCounter(key=int.from_bytes(os.urandom(16), "little"), counter=0))

@@ -9,6 +9,7 @@ import pytest
 from randomgen import AESCounter
 from scipy import stats
 
+from dpfl_plugin.core.fresh import FreshGenerator
 from dpfl_plugin.core.streams import PURPOSES, SecureStream, Stream, fresh_attempt, stream, stream_key, words
 
 ALPHA = 1e-6  # false alarm of each statistical assertion; seeds are fixed, so it can only fail once
@@ -91,11 +92,27 @@ def test_secure_streams_never_repeat_themselves_or_each_other():
     assert len({*first, *again, *other}) == 12
 
 
+def test_noise_that_is_drawn_for_several_sums_at_once_is_used_once():
+    """Also where sums of another size or with more noise come between them, or more than were expected."""
+    generator, asked = FreshGenerator(sums=12), [(40, 9e9)] * 5 + [(40, 7e8), (30, 9e9)] * 3 + [(40, 9e9)] * 40
+    found = [generator.rounded(count, std) for count, std in asked]
+    assert [len(one) for one in found] == [count for count, _ in asked]
+    # 30 normals have a third of their standard deviation, or three times it, with a probability below 10^-8. What is of
+    # another noise than was asked is off by ten times, and of another size is too short.
+    assert all(std / 3 < one.std() < 3 * std for one, (_, std) in zip(found, asked, strict=True))
+    # 2,010 numbers of at least 10^9 that are about equally likely: three pairs of them are equal with a probability
+    # below 10^-9, and of what is used again 30 at least.
+    every = np.concatenate(found)
+    assert len(every) - len(np.unique(every)) < 3
+    assert stats.kstest(every[:200] / 9e9, "norm").pvalue > ALPHA
+
+
 def test_no_two_holders_of_a_secure_stream_draw_the_same() -> None:
     source = SecureStream()
     for copied in (copy.copy, copy.deepcopy, pickle.dumps):
-        with pytest.raises(TypeError, match="same noise"):
-            copied(source)
+        for holder in (source, source.seek(b"")):
+            with pytest.raises(TypeError, match="same noise"):
+                copied(holder)
     read, write = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of forking where threads are: the child ends at once
