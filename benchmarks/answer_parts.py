@@ -57,7 +57,7 @@ PARTS: Final[dict[str, list[tuple[Any, str]]]] = {
     "records: read, compared to the byte": [(records, "all_records"), (kept.Hashed, "same")],
     "model: copied, and compared by what decides": [
         (frozen.Frozen, "__init__"),
-        (silo.Silo, "_decide"),
+        (silo.Silo, "_decided_with"),
         (Agreement, "check"),
     ],
     "engine and configuration, from the last message": [(silo.Silo, "_prepare")],

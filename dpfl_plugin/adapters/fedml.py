@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,15 +20,25 @@ from fedml.ml.aggregator.aggregator_creator import create_server_aggregator
 from fedml.ml.trainer.trainer_creator import create_model_trainer
 from torch import nn
 
-from dpfl_plugin.adapters.agreement import Agreement, agree
+from dpfl_plugin.adapters.agreement import Agreement
 from dpfl_plugin.adapters.fedml_checks import say_what_begins, too_few_rounds, without_effect
 from dpfl_plugin.adapters.fedml_ends import end_together, public, tell_server
+from dpfl_plugin.adapters.fedml_given import (
+    NUM_RECORDS,
+    RECORDS,
+    agreed,
+    check,
+    check_records,
+    folder_of,
+    is_silo,
+    surroundings,
+)
 from dpfl_plugin.adapters.frozen import FIXED
+from dpfl_plugin.adapters.held import Held
 from dpfl_plugin.adapters.kept import kept_here
-from dpfl_plugin.adapters.loaders import check_apart
 from dpfl_plugin.adapters.message import HEADER, PROTOCOL, Message
 from dpfl_plugin.adapters.owner import silo_limits
-from dpfl_plugin.adapters.platforms import check_version, folder_from, is_over, over_before, round_counted, show_log
+from dpfl_plugin.adapters.platforms import check_version, is_over, over_before, round_counted, show_log
 from dpfl_plugin.adapters.replies import failure, refusal
 from dpfl_plugin.adapters.server import Server
 from dpfl_plugin.adapters.silo import Silo
@@ -36,14 +47,11 @@ from dpfl_plugin.errors import ConfigError, DpflError, LimitError, MessageError,
 from dpfl_plugin.gradients.base import Loss
 from dpfl_plugin.models.fixed import unpack
 from dpfl_plugin.oracle import Draw
-from dpfl_plugin.owners.limits import Surroundings
+from dpfl_plugin.owners.limits import Limits, Surroundings
 from dpfl_plugin.runs.hooks import check_callbacks
 
 TESTED: Final = ("0.9.6",)
-SOURCE: Final = "dpfl_args: dpfl"
 LOG: Final = logging.getLogger("dpfl_plugin.fedml")
-NUM_RECORDS, RECORDS = 4, 5  # of FedML's list of a data set: numbers of records, and loaders, by silo
-OFF: Final = ("enable_dp", "enable_attack", "enable_defense", "enable_fhe", "enable_secagg")
 Draws = Callable[[int], Draw]
 
 check_version("fedml", TESTED)
@@ -87,7 +95,7 @@ def private_runner(
     trainer = PrivateTrainer(inner, args, agreement, dataset[RECORDS], folder, loss, draw)
     made = server_aggregator or create_server_aggregator(copy.deepcopy(model), args)
     aggregator = PrivateAggregator(made, args, agreement, folder, callbacks)
-    elsewhere = not simulated and _is_silo(args)
+    elsewhere = not simulated and is_silo(args)
     say_what_begins(args, agreement, counts if simulated else {}, None if elsewhere else folder)
     idle = without_effect(args, device, agreement, client_trainer, server_aggregator)
     for said in filter(None, [*(f"{what}: no effect: {why}" for what, why in idle), too_few_rounds(args, agreement)]):
@@ -100,7 +108,7 @@ def private_runner(
         _collect_over_mpi()
     else:
         end_together()
-        if not _is_silo(args):
+        if not is_silo(args):
             aggregator.open()  # what is wrong with its folder is said before silos come
     return _run(lambda: FedMLRunner(args, device, equal, model, trainer, aggregator), trainer, aggregator, model)
 
@@ -119,13 +127,13 @@ def _run(make: Callable[[], Any], trainer: PrivateTrainer, aggregator: PrivateAg
 def _agreed(args: Any, model: nn.Module, dataset: Sequence[Any]) -> tuple[Agreement, Path, dict[int, int]]:
     """(the agreement, the folder, numbers of records), all of it checked; a silo tells its server what is wrong."""
     with _telling_server(args, str):  # settings, which all share
-        agreement = _agreement(args, model)
-        _check(args, agreement)
-        folder = _folder(args)
+        agreement = agreed(args, model)
+        check(args, agreement)
+        folder = folder_of(args)
     with _telling_server(args, _without_records):
-        if surroundings(args) == "deployment" and _is_silo(args):
+        if surroundings(args) == "deployment" and is_silo(args):
             silo_limits("deployment")  # without them it does not begin
-        counts = _check_records(dataset)
+        counts = check_records(dataset)
     return agreement, folder, counts
 
 
@@ -139,7 +147,7 @@ def _telling_server(args: Any, text: Callable[[Exception], str]) -> Iterator[Non
     try:
         yield
     except Exception as error:
-        if surroundings(args) == "deployment" and _is_silo(args):
+        if surroundings(args) == "deployment" and is_silo(args):
             tell_server(args, text(error) if isinstance(error, DpflError) else f"it failed with {type(error).__name__}")
         raise
 
@@ -158,74 +166,12 @@ def _finish(trainer: PrivateTrainer, aggregator: PrivateAggregator, model: nn.Mo
         raise aggregator.error
 
 
-def surroundings(args: Any) -> Surroundings:
-    """Where this process runs, by its own arguments; what is not FedML's simulation is a deployment."""
-    return "simulation" if getattr(args, "training_type", None) == "simulation" else "deployment"
-
-
-def _is_silo(args: Any) -> bool:
-    return str(getattr(args, "rank", "")) != "0"
-
-
-def _agreement(args: Any, model: nn.Module) -> Agreement:
-    values = dict(getattr(args, "dpfl", None) or {})
-    if not values:
-        raise ConfigError("fedml_config.yaml has no dpfl_args: {dpfl: {algorithm: ..., privacy: ..., rounds: ...}}.")
-    values.pop("folder", None)
-    return agree(values, num_silos=int(args.client_num_in_total), model=model, source=SOURCE)
-
-
-def _folder(args: Any) -> Path:
-    return folder_from(args.dpfl.get("folder"), f"{SOURCE}: folder", "")
-
-
-def _check(args: Any, agreement: Agreement) -> None:
-    if getattr(args, "federated_optimizer", "FedAvg") != "FedAvg":
-        raise UnsupportedError(
-            f"federated_optimizer={args.federated_optimizer!r}: the algorithm is that of {SOURCE}, which FedML's "
-            "FedAvg carries. Use federated_optimizer: FedAvg."
-        )
-    for key in OFF:
-        if getattr(args, key, False):
-            raise UnsupportedError(f"{key}: true changes uploads on their way, after they were charged. Leave it out.")
-    known = ("sp", "MPI") if surroundings(args) == "simulation" else ("GRPC", "MPI")
-    if args.backend not in known:
-        raise UnsupportedError(f"backend={args.backend!r} is not tested here. Use {' or '.join(known)}.")
-    if surroundings(args) == "deployment" and getattr(args, "scenario", "horizontal") != "horizontal":
-        raise UnsupportedError(f"scenario={args.scenario!r} deals a silo's records to processes. Use horizontal.")
-    if surroundings(args) == "deployment" and int(args.client_num_per_round) != agreement.num_silos:
-        raise UnsupportedError(
-            f"client_num_per_round={args.client_num_per_round} of client_num_in_total={agreement.num_silos}: in "
-            "cross_silo FedML then hands each process another silo's data in every round, which an owner's machine "
-            "does not have. Ask all of them; a simulation may ask some."
-        )
-    if agreement.config.silo_rate != 1:
-        raise UnsupportedError(f"{SOURCE}: silo_rate: FedML picks the silos. Use its client_num_per_round.")
-
-
-def _check_records(dataset: Sequence[Any]) -> dict[int, int]:
-    """Of all silos whose loaders this process has; their numbers of records.
-
-    Raises:
-        DataError, UnsupportedError: see `check_apart`.
-    """
-    counts = check_apart(dataset[RECORDS])
-    for silo, count in counts.items():
-        said = dataset[NUM_RECORDS].get(silo) if isinstance(dataset[NUM_RECORDS], Mapping) else None
-        if type(said) is int and said != count:
-            LOG.warning(
-                "silo %d: its loader gives %d records, and FedML's list of the data set says %d. The %d are read: see "
-                "whether they are what you mean",
-                silo,
-                count,
-                said,
-                count,
-            )
-    return counts
-
-
 class PrivateTrainer(ClientTrainer):
-    """A silo's side. FedML hands it the message, the records, and asks for the answer."""
+    """A silo's side. FedML hands it the message, the records, and asks for the answer.
+
+    Attributes:
+        held: silos that stay open, where no other process answers for one of them; else None.
+    """
 
     def __init__(
         self,
@@ -243,6 +189,7 @@ class PrivateTrainer(ClientTrainer):
         self._asked: Message | None = None
         self._answer: Message | None = None
         self.over = False
+        self.held: Held | None = None
 
     def set_model_params(self, model_parameters: Any) -> None:
         """Take what the server sends; the project's trainer gets the model, to evaluate it."""
@@ -278,19 +225,7 @@ class PrivateTrainer(ClientTrainer):
         try:
             # In a simulation every silo is an owner of its own; else the folder is where the owner says.
             limits = silo_limits(where, own=found[0] if where == "simulation" else None)
-            folder = self._folder / f"silo-{found[0]}" if limits is None else None
-            with Silo(
-                self._agreement,
-                found[0],
-                self._inner.model,
-                train_data,
-                folder,
-                loss=self._loss,
-                draw=self._draw,
-                limits=limits,
-                surroundings=where,
-                kept=kept_here(),
-            ) as silo:
+            with self._opened(found[0], train_data, where, limits) as silo:
                 self._answer = silo.answer(asked)
                 silo.write_frozen_to(self._inner.model)  # where the server did not send it again
         except Exception as error:
@@ -303,6 +238,27 @@ class PrivateTrainer(ClientTrainer):
             # A process that ends here would let FedML's server wait for ever; and the text stays here.
             LOG.error("silo %d: %s", found[0], error, exc_info=not isinstance(error, DpflError | OSError))
             self._answer = failure(self._agreement, found[0], asked, error)
+
+    def _opened(
+        self, id: int, records: Any, where: Surroundings, limits: Limits | None
+    ) -> contextlib.AbstractContextManager[Silo]:
+        made = functools.partial(
+            Silo,
+            self._agreement,
+            id,
+            self._inner.model,
+            records,
+            self._folder / f"silo-{id}" if limits is None else None,
+            loss=self._loss,
+            draw=self._draw,
+            limits=limits,
+            surroundings=where,
+            kept=kept_here(),
+        )
+        # An owner's word counts from the next message on.
+        return (
+            made() if self.held is None or limits is not None else self.held.silo(id, self._inner.model, records, made)
+        )
 
     def test(self, test_data: Any, device: Any, args: Any) -> Any:
         return self._inner.test(test_data, device, args)
@@ -470,11 +426,15 @@ def _take_over(runner: Any, silos: PrivateTrainer, server: PrivateAggregator, mo
                     f"{place}.model_trainer is a {type(what).__name__}, set after private_runner: it would train "
                     "without privacy. Give it to private_runner as client_trainer, or server_aggregator, to evaluate."
                 )
+        silos.held = Held()
         try:
-            run()
+            with contextlib.closing(silos.held):
+                run()
         except BaseException:
             server.pause()
             raise
+        finally:
+            silos.held = None
         _finish(silos, server, model)
 
     runner.run = checked

@@ -130,6 +130,11 @@ class Made:
             and decided.same(self.decided)
         )
 
+    @property
+    def num_bytes(self) -> int:
+        """Of the records, which the engine has once more."""
+        return 2 * (self.hashed.records.train_x.nbytes + self.hashed.records.train_y.nbytes)
+
     def again(self) -> Parts:
         """The parts, with the states that silos begin with."""
         parts = self.parts
@@ -155,18 +160,18 @@ class Kept:
         """What was put there, which then is nobody else's."""
         with self._lock:
             made = self._made.pop(folder.resolve(), None)
-            self._bytes -= 0 if made is None else _bytes(made)
+            self._bytes -= 0 if made is None else made.num_bytes
             return made
 
     def put(self, folder: Path, made: Made) -> None:
         place = folder.resolve()
         with self._lock:
             if place in self._made:
-                self._bytes -= _bytes(self._made.pop(place))
+                self._bytes -= self._made.pop(place).num_bytes
             self._made[place] = made
-            self._bytes += _bytes(made)
-            while len(self._made) > 1 and self._bytes - _bytes(made) > self._most:
-                self._bytes -= _bytes(self._made.popitem(last=False)[1])
+            self._bytes += made.num_bytes
+            while len(self._made) > 1 and self._bytes - made.num_bytes > self._most:
+                self._bytes -= self._made.popitem(last=False)[1].num_bytes
 
     def __len__(self) -> int:
         return len(self._made)
@@ -176,8 +181,3 @@ class Kept:
 def kept_here() -> Kept:
     """That of this process, for adapters: a function, since Ray sends what a client app names along with it."""
     return Kept()
-
-
-def _bytes(made: Made) -> int:
-    """Of the records, which the engine has once more."""
-    return 2 * (made.hashed.records.train_x.nbytes + made.hashed.records.train_y.nbytes)

@@ -202,7 +202,7 @@ class Silo:
 
     def _prepare(self, kept: Made | None, known: Mapping[str, Any] | None) -> tuple[Parts, str]:
         """(the parts of this silo, its configuration as text), made anew or kept; ``known``: its ledger's facts."""
-        self._decided = self._decide()
+        self._decided = self._decided_with(self._frozen)
         if kept is not None and kept.serves(self._hashed, self._decided, known):
             parts, config_text = kept.again(), kept.config_text
         else:
@@ -212,9 +212,25 @@ class Silo:
         self._host, self._rules, self._device = parts.host, parts.rules, parts.model.device
         return parts, config_text
 
-    def _decide(self) -> Decided:
-        built, frozen = self._agreement.structure, self._frozen
+    def _decided_with(self, frozen: Frozen) -> Decided:
+        built = self._agreement.structure
         return Decided.by(self._config, built, frozen.digest, frozen.described, self._loss)
+
+    def serves(self, model: nn.Module, records: Any) -> bool:
+        """Whether it would be the same opened anew, with these: then it may answer the next message as it is.
+
+        Raises:
+            ConfigError, DataError: as if it was opened with them.
+        """
+        self._agreement.check(model)
+        frozen = Frozen(self._files.path / FROZEN, model)
+        others = silo_for(records, lambda: frozen.seen)
+        return self._sound and self._hashed.same(others) and self._decided_with(frozen).same(self._decided)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of its records, in memory."""
+        return self._made.num_bytes
 
     def _parts(self, noise_multiplier: float | None) -> Parts:
         what = self._decided, self._hashed, self._frozen.model(), self._agreement.num_silos, self.id
@@ -307,7 +323,7 @@ class Silo:
         """Have the server's frozen layers and buffers, before anything is computed from records."""
         try:
             if self._frozen.take(message):
-                self._decided = self._decide()
+                self._decided = self._decided_with(self._frozen)
                 parts = self._parts(self._made.parts.noise_multiplier)
                 self._made = replace(self._made, decided=self._decided, parts=parts)
                 self._host = parts.host

@@ -17,15 +17,12 @@ from dpfl_plugin.adapters import agree, fedml_ends
 from dpfl_plugin.adapters.fedml import (
     PrivateAggregator,
     PrivateTrainer,
-    _agreement,
-    _check,
-    _check_records,
     _finish,
     _take_over,
     private_runner,
-    surroundings,
 )
 from dpfl_plugin.adapters.fedml_checks import too_few_rounds, without_effect
+from dpfl_plugin.adapters.fedml_given import agreed, check, check_records, surroundings
 from dpfl_plugin.adapters.fedml_waits import Watch, server_waits_for, silo_waits_for
 from dpfl_plugin.adapters.platforms import check_version, show_log
 from dpfl_plugin.callbacks import Callback
@@ -197,7 +194,7 @@ def test_settings_that_would_not_be_private_are_refused(tmp_path):
         args = arguments(tmp_path, **change)
         with pytest.raises(ConfigError, match=why):
             private_runner(args, None, [0, 0, None, None, {}, {}, {}, 3], model)
-    _check(arguments(tmp_path), _agreement(arguments(tmp_path), model))
+    check(arguments(tmp_path), agreed(arguments(tmp_path), model))
 
 
 def test_another_version_is_refused():
@@ -217,7 +214,7 @@ def test_loaders_of_which_it_cannot_be_told_what_they_give_are_refused_before_an
     ):
         with pytest.raises(DpflError, match=why):
             private_runner(arguments(tmp_path), None, [0, 0, None, None, {}, loaders, {}, 3], model)
-    _check_records([0, 0, None, None, {0: 40, 1: 180, 2: 80}, {0: pick(0, 40), 1: pick(40, 100), 2: None}, {}, 3])
+    check_records([0, 0, None, None, {0: 40, 1: 180, 2: 80}, {0: pick(0, 40), 1: pick(40, 100), 2: None}, {}, 3])
     assert "silo 1: its loader gives 60 records, and FedML's list of the data set says 180" in caplog.text
     assert "silo 0" not in caplog.text
 

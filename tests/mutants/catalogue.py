@@ -3167,6 +3167,7 @@ VOIDING = "tests/runs/test_void_statement.py"
 LOADERS = "tests/adapters/test_loaders.py"
 FROZEN = "tests/adapters/test_frozen.py"
 KEPT = "tests/adapters/test_kept.py"
+HELD = "tests/adapters/test_held.py"
 FROZEN_LAYERS = "tests/cli/test_frozen_layers.py"
 SILO = "adapters/silo.py"
 STATISTICS_TESTS = "tests/privacy/test_statistics.py"
@@ -3388,6 +3389,30 @@ PLATFORMS = (
         "            and json.dumps(mine.facts) == json.dumps(others.facts)\n",
         "",
         (f"{KEPT}::test_what_decides_is_compared_and_made_anew_where_it_is_another",),
+    ),
+    Mutant(
+        "records-that-are-not-compared-while-a-silo-stays-open",
+        "a silo that stays open answers with the records that it was opened with, whatever they are now",
+        "adapters/silo.py",
+        "self._sound and self._hashed.same(others) and ",
+        "self._sound and ",
+        (f"{HELD}::test_what_decides_is_compared_before_each_answer",),
+    ),
+    Mutant(
+        "another-model-while-a-silo-stays-open",
+        "a silo that stays open answers by the model that it was opened with, whatever it computes now",
+        "adapters/silo.py",
+        " and self._decided_with(frozen).same(self._decided)",
+        "",
+        (f"{HELD}::test_what_decides_is_compared_before_each_answer",),
+    ),
+    Mutant(
+        "a-silo-that-stays-open-after-an-error",
+        "what an error left of a silo that stays open answers the next message",
+        "adapters/held.py",
+        "            yield silo\n            stack.pop_all()\n",
+        "            stack.pop_all()\n            self._silos[id] = silo\n            yield silo\n",
+        (f"{HELD}::test_an_error_closes_a_silo_and_the_next_message_finds_its_folder",),
     ),
     Mutant(
         "what-an-error-left-is-kept",
