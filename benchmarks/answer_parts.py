@@ -68,7 +68,7 @@ PARTS: Final[dict[str, list[tuple[Any, str]]]] = {
         (Standing, "renew"),
         (Standing, "__init__"),
     ],
-    "account and slots: may it be charged": [(silo, "make_account"), (silo.Silo, "_spent"), (silo, "plan_of")],
+    "account and slots: may it be charged": [(silo, "make_account"), (silo, "spent"), (silo, "plan_of")],
     "charges": [(silo.Silo, "_charge")],
     "state and answer: read, written": [(silo, "load"), (silo, "save"), (Message, "digest")],
 }

@@ -37,6 +37,7 @@ from dpfl_plugin.adapters.state import STATE, State, load, save
 from dpfl_plugin.adapters.stated import stated
 from dpfl_plugin.algorithms.base import RoundPlan
 from dpfl_plugin.config.load import to_yaml
+from dpfl_plugin.config.schema import Config
 from dpfl_plugin.data.base import digest
 from dpfl_plugin.errors import DataError, MessageError, require
 from dpfl_plugin.federation.query_digest import asked_at
@@ -46,6 +47,7 @@ from dpfl_plugin.owners import lifetime as lifetimes
 from dpfl_plugin.owners.grant import Grant
 from dpfl_plugin.owners.lifetime import Lifetime
 from dpfl_plugin.owners.limits import Limits, Surroundings
+from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.runs.accounting import make_account
@@ -104,7 +106,7 @@ class Silo:
         require(0 <= id < agreement.num_silos, "silo id", id, f"be in 0..{agreement.num_silos - 1}")
         agreement.check(model)
         self.id, self._agreement, self._draw = id, agreement, draw or _fresh_draw
-        self._trials = None if kept is None else kept.trials
+        self._trials, self._surroundings = None if kept is None else kept.trials, surroundings
         limits = limits or silo_limits(surroundings, own=id if surroundings == "simulation" else None)
         if limits is not None:
             limits.check(agreement.config)
@@ -177,7 +179,8 @@ class Silo:
         )
         budget = self._config.privacy.epsilon
         says = functools.partial(stated, agreement, self.id, self._config, parts, ledger.notes)
-        self._standing = stack.enter_context(Standing(self._files, ledger, self._account, budget, says))
+        standing = Standing(self._files, ledger, self._account, budget, says, self._surroundings)
+        self._standing = stack.enter_context(standing)
 
     def _recognise(self, records: Any, kept: Made | None) -> Ledger | None:
         """Have the records, and the ledger of this silo, these records and this agreement; None if it begins."""
@@ -286,7 +289,7 @@ class Silo:
         self._take_frozen(message)
         down = {name: message.vectors[name].to(self._device) for name in self._agreement.down}
         draw = asked_at(self._draw(round), down, plan)
-        if (why := self._spent(round, plan, draw)) is not None:
+        if (why := spent(self.id, self._config, self._account, self._grant, round, plan, draw.noise_id)) is not None:
             self.write_statement()
             return self._answer(round, tag, "spent", reason=why)
         self._host.states = settled.states
@@ -342,27 +345,6 @@ class Silo:
     def _answer(self, round: int, tag: str, status: str, **more: Any) -> Message:
         return Message({**facts(self._agreement, self.id, round, tag), "status": status, **more})
 
-    def _spent(self, round: int, plan: RoundPlan, draw: Draw) -> str | None:
-        """Why this silo takes no part; None if it does. Decided by what it released, never by its records."""
-        rounds = self._config.rounds
-        if rounds is not None and round >= rounds:
-            return f"round {round + 1} is more than the {rounds} that were agreed on"
-        eligible = self._account.eligible()
-        if eligible is not None and self.id not in eligible:
-            return f"it took part in max_participations={self._config.max_participations} rounds"
-        asked = self._account.charges(round, plan, draw.noise_id)
-        tally = self._ledger.tally
-        before = {(c.release, c.share, c.count) for c in map(tally.charge, tally.of_round(round))}
-        if before and before != {(c.release, c.share, c.count) for c in asked}:
-            return f"round {round + 1} was answered before, with another plan"
-        if self._grant is None:
-            return None if self._account.affords(round, plan) else self._account.why_not()
-        lack = self._grant.lacking(asked)
-        if lack is None:
-            return None
-        more = self._account.why_not() if lack.planned and self._config.privacy.epsilon is not None else ""
-        return f"{lack}: {more}" if more else str(lack)
-
     def write_statement(self) -> None:
         """Write `privacy.md` and `ledger.json`: what this silo's ledger proves.
 
@@ -370,6 +352,38 @@ class Silo:
         the budget is spent; `dpfl account FOLDER` reads the ledger itself.
         """
         self._standing.renew()
+
+    def settle_statement(self) -> None:
+        """`write_statement` where the one on disk counts rounds ahead of the ledger."""
+        self._standing.settle()
+
+
+def spent(
+    id: int,
+    config: Config,
+    account: PrivacyAccount,
+    grant: Grant | None,
+    round: int,
+    plan: RoundPlan,
+    noise_id: str,
+) -> str | None:
+    """Why a silo takes no part in a round; None if it does. Decided by what it released, never by its records."""
+    if config.rounds is not None and round >= config.rounds:
+        return f"round {round + 1} is more than the {config.rounds} that were agreed on"
+    eligible = account.eligible()
+    if eligible is not None and id not in eligible:
+        return f"it took part in max_participations={config.max_participations} rounds"
+    asked, tally = account.charges(round, plan, noise_id), account.ledger.tally
+    before = {(c.release, c.share, c.count) for c in map(tally.charge, tally.of_round(round))}
+    if before and before != {(c.release, c.share, c.count) for c in asked}:
+        return f"round {round + 1} was answered before, with another plan"
+    if grant is None:
+        return None if account.affords(round, plan) else account.why_not()
+    lack = grant.lacking(asked)
+    if lack is None:
+        return None
+    more = account.why_not() if lack.planned and config.privacy.epsilon is not None else ""
+    return f"{lack}: {more}" if more else str(lack)
 
 
 def _fresh_draw(round: int) -> Draw:

@@ -83,6 +83,12 @@ def watched(monkeypatch):
     return calls.append
 
 
+@pytest.fixture
+def deployed(monkeypatch):
+    """Statements count ahead as those of a deployment do."""
+    monkeypatch.setattr(standing, "LEAST_AHEAD", {"simulation": 0})
+
+
 def one_silo(folder: Path, **changes):
     return loop(folder, block(**changes), module(), {0: records()[0]})
 
@@ -183,7 +189,7 @@ class Disk:
 FILES = ("ledger.jsonl", "ledger.json", "privacy.md")
 
 
-def test_a_power_cut_leaves_a_statement_that_is_not_behind(tmp_path, monkeypatch, watched):
+def test_a_power_cut_leaves_a_statement_that_is_not_behind(tmp_path, monkeypatch, watched, deployed):
     """At any moment; and a silo that is started again from what is left charges nothing that is not stated."""
     folder, left = tmp_path / "silo-0", tmp_path / "left"
     disk, seen, torn, real = Disk(folder), set(), [], os.fsync
@@ -299,7 +305,7 @@ def test_nor_where_waiting_for_it_is_interrupted(tmp_path, monkeypatch):
     assert check(folder) and proven(folder) == 0
 
 
-def test_what_is_counted_ahead_is_little_and_within_the_budget(tmp_path):
+def test_what_is_counted_ahead_is_little_and_within_the_budget(tmp_path, deployed):
     folder = tmp_path / "silo-0"
     with one_silo(tmp_path, rounds=80, privacy={"epsilon": 4.0, "delta": DELTA, "record_rate": 0.25}) as made:
         written = []
@@ -319,8 +325,28 @@ def test_what_is_counted_ahead_is_little_and_within_the_budget(tmp_path):
     assert len(set(written)) < 45, "an accounting of all rounds after each of them would dominate a long run"
 
 
+def test_in_a_simulation_a_statement_serves_two_rounds_from_the_first_on(tmp_path):
+    folder, written, ahead = tmp_path / "silo-0", [], []
+    with one_silo(tmp_path, rounds=9, privacy={"epsilon": 4.0, "delta": DELTA, "record_rate": 0.25}) as made:
+        while made.round():
+            assert check(folder)
+            said = json.loads((folder / "ledger.json").read_text())
+            written.append(said["counted"]["in_ledger"])
+            ahead.append(said["counted"]["rounds_ahead"])
+            assert said["views"]["server"]["epsilon"] <= 4.0
+            text = (folder / "privacy.md").read_text()
+            assert ("rounds to come among them" in text) == (ahead[-1] > 0)
+            if made.server.rounds == 3:
+                made.silos[0].settle_statement()
+                assert stated(folder)[0] == pytest.approx(proven(folder), rel=1e-9)
+    assert ahead == [1, 1, 1, 1, 1, 1, 1, 1, 0]
+    assert len(set(written)) < 7
+
+
 @pytest.mark.parametrize("at", ["statement", "half a statement", "append", "sync"])
-def test_a_silo_that_is_killed_and_started_again_after_every_round_is_never_behind(tmp_path, monkeypatch, watched, at):
+def test_a_silo_that_is_killed_and_started_again_after_every_round_is_never_behind(
+    tmp_path, monkeypatch, watched, deployed, at
+):
     folder, dead = tmp_path / "silo-0", [0]
     watched(lambda what: check(folder))
     for attempt in range(24):
