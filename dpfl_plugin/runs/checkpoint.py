@@ -66,6 +66,7 @@ def save(folder: Path, checkpoint: Checkpoint, access: Access = "owner") -> None
             _sync(path)
     write_facts(temporary / "facts.json", {"rounds": checkpoint.rounds, **checkpoint.facts, "digests": digests}, access)
     _sync(temporary / "facts.json")
+    sync_folder(temporary)  # the names of its files, before it has a name by which it counts
     os.rename(temporary, final)
     sync_folder(folder)
     for path in older:

@@ -91,6 +91,37 @@ def test_killed_at_any_moment_there_is_a_whole_one(
     assert 0 < saves < 39
 
 
+def test_a_checkpoint_is_whole_on_the_disk_before_it_counts_and_older_ones_are_there_till_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """File systems keep no order that nobody asked for: of a file its bytes, and of a folder its names, are synced."""
+    synced: dict[int, Any] = {}  # what a power cut leaves, by inode
+    fsync, rename, rmtree, counted = os.fsync, os.rename, shutil.rmtree, list[Path]()
+
+    def held(path: Path) -> Any:
+        return {one.name: one.stat().st_ino for one in path.iterdir()} if path.is_dir() else path.read_bytes()
+
+    def syncs(handle: int) -> None:
+        fsync(handle)
+        synced[os.fstat(handle).st_ino] = held(Path(os.readlink(f"/proc/self/fd/{handle}")))
+
+    def renames(old: Path, new: Path) -> None:
+        assert all(synced.get(path.stat().st_ino) == held(path) for path in (old, *old.iterdir()))
+        rename(old, new)
+        counted.append(new)
+
+    def removes(path: Path, **how: Any) -> None:
+        if path.exists():
+            assert counted[-1].name in synced[tmp_path.stat().st_ino], "the next has its name on the disk"
+        rmtree(path, **how)
+
+    for module, name, watched in ((os, "fsync", syncs), (os, "rename", renames), (shutil, "rmtree", removes)):
+        monkeypatch.setattr(module, name, watched)
+    for rounds in (1, 2, 2, 3):
+        save(tmp_path, state(rounds))
+    assert len(counted) == 4 and held(tmp_path).keys() == {counted[-1].name}
+
+
 @pytest.mark.parametrize("name", ["facts.json", "server.safetensors", "silos.safetensors"])
 @pytest.mark.parametrize("how", ["cut", "gone"])
 def test_damage_names_the_checkpoint(tmp_path: Path, name: str, how: str) -> None:
