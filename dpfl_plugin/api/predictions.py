@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from dpfl_plugin.access import Access
+from dpfl_plugin.api.pandas_frames import pandas_for
 from dpfl_plugin.api.runs import Run
 from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.data.frame_rows import is_frame
@@ -93,11 +94,7 @@ class Predicted:
         Raises:
             ConfigError: pandas is not installed.
         """
-        try:
-            import pandas
-        except ImportError as error:
-            raise ConfigError("table needs pandas: pip install pandas. The same as plain values: rows.") from error
-        return pandas.DataFrame(self._flat())
+        return pandas_for("table", "rows").DataFrame(self._flat())
 
     def _flat(self) -> list[dict[str, Any]]:
         rows = []

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dpfl_plugin import given
 from dpfl_plugin.api import plots
+from dpfl_plugin.api.pandas_frames import pandas_for
 from dpfl_plugin.config.load import base_of, load
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.outcomes import Outcome, higher_is_better, score_key
@@ -131,11 +132,7 @@ class Run:
         Raises:
             ConfigError: pandas is not installed.
         """
-        try:
-            import pandas
-        except ImportError as error:
-            raise ConfigError("metrics needs pandas: pip install pandas. The same as plain values: lines.") from error
-        return pandas.json_normalize(self.lines, sep="_")
+        return pandas_for("metrics", "lines").json_normalize(self.lines, sep="_")
 
     @property
     def profile(self) -> dict[str, Any] | None:
@@ -258,11 +255,7 @@ class Comparison(Mapping[str, Run]):
         Raises:
             ConfigError: pandas is not installed.
         """
-        try:
-            import pandas
-        except ImportError as error:
-            raise ConfigError("table needs pandas: pip install pandas. The same as plain values: rows.") from error
-        return pandas.DataFrame(self.rows).set_index("run")
+        return pandas_for("table", "rows").DataFrame(self.rows).set_index("run")
 
     def ranked(self, by: str | None = None) -> Comparison:
         """The same runs, the best first; those without a finite number last.

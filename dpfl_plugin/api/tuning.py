@@ -13,6 +13,7 @@ import torch
 from dpfl_plugin import own_folders
 from dpfl_plugin.api.experiment import Experiment, experiment_of
 from dpfl_plugin.api.objects import plain
+from dpfl_plugin.api.pandas_frames import pandas_for
 from dpfl_plugin.api.progress import Teller
 from dpfl_plugin.api.running import LEDGER_WAIT, place_here
 from dpfl_plugin.api.runs import Run
@@ -106,11 +107,7 @@ class Tuning(Mapping[str, Run]):
         Raises:
             ConfigError: pandas is not installed.
         """
-        try:
-            import pandas
-        except ImportError as error:
-            raise ConfigError("table needs pandas: pip install pandas. The same as plain values: rows.") from error
-        return pandas.DataFrame(self.rows).set_index("candidate")
+        return pandas_for("table", "rows").DataFrame(self.rows).set_index("candidate")
 
     def __repr__(self) -> str:
         return f"Tuning({self._summary()}, folder={str(self.folder)!r})"
