@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 STYLES: Final = ("-", "--", "-.", ":")
 SOLID: Final = 3  # of the paper's own curves; what is added to them is dashed
+MOST_BANDS: Final = 6  # of standard deviations in a panel: more of them hide the curves
 LOG: Final = 30  # an axis whose values are so far apart is logarithmic
 
 
@@ -103,6 +104,8 @@ def _panel(axis: Any, item: Item, points: list[Point], lines: list[str]) -> None
                 x = point.curve["round"]
                 mean = [float("nan") if y is None else y for y in point.curve["mean"]]
                 axis.plot(x, mean, linewidth=1.2, **style)
+                if len(lines) > MOST_BANDS:
+                    continue
                 below = [y - s for y, s in zip(mean, point.curve["std"], strict=True)]
                 above = [y + s for y, s in zip(mean, point.curve["std"], strict=True)]
                 axis.fill_between(x, below, above, color=style["color"], alpha=0.2, linewidth=0)
