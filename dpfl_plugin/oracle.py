@@ -148,7 +148,9 @@ class PrivateOracle:
         self._bounds = rules.bounds(layers or {})
         self._bounds_of = [self._bounds if own is rules else own.bounds(layers or {}) for own in self._rules_of]
         self.clip_norms = list(clip_norms or [own.clip_norm for own in self._rules_of])
-        self._stream: Source = SecureStream(self.num_silos * len(self._factors)) if rules.secure else Stream()
+        alike = len(set(self._factors)) == 1 and not rules.clipping.adapts
+        sums = self.num_silos * len(self._factors) if alike else 1  # of the same noise
+        self._stream: Source = SecureStream(sums) if rules.secure else Stream()
         self._ahead = max(1, min(STEPS_AHEAD, int(RECORDS_AHEAD // max(1.0, sum(self._divisors)))))
         self._batches: list[list[NDArray[np.int64] | None]] = []
         steps, chains = len(self._factors), () if cycles is None else cycles.chains

@@ -20,7 +20,7 @@ class FreshGenerator(np.random.Generator):
     shared theirs would give it away in their difference.
 
     Args:
-        sums: how many are expected to be noised, of one size; more may be.
+        sums: how many are expected to be noised, of one size and with one noise; more may be.
     """
 
     def __init__(self, sums: int = 1) -> None:
@@ -28,16 +28,17 @@ class FreshGenerator(np.random.Generator):
 
         super().__init__(AESCounter(key=int.from_bytes(os.urandom(16), "little"), counter=0))
         self._sums = sums
-        self._of, self._many, self._drawn = (0, 0.0), 0, list[Integers]()
+        self._of: tuple[int, float] | None = None
+        self._drawn: list[Integers] = []
 
     def rounded(self, count: int, std: float) -> Integers:
         """(count,) integers round(std * x), see `rounded_normals.by_numpy`; others at each call."""
         if self._of != (count, std) or not self._drawn:
-            # Four times as many as last time; where each sum has another noise, as with adaptive clipping, just one.
-            wanted = 4 * self._many if self._of == (count, std) else 1
-            self._of, self._many = (count, std), max(1, min(wanted, self._sums, AT_ONCE // max(1, count)))
-            drawn = by_numpy(self._many * count, std, self.bit_generator.random_raw)
-            self._drawn = list(drawn.reshape(self._many, count))
+            # Where sums differ in size or noise all the same, what is drawn ahead would be in vain.
+            wanted = self._sums if self._of in (None, (count, std)) else 1
+            many = max(1, min(wanted, AT_ONCE // max(1, count)))
+            drawn = by_numpy(many * count, std, self.bit_generator.random_raw)
+            self._of, self._drawn = (count, std), list(drawn.reshape(many, count))
         self._sums -= 1
         return self._drawn.pop()
 

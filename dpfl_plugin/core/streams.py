@@ -121,7 +121,7 @@ class SecureStream:
     forked process draws a key of its own: two holders of one key would draw the same noise.
 
     Args:
-        sums: how many are expected to be noised.
+        sums: how many are expected to be noised, see there.
     """
 
     def __init__(self, sums: int = 1) -> None:

@@ -553,7 +553,7 @@ SECURE = (
         "secure-seeded",
         "secure runs have the noise of their seed",
         "oracle.py",
-        "SecureStream(self.num_silos * len(self._factors)) if rules.secure else Stream()",
+        "SecureStream(sums) if rules.secure else Stream()",
         "Stream()",
         (ORACLE + "::test_secure_noise_is_another_each_time_and_does_not_depend_on_the_seed",),
     ),
@@ -586,7 +586,7 @@ SECURE = (
         "secure noise that was drawn for sums with more noise is on those with less",
         "core/fresh.py",
         "self._of != (count, std) or ",
-        "self._of[0] != count or ",
+        "self._of is None or self._of[0] != count or ",
         (STREAMS + "::test_noise_that_is_drawn_for_several_sums_at_once_is_used_once",),
     ),
     Mutant(
