@@ -259,7 +259,7 @@ def test_what_is_written_while_a_silo_trains_is_waited_for_before_the_charge(tmp
     assert any(seen) and stated(folder)[0] == pytest.approx(proven(folder), rel=1e-9)
 
 
-def test_what_was_written_while_a_silo_trained_is_no_word_on_what_it_charges(tmp_path, watched, monkeypatch):
+def test_what_was_written_while_a_silo_trained_is_no_word_on_what_it_charges(tmp_path, watched, monkeypatch, deployed):
     """Fewer gradients are expected than are computed: the statement is of those that were."""
     folder = tmp_path / "silo-0"
     with one_silo(tmp_path, rounds=3) as made:
