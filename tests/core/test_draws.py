@@ -211,7 +211,8 @@ def test_a_batch_is_the_subset_that_numpy_draws(way):
 
 def test_kernels_move_no_other_generator_on(way):
     """From another generator's state a kernel would draw rubbish: it is given the words that numpy draws."""
-    assert not draws._is_ours(SecureStream().seek(b""))
+    secure = SecureStream().seek(b"")
+    assert not draws._is_ours(secure) and not draws._is_ours(np.random.Generator(secure.bit_generator))
     for bits in (np.random.PCG64, np.random.SFC64, np.random.Philox):
         one, other = (np.random.Generator(bits(1)) for _ in range(2))
         out, total = torch.empty(5000), torch.ones(5000, dtype=torch.float64)
