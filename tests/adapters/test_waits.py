@@ -52,4 +52,4 @@ def test_a_silo_waits_for_its_charge_its_statement_and_its_answer_and_nothing_el
             server_waits.append(before + waited())
     assert max(waits[1:]) <= most
     assert min(waits) == later and waits.count(later) >= 3
-    assert max(server_waits[1:]) <= 5  # the request 2; the checkpoint 3: its vectors, its facts, its folder
+    assert max(server_waits[1:]) <= 6  # the request 2; the checkpoint 4: its vectors, its facts, their names, its own
