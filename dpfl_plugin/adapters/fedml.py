@@ -26,7 +26,7 @@ from dpfl_plugin.adapters.fedml_ends import end_together, public, tell_server
 from dpfl_plugin.adapters.fedml_given import (
     NUM_RECORDS,
     RECORDS,
-    agreed,
+    agreement_of,
     check,
     check_records,
     folder_of,
@@ -127,7 +127,7 @@ def _run(make: Callable[[], Any], trainer: PrivateTrainer, aggregator: PrivateAg
 def _agreed(args: Any, model: nn.Module, dataset: Sequence[Any]) -> tuple[Agreement, Path, dict[int, int]]:
     """(the agreement, the folder, numbers of records), all of it checked; a silo tells its server what is wrong."""
     with _telling_server(args, str):  # settings, which all share
-        agreement = agreed(args, model)
+        agreement = agreement_of(args, model)
         check(args, agreement)
         folder = folder_of(args)
     with _telling_server(args, _without_records):

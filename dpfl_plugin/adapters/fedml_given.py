@@ -30,7 +30,7 @@ def is_silo(args: Any) -> bool:
     return str(getattr(args, "rank", "")) != "0"
 
 
-def agreed(args: Any, model: nn.Module) -> Agreement:
+def agreement_of(args: Any, model: nn.Module) -> Agreement:
     values = dict(getattr(args, "dpfl", None) or {})
     if not values:
         raise ConfigError("fedml_config.yaml has no dpfl_args: {dpfl: {algorithm: ..., privacy: ..., rounds: ...}}.")

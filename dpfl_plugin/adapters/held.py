@@ -37,20 +37,25 @@ class Held:
                     silo = None
             if silo is None:
                 silo = stack.enter_context(made())
+                silo.state_ahead()
             yield silo
             stack.pop_all()
         self._silos[id] = silo
         while len(self._silos) > 1 and (
             len(self._silos) > MOST or sum(one.num_bytes for one in self._silos.values()) > self._most_bytes
         ):
-            self._silos.popitem(last=False)[1].close()
+            _let_go(self._silos.popitem(last=False)[1])
 
     def close(self) -> None:
-        """Let go of all of them; their statements say what their ledgers prove, and no round more."""
+        """Let go of all of them."""
         while self._silos:
-            # On a full disk stays what states more.
-            with self._silos.popitem()[1] as silo, contextlib.suppress(OSError):
-                silo.settle_statement()
+            _let_go(self._silos.popitem()[1])
 
     def __len__(self) -> int:
         return len(self._silos)
+
+
+def _let_go(silo: Silo) -> None:
+    """Close it; its statement says what its ledger proves, and no round more."""
+    with silo, contextlib.suppress(OSError):  # on a full disk stays what states more
+        silo.settle_statement()

@@ -106,7 +106,7 @@ class Silo:
         require(0 <= id < agreement.num_silos, "silo id", id, f"be in 0..{agreement.num_silos - 1}")
         agreement.check(model)
         self.id, self._agreement, self._draw = id, agreement, draw or _fresh_draw
-        self._trials, self._surroundings = None if kept is None else kept.trials, surroundings
+        self._trials = None if kept is None else kept.trials
         limits = limits or silo_limits(surroundings, own=id if surroundings == "simulation" else None)
         if limits is not None:
             limits.check(agreement.config)
@@ -179,8 +179,7 @@ class Silo:
         )
         budget = self._config.privacy.epsilon
         says = functools.partial(stated, agreement, self.id, self._config, parts, ledger.notes)
-        standing = Standing(self._files, ledger, self._account, budget, says, self._surroundings)
-        self._standing = stack.enter_context(standing)
+        self._standing = stack.enter_context(Standing(self._files, ledger, self._account, budget, says))
 
     def _recognise(self, records: Any, kept: Made | None) -> Ledger | None:
         """Have the records, and the ledger of this silo, these records and this agreement; None if it begins."""
@@ -352,6 +351,10 @@ class Silo:
         the budget is spent; `dpfl account FOLDER` reads the ledger itself.
         """
         self._standing.renew()
+
+    def state_ahead(self) -> None:
+        """Have statements count a round ahead from now on; `settle_statement` is to be called in the end."""
+        self._standing.least_ahead = 1
 
     def settle_statement(self) -> None:
         """`write_statement` where the one on disk counts rounds ahead of the ledger."""

@@ -9,9 +9,9 @@ from the lines before, of which the first has the digest of the silo's records: 
 
 A statement takes longer the more rounds it counts. So from the 17th round on it counts some ahead, a 16th of those that
 were made, as if they were like the next; as long as charges are among these, it holds as it is. All statements of N
-rounds then take as long as some 16 of N rounds. In a simulation, whose rounds take milliseconds and where nobody
-answers for a statement before the end, it counts one ahead from the first on. Of releases, some are a post-processing
-of all: what the statement says is an upper bound, and it says so.
+rounds then take as long as some 16 of N rounds. Where somebody settles it in the end (`adapters.held`), it may count
+one ahead from the first on. Of releases, some are a post-processing of all: what the statement says is an upper bound,
+and it says so.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from typing import Any, Final
 from dpfl_plugin.algorithms.base import RoundPlan
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.errors import ConfigError
-from dpfl_plugin.owners.limits import Surroundings
 from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.events import Charge, SampledGaussian
 from dpfl_plugin.privacy.ledger import Ledger
@@ -38,7 +37,6 @@ from dpfl_plugin.runs.folder import RunFolder, to_json, write_atomic
 from dpfl_plugin.runs.publishable import DETAILS_SCHEMA
 
 AHEAD: Final = 16  # one round ahead for so many that were made
-LEAST_AHEAD: Final[Mapping[Surroundings, int]] = {"simulation": 1, "deployment": 0}
 _Releases = Counter[tuple[tuple[float, float], SampledGaussian]]
 
 Further = Callable[[int], Sequence[Sequence[Charge]]]
@@ -53,19 +51,15 @@ class Standing:
         ledger: of the silo; account: its account, with a budget if there is one.
         budget: epsilon, or None.
         stated: makes a statement.
-        surroundings: decides how many rounds it counts ahead at least.
+
+    Attributes:
+        least_ahead: rounds that it counts ahead at least; whoever sets it settles the statement in the end.
     """
 
     def __init__(
-        self,
-        files: RunFolder,
-        ledger: Ledger,
-        account: PrivacyAccount,
-        budget: float | None,
-        stated: Stated,
-        surroundings: Surroundings = "deployment",
+        self, files: RunFolder, ledger: Ledger, account: PrivacyAccount, budget: float | None, stated: Stated
     ) -> None:
-        self._least_ahead = LEAST_AHEAD[surroundings]
+        self.least_ahead = 0
         self._files, self._ledger, self._account, self._budget, self._stated = files, ledger, account, budget, stated
         self._writing: _Writing | None = None
         self._made = _releases_in(ledger)
@@ -125,7 +119,7 @@ class Standing:
 
     def _said_ahead(self, charges: Sequence[Charge], further: Further) -> dict[str, Any]:
         made = len({entry.round for entry in self._ledger.tally.entries()})
-        ahead = further(max(self._least_ahead, made // AHEAD))
+        ahead = further(max(self.least_ahead, made // AHEAD))
         while not self._within_budget(said := self._said(charges, ahead)) and ahead:
             ahead = ahead[: len(ahead) // 2]  # what is beyond the budget never comes
         return said

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import operator
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -165,19 +165,25 @@ class _Functions:
     """Those of a module or class of torch's, as they are now."""
 
     def __init__(self, place: str) -> None:
-        owner: Any = torch
-        for part in place.split(".")[1:]:
-            owner = getattr(owner, part)
-        self._place, self._now = place, vars(owner)
-        found = {name: value for name, value in self._now.items() if callable(value)}
+        self._place = place
+        found = {name: value for name, value in self._now().items() if callable(value)}
         self._names, self._known = tuple(found), tuple(found.values())
+
+    def _now(self) -> Mapping[str, Any]:
+        """Looked up each time: the module itself may be replaced."""
+        owner: Any = torch
+        for part in self._place.split(".")[1:]:
+            owner = getattr(owner, part)
+        now: Mapping[str, Any] = vars(owner)
+        return now
 
     def replaced(self) -> str | None:
         """The name of one in whose place there is now another's; None if there is none."""
-        if all(map(operator.is_, map(self._now.get, self._names), self._known)):  # thousands, in a tenth of a ms
+        now = self._now()
+        if all(map(operator.is_, map(now.get, self._names), self._known)):  # thousands, in a tenth of a ms
             return None
         for name, known in zip(self._names, self._known, strict=True):
-            function = self._now.get(name, known)
+            function = now.get(name, known)
             if function is not known and callable(function) and not _is_known(str(getattr(function, "__module__", ""))):
                 return f"{self._place}.{name}"
         return None

@@ -83,12 +83,6 @@ def watched(monkeypatch):
     return calls.append
 
 
-@pytest.fixture
-def deployed(monkeypatch):
-    """Statements count ahead as those of a deployment do."""
-    monkeypatch.setattr(standing, "LEAST_AHEAD", {"simulation": 0})
-
-
 def one_silo(folder: Path, **changes):
     return loop(folder, block(**changes), module(), {0: records()[0]})
 
@@ -189,7 +183,7 @@ class Disk:
 FILES = ("ledger.jsonl", "ledger.json", "privacy.md")
 
 
-def test_a_power_cut_leaves_a_statement_that_is_not_behind(tmp_path, monkeypatch, watched, deployed):
+def test_a_power_cut_leaves_a_statement_that_is_not_behind(tmp_path, monkeypatch, watched):
     """At any moment; and a silo that is started again from what is left charges nothing that is not stated."""
     folder, left = tmp_path / "silo-0", tmp_path / "left"
     disk, seen, torn, real = Disk(folder), set(), [], os.fsync
@@ -259,7 +253,7 @@ def test_what_is_written_while_a_silo_trains_is_waited_for_before_the_charge(tmp
     assert any(seen) and stated(folder)[0] == pytest.approx(proven(folder), rel=1e-9)
 
 
-def test_what_was_written_while_a_silo_trained_is_no_word_on_what_it_charges(tmp_path, watched, monkeypatch, deployed):
+def test_what_was_written_while_a_silo_trained_is_no_word_on_what_it_charges(tmp_path, watched, monkeypatch):
     """Fewer gradients are expected than are computed: the statement is of those that were."""
     folder = tmp_path / "silo-0"
     with one_silo(tmp_path, rounds=3) as made:
@@ -305,7 +299,7 @@ def test_nor_where_waiting_for_it_is_interrupted(tmp_path, monkeypatch):
     assert check(folder) and proven(folder) == 0
 
 
-def test_what_is_counted_ahead_is_little_and_within_the_budget(tmp_path, deployed):
+def test_what_is_counted_ahead_is_little_and_within_the_budget(tmp_path):
     folder = tmp_path / "silo-0"
     with one_silo(tmp_path, rounds=80, privacy={"epsilon": 4.0, "delta": DELTA, "record_rate": 0.25}) as made:
         written = []
@@ -325,9 +319,10 @@ def test_what_is_counted_ahead_is_little_and_within_the_budget(tmp_path, deploye
     assert len(set(written)) < 45, "an accounting of all rounds after each of them would dominate a long run"
 
 
-def test_in_a_simulation_a_statement_serves_two_rounds_from_the_first_on(tmp_path):
+def test_who_settles_a_statement_may_have_it_serve_two_rounds_from_the_first_on(tmp_path):
     folder, written, ahead = tmp_path / "silo-0", [], []
     with one_silo(tmp_path, rounds=9, privacy={"epsilon": 4.0, "delta": DELTA, "record_rate": 0.25}) as made:
+        made.silos[0].state_ahead()
         while made.round():
             assert check(folder)
             said = json.loads((folder / "ledger.json").read_text())
@@ -344,9 +339,7 @@ def test_in_a_simulation_a_statement_serves_two_rounds_from_the_first_on(tmp_pat
 
 
 @pytest.mark.parametrize("at", ["statement", "half a statement", "append", "sync"])
-def test_a_silo_that_is_killed_and_started_again_after_every_round_is_never_behind(
-    tmp_path, monkeypatch, watched, deployed, at
-):
+def test_a_silo_that_is_killed_and_started_again_after_every_round_is_never_behind(tmp_path, monkeypatch, watched, at):
     folder, dead = tmp_path / "silo-0", [0]
     watched(lambda what: check(folder))
     for attempt in range(24):

@@ -22,7 +22,7 @@ from dpfl_plugin.adapters.fedml import (
     private_runner,
 )
 from dpfl_plugin.adapters.fedml_checks import too_few_rounds, without_effect
-from dpfl_plugin.adapters.fedml_given import agreed, check, check_records, surroundings
+from dpfl_plugin.adapters.fedml_given import agreement_of, check, check_records, surroundings
 from dpfl_plugin.adapters.fedml_waits import Watch, server_waits_for, silo_waits_for
 from dpfl_plugin.adapters.platforms import check_version, show_log
 from dpfl_plugin.callbacks import Callback
@@ -194,7 +194,7 @@ def test_settings_that_would_not_be_private_are_refused(tmp_path):
         args = arguments(tmp_path, **change)
         with pytest.raises(ConfigError, match=why):
             private_runner(args, None, [0, 0, None, None, {}, {}, {}, 3], model)
-    check(arguments(tmp_path), agreed(arguments(tmp_path), model))
+    check(arguments(tmp_path), agreement_of(arguments(tmp_path), model))
 
 
 def test_another_version_is_refused():
