@@ -37,7 +37,7 @@ class Held:
                     silo = None
             if silo is None:
                 silo = stack.enter_context(made())
-                silo.state_ahead()
+                silo.standing.least_ahead = 1
             yield silo
             stack.pop_all()
         self._silos[id] = silo
@@ -58,4 +58,4 @@ class Held:
 def _let_go(silo: Silo) -> None:
     """Close it; its statement says what its ledger proves, and no round more."""
     with silo, contextlib.suppress(OSError):  # on a full disk stays what states more
-        silo.settle_statement()
+        silo.standing.settle()

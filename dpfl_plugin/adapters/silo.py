@@ -352,13 +352,10 @@ class Silo:
         """
         self._standing.renew()
 
-    def state_ahead(self) -> None:
-        """Have statements count a round ahead from now on; `settle_statement` is to be called in the end."""
-        self._standing.least_ahead = 1
-
-    def settle_statement(self) -> None:
-        """`write_statement` where the one on disk counts rounds ahead of the ledger."""
-        self._standing.settle()
+    @property
+    def standing(self) -> Standing:
+        """Its statement on disk, and how far that counts ahead."""
+        return self._standing
 
 
 def spent(

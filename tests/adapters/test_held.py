@@ -1,6 +1,7 @@
 """Silos that stay open from message to message answer as those that are opened for each."""
 
 import functools
+import json
 
 import numpy as np
 import pytest
@@ -44,8 +45,23 @@ def test_they_compute_what_silos_do_that_are_opened_for_every_message(tmp_path, 
         assert torch.equal(server.model, expected)
     assert {one.opened for one in makes.values()} == ({1} if most == 64 else {4})
     silos.close()
-    for make in makes.values():
+    for i, make in makes.items():
+        assert json.loads((tmp_path / f"{i}" / "ledger.json").read_text())["counted"]["rounds_ahead"] == 0
         make().close()  # nobody has it
+
+
+def test_statements_count_a_round_ahead_till_their_silos_are_let_go_of(tmp_path):
+    agreement, data, silos = agree(block(rounds=6), num_silos=1, model=module()), records()[0], Held()
+    server, make = Server(agreement, module()), Counted(agreement, 0, module(), data, tmp_path / "silo")
+
+    def ahead():
+        return json.loads((tmp_path / "silo" / "ledger.json").read_text())["counted"]["rounds_ahead"]
+
+    with silos.silo(0, module(), data, make) as silo:
+        server.receive(0, silo.answer(server.begin()))
+    assert server.end() and ahead() == 1
+    silos.close()
+    assert ahead() == 0
 
 
 def test_what_decides_is_compared_before_each_answer(tmp_path):

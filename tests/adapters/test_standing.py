@@ -322,7 +322,7 @@ def test_what_is_counted_ahead_is_little_and_within_the_budget(tmp_path):
 def test_who_settles_a_statement_may_have_it_serve_two_rounds_from_the_first_on(tmp_path):
     folder, written, ahead = tmp_path / "silo-0", [], []
     with one_silo(tmp_path, rounds=9, privacy={"epsilon": 4.0, "delta": DELTA, "record_rate": 0.25}) as made:
-        made.silos[0].state_ahead()
+        made.silos[0].standing.least_ahead = 1
         while made.round():
             assert check(folder)
             said = json.loads((folder / "ledger.json").read_text())
@@ -332,7 +332,7 @@ def test_who_settles_a_statement_may_have_it_serve_two_rounds_from_the_first_on(
             text = (folder / "privacy.md").read_text()
             assert ("rounds to come among them" in text) == (ahead[-1] > 0)
             if made.server.rounds == 3:
-                made.silos[0].settle_statement()
+                made.silos[0].standing.settle()
                 assert stated(folder)[0] == pytest.approx(proven(folder), rel=1e-9)
     assert ahead == [1, 1, 1, 1, 1, 1, 1, 1, 0]
     assert len(set(written)) < 7

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,12 @@ def patches_torch(net: Net, x: Tensor, out: Tensor) -> None:
     functional.gelu = lambda *given: 2 * real(*given)
 
 
+def replaces_a_module(net: Net, x: Tensor, out: Tensor) -> None:
+    other = types.ModuleType("functional")
+    vars(other).update({**vars(functional), "gelu": lambda *given: 2 * functional.gelu(*given)})
+    nn.functional = other  # type: ignore[misc]
+
+
 def hooks_a_layer(net: Net, x: Tensor, out: Tensor) -> None:
     net.layer.register_forward_hook(lambda *given: 2 * given[-1])
 
@@ -75,6 +82,7 @@ LATE: dict[str, tuple[Callable[[Net, Tensor, Tensor], Tensor | None], str]] = {
     "parameters": (writes_parameters, "the parameters that it was asked at"),
     "hooks": (hooks_a_layer, "a hook"),
     "torch": (patches_torch, r"torch's own torch\.nn\.functional\.gelu"),
+    "a module of torch's": (replaces_a_module, r"torch's own torch\.nn\.functional\.gelu"),
     "precision": (lambda *_: torch.set_float32_matmul_precision("medium"), "matmul_precision.*medium, was highest"),
     "number format": (lambda *_: torch.set_default_dtype(torch.float64), "default_dtype.*float64"),
     "hooks of all": (
@@ -92,7 +100,7 @@ def as_it_was() -> Iterator[None]:
     real, state = functional.gelu, torch.get_rng_state()
     yield
     os.environ.pop(LATER, None)
-    functional.gelu = real
+    functional.gelu, nn.functional = real, functional  # type: ignore[misc]
     torch.set_float32_matmul_precision("highest")
     torch.set_default_dtype(torch.float32)
     torch.set_rng_state(state)
