@@ -10,7 +10,7 @@ import numpy as np
 from dpfl_plugin.core.rounded_normals import Integers, by_numpy
 
 AT_ONCE: Final = 2**15
-"""Numbers that are drawn at a time at most: numpy takes as long for the first of a call as for some 5,000 more."""
+"""Numbers that are drawn at a time at most: of so many, what a call of numpy takes by itself is a small part."""
 
 
 class FreshGenerator(np.random.Generator):
@@ -28,19 +28,19 @@ class FreshGenerator(np.random.Generator):
 
         super().__init__(AESCounter(key=int.from_bytes(os.urandom(16), "little"), counter=0))
         self._sums = sums
-        self._of: tuple[int, float] | None = None
-        self._drawn: list[Integers] = []
+        self._ahead: tuple[tuple[int, float] | None, list[Integers]] = None, []
 
     def rounded(self, count: int, std: float) -> Integers:
         """(count,) integers round(std * x), see `rounded_normals.by_numpy`; others at each call."""
-        if self._of != (count, std) or not self._drawn:
+        of, drawn = self._ahead
+        if of != (count, std) or not drawn:
             # Where sums differ in size or noise all the same, what is drawn ahead would be in vain.
-            wanted = self._sums if self._of in (None, (count, std)) else 1
+            wanted = self._sums if of in (None, (count, std)) else 1
             many = max(1, min(wanted, AT_ONCE // max(1, count)))
-            drawn = by_numpy(many * count, std, self.bit_generator.random_raw)
-            self._of, self._drawn = (count, std), list(drawn.reshape(many, count))
+            drawn = list(by_numpy(many * count, std, self.bit_generator.random_raw).reshape(many, count))
+            self._ahead = (count, std), drawn
         self._sums -= 1
-        return self._drawn.pop()
+        return drawn.pop()
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("random bits that nobody can repeat cannot be copied: two holders would draw the same noise.")
