@@ -6,37 +6,53 @@
 from __future__ import annotations
 
 import argparse
-import shutil
 from pathlib import Path
 from typing import Final
 
 from benchmarks.pages import ROOT
 from dpfl_plugin.published import catalog, index, numbers, pictures
-from dpfl_plugin.published.items import files
+from dpfl_plugin.published.items import ALL, QUICK, Extent, Item, files
+from dpfl_plugin.published.joined import joined
+from dpfl_plugin.published.numbers import Numbers
 
 PAGES: Final = ROOT / "docs" / "papers"
 PICTURES: Final = ROOT / "docs" / "pictures" / "papers"
 
 
 def keep(folder: Path) -> list[str]:
-    """Take the numbers in a folder; returns the names of what was taken. All runs replace quick ones."""
+    """Take the numbers in a folder; returns the names of what was taken.
+
+    All runs replace those of some seeds and quick ones; seeds are added to those of the same runs that are kept.
+
+    Raises:
+        DataError: seeds are there that cannot be added.
+    """
     taken = []
     for paper in catalog.papers():
         for item in paper.items:
-            for quick in (True, False):
-                name = numbers.file_of(paper.name, item.name, quick)
-                if not (folder / name).exists():
-                    continue
-                target = files() / "kept" / name
-                target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(folder / name, target)
-                if not quick:
-                    (files() / "kept" / numbers.file_of(paper.name, item.name, True)).unlink(missing_ok=True)
-                taken.append(name)
+            for extent in dict.fromkeys((QUICK, Extent(seeds=item.seeds), ALL)):
+                name = numbers.file_of(paper.name, item.name, extent)
+                found = numbers.read(folder / name)
+                if found is not None and _keep(item, found):
+                    taken.append(name)
             found = numbers.kept(paper.name, item)
             if found is not None and pictures.has_picture(item, found):
                 pictures.draw(PICTURES / f"{paper.name}_{item.name}.png", item, found)
     return taken
+
+
+def _keep(item: Item, found: Numbers) -> bool:
+    """Whether they are now what is kept: numbers of all runs stay, and others are added or take the place of fewer."""
+    before = numbers.kept(found.paper, item)
+    if before is not None and not before.quick and found.extent != ALL:
+        if found.quick or (before.extent == ALL and before.runs == found.runs):
+            return False
+        if before.runs == found.runs and not set(before.seeds) <= set(found.seeds):
+            found = joined(item, before, found)
+    for extent in (QUICK, Extent(seeds=item.seeds), ALL):
+        (files() / "kept" / numbers.file_of(found.paper, item.name, extent)).unlink(missing_ok=True)
+    found.write(files() / "kept")
+    return True
 
 
 def main() -> None:

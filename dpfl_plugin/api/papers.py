@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,10 +22,10 @@ from dpfl_plugin import own_folders
 from dpfl_plugin.api.progress import Silent
 from dpfl_plugin.api.running import carried_out, import_for_runs, place_of
 from dpfl_plugin.config.sweep import Expansion, Row, config_of
-from dpfl_plugin.errors import DpflError, TrainingError
+from dpfl_plugin.errors import DpflError, TrainingError, require_argument
 from dpfl_plugin.published import catalog, pages, pictures
 from dpfl_plugin.published import numbers as numbers_of
-from dpfl_plugin.published.items import EXCESS, Item, Paper, Part
+from dpfl_plugin.published.items import ALL, EXCESS, QUICK, Extent, Item, Paper, Part
 from dpfl_plugin.published.numbers import Code, Made, Numbers
 from dpfl_plugin.runs.folder import to_json, write_atomic
 from dpfl_plugin.sweeps import manifest
@@ -45,7 +45,8 @@ class Listed:
     Attributes:
         seconds, quick_seconds: of processors, for all of its runs and for quick ones: measured, or foreseen from what
             is measured; None where nothing is.
-        numbers: "all", "quick" or "none": which come with the package; "computed" where it takes no run.
+        numbers: "all", "1 of 3 seeds", "quick" or "none": which come with the package; "computed" where it takes no
+            run.
         current: whether the code that made them is still what it was; None without numbers.
         changed: the modules of the package that are not.
     """
@@ -70,14 +71,16 @@ def papers() -> list[Listed]:
 
 def _listed(paper: Paper, item: Item) -> Listed:
     numbers = numbers_of.kept(paper.name, item)
-    what = (
-        "computed" if item.computed is not None else "none" if numbers is None else "quick" if numbers.quick else "all"
-    )
+    what = "computed" if item.computed is not None else "none" if numbers is None else _extent_of(item, numbers)
     whole, quick = pages.foreseen(paper, item)
     changed = [] if numbers is None else numbers.changed()
     current = None if numbers is None else not changed
-    runs, few = (sum(len(part.expansion(only).rows) for part in item.ran(only)) for only in (False, True))
+    runs, few = (sum(len(part.expansion(extent).rows) for part in item.ran(extent)) for extent in (ALL, QUICK))
     return Listed(paper.name, item.kind, item.number, item.title, runs, few, whole, quick, what, current, changed)
+
+
+def _extent_of(item: Item, numbers: Numbers) -> str:
+    return "quick" if numbers.quick else numbers_of.of_seeds(item, numbers) if numbers.seeds else "all"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +109,7 @@ def reproduce(
     figure: int | str | None = None,
     table: int | str | None = None,
     quick: bool = False,
+    seeds: Sequence[int] = (),
     out: str | Path = "papers",
     data: str | Path | None = None,
     jobs: int = 1,
@@ -116,23 +120,45 @@ def reproduce(
     Args:
         paper: a name of `papers`. figure, table: its number; both None: everything.
         quick: fewer seeds and rounds: minutes, the direction of the result.
+        seeds: with all rounds, of these of its seeds only; those of another call with the same ``out`` are not run
+            again when all are asked for. Empty: all.
         out: folder of runs, numbers (JSON), pages and pictures.
         data: folder of data files, else $DPFL_DATA, else ~/.cache/dpfl.
         jobs: runs at the same time. Several are processes that are forked from this one: do it before torch computes.
         tell: is told how far it is.
 
     Raises:
-        ArgumentError: there is no such paper, figure or table.
+        ArgumentError: there is no such paper, figure, table or seed.
         ConfigError, DataError: as `dpfl.train`. TrainingError: runs failed. KeyboardInterrupt: what is done is saved.
     """
     of = catalog.find(paper)
     wanted = catalog.items(of, _number(figure), _number(table))
+    extents = [_extent(item, quick, seeds) for item in wanted]
     with _data(data):
-        return [_reproduced(of, item, quick, Path(out), jobs, tell or (lambda text: None)) for item in wanted]
+        return [
+            _reproduced(of, item, extent, Path(out), jobs, tell or (lambda text: None))
+            for item, extent in zip(wanted, extents, strict=True)
+        ]
 
 
 def _number(given: int | str | None) -> str | None:
     return None if given is None else str(given)
+
+
+def _extent(item: Item, quick: bool, seeds: Sequence[int]) -> Extent:
+    """
+    Raises:
+        ArgumentError: the item does not have these seeds, or quick runs were asked for, which have their own.
+    """
+    if not seeds or item.computed is not None:
+        return Extent(quick)
+    require_argument(not quick, "seeds", list(seeds), "be left out where quick is set: quick runs have their own")
+    known = ", ".join(map(str, item.seeds))
+    require_argument(
+        set(seeds) <= set(item.seeds), "seeds", list(seeds), f"be some of those of {item.heading}, which are {known}"
+    )
+    some = tuple(seed for seed in item.seeds if seed in seeds)
+    return ALL if some == item.seeds else Extent(seeds=some)
 
 
 @contextlib.contextmanager
@@ -155,13 +181,13 @@ def folder_of(paper: Paper, out: Path) -> Path:
     return out / paper.name
 
 
-def _reproduced(paper: Paper, item: Item, quick: bool, out: Path, jobs: int, tell: Tell) -> Reproduced:
+def _reproduced(paper: Paper, item: Item, extent: Extent, out: Path, jobs: int, tell: Tell) -> Reproduced:
     numbers: Numbers | None
     if item.computed is not None:
         tell(f"{item.heading}: computed without a run; up to a few minutes")
         numbers, missing = _computed(paper, item), 0
     else:
-        numbers, missing = _ran(paper, item, quick, folder_of(paper, out), jobs, tell)
+        numbers, missing = _ran(paper, item, extent, folder_of(paper, out), jobs, tell)
     if numbers is None:
         return Reproduced(paper.name, item.name, None, missing, f"{missing} runs are missing", None, None)
     stem = numbers.write(out).with_suffix("")
@@ -185,40 +211,39 @@ def _computed(paper: Paper, item: Item) -> Numbers:
     return Numbers(paper.name, item.name, False, version, [*code.packages], "", [], table, code.listed())
 
 
-def _ran(paper: Paper, item: Item, quick: bool, folder: Path, jobs: int, tell: Tell) -> tuple[Numbers | None, int]:
+def _ran(paper: Paper, item: Item, extent: Extent, folder: Path, jobs: int, tell: Tell) -> tuple[Numbers | None, int]:
     """The numbers of all runs, those that are not finished having been run; or how many are missing."""
-    sweeps = [planned(part, quick, folder) for part in item.ran(quick)]
-    for part, (sweep, _) in zip(item.ran(quick), sweeps, strict=True):
+    sweeps = [planned(part, extent, folder) for part in item.ran(extent)]
+    for part, (sweep, _) in zip(item.ran(extent), sweeps, strict=True):
         _run_all(f"{item.heading}, {part.title}", sweep, jobs, tell)
     if item.measure == EXCESS:
         tell(f"{item.heading}: looks for the least training loss there is, once for each data set; minutes")
-    numbers, missing = _gathered(paper, item, quick, sweeps)
+    numbers, missing = _gathered(paper, item, extent, sweeps)
     return numbers, missing
 
 
 def sweeps_of(
-    paper: str, *, figure: str | None, table: str | None, quick: bool, out: Path
+    paper: str, *, figure: str | None, table: str | None, quick: bool, seeds: Sequence[int] = (), out: Path
 ) -> list[tuple[Path, list[str], Path]]:
     """(file, settings, folder) of every sweep, as `dpfl sweep` takes them.
 
     Raises:
-        ArgumentError: there is no such paper, figure or table.
+        ArgumentError: there is no such paper, figure, table or seed.
     """
     of = catalog.find(paper)
+    extents = [(item, _extent(item, quick, seeds)) for item in catalog.items(of, figure, table)]
     return [
-        (part.path, part.given(quick), folder_of(of, out))
-        for item in catalog.items(of, figure, table)
-        for part in item.ran(quick)
+        (part.path, part.given(extent), folder_of(of, out)) for item, extent in extents for part in item.ran(extent)
     ]
 
 
-def planned(part: Part, quick: bool, folder: Path) -> tuple[Sweep, Expansion]:
+def planned(part: Part, extent: Extent, folder: Path) -> tuple[Sweep, Expansion]:
     """The sweep of a part, with its files in ``folder``.
 
     Raises:
         ConfigError: the configuration is wrong, or the folder cannot be written to.
     """
-    expansion = part.expansion(quick)
+    expansion = part.expansion(extent)
     sweep = manifest.plan(expansion, part.path, folder)
     manifest.write(sweep)
     return sweep, expansion
@@ -312,11 +337,11 @@ def _seconds_file(sweep: Sweep) -> Path:
 
 
 def _gathered(
-    paper: Paper, item: Item, quick: bool, sweeps: Sequence[tuple[Sweep, Expansion]]
+    paper: Paper, item: Item, extent: Extent, sweeps: Sequence[tuple[Sweep, Expansion]]
 ) -> tuple[Numbers | None, int]:
     """The numbers of all runs, or how many are missing."""
     points, codes, missing = [], list[Code](), 0
-    for part, (sweep, expansion) in zip(item.ran(quick), sweeps, strict=True):
+    for part, (sweep, expansion) in zip(item.ran(extent), sweeps, strict=True):
         made, seconds = [], _seconds(sweep)
         for row, place in numbers_of.places(item, part, expansion):
             found = numbers_of.read_run(sweep.folder_of(row))
@@ -331,12 +356,14 @@ def _gathered(
         points += numbers_of.gather(part, item.measure, made)
     if missing:
         return None, missing
-    runs = numbers_of.runs_digest(expansion for _, expansion in sweeps)
+    whole = replace(extent, seeds=())
+    runs = numbers_of.runs_digest(part.expansion(whole) for part in item.ran(whole))
     made_by = functools.reduce(operator.or_, codes)
     # Scores are made here, and the least loss, too.
     all_of = made_by | numbers_of.code_here("api.papers", "published.numbers", imported=item.measure == EXCESS)
     version, packages = dpfl_plugin.__version__, sorted(made_by.packages)
-    return Numbers(paper.name, item.name, quick, version, packages, runs, points, None, all_of.listed()), 0
+    numbers = Numbers(paper.name, item.name, extent.quick, version, packages, runs, points, None, all_of.listed())
+    return replace(numbers, seeds=list(extent.seeds)), 0
 
 
 def _seconds(sweep: Sweep) -> dict[str, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -27,7 +28,10 @@ def list_papers(*, as_json: bool) -> None:
         item = f"--{one.kind} {one.number}"
         rows.append((one.paper, item, one.title, str(one.runs), *times, f"{one.numbers}{old}"))
     print(aligned(rows))
-    print("\ntakes: on two cores. dpfl papers PAPER --figure N runs one; --quick the direction of it in minutes.")
+    print(
+        "\ntakes: on two cores. dpfl papers PAPER --figure N runs one; --quick the direction of it in minutes, "
+        "--seeds 0 all rounds of one seed."
+    )
 
 
 def _two(seconds: float | None) -> str:
@@ -40,6 +44,7 @@ def run_papers(
     figure: str | None,
     table: str | None,
     quick: bool,
+    seeds: Sequence[int],
     out: Path,
     data: Path | None,
     jobs: int | None,
@@ -49,7 +54,15 @@ def run_papers(
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         done = api.reproduce(
-            paper, figure=figure, table=table, quick=quick, out=out, data=data, jobs=jobs or cores, tell=_say
+            paper,
+            figure=figure,
+            table=table,
+            quick=quick,
+            seeds=seeds,
+            out=out,
+            data=data,
+            jobs=jobs or cores,
+            tell=_say,
         )
     except KeyboardInterrupt:
         _say("interrupted; what is done is saved. The same command continues.")
@@ -64,7 +77,15 @@ def run_papers(
 
 
 def submit_papers(
-    paper: str, *, figure: str | None, table: str | None, quick: bool, out: Path, data: Path | None, jobs: int | None
+    paper: str,
+    *,
+    figure: str | None,
+    table: str | None,
+    quick: bool,
+    seeds: Sequence[int],
+    out: Path,
+    data: Path | None,
+    jobs: int | None,
 ) -> int:
     """Hand the runs to Slurm; `dpfl papers` with the same --out gathers them when they are finished."""
     from dpfl_plugin.cli.sweep import Options, sweep_file
@@ -72,10 +93,8 @@ def submit_papers(
     if data is not None:
         raise ConfigError("--data with --on slurm: tasks have the job's environment. Use export DPFL_DATA=... instead.")
     options = Options(on="slurm", jobs=jobs or 1, at_once=None, pack=1, retry=False, dry_run=False)
-    codes = [
-        sweep_file(path, settings, folder, options)
-        for path, settings, folder in api.sweeps_of(paper, figure=figure, table=table, quick=quick, out=out)
-    ]
+    sweeps = api.sweeps_of(paper, figure=figure, table=table, quick=quick, seeds=seeds, out=out)
+    codes = [sweep_file(path, settings, folder, options) for path, settings, folder in sweeps]
     _say("when they are finished, the same command without --on makes the tables, pages and pictures.")
     return max(codes, default=0)
 

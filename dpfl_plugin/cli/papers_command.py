@@ -23,6 +23,9 @@ def papers(
     figure: Annotated[str | None, typer.Option(metavar="N", help="One figure (default: all of it).")] = None,
     table: Annotated[str | None, typer.Option(metavar="N", help="One table.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer seeds and rounds: the direction, in minutes.")] = False,
+    seeds: Annotated[
+        str | None, typer.Option(metavar="N[,N...]", help="Only these of its seeds, with all rounds, e.g. 0.")
+    ] = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Of runs, numbers, pages and pictures.")] = Path("papers"),
     data: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Data files (default: $DPFL_DATA, else ~/.cache/dpfl).")
@@ -45,10 +48,20 @@ def papers(
             raise ConfigError("--figure and --table need a PAPER: dpfl papers lists them.")
         command.list_papers(as_json=json)
         return
+    some = [] if seeds is None else _seeds(seeds)
     if on is Where.slurm:
-        raise typer.Exit(
-            command.submit_papers(paper, figure=figure, table=table, quick=quick, out=out, data=data, jobs=jobs)
+        code = command.submit_papers(
+            paper, figure=figure, table=table, quick=quick, seeds=some, out=out, data=data, jobs=jobs
         )
-    raise typer.Exit(
-        command.run_papers(paper, figure=figure, table=table, quick=quick, out=out, data=data, jobs=jobs, as_json=json)
-    )
+    else:
+        code = command.run_papers(
+            paper, figure=figure, table=table, quick=quick, seeds=some, out=out, data=data, jobs=jobs, as_json=json
+        )
+    raise typer.Exit(code)
+
+
+def _seeds(given: str) -> list[int]:
+    try:
+        return [int(one) for one in given.split(",")]
+    except ValueError:
+        raise ConfigError(f"--seeds: {given!r} must be whole numbers with commas between, e.g. 0 or 0,1.") from None

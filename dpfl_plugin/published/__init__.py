@@ -11,5 +11,6 @@ How a figure or table is added:
 
 ``dpfl papers PAPER --figure N --quick --out DIR`` runs it; ``python -m benchmarks.papers --keep DIR`` keeps the numbers
 in ``kept/`` (JSON, with the digest of the package that made them), and writes all pages of docs/papers/ anew from what
-is kept: nothing of a page is typed but `Item` itself.
+is kept: nothing of a page is typed but `Item` itself. Where all runs take too long for one machine, ``--seeds 0`` and
+``--seeds 1,2`` make them on several, or one after another: ``--keep`` puts their numbers together.
 """

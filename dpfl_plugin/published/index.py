@@ -7,15 +7,16 @@ from collections.abc import Sequence
 from typing import Final
 
 from dpfl_plugin.published import catalog
-from dpfl_plugin.published.items import Item, Paper
-from dpfl_plugin.published.numbers import Difference, Numbers, cell_verdict, differences, kept
+from dpfl_plugin.published.items import ALL, Item, Paper
+from dpfl_plugin.published.numbers import Difference, Numbers, cell_verdict, differences, kept, of_seeds
 from dpfl_plugin.published.pages import MADE, RULES, by, foreseen, hours, markdown, paper_page, unit_of
 
 INTRODUCTION: Final = """\
 Figures and tables of papers, and what comes out here. `dpfl papers` lists them; `dpfl papers PAPER --figure N` repeats
-one, and goes on where it was interrupted (`--quick`: its direction, in minutes); in Python, `dpfl.papers()` and
-`dpfl.reproduce(...)`. `--on slurm` submits the runs to a cluster, a task each; the same command without it gathers
-them. The configurations are in `configs/papers/`: each is a file for `dpfl run` or `dpfl sweep`."""
+one, and goes on where it was interrupted (`--quick`: its direction, in minutes; `--seeds 0`: all rounds, of one seed);
+in Python, `dpfl.papers()` and `dpfl.reproduce(...)`. `--on slurm` submits the runs to a cluster, a task each; the same
+command without it gathers them. The configurations are in `configs/papers/`: each is a file for `dpfl run` or
+`dpfl sweep`."""
 HEADER: Final = ("paper", "item", "what", "theirs", "ours", "agrees", "why not", "runs done", "took", "all runs take")
 CLUSTER: Final = "What two cores cannot do in a night, a cluster does at once, a task for each run:"
 SLURM: Final = "export DPFL_DATA=/shared/data SBATCH_PARTITION=short    # where tasks find the data files, and nodes"
@@ -45,7 +46,7 @@ def index() -> str:
 
 
 def _is_whole(numbers: Numbers | None) -> bool:
-    return numbers is not None and not numbers.quick
+    return numbers is not None and numbers.extent == ALL
 
 
 def _row(paper: Paper, item: Item, numbers: Numbers | None, whole: float | None) -> list[str]:
@@ -53,7 +54,7 @@ def _row(paper: Paper, item: Item, numbers: Numbers | None, whole: float | None)
     head = [link, item.heading, item.title]
     if item.computed is not None:
         return [*head, "see there", "computed", "see there", _gist(item.why), "no runs", "at once", ""]
-    runs = sum(len(part.expansion(False).rows) for part in item.parts)
+    runs = sum(len(part.expansion().rows) for part in item.parts)
     length = "not measured" if whole is None else hours(whole)
     if numbers is None:
         return [*head, _theirs(item), "", "not run yet", "", f"0 of {runs}", "", length]
@@ -96,7 +97,11 @@ def _ours(item: Item, numbers: Numbers) -> tuple[str, str, bool]:
             whole &= agree == len(orders) or not published
     if not said:
         return "see there", "nothing that can be compared", False
-    return "; ".join(ours), "; ".join(said) + (" (quick)" if numbers.quick else ""), whole
+    return "; ".join(ours), "; ".join(said) + _extent(item, numbers), whole
+
+
+def _extent(item: Item, numbers: Numbers) -> str:
+    return " (quick)" if numbers.quick else f" ({of_seeds(item, numbers)})" if numbers.seeds else ""
 
 
 def _counted(orders: Sequence[Difference | None]) -> tuple[int, int]:

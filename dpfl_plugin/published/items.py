@@ -34,6 +34,28 @@ def files() -> Path:
     return Path(str(resources.files("dpfl_plugin") / "published"))
 
 
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How much of a figure or table is run.
+
+    Attributes:
+        quick: runs of fewer seeds and rounds, and not of all parts.
+        seeds: whole runs, of these seeds only; empty: of all.
+    """
+
+    quick: bool = False
+    seeds: tuple[int, ...] = ()
+
+    @property
+    def suffix(self) -> str:
+        """Of files of numbers."""
+        return "-quick" if self.quick else "-seeds" if self.seeds else ""
+
+
+ALL: Final = Extent()
+QUICK: Final = Extent(quick=True)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
     """Runs of one configuration, e.g. of one data set of a figure.
@@ -60,22 +82,23 @@ class Part:
     def path(self) -> Path:
         return files() / "configs" / self.config
 
-    def given(self, quick: bool) -> list[str]:
+    def given(self, extent: Extent) -> list[str]:
         """All changes of the file."""
-        return [*self.settings, *((self.quick or ()) if quick else ())]
+        some = [f"sweep.seeds={list(extent.seeds)}"] if extent.seeds else []
+        return [*self.settings, *((self.quick or ()) if extent.quick else ()), *some]
 
-    def expansion(self, quick: bool) -> Expansion:
+    def expansion(self, extent: Extent = ALL) -> Expansion:
         """The runs.
 
         Raises:
             ConfigError: something in the file or its changes is wrong.
         """
-        return _expanded(self, quick)
+        return _expanded(self, extent)
 
 
 @functools.cache
-def _expanded(part: Part, quick: bool) -> Expansion:
-    return expand(part.path, part.given(quick))
+def _expanded(part: Part, extent: Extent) -> Expansion:
+    return expand(part.path, part.given(extent))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,9 +184,15 @@ class Item:
         """As the paper calls it, e.g. "Figure 2"."""
         return self.label or f"{self.kind.capitalize()} {self.number}"
 
-    def ran(self, quick: bool) -> list[Part]:
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """Of all runs; the parts of an item have the same."""
+        given = self.parts[0].expansion().spec.seeds if self.parts else None
+        return tuple(range(given)) if isinstance(given, int) else tuple(given or ())
+
+    def ran(self, extent: Extent) -> list[Part]:
         """The parts of all runs, or of quick ones."""
-        return [part for part in self.parts if not quick or part.quick is not None]
+        return [part for part in self.parts if not extent.quick or part.quick is not None]
 
     def part(self, name: str) -> Part:
         return next(part for part in self.parts if part.name == name)

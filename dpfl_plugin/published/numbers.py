@@ -17,7 +17,7 @@ from dpfl_plugin.config.load import merged, read_yaml
 from dpfl_plugin.config.sweep import Expansion, Row
 from dpfl_plugin.errors import DataError
 from dpfl_plugin.federation.summaries import last
-from dpfl_plugin.published.items import ROUND, Cell, Claim, Item, Part, files
+from dpfl_plugin.published.items import ALL, QUICK, ROUND, Cell, Claim, Extent, Item, Part, files
 from dpfl_plugin.runs.environment import module_sha256, modules, package_sha256
 from dpfl_plugin.runs.folder import RunFolder
 
@@ -78,8 +78,10 @@ class Numbers:
         code: digests of the package's source that the runs were made by. version: of the package.
         modules: digests of the source of each module that the runs imported, see `environment.modules`: several where
             runs of several versions are together. Empty: the runs did not say.
-        runs: digest of the runs' names: other numbers belong to another configuration.
+        runs: digest of the runs' names: other numbers belong to another configuration. Of all runs, where the numbers
+            are of some seeds.
         table: header and rows of what is computed without runs.
+        quick, seeds: how much was run, see `Extent`.
     """
 
     paper: str
@@ -91,6 +93,11 @@ class Numbers:
     points: list[Point] = field(default_factory=list)
     table: Table | None = None
     modules: dict[str, list[str]] = field(default_factory=dict)
+    seeds: list[int] = field(default_factory=list)
+
+    @property
+    def extent(self) -> Extent:
+        return Extent(self.quick, tuple(self.seeds))
 
     def changed(self) -> list[str]:
         """The modules that made the numbers and are not what they were, or were not the same for all runs."""
@@ -103,7 +110,7 @@ class Numbers:
 
     @property
     def file(self) -> str:
-        return file_of(self.paper, self.item, self.quick)
+        return file_of(self.paper, self.item, self.extent)
 
     def write(self, folder: Path) -> Path:
         path = folder / self.file
@@ -123,8 +130,8 @@ class Numbers:
         ]
 
 
-def file_of(paper: str, item: str, quick: bool) -> str:
-    return f"{paper}/{item}{'-quick' if quick else ''}.json"
+def file_of(paper: str, item: str, extent: Extent) -> str:
+    return f"{paper}/{item}{extent.suffix}.json"
 
 
 def read(path: Path) -> Numbers | None:
@@ -145,12 +152,17 @@ def read(path: Path) -> Numbers | None:
 
 
 def kept(paper: str, item: Item) -> Numbers | None:
-    """What is kept in the package: of all runs, else of quick ones, else None."""
-    for quick in (False, True):
-        found = read(files() / "kept" / file_of(paper, item.name, quick))
+    """What is kept in the package: of all runs, else of some seeds, else of quick ones, else None."""
+    for extent in dict.fromkeys((ALL, Extent(seeds=item.seeds), QUICK)):
+        found = read(files() / "kept" / file_of(paper, item.name, extent))
         if found is not None:
             return found
     return None
+
+
+def of_seeds(item: Item, numbers: Numbers) -> str:
+    """How many of the seeds there are numbers of, where they are not of all."""
+    return f"{len(numbers.seeds)} of {len(item.seeds)} seeds"
 
 
 def runs_digest(expansions: Iterable[Expansion]) -> str:

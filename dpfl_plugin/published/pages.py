@@ -11,7 +11,7 @@ from dpfl_plugin.config.load import merged
 from dpfl_plugin.config.sweep import Expansion
 from dpfl_plugin.core.rounding import places as up
 from dpfl_plugin.published import pictures
-from dpfl_plugin.published.items import ACCURACY, MEASURES, Item, Paper, Part
+from dpfl_plugin.published.items import ACCURACY, ALL, MEASURES, QUICK, Item, Paper, Part
 from dpfl_plugin.published.numbers import (
     Difference,
     Numbers,
@@ -21,6 +21,7 @@ from dpfl_plugin.published.numbers import (
     differences,
     kept,
     look_up,
+    of_seeds,
     short,
     together,
 )
@@ -79,12 +80,18 @@ def _how_to_run(paper: Paper, item: Item, numbers: Numbers | None) -> str:
         return f"Computed without a run: `dpfl papers {paper.name} --{item.kind} {item.number}`."
     command = f"`dpfl papers {paper.name} --{item.kind} {item.number}`"
     whole, _ = foreseen(paper, item)
-    runs = sum(len(part.expansion(False).rows) for part in item.parts)
+    runs = sum(len(part.expansion().rows) for part in item.parts)
     length = "" if whole is None else f", about {hours(whole)} on two cores"
     if numbers is None:
         return f"**Not run on these pages yet**: {command} does ({runs} runs{length}); with `--quick` in minutes."
-    if not numbers.quick:
+    if numbers.extent == ALL:
         return f"{command} makes these numbers ({runs} runs, {hours(numbers.seconds)} on two cores)."
+    if numbers.seeds:
+        given = ",".join(map(str, numbers.seeds))
+        return (
+            f"**{of_seeds(item, numbers)}**, with all rounds (`--seeds {given}`, {hours(numbers.seconds)} on two "
+            f"cores): {command} makes all {runs} runs{length}."
+        )
     shorter = f"`--quick`, {hours(numbers.seconds)} on two cores"
     return f"**Quick numbers** ({shorter}): they show the direction. {command} makes all {runs} runs{length}."
 
@@ -137,7 +144,7 @@ def by(item: Item, found: Difference) -> str:
 def _tuned(item: Item, numbers: Numbers) -> str:
     """Methods at their own best setting, the best first."""
     rows = []
-    for part in item.ran(numbers.quick):
+    for part in item.ran(numbers.extent):
         at_best = [point for name in item.tuned for point in chosen(numbers, item, part.name, name, {})]
         known = sorted(
             (point for point in at_best if point.mean is not None),
@@ -255,7 +262,7 @@ def _range(values: Sequence[int]) -> str:
 def _grids(item: Item, numbers: Numbers) -> str:
     """A grid for each part and line: rows and columns as in the paper, each cell ours, theirs and the verdict."""
     texts = []
-    for part in item.ran(numbers.quick):
+    for part in item.ran(numbers.extent):
         own = [point for point in numbers.points if point.part == part.name]
         for line in dict.fromkeys(point.line for point in own):
             texts.append(f"**{part.title}, {line}**: ours (published: verdict); epsilon, server / third party")
@@ -303,12 +310,12 @@ def foreseen(paper: Paper, item: Item) -> tuple[float | None, float | None]:
     numbers = kept(paper.name, item)
     each = _rates(paper)
     found: list[float | None] = []
-    for quick in (False, True):
-        parts = item.ran(quick)
-        if numbers is not None and numbers.quick == quick:
-            found.append(numbers.seconds)
+    for extent in (ALL, QUICK):
+        parts = item.ran(extent)
+        if numbers is not None and numbers.quick == extent.quick:
+            found.append(numbers.seconds * (len(item.seeds) / len(numbers.seeds) if numbers.seeds else 1))
         elif all(_records(part) in each for part in parts):
-            found.append(math.fsum(each[_records(part)] * _work(part.expansion(quick)) for part in parts))
+            found.append(math.fsum(each[_records(part)] * _work(part.expansion(extent)) for part in parts))
         else:
             found.append(None)
     return found[0], found[1]
@@ -321,15 +328,15 @@ def _rates(paper: Paper) -> dict[str, float]:
         numbers = kept(paper.name, item)
         if numbers is None:
             continue
-        for part in item.ran(numbers.quick):
+        for part in item.ran(numbers.extent):
             name = _records(part)
             seconds[name] = seconds.get(name, 0) + math.fsum(p.seconds for p in numbers.points if p.part == part.name)
-            work[name] = work.get(name, 0) + _work(part.expansion(numbers.quick))
+            work[name] = work.get(name, 0) + _work(part.expansion(numbers.extent))
     return {name: seconds[name] / work[name] for name in seconds if work[name] > 0}
 
 
 def _records(part: Part) -> str:
-    base = part.expansion(False).base
+    base = part.expansion().base
     return f"{look_up(base, 'data.dataset')} {look_up(base, 'data.num_silos')} {look_up(base, 'model')}"
 
 

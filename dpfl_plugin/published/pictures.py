@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from dpfl_plugin.published.items import MEASURES, ROUND, Item, Part
-from dpfl_plugin.published.numbers import Numbers, Point, chosen, short
+from dpfl_plugin.published.numbers import Numbers, Point, chosen, of_seeds, short
 from dpfl_plugin.runs.folder import write_atomic
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ def figure(item: Item, numbers: Numbers) -> Figure:
     from matplotlib.figure import Figure
 
     numbers = _at_best(item, numbers) if item.tuned else numbers
-    rows = [(part, value) for part in item.ran(numbers.quick) for value in _values(numbers, part, part.rows)]
-    widest = max(len(_values(numbers, part, part.columns)) for part in item.ran(numbers.quick))
+    rows = [(part, value) for part in item.ran(numbers.extent) for value in _values(numbers, part, part.rows)]
+    widest = max(len(_values(numbers, part, part.columns)) for part in item.ran(numbers.extent))
     across, down = (len(rows), 1) if widest == 1 else (widest, len(rows))  # single panels go side by side
     drawn = Figure(figsize=(3.4 * across + 0.6, 2.6 * down + 0.6), layout="constrained")
     axes = drawn.subplots(down, across, squeeze=False)
@@ -56,8 +56,9 @@ def figure(item: Item, numbers: Numbers) -> Figure:
             axis.set_title("  ".join([part.title, *(f"{short(k)} = {v:g}" for k, v in at.items())]), fontsize=8)
     handles = {h.get_label(): h for axis in axes.flat for h in axis.get_legend_handles_labels()[0]}
     drawn.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=across, fontsize=8, frameon=False)
-    if numbers.quick:
-        drawn.suptitle("quick numbers: fewer rounds and seeds", fontsize=8, color="0.4")
+    if numbers.quick or numbers.seeds:
+        said = "quick numbers: fewer rounds and seeds" if numbers.quick else of_seeds(item, numbers)
+        drawn.suptitle(said, fontsize=8, color="0.4")
     return drawn
 
 
@@ -65,7 +66,7 @@ def _at_best(item: Item, numbers: Numbers) -> Numbers:
     """A line for each method, of its best setting at each place."""
     found = [
         replace(point, line=name)
-        for part in item.ran(numbers.quick)
+        for part in item.ran(numbers.extent)
         for name in item.tuned
         for point in chosen(numbers, item, part.name, name, {})
     ]

@@ -13,13 +13,14 @@ import pytest
 import yaml
 
 import dpfl_plugin as dpfl
+from benchmarks import papers as benchmark
 from dpfl_plugin.api import papers as api
 from dpfl_plugin.config.sweep import config_of
-from dpfl_plugin.errors import ArgumentError, TrainingError
+from dpfl_plugin.errors import ArgumentError, DataError, TrainingError
 from dpfl_plugin.privacy.paper import noble_largest_rounds
-from dpfl_plugin.published import catalog, items, noble_authors, pages
+from dpfl_plugin.published import catalog, items, joined, noble_authors, pages
 from dpfl_plugin.published import numbers as numbers_of
-from dpfl_plugin.published.items import Cell, Claim, Item, Paper, Part
+from dpfl_plugin.published.items import ALL, QUICK, Cell, Claim, Item, Paper, Part
 from dpfl_plugin.published.noble2022_privacy import CAPTIONS
 from dpfl_plugin.published.numbers import Numbers, Point, look_up
 from dpfl_plugin.runs import environment
@@ -38,10 +39,10 @@ def test_every_item_can_be_run_and_meets_what_is_published(paper: Paper, item: I
     """Configurations load, plugins can be made, accounting is planned; no published number is left over."""
     assert (item.computed is None) == bool(item.parts)
     check = Foresight()
-    for quick in (False, True):
+    for extent in (ALL, QUICK):
         found, priced = set[tuple[Any, ...]](), set[tuple[Any, ...]]()
-        for part in item.ran(quick):
-            expansion = part.expansion(quick)
+        for part in item.ran(extent):
+            expansion = part.expansion(extent)
             for row, place in numbers_of.places(item, part, expansion):
                 config = config_of(expansion.base, row, Path("runs"))
                 check.check(config)
@@ -55,11 +56,14 @@ def test_every_item_can_be_run_and_meets_what_is_published(paper: Paper, item: I
                         (config.privacy.noise_multiplier, config.privacy.record_rate, steps, config.privacy.delta)
                     )
         lines = {(part, line, at) for part, line, at, _ in found}
-        for sigma, rate, steps, delta in priced if quick else ():
+        for sigma, rate, steps, delta in priced if extent.quick else ():
             spent = dpfl.epsilon(noise_multiplier=sigma, record_rate=rate, steps=steps, delta=delta)
             assert 0 < float(spent) < 100
-        if quick:
+        if extent.quick:
             continue
+        assert {(part, seed) for part, _, _, seed in found} == {
+            (p.name, seed) for p in item.parts for seed in item.seeds
+        }
         for cell in item.cells:
             assert any((cell.part, cell.line) == key[:2] and cell.at.items() <= dict(key[2]).items() for key in lines)
         settings = [sum(label.startswith(f"{name}, ") for label in {key[1] for key in lines}) for name in item.tuned]
@@ -75,7 +79,7 @@ def test_the_rounds_of_a_fixed_budget_are_those_of_the_papers_recipe() -> None:
     for number in ("9", "10"):
         item = catalog.find("noble2022").by_name[f"figure-{number}"]
         for part, caption, epsilon in zip(item.parts, CAPTIONS[:3], (5, 5, 3), strict=True):
-            expansion = part.expansion(False)
+            expansion = part.expansion()
             rates = {
                 (row.changes.get("silo_rate", 0.1), look_up(row.changes, "privacy.record_rate") or 0.2, row.rounds)
                 for row in expansion.rows
@@ -190,7 +194,7 @@ def test_only_what_a_run_imports_makes_numbers_old(
 
 def test_a_run_of_two_versions_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, paper: Paper) -> None:
     """Begun by one, continued by another: it is of both."""
-    sweep, _ = api.planned(paper.items[0].parts[0], True, api.folder_of(paper, tmp_path / "out"))
+    sweep, _ = api.planned(paper.items[0].parts[0], QUICK, api.folder_of(paper, tmp_path / "out"))
     asked = iter([False] * 3 + [True] * 100)
     assert api._run(sweep, sweep.rows[0], lambda: next(asked))[0] == api.INTERRUPTED
     one = sweep.folder_of(sweep.rows[0]).environment
@@ -224,6 +228,53 @@ def test_what_a_sweep_has_run_is_gathered(tmp_path: Path, monkeypatch: pytest.Mo
     assert done.numbers is not None and len(done.numbers.points) == 2 and done.numbers.seconds > 0
 
 
+def test_seeds_one_after_another_come_to_the_numbers_of_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, paper: Paper
+) -> None:
+    """On two machines, whose numbers are joined; and in one folder, where what is there is not run again."""
+    (item,) = paper.items
+    parts = [dpfl.reproduce("tiny", seeds=[seed], out=tmp_path / f"machine {seed}")[0] for seed in (1, 0)]
+    second, first = (part.numbers for part in parts)
+    assert first is not None and second is not None and (first.seeds, second.seeds) == ([0], [1])
+    assert parts[0].page is not None and "**1 of 2 seeds**" in parts[0].page.read_text()
+    for folder, said in (("out", "0 finished before"), ("machine 1", "2 finished before")):
+        told: list[str] = []
+        (done,) = dpfl.reproduce("tiny", seeds=[1, 0], out=tmp_path / folder, tell=told.append)
+        assert any(f"4 runs, {said}" in text for text in told)
+        assert done.numbers is not None and done.numbers.extent == ALL
+    whole = numbers_of.read(done.numbers.write(tmp_path / "whole"))
+    assert whole is not None and first.runs == second.runs == whole.runs, "which says of which experiment they are"
+    for both in (joined.joined(item, first, second), joined.joined(item, second, first)):
+        assert both.extent == ALL and both.modules == whole.modules and both.code == whole.code
+        for ours, theirs in zip(both.points, done.numbers.points, strict=True):
+            assert replace(ours, curve={}, seconds=0) == replace(theirs, curve={}, seconds=0)
+            assert ours.curve["round"] == theirs.curve["round"]
+            for key in ("mean", "std"):
+                assert ours.curve[key] == pytest.approx(theirs.curve[key], rel=1e-12)
+    for other in (first, whole, replace(second, runs="others")):
+        with pytest.raises(DataError, match="cannot be put together"):
+            joined.joined(item, first, other)
+    monkeypatch.setattr(benchmark, "files", lambda: tmp_path)
+    for numbers, taken, extent in (
+        (first, True, "1 of 2 seeds"),
+        (second, True, "all"),
+        (first, False, "all"),
+        (replace(first, quick=True, seeds=[]), False, "all"),
+        (replace(first, runs="of another configuration"), True, "1 of 2 seeds"),
+    ):
+        assert benchmark._keep(item, numbers) is taken
+        assert api._listed(paper, item).numbers == extent and len(list((tmp_path / "kept").rglob("*.json"))) == 1
+
+
+def test_standard_deviations_of_seeds_are_put_together() -> None:
+    values = np.random.default_rng(0).normal(size=7)
+    for some in (1, 2, 5):
+        one, other = values[:some], values[some:]
+        parts = [(float(np.mean(v)), float(np.std(v, ddof=1)) if len(v) > 1 else 0.0, len(v)) for v in (one, other)]
+        mean, std = joined._together(*parts[0], *parts[1])
+        assert (mean, std) == pytest.approx((np.mean(values), np.std(values, ddof=1)))
+
+
 def test_the_list_and_wrong_names(tmp_path: Path) -> None:
     listed = command("papers", "--json").json
     assert [(one["paper"], one["number"]) for one in listed] == [(paper.name, item.number) for paper, item in ITEMS]
@@ -231,6 +282,9 @@ def test_the_list_and_wrong_names(tmp_path: Path) -> None:
         dpfl.reproduce("noble2022", figure=77, out=tmp_path)
     assert "--figure" in command("papers", "noble2022", "--figure", "77").err
     assert command("papers", "--figure", "2").code == 2
+    for given, said in (("7", "0, 1, 2"), ("one", "whole numbers"), ("0 --quick", "quick runs have their own")):
+        refused = command("papers", "noble2022", "--figure", "2", "--out", tmp_path, "--seeds", *given.split())
+        assert refused.code == 2 and said in refused.err
 
 
 def _points(first: list[float | None], second: list[float | None]) -> Numbers:
