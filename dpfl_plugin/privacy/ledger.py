@@ -11,7 +11,7 @@ import itertools
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -73,8 +73,13 @@ class Ledger:
             self._lines.create({"ledger": SCHEMA, "facts": self.facts}, access)
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], *, append: bool = True) -> Ledger:
+    def open(
+        cls, path: str | os.PathLike[str], *, append: bool = True, check: Callable[[Ledger], None] | None = None
+    ) -> Ledger:
         """Read and verify a ledger; with ``append``, go on with it.
+
+        Args:
+            check: gets what was read, before anything of the file is changed; what it raises leaves all as it is.
 
         Raises:
             LedgerError: it is missing, or a line is damaged; names the line, and what is still proven.
@@ -93,6 +98,8 @@ class Ledger:
                 f"{self.path} holds no complete first line, so nothing was charged or left yet: move it away and "
                 "start again."
             )
+        if check is not None:
+            check(self)
         if not append:
             self.notes += filter(None, [self._lines.leave()])
         elif torn := self._lines.go_on():

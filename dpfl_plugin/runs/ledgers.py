@@ -210,10 +210,13 @@ def _open_own(folder: RunFolder, facts: Mapping[str, Any], found: Checkpoint | N
     if found is None and folder.ledger.exists() and not _has_a_line(folder.ledger):
         folder.ledger.unlink()  # the process ended while it wrote the first line: nothing was charged
     known = 0 if found is None else int(found.facts["charges"])
-    held = len(Ledger.open(folder.ledger, append=False)) if folder.ledger.exists() else 0
-    _check_end(folder.ledger, held, known, "the checkpoint")
+
+    def check_end(held: int) -> None:
+        _check_end(folder.ledger, held, known, "the checkpoint")
+
     if folder.ledger.exists():
-        return Ledger.open(folder.ledger)
+        return Ledger.open(folder.ledger, check=lambda ledger: check_end(len(ledger)))
+    check_end(0)
     if shared is not None and shared.path is not None:
         facts = {**facts, "shared": {"file": shared.path.name, "head": shared.head}}
     return Ledger(folder.ledger, facts, access=folder.access)

@@ -423,6 +423,8 @@ def damage(folder: Path, how: str) -> None:
             del lines[3]
         case "end missing":
             lines = lines[:6]
+        case "torn":
+            lines[6:] = [lines[6][:9]]
     path.write_bytes(b"".join(lines))
     if how == "gone":
         path.unlink()
@@ -430,7 +432,13 @@ def damage(folder: Path, how: str) -> None:
 
 @pytest.mark.parametrize(
     ("how", "part"),
-    [("changed", "line 4"), ("missing", "line 4"), ("end missing", "holds 5 charges"), ("gone", "holds 0 charges")],
+    [
+        ("changed", "line 4"),
+        ("missing", "line 4"),
+        ("end missing", "holds 5 charges"),
+        ("torn", "holds 5 charges"),
+        ("gone", "holds 0 charges"),
+    ],
 )
 def test_a_damaged_ledger_is_refused(crashed: Path, how: str, part: str) -> None:
     folder = folder_of(crashed)
