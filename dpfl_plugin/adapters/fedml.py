@@ -255,10 +255,7 @@ class PrivateTrainer(ClientTrainer):
             surroundings=where,
             kept=kept_here(),
         )
-        # An owner's word counts from the next message on.
-        return (
-            made() if self.held is None or limits is not None else self.held.silo(id, self._inner.model, records, made)
-        )
+        return made() if self.held is None else self.held.silo(id, self._inner.model, records, made)
 
     def test(self, test_data: Any, device: Any, args: Any) -> Any:
         return self._inner.test(test_data, device, args)

@@ -27,19 +27,26 @@ class Held:
 
     @contextlib.contextmanager
     def silo(self, id: int, model: nn.Module, records: Any, made: Callable[[], Silo]) -> Iterator[Silo]:
-        """The silo, opened by ``made`` where it is not open or was opened with others; an error closes it."""
+        """The silo, opened by ``made`` where it is not open or was opened with others; an error closes it.
+
+        One whose owner has set limits is closed when it has answered: they count anew for each message.
+        """
         silo = self._silos.pop(id, None)
         with contextlib.ExitStack() as stack:
             if silo is not None:
                 stack.push(silo)
                 if not silo.serves(model, records):
-                    stack.close()
+                    stack.pop_all()
+                    _let_go(silo)
                     silo = None
             if silo is None:
                 silo = stack.enter_context(made())
                 silo.standing.least_ahead = 1
             yield silo
             stack.pop_all()
+        if silo.limited:
+            _let_go(silo)
+            return
         self._silos[id] = silo
         while len(self._silos) > 1 and (
             len(self._silos) > MOST or sum(one.num_bytes for one in self._silos.values()) > self._most_bytes

@@ -79,6 +79,7 @@ class Silo:
 
     Attributes:
         begins: a line for the log: agreed epsilon, folder, and what is left of the lifetime budget.
+        limited: whether an owner has set limits.
 
     Raises:
         LimitError: the agreement is more than the owner allows, or nobody has set limits.
@@ -107,7 +108,9 @@ class Silo:
         agreement.check(model)
         self.id, self._agreement, self._draw = id, agreement, draw or _fresh_draw
         self._trials = None if kept is None else kept.trials
-        limits = limits or silo_limits(surroundings, own=id if surroundings == "simulation" else None)
+        self._limits_now = functools.partial(_limits_now, limits, surroundings, id)
+        limits = self._limits_now()
+        self.limited = limits is not None
         if limits is not None:
             limits.check(agreement.config)
             limits.check_noise(repeatable=draw is not None)
@@ -194,12 +197,7 @@ class Silo:
         self._hashed = kept.hashed if kept is not None and kept.hashed.same(mine) else hashed(mine)
         ledger = begun(self._files, self.id, agreement.run, self._hashed.digest)
         if ledger is None and hasattr(records, "__len__"):
-            again = digest(silo_for(records, lambda: self._frozen.seen))
-            if again != self._hashed.digest:
-                raise DataError(
-                    f"silo {self.id}: its data give other records when they are read again: loaders must not change "
-                    "records at random (augmentation). Leave that out; nothing was released."
-                )
+            _check_again(records, self._frozen, self._hashed.digest, self.id)
         return ledger
 
     def _prepare(self, kept: Made | None, known: Mapping[str, Any] | None) -> tuple[Parts, str]:
@@ -215,19 +213,21 @@ class Silo:
         return parts, config_text
 
     def _decided_with(self, frozen: Frozen) -> Decided:
-        built = self._agreement.structure
-        return Decided.by(self._config, built, frozen.digest, frozen.described, self._loss)
+        return Decided.by(self._config, self._agreement.structure, frozen.digest, frozen.described, self._loss)
 
     def serves(self, model: nn.Module, records: Any) -> bool:
-        """Whether it would be the same opened anew, with these: then it may answer the next message as it is.
+        """Whether it would be the same opened anew, and without limits: then it may answer the next message as it is.
 
         Raises:
             ConfigError, DataError: as if it was opened with them.
         """
+        if self.limited or self._limits_now() is not None:
+            return False
         self._agreement.check(model)
         frozen = Frozen(self._files.path / FROZEN, model)
         others = silo_for(records, lambda: frozen.seen)
-        return self._sound and self._hashed.same(others) and self._decided_with(frozen).same(self._decided)
+        same = self._hashed.same(others) and self._decided_with(frozen).same(self._decided)
+        return self._sound and same and self._ledger.in_place
 
     @property
     def num_bytes(self) -> int:
@@ -384,6 +384,20 @@ def spent(
         return None
     more = account.why_not() if lack.planned and config.privacy.epsilon is not None else ""
     return f"{lack}: {more}" if more else str(lack)
+
+
+def _check_again(records: Any, frozen: Frozen, sha256: str, id: int) -> None:
+    """Raise DataError where the same data give other records when they are read once more."""
+    if digest(silo_for(records, lambda: frozen.seen)) != sha256:
+        raise DataError(
+            f"silo {id}: its data give other records when they are read again: loaders must not change records at "
+            "random (augmentation). Leave that out; nothing was released."
+        )
+
+
+def _limits_now(given: Limits | None, surroundings: Surroundings, id: int) -> Limits | None:
+    """What is given, else what the owner has set on this machine now; in a simulation every silo is an owner."""
+    return given or silo_limits(surroundings, own=id if surroundings == "simulation" else None)
 
 
 def _fresh_draw(round: int) -> Draw:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
+import types
 import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -87,7 +88,7 @@ class Steady:
     def __init__(self, model: nn.Module, loss: Loss, copy: nn.Module | None = None) -> None:
         self._looks, self._loss = not keeps_nothing(model, loss), loss
         self._known: list[tuple[nn.Module, Any]] = []
-        self._settings, self._functions = (_settings(), _functions()) if self._looks else ({}, ())
+        self._settings, self._functions = (_settings(), _functions(model, loss)) if self._looks else ({}, [])
         self._fixed = frozenset(fixed_tensors(model))  # copies may have all parameters frozen, and others each time
         self.know(model)
         self.know(copy)
@@ -162,20 +163,30 @@ def _generators() -> dict[str, bytes]:
 
 
 class _Functions:
-    """Those of a module or class of torch's, as they are now."""
+    """Those of a module or a class of torch's, as they are now.
 
-    def __init__(self, place: str) -> None:
-        self._place = place
-        found = {name: value for name, value in self._now().items() if callable(value)}
-        self._names, self._known = tuple(found), tuple(found.values())
+    Args:
+        place: its dotted name. base: of a class, how many of its bases to go back: in the place of a base's method
+            another is put by a name that the class did not have.
+    """
 
-    def _now(self) -> Mapping[str, Any]:
+    def __init__(self, place: str, base: int = 0) -> None:
+        self._place, self._base = place, base
+        now, owner = self._now(), self._owner()
+        classes = owner.__mro__[base:] if isinstance(owner, type) else [owner]
+        callables = {name: value for one in classes for name, value in vars(one).items() if callable(value)}
+        self._names, self._known = tuple(callables), tuple(map(now.get, callables))
+
+    def _owner(self) -> Any:
         """Looked up each time: the module itself may be replaced."""
         owner: Any = torch
         for part in self._place.split(".")[1:]:
             owner = getattr(owner, part)
-        now: Mapping[str, Any] = vars(owner)
-        return now
+        return owner
+
+    def _now(self) -> Mapping[str, Any]:
+        owner = self._owner()
+        return vars(owner.__mro__[self._base] if isinstance(owner, type) else owner)
 
     def replaced(self) -> str | None:
         """The name of one in whose place there is now another's; None if there is none."""
@@ -184,10 +195,25 @@ class _Functions:
             return None
         for name, known in zip(self._names, self._known, strict=True):
             function = now.get(name, known)
-            if function is not known and callable(function) and not _is_known(str(getattr(function, "__module__", ""))):
+            if function is not known and callable(function) and not _is_known(_written_in(function)):
                 return f"{self._place}.{name}"
         return None
 
 
-def _functions() -> tuple[_Functions, ...]:
-    return tuple(map(_Functions, _NAMESPACES))
+def _written_in(function: Any) -> str:
+    """The module of its code, whatever it says: `functools.wraps` has a function say that it is what it wraps."""
+    if isinstance(function, types.FunctionType):
+        return str(function.__globals__.get("__name__", ""))
+    own = type, types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType
+    return str(getattr(function if isinstance(function, own) else type(function), "__module__", ""))
+
+
+def _functions(model: nn.Module, loss: Loss) -> list[_Functions]:
+    """Of `_NAMESPACES`, and of torch's own classes of layers, whose `forward` is called."""
+    inner = getattr(loss, "loss", loss)
+    layers = [*model.modules(), *(inner.modules() if isinstance(inner, nn.Module) else ())]
+    classes = {one for layer in layers for one in type(layer).__mro__ if one.__module__.startswith("torch.nn.modules.")}
+    places = [*_NAMESPACES, *sorted(f"{one.__module__}.{one.__qualname__}" for one in classes - {nn.Module})]
+    found = [_Functions(place) for place in places]
+    bases = range(1, len(torch.Tensor.__mro__) - 1)  # but object's; those of layers are looked at by themselves
+    return [*found, *(_Functions("torch.Tensor", base) for base in bases)]

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dpfl_plugin.config.schema import Config
+from dpfl_plugin.errors import ConfigError, LimitError
 from dpfl_plugin.federation.runtime import ChargeSink
 from dpfl_plugin.owners.agreed_plan import agreed_plan
 from dpfl_plugin.owners.grant import Grant
@@ -41,7 +42,7 @@ class Custody:
     def __init__(self, limits: Limits | None = None) -> None:
         self.limits, self._stack = limits, contextlib.ExitStack()
         self._ledger, self._grant = Ledger(), None
-        self._repeats = False
+        self._repeats = self._of_machine = False
 
     _grant: Grant | None
 
@@ -52,7 +53,9 @@ class Custody:
         Raises:
             ConfigError: see `find_limits`.
         """
-        return cls(find_limits())
+        found = cls(find_limits())
+        found._of_machine = True
+        return found
 
     def check(self, config: Config) -> None:
         """Check what a run is to do, before records are read.
@@ -124,9 +127,10 @@ class Custody:
         """Take the slots of what silos are about to send; it is in the owner's ledger, on disk, when this returns.
 
         Raises:
-            LimitError: the plan has no slots for it, or none is reserved. LedgerError: it could not be written. Nothing
-                of it may leave.
+            LimitError: the plan has no slots for it, or none is reserved; or the owner has changed the limits.
+                LedgerError: it could not be written. Nothing of it may leave.
         """
+        self._check_unchanged()
         if self.limits is None:
             return
         if self._grant is None:
@@ -146,6 +150,25 @@ class Custody:
         self._grant.append(charges)
         self._ledger.append(charges)
         self._grant.sync()
+
+    def _check_unchanged(self) -> None:
+        """An owner's word counts from the next release on: whoever lowers a limit, or sets one, need not wait.
+
+        Raises:
+            LimitError: the limits of this machine are not those that the run began with, or cannot be read.
+        """
+        if not self._of_machine:
+            return
+        kept = "Nothing of this round was released."
+        try:
+            now = find_limits()
+        except ConfigError as error:
+            why = "the limits on the silo's machine cannot be used; its own log says why"
+            raise LimitError(f"{error} {kept}", why) from error
+        if now != self.limits:
+            source = getattr(now or self.limits, "source", "limits")
+            why = "the owner of the data has changed the limits since the run began"
+            raise LimitError(f"{source}: {why}. {kept} Go on with it (--resume): they are asked anew.", why)
 
     def close(self) -> None:
         """Let go of the owner's folder."""

@@ -26,6 +26,7 @@ from dpfl_plugin.privacy.tally import Tally, keys_of, noise_of
 from dpfl_plugin.privacy.tally_rows import Key
 
 SCHEMA: Final = 1
+MOST_OF_A_LINE: Final = 2**24  # charges: a few bytes that name billions of silos must not take all memory
 _scan: Final = json.scanner.make_scanner(json.JSONDecoder())  # type: ignore[attr-defined]
 
 
@@ -217,6 +218,11 @@ class Ledger:
         self._lines.close()
 
     @property
+    def in_place(self) -> bool:
+        """Whether its file is where it was, and as it was left here."""
+        return self._lines.in_place
+
+    @property
     def head(self) -> str:
         """The last line's checksum. Noted elsewhere, it shows later whether whole lines are missing at the end."""
         return self._lines.head
@@ -251,7 +257,7 @@ class Ledger:
     def _read(self, body: bytes, number: int) -> None:
         try:
             self._take(_read_json(body.decode()), number)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise self._damaged(number, f"it cannot be understood ({type(error).__name__}: {error})") from error
 
     def _take(self, content: dict[str, Any], number: int) -> None:
@@ -266,6 +272,7 @@ class Ledger:
         elif "run" in content:
             self._begin_run({"noise": content["run"]["noise"], **content["run"]})
         else:
+            _check_line(content)
             kind, of_kind = self._kind(content), content.get("kind")  # earlier versions did not write it
             if of_kind is not None and of_kind not in CHARGE_KINDS:
                 raise ValueError(f"kind {of_kind!r} is none of {', '.join(CHARGE_KINDS)}")
@@ -284,7 +291,10 @@ class Ledger:
         release = content["release"]
         values = (first, last, *release.items()) if type(release) is dict else ()
         if values not in self._kinds:
-            self._kinds[values] = self.tally.names.kind((first, last), SampledGaussian(**release))
+            made = SampledGaussian(**release)
+            if not _makes_sense((first, last), made):
+                raise ValueError("its numbers must be finite, and its share a part of [0, 1)")
+            self._kinds[values] = self.tally.names.kind((first, last), made)
         return self._kinds[values]
 
     def _damaged(self, number: int, what: str) -> LedgerError:
@@ -308,12 +318,24 @@ def _read_json(text: str) -> Any:
     return content if end == len(text) else json.loads(text)
 
 
+def _check_line(content: Mapping[str, Any]) -> None:
+    """Raise ValueError unless its numbers are such as `Ledger.append` takes, and there is room for what it names."""
+    for key, least in (("round", 0), ("count", 1)):
+        if type(content[key]) is not int or content[key] < least:
+            raise ValueError(f"{key} {content[key]!r} must be a whole number of {least} or more")
+    charges = sum(
+        max(0, last - first + 1) * max(1, len(ids)) for ranges, ids in content["silos"] for first, last in ranges
+    )
+    if charges > MOST_OF_A_LINE:
+        raise ValueError(f"it names more than {MOST_OF_A_LINE:,} charges")
+
+
 def _check_charges(charge: Charge, silos: Iterable[int]) -> None:
     """Raise LedgerError unless it makes sense for each of ``silos``."""
     number, count = charge.round, charge.count
     integers = type(number) is type(count) is int and number >= 0 and count >= 1
     of_kind = charge.kind is None or charge.kind in CHARGE_KINDS
-    sound = integers and _makes_sense(charge) and charge.noise_id and of_kind
+    sound = integers and _makes_sense(charge.share, charge.release) and charge.noise_id and of_kind
     for silo in silos:
         if sound and type(silo) is int and silo >= 0:
             continue
@@ -323,10 +345,10 @@ def _check_charges(charge: Charge, silos: Iterable[int]) -> None:
         )
 
 
-def _makes_sense(charge: Charge) -> bool:
-    """Whether its release and its share do."""
-    first, last = charge.share
-    numbers = (charge.release.noise_multiplier, charge.release.rate, first, last)
+def _makes_sense(share: tuple[float, float], release: SampledGaussian) -> bool:
+    """Whether a charge's share and release do."""
+    first, last = share
+    numbers = (release.noise_multiplier, release.rate, first, last)
     return all(math.isfinite(x) for x in numbers) and 0 <= first < last <= 1
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from dpfl_plugin.access import Access, opener
+from dpfl_plugin.core.forks import this_process
 from dpfl_plugin.errors import MAKE_ROOM, LedgerError, is_full
 
 _CHECK: Final = re.compile(rb',"check":"([0-9a-f]{16})"\}')
@@ -51,7 +52,7 @@ class LedgerFile:
         self._checks = array("Q")
         self._check = ""
         self._file: BinaryIO | None = None
-        self._usable, self._process = True, os.getpid()
+        self._usable, self._process = True, this_process()
         self._unsynced = True  # of lines that were read, too, it is not known whether they are on disk
         self._size, self._rest, self._complete = 0, b"", False  # whole lines; what follows them, and is it a line?
 
@@ -131,10 +132,10 @@ class LedgerFile:
 
     def require_usable(self) -> None:
         """Raise LedgerError where nothing can be charged."""
-        if self.path is not None and self._process != os.getpid():
+        if self.path is not None and self._process != this_process():
             raise LedgerError(
-                f"{self.path} was opened by process {self._process}, of which this is a fork: what both charged would "
-                "count once. Nothing may leave here. Open it after the fork, in one process."
+                f"{self.path} was opened by process {self._process.number}, of which this is a fork: what both charged "
+                "would count once. Nothing may leave here. Open it after the fork, in one process."
             )
         if not self._usable:
             raise LedgerError(
@@ -183,10 +184,21 @@ class LedgerFile:
         """Sync and close."""
         if self._file is None:
             return
-        if self._usable and self._process == os.getpid():
+        if self._usable and self._process == this_process():
             self.sync()
         file, self._file, self._usable = self._file, None, False
         file.close()
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the file of this name is still the one that is written here, and as long as it was written."""
+        if self._file is None or self.path is None:
+            return False
+        try:
+            there = os.stat(self.path)
+            return os.path.samestat(there, os.fstat(self._file.fileno())) and there.st_size == self._file.tell()
+        except OSError:
+            return False
 
     @property
     def head(self) -> str:

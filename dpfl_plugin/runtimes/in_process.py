@@ -111,5 +111,4 @@ class InProcessPlace:
         said = self._custody.begin(config, parts, range(parts.setting.num_silos))
         if said is not None:
             print(f"dpfl: {said}", file=sys.stderr, flush=True)
-            charges = CheckedCharges(self._custody, charges)
-        return InProcess(parts.host, charges, stack_size=parts.stack, stop=stop)
+        return InProcess(parts.host, CheckedCharges(self._custody, charges), stack_size=parts.stack, stop=stop)

@@ -107,8 +107,13 @@ def test_noise_that_is_drawn_for_several_sums_at_once_is_used_once():
     assert stats.kstest(every[:200] / 9e9, "norm").pvalue > ALPHA
 
 
-def test_no_two_holders_of_a_secure_stream_draw_the_same() -> None:
-    source = SecureStream()
+@pytest.mark.parametrize("number", ["its own", "its parent's"])
+def test_no_two_holders_of_a_secure_stream_draw_the_same(number: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fork has its parent's number where both are the first of a container."""
+    if number == "its parent's":
+        monkeypatch.setattr(os, "getpid", lambda: 1)
+    source = SecureStream(8)
+    source.seek(b"").rounded(10, 1e6)  # and seven more, which are there to be handed out
     for copied in (copy.copy, copy.deepcopy, pickle.dumps):
         for holder in (source, source.seek(b"")):
             with pytest.raises(TypeError, match="same noise"):
@@ -118,10 +123,10 @@ def test_no_two_holders_of_a_secure_stream_draw_the_same() -> None:
         warnings.simplefilter("ignore", DeprecationWarning)  # of forking where threads are: the child ends at once
         child = os.fork()
     if child == 0:
-        os.write(write, source.seek(b"").bytes(16))
+        os.write(write, source.seek(b"").rounded(10, 1e6).tobytes())
         os._exit(0)
     os.waitpid(child, 0)
-    assert os.read(read, 16) != source.seek(b"").bytes(16)
+    assert os.read(read, 1000) != source.seek(b"").rounded(10, 1e6).tobytes()
     os.close(read)
     os.close(write)
 

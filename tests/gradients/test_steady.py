@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import types
 from collections.abc import Callable, Iterator
@@ -65,6 +66,21 @@ def patches_torch(net: Net, x: Tensor, out: Tensor) -> None:
     functional.gelu = lambda *given: 2 * real(*given)
 
 
+def wraps_torch(net: Net, x: Tensor, out: Tensor) -> None:
+    real = functional.gelu
+    functional.gelu = functools.wraps(real)(lambda *given: 2 * real(*given))
+
+
+def patches_a_tensor(net: Net, x: Tensor, out: Tensor) -> None:
+    """Of whose base the method is: there was none of this name in `torch.Tensor` itself."""
+    torch.Tensor.tanh = lambda self: 2 * self  # type: ignore[method-assign]
+
+
+def patches_a_layer(net: Net, x: Tensor, out: Tensor) -> None:
+    real = nn.Linear.forward
+    nn.Linear.forward = lambda *given: 2 * real(*given)  # type: ignore[method-assign]
+
+
 def replaces_a_module(net: Net, x: Tensor, out: Tensor) -> None:
     other = types.ModuleType("functional")
     vars(other).update({**vars(functional), "gelu": lambda *given: 2 * functional.gelu(*given)})
@@ -82,6 +98,9 @@ LATE: dict[str, tuple[Callable[[Net, Tensor, Tensor], Tensor | None], str]] = {
     "parameters": (writes_parameters, "the parameters that it was asked at"),
     "hooks": (hooks_a_layer, "a hook"),
     "torch": (patches_torch, r"torch's own torch\.nn\.functional\.gelu"),
+    "torch, wrapped": (wraps_torch, r"torch's own torch\.nn\.functional\.gelu"),
+    "a tensor's method": (patches_a_tensor, r"torch's own torch\.Tensor\.tanh"),
+    "a layer's method": (patches_a_layer, r"torch's own torch\.nn\.modules\.linear\.Linear\.forward"),
     "a module of torch's": (replaces_a_module, r"torch's own torch\.nn\.functional\.gelu"),
     "precision": (lambda *_: torch.set_float32_matmul_precision("medium"), "matmul_precision.*medium, was highest"),
     "number format": (lambda *_: torch.set_default_dtype(torch.float64), "default_dtype.*float64"),
@@ -97,8 +116,11 @@ CANNOT = {("vmap", "a buffer"), ("vmap", "torch's generator")}  # torch itself r
 
 @pytest.fixture(autouse=True)
 def as_it_was() -> Iterator[None]:
-    real, state = functional.gelu, torch.get_rng_state()
+    real, forward, state = functional.gelu, nn.Linear.forward, torch.get_rng_state()
     yield
+    nn.Linear.forward = forward  # type: ignore[method-assign]
+    if "tanh" in vars(torch.Tensor):
+        del torch.Tensor.tanh
     os.environ.pop(LATER, None)
     functional.gelu, nn.functional = real, functional  # type: ignore[misc]
     torch.set_float32_matmul_precision("highest")

@@ -150,3 +150,39 @@ def test_without_limits_nothing_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr(limits_module, "PLACES", ())
     done = dpfl("run", write(tmp_path), "--out", tmp_path / "runs")
     assert done.code == 0 and "limits" not in done.err
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said", "goes_on"),
+    [
+        ({"epsilon": 8}, {"epsilon": 0.5}, "has changed the limits since the run began", False),
+        ({"epsilon": 8}, {"epsilon": 7}, "has changed the limits since the run began", True),
+        ({"epsilon": 8}, {"epsilon": "soon"}, "must be a number", False),
+        (None, {"epsilon": 8}, "has changed the limits since the run began", True),
+    ],
+)
+def test_limits_that_are_changed_in_mid_run_count_from_the_next_release_on(
+    tmp_path, owner, monkeypatch, before, after, said, goes_on
+):
+    """None: an owner who has set none before has other limits in another place, where they are looked for."""
+    config = write(tmp_path, {"privacy": PRIVACY, "rounds": 5, "checkpoint": {"every": 1}})
+    if before is None:
+        monkeypatch.delenv("DPFL_LIMITS")
+        monkeypatch.setattr(limits_module, "PLACES", (str(tmp_path / "limits.yaml"),))
+    else:
+        owner(**before)
+    run_round, begun = InProcess.run_round, []
+
+    def changed(self, *args, **keys):
+        begun.append(len(begun))
+        if len(begun) == 3:
+            owner(**after)
+        return run_round(self, *args, **keys)
+
+    monkeypatch.setattr(InProcess, "run_round", changed)
+    done = dpfl("run", config, "--out", tmp_path / "runs")
+    (folder,) = (tmp_path / "runs").glob("*/*")
+    assert done.code == 3 and said in done.err and "Nothing of this round was released" in done.err
+    assert {charge.round for charge in charges(folder)} == {0, 1}
+    again = dpfl("run", config, "--out", tmp_path / "runs", "--resume")
+    assert (again.code == 0) == goes_on, again.err

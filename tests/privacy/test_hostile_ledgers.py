@@ -29,9 +29,9 @@ NOISE_IDS = [
     ".",
     "a\n.b",
 ]
-ROUNDS = [*range(6), 2**31, 2**63 - 1, 2**63, 2**100, -1, -(2**63) - 1]
+ROUNDS = [*range(6), 2**31, 2**63 - 1, 2**63, 2**100]
 SILOS = [0, 1, 2, 7, 2**31, 2**32 - 1, 2**32]
-WRONG = [2.5, None, "x", "é", [1], {}, math.nan, math.inf, -3, 0, 2**31, 2**70]
+WRONG = [2.5, None, "x", "é", [1], {}, math.nan, math.inf, -3, 0, 2**31, 2**70, True, [1, 0], [-1, 0.5], 10**400]
 RELEASE = {"noise_multiplier": 60.0, "sampler": "fixed", "rate": 0.2, "neighbouring": "replace_one"}
 RUNS = ("", "a", "b")
 
@@ -65,7 +65,16 @@ class Plain:
     def _charge(self, content: Any) -> None:
         (first, last), release, what = content["share"], SampledGaussian(**content["release"]), content.get("kind")
         hash((first, last, release))
+        numbers = (first, last, release.noise_multiplier, release.rate)
+        whole = type(content["round"]) is type(content["count"]) is int and content["round"] >= 0 < content["count"]
+        if not (whole and all(map(math.isfinite, numbers)) and 0 <= first < last <= 1):
+            raise ValueError
         if what is not None and what not in CHARGE_KINDS:
+            raise ValueError
+        groups = [
+            (max(0, high - low + 1), max(1, len(ids))) for ranges, ids in content["silos"] for low, high in ranges
+        ]
+        if sum(silos * ids for silos, ids in groups) > 2**24:
             raise ValueError
         for ranges, noise_ids in content["silos"]:
             silos = [silo for low, high in ranges for silo in range(low, high + 1)]
@@ -111,7 +120,7 @@ def read(data: bytes, path: Path) -> Plain | str:
         check = whole[2].decode()
         try:
             found.take(json.loads(body.decode()), number)
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError):
             return damaged("it cannot be understood")
     return found if number else f"{path} holds no complete first line"
 
@@ -125,8 +134,10 @@ def made(rng: random.Random) -> bytes:
 
     def ranges() -> list[Any]:
         lows = [rng.choice(SILOS) for _ in range(rng.choice((0, 1, 1, 1, 2)))]
-        pairs = [[low, low + rng.randint(-1, 3)] for low in lows]  # a wrong beginning must not make a range of billions
-        return [pair if rng.random() >= odd else [rng.choice((None, "x", 2.5, [1])), pair[1]] for pair in pairs]
+        pairs = [[low, low + rng.randint(-1, 3)] for low in lows]
+        return [
+            pair if rng.random() >= odd else [rng.choice((None, "x", 2.5, [1], -(2**40))), pair[1]] for pair in pairs
+        ]
 
     def charge() -> dict[str, Any]:
         release = RELEASE | {"noise_multiplier": rng.choice((1.0, 60.0, 2))} | ({"unit": "record"} if odd else {})
