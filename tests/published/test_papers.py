@@ -214,9 +214,38 @@ def test_a_run_that_fails_is_told_and_leaves_no_numbers(
 
     told: list[str] = []
     monkeypatch.setattr(api, "carried_out", failing)
-    with pytest.raises(TrainingError, match="runs failed"):
+    with pytest.raises(TrainingError, match=r"2 of 2 runs failed, see above\. "):
         dpfl.reproduce("tiny", quick=True, out=tmp_path / "out", tell=told.append)
     assert sum("FAILED: it does not work" in text for text in told) == 2
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_runs_that_failed_before_are_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, paper: Paper, jobs: int
+) -> None:
+    carried_out = api.carried_out
+
+    def failing(config: Any, *args: Any, **keys: Any) -> Any:
+        if config.algorithm.name == "fedavg":
+            raise TrainingError("it does not work.")
+        return carried_out(config, *args, **keys)
+
+    monkeypatch.setattr(api, "carried_out", failing)
+    with pytest.raises(TrainingError, match=r"1 of 2 runs failed, see above; the others are finished\. "):
+        dpfl.reproduce("tiny", quick=True, out=tmp_path / "out", jobs=jobs)
+    monkeypatch.setattr(api, "carried_out", carried_out)
+    (done,) = dpfl.reproduce("tiny", quick=True, out=tmp_path / "out", jobs=jobs)
+    assert done.missing == 0 and done.numbers is not None
+
+
+def test_missing_data_are_told_once_before_anything_is_run(tmp_path: Path) -> None:
+    """Of all data sets, in the words of the caller; of what is finished nothing is asked for."""
+    with pytest.raises(DataError) as error:
+        dpfl.reproduce("noble2022", figure=2, quick=True, out=tmp_path / "out", data=tmp_path / "none")
+    assert "data=FOLDER" in str(error.value) or "data='FOLDER'" in str(error.value)
+    assert "--data FOLDER" in error.value.as_options and "femnist/train" in str(error.value)
+    assert str(error.value).count("mnist/train-images-idx3-ubyte is not in") == 1
+    assert not (tmp_path / "out").exists()
 
 
 def test_what_a_sweep_has_run_is_gathered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, paper: Paper) -> None:
