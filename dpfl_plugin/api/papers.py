@@ -206,10 +206,11 @@ def _reproduced(paper: Paper, item: Item, extent: Extent, out: Path, jobs: int, 
     stem = numbers.write(out).with_suffix("")
     picture = stem.with_suffix(".png") if pictures.has_picture(item, numbers) else None
     if picture is not None:
-        pictures.draw(picture, item, numbers)
-    text = pages.section(paper, item, numbers, f"{stem.name}.png")
+        pictures.draw(picture, paper, item, numbers)
+    text = pages.section(paper, item, numbers, f"{stem.name}.png", with_key=True)
     write_atomic(stem.with_suffix(".md"), f"# {paper.reference}\n\n{text}\n")
-    return Reproduced(paper.name, item.name, numbers, 0, pages.outcome(item, numbers), stem.with_suffix(".md"), picture)
+    shown = "\n\n".join(filter(None, (pages.outcome(item, numbers), pages.key(item, numbers))))
+    return Reproduced(paper.name, item.name, numbers, 0, shown, stem.with_suffix(".md"), picture)
 
 
 def _computed(paper: Paper, item: Item) -> Numbers:
