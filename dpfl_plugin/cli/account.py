@@ -12,12 +12,11 @@ from rich.console import Console
 from rich.table import Table
 
 from dpfl_plugin.api.numbers import epsilon
-from dpfl_plugin.api.spent import RECIPE, TUNED, Row, is_spent, spent
+from dpfl_plugin.api.spent import RECIPE, TUNED, Row, is_spent, spent, without_papers
 from dpfl_plugin.cli import fitting
 from dpfl_plugin.config.load import load
 from dpfl_plugin.core.rounding import digits, places
 from dpfl_plugin.errors import ConfigError, require
-from dpfl_plugin.privacy.paper import Paper as PaperBound
 from dpfl_plugin.runs.folder import RunFolder, to_json
 
 MECHANISMS: Final = {"gaussian-wor": "fixed", "gaussian-poisson": "poisson", "gaussian": "full"}
@@ -101,8 +100,8 @@ def account_file(path: Path, settings: list[str], *, of_papers: bool, as_json: b
     if as_json:
         print(to_json(rows if len(rows) > 1 else next(iter(rows.values()))))
         return
-    _show(rows if of_papers else {label: _without_papers(views) for label, views in rows.items()})
-    if not of_papers and any(_without_papers(views) != views for views in rows.values()):
+    _show(rows if of_papers else {label: without_papers(views) for label, views in rows.items()})
+    if not of_papers and any(without_papers(views) != views for views in rows.values()):
         print("--all shows bounds and recipes of papers, too.")
 
 
@@ -122,10 +121,6 @@ def _is_of_a_paper(path: Path, settings: list[str]) -> bool:
     variants = Experiment(path, tuple(settings)).loaded().variants
     own = any(one.config.privacy.accountant.name == PAPER for one in variants)
     return own or path.resolve().is_relative_to((files() / "configs").resolve())
-
-
-def _without_papers(views: list[Row]) -> list[Row]:
-    return [row for row in views if row["view"] != RECIPE and row["accountant"] != PaperBound.name]
 
 
 # What is printed
