@@ -162,6 +162,8 @@ def show_status(folder: Path, *, as_json: bool) -> None:
 
 def show_beginning(folder: Path, *, as_json: bool) -> bool:
     """Print which silos wait in a folder where no server has begun; whether there are any."""
+    if not any(folder.glob("*/status.json")):  # of a sweep, for which what follows need not be imported
+        return False
     from dpfl_plugin.api.folder import begun_before_the_server
     from dpfl_plugin.runs.folder import to_json
 
