@@ -37,7 +37,7 @@ def keep(folder: Path) -> list[str]:
                     taken.append(name)
             found = numbers.kept(paper.name, item)
             if found is not None and pictures.has_picture(item, found):
-                pictures.draw(PICTURES / f"{paper.name}_{item.name}.png", item, found)
+                pictures.draw(PICTURES / f"{paper.name}_{item.name}.png", paper, item, found)
     return taken
 
 

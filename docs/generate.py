@@ -55,6 +55,11 @@ def keys(model: type[pydantic.BaseModel], prefix: str = "") -> list[str]:
     return rows + nested
 
 
+def _summary(plugin: Any) -> str:
+    """The first paragraph of a docstring, which may be of several lines."""
+    return " ".join((inspect.getdoc(plugin) or "").partition("\n\n")[0].split())
+
+
 def _type(kind: Any) -> str:
     arguments = typing.get_args(kind)
     if kind is Block or Block in arguments:
@@ -84,7 +89,7 @@ def plugins(group: str) -> list[str]:
             continue
         plugin = registry.load(group, name)
         options = ", ".join(_option(option) for option in registry.options(plugin).values())
-        rows.append(f"| `{name}` | {(inspect.getdoc(plugin) or '').splitlines()[0]} | {options} |")
+        rows.append(f"| `{name}` | {_summary(plugin)} | {options} |")
     return rows
 
 

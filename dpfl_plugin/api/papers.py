@@ -12,15 +12,17 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 import dpfl_plugin
 from dpfl_plugin import own_folders
+from dpfl_plugin.api.paper_data import check_readable
 from dpfl_plugin.api.progress import Silent
 from dpfl_plugin.api.running import carried_out, import_for_runs, place_of
+from dpfl_plugin.config.schema import Config
 from dpfl_plugin.config.sweep import Expansion, Row, config_of
 from dpfl_plugin.errors import DpflError, TrainingError, require_argument
 from dpfl_plugin.published import catalog, pages, pictures
@@ -28,7 +30,7 @@ from dpfl_plugin.published import numbers as numbers_of
 from dpfl_plugin.published.items import ALL, EXCESS, QUICK, Extent, Item, Paper, Part
 from dpfl_plugin.published.numbers import Code, Made, Numbers
 from dpfl_plugin.runs.folder import to_json, write_atomic
-from dpfl_plugin.sweeps import manifest
+from dpfl_plugin.sweeps import manifest, state
 from dpfl_plugin.sweeps.manifest import Sweep
 from dpfl_plugin.sweeps.supervisor import DONE, FAILED, INTERRUPTED, Stop, Supervisor
 
@@ -135,10 +137,21 @@ def reproduce(
     wanted = catalog.items(of, _number(figure), _number(table))
     extents = [_extent(item, quick, seeds) for item in wanted]
     with _data(data):
+        check_readable(_left(zip(wanted, extents, strict=True), folder_of(of, Path(out))))
         return [
             _reproduced(of, item, extent, Path(out), jobs, tell or (lambda text: None))
             for item, extent in zip(wanted, extents, strict=True)
         ]
+
+
+def _left(items: Iterable[tuple[Item, Extent]], folder: Path) -> Iterator[tuple[Config, Path]]:
+    """The configuration of every run that is not finished, and where its paths start."""
+    for item, extent in items:
+        for part in item.ran(extent):
+            sweep = manifest.plan(part.expansion(extent), part.path, folder)
+            for row in sweep.rows:
+                if not state.finished(sweep.folder_of(row)):
+                    yield config_of(sweep.base, row, sweep.runs), sweep.source.parent
 
 
 def _number(given: int | str | None) -> str | None:
@@ -193,10 +206,11 @@ def _reproduced(paper: Paper, item: Item, extent: Extent, out: Path, jobs: int, 
     stem = numbers.write(out).with_suffix("")
     picture = stem.with_suffix(".png") if pictures.has_picture(item, numbers) else None
     if picture is not None:
-        pictures.draw(picture, item, numbers)
-    text = pages.section(paper, item, numbers, f"{stem.name}.png")
+        pictures.draw(picture, paper, item, numbers)
+    text = pages.section(paper, item, numbers, f"{stem.name}.png", with_key=True)
     write_atomic(stem.with_suffix(".md"), f"# {paper.reference}\n\n{text}\n")
-    return Reproduced(paper.name, item.name, numbers, 0, pages.outcome(item, numbers), stem.with_suffix(".md"), picture)
+    shown = "\n\n".join(filter(None, (pages.outcome(item, numbers), pages.key(item, numbers))))
+    return Reproduced(paper.name, item.name, numbers, 0, shown, stem.with_suffix(".md"), picture)
 
 
 def _computed(paper: Paper, item: Item) -> Numbers:
@@ -256,6 +270,7 @@ def _run_all(what: str, sweep: Sweep, jobs: int, tell: Tell) -> None:
     _tell_of_other_code(what, sweep, rows, [run[2] for run in found if run is not None], tell)
     if not rows:
         return
+    _forget_failures(what, sweep, rows, tell)
     main = threading.current_thread() is threading.main_thread()  # signals are heard there only
     with Stop().listening() if main else contextlib.nullcontext(Stop()) as stop:
         if jobs > 1:
@@ -267,9 +282,21 @@ def _run_all(what: str, sweep: Sweep, jobs: int, tell: Tell) -> None:
     if code == INTERRUPTED:
         raise KeyboardInterrupt
     if code == FAILED:
+        failed = sum(not state.finished(sweep.folder_of(row)) for row in sweep.rows)
+        rest = "; the others are finished" if failed < len(sweep.rows) else ""
         raise TrainingError(
-            f"{what}: runs failed (see above, and task.json in their folders); the others are finished."
+            f"{what}: {failed} of {len(sweep.rows)} runs failed, see above{rest}. The same command tries them again."
         )
+
+
+def _forget_failures(what: str, sweep: Sweep, rows: Sequence[Row], tell: Tell) -> None:
+    """Have runs that failed before tried again: whoever gives the command anew has mended what was wrong."""
+    states = state.states((sweep.folder_of(row), row.rounds) for row in rows)
+    failed = [row for row, known in zip(rows, states, strict=True) if known.status == "failed"]
+    for row in failed:
+        state.write_task(sweep.folder_of(row), "pending")
+    if failed:
+        tell(f"{what}: {len(failed)} runs that failed before are tried again")
 
 
 def _tell_of_other_code(what: str, sweep: Sweep, rows: Sequence[Row], finished: Sequence[Code], tell: Tell) -> None:

@@ -270,7 +270,8 @@ def heading(part: Part) -> str:
     deltas = {row.delta for row in part.rows.values() if row.epsilon is not None}
     at = [f"epsilon at delta {' or '.join(f'{delta:g}' for delta in sorted(deltas))}"] * bool(deltas)
     counts = f"{silos} silos, {train} records to train on, {test} to test on"
-    return f"{part.title}\n{counts}\n{', '.join([f'mean ± standard deviation over {seeds} seeds', *at])}"
+    over = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
+    return f"{part.title}\n{counts}\n{', '.join([over, *at])}"
 
 
 def rows(part: Part) -> list[tuple[str, ...]]:

@@ -24,7 +24,7 @@ from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.costs import RoundCost
 from dpfl_plugin.privacy.ledger import Ledger
-from dpfl_plugin.privacy.paper import NOBLE_THIRD_PARTY_UNSOUND, noble_third_party_epsilon
+from dpfl_plugin.privacy.paper import NOBLE_THIRD_PARTY_UNSOUND, Paper, noble_third_party_epsilon
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.views import server_view
 from dpfl_plugin.runs.accounting import make_account
@@ -58,6 +58,11 @@ def spent(path: Path) -> dict[str, list[Row]]:
     if path.is_dir():
         return {path.name: _of_folder(path)}
     return shared_rows(path, by_all_accountants, facts_of)
+
+
+def without_papers(views: Iterable[Row]) -> list[Row]:
+    """The rows that are not by a paper's bound, nor what its recipe would publish."""
+    return [row for row in views if row["view"] != RECIPE and row["accountant"] != Paper.name]
 
 
 def facts_of(accountant: Accountant) -> Row:

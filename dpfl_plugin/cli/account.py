@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,14 +12,16 @@ from rich.console import Console
 from rich.table import Table
 
 from dpfl_plugin.api.numbers import epsilon
-from dpfl_plugin.api.spent import RECIPE, TUNED, Row, is_spent, spent
+from dpfl_plugin.api.spent import RECIPE, TUNED, Row, is_spent, spent, without_papers
 from dpfl_plugin.cli import fitting
+from dpfl_plugin.config.load import load
 from dpfl_plugin.core.rounding import digits, places
 from dpfl_plugin.errors import ConfigError, require
-from dpfl_plugin.runs.folder import to_json
+from dpfl_plugin.runs.folder import RunFolder, to_json
 
 MECHANISMS: Final = {"gaussian-wor": "fixed", "gaussian-poisson": "poisson", "gaussian": "full"}
 """What --mechanism names: the sampler, in the words of a configuration."""
+PAPER: Final = "paper"  # as a configuration names it
 WIDTH: Final = 100  # where there is no terminal to fit into
 RECIPE_IN_SHORT: Final = (
     "Noble et al. 2022, third party. Not sound: it credits the other silos' noise, which is not proven for K > 1, "
@@ -81,19 +83,26 @@ def sampling(mechanism: str, q: float | None) -> dict[str, Any]:
     return {"sampler": MECHANISMS[mechanism], "record_rate": q}
 
 
-def account_file(path: Path, settings: list[str], *, as_json: bool) -> None:
-    """Print the epsilons of a configuration that was not run yet, or of what a run's or a shared ledger holds."""
+def account_file(path: Path, settings: list[str], *, of_papers: bool, as_json: bool) -> None:
+    """Print the epsilons of a configuration that was not run yet, or of what a run's or a shared ledger holds.
+
+    What papers would say of it is for their own configurations, and for whoever asks by ``of_papers``.
+    """
     if not is_spent(path):
         rows = _ahead(path, settings)
+        of_papers |= _is_of_a_paper(path, settings)
     elif settings:
         what = "a run's folder" if path.is_dir() else "a ledger"
         raise ConfigError(f"--set has no meaning for {what}: what was released was released.")
     else:
         rows = spent(path)
+        of_papers |= path.is_dir() and load(RunFolder(path).config).variants[0].config.privacy.accountant.name == PAPER
     if as_json:
         print(to_json(rows if len(rows) > 1 else next(iter(rows.values()))))
         return
-    _show(rows)
+    _show(rows if of_papers else {label: without_papers(views) for label, views in rows.items()})
+    if not of_papers and any(without_papers(views) != views for views in rows.values()):
+        print("--all shows bounds and recipes of papers, too.")
 
 
 def _ahead(path: Path, settings: list[str]) -> dict[str, list[Row]]:
@@ -104,13 +113,23 @@ def _ahead(path: Path, settings: list[str]) -> dict[str, list[Row]]:
     return rows_of(Experiment(path, tuple(settings)))
 
 
+def _is_of_a_paper(path: Path, settings: list[str]) -> bool:
+    """Whether a configuration repeats a paper, or is accounted for by one's bound."""
+    from dpfl_plugin.api.experiment import Experiment
+    from dpfl_plugin.published.items import files
+
+    variants = Experiment(path, tuple(settings)).loaded().variants
+    own = any(one.config.privacy.accountant.name == PAPER for one in variants)
+    return own or path.resolve().is_relative_to((files() / "configs").resolve())
+
+
 # What is printed
 
 
 def _show(rows: Mapping[str, list[Row]]) -> None:
     """A line for each run and view, a column for each accountant; then what the numbers are of."""
     sound = [row for views in rows.values() for row in views if row["view"] != RECIPE]
-    accountants = list(dict.fromkeys(row["accountant"] for row in sound))
+    accountants = _smallest_first(sound)
     table = Table(box=None, pad_edge=False, title="epsilon, by accountant", title_justify="left")
     table.add_column("run", overflow="fold")
     table.add_column("view", no_wrap=True)
@@ -138,6 +157,14 @@ def _show(rows: Mapping[str, list[Row]]) -> None:
         if "note" in row:
             console.print(row["note"])
             break
+
+
+def _smallest_first(rows: Sequence[Row]) -> list[str]:
+    """Accountants, by the first number that each has: the smallest holds."""
+    first: dict[str, float] = {}
+    for row in rows:
+        first.setdefault(row["accountant"], math.inf if row["epsilon"] is None else row["epsilon"])
+    return sorted(first, key=lambda name: first[name])
 
 
 def _explained(title: str, lines: Mapping[str, str]) -> Table:

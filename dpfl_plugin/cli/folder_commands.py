@@ -160,6 +160,26 @@ def show_status(folder: Path, *, as_json: bool) -> None:
     print("  (what each wrote of itself, unsigned)")
 
 
+def show_beginning(folder: Path, *, as_json: bool) -> bool:
+    """Print which silos wait in a folder where no server has begun; whether there are any."""
+    if not any(folder.glob("*/status.json")):  # of a sweep, for which what follows need not be imported
+        return False
+    from dpfl_plugin.api.folder import begun_before_the_server
+    from dpfl_plugin.runs.folder import to_json
+
+    silos = begun_before_the_server(folder)
+    if not silos:
+        return False
+    if as_json:
+        print(to_json({"server": None, "silos": silos}))
+        return True
+    print(f"waiting for the server, which has not begun here: dpfl server {folder} CONFIG begins")
+    for name, said in silos.items():
+        print(_plain(f"  {name}: {_of_silo(said)}"))
+    print("  (what each wrote of itself, unsigned)")
+    return True
+
+
 def _of_silo(said: dict[str, Any]) -> str:
     if not said:
         return "has not been started"

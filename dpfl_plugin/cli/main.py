@@ -204,6 +204,8 @@ def status(
     if (folder / "server" / "status.json").is_file():
         folder_commands.show_status(folder, as_json=json)
         return
+    if folder_commands.show_beginning(folder, as_json=json):
+        return
     from dpfl_plugin.cli.status import show
 
     show(folder, watch=watch, every=every, as_json=json)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Final
 
 from dpfl_plugin.api import papers as api
 from dpfl_plugin.api.progress import duration
 from dpfl_plugin.core.text import aligned
 from dpfl_plugin.errors import ConfigError
+from dpfl_plugin.published import catalog
+
+OLDER: Final = "of older code: some that these runs use has changed since. Their numbers are kept until made anew."
 
 
 def list_papers(*, as_json: bool) -> None:
@@ -24,14 +29,20 @@ def list_papers(*, as_json: bool) -> None:
     rows = [("paper", "item", "what", "runs", "takes", "--quick", "numbers")]
     for one in found:
         times = ("at once", "") if one.numbers == "computed" else (_two(one.seconds), _two(one.quick_seconds))
-        old = " (by another version)" if one.current is False else ""
+        old = " *" if one.current is False else ""
         item = f"--{one.kind} {one.number}"
         rows.append((one.paper, item, one.title, str(one.runs), *times, f"{one.numbers}{old}"))
-    print(aligned(rows))
+    head, *lines = aligned(rows).splitlines()
+    references = {paper.name: paper.reference for paper in catalog.papers()}
+    print(head)
+    for name, group in itertools.groupby(zip(found, lines, strict=True), key=lambda pair: pair[0].paper):
+        print("\n".join(["", references[name], *(line for _, line in group)]))
     print(
         "\ntakes: on two cores. dpfl papers PAPER --figure N runs one; --quick the direction of it in minutes, "
         "--seeds 0 all rounds of one seed."
     )
+    if any(one.current is False for one in found):
+        print(f"* {OLDER}")
 
 
 def _two(seconds: float | None) -> str:

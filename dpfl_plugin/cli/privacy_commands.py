@@ -93,6 +93,9 @@ def account(
     steps: Steps = None,
     delta: Delta = None,
     accountant: Accountant = None,
+    of_papers: Annotated[
+        bool, typer.Option("--all", help="Bounds and recipes of papers, too: looser, or not proven (--json has all).")
+    ] = False,
     json: AsJson = False,
 ) -> None:
     """Epsilon of a configuration, of a run's ledger, or of a mechanism given by its numbers."""
@@ -102,7 +105,9 @@ def account(
     if config is not None:
         given = {"q": q, "sigma": sigma, "steps": steps, "delta": delta, "accountant": accountant}
         _belong(given, f"{TO_MECHANISM}, e.g. privacy.delta.")
-        account_file(config, settings or [], as_json=json)
+        account_file(config, settings or [], of_papers=of_papers, as_json=json)
+    elif of_papers:
+        raise ConfigError("--all belongs to CONFIG: a mechanism by its numbers is for the one --accountant.")
     else:
         account_mechanism(str(mechanism), q, sigma, steps, delta, accountant or "pld", as_json=json)
 

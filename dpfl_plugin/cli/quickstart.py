@@ -64,7 +64,7 @@ def quickstart(settings: list[str], out: Path | None, seeds: int | None, copy: P
     print(
         f"Picture: {where / PICTURE}\nEach run's folder, with its privacy statement: {where}/*/*/privacy.md\n"
         "Next: `dpfl quickstart --copy .` gives you both configurations to change; `dpfl init my-project` makes a "
-        "project with data of its own."
+        "project with made-up data."
     )
     return 0
 

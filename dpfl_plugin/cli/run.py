@@ -426,7 +426,7 @@ def _comparisons(plan: Plan, results: dict[str, Result]) -> list[str]:
 
 def _files(plan: Plan, results: dict[str, Result]) -> list[str]:
     """Where the results are; one picture of all variants beside their folders."""
-    lines = [f"{label}: {result['folder']}" for label, result in results.items()]
+    lines = [f"{label}: folder {result['folder']}" for label, result in results.items()]
     if any((Path(result["folder"]) / "privacy.md").exists() for result in results.values()):
         lines.append("who is protected, against whom, and what is not covered: privacy.md there.")
     if len(plan.variants) > 1:

@@ -9,11 +9,13 @@ import logging
 import os
 import shutil
 import tempfile
+import textwrap
 import zipfile
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pooch
 
@@ -23,6 +25,22 @@ from dpfl_plugin.errors import DataError
 
 CONNECT_SECONDS = 4.0  # a machine without a network must say so in seconds
 READ_SECONDS = 30.0
+LONGEST_REASON = 200
+
+
+class NotFetchedError(DataError):
+    """A file is not there, and could not be fetched.
+
+    Attributes:
+        missing: the message without how another folder is named.
+    """
+
+    def __init__(self, message: str, missing: str) -> None:
+        super().__init__(message)
+        self.missing = missing
+
+    def __reduce__(self) -> tuple[type[NotFetchedError], tuple[str, str]]:
+        return type(self), (str(self), self.missing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,13 +137,13 @@ class DataSource:
         name = zipped or (f"{relative}.gz" if url.endswith(".gz") else relative)
         target = self.root / name
         help_text = f"Download {url} on a machine with a network and put it at {target}."
-        help_text += " Where it is already, data.folder or DPFL_DATA names the folder."
+        elsewhere = "Where it is already, data.folder or DPFL_DATA names the folder."
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             temporary = Path(tempfile.mkdtemp(prefix=".fetch-", dir=target.parent))
         except OSError as error:
             raise DataError(
-                f"{relative} is not in {self.root}, which cannot be written to: {error}. {help_text}"
+                f"{relative} is not in {self.root}, which cannot be written to: {error}. {help_text} {elsewhere}"
             ) from error
         try:
             part = _download(url, temporary, target.name, download_hash)
@@ -135,12 +153,17 @@ class DataSource:
         except DataError:
             raise
         except Exception as error:  # requests, urllib3 and pooch each raise their own
-            reason = f"{type(error).__name__}: {error}"[:200]
-            raise DataError(
-                f"{relative} is not in {self.root} and could not be fetched ({reason}). {help_text}"
-            ) from error
+            missing = f"{relative} is not in {self.root} and could not be fetched: {_reason(url, error)}. {help_text}"
+            raise NotFetchedError(f"{missing} {elsewhere}", missing) from error
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _reason(url: str, error: Exception) -> str:
+    """Why a download failed, without what libraries quote of each other, which may be pages long."""
+    if isinstance(error, OSError) and getattr(error, "response", None) is None:  # requests' own: nobody answered
+        return f"no connection to {urlsplit(url).hostname}"
+    return textwrap.shorten(f"{type(error).__name__}: {error}", LONGEST_REASON, placeholder=" ...")
 
 
 def _files(path: Path) -> list[Path]:

@@ -28,6 +28,7 @@ from dpfl_plugin.errors import ConfigError, DataError, nearest
 
 ROWS_AT_ONCE = 20_000  # text is turned into numbers in pieces, so that memory holds the table as float32 only
 FILL_IN = "fill it in, or leave the record out"
+FILL_ALL_IN = "fill them in, or leave the records out"
 ENCODE = "Encode it as numbers, or name the column in ignore_columns."
 AS_TRAINED = "Encode it as numbers, as the training records have it."
 
@@ -206,7 +207,7 @@ def _words(header: list[str], place: int, rows: list[list[str]], lines: list[int
     if not all(found):
         for line, word in zip(lines, found, strict=True):
             if not word:
-                flaws.add(line, header[place], f" is empty: {FILL_IN}.", f"are empty: {FILL_IN}")
+                flaws.add(line, header[place], f" is empty: {FILL_IN}.", f"are empty: {FILL_ALL_IN}")
     return found
 
 
@@ -254,7 +255,7 @@ def _numbers(
 def _no_number(text: str, encode: str) -> tuple[str, str, str]:
     """What is wrong with a feature, the same of several, and how to mend it; ``encode``: where it is a word."""
     if not text.strip():
-        return f" is empty: {FILL_IN}.", f"are empty: {FILL_IN}", ""
+        return f" is empty: {FILL_IN}.", f"are empty: {FILL_ALL_IN}", ""
     if is_decimal_comma(text):
         mend = f"Write it with a point, {with_point(text)}, in all of the file."
         return f": {text!r} has a decimal comma.", "have a decimal comma", mend

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Final
 
-from dpfl_plugin.errors import require_argument
+from dpfl_plugin.errors import ConfigError, require_argument
 from dpfl_plugin.published.items import Item, Paper
 
 PAPERS: Final = ("noble2022", "chang2022", "li2025", "gao2024", "scaffnew")
@@ -19,9 +19,10 @@ def papers() -> list[Paper]:
 def find(name: str) -> Paper:
     """
     Raises:
-        ArgumentError: there is none of this name.
+        ConfigError: there is none of this name.
     """
-    require_argument(name in PAPERS, "paper", name, f"be one of {', '.join(PAPERS)}")
+    if name not in PAPERS:  # on the command line it is no option, which an ArgumentError would name
+        raise ConfigError(f"PAPER: {name!r} is not one of {', '.join(PAPERS)}.")
     return next(paper for paper in papers() if paper.name == name)
 
 

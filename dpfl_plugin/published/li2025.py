@@ -144,4 +144,6 @@ PAPER: Final = Paper(
     reference="Y. Li, S. Wang, Q. Wu: Convergence Analysis for Differentially Private Federated Averaging in "
     "Heterogeneous Settings. Mathematics 13(3), 497, 2025",
     items=(FIGURE_2, FIGURE_3),
+    text='Runs called "eq. 20, 2 a round" have the noise that eq. 20 of the paper gives for an epsilon of 2 in each '
+    "round: that is what the paper claims. What is proven, for all rounds together, is in the columns of epsilon.",
 )

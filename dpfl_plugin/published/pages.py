@@ -31,11 +31,12 @@ RULES: Final = textwrap.fill(
     "A published number agrees where ours is within two standard deviations (of both together); a published ordering "
     "where the mean difference over seeds is above 0 with 95 % confidence (Student's t, two-sided: with three seeds, "
     "4.3 standard errors). Epsilon is what is proven, by this package's accountant, of the worst seed: towards the "
-    "server, of the silo that was drawn most often, and of one that is in every round; and towards a third party who "
-    "sees all models. Scores are means over the last 10 % of rounds, ± the standard deviation over seeds; differences "
-    "have ± their standard error over seeds.",
+    "server, of the silo that was drawn most often (as drawn), and of one that is drawn in every round; and towards a "
+    "third party who sees all models. Scores are means over the last 10 % of rounds, ± the standard deviation over "
+    "seeds; differences have ± their standard error over seeds.",
     120,
 )
+SERVER: Final = "epsilon, server (as drawn)"
 MADE: Final = "<!-- Made by python -m benchmarks.papers; do not edit. -->"
 
 
@@ -61,18 +62,37 @@ def outcome(item: Item, numbers: Numbers | None) -> str:
     return "\n\n".join(parts)
 
 
-def section(paper: Paper, item: Item, numbers: Numbers | None, picture: str) -> str:
-    """An item's section of a page, without links but to its picture."""
+def key(item: Item, numbers: Numbers | None) -> str:
+    """How the tables of `outcome` are read, of what is in them; "" where nothing has to be said."""
+    if numbers is None or numbers.table is not None:
+        return ""
+    seeds = max((len(point.seeds) for point in numbers.points), default=0)
+    said = [f"± of a score: standard deviation over {seeds} seeds."] if seeds > 1 else ["Scores are of one seed."]
+    if item.claims:
+        error = "± of a difference: its standard error. " if seeds > 1 else ""
+        said.append(f"{error}Verdict of an ordering: agrees if the difference is above 0 with 95 % confidence.")
+    if item.cells:
+        said.append("Verdict of a number: agrees within two standard deviations of both together.")
+    said.append(
+        "Epsilon is proven, after all rounds, of the worst seed: towards the server, of the silo that was drawn most "
+        "often (as drawn) and of one drawn in every round; third party: sees all models."
+    )
+    return textwrap.fill(" ".join(said), 120)
+
+
+def section(paper: Paper, item: Item, numbers: Numbers | None, picture: str, *, with_key: bool = False) -> str:
+    """An item's section of a page, without links but to its picture; ``with_key``: that of its tables, too."""
     text = [f"## {item.heading}: {item.title}", f"{item.source}. {_how_to_run(paper, item, numbers)}"]
     if numbers is not None:
         text.append(outcome(item, numbers))
+        text += [key(item, numbers)] if with_key else []
         text += [f"![{item.heading}: {item.title}]({picture})"] if pictures.has_picture(item, numbers) else []
         text.append(_made_by(numbers))
     if item.differs:
         text.append("What differs from the paper, by decision:\n\n" + "\n".join(f"* {line}" for line in item.differs))
     if item.why:
         text.append("Why results differ:\n\n" + "\n".join(f"* {line}" for line in item.why))
-    return "\n\n".join(text)
+    return "\n\n".join(filter(None, text))
 
 
 def _how_to_run(paper: Paper, item: Item, numbers: Numbers | None) -> str:
@@ -104,15 +124,9 @@ def hours(seconds: float) -> str:
 
 def _made_by(numbers: Numbers) -> str:
     code = ", ".join(f"`{one[:SHOWN_DIGEST]}`" for one in numbers.code)
-    made = f"Numbers of dpfl {numbers.version}, {'versions of the code' if len(numbers.code) > 1 else 'code'} {code}"
-    if not numbers.modules:
-        return f"{made}; `dpfl papers` says whether that is the code you have."
-    mixed = sum(len(found) > 1 for found in numbers.modules.values())
-    said = f", {mixed} of them not the same for all" if mixed else ""
     return (
-        f"{made}. The runs imported {len(numbers.modules)} of its modules"
-        f"{said}; they are by another version, and `dpfl papers` says so, once one of these has changed: what no run "
-        "imports cannot change what it computes, but for which noise is drawn."
+        f"Computed with dpfl {numbers.version} (code {code}). If code that these runs use has changed since, "
+        "`dpfl papers` says so."
     )
 
 
@@ -154,7 +168,7 @@ def _tuned(item: Item, numbers: Numbers) -> str:
             where = ", ".join([part.title, *_at(point.at)])
             rows.append([where, point.line, _score(item, point), _epsilon(point.server)])
     return "Each method at the best of its settings:\n\n" + markdown(
-        ["at", "method, setting", _measure(item), "epsilon, server"], rows
+        ["at", "method, setting", _measure(item), SERVER], rows
     )
 
 
@@ -242,8 +256,8 @@ def _points(item: Item, numbers: Numbers) -> str:
         "run",
         _measure(item),
         *theirs,
-        "epsilon, server",
-        "in every round",
+        SERVER,
+        "if drawn in every round",
         "third party",
         "delta",
         "rounds",

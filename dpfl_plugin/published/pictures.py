@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
+import math
+import textwrap
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from dpfl_plugin.published.items import MEASURES, ROUND, Item, Part
+from dpfl_plugin.published.items import MEASURES, ROUND, Item, Paper, Part
 from dpfl_plugin.published.numbers import Numbers, Point, chosen, of_seeds, short
 from dpfl_plugin.runs.folder import write_atomic
 
@@ -17,6 +20,8 @@ if TYPE_CHECKING:
 STYLES: Final = ("-", "--", "-.", ":")
 SOLID: Final = 3  # of the paper's own curves; what is added to them is dashed
 MOST_BANDS: Final = 6  # of standard deviations in a panel: more of them hide the curves
+LETTERS: Final = 15  # of a title, in an inch
+LEGEND_LINE: Final = 0.16  # inches
 LOG: Final = 30  # an axis whose values are so far apart is logarithmic
 
 
@@ -24,13 +29,19 @@ def has_picture(item: Item, numbers: Numbers) -> bool:
     return bool(numbers.points) or item.lines is not None
 
 
-def draw(path: Path, item: Item, numbers: Numbers) -> None:
+def draw(path: Path, paper: Paper, item: Item, numbers: Numbers) -> None:
     """Draw a figure or table into a PNG file."""
     picture = io.BytesIO()
-    drawn = figure(item, numbers) if item.lines is None else _of_lines(item)
-    drawn.savefig(picture, dpi=90, format="png", metadata={"Software": None})
+    drawing(paper, item, numbers).savefig(picture, dpi=90, format="png", metadata={"Software": None})
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, picture.getvalue())
+
+
+def drawing(paper: Paper, item: Item, numbers: Numbers) -> Figure:
+    """A figure or table, with a title that says which, of how much, and what is drawn around means."""
+    drawn = figure(item, numbers) if item.lines is None else _of_lines(item)
+    _titled(drawn, [f"{paper.short}, {item.heading}: {item.title}", *_said(item, numbers)])
+    return drawn
 
 
 def figure(item: Item, numbers: Numbers) -> Figure:
@@ -41,10 +52,12 @@ def figure(item: Item, numbers: Numbers) -> Figure:
     rows = [(part, value) for part in item.ran(numbers.extent) for value in _values(numbers, part, part.rows)]
     widest = max(len(_values(numbers, part, part.columns)) for part in item.ran(numbers.extent))
     across, down = (len(rows), 1) if widest == 1 else (widest, len(rows))  # single panels go side by side
-    drawn = Figure(figsize=(3.4 * across + 0.6, 2.6 * down + 0.6), layout="constrained")
+    panel = _dots if _is_at_one_value(item, numbers) else _panel
+    lines = _lines(numbers)
+    legend = math.ceil(len(lines) / across) * LEGEND_LINE if panel is _panel else 0.0
+    drawn = Figure(figsize=(3.4 * across + 0.6, 2.6 * down + 0.6 + legend), layout="constrained")
     axes = drawn.subplots(down, across, squeeze=False)
     axes = axes.T if widest == 1 else axes
-    lines = list(dict.fromkeys(point.line for point in numbers.points))
     for i, (part, row) in enumerate(rows):
         columns = _values(numbers, part, part.columns)
         for j, axis in enumerate(axes[i]):
@@ -52,14 +65,41 @@ def figure(item: Item, numbers: Numbers) -> Figure:
                 axis.set_visible(False)
                 continue
             at = {key: value for key, value in ((part.rows, row), (part.columns, columns[j])) if key is not None}
-            _panel(axis, item, [p for p in numbers.points if p.part == part.name and _is_at(p, at)], lines)
+            panel(axis, item, [p for p in numbers.points if p.part == part.name and _is_at(p, at)], lines)
             axis.set_title("  ".join([part.title, *(f"{short(k)} = {v:g}" for k, v in at.items())]), fontsize=8)
     handles = {h.get_label(): h for axis in axes.flat for h in axis.get_legend_handles_labels()[0]}
-    drawn.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=across, fontsize=8, frameon=False)
-    if numbers.quick or numbers.seeds:
-        said = "quick numbers: fewer rounds and seeds" if numbers.quick else of_seeds(item, numbers)
-        drawn.suptitle(said, fontsize=8, color="0.4")
+    if handles:  # rows of `_dots` have their names beside them
+        drawn.legend(
+            handles.values(), handles.keys(), loc="outside lower center", ncols=across, fontsize=8, frameon=False
+        )
     return drawn
+
+
+def _titled(drawn: Figure, lines: Sequence[str]) -> None:
+    """A title as wide as the figure."""
+    letters = int(drawn.get_figwidth() * LETTERS)
+    drawn.suptitle("\n".join(part for line in lines for part in textwrap.wrap(line, letters)), fontsize=8)
+
+
+def _said(item: Item, numbers: Numbers) -> list[str]:
+    """What of the runs there is, and what is drawn around their means."""
+    if item.lines is not None:
+        return []
+    said = ["quick numbers: fewer rounds and seeds"] if numbers.quick else []
+    said += [of_seeds(item, numbers)] if numbers.seeds else []
+    seeds = max(len(point.seeds) for point in numbers.points)
+    if seeds > 1:
+        what = "bars" if item.against != ROUND else "bands" if _has_bands(_lines(numbers)) else ""
+        said.append(f"means over {seeds} seeds" + (f", {what}: ± standard deviation" if what else ""))
+    return ["; ".join(said)] if said else []
+
+
+def _has_bands(lines: Sequence[str]) -> bool:
+    return len(lines) <= MOST_BANDS
+
+
+def _lines(numbers: Numbers) -> list[str]:
+    return list(dict.fromkeys(point.line for point in numbers.points))
 
 
 def _at_best(item: Item, numbers: Numbers) -> Numbers:
@@ -105,7 +145,7 @@ def _panel(axis: Any, item: Item, points: list[Point], lines: list[str]) -> None
                 x = point.curve["round"]
                 mean = [float("nan") if y is None else y for y in point.curve["mean"]]
                 axis.plot(x, mean, linewidth=1.2, **style)
-                if len(lines) > MOST_BANDS:
+                if not _has_bands(lines):
                     continue
                 below = [y - s for y, s in zip(mean, point.curve["std"], strict=True)]
                 above = [y + s for y, s in zip(mean, point.curve["std"], strict=True)]
@@ -120,6 +160,32 @@ def _panel(axis: Any, item: Item, points: list[Point], lines: list[str]) -> None
         axis.set_ylim(*item.shown)
     across = "communication rounds" if item.against == ROUND else short(item.against)
     _dressed(axis, across, MEASURES.get(item.measure, item.measure))
+
+
+def _is_at_one_value(item: Item, numbers: Numbers) -> bool:
+    return item.against != ROUND and len({point.at.get(item.against) for point in numbers.points}) == 1
+
+
+def _dots(axis: Any, item: Item, points: list[Point], lines: list[str]) -> None:
+    """A row for each line, the first at the top: on an axis of one value all points would hide one another."""
+    for place, line in enumerate(lines):
+        for point in points:
+            if point.line == line and point.mean is not None:
+                style: dict[str, Any] = {"color": f"C{place % 10}", "marker": "o", "markersize": 4, "capsize": 3}
+                axis.errorbar(point.mean, place, xerr=point.std if len(point.scores) > 1 else None, **style)
+                axis.annotate(
+                    f"{point.mean:.3g}",
+                    (point.mean, place),
+                    (0, 5),
+                    textcoords="offset points",
+                    ha="center",
+                    fontsize=7,
+                )
+    axis.set_yticks(range(len(lines)), lines)
+    axis.set_ylim(len(lines) - 0.5, -0.7)
+    axis.margins(x=0.1)
+    at = points[0].at[item.against] if points else None
+    _dressed(axis, f"{MEASURES.get(item.measure, item.measure)}, at {short(item.against)} = {at}", "")
 
 
 def _values(numbers: Numbers, part: Part, key: str | None) -> list[Any]:

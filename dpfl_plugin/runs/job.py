@@ -13,6 +13,7 @@ from typing import Any
 from dpfl_plugin.algorithms.base import Regrouping
 from dpfl_plugin.config.load import run_id
 from dpfl_plugin.config.schema import Config
+from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.core.stopwatch import STOPPED, Stopwatch
 from dpfl_plugin.errors import BudgetError, ConfigError, UnsupportedError, Worded
 from dpfl_plugin.federation.evaluations import Evaluations, affordable, evaluation_work, round_work
@@ -293,7 +294,8 @@ def _expected_rounds(config: Config, parts: Parts, prior: Prior, shared: Path | 
     """
     account = new_account(config, parts, prior, Ledger(), coins=coins)
     server = parts.algorithm.init_server(parts.model, parts.setting)
-    expected = account.expected_rounds(planner_of(config, parts).asks(server, 0), config.rounds or MOST_ROUNDS)
+    first = planner_of(config, parts).asks(server, 0)
+    expected = account.expected_rounds(first, config.rounds or MOST_ROUNDS)
     epsilon = config.privacy.epsilon
     if epsilon is not None and prior.runs and (expected == 0 or account.held() > epsilon):
         raise BudgetError(
@@ -304,11 +306,19 @@ def _expected_rounds(config: Config, parts: Parts, prior: Prior, shared: Path | 
             )
         )
     if expected == 0:
-        raise ConfigError(
-            f"privacy.epsilon={epsilon} does not cover one round. Raise it, or noise_multiplier; "
-            "or lower record_rate or local_steps."
-        )
+        account.begin_round(0, first)
+        costs = digits(account.epsilon_ahead(config.privacy.budget_view), 4)
+        raise ConfigError(f"privacy.epsilon={epsilon} does not cover one round, which costs {costs}. {_mend(config)}")
     return expected
+
+
+def _mend(config: Config) -> str:
+    """What helps where one round is more than the budget."""
+    lower = "raise privacy.epsilon, or lower record_rate or local_steps."
+    if config.privacy.noise_multiplier is None:
+        return lower.capitalize()
+    rounds = f"{config.rounds} rounds" if config.rounds else "the rounds that you set"
+    return f"Leave out privacy.noise_multiplier to have it solved for {rounds}; or {lower}"
 
 
 def _check_lasting(config: Config, parts: Parts) -> None:

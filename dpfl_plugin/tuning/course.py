@@ -210,9 +210,9 @@ def _plan(tuning: Tuning) -> dict[str, Any]:
 
 def priced(price: Price) -> dict[str, Any]:
     """A price as plain values."""
-    names = ("noise_multiplier", "score_noise", "epsilon", "of_tuning", "of_rest", "delta", "without", "accountant")
+    names = ("noise_multiplier", "score_noise", "score_std", "epsilon", "of_tuning", "of_rest", "delta", "without")
     return {
-        **{name: getattr(price, name) for name in names},
+        **{name: getattr(price, name) for name in (*names, "accountant")},
         "num_candidates": price.num_candidates,
         "rounds": price.rounds,
         "scores": price.scores,

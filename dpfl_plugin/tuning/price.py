@@ -17,6 +17,7 @@ that the dearer of both counts (`dpfl_plugin.privacy.scores`).
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -34,7 +35,7 @@ from dpfl_plugin.privacy.costs import RoundCost
 from dpfl_plugin.privacy.events import SampledGaussian, Term
 from dpfl_plugin.privacy.pricing import Pricing
 from dpfl_plugin.runs.accounting import spec_of
-from dpfl_plugin.runs.extra_releases import beside
+from dpfl_plugin.runs.extra_releases import beside, training_records
 from dpfl_plugin.runs.forecast import Forecast, forecast
 from dpfl_plugin.runs.setting import federate
 
@@ -57,6 +58,7 @@ class Price:
     Attributes:
         places: in order; the last one is what only the winner does.
         noise_multiplier: of every round of every candidate; score_noise: of every score.
+        score_std: standard deviation of the noise in a candidate's score, a share of right answers.
         epsilon: of everything; of_tuning: of all but the last place; of_rest: of the last place alone. At delta, for
             the server, of a silo in every round.
         without: noise multiplier of one run on the same budget without any tuning, on all records.
@@ -66,6 +68,7 @@ class Price:
     places: tuple[Place, ...]
     noise_multiplier: float
     score_noise: float
+    score_std: float
     epsilon: float
     of_tuning: float
     of_rest: float
@@ -153,6 +156,7 @@ def price(
         places=places,
         noise_multiplier=noise,
         score_noise=score_noise,
+        score_std=_score_std(ahead, score_noise),
         epsilon=epsilon(noise),
         of_tuning=epsilon(noise, places[:-1]),
         of_rest=epsilon(noise, places[-1:]),
@@ -173,6 +177,17 @@ def _least_of_scores(ahead: Forecast, number: int) -> float:
         return ahead.accountant.epsilon([Term(release=release, count=1, rounds=number)], privacy.delta)
 
     return least_noise(epsilon, privacy.epsilon)
+
+
+def _score_std(ahead: Forecast, score_noise: float) -> float:
+    """Of the noise in a mean over silos of noisy shares, where all silos are there."""
+    config, rules = ahead.config.with_score_noise(score_noise), ahead.rules(ahead.config, 1.0)
+    scores = beside(config, ahead.accountant).scores
+    assert scores is not None
+    std = scores.noise_multiplier * scores.sensitivity(rules.neighbouring)
+    counts = [number - training_records(config, number) for number in ahead.num_records]
+    shares = zip(ahead.setting.weights, counts, strict=True)
+    return math.sqrt(math.fsum((weight * std / count) ** 2 for weight, count in shares))
 
 
 def _costs_of_all(file: TuneFile, base: Path, out: Path, federation: Federation) -> list[RoundCost]:

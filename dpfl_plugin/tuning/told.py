@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,7 +26,32 @@ def price_lines(told: Mapping[str, Any], budget: float) -> list[str]:
         f"noise_multiplier {told['noise_multiplier']:g} of every round, {told['score_noise']:g} of every score. "
         f"Without tuning the same budget gives one run noise_multiplier {told['without']:g}: tuning costs "
         f"{told['noise_multiplier'] / told['without']:.2f} times the noise.",
+        f"A score is a share of right answers, ± {told['score_std']:.3f} by its noise alone. Candidates whose scores "
+        f"differ by less than {_reach(told['score_std']):.3f} are not told apart: that is two standard deviations of a "
+        "difference.",
     ]
+
+
+def _reach(std: float) -> float:
+    """How far apart two scores must be, each with noise of standard deviation ``std``."""
+    return 2 * math.sqrt(2) * std
+
+
+def apart(told: Mapping[str, Any]) -> str:
+    """Whether the winner is told apart from the second by the last scores that both have; "" where none are."""
+    first, second = ({**one, "scores": dict(map(tuple, one["scores"]))} for one in told["ranking"][:2])
+    common = first["scores"].keys() & second["scores"].keys()
+    if not common:
+        return ""
+    at = max(common)
+    gap, reach = first["scores"][at] - second["scores"][at], _reach(first["noise_std"])
+    said = f"After round {at} it scored {gap:.3f} more than the second, {second['label']}: "
+    if gap > reach:
+        return f"{said}more than two standard deviations of the noise in a difference, {reach:.3f}."
+    return (
+        f"{said}**not told apart**, since two standard deviations of the noise in a difference are {reach:.3f}. With "
+        "other noise the second might have won."
+    )
 
 
 def statement(told: Mapping[str, Any], name: str) -> str:
@@ -50,8 +76,9 @@ def statement(told: Mapping[str, Any], name: str) -> str:
         "\n".join(_table(told)),
         "## Winner",
         f"{winner['label']}: {winner['status']}, in `{winner['folder']}`.",
+        apart(told),
     ]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def _table(told: Mapping[str, Any]) -> list[str]:

@@ -15,6 +15,7 @@ from dpfl_plugin.privacy.accountants import PLD
 from dpfl_plugin.privacy.events import SampledGaussian, Term
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.paper import NOBLE_THIRD_PARTY_UNSOUND, noble_third_party_epsilon
+from dpfl_plugin.published.items import files
 from tests.cli.command import dpfl, merged, one_message, run, write
 
 RECIPE = "published recipe, NOT A GUARANTEE"
@@ -75,6 +76,7 @@ def test_wrong_words() -> None:
     for words in (["account"], ["account", "x.yaml", "--mechanism", "gaussian"], by_numbers("gaussian", steps="many")):
         done = dpfl(*words)
         assert done.code == 2 and "Traceback" not in done.err and not done.out
+    one_message(dpfl(*by_numbers("gaussian-wor"), "--all"), "--all belongs to CONFIG")
     one_message(dpfl("account", "nowhere.yaml"), "nowhere.yaml", "No such file")
 
 
@@ -160,8 +162,28 @@ def test_a_folder_that_holds_no_run(tmp_path: Path) -> None:
 def test_a_table_for_people(tmp_path: Path) -> None:
     done = dpfl("account", write(tmp_path, {"silo_rate": 0.5, "variants": {"a": {}, "b": {"rounds": 2}}}))
     assert done.code == 0 and "third party" in done.out and "replace-one" in done.out
-    assert RECIPE in done.out and "Not sound" in done.out and "the smallest holds" in done.out
-    assert max(map(len, done.out.splitlines())) <= 100
+    assert "the smallest holds" in done.out and max(map(len, done.out.splitlines())) <= 100
+
+
+def test_what_papers_say_is_shown_where_it_is_asked_for_or_theirs(tmp_path: Path) -> None:
+    own = write(tmp_path, {"silo_rate": 0.5})
+    folder = run(own)["folder"]
+    by_theirs = write(tmp_path, {"silo_rate": 0.5, "privacy": {"accountant": "paper"}}, "theirs.yaml")
+    of_a_paper = files() / "configs" / "noble_table1.yaml"
+    for words, shown in (
+        ([own], False),
+        ([folder], False),
+        ([own, "--all"], True),
+        ([folder, "--all"], True),
+        ([by_theirs], True),
+        ([run(by_theirs)["folder"]], True),
+        ([of_a_paper], True),
+    ):
+        said = dpfl("account", *words).out
+        assert (RECIPE in said, "Not sound" in said, "Paper" in said) == (shown,) * 3, words
+        assert ("--all shows" in said) == (not shown)
+        columns = said.splitlines()[1].split()
+        assert columns.index("PLD") < columns.index("RDP"), "the smallest is named first"
 
 
 def test_a_second_opinion_does_not_lean_on_the_budget(tmp_path: Path) -> None:

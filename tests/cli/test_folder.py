@@ -46,6 +46,11 @@ def server(*more: object) -> Done:
 
 def test_by_cron_each_command_does_what_can_be_done_and_says_what_is_next(site: Path) -> None:
     assert silo("north").code == 6
+    early = dpfl("status", "shared")
+    assert (
+        early.code == 0 and "waiting for the server, which has not begun" in early.out and "  north: waits" in early.out
+    )
+    assert list(json.loads(dpfl("status", "shared", "--json").out)["silos"]) == ["north"]
     asked = server()
     assert asked.code == 6 and "waiting for north, south: round 1, asked at 20" in asked.out
     assert silo("north").code == 6

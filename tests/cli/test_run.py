@@ -333,8 +333,12 @@ def test_a_budget_in_a_third_partys_view(tmp_path: Path) -> None:
 
 
 def test_a_budget_too_small_for_one_round_writes_nothing(tmp_path: Path) -> None:
-    path = write(tmp_path, {"privacy": {"epsilon": 1e-3}})
-    one_message(dpfl("run", path, "--out", tmp_path / "runs"), "privacy.epsilon=0.001", "one round")
+    path = write(tmp_path, {"privacy": {"epsilon": 1e-3}, "rounds": 6})
+    done = dpfl("run", path, "--out", tmp_path / "runs")
+    mend = "Leave out privacy.noise_multiplier to have it solved for 6 rounds"
+    one_message(done, "privacy.epsilon=0.001 does not cover one round, which costs ", mend)
+    costs = float(done.err.partition("which costs ")[2].split()[0].rstrip("."))
+    assert costs == pytest.approx(spent_by(path, 1, "server"), rel=1e-3)
     assert not (tmp_path / "runs").exists()
 
 

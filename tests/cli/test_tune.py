@@ -23,7 +23,7 @@ from dpfl_plugin.report.runs import read as read_run
 from dpfl_plugin.runs import checkpoint as checkpoints
 from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runtimes.in_process import InProcess
-from dpfl_plugin.tuning import course
+from dpfl_plugin.tuning import course, told
 from tests.cli.command import dpfl, one_message, write
 
 DELTA, EPSILON = 1e-3, 3.0
@@ -137,6 +137,30 @@ def test_candidates_go_on_by_their_scores_alone(whole: tuple[Path, dict[str, Any
         assert found["test_accuracy"]["last"] is None and found["silos"] is None and found["measures"] is None
     # And of the winner not before it had won.
     assert all(line["round"] > ENDS[1] for line in RunFolder(Path(result["winner"]["folder"])).read_metrics())
+
+
+def test_how_exact_scores_are_is_said_before_and_after(whole: tuple[Path, dict[str, Any]]) -> None:
+    out, result = whole
+    assert result["score_std"] == pytest.approx(result["ranking"][0]["noise_std"], rel=1e-12)
+    text = (out / "tuning.md").read_text()
+    assert f"± {result['score_std']:.3f} by its noise alone" in text and told.apart(result) in text
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "said"),
+    [
+        ([(1, 0.5), (3, 0.9), (5, 0.2)], [(1, 0.9), (3, 0.6)], ("After round 3", "0.300 more", ": more than")),
+        ([(1, 0.5), (3, 0.88), (5, 0.9)], [(1, 0.1), (3, 0.6)], ("After round 3", "0.280 more", "not told apart")),
+        ([(1, 0.5)], [], ()),
+    ],
+)
+def test_the_winner_is_told_apart_by_the_noise_of_a_difference(
+    first: list[tuple[int, float]], second: list[tuple[int, float]], said: tuple[str, ...]
+) -> None:
+    """Of two scores with noise 0.1 each: 2 sqrt(2) 0.1 = 0.283, at the last round that both were scored after."""
+    ranking = [{"label": "a", "scores": first, "noise_std": 0.1}, {"label": "b", "scores": second, "noise_std": 0.1}]
+    found = told.apart({"ranking": ranking})
+    assert bool(found) == bool(said) and all(words in found for words in said)
 
 
 class Crash(BaseException):

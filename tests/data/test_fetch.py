@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import http.server
+import pickle
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -102,6 +103,8 @@ def test_without_a_network_the_error_says_what_to_do(tmp_path: Path) -> None:
         source.file("set/file", url=NO_SERVER, sha256=SHA256)
     for part in ("set/file", NO_SERVER, str(tmp_path / "data/set/file.gz"), "or DPFL_DATA names the folder"):
         assert part in str(error.value)
+    assert "could not be fetched: no connection to " in str(error.value) and "Pool" not in str(error.value)
+    assert str(pickle.loads(pickle.dumps(error.value))) == str(error.value), "processes hand errors on"
     assert [path for path in (tmp_path / "data").rglob("*") if path.is_file()] == []
 
 

@@ -18,7 +18,7 @@ from dpfl_plugin.api import papers as api
 from dpfl_plugin.config.sweep import config_of
 from dpfl_plugin.errors import ArgumentError, DataError, TrainingError
 from dpfl_plugin.privacy.paper import noble_largest_rounds
-from dpfl_plugin.published import catalog, items, joined, noble_authors, pages
+from dpfl_plugin.published import catalog, items, joined, noble_authors, pages, pictures
 from dpfl_plugin.published import numbers as numbers_of
 from dpfl_plugin.published.items import ALL, QUICK, Cell, Claim, Item, Paper, Part
 from dpfl_plugin.published.noble2022_privacy import CAPTIONS
@@ -214,9 +214,38 @@ def test_a_run_that_fails_is_told_and_leaves_no_numbers(
 
     told: list[str] = []
     monkeypatch.setattr(api, "carried_out", failing)
-    with pytest.raises(TrainingError, match="runs failed"):
+    with pytest.raises(TrainingError, match=r"2 of 2 runs failed, see above\. "):
         dpfl.reproduce("tiny", quick=True, out=tmp_path / "out", tell=told.append)
     assert sum("FAILED: it does not work" in text for text in told) == 2
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_runs_that_failed_before_are_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, paper: Paper, jobs: int
+) -> None:
+    carried_out = api.carried_out
+
+    def failing(config: Any, *args: Any, **keys: Any) -> Any:
+        if config.algorithm.name == "fedavg":
+            raise TrainingError("it does not work.")
+        return carried_out(config, *args, **keys)
+
+    monkeypatch.setattr(api, "carried_out", failing)
+    with pytest.raises(TrainingError, match=r"1 of 2 runs failed, see above; the others are finished\. "):
+        dpfl.reproduce("tiny", quick=True, out=tmp_path / "out", jobs=jobs)
+    monkeypatch.setattr(api, "carried_out", carried_out)
+    (done,) = dpfl.reproduce("tiny", quick=True, out=tmp_path / "out", jobs=jobs)
+    assert done.missing == 0 and done.numbers is not None
+
+
+def test_missing_data_are_told_once_before_anything_is_run(tmp_path: Path) -> None:
+    """Of all data sets, in the words of the caller; of what is finished nothing is asked for."""
+    with pytest.raises(DataError) as error:
+        dpfl.reproduce("noble2022", figure=2, quick=True, out=tmp_path / "out", data=tmp_path / "none")
+    assert "data=FOLDER" in str(error.value) or "data='FOLDER'" in str(error.value)
+    assert "--data FOLDER" in error.value.as_options and "femnist/train" in str(error.value)
+    assert str(error.value).count("mnist/train-images-idx3-ubyte is not in") == 1
+    assert not (tmp_path / "out").exists()
 
 
 def test_what_a_sweep_has_run_is_gathered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, paper: Paper) -> None:
@@ -352,6 +381,52 @@ def test_what_a_number_is_judged_by(ours: list[float | None], std: float, said: 
 def test_places_are_in_the_order_of_their_numbers() -> None:
     places: list[dict[str, Any]] = [{"e": value} for value in (12, "none", 3, 0.75)]
     assert [place["e"] for place in sorted(places, key=pages._in_order)] == [0.75, 3, 12, "none"]
+
+
+def test_tables_have_a_key_of_what_is_in_them() -> None:
+    claim = Claim(text="", source="", part="p", better="a", worse="b", at={})
+    cell = Cell(part="p", line="a", at={}, mean=0.5)
+    item = Item(kind="figure", number="1", title="", source="", claims=(claim,), cells=(cell,))
+    several, single = _points([0.5, 0.6], [0.1, 0.2]), _points([0.5], [0.1])
+    for numbers, of, said in (
+        (several, item, ("deviation over 2 seeds", "standard error", "above 0 with 95 %", "two standard deviations")),
+        (several, replace(item, claims=(), cells=()), ("deviation over 2 seeds",)),
+        (single, item, ("one seed", "above 0 with 95 %", "two standard deviations")),
+    ):
+        key = " ".join(pages.key(of, numbers).split())
+        every = ("deviation over 2 seeds", "one seed", "standard error", "above 0 with 95 %", "two standard deviations")
+        assert tuple(words for words in every if words in key) == said
+        assert "as drawn" in key and "1 seeds" not in key
+    assert pages.key(item, replace(several, table=(["a"], [["1"]]))) == ""
+
+
+@pytest.mark.parametrize(("values", "rows"), [([0.75], True), ([0.75, 1.5], False)])
+def test_points_at_one_value_are_rows_of_a_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: list[float], rows: bool
+) -> None:
+    """Where they would hide one another; and the picture says what it is of."""
+    item = Item(
+        kind="figure", number="2", title="noise", source="", against="e", parts=(Part(name="p", config="", title="P"),)
+    )
+    points = [
+        Point(part="p", line=line, at={"e": e}, seeds=[0, 1], scores=[0.5, 0.6]) for line in ("a", "b") for e in values
+    ]
+    numbers = Numbers("paper", "figure-2", False, "0", [], "", points)
+    drawn = pictures.drawing(Paper(name="p", short="They 2020", reference="", items=(item,)), item, numbers)
+    (axis,) = drawn.axes
+    assert ([text.get_text() for text in axis.get_yticklabels()] == ["a", "b"]) == rows
+    assert bool(drawn.legends) != rows
+    title = drawn.get_suptitle()
+    assert "They 2020, Figure 2: noise" in title and "2 seeds, bars: ± standard deviation" in " ".join(title.split())
+
+
+def test_the_list_names_authors_and_says_once_what_is_of_older_code() -> None:
+    said = command("papers").out
+    assert said.count("of older code") == (" *\n" in said)
+    for one in catalog.papers():
+        assert f"\n\n{one.reference}\n{one.name} " in said
+    wrong = command("papers", "gao2025")
+    assert wrong.code == 2 and "PAPER: 'gao2025' is not one of" in wrong.err
 
 
 def test_numbers_are_read_as_they_were_written(tmp_path: Path) -> None:

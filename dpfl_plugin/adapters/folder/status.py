@@ -45,6 +45,14 @@ def read_status(folder: Path) -> dict[str, Any]:
     return {"server": server, "silos": silos}
 
 
+def begun_before_the_server(folder: Path) -> dict[str, dict[str, Any]]:
+    """What silos wrote of themselves in a folder where no server has begun; nothing where none did."""
+    if is_shared_folder(folder) or not folder.is_dir():
+        return {}
+    said = {path.name: _read(Place(folder, path.name)) for path in sorted(folder.iterdir())}
+    return {name: facts for name, facts in said.items() if isinstance(facts, dict) and "doing" in facts}
+
+
 def _read(place: Place) -> Any:
     """None where nothing is there that can be read."""
     try:
