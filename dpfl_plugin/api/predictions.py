@@ -17,6 +17,7 @@ from dpfl_plugin.runs.csv_cells import csv_text
 from dpfl_plugin.runs.predictions import Predictions, Trained, by_record, read, read_array, read_frame
 from dpfl_plugin.runs.predictions import predict as predict_records
 from dpfl_plugin.runs.result import views_of_all
+from dpfl_plugin.runs.usefulness import worse_than_baseline
 
 if TYPE_CHECKING:
     import pandas
@@ -134,7 +135,8 @@ def predict(run: Run | str | Path, data: str | Path | pandas.DataFrame | NDArray
     trained = Trained.at(run.folder if isinstance(run, Run) else Path(run))
     asked = read(trained, str(data)) if named else (read_frame if framed else read_array)(trained, data)
     found = predict_records(trained, asked)
-    notes = [*trained.notes, *asked.notes]
+    useless = worse_than_baseline(trained.result, trained.config.algorithm.options)
+    notes = [*trained.notes, *asked.notes, *([] if useless is None else [useless])]
     if found.probabilities is None and found.outcome.has_classes:
         notes.append(NO_PROBABILITIES)
     if not trained.labels and found.outcome.has_classes:

@@ -54,8 +54,8 @@ class DataBlock:
     """What the configuration says of the data, and what the user is told of it.
 
     Attributes:
-        lines: of YAML under ``data:``, without their indentation. local_lr: a step that begins well; squared errors and
-            counts have steeper slopes than classes.
+        lines: of YAML under ``data:``, without their indentation. local_lr: a step small enough that the noise of
+            small silos does not make a model over-confident. Squared errors and counts are steeper than classes.
     """
 
     lines: tuple[str, ...]
@@ -65,7 +65,7 @@ class DataBlock:
         "the files.",
         "preprocess: [unit_norm]",
     )
-    local_lr: float = 1.0
+    local_lr: float = 0.1
 
 
 def made_up() -> DataBlock:
@@ -171,7 +171,7 @@ def drafted(own: OwnData, folder: Path) -> DataBlock:
         lines.append("partition: natural      # the silos that the data have")
     by_schema = "# preprocess: [unit_norm]           # each record to norm 1; the schema brings columns to one scale"
     steep = found.schema["label"]["outcome"] in ("regression", "counts")
-    return DataBlock(tuple(lines), tuple(told), (by_schema,), 0.3 if steep else 1.0)
+    return DataBlock(tuple(lines), tuple(told), (by_schema,), 0.03 if steep else 0.1)
 
 
 def _flow(value: Any) -> str:

@@ -6,7 +6,9 @@ from importlib import resources
 from pathlib import Path
 
 import pytest
+import yaml
 
+from dpfl_plugin.adapters.settings import check_settings
 from dpfl_plugin.api.projects import RECORDS, SILOS, rendered
 from dpfl_plugin.config.load import load
 from tests.cli.command import dpfl, one_message, run
@@ -28,6 +30,10 @@ def test_a_project_from_nothing_runs(tmp_path):
     for said in (*files, f"cd '{folder}'", "dpfl account run.yaml", "dpfl run run.yaml", "made up"):
         assert said in done.out
     assert not re.search(r"\$[a-z]", "".join(files.values()))
+    settings = yaml.safe_load(files["run.yaml"])
+    check_settings(
+        {key: settings[key] for key in settings if key not in ("data", "model")}, ""
+    )  # a deployment takes it
     result = run(folder / "run.yaml")
     assert result["status"] == "done" and result["num_silos"] == len(SILOS)
     assert result["num_train_records"] + result["num_test_records"] == RECORDS * len(SILOS)

@@ -11,6 +11,7 @@ import pytest
 import yaml
 from safetensors.numpy import load_file
 
+from dpfl_plugin.api.runs import Run
 from tests.cli.command import BASE, Done, dpfl, one_message, run, write
 
 CSV = {
@@ -129,6 +130,19 @@ def test_records_of_another_kind_are_refused(folder: Path, tmp_path: Path, text:
     if text is not None:
         (tmp_path / "new.csv").write_text(text)
     one_message(dpfl("predict", folder, tmp_path / "new.csv"), *parts)
+
+
+@pytest.mark.usefixtures("measured")
+def test_run_and_predict_warn_of_probabilities_that_mean_nothing(tmp_path: Path) -> None:
+    """A step far too large for this noise."""
+    changes = {"algorithm": {"name": "scaffold", "local_steps": 10, "local_lr": 20.0}}
+    folder = trained(tmp_path, changes)
+    warning = "worse than that of a baseline without features"
+    done = dpfl("run", tmp_path / "config.yaml", "--out", tmp_path / "again")
+    assert "warning: the model's log loss " in done.out and warning in done.out
+    assert "--set algorithm.local_lr=2\n" in done.out
+    assert warning in dpfl("predict", folder, tmp_path / "train.csv").err
+    assert warning in Run.open(folder)._repr_html_()
 
 
 @pytest.mark.parametrize("step", ["standardise", {"name": "standardise", "fit": "silo"}, {"name": "pca", "dims": 1}])
