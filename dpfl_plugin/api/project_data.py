@@ -20,7 +20,7 @@ from dpfl_plugin.data import files as data_files
 from dpfl_plugin.data.base import Features
 from dpfl_plugin.data.fetch import DataSource
 from dpfl_plugin.data.flaws import check_kind, not_utf8
-from dpfl_plugin.data.table import identifier_columns, is_number
+from dpfl_plugin.data.table import READS_ALL, identifier_columns, is_number
 from dpfl_plugin.errors import ArgumentError, DataError, nearest
 
 LABELS: Final = ("label", "target", "class", "outcome", "diagnosis", "y")
@@ -101,9 +101,9 @@ def found(own: OwnData, folder: Path) -> DataBlock:
     try:
         read = data_files.csv(DataSource(base=Path()), files=listed, ignore_columns=words, **options)
     except DataError as error:
-        raise DataError(
-            f"{error}\nTables with gaps, words or dates: dpfl init --from; in Python schema=True."
-        ) from error
+        if READS_ALL in str(error):
+            raise
+        raise DataError(f"{error}\n{READS_ALL}") from error
     numbers = identifier_columns(read.columns, [read.features])
     if len(numbers) == len(read.columns):
         raise DataError(

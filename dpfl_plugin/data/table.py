@@ -22,6 +22,7 @@ from dpfl_plugin.data.flaws import (
     check_names,
     is_decimal_comma,
     not_utf8,
+    rename,
     with_point,
 )
 from dpfl_plugin.errors import ConfigError, DataError, nearest
@@ -29,6 +30,9 @@ from dpfl_plugin.errors import ConfigError, DataError, nearest
 ROWS_AT_ONCE = 20_000  # text is turned into numbers in pieces, so that memory holds the table as float32 only
 FILL_IN = "fill it in, or leave the record out"
 ENCODE = "Encode it as numbers, or name the column in ignore_columns."
+READS_ALL = (
+    "Words, gaps or mixed separators: `dpfl init NEW --from FOLDER --label COLUMN`, in Python `Federation.from_table`."
+)
 AS_TRAINED = "Encode it as numbers, as the training records have it."
 
 
@@ -108,10 +112,12 @@ class Columns:
         header = [name.strip() for name in next(reader, [])]
         missing = [name for name in columns if name not in header]
         if missing:
-            close = "".join(nearest(name, header) for name in missing[:1])
+            free = [name for name in header if name not in columns]
+            mark = _other_delimiter(header)
+            mend = rename(missing[0], free) if mark is None else f"Save it with {self.delimiter!r} instead of {mark!r}."
             raise DataError(
-                f"{first}: there is no column {', '.join(map(repr, missing))}{close}, which the model was "
-                f"trained on. Columns: {', '.join(header[:30])}.{self._other_delimiter(header)}"
+                f"{first}: there is no column {', '.join(map(repr, missing))}, which the model was trained on. "
+                f"Columns: {', '.join(header[:30])}. {mend}"
             )
         twice = next((name for name in (*columns, self.label) if header.count(name) > 1), None)
         if twice is not None:
@@ -152,7 +158,7 @@ class Columns:
                 silos += _words(header, silo, rows, lines, flaws)
             if person is not None:
                 persons += _words(header, person, rows, lines, flaws)
-        flaws.check()
+        flaws.check(READS_ALL)
         if not labels:
             raise DataError(f"{path} holds a header and no records.")
         return Table(
@@ -187,7 +193,7 @@ class Columns:
                     known = ", ".join(header[:30])
                     raise ConfigError(
                         f"{key}={name!r}{nearest(name, header)}: {path} has no such column. Columns: {known}."
-                        f"{self._other_delimiter(header)}"
+                        f"{self._delimiter_advice(header)}"
                     )
         others = {self.label, self.silo, self.person, *self.ignored}
         places = [place for place, name in enumerate(header) if name not in others]
@@ -195,10 +201,19 @@ class Columns:
             raise DataError(f"{path} has no feature column besides {', '.join(header)}.")
         return places
 
-    def _other_delimiter(self, header: list[str]) -> str:
-        """Advice, where all of the header has become one column."""
-        other = next((mark for mark in ";\t|," if mark in header[0]), None) if len(header) == 1 else None
-        return "" if other is None else f" They seem to be separated otherwise: give delimiter: {json.dumps(other)}."
+    def _delimiter_advice(self, header: list[str]) -> str:
+        other = _other_delimiter(header)
+        if other is None:
+            return ""
+        return (
+            f" They seem to be separated otherwise: if all files are, give delimiter: {json.dumps(other)}; if only "
+            f"this one is, save it with {self.delimiter!r}. {READS_ALL}"
+        )
+
+
+def _other_delimiter(header: list[str]) -> str | None:
+    """What separates columns, where all of the header has become one."""
+    return next((mark for mark in ";\t|," if mark in header[0]), None) if len(header) == 1 else None
 
 
 def _words(header: list[str], place: int, rows: list[list[str]], lines: list[int], flaws: Flaws) -> list[str]:

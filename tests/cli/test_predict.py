@@ -115,14 +115,22 @@ def test_it_says_what_epsilon_covers_and_leaves_files_alone(folder: Path, tmp_pa
 @pytest.mark.parametrize(
     ("text", "parts"),
     [
-        (table(2, 3).replace(",a,", ",A,", 1), ["new.csv, line 1", "no column 'a'", "Columns: id, A, b, label"]),
+        (
+            table(2, 3).replace(",a,", ",A,", 1),
+            [
+                "new.csv, line 1",
+                "no column 'a'",
+                "Columns: id, A, b, label",
+                "Rename the column 'A' of this file to 'a'",
+            ],
+        ),
         ("a,b\n1,2\n3,high\n", ["new.csv, line 3, column 'b': 'high' is not a number", "as the training records"]),
         ("a,b\n1,2\n,4\n", ["new.csv, line 3, column 'a' is empty"]),
         ("a,b\n1,2,3\n", ["new.csv, line 2: 3 columns"]),
         ("a,b,label\n1,2,maybe\n", ["line 2, column 'label': 'maybe' is not one of the run's classes no, yes"]),
         ("a,b\n", ["a header and no records"]),
         ("a,b,a\n1,2,3\n", ["two columns have the name 'a'"]),
-        ("a;b\n1;2\n", ["no column 'a', 'b'", 'delimiter: ";"']),
+        ("a;b\n1;2\n", ["no column 'a', 'b'", "Save it with ',' instead of ';'"]),
         (None, ["is not a file", "new.csv"]),
     ],
 )
