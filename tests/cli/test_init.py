@@ -112,6 +112,23 @@ def test_nothing_is_overwritten(tmp_path, there):
     assert written(tmp_path) == {there: b"mine"}
 
 
+def test_a_place_that_cannot_be_written_is_told_before_anything_is_computed(tmp_path):
+    """Where there is no run and there are no data: they are not looked for. /proc takes no files, root's neither."""
+    for words in (
+        ("init", "/proc/x/project", "--from", tmp_path / "none.csv", "--label", "ill"),
+        ("export", tmp_path / "none", "/proc/x"),
+        ("predict", tmp_path / "none", "none.csv", "--out", "/proc/x.csv"),
+    ):
+        one_message(dpfl(*words), "/proc/x", "cannot be written: No such file or directory. ", "other")
+    (tmp_path / "file").write_text("")
+    one_message(dpfl("export", tmp_path / "none", tmp_path / "file" / "x"), "cannot be written: ")
+    one_message(dpfl("export", tmp_path / "none", tmp_path / "made" / "x"), "not the folder of a run")
+    one_message(
+        dpfl("predict", tmp_path / "none", "none.csv", "--out", tmp_path / "made.csv"), "not the folder of a run"
+    )
+    assert set(written(tmp_path)) == {"file"} and not (tmp_path / "made").exists()
+
+
 def test_a_gitignore_that_is_there_stays(tmp_path):
     (tmp_path / ".gitignore").write_text("mine\n")
     done = dpfl("init", tmp_path)
