@@ -12,7 +12,7 @@ from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.runs.folder import naming, to_json
 
 
-def predict_file(folder: Path, data: str, out: Path | None, *, as_json: bool) -> None:
+def predict_file(folder: Path, data: str, out: Path | None, id_column: str | None, *, as_json: bool) -> None:
     """Print predictions, or write them to ``out``; what they mean is said on stderr.
 
     Raises:
@@ -20,7 +20,7 @@ def predict_file(folder: Path, data: str, out: Path | None, *, as_json: bool) ->
     """
     if out is not None:
         _check_free(out)
-    made = predict(folder, data)
+    made = predict(folder, data, id_column=id_column)
     for line in made.notes:
         print(f"note: {line}", file=sys.stderr)
     if made.accuracy is not None:

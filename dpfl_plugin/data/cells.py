@@ -79,14 +79,14 @@ class Cells:
 
     def words(self) -> tuple[pa.Array, Mask]:
         """(text without blanks around it, which of them are no value) [n] each."""
-        array = _plain(self.array)
+        array = plain(self.array)
         text = pc.utf8_trim_whitespace(array)
         nothing = pc.or_(pc.is_null(text), pc.is_in(text, value_set=pa.array(sorted(self.missing), pa.string())))
         return text, np.asarray(nothing.to_numpy(zero_copy_only=False), dtype=bool)
 
     def codes(self, values: Sequence[str]) -> Codes:
         """The place in ``values`` [n], `UNKNOWN` or `NOTHING`. Numbers are compared as numbers: 1.0 is 1."""
-        text = pc.utf8_trim_whitespace(_plain(self.array)).dictionary_encode()
+        text = pc.utf8_trim_whitespace(plain(self.array)).dictionary_encode()
         place = {value: index for index, value in enumerate(values)}
         numeric = {number: index for value, index in place.items() if (number := _as_number(value)) is not None}
         table = np.empty(len(text.dictionary) + 1, dtype=np.int64)
@@ -192,7 +192,7 @@ class Cells:
         return np.array([*found, 0.0])[at], nothing
 
 
-def _plain(array: pa.Array) -> pa.Array:
+def plain(array: pa.Array) -> pa.Array:
     """As text; as a CSV file of it would have it."""
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()

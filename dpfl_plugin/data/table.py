@@ -93,6 +93,17 @@ class Columns:
         """
         return self._read(path, lambda path, reader: self.parse_new(path, reader, columns))
 
+    def words(self, path: Path, name: str) -> tuple[list[str], list[str]]:
+        """(names of the columns, the cells of this one as text; none where it is not there) of a file that was read."""
+
+        def parse(path: Path, reader: Any) -> tuple[list[str], list[str]]:
+            header = [name.strip() for name in next(reader, [])]
+            place = header.index(name) if name in header else None
+            pieces = () if place is None else _pieces(reader, len(header), Flaws(path))
+            return header, [row[place].strip() for rows, _ in pieces for row in rows]  # type: ignore[index]
+
+        return self._read(path, parse)
+
     def _read(self, path: Path, parse: Callable[[Path, Any], Read]) -> Read:
         check_kind(path)
         try:

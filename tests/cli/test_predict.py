@@ -11,6 +11,7 @@ import pytest
 import yaml
 from safetensors.numpy import load_file
 
+from dpfl_plugin.api.predictions import _plainly
 from dpfl_plugin.api.runs import Run
 from tests.cli.command import BASE, Done, dpfl, one_message, run, write
 
@@ -66,7 +67,7 @@ def test_the_model_is_applied_to_what_preprocessing_makes_of_the_records(folder:
     scores = x / np.linalg.norm(x, axis=1, keepdims=True) @ model["1.weight"].T + model["1.bias"]
     expected = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
     said = np.array([[float(row["p(no)"]), float(row["p(yes)"])] for row in found])
-    assert np.abs(said - expected).max() < 1e-5
+    assert np.abs(said - expected).max() < 1e-4
     assert [row["predicted"] for row in found] == ["yes" if p[1] > p[0] else "no" for p in expected]
     assert [int(row["line"]) for row in found] == list(range(2, 32))
 
@@ -87,6 +88,28 @@ def test_columns_go_by_their_names_and_a_label_is_not_needed(folder: Path, tmp_p
     done = dpfl("predict", folder, tmp_path / "other.csv")
     assert rows(done) == rows(dpfl("predict", folder, tmp_path / "new.csv"))
     assert "not trained on them: columns c." in done.err and "accuracy" not in done.err
+
+
+def test_a_patients_number_is_carried(folder: Path, tmp_path: Path) -> None:
+    text = table(2, 4).replace("\n0,", "\np7,").replace("\n2,", "\n,").replace("\n3,", "\n1,")
+    (tmp_path / "new.csv").write_text(text)
+    plain = rows(dpfl("predict", folder, tmp_path / "new.csv"))
+    done = dpfl("predict", folder, tmp_path / "new.csv", "--id", "id")
+    found = rows(done)
+    assert list(found[0]) == ["id", *plain[0]] and [row.pop("id") for row in found] == ["p7", "1", "", "1"]
+    assert found == plain
+    assert "1 of 4 cells are empty" in done.err and "the same value in several records" in done.err
+    (tmp_path / "line.csv").write_text(text.replace("id,", "line,", 1))
+    for name, column, message in (
+        ("new.csv", "ID", "new.csv has no column 'ID' (did you mean 'id'?)"),
+        ("line.csv", "line", "a column 'line' of their own"),
+    ):
+        one_message(dpfl("predict", folder, tmp_path / name, "--id", column), message)
+
+
+@pytest.mark.parametrize(("given", "shown"), [(1.98698e-08, "0.00000001987"), (0.123456, "0.1235"), (0.99999, "1")])
+def test_a_probability_is_shown_plainly(given: float, shown: str) -> None:
+    assert _plainly(given) == shown
 
 
 def test_it_says_what_epsilon_covers_and_leaves_files_alone(folder: Path, tmp_path: Path) -> None:
