@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Literal
@@ -36,6 +37,32 @@ def make_folder(path: Path, access: Access) -> None:
                 raise
         else:
             folder.chmod(FOLDERS[access])
+
+
+def try_folder(path: Path) -> None:
+    """See that files can be made in a folder, which may be missing, before anything is computed for it; leaves nothing.
+
+    Permissions alone do not tell: a file system may be read only, or take no files.
+
+    Raises:
+        OSError: they cannot.
+    """
+    made: list[Path] = []
+    try:
+        for folder in reversed((path, *path.parents)):
+            if not folder.is_dir():
+                folder.mkdir()
+                made.append(folder)
+        tempfile.TemporaryFile(dir=path).close()
+    finally:
+        for folder in reversed(made):
+            folder.rmdir()
+
+
+def try_file(path: Path) -> None:
+    """See that a new file can be made, as `try_folder`."""
+    path.open("x").close()
+    path.unlink()
 
 
 def opener(access: Access | None) -> Callable[[str, int], int]:

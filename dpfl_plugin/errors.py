@@ -214,8 +214,15 @@ def told(error: BaseException) -> str:
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """ " (did you mean 'x'?)" or nothing."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return f" (did you mean {close[0]!r}?)" if close else ""
+    close = closest(word, known)
+    return f" (did you mean {close!r}?)" if close is not None else ""
+
+
+def closest(word: str, known: Iterable[str]) -> str | None:
+    """The word of ``known`` that was probably meant, capitals aside; None where none is alike."""
+    by_lower = {one.lower(): one for one in known}
+    close = difflib.get_close_matches(word.lower(), list(by_lower), n=1, cutoff=0.5)
+    return by_lower[close[0]] if close else None
 
 
 def refusal(plugin: object, option: str) -> str:

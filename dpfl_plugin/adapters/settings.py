@@ -39,8 +39,8 @@ ELSEWHERE: Final = {
     "silos": "one budget and one noise are agreed on by all silos; give each owner limits of its own instead",
 }
 EQUAL_HERE: Final = (
-    "numbers of records, or whatever a silo says, must not weigh its upload: leave it out for equal weights, or agree "
-    "on a number for every silo, e.g. {0: 3, 1: 1}"
+    "a silo is not asked for its number of records, and what it says must not weigh its upload. Remove the line "
+    "(equal weights), or agree on a number for every silo, by its place: silo_weights: {0: 3, 1: 1}"
 )
 RUNTIME: Final = ("device", "precision", "noise", "memory_budget")
 """What of ``runtime`` says how one silo computes; the rest is of runs with several silos, or of MPI."""
@@ -52,7 +52,9 @@ def check_settings(values: Mapping[str, Any], source: str) -> None:
         if values.get(key) is not None:
             raise UnsupportedError(f"{source}: {key} has no meaning here: {why}.")
     if not isinstance(values.get("silo_weights"), Mapping | NoneType):
-        raise UnsupportedError(f"{source}: silo_weights={values['silo_weights']!r} is not known here: {EQUAL_HERE}.")
+        raise UnsupportedError(
+            f"{source}: silo_weights={values['silo_weights']!r} has no meaning in a deployment: {EQUAL_HERE}."
+        )
     if isinstance(privacy := values.get("privacy"), Mapping):
         _check_privacy(privacy, source)
     if isinstance(runtime := values.get("runtime"), Mapping):

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dpfl_plugin.access import Access, opener
+from dpfl_plugin.access import Access, opener, try_folder
 from dpfl_plugin.api.model_card import card
 from dpfl_plugin.api.runs import Run
 from dpfl_plugin.config.blocks import Block
@@ -102,7 +102,7 @@ def export(run: Run | str | Path, folder: str | Path, *, onnx: bool = False) -> 
         run: or its folder.
 
     Raises:
-        ConfigError: the folder exists, the run is not finished, or onnx is not installed.
+        ConfigError: the folder exists or cannot be written, the run is not finished, or onnx is not installed.
         UnsupportedError: the preprocessing, or the model, cannot be exported. DataError: a file is damaged.
     """
     require(isinstance(run, Run | str | Path), "run", run, "be a run, or the path of its folder")
@@ -110,6 +110,10 @@ def export(run: Run | str | Path, folder: str | Path, *, onnx: bool = False) -> 
     target = Path(folder)
     if os.path.lexists(target):
         raise ConfigError(f"{target}: it exists, and was left as it is. Name a new folder.")
+    try:
+        try_folder(target)
+    except OSError as error:
+        raise ConfigError(f"{target} cannot be written: {error.strerror}. Name another folder.") from error
     trained = Trained.at(run.folder if isinstance(run, Run) else Path(run))
     source = Run.open(trained.folder.path)
     config = trained.config

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
 
 from dpfl_plugin.access import Access
 from dpfl_plugin.api.pandas_frames import pandas_for
@@ -13,10 +15,12 @@ from dpfl_plugin.api.runs import Run
 from dpfl_plugin.core.rounding import digits
 from dpfl_plugin.data.frame_rows import is_frame
 from dpfl_plugin.errors import ConfigError, require
+from dpfl_plugin.runs.carried import doubts
 from dpfl_plugin.runs.csv_cells import csv_text
-from dpfl_plugin.runs.predictions import Predictions, Trained, by_record, read, read_array, read_frame
+from dpfl_plugin.runs.predictions import Predictions, Trained, by_record, ids_of, read, read_array, read_frame
 from dpfl_plugin.runs.predictions import predict as predict_records
 from dpfl_plugin.runs.result import views_of_all
+from dpfl_plugin.runs.usefulness import worse_than_baseline
 
 if TYPE_CHECKING:
     import pandas
@@ -84,8 +88,7 @@ class Predicted:
 
     def to_csv(self) -> str:
         """A header and a line for each record: where it is in its file, its class, the probability of each class."""
-        shown = [{key: f"{p:.6g}" for key, p in row.items() if "(" in key} for row in self._flat()]
-        return csv_text([row | numbers for row, numbers in zip(self._flat(), shown, strict=True)])
+        return csv_text(self._flat(_plainly))
 
     @property
     def table(self) -> pandas.DataFrame:
@@ -96,14 +99,14 @@ class Predicted:
         """
         return pandas_for("table", "rows").DataFrame(self._flat())
 
-    def _flat(self) -> list[dict[str, Any]]:
+    def _flat(self, shown: Callable[[float], Any] = float) -> list[dict[str, Any]]:
         rows = []
         for row in self.rows:
             plain = {key: value for key, value in row.items() if key not in ("probabilities", "survival")}
             if isinstance(plain.get("predicted"), list):
                 plain["predicted"] = " ".join(plain["predicted"])
             for key, prefix in (("probabilities", "p"), ("survival", "survival")):
-                plain |= {f"{prefix}({name})": p for name, p in row.get(key, {}).items()}
+                plain |= {f"{prefix}({name})": shown(p) for name, p in row.get(key, {}).items()}
             rows.append(plain)
         return rows
 
@@ -111,16 +114,23 @@ class Predicted:
         return f"Predicted({len(self.rows)} records by run {self.run})"
 
 
-def predict(run: Run | str | Path, data: str | Path | pandas.DataFrame | NDArray[Any] | torch.Tensor) -> Predicted:
+def predict(
+    run: Run | str | Path,
+    data: str | Path | pandas.DataFrame | NDArray[Any] | torch.Tensor,
+    *,
+    id_column: str | None = None,
+) -> Predicted:
     """Apply a finished run's model to records, as `dpfl predict`; they are preprocessed as those of its training were.
 
     Args:
         run: or its folder.
         data: a CSV or NPZ file as for training, labels optional; a data frame with the columns of training; an array
             [n, ...] of features, before preprocessing; or the run's data set by name.
+        id_column: of ``data``, a table: what each prediction carries first, such as a patient's number. The model does
+            not see it. A note says where it does not tell records apart.
 
     Raises:
-        ConfigError: the run is not finished or was made with other code, or there are no such data.
+        ConfigError: the run is not finished or was made with other code, or there are no such data, or no such column.
         DataError: a file is damaged, or holds records of another kind; UnsupportedError: the run's folder does not say
             how its records were preprocessed.
     """
@@ -133,8 +143,13 @@ def predict(run: Run | str | Path, data: str | Path | pandas.DataFrame | NDArray
         )
     trained = Trained.at(run.folder if isinstance(run, Run) else Path(run))
     asked = read(trained, str(data)) if named else (read_frame if framed else read_array)(trained, data)
+    ids = None if id_column is None else ids_of(trained, data, id_column)
     found = predict_records(trained, asked)
-    notes = [*trained.notes, *asked.notes]
+    useless = worse_than_baseline(trained.result, trained.config.algorithm.options)
+    rows = by_record(found, asked.lines)
+    if id_column is not None and ids is not None:
+        rows = [{id_column: one, **row} for one, row in zip(ids, rows, strict=True)]
+    notes = [*trained.notes, *asked.notes, *doubts(id_column or "", ids or []), *([] if useless is None else [useless])]
     if found.probabilities is None and found.outcome.has_classes:
         notes.append(NO_PROBABILITIES)
     if not trained.labels and found.outcome.has_classes:
@@ -144,10 +159,16 @@ def predict(run: Run | str | Path, data: str | Path | pandas.DataFrame | NDArray
         access=trained.config.access,
         found=found,
         epsilon=trained.result["epsilon"],
-        rows=by_record(found, asked.lines),
+        rows=rows,
         statement=tuple(_statement(trained)),
         notes=tuple(notes),
     )
+
+
+def _plainly(probability: float) -> str:
+    """With four significant digits at most, and no exponent."""
+    text: str = np.format_float_positional(float(f"{probability:.4g}"), trim="-")
+    return text
 
 
 def _statement(trained: Trained) -> list[str]:

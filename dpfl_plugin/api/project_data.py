@@ -20,7 +20,7 @@ from dpfl_plugin.data import files as data_files
 from dpfl_plugin.data.base import Features
 from dpfl_plugin.data.fetch import DataSource
 from dpfl_plugin.data.flaws import check_kind, not_utf8
-from dpfl_plugin.data.table import identifier_columns, is_number
+from dpfl_plugin.data.table import READS_ALL, identifier_columns, is_number
 from dpfl_plugin.errors import ArgumentError, DataError, nearest
 
 LABELS: Final = ("label", "target", "class", "outcome", "diagnosis", "y")
@@ -54,8 +54,8 @@ class DataBlock:
     """What the configuration says of the data, and what the user is told of it.
 
     Attributes:
-        lines: of YAML under ``data:``, without their indentation. local_lr: a step that begins well; squared errors and
-            counts have steeper slopes than classes.
+        lines: of YAML under ``data:``, without their indentation. local_lr: a step small enough that the noise of
+            small silos does not make a model over-confident. Squared errors and counts are steeper than classes.
     """
 
     lines: tuple[str, ...]
@@ -65,7 +65,7 @@ class DataBlock:
         "the files.",
         "preprocess: [unit_norm]",
     )
-    local_lr: float = 1.0
+    local_lr: float = 0.1
 
 
 def made_up() -> DataBlock:
@@ -101,9 +101,9 @@ def found(own: OwnData, folder: Path) -> DataBlock:
     try:
         read = data_files.csv(DataSource(base=Path()), files=listed, ignore_columns=words, **options)
     except DataError as error:
-        raise DataError(
-            f"{error}\nTables with gaps, words or dates: dpfl init --from; in Python schema=True."
-        ) from error
+        if READS_ALL in str(error):
+            raise
+        raise DataError(f"{error}\n{READS_ALL}") from error
     numbers = identifier_columns(read.columns, [read.features])
     if len(numbers) == len(read.columns):
         raise DataError(
@@ -171,7 +171,7 @@ def drafted(own: OwnData, folder: Path) -> DataBlock:
         lines.append("partition: natural      # the silos that the data have")
     by_schema = "# preprocess: [unit_norm]           # each record to norm 1; the schema brings columns to one scale"
     steep = found.schema["label"]["outcome"] in ("regression", "counts")
-    return DataBlock(tuple(lines), tuple(told), (by_schema,), 0.3 if steep else 1.0)
+    return DataBlock(tuple(lines), tuple(told), (by_schema,), 0.03 if steep else 0.1)
 
 
 def _flow(value: Any) -> str:

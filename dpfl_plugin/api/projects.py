@@ -11,6 +11,7 @@ from pathlib import Path
 from string import Template
 from typing import Final
 
+from dpfl_plugin.access import try_folder
 from dpfl_plugin.api.project_data import DataBlock, OwnData, drafted, found, made_up
 from dpfl_plugin.errors import ArgumentError, ConfigError
 
@@ -58,12 +59,19 @@ def init_project(
         schema: draft one by looking at the values, which is not private; else the tables are CSV files of numbers.
 
     Raises:
-        ConfigError: a file is there already, or no column has such a name; nothing is written.
+        ConfigError: a file is there already, the folder cannot be written, or no column has such a name; nothing is
+            written.
         DataError: the data are missing, or no such tables; nothing is written.
     """
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
         raise ArgumentError(f"FOLDER={str(folder)!r} is a file: nothing was written. Use another name.")
+    try:
+        try_folder(folder)
+    except OSError as error:
+        raise ArgumentError(
+            f"FOLDER={str(folder)!r} cannot be written: {error.strerror}. Use another FOLDER."
+        ) from error
     roles = {"label": label, "silo": silo, "person": person, "time": time, "event": event}
     block = _block(folder, data, roles, guess_label=guess_label, schema=schema)
     files = rendered(_name(folder), block, with_records=data is None)

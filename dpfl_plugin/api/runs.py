@@ -22,6 +22,7 @@ from dpfl_plugin.core.rounding import places
 from dpfl_plugin.core.text import aligned
 from dpfl_plugin.errors import ConfigError, DataError, require
 from dpfl_plugin.runs.folder import RunFolder
+from dpfl_plugin.runs.usefulness import worse_than_baseline
 
 if TYPE_CHECKING:
     import pandas
@@ -205,7 +206,9 @@ class Run:
         return f"{self.status} after {self.result['rounds']} rounds, {self.score_name} {score}, epsilon {epsilon}"
 
     def _repr_html_(self) -> str:
-        warnings = "".join(f"<li>{html.escape(text)}</li>" for text in self.result.get("warnings", ()))
+        useless = worse_than_baseline(self.result, self.config.algorithm.options)
+        told = [*self.result.get("warnings", ()), *([] if useless is None else [useless])]
+        warnings = "".join(f"<li>{html.escape(text)}</li>" for text in told)
         parts = [
             f"<p><b>{html.escape(str(self.result['name']))}</b>: {html.escape(self._summary())}<br>",
             f"<code>{html.escape(str(self.folder))}</code></p>",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfl_plugin.api.experiment import Experiment, experiment_of
+from dpfl_plugin.data.frame_rows import FRAME, is_frame
 from dpfl_plugin.data.schema import TableSchema
 from dpfl_plugin.data.tables import check_installed
 from dpfl_plugin.errors import ConfigError, require
@@ -27,6 +29,7 @@ NOT_PRIVATE: Final = (
     "drafted by looking at the values, which is not private: put the categories and ranges that are known without "
     "looking in their place"
 )
+WHAT: Final = "be a file, several, a data frame, or a mapping {silo's name: data frame or file}"
 FORMAT: Final = ("delimiter", "decimal", "encoding", "header", "sheet")
 """Options of the data set `table` that say how files are written."""
 
@@ -134,7 +137,7 @@ def check_tables_of(experiment: Experiment | str | Path, files: Sequence[str | P
 
 
 def draft_schema(
-    data: str | Path | Sequence[str | Path] | pandas.DataFrame,
+    data: str | Path | Sequence[str | Path] | pandas.DataFrame | Mapping[str, pandas.DataFrame | str | Path],
     *,
     label: str | None = None,
     silo: str | None = None,
@@ -144,22 +147,40 @@ def draft_schema(
 ) -> dict[str, Any]:
     """A first schema for files, or a data frame, as plain values, to be corrected.
 
-    Looking at values is not private: put the categories and ranges that are known without looking in their place.
+    Looking at values is not private, and a warning says so: put the categories and ranges that are known without
+    looking in their place.
 
     Args:
+        data: a file, several, or a data frame; or {silo's name: data frame or file}, all with the same columns.
         label, silo, person: columns: what to predict, whose silo and whose record it is.
         time, event: of survival, instead of a label: a time, and whether the event was then.
 
     Raises:
-        DataError: a file cannot be read. ConfigError: there is no such column.
+        DataError: a file cannot be read, or silos have different columns. ConfigError: there is no such column, or
+            ``data`` is something else.
     """
     check_installed()
     from dpfl_plugin.data import draft
 
     columns = {"label": label, "silo": silo, "person": person, "time": time, "event": event}
-    if hasattr(data, "iloc"):
-        return draft.of_frame(data, draft.Roles(**columns)).schema
-    return drafted([data] if isinstance(data, str | Path) else data, columns).schema
+    if isinstance(data, str | Path):
+        named: dict[str, Any] = {str(data): data}
+    elif is_frame(data):
+        named = {str(FRAME): data}
+    elif isinstance(data, Mapping):
+        if silo is not None:
+            raise ConfigError(f"silo={silo!r}: each of data is a silo already. Leave one of the two out.")
+        named = {f"silo {name}": one for name, one in data.items()}
+    else:
+        require(isinstance(data, Sequence), "data", type(data).__name__, WHAT)
+        named = {f"data[{place}]": one for place, one in enumerate(data)}
+    for where, one in named.items():
+        if not isinstance(one, str | Path) and not is_frame(one):
+            raise ConfigError(f"{where} is of type {type(one).__name__}: data must {WHAT}.")
+    require(len(named) > 0, "data", data, WHAT)
+    made = draft.of_tables(named, draft.Roles(**columns)).schema
+    warnings.warn(f"this schema was {NOT_PRIVATE}.", stacklevel=2)
+    return made
 
 
 def drafted(files: Sequence[str | Path], columns: Mapping[str, str | None]) -> draft.Draft:

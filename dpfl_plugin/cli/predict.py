@@ -6,21 +6,21 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dpfl_plugin.access import opener
+from dpfl_plugin.access import opener, try_file
 from dpfl_plugin.api.predictions import Predicted, predict
 from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.runs.folder import naming, to_json
 
 
-def predict_file(folder: Path, data: str, out: Path | None, *, as_json: bool) -> None:
+def predict_file(folder: Path, data: str, out: Path | None, id_column: str | None, *, as_json: bool) -> None:
     """Print predictions, or write them to ``out``; what they mean is said on stderr.
 
     Raises:
-        ConfigError: ``out`` exists; or as `dpfl.predict`.
+        ConfigError: ``out`` exists, or cannot be written; or as `dpfl.predict`.
     """
-    if out is not None and out.exists():
-        raise ConfigError(f"--out {out}: the file exists, and was left as it is. Use another name.")
-    made = predict(folder, data)
+    if out is not None:
+        _check_free(out)
+    made = predict(folder, data, id_column=id_column)
     for line in made.notes:
         print(f"note: {line}", file=sys.stderr)
     if made.accuracy is not None:
@@ -38,6 +38,16 @@ def predict_file(folder: Path, data: str, out: Path | None, *, as_json: bool) ->
     except FileExistsError as error:
         raise ConfigError(f"--out {out}: the file exists, and was left as it is. Use another name.") from error
     print(f"{len(made.rows)} predictions: {out}", file=sys.stderr)
+
+
+def _check_free(out: Path) -> None:
+    """Before anything is computed, and said."""
+    try:
+        try_file(out)
+    except FileExistsError as error:
+        raise ConfigError(f"--out {out}: the file exists, and was left as it is. Use another name.") from error
+    except OSError as error:
+        raise ConfigError(f"--out {out} cannot be written: {error.strerror}. Use another --out.") from error
 
 
 def _document(made: Predicted) -> dict[str, Any]:

@@ -146,12 +146,16 @@ def predict(
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the predictions to a new file (default: to stdout).")
     ] = None,
+    id_column: Annotated[
+        str | None,
+        typer.Option("--id", metavar="COLUMN", help="Of DATA: written first with each prediction, e.g. patient_id."),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="JSON instead of CSV, with epsilon and what it covers.")] = False,
 ) -> None:
     """Apply a finished run's model to records: classes by name, and their probabilities."""
     from dpfl_plugin.cli.predict import predict_file
 
-    predict_file(folder, data, out, as_json=json)
+    predict_file(folder, data, out, id_column, as_json=json)
 
 
 def export(

@@ -28,6 +28,7 @@ from dpfl_plugin.api.running import (
     cause_of,
     in_file,
     place_of,
+    worse_than_baseline,
 )
 from dpfl_plugin.api.runs import Scored, difference
 from dpfl_plugin.cli import fitting, profiles, starting
@@ -232,6 +233,7 @@ def _show(plan: Plan, results: dict[str, Result], told: Collection[str]) -> None
     for line in [
         *_statistics(results),
         *_of_silos(results),
+        *_useless(plan, results),
         *_meaning(results, told),
         *_repeatable(plan, results),
         *_unspent(plan, results),
@@ -349,6 +351,17 @@ def _meaning(results: dict[str, Result], told: Collection[str]) -> list[str]:
     said = [f"note: {note}" for result in results.values() for note in result["notes"]]
     lines += [line for line in said if line.removeprefix("note: ") not in told]
     return list(dict.fromkeys(lines))
+
+
+def _useless(plan: Plan, results: dict[str, Result]) -> list[str]:
+    """Models whose probabilities, or expected values, are worse than those of a baseline, which accuracy hides."""
+    lines = []
+    for variant in plan.variants:
+        label = variant.label or variant.config.name
+        said = worse_than_baseline(results.get(label, {}), variant.config.algorithm.options)
+        if said is not None:
+            lines.append(f"warning: {f'{label}: ' if len(results) > 1 else ''}{said}")
+    return lines
 
 
 def _repeatable(plan: Plan, results: dict[str, Result]) -> list[str]:

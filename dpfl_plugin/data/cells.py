@@ -23,6 +23,8 @@ Mask = NDArray[np.bool_]
 UNKNOWN, NOTHING, IN_VAIN = -1, -2, -3
 """Codes of a cell: a value that is not listed; no value; one that was flagged already."""
 
+NOT_KNOWN: Final = "The model knows nothing else: correct this file, or leave the record out."
+
 _NUMBER: Final = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|[-+]?(inf|infinity|nan)", re.IGNORECASE)
 
 
@@ -47,7 +49,8 @@ class Cells:
 
     Attributes:
         name: of the column. key: of the schema, that says what it holds. array: [n]. first: the number of the first
-            record. missing: words that are no value. decimal: "." or ",".
+            record. missing: words that are no value. decimal: "." or ",". asked: of a record that a
+            model is asked about; another schema would be another model, so that only the file can be mended.
     """
 
     name: str
@@ -57,6 +60,11 @@ class Cells:
     found: Found
     missing: frozenset[str]
     decimal: str = "."
+    asked: bool = False
+
+    def mend(self, by_schema: str, asked: str = NOT_KNOWN) -> str:
+        """How to mend a cell: of training records also by the configuration."""
+        return asked if self.asked else by_schema
 
     def flag(self, wrong: Mask, what: str, many: str, mend: str, cells: Callable[[int], str] | None = None) -> None:
         """Note all records of ``wrong`` [n]; "{}" in ``what`` is the cell."""
@@ -71,14 +79,14 @@ class Cells:
 
     def words(self) -> tuple[pa.Array, Mask]:
         """(text without blanks around it, which of them are no value) [n] each."""
-        array = _plain(self.array)
+        array = plain(self.array)
         text = pc.utf8_trim_whitespace(array)
         nothing = pc.or_(pc.is_null(text), pc.is_in(text, value_set=pa.array(sorted(self.missing), pa.string())))
         return text, np.asarray(nothing.to_numpy(zero_copy_only=False), dtype=bool)
 
     def codes(self, values: Sequence[str]) -> Codes:
         """The place in ``values`` [n], `UNKNOWN` or `NOTHING`. Numbers are compared as numbers: 1.0 is 1."""
-        text = pc.utf8_trim_whitespace(_plain(self.array)).dictionary_encode()
+        text = pc.utf8_trim_whitespace(plain(self.array)).dictionary_encode()
         place = {value: index for index, value in enumerate(values)}
         numeric = {number: index for value, index in place.items() if (number := _as_number(value)) is not None}
         table = np.empty(len(text.dictionary) + 1, dtype=np.int64)
@@ -102,7 +110,7 @@ class Cells:
                 np.ones(len(self.array), bool),
                 ": {} is a date.",
                 "are dates",
-                f"{WHERE}.{self.key}: {{type: date, range: [2000-01-01, 2030-12-31]}} reads dates.",
+                self.mend(f"{WHERE}.{self.key}: {{type: date, range: [2000-01-01, 2030-12-31]}} reads dates."),
             )
             return np.zeros(len(self.array)), np.zeros(len(self.array), bool)
         else:
@@ -121,7 +129,10 @@ class Cells:
                 points,
                 ": {} has a point, where the decimal mark is a comma.",
                 "have a point, where the decimal mark is a comma",
-                "Write all numbers alike, without marks of thousands, or set data.dataset.decimal: '.'.",
+                self.mend(
+                    "Write all numbers alike, without marks of thousands, or set data.dataset.decimal: '.'.",
+                    "Write it with a comma, as the training records have it, and without marks of thousands.",
+                ),
             )
             text = pc.replace_substring(text, ",", ".")
         try:
@@ -139,11 +150,14 @@ class Cells:
         comma = np.array([self.decimal == "." and is_decimal_comma(word) for word in words] + [False])
         bad = np.array([_NUMBER.fullmatch(word) is None for word in words] + [False])
         at = encoded.indices.fill_null(len(words)).to_numpy(zero_copy_only=False)
-        mend = "Write all numbers of the files alike; if all have a comma: data.dataset.decimal: ','."
+        mend = self.mend(
+            "Write all numbers of the files alike; if all have a comma: data.dataset.decimal: ','.",
+            "Write it with a point, as the training records have it.",
+        )
         self.flag((bad & comma)[at], ": {} has a decimal comma.", "have a decimal comma", mend)
         mend = f"Correct the file, or name them: {WHERE}.{self.key}: {{type: category, values: [...]}}"
         mend += f"; if it is no value, {WHERE}.{self.key}.missing_values: [...]." if self.is_column else "."
-        self.flag((bad & ~comma)[at], ": {} is not a number.", "are not numbers", mend)
+        self.flag((bad & ~comma)[at], ": {} is not a number.", "are not numbers", self.mend(mend))
         return np.where(bad[at], 0.0, table[at])
 
     @property
@@ -169,13 +183,16 @@ class Cells:
                 bad.append(True)
         at = encoded.indices.fill_null(len(found)).to_numpy(zero_copy_only=False)
         wanted = column.format or "2020-01-31 (ISO 8601)"
-        mend = f"Correct the file, or say how dates are written, e.g. {WHERE}.{self.key}.format: '%d.%m.%Y'."
+        mend = self.mend(
+            f"Correct the file, or say how dates are written, e.g. {WHERE}.{self.key}.format: '%d.%m.%Y'.",
+            "Write it so, or leave the record out.",
+        )
         many = f"are not dates as {wanted}"
         self.flag(np.array([*bad, False])[at], f": {{}} is not a date as {wanted}.", many, mend)
         return np.array([*found, 0.0])[at], nothing
 
 
-def _plain(array: pa.Array) -> pa.Array:
+def plain(array: pa.Array) -> pa.Array:
     """As text; as a CSV file of it would have it."""
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()

@@ -108,9 +108,12 @@ def of_files(paths: Sequence[Path], form: TextFormat, roles: Roles) -> Draft:
     return _drafted([open_table(path, form) for path in paths], [str(path) for path in paths], form, roles)
 
 
-def of_frame(frame: Any, roles: Roles) -> Draft:
-    """Of a data frame of pandas. Raises ConfigError: there is no such column."""
-    return _drafted([frame_pieces(frame)], ["the data frame"], TextFormat(), roles)
+def of_tables(named: Mapping[str, Any], roles: Roles) -> Draft:
+    """Of data frames of pandas, and files, by the names that messages give to frames; errors as `of_files`."""
+    form = TextFormat()
+    files = {name: Path(one).expanduser() for name, one in named.items() if isinstance(one, str | Path)}
+    tables = [open_table(files[name], form) if name in files else frame_pieces(one) for name, one in named.items()]
+    return _drafted(tables, [str(files.get(name, name)) for name in named], form, roles)
 
 
 def _check_header(header: Sequence[str], name: str, roles: Roles) -> None:

@@ -90,7 +90,7 @@ class Encoder:
 
     def _cells(self, name: str, key: str, array: pa.Array, extra: tuple[str, ...] = ()) -> Cells:
         missing = frozenset((*self.schema.missing_values, *extra))
-        return Cells(name, key, array, self.count, self.found, missing, self.decimal)
+        return Cells(name, key, array, self.count, self.found, missing, self.decimal, not self.with_labels)
 
     def _column(self, name: str, column: Column, array: pa.Array) -> Doubles:
         """[n, features]"""
@@ -104,7 +104,7 @@ class Encoder:
         else:
             numbers, nothing = cells.days(column) if column.type == "date" else cells.numbers()
             if column.type == "integer":
-                mend = f"Correct it, or {WHERE}.{cells.key}.type: number."
+                mend = cells.mend(f"Correct it, or {WHERE}.{cells.key}.type: number.")
                 cells.flag((numbers != np.floor(numbers)) & ~nothing, ": {} is not whole.", "are not whole", mend)
             values = self._scaled(cells, column, numbers, nothing)
             low, high = column.bounds
@@ -120,6 +120,7 @@ class Encoder:
         shown = " to ".join(column.ends)
         if column.outside == "refuse":
             mend = f"Correct the file, or widen {WHERE}.{cells.key}.range, or set outside: clip there."
+            mend = cells.mend(mend)
             cells.flag(
                 outside, f": {{}} is outside the range {shown}.", f"are outside the range {shown}", mend, cells.cell
             )
@@ -139,7 +140,10 @@ class Encoder:
             nothing,
             " holds no value ({}).",
             "hold no value",
-            f"Say what that means: {WHERE}.{cells.key}.missing: {ways} (or default: VALUE, which is public).",
+            cells.mend(
+                f"Say what that means: {WHERE}.{cells.key}.missing: {ways} (or default: VALUE, which is public).",
+                "The model was trained without gaps there: fill it in, or leave the record out.",
+            ),
         )
 
     def _listed(self, cells: Cells, column: Column) -> tuple[Codes, Mask]:
@@ -153,7 +157,7 @@ class Encoder:
             shown = ", ".join(column.listed[:10]) + ", ..." * (len(column.listed) > 10)
             ways = f"add it to {WHERE}.{cells.key}.values"
             ways += ", or set other: true there" if column.type == "category" else ""
-            mend = f"Correct the file, or {ways}."
+            mend = cells.mend(f"Correct the file, or {ways}.")
             cells.flag(unknown, f": {{}} is not one of {shown}.", f"are not one of {shown}", mend)
         return np.where(nothing | (codes == UNKNOWN), 0, codes), nothing
 
@@ -201,7 +205,10 @@ class Encoder:
         codes = cells.codes(words)
         shown = ", ".join(words[:10]) + ", ..." * (len(words) > 10)
         key, what = ("class_values", "values") if label.class_values else ("classes", "classes")
-        mend = f"Correct the file, leave the record out, or add it to {WHERE}.label.{key}."
+        mend = cells.mend(
+            f"Correct the file, leave the record out, or add it to {WHERE}.label.{key}.",
+            "Correct it, or leave the cell empty: a label is not needed.",
+        )
         wrong = codes == UNKNOWN
         cells.flag(wrong, f": {{}} is not one of the {what} {shown}.", f"are not one of the {what} {shown}", mend)
         return np.where(codes < 0, codes, of_class[codes])

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from dpfl_plugin.errors import DataError
+from dpfl_plugin.errors import DataError, closest
 
 MOST_TOLD: Final = 20
 SHOWN: Final = 3  # places of one column that are alike; where there are more of them they are one line
@@ -77,10 +77,11 @@ class Flaws:
         for alike in self.found.values():
             alike.first = [(line_of[record], what, cell) for record, what, cell in alike.first]
 
-    def check(self) -> None:
-        """Raise DataError with all that was found, if anything was."""
+    def check(self, of_cells: str = "") -> None:
+        """Raise DataError with all that was found, if anything was; ``of_cells``: a way out, where cells are wrong."""
         if (text := self.text()) is not None:
-            raise DataError(text)
+            in_cells = any(column is not None for column, _ in self.found)
+            raise DataError(f"{text}\n{of_cells}" if of_cells and in_cells else text)
 
     def text(self) -> str | None:
         """All that was found, if anything was."""
@@ -104,6 +105,12 @@ def _told(column: str | None, alike: _Alike, unit: str) -> list[tuple[int, str, 
     cells = ", ".join(f"{unit} {line}{cell and ' ' + cell}" for line, _, cell in alike.first)
     what = f"{alike.count} {unit}s" if column is None else f"column {column!r}: {alike.count} cells"
     return [(alike.first[0][0], f"{what} {alike.many} ({cells}, ...).{alike.mend and ' ' + alike.mend}", alike.count)]
+
+
+def rename(name: str, header: Sequence[str]) -> str:
+    """How to mend that a file for a finished model lacks the column ``name``: the model cannot be changed."""
+    other = closest(name, header)
+    return "Add it." if other is None else f"Rename the column {other!r} of this file to {name!r}, or add it."
 
 
 def is_decimal_comma(text: str) -> bool:

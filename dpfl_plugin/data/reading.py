@@ -11,10 +11,10 @@ from typing import Any, Final
 
 from dpfl_plugin.data.cells import Found
 from dpfl_plugin.data.encode import Encoded, Encoder
-from dpfl_plugin.data.flaws import NAMELESS, Flaws
+from dpfl_plugin.data.flaws import NAMELESS, Flaws, rename
 from dpfl_plugin.data.pieces import Pieces, TextFormat, open_table
 from dpfl_plugin.data.schema import WHERE, TableSchema
-from dpfl_plugin.errors import ConfigError, DataError, nearest
+from dpfl_plugin.errors import ConfigError, DataError, closest, nearest
 
 MOST_COLUMNS: Final = 30
 
@@ -66,7 +66,7 @@ def read_pieces(pieces: Pieces, path: Path, schema: TableSchema, decimal: str = 
     wanted = _wanted(schema, pieces.header, asked=asked)
     strangers = _strangers(schema, pieces.header)
     ignored = asked or schema.other_columns == "ignore"
-    wrong = _wrong_header(pieces, wanted, () if ignored else strangers)
+    wrong = _wrong_header(pieces, wanted, () if ignored else strangers, asked=asked)
     if wrong:
         first = "line 1" if pieces.unit == "line" else "header"
         where = f"{path}, {first}" if pieces.header else str(path)
@@ -123,18 +123,26 @@ def _strangers(schema: TableSchema, header: Sequence[str]) -> list[str]:
     return [name for name in header if name not in known]
 
 
-def _wrong_header(pieces: Pieces, wanted: Mapping[str, str], strangers: Iterable[str]) -> list[str]:
+def _wrong_header(
+    pieces: Pieces, wanted: Mapping[str, str], strangers: Iterable[str], *, asked: bool = False
+) -> list[str]:
     header, wrong = pieces.header, []
     if not header:
         return ["is empty: its first line must name the columns, and records follow it."]
     free = [name for name in header if name not in wanted]
     missing = {name: key for name, key in wanted.items() if name not in header}
-    if len(missing) == len(wanted):
-        return [
-            f"names none of the schema's columns ({_shown(list(wanted))}), but {_shown(header)}. If the file has no "
-            "line of names, give them: data.dataset.header: [...]; if it is divided otherwise, data.dataset.delimiter."
-        ]
+    if len(missing) == len(wanted) and not (asked and any(closest(name, free) for name in missing)):
+        mend = (
+            "Its first line must have these names, divided as in the files of the training."
+            if asked
+            else "If the file has no line of names, give them: data.dataset.header: [...]; if it is divided otherwise, "
+            "data.dataset.delimiter."
+        )
+        return [f"names none of the schema's columns ({_shown(list(wanted))}), but {_shown(header)}. {mend}"]
     for name, key in missing.items():
+        if asked:
+            wrong.append(f"there is no column {name!r}, which the model was trained on. {rename(name, free)}")
+            continue
         wrong.append(
             f"there is no column {name!r}{nearest(name, free)}, which {WHERE}.{key} names. Correct the name there, or "
             "add the column."

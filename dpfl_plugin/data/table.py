@@ -22,6 +22,7 @@ from dpfl_plugin.data.flaws import (
     check_names,
     is_decimal_comma,
     not_utf8,
+    rename,
     with_point,
 )
 from dpfl_plugin.errors import ConfigError, DataError, nearest
@@ -30,6 +31,9 @@ ROWS_AT_ONCE = 20_000  # text is turned into numbers in pieces, so that memory h
 FILL_IN = "fill it in, or leave the record out"
 FILL_ALL_IN = "fill them in, or leave the records out"
 ENCODE = "Encode it as numbers, or name the column in ignore_columns."
+READS_ALL = (
+    "Words, gaps or mixed separators: `dpfl init NEW --from FOLDER --label COLUMN`, in Python `Federation.from_table`."
+)
 AS_TRAINED = "Encode it as numbers, as the training records have it."
 
 
@@ -90,6 +94,17 @@ class Columns:
         """
         return self._read(path, lambda path, reader: self.parse_new(path, reader, columns))
 
+    def words(self, path: Path, name: str) -> tuple[list[str], list[str]]:
+        """(names of the columns, the cells of this one as text; none where it is not there) of a file that was read."""
+
+        def parse(path: Path, reader: Any) -> tuple[list[str], list[str]]:
+            header = [name.strip() for name in next(reader, [])]
+            place = header.index(name) if name in header else None
+            pieces = () if place is None else _pieces(reader, len(header), Flaws(path))
+            return header, [row[place].strip() for rows, _ in pieces for row in rows]  # type: ignore[index]
+
+        return self._read(path, parse)
+
     def _read(self, path: Path, parse: Callable[[Path, Any], Read]) -> Read:
         check_kind(path)
         try:
@@ -109,10 +124,12 @@ class Columns:
         header = [name.strip() for name in next(reader, [])]
         missing = [name for name in columns if name not in header]
         if missing:
-            close = "".join(nearest(name, header) for name in missing[:1])
+            free = [name for name in header if name not in columns]
+            mark = _other_delimiter(header)
+            mend = rename(missing[0], free) if mark is None else f"Save it with {self.delimiter!r} instead of {mark!r}."
             raise DataError(
-                f"{first}: there is no column {', '.join(map(repr, missing))}{close}, which the model was "
-                f"trained on. Columns: {', '.join(header[:30])}.{self._other_delimiter(header)}"
+                f"{first}: there is no column {', '.join(map(repr, missing))}, which the model was trained on. "
+                f"Columns: {', '.join(header[:30])}. {mend}"
             )
         twice = next((name for name in (*columns, self.label) if header.count(name) > 1), None)
         if twice is not None:
@@ -153,7 +170,7 @@ class Columns:
                 silos += _words(header, silo, rows, lines, flaws)
             if person is not None:
                 persons += _words(header, person, rows, lines, flaws)
-        flaws.check()
+        flaws.check(READS_ALL)
         if not labels:
             raise DataError(f"{path} holds a header and no records.")
         return Table(
@@ -188,7 +205,7 @@ class Columns:
                     known = ", ".join(header[:30])
                     raise ConfigError(
                         f"{key}={name!r}{nearest(name, header)}: {path} has no such column. Columns: {known}."
-                        f"{self._other_delimiter(header)}"
+                        f"{self._delimiter_advice(header)}"
                     )
         others = {self.label, self.silo, self.person, *self.ignored}
         places = [place for place, name in enumerate(header) if name not in others]
@@ -196,10 +213,19 @@ class Columns:
             raise DataError(f"{path} has no feature column besides {', '.join(header)}.")
         return places
 
-    def _other_delimiter(self, header: list[str]) -> str:
-        """Advice, where all of the header has become one column."""
-        other = next((mark for mark in ";\t|," if mark in header[0]), None) if len(header) == 1 else None
-        return "" if other is None else f" They seem to be separated otherwise: give delimiter: {json.dumps(other)}."
+    def _delimiter_advice(self, header: list[str]) -> str:
+        other = _other_delimiter(header)
+        if other is None:
+            return ""
+        return (
+            f" They seem to be separated otherwise: if all files are, give delimiter: {json.dumps(other)}; if only "
+            f"this one is, save it with {self.delimiter!r}. {READS_ALL}"
+        )
+
+
+def _other_delimiter(header: list[str]) -> str | None:
+    """What separates columns, where all of the header has become one."""
+    return next((mark for mark in ";\t|," if mark in header[0]), None) if len(header) == 1 else None
 
 
 def _words(header: list[str], place: int, rows: list[list[str]], lines: list[int], flaws: Flaws) -> list[str]:

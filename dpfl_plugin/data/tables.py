@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -102,6 +103,20 @@ def asked_frame(frame: Any, options: Mapping[str, Any]) -> Asked:
 
     schema = TableSchema.parse(options.get("schema"))
     return _asked(reading.read_pieces(pieces.frame_pieces(frame), FRAME, schema, asked=True), schema)
+
+
+def words(path: Path, name: str, options: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """(names of the columns, the cells of this one as text; none where it is not there) of a file as `asked` reads."""
+    from dpfl_plugin.data import pieces, reading
+    from dpfl_plugin.data.cells import plain
+    from dpfl_plugin.data.flaws import Flaws
+
+    schema = TableSchema.parse(options.get("schema"))
+    table = pieces.open_table(path, reading.format_of(options), list(schema.used))
+    with closing(table):
+        parts = table.rows([name], Flaws(path, table.unit)) if name in table.header else ()
+        cells = [cell for part in parts for cell in plain(part[name]).to_pylist()]
+    return table.header, ["" if cell is None else cell.strip() for cell in cells]
 
 
 def _asked(found: Read, schema: TableSchema) -> Asked:

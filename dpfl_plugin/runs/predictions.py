@@ -22,7 +22,7 @@ from dpfl_plugin.data import tables
 from dpfl_plugin.data.base import Dataset, Features, Federation, Inputs, Integers, Silo, validate
 from dpfl_plugin.data.fetch import DataSource
 from dpfl_plugin.data.files import numeric_features, read_npz
-from dpfl_plugin.data.frame_rows import FRAME, FrameRows
+from dpfl_plugin.data.frame_rows import FRAME, FrameRows, is_frame
 from dpfl_plugin.data.preprocess import fitted_on_records, preprocess
 from dpfl_plugin.data.table import Columns, Table
 from dpfl_plugin.errors import ConfigError, DataError, UnsupportedError, Worded, told
@@ -31,6 +31,7 @@ from dpfl_plugin.measures.answers import answers
 from dpfl_plugin.models.build import build_model
 from dpfl_plugin.runs import checkpoint, environment
 from dpfl_plugin.runs.backbone import MORE_STEPS, without_cache
+from dpfl_plugin.runs.carried import carried
 from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runs.integrity import check_kept
 from dpfl_plugin.runs.naming import check_shown
@@ -215,6 +216,19 @@ def read_array(trained: Trained, given: Any) -> Asked:
     if x.shape[1:] != trained.inputs.shape or not len(x):
         raise DataError(f"{where} has shape {x.shape}; the model was trained on [n, {_sizes(trained.inputs.shape)}].")
     return Asked(numeric_features(x, where), None)
+
+
+def ids_of(trained: Trained, data: Any, name: str) -> list[str]:
+    """A column [n] of the records that `read` or `read_frame` read, as text; see `carried`.
+
+    Raises:
+        ConfigError: it is not there, or the records are no table.
+    """
+    options = trained.config.data.dataset.options
+    named = "schema" in options or bool(trained.inputs.columns)
+    if not named or not (is_frame(data) or (isinstance(data, str | Path) and Path(data).is_file())):
+        raise ConfigError(f"a column to carry, {name!r}, is of a table: these records are none.")
+    return carried(data, name, _columns(trained), options)
 
 
 def _by_schema(trained: Trained, found: tables.Asked) -> Asked:

@@ -567,8 +567,8 @@ def test_noise_is_the_operating_systems_and_never_the_same_twice(tmp_path):
 def test_the_algorithm_is_refused_what_it_cannot_have(tmp_path):
     for changes, why in (
         ({"data": {"dataset": "digits"}}, "data has no meaning here: silos bring their own records"),
-        ({"silo_weights": "equal"}, "leave it out for equal weights"),
-        ({"silo_weights": "records"}, "whatever a silo says, must not weigh its upload"),
+        ({"silo_weights": "equal"}, r"Remove the line \(equal weights\)"),
+        ({"silo_weights": "records"}, r"silo_weights: \{0: 3, 1: 1\}"),
         ({"silo_weights": {"0": 1.0}}, "no weight for silo 1"),
         ({"silos": {"0": {"epsilon": 0.5}}}, "silos has no meaning here"),
         ({"privacy": {**NOISY, "secure": False}}, "noise always comes from each silo's operating system"),

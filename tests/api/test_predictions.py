@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import dpfl_plugin as dpfl
-from dpfl_plugin.errors import DataError
+from dpfl_plugin.errors import ConfigError, DataError
 from tests.cli.test_tables import SCHEMA
 from tests.cli.test_tables import frame as tabled
 
@@ -58,6 +58,16 @@ def test_what_a_program_has_is_predicted_as_its_file_is(tmp_path: Path, kind: st
         assert found.labels == of_file.labels and found.found.labelled == of_file.found.labelled
         assert np.array_equal(found.found.probabilities, of_file.found.probabilities)
         assert [row["record"] for row in found.rows] == list(range(len(of_file.rows)))
+    if kind == "arrays":
+        with pytest.raises(ConfigError, match="these records are none"):
+            dpfl.predict(run, X, id_column="age")
+    else:  # the same from a file and from a frame
+        numbers = [f"p{record}" for record in range(len(new))]
+        numbered = new.assign(number=numbers, **({"old": new["old"].astype(int)} if kind == "frame" else {}))
+        numbered.to_csv(tmp_path / "numbered.csv", index=False)
+        for where in (numbered, tmp_path / "numbered.csv"):
+            rows = dpfl.predict(run, where, id_column="number").rows
+            assert [row["number"] for row in rows] == numbers and next(iter(rows[0])) == "number"
     table = found.table
     assert list(table["predicted"]) == found.labels and len(table.columns) == 2 + len(found.classes)
     last = found.classes[-1]

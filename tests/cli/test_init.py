@@ -6,7 +6,9 @@ from importlib import resources
 from pathlib import Path
 
 import pytest
+import yaml
 
+from dpfl_plugin.adapters.settings import check_settings
 from dpfl_plugin.api.projects import RECORDS, SILOS, rendered
 from dpfl_plugin.config.load import load
 from tests.cli.command import dpfl, one_message, run
@@ -28,6 +30,10 @@ def test_a_project_from_nothing_runs(tmp_path):
     for said in (*files, f"cd '{folder}'", "dpfl account run.yaml", "dpfl run run.yaml", "made up"):
         assert said in done.out
     assert not re.search(r"\$[a-z]", "".join(files.values()))
+    settings = yaml.safe_load(files["run.yaml"])
+    check_settings(
+        {key: settings[key] for key in settings if key not in ("data", "model")}, ""
+    )  # a deployment takes it
     result = run(folder / "run.yaml")
     assert result["status"] == "done" and result["num_silos"] == len(SILOS)
     assert result["num_train_records"] + result["num_test_records"] == RECORDS * len(SILOS)
@@ -104,6 +110,23 @@ def test_nothing_is_overwritten(tmp_path, there):
     (tmp_path / there).write_text("mine")
     one_message(dpfl("init", tmp_path), there.removesuffix("/mine.csv"), "nothing was written")
     assert written(tmp_path) == {there: b"mine"}
+
+
+def test_a_place_that_cannot_be_written_is_told_before_anything_is_computed(tmp_path):
+    """Where there is no run and there are no data: they are not looked for. /proc takes no files, root's neither."""
+    for words in (
+        ("init", "/proc/x/project", "--from", tmp_path / "none.csv", "--label", "ill"),
+        ("export", tmp_path / "none", "/proc/x"),
+        ("predict", tmp_path / "none", "none.csv", "--out", "/proc/x.csv"),
+    ):
+        one_message(dpfl(*words), "/proc/x", "cannot be written: No such file or directory. ", "other")
+    (tmp_path / "file").write_text("")
+    one_message(dpfl("export", tmp_path / "none", tmp_path / "file" / "x"), "cannot be written: ")
+    one_message(dpfl("export", tmp_path / "none", tmp_path / "made" / "x"), "not the folder of a run")
+    one_message(
+        dpfl("predict", tmp_path / "none", "none.csv", "--out", tmp_path / "made.csv"), "not the folder of a run"
+    )
+    assert set(written(tmp_path)) == {"file"} and not (tmp_path / "made").exists()
 
 
 def test_a_gitignore_that_is_there_stays(tmp_path):

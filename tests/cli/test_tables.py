@@ -113,6 +113,27 @@ def test_check_says_whether_a_run_could_begin_and_leaves_nothing(tmp_path: Path)
     one_message(command("check", without, "--file", tmp_path / "all.csv"), "has no data.schema")
 
 
+def test_python_drafts_one_schema_for_all_silos_and_says_that_it_looked(tmp_path: Path) -> None:
+    """Frames and files by silos' names, as `Federation.from_table` takes them, are the frame of all records."""
+    whole = frame().drop(columns="clinic")
+    whole[40:].to_csv(tmp_path / "south.csv", index=False)
+    for silos in ({"north": whole[:40], "south": whole[40:]}, {"north": whole[:40], "south": tmp_path / "south.csv"}):
+        with pytest.warns(UserWarning, match="looking at the values, which is not private"):
+            found = dpfl.draft_schema(silos, label="ill")
+        with pytest.warns(UserWarning, match="not private"):
+            assert found == dpfl.draft_schema(whole, label="ill")
+    for data, message in (
+        ({"north": [1, 2]}, r"silo north is of type list: data must be a file, several"),
+        ({}, "data={} must be a file, several"),
+        (3, "data='int' must be a file, several"),
+        ({"north": tmp_path / "south.csv", "south": whole.assign(more=1)}, "silo south has other columns than .*more"),
+    ):
+        with pytest.raises((ConfigError, DataError), match=message):
+            dpfl.draft_schema(data, label="ill")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="each of data is a silo already"):
+        dpfl.draft_schema({"north": whole}, label="ill", silo="age")
+
+
 def test_a_draft_runs_and_predicts_by_its_schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     frame().assign(number=range(1, 81), seen="2020-01-31").to_csv("all.csv", index=False)

@@ -135,11 +135,12 @@ def test_number_labels_are_sorted_by_value(tmp_path: Path) -> None:
             r"60005 places are wrong:\n  column 'v': 30000 cells are not numbers \(line 2 'a', line 3 'b', line 4 "
             r"'b', \.\.\.\)\. Encode .*\n  column 'u': 29999 cells are .* \(line 3 'x', .*\n  4 lines have another "
             r"number of columns than the header, which has 3 \(line 30002, .*\n  line 30006, .* empty.*"
-            r"\n  line 30007, .*1e39'[^\n]*$",
+            r"\n  line 30007, .*1e39'[^\n]*\nWords, [^\n]*$",
         ),
         (
             ",".join(f"c{i}" for i in range(30)) + ",label\n" + ("x," * 30 + "1\n") * 5,
-            r"150 places are wrong:(\n  column 'c\d+': 5 cells .*){20}\n  and 50 more$",
+            r"150 places are wrong:(\n  column 'c\d+': 5 cells .*){20}\n  and 50 more\n"
+            r"Words, gaps or mixed separators: .*--from",
         ),
     ],
 )
@@ -189,7 +190,8 @@ def test_an_empty_silo_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mark", [";", "\t"])
 def test_another_delimiter_is_suggested(tmp_path: Path, mark: str) -> None:
     write(tmp_path, "a.csv", "u,v,label\n1,2,0\n1,2,1\n".replace(",", mark))
-    with pytest.raises(ConfigError, match=re.escape(f"give delimiter: {json.dumps(mark)}.")):
+    advice = f"give delimiter: {json.dumps(mark)}; if only this one is, save it with ','"
+    with pytest.raises(ConfigError, match=re.escape(advice)):
         read_csv(tmp_path, files="a.csv")
     assert read_csv(tmp_path, files="a.csv", delimiter=mark).columns == ("u", "v")
 

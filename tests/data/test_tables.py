@@ -257,8 +257,30 @@ def test_records_that_a_model_is_asked_about_need_no_label_and_are_held_to_the_s
     labels = asked(path, {"schema": SCHEMA}).labels
     assert labels is not None and labels.tolist() == [-1, 1]
     path.write_text(lines("20,Rom,2020-02-01,no", header="age,town,seen,ill"))
-    with pytest.raises(DataError, match=r"line 2, column 'town': 'Rom' is not one of.*columns\.town\.values"):
+    with pytest.raises(DataError, match=r"line 2, column 'town': 'Rom' is not one of.*The model knows nothing else"):
         asked(path, {"schema": SCHEMA})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (lines("20,Rom,2020-02-01", header="age,town,seen"), "knows nothing else: correct this file, or leave"),
+        (lines("old,Köln,2020-02-01", header="age,town,seen"), "'old' is not a number. The model knows nothing else"),
+        (lines("20,Köln,1.2.20", header="age,town,seen"), "'1.2.20' is not a date as .*Write it so"),
+        (lines("20,Köln,2020-02-01,perhaps", header="age,town,seen,ill"), "a label is not needed"),
+        (lines("20,Köln,2020-02-01", header="Age,town,seen"), "Rename the column 'Age' of this file to 'age'"),
+        (lines("20,Köln", header="age,town"), "no column 'seen', which the model was trained on. Add it"),
+        (lines("20,Köln,2020-02-01", header="x1,x2,x3"), "Its first line must have these names"),
+    ],
+)
+def test_what_a_finished_model_is_asked_is_never_mended_by_its_configuration(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    """Another schema would be another model."""
+    (tmp_path / "new.csv").write_text(text)
+    with pytest.raises(DataError, match=message) as told:
+        asked(tmp_path / "new.csv", {"schema": SCHEMA})
+    assert "data.schema.columns" not in str(told.value) and "data.dataset" not in str(told.value)
 
 
 @pytest.mark.parametrize(
