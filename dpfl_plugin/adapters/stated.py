@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from dpfl_plugin.adapters.agreement import Agreement
 from dpfl_plugin.config.schema import Config
+from dpfl_plugin.owners.limits import Surroundings
 from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.runs.build import Parts
 from dpfl_plugin.runs.statement import statement
@@ -29,13 +30,14 @@ def stated(
     config: Config,
     parts: Parts,
     notes: Sequence[str],
+    surroundings: Surroundings,
     account: PrivacyAccount,
     ahead: int,
 ) -> dict[str, Any]:
     """What `ledger.json` is to say of a silo.
 
     Args:
-        config: as the silo sees it. notes: of its ledger.
+        config: as the silo sees it. notes: of its ledger. surroundings: see `Silo`.
         account: of what is stated; the last ``ahead`` of its rounds are counted in advance.
     """
     run = {
@@ -56,6 +58,7 @@ def stated(
         notes=notes,
         measurements=MEASUREMENTS,
         draws=False,
+        held_by="site" if surroundings == "deployment" else "simulation",
     )
     said["silos"] = [{**row, "rounds": run["rounds"]} for row in said["silos"] if row["silo"] == id]
     return said

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from dpfl_plugin.core.rounding import odds, places
+from dpfl_plugin.privacy import held_by
 from dpfl_plugin.privacy.statement_page import in_short, section
 
 FALSE_ALARMS: Final = (0.001, 0.01, 0.05)
@@ -52,11 +53,12 @@ def page(said: dict[str, Any], *, names: Mapping[int, str], study: str, made: st
         said: what `ledger.json` says, of a run of which something is guaranteed.
         names: of sites, by silo. made: the day. digest: of `ledger.json`.
     """
-    run = said["run"]
+    run, held = said["run"], held_by.first(said, "sites")
+    held += " " * bool(held)
     parts = [
         f"# Statement on the protection of records: {study or run['name']}",
         f"Made on {made} by dpfl {version} from the ledger of run `{run['id']}`, which was read, found whole, and from "
-        f"which epsilon was computed anew. SHA-256 of the run's ledger.json: `{digest}`.",
+        f"which epsilon was computed anew. {held}SHA-256 of the run's ledger.json: `{digest}`.",
         *(f"**{text}**" for text in said["warnings"]),
         *_others(said),
         _records(said, names),
@@ -84,8 +86,7 @@ def _records(said: dict[str, Any], names: Mapping[int, str]) -> str:
     counted = "persons" if unit == "person" else "records"
     lines = [
         "## Whose records\n",
-        f"A model was trained in {run['rounds']} rounds{SO_FAR.get(run['status'], '')}. What left a site were releases "
-        "with noise, each of them in the ledger before it left, and what is listed below as not covered.\n",
+        f"A model was trained in {run['rounds']} rounds{SO_FAR.get(run['status'], '')}. {held_by.what_left(said)}\n",
     ]
     if said["silos"] is None:
         sites = ", ".join(_cell(names.get(silo, f"silo {silo}")) for silo in range(run["num_silos"]))

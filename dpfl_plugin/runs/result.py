@@ -27,6 +27,7 @@ from dpfl_plugin.measures.histogram import auc
 from dpfl_plugin.measures.tables import NO_LIFELINES
 from dpfl_plugin.models.fixed import whole_state
 from dpfl_plugin.privacy.account import PrivacyAccount
+from dpfl_plugin.privacy.held_by import HeldBy
 from dpfl_plugin.privacy.paper import chang_theorem
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.schedules import Geometric
@@ -107,10 +108,12 @@ def write_result(
     final: Final,
     revealed: bool,
     given: int,
+    held_by: HeldBy | None,
 ) -> tuple[Result, dict[str, Any]]:
     """(result, statement), which are in the folder then.
 
     Args:
+        held_by: who held the records, in all sessions of the run.
         given: how many kinds of measurements callbacks were given, see `hooks.GIVEN`.
     """
     model = final.model
@@ -122,7 +125,7 @@ def write_result(
         notes.append("all rounds were warm-up: the model was never trained. Use more rounds, or fewer warm_rounds.")
     hidden = lines and lines[-1][f"test_{parts.outcome.score}"] is None
     notes += [STAYED] if hidden else []
-    said = _stated(config, parts, account, progress, outcome, notes, revealed=revealed, given=given)
+    said = _stated(config, parts, account, progress, outcome, notes, revealed=revealed, given=given, held_by=held_by)
     measured = [line["train_loss"] for line in lines if line[f"test_{parts.outcome.score}"] is not None]
     # Not in the statement, which may be published: no epsilon covers what a loss tells.
     notes += [] if hidden else _diverged(measured)
@@ -147,6 +150,7 @@ def _stated(
     *,
     revealed: bool,
     given: int,
+    held_by: HeldBy | None,
 ) -> dict[str, Any]:
     """The statement of a run, which may be published."""
     return statement(
@@ -167,6 +171,7 @@ def _stated(
         lost=progress.losses,
         measurements=(*MEASUREMENTS, *GIVEN[:given]),
         revealed=revealed,
+        held_by=held_by,
     )
 
 

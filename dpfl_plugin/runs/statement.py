@@ -14,6 +14,7 @@ from dpfl_plugin.data.base import AS_READ
 from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.claims.base import finite
+from dpfl_plugin.privacy.held_by import HeldBy, of_holders
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.samplers import Cyclic
 from dpfl_plugin.privacy.statement_page import number
@@ -146,6 +147,7 @@ def statement(
     measurements: Sequence[str] = MEASUREMENTS,
     revealed: bool = False,
     draws: bool = True,
+    held_by: HeldBy | None = None,
 ) -> dict[str, Any]:
     """The guarantee, for whom, and on what assumptions.
 
@@ -155,6 +157,7 @@ def statement(
         measurements: what is computed from records without noise, and by whom it is seen.
         revealed: whether the server was given it.
         draws: whether this package drew who took part, and no platform.
+        held_by: who held the records meanwhile; None where that is not known, or they are of one silo alone.
     """
     views, release = account.views(), rules.release(1.0)
     as_read = [text for text in caveats if text.startswith(AS_READ)]
@@ -163,17 +166,14 @@ def statement(
         "warnings": warnings(config, rules, revealed=revealed),
         "guarantee": _guarantee(rules, views, account),
         "run": run,
+        "held_by": held_by,
         **{key: value for key, value in account.ledger.facts.items() if key == "tuning"},
         "protects": {"unit": release.unit, "neighbouring": release.neighbouring, **_of_persons(config)},
         "mechanism": _mechanism(config, account, rules),
         "beside": _beside(config, account, rules),
         "max_participations": config.max_participations,
         "accountant": {"name": accountant.name, "error": accountant.error, "caveat": accountant.caveat},
-        "budget": {
-            "epsilon": config.privacy.epsilon,
-            "delta": config.privacy.delta,
-            "view": config.privacy.budget_view,
-        },
+        "budget": _budget(config),
         "views": views,
         "silos": account.per_silo(),
         "num_charges": len(account.ledger),
@@ -183,16 +183,19 @@ def statement(
         "assumptions": _assumptions(config, account, rules, "outsider" in views, bool(lost), draws),
         "lost": list(lost),
         "caveats": [
+            *of_holders(held_by),
             *(text for text in caveats if text not in as_read),
             *(FAILURES if lost or run["status"] == "failed" else ()),
             *measurements,
-            TIMES,
-            *(() if _is_others(rules.mechanism) else (BITS,)),
-            *_own_code(rules, accountant),
-            *(() if rules.secure else (STATISTICAL_GENERATOR,)),
+            *_of_computing(rules, accountant),
         ],
         "notes": [*(text for text in as_read if text not in notes), *notes],
     }
+
+
+def _budget(config: Config) -> dict[str, Any]:
+    privacy = config.privacy
+    return {"epsilon": privacy.epsilon, "delta": privacy.delta, "view": privacy.budget_view}
 
 
 def _of_persons(config: Config) -> dict[str, Any]:
@@ -237,6 +240,16 @@ def _assumptions(
         *(SHARED if account.shared is not None else ()),
         *(TUNED if "tuning" in account.ledger.facts else ()),
         *(LOST if lost else ()),
+    ]
+
+
+def _of_computing(rules: PrivacyRules, accountant: Accountant) -> list[str]:
+    """What no epsilon covers of how releases are computed."""
+    return [
+        TIMES,
+        *(() if _is_others(rules.mechanism) else (BITS,)),
+        *_own_code(rules, accountant),
+        *(() if rules.secure else (STATISTICAL_GENERATOR,)),
     ]
 
 

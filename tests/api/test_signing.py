@@ -15,8 +15,10 @@ import dpfl_plugin as dpfl
 from dpfl_plugin.api.signing import UNCHECKED
 from dpfl_plugin.errors import DpflError
 from dpfl_plugin.privacy.accountants import PLD
+from dpfl_plugin.privacy.held_by import HOLDER, HeldBy, of_holders, of_run
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.signed_page import FALSE_ALARMS, ROLES, page, power
+from dpfl_plugin.privacy.statement_page import markdown
 from dpfl_plugin.privacy.views import server_view
 from tests.cli.command import dpfl as command
 from tests.cli.command import one_message, write
@@ -60,6 +62,43 @@ def test_the_page_has_the_statements_numbers_and_names(finished: Path) -> None:
         assert 0 <= shown - power(epsilon, delta, rate) <= 0.001 + 1e-9
     for part in (*said["assumptions"], *said["caveats"], *ROLES):
         assert part[1:] in text
+
+
+@pytest.mark.parametrize(
+    ("held_by", "left", "had_all"),
+    [
+        ("process", None, "whoever ran it held the records of all sites"),
+        ("simulation", None, "whoever ran it had the records of all sites"),
+        ("ranks", "What left a silo's rank were releases with noise", "could read those that they read"),
+        ("site", "What left a site were releases with noise", None),
+        (None, None, None),
+    ],
+)
+def test_pages_say_who_held_the_records(
+    finished: Path, held_by: HeldBy | None, left: str | None, had_all: str | None
+) -> None:
+    """Nothing left a site where one process held the records of all: then the guarantee is not against its owner."""
+    said = json.loads((finished / "ledger.json").read_text())
+    assert said["held_by"] == "process" and said["caveats"][0] == of_holders("process")[0]
+    said = {**said, "held_by": held_by, "caveats": [*of_holders(held_by), *said["caveats"][1:]]}
+    signed, published = page(said, names={}, study="", made="", version="", digest=""), markdown(said)
+    opening = published.split("\n\n")[1]
+    assert ("What left a" in signed) == (left is not None) and (left or "") in signed
+    assert ("is not recorded here" in signed) == (held_by is None)
+    for text, word in ((signed.split("\n\n")[1], "sites"), (opening, "silos")):
+        assert (had_all or "").replace("sites", word) in text and ("whoever" in text) == (had_all is not None)
+    together = held_by in ("process", "simulation")
+    assert ("left a silo, each record's" in published) == ("before it left" in published) == (not together)
+    assert (HOLDER in published) == together
+
+
+def test_what_one_process_held_once_it_held() -> None:
+    assert [of_run("process", "ranks"), of_run("ranks", "process"), of_run(None, "ranks"), of_run(None)] == [
+        "process",
+        "process",
+        "ranks",
+        None,
+    ]
 
 
 def test_no_site_of_a_tunings_winner_is_told_the_epsilon_of_that_run_alone(finished: Path) -> None:
