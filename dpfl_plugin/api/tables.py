@@ -144,7 +144,8 @@ def draft_schema(
 ) -> dict[str, Any]:
     """A first schema for files, or a data frame, as plain values, to be corrected.
 
-    Looking at values is not private: put the categories and ranges that are known without looking in their place.
+    Looking at values is not private: put the categories and ranges that are known without looking in their place, and
+    then remove ``drafted``; until then checks, runs and statements say that epsilon does not cover them.
 
     Args:
         label, silo, person: columns: what to predict, whose silo and whose record it is.

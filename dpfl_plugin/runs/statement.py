@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from dpfl_plugin.config.privacy import OF_PERSONS
-from dpfl_plugin.config.schema import Config
+from dpfl_plugin.config.schema import SCHEMA_KEY, Config
 from dpfl_plugin.data.base import AS_READ
+from dpfl_plugin.data.schema import TableSchema
 from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.claims.base import finite
@@ -46,6 +47,9 @@ SIMULATION = (
     "default). Nothing is promised against anyone who knows or guesses it: without unknown noise there is no epsilon, "
     "and known batches and participants amplify nothing. The epsilons here are those the algorithm would have if all "
     "of this had been drawn unpredictably, as privacy.secure does."
+)
+BY_SCHEMA = (
+    "The categories and ranges of the schema are public: they are known without the records, and not read from them.",
 )
 SEEDED = (
     "The seed of the run is not known to those against whom it protects: with the seed the noise can be computed. "
@@ -228,6 +232,7 @@ def _assumptions(
     return [
         *ASSUMPTIONS[:-1],
         *(PERSONS if rules.unit == "person" else ASSUMPTIONS[-1:]),
+        *_of_schema(config),
         *(SECURE if rules.secure else SEEDED),
         *(SECURE_DRAWS if rules.secure and draws else ()),
         *(KNOWN_SEED if config.seed == 0 and not rules.secure and release.noise_multiplier else ()),
@@ -251,6 +256,12 @@ def _of_computing(rules: PrivacyRules, accountant: Accountant) -> list[str]:
         *_own_code(rules, accountant),
         *(() if rules.secure else (STATISTICAL_GENERATOR,)),
     ]
+
+
+def _of_schema(config: Config) -> tuple[str, ...]:
+    """What holds of a table's schema, unless it says that it was drafted: that is a caveat of the data."""
+    schema = config.data.dataset.options.get(SCHEMA_KEY)
+    return () if schema is None or TableSchema.parse(schema).drafted else BY_SCHEMA
 
 
 def _is_others(plugin: object) -> bool:
