@@ -40,7 +40,7 @@ from dpfl_plugin.runs.integrity import model_file_sha256
 from dpfl_plugin.runs.job import planner_of, stopping_of
 from dpfl_plugin.runs.private_statistics import in_result as statistics_in_result
 from dpfl_plugin.runs.publishable import write as write_statement
-from dpfl_plugin.runs.statement import MEASUREMENTS, SIMULATION, statement
+from dpfl_plugin.runs.statement import ENDED_EARLY, MEASUREMENTS, SIMULATION, statement
 
 RESULT_SCHEMA = 1
 STAYED = (
@@ -153,7 +153,8 @@ def _stated(
     held_by: HeldBy | None,
 ) -> dict[str, Any]:
     """The statement of a run, which may be published."""
-    return statement(
+    ended = [text for cause, text in ENDED_EARLY.items() if cause == outcome.cause]
+    said = statement(
         config,
         account,
         rules=parts.rules,
@@ -169,10 +170,13 @@ def _stated(
         caveats=parts.caveats,
         notes=[*notes, *(_loss_in_words({**loss, "why": "see result.json"}) for loss in progress.losses)],
         lost=progress.losses,
-        measurements=(*MEASUREMENTS, *GIVEN[:given]),
+        measurements=(*MEASUREMENTS, *ended, *GIVEN[:given]),
         revealed=revealed,
         held_by=held_by,
     )
+    for row in said["silos"] or ():
+        row["num_test_records"] = parts.num_test_records[row["silo"]]
+    return said
 
 
 def _result(

@@ -5,13 +5,14 @@ What of the statement may be published: `published`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from dpfl_plugin.config.privacy import OF_PERSONS
 from dpfl_plugin.config.schema import SCHEMA_KEY, Config
 from dpfl_plugin.data.base import AS_READ
 from dpfl_plugin.data.schema import TableSchema
+from dpfl_plugin.federation.outcome import Cause
 from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.claims.base import finite
@@ -123,9 +124,13 @@ FAILURES = (
 MEASUREMENTS = (
     "Losses, accuracies and other measures in metrics.jsonl, result.json and curves.png are computed from records "
     "without noise, for the experimenter; publishing them is not covered by any epsilon here.",
-    "A run that ends because its loss is not finite, or because somebody looked at these measurements, ends at a round "
-    "that depends on records; epsilon does not cover what that reveals.",
 )
+ENDED_EARLY: Final[Mapping[Cause, str]] = {
+    Cause.NOT_FINITE: "The run ended because its model or its loss was not finite, at a round that depends on records; "
+    "epsilon does not cover what that reveals.",
+    Cause.STOP_REQUESTED: "The run was stopped. If somebody stopped it for what was measured, the round that it ended "
+    "at depends on records; epsilon does not cover what that reveals.",
+}
 TIMES = "The server sees how long silos take and when their messages arrive; no epsilon covers what that reveals."
 BITS = (
     "Releases are whole steps of a grid with exactly distributed noise; rounding is part of the sensitivity, and takes "
