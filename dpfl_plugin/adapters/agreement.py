@@ -21,6 +21,7 @@ from dpfl_plugin.config.load import NOT_IN_ID, configure
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.streams import stream
 from dpfl_plugin.core.vectors import Layout, Vectors
+from dpfl_plugin.data.schema import TableSchema
 from dpfl_plugin.errors import ConfigError, PluginError, UnsupportedError, require
 from dpfl_plugin.federation.planning import rehearse
 from dpfl_plugin.models.build import check_layers
@@ -38,6 +39,7 @@ class Agreement:
         num_silos: M. run: a digest of all of it: messages of another one are refused.
         down: the vectors of a download.
         structure: a digest of how the model is built; fixed_bytes: the size of what of it does not train.
+        by_schema: how records become features, where a schema says it; it is in no digest.
     """
 
     config: Config
@@ -50,6 +52,7 @@ class Agreement:
     run: str
     structure: str
     fixed_bytes: int
+    by_schema: TableSchema | None = None
 
     def flatten(self, model: nn.Module) -> Tensor:
         """The trainable parameters as one vector (d,), on the CPU.

@@ -106,7 +106,7 @@ class Silo:
     ) -> None:
         require(0 <= id < agreement.num_silos, "silo id", id, f"be in 0..{agreement.num_silos - 1}")
         agreement.check(model)
-        self.id, self._agreement, self._draw = id, agreement, draw or _fresh_draw
+        self.id, self._agreement, self._where, self._draw = id, agreement, surroundings, draw or _fresh_draw
         self._trials = None if kept is None else kept.trials
         self._limits_now = functools.partial(_limits_now, limits, surroundings, id)
         limits = self._limits_now()
@@ -181,7 +181,7 @@ class Silo:
             ledger=ledger,
         )
         budget = self._config.privacy.epsilon
-        says = functools.partial(stated, agreement, self.id, self._config, parts, ledger.notes)
+        says = functools.partial(stated, agreement, self.id, self._config, parts, ledger.notes, self._where)
         self._standing = stack.enter_context(Standing(self._files, ledger, self._account, budget, says))
 
     def _recognise(self, records: Any, kept: Made | None) -> Ledger | None:

@@ -7,9 +7,10 @@ from typing import Any, Final
 
 from dpfl_plugin.adapters.agreement import Agreement
 from dpfl_plugin.config.schema import Config
+from dpfl_plugin.owners.limits import Surroundings
 from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.runs.build import Parts
-from dpfl_plugin.runs.statement import statement
+from dpfl_plugin.runs.statement import BY_SCHEMA, statement
 
 MEASUREMENTS: Final = (
     "What the platform itself sends is not covered by any epsilon here: losses, accuracies and numbers of records that "
@@ -29,15 +30,17 @@ def stated(
     config: Config,
     parts: Parts,
     notes: Sequence[str],
+    surroundings: Surroundings,
     account: PrivacyAccount,
     ahead: int,
 ) -> dict[str, Any]:
     """What `ledger.json` is to say of a silo.
 
     Args:
-        config: as the silo sees it. notes: of its ledger.
+        config: as the silo sees it. notes: of its ledger. surroundings: see `Silo`.
         account: of what is stated; the last ``ahead`` of its rounds are counted in advance.
     """
+    schema = agreement.by_schema
     run = {
         "name": f"{config.name}, silo {id}",
         "id": agreement.run,
@@ -52,10 +55,13 @@ def stated(
         rules=parts.rules,
         accountant=parts.accountant,
         run=run,
-        caveats=(*parts.caveats, *PUBLIC_DRAWS),
+        caveats=(*parts.caveats, *(() if schema is None else schema.caveats), *PUBLIC_DRAWS),
         notes=notes,
         measurements=MEASUREMENTS,
         draws=False,
+        held_by="site" if surroundings == "deployment" else "simulation",
     )
+    if schema is not None and not schema.drafted:
+        said["assumptions"] += BY_SCHEMA
     said["silos"] = [{**row, "rounds": run["rounds"]} for row in said["silos"] if row["silo"] == id]
     return said

@@ -153,11 +153,12 @@ def drafted(own: OwnData, folder: Path) -> DataBlock:
     lines += [
         "schema:",
         "  # Drafted by looking at the values, which is not private: put the categories and ranges that",
+        "  # are known without looking in their place, then remove drafted: until then, statements say so.",
+        "  # Types, units, missing values: docs/configuration.md.",
     ]
-    lines += ["  # are known without looking in their place. Types, units, missing values: docs/configuration.md."]
     lines += [f"  {key}: {_flow(value)}" for key, value in found.schema.items() if key != "columns"]
     lines += ["  columns:", *(f"    {_flow(name)}: {_flow(entry)}" for name, entry in found.schema["columns"].items())]
-    told = [*found.told, f"The schema was {tables.NOT_PRIVATE}."]
+    told = [*found.told, f"The schema was {tables.NOT_PRIVATE}. Then remove drafted: true."]
     if own.person is not None:
         told += [
             f"person: {own.person}. A person's records stay together; to protect them all at once, set "

@@ -13,6 +13,7 @@ from typing import Any, Final
 from dpfl_plugin import __version__
 from dpfl_plugin.api.runs import Run
 from dpfl_plugin.api.signing_checks import check_stated
+from dpfl_plugin.api.tuning import winner_of
 from dpfl_plugin.data.names import tidy
 from dpfl_plugin.errors import ConfigError, DataError, require
 from dpfl_plugin.privacy.signed_page import page
@@ -63,6 +64,11 @@ def _said(files: RunFolder) -> tuple[dict[str, Any], str]:
         if not {"run", "guarantee", "views", "silos", "protects", "mechanism"} <= said.keys():
             raise ValueError("keys are missing")
     except OSError as error:
+        if (winner := winner_of(files.path)) is not None:
+            raise DataError(
+                f"{files.path} is the folder of a tuning, and each candidate is a run with a folder of its own. Give "
+                f"that of the winner, {winner}, whose statement is of all candidates together."
+            ) from error
         raise DataError(
             f"{files.statement} cannot be read: {error.strerror}. It is in the folder of a run that ended, or of a "
             "silo."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -130,6 +131,15 @@ class Tuning(Mapping[str, Run]):
     def _run(self, folder: str) -> Run:
         found = Run.open(folder)
         return Run(found.folder, found.result, held=self._held)
+
+
+def winner_of(folder: Path) -> Path | None:
+    """The winner's folder of a tuning that is done, also where that was moved; None of any other folder."""
+    try:
+        winner = Path(json.loads((folder / RESULT).read_text())["winner"]["folder"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return next((one for one in (winner, *folder.glob(f"**/{winner.name}")) if one.is_dir()), winner)
 
 
 def _cell(value: Any) -> str:

@@ -26,7 +26,7 @@ def write_statement(folder: Path, names: Sequence[str], study: str, out: Path | 
         raise ConfigError(f"--out {out} exists: nothing was written. Give another name.") from error
     except OSError as error:
         raise ConfigError(f"--out {out} cannot be written: {error.strerror}.") from error
-    print(f"{out}: to be read and signed. It names sites: give it to those whom they want to have it.")
+    print(f"{out}: to be read and signed. It names the sites: hand it only to those whom they agree to.")
 
 
 def _names(given: Sequence[str]) -> dict[int, str]:

@@ -1,7 +1,7 @@
 """A first draft of a schema, from the values of tables: a place to begin for whoever may look at them.
 
-Looking at values is not private. Ranges are rounded outwards, which hides nothing: the draft says that what is known
-without looking has to take their place.
+Looking at values is not private. Ranges are rounded outwards, which hides nothing: the draft says of itself that it is
+one, until whoever knows categories and ranges without looking has put them in their place.
 """
 
 from __future__ import annotations
@@ -164,7 +164,8 @@ def _drafted(tables: Sequence[Pieces], names: Sequence[str], form: TextFormat, r
     named = {key: name for key, name in roles.columns.items() if key in ("silo", "person")}
     odd = (line for name, entry in columns.items() for line in _odd(name, seen[name], entry, form.decimal))
     alike = _alike(roles.label, label.get("classes", ()))
-    return Draft({"label": label, **named, "columns": columns}, form, (*told, *alike, *_told(columns, seen), *odd))
+    schema = {"drafted": True, "label": label, **named, "columns": columns}
+    return Draft(schema, form, (*told, *alike, *_told(columns, seen), *odd))
 
 
 def _outcome(seen: Mapping[str, _Seen], roles: Roles, decimal: str) -> tuple[dict[str, Any], tuple[str, ...]]:

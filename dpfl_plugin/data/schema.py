@@ -23,6 +23,9 @@ WHERE: Final = "data.schema"
 MISSING: Final = ("", "NA", "N/A", "#N/A", "n/a", "<NA>", "NaN", "nan", "NULL", "null", "None", "?", ".")
 """Cells that hold no value, as pandas, R, spreadsheets, SAS and Stata write it, unless a column has such a value."""
 
+DRAFTED: Final = "categories and ranges were read from the records (drafted: true): epsilon does not cover that"
+"""What a schema says of itself until whoever knows them without the records removes the key."""
+
 Kinds = Literal["classes", "ordinal", "regression", "counts", "multi_label", "survival"]
 
 
@@ -308,6 +311,8 @@ class TableSchema(_Strict):
         silo: the column that names a record's silo; without it each file is one. person: the column that names whose
             record it is. missing_values: cells that hold no value, in all columns.
         other_columns: what becomes of columns that the schema does not name.
+        drafted: whether categories and ranges were read from the records, which epsilon does not cover. Remove it once
+            you have checked that they are known without the records.
     """
 
     label: Label
@@ -316,6 +321,7 @@ class TableSchema(_Strict):
     person: str | None = None
     missing_values: Words = list(MISSING)
     other_columns: Literal["refuse", "ignore"] = "refuse"
+    drafted: bool = False
 
     @model_validator(mode="after")
     def _consistent(self) -> TableSchema:
@@ -349,6 +355,11 @@ class TableSchema(_Strict):
             return cls.model_validate(dict(given))
         except pydantic.ValidationError as error:
             raise ConfigError("; ".join(_problem(problem, where) for problem in error.errors()) + ".") from error
+
+    @property
+    def caveats(self) -> tuple[str, ...]:
+        """What epsilon does not cover of how it was made."""
+        return (DRAFTED,) if self.drafted else ()
 
     @property
     def features(self) -> tuple[str, ...]:

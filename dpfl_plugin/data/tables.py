@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from dpfl_plugin.data import files as data_files
-from dpfl_plugin.data.base import Dataset, Features, Integers
+from dpfl_plugin.data.base import AS_READ, Dataset, Features, Integers
 from dpfl_plugin.data.fetch import DataSource
 from dpfl_plugin.data.frame_rows import FRAME
 from dpfl_plugin.data.labels import no_labels
@@ -183,7 +183,7 @@ def assembled(
         num_classes,
         groups,
         test_part,
-        (_said(schema),),
+        (_said(schema), *schema.caveats),
         part_of=part_of,
         silo_names=silo_names,
         columns=schema.features,
@@ -219,13 +219,13 @@ def _table(one: Read) -> Table:
 
 
 def _said(schema: TableSchema) -> str:
-    """What is public of the records, for readers of results."""
+    """How the schema reads the records, for readers of results."""
     names = schema.features
     shown = ", ".join(names[:30]) + (", ..." if len(names) > 30 else "")
     outcome = schema.label.outcome
     listed = ", ".join(f"{name} -> {number}" for number, name in enumerate(schema.class_names[:20]))
     classes = f" ({listed}{', ...' if len(schema.class_names) > 20 else ''})" if listed else ""
-    return f"{len(names)} features by the schema, whose categories and ranges are public: {shown}; {outcome}{classes}"
+    return f"{AS_READ}{len(names)} features by the schema: {shown}; {outcome}{classes}"
 
 
 def _check_contents(tables: Sequence[Read]) -> None:

@@ -11,9 +11,11 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from dpfl_plugin.core.rounding import odds, places
+from dpfl_plugin.privacy import held_by
 from dpfl_plugin.privacy.statement_page import in_short, section
 
 FALSE_ALARMS: Final = (0.001, 0.01, 0.05)
+MOST_OWNERS: Final = 20  # rows of a page
 ROLES: Final = ("study lead", "owner of the records", "data protection officer")
 ONE: Final = {"record": "record", "person": "person", "silo": "site's whole data set"}
 SO_FAR: Final = {
@@ -52,11 +54,12 @@ def page(said: dict[str, Any], *, names: Mapping[int, str], study: str, made: st
         said: what `ledger.json` says, of a run of which something is guaranteed.
         names: of sites, by silo. made: the day. digest: of `ledger.json`.
     """
-    run = said["run"]
+    run, held = said["run"], held_by.first(said, "sites")
+    held += " " * bool(held)
     parts = [
         f"# Statement on the protection of records: {study or run['name']}",
         f"Made on {made} by dpfl {version} from the ledger of run `{run['id']}`, which was read, found whole, and from "
-        f"which epsilon was computed anew. SHA-256 of the run's ledger.json: `{digest}`.",
+        f"which epsilon was computed anew. {held}SHA-256 of the run's ledger.json: `{digest}`.",
         *(f"**{text}**" for text in said["warnings"]),
         *_others(said),
         _records(said, names),
@@ -64,7 +67,7 @@ def page(said: dict[str, Any], *, names: Mapping[int, str], study: str, made: st
         _tests(_guaranteed(said), said["protects"]),
         section("What the guarantee rests on", "", said["assumptions"]),
         section("What is not covered", "", [*GENERAL, *said["caveats"]]),
-        _signatures(),
+        _signatures(said, names),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -84,8 +87,7 @@ def _records(said: dict[str, Any], names: Mapping[int, str]) -> str:
     counted = "persons" if unit == "person" else "records"
     lines = [
         "## Whose records\n",
-        f"A model was trained in {run['rounds']} rounds{SO_FAR.get(run['status'], '')}. What left a site were releases "
-        "with noise, each of them in the ledger before it left, and what is listed below as not covered.\n",
+        f"A model was trained in {run['rounds']} rounds{SO_FAR.get(run['status'], '')}. {held_by.what_left(said)}\n",
     ]
     if said["silos"] is None:
         sites = ", ".join(_cell(names.get(silo, f"silo {silo}")) for silo in range(run["num_silos"]))
@@ -95,9 +97,10 @@ def _records(said: dict[str, Any], names: Mapping[int, str]) -> str:
     for silo in said["silos"]:
         epsilon = _of_site(silo, said)
         spent = ("at most the worst", "") if epsilon is None else (places(epsilon, 3), odds(epsilon))
-        name = names.get(silo["silo"])
-        site = f"silo {silo['silo']}" if name is None else f"{_cell(name)} (silo {silo['silo']})"
-        lines.append(f"| {site} | {silo['num_records']} | {silo['rounds']} | {spent[0]} | {spent[1]} |")
+        site, counts = _site(silo["silo"], names), _counts(silo, unit)
+        lines.append(f"| {site} | {counts} | {silo['rounds']} | {spent[0]} | {spent[1]} |")
+    if any("num_test_records" in silo for silo in said["silos"]):
+        lines.append("\nRecords to test on are in no release, and nothing is promised of them.")
     return "\n".join(lines)
 
 
@@ -138,9 +141,28 @@ def _tests(guaranteed: Mapping[str, Any], protects: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _signatures() -> str:
+def _signatures(said: dict[str, Any], names: Mapping[int, str]) -> str:
+    """A row for each who signs: for the owner of each site's records, where the sites are not too many."""
+    sites = range(said["run"]["num_silos"]) if said["silos"] is None else [silo["silo"] for silo in said["silos"]]
+    lead, owner, officer = ROLES
+    owners = [f"{owner} of {_site(silo, names)}" for silo in sites]
+    if len(owners) > MOST_OWNERS:
+        owners = [f"{owner}, for each of {len(owners)} sites on a sheet of its own"]
     lines = ["## Read and accepted\n", "| | name | date | signature |", "| --- | --- | --- | --- |"]
-    return "\n".join([*lines, *(f"| {role} | | | |" for role in ROLES)])
+    return "\n".join([*lines, *(f"| {role} | | | |" for role in (lead, *owners, officer))])
+
+
+def _site(silo: int, names: Mapping[int, str]) -> str:
+    name = names.get(silo)
+    return f"silo {silo}" if name is None else f"{_cell(name)} (silo {silo})"
+
+
+def _counts(silo: Mapping[str, Any], unit: str) -> str:
+    """Of a site: records, or persons, to train on, and the records to test on, where these are known."""
+    tested = silo.get("num_test_records")
+    if tested is None:
+        return str(silo["num_records"])
+    return f"{silo['num_records']} to train on, {tested} {'records ' * (unit == 'person')}to test on"
 
 
 def _cell(name: str) -> str:

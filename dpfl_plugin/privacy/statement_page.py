@@ -7,6 +7,7 @@ from decimal import ROUND_CEILING, Context
 from typing import Any, Final
 
 from dpfl_plugin.core.rounding import odds
+from dpfl_plugin.privacy import held_by
 
 _MOST_SILOS: Final = 20  # rows of the table; ledger.json has all
 OWN = ("budget", "noise_multiplier", "record_rate", "clip_norm")
@@ -48,9 +49,10 @@ def _title(said: dict[str, Any]) -> str:
             f"# Privacy statement: {run['name']}\n\nOracle `{run['id']}`, {run['rounds']} releases of one silo's "
             f"records, {ended}."
         )
+    held = "" if said["guarantee"].startswith("none") else held_by.first(said, "silos")
     return (
         f"# Privacy statement: {run['name']}\n\nRun `{run['id']}`, {run['rounds']} rounds at {run['num_silos']} silos, "
-        f"{ended}{why}."
+        f"{ended}{why}.{' ' * bool(held)}{held}"
     )
 
 
@@ -119,7 +121,9 @@ def _who(said: dict[str, Any]) -> str:
         ("silo", "replace_one"): "all records of one silo had been any others",
         ("silo", "add_or_remove"): "the update of one silo had counted as zero, or a zero as an update",
     }[unit, relation]
-    folder = "" if said["mechanism"]["secure"] else "; and whoever has this folder, where the seed of the noise is"
+    others = f"; {held_by.HOLDER}" * held_by.together(said)
+    if not said["mechanism"]["secure"]:
+        others += "; and whoever has this folder, where the seed of the noise is"
     return (
         "## Who is protected, and against whom\n\n"
         f"* **What is protected** (`unit: {unit}`): {unit_words}\n"
@@ -128,7 +132,7 @@ def _who(said: dict[str, Any]) -> str:
         "* **Against the server**: it follows the protocol, sees every message of every silo, and may compute what it "
         "likes from them. No silo's noise is counted in favour of another silo.\n"
         "* **Against third parties**: whoever is given all the models that the server made, and nothing else.\n"
-        f"* **Not against**: a silo's own staff, who have its records{folder}."
+        f"* **Not against**: a silo's own staff, who have its records{others}."
     )
 
 
@@ -170,9 +174,10 @@ def _how(said: dict[str, Any]) -> str:
     solved = ", solved for the budget" * mechanism["noise_multiplier_solved"]
     own = mechanism["clip"].get("name") == "adaptive"
     clip_norm = f"{'C_i at first' if own else 'C ='} {number(mechanism['clip_norm'])}"
+    began, went = ("of a silo was released", "was handed on") if held_by.together(said) else ("left a silo", "left")
     lines = [
         "## How\n",
-        f"Before anything left a silo, {clipped} was clipped, with {clip_norm}, and Gaussian noise was added. A "
+        f"Before anything {began}, {clipped} was clipped, with {clip_norm}, and Gaussian noise was added. A "
         "release is\n",
         f"    {mechanism['formula']}\n",
         f"* mechanism: {mechanism['name']}, noise_multiplier sigma = {number(mechanism['noise_multiplier'])}{solved} "
@@ -183,7 +188,7 @@ def _how(said: dict[str, Any]) -> str:
         *_cycle(mechanism),
         *(OWN_NOISE if any("budget" in silo for silo in said["silos"] or ()) else ()),
         f"* releases: {said['num_releases']} in all, in {said['num_charges']} charges (a charge is what one silo "
-        "released in one round); each was in the ledger, on disk, before it left",
+        f"released in one round); each was in the ledger, on disk, before it {went}",
     ]
     lines += [f"* {line}" for line in said["beside"]]
     if said["max_participations"] is not None:

@@ -31,6 +31,7 @@ from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.costs import RoundCost
 from dpfl_plugin.privacy.cycles import check_round
 from dpfl_plugin.privacy.extra_releases import Beside
+from dpfl_plugin.privacy.held_by import HeldBy
 from dpfl_plugin.privacy.participation import WITH_REPLACEMENT
 from dpfl_plugin.privacy.prior import NO_PRIOR, Prior
 from dpfl_plugin.privacy.released import check_released
@@ -138,6 +139,13 @@ class Parts:
     def machines(self) -> tuple[Mapping[str, Any], ...]:
         """What computes at silos elsewhere."""
         return self.holding.machines
+
+    @property
+    def held_by(self) -> HeldBy | None:
+        """Who holds the records; None where a runtime of others does not say."""
+        if len(self.holding.training) == len(self.num_records):
+            return "process"
+        return "ranks" if self.machines else None
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -15,16 +15,23 @@ from typing import Any
 
 from dpfl_plugin.core.streams import fresh_attempt
 from dpfl_plugin.errors import ArgumentError, BusyError, ConfigError, DataError, LedgerBusyError, LedgerError, Worded
+from dpfl_plugin.federation.scaled_records import SUMS
+from dpfl_plugin.privacy.events import Charge
+from dpfl_plugin.privacy.extra_releases import NOT_RUN
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.runs.checkpoint import Checkpoint, load_facts
 from dpfl_plugin.runs.folder import RunFolder, held, locked
 
 BEGINNING = b'{"facts":{'  # of every ledger's first line
 FRESH_NOISE = (
-    "rounds that were released already cannot be repeated bit for bit here, because the machine or the versions "
-    "differ, the noise is secure, or silos that were lost take part again: they are run with fresh noise and charged "
-    "again."
+    "released already, and not to be repeated bit for bit here, because the machine or the versions differ, the noise "
+    "is secure, or silos that were lost take part again: {what}. This is run with fresh noise and charged again."
 )
+BESIDE_ROUNDS = {
+    "score": "validation scores",
+    "statistics": "statistics of columns",
+    "personalise": "silos' own models",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,8 +186,8 @@ def open_ledgers(
         attempt = before
         if not _repeats(found, replayed, _arithmetics(found, shared, noise, before), here):
             attempt = fresh_attempt()
-            if replayed:
-                own.note(FRESH_NOISE)
+            if replayed and (what := _made_again(own, found)):
+                own.note(FRESH_NOISE.format(what=what))
         if shared is not None:
             now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
             shared.begin_run({**run, "attempt": attempt, "arithmetic": _digest(here), "started": now})
@@ -305,6 +312,24 @@ def _repeats(found: Checkpoint | None, replayed: bool, arithmetics: set[str], he
     # Silos that were lost take part again: the same rounds would release other values.
     same = found is None or not any(loss["back"] is None for loss in found.facts.get("losses", ()))
     return same and bool(here["repeats"]) and arithmetics == {_digest(here)}
+
+
+def is_known(found: Checkpoint | None, charge: Charge) -> bool:
+    """Whether what was released beside the rounds is in the checkpoint: then it is not released again."""
+    if found is None:
+        return False
+    if charge.kind == "score":
+        return any(charge.round == int(at) for at, _ in found.facts.get("scores", ()))
+    return charge.kind == "statistics" and SUMS in found.server
+
+
+def _made_again(own: Ledger, found: Checkpoint | None) -> str:
+    """What of the ledger was released after the checkpoint, in words; nothing where a run was only paused there."""
+    first = 0 if found is None else found.rounds
+    later = [one for one in own if one.round >= first and one.noise_id != NOT_RUN and not is_known(found, one)]
+    rounds = len({one.round for one in later if one.kind not in BESIDE_ROUNDS})
+    counted = [f"{rounds} round{'s' * (rounds != 1)}"] if rounds else []
+    return ", ".join([*counted, *(name for kind, name in BESIDE_ROUNDS.items() if any(kind == c.kind for c in later))])
 
 
 def _digest(arithmetic: Mapping[str, Any]) -> str:

@@ -27,6 +27,7 @@ from dpfl_plugin.measures.histogram import auc
 from dpfl_plugin.measures.tables import NO_LIFELINES
 from dpfl_plugin.models.fixed import whole_state
 from dpfl_plugin.privacy.account import PrivacyAccount
+from dpfl_plugin.privacy.held_by import HeldBy
 from dpfl_plugin.privacy.paper import chang_theorem
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.schedules import Geometric
@@ -39,7 +40,7 @@ from dpfl_plugin.runs.integrity import model_file_sha256
 from dpfl_plugin.runs.job import planner_of, stopping_of
 from dpfl_plugin.runs.private_statistics import in_result as statistics_in_result
 from dpfl_plugin.runs.publishable import write as write_statement
-from dpfl_plugin.runs.statement import MEASUREMENTS, SIMULATION, statement
+from dpfl_plugin.runs.statement import ENDED_EARLY, MEASUREMENTS, SIMULATION, statement
 
 RESULT_SCHEMA = 1
 STAYED = (
@@ -107,10 +108,12 @@ def write_result(
     final: Final,
     revealed: bool,
     given: int,
+    held_by: HeldBy | None,
 ) -> tuple[Result, dict[str, Any]]:
     """(result, statement), which are in the folder then.
 
     Args:
+        held_by: who held the records, in all sessions of the run.
         given: how many kinds of measurements callbacks were given, see `hooks.GIVEN`.
     """
     model = final.model
@@ -122,7 +125,7 @@ def write_result(
         notes.append("all rounds were warm-up: the model was never trained. Use more rounds, or fewer warm_rounds.")
     hidden = lines and lines[-1][f"test_{parts.outcome.score}"] is None
     notes += [STAYED] if hidden else []
-    said = _stated(config, parts, account, progress, outcome, notes, revealed=revealed, given=given)
+    said = _stated(config, parts, account, progress, outcome, notes, revealed=revealed, given=given, held_by=held_by)
     measured = [line["train_loss"] for line in lines if line[f"test_{parts.outcome.score}"] is not None]
     # Not in the statement, which may be published: no epsilon covers what a loss tells.
     notes += [] if hidden else _diverged(measured)
@@ -147,9 +150,11 @@ def _stated(
     *,
     revealed: bool,
     given: int,
+    held_by: HeldBy | None,
 ) -> dict[str, Any]:
     """The statement of a run, which may be published."""
-    return statement(
+    ended = [text for cause, text in ENDED_EARLY.items() if cause == outcome.cause]
+    said = statement(
         config,
         account,
         rules=parts.rules,
@@ -165,9 +170,13 @@ def _stated(
         caveats=parts.caveats,
         notes=[*notes, *(_loss_in_words({**loss, "why": "see result.json"}) for loss in progress.losses)],
         lost=progress.losses,
-        measurements=(*MEASUREMENTS, *GIVEN[:given]),
+        measurements=(*MEASUREMENTS, *ended, *GIVEN[:given]),
         revealed=revealed,
+        held_by=held_by,
     )
+    for row in said["silos"] or ():
+        row["num_test_records"] = parts.num_test_records[row["silo"]]
+    return said
 
 
 def _result(

@@ -22,7 +22,7 @@ from dpfl_plugin.runs.checkpoint import Checkpoint
 from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runs.hooks import Hooks
 from dpfl_plugin.runs.job import Job, new_account
-from dpfl_plugin.runs.ledgers import Ledgers
+from dpfl_plugin.runs.ledgers import Ledgers, is_known
 from dpfl_plugin.runs.round_costs import in_runs, read_costs
 
 BEST = "early_stopping.best"  # in a checkpoint, beside the server's vectors
@@ -30,12 +30,9 @@ BEST = "early_stopping.best"  # in a checkpoint, beside the server's vectors
 
 def account_of(job: Job, ledgers: Ledgers, found: Checkpoint | None) -> PrivacyAccount:
     rounds = found.rounds if found else 0
-    scored = {at for at, _ in _read_scores(found)}
 
     def repeats(charge: Charge) -> bool:
-        if charge.kind == "score" and charge.round in scored:
-            return False
-        if charge.kind == "statistics" and found is not None and SUMS in found.server:
+        if is_known(found, charge):
             return False
         return charge.noise_id == NOT_RUN or (
             is_of(charge.noise_id, f"{job.bits}{job.records}", ledgers.attempt) and charge.round >= rounds

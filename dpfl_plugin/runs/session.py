@@ -26,6 +26,7 @@ from dpfl_plugin.federation.runtime import Interrupted, Runtime
 from dpfl_plugin.federation.silo_group import SiloMetrics
 from dpfl_plugin.federation.survivors import TooFewSilosError
 from dpfl_plugin.models.fixed import fixed_digest
+from dpfl_plugin.privacy import held_by
 from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.costs import MOST_ROUNDS
 from dpfl_plugin.privacy.ledger import Ledger
@@ -365,7 +366,8 @@ def _run(job: Job, place: Place, hooks: Hooks, stop: Callable[[], bool]) -> Resu
         runtime = place.runtime(parts, account, config, stop)
         revealed = config.evaluation.reveal == "server" or (found is not None and bool(found.facts["revealed"]))
         given = max(hooks.given, 0 if found is None else int(found.facts.get("given", 0)))
-        facts = _lasting_facts(job) | {"revealed": revealed, "given": given}
+        holders = held_by.of_run(None if found is None else found.facts.get("held_by"), parts.held_by)
+        facts = _lasting_facts(job) | {"revealed": revealed, "given": given, "held_by": holders}
 
         def save(progress: Progress) -> None:
             silos = with_lost(runtime.states(), progress, folder, parts)
@@ -396,7 +398,7 @@ def _run(job: Job, place: Place, hooks: Hooks, stop: Callable[[], bool]) -> Resu
     if config.rounds is None and outcome.status == "budget_exhausted":
         outcome = replace(outcome, status="done")  # the budget was what the run was asked to use up
     _describe(job)
-    result, stated = write_result(config, folder, parts, account, progress, outcome, final, revealed, given)
+    result, stated = write_result(config, folder, parts, account, progress, outcome, final, revealed, given, holders)
     hooks.over(result, published(stated))
     return result
 

@@ -5,15 +5,18 @@ What of the statement may be published: `published`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from dpfl_plugin.config.privacy import OF_PERSONS
-from dpfl_plugin.config.schema import Config
+from dpfl_plugin.config.schema import SCHEMA_KEY, Config
 from dpfl_plugin.data.base import AS_READ
+from dpfl_plugin.data.schema import TableSchema
+from dpfl_plugin.federation.outcome import Cause
 from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.claims.base import finite
+from dpfl_plugin.privacy.held_by import HeldBy, of_holders
 from dpfl_plugin.privacy.rules import PrivacyRules
 from dpfl_plugin.privacy.samplers import Cyclic
 from dpfl_plugin.privacy.statement_page import number
@@ -45,6 +48,9 @@ SIMULATION = (
     "default). Nothing is promised against anyone who knows or guesses it: without unknown noise there is no epsilon, "
     "and known batches and participants amplify nothing. The epsilons here are those the algorithm would have if all "
     "of this had been drawn unpredictably, as privacy.secure does."
+)
+BY_SCHEMA = (
+    "The categories and ranges of the schema are public: they are known without the records, and not read from them.",
 )
 SEEDED = (
     "The seed of the run is not known to those against whom it protects: with the seed the noise can be computed. "
@@ -118,9 +124,13 @@ FAILURES = (
 MEASUREMENTS = (
     "Losses, accuracies and other measures in metrics.jsonl, result.json and curves.png are computed from records "
     "without noise, for the experimenter; publishing them is not covered by any epsilon here.",
-    "A run that ends because its loss is not finite, or because somebody looked at these measurements, ends at a round "
-    "that depends on records; epsilon does not cover what that reveals.",
 )
+ENDED_EARLY: Final[Mapping[Cause, str]] = {
+    Cause.NOT_FINITE: "The run ended because its model or its loss was not finite, at a round that depends on records; "
+    "epsilon does not cover what that reveals.",
+    Cause.STOP_REQUESTED: "The run was stopped. If somebody stopped it for what was measured, the round that it ended "
+    "at depends on records; epsilon does not cover what that reveals.",
+}
 TIMES = "The server sees how long silos take and when their messages arrive; no epsilon covers what that reveals."
 BITS = (
     "Releases are whole steps of a grid with exactly distributed noise; rounding is part of the sensitivity, and takes "
@@ -146,6 +156,7 @@ def statement(
     measurements: Sequence[str] = MEASUREMENTS,
     revealed: bool = False,
     draws: bool = True,
+    held_by: HeldBy | None = None,
 ) -> dict[str, Any]:
     """The guarantee, for whom, and on what assumptions.
 
@@ -155,6 +166,7 @@ def statement(
         measurements: what is computed from records without noise, and by whom it is seen.
         revealed: whether the server was given it.
         draws: whether this package drew who took part, and no platform.
+        held_by: who held the records meanwhile; None where that is not known, or they are of one silo alone.
     """
     views, release = account.views(), rules.release(1.0)
     as_read = [text for text in caveats if text.startswith(AS_READ)]
@@ -163,17 +175,14 @@ def statement(
         "warnings": warnings(config, rules, revealed=revealed),
         "guarantee": _guarantee(rules, views, account),
         "run": run,
+        "held_by": held_by,
         **{key: value for key, value in account.ledger.facts.items() if key == "tuning"},
         "protects": {"unit": release.unit, "neighbouring": release.neighbouring, **_of_persons(config)},
         "mechanism": _mechanism(config, account, rules),
         "beside": _beside(config, account, rules),
         "max_participations": config.max_participations,
         "accountant": {"name": accountant.name, "error": accountant.error, "caveat": accountant.caveat},
-        "budget": {
-            "epsilon": config.privacy.epsilon,
-            "delta": config.privacy.delta,
-            "view": config.privacy.budget_view,
-        },
+        "budget": _budget(config),
         "views": views,
         "silos": account.per_silo(),
         "num_charges": len(account.ledger),
@@ -183,16 +192,19 @@ def statement(
         "assumptions": _assumptions(config, account, rules, "outsider" in views, bool(lost), draws),
         "lost": list(lost),
         "caveats": [
+            *of_holders(held_by),
             *(text for text in caveats if text not in as_read),
             *(FAILURES if lost or run["status"] == "failed" else ()),
             *measurements,
-            TIMES,
-            *(() if _is_others(rules.mechanism) else (BITS,)),
-            *_own_code(rules, accountant),
-            *(() if rules.secure else (STATISTICAL_GENERATOR,)),
+            *_of_computing(rules, accountant),
         ],
         "notes": [*(text for text in as_read if text not in notes), *notes],
     }
+
+
+def _budget(config: Config) -> dict[str, Any]:
+    privacy = config.privacy
+    return {"epsilon": privacy.epsilon, "delta": privacy.delta, "view": privacy.budget_view}
 
 
 def _of_persons(config: Config) -> dict[str, Any]:
@@ -225,6 +237,7 @@ def _assumptions(
     return [
         *ASSUMPTIONS[:-1],
         *(PERSONS if rules.unit == "person" else ASSUMPTIONS[-1:]),
+        *_of_schema(config),
         *(SECURE if rules.secure else SEEDED),
         *(SECURE_DRAWS if rules.secure and draws else ()),
         *(KNOWN_SEED if config.seed == 0 and not rules.secure and release.noise_multiplier else ()),
@@ -238,6 +251,22 @@ def _assumptions(
         *(TUNED if "tuning" in account.ledger.facts else ()),
         *(LOST if lost else ()),
     ]
+
+
+def _of_computing(rules: PrivacyRules, accountant: Accountant) -> list[str]:
+    """What no epsilon covers of how releases are computed."""
+    return [
+        TIMES,
+        *(() if _is_others(rules.mechanism) else (BITS,)),
+        *_own_code(rules, accountant),
+        *(() if rules.secure else (STATISTICAL_GENERATOR,)),
+    ]
+
+
+def _of_schema(config: Config) -> tuple[str, ...]:
+    """What holds of a table's schema, unless it says that it was drafted: that is a caveat of the data."""
+    schema = config.data.dataset.options.get(SCHEMA_KEY)
+    return () if schema is None or TableSchema.parse(schema).drafted else BY_SCHEMA
 
 
 def _is_others(plugin: object) -> bool:

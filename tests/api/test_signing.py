@@ -14,10 +14,14 @@ from scipy.special import log_ndtr, ndtr, ndtri
 import dpfl_plugin as dpfl
 from dpfl_plugin.api.signing import UNCHECKED
 from dpfl_plugin.errors import DpflError
+from dpfl_plugin.federation.outcome import Cause
 from dpfl_plugin.privacy.accountants import PLD
+from dpfl_plugin.privacy.held_by import HOLDER, HeldBy, of_holders, of_run
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.signed_page import FALSE_ALARMS, ROLES, page, power
+from dpfl_plugin.privacy.statement_page import markdown
 from dpfl_plugin.privacy.views import server_view
+from dpfl_plugin.runs.statement import ENDED_EARLY
 from tests.cli.command import dpfl as command
 from tests.cli.command import one_message, write
 
@@ -50,7 +54,7 @@ def test_the_page_has_the_statements_numbers_and_names(finished: Path) -> None:
     assert text.startswith("# Statement on the protection of records: Hearts\n")
     assert f"`{said['run']['id']}`" in text and r"| Mercy \| \*General\* (silo 0) |" in text
     for silo in said["silos"]:
-        (line,) = [line for line in text.splitlines() if line.startswith("|") and f"silo {silo['silo']}" in line]
+        (line,) = [line for line in text.splitlines() if f"silo {silo['silo']}" in line and "to train on" in line]
         shown = float(line.split("|")[-3])
         assert silo["epsilon"] <= shown <= silo["epsilon"] + 0.001
     epsilon, delta = (said["views"]["server"][key] for key in ("epsilon", "delta"))
@@ -60,6 +64,77 @@ def test_the_page_has_the_statements_numbers_and_names(finished: Path) -> None:
         assert 0 <= shown - power(epsilon, delta, rate) <= 0.001 + 1e-9
     for part in (*said["assumptions"], *said["caveats"], *ROLES):
         assert part[1:] in text
+
+
+@pytest.mark.parametrize(
+    ("held_by", "left", "had_all"),
+    [
+        ("process", None, "whoever ran it held the records of all sites"),
+        ("simulation", None, "whoever ran it had the records of all sites"),
+        ("ranks", "What left a silo's rank were releases with noise", "could read those that they read"),
+        ("site", "What left a site were releases with noise", None),
+        (None, None, None),
+    ],
+)
+def test_pages_say_who_held_the_records(
+    finished: Path, held_by: HeldBy | None, left: str | None, had_all: str | None
+) -> None:
+    """Nothing left a site where one process held the records of all: then the guarantee is not against its owner."""
+    said = json.loads((finished / "ledger.json").read_text())
+    assert said["held_by"] == "process" and said["caveats"][0] == of_holders("process")[0]
+    said = {**said, "held_by": held_by, "caveats": [*of_holders(held_by), *said["caveats"][1:]]}
+    signed, published = page(said, names={}, study="", made="", version="", digest=""), markdown(said)
+    opening = published.split("\n\n")[1]
+    assert ("What left a" in signed) == (left is not None) and (left or "") in signed
+    assert ("is not recorded here" in signed) == (held_by is None)
+    for text, word in ((signed.split("\n\n")[1], "sites"), (opening, "silos")):
+        assert (had_all or "").replace("sites", word) in text and ("whoever" in text) == (had_all is not None)
+    together = held_by in ("process", "simulation")
+    assert ("left a silo, each record's" in published) == ("before it left" in published) == (not together)
+    assert (HOLDER in published) == together
+
+
+def test_each_site_signs_for_its_own_records_and_knows_which_were_not_used(finished: Path) -> None:
+    said = json.loads((finished / "ledger.json").read_text())
+    names, tested = {1: "Mercy"}, [silo["num_test_records"] for silo in said["silos"]]
+    assert all(tested) and sum(tested) == json.loads((finished / "result.json").read_text())["num_test_records"]
+    text = page(said, names=names, study="", made="", version="", digest="")
+    owners = [line for line in text.splitlines() if line.startswith("| owner of the records")]
+    assert [line.split("|")[1].strip() for line in owners] == [
+        f"owner of the records of {site}" for site in ("silo 0", "Mercy (silo 1)", "silo 2", "silo 3")
+    ]
+    assert f"| {said['silos'][0]['num_records']} to train on, {tested[0]} to test on |" in text
+    for silos, counted in ((said["silos"] * 6, True), (None, False)):
+        run = {**said["run"], "num_silos": 24}
+        text = page({**said, "run": run, "silos": silos}, names={}, study="", made="", version="", digest="")
+        assert text.count("| owner of the records") == 1 and "for each of 24 sites on a sheet of its own" in text
+        assert ("to train on" in text) == counted
+
+
+@pytest.mark.parametrize(
+    ("changes", "said_of_end"),
+    [
+        ({}, None),
+        ({"algorithm": {"name": "fedavg", "local_lr": 1e300}}, Cause.NOT_FINITE),
+    ],
+)
+def test_only_a_run_that_ended_early_says_what_its_end_may_tell(
+    tmp_path: Path, changes: dict[str, Any], said_of_end: Cause | None
+) -> None:
+    done = command("run", write(tmp_path, {"out": str(tmp_path), **changes}), "--json")
+    assert done.code == (0 if said_of_end is None else 1), done.err
+    said = json.loads(next(tmp_path.glob("*/*/ledger.json")).read_text())
+    for cause, text in ENDED_EARLY.items():
+        assert (text in said["caveats"]) == (cause == said_of_end)
+
+
+def test_what_one_process_held_once_it_held() -> None:
+    assert [of_run("process", "ranks"), of_run("ranks", "process"), of_run(None, "ranks"), of_run(None)] == [
+        "process",
+        "process",
+        "ranks",
+        None,
+    ]
 
 
 def test_no_site_of_a_tunings_winner_is_told_the_epsilon_of_that_run_alone(finished: Path) -> None:

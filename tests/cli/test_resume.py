@@ -319,7 +319,7 @@ def test_fresh_noise_where_bits_differ(tmp_path: Path, view: str) -> None:
     assert before <= after and result["model_sha256"] != whole["model_sha256"]
     again = {(c.round, c.silo) for c in before} & {(c.round, c.silo) for c in after - before}
     assert {round for round, _ in again} == {6, 7}  # after the checkpoint
-    assert any("fresh noise" in note for note in result["notes"])
+    assert any("fresh noise" in note and "take part again: 2 rounds." in note for note in result["notes"])
     assert "fresh noise" in (folder_of(config) / "log.txt").read_text()
     assert result["epsilon"][view]["epsilon"] <= 3.0 and result["rounds"] < whole["rounds"]
     assert result["epsilon"]["server"]["worst_case_epsilon"] > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,18 @@ from typing import Any
 import numpy as np
 import pandas
 import pytest
+import torch
 import yaml
 
 import dpfl_plugin as dpfl
-from dpfl_plugin.config.load import load, run_id
+from dpfl_plugin.adapters.folder.project import for_server
+from dpfl_plugin.config.load import configure, load, run_id
 from dpfl_plugin.data.base import digest
+from dpfl_plugin.data.schema import DRAFTED, TableSchema
 from dpfl_plugin.errors import ConfigError, DataError
+from dpfl_plugin.runs.statement import BY_SCHEMA
+from tests.adapters.federation import SimulatedSilo, block
+from tests.adapters.shared_folder import keys_of, members_of
 from tests.cli.command import BASE, one_message, write
 from tests.cli.command import dpfl as command
 
@@ -145,6 +152,7 @@ def test_a_draft_runs_and_predicts_by_its_schema(tmp_path: Path, monkeypatch: py
     text = (tmp_path / "project" / "run.yaml").read_text()
     assert "which is not private" in text
     assert yaml.safe_load(text)["data"]["schema"] == {
+        "drafted": True,
         "label": {"column": "ill", "outcome": "classes", "classes": ["no", "yes"]},
         "silo": "clinic",
         "columns": {
@@ -163,6 +171,41 @@ def test_a_draft_runs_and_predicts_by_its_schema(tmp_path: Path, monkeypatch: py
     assert made.code == 0 and len(made.out.splitlines()) == 7, made.err
     frame(6).assign(stage="IV").to_csv("new.csv", index=False)
     one_message(command("predict", folder, "new.csv"), "column 'stage': 6 cells are not one of I, II, III")
+
+
+@pytest.mark.parametrize("drafted", [None, False, True])
+def test_a_drafted_schema_is_a_gap_and_another_an_assumption(tmp_path: Path, drafted: bool | None) -> None:
+    file = config(tmp_path, SCHEMA if drafted is None else {**SCHEMA, "drafted": drafted})
+    checked = command("check", file)
+    done = command("run", file, "--json")
+    assert checked.code == done.code == 0, checked.err + done.err
+    said = json.loads((Path(done.json["folder"]) / "ledger.json").read_text())
+    told = " ".join((checked.out + checked.err).split())
+    for place in (told, done.json["notes"], said["caveats"]):
+        assert (DRAFTED in place) == bool(drafted)
+    assert (BY_SCHEMA[0] in said["assumptions"]) == (not drafted)
+    assert not any("features by the schema" in text for text in said["caveats"])  # which is no gap
+
+
+@pytest.mark.parametrize("drafted", [False, True])
+def test_a_site_is_told_what_its_schema_was_made_of(tmp_path: Path, drafted: bool) -> None:
+    """What owners agreed to is the same by either: how records are read is in none of its digests."""
+    project, without = (
+        for_server(
+            configure(
+                {**block(), "data": {"dataset": {"name": "table", "files": "all.csv"}, "schema": one}}, source="test"
+            ),
+            tmp_path,
+            members_of(keys_of("a", "b")),
+        )
+        for one in ({**SCHEMA, "drafted": drafted}, SCHEMA)
+    )
+    assert project.agreement.run == without.agreement.run
+    x, y = torch.zeros(20, len(TableSchema.parse(SCHEMA).features)), torch.arange(20) % 2
+    with SimulatedSilo(project.agreement, 0, project.model, (x, y), tmp_path / "own") as silo:
+        silo.write_statement()
+    said = json.loads((tmp_path / "own" / "ledger.json").read_text())
+    assert (DRAFTED in said["caveats"]) == drafted and (BY_SCHEMA[0] in said["assumptions"]) == (not drafted)
 
 
 def test_a_draft_tells_what_is_probably_not_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,6 +64,20 @@ def named(path: Path) -> set[Charge]:
     return {replace(one, noise_id=re.sub(r"-[0-9a-f]{12}\.", ".", one.noise_id)) for one in held(path)}
 
 
+def test_a_secure_tuning_that_nothing_disturbs_repeats_nothing(tmp_path: Path) -> None:
+    """Candidates go on after each rung, with noise of another name; what they released before is not made again."""
+    config = config_of(tmp_path, privacy={**TUNE["privacy"], "secure": True})
+    result = tune(config)
+    for one in result["ranking"]:
+        assert not Ledger.open(Path(one["folder"]) / "ledger.jsonl", append=False).notes
+    refused = dpfl("statement", config.parent / "out")
+    one_message(refused, f"Give that of the winner, {result['winner']['folder']},")
+    signed = dpfl("statement", result["winner"]["folder"])
+    assert signed.code == 0 and "one of 4 candidates of a tuning" in signed.out, signed.err
+    moved = (config.parent / "out").rename(tmp_path / "moved")
+    one_message(dpfl("statement", moved), f"Give that of the winner, {moved}/")
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """A tuning that nothing disturbed: (its folder, its result)."""

@@ -3227,9 +3227,9 @@ STATISTICS = (
     Mutant(
         "statistics-forgotten-by-a-resume",
         "a run that goes on does not count the statistics that its records are scaled by",
-        "runs/resume.py",
-        'if charge.kind == "statistics" and found is not None and SUMS in found.server:',
-        "if False:",
+        "runs/ledgers.py",
+        'return charge.kind == "statistics" and SUMS in found.server',
+        "return False",
         (RUNS_WITH_STATISTICS + "::test_a_run_that_dies_goes_on_with_the_same_statistics",),
     ),
     Mutant(

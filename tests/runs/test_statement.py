@@ -63,8 +63,11 @@ WORDS = {
     "per layer": ["a bound of its own"],
     "solved": [", solved for the budget", "budget of epsilon 2.5"],
     "capped": ["in 3 rounds at most", "in 3 rounds, the cap"],
-    "secure": ["a silo's own staff, who have its records.", "keys that each silo drew"],
-    "fitted": ["## What is not covered\n\n* Standardise: mean"],
+    "secure": [
+        "a silo's own staff, who have its records; whoever ran this, who had the records of all silos.",
+        "keys that each silo drew",
+    ],
+    "fitted": ["## What is not covered\n\n* This was one process on one machine", "\n* Standardise: mean"],
     "one of several": ["Together with other runs", "Besides this run it holds 1 other,", "`dpfl account FILE`"],
 }
 

@@ -20,7 +20,7 @@ from torch import nn
 from dpfl_plugin.adapters.agreement import Agreement, agree
 from dpfl_plugin.adapters.folder.keys import Members
 from dpfl_plugin.config.load import given_values
-from dpfl_plugin.config.schema import Config
+from dpfl_plugin.config.schema import SCHEMA_KEY, Config
 from dpfl_plugin.core.outcomes import CLASSES
 from dpfl_plugin.data import base as data_base
 from dpfl_plugin.data.base import Dataset, Federation, Ownership
@@ -162,6 +162,8 @@ def _project(config: Config, members: Members, found: Federation, notes: tuple[s
     if members.num_records is not None:
         values["num_records"] = members.num_records
     agreement = agree(values, num_silos=len(members.silos), model=model, source="configuration")
+    if (schema := config.data.dataset.options.get(SCHEMA_KEY)) is not None:
+        agreement = replace(agreement, by_schema=TableSchema.parse(schema))
     return Project(config, agreement, model, (*without, *notes))
 
 
