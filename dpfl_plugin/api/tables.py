@@ -148,8 +148,8 @@ def draft_schema(
     """A first schema for files, or a data frame, as plain values, to be corrected.
 
     Looking at values is not private, and a warning says so: put the categories and ranges that are known without
-    looking in their place, and then remove ``drafted``; until then checks, runs and statements say that epsilon does not
-    cover them.
+    looking in their place, and then remove ``drafted``: until then checks, runs and statements say that epsilon does
+    not cover them.
 
     Args:
         data: a file, several, or a data frame; or {silo's name: data frame or file}, all with the same columns.
