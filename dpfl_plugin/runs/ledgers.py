@@ -15,7 +15,6 @@ from typing import Any
 
 from dpfl_plugin.core.streams import fresh_attempt
 from dpfl_plugin.errors import ArgumentError, BusyError, ConfigError, DataError, LedgerBusyError, LedgerError, Worded
-from dpfl_plugin.federation.scaled_records import SUMS
 from dpfl_plugin.privacy.events import Charge
 from dpfl_plugin.privacy.extra_releases import NOT_RUN
 from dpfl_plugin.privacy.ledger import Ledger
@@ -320,7 +319,11 @@ def is_known(found: Checkpoint | None, charge: Charge) -> bool:
         return False
     if charge.kind == "score":
         return any(charge.round == int(at) for at, _ in found.facts.get("scores", ()))
-    return charge.kind == "statistics" and SUMS in found.server
+    if charge.kind != "statistics":
+        return False
+    from dpfl_plugin.federation.scaled_records import SUMS  # which imports torch: ledgers are read without it
+
+    return SUMS in found.server
 
 
 def _made_again(own: Ledger, found: Checkpoint | None) -> str:

@@ -40,7 +40,7 @@ def made(path, model=None, data=(X, Y), privacy=GIVEN, **more):
 def accounted(path, capsys):
     """The server's epsilon of all that a ledger holds, as the command says."""
     capsys.readouterr()
-    account_file(path, [], as_json=True)
+    account_file(path, [], of_papers=False, as_json=True)
     rows = next(rows for label, rows in json.loads(capsys.readouterr().out).items() if label.startswith("total"))
     return next(row["epsilon"] for row in rows if row["accountant"] == "PLD")
 
