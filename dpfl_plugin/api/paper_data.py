@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dpfl_plugin import registry
 from dpfl_plugin.config.schema import Config
-from dpfl_plugin.data.fetch import DataSource, NotFetchedError
+from dpfl_plugin.data.fetch import DataSource
 from dpfl_plugin.errors import DataError, Worded
 from dpfl_plugin.runs.folder import to_json
 
@@ -36,6 +36,6 @@ def check_readable(needed: Iterable[tuple[Config, Path]]) -> None:
             found[key] = error
     errors = [error for error in found.values() if error is not None]
     if errors:
-        said = " ".join(error.missing if isinstance(error, NotFetchedError) else str(error) for error in errors)
+        said = " ".join(getattr(error, "missing", "") or str(error) for error in errors)
         here = "If you have them, name their folder: {data=FOLDER}, or DPFL_DATA."
         raise DataError(Worded(f"nothing was run: data files are missing or damaged. {here} {said}"))

@@ -32,10 +32,10 @@ class NotFetchedError(DataError):
     """A file is not there, and could not be fetched.
 
     Attributes:
-        missing: the message without how another folder is named.
+        missing: the message without how another folder is named; "" of one that says more.
     """
 
-    def __init__(self, message: str, missing: str) -> None:
+    def __init__(self, message: str, missing: str = "") -> None:
         super().__init__(message)
         self.missing = missing
 
@@ -161,7 +161,9 @@ class DataSource:
 
 def _reason(url: str, error: Exception) -> str:
     """Why a download failed, without what libraries quote of each other, which may be pages long."""
-    if isinstance(error, OSError) and getattr(error, "response", None) is None:  # requests' own: nobody answered
+    from requests.exceptions import ConnectionError, Timeout
+
+    if isinstance(error, ConnectionError | Timeout):  # whose text quotes urllib3's, which quotes the system's
         return f"no connection to {urlsplit(url).hostname}"
     return textwrap.shorten(f"{type(error).__name__}: {error}", LONGEST_REASON, placeholder=" ...")
 
