@@ -30,6 +30,7 @@ EXTRAS = {
     "survival": ("lifelines", "the concordance index"),
     "onnx": ("onnx", "dpfl export --onnx"),
     "lora": ("peft", "low-rank adapters"),
+    "notebook": ("ipykernel", "a kernel for Jupyter, and pandas"),
     "tensorboard": ("tensorboard", "a tracker"),
     "mlflow": ("mlflow", "a tracker"),
     "wandb": ("wandb", "a tracker"),
