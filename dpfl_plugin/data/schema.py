@@ -23,7 +23,7 @@ WHERE: Final = "data.schema"
 MISSING: Final = ("", "NA", "N/A", "#N/A", "n/a", "<NA>", "NaN", "nan", "NULL", "null", "None", "?", ".")
 """Cells that hold no value, as pandas, R, spreadsheets, SAS and Stata write it, unless a column has such a value."""
 
-DRAFTED: Final = "categories and ranges were read from the records (drafted: true): epsilon does not cover that"
+DRAFTED: Final = "categories and ranges were read from the records (drafted: true): epsilon does not cover that."
 """What a schema says of itself until whoever knows them without the records removes the key."""
 
 Kinds = Literal["classes", "ordinal", "regression", "counts", "multi_label", "survival"]
