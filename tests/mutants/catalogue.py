@@ -3228,7 +3228,7 @@ STATISTICS = (
         "statistics-forgotten-by-a-resume",
         "a run that goes on does not count the statistics that its records are scaled by",
         "runs/ledgers.py",
-        'return charge.kind == "statistics" and SUMS in found.server',
+        "return SUMS in found.server",
         "return False",
         (RUNS_WITH_STATISTICS + "::test_a_run_that_dies_goes_on_with_the_same_statistics",),
     ),
