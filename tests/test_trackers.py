@@ -73,9 +73,10 @@ def records_of(file: bytes) -> Iterator[bytes]:
 
 
 def read_wandb(folder: Path) -> dict[str, dict[int, float]]:
-    pytest.importorskip("wandb")
+    wandb = pytest.importorskip("wandb")
     from wandb.proto import wandb_internal_pb2
 
+    wandb.teardown()  # its own process writes the file, at times after finish() has returned
     series: dict[str, list[tuple[int, float]]] = {tag: [] for tag in SCALARS}
     ids, said = set(), ""
     for path in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
