@@ -4,7 +4,7 @@ Writes the table of docs/better.md. What every run gave is kept in a file, so th
 where it was, and more seeds or data sets cost only their own runs. MNIST, Adult and mushrooms need their files in
 $DPFL_DATA. Ten seeds of all data sets take about an hour of one core; `--data digits --seeds 3` takes minutes.
 
-`--images` instead: what views of images gain (`augmentation`), for a small convolutional network.
+`--images` instead: what views of images gain (`augmentation`), for a small convolutional network; about an hour, too.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ import torch
 from benchmarks.algorithms import difference, told_apart
 from benchmarks.pages import ROOT, put
 from benchmarks.table import table
-from benchmarks.tuning import Laboratory
+from benchmarks.tuning import Laboratory, best_step
 from dpfl_plugin.config.load import configure
 from dpfl_plugin.config.schema import Config
 
 PAGE: Final = "docs/better.md"
 EPSILONS: Final = (1.0, 3.0, 8.0)
 SEEDS: Final = 10
-TUNING_SEED: Final = 1000
-FACTORS: Final = (0.25, 0.5, 1.0, 2.0, 4.0)
-"""Of the yardstick's step size, which every option is tuned over; those at the ends only if the best is beside them."""
+TUNING: Final = (1000, 1001, 1002)
+"""Seeds by whose mean step sizes are chosen; of images the first alone."""
+FIRST_FACTORS, FACTOR, LIMITS = (0.5, 1.0, 2.0), 2.0, (1 / 100, 100.0)
+"""Of the yardstick's step size, which every option is tuned over: the grid goes on while the best is at its edge."""
 
 Values = Mapping[str, Any]
 LABELS: Final = {"name": "labels_per_silo", "labels": 2}
@@ -102,7 +103,6 @@ OPTIONS: Final[Mapping[str, Values]] = {
 }
 """What each row changes of the yardstick; one at a time."""
 
-IMAGE_EPSILONS: Final = (3.0, 8.0)
 _IMAGES: Final[Values] = {"partition": "iid", "num_silos": 2, "max_records_per_silo": 1000}
 _NETWORK: Final[Values] = {
     "rounds": 10,
@@ -134,8 +134,9 @@ def options_of(data: str) -> Mapping[str, Values]:
     return VIEWS.get(data, OPTIONS)
 
 
-def epsilons_of(data: str) -> tuple[float, ...]:
-    return IMAGE_EPSILONS if data in IMAGES else EPSILONS
+def tuning_of(data: str) -> tuple[int, ...]:
+    """The seeds that its step sizes are chosen on."""
+    return TUNING[:1] if data in IMAGES else TUNING
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +144,7 @@ class Cell:
     """An option on a data set at an epsilon.
 
     Attributes:
-        factor: the best of the step size, by one run on a seed of its own.
+        factor: the best of the step size, on seeds of its own.
         accuracies: of each seed.
     """
 
@@ -169,22 +170,16 @@ def configuration(data: str, option: str, epsilon: float, factor: float, seed: i
 
 
 def measured(laboratory: Laboratory, data: str, option: str, epsilon: float, seeds: int) -> Cell:
-    """At the step size that is best by one run on a seed of its own: a walk over `FACTORS` from the middle."""
+    """At the step size that is best on seeds of its own."""
 
     def run(factor: float, seed: int) -> float:
         return laboratory.run(configuration(data, option, epsilon, factor, seed), ROOT).accuracy
 
-    @functools.cache
-    def score(place: int) -> float:
-        return run(FACTORS[place], TUNING_SEED)
+    def score(factor: float) -> float:
+        return statistics.fmean(run(factor, seed) for seed in tuning_of(data))
 
-    at = len(FACTORS) // 2
-    while True:
-        best = max((place for place in (at, at - 1, at + 1) if 0 <= place < len(FACTORS)), key=score)
-        if best == at:
-            break
-        at = best
-    return Cell(FACTORS[at], tuple(run(FACTORS[at], seed) for seed in range(seeds)))
+    factor = best_step(score, FIRST_FACTORS, FACTOR, LIMITS)
+    return Cell(factor, tuple(run(factor, seed) for seed in range(seeds)))
 
 
 def measure(laboratory: Laboratory, data: Sequence[str], seeds: int, views: Sequence[int] = VIEWS_TRIED) -> Cells:
@@ -193,7 +188,7 @@ def measure(laboratory: Laboratory, data: Sequence[str], seeds: int, views: Sequ
     for name in data:
         of_images = [option for option, changes in options_of(name).items() if _views(changes) in views]
         for option in ("", *(of_images if name in IMAGES else options_of(name))):
-            for epsilon in epsilons_of(name):
+            for epsilon in EPSILONS:
                 cell = cells[name, option, epsilon] = measured(laboratory, name, option, epsilon, seeds)
                 said = f"{statistics.mean(cell.accuracies):.4f}, step times {cell.factor:g}"
                 print(f"{name}, epsilon {epsilon:g}, {option or 'yardstick'}: {said}", flush=True)
@@ -211,15 +206,18 @@ def page(cells: Cells, seeds: int) -> str:
     counts = sorted({_views(options_of(name)[option]) for name, option, _ in cells if option})
     images = f"--images --views {' '.join(map(str, counts))} " if names[0] in IMAGES else ""
     parts = [f"{seeds} seeds. Command: `python -m benchmarks.better {images}--data {chosen} --seeds {seeds} --write`."]
-    ends = sum(cell.factor in (FACTORS[0], FACTORS[-1]) for cell in cells.values())
-    parts.append(f"Of {len(cells)} step sizes {ends} are the least or the largest that was tried.")
+    factors = [cell.factor for cell in cells.values()]
+    ends = sum(not LIMITS[0] < factor / FACTOR < factor * FACTOR < LIMITS[1] for factor in chosen)
+    parts.append(
+        f"Step sizes are {min(factors):g} to {max(factors):g} times the yardstick's of the configuration; {ends} of "
+        f"{len(factors)} are the least or the largest that was tried."
+    )
     for name in names:
-        epsilons = epsilons_of(name)
-        rows = [["yardstick, accuracy in points", *(_level(cells[name, "", epsilon]) for epsilon in epsilons)]]
+        rows = [["yardstick, accuracy in points", *(_level(cells[name, "", epsilon]) for epsilon in EPSILONS)]]
         for option in dict.fromkeys(option for of, option, _ in cells if of == name and option):
-            pairs = [(cells[name, option, epsilon], cells[name, "", epsilon]) for epsilon in epsilons]
+            pairs = [(cells[name, option, epsilon], cells[name, "", epsilon]) for epsilon in EPSILONS]
             rows.append([f"`{option}`", *(_gain(cell, of, seeds) for cell, of in pairs)])
-        parts.append(f"**{name}**\n\n" + table(["", *(f"epsilon {epsilon:g}" for epsilon in epsilons)], rows))
+        parts.append(f"**{name}**\n\n" + table(["", *(f"epsilon {epsilon:g}" for epsilon in EPSILONS)], rows))
     return "\n\n".join([*parts, verdict(cells, seeds)])
 
 

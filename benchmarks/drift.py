@@ -23,7 +23,7 @@ from typing import Any, Final
 import torch
 
 from benchmarks.pages import ROOT
-from benchmarks.tuning import Laboratory
+from benchmarks.tuning import Laboratory, best_step
 from dpfl_plugin.config.load import load
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.data.base import Holding
@@ -77,13 +77,8 @@ SILO_RATES: Final[Mapping[float, dict[str, Any]]] = {
 }
 LOCAL_STEPS, EPSILONS = (5, 20), (1.0, 8.0)
 SEEDS: Final = (range(5), range(5, 10))  # of all cells first, and then
-TUNING: Final[Mapping[str, tuple[int, ...]]] = {
-    "labels": (1000, 1001),
-    "shares": (1000, 1001),
-    "alike": (1000,),
-    "source": (1000,),
-}
-FIRST_RATES, FACTOR, LEAST, MOST = (1 / 3, 1.0, 3.0), 3.0, 0.01, 30.0
+TUNING: Final = (1000, 1001, 1002)  # seeds by whose mean step sizes are chosen
+FIRST_RATES, FACTOR, LIMITS = (1 / 3, 1.0, 3.0), 3.0, (0.01, 100.0)
 SHOWN: Final = 0.1  # of the rounds, the last: accuracy is their mean
 
 
@@ -225,24 +220,16 @@ def _accuracy(runtime: InProcess, model: torch.Tensor) -> float:
     return statistics.fmean(silo.test_score for silo in runtime.evaluate(model, False).values())
 
 
-def best(score: Callable[[float], float]) -> float:
-    """The step size with the highest score: a grid of three, which goes on while the best is at its edge."""
-    scores = {rate: score(rate) for rate in FIRST_RATES}
-    while True:
-        rate = max(scores, key=lambda one: scores[one])
-        further = [rate / FACTOR] * (rate == min(scores)) + [rate * FACTOR] * (rate == max(scores))
-        if not further or not LEAST < further[0] < MOST:
-            return rate
-        scores[further[0]] = score(further[0])
-
-
 def chosen(run: Callable[[Cell, str, float, int], Run], cell: Cell, path: str) -> dict[str, float]:
     """{method: its best step size}, by the mean accuracy on the seeds for that, of a path's two methods."""
 
     def score(method: str, rate: float) -> float:
-        return statistics.fmean(run(cell, path, rate, seed).accuracy(method) for seed in TUNING[cell.task])
+        return statistics.fmean(run(cell, path, rate, seed).accuracy(method) for seed in TUNING)
 
-    return {method: best(functools.partial(score, method)) for method in (path, path + AVERAGED)}
+    return {
+        method: best_step(functools.partial(score, method), FIRST_RATES, FACTOR, LIMITS)
+        for method in (path, path + AVERAGED)
+    }
 
 
 def measure(bench: Bench, parts: Iterable[str], seeds: range) -> None:

@@ -13,7 +13,7 @@ import math
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -262,6 +262,25 @@ def _of(result: dict[str, Any], lines: list[dict[str, Any]], seconds: float) -> 
 def _run(line: dict[str, Any]) -> Run:
     curve = tuple((round, found) for round, found in line["curve"])
     return Run(line["accuracy"], line["rounds"], line["sent"], line["seconds"], curve)
+
+
+def best_step(
+    score: Callable[[float], float], first: Sequence[float], factor: float, within: tuple[float, float]
+) -> float:
+    """The step size with the highest score: of a grid by ``factor``, which goes on while the best is at its edge.
+
+    Args:
+        first: its beginning, in increasing order.
+        within: what the grid stays strictly between.
+    """
+    scores = {rate: score(rate) for rate in first}
+    low, high = within
+    while True:
+        rate = max(scores, key=lambda one: scores[one])
+        further = [rate / factor] * (rate == min(scores)) + [rate * factor] * (rate == max(scores))
+        if not further or not low < further[0] < high:
+            return rate
+        scores[further[0]] = score(further[0])
 
 
 @dataclass(frozen=True, slots=True)

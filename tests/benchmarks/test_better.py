@@ -1,6 +1,7 @@
 """The comparison at equal epsilon changes one thing at a time, tunes all alike, and says what its numbers show."""
 
 import dataclasses
+import math
 
 import pytest
 
@@ -8,10 +9,10 @@ from benchmarks import better
 from benchmarks.better import (
     DATA,
     EPSILONS,
-    FACTORS,
     IMAGES,
     OPTIONS,
-    TUNING_SEED,
+    SEEDS,
+    TUNING,
     Cell,
     configuration,
     measured,
@@ -31,25 +32,26 @@ def test_an_option_changes_what_it_names_and_nothing_else(data):
 
 
 class Peaked:
-    """Runs whose accuracy is best at one step size; counts the seeds that tuning has looked at."""
+    """Runs whose accuracy is best at one step size; counts what tuning has looked at."""
 
     def __init__(self, best):
         self.best, self.tuned = best, []
 
     def run(self, config, base):
         factor = config.algorithm.options["local_lr"] / 2.0
-        if config.seed == TUNING_SEED:
-            self.tuned.append(factor)
-        gap = abs(FACTORS.index(factor) - FACTORS.index(self.best))
-        return dataclasses.make_dataclass("Run", ["accuracy"])(1.0 - 0.1 * gap)
+        if config.seed in TUNING:
+            self.tuned.append((factor, config.seed))
+        return dataclasses.make_dataclass("Run", ["accuracy"])(1.0 - 0.01 * abs(math.log2(factor / self.best)))
 
 
-@pytest.mark.parametrize("best", FACTORS)
-def test_each_has_its_own_best_step_size_by_a_seed_of_its_own(best):
+@pytest.mark.parametrize("best", [1 / 16, 1.0, 2.0, 16.0])
+def test_each_has_its_own_best_step_size_by_seeds_of_its_own(best):
     laboratory = Peaked(best)
     found = measured(laboratory, "digits", "", 1.0, 3)
     assert found == Cell(best, (1.0, 1.0, 1.0))
-    assert len(laboratory.tuned) == len(set(laboratory.tuned)) <= len(FACTORS)
+    assert {seed for _, seed in laboratory.tuned} == set(TUNING) and not set(TUNING) & set(range(SEEDS))
+    factors = {factor for factor, _ in laboratory.tuned}
+    assert len(laboratory.tuned) == len(factors) * len(TUNING) and min(factors) < best < max(factors)
 
 
 def test_what_helps_harms_and_does_not_show_is_told_from_the_numbers():
@@ -59,7 +61,9 @@ def test_what_helps_harms_and_does_not_show_is_told_from_the_numbers():
     for option, gain in gains.items():
         found = Cell(1.0, tuple(a + b for a, b in zip((0.50, 0.52, 0.48), gain, strict=True)))
         cells |= {("digits", option, epsilon): found for epsilon in EPSILONS}
+    cells["digits", "l2: 0.01", 8.0] = dataclasses.replace(cells["digits", "l2: 0.01", 8.0], factor=64.0)
     said = page(cells, 3)
+    assert "1 to 64 times the yardstick's" in said and "1 of 36 are the least or the largest that was tried" in said
     assert "+11.0 ± 0.6 *" in said and "-11.0 ± 0.6 *" in said
     assert "`average: tail`: helps, +11.0 ± 0.6 points in the mean of 3 cells." in said
     assert "`l2: 0.01`: harms, -11.0 ± 0.6 points" in said

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks import algorithms, personalised, tuning
 from benchmarks.algorithms import TASKS, Measured, Task
-from benchmarks.tuning import Contender, Found, Laboratory, Run, contenders, search
+from benchmarks.tuning import Contender, Found, Laboratory, Run, best_step, contenders, search
 from dpfl_plugin import registry
 from dpfl_plugin.algorithms.mr_mtl import MRMTL, Local
 from dpfl_plugin.config.schema import Config
@@ -196,3 +196,14 @@ def test_all_labels_in_the_picture_of_families_are_contenders() -> None:
     assert set(itertools.chain(*algorithms.SHOWN.values())) <= labels
     missing = labels - set(itertools.chain(*algorithms.SHOWN.values()))
     assert missing <= {"subgradient", "convolution", "localized convolution", "SCAFFOLD, noise falls by step"}
+
+
+@pytest.mark.parametrize("peak", [0.02, 1 / 9, 1.0, 2.9, 20.0])
+def test_a_grid_goes_on_to_the_step_nearest_to_the_peak(peak: float) -> None:
+    found = best_step(lambda rate: -abs(math.log(rate / peak)), (1 / 3, 1.0, 3.0), 3.0, (0.01, 30.0))
+    assert abs(math.log(found / peak)) <= math.log(3.0) / 2 + 1e-9
+
+
+def test_a_grid_ends_within_its_limits() -> None:
+    found = [best_step(lambda rate, sign=sign: sign * rate, (1 / 3, 1.0, 3.0), 3.0, (0.01, 30.0)) for sign in (-1, 1)]
+    assert found == pytest.approx([1 / 81, 27])
