@@ -207,7 +207,7 @@ def page(cells: Cells, seeds: int) -> str:
     images = f"--images --views {' '.join(map(str, counts))} " if names[0] in IMAGES else ""
     parts = [f"{seeds} seeds. Command: `python -m benchmarks.better {images}--data {chosen} --seeds {seeds} --write`."]
     factors = [cell.factor for cell in cells.values()]
-    ends = sum(not LIMITS[0] < factor / FACTOR < factor * FACTOR < LIMITS[1] for factor in chosen)
+    ends = sum(not LIMITS[0] < factor / FACTOR < factor * FACTOR < LIMITS[1] for factor in factors)
     parts.append(
         f"Step sizes are {min(factors):g} to {max(factors):g} times the yardstick's of the configuration; {ends} of "
         f"{len(factors)} are the least or the largest that was tried."
