@@ -149,7 +149,10 @@ def predict(
     rows = by_record(found, asked.lines)
     if id_column is not None and ids is not None:
         rows = [{id_column: one, **row} for one, row in zip(ids, rows, strict=True)]
-    notes = [*trained.notes, *asked.notes, *doubts(id_column or "", ids or []), *([] if useless is None else [useless])]
+    notes = [*trained.notes, *asked.notes]
+    if unused := [f"'{column}'" for column in asked.unused if column != id_column]:
+        notes.append(f"not used, as the model was not trained on them: columns {', '.join(unused)}.")
+    notes += [*doubts(id_column or "", ids or []), *([] if useless is None else [useless])]
     if found.probabilities is None and found.outcome.has_classes:
         notes.append(NO_PROBABILITIES)
     if not trained.labels and found.outcome.has_classes:

@@ -283,7 +283,7 @@ def _of_silos(results: dict[str, Result]) -> list[str]:
         if names and result.get("dearest_silo") is not None:
             lines.append(f"{label}: the epsilon is that of {called(result['dearest_silo'], names)}, which spent most.")
         if len(results) == 1 and result.get("measures"):
-            lines.append(_pooled(result["measures"], result.get("positive_class")))
+            lines += _measures(result["measures"], result.get("positive_class"))
         if not silos or result["num_silos"] < 2:
             continue
         worst = f" at {called(silos['worst'], names)}" if "worst" in silos else ""
@@ -395,25 +395,30 @@ def _unspent(plan: Plan, results: dict[str, Result]) -> list[str]:
     return lines
 
 
-def _pooled(measures: dict[str, Any], positive_class: str | None) -> str:
-    """All measures of a number each, of silos' own models where they have some, and those of a baseline."""
+def _measures(measures: dict[str, Any], positive_class: str | None) -> list[str]:
+    """A line for each measure: of the model, of silos' own where they have some, and of a baseline."""
     found = measures["pooled"] or measures["mean_of_silos"]
     model, baseline = found.get("own_models", found["model"]), found["baseline"]
+    where = "on all test records" if measures["pooled"] else "mean over silos, weighted by their test records"
     whose = "; each silo's by its own model" if "own_models" in found else ""
-    words = [
-        f"{key.replace('_', ' ')} {value:.4g} ({'undefined' if baseline[key] is None else f'{baseline[key]:.4g}'})"
+    rows = [(f"{where}{whose}", "model", "baseline")] + [
+        (f"  {key.replace('_', ' ')}", f"{value:.4g}", "undefined" if baseline[key] is None else f"{baseline[key]:.4g}")
         for key, value in model.items()
         if isinstance(value, float) and isinstance(baseline.get(key, ""), float | None)
     ]
-    where = "on all test records" if measures["pooled"] else "mean over silos, weighted by their test records"
-    told = ", ".join(words) or "no measure is defined"
+    if len(rows) == 1:
+        return [f"{where}{whose}: no measure is defined."]
+    first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
+    lines = [
+        row[0].ljust(first) + "".join(f"  {text:>{width}}" for text, width in zip(row[1:], others, strict=True))
+        for row in rows
+    ]
     name, sign = measures["ranked_by"], 1 if measures["higher_is_better"] else -1
     value, known = model.get(name), baseline.get(name)
     beaten = value is not None and known is not None and sign * value <= sign * known
-    no_use = f" By {name.replace('_', ' ')} it is no better than that baseline."
     positive = "" if positive_class is None else f" The positive class is {positive_class}."
-    baseline_said = f"in brackets a baseline without features: {measures['baseline']}"
-    return f"{where}{whose} ({baseline_said}): {told}.{positive}{no_use if beaten else ''}"
+    no_use = f" By {name.replace('_', ' ')} the model is no better." if beaten else ""
+    return [*lines, f"The baseline is without features: {measures['baseline']}.{positive}{no_use}"]
 
 
 def _epsilon(view: dict[str, Any]) -> str:

@@ -74,13 +74,15 @@ def table(
 
 class Asked(NamedTuple):
     """Records that a model is asked about: features [n, d] by the names ``columns``; labels [n] by the schema's
-    classes, -1 where none is given, None if none is given at all; lines [n]; notes: what of them was not used."""
+    classes, -1 where none is given, None if none is given at all; lines [n]; notes: what of them was changed; unused:
+    columns that the schema does not name."""
 
     features: Features
     labels: Integers | None
     lines: Integers
     notes: tuple[str, ...]
     columns: tuple[str, ...]
+    unused: tuple[str, ...]
 
 
 def asked(path: Path, options: Mapping[str, Any]) -> Asked:
@@ -123,17 +125,15 @@ def _asked(found: Read, schema: TableSchema) -> Asked:
     from dpfl_plugin.data import reading
 
     reading.check([found])
-    notes = reading.notes([found], schema)
-    if found.unused:
-        notes = (*notes, f"not used, as the schema does not name them: columns {', '.join(found.unused)}")
     labels, classes = found.table.labels, schema.label.known.has_classes
     lines = np.array([found.lines[record] for record in range(len(labels))], dtype=np.int64)
     return Asked(
         found.table.features,
         None if not classes or (labels < 0).all() else labels,
         lines,
-        tuple(f"{note}." for note in notes),
+        tuple(f"{note}." for note in reading.notes([found], schema)),
         schema.features,
+        tuple(found.unused),
     )
 
 

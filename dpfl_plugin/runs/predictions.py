@@ -158,13 +158,15 @@ class Asked:
         features: [n, *shape], before preprocessing.
         labels: [n] in the run's classes before preprocessing, -1 where none is given; None if none is given at all.
         lines: [n], where they are in their file, for tables.
-        notes: what of them was not used.
+        notes: what of them was changed.
+        unused: columns that the model was not trained on.
     """
 
     features: Features
     labels: Integers | None
     lines: Integers | None = None
     notes: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
 
 
 def read(trained: Trained, data: str) -> Asked:
@@ -235,7 +237,7 @@ def _by_schema(trained: Trained, found: tables.Asked) -> Asked:
     """Records of a table that a schema describes: what it refuses in training is refused here, too."""
     if found.columns != trained.inputs.columns:
         raise DataError(f"{trained.folder.config}: data.schema makes other features than the run was trained on.")
-    return Asked(found.features, found.labels, found.lines, found.notes)
+    return Asked(found.features, found.labels, found.lines, found.notes, found.unused)
 
 
 def _table(trained: Trained, path: Path) -> Asked:
@@ -254,8 +256,7 @@ def _columns(trained: Trained) -> Columns:
 
 
 def _of_table(trained: Trained, table: Table, unused: tuple[str, ...]) -> Asked:
-    notes = (f"not used, as the model was not trained on them: columns {', '.join(unused)}.",) if unused else ()
-    return Asked(table.features, _labels(trained, table), table.lines, notes)
+    return Asked(table.features, _labels(trained, table), table.lines, unused=unused)
 
 
 def _labels(trained: Trained, table: Table) -> Integers | None:

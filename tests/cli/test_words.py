@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dpfl_plugin.cli.progress import value_of
-from dpfl_plugin.cli.run import _meaning, _pooled
+from dpfl_plugin.cli.run import _meaning, _measures
 from dpfl_plugin.runs import session
 from dpfl_plugin.runs.forecast import MANY_ROUNDS
 from dpfl_plugin.runs.result import _diverged
@@ -130,13 +130,18 @@ def test_what_a_total_is_of(tmp_path: Path) -> None:
 def test_a_model_that_is_no_better_than_the_most_frequent_class_is_called_so(accuracy: float, no_better: bool) -> None:
     pooled = {"model": {"accuracy": 0.5}, "own_models": {"accuracy": accuracy}, "baseline": {"accuracy": 0.8}}
     measures = {"ranked_by": "accuracy", "higher_is_better": True, "baseline": "the majority", "pooled": pooled}
-    said = _pooled(measures, "ill")
-    where = "each silo's by its own model (in brackets a baseline without features: the majority)"
-    assert f"{where}: accuracy {accuracy:g} (0.8). The positive class is ill." in said
-    assert ("no better than" in said) == no_better
+    head, row, last = _measures(measures, "ill")
+    assert head == "on all test records; each silo's by its own model  model  baseline"
+    assert row.split() == ["accuracy", f"{accuracy:g}", "0.8"] and len(row) == len(head)
+    assert last.startswith("The baseline is without features: the majority. The positive class is ill.")
+    assert last.endswith("By accuracy the model is no better.") == no_better
     del pooled["own_models"]
-    errors = {"model": {"rmse": 2.0}, "baseline": {"rmse": 3.0}}
-    assert "no better" in _pooled(measures, None) and "positive" not in _pooled(measures, None)
-    assert "no better" not in _pooled(
-        {**measures, "ranked_by": "rmse", "higher_is_better": False, "pooled": errors}, None
+    assert _measures(measures, None)[-1] == (
+        "The baseline is without features: the majority. By accuracy the model is no better."
     )
+    errors = {"model": {"rmse": 2.0}, "baseline": {"rmse": 3.0}}
+    of_errors = {**measures, "ranked_by": "rmse", "higher_is_better": False, "pooled": errors}
+    assert "no better" not in _measures(of_errors, None)[-1]
+    assert _measures({**measures, "pooled": {"model": {}, "baseline": {}}}, None) == [
+        "on all test records: no measure is defined."
+    ]

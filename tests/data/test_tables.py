@@ -251,8 +251,8 @@ def test_records_that_a_model_is_asked_about_need_no_label_and_are_held_to_the_s
     assert found.labels is None and found.lines.tolist() == [2, 3]
     assert found.notes == (
         "column 'age': 1 of 2 cells are outside data.schema.columns.age.range, and clipped to 0 or 100.",
-        "not used, as the schema does not name them: columns extra.",
     )
+    assert found.unused == ("extra",)
     path.write_text(lines("20,Köln,2020-02-01,", "20,Köln,2020-02-01,yes", header="age,town,seen,ill"))
     labels = asked(path, {"schema": SCHEMA}).labels
     assert labels is not None and labels.tolist() == [-1, 1]
