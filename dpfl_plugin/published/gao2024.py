@@ -7,7 +7,7 @@ from typing import Final
 from dpfl_plugin.published.items import Claim, Item, Paper, Part
 
 EPSILON: Final = "privacy.epsilon"
-GRID: Final = "sweep={seeds: 3, grid: {privacy.epsilon: [0.75, 1.5, 3, 6, 12]}}"
+GRID: Final = "sweep={seeds: 5, grid: {privacy.epsilon: [0.75, 1.5, 3, 6, 12]}}"
 QUICK: Final = "sweep={seeds: 2, grid: {privacy.epsilon: [0.75]}}"
 LOCALIZED: Final = "localized MB-SGD"
 ONE_PASS: Final = "one-pass MB-SGD"
