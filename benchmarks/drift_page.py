@@ -243,8 +243,10 @@ def draw(found: Numbers, path: Path) -> None:
         one.set_xlabel("local steps and epsilon", fontsize=9)
         one.tick_params(length=0)
     axes[0].set_yticks(range(len(skews)), [found.data[skew].replace(", ", ",\n") for skew in skews], fontsize=9)
-    said = "Points of accuracy that drift control wins (blue) or loses (orange); = not told apart, blank: not measured"
-    figure.suptitle(said, fontsize=11)
+    blank = "" if len(found.cells) == len(skews) * len(columns) else ", blank: not measured"
+    figure.suptitle(
+        f"Points of accuracy that drift control wins (blue) or loses (orange); = not told apart{blank}", fontsize=11
+    )
     save(figure, path)
 
 

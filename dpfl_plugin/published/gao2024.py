@@ -25,9 +25,9 @@ MULTI_PASS: Final = (
     "25th."
 )
 DIFFERS: Final = (
-    "All methods, AC-SA too, have three settings a factor of 4 apart, and are compared at the best of their own by "
+    "All methods, AC-SA too, have four settings a factor of 4 apart, and are compared at the best of their own by "
     "test accuracy, the same favour for each. A choice by training loss, as the paper's, reads records, too, and no "
-    "epsilon covers either; `python -m benchmarks.isrl` makes it.",
+    "epsilon covers either.",
     "Three phases instead of ten, records of norm 1, and the least noise that the accountant proves to be enough.",
 )
 
