@@ -20,6 +20,7 @@ from dpfl_plugin.data import files as data_files
 from dpfl_plugin.data.base import Features
 from dpfl_plugin.data.fetch import DataSource
 from dpfl_plugin.data.flaws import check_kind, not_utf8
+from dpfl_plugin.data.names import column_list
 from dpfl_plugin.data.table import READS_ALL, identifier_columns, is_number
 from dpfl_plugin.errors import ArgumentError, DataError, nearest
 
@@ -107,7 +108,7 @@ def found(own: OwnData, folder: Path) -> DataBlock:
     numbers = identifier_columns(read.columns, [read.features])
     if len(numbers) == len(read.columns):
         raise DataError(
-            f"{paths[0]}: no column is left to learn from: {', '.join(words + numbers)} hold words, or numbers that "
+            f"{paths[0]}: no column is left to learn from: {column_list(words + numbers)} hold words, or numbers that "
             "name the record. Encode words as numbers."
         )
     features = [column for column in read.columns if column not in numbers]
@@ -130,12 +131,12 @@ def found(own: OwnData, folder: Path) -> DataBlock:
     else:
         lines.append("partition: natural      # the silos that the data have")
     told = [f"label: {label}{' (guessed: check it)' if guessed else ''}; {len(read.class_names)} classes."]
-    told.append(f"features: {', '.join(features)}.")
+    told.append(f"features: {column_list(features)}.")
     if words:
-        told.append(f"not used, as they hold words: {', '.join(words)}. Encode them as numbers to use them.")
+        told.append(f"not used, as they hold words: {column_list(words)}. Encode them as numbers to use them.")
     told += _scales(features, read.features[:, [read.columns.index(name) for name in features]])
     if numbers:
-        told.append(f"not used, as their numbers differ in every record, as identifiers do: {', '.join(numbers)}.")
+        told.append(f"not used, as their numbers differ in every record, as identifiers do: {column_list(numbers)}.")
     return DataBlock(tuple(lines), (*told, *dealt))
 
 
@@ -261,7 +262,7 @@ def _label(own: OwnData, path: Path, header: list[str]) -> tuple[str, bool]:
         return own.label, False
     if not own.guess_label:
         raise ArgumentError(
-            f"{{label}} is missing: which column of {path} is to be predicted? Columns: {', '.join(header[:30])}. "
+            f"{{label}} is missing: which column of {path} is to be predicted? Columns: {column_list(header[:30])}. "
             "{guess_label=True} chooses one by its name, or takes the last."
         )
     known = {name.lower(): name for name in reversed(header)}
@@ -270,7 +271,7 @@ def _label(own: OwnData, path: Path, header: list[str]) -> tuple[str, bool]:
 
 def _no_column(option: str, name: str, path: Path, header: Sequence[str]) -> ArgumentError:
     return ArgumentError(
-        f"{{{option}}}={name!r}{nearest(name, header)}: {path} has no such column. Columns: {', '.join(header[:30])}."
+        f"{{{option}}}={name!r}{nearest(name, header)}: {path} has no such column. Columns: {column_list(header[:30])}."
     )
 
 

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from dpfl_plugin.data.cells import Cells, Found
 from dpfl_plugin.data.flaws import LEAST_RECORDS, NAMELESS, Flaws, is_decimal_comma, with_point
+from dpfl_plugin.data.names import column_list
 from dpfl_plugin.data.pieces import Pieces, TextFormat, frame_pieces, open_table
 from dpfl_plugin.data.schema import MISSING, Column
 from dpfl_plugin.errors import ArgumentError, DataError, nearest
@@ -124,7 +125,7 @@ def _check_header(header: Sequence[str], name: str, roles: Roles) -> None:
         raise DataError(f"{name} has no header: its first line must name the columns, {wanted} among them.")
     for key, column in roles.columns.items():
         if column not in header:
-            shown = ", ".join(header[:30])
+            shown = column_list(header[:30])
             raise ArgumentError(
                 f"{{{key}}}={column!r}{nearest(column, header)}: {name} has no such column. Columns: {shown}."
             )
@@ -321,21 +322,21 @@ def _told(columns: Mapping[str, dict[str, Any]], seen: Mapping[str, _Seen]) -> t
     kinds: dict[str, list[str]] = {}
     for name, entry in columns.items():
         kinds.setdefault(entry["type"], []).append(name)
-    told = [f"{kind}: {', '.join(names)}." for kind, names in kinds.items() if kind not in ("identifier", "ignored")]
+    told = [f"{kind}: {column_list(names)}." for kind, names in kinds.items() if kind not in ("identifier", "ignored")]
     if names := kinds.get("identifier"):
-        told.append(f"not used, as every record has another value, as identifiers do: {', '.join(names)}.")
+        told.append(f"not used, as every record has another value, as identifiers do: {column_list(names)}.")
     ignored = kinds.get("ignored", [])
     same = [name for name in ignored if len(pc.unique(seen[name].words)) < 2]
     if same:
-        told.append(f"not used, as every record has the same value, or none: {', '.join(same)}.")
+        told.append(f"not used, as every record has the same value, or none: {column_list(same)}.")
     unique = {name: pc.unique(seen[name].words) for name in ignored if name not in same}
     if names := [name for name, words in unique.items() if len(words) <= MOST_VALUES]:
         told.append(
-            f"not used, as few records share a word, as with numbers of patients: {', '.join(names)}. If one of them "
+            f"not used, as few records share a word, as with numbers of patients: {column_list(names)}. If one of them "
             "says whose record it is, name it as the person."
         )
     if names := [name for name, words in unique.items() if len(words) > MOST_VALUES]:
-        told.append(f"not used, as they hold more than {MOST_VALUES} different words: {', '.join(names)}.")
+        told.append(f"not used, as they hold more than {MOST_VALUES} different words: {column_list(names)}.")
     return tuple(told)
 
 

@@ -1,4 +1,4 @@
-"""What silos are called: by their numbers, and by the names that the data give them, where they give any.
+"""How columns are listed; and what silos are called: by their numbers, and by names that the data give, where any.
 
 A name may say whose records they are (a hospital), so it goes where the records are shown to be known already: to the
 screen and into files of whoever holds them, never into what is published or sent.
@@ -41,3 +41,8 @@ def listed(silos: Iterable[int], names: Mapping[int, str]) -> str:
     ids = sorted(silos)
     shown = [called(silo, names).removeprefix("silo ") for silo in ids[:MOST]]
     return ", ".join(shown) + (f" and {len(ids) - MOST} more" if len(ids) > MOST else "")
+
+
+def column_list(names: Iterable[str]) -> str:
+    """E.g. "age, 'ST depression, mm'": in quotes where a name could be taken for two, or for a part of the sentence."""
+    return ", ".join(name if name.isidentifier() else repr(name) for name in names)

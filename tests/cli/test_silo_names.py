@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dpfl_plugin.data.names import called, listed, of_files, tidy
+from dpfl_plugin.data.names import called, column_list, listed, of_files, tidy
 from tests.cli.command import dpfl, one_message, write
 
 NAMES = {"=south": 30, "mercy": 40, "north": 20}  # in the order of their numbers
@@ -86,3 +86,7 @@ def test_how_silos_are_named() -> None:
     assert tidy("a\n\x1b[2Jb") == "a??[2Jb" and len(tidy("n" * 100)) == 40
     assert called(3, {}) == "silo 3" and called(3, {3: "x"}) == "silo 3 (x)" and called(3, {3: "3"}) == "silo 3"
     assert listed(range(10), {1: "x"}) == "0, 1 (x), 2, 3, 4, 5, 6, 7 and 2 more"
+
+
+def test_a_columns_name_of_several_words_is_in_quotes() -> None:
+    assert column_list(["age", "ST depression, mm", "größe"]) == "age, 'ST depression, mm', größe"
