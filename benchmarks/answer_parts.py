@@ -73,7 +73,7 @@ PARTS: Final[dict[str, list[tuple[Any, str]]]] = {
     "state and answer: read, written": [(silo, "load"), (silo, "save"), (Message, "digest")],
 }
 ALL: Final = "all of it, processor"
-LONGER: Final = "a plain round of which 0.3 are what is added to it"
+LONGER: Final = "plain round of which the addition is 0.3"
 WAITS: Final = ((os, "fsync"), (os, "replace"), (threading.Thread, "join"))
 
 

@@ -29,6 +29,7 @@ AUDIT_ROWS: Final = (
     "releases in the ledger",
 )
 ATTACK_ROWS: Final = (
+    "no attack can",
     "what the server achieves",
     "membership: area",
     "inversion: correlation with the record, batch of 1",

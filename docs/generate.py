@@ -26,6 +26,7 @@ BEGIN, END = "<!-- reference: begin -->", "<!-- reference: end -->"
 SOURCES = """[C] Chang, Seif, Tandon 2022, Differentially Private Federated Learning with Drift Control (CISS).
 [L] Li, Wang, Wu 2025, Convergence Analysis for Differentially Private Federated Averaging in Heterogeneous Settings.
 [N] Noble, Bellet, Dieuleveut 2022, Differentially Private Federated Learning on Heterogeneous Data (AISTATS).
+[P] Liu, Hu, Wu, Smith 2022, On Privacy and Personalization in Cross-Silo Federated Learning (NeurIPS).
 [S] Balancing Privacy and Performance for Private Federated Learning Algorithms (no authors named)."""
 TITLES = {
     "algorithms": ("algorithm",),
@@ -57,7 +58,7 @@ def keys(model: type[pydantic.BaseModel], prefix: str = "") -> list[str]:
 
 def _summary(plugin: Any) -> str:
     """The first paragraph of a docstring, which may be of several lines."""
-    return " ".join((inspect.getdoc(plugin) or "").partition("\n\n")[0].split())
+    return " ".join((inspect.getdoc(plugin) or "").partition("\n\n")[0].split()).replace("|", "\\|")
 
 
 def _type(kind: Any) -> str:
