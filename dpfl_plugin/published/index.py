@@ -93,7 +93,8 @@ def _ours(item: Item, numbers: Numbers) -> tuple[str, str, bool]:
             ours.append(_range(item, orders) + ("" if published else " against the control"))
             agree, single = _counted(orders)
             words = f"{agree} of {len(orders)} orderings" + ("" if published else " against the control")
-            said.append(words + (f"; {single} {'has' if single == 1 else 'have'} its sign, from one seed" if single else ""))
+            more = f"; {single} {'has' if single == 1 else 'have'} its sign, from one seed" if single else ""
+            said.append(words + more)
             whole &= agree == len(orders) or not published
     if not said:
         return "see there", "nothing that can be compared", False

@@ -118,9 +118,9 @@ EPSILONS: Final = Item(
     label="Epsilons",
     title="the published epsilons",
     source="The captions of figures 1 to 3 and of appendix D.3.3, K = 50, s = 0.2. 'Their recipe' reproduces "
-    "the published numbers (`dpfl_plugin.privacy.paper`), and is not a guarantee; 'third party' and 'server, every round' "
-    "are what is sound, and tight: the mixture of taking part and not, and a silo that takes part in all rounds, both "
-    "by `pld`",
+    "the published numbers (`dpfl_plugin.privacy.paper`), and is not a guarantee; 'third party' and 'server, every "
+    "round' are what is sound, and tight: the mixture of taking part and not, and a silo that takes part in all "
+    "rounds, both by `pld`",
     computed=epsilons,
     why=(
         NOBLE_THIRD_PARTY_UNSOUND,
