@@ -3,7 +3,7 @@
 Each method of configs/drift_control.yaml at its own best step size, over how silos differ, the share of silos in a
 round, local steps and epsilon. What every run gave is a line of runs/drift/sweep.jsonl: an interrupted benchmark goes
 on where it was, with five seeds of every cell first, and then to ten. Needs the MNIST and FEMNIST files ($DPFL_DATA);
-half an hour on one core. ``--write`` computes nothing: page, picture and the numbers of `dpfl plan --recommend` are
+forty minutes on one core. ``--write`` computes nothing: page, picture and the numbers of `dpfl plan --recommend` are
 made of what has run.
 """
 

@@ -14,7 +14,7 @@ from benchmarks.algorithms import save
 from benchmarks.pages import ROOT, put
 from benchmarks.planning import printed
 from benchmarks.table import table
-from dpfl_plugin.evidence.drift_control import FILE, SKEWS, Cell, Gap, Numbers, gap, numbers, ranked
+from dpfl_plugin.evidence.drift_control import FILE, SKEWS, WORTH, Cell, Gap, Numbers, gap, numbers, ranked
 
 if TYPE_CHECKING:
     from benchmarks import drift
@@ -166,18 +166,18 @@ def _range(values: Sequence[Gap]) -> str:
 
 
 def verdict(against_plain: Sequence[Gap], best_against_best: Sequence[Gap]) -> str:
-    """What most of some cells say."""
+    """What most of some cells say; a difference counts where it is told apart, and half a point or more."""
 
-    def most(values: Sequence[Gap], sign: int) -> bool:
-        return 2 * sum(g.told_apart and sign * g.mean > 0 for g in values) >= len(values)
+    def count(values: Sequence[Gap], sign: int) -> int:
+        return sum(g.told_apart and sign * g.mean >= WORTH for g in values)
 
-    if most(best_against_best, 1):
+    half = len(best_against_best) / 2
+    ahead, behind = count(best_against_best, 1), count(best_against_best, -1)
+    if ahead >= half and not behind:
         return "use SCAFFOLD"
-    if most(best_against_best, -1):
-        return "leave SCAFFOLD"
-    if most(against_plain, 1):
-        return "not plain FedAvg; averaged or with momentum it is level"
-    return "leave SCAFFOLD" if most(against_plain, -1) else "nothing to win"
+    if count(against_plain, 1) >= half:
+        return f"not plain FedAvg; averaged or with momentum it is level{' or ahead' if behind else ''}"
+    return "leave SCAFFOLD" if max(behind, count(against_plain, -1)) >= half else "nothing to win"
 
 
 def _statement(found: Numbers) -> str:

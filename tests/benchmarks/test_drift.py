@@ -46,6 +46,8 @@ def test_one_run_shows_both_methods_of_a_path() -> None:
     ("against_plain", "best_against_best", "said"),
     [
         ([0.1, 0.1], [0.05, 0.0], "use SCAFFOLD"),
+        ([0.1, 0.1], [0.004, 0.004], "not plain FedAvg; averaged or with momentum it is level"),
+        ([0.1, 0.1], [0.05, -0.05], "not plain FedAvg; averaged or with momentum it is level or ahead"),
         ([-0.1, -0.1], [-0.05, 0.0], "leave SCAFFOLD"),
         ([0.1, 0.1], [0.0, 0.0], "not plain FedAvg; averaged or with momentum it is level"),
         ([-0.1, 0.0], [0.0, 0.0], "leave SCAFFOLD"),
@@ -55,5 +57,5 @@ def test_one_run_shows_both_methods_of_a_path() -> None:
 def test_what_cells_say_is_what_half_of_them_say(
     against_plain: list[float], best_against_best: list[float], said: str
 ) -> None:
-    plain, best = ([Gap(mean, 0.01, 5) for mean in means] for means in (against_plain, best_against_best))
+    plain, best = ([Gap(mean, 0.001, 10) for mean in means] for means in (against_plain, best_against_best))
     assert drift_page.verdict(plain, best) == said
