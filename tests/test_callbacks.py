@@ -209,13 +209,15 @@ class TellsTorch(Callback):
     def on_round(self, round: RoundInfo) -> None:
         if self.tell == "precision":
             torch.set_float32_matmul_precision("medium")
+        elif self.tell == "threads":
+            torch.set_num_threads(torch.get_num_threads() + 1)
         else:
             hook = torch.nn.modules.module.register_module_forward_hook(lambda module, given, found: 2 * found)
             self.hooks.append(hook)
 
 
 @pytest.mark.parametrize("secure", [False, True])
-@pytest.mark.parametrize("tell", ["precision", "hook"])
+@pytest.mark.parametrize("tell", ["precision", "threads", "hook"])
 def test_a_callback_that_tells_torch_otherwise_ends_a_run_of_any_noise(tmp_path: Path, secure: bool, tell: str) -> None:
     callback = TellsTorch(tell)
     try:

@@ -44,7 +44,7 @@ class Held:
                 silo.standing.least_ahead = 1
             yield silo
             stack.pop_all()
-        if silo.limited:
+        if silo.limits is not None:
             _let_go(silo)
             return
         self._silos[id] = silo

@@ -39,7 +39,7 @@ from dpfl_plugin.algorithms.base import RoundPlan
 from dpfl_plugin.config.load import to_yaml
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.data.base import digest
-from dpfl_plugin.errors import DataError, MessageError, require
+from dpfl_plugin.errors import DataError, LimitError, MessageError, require
 from dpfl_plugin.federation.query_digest import asked_at
 from dpfl_plugin.gradients.base import Loss
 from dpfl_plugin.oracle import Draw
@@ -79,7 +79,7 @@ class Silo:
 
     Attributes:
         begins: a line for the log: agreed epsilon, folder, and what is left of the lifetime budget.
-        limited: whether an owner has set limits.
+        limits: those that the owner had set when it was opened; None without any.
 
     Raises:
         LimitError: the agreement is more than the owner allows, or nobody has set limits.
@@ -109,8 +109,7 @@ class Silo:
         self.id, self._agreement, self._where, self._draw = id, agreement, surroundings, draw or _fresh_draw
         self._trials = None if kept is None else kept.trials
         self._limits_now = functools.partial(_limits_now, limits, surroundings, id)
-        limits = self._limits_now()
-        self.limited = limits is not None
+        limits = self.limits = self._limits_now()
         if limits is not None:
             limits.check(agreement.config)
             limits.check_noise(repeatable=draw is not None)
@@ -221,7 +220,7 @@ class Silo:
         Raises:
             ConfigError, DataError: as if it was opened with them.
         """
-        if self.limited or self._limits_now() is not None:
+        if self.limits is not None or self._limits_now() is not None:
             return False
         self._agreement.check(model)
         frozen = Frozen(self._files.path / FROZEN, model)
@@ -315,6 +314,7 @@ class Silo:
 
     def _charge(self, charges: list[Charge]) -> None:
         """To the owner's ledger first: what this silo's own holds, that one has to know of."""
+        _check_unchanged(self.limits, self._limits_now())
         if self._grant is not None:
             self._grant.append(charges)
             self._grant.sync()
@@ -398,6 +398,18 @@ def _check_again(records: Any, frozen: Frozen, sha256: str, id: int) -> None:
 def _limits_now(given: Limits | None, surroundings: Surroundings, id: int) -> Limits | None:
     """What is given, else what the owner has set on this machine now; in a simulation every silo is an owner."""
     return given or silo_limits(surroundings, own=id if surroundings == "simulation" else None)
+
+
+def _check_unchanged(began: Limits | None, now: Limits | None) -> None:
+    """An owner's word counts from the next release on, also for a silo that stays open.
+
+    Raises:
+        LimitError: the limits are not those that the silo was opened with.
+    """
+    if now != began:
+        why = "the owner of the data has changed the limits since the silo was opened"
+        source = getattr(now or began, "source", "limits")
+        raise LimitError(f"{source}: {why}. Nothing of this round was released. Open the silo again.", why)
 
 
 def _fresh_draw(round: int) -> Draw:

@@ -29,6 +29,7 @@ from dpfl_plugin.models.attributes import describe
 from dpfl_plugin.models.fixed import fixed_tensors
 
 _KEEP_NOTHING: Final = ("torch", "dpfl_plugin", "opacus")
+_OF_USERS: Final = ("torch.fx", "torch.jit")  # classes of torch's that are made of users' code
 _NAMESPACES: Final = (
     "torch",
     "torch.nn.functional",
@@ -53,19 +54,30 @@ PARAMETERS: Final = "the parameters that it was asked at"
 def keeps_nothing(model: nn.Module, loss: Loss) -> bool:
     """Whether all code of a model and its loss is torch's, Opacus' or this package's, and nobody put anything in."""
     inner = getattr(loss, "loss", loss)  # of the mean over a person's records
-    of_loss = str(getattr(inner, "__module__", None) or type(inner).__module__)
-    if not _is_known(of_loss):
-        return False
+    of_loss = _layers_are_known(inner) if isinstance(inner, nn.Module) else _is_known_code(inner)
+    return of_loss and _layers_are_known(model)
+
+
+def _layers_are_known(module: nn.Module) -> bool:
     return not any(
         not _is_known(type(layer).__module__)
         or "forward" in vars(layer)
         or any(getattr(layer, hooks, None) for hooks in _HOOKS)
-        for layer in model.modules()
+        for layer in module.modules()
     )
 
 
 def _is_known(module: str) -> bool:
-    return module.partition(".")[0] in _KEEP_NOTHING
+    return module.partition(".")[0] in _KEEP_NOTHING and not module.startswith(_OF_USERS)
+
+
+def _is_known_code(code: Any) -> bool:
+    """Whether a function, or an object, is known, and with it whatever functions it calls that it was made with."""
+    if not _is_known(_written_in(code)):
+        return False
+    held = [*(code.__closure__ or ()), *(code.__defaults__ or ())] if isinstance(code, types.FunctionType) else ()
+    called = [getattr(code, "__wrapped__", None), *(getattr(cell, "cell_contents", cell) for cell in held)]
+    return all(_is_known_code(one) for one in called if callable(one) and one is not code)
 
 
 def check_parameters(before: Tensor, after: Tensor) -> None:
@@ -100,8 +112,14 @@ class Steady:
 
     def _facts(self, model: nn.Module) -> Any:
         tensors = [[name, _checksum(value)] for name, value in fixed_tensors(model).items() if name in self._fixed]
-        hooks = [len(getattr(layer, hooks)) for layer in model.modules() for hooks in _HOOKS]
-        return [describe({"the model": model, "the loss": self._loss}).facts, tensors, hooks]
+        roots: dict[str, object] = {"the model": model, "the loss": self._loss}
+        if isinstance(self._loss, nn.Module):
+            held = {**dict(self._loss.named_parameters()), **dict(self._loss.named_buffers())}
+            tensors += [[f"the loss: {name}", _checksum(value)] for name, value in held.items()]
+        modules = {name: root for name, root in roots.items() if isinstance(root, nn.Module)}
+        built = [_built(module) for module in modules.values()]
+        put_in = {f"{name}: {where}": one for name, module in modules.items() for where, one in _put_in(module)}
+        return [describe({**roots, **put_in}).facts, tensors, built]
 
     @contextlib.contextmanager
     def __call__(self) -> Iterator[None]:
@@ -113,8 +131,11 @@ class Steady:
         if not self._looks:
             yield
             return
-        drawn = _generators()
+        drawn, left = _generators(), _left_on()
         yield
+        for name, value in _left_on().items():
+            if value != left[name]:
+                raise ChangedError(CHANGED.format(f"{name} ({value}, was {left[name]})"))
         for name, one in _generators().items():
             if one != drawn[name]:
                 raise ChangedError(CHANGED.format(f"the state of {name}, of which it drew numbers,"))
@@ -129,6 +150,41 @@ class Steady:
         for model, facts in self._known:
             if self._facts(model) != facts:
                 raise ChangedError(CHANGED.format(KEPT))
+
+
+def _built(module: nn.Module) -> list[Any]:
+    """What a module is built of: a parameter, a buffer or a mode that code gives it later has a place here."""
+    return [
+        [path, layer.training, *([[name, one is None] for name, one in held.items()] for held in _held(layer))]
+        for path, layer in module.named_modules()
+    ]
+
+
+def _held(layer: nn.Module) -> tuple[Mapping[str, Tensor | None], ...]:
+    return layer._parameters, layer._buffers
+
+
+def _put_in(module: nn.Module) -> Iterator[tuple[str, object]]:
+    """(where, what) of hooks, but for this package's own, and of attributes of parameters and buffers."""
+    for path, layer in module.named_modules():
+        for hooks in _HOOKS:
+            for number, hook in enumerate(getattr(layer, hooks).values()):
+                ours = str(getattr(hook, "__module__", "")).startswith("dpfl_plugin.")
+                yield f"{path}{hooks}[{number}]", None if ours else hook
+        for name, tensor in (item for held in _held(layer) for item in held.items()):
+            if tensor is not None and (attributes := getattr(tensor, "__dict__", None)):
+                yield f"{path}.{name}", attributes
+
+
+def _left_on() -> dict[str, object]:
+    """What code may switch on in a call and leave so; between calls it is the caller's matter."""
+    stacks = (getattr(torch._C, f"_len_torch_{kind}_stack", lambda: 0)() for kind in ("function", "dispatch"))
+    return {
+        "torch.get_num_threads()": torch.get_num_threads(),
+        "torch.is_grad_enabled()": torch.is_grad_enabled(),
+        "torch.get_default_device()": str(torch.get_default_device()),
+        "the number of modes of torch that are on": list(stacks),
+    }
 
 
 def _checksum(value: Tensor) -> int:

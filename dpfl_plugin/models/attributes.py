@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 import argparse
+import array
 import collections
 import dataclasses
 import enum
@@ -76,6 +77,7 @@ class _Describer:
         self.doubts: set[str] = set()
         self.code: dict[int, Any] = {}
         self.kinds: dict[str, Any] = {}  # of users' classes: what they hold; of global variables: their values
+        self._classes: dict[str, list[type]] = {}  # by their names, which several may share
         self._modules: set[tuple[str, frozenset[str]]] = set()  # that were looked at, for which names
         self._layers = {
             id(layer): path
@@ -118,6 +120,8 @@ class _Describer:
                     return self._doubt(where, "is an array of objects, whose values no digest shows")
                 data = np.ascontiguousarray(value).tobytes()
                 return [repr(value.dtype), list(value.shape), hashlib.sha256(data).hexdigest()]
+            case bytearray() | array.array():
+                return [type(value).__name__, hashlib.sha256(value).hexdigest()]
             case torch.device():
                 return ["device", value.type]  # its number is a matter of placement
             case enum.Enum():
@@ -203,9 +207,12 @@ class _Describer:
         """The name of a class; what users' classes hold is noted beside."""
         name = f"{kind.__module__}.{kind.__qualname__}"
         self.code[id(kind)] = kind
-        for base in kind.__mro__:
+        for base in filter(_is_users, kind.__mro__):
             called = f"{base.__module__}.{base.__qualname__}"
-            if called not in self.kinds and _is_users(base):
+            same = self._classes.setdefault(called, [])
+            if not any(base is one for one in same):
+                same.append(base)
+                called += f", number {len(same)}" if len(same) > 1 else ""
                 self.kinds[called] = None  # in work
                 self.kinds[called] = [[key, self.of(value, f"{called}.{key}")] for key, value in sorted(_held_by(base))]
         if kind.__module__ not in sys.modules:

@@ -14,6 +14,8 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
+import torch
+
 from dpfl_plugin.callbacks.base import Callback
 from dpfl_plugin.errors import TrainingError
 from dpfl_plugin.models.attributes import describe
@@ -46,7 +48,7 @@ def decides(parts: Parts) -> Callable[[], object]:
             describe({"the model": parts.module, "the loss": parts.loss}).facts,
             parts.options.facts,
             [(id(tensor), tensor._version) for tensor in tensors],
-            flags(),
+            settings(),
         )
 
     return looked_at
@@ -54,7 +56,7 @@ def decides(parts: Parts) -> Callable[[], object]:
 
 def settings() -> object:
     """In place of `decides`, where noise is nobody's to compute: what no code may change while silos release."""
-    return flags()
+    return flags(), torch.get_num_threads()
 
 
 def nothing() -> object:

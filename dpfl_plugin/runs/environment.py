@@ -32,7 +32,7 @@ SWITCHES: Final = (
 # Of these, what only places threads, counts them (`threads` says how many there are), keeps files, waits or talks: it
 # differs between launchers, ranks and sweeps, and leaves all bits as they are.
 HARMLESS: Final = re.compile(
-    r"\w+_NUM_THREADS|OMP_THREAD_LIMIT|OMP_PROC_BIND|OMP_PLACES|OMP_WAIT_POLICY|(OMP|GOMP|KMP)_STACKSIZE"
+    r"\w+_NUM_THREADS|OMP_PROC_BIND|OMP_PLACES|OMP_WAIT_POLICY|(OMP|GOMP|KMP)_STACKSIZE"
     r"|OMP_(DISPLAY|AFFINITY)_\w+|GOMP_(CPU_AFFINITY|SPINCOUNT|DEBUG|RTEMS_THREAD_POOLS)"
     r"|KMP_(AFFINITY|HW_SUBSET|BLOCKTIME|SETTINGS|WARNINGS|VERSION|DUPLICATE_LIB_OK|INIT_AT_FORK|LIBRARY)"
     r"|(MKL|OPENBLAS)_VERBOSE|(DNNL|ONEDNN)_(VERBOSE\w*|JIT_DUMP|JIT_PROFILE)"

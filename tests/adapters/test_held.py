@@ -215,8 +215,9 @@ def test_a_fork_leaves_a_statement_to_the_process_that_it_is_of(tmp_path, does, 
         finally:
             os.write(told[1], said.encode())
             os._exit(0)
-    rounds(7)
-    silos.close()
+    if does == "ends":
+        rounds(7)
+        silos.close()
     spent, written = proven(folder), [(folder / name).read_bytes() for name in ("ledger.json", "privacy.md")]
     os.write(begin[1], b"x")
     os.waitpid(child, 0)
@@ -224,3 +225,4 @@ def test_a_fork_leaves_a_statement_to_the_process_that_it_is_of(tmp_path, does, 
     assert "this is a fork" in said if does == "answers" else said == "nothing"
     assert [(folder / name).read_bytes() for name in ("ledger.json", "privacy.md")] == written
     assert min(stated(folder)) >= spent * (1 - 1e-9)
+    silos.close()

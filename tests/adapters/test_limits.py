@@ -274,6 +274,31 @@ def test_the_owners_ledger_is_on_disk_before_the_silos_and_that_before_the_uploa
     assert order[:2] == [("data.lifetime.jsonl", 1), ("ledger.jsonl", 1)]
 
 
+def test_limits_that_are_lowered_or_taken_away_stop_a_silo_that_stays_open(tmp_path, monkeypatch):
+    path = tmp_path / "limits.yaml"
+    monkeypatch.setattr(limits_module, "PLACES", (str(path),))
+
+    def limit(epsilon):
+        path.write_text(f"folder: {tmp_path / 'owner'}\nepsilon: {epsilon}\ndelta: 1e-4\n")
+        path.chmod(0o600)
+
+    limit(20)
+    agreement = agreed()
+    server = server_of(agreement)
+    with silo_of(agreement, None) as silo:
+        assert rounds_with(silo, server, 1) == ["upload"]
+        charged = silo.ledger_head
+        limit(0.5)
+        with pytest.raises(LimitError, match="has changed the limits since the silo was opened"):
+            rounds_with(silo, server, 1)
+        path.unlink()
+        with pytest.raises(LimitError, match="limits"):
+            silo.answer(over_the_wire(server.begin()))
+        assert silo.ledger_head == charged
+        limit(20)
+        assert silo.answer(over_the_wire(server.begin())).header["status"] == "upload"
+
+
 # Slots
 
 

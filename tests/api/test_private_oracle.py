@@ -216,6 +216,13 @@ def test_where_the_owner_set_limits_it_does_not_begin(tmp_path, monkeypatch):
     with pytest.raises(UnsupportedError, match=r"limits\.yaml: the owner of the data set limits.*dpfl.train"):
         made(tmp_path / "silo.jsonl")
     assert not (tmp_path / "silo.jsonl").exists()
+    monkeypatch.delenv("DPFL_LIMITS")
+    with made(tmp_path / "silo.jsonl") as oracle:
+        oracle.gradient()
+        monkeypatch.setenv("DPFL_LIMITS", str(limits))
+        with pytest.raises(UnsupportedError, match="the owner of the data set limits"):
+            oracle.gradient()
+        assert oracle.num_releases == 1
 
 
 def test_it_computes_for_the_net_and_the_process_that_it_was_given_only(tmp_path):

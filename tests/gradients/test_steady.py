@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.overrides import BaseTorchFunctionMode
 
 from dpfl_plugin import PrivateOracle, registry
 from dpfl_plugin.errors import ChangedError, DpflError
@@ -35,6 +36,7 @@ class Net(nn.Module):
         super().__init__()
         self.layer, self.kept, self._late = nn.Linear(4, 3), list[Tensor](), late
         self.register_buffer("mean", torch.zeros(3))
+        self.register_buffer("later", None)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.layer(x)
@@ -153,14 +155,74 @@ def test_what_code_keeps_from_a_record_or_a_call_is_refused_whatever_computes_gr
         engine.clipped_sum(torch.ones(15), batch, 1.0, out)
 
 
-def test_what_was_changed_between_two_stacks_is_refused_too() -> None:
+def fills_a_buffer(net: Net, x: Tensor, out: Tensor) -> None:
+    net.later = out.detach().mean()
+
+
+def adds_a_buffer(net: Net, x: Tensor, out: Tensor) -> None:
+    net.register_buffer("another", out.detach().mean())
+
+
+def adds_a_frozen_parameter(net: Net, x: Tensor, out: Tensor) -> None:
+    net.another = nn.Parameter(out.detach().mean(), requires_grad=False)
+
+
+def marks_a_parameter(net: Net, x: Tensor, out: Tensor) -> None:
+    net.layer.weight.mark = float(out.detach().mean())  # type: ignore[attr-defined]
+
+
+def changes_its_mode(net: Net, x: Tensor, out: Tensor) -> None:
+    net.train(not net.training)
+
+
+@pytest.mark.parametrize(
+    "late", [keeps_records, fills_a_buffer, adds_a_buffer, adds_a_frozen_parameter, marks_a_parameter, changes_its_mode]
+)
+def test_what_was_changed_between_two_stacks_is_refused_too(late: Callable[[Net, Tensor, Tensor], None]) -> None:
     """As an evaluation does that comes between two rounds: its code sees records of tests."""
-    net = Net(keeps_records)
+    net = Net(late)
     steady = Steady(net, cross_entropy)
+    with steady():
+        net(X)
     os.environ[LATER] = "1"
     net(X)
     with pytest.raises(ChangedError, match="an attribute"), steady():
         pass
+
+
+def test_what_a_hook_or_a_losss_own_layer_keeps_is_refused() -> None:
+    kept: list[Tensor] = []
+    hooked = nn.Sequential(nn.Linear(4, 3))
+    hooked[0].register_forward_pre_hook(lambda layer, given: kept.append(given[0]))
+    loss = nn.Sequential(nn.BatchNorm1d(3, affine=False, momentum=1.0), nn.Flatten(), Quiet())
+    for steady, call in ((Steady(hooked, cross_entropy), hooked), (Steady(Quiet(), loss), loss[0])):
+        with steady():
+            pass
+        call(X[:, :3] if call is loss[0] else X)
+        with pytest.raises(ChangedError, match="an attribute"), steady():
+            pass
+
+
+@pytest.mark.parametrize(
+    ("leaves", "said"),
+    [
+        (lambda: torch.set_num_threads(torch.get_num_threads() + 1), "get_num_threads"),
+        (lambda: torch._C._set_grad_enabled(not torch.is_grad_enabled()), "is_grad_enabled"),
+        (lambda: torch.set_default_device("meta"), "get_default_device"),
+        (lambda: BaseTorchFunctionMode().__enter__() and None, "modes of torch"),
+    ],
+)
+def test_what_code_switches_on_and_leaves_on_is_refused(leaves: Callable[[], None], said: str) -> None:
+    steady, threads, grad = Steady(Quiet(), cross_entropy), torch.get_num_threads(), torch.is_grad_enabled()
+    try:
+        with pytest.raises(ChangedError, match=said), steady():
+            leaves()
+    finally:
+        if "modes" in said:
+            torch.overrides._pop_mode()
+        torch.set_default_device(None)
+        torch.set_num_threads(threads)
+        torch._C._set_grad_enabled(grad)
 
 
 class Quiet(nn.Module):
@@ -189,10 +251,47 @@ def test_code_that_keeps_nothing_goes_on(name: str) -> None:
     assert not keeps_nothing(net, cross_entropy), "else nobody would have looked"
 
 
+def own_loss(outputs: Tensor, labels: Tensor) -> Tensor:
+    return outputs.sum(dim=1)
+
+
+def hooked_loss() -> nn.Module:
+    loss = nn.CrossEntropyLoss(reduction="none")
+    loss.register_forward_hook(lambda *given: None)
+    return loss
+
+
+def replaced_loss() -> nn.Module:
+    loss = nn.CrossEntropyLoss(reduction="none")
+    loss.forward = own_loss  # type: ignore[method-assign,assignment]
+    return loss
+
+
+@pytest.mark.parametrize(
+    ("make_loss", "known"),
+    [
+        (lambda: cross_entropy, True),
+        (lambda: functional.cross_entropy, True),
+        (lambda: nn.CrossEntropyLoss(reduction="none"), True),
+        (lambda: own_loss, False),
+        (lambda: functools.wraps(functional.cross_entropy)(own_loss), False),
+        (lambda: torch.no_grad()(own_loss), False),
+        (lambda: functools.partial(own_loss), False),
+        (hooked_loss, False),
+        (replaced_loss, False),
+        (lambda: nn.Sequential(nn.Flatten(), Quiet()), False),
+    ],
+)
+def test_whose_code_of_a_loss_keeps_nothing(make_loss: Callable[[], Any], known: bool) -> None:
+    """A function is what its code is, whatever it says that it is, and what it calls that it was made with."""
+    assert keeps_nothing(nn.Linear(4, 3), make_loss()) == known
+
+
 def test_whose_code_keeps_nothing() -> None:
     plain = nn.Sequential(nn.Linear(4, 3), nn.ReLU())
-    assert keeps_nothing(plain, cross_entropy) and not keeps_nothing(plain, lambda outputs, labels: outputs.sum(dim=1))
+    assert keeps_nothing(plain, cross_entropy)
     assert not keeps_nothing(nn.Sequential(Quiet()), cross_entropy)
+    assert not keeps_nothing(torch.fx.symbolic_trace(Quiet()), cross_entropy), "its class is torch's, its code is not"
     plain[1].register_forward_hook(lambda *given: None)
     assert not keeps_nothing(plain, cross_entropy)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import array
 import collections
 import dataclasses
 import enum
@@ -300,3 +301,26 @@ def test_every_process_describes_alike() -> None:
         [sys.executable, "-c", text], cwd=folder, env=other, check=True, capture_output=True, text=True
     )
     assert done.stdout.strip() == all_held()
+
+
+def test_classes_of_one_name_do_not_hide_each_other() -> None:
+    def made(factor: float) -> type[nn.Module]:
+        class Scaled(nn.Module):
+            scale = factor
+
+        return Scaled
+
+    first, second = made(1.0), made(2.0)
+    model = nn.Sequential(first(), second(), first())
+    before = describe({"the model": model}).facts
+    second.scale = 3.0  # type: ignore[attr-defined]
+    assert describe({"the model": model}).facts != before
+    second.scale = 2.0  # type: ignore[attr-defined]
+    assert describe({"the model": model}).facts == before
+
+
+@pytest.mark.parametrize("kept", [bytearray(b"12"), array.array("d", [1.0, 2.0])])
+def test_bytes_that_change_in_place_count(kept: Any) -> None:
+    before = describe({"the model": kept})
+    kept[1] = 5
+    assert describe({"the model": kept}).facts != before.facts and not before.doubts

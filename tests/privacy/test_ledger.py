@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -292,6 +293,39 @@ def test_after_a_failed_sync_nothing_more_is_accepted(tmp_path: Path, monkeypatc
         with pytest.raises(LedgerError):
             action()
     ledger.close()
+
+
+@pytest.mark.parametrize("what", ["put back", "overwritten", "deleted", "moved, and copied back"])
+def test_what_does_not_reach_the_file_of_its_name_covers_nothing_and_is_kept(tmp_path: Path, what: str) -> None:
+    """A restored backup, a checkout, a synchronised folder: who opens the file next would not know of the release."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    path, copy = folder / "ledger.jsonl", tmp_path / "copy"
+    with Ledger(path, {"run": "r1"}) as ledger:
+        ledger.append([charge(0)])
+        ledger.sync()
+        copy.write_bytes(path.read_bytes())
+        ledger.append([charge(1)])
+        ledger.sync()
+        if what == "put back":
+            copy.replace(path)
+        elif what == "overwritten":
+            path.write_bytes(copy.read_bytes())
+        elif what == "deleted":
+            path.unlink()
+        else:
+            folder.rename(tmp_path / "elsewhere")
+            shutil.copytree(tmp_path / "elsewhere", folder)
+        ledger.append([charge(2)])
+        with pytest.raises(LedgerError, match=r"ledger\.jsonl was replaced, moved, deleted or changed .* nothing"):
+            ledger.sync()
+        with pytest.raises(LedgerError):
+            ledger.append([charge(3)])
+    kept = list(folder.glob("ledger.jsonl.unlinked-*"))
+    assert len(kept) == (what != "overwritten")
+    for one in kept:
+        with Ledger.open(one, append=False) as found:
+            assert [c.round for c in found] == [0, 1, 2], "what left was in no other file"
 
 
 def test_reading_and_closed_ledgers_take_no_charges(three: Path) -> None:
