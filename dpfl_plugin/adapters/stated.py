@@ -10,6 +10,7 @@ from dpfl_plugin.config.schema import Config
 from dpfl_plugin.owners.limits import Surroundings
 from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.runs.build import Parts
+from dpfl_plugin.runs.own_model import of_model
 from dpfl_plugin.runs.statement import BY_SCHEMA, statement
 
 MEASUREMENTS: Final = (
@@ -55,7 +56,12 @@ def stated(
         rules=parts.rules,
         accountant=parts.accountant,
         run=run,
-        caveats=(*parts.caveats, *(() if schema is None else schema.caveats), *PUBLIC_DRAWS),
+        caveats=(
+            *parts.caveats,
+            *of_model(parts.module, parts.loss),
+            *(() if schema is None else schema.caveats),
+            *PUBLIC_DRAWS,
+        ),
         notes=notes,
         measurements=MEASUREMENTS,
         draws=False,

@@ -56,6 +56,7 @@ from dpfl_plugin.runs.folder import to_json, write_atomic
 from dpfl_plugin.runs.job import new_account, shared_prior
 from dpfl_plugin.runs.ledgers import locked_shared, open_shared
 from dpfl_plugin.runs.locations import shared_key
+from dpfl_plugin.runs.own_model import of_model
 from dpfl_plugin.runs.publishable import published
 from dpfl_plugin.runs.record_marks import MarkKey
 from dpfl_plugin.runs.rules import weak_claims
@@ -313,7 +314,7 @@ class PrivateOracle:
             rules=opened.parts.rules,
             accountant=opened.parts.accountant,
             run=run,
-            caveats=opened.parts.caveats,
+            caveats=(*opened.parts.caveats, *of_model(opened.parts.module, opened.parts.loss)),
             notes=(),
             measurements=LOOP,
             draws=False,

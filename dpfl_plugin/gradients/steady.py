@@ -165,8 +165,12 @@ def _held(layer: nn.Module) -> tuple[Mapping[str, Tensor | None], ...]:
 
 
 def _put_in(module: nn.Module) -> Iterator[tuple[str, object]]:
-    """(where, what) of hooks, but for this package's own, and of attributes of parameters and buffers."""
+    """(where, what) of hooks, but for this package's own, of attributes of parameters and buffers, and of what a graph
+    calls that torch.fx made of a user's code."""
     for path, layer in module.named_modules():
+        for node in layer.graph.nodes if isinstance(layer, torch.fx.GraphModule) else ():
+            if node.op == "call_function":
+                yield f"{path}.{node.name}", node.target
         for hooks in _HOOKS:
             for number, hook in enumerate(getattr(layer, hooks).values()):
                 ours = str(getattr(hook, "__module__", "")).startswith("dpfl_plugin.")

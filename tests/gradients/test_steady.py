@@ -190,12 +190,28 @@ def test_what_was_changed_between_two_stacks_is_refused_too(late: Callable[[Net,
         pass
 
 
-def test_what_a_hook_or_a_losss_own_layer_keeps_is_refused() -> None:
+def counted(x: Tensor) -> Tensor:
+    COUNTED[0] += 1.0
+    return x
+
+
+torch.fx.wrap("counted")
+
+
+class Counts(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return counted(x)
+
+
+def test_what_a_hook_a_losss_own_layer_or_a_traced_graph_keeps_is_refused() -> None:
     kept: list[Tensor] = []
     hooked = nn.Sequential(nn.Linear(4, 3))
     hooked[0].register_forward_pre_hook(lambda layer, given: kept.append(given[0]))
     loss = nn.Sequential(nn.BatchNorm1d(3, affine=False, momentum=1.0), nn.Flatten(), Quiet())
-    for steady, call in ((Steady(hooked, cross_entropy), hooked), (Steady(Quiet(), loss), loss[0])):
+    traced = torch.fx.symbolic_trace(Counts())
+    watched = ((hooked, cross_entropy, hooked), (Quiet(), loss, loss[0]), (traced, cross_entropy, traced))
+    for model, of_loss, call in watched:
+        steady = Steady(model, of_loss)
         with steady():
             pass
         call(X[:, :3] if call is loss[0] else X)
@@ -301,6 +317,7 @@ def test_a_private_gradient_is_neither_charged_nor_given(tmp_path: Path) -> None
     given = {"noise_multiplier": 2.0, "delta": 1e-5, "record_rate": 0.5}
     with PrivateOracle.of(net, (X, torch.arange(6) % 3), privacy=given, ledger=tmp_path / "ledger.jsonl") as oracle:
         oracle.gradient()
+        assert "The model or the loss has code from outside this package" in oracle.statement
         spent = oracle.epsilon
         os.environ[LATER] = "1"
         with pytest.raises(DpflError, match="a global variable"):
@@ -328,3 +345,7 @@ def test_a_round_of_such_code_is_not_charged_and_the_run_says_why(
     result = run(config, code=1)
     assert result["status"] == "failed" and "round 2: the own code of the model or the loss" in result["reason"]
     assert {charge.round for charge in charges(result["folder"])} == {0}
+    (tmp_path / "plain").mkdir()
+    monkeypatch.undo()
+    said = [(Path(one["folder"]) / "privacy.md").read_text() for one in (result, run(write(tmp_path / "plain")))]
+    assert ["has code from outside this package" in text for text in said] == [True, False]

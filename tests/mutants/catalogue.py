@@ -1049,7 +1049,7 @@ CLIPPING = (
         "return [describe(roots).facts, tensors, built]",
         (
             STEADY + "::test_what_was_changed_between_two_stacks_is_refused_too",
-            STEADY + "::test_what_a_hook_or_a_losss_own_layer_keeps_is_refused",
+            STEADY + "::test_what_a_hook_a_losss_own_layer_or_a_traced_graph_keeps_is_refused",
         ),
     ),
     Mutant(
@@ -1058,7 +1058,7 @@ CLIPPING = (
         "gradients/steady.py",
         "        if isinstance(self._loss, nn.Module):\n            held",
         "        if False:\n            held",
-        (STEADY + "::test_what_a_hook_or_a_losss_own_layer_keeps_is_refused",),
+        (STEADY + "::test_what_a_hook_a_losss_own_layer_or_a_traced_graph_keeps_is_refused",),
     ),
     Mutant(
         "modes-that-code-leaves-on",
@@ -1139,6 +1139,14 @@ CLIPPING = (
         "return flags(), torch.get_num_threads()",
         "return flags()",
         ("tests/test_callbacks.py::test_a_callback_that_tells_torch_otherwise_ends_a_run_of_any_noise",),
+    ),
+    Mutant(
+        "own-models-unsaid",
+        "a statement does not say that a user's model is trusted to keep nothing",
+        "runs/own_model.py",
+        "else (OWN_MODEL,)",
+        "else ()",
+        (STEADY + "::test_a_private_gradient_is_neither_charged_nor_given",),
     ),
     Mutant(
         "copies-not-looked-at",
