@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,22 @@ CSV = {
 }
 
 
-def table(seed: int, count: int, columns: tuple[str, ...] = ("a", "b"), label: str = "label") -> str:
+def is_larger(row: dict[str, float]) -> bool:
+    return row["a"] > row["b"]
+
+
+def differs_in_sign(row: dict[str, float]) -> bool:
+    """Which no linear model tells."""
+    return row["a"] * row["b"] < 0
+
+
+def table(
+    seed: int,
+    count: int,
+    columns: tuple[str, ...] = ("a", "b"),
+    label: str = "label",
+    rule: Callable[[dict[str, float]], bool] = is_larger,
+) -> str:
     rng = np.random.default_rng(seed)
     rows = [dict(zip(("a", "b", "c"), rng.normal(size=3).round(3), strict=True)) for _ in range(count)]
     text = ["id," + ",".join(columns) + (f",{label}" if label else "")]
@@ -33,15 +49,20 @@ def table(seed: int, count: int, columns: tuple[str, ...] = ("a", "b"), label: s
         cells = [
             number,
             *(row[column] for column in columns),
-            *(["yes" if row["a"] > row["b"] else "no"] * bool(label)),
+            *(["yes" if rule(row) else "no"] * bool(label)),
         ]
         text.append(",".join(map(str, cells)))
     return "\n".join(text) + "\n"
 
 
-def trained(folder: Path, changes: dict | None = None, no: str = "no") -> Path:
+def trained(
+    folder: Path,
+    changes: dict | None = None,
+    no: str = "no",
+    rule: Callable[[dict[str, float]], bool] = is_larger,
+) -> Path:
     """The folder of a finished run."""
-    (folder / "train.csv").write_text(table(1, 80).replace(",no\n", f",{no}\n"))
+    (folder / "train.csv").write_text(table(1, 80, rule=rule).replace(",no\n", f",{no}\n"))
     changes = changes or {}
     config = {**BASE, **CSV, **changes, "data": {**CSV["data"], **changes.get("data", {})}}
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
@@ -168,13 +189,13 @@ def test_records_of_another_kind_are_refused(folder: Path, tmp_path: Path, text:
 
 @pytest.mark.usefixtures("measured")
 def test_run_and_predict_warn_of_probabilities_that_mean_nothing(tmp_path: Path) -> None:
-    """A step far too large for this noise."""
-    changes = {"algorithm": {"name": "scaffold", "local_steps": 10, "local_lr": 20.0}}
-    folder = trained(tmp_path, changes)
+    """Steps far too large: a model that is sure, and wrong of many a record, whatever its noise is."""
+    changes = {"algorithm": {"name": "scaffold", "local_steps": 10, "local_lr": 200.0}}
+    folder = trained(tmp_path, changes, rule=differs_in_sign)
     warning = "worse than that of a baseline without features"
     done = dpfl("run", tmp_path / "config.yaml", "--out", tmp_path / "again")
     assert "warning: the model's log loss " in done.out and warning in done.out
-    assert "--set algorithm.local_lr=2\n" in done.out
+    assert "--set algorithm.local_lr=20\n" in done.out
     assert warning in dpfl("predict", folder, tmp_path / "train.csv").err
     assert warning in Run.open(folder)._repr_html_()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -174,8 +175,9 @@ def test_the_default_seed_is_said_to_be_known(tmp_path: Path) -> None:
     assert not said("given", {}) and not said("secure", {"seed": None, "privacy": {"secure": True}})
 
 
-def test_what_others_code_releases_is_not_vouched_for(tmp_path: Path) -> None:
+def test_what_others_code_releases_is_not_vouched_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A mechanism of the user's may be off the grid, or add less than it says."""
+    monkeypatch.delitem(sys.modules, "mine", raising=False)  # of another test
     (tmp_path / "mine.py").write_text(
         "from dpfl_plugin.privacy.mechanisms import Gaussian\n\n\nclass Mine(Gaussian):\n    __slots__ = ()\n"
     )
