@@ -269,6 +269,8 @@ def best_step(
 ) -> float:
     """The step size with the highest score: of a grid by ``factor``, which goes on while the best is at its edge.
 
+    Of several with one score it is the largest: steps that are too short all end at the larger class.
+
     Args:
         first: its beginning, in increasing order.
         within: what the grid stays strictly between.
@@ -276,7 +278,7 @@ def best_step(
     scores = {rate: score(rate) for rate in first}
     low, high = within
     while True:
-        rate = max(scores, key=lambda one: scores[one])
+        rate = max(scores, key=lambda one: (scores[one], one))
         further = [rate / factor] * (rate == min(scores)) + [rate * factor] * (rate == max(scores))
         if not further or not low < further[0] < high:
             return rate

@@ -204,6 +204,10 @@ def test_a_grid_goes_on_to_the_step_nearest_to_the_peak(peak: float) -> None:
     assert abs(math.log(found / peak)) <= math.log(3.0) / 2 + 1e-9
 
 
+def test_a_grid_goes_up_from_a_plateau() -> None:
+    assert best_step(lambda rate: max(0.0, rate - 5.0) * (rate < 30), (1 / 3, 1.0, 3.0), 3.0, (0.01, 100.0)) == 27.0
+
+
 def test_a_grid_ends_within_its_limits() -> None:
     found = [best_step(lambda rate, sign=sign: sign * rate, (1 / 3, 1.0, 3.0), 3.0, (0.01, 30.0)) for sign in (-1, 1)]
     assert found == pytest.approx([1 / 81, 27])
