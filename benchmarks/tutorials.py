@@ -119,7 +119,7 @@ def selected(lines: Sequence[str], rows: Sequence[str]) -> list[str]:
             taking = False
             continue
         goes_on = taking and not any(cells[1:])
-        taking = goes_on or any(cells[0].startswith(row) for row in rows)
+        taking = goes_on or any(cell.startswith(row) for cell in cells for row in rows)  # a header's may be the last
         if taking:
             found.append(line)
     return found
