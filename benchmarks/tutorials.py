@@ -111,7 +111,7 @@ def session(folder: Path, words: Sequence[str], rows: Sequence[str] = (), end: s
 
 
 def selected(lines: Sequence[str], rows: Sequence[str]) -> list[str]:
-    """The rows of a table that begin with one of ``rows``; a cell may go on in the lines below its row."""
+    """The rows of a table with a cell that begins with one of ``rows``; it may go on in the lines below its row."""
     found, taking = [], False
     for line in lines:
         cells = [cell.strip() for cell in re.split("[│┃]", line)[1:-1]]
