@@ -52,6 +52,7 @@ class LedgerFile:
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
+        self._place = None if path is None else path.absolute()  # a program may change its working folder
         self._checks = array("Q")
         self._check = ""
         self._file: BinaryIO | None = None
@@ -200,10 +201,10 @@ class LedgerFile:
 
         An append goes to the end of a file that was cut meanwhile: only its length tells.
         """
-        if self._file is None or self.path is None:
+        if self._file is None or self._place is None:
             return False
         try:
-            there = os.stat(self.path)
+            there = os.stat(self._place)
             return os.path.samestat(there, os.fstat(self._file.fileno())) and there.st_size == self._size
         except OSError:
             return False
@@ -227,9 +228,9 @@ class LedgerFile:
 
     def _replaced(self) -> LedgerError:
         """What is written here no longer reaches whoever opens the file by its name."""
-        assert self.path is not None and self._file is not None
+        assert self._place is not None and self._file is not None
         self._usable = False
-        kept = _kept_aside(self.path, self._file.fileno())
+        kept = _kept_aside(self._place, self._file.fileno())
         return LedgerError(
             f"{self.path} was replaced, moved, deleted or changed by something else while it was open: charges did not "
             f"reach the file of that name, so nothing that they cover may leave.{kept} A ledger must hold every "

@@ -295,6 +295,17 @@ def test_after_a_failed_sync_nothing_more_is_accepted(tmp_path: Path, monkeypatc
     ledger.close()
 
 
+def test_a_program_that_changes_its_working_folder_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with Ledger(Path("ledger.jsonl"), {"run": "r1"}) as ledger:
+        (tmp_path / "elsewhere").mkdir()
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        ledger.append([charge(0)])
+        ledger.sync()
+    with Ledger.open(tmp_path / "ledger.jsonl", append=False) as found:
+        assert [c.round for c in found] == [0]
+
+
 @pytest.mark.parametrize("what", ["put back", "overwritten", "deleted", "moved, and copied back"])
 def test_what_does_not_reach_the_file_of_its_name_covers_nothing_and_is_kept(tmp_path: Path, what: str) -> None:
     """A restored backup, a checkout, a synchronised folder: who opens the file next would not know of the release."""
