@@ -2183,8 +2183,10 @@ LEDGERS = (
         "sync-without-flush",
         "a killed process loses charges of what had left",
         "privacy/ledger_file.py",
-        "            self._file.flush()\n            os.fsync(self._file.fileno())\n",
-        "            os.fsync(self._file.fileno())\n",
+        "            self._file.flush()\n            os.fsync(self._file.fileno())\n        except OSError as error:\n"
+        "            raise self._failed(error) from error\n        if not self.in_place:\n",  # which would notice
+        "            os.fsync(self._file.fileno())\n        except OSError as error:\n"
+        "            raise self._failed(error) from error\n        if False:\n",
         (LEDGER + "::test_after_a_sync_all_of_it_is_in_the_file",),
     ),
     Mutant(
