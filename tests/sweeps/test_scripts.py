@@ -7,6 +7,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,7 @@ def run(folder: Path, environment: dict[str, str], *signals: signal.Signals) -> 
     (folder / "script").write_text(sweep_script())
     process = subprocess.Popen(["bash", "script"], cwd=folder, env=environment)
     wait_for(lambda: (folder / "began").exists() and bool((folder / "began").read_text()))
+    time.sleep(0.2)  # what runs may begin before the script knows its number: a signal in between is lost
     for number in signals:
         process.send_signal(number)
     code = process.wait(timeout=300)
