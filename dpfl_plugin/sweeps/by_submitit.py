@@ -26,7 +26,12 @@ class Task:
         self._pid = 0
 
     def __call__(self) -> None:
-        self._pid = os.posix_spawn(self.command[0], self.command, os.environ)
+        # All signals wait, so that none comes between the start of the process and its number.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            self._pid = os.posix_spawn(self.command[0], self.command, os.environ, setsigmask=before)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         code = self._wait()
         if code:
             raise DpflError(f"exit code {code} of {shlex.join(self.command)}: see dpfl status.")
@@ -35,8 +40,9 @@ class Task:
         """Called by submitit in its signal handler, before it queues the job again."""
         from submitit.helpers import DelayedSubmission
 
-        os.kill(self._pid, signal.SIGUSR1)
-        self._wait()
+        if self._pid:  # else it has not begun: there is nothing to save
+            os.kill(self._pid, signal.SIGUSR1)
+            self._wait()
         return DelayedSubmission(Task(self.command))
 
     def _wait(self) -> int:

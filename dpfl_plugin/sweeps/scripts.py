@@ -15,21 +15,29 @@ LEAD_SECONDS: Final = 120  # between USR1 and the time limit: for a silo's work 
 _STOPPING = """\
 # Slurm sends USR1 before the time limit: dpfl saves a checkpoint and exits with code 4, and the job is queued again.
 # TERM (preemption, scancel) saves a checkpoint, too; whether the job is queued again is then Slurm's decision.
-again=no signalled=no child=
-pass() { signalled=yes; [ -z "$child" ] || kill -s "$1" "$child" 2>/dev/null; }
+again=no signal= child=
+pass() { signal=$1; [ -z "$child" ] || kill -s USR1 "$child" 2>/dev/null; }
 trap 'again=yes; pass USR1' USR1
-trap 'pass USR1' TERM INT
+trap 'pass TERM' TERM
+trap 'pass INT' INT
 """
 
 _RUNNING = """\
-"${command[@]}" &
-child=$!
-while :; do
-  signalled=no
-  wait "$child" && status=0 || status=$?
-  [ "$signalled" = yes ] || break    # a signal only interrupted the waiting
-done
-# 4: saved; 138: ended by USR1 itself, before it had begun.
+if [ -n "$signal" ]; then
+  echo "dpfl: told to stop by $signal before the run began; it is not begun" >&2
+  status=4
+else
+  "${command[@]}" &
+  child=$!
+  # A signal before this line went to this script alone; and until bash's fork is the command, it may swallow another.
+  [ -z "$signal" ] || { sleep 1; kill -s USR1 "$child"; }
+  while :; do
+    signal=
+    wait "$child" && status=0 || status=$?
+    [ -n "$signal" ] || break    # a signal only interrupted the waiting
+  done
+fi
+# 4: saved, or not begun; 138: ended by USR1 itself, before it listened to it.
 if [ "$again" = yes ] && { [ "$status" = 4 ] || [ "$status" = 138 ]; }; then
   scontrol requeue "$SLURM_JOB_ID" && exit 0
   echo "dpfl: saved, but the job could not be queued again; submit it once more" >&2

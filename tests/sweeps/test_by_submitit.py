@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 
 import pytest
@@ -37,3 +39,32 @@ def test_without_it_or_without_slurm(monkeypatch: pytest.MonkeyPatch, tmp_path) 
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match="Use --on local"):
         by_submitit.submit(sweep, [0], name="run.1", asked={}, at_once=None, pack=1, jobs=1)
+
+
+def test_a_signal_before_or_as_the_run_begins_reaches_the_run_and_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """submitit calls `checkpoint` in its handler of a signal, which may come at any time."""
+    pytest.importorskip("submitit")
+    spawn, heard, ended = os.posix_spawn, list[int](), list[int]()
+
+    def interrupted(*args: object, **options: object) -> int:
+        pid = spawn(*args, **options)  # type: ignore[arg-type]
+        signal.raise_signal(signal.SIGUSR2)
+        return pid
+
+    def queue_again(number: int, frame: object) -> None:
+        assert task.checkpoint().function.command == task.command
+        with pytest.raises(ChildProcessError):
+            os.waitpid(task._pid, os.WNOHANG)
+        ended.append(task._pid)
+
+    before = {name: signal.signal(name, lambda number, frame: heard.append(number)) for name in (signal.SIGUSR1,)}
+    before[signal.SIGUSR2] = signal.signal(signal.SIGUSR2, queue_again)
+    try:
+        task = by_submitit.Task([sys.executable, "-c", "import time; time.sleep(600)"])
+        task.checkpoint()
+        monkeypatch.setattr(os, "posix_spawn", interrupted)
+        task()
+    finally:
+        for name, handler in before.items():
+            signal.signal(name, handler)
+    assert not heard and ended == [task._pid] and task._pid

@@ -7,7 +7,7 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -104,12 +104,14 @@ def batch(tmp_path: Path) -> dict[str, str]:
     return {"PATH": f"{tools}:{os.environ['PATH']}", "SECONDS_TO_WORK": "600", "ENDS_WITH": "0", **slurm}
 
 
-def run(folder: Path, environment: dict[str, str], *signals: signal.Signals) -> tuple[int, str]:
+def run(
+    folder: Path, environment: dict[str, str], *signals: signal.Signals, setup: Sequence[str] = ()
+) -> tuple[int, str]:
     """Exit code of the script, and what scontrol was told."""
-    (folder / "script").write_text(sweep_script())
+    (folder / "script").write_text(sweep_script(setup=list(setup)))
     process = subprocess.Popen(["bash", "script"], cwd=folder, env=environment)
-    wait_for(lambda: (folder / "began").exists() and bool((folder / "began").read_text()))
-    time.sleep(0.2)  # what runs may begin before the script knows its number: a signal in between is lost
+    if signals:
+        wait_for(lambda: (folder / "began").exists() and bool((folder / "began").read_text()))
     for number in signals:
         process.send_signal(number)
     code = process.wait(timeout=300)
@@ -133,3 +135,17 @@ def test_ended_by_slurm_it_is_saved_and_left_to_slurm(tmp_path: Path, batch: dic
 
 def test_a_job_that_cannot_be_queued_again_fails(tmp_path: Path, batch: dict[str, str]) -> None:
     assert run(tmp_path, {**batch, "REFUSES": "1"}, signal.SIGUSR1) == (4, "requeue 17")
+
+
+@pytest.mark.parametrize(("name", "code", "told"), [("USR1", 0, "requeue 17"), ("TERM", 4, "")])
+def test_a_signal_before_the_run_has_begun_is_not_lost(
+    tmp_path: Path, batch: dict[str, str], name: str, code: int, told: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run(tmp_path, batch, setup=[f"kill -s {name} $$"]) == (code, told)
+    assert not (tmp_path / "began").exists() and f"told to stop by {name}" in capfd.readouterr().err
+
+
+def test_a_signal_before_the_script_knows_its_run_is_not_lost(tmp_path: Path, batch: dict[str, str]) -> None:
+    """Between the fork and the line that notes its number: bash calls a DEBUG trap just there."""
+    there = """trap 'case $BASH_COMMAND in child=*) kill -s USR1 $$ ;; esac' DEBUG"""
+    assert run(tmp_path, batch, setup=[there]) == (0, "requeue 17")
