@@ -14,6 +14,7 @@ import contextlib
 import functools
 import logging
 import secrets
+import threading
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -107,7 +108,7 @@ class Silo:
         require(0 <= id < agreement.num_silos, "silo id", id, f"be in 0..{agreement.num_silos - 1}")
         agreement.check(model)
         self.id, self._agreement, self._where, self._draw = id, agreement, surroundings, draw or _fresh_draw
-        self._trials = None if kept is None else kept.trials
+        self._trials, self._turn = None if kept is None else kept.trials, threading.Lock()
         self._limits_now = functools.partial(_limits_now, limits, surroundings, id)
         limits = self.limits = self._limits_now()
         if limits is not None:
@@ -272,12 +273,16 @@ class Silo:
     def answer(self, message: Message) -> Message:
         """Take part in the round that the server asks for: the upload, or why there is none.
 
-        When it returns, the charges are on disk, and so is the upload.
+        When it returns, the charges are on disk, and so is the upload. One message at a time: another thread waits.
 
         Raises:
             MessageError: the message is damaged, of another agreement, or contradicts what this silo knows.
             LedgerError, OSError: something could not be written; nothing left.
         """
+        with self._turn:
+            return self._answered(message)
+
+    def _answered(self, message: Message) -> Message:
         round, tag, counted = checked(self._agreement, self.id, message)
         asked = message.digest()
         if asked == self._kept.asked and self._kept.upload is not None:
@@ -345,11 +350,7 @@ class Silo:
         return Message({**facts(self._agreement, self.id, round, tag), "status": status, **more})
 
     def write_statement(self) -> None:
-        """Write `privacy.md` and `ledger.json`: what this silo's ledger proves.
-
-        `answer` sees to it that they never are behind (see `standing`), and does this after the last round, and when
-        the budget is spent; `dpfl account FOLDER` reads the ledger itself.
-        """
+        """Write `privacy.md` and `ledger.json`, which `answer` never lets fall behind its ledger (see `standing`)."""
         self._standing.renew()
 
     @property

@@ -4,6 +4,7 @@ import copy
 import json
 import os
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -341,6 +342,15 @@ def test_the_same_message_again_gives_the_same_bits_and_costs_nothing(tmp_path):
         with SimulatedSilo(made.agreement, 0, module(), records()[0], tmp_path / "silo-0") as restarted:
             assert restarted.answer(message).digest() == first.digest()
             assert set(restarted._ledger) == charges
+
+
+def test_threads_that_ask_a_silo_the_same_get_the_same_bits_charged_once(tmp_path):
+    with begin(tmp_path) as made:
+        asked, silo = made.server.begin(), made.silos[0]
+        with ThreadPoolExecutor(8) as threads:
+            answers = list(threads.map(lambda _: silo.answer(asked).to_bytes(), range(8)))
+        assert len(set(answers)) == 1
+        assert len({charge.noise_id for charge in silo._ledger}) == 1
 
 
 def test_another_model_under_the_same_tag_is_another_release(tmp_path):
