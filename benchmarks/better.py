@@ -30,7 +30,7 @@ PAGE: Final = "docs/better.md"
 EPSILONS: Final = (1.0, 3.0, 8.0)
 SEEDS: Final = 10
 TUNING: Final = (1000, 1001, 1002)
-"""Seeds by whose mean step sizes are chosen; of images the first alone."""
+"""Seeds by whose mean step sizes are chosen."""
 FIRST_FACTORS, FACTOR, LIMITS = (0.5, 1.0, 2.0), 2.0, (1 / 100, 100.0)
 """Of the yardstick's step size, which every option is tuned over: the grid goes on while the best is at its edge."""
 
@@ -134,11 +134,6 @@ def options_of(data: str) -> Mapping[str, Values]:
     return VIEWS.get(data, OPTIONS)
 
 
-def tuning_of(data: str) -> tuple[int, ...]:
-    """The seeds that its step sizes are chosen on."""
-    return TUNING[:1] if data in IMAGES else TUNING
-
-
 @dataclass(frozen=True, slots=True)
 class Cell:
     """An option on a data set at an epsilon.
@@ -176,7 +171,7 @@ def measured(laboratory: Laboratory, data: str, option: str, epsilon: float, see
         return laboratory.run(configuration(data, option, epsilon, factor, seed), ROOT).accuracy
 
     def score(factor: float) -> float:
-        return statistics.fmean(run(factor, seed) for seed in tuning_of(data))
+        return statistics.fmean(run(factor, seed) for seed in TUNING)
 
     factor = best_step(score, FIRST_FACTORS, FACTOR, LIMITS)
     return Cell(factor, tuple(run(factor, seed) for seed in range(seeds)))
