@@ -71,8 +71,8 @@ class Silo:
             the noise. They are bound to what is asked: another model has other noise, and is charged by itself. None
             for noise from the operating system.
         access: who may read what is written to the folder, on this machine.
-        limits: what the owner of the records lets be released. None for what the owner has set on this machine (see
-            `find_limits`), without which only a simulation begins.
+        limits: what the owner of the records lets be released, as it is now. None for what the owner has set on this
+            machine (see `find_limits`), looked up anew for each round; without any only a simulation begins.
         surroundings: whether the records are somebody's own ("deployment"), or of whoever runs the whole
             ("simulation").
         kept: where this process keeps what is dear to make (see `Kept`), for platforms that open a silo for every

@@ -16,6 +16,7 @@ import numpy as np
 
 from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.errors import ArgumentError, refusal
+from dpfl_plugin.late import torch
 from dpfl_plugin.synonyms import meant
 
 if TYPE_CHECKING:
@@ -159,6 +160,9 @@ class Algorithm(Protocol):
     One whose silos keep models of their own names that state in a class attribute, ``own_model = "own"``: evaluations
     measure it beside the global model.
 
+    One whose silos send what they released as it is, and nothing else, states ``sends_releases_alone = True``: see
+    `in_sums`.
+
     One that has no option of a name that users may look for says why in ``refuses = {option: why}``, another.
     """
 
@@ -189,6 +193,15 @@ class Algorithm(Protocol):
     def notes(self, server: Vectors) -> list[str]:
         """What a reader of the result should know about this run."""
         ...
+
+
+def in_sums(algorithm: Algorithm) -> bool:
+    """Whether models are made of sums of silos' releases alone: silos keep nothing between rounds, and send what they
+    released as it is, and nothing else. Only then has what a model tells of a silo the noise of all of a round.
+
+    The second an algorithm says itself, by a true attribute ``sends_releases_alone``; without one it is not believed.
+    """
+    return bool(getattr(algorithm, "sends_releases_alone", False)) and not algorithm.init_silos(torch.zeros(1), 1)
 
 
 @runtime_checkable

@@ -21,6 +21,10 @@ class _Averaging(LocalSteps):
 
     sends_squares: ClassVar[bool] = True
 
+    @property
+    def sends_releases_alone(self) -> bool:
+        return self.server_optimizer != "fedexp"  # whose squared norms have the noise of their silo alone
+
     def init_server(self, model: torch.Tensor, setting: Setting) -> Vectors:
         return self.begin(model, setting)
 

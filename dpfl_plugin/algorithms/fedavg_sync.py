@@ -52,6 +52,8 @@ class FedAvgSync(AveragedModels):
         )
     }
 
+    sends_releases_alone: ClassVar[bool] = True
+
     local_steps: int
     gradient_clip: float
     local_lr: float | None = None

@@ -152,6 +152,8 @@ class OneGradient:
         ),
     }
 
+    sends_releases_alone: ClassVar[bool] = True
+
     diameter: float | None = None
     passes: Literal["multi", "one"] = "multi"
 

@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from dpfl_plugin import registry
-from dpfl_plugin.algorithms.base import Setting
+from dpfl_plugin.algorithms.base import Setting, in_sums
 from dpfl_plugin.api.numbers import named_accountant
 from dpfl_plugin.api.shared_ledgers import is_ledger, say_notes, shared_rows
 from dpfl_plugin.config.load import load
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.errors import DataError, UnsupportedError
-from dpfl_plugin.late import torch
 from dpfl_plugin.privacy.account import PrivacyAccount
 from dpfl_plugin.privacy.accountants import Accountant
 from dpfl_plugin.privacy.costs import RoundCost
@@ -124,7 +123,7 @@ def _of_folder(folder: Path) -> list[Row]:
             num_records=num_records,
             ledger=ledger,
             costs=costs,
-            stateless=rules.unit == "silo" and _is_stateless(config),  # no other claim asks
+            in_sums=rules.unit == "silo" and _in_sums(config),  # no other claim asks
             lost=bool((facts or {}).get("losses")),
             stating=True,
             epsilons=silos.epsilons(),
@@ -164,10 +163,9 @@ def _alone(tuning: Mapping[str, Any]) -> str:
     )
 
 
-def _is_stateless(config: Config) -> bool:
-    """Whether silos keep nothing between rounds; the algorithm says so, whose module imports torch."""
-    algorithm = build_plugin("algorithms", config.algorithm, where="algorithm")
-    return not algorithm.init_silos(torch.zeros(1), 1)
+def _in_sums(config: Config) -> bool:
+    """The algorithm says so, whose module imports torch."""
+    return in_sums(build_plugin("algorithms", config.algorithm, where="algorithm"))
 
 
 def _setting(config: Config, ledger: Ledger) -> Setting:

@@ -306,7 +306,7 @@ class SiloGroup:
 
     def _at(self, model: Tensor) -> Callable[[Tensor], Tensor]:
         """The module with ``model`` (d,) as its parameters, until it is asked for with the next."""
-        parameters = self._layout.unflatten(model)
+        parameters = self._layout.unflatten(model.clone())  # which a model's code may write to
         if self._evaluator is None:
             try:
                 self._evaluator = copy.deepcopy(self._model).requires_grad_(False)

@@ -236,6 +236,11 @@ def mixing(model: nn.Module) -> str | None:
                 f"{place} draws from torch's global generator, so no run could be repeated or resumed. Leave it out, "
                 "or give it p=0: the noise of private training regularises, too"
             )
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.max_norm is not None:
+            return (
+                f"{place} has max_norm={layer.max_norm:g}: it shortens the weights of the words that a record has, and so "
+                "tells which there are, without noise. Leave max_norm out"
+            )
         if isinstance(layer, nn.RNNBase) and layer.dropout > 0:
             return f"{place} has dropout, which draws from torch's global generator. Give it dropout=0"
     return None

@@ -38,7 +38,7 @@ from dpfl_plugin.gradients.base import (
 from dpfl_plugin.gradients.blocks import add_products, add_rows, blocks_of, chunk_of
 from dpfl_plugin.gradients.persons import Persons
 from dpfl_plugin.gradients.precision import Precision, passes
-from dpfl_plugin.gradients.steady import check_parameters, keeps_nothing
+from dpfl_plugin.gradients.steady import check_parameters
 
 CONVOLUTIONS: Final = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -75,7 +75,6 @@ class BookKeeping:
     def __init__(self, model: nn.Module, loss: Loss, chunk_bytes: int, precision: Precision = "float32") -> None:
         self._layout, self._precision = Layout.of(model), precision
         self._loss, self._chunk_bytes = loss, chunk_bytes
-        self._keeps_nothing = keeps_nothing(model, loss)
         self.runs = self._model = copy.deepcopy(model)  # its own: hooks, and parameters that are views of y
         named, owners = dict(self._model.named_modules()), _owners(self._model)
         # Of each parameter, in the order of the flat vector: the part of the vector that is clipped together, the layer
@@ -176,8 +175,7 @@ class BookKeeping:
         with torch.enable_grad():
             with passes(self._precision, y.device):
                 outputs = self._model(batch.features)
-            if not self._keeps_nothing:
-                check_parameters(y, given)
+            check_parameters(y, given)
             total = self._loss(outputs.to(y.dtype), batch.labels).sum()
             self._check_kept()
             calls = [call for path in self._layers for call in self._kept[path]]

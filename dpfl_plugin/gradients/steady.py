@@ -6,7 +6,8 @@ counts its calls computes something else after a resume, with the same noise. Tr
 begins later (`independence`). So what code may keep anything in is looked at after each stack of silos, before anything
 of it is charged or leaves: attributes, buffers, frozen parameters, hooks, global variables that the code reads,
 settings of torch, generators that everybody draws from, and torch's own functions. Models and losses of this package
-and of torch keep nothing, and are not looked at.
+and of torch keep nothing, and are not looked at. The parameters that it is asked at every engine compares itself,
+whoever's code it is: torch's own Embedding writes to them, if it is told to.
 """
 
 from __future__ import annotations
@@ -30,6 +31,10 @@ from dpfl_plugin.models.fixed import fixed_tensors
 
 _KEEP_NOTHING: Final = ("torch", "dpfl_plugin", "opacus")
 _OF_USERS: Final = ("torch.fx", "torch.jit")  # classes of torch's that are made of users' code
+# Not all of torch's: observers of quantisation keep what they saw, and a parametrised layer has a class of torch's over
+# a user's.
+_LAYERS: Final = ("torch.nn.modules.", "dpfl_plugin.", "opacus.")
+_BASES: Final = frozenset({"builtins", "typing", "abc"})
 _NAMESPACES: Final = (
     "torch",
     "torch.nn.functional",
@@ -59,11 +64,20 @@ def keeps_nothing(model: nn.Module, loss: Loss) -> bool:
 
 
 def _layers_are_known(module: nn.Module) -> bool:
-    return not any(
-        not _is_known(type(layer).__module__)
-        or "forward" in vars(layer)
-        or any(getattr(layer, hooks, None) for hooks in _HOOKS)
-        for layer in module.modules()
+    return all(map(_is_known_layer, module.modules()))
+
+
+def _is_known_layer(layer: nn.Module) -> bool:
+    """Whether all its classes are, and nothing of somebody else's was put in: a function, such as an activation or a
+    method of this one layer; a hook; a tensor of a class of its own."""
+    classes = type(layer).__mro__
+    functions = [value for value in vars(layer).values() if callable(value) and not isinstance(value, nn.Module)]
+    tensors = [tensor for held in _held(layer) for tensor in held.values() if tensor is not None]
+    return (
+        all(kind.__module__ in _BASES or kind.__module__.startswith(_LAYERS) for kind in classes)
+        and all(map(_is_known_code, functions))
+        and not any(getattr(layer, hooks, None) for hooks in _HOOKS)
+        and all(type(tensor).__module__.startswith("torch") for tensor in tensors)
     )
 
 
@@ -75,7 +89,9 @@ def _is_known_code(code: Any) -> bool:
     """Whether a function, or an object, is known, and with it whatever functions it calls that it was made with."""
     if not _is_known(_written_in(code)):
         return False
-    held = [*(code.__closure__ or ()), *(code.__defaults__ or ())] if isinstance(code, types.FunctionType) else ()
+    held: tuple[Any, ...] = ()
+    if isinstance(code, types.FunctionType):
+        held = *(code.__closure__ or ()), *(code.__defaults__ or ()), *(code.__kwdefaults__ or {}).values()
     called = [getattr(code, "__wrapped__", None), *(getattr(cell, "cell_contents", cell) for cell in held)]
     return all(_is_known_code(one) for one in called if callable(one) and one is not code)
 

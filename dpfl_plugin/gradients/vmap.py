@@ -13,7 +13,7 @@ from dpfl_plugin.core.vectors import Layout
 from dpfl_plugin.gradients.base import Loss, Records, bad_among, clip_factors, layers, mixing, squared_norms
 from dpfl_plugin.gradients.blocks import add_rows, chunk_of
 from dpfl_plugin.gradients.precision import Precision, full, passes
-from dpfl_plugin.gradients.steady import check_parameters, keeps_nothing
+from dpfl_plugin.gradients.steady import check_parameters
 from dpfl_plugin.gradients.trace import trace
 
 
@@ -29,7 +29,7 @@ class Vmap:
         self._layout = Layout.of(model)
         self._layer_sizes = list(layers(self._layout).values())
         self._chunk_bytes = chunk_bytes
-        self._model, self._loss, self._keeps_nothing = model, loss, keeps_nothing(model, loss)
+        self._model, self._loss = model, loss
         self._kept: dict[torch.Size, int] = {}
 
         def loss_of_one(parameters: dict[str, Tensor], features: Tensor, label: Tensor) -> Tensor:
@@ -63,8 +63,8 @@ class Vmap:
         assert out.dtype is torch.float64
         out.zero_()
         norms = []
-        asked = y if self._keeps_nothing else y.clone()  # parameters are views of y, which a model may write to
-        parameters = self._layout.unflatten(y)
+        given = y.clone()  # parameters are views of it, which a model may write to
+        parameters = self._layout.unflatten(given)
         for chunk in self._chunks(batch, y):
             by_name = self._gradients(parameters, chunk.features, chunk.labels)
             gradients = torch.cat([by_name[name].flatten(1) for name in self._layout.names], dim=1)
@@ -76,8 +76,7 @@ class Vmap:
                 norms.append(torch.stack(parts, dim=1))
             else:
                 norms += _add_clipped(gradients, (gradients,), (clip_norm,), (out,))
-        if not self._keeps_nothing:
-            check_parameters(asked, y)
+        check_parameters(y, given)
         if clip_norm == math.inf:
             return None
         none = (0, len(clip_norm)) if isinstance(clip_norm, tuple) else (0,)

@@ -175,13 +175,14 @@ class LedgerFile:
             LedgerError: it is not; nothing that was written since the last sync may leave.
         """
         self.require_usable()
-        if self._file is None or not self._unsynced:
+        if self._file is None:
             return
-        try:
-            self._file.flush()
-            os.fsync(self._file.fileno())
-        except OSError as error:
-            raise self._failed(error) from error
+        if self._unsynced:
+            try:
+                self._file.flush()
+                os.fsync(self._file.fileno())
+            except OSError as error:
+                raise self._failed(error) from error
         if not self.in_place:
             raise self._replaced()
         self._unsynced = False
@@ -190,10 +191,14 @@ class LedgerFile:
         """Sync and close."""
         if self._file is None:
             return
-        if self._usable and self._process == this_process():
-            self.sync()
-        file, self._file, self._usable = self._file, None, False
-        file.close()
+        file = self._file
+        try:
+            if self._usable and self._process == this_process():
+                self.sync()
+        finally:
+            self._file, self._usable = None, False
+            with contextlib.suppress(OSError):  # its buffer, too, of what could not be written
+                file.close()
 
     @property
     def in_place(self) -> bool:

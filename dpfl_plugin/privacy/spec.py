@@ -24,8 +24,8 @@ class BudgetSpec:
         num_participants: S, silos in a round of sampled participation.
         weights: p_k, by which silos are drawn with replacement, adding up to 1; () where they never are.
         equal_weights: whether all uploads of a round weigh the same.
-        stateless: whether silos keep nothing between rounds, so that an update depends on the download and on the
-            silo's own data alone.
+        in_sums: whether models are made of sums of silos' releases alone, each of which depends on the download and on
+            the silo's own data (see `algorithms.base.in_sums`).
         solved: whether the noise is solved for, from what earlier runs left of the budget.
     """
 
@@ -39,6 +39,6 @@ class BudgetSpec:
     num_participants: int
     weights: tuple[float, ...] = field(default=(), repr=False)
     equal_weights: bool = False
-    stateless: bool = False
+    in_sums: bool = False
     solved: bool = False
     epsilons: Mapping[int, float] = field(default_factory=dict, hash=False)

@@ -33,7 +33,7 @@ def make_account(
     costs: Mapping[int, RoundCost] | None = None,
     repeats: Callable[[Charge], bool] = lambda charge: False,
     budget_accountant: Accountant | None = None,
-    stateless: bool = False,
+    in_sums: bool = False,
     lost: bool = False,
     coins: str = "",
     stating: bool = False,
@@ -43,7 +43,7 @@ def make_account(
 
     Args:
         num_records: of each silo.
-        stateless, epsilons: as in `BudgetSpec`; coins: as in `Planner`; all others as `PrivacyAccount` takes them.
+        in_sums, epsilons: as in `BudgetSpec`; coins: as in `Planner`; all others as `PrivacyAccount` takes them.
 
     Raises:
         ConfigError: the noise of scores that is given is too little for the budget.
@@ -56,7 +56,7 @@ def make_account(
         return drawn_silos(config.seed, round, plan, setting, eligible, coins)
 
     return PrivacyAccount(
-        spec_of(config, setting, num_records, stateless=stateless, epsilons=_epsilons(config, epsilons)),
+        spec_of(config, setting, num_records, in_sums=in_sums, epsilons=_epsilons(config, epsilons)),
         rules=rules,
         accountant=accountant,
         beside=beside(config, budget_accountant or accountant),
@@ -83,7 +83,7 @@ def spec_of(
     setting: Setting,
     num_records: Sequence[int],
     *,
-    stateless: bool = False,
+    in_sums: bool = False,
     epsilons: Mapping[int, float] | None = None,
 ) -> BudgetSpec:
     """What a configuration lets a run of this federation spend."""
@@ -98,7 +98,7 @@ def spec_of(
         num_participants=setting.num_participants,
         weights=setting.weights,
         equal_weights=config.silo_weights == "equal",
-        stateless=stateless,
+        in_sums=in_sums,
         solved=config.privacy.noise_multiplier is None,
         epsilons=epsilons or {},
     )

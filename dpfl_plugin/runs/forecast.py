@@ -7,9 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
-
-from dpfl_plugin.algorithms.base import Algorithm, Setting
+from dpfl_plugin.algorithms.base import Algorithm, Setting, in_sums
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.data.base import Federation, survey
 from dpfl_plugin.errors import BudgetError, ConfigError
@@ -106,7 +104,7 @@ class Forecast:
             ledger=Ledger(),
             prior=self.prior,
             costs=costs,
-            stateless=not self.algorithm.init_silos(torch.zeros(1), 1),
+            in_sums=in_sums(self.algorithm),
         )
 
     @property

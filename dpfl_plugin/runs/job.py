@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpfl_plugin.algorithms.base import Regrouping
+from dpfl_plugin.algorithms.base import Regrouping, in_sums
 from dpfl_plugin.config.load import run_id
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.rounding import digits
@@ -250,7 +250,7 @@ def new_account(
         prior=prior,
         costs=costs,
         repeats=repeats,
-        stateless=not parts.algorithm.init_silos(parts.model[:1], 1),
+        in_sums=in_sums(parts.algorithm),
         lost=lost,
         coins=coins,
         epsilons=parts.own.epsilons(),

@@ -18,9 +18,10 @@ from typing import Any, Final
 from dpfl_plugin.config.load import run_id
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.config.tune import Candidate, TuneFile
-from dpfl_plugin.errors import ArgumentError, DataError, TrainingError, Worded
+from dpfl_plugin.errors import ArgumentError, DataError, LedgerError, TrainingError, Worded
 from dpfl_plugin.federation.outcome import Cause
 from dpfl_plugin.privacy.accountants import Accountant
+from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.privacy.prior import prior_of, runs_in
 from dpfl_plugin.privacy.views import server_composed
 from dpfl_plugin.runs.folder import RunFolder, locked, to_json
@@ -323,11 +324,12 @@ def in_ledger(tuning: Tuning, accountant: Accountant | None = None) -> float:
     """Epsilon, towards the server at the worst silo, of all that the ledger holds, whoever released it; 0 of nothing.
 
     Raises:
-        LedgerError: it is damaged.
+        LedgerError: it is damaged, or lacks what candidates released.
     """
     if not tuning.ledger.exists():
         return 0.0
     ledger = read_shared(tuning.ledger)
+    _check_whole(tuning, ledger)
     first = next(iter(ledger), None)
     if first is None:
         return 0.0
@@ -339,6 +341,19 @@ def in_ledger(tuning: Tuning, accountant: Accountant | None = None) -> float:
         composed = server_composed((), earlier=prior.realised)
         found.append(composed.stated(accountant, tuning.price.delta).epsilon)
     return min(found)
+
+
+def _check_whole(tuning: Tuning, ledger: Ledger) -> None:
+    """Raise LedgerError unless the shared ledger holds all that the candidates' own say."""
+    for candidate in tuning.file.candidates:
+        path = tuning.folder(candidate).ledger
+        own = Ledger.open(path, append=False) if path.exists() else ()
+        lacking = {charge.round + 1 for charge in own if ledger.known(charge) < charge.count}
+        if lacking:
+            raise LedgerError(
+                f"{tuning.ledger}: what {candidate.label or 'the candidate'} released in {len(lacking)} rounds, from "
+                f"round {min(lacking)}, is in {path}, but not here: its end is missing. Restore the file from a copy."
+            )
 
 
 def outcome(tuning: Tuning, ranked: Sequence[Standing]) -> dict[str, Any]:

@@ -1,11 +1,14 @@
 """DP-FedEXP: the server's step, recomputed from what silos sent (Takakura, Liew, Hasegawa 2025, arXiv:2504.09850)."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from dpfl_plugin.algorithms.base import RoundPlan, in_sums
 from dpfl_plugin.algorithms.fedavg import FedAvg, FedSGD
+from dpfl_plugin.algorithms.fedavg_sync import FedAvgSync
 from dpfl_plugin.algorithms.fedprox import FedProx
 from dpfl_plugin.algorithms.mb_sgd import MBSGD
 from dpfl_plugin.algorithms.scaffold import Scaffold
@@ -121,3 +124,49 @@ def test_the_squared_norm_of_what_was_not_released_does_not_leave_a_silo(make):
     found = Lab(make(local_steps=1, local_lr=1.0), APART, rules(SIGMA, C, unit="silo"), [5.0, 5.0])
     with pytest.raises(UnsupportedError, match="without releasing it"):
         found.step()
+
+
+class _Released:
+    """An oracle whose release cannot be taken for anything else."""
+
+    num_silos = 2
+
+    def gradient(self, y):
+        return torch.ones_like(y)
+
+    def release(self, update):
+        self.released = torch.rand_like(update)
+        return self.released.clone()
+
+    def squared_norm(self, update, scale):
+        return update.square().sum(dim=1, keepdim=True)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "says"),
+    [
+        (FedAvg(local_steps=2, local_lr=0.1), True),
+        (FedAvg(local_steps=2, local_lr=0.1, server_optimizer="adam", average="tail"), True),
+        (FedSGD(local_lr=0.1), True),
+        (FedProx(local_steps=2, local_lr=0.1, mu=0.1), True),
+        (FedAvgSync(local_steps=2, local_lr=0.1, gradient_clip=1.0), True),
+        (MBSGD(lr=0.1), True),
+        (FedAvg(local_steps=2, local_lr=0.1, server_optimizer="fedexp"), False),
+        (Scaffold(local_steps=2, local_lr=0.1), False),
+    ],
+    ids=lambda one: getattr(one, "server_optimizer", "") + type(one).__name__,
+)
+def test_who_says_that_only_sums_of_releases_are_seen_sends_what_was_released_and_nothing_else(algorithm, says):
+    """The squared norms of fedexp have the noise of one silo each: no outsider may be promised that of all."""
+    assert in_sums(algorithm) == says
+    oracle, model, plan = _Released(), torch.zeros(3), RoundPlan(local_steps=2, local_lr=0.1, num_gradients=2)
+    down = {name: model for name in ("model", "control", "setting", "round")}
+    if isinstance(algorithm, FedAvgSync):
+        down = {**down, "setting": torch.zeros(8)}
+    uploads, states = algorithm.local_update(down, algorithm.init_silos(model, 2), oracle, plan)
+    alone = not states and [*map(torch.equal, uploads.values(), [oracle.released])] == [True] == [True] * len(uploads)
+    assert alone == says
+
+
+def test_an_algorithm_that_says_nothing_is_not_believed_to_send_releases_alone():
+    assert not in_sums(SimpleNamespace(init_silos=lambda model, num_silos: {}))

@@ -321,11 +321,13 @@ def test_an_outsider_gets_the_sampled_sum_in_config_run_and_folder(tmp_path: Pat
         {"max_participations": 4},
         {"privacy": {"epsilon": 30.0}},
         {"algorithm": {"name": "scaffnew", "local_steps": None, "p": 0.5}, "silo_rate": 1.0},
+        {"algorithm": {"server_optimizer": "fedexp"}},
     ],
     ids=lambda changes: str(next(iter(changes))),
 )
 def test_an_outsiders_view_is_not_stated_where_its_conditions_fail(tmp_path: Path, changes: dict[str, Any]) -> None:
-    """Records, removed silos, unequal weights, draws or lengths that depend on draws, silos that keep a state."""
+    """Records, removed silos, unequal weights, draws or lengths that depend on draws, silos that keep a state or send
+    more than what they released."""
     path = write(tmp_path, SILO)
     path.write_text(yaml.safe_dump(merged(yaml.safe_load(path.read_text()), changes)))
     assert "outsider" not in views_of(path)

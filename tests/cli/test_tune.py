@@ -274,6 +274,17 @@ def test_another_tuning_in_the_same_folder_is_refused(whole: tuple[Path, dict[st
     one_message(done, "another tuning", "--out")
 
 
+def test_a_tuning_whose_ledger_lost_its_end_is_not_shown_as_cheaper(
+    tmp_path: Path, whole: tuple[Path, dict[str, Any]]
+) -> None:
+    config, out = config_of(tmp_path), tmp_path / "out"
+    shutil.copytree(whole[0], out)
+    lines = (out / "ledger.jsonl").read_bytes().splitlines(keepends=True)
+    (out / "ledger.jsonl").write_bytes(b"".join(lines[: len(lines) // 2]))
+    done = dpfl("tune", config, "--out", out)
+    assert done.code != 0 and "its end is missing. Restore the file from a copy" in done.err
+
+
 def test_a_plan_is_what_releases_were_made_by(tmp_path: Path, whole: tuple[Path, dict[str, Any]]) -> None:
     """Neither lost, nor changed, nor that of another tuning that was begun at the same moment."""
     config, out = config_of(tmp_path), tmp_path / "out"

@@ -63,3 +63,30 @@ def test_evaluation_tells_each_silos_own_loss_and_gradient_and_changes_nothing()
         gradient = found[number].gradient
         assert gradient is not None and gradient.tolist() == pytest.approx([2.0 * (y - centre)])
     assert torch.equal(here.host.states["control"], before) and len(here.ledger) == 0
+
+
+class Shrinks(Quadratic):
+    """Its code writes to its parameters."""
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        next(self.parameters()).data.mul_(0.5)
+        return super().forward(features)
+
+
+def test_what_an_evaluation_writes_to_parameters_changes_neither_the_model_nor_what_the_next_silo_is_told() -> None:
+    """Else a model that is released would depend on records of tests, which no release reads."""
+    here, model = lab(), torch.tensor([3.0], dtype=torch.float64)
+    records = dict(enumerate(here.silos))
+    host = SiloGroup(
+        model=Shrinks([3.0]),
+        loss=its_own_loss,
+        algorithm=here.algorithm,
+        rules=here.rules,
+        engine=here.host.engine,
+        train=records,
+        test=records,
+        states=here.host.states,
+    )
+    found = host.evaluate(model, False)
+    assert model.tolist() == [3.0]
+    assert [one.train_loss for one in found.values()] == pytest.approx([(1.5 - centre) ** 2 for centre in CENTRES])

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.ao.quantization import MinMaxObserver
 from torch.nn import functional
 from torch.overrides import BaseTorchFunctionMode
 
@@ -310,6 +311,62 @@ def test_whose_code_keeps_nothing() -> None:
     assert not keeps_nothing(torch.fx.symbolic_trace(Quiet()), cross_entropy), "its class is torch's, its code is not"
     plain[1].register_forward_hook(lambda *given: None)
     assert not keeps_nothing(plain, cross_entropy)
+
+
+class OwnLinear(nn.Linear):
+    """A user's layer, to which `weight_norm` gives a class of torch's."""
+
+
+class OwnTensor(Tensor):
+    """May compute anything, by `__torch_function__`."""
+
+
+def own_activation(x: Tensor) -> Tensor:
+    return x
+
+
+def patched() -> nn.Module:
+    layer = nn.Conv2d(1, 2, 3)
+    layer._conv_forward = lambda x, weight, bias: x  # type: ignore[method-assign]
+    return layer
+
+
+def with_a_tensor_of_its_own() -> nn.Module:
+    layer = nn.Linear(3, 3)
+    layer.weight = nn.Parameter(layer.weight.detach().as_subclass(OwnTensor))
+    return layer
+
+
+@pytest.mark.parametrize(
+    ("make_layer", "known"),
+    [
+        (lambda: nn.Embedding(5, 3), True),
+        (lambda: nn.MultiheadAttention(8, 2), True),
+        (lambda: nn.TransformerEncoderLayer(8, 2, 8, activation="gelu"), True),
+        (lambda: nn.TransformerEncoderLayer(8, 2, 8, activation=functional.gelu), True),
+        (lambda: nn.TransformerEncoderLayer(8, 2, 8, activation=own_activation), False),
+        (lambda: nn.utils.parametrizations.weight_norm(OwnLinear(3, 3)), False),
+        (lambda: OwnLinear(3, 3), False),
+        (patched, False),
+        (with_a_tensor_of_its_own, False),
+        (MinMaxObserver, False),
+    ],
+)
+def test_whose_code_of_a_layer_keeps_nothing(make_layer: Callable[[], nn.Module], known: bool) -> None:
+    """Of every class that a layer is of, and of what was put in; torch's observers do keep what they saw."""
+    assert keeps_nothing(nn.Sequential(make_layer()), cross_entropy) == known
+
+
+@pytest.mark.parametrize("name", ["bookkeeping", "opacus"])
+def test_parameters_that_torchs_own_code_changes_are_refused_too(name: str) -> None:
+    """Embedding shortens the weights of the words that it looks up: a model would tell which a record has."""
+    net = nn.Sequential(nn.Embedding(4, 3, max_norm=1.0), nn.Flatten(), nn.Linear(3, 3))
+    made = registry.load("engines", name)
+    assert "max_norm" in made.unsupported(net, cross_entropy)
+    y, out = torch.ones(24), torch.zeros(24, dtype=torch.float64)
+    with pytest.raises(ChangedError, match="the parameters that it was asked at"):
+        made(net, cross_entropy, 2**20).clipped_sum(y, Records(torch.tensor([[1], [2]]), torch.tensor([0, 1])), 1.0, out)
+    assert torch.equal(y, torch.ones(24))
 
 
 def test_a_private_gradient_is_neither_charged_nor_given(tmp_path: Path) -> None:

@@ -4516,7 +4516,7 @@ TOLD_APART = (
         "outsider-of-silos-that-remember",
         "an outsider is promised a fresh sample of silos in each round although silos keep state between them",
         "privacy/claims/outsider.py",
-        "spec.stateless and spec.equal_weights",
+        "spec.in_sums and spec.equal_weights",
         "spec.equal_weights",
         (ACCOUNT_ALONE + "::test_an_outsider_is_told_of_the_sum_over_a_sample_of_silos",),
     ),

@@ -97,11 +97,11 @@ def test_each_observer_is_told_its_own_composition(both: int, others: int) -> No
 
 def test_an_outsider_is_told_of_the_sum_over_a_sample_of_silos() -> None:
     """Where silos keep no state and all uploads weigh the same; else nothing."""
-    for stateless, equal_weights in ((True, True), (True, False), (False, True)):
-        one = account("silo", stateless=stateless, equal_weights=equal_weights)
+    for in_sums, equal_weights in ((True, True), (True, False), (False, True)):
+        one = account("silo", in_sums=in_sums, equal_weights=equal_weights)
         run(one, 7)
         view = one.outsider()
-        if not (stateless and equal_weights):
+        if not (in_sums and equal_weights):
             assert view is None
             continue
         assert view is not None

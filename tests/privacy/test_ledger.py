@@ -339,6 +339,23 @@ def test_what_does_not_reach_the_file_of_its_name_covers_nothing_and_is_kept(tmp
             assert [c.round for c in found] == [0, 1, 2], "what left was in no other file"
 
 
+@pytest.mark.parametrize("end", ["sync", "close"])
+def test_a_ledger_that_lost_its_name_says_so_though_nothing_was_charged_since(tmp_path: Path, end: str) -> None:
+    """What is charged already may leave again, and a run may end, only where the file still says so."""
+    path = tmp_path / "ledger.jsonl"
+    ledger = Ledger(path, {"run": "r1"})
+    ledger.append([charge(0)])
+    ledger.sync()
+    path.unlink()
+    ledger.append([charge(0)])
+    with pytest.raises(LedgerError, match="was replaced, moved, deleted or changed"):
+        getattr(ledger, end)()
+    ledger.close()
+    (kept,) = tmp_path.glob("ledger.jsonl.unlinked-*")
+    with Ledger.open(kept, append=False) as found:
+        assert [c.round for c in found] == [0]
+
+
 def test_reading_and_closed_ledgers_take_no_charges(three: Path) -> None:
     reader = Ledger.open(three, append=False)
     closed = Ledger.open(three)

@@ -371,7 +371,7 @@ def test_draws_are_uniform_among_those_who_may() -> None:
 def test_an_outsider_is_promised_no_noise_of_silos_that_sent_nothing() -> None:
     """A round that counts as certain though half of the silos were drawn, as after runs that share its ledger."""
     rules = replace(account().rules, unit="silo")
-    made = account(epsilon=None, num_participants=1, rules=rules, stateless=True)
+    made = account(epsilon=None, num_participants=1, rules=rules, in_sums=True)
     everybody = replace(PLAN, participation="all")
     made.begin_round(0, everybody)
     made.append(made.charges(0, everybody))
@@ -450,7 +450,7 @@ def with_replacement(weights: tuple[float, ...], S: int, epsilon: float | None =
         ),
         num_records=[RECORDS] * len(weights),
         ledger=Ledger(),
-        stateless=True,
+        in_sums=True,
     )
 
 

@@ -26,7 +26,7 @@ class Outsider(Claims):
         known = all(charge.round in costs for charge in book.ledger)
         if (
             book.rules.varies
-            or not (spec.stateless and spec.equal_weights and known and costs)
+            or not (spec.in_sums and spec.equal_weights and known and costs)
             or book.cap_matters()
             or drawn_end
             or book.prior.runs
