@@ -238,8 +238,8 @@ def mixing(model: nn.Module) -> str | None:
             )
         if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.max_norm is not None:
             return (
-                f"{place} has max_norm={layer.max_norm:g}: it shortens the weights of the words that a record has, and so "
-                "tells which there are, without noise. Leave max_norm out"
+                f"{place} has max_norm={layer.max_norm:g}: it shortens the weights of a record's words, and so tells "
+                "which there are, without noise. Leave max_norm out"
             )
         if isinstance(layer, nn.RNNBase) and layer.dropout > 0:
             return f"{place} has dropout, which draws from torch's global generator. Give it dropout=0"

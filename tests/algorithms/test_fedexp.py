@@ -160,7 +160,7 @@ def test_who_says_that_only_sums_of_releases_are_seen_sends_what_was_released_an
     """The squared norms of fedexp have the noise of one silo each: no outsider may be promised that of all."""
     assert in_sums(algorithm) == says
     oracle, model, plan = _Released(), torch.zeros(3), RoundPlan(local_steps=2, local_lr=0.1, num_gradients=2)
-    down = {name: model for name in ("model", "control", "setting", "round")}
+    down = dict.fromkeys(("model", "control", "setting", "round"), model)
     if isinstance(algorithm, FedAvgSync):
         down = {**down, "setting": torch.zeros(8)}
     uploads, states = algorithm.local_update(down, algorithm.init_silos(model, 2), oracle, plan)

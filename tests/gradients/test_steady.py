@@ -294,6 +294,7 @@ def replaced_loss() -> nn.Module:
         (lambda: functools.wraps(functional.cross_entropy)(own_loss), False),
         (lambda: torch.no_grad()(own_loss), False),
         (lambda: functools.partial(own_loss), False),
+        (lambda: torch.jit.script(own_loss), False),
         (hooked_loss, False),
         (replaced_loss, False),
         (lambda: nn.Sequential(nn.Flatten(), Quiet()), False),
@@ -364,8 +365,9 @@ def test_parameters_that_torchs_own_code_changes_are_refused_too(name: str) -> N
     made = registry.load("engines", name)
     assert "max_norm" in made.unsupported(net, cross_entropy)
     y, out = torch.ones(24), torch.zeros(24, dtype=torch.float64)
+    engine, words = made(net, cross_entropy, 2**20), Records(torch.tensor([[1], [2]]), torch.tensor([0, 1]))
     with pytest.raises(ChangedError, match="the parameters that it was asked at"):
-        made(net, cross_entropy, 2**20).clipped_sum(y, Records(torch.tensor([[1], [2]]), torch.tensor([0, 1])), 1.0, out)
+        engine.clipped_sum(y, words, 1.0, out)
     assert torch.equal(y, torch.ones(24))
 
 

@@ -1085,12 +1085,74 @@ CLIPPING = (
         (STEADY + "::test_whose_code_of_a_loss_keeps_nothing",),
     ),
     Mutant(
-        "a-model-traced-by-torch",
-        "a user's model that torch.fx has rewritten is taken for torch's",
+        "a-loss-compiled-by-torch",
+        "a user's loss that torch.jit has compiled is taken for torch's",
         "gradients/steady.py",
         "and not module.startswith(_OF_USERS)",
         "",
-        (STEADY + "::test_whose_code_keeps_nothing",),
+        (STEADY + "::test_whose_code_of_a_loss_keeps_nothing",),
+    ),
+    Mutant(
+        "a-layer-below-torchs-class",
+        "a user's layer to which weight_norm gave a class of torch's is taken for torch's",
+        "gradients/steady.py",
+        "classes = type(layer).__mro__",
+        "classes = type(layer).__mro__[-2:]",
+        (STEADY + "::test_whose_code_of_a_layer_keeps_nothing",),
+    ),
+    Mutant(
+        "a-function-in-a-layer-of-torchs",
+        "a user's activation in a layer of torch's is not looked at",
+        "gradients/steady.py",
+        "and all(map(_is_known_code, functions))",
+        "and True",
+        (STEADY + "::test_whose_code_of_a_layer_keeps_nothing",),
+    ),
+    Mutant(
+        "parameters-that-torch-writes-to",
+        "torch's own code may change the parameters that a gradient is taken at, by the words that a record has",
+        "gradients/vmap.py",
+        "        check_parameters(y, given)\n",
+        "",
+        (STEADY + "::test_parameters_that_torchs_own_code_changes_are_refused_too",),
+    ),
+    Mutant(
+        "evaluations-that-write",
+        "what an evaluation writes to parameters is in the model that is released",
+        "federation/silo_group.py",
+        "self._layout.unflatten(model.clone())",
+        "self._layout.unflatten(model)",
+        (
+            "tests/federation/test_silo_group.py"
+            "::test_what_an_evaluation_writes_to_parameters_changes_neither_the_model_nor_what_the_next_silo_is_told",
+        ),
+    ),
+    Mutant(
+        "outsider-of-fedexp",
+        "an outsider is promised the noise of all silos where the step has that of each by itself",
+        "algorithms/fedavg.py",
+        'return self.server_optimizer != "fedexp"',
+        "return True",
+        (
+            "tests/algorithms/test_fedexp.py"
+            "::test_who_says_that_only_sums_of_releases_are_seen_sends_what_was_released_and_nothing_else",
+        ),
+    ),
+    Mutant(
+        "a-ledger-that-lost-its-name-at-the-end",
+        "a ledger whose file went after the last charge ends as if it were there",
+        "privacy/ledger_file.py",
+        "        if self._file is None:\n            return\n        if self._unsynced:",
+        "        if self._file is None or not self._unsynced:\n            return\n        if self._unsynced:",
+        ("tests/privacy/test_ledger.py::test_a_ledger_that_lost_its_name_says_so_though_nothing_was_charged_since",),
+    ),
+    Mutant(
+        "a-tuning-whose-ledger-was-cut",
+        "a finished tuning is shown with the epsilon of what its ledger has left",
+        "tuning/course.py",
+        "    _check_whole(tuning, ledger)\n",
+        "",
+        ("tests/cli/test_tune.py::test_a_tuning_whose_ledger_lost_its_end_is_not_shown_as_cheaper",),
     ),
     Mutant(
         "classes-of-one-name",
@@ -2175,18 +2237,19 @@ LEDGERS = (
         "sync-without-fsync",
         "a power cut loses charges of what had left",
         "privacy/ledger_file.py",
-        "            self._file.flush()\n            os.fsync(self._file.fileno())\n",
-        "            self._file.flush()\n",
+        "                self._file.flush()\n                os.fsync(self._file.fileno())\n",
+        "                self._file.flush()\n",
         (LEDGER + "::test_after_a_failed_sync_nothing_more_is_accepted",),
     ),
     Mutant(
         "sync-without-flush",
         "a killed process loses charges of what had left",
         "privacy/ledger_file.py",
-        "            self._file.flush()\n            os.fsync(self._file.fileno())\n        except OSError as error:\n"
-        "            raise self._failed(error) from error\n        if not self.in_place:\n",  # which would notice
-        "            os.fsync(self._file.fileno())\n        except OSError as error:\n"
-        "            raise self._failed(error) from error\n        if False:\n",
+        "                self._file.flush()\n                os.fsync(self._file.fileno())\n"
+        "            except OSError as error:\n                raise self._failed(error) from error\n"
+        "        if not self.in_place:\n",  # which would notice
+        "                os.fsync(self._file.fileno())\n            except OSError as error:\n"
+        "                raise self._failed(error) from error\n        if False:\n",
         (LEDGER + "::test_after_a_sync_all_of_it_is_in_the_file",),
     ),
     Mutant(
