@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import types
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -284,6 +285,12 @@ def replaced_loss() -> nn.Module:
     return loss
 
 
+def compiled_loss() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return torch.jit.script(own_loss)
+
+
 @pytest.mark.parametrize(
     ("make_loss", "known"),
     [
@@ -294,7 +301,7 @@ def replaced_loss() -> nn.Module:
         (lambda: functools.wraps(functional.cross_entropy)(own_loss), False),
         (lambda: torch.no_grad()(own_loss), False),
         (lambda: functools.partial(own_loss), False),
-        (lambda: torch.jit.script(own_loss), False),
+        (compiled_loss, False),
         (hooked_loss, False),
         (replaced_loss, False),
         (lambda: nn.Sequential(nn.Flatten(), Quiet()), False),
