@@ -216,8 +216,7 @@ def status(
         return
     if folder_commands.show_beginning(folder, as_json=json):
         return
-    if not run_status.is_sweep(folder) and (single := run_status.runs_in(folder)):
-        run_status.show(single, folder, watch=watch, every=every, as_json=json)
+    if run_status.show(folder, watch=watch, every=every, as_json=json):
         return
     from dpfl_plugin.cli.status import show
 

@@ -50,15 +50,17 @@ def usual_folder() -> Path:
     return found[0]
 
 
-def show(found: list[Single], folder: Path, *, watch: bool, every: bool, as_json: bool) -> None:
-    """Print how far runs are; with ``watch`` once none of them is at work any more."""
+def show(folder: Path, *, watch: bool, every: bool, as_json: bool) -> bool:
+    """Print how far runs are, with ``watch`` once none is at work any more; False where there are none, or a sweep."""
+    if is_sweep(folder) or not (found := runs_in(folder)):
+        return False
     while watch and not as_json and any(run.status == "running" for run in found):
         print(_summary(found), flush=True)
         time.sleep(WATCH_SECONDS)
         found = runs_in(folder)
     if as_json:
         print(to_json({"runs": [_plain(run) for run in found]}))
-        return
+        return True
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
     console.print(_summary(found), markup=False, soft_wrap=True)
     most = len(found) if every else MOST
@@ -68,6 +70,7 @@ def show(found: list[Single], folder: Path, *, watch: bool, every: bool, as_json
     for run in found[:most]:
         if run.next:
             console.print(f"{run.folder}: go on: {run.next}", markup=False, soft_wrap=True)
+    return True
 
 
 def _summary(found: list[Single]) -> str:
