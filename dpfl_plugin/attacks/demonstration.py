@@ -12,7 +12,7 @@ import torch
 
 from dpfl_plugin.attacks import roc
 from dpfl_plugin.attacks.bounds import Bound, bound
-from dpfl_plugin.attacks.inversion import Inverted, batches, first_layer, invert
+from dpfl_plugin.attacks.inversion import Inverted, batches, first_layer, invert, tells_more
 from dpfl_plugin.attacks.membership import Attack
 from dpfl_plugin.attacks.transcript import listen
 from dpfl_plugin.config.schema import Config
@@ -133,6 +133,31 @@ class Inversion:
     def correlation_single(self) -> float:
         """Mean over the messages of one record."""
         return statistics.fmean(float(one.correlations[0]) for one in self.single)
+
+    @property
+    def against_guesses(self) -> dict[str, tuple[float, bool]]:
+        """By "batch of 1" and "batch of N": the correlation that guessing reaches, and whether the attack tells more.
+
+        nan, and False, where the silo has no other records to guess by.
+        """
+        groups = {"batch of 1": self.single} | ({} if self.batch is None else {self._batch_name: (self.batch,)})
+        found = {}
+        for name, parts in groups.items():
+            correlations, guesses = (
+                torch.cat([getattr(one, what) for one in parts]) for what in ("correlations", "guesses")
+            )
+            found[name] = (float(guesses.mean()), tells_more(correlations, guesses))
+        return found
+
+    @property
+    def _batch_name(self) -> str:
+        assert self.batch is not None
+        return f"batch of {len(self.batch.originals)}"
+
+    @property
+    def num_features(self) -> int:
+        """Numbers of a record."""
+        return int(self.single[0].originals.shape[1])
 
 
 def inversion(config: Config, base: Path, silo: int) -> tuple[Inversion, Inversion | None]:

@@ -74,13 +74,35 @@ def reconstructions(layer: FirstLayer, gradient: Mapping[str, Tensor]) -> Tensor
 def nearest(originals: Tensor, found: Tensor) -> tuple[Tensor, Tensor]:
     """(the reconstruction (b, features) closest to each original (b, features), their correlations (b,)).
 
-    Pearson's correlation over features: 1 for the record up to brightness and contrast. 0 where nothing was found.
+    Pearson's correlation over features: 1 for the record up to one offset and one factor of all features, of an image
+    brightness and contrast. 0 where nothing was found.
     """
     if not len(found):
         return torch.zeros_like(originals), originals.new_zeros(len(originals))
     correlations = _standardised(originals) @ _standardised(found).t()
     best, index = correlations.max(dim=1)
     return found[index], best
+
+
+def guessed(originals: Tensor, others: Tensor, count: int) -> Tensor:
+    """(b,) the correlation that ``count`` guesses reach with each original, by the best of them, as in `nearest`.
+
+    A guess is one of the records ``others`` (n, features), drawn at random: the expectation of the largest of ``count``
+    such correlations, exactly. nan where there are no others.
+    """
+    n = len(others)
+    if not n:
+        return torch.full((len(originals),), torch.nan, dtype=originals.dtype)
+    ascending = (_standardised(originals) @ _standardised(others).t()).sort(dim=1).values
+    places = torch.arange(n + 1, dtype=originals.dtype) / n
+    return ascending @ places.pow(max(1, count)).diff()  # the largest is the i-th with this probability
+
+
+def tells_more(correlations: Tensor, guesses: Tensor) -> bool:
+    """Whether correlations (b,) are above what guesses reach by more than chance: twice the standard error."""
+    gain = (correlations - guesses).double()
+    error = float(gain.std()) / len(gain) ** 0.5 if len(gain) > 1 else 0.0
+    return float(gain.mean()) > 2 * error
 
 
 def _standardised(x: Tensor) -> Tensor:
@@ -97,6 +119,7 @@ class Inverted:
         originals: (b, features) the batch.
         found: (b, features) the reconstruction nearest to each of them.
         correlations: (b,) between the two.
+        guesses: (b,) the correlations that guessing reaches, with as many guesses as there are reconstructions.
         errors: (b,) ||found - original|| / ||original||.
         control: mean correlation of as many of the silo's other records with the reconstruction nearest to them: what
             records of a silo have in common gives.
@@ -105,6 +128,7 @@ class Inverted:
     originals: Tensor
     found: Tensor
     correlations: Tensor
+    guesses: Tensor
     errors: Tensor
     control: float
 
@@ -128,7 +152,8 @@ def invert(parts: Parts, silo: int, batch: Tensor, seed: int, message: int) -> I
     rest[batch.cpu()] = False
     control = float(nearest(features[rest], found)[1].mean()) if rest.any() else 0.0
     errors = (closest - originals).norm(dim=1) / originals.norm(dim=1).clamp(min=1e-30)
-    return Inverted(originals, closest, correlations, errors, control)
+    guesses = guessed(originals, features[rest], len(found))
+    return Inverted(originals, closest, correlations, guesses, errors, control)
 
 
 def _overheard(parts: Parts, silo: int, batch: Records, seed: int, message: int) -> Tensor:

@@ -192,19 +192,31 @@ def sweep_run(
 
 @app.command(rich_help_panel=TRAIN)
 def status(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a sweep, or one that sites share.")],
+    folder: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[DIR]",
+            help="Of a run, runs, a sweep, or that sites share (default: the one sweep in sweeps, or runs).",
+        ),
+    ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Refresh it every two seconds, until all have ended.")] = False,
     every: Annotated[bool, typer.Option("--all", help="Every run, not the first of each kind only.")] = False,
     json: AsJson = False,
 ) -> None:
     """Progress of a sweep: runs that are pending, running (round, time left), done, failed, lost; and Slurm's queue.
 
+    Of runs of dpfl run: running, interrupted, failed or done; rounds, score, epsilon, and how to go on.
     Of a folder that the sites of a federation share (dpfl server): rounds, who is waited for, what was refused.
     """
+    from dpfl_plugin.cli import run_status
+
+    folder = run_status.usual_folder() if folder is None else folder
     if (folder / "server" / "status.json").is_file():
         folder_commands.show_status(folder, as_json=json)
         return
     if folder_commands.show_beginning(folder, as_json=json):
+        return
+    if run_status.show(folder, watch=watch, every=every, as_json=json):
         return
     from dpfl_plugin.cli.status import show
 

@@ -119,7 +119,9 @@ def statement(
         typer.Option("--name", metavar="SILO=NAME", help="What a site is called, e.g. 0='Mercy Hospital'; repeatable."),
     ] = None,
     study: Annotated[str, typer.Option(metavar="TITLE", help="What the page is headed by (default: the run).")] = "",
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="A new file (default: to stdout).")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A new file, in Markdown (default: to stdout).")
+    ] = None,
 ) -> None:
     """A page to sign: whose records, by name, what is guaranteed, in words, and what not; after checking the ledger."""
     from dpfl_plugin.cli.statement import write_statement

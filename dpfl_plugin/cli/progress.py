@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from dpfl_plugin.federation.progress import Progress as RunProgress
 
 SECONDS_BETWEEN_LINES = 10.0
+ROUNDS_TO_TIME, SECONDS_TO_TIME = 5, 5.0  # either is enough to tell how long the others take
 WARNING = "warning: "
 HUGE_LOSS = 1e6  # decimal places of it say nothing
 
@@ -57,12 +58,13 @@ class PlainReporter(_Warned):
         self._pace.start(rounds, done)
 
     def evaluated(self, line: dict[str, Any]) -> None:
-        self._line, self._pace.done = line, line["round"]
+        self._line = line
+        self._pace.reached(line["round"])
         if time.monotonic() - self._printed_at >= SECONDS_BETWEEN_LINES:
             self._show()
 
     def ticked(self, progress: RunProgress) -> None:
-        self._pace.done = progress.rounds
+        self._pace.reached(progress.rounds)
 
     def end(self) -> None:
         if self._line and self._line is not self._shown:
@@ -106,7 +108,7 @@ class BarReporter(_Warned):
         self._text = numbers(line)
 
     def ticked(self, progress: RunProgress) -> None:
-        self._pace.done = progress.rounds
+        self._pace.reached(progress.rounds)
         text = f"{progress.rounds}/{self._pace.rounds}  {self._text}  {self._pace.eta()}"
         if self._bar is not None:
             self._bar.update(self._task, completed=progress.rounds, text=text)
@@ -125,18 +127,28 @@ def reporter_on(console: Console, label: str, verbose: bool = False) -> BarRepor
 
 
 class _Pace:
+    """The time that is left, by the rounds of this process without its first, which loads and compiles things."""
+
     def __init__(self) -> None:
         self.rounds = self.done = self._first = 0
-        self._began = time.monotonic()
+        self._began: float | None = None
 
     def start(self, rounds: int, done: int) -> None:
-        self.rounds, self.done, self._first, self._began = rounds, done, done, time.monotonic()
+        self.rounds, self.done, self._first, self._began = rounds, done, done, None
+
+    def reached(self, round: int) -> None:
+        self.done = round
+        if self._began is None and round > self._first:
+            self._first, self._began = round, time.monotonic()
 
     def eta(self) -> str:
+        """In words; empty where nothing is left, or where too few rounds were timed to tell."""
         finished, left = self.done - self._first, self.rounds - self.done
-        if finished <= 0 or left <= 0:
+        if self._began is None or finished <= 0 or left <= 0:
             return ""
-        return f"{duration((time.monotonic() - self._began) / finished * left)} left"
+        took = time.monotonic() - self._began
+        timed = finished >= ROUNDS_TO_TIME or took >= SECONDS_TO_TIME
+        return f"{duration(took / finished * left)} left" if timed else ""
 
 
 def numbers(line: dict[str, Any]) -> str:

@@ -42,6 +42,7 @@ from dpfl_plugin.runs.folder import RunFolder, to_json
 from dpfl_plugin.runtimes.mpi import job
 
 MOST_COLUMNS = 8  # whose private statistics are printed
+SILOS_FOR_A_TENTH = 10  # with fewer, the 10th percentile is but a mixture of the worst two
 UNSPENT = 0.95  # of the epsilon that noise was solved for; a run that spent less is told why
 EXIT_CODES = {"done": 0, "failed": 1, "budget_exhausted": 3, "interrupted": 4}
 
@@ -210,7 +211,8 @@ def _show(plan: Plan, results: dict[str, Result], told: Collection[str]) -> None
     table.add_column("run")
     names = list(dict.fromkeys(score_key(result).replace("_", " ") for result in results.values()))
     called = " or ".join(names)
-    for column in ("rounds", f"{called}\nlast round", f"{called}\nlast 10 %", "worst silo\nlast round"):
+    over = "\nmean of silos" if any(result["num_silos"] > 1 for result in results.values()) else ""
+    for column in ("rounds", f"{called}{over}\nlast round", f"{called}{over}\nlast 10 %", "worst silo\nlast round"):
         table.add_column(column, justify="right")
     for column in ("epsilon\nserver", "epsilon\nthird party", "delta", "seconds"):
         table.add_column(column, justify="right")
@@ -287,16 +289,17 @@ def _of_silos(results: dict[str, Result]) -> list[str]:
         if not silos or result["num_silos"] < 2:
             continue
         worst = f" at {called(silos['worst'], names)}" if "worst" in silos else ""
+        key, count = score_key(silos), result["num_silos"]
         if len(results) == 1:  # of several runs the table has the worst silo
-            key = score_key(silos)
-            lines.append(f"{key.replace('_', ' ')} of the final model at silos: {_spread(silos[key], key, worst)}.")
+            spread = _spread(silos[key], key, count, worst)
+            lines.append(f"{key.replace('_', ' ')} of the final model at silos: {spread}.")
         elif names:
             lines.append(f"{label}: the final model is worst{worst}.")
-        own = silos.get(f"personalised_{score_key(silos).removeprefix('test_')}")
+        own = silos.get(f"personalised_{key.removeprefix('test_')}")
         if own is not None:
             lines.append(
-                f"{label}: of silos' own models: {_spread(own, score_key(silos))}; better than the final "
-                f"model at {silos['better_personalised']} of {result['num_silos']} silos, worse at "
+                f"{label}: of silos' own models: {_spread(own, key, count)}; better than the final "
+                f"model at {silos['better_personalised']} of {count} silos, worse at "
                 f"{silos['worse_personalised']}."
             )
     return lines
@@ -309,13 +312,13 @@ def _private_auc(label: str, found: dict[str, Any]) -> str:
     return f"{label}: private AUC after round {found['round']}: {said}."
 
 
-def _spread(of: dict[str, float], key: str, worst: str = "") -> str:
+def _spread(of: dict[str, float], key: str, num_silos: int, worst: str = "") -> str:
     if key != ACCURACY:  # an error: the largest is the worst
         middle = f"median {of['median']:.3f}, best {of['min']:.3f}, mean {of['mean']:.3f}"
         return f"worst {of['max']:.3f}{worst}, {middle}"
+    tenth = f", 10th percentile {of['p10']:.3f}" if num_silos >= SILOS_FOR_A_TENTH else ""
     return (
-        f"worst {of['min']:.3f}{worst}, 10th percentile {of['p10']:.3f}, median {of['median']:.3f}, "
-        f"best {of['max']:.3f}, mean {of['mean']:.3f}"
+        f"worst {of['min']:.3f}{worst}{tenth}, median {of['median']:.3f}, best {of['max']:.3f}, mean {of['mean']:.3f}"
     )
 
 
@@ -399,7 +402,7 @@ def _measures(measures: dict[str, Any], positive_class: str | None) -> list[str]
     """A line for each measure: of the model, of silos' own where they have some, and of a baseline."""
     found = measures["pooled"] or measures["mean_of_silos"]
     model, baseline = found.get("own_models", found["model"]), found["baseline"]
-    where = "on all test records" if measures["pooled"] else "mean over silos, weighted by their test records"
+    where = "all test records together" if measures["pooled"] else "mean of silos, weighted by their test records"
     whose = "; each silo's by its own model" if "own_models" in found else ""
     rows = [(f"{where}{whose}", "model", "baseline")] + [
         (f"  {key.replace('_', ' ')}", f"{value:.4g}", "undefined" if baseline[key] is None else f"{baseline[key]:.4g}")

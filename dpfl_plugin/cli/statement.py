@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+from rich.console import Console
+from rich.markdown import Markdown
 
 from dpfl_plugin.api.signing import statement_to_sign
 from dpfl_plugin.errors import ConfigError
 
 
 def write_statement(folder: Path, names: Sequence[str], study: str, out: Path | None) -> None:
-    """Print the page, or write it to ``out`` and say so.
+    """Print the page, as it looks in a terminal and as Markdown elsewhere, or write it to ``out`` and say so.
 
     Raises:
         ConfigError: a --name has another form, or ``out`` exists; and as `statement_to_sign`.
     """
     text = statement_to_sign(folder, names=_names(names), study=study)
     if out is None:
-        print(text, end="")
+        if sys.stdout.isatty():
+            Console().print(Markdown(text))
+            print("To be signed it goes into a file, as Markdown: --out FILE.", file=sys.stderr)
+        else:
+            print(text, end="")
         return
     try:
         with out.open("x", encoding="utf-8") as file:

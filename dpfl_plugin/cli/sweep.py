@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpfl_plugin import own_folders
+from dpfl_plugin.cli import sweep_scores
 from dpfl_plugin.config.sweep import Row, config_of, expand
 from dpfl_plugin.errors import BusyError, ConfigError, DpflError, system_says
 from dpfl_plugin.sweeps import manifest, requeues, resources, scripts, slurm, state, submission
@@ -89,9 +90,11 @@ def _go(sweep: Sweep, duplicates: int, options: Options, lock: int | None = None
         _say("nothing is left to run" + (f" but {at_work} runs that are at work." if at_work else "."))
         return 1 if failed else 0
     code = _here(sweep, wanted, options) if options.on == "local" else _submit(sweep, wanted, options, lock)
-    folder = shlex.quote(str(sweep.folder.parents[1]))
-    _say(f"dpfl status {folder}")
-    _say(f"dpfl report {folder}")
+    if options.on == "local":
+        sweep_scores.show(sweep)
+    else:
+        folder = shlex.quote(str(sweep.folder.parents[1]))
+        _say(f"how far they are, scores and epsilons: dpfl status {folder}; tables and plots: dpfl report {folder}")
     if _private(sweep) and sweep.ledger is None:
         _say(COMPOSES)
     return code

@@ -18,7 +18,7 @@ import yaml
 from dpfl_plugin import registry
 from dpfl_plugin.config.schema import Config, SweepConfig
 from dpfl_plugin.config.tune_keys import TuneConfig
-from dpfl_plugin.config.yaml_text import dump, parse
+from dpfl_plugin.config.yaml_text import dump, parse, what_is_wrong
 from dpfl_plugin.errors import ArgumentError, ConfigError, require_argument
 from dpfl_plugin.registry import describe
 from dpfl_plugin.synonyms import meant
@@ -60,7 +60,7 @@ def mapping_in(text: str, path: Path) -> dict[str, Any]:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise ConfigError(f"{path}{where}: {getattr(error, 'problem', None) or error}.") from error
+        raise ConfigError(f"{path}{where}: {what_is_wrong(error, text)}.") from error
     if not isinstance(values, dict):
         raise ConfigError(
             f"{path}: holds no mapping of keys to values: is it a configuration (YAML, as dpfl init writes one)?"

@@ -67,6 +67,8 @@ class Dumper(yaml.SafeDumper):
 _FLOAT = re.compile(r"^[-+]?(\d+\.\d*|\.\d+|\d+)([eE][-+]?\d+)?$")
 _INT = re.compile(r"^[-+]?\d+$")
 _LEADING_ZERO = re.compile(r"^[-+]?0[0-9_]")
+_MOST_OF_A_LINE = 60
+_KEY = re.compile(r":\s")
 _MOST_DIGITS = 100  # 64 of base 2, and marks between them
 Loader.add_constructor("tag:yaml.org,2002:timestamp", lambda loader, node: str(node.value))
 Loader.add_constructor("tag:yaml.org,2002:int", Loader.construct_integer)
@@ -88,6 +90,27 @@ def parse(text: str) -> Any:
         raise yaml.YAMLError("values are nested too deeply to be read") from error
     except (ValueError, AttributeError, IndexError) as error:  # of a tag that its text does not fit: !!int x
         raise yaml.YAMLError(f"a value does not fit its tag ({error})") from error
+
+
+def what_is_wrong(error: yaml.YAMLError, text: str) -> str:
+    """Why text is no YAML, in words: where indentation does not fit, the parser's are of its own rules."""
+    problem, mark = getattr(error, "problem", None), getattr(error, "problem_mark", None)
+    lines = text.splitlines()
+    ours = isinstance(error, yaml.constructor.ConstructorError)  # which are in words
+    if ours or problem is None or mark is None or mark.line >= len(lines):
+        return f"{problem or error}"
+    line = lines[mark.line]
+    held = f"{line.strip()[:_MOST_OF_A_LINE]!r}"
+    if "'\\t'" in problem:
+        return f"{held} is indented by a tab. Use spaces"
+    if problem.startswith("mapping values are not allowed") and _KEY.search(line[: mark.column]) is not None:
+        return f"{held} has a second colon: write the value in quotes, or each key in a line of its own"
+    if problem.startswith(("mapping values are not allowed", "expected <block end>")):
+        return (
+            f"the indentation of {held} does not fit the lines above: keys of one block begin in the same column, and "
+            "those inside a key further to the right"
+        )
+    return f"{problem}, at {held}"
 
 
 def dump(value: Any) -> str:

@@ -67,15 +67,23 @@ class Cells:
         return asked if self.asked else by_schema
 
     def flag(self, wrong: Mask, what: str, many: str, mend: str, cells: Callable[[int], str] | None = None) -> None:
-        """Note all records of ``wrong`` [n]; "{}" in ``what`` is the cell."""
+        """Note all records of ``wrong`` [n]; "{}" in ``what`` is the cell; " ({})" nothing where that shows none."""
         rows = np.flatnonzero(wrong)
         if len(rows):
             shown = [(int(row) + self.first, (cells or self.cell)(int(row))) for row in rows[:3]]
-            told = [(record, what.replace("{}", cell), cell) for record, cell in shown]
+            told = [
+                (record, what.replace(" ({})", cell and f" ({cell})").replace("{}", cell), cell)
+                for record, cell in shown
+            ]
             self.found.flaws.add_all(len(rows), told, self.name, many, mend)
 
     def cell(self, row: int) -> str:
         return repr(str(self.array[row].as_py()))
+
+    def word_for_nothing(self, row: int) -> str:
+        """The cell, of one without a value; "" where it is empty."""
+        value = self.array[row].as_py()
+        return "" if value is None or value != value or not str(value).strip() else self.cell(row)
 
     def words(self) -> tuple[pa.Array, Mask]:
         """(text without blanks around it, which of them are no value) [n] each."""

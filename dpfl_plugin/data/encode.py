@@ -144,6 +144,7 @@ class Encoder:
                 f"Say what that means: {WHERE}.{cells.key}.missing: {ways} (or default: VALUE, which is public).",
                 "The model was trained without gaps there: fill it in, or leave the record out.",
             ),
+            cells.word_for_nothing,
         )
 
     def _listed(self, cells: Cells, column: Column) -> tuple[Codes, Mask]:
@@ -247,7 +248,8 @@ class Encoder:
         cells = self._cells(label.time, "label.time", columns[label.time])
         time, nothing = cells.numbers()
         without = nothing & (event == 1)
-        cells.flag(without, " holds no value ({}): an event without time.", "hold no time of their event", CORRECT)
+        what, word = " holds no value ({}): an event without time.", cells.word_for_nothing
+        cells.flag(without, what, "hold no time of their event", CORRECT, word)
         self._no_label(cells, nothing & ~without)
         cells.flag(time < 0, ": a time of {} is before the beginning.", "are before the beginning", CORRECT)
         late = time > label.range[1]
@@ -279,7 +281,8 @@ class Encoder:
         return np.clip(values, *label.range)
 
     def _no_label(self, cells: Cells, nothing: Mask) -> None:
-        cells.flag(nothing, " holds no value ({}), and is the label.", "hold no value, and are the label", CORRECT)
+        what, word = " holds no value ({}), and is the label.", cells.word_for_nothing
+        cells.flag(nothing, what, "hold no value, and are the label", CORRECT, word)
 
 
 def _joined(parts: list[pa.Array]) -> NDArray[Any]:

@@ -21,7 +21,7 @@ import pooch
 
 from dpfl_plugin.data.base import Ownership
 from dpfl_plugin.data.memmap_store import Scratch
-from dpfl_plugin.errors import DataError
+from dpfl_plugin.errors import DataError, closest
 
 CONNECT_SECONDS = 4.0  # a machine without a network must say so in seconds
 READ_SECONDS = 30.0
@@ -116,7 +116,7 @@ class DataSource:
             matches = next((files for files in map(_files, looked) if files), [])
             if not matches:
                 where = " and ".join(str(path.absolute()) for path in looked)
-                raise DataError(f"{key}={name!r}: there is no such file; looked for {where}.")
+                raise DataError(f"{key}={name!r}: there is no such file{_meant(name, looked)}; looked for {where}.")
             found += matches
         if not found:
             raise DataError(f"{key} names no file.")
@@ -166,6 +166,26 @@ def _reason(url: str, error: Exception) -> str:
     if isinstance(error, ConnectionError | Timeout):  # whose text quotes urllib3's, which quotes the system's
         return f"no connection to {urlsplit(url).hostname}"
     return textwrap.shorten(f"{type(error).__name__}: {error}", LONGEST_REASON, placeholder=" ...")
+
+
+def _meant(name: str, looked: Sequence[Path]) -> str:
+    """ " (did you mean 'x'?)" by the files of the same folder; of a folder that is not there, by those beside it."""
+    for path in looked:
+        folder = path.parent
+        if not folder.is_dir() and folder.parent.is_dir():
+            near = closest(folder.name, [one.name for one in folder.parent.iterdir() if one.is_dir()])
+            if near is not None and (folder.parent / near / path.name).is_file():
+                return f" (did you mean {str(Path(name).parent.with_name(near) / path.name)!r}?)"
+        if folder.is_dir():
+            # By their stems: endings are alike anyway. Of some with one stem, that with the ending that was given.
+            files = sorted(
+                (one for one in folder.iterdir() if one.is_file()), key=lambda one: one.suffix == path.suffix
+            )
+            stems = {one.stem: one.name for one in files}
+            near = closest(path.stem, stems)
+            if near is not None:
+                return f" (did you mean {str(Path(name).with_name(stems[near]))!r}?)"
+    return ""
 
 
 def _files(path: Path) -> list[Path]:

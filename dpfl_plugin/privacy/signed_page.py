@@ -7,6 +7,7 @@ experts, and may be published; this page names sites, so that it goes where thei
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -24,6 +25,7 @@ SO_FAR: Final = {
     "failed": ", and then ended by an error",
     "budget_exhausted": ", until its budget was spent",
 }
+_UNDERSCORE: Final = re.compile(r"(?<![^\W_])_|_(?![^\W_])")  # one within a word is no mark-up
 GENERAL: Final = (
     "What holds of people in general, whether a given person is among the records or not: a model may show that a "
     "habit makes ill, and that tells something about everybody who has it.",
@@ -167,4 +169,5 @@ def _counts(silo: Mapping[str, Any], unit: str) -> str:
 
 def _cell(name: str) -> str:
     """A name that ends no cell of a table, and begins no mark-up."""
-    return "".join(f"\\{letter}" if letter in r"\`*_|[]<>#" else letter for letter in name)
+    escaped = "".join(f"\\{letter}" if letter in r"\`*|[]<>#" else letter for letter in name)
+    return _UNDERSCORE.sub(r"\\_", escaped)

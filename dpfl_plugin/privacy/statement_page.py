@@ -318,6 +318,10 @@ def _silos(said: dict[str, Any]) -> str:
         lines.append(f"| {' | '.join(map(str, cells))} |")
     if len(shown) < len(silos):
         lines.append("\nThe first silos, and the one that spent most; `ledger.json` has all of them.")
+    if len(silos) > 1:
+        lines.append(
+            "\nNumbers, since this page may be published. Which site is which: `silos.csv` of the run, which may not."
+        )
     return "\n".join(lines)
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -16,7 +15,7 @@ import yaml
 
 from dpfl_plugin.config.load import NOT_IN_ID
 from dpfl_plugin.core.outcomes import ACCURACY, OF_SILOS, score_key
-from dpfl_plugin.runs.folder import RunFolder
+from dpfl_plugin.runs.folder import RunFolder, run_folders
 from dpfl_plugin.runs.measurements import join_lines, join_result
 
 COMPLETE: Final = ("done", "budget_exhausted")
@@ -134,16 +133,6 @@ def scan(folders: Sequence[Path]) -> tuple[list[Run], list[Problem]]:
 
 def _further(run: Run) -> tuple[bool, int]:
     return run.complete, run.rounds
-
-
-def run_folders(root: Path) -> Iterator[Path]:
-    """``root`` itself or folders below it that hold a run's files; links are not followed."""
-    for path, folders, files in os.walk(root):
-        # A ledger alone may be one that runs share.
-        if {"result.json", "metrics.jsonl"} & set(files) or {"config.yaml", "ledger.jsonl"} <= set(files):
-            folders.clear()
-            yield Path(path)
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
 
 
 def read(path: Path) -> Run:
@@ -288,27 +277,10 @@ def _ended(folder: RunFolder, result: dict[str, Any], lines: list[dict[str, Any]
         return result["status"], str(result.get("reason", "")), _guarantee(folder, result)
     if result and _last_check(folder) == _head(folder):  # nothing was released since
         return result["status"], str(result.get("reason", "")), _guarantee(folder, result)
-    if _at_work(folder):
+    if folder.at_work():
         return "running", "", None
     before = f"; it was {result['status']} before, and resumed" if result else ""
     return "unfinished", f"it ended without a word, or runs on another machine{before}", None
-
-
-def _at_work(folder: RunFolder) -> bool:
-    """Whether the process that locked the folder last lives, on this machine. The lock itself is not touched."""
-    try:
-        pid, host = (folder.path / ".lock").read_text().removeprefix("pid ").split(" on ")
-        if host != os.uname().nodename:
-            return False
-        process = Path("/proc", str(int(pid)), "cmdline")
-        if Path("/proc/self").exists():
-            return bool(process.read_bytes())  # empty: it ended, and its parent did not notice
-        os.kill(int(pid), 0)
-    except PermissionError:  # another user's process
-        return True
-    except (OSError, ValueError, OverflowError):
-        return False
-    return True
 
 
 def _last_check(folder: RunFolder) -> str | None:

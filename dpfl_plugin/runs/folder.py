@@ -260,6 +260,30 @@ class RunFolder:
         with locked(self.path / ".lock", Worded(what + "Wait for it, end it, or use another {out}."), other="{out}"):
             yield
 
+    def holder(self) -> tuple[int, str] | None:
+        """Number and host of the process that locked the folder last, whether it lives or not."""
+        try:
+            pid, host = (self.path / ".lock").read_text().removeprefix("pid ").split(" on ")
+            return int(pid), host
+        except (OSError, ValueError):
+            return None
+
+    def at_work(self) -> bool:
+        """Whether the process that locked the folder last lives, on this machine. The lock itself is not touched."""
+        holder = self.holder()
+        if holder is None or holder[1] != os.uname().nodename:
+            return False
+        try:
+            if Path("/proc/self").exists():
+                # Empty: it ended, and its parent did not notice.
+                return bool(Path("/proc", str(holder[0]), "cmdline").read_bytes())
+            os.kill(holder[0], 0)
+        except PermissionError:  # another user's process
+            return True
+        except (OSError, OverflowError):
+            return False
+        return True
+
     def label(self) -> str | None:
         """What the file that the run is from calls it; None where that has one run only, or nobody told."""
         try:
@@ -297,3 +321,13 @@ class RunFolder:
 
     def add_metrics(self, line: Mapping[str, Any]) -> None:
         self.append(self.metrics, to_json(line, None) + "\n")
+
+
+def run_folders(root: Path) -> Iterator[Path]:
+    """``root`` itself or folders below it that hold a run's files; links are not followed."""
+    for path, folders, files in os.walk(root):
+        # A ledger alone may be one that runs share.
+        if {"result.json", "metrics.jsonl"} & set(files) or {"config.yaml", "ledger.jsonl"} <= set(files):
+            folders.clear()
+            yield Path(path)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))

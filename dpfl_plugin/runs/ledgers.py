@@ -8,7 +8,7 @@ import json
 import math
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -185,7 +185,7 @@ def open_ledgers(
         attempt = before
         if not _repeats(found, replayed, _arithmetics(found, shared, noise, before), here):
             attempt = fresh_attempt()
-            if replayed and (what := _made_again(own, found)):
+            if replayed and (what := made_again(own, found)):
                 own.note(FRESH_NOISE.format(what=what))
         if shared is not None:
             now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -326,7 +326,7 @@ def is_known(found: Checkpoint | None, charge: Charge) -> bool:
     return SUMS in found.server
 
 
-def _made_again(own: Ledger, found: Checkpoint | None) -> str:
+def made_again(own: Iterable[Charge], found: Checkpoint | None) -> str:
     """What of the ledger was released after the checkpoint, in words; nothing where a run was only paused there."""
     first = 0 if found is None else found.rounds
     later = [one for one in own if one.round >= first and one.noise_id != NOT_RUN and not is_known(found, one)]

@@ -22,21 +22,15 @@ from dpfl_plugin.runs.checkpoint import Checkpoint
 from dpfl_plugin.runs.folder import RunFolder
 from dpfl_plugin.runs.hooks import Hooks
 from dpfl_plugin.runs.job import Job, new_account
-from dpfl_plugin.runs.ledgers import Ledgers, is_known
+from dpfl_plugin.runs.ledgers import Ledgers, is_known, made_again
 from dpfl_plugin.runs.round_costs import in_runs, read_costs
 
 BEST = "early_stopping.best"  # in a checkpoint, beside the server's vectors
 
 
 def account_of(job: Job, ledgers: Ledgers, found: Checkpoint | None) -> PrivacyAccount:
-    rounds = found.rounds if found else 0
-
     def repeats(charge: Charge) -> bool:
-        if is_known(found, charge):
-            return False
-        return charge.noise_id == NOT_RUN or (
-            is_of(charge.noise_id, f"{job.bits}{job.records}", ledgers.attempt) and charge.round >= rounds
-        )
+        return (charge.noise_id == NOT_RUN and not is_known(found, charge)) or _comes_again(job, ledgers, found, charge)
 
     return new_account(
         job.config,
@@ -51,21 +45,41 @@ def account_of(job: Job, ledgers: Ledgers, found: Checkpoint | None) -> PrivacyA
     )
 
 
+def _comes_again(job: Job, ledgers: Ledgers, found: Checkpoint | None, charge: Charge) -> bool:
+    """Whether it is of a release after the checkpoint that this session makes once more, to the bit."""
+    if is_known(found, charge):
+        return False
+    later = charge.round >= (found.rounds if found else 0)
+    return later and is_of(charge.noise_id, f"{job.bits}{job.records}", ledgers.attempt)
+
+
+def _resumed(job: Job, ledgers: Ledgers, found: Checkpoint) -> str:
+    """From where a run goes on, and what the ledger holds beyond that: a crash comes between two checkpoints."""
+    said = f"resumed after round {found.rounds}"
+    what = made_again((one for one in ledgers.own if _comes_again(job, ledgers, found, one)), found)
+    if not what:  # or it is made again otherwise, of which the ledger has a note
+        return said
+    return (
+        f"{said}, the last checkpoint. The ledger holds what was released after it: {what}. This is computed again "
+        "from the same state with the same noise: the very same values, so that it is not charged again."
+    )
+
+
 def start(
-    job: Job, found: Checkpoint | None, attempt: int, hooks: Hooks
+    job: Job, found: Checkpoint | None, ledgers: Ledgers, hooks: Hooks
 ) -> tuple[Progress, list[dict[str, Any]], Vectors | None]:
     """The state to go on from, the evaluations that it comes with, and the silos' states; None for the first ones.
 
     Silos that were lost when the checkpoint was written are back, with the last states that are known of them.
     """
-    parts = job.parts
+    parts, attempt = job.parts, ledgers.attempt
     if found is None:
         server = parts.algorithm.init_server(parts.model, parts.setting)
         return Progress(server=server, attempt=attempt), job.folder.keep_metrics(-1), None
     device = parts.model.device
     progress, silos = _progress(found, device), _moved(found.silos, device)
     progress.attempt = attempt
-    hooks.note(f"resumed after round {found.rounds}")
+    hooks.note(_resumed(job, ledgers, found))
     back = sorted(progress.lost)
     if back:
         hooks.note(f"back after round {found.rounds}: silos {', '.join(map(str, back))}, which had been lost")

@@ -377,7 +377,7 @@ def _run(job: Job, place: Place, hooks: Hooks, stop: Callable[[], bool]) -> Resu
             folder.add_metrics(line)
             hooks.evaluated(line, progress)
 
-        progress, lines, silos = start(job, found, ledgers.attempt, hooks)
+        progress, lines, silos = start(job, found, ledgers, hooks)
         experiment = _experiment(job, runtime, account, lines)
         if silos is not None:
             experiment.survivors.retry(progress, lambda: runtime.load_states(silos), save=save, note=hooks.note)

@@ -165,8 +165,8 @@ def sweeps_in(out: Path) -> list[Path]:
     found = [path.parent for path in out.glob("sweeps/*/manifest.jsonl")]
     if not found:
         raise ConfigError(
-            f"{out}: holds no sweep (sweeps/*/manifest.jsonl), and no dpfl server or silo has begun there. Give the "
-            "folder of dpfl sweep --out, or the one that sites share; dpfl report shows the runs of dpfl run."
+            f"{out}: holds no sweep (sweeps/*/manifest.jsonl) and no run, and no dpfl server or silo has begun there. "
+            "Give the folder of dpfl sweep --out or of dpfl run --out, or the one that sites share."
         )
     return sorted(found, key=lambda folder: (folder / "manifest.jsonl").stat().st_mtime)
 

@@ -13,6 +13,7 @@ from scipy.special import log_ndtr, ndtr, ndtri
 
 import dpfl_plugin as dpfl
 from dpfl_plugin.api.signing import UNCHECKED
+from dpfl_plugin.cli.statement import write_statement
 from dpfl_plugin.errors import DpflError
 from dpfl_plugin.federation.outcome import Cause
 from dpfl_plugin.privacy.accountants import PLD
@@ -287,10 +288,32 @@ def test_a_site_that_no_round_drew_is_told_what_it_released_beside_them(tmp_path
     assert dpfl.statement_to_sign(folder)
 
 
+def test_on_a_terminal_the_page_looks_as_it_will_be_read(
+    finished: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "200")
+    write_statement(finished, ["0=st_anne", "1=_x_"], "", None)
+    said = capsys.readouterr()
+    assert "st_anne (silo 0)" in said.out and "_x_ (silo 1)" in said.out and "--out FILE" in said.err
+    assert "## " not in said.out and "| --- |" not in said.out and "\\" not in said.out
+
+
+def test_names_are_escaped_where_they_would_be_mark_up(finished: Path) -> None:
+    text = dpfl.statement_to_sign(finished, names={0: "st_anne", 1: "_x_", 2: "a__b"})
+    assert all(f"| {name} (silo" in text for name in ("st_anne", r"\_x\_", r"a\_\_b"))
+
+
+def test_the_statement_in_words_says_where_names_are(finished: Path) -> None:
+    """They are not in it: it may be published."""
+    assert "Which site is which: `silos.csv`" in (finished / "privacy.md").read_text()
+
+
 def test_the_command_prints_or_writes_a_new_file(finished: Path, tmp_path: Path) -> None:
     done = command("statement", finished, "--name", "1=Mercy")
     assert done.code == 0 and done.out == dpfl.statement_to_sign(finished, names={1: "Mercy"})
     out = tmp_path / "statement.md"
+    assert "| site | records |" in done.out
     assert command("statement", finished, "--out", out).code == 0 and out.read_text().startswith("# Statement")
     one_message(command("statement", finished, "--out", out), "exists: nothing was written")
     one_message(command("statement", finished, "--name", "Mercy"), "--name 'Mercy' must be a silo's number")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from scipy.stats import beta
 from torch import nn
 
 from dpfl_plugin.attacks import demonstration
-from dpfl_plugin.attacks.inversion import batches, first_layer, nearest, reconstructions
+from dpfl_plugin.attacks.inversion import batches, first_layer, guessed, nearest, reconstructions, tells_more
 from dpfl_plugin.errors import ConfigError, UnsupportedError
 from dpfl_plugin.runs.build import build
 from tests.attacks.simulated import HERE, config
@@ -72,6 +73,33 @@ def test_units_without_a_gradient_are_left_out() -> None:
     assert found.shape == (0, 3)
     closest, correlations = nearest(torch.ones(2, 3, dtype=torch.float64), found)
     assert not closest.any() and not correlations.any()
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_what_guesses_reach_is_the_mean_over_all_draws(count: int) -> None:
+    x = torch.randn(6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    originals, others = x[:2], x[2:]
+    draws = itertools.product(range(len(others)), repeat=count)
+    slow = torch.stack([nearest(originals, others[list(draw)])[1] for draw in draws]).mean(dim=0)
+    torch.testing.assert_close(guessed(originals, others, count), slow)
+    assert guessed(originals, others[:0], count).isnan().all()
+
+
+def test_an_attack_tells_more_than_a_guess_only_beyond_chance() -> None:
+    guesses = torch.tensor([0.5, 0.6, 0.4, 0.5])
+    assert tells_more(torch.ones(4), guesses) and not tells_more(guesses, guesses)
+    assert not tells_more(guesses + torch.tensor([0.3, -0.2, 0.1, -0.1]), guesses)
+    assert not tells_more(-guesses, guesses)
+
+
+@pytest.mark.statistical
+def test_records_of_few_numbers_are_guessed_as_well_as_read_under_noise() -> None:
+    """The noisy correlations are large, and say nothing; without noise the record itself is read."""
+    change = {"data": {"preprocess": [{"name": "pca", "dims": 3}]}, "privacy": {"noise_multiplier": 50.0}}
+    quiet, noisy = demonstration.inversion(config(change), HERE, 0)
+    assert noisy is not None and noisy.num_features == 3
+    value, more = noisy.against_guesses["batch of 1"]
+    assert value > 0.6 and not more and quiet.against_guesses["batch of 1"][1]
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,8 @@ def test_pictures_json_and_words(tmp_path: Path, pictures: None) -> None:
     first, *_ = done.err.splitlines()
     assert first.startswith("membership: 4 runs (2 seeds, with noise and without noise)")
     assert "; 3 more: about " in done.err
+    assert done.out.count("what a guess gets") == 2 and "records have 4 numbers" in done.out
+    assert "inversion without noise, batch of 1: no more" not in done.out
     assert "no budget is charged" in done.out and "a failed attack proves nothing" in done.out
     assert places(noisy["epsilon"], 3) in done.out and f"{quiet['auc']['value']:.3f}" in done.out
 

@@ -10,23 +10,48 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from dpfl_plugin.cli import progress
 from dpfl_plugin.cli.progress import PlainReporter, reporter_on
 from dpfl_plugin.runs import progress_bars
 
 
-def test_time_left_is_told_until_the_last_round(capsys: pytest.CaptureFixture[str]) -> None:
-    def line(at: int) -> dict[str, Any]:
-        return {"round": at, "train_loss": 1.0, "test_accuracy": 0.5, "epsilon": {"server": None}}
+def line(at: int) -> dict[str, Any]:
+    return {"round": at, "train_loss": 1.0, "test_accuracy": 0.5, "epsilon": {"server": None}}
 
+
+def told(
+    clock: list[float], done: int, rounds: int, seconds: dict[int, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tell a reporter of a session from round ``done`` on whose rounds take ``seconds``, ten where it is not said."""
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     reporter = PlainReporter("")
-    reporter.start(3, 0)
-    for at in (1, 2, 3):
+    reporter.start(rounds, done)
+    for at in range(done + 1, rounds + 1):
+        clock[0] += seconds.get(at, 10.0)
         reporter.evaluated(line(at))
         reporter.ticked(SimpleNamespace(rounds=at))  # type: ignore[arg-type]
     reporter.end()
-    first, last = capsys.readouterr().err.splitlines()
-    assert first.startswith("round 1/3") and first.endswith(" left")
+
+
+def test_time_left_is_told_until_the_last_round(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told([100.0], 0, 3, {}, monkeypatch)
+    first, second, last = capsys.readouterr().err.splitlines()
+    assert first.startswith("round 1/3") and "left" not in first
+    assert second.endswith(" 10 s left")
     assert last.startswith("round 3/3") and "left" not in last
+
+
+def test_the_first_round_of_a_session_says_nothing_of_the_others(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It loads and compiles; and few quick rounds say as little."""
+    quick = dict.fromkeys(range(52, 201), 0.5)
+    told([100.0], 50, 200, {51: 30.0} | quick, monkeypatch)
+    first, *others = capsys.readouterr().err.splitlines()
+    assert first.startswith("round 51/200") and "left" not in first
+    assert others[0].startswith("round 71/200") and others[0].endswith(" 1 min 4 s left")  # 129 rounds of half a second
 
 
 def test_details_are_for_who_asks_for_them(capsys: pytest.CaptureFixture[str]) -> None:

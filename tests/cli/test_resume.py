@@ -253,6 +253,16 @@ def test_crashed_and_resumed(crashed: Path, undisturbed: dict[str, Any]) -> None
     same(run(crashed, "--resume"), undisturbed)
 
 
+@pytest.mark.parametrize("secure", [False, True])
+def test_what_is_computed_again_is_said_and_whether_it_is_charged_again(tmp_path: Path, secure: bool) -> None:
+    config = crash(write(tmp_path, CHANGES | {"privacy": {"epsilon": 3.0, "secure": secure}}), 8)
+    done = dpfl("run", config, "--out", tmp_path / "runs", "--json", "--resume")
+    assert done.code == 0 and "resumed after round 6" in done.err, done.err
+    (said,) = (line for line in done.err.splitlines() if "2 rounds" in line)
+    assert ("not charged again" in said and "same noise" in said) != secure, said
+    assert ("fresh noise and charged again" in said) == secure, said
+
+
 @pytest.mark.parametrize("rounds", [3, 7, 9])
 def test_crashed_twice(tmp_path: Path, undisturbed: dict[str, Any], rounds: int) -> None:
     """The second time in the middle of repeating what was released, or after it."""

@@ -16,6 +16,7 @@ import pytest
 from dpfl_plugin.cli import status as status_command
 from dpfl_plugin.cli.sweep import COMPOSES
 from dpfl_plugin.config.sweep import expand
+from dpfl_plugin.core.rounding import places
 from dpfl_plugin.privacy.ledger import Ledger
 from dpfl_plugin.sweeps import manifest
 from tests.cli.command import Done, dpfl, one_message
@@ -78,6 +79,19 @@ def test_status_of_a_finished_sweep(finished: tuple[Path, Done]) -> None:
     assert all(0 < run["test_accuracy"] <= 1 and run["epsilon"] > 0 and run["round"] == 6 for run in found["runs"])
     done = dpfl("status", finished[0].parent / "out")
     assert "4 done" in done.out and "algorithm.name=scaffold seed=1" in done.out
+
+
+def test_at_its_end_a_sweep_says_what_configurations_came_to(finished: tuple[Path, Done]) -> None:
+    """Means over seeds of what its runs say of themselves."""
+    path, done = finished
+    runs = [json.loads(one.read_text()) for one in (path.parent / "out" / "runs").rglob("result.json")]
+    for algorithm in ("fedavg", "scaffold"):
+        own = [one for one in runs if one["algorithm"] == algorithm]
+        scores = [one["test_accuracy"]["mean_last_10_percent"] for one in own]
+        (line,) = (line for line in done.out.splitlines() if f"name={algorithm} " in f"{line} ")
+        assert len(own) == 2 and f"accuracy {sum(scores) / 2:.4f} ±" in line and "seed" not in line
+        assert places(max(one["epsilon"]["server"]["epsilon"] for one in own), 3) in line
+    assert "with score and epsilon: dpfl status" in done.out and "dpfl status" not in done.err
 
 
 def test_status_into_a_pipe_tells_each_change_and_whether_anything_is_at_work(
@@ -251,6 +265,7 @@ import sys
 from pathlib import Path
 from dpfl_plugin.cli import sweep
 from dpfl_plugin.config.sweep import expand
+from dpfl_plugin.core.rounding import places
 from dpfl_plugin.sweeps import manifest
 
 path = Path(sys.argv[1])

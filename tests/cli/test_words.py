@@ -126,12 +126,19 @@ def test_what_a_total_is_of(tmp_path: Path) -> None:
     assert "run with the runs before it in the shared ledger: epsilon " in second.out
 
 
+@pytest.mark.parametrize("silos", [4, 10])
+def test_what_an_accuracy_is_of_and_a_tenth_of_silos_only_where_there_are_ten(tmp_path: Path, silos: int) -> None:
+    shown = dpfl("run", write(tmp_path, {"rounds": 1, "data": {"num_silos": silos}}), "--out", tmp_path / "runs").out
+    assert "mean of silos" in shown and "at silos: worst " in shown
+    assert ("10th percentile" in shown) == (silos == 10)
+
+
 @pytest.mark.parametrize(("accuracy", "no_better"), [(0.9, False), (0.8, True), (0.7, True)])
 def test_a_model_that_is_no_better_than_the_most_frequent_class_is_called_so(accuracy: float, no_better: bool) -> None:
     pooled = {"model": {"accuracy": 0.5}, "own_models": {"accuracy": accuracy}, "baseline": {"accuracy": 0.8}}
     measures = {"ranked_by": "accuracy", "higher_is_better": True, "baseline": "the majority", "pooled": pooled}
     head, row, last = _measures(measures, "ill")
-    assert head == "on all test records; each silo's by its own model  model  baseline"
+    assert head == "all test records together; each silo's by its own model  model  baseline"
     assert row.split() == ["accuracy", f"{accuracy:g}", "0.8"] and len(row) == len(head)
     assert last.startswith("The baseline is without features: the majority. The positive class is ill.")
     assert last.endswith("By accuracy the model is no better.") == no_better
@@ -143,5 +150,5 @@ def test_a_model_that_is_no_better_than_the_most_frequent_class_is_called_so(acc
     of_errors = {**measures, "ranked_by": "rmse", "higher_is_better": False, "pooled": errors}
     assert "no better" not in _measures(of_errors, None)[-1]
     assert _measures({**measures, "pooled": {"model": {}, "baseline": {}}}, None) == [
-        "on all test records: no measure is defined."
+        "all test records together: no measure is defined."
     ]

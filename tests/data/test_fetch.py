@@ -167,6 +167,25 @@ def test_users_paths_are_relative_to_the_configuration(tmp_path: Path) -> None:
         source.paths([], "files")
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("silos/nort.csv", "silos/north.csv"),
+        ("silo/north.csv", "silos/north.csv"),
+        ("silos/north.txt", "silos/north.csv"),
+        ("silos/admissions.csv", None),
+        ("elsewhere/nowhere/north.csv", None),
+    ],
+)
+def test_a_file_that_was_probably_meant_is_named(tmp_path: Path, name: str, meant: str | None) -> None:
+    (tmp_path / "silos").mkdir()
+    for site in ("north", "west"):
+        (tmp_path / "silos" / f"{site}.csv").write_text("x")
+    said = "there is no such file; looked" if meant is None else rf"no such file \(did you mean '{meant}'\?\); looked"
+    with pytest.raises(DataError, match=said):
+        DataSource(base=tmp_path).paths(name, "files")
+
+
 def test_users_files_that_are_not_beside_the_configuration_are_looked_for_in_the_folder_of_data(tmp_path: Path) -> None:
     beside, data = tmp_path / "study", tmp_path / "data"
     for folder, names in {beside: ("a.csv",), data: ("a.csv", "b.csv", "c.csv")}.items():

@@ -182,7 +182,8 @@ def test_what_cells_become(column: dict[str, Any], cells: list[Any], expected: l
 
 
 REFUSED = {
-    "empty": (NUMBER, [1, None], r"row 1, column 'x' holds no value.*columns\.x\.missing: indicator \(or default"),
+    "a word for nothing": (NUMBER, ["1", "NA"], r"row 1, column 'x' holds no value \('NA'\)\. "),
+    "empty": (NUMBER, [1, None], r"row 1, column 'x' holds no value\. .*columns\.x\.missing: indicator \(or default"),
     "a word": (NUMBER, ["1", "b"], r"row 1, column 'x': 'b' is not a number.*columns\.x: \{type: category"),
     "underscores": (NUMBER, ["1", "1_0"], r"'1_0' is not a number"),
     "infinite": (NUMBER, [1, np.inf], r"row 1, column 'x': 'inf' is not a finite number"),
@@ -198,7 +199,7 @@ REFUSED = {
     "no category": (
         {"type": "category", "values": ["a", "b"]},
         ["a", None],
-        r"holds no value.*columns\.x\.missing: category",
+        r"holds no value\. .*columns\.x\.missing: category",
     ),
     "no date": ({"type": "date", "range": ["2000-01-01", "2001-01-01"]}, ["2000-13-01"], r"'2000-13-01' is not a date"),
     "a date among numbers": (NUMBER, [datetime.datetime(2000, 1, 1)], "is a date.*type: date"),
@@ -261,7 +262,7 @@ def test_what_is_to_be_predicted(label: dict[str, Any], columns: dict[str, Any],
 
 
 NO_LABEL = {
-    "none": (LABEL, {"y": ["yes", None]}, "row 1, column 'y' holds no value .*and is the label"),
+    "none": (LABEL, {"y": ["yes", None]}, "row 1, column 'y' holds no value, and is the label"),
     "another class": (LABEL, {"y": ["yes", "Yes"]}, r"'Yes' is not one of the classes no, yes.*label\.classes"),
     "no value of a class": (
         {"column": "y", "classes": ["no", "yes"], "class_values": [["0"], ["1", "2"]]},
@@ -276,7 +277,11 @@ NO_LABEL = {
         "an exposure of '0'",
     ),
     "a negative time": (SURVIVAL, {"t": [-1, 2], "e": ["dead", "alive"]}, "row 0, column 't': a time of '-1'"),
-    "an event without time": (SURVIVAL, {"t": [None, 2], "e": ["dead", "alive"]}, "row 0.*an event without time"),
+    "an event without time": (
+        SURVIVAL,
+        {"t": [None, 2], "e": ["dead", "alive"]},
+        "row 0, column 't' holds no value: an event without time",
+    ),
     "no time": (SURVIVAL, {"t": [None, 2], "e": ["alive", "alive"]}, "row 0, column 't' holds no value.*is the label"),
     "neither": (SURVIVAL, {"t": [1, 2], "e": ["lost", "alive"]}, "'lost' is neither 'alive' nor 'dead'.*event_values"),
 }

@@ -1,0 +1,161 @@
+"""How far single runs are, those of `dpfl run`, from the files of their folders alone; `state` is of a sweep's."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from dpfl_plugin.config.load import base_of, read_yaml
+from dpfl_plugin.core.outcomes import score_key
+from dpfl_plugin.errors import DpflError
+from dpfl_plugin.runs.folder import RunFolder, run_folders
+
+SILENT_SECONDS: Final = 600.0  # after which a process of another machine is taken for ended
+WRITTEN: Final = ("ledger.jsonl", "metrics.jsonl", "log.txt", "checkpoint")  # while a run goes on
+
+Status = Literal["running", "interrupted", "failed", "done"]
+
+
+@dataclass(frozen=True, slots=True)
+class Single:
+    """What is known of a run.
+
+    Attributes:
+        status: done, also where a budget ended it; interrupted is what its command continues with --resume.
+        round: the last that is known to be over. rounds: of how many; None where a budget decides.
+        heard: seconds since it wrote anything. value: of what its outcome is ranked by, the ``score``, at last.
+    """
+
+    folder: Path
+    name: str
+    status: Status
+    round: int
+    rounds: int | None
+    heard: float | None
+    score: str
+    value: float | None
+    epsilon: float | None
+    reason: str = ""
+
+    @property
+    def next(self) -> str:
+        """How to go on; nothing where it is done, or at work."""
+        if self.status not in ("interrupted", "failed"):
+            return ""
+        files = RunFolder(self.folder)
+        how = "the command that began it, with --resume"  # which knows a shared ledger, or which variant it is
+        if files.label() is None and not _shares(files.ledger) and base_of(files.config) != self.folder:
+            out = self.folder.absolute().parents[1]
+            how = shlex.join(["dpfl", "run", str(files.config), "--out", str(out), "--resume"])
+        return how if self.status == "interrupted" else f"mend the cause, then {how}"
+
+
+def runs_in(folder: Path) -> list[Single]:
+    """The run in a folder, or those below it, in the order of their paths."""
+    now = time.time()
+    return [run_of(RunFolder(path), now) for path in run_folders(folder)]
+
+
+def run_of(folder: RunFolder, now: float) -> Single:
+    """How far one run is."""
+    result, config, line = _json(folder.result), _config(folder), _last_line(folder.metrics)
+    heard = _heard(folder, now)
+    at_work = folder.at_work() or _elsewhere(folder, heard, ended=bool(result))
+    said = str(result.get("status", "interrupted"))
+    status: Status = "interrupted"
+    if said in ("done", "budget_exhausted"):
+        status = "done"
+    elif at_work:
+        status = "running"
+    elif said == "failed":
+        status = "failed"
+    found = result if status == "done" else line
+    key = score_key(found)
+    value, epsilon = found.get(key), (found.get("epsilon") or {}).get("server")
+    return Single(
+        folder=folder.path,
+        name=str(config.get("name") or folder.path.parent.name) + (f", {label}" if (label := folder.label()) else ""),
+        status=status,
+        round=int(result["rounds"]) if status == "done" else max(_round(line), _checkpoint(folder)),
+        rounds=config.get("rounds"),
+        heard=heard,
+        score=key.removeprefix("test_"),
+        value=_number(value.get("last") if isinstance(value, dict) else value),
+        epsilon=_number(epsilon.get("epsilon") if isinstance(epsilon, dict) else epsilon),
+        reason=str(result.get("reason") or "") if status in ("done", "failed") else "",
+    )
+
+
+def _elsewhere(folder: RunFolder, heard: float | None, *, ended: bool) -> bool:
+    """Whether a process on another machine has it, as far as that can be told: it wrote something lately."""
+    holder = folder.holder()
+    if ended or holder is None or holder[1] == os.uname().nodename:
+        return False
+    return heard is not None and heard < SILENT_SECONDS
+
+
+def _heard(folder: RunFolder, now: float) -> float | None:
+    times = []
+    for name in WRITTEN:
+        with contextlib.suppress(OSError):
+            times.append((folder.path / name).stat().st_mtime)
+    return max(0.0, now - max(times)) if times else None
+
+
+def _checkpoint(folder: RunFolder) -> int:
+    """The round after which the newest checkpoint was written."""
+    names = (path.name.removeprefix("round-").partition(".")[0] for path in folder.checkpoint.glob("round-*"))
+    return max((int(name) for name in names if name.isdecimal()), default=0)
+
+
+def _round(line: dict[str, Any]) -> int:
+    found = line.get("round")
+    return found if type(found) is int else 0
+
+
+def _shares(ledger: Path) -> bool:
+    """Whether a run charges to a ledger of several as well."""
+    try:
+        with ledger.open("rb") as file:
+            return bool(json.loads(file.readline())["facts"].get("shared"))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
+def _config(folder: RunFolder) -> dict[str, Any]:
+    try:
+        return read_yaml(folder.config)
+    except (DpflError, OSError):
+        return {}
+
+
+def _last_line(path: Path) -> dict[str, Any]:
+    """The last evaluation; a line that is being written is left out."""
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError:
+        return {}
+    for line in reversed(lines):
+        with contextlib.suppress(ValueError):
+            found = json.loads(line)
+            if isinstance(found, dict):
+                return found
+    return {}
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
