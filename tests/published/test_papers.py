@@ -18,7 +18,7 @@ from dpfl_plugin.api import papers as api
 from dpfl_plugin.config.sweep import config_of
 from dpfl_plugin.errors import ArgumentError, DataError, TrainingError
 from dpfl_plugin.privacy.paper import noble_largest_rounds
-from dpfl_plugin.published import catalog, items, joined, noble_authors, pages, pictures
+from dpfl_plugin.published import catalog, items, joined, noble_authors, pages, pictures, tables
 from dpfl_plugin.published import numbers as numbers_of
 from dpfl_plugin.published.items import ALL, QUICK, Cell, Claim, Item, Paper, Part
 from dpfl_plugin.published.noble2022_privacy import CAPTIONS
@@ -380,7 +380,7 @@ def test_what_a_number_is_judged_by(ours: list[float | None], std: float, said: 
 
 def test_places_are_in_the_order_of_their_numbers() -> None:
     places: list[dict[str, Any]] = [{"e": value} for value in (12, "none", 3, 0.75)]
-    assert [place["e"] for place in sorted(places, key=pages._in_order)] == [0.75, 3, 12, "none"]
+    assert [place["e"] for place in sorted(places, key=tables.in_order)] == [0.75, 3, 12, "none"]
 
 
 def test_tables_have_a_key_of_what_is_in_them() -> None:
