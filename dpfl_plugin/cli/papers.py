@@ -15,11 +15,12 @@ from dpfl_plugin.api import papers as api
 from dpfl_plugin.core.text import aligned
 from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.published import catalog
+from dpfl_plugin.published.items import Item
 from dpfl_plugin.published.tables import hours, option
 
 OLDER: Final = (
-    "are of earlier sources of this package: the page of each says which, and --json what has changed since of the code "
-    "that its runs use."
+    "are of earlier sources of this package: the page of each says which, and --json what has changed since of "
+    "the code that its runs use."
 )
 
 
@@ -31,22 +32,23 @@ def list_papers(*, as_json: bool) -> None:
         return
     old = [one for one in found if one.current is False]
     some = len(old) < sum(one.current is not None for one in found)  # a mark on every row tells nothing
-    labels = {(of.name, item.kind, item.number): item.label for of in catalog.papers() for item in of.items}
+    labels = {(of.name, option(item)): item.label for of in catalog.papers() for item in of.items}
     rows = [("paper", "item", "what", "runs", "takes", "--quick", "numbers")]
     for one in found:
         times = ("at once", "") if one.numbers == "computed" else (_two(one.seconds), _two(one.quick_seconds))
         mark = " *" if one.current is False and some else ""
-        label = labels[one.paper, one.kind, one.number]
+        item = f"--{one.kind} {one.number}"
+        label = labels[one.paper, item]
         title = f"{one.title} ({label})" if label else one.title
-        rows.append((one.paper, f"--{one.kind} {one.number}", title, str(one.runs), *times, f"{one.numbers}{mark}"))
+        rows.append((one.paper, item, title, str(one.runs), *times, f"{one.numbers}{mark}"))
     head, *lines = aligned(rows).splitlines()
     references = {paper.name: paper.reference for paper in catalog.papers()}
     print(head)
     for name, group in itertools.groupby(zip(found, lines, strict=True), key=lambda pair: pair[0].paper):
         print("\n".join(["", references[name], *(line for _, line in group)]))
     print(
-        "\ntakes: about, on two cores. dpfl papers PAPER --figure N runs one; --quick the direction of it in minutes, at "
-        "fewer seeds, places or rounds (its page says of which), --seeds 0 all rounds of one seed."
+        "\ntakes: about, on two cores. dpfl papers PAPER --figure N runs one; --quick the direction of it in minutes, "
+        "at fewer seeds, places or rounds (its page says of which), --seeds 0 all rounds of one seed."
     )
     if old:
         print(f"{'* These numbers' if some else 'Numbers'} {OLDER}")
@@ -56,24 +58,23 @@ def _two(seconds: float | None) -> str:
     return "not measured" if seconds is None else hours(seconds)
 
 
-def _foretold(paper: str, figure: str | None, table: str | None, *, quick: bool, seeds: Sequence[int]) -> str:
+def _foretold(paper: str, wanted: Sequence[Item], *, quick: bool, seeds: Sequence[int]) -> str:
     """Which figures and tables are about to be run, and how long that takes, before any is begun."""
-    listed = {(one.paper, one.kind, one.number): one for one in api.papers()}
-    of, said, total, unknown = catalog.find(paper), list[str](), 0.0, False
-    wanted = catalog.items(of, figure, table)
+    listed = {(one.paper, f"--{one.kind} {one.number}"): one for one in api.papers()}
+    said, total = list[str](), 0.0
     for item in wanted:
-        one = listed[of.name, item.kind, item.number]
+        if item.computed is not None:
+            said.append(f"{option(item)} (computed)")
+            continue
+        one = listed[paper, option(item)]
         seconds = one.quick_seconds if quick else one.seconds
-        if item.computed is None and seconds is not None:
+        if seconds is not None:
             seconds *= len(set(seeds) & set(item.seeds)) / len(item.seeds) if seeds else 1
             total += seconds
-        unknown |= item.computed is None and seconds is None
-        takes = "computed" if item.computed is not None else _two(seconds)
-        said.append(f"{option(item)} ({takes})")
-    every = f"; all {len(wanted)} items of the paper, one of these options runs one" if not figure and not table else ""
-    length = "as long as is not measured yet" if unknown and not total else f"about {hours(total)}"
-    length = "no runs" if all(item.computed is not None for item in wanted) else length
-    return f"{of.name}: {', '.join(said)}: {length} on two cores, less what is finished{every}"
+        said.append(f"{option(item)} ({_two(seconds)})")
+    unknown = "no runs" if all(item.computed is not None for item in wanted) else "nobody measured how long"
+    length = f"about {hours(total)} on two cores, less what is finished" if total else unknown
+    return f"{paper}: {length}: {', '.join(said)}"
 
 
 def run_papers(
@@ -89,7 +90,10 @@ def run_papers(
     as_json: bool,
 ) -> int:
     """Repeat figures and tables here; returns an exit code of `dpfl sweep`."""
-    _say(_foretold(paper, figure, table, quick=quick, seeds=seeds))
+    wanted = catalog.items(catalog.find(paper), figure, table)
+    _say(_foretold(paper, wanted, quick=quick, seeds=seeds))
+    if len(wanted) > 1:
+        _say(f"these are all {len(wanted)} of the paper; one of these options runs only that.")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         done = api.reproduce(

@@ -69,14 +69,15 @@ def _rounds(quick: Sequence[_Run], whole: Sequence[_Run]) -> str:
     """At the same places, where all are the same; else the most of any run."""
     all_of = {run.place: run.rounds for run in whole}
     pairs = {(run.rounds, all_of.get(run.place)) for run in quick}
-    if None in {many for _, many in pairs}:
+    same = None not in {many for _, many in pairs}
+    if not same:
         pairs = {(max(run.rounds or 0 for run in quick), max(run.rounds or 0 for run in whole))}
     fewer_of = sorted((few, many) for few, many in pairs if few is not None and many is not None and few < many)
     if not fewer_of:
         return ""
-    if len(fewer_of) == 1 == len(pairs):
+    if same and len(fewer_of) == len(pairs) == 1:
         return f"{fewer_of[0][0]} of {fewer_of[0][1]} rounds"
-    return f"fewer rounds (up to {max(few for few, _ in fewer_of)}, not {max(many for _, many in fewer_of)})"
+    return f"up to {max(few for few, _ in fewer_of)} rounds, not {max(many for _, many in fewer_of)}"
 
 
 def _settings(item: Item) -> str:
