@@ -15,7 +15,8 @@ from dpfl_plugin.api import papers as api
 from dpfl_plugin.core.text import aligned
 from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.published import catalog
-from dpfl_plugin.published.items import Item
+from dpfl_plugin.published.items import Item, Paper
+from dpfl_plugin.published.pages import foreseen
 from dpfl_plugin.published.tables import hours, option
 
 OLDER: Final = (
@@ -58,23 +59,22 @@ def _two(seconds: float | None) -> str:
     return "not measured" if seconds is None else hours(seconds)
 
 
-def _foretold(paper: str, wanted: Sequence[Item], *, quick: bool, seeds: Sequence[int]) -> str:
+def _foretold(paper: Paper, wanted: Sequence[Item], *, quick: bool, seeds: Sequence[int]) -> str:
     """Which figures and tables are about to be run, and how long that takes, before any is begun."""
-    listed = {(one.paper, f"--{one.kind} {one.number}"): one for one in api.papers()}
     said, total = list[str](), 0.0
     for item in wanted:
         if item.computed is not None:
             said.append(f"{option(item)} (computed)")
             continue
-        one = listed[paper, option(item)]
-        seconds = one.quick_seconds if quick else one.seconds
+        whole, few = foreseen(paper, item)
+        seconds = few if quick else whole
         if seconds is not None:
             seconds *= len(set(seeds) & set(item.seeds)) / len(item.seeds) if seeds else 1
             total += seconds
         said.append(f"{option(item)} ({_two(seconds)})")
     unknown = "no runs" if all(item.computed is not None for item in wanted) else "nobody measured how long"
     length = f"about {hours(total)} on two cores, less what is finished" if total else unknown
-    return f"{paper}: {length}: {', '.join(said)}"
+    return f"{paper.name}: {length}: {', '.join(said)}"
 
 
 def run_papers(
@@ -90,8 +90,9 @@ def run_papers(
     as_json: bool,
 ) -> int:
     """Repeat figures and tables here; returns an exit code of `dpfl sweep`."""
-    wanted = catalog.items(catalog.find(paper), figure, table)
-    _say(_foretold(paper, wanted, quick=quick, seeds=seeds))
+    of = catalog.find(paper)
+    wanted = catalog.items(of, figure, table)
+    _say(_foretold(of, wanted, quick=quick, seeds=seeds))
     if len(wanted) > 1:
         _say(f"these are all {len(wanted)} of the paper; one of these options runs only that.")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

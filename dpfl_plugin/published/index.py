@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from dpfl_plugin.published import catalog
@@ -103,6 +104,7 @@ def _ours(item: Item, numbers: Numbers) -> list[str]:
     if not item.cells and not item.claims:
         return ["see there", "nothing to compare", CURVES]
     ours, said, why, whole = list[str](), list[str](), list[str](), True
+    standings = list[Standing]()
     if item.cells:
         found = [word for _, word in (cell_verdict(numbers, cell) for cell in item.cells) if word != "not run"]
         agree, diverged = found.count("agrees"), found.count("diverged")
@@ -119,17 +121,17 @@ def _ours(item: Item, numbers: Numbers) -> list[str]:
             said.append(control + stands.counted("orderings"))
             why += [control + stands.others()] if stands.others() else []
             whole &= stands.whole or not published
+            standings += [stands] if published else []
     of = extent_of(item, numbers)
     if not whole:
-        why += [item.reason] if item.reason and not _only_untold(item, numbers) else []
+        why += [item.reason] if item.reason and not _only_untold(standings) else []
         why += [of] if of else []
     return ["; ".join(ours), "; ".join(said), "; ".join(why)]
 
 
-def _only_untold(item: Item, numbers: Numbers) -> bool:
+def _only_untold(standings: Sequence[Standing]) -> bool:
     """Whether orderings that do not agree are merely not told apart, or of one seed: that is reason enough."""
-    stands = standing(item, numbers, [claim for claim in item.claims if claim.published])
-    words = [one.verdict for one in stands.tried]
+    words = [one.verdict for stands in standings for one in stands.tried]
     return any(word in FOR_IT for word in words) and all(word in (*FOR_IT, "not told apart") for word in words)
 
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from dpfl_plugin.published.items import ALL, Claim, Item
 from dpfl_plugin.published.numbers import Difference, Numbers, differences, places, together
+from dpfl_plugin.published.numbers import Place as Run
 from dpfl_plugin.published.tables import by, markdown, place, unit_of
 
 NAMED: Final = 3  # places; of more there is only how many
@@ -82,13 +83,15 @@ def _bracketed(verdict: str) -> str:
 
 def standing(item: Item, numbers: Numbers, claims: Sequence[Claim]) -> Standing:
     tried = [Place(claim, at, found) for claim in claims for at, found in differences(numbers, item, claim)]
-    return Standing(item, tried, max(len(tried), sum(_places(item, claim) for claim in claims)))
+    parts = [item.part(name) for name in {claim.part for claim in claims}]
+    runs = {part.name: [run for _, run in places(item, part, part.expansion(ALL))] for part in parts}
+    return Standing(item, tried, max(len(tried), sum(_places(item, claim, runs[claim.part]) for claim in claims)))
 
 
-def _places(item: Item, claim: Claim) -> int:
+def _places(item: Item, claim: Claim, runs: Sequence[Run]) -> int:
     """At how many places all runs have the line that is said to be better."""
-    part, found = item.part(claim.part), set[str]()
-    for _, one in places(item, part, part.expansion(ALL)):
+    found = set[str]()
+    for one in runs:
         same = one.line == claim.better or (claim.better in item.tuned and one.line.startswith(f"{claim.better}, "))
         if same and all(one.at.get(key) == value for key, value in claim.at.items()):
             found.add(str(sorted(one.at.items())))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from tests.cli.command import dpfl as command
 ITEMS = [(paper, item) for paper in catalog.papers() for item in paper.items]
 NAMES = [f"{paper.name} {item.name}" for paper, item in ITEMS]
 STEPS = "algorithm.local_steps"
+_index = functools.cache(index.index)
 
 
 def test_places_are_in_the_order_of_their_numbers() -> None:
@@ -44,7 +46,7 @@ def test_the_list_names_authors_and_labels_and_has_the_times_of_the_pages() -> N
     for line in said.splitlines():
         assert not line.startswith("noble2022  --table 1-authors") or "(Table 1, noble_authors)" in line
     times = {f"{one.paper} --{one.kind} {one.number}": one.seconds for one in api.papers() if one.seconds is not None}
-    computing = index.index().partition("## Computing")[2]
+    computing = _index().partition("## Computing")[2]
     for name, seconds in times.items():
         row = next(line for line in computing.splitlines() if line.startswith(f"| `dpfl papers {name}`"))
         assert tables.hours(seconds) in row and tables.hours(seconds) in _line(said, name)
@@ -109,7 +111,7 @@ def test_signs_are_words_in_the_index() -> None:
     item = Item(kind="figure", number="1", title="", source="", higher_is_better=False, measure="train_loss")
     for mean, said in ((-0.25, "0.25 behind"), (0.25, "0.25 ahead")):
         assert tables.ahead(item, numbers_of.Difference(mean, 0.0, 1)) == said
-    assert not [line for line in index.index().splitlines() if line.startswith("| [") and " -0" in line]
+    assert not [line for line in _index().splitlines() if line.startswith("| [") and " -0" in line]
 
 
 def test_a_setting_is_named_by_its_key() -> None:
