@@ -16,9 +16,9 @@ TUNED_BY: Final = ("algorithm.lr", "algorithm.v")
 CONFIG: Final = "gao2024/mnist.yaml"
 ORDER: Final = (
     "With all methods tuned alike the mean of localized MB-SGD is above that of one pass at every epsilon. The paper "
-    "has no others: multi-pass MB-SGD is a little ahead of it at epsilon 0.75, and a little behind from 3 on; and from there "
-    "Algorithm 1 as its theorem has it, localized AC-SA, is the best of all, by some tenths of a point. Best steps "
-    "are within their grids, but for one pass at epsilon 0.75 of Figure 3, where it is the shortest."
+    "has no others: multi-pass MB-SGD is a little ahead of it at epsilon 0.75, and a little behind from 3 on; and from "
+    "there Algorithm 1 as its theorem has it, localized AC-SA, is the best of all, by some tenths of a point. Best "
+    "steps are within their grids, but for one pass at epsilon 0.75 of Figure 3, where it is the shortest."
 )
 MULTI_PASS: Final = (
     "Multi-pass MB-SGD, which the paper leaves out as its authors have no theory of it for silos that differ, has the "
