@@ -1,6 +1,7 @@
 """The pages of published experiments, docs/papers/: `python -m benchmarks.papers` writes them from the kept numbers.
 
-`--keep DIR` first takes numbers from the folder of `dpfl papers --out DIR`, with their pictures.
+`--keep DIR` first takes numbers from the folder of `dpfl papers --out DIR`, and draws the pictures, which `--pictures`
+draws alone, too.
 """
 
 from __future__ import annotations
@@ -35,10 +36,16 @@ def keep(folder: Path) -> list[str]:
                 found = numbers.read(folder / name)
                 if found is not None and _keep(item, found):
                     taken.append(name)
+    return taken
+
+
+def draw() -> None:
+    """All pictures anew, of the kept numbers."""
+    for paper in catalog.papers():
+        for item in paper.items:
             found = numbers.kept(paper.name, item)
             if found is not None and pictures.has_picture(item, found):
                 pictures.draw(PICTURES / f"{paper.name}_{item.name}.png", paper, item, found)
-    return taken
 
 
 def _keep(item: Item, found: Numbers) -> bool:
@@ -58,9 +65,12 @@ def _keep(item: Item, found: Numbers) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--keep", type=Path, metavar="DIR", help="take the numbers of dpfl papers --out DIR")
+    parser.add_argument("--pictures", action="store_true", help="draw all pictures anew, as --keep does")
     arguments = parser.parse_args()
     if arguments.keep is not None:
         print("\n".join(keep(arguments.keep)) or f"{arguments.keep} has no numbers.")
+    if arguments.pictures or arguments.keep is not None:
+        draw()
     PAGES.mkdir(exist_ok=True)
     for name, text in index.pages().items():
         (PAGES / name).write_text(text, encoding="utf-8")

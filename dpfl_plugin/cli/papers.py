@@ -12,12 +12,17 @@ from pathlib import Path
 from typing import Final
 
 from dpfl_plugin.api import papers as api
-from dpfl_plugin.api.progress import duration
 from dpfl_plugin.core.text import aligned
 from dpfl_plugin.errors import ConfigError
 from dpfl_plugin.published import catalog
+from dpfl_plugin.published.items import Item, Paper
+from dpfl_plugin.published.pages import foreseen
+from dpfl_plugin.published.tables import hours, option
 
-OLDER: Final = "of older code: some that these runs use has changed since. Their numbers are kept until made anew."
+OLDER: Final = (
+    "are of earlier sources of this package: the page of each says which, and --json what has changed since of "
+    "the code that its runs use."
+)
 
 
 def list_papers(*, as_json: bool) -> None:
@@ -26,27 +31,50 @@ def list_papers(*, as_json: bool) -> None:
     if as_json:
         print(json.dumps([asdict(one) for one in found], indent=2))
         return
+    old = [one for one in found if one.current is False]
+    some = len(old) < sum(one.current is not None for one in found)  # a mark on every row tells nothing
+    labels = {(of.name, option(item)): item.label for of in catalog.papers() for item in of.items}
     rows = [("paper", "item", "what", "runs", "takes", "--quick", "numbers")]
     for one in found:
         times = ("at once", "") if one.numbers == "computed" else (_two(one.seconds), _two(one.quick_seconds))
-        old = " *" if one.current is False else ""
+        mark = " *" if one.current is False and some else ""
         item = f"--{one.kind} {one.number}"
-        rows.append((one.paper, item, one.title, str(one.runs), *times, f"{one.numbers}{old}"))
+        label = labels[one.paper, item]
+        title = f"{one.title} ({label})" if label else one.title
+        rows.append((one.paper, item, title, str(one.runs), *times, f"{one.numbers}{mark}"))
     head, *lines = aligned(rows).splitlines()
     references = {paper.name: paper.reference for paper in catalog.papers()}
     print(head)
     for name, group in itertools.groupby(zip(found, lines, strict=True), key=lambda pair: pair[0].paper):
         print("\n".join(["", references[name], *(line for _, line in group)]))
     print(
-        "\ntakes: on two cores. dpfl papers PAPER --figure N runs one; --quick the direction of it in minutes, "
-        "--seeds 0 all rounds of one seed."
+        "\ntakes: about, on two cores. dpfl papers PAPER --figure N runs one; --quick the direction of it in minutes, "
+        "at fewer seeds, places or rounds (its page says of which), --seeds 0 all rounds of one seed."
     )
-    if any(one.current is False for one in found):
-        print(f"* {OLDER}")
+    if old:
+        print(f"{'* These numbers' if some else 'Numbers'} {OLDER}")
 
 
 def _two(seconds: float | None) -> str:
-    return "not measured" if seconds is None else duration(seconds / 2)
+    return "not measured" if seconds is None else hours(seconds)
+
+
+def _foretold(paper: Paper, wanted: Sequence[Item], *, quick: bool, seeds: Sequence[int]) -> str:
+    """Which figures and tables are about to be run, and how long that takes, before any is begun."""
+    said, total = list[str](), 0.0
+    for item in wanted:
+        if item.computed is not None:
+            said.append(f"{option(item)} (computed)")
+            continue
+        whole, few = foreseen(paper, item)
+        seconds = few if quick else whole
+        if seconds is not None:
+            seconds *= len(set(seeds) & set(item.seeds)) / len(item.seeds) if seeds else 1
+            total += seconds
+        said.append(f"{option(item)} ({_two(seconds)})")
+    unknown = "no runs" if all(item.computed is not None for item in wanted) else "nobody measured how long"
+    length = f"about {hours(total)} on two cores, less what is finished" if total else unknown
+    return f"{paper.name}: {length}: {', '.join(said)}"
 
 
 def run_papers(
@@ -62,6 +90,11 @@ def run_papers(
     as_json: bool,
 ) -> int:
     """Repeat figures and tables here; returns an exit code of `dpfl sweep`."""
+    of = catalog.find(paper)
+    wanted = catalog.items(of, figure, table)
+    _say(_foretold(of, wanted, quick=quick, seeds=seeds))
+    if len(wanted) > 1:
+        _say(f"these are all {len(wanted)} of the paper; one of these options runs only that.")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         done = api.reproduce(

@@ -22,7 +22,9 @@ def papers(
     paper: Annotated[str | None, typer.Argument(metavar="PAPER", help="Of the list; left out: the list.")] = None,
     figure: Annotated[str | None, typer.Option(metavar="N", help="One figure (default: all of it).")] = None,
     table: Annotated[str | None, typer.Option(metavar="N", help="One table.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer seeds and rounds: the direction, in minutes.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Fewer seeds, places or rounds: the direction, in minutes.")
+    ] = False,
     seeds: Annotated[
         str | None, typer.Option(metavar="N[,N...]", help="Only these of its seeds, with all rounds, e.g. 0.")
     ] = None,

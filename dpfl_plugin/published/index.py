@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Final
 
 from dpfl_plugin.published import catalog
-from dpfl_plugin.published.items import ALL, Item, Paper
-from dpfl_plugin.published.numbers import Difference, Numbers, cell_verdict, differences, kept, of_seeds
-from dpfl_plugin.published.pages import MADE, RULES, by, foreseen, hours, markdown, paper_page, unit_of
+from dpfl_plugin.published.fewer import extent_of
+from dpfl_plugin.published.items import ACCURACY, ALL, Item, Paper
+from dpfl_plugin.published.numbers import Numbers, cell_verdict, kept
+from dpfl_plugin.published.pages import MADE, RULES, foreseen, paper_page
+from dpfl_plugin.published.tables import ahead, hours, markdown, option, size, unit_of
+from dpfl_plugin.published.verdicts import AGREES, Standing, standing
 
 INTRODUCTION: Final = """\
 Figures and tables of papers, and what comes out here. `dpfl papers` lists them; `dpfl papers PAPER --figure N` repeats
@@ -17,7 +19,15 @@ one, and goes on where it was interrupted (`--quick`: its direction, in minutes;
 in Python, `dpfl.papers()` and `dpfl.reproduce(...)`. `--on slurm` submits the runs to a cluster, a task each; the same
 command without it gathers them. The configurations are in `configs/papers/`: each is a file for `dpfl run` or
 `dpfl sweep`."""
-HEADER: Final = ("paper", "item", "what", "theirs", "ours", "agrees", "why not", "runs done", "took", "all runs take")
+SIGNS: Final = """\
+Below, "ahead" is by how much the line is better here that the paper says is better; "behind" is against what is
+published. An ordering is of two lines at one place, e.g. at one epsilon; where not all places of a paper were tried, it
+says of how many. "why not" names what does not agree, and the reason where we have one; "not told apart" is an ordering
+of which the 95 % interval of the difference reaches 0."""
+HEADER: Final = ("item", "published", "ours", "agrees", "why not")
+FOR_IT: Final = (AGREES, "same sign, one seed")
+COMPUTING: Final = ("command", "runs done", "took", "all runs take")
+CURVES: Final = "only curves are published: there is no number and no ordering in words to compare with"
 CLUSTER: Final = "What two cores cannot do in a night, a cluster does at once, a task for each run:"
 SLURM: Final = "export DPFL_DATA=/shared/data SBATCH_PARTITION=short    # where tasks find the data files, and nodes"
 GATHER: Final = """\
@@ -27,7 +37,15 @@ When the tasks have ended, each of these commands without `--on slurm` makes the
 
 def index() -> str:
     """docs/papers/index.md."""
-    text = ["# Published experiments", MADE, INTRODUCTION, RULES]
+    text = ["# Published experiments", MADE, INTRODUCTION, RULES, SIGNS]
+    for paper in catalog.papers():
+        rows = [_verdicts(paper, item, kept(paper.name, item)) for item in paper.items]
+        text += [f"## {paper.short}", markdown(HEADER, rows)]
+    return "\n\n".join([*text, *_computing()]) + "\n"
+
+
+def _computing() -> list[str]:
+    """What was run, how long it took, and the commands of the rest."""
     rows, measured, left = [], 0.0, 0.0
     for paper in catalog.papers():
         for item in paper.items:
@@ -35,34 +53,40 @@ def index() -> str:
             whole, _ = foreseen(paper, item)
             measured += numbers.seconds if numbers is not None else 0.0
             left += whole if whole is not None and not _is_whole(numbers) else 0.0
-            rows.append(_row(paper, item, numbers, whole))
-    text.append(markdown(HEADER, rows))
-    text.append(
+            rows.append([f"`dpfl papers {paper.name} {option(item)}`", *_times(item, numbers, whole)])
+    said = (
         f"Times are on two cores. The numbers of these pages took {hours(measured)}. What is quick, or not run yet, "
         f"takes {hours(left)}, as far as the length is known (figures that share runs count each by itself). {CLUSTER}"
     )
-    text += ["```sh\n" + "\n".join([SLURM, *_commands()]) + "\n```", GATHER]
-    return "\n\n".join(text) + "\n"
+    commands = "```sh\n" + "\n".join([SLURM, *_commands()]) + "\n```"
+    return ["## Computing", markdown(COMPUTING, rows), said, commands, GATHER]
 
 
 def _is_whole(numbers: Numbers | None) -> bool:
     return numbers is not None and numbers.extent == ALL
 
 
-def _row(paper: Paper, item: Item, numbers: Numbers | None, whole: float | None) -> list[str]:
-    link = f"[{paper.short}]({paper.name}.md#{anchor(item)})"
-    head = [link, item.heading, item.title]
+def _verdicts(paper: Paper, item: Item, numbers: Numbers | None) -> list[str]:
+    head = f"[{item.heading}]({paper.name}.md#{anchor(item)}), {item.title}" + (
+        f" (`{option(item)}`)" if item.label else ""
+    )
     if item.computed is not None:
-        return [*head, "see there", "computed", "see there", _gist(item.why), "no runs", "at once", ""]
+        return [head, "see there", "computed, without a run", "see there", item.reason]
+    if numbers is None:
+        return [head, _theirs(item), "", "not run yet", ""]
+    return [head, _theirs(item), *_ours(item, numbers)]
+
+
+def _times(item: Item, numbers: Numbers | None, whole: float | None) -> list[str]:
+    if item.computed is not None:
+        return ["no runs", "at once", ""]
     runs = sum(len(part.expansion().rows) for part in item.parts)
     length = "not measured" if whole is None else hours(whole)
     if numbers is None:
-        return [*head, _theirs(item), "", "not run yet", "", f"0 of {runs}", "", length]
+        return [f"0 of {runs}", "", length]
     did = sum(len(point.seeds) for point in numbers.points)
     done = f"{did} quick ones, 0 of {runs}" if numbers.quick else f"{did} of {runs}"
-    ours, said, agrees = _ours(item, numbers)
-    why = "" if agrees else "fewer rounds and seeds" if numbers.quick else _gist(item.why)
-    return [*head, _theirs(item), ours, said, why, done, hours(numbers.seconds), length]
+    return [done, hours(numbers.seconds), length]
 
 
 def _theirs(item: Item) -> str:
@@ -75,57 +99,51 @@ def _theirs(item: Item) -> str:
     return "; ".join(found) or "curves only"
 
 
-def _ours(item: Item, numbers: Numbers) -> tuple[str, str, bool]:
-    """What came out, how much of it agrees, and whether all of it does."""
-    ours, said, whole = list[str](), list[str](), True
+def _ours(item: Item, numbers: Numbers) -> list[str]:
+    """What came out, how much of it agrees, and what does not, and why."""
+    if not item.cells and not item.claims:
+        return ["see there", "nothing to compare", CURVES]
+    ours, said, why, whole = list[str](), list[str](), list[str](), True
+    standings = list[Standing]()
     if item.cells:
         found = [word for _, word in (cell_verdict(numbers, cell) for cell in item.cells) if word != "not run"]
         agree, diverged = found.count("agrees"), found.count("diverged")
         higher = sum(word.startswith("higher") for word in found)
         lower = len(found) - agree - higher - diverged
         ours.append(f"higher in {higher}, lower in {lower}" + (f", diverged in {diverged}" if diverged else ""))
-        said.append(f"{agree} of {len(found)} numbers")
-        whole &= agree == len(found)
-    for published in (True, False):
-        claims = [claim for claim in item.claims if claim.published == published]
-        orders = [one for claim in claims for _, one in differences(numbers, item, claim)]
-        if orders:
-            ours.append(_range(item, orders) + ("" if published else " against the control"))
-            agree, single = _counted(orders)
-            words = f"{agree} of {len(orders)} orderings" + ("" if published else " against the control")
-            more = f"; {single} {'has' if single == 1 else 'have'} its sign, from one seed" if single else ""
-            said.append(words + more)
-            whole &= agree == len(orders) or not published
-    if not said:
-        return "see there", "nothing that can be compared", False
-    return "; ".join(ours), "; ".join(said) + _extent(item, numbers), whole
+        tried = f" tried (of {len(item.cells)})" if len(found) < len(item.cells) else ""
+        said.append(f"{agree} of {len(found)} numbers{tried}")
+        whole &= agree == len(item.cells)
+    for published, control in ((True, ""), (False, "our control: ")):
+        stands = standing(item, numbers, [claim for claim in item.claims if claim.published == published])
+        if stands.of:
+            ours.append(control + _range(item, stands))
+            said.append(control + stands.counted("orderings"))
+            why += [control + stands.others()] if stands.others() else []
+            whole &= stands.whole or not published
+            standings += [stands] if published else []
+    of = extent_of(item, numbers)
+    if not whole:
+        why += [item.reason] if item.reason and not _only_untold(standings) else []
+        why += [of] if of else []
+    return ["; ".join(ours), "; ".join(said), "; ".join(why)]
 
 
-def _extent(item: Item, numbers: Numbers) -> str:
-    return " (quick)" if numbers.quick else f" ({of_seeds(item, numbers)})" if numbers.seeds else ""
+def _only_untold(standings: Sequence[Standing]) -> bool:
+    """Whether orderings that do not agree are merely not told apart, or of one seed: that is reason enough."""
+    words = [one.verdict for stands in standings for one in stands.tried]
+    return any(word in FOR_IT for word in words) and all(word in (*FOR_IT, "not told apart") for word in words)
 
 
-def _counted(orders: Sequence[Difference | None]) -> tuple[int, int]:
-    """How many orderings agree, and how many more have the sign, of one seed each."""
-    words = ["no" if one is None else one.verdict for one in orders]
-    return words.count("agrees"), sum(word.startswith("same sign") for word in words)
-
-
-def _range(item: Item, orders: Sequence[Difference | None]) -> str:
+def _range(item: Item, stands: Standing) -> str:
     """The least and the greatest difference, in the item's unit."""
-    known = sorted((one for one in orders if one is not None), key=lambda one: one.mean)
+    known = sorted((one.found for one in stands.tried if one.found is not None), key=lambda one: one.mean)
     if not known:
-        return "diverged, or missing"
-    ends = [by(item, one) for one in (known[0], known[-1])]
-    unit = unit_of(item)
-    return f"{ends[0]} {unit}" if len(known) == 1 else f"{ends[0]} to {ends[1]} {unit}"
-
-
-def _gist(why: Sequence[str]) -> str:
-    """The first sentence of reasons, or what comes before its colon."""
-    if not why:
-        return ""
-    return re.split(r": |\. (?=[A-Z])", why[0])[0].removesuffix(".")
+        return "diverged, or missing" if stands.tried else "not tried"
+    first, final = known[0], known[-1]
+    low = size(item, first) if (first.mean >= 0) == (final.mean >= 0) else ahead(item, first)
+    unit = "" if item.measure == ACCURACY else f" {unit_of(item)}"
+    return (f"{low} to " if len(known) > 1 else "") + ahead(item, final) + unit
 
 
 def anchor(item: Item) -> str:
@@ -139,7 +157,7 @@ def _commands() -> list[str]:
     for paper in catalog.papers():
         for item in paper.items:
             if item.computed is None and not _is_whole(kept(paper.name, item)):
-                found.append(f"dpfl papers {paper.name} --{item.kind} {item.number} --on slurm")
+                found.append(f"dpfl papers {paper.name} {option(item)} --on slurm")
     return found
 
 

@@ -39,7 +39,7 @@ class Extent:
     """How much of a figure or table is run.
 
     Attributes:
-        quick: runs of fewer seeds and rounds, and not of all parts.
+        quick: runs of fewer seeds, places or rounds, and not of all parts: `fewer` says of which.
         seeds: whole runs, of these seeds only; empty: of all.
     """
 
@@ -145,10 +145,12 @@ class Item:
         source: the place there, for readers.
         measure: what is compared; a key of metrics.jsonl, or `EXCESS`. higher_is_better: of it.
         against: the horizontal axis: `ROUND`, or the key of a sweep.
-        cells, claims: what is published. why: why we differ, where we do; a list of sentences.
+        cells, claims: what is published. why: why we differ, where we do, however much was run; a list of sentences.
+        reason: why in a sentence, for the index. found, found_quick: what all runs, and quick ones, show besides.
         computed: a table that takes no run, in place of parts. lines: curves of its picture; lines_of: their axis.
         shown: the part of the vertical axis that curves are told apart in; None for all of it.
         tuned: methods, whose lines are called "METHOD, SETTING", as many for each; compared at the best of their own.
+        tuned_by: keys that a setting is a value of: the first that a variant has.
         predicted: {line: where on the horizontal axis it is said to be best}, "" for all lines; where it is given,
             empty or not, a page says where each line is best.
         differs: how our runs differ from the published ones, by decision.
@@ -165,12 +167,16 @@ class Item:
     cells: tuple[Cell, ...] = ()
     claims: tuple[Claim, ...] = ()
     why: tuple[str, ...] = ()
+    reason: str = ""
+    found: tuple[str, ...] = ()
+    found_quick: tuple[str, ...] = ()
     differs: tuple[str, ...] = ()
     computed: Callable[[], Computed] | None = None
     lines: Callable[[], Lines] | None = None
     lines_of: str = ""
     shown: tuple[float, float] | None = None
     tuned: tuple[str, ...] = ()
+    tuned_by: tuple[str, ...] = ()
     predicted: Mapping[str, float] | None = None
     label: str = ""
 

@@ -122,6 +122,7 @@ EPSILONS: Final = Item(
     "round' are what is sound, and tight: the mixture of taking part and not, and a silo that takes part in all "
     "rounds, both by `pld`",
     computed=epsilons,
+    reason="the recipe of the published third-party epsilons is not a guarantee",
     why=(
         NOBLE_THIRD_PARTY_UNSOUND,
         "Here the sound numbers are below the published ones: the recipe's Lemma B.7 gives away more than its unproven "

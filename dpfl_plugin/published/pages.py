@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 from dpfl_plugin.config.load import merged
 from dpfl_plugin.config.sweep import Expansion
 from dpfl_plugin.core.rounding import places as up
 from dpfl_plugin.published import pictures
-from dpfl_plugin.published.items import ACCURACY, ALL, MEASURES, QUICK, Item, Paper, Part
+from dpfl_plugin.published.fewer import fewer
+from dpfl_plugin.published.items import ACCURACY, ALL, QUICK, Item, Paper, Part
 from dpfl_plugin.published.numbers import (
-    Difference,
     Numbers,
     Point,
     cell_verdict,
     chosen,
-    differences,
     kept,
     look_up,
     of_seeds,
     short,
-    together,
 )
+from dpfl_plugin.published.tables import hours, in_order, markdown, measure_of, number, option, place, run_of
+from dpfl_plugin.published.verdicts import verdicts
 
 SHOWN_DIGEST: Final = 12
 RULES: Final = textwrap.fill(
@@ -33,20 +33,12 @@ RULES: Final = textwrap.fill(
     "4.3 standard errors). Epsilon is what is proven, by this package's accountant, of the worst seed: towards the "
     "server, of the silo that was drawn most often (as drawn), and of one that is drawn in every round; and towards a "
     "third party who sees all models. Scores are means over the last 10 % of rounds, ± the standard deviation over "
-    "seeds; differences have ± their standard error over seeds.",
+    "seeds; differences have ± their standard error over seeds, and say by how much the line is better that is "
+    "published to be: below 0 what came out is against what is published.",
     120,
 )
 SERVER: Final = "epsilon, server (as drawn)"
 MADE: Final = "<!-- Made by python -m benchmarks.papers; do not edit. -->"
-
-
-def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table in columns of equal width, which reads well in a terminal, too."""
-    lines = [list(header), *(list(row) for row in rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
-    rule = ["-" * max(3, width) for width in widths]
-    padded = [[cell.ljust(max(3, width)) for cell, width in zip(line, widths, strict=True)] for line in lines]
-    return "\n".join(f"| {' | '.join(line)} |" for line in (padded[0], rule, *padded[1:]))
 
 
 def outcome(item: Item, numbers: Numbers | None) -> str:
@@ -55,7 +47,7 @@ def outcome(item: Item, numbers: Numbers | None) -> str:
         return "No numbers yet."
     if numbers.table is not None:
         return markdown(*numbers.table)
-    parts = [_claims(item, numbers)] if item.claims else []
+    parts = [verdicts(item, numbers)] if item.claims else []
     parts += [_tuned(item, numbers)] if item.tuned else []
     parts += [_best(item, numbers, item.predicted)] if item.predicted is not None else []
     parts += [_grids(item, numbers) if item.kind == "table" else _points(item, numbers)]
@@ -70,7 +62,10 @@ def key(item: Item, numbers: Numbers | None) -> str:
     said = [f"± of a score: standard deviation over {seeds} seeds."] if seeds > 1 else ["Scores are of one seed."]
     if item.claims:
         error = "± of a difference: its standard error. " if seeds > 1 else ""
-        said.append(f"{error}Verdict of an ordering: agrees if the difference is above 0 with 95 % confidence.")
+        said.append(
+            f"A difference below 0 is against what is published. {error}Verdict of an ordering at a place: agrees if "
+            "the difference is above 0 with 95 % confidence."
+        )
     if item.cells:
         said.append("Verdict of a number: agrees within two standard deviations of both together.")
     said.append(
@@ -88,17 +83,23 @@ def section(paper: Paper, item: Item, numbers: Numbers | None, picture: str, *, 
         text += [key(item, numbers)] if with_key else []
         text += [f"![{item.heading}: {item.title}]({picture})"] if pictures.has_picture(item, numbers) else []
         text.append(_made_by(numbers))
-    if item.differs:
-        text.append("What differs from the paper, by decision:\n\n" + "\n".join(f"* {line}" for line in item.differs))
-    if item.why:
-        text.append("Why results differ:\n\n" + "\n".join(f"* {line}" for line in item.why))
+    text.append(_listed("What differs from the paper, by decision", item.differs))
+    text.append(_listed("Why results differ", item.why))
+    if numbers is not None and numbers.quick:
+        text.append(_listed("What quick numbers show", item.found_quick))
+    whole = numbers is None or numbers.extent == ALL
+    text.append(_listed("What all runs show" + ("" if whole else ", which these numbers are not of"), item.found))
     return "\n\n".join(filter(None, text))
+
+
+def _listed(what: str, lines: Sequence[str]) -> str:
+    return f"{what}:\n\n" + "\n".join(f"* {line}" for line in lines) if lines else ""
 
 
 def _how_to_run(paper: Paper, item: Item, numbers: Numbers | None) -> str:
     if item.computed is not None:
-        return f"Computed without a run: `dpfl papers {paper.name} --{item.kind} {item.number}`."
-    command = f"`dpfl papers {paper.name} --{item.kind} {item.number}`"
+        return f"Computed without a run: `dpfl papers {paper.name} {option(item)}`."
+    command = f"`dpfl papers {paper.name} {option(item)}`"
     whole, _ = foreseen(paper, item)
     runs = sum(len(part.expansion().rows) for part in item.parts)
     length = "" if whole is None else f", about {hours(whole)} on two cores"
@@ -112,47 +113,18 @@ def _how_to_run(paper: Paper, item: Item, numbers: Numbers | None) -> str:
             f"**{of_seeds(item, numbers)}**, with all rounds (`--seeds {given}`, {hours(numbers.seconds)} on two "
             f"cores): {command} makes all {runs} runs{length}."
         )
-    shorter = f"`--quick`, {hours(numbers.seconds)} on two cores"
-    return f"**Quick numbers** ({shorter}): they show the direction. {command} makes all {runs} runs{length}."
-
-
-def hours(seconds: float) -> str:
-    """How long seconds of processors are on two cores, in words."""
-    minutes = seconds / 120
-    return f"{max(1, math.ceil(minutes))} min" if minutes < 90 else f"{minutes / 60:.1f} h"
+    return (
+        f"**Quick numbers** (`--quick`, {hours(numbers.seconds)} on two cores; {fewer(item)}): they show the "
+        f"direction. {command} makes all {runs} runs{length}."
+    )
 
 
 def _made_by(numbers: Numbers) -> str:
     code = ", ".join(f"`{one[:SHOWN_DIGEST]}`" for one in numbers.code)
     return (
-        f"Computed with dpfl {numbers.version} (code {code}). If code that these runs use has changed since, "
-        "`dpfl papers` says so."
+        f"Computed with dpfl {numbers.version} (code {code}); `dpfl papers --json` names what has changed since of the "
+        "code that these runs use."
     )
-
-
-def _claims(item: Item, numbers: Numbers) -> str:
-    rows = []
-    for claim in item.claims:
-        said = [(_at(at), found) for at, found in differences(numbers, item, claim)]
-        if (all_of := together(numbers, item, claim)) is not None:
-            said.append(([f"all {len(said)} together"], all_of))
-        text = claim.text if claim.published else f"not published: {claim.text}"
-        for at, found in said:
-            where = ", ".join([item.part(claim.part).title, *at])
-            ours, word = ("a run diverged, or is missing", "no") if found is None else (by(item, found), found.verdict)
-            rows.append([text, claim.source, where, claim.better, claim.worse, ours, word])
-    return markdown(["published", "source", "at", "better", "worse", f"ours: by ({unit_of(item)})", "verdict"], rows)
-
-
-def unit_of(item: Item) -> str:
-    return "points" if item.measure == ACCURACY else MEASURES.get(item.measure, item.measure)
-
-
-def by(item: Item, found: Difference) -> str:
-    """A mean difference ± its standard error, in points or in the item's measure."""
-    scale = 100 if item.measure == ACCURACY else 1
-    error = "" if found.seeds == 1 else f" ± {scale * found.error:.2g}"
-    return f"{scale * found.mean:+.3g}{error}"
 
 
 def _tuned(item: Item, numbers: Numbers) -> str:
@@ -162,14 +134,26 @@ def _tuned(item: Item, numbers: Numbers) -> str:
         at_best = [point for name in item.tuned for point in chosen(numbers, item, part.name, name, {})]
         known = sorted(
             (point for point in at_best if point.mean is not None),
-            key=lambda point: (_in_order(point.at), (-1 if item.higher_is_better else 1) * (point.mean or 0.0)),
+            key=lambda point: (in_order(point.at), (-1 if item.higher_is_better else 1) * (point.mean or 0.0)),
         )
         for point in known:
-            where = ", ".join([part.title, *_at(point.at)])
-            rows.append([where, point.line, _score(item, point), _epsilon(point.server)])
-    return "Each method at the best of its settings:\n\n" + markdown(
-        ["at", "method, setting", _measure(item), SERVER], rows
+            where = ", ".join([part.title, *place(point.at)])
+            rows.append([where, run_of(item, point), _score(item, point), _epsilon(point.server)])
+    return f"Each method at the best of its settings. {_settings(item, numbers)}\n\n" + markdown(
+        ["at", "method, setting", measure_of(item), SERVER], rows
     )
+
+
+def _settings(item: Item, numbers: Numbers) -> str:
+    """Which settings methods have, read from the configurations."""
+    methods, values = dict[str, dict[str, None]](), dict[str, dict[str, None]]()
+    for point in numbers.points:
+        method, _, setting = run_of(item, point).rpartition(", ")
+        name, _, value = setting.partition(" = ")
+        methods.setdefault(name, {})[method] = None
+        values.setdefault(name, {})[value] = None
+    said = [f"{name} = {', '.join(values[name])} of {', '.join(methods[name])}" for name in methods]
+    return f"Tried are {'; '.join(said)}."
 
 
 def _best(item: Item, numbers: Numbers, predicted: Mapping[str, float]) -> str:
@@ -178,36 +162,18 @@ def _best(item: Item, numbers: Numbers, predicted: Mapping[str, float]) -> str:
     for point in numbers.points:
         if point.mean is not None:
             elsewhere = {key: value for key, value in point.at.items() if key != item.against}
-            where = ", ".join([item.part(point.part).title, *_at(elsewhere)])
+            where = ", ".join([item.part(point.part).title, *place(elsewhere)])
             lines.setdefault((where, point.line), []).append(point)
     rows, sign = [], 1 if item.higher_is_better else -1
     for (where, line), points in lines.items():
         ordered = sorted(points, key=lambda point: sign * (point.mean or 0.0))
         said = predicted.get(line, predicted.get(""))
-        theirs = [] if not predicted else ["" if said is None else _number(said)]
+        theirs = [] if not predicted else ["" if said is None else number(said)]
         best, worst = ordered[-1], ordered[0]
-        rows.append([where, line, *theirs, _number(best.at[item.against]), _score(item, best), _score(item, worst)])
+        rows.append([where, line, *theirs, number(best.at[item.against]), _score(item, best), _score(item, worst)])
     axis = short(item.against)
-    header = ["at", "run", *(["predicted " + axis] if predicted else []), f"best {axis}", f"{_measure(item)} there"]
+    header = ["at", "run", *(["predicted " + axis] if predicted else []), f"best {axis}", f"{measure_of(item)} there"]
     return "Where each line is best:\n\n" + markdown([*header, "worst of the line"], rows)
-
-
-def _measure(item: Item) -> str:
-    return MEASURES.get(item.measure, item.measure) + (", %" if item.measure == ACCURACY else "")
-
-
-def _at(at: Mapping[str, Any]) -> list[str]:
-    return [f"{short(key)} = {_number(value)}" for key, value in at.items()]
-
-
-def _in_order(at: Mapping[str, Any]) -> list[tuple[str, bool, float, str]]:
-    """A key to sort by: numbers by their value, before words."""
-    numbers = {key: isinstance(value, int | float) for key, value in at.items()}
-    return [(key, not numbers[key], float(at[key]) if numbers[key] else 0.0, str(at[key])) for key in at]
-
-
-def _number(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, int | float) else str(value)
 
 
 def _score(item: Item, point: Point) -> str:
@@ -238,8 +204,8 @@ def _points(item: Item, numbers: Numbers) -> str:
         rows.append(
             [
                 item.part(point.part).title,
-                *(_number(point.at[key]) if key in point.at else "" for key in keys),
-                point.line,
+                *(number(point.at[key]) if key in point.at else "" for key in keys),
+                run_of(item, point),
                 _score(item, point),
                 *theirs,
                 _epsilon(point.server),
@@ -254,7 +220,7 @@ def _points(item: Item, numbers: Numbers) -> str:
         "data",
         *map(short, keys),
         "run",
-        _measure(item),
+        measure_of(item),
         *theirs,
         SERVER,
         "if drawn in every round",
@@ -293,8 +259,8 @@ def _grid(item: Item, part: Part, numbers: Numbers, points: Sequence[Point]) -> 
         for column in columns:
             found = [p for p in points if p.at[part.rows] == row and p.at[part.columns] == column]
             cells.append(_cell(item, numbers, found[0]) if found else "")
-        rows.append([f"{short(part.rows)} = {_number(row)}", *cells])
-    return markdown(["", *(f"{short(part.columns)} = {_number(column)}" for column in columns)], rows)
+        rows.append([f"{short(part.rows)} = {number(row)}", *cells])
+    return markdown(["", *(f"{short(part.columns)} = {number(column)}" for column in columns)], rows)
 
 
 def _cell(item: Item, numbers: Numbers, point: Point) -> str:
@@ -310,8 +276,8 @@ def _cell(item: Item, numbers: Numbers, point: Point) -> str:
 
 
 def _in_points(verdict: str) -> str:
-    words, _, number = verdict.rpartition(" by ")
-    return f"{words} by {100 * float(number):.1f}" if words else verdict
+    words, _, gap = verdict.rpartition(" by ")
+    return f"{words} by {100 * float(gap):.1f}" if words else verdict
 
 
 def foreseen(paper: Paper, item: Item) -> tuple[float | None, float | None]:

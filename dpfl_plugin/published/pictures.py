@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import io
 import math
+import statistics
 import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from dpfl_plugin.published.fewer import extent_of
 from dpfl_plugin.published.items import MEASURES, ROUND, Item, Paper, Part
-from dpfl_plugin.published.numbers import Numbers, Point, chosen, of_seeds, short
+from dpfl_plugin.published.numbers import Numbers, Point, chosen, short
+from dpfl_plugin.published.pictures_of_tables import grid, ticked
 from dpfl_plugin.runs.folder import write_atomic
 
 if TYPE_CHECKING:
@@ -22,7 +25,10 @@ SOLID: Final = 3  # of the paper's own curves; what is added to them is dashed
 MOST_BANDS: Final = 6  # of standard deviations in a panel: more of them hide the curves
 LETTERS: Final = 15  # of a title, in an inch
 LEGEND_LINE: Final = 0.16  # inches
-LOG: Final = 30  # an axis whose values are so far apart is logarithmic
+LOG: Final = 10  # an axis whose values are so far apart is logarithmic
+WIDTHS: Final = (9.0, 1.2)  # of the first and the last of curves that lie on each other
+SAME: Final = 0.03  # of the height of a panel: curves that are nowhere further apart lie on each other
+APART: Final = 0.012  # of the width of a panel: by how much error bars at one value are put beside each other
 
 
 def has_picture(item: Item, numbers: Numbers) -> bool:
@@ -48,6 +54,8 @@ def figure(item: Item, numbers: Numbers) -> Figure:
     """A row of panels for each part and each value of its ``rows``; the same line has one colour everywhere."""
     from matplotlib.figure import Figure
 
+    if item.kind == "table":
+        return grid(item, numbers)
     numbers = _at_best(item, numbers) if item.tuned else numbers
     rows = [(part, value) for part in item.ran(numbers.extent) for value in _values(numbers, part, part.rows)]
     widest = max(len(_values(numbers, part, part.columns)) for part in item.ran(numbers.extent))
@@ -55,7 +63,9 @@ def figure(item: Item, numbers: Numbers) -> Figure:
     panel = _dots if _is_at_one_value(item, numbers) else _panel
     lines = _lines(numbers)
     legend = math.ceil(len(lines) / across) * LEGEND_LINE if panel is _panel else 0.0
-    drawn = Figure(figsize=(3.4 * across + 0.6, 2.6 * down + 0.6 + legend), layout="constrained")
+    drawn = Figure(
+        figsize=(3.4 * across + (0.6 if across > 1 else 2.0), 2.6 * down + 0.6 + legend), layout="constrained"
+    )
     axes = drawn.subplots(down, across, squeeze=False)
     axes = axes.T if widest == 1 else axes
     for i, (part, row) in enumerate(rows):
@@ -66,7 +76,7 @@ def figure(item: Item, numbers: Numbers) -> Figure:
                 continue
             at = {key: value for key, value in ((part.rows, row), (part.columns, columns[j])) if key is not None}
             panel(axis, item, [p for p in numbers.points if p.part == part.name and _is_at(p, at)], lines)
-            axis.set_title("  ".join([part.title, *(f"{short(k)} = {v:g}" for k, v in at.items())]), fontsize=8)
+            axis.set_title(", ".join([part.title, *(f"{short(k)} = {v:g}" for k, v in at.items())]), fontsize=8)
     handles = {h.get_label(): h for axis in axes.flat for h in axis.get_legend_handles_labels()[0]}
     if handles:  # rows of `_dots` have their names beside them
         drawn.legend(
@@ -85,8 +95,10 @@ def _said(item: Item, numbers: Numbers) -> list[str]:
     """What of the runs there is, and what is drawn around their means."""
     if item.lines is not None:
         return []
-    said = ["quick numbers: fewer rounds and seeds"] if numbers.quick else []
-    said += [of_seeds(item, numbers)] if numbers.seeds else []
+    said = [of] if (of := extent_of(item, numbers)) else []
+    said += ["each method at the best of its settings"] if item.tuned else []
+    if item.against == ROUND and item.kind == "figure" and _lie_on_each_other(numbers.points):
+        said.append("curves lie on each other: each is drawn thinner than the one before")
     seeds = max(len(point.seeds) for point in numbers.points)
     if seeds > 1:
         what = "bars" if item.against != ROUND else "bands" if _has_bands(_lines(numbers)) else ""
@@ -137,14 +149,16 @@ def _dressed(axis: Any, x: str, y: str) -> None:
 
 
 def _panel(axis: Any, item: Item, points: list[Point], lines: list[str]) -> None:
+    alike = item.against == ROUND and _lie_on_each_other(points)
     for place, line in enumerate(lines):
         own = [point for point in points if point.line == line]
         style: dict[str, Any] = {"color": f"C{place % 10}", "linestyle": STYLES[place // 10 % 4], "label": line}
         if item.against == ROUND:
+            width = WIDTHS[0] + (WIDTHS[1] - WIDTHS[0]) * place / max(1, len(lines) - 1) if alike else WIDTHS[1]
             for point in own:
                 x = point.curve["round"]
                 mean = [float("nan") if y is None else y for y in point.curve["mean"]]
-                axis.plot(x, mean, linewidth=1.2, **style)
+                axis.plot(x, mean, linewidth=width, **style)
                 if not _has_bands(lines):
                     continue
                 below = [y - s for y, s in zip(mean, point.curve["std"], strict=True)]
@@ -153,13 +167,48 @@ def _panel(axis: Any, item: Item, points: list[Point], lines: list[str]) -> None
         elif own:
             known = sorted((p.at[item.against], p.mean, p.std) for p in own if p.mean is not None)
             x, mean, std = ([one[k] for one in known] for k in range(3))
-            axis.errorbar(x, mean, yerr=std, marker="o", markersize=3, capsize=2, linewidth=1.2, **style)
-            if x and min(x) > 0 and max(x) > LOG * min(x):
-                axis.set_xscale("log")
+            beside = _beside(x, APART * (place - (len(lines) - 1) / 2)) if any(std) else x
+            axis.errorbar(beside, mean, yerr=std, marker="o", markersize=3, capsize=2, linewidth=1.2, **style)
+    logarithmic = item.against != ROUND and _scaled(axis, item, points)
     if item.shown is not None:
         axis.set_ylim(*item.shown)
     across = "communication rounds" if item.against == ROUND else short(item.against)
-    _dressed(axis, across, MEASURES.get(item.measure, item.measure))
+    measure = MEASURES.get(item.measure, item.measure)
+    _dressed(axis, across, f"{measure}, logarithmic axis" if logarithmic else measure)
+
+
+def _lie_on_each_other(points: Sequence[Point]) -> bool:
+    """Whether most pairs of curves are nowhere further apart than a bit of the panel."""
+    curves = [{x: y for x, y in zip(p.curve["round"], p.curve["mean"], strict=True) if y is not None} for p in points]
+    values = [y for curve in curves for y in curve.values()]
+    pairs = [(one, other) for i, one in enumerate(curves) for other in curves[:i] if one.keys() & other.keys()]
+    if not pairs:
+        return False
+    gaps = [max(abs(one[x] - other[x]) for x in one.keys() & other.keys()) for one, other in pairs]
+    return bool(statistics.median(gaps) < SAME * (max(values) - min(values)))
+
+
+def _is_wide(values: Sequence[float]) -> bool:
+    return bool(values) and min(values) > 0 and max(values) > LOG * min(values)
+
+
+def _beside(x: Sequence[float], shift: float) -> list[float]:
+    """Places moved by a part of their range, of its logarithm where that is the axis."""
+    if _is_wide(x):
+        return [one * (max(x) / min(x)) ** shift for one in x]
+    return [one + shift * (max(x) - min(x)) for one in x]
+
+
+def _scaled(axis: Any, item: Item, points: Sequence[Point]) -> bool:
+    """Make axes logarithmic where values are far apart; returns whether the vertical one is, of a loss."""
+    x = sorted({float(point.at[item.against]) for point in points})
+    if _is_wide(x):
+        ticked(axis, x)
+    y = [point.mean for point in points if point.mean is not None]
+    far = not item.higher_is_better and bool(y) and min(y) > 0 and max(y) > LOG * statistics.median(y)
+    if far:
+        axis.set_yscale("log")
+    return far
 
 
 def _is_at_one_value(item: Item, numbers: Numbers) -> bool:

@@ -57,7 +57,7 @@ def _against_steps(clip_norms: tuple[int, ...] = (), *, quick_cifar10: bool = Tr
     )
 
 
-def _neural(number: str, title: str, source: str, parts: tuple[Part, ...], *why: str) -> Item:
+def _neural(number: str, title: str, source: str, parts: tuple[Part, ...], *quick: str) -> Item:
     return Item(
         kind="figure",
         number=number,
@@ -66,7 +66,8 @@ def _neural(number: str, title: str, source: str, parts: tuple[Part, ...], *why:
         parts=parts,
         against=STEPS,
         predicted={},
-        why=(*why, NOISE),
+        why=(NOISE,),
+        found_quick=quick,
         differs=(DATA, NOT_HERE, QUICK_IS),
     )
 
@@ -152,7 +153,7 @@ FIGURE_11: Final = Item(
     ),
     measure="train_loss",
     higher_is_better=False,
-    why=(
+    found_quick=(
         "Quick numbers agree: with and without clipping the loss falls alike; with these short rounds at norm 1, too.",
     ),
     differs=(
@@ -204,12 +205,14 @@ FIGURE_12: Final = Item(
     higher_is_better=False,
     predicted={"": 10.0},
     against=STEPS,
-    why=(
+    found=(
         "Corollary 1 has sqrt(L / mu) = 10 local steps at every noise. The table says where each line is best: there "
         "where noise is small, and beyond, within the spread, where it is largest. `python -m benchmarks.scaffnew` has "
         "p drawn as in the algorithm, more values and seeds, and F - F*: there the best number rises as epsilon falls, "
         "as the paper sees of neural networks and its theory does not say "
         '("Predicted and measured, on mushrooms" of the page of algorithms).',
+    ),
+    why=(
         "Epsilons are those at which whole silos can be private and 50 of them learn: hundreds. They protect nobody; "
         "the paper's 0.5 to 3.3 have constants in its Lemma 1 that are not stated.",
     ),
@@ -238,11 +241,13 @@ FIGURE_12_T: Final = Item(
     higher_is_better=False,
     predicted=predicted_rounds(),
     against="rounds",
-    why=(
+    found=(
         "With a fixed epsilon more rounds mean more noise in each: Corollary 1 has fewer as epsilon falls. Here, too, "
         "more rounds pay less and less, but T* is not where they stop: the table has both. "
         "The loss is flat around its least, and where noise is large the bound, of distances to the optimum, gives up "
         "long before the loss does. The paper calls its prediction highly precise.",
+    ),
+    why=(
         "psi_0, which T* needs, is read from the records here: no plan could know it. Lemma 1's constant is not "
         "stated; 8, the planner's, is what zCDP gives for data sets that differ in a whole silo.",
     ),

@@ -378,11 +378,6 @@ def test_what_a_number_is_judged_by(ours: list[float | None], std: float, said: 
     assert numbers_of.cell_verdict(_points(ours, [0.1]), replace(cell, line="c"))[1] == "not run"
 
 
-def test_places_are_in_the_order_of_their_numbers() -> None:
-    places: list[dict[str, Any]] = [{"e": value} for value in (12, "none", 3, 0.75)]
-    assert [place["e"] for place in sorted(places, key=pages._in_order)] == [0.75, 3, 12, "none"]
-
-
 def test_tables_have_a_key_of_what_is_in_them() -> None:
     claim = Claim(text="", source="", part="p", better="a", worse="b", at={})
     cell = Cell(part="p", line="a", at={}, mean=0.5)
@@ -418,15 +413,6 @@ def test_points_at_one_value_are_rows_of_a_picture(
     assert bool(drawn.legends) != rows
     title = drawn.get_suptitle()
     assert "They 2020, Figure 2: noise" in title and "2 seeds, bars: ± standard deviation" in " ".join(title.split())
-
-
-def test_the_list_names_authors_and_says_once_what_is_of_older_code() -> None:
-    said = command("papers").out
-    assert said.count("of older code") == (" *\n" in said)
-    for one in catalog.papers():
-        assert f"\n\n{one.reference}\n{one.name} " in said
-    wrong = command("papers", "gao2025")
-    assert wrong.code == 2 and "PAPER: 'gao2025' is not one of" in wrong.err
 
 
 def test_numbers_are_read_as_they_were_written(tmp_path: Path) -> None:
