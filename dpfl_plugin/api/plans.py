@@ -80,8 +80,8 @@ def plan(
         there are several variants.
 
     Raises:
-        ConfigError, DataError: an argument, the configuration or its records are wrong; nothing fits the budget, and the message
-            says what to raise, and by how much.
+        ConfigError, DataError: an argument, the configuration or its records are wrong; nothing fits the budget, and
+            the message says what to raise, and by how much.
     """
     for name in constants:
         if name not in CONSTANTS:
