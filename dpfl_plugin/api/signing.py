@@ -85,7 +85,7 @@ def _check_guarantee(said: dict[str, Any], folder: Path) -> None:
     if not said["mechanism"]["secure"]:
         raise ConfigError(
             f"{folder}: the run was a simulation, whose noise follows from its seed: nobody should sign for it. Run it "
-            "with --set privacy.secure=true."
+            "anew with privacy.secure: true in the file (--set privacy.secure=true), Privacy(secure=True) in Python."
         )
 
 
