@@ -34,6 +34,7 @@ from dpfl_plugin.synonyms import meant
 if TYPE_CHECKING:
     import pandas
 
+    from dpfl_plugin.api.experiment import Experiment
     from dpfl_plugin.api.privacy import Privacy
     from dpfl_plugin.api.tuning import Tuning
 
@@ -327,6 +328,31 @@ class Federation:
         registry.check_options(backbone, {key: step[key] for key in step if key != "name"}, where="backbone")
         steps = [*self.data.get("preprocess", ()), step, *plain(then)]
         return Federation({**self.data, "preprocess": steps}, (self._held, held))
+
+    def experiment(
+        self,
+        *,
+        model: Any = "softmax",
+        algorithm: Any,
+        privacy: Privacy | Mapping[str, Any],
+        rounds: int | None = None,
+        **keys: Any,
+    ) -> Experiment:
+        """What `dpfl.train` would run, for `dpfl.check`, `plan`, `account`, `audit`, `attack`, `engines` and `.run()`.
+
+        Its file is in a temporary folder, and names the records: they are in this process only.
+
+        Args:
+            model, algorithm, privacy, rounds, keys: as `dpfl.train` takes them.
+
+        Raises:
+            ConfigError: something that is given is wrong.
+        """
+        from dpfl_plugin.api.experiment import given_experiment
+        from dpfl_plugin.api.training import values_of
+
+        values, held = values_of(self, model, algorithm, privacy, keys)
+        return given_experiment(values if rounds is None else {**values, "rounds": plain(rounds)}, held)
 
     def tune(
         self,

@@ -89,7 +89,8 @@ def plan(
                 f"plan: {name} is not a known argument{nearest(name, CONSTANTS)}. Constants of theorems are "
                 f"{', '.join(CONSTANTS)}."
             )
-    question = question_of(experiment_of(experiment), epsilon=epsilon, delta=delta, view=view, ledger=ledger)
+    asked = experiment_of(experiment)
+    question = question_of(asked, epsilon=epsilon, delta=delta, view=view, ledger=ledger)
     given = Given(**constants)
     given.check(paper)
     found: dict[str, Any]
@@ -100,7 +101,13 @@ def plan(
         found = recommendations(question, skew)
     else:
         found = plans(question, solve) if paper is None else paper_plans(question, paper, given, solve)
+    if asked.held is not None:  # no other process has these records
+        found = {label: _without_command(answer) for label, answer in found.items()}
     return found if len(found) > 1 else next(iter(found.values()))
+
+
+def _without_command(answer: Any) -> Any:
+    return {key: value for key, value in answer.items() if key != "command"} if isinstance(answer, dict) else answer
 
 
 def question_of(
