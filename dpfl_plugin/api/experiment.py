@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+import shutil
+import tempfile
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ from dpfl_plugin.api.training import run_config
 from dpfl_plugin.config.load import Plan, base_of
 from dpfl_plugin.config.load import load as load_file
 from dpfl_plugin.config.schema import Config
+from dpfl_plugin.config.yaml_text import dump
 from dpfl_plugin.errors import ConfigError, DataError, require
 from dpfl_plugin.runs.folder import RunFolder
 
@@ -29,17 +33,19 @@ class Experiment:
         path: the file; relative paths in it start at its folder.
         settings: changes of every run, "key=value" as ``--set`` has them.
         variant: the label of the one variant that is meant; None for all.
+        held: objects of a program that the file names, and the file's folder where it is made for them.
     """
 
     path: Path
     settings: tuple[str, ...] = ()
     variant: str | None = None
+    held: object = field(default=None, compare=False, repr=False)
 
     @property
     def variants(self) -> dict[str, Experiment]:
         """Each variant by itself, by label; of a file without any the run, by its name."""
         runs = self.loaded().variants
-        return {one.label or one.config.name: Experiment(self.path, self.settings, one.label) for one in runs}
+        return {one.label or one.config.name: replace(self, variant=one.label) for one in runs}
 
     @property
     def config(self) -> Config:
@@ -62,7 +68,7 @@ class Experiment:
             ConfigError: a key or a value is wrong.
         """
         settings = tuple(f"{key}={json.dumps(plain(value))}" for key, value in keys.items())
-        found = Experiment(self.path, (*self.settings, *settings), self.variant)
+        found = replace(self, settings=(*self.settings, *settings))
         found.loaded()  # what is wrong is told here
         return found
 
@@ -91,6 +97,7 @@ class Experiment:
                     progress=progress,
                     profile=profile,
                     label=one.label,
+                    held=self.held,
                 )
             except (ConfigError, DataError) as error:
                 raise in_file(error, self.path, one) from error
@@ -119,7 +126,33 @@ def load(path: str | Path, *, variant: str | None = None) -> Experiment:
     Raises:
         ConfigError: anything in it is wrong; the message names file, key and value.
     """
-    found = Experiment(experiment_of(path).path, variant=variant)
+    found = replace(experiment_of(path), settings=(), variant=variant)
+    found.loaded()
+    return found
+
+
+class _Kept:
+    """Objects of a program, and a temporary folder that is there for as long as this is."""
+
+    def __init__(self, held: object) -> None:
+        self.held, self.folder = held, Path(tempfile.mkdtemp(prefix="dpfl-"))
+        weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+
+
+def given_experiment(values: Mapping[str, Any], held: object) -> Experiment:
+    """The experiment of a file with these keys, which is written to a temporary folder; no record is in it.
+
+    Args:
+        held: objects that the keys name.
+
+    Raises:
+        ConfigError: a key or a value is wrong.
+    """
+    kept = _Kept(held)
+    files = RunFolder(kept.folder)
+    files.config.write_text(dump(dict(values)), encoding="utf-8")
+    files.environment.write_text(json.dumps({"base": str(Path.cwd())}), encoding="utf-8")  # where paths start
+    found = Experiment(files.config, held=kept)
     found.loaded()
     return found
 

@@ -23,6 +23,7 @@ from dpfl_plugin.errors import ConfigError, DataError, UnsupportedError, require
 from dpfl_plugin.measures.answers import answers
 from dpfl_plugin.runs.backbone import Backbone
 from dpfl_plugin.runs.predictions import Asked, Trained, predict
+from dpfl_plugin.tuning.winner import check_run
 
 FILES: Final = {"torch": "model.pt2", "onnx": "model.onnx"}
 CARD: Final = "README.md"
@@ -114,7 +115,9 @@ def export(run: Run | str | Path, folder: str | Path, *, onnx: bool = False) -> 
         try_folder(target)
     except OSError as error:
         raise ConfigError(f"{target} cannot be written: {error.strerror}. Name another folder.") from error
-    trained = Trained.at(run.folder if isinstance(run, Run) else Path(run))
+    folder = run.folder if isinstance(run, Run) else Path(run)
+    check_run(folder, "export", str(target))
+    trained = Trained.at(folder)
     source = Run.open(trained.folder.path)
     config = trained.config
     module = Exported(source.model.float(), config.data.preprocess, trained.inputs.shape, trained.scaling).eval()

@@ -15,6 +15,7 @@ import pydantic
 from dpfl_plugin import given, registry
 from dpfl_plugin.adapters.loaders import check_apart
 from dpfl_plugin.adapters.records import all_records
+from dpfl_plugin.api.asked import Asked
 from dpfl_plugin.api.objects import backbone_factory, digest, plain
 from dpfl_plugin.config.load import refusal
 from dpfl_plugin.config.schema import DataConfig
@@ -34,8 +35,6 @@ from dpfl_plugin.synonyms import meant
 if TYPE_CHECKING:
     import pandas
 
-    from dpfl_plugin.api.privacy import Privacy
-    from dpfl_plugin.api.tuning import Tuning
 
 SHOWN: Final = 6  # silos that a federation names when it is printed
 KEYS: Final = tuple(key for key in DataConfig.model_fields if key != "dataset")
@@ -106,7 +105,7 @@ class _Names(DataSource):
 
 
 @dataclass(frozen=True)
-class Federation:
+class Federation(Asked):
     """Which records, at which silos: what `data` is in a file. Made by one of the functions below.
 
     All of them take the other keys of `data`, too: ``partition``, ``num_silos``, ``test``, ``test_fraction``,
@@ -327,54 +326,6 @@ class Federation:
         registry.check_options(backbone, {key: step[key] for key in step if key != "name"}, where="backbone")
         steps = [*self.data.get("preprocess", ()), step, *plain(then)]
         return Federation({**self.data, "preprocess": steps}, (self._held, held))
-
-    def tune(
-        self,
-        tune: Mapping[str, Any],
-        *,
-        model: Any = "softmax",
-        algorithm: Any,
-        privacy: Privacy | Mapping[str, Any],
-        rounds: int,
-        out: str | Path | None = None,
-        progress: bool | None = None,
-        **keys: Any,
-    ) -> Tuning:
-        """Tune within one budget; the same tuning, to the bit, as `dpfl tune` of a file with these keys.
-
-        ``privacy.epsilon`` is what the server may learn from all candidates and from the winner's whole training
-        together. A call like an earlier one goes on where that was, after whatever ended it.
-
-        Args:
-            tune: what `tune` is in a file: grid, random, candidates, seed, rungs, eta, share (docs/tuning.md).
-            out: folder of the tuning; None: tunes/NAME.
-            model, algorithm, privacy, rounds, progress, keys: as `dpfl.train` takes them.
-
-        Raises:
-            ConfigError, DataError, UnsupportedError: something that is given is wrong, or cannot be charged.
-            TrainingError: the winner failed, or every candidate did; KeyboardInterrupt: asked to stop.
-        """
-        from dpfl_plugin.api.tuning import tune_given
-
-        given = {"model": model, "algorithm": algorithm, "privacy": privacy, "rounds": rounds, **keys}
-        return tune_given(self, tune, given, out=out, progress=progress)
-
-    def plan_tuning(
-        self,
-        tune: Mapping[str, Any],
-        *,
-        model: Any = "softmax",
-        algorithm: Any,
-        privacy: Privacy | Mapping[str, Any],
-        rounds: int,
-        out: str | Path | None = None,
-        **keys: Any,
-    ) -> dict[str, Any]:
-        """What `tune` with these arguments costs, before anything is trained; in words: ``lines``. Errors as there."""
-        from dpfl_plugin.api.tuning import plan_given
-
-        given = {"model": model, "algorithm": algorithm, "privacy": privacy, "rounds": rounds, **keys}
-        return plan_given(self, tune, given, out=out)
 
     @classmethod
     def _of(

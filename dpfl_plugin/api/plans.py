@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
@@ -14,8 +16,10 @@ from dpfl_plugin.api.rates import enough, rates
 from dpfl_plugin.api.running import in_file
 from dpfl_plugin.api.runs import Run
 from dpfl_plugin.config.blocks import Block
+from dpfl_plugin.config.load import Variant, load
 from dpfl_plugin.config.schema import Config
-from dpfl_plugin.errors import ArgumentError, ConfigError, DataError, nearest, require_argument
+from dpfl_plugin.core.rounding import digits
+from dpfl_plugin.errors import ArgumentError, ConfigError, DataError, UnsupportedError, nearest, require_argument
 from dpfl_plugin.runs.forecast import MOST_PLANNED, Forecast, forecast, strain
 from dpfl_plugin.runs.locations import folder_of, key_of
 from dpfl_plugin.runs.plan_request import Question
@@ -35,6 +39,10 @@ KEYS: Final = {
 CONSTANTS: Final = tuple(one.name for one in fields(Given))
 
 Answer = dict[str, Any]
+
+
+class UnfitError(ArgumentError):
+    """Not even the least of what is solved for fits the budget; the message says what to raise, and by how much."""
 
 
 def plan(
@@ -72,7 +80,8 @@ def plan(
         there are several variants.
 
     Raises:
-        ConfigError, DataError: an argument, the configuration or its records are wrong; nothing fits the question.
+        ConfigError, DataError: an argument, the configuration or its records are wrong; nothing fits the budget, and
+            the message says what to raise, and by how much.
     """
     for name in constants:
         if name not in CONSTANTS:
@@ -80,7 +89,8 @@ def plan(
                 f"plan: {name} is not a known argument{nearest(name, CONSTANTS)}. Constants of theorems are "
                 f"{', '.join(CONSTANTS)}."
             )
-    question = question_of(experiment_of(experiment), epsilon=epsilon, delta=delta, view=view, ledger=ledger)
+    asked = experiment_of(experiment)
+    question = question_of(asked, epsilon=epsilon, delta=delta, view=view, ledger=ledger)
     given = Given(**constants)
     given.check(paper)
     found: dict[str, Any]
@@ -91,7 +101,13 @@ def plan(
         found = recommendations(question, skew)
     else:
         found = plans(question, solve) if paper is None else paper_plans(question, paper, given, solve)
+    if asked.held is not None:  # no other process has these records
+        found = {label: _without_command(answer) for label, answer in found.items()}
     return found if len(found) > 1 else next(iter(found.values()))
+
+
+def _without_command(answer: Any) -> Any:
+    return {key: value for key, value in answer.items() if key != "command"} if isinstance(answer, dict) else answer
 
 
 def question_of(
@@ -149,11 +165,30 @@ def plans(question: Question, solve: str | None = None) -> dict[str, Answer]:
             ahead = forecast(question.with_budget(config), question.base, prior, key=key)
         except (ConfigError, DataError) as error:
             raise in_file(error, question.path, variant) from error
-        answer = _solved(ahead, solve, question.given)
-        if answer["value"] is not None:
-            answer["command"] = question.command(variant.label, answer["set"])
-        answers[label] = answer
+        try:
+            answer = _solved(ahead, solve, _given(question, variant, solve))
+        except UnfitError as error:
+            raise in_file(error, question.path, variant) from error
+        answers[label] = {**answer, "command": question.command(variant.label, answer["set"])}
     return answers
+
+
+def _given(question: Question, variant: Variant, solve: str) -> list[str]:
+    """What changes the file for a run of the answer, as settings.
+
+    Noise that is solved for is the budget's, so that a run is told one of them, by which the file goes: a file that
+    names its noise multiplier, and no epsilon, gets no epsilon.
+    """
+    if solve not in ("sigma", "rate") or variant.config.privacy.noise_multiplier is None:
+        return question.given
+    try:
+        (alone,) = load(question.path, question.settings, variant=variant.label).variants
+    except ConfigError:  # another variant needs the budget
+        return question.given
+    if alone.config.privacy.epsilon is not None:
+        return question.given
+    without = {key: value for key, value in question.budget.items() if key == "delta"}
+    return [*question.settings, *(f"privacy.{key}={value}" for key, value in without.items())]
 
 
 def _solved(ahead: Forecast, solve: str, given: list[str]) -> Answer:
@@ -173,7 +208,7 @@ def _solved(ahead: Forecast, solve: str, given: list[str]) -> Answer:
         case "sigma":
             return answer(noise := ahead.noise(), ahead.changed(noise_multiplier=noise))
         case "rounds":
-            return answer(rounds := ahead.rounds(), ahead.changed(rounds=rounds))
+            return answer(rounds := ahead.rounds(), ahead.changed(rounds=max(1, rounds)))
         case "steps":
             with_steps = _with_steps(config)
             steps = ahead.local_steps(with_steps)
@@ -192,7 +227,7 @@ def _rate_answer(ahead: Forecast, given: list[str]) -> Answer:
     no_size = [] if ahead.config.privacy.batch_size is None else ["privacy.batch_size=null"]
     return {
         **found,
-        "set": [*found["set"], *no_size, f"privacy.noise_multiplier={best.noise_multiplier:g}"],
+        "set": [*found["set"], *no_size, *_noise(ahead, best.noise_multiplier)],
         "tried": [{"rate": one.rate, "noise_multiplier": one.noise_multiplier, "noise": one.noise} for one in tried],
     }
 
@@ -222,21 +257,52 @@ def _with_steps(config: Config) -> Callable[[int], Algorithm]:
 
 
 def _answer(ahead: Forecast, solve: str, given: list[str], value: float, then: Forecast) -> Answer:
-    """The value with the epsilons that it gives, the rounds that will be run with it, and the settings to run them."""
+    """The value with the epsilons that it gives, the rounds that will be run with it, and the settings to run them.
+
+    Args:
+        then: the run with the value; with 1 where the value is 0: nothing fits.
+
+    Raises:
+        UnfitError: the value is 0.
+    """
     privacy = ahead.config.privacy
     asked = {"epsilon": privacy.epsilon, "delta": privacy.delta, "view": privacy.budget_view}
-    answer: Answer = {"solved": solve, "value": value or None, "asked": asked, "accountant": ahead.accountant.name}
-    if not value:
-        return {**answer, "why": f"not even 1 fits epsilon {privacy.epsilon:g} with this noise"}
     costs = then.costs(then.config.rounds or MOST_PLANNED)
     account = then.unlimited().account(costs=costs)
     server, third_party = (account.epsilon_ahead(view) for view in ("server", "third_party"))
+    if not value:
+        raise _unfit(then, solve, server if privacy.budget_view == "server" else third_party)
+    answer: Answer = {"solved": solve, "value": value, "asked": asked, "accountant": ahead.accountant.name}
     if solve == "sigma" and (why := strain(value, privacy.epsilon or 0.0, ahead.account().held())):
         answer["warning"] = why
     return {
         **answer,
-        "set": [*given, f"{KEYS[solve]}={value:g}" if solve == "sigma" else f"{KEYS[solve]}={value}"],
+        "set": [*given, *(_noise(ahead, value) if solve == "sigma" else [f"{KEYS[solve]}={value}"])],
         "at_limit": solve in ("rounds", "steps") and value == MOST_PLANNED,
         "rounds": len(costs),
         "epsilon": {"server": server, "third_party": third_party},
     }
+
+
+def _noise(ahead: Forecast, noise_multiplier: float) -> list[str]:
+    """Noise that was solved for, as a setting of a file that names it; others solve for the same by themselves."""
+    named = ahead.config.privacy.noise_multiplier is not None
+    return [f"{KEYS['sigma']}={noise_multiplier:g}"] if named else []
+
+
+def _unfit(least: Forecast, solve: str, epsilon: float) -> UnfitError:
+    """Why nothing fits, and what would.
+
+    Args:
+        least: the run with 1 of what is solved for; epsilon: its own, in the budget's view.
+    """
+    privacy, key = least.config.privacy, KEYS[solve]
+    mends = [f"the budget to {digits(epsilon, 5)} ({{epsilon}}, or privacy.epsilon)"] if math.isfinite(epsilon) else []
+    with contextlib.suppress(ConfigError, UnsupportedError):  # no noise is enough
+        mends.insert(0, f"{KEYS['sigma']} to {least.noise():g}")
+    mend = f"Raise {', or '.join(mends)}." if mends else "Ask for a larger budget."
+    return UnfitError(
+        f"nothing fits epsilon {privacy.epsilon:g} at delta {privacy.delta:g} ({privacy.budget_view.replace('_', ' ')} "
+        f"view) with {KEYS['sigma']}={privacy.noise_multiplier:g}: {key}=1 is the least, and its epsilon is "
+        f"{digits(epsilon, 5)}. {mend}"
+    )

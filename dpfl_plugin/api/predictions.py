@@ -21,6 +21,7 @@ from dpfl_plugin.runs.predictions import Predictions, Trained, by_record, ids_of
 from dpfl_plugin.runs.predictions import predict as predict_records
 from dpfl_plugin.runs.result import views_of_all
 from dpfl_plugin.runs.usefulness import worse_than_baseline
+from dpfl_plugin.tuning.winner import check_run
 
 if TYPE_CHECKING:
     import pandas
@@ -141,7 +142,9 @@ def predict(
             f"data is of type {type(data).__name__}: give the path of a CSV or NPZ file, a data frame, an array of "
             "features, or the name of the run's data set."
         )
-    trained = Trained.at(run.folder if isinstance(run, Run) else Path(run))
+    folder = run.folder if isinstance(run, Run) else Path(run)
+    check_run(folder, "predict", str(data) if named else "DATA")
+    trained = Trained.at(folder)
     asked = read(trained, str(data)) if named else (read_frame if framed else read_array)(trained, data)
     ids = None if id_column is None else ids_of(trained, data, id_column)
     found = predict_records(trained, asked)

@@ -23,7 +23,7 @@ from dpfl_plugin.runs.naming import OtherCodeError
 from dpfl_plugin.runs.place import Place
 from dpfl_plugin.runs.result import Result, finished_result
 from dpfl_plugin.runs.session import run_session
-from dpfl_plugin.runs.usefulness import worse_than_baseline
+from dpfl_plugin.runs.usefulness import too_small_a_step, worse_than_baseline
 from dpfl_plugin.runtimes.mpi import job
 
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
     "in_file",
     "place_here",
     "place_of",
+    "too_small_a_step",
     "worse_than_baseline",
 ]
 

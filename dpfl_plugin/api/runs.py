@@ -22,7 +22,7 @@ from dpfl_plugin.core.rounding import places
 from dpfl_plugin.core.text import aligned
 from dpfl_plugin.errors import ConfigError, DataError, require
 from dpfl_plugin.runs.folder import RunFolder
-from dpfl_plugin.runs.usefulness import worse_than_baseline
+from dpfl_plugin.runs.usefulness import too_small_a_step, worse_than_baseline
 
 if TYPE_CHECKING:
     import pandas
@@ -206,8 +206,10 @@ class Run:
         return f"{self.status} after {self.result['rounds']} rounds, {self.score_name} {score}, epsilon {epsilon}"
 
     def _repr_html_(self) -> str:
-        useless = worse_than_baseline(self.result, self.config.algorithm.options)
-        told = [*self.result.get("warnings", ()), *([] if useless is None else [useless])]
+        options = self.config.algorithm.options
+        useless = worse_than_baseline(self.result, options)
+        small = too_small_a_step(self.result, [line[score_key(line)] for line in self.lines], options)
+        told = [*self.result.get("warnings", ()), *(text for text in (useless, small) if text is not None)]
         warnings = "".join(f"<li>{html.escape(text)}</li>" for text in told)
         parts = [
             f"<p><b>{html.escape(str(self.result['name']))}</b>: {html.escape(self._summary())}<br>",

@@ -51,7 +51,8 @@ def shared_rows(
 
     found = {}
     for facts in runs:
-        label = f"{facts['name']}, {facts['noise']}, {facts['started']}"
+        named_by = [facts.get("candidate") or facts["name"], facts["noise"], facts["started"]]  # what differs, first
+        label = ", ".join(named_by)
         found[label] = rows(functools.partial(_of_run, ledger, facts["noise"]), facts["delta"])
     total = functools.cache(functools.partial(_total, ledger))
     for delta in sorted({facts["delta"] for facts in runs}):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+import shlex
 from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
@@ -13,11 +14,11 @@ from typing import Any, Final
 from dpfl_plugin import __version__
 from dpfl_plugin.api.runs import Run
 from dpfl_plugin.api.signing_checks import check_stated
-from dpfl_plugin.api.tuning import winner_of
 from dpfl_plugin.data.names import tidy
 from dpfl_plugin.errors import ConfigError, DataError, require
 from dpfl_plugin.privacy.signed_page import page
 from dpfl_plugin.runs.folder import RunFolder
+from dpfl_plugin.tuning.winner import winner_of
 
 UNCHECKED: Final = (
     "The folder is of an earlier version, which kept no checksum of its statement: what is said here in words was not "
@@ -67,7 +68,8 @@ def _said(files: RunFolder) -> tuple[dict[str, Any], str]:
         if (winner := winner_of(files.path)) is not None:
             raise DataError(
                 f"{files.path} is the folder of a tuning, and each candidate is a run with a folder of its own. Give "
-                f"that of the winner, {winner}, whose statement is of all candidates together."
+                f"that of the winner, whose statement is of all candidates together: "
+                f"{shlex.join(['dpfl', 'statement', str(winner)])}"
             ) from error
         raise DataError(
             f"{files.statement} cannot be read: {error.strerror}. It is in the folder of a run that ended, or of a "
@@ -85,7 +87,7 @@ def _check_guarantee(said: dict[str, Any], folder: Path) -> None:
     if not said["mechanism"]["secure"]:
         raise ConfigError(
             f"{folder}: the run was a simulation, whose noise follows from its seed: nobody should sign for it. Run it "
-            "with --set privacy.secure=true."
+            "anew with privacy.secure: true in the file (--set privacy.secure=true), Privacy(secure=True) in Python."
         )
 
 

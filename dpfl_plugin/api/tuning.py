@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -26,6 +25,7 @@ from dpfl_plugin.runs.folder import RunFolder, to_json
 from dpfl_plugin.runs.hooks import Reporter
 from dpfl_plugin.runs.ledgers import Wait
 from dpfl_plugin.tuning import course, told
+from dpfl_plugin.tuning.winner import RESULT
 
 if TYPE_CHECKING:
     import pandas
@@ -38,7 +38,6 @@ Stopping = Callable[[], AbstractContextManager[Callable[[], bool]]]
 
 OUT = "tunes"  # folder of tunings
 REPORT = "tuning.md"
-RESULT = "result.json"
 SOURCE = "Federation.tune"
 
 
@@ -131,15 +130,6 @@ class Tuning(Mapping[str, Run]):
     def _run(self, folder: str) -> Run:
         found = Run.open(folder)
         return Run(found.folder, found.result, held=self._held)
-
-
-def winner_of(folder: Path) -> Path | None:
-    """The winner's folder of a tuning that is done, also where that was moved; None of any other folder."""
-    try:
-        winner = Path(json.loads((folder / RESULT).read_text())["winner"]["folder"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return next((one for one in (winner, *folder.glob(f"**/{winner.name}")) if one.is_dir()), winner)
 
 
 def _cell(value: Any) -> str:

@@ -28,6 +28,7 @@ from dpfl_plugin.api.running import (
     cause_of,
     in_file,
     place_of,
+    too_small_a_step,
     worse_than_baseline,
 )
 from dpfl_plugin.api.runs import Scored, difference
@@ -357,13 +358,19 @@ def _meaning(results: dict[str, Result], told: Collection[str]) -> list[str]:
 
 
 def _useless(plan: Plan, results: dict[str, Result]) -> list[str]:
-    """Models whose probabilities, or expected values, are worse than those of a baseline, which accuracy hides."""
+    """Models whose probabilities, or expected values, are worse than those of a baseline, which accuracy hides, and
+    those that were hardly trained."""
     lines = []
     for variant in plan.variants:
-        label = variant.label or variant.config.name
-        said = worse_than_baseline(results.get(label, {}), variant.config.algorithm.options)
-        if said is not None:
-            lines.append(f"warning: {f'{label}: ' if len(results) > 1 else ''}{said}")
+        label, options = variant.label or variant.config.name, variant.config.algorithm.options
+        if (result := results.get(label)) is None:
+            continue
+        of = f"{label}: " if len(results) > 1 else ""
+        if (said := worse_than_baseline(result, options)) is not None:
+            lines.append(f"warning: {of}{said}")
+        measured = RunFolder(Path(result["folder"])).read_metrics()
+        if (said := too_small_a_step(result, [line[score_key(line)] for line in measured], options)) is not None:
+            lines.append(f"note: {of}{said}")
     return lines
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from dpfl_plugin.api.experiment import Experiment
+from dpfl_plugin.api.runs import Run
 from dpfl_plugin.api.tuning import REPORT, plan_tuning, tune_file
 from dpfl_plugin.cli.progress import reporter_on
 from dpfl_plugin.cli.run import EXIT_CODES, stopping
@@ -21,6 +22,19 @@ def print_plan(path: Path, settings: list[str], out: Path | None, *, as_json: bo
     print(to_json(said) if as_json else "\n".join(lines))
 
 
+def score_of(winner: Run) -> str:
+    """The winner's score on test records, as `dpfl run` reports it; it is for the owner, and not in the report."""
+    if winner.score is None:
+        return "The winner's model was not evaluated on test records."
+    measures = winner.result.get("measures") or {}
+    auc = ((measures.get("pooled") or measures.get("mean_of_silos") or {}).get("model") or {}).get("auc")
+    return (
+        f"The winner on its test records: {winner.score_name.replace('_', ' ')} {winner.score:.4f}"
+        + ("" if auc is None else f", AUC {auc:.4f}")
+        + ". It is computed from raw records, as dpfl run reports it; no epsilon covers it."
+    )
+
+
 def tune(path: Path, settings: list[str], out: Path | None, *, verbose: bool, as_json: bool) -> int:
     """Tune what a file describes, or go on with it, and print the report; returns the exit code."""
     console = Console(stderr=True)
@@ -29,5 +43,9 @@ def tune(path: Path, settings: list[str], out: Path | None, *, verbose: bool, as
     if result is None:
         print(f"dpfl: interrupted; what is done is saved in {folder}. The same command goes on.", file=sys.stderr)
         return EXIT_CODES["interrupted"]
-    print(to_json(result) if as_json else (folder / REPORT).read_text(), end="")
+    if as_json:
+        print(to_json(result), end="")
+    else:
+        print((folder / REPORT).read_text(), end="")
+        print(f"\n{score_of(Run.open(result['winner']['folder']))}")
     return EXIT_CODES["failed"] if result["winner"]["status"] == "failed" else 0

@@ -7,7 +7,9 @@ from decimal import ROUND_CEILING, Context, Decimal
 
 
 def places(bound: float, count: int) -> str:
-    """``bound`` with ``count`` decimal places."""
+    """``bound`` with ``count`` decimal places; with two significant digits where it is so small that these hide it."""
+    if 0 < bound < 10.0 ** (1 - count):
+        return digits(bound, 2)
     exact = Decimal(repr(bound))  # what a person would take the float for, and not its 53 bits
     return str(exact.quantize(Decimal(1).scaleb(-count), rounding=ROUND_CEILING))
 

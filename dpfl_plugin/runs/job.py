@@ -213,6 +213,7 @@ def shared_facts(job: Job) -> dict[str, Any]:
     return {
         "noise": job.naming.noise,
         "name": job.config.name,
+        **({} if job.stage is None else {"candidate": job.label}),
         "data_sha256": job.parts.data_sha256,
         "num_silos": setting.num_silos,
         "delta": privacy.delta,

@@ -245,6 +245,14 @@ def _tell_ahead(job: Job, account: PrivacyAccount, hooks: Hooks) -> None:
     hooks.detail(f"memory: {parts.memory.summary()}")
     if parts.memory.warning:
         hooks.note(f"warning: {parts.memory.warning}.")
+    if "delta" not in config.privacy.model_fields_set:
+        unit, least = config.privacy.unit, min(parts.num_records)
+        of = (
+            ""
+            if unit == "silo"
+            else f" The smallest silo has {least} {unit}s to train on: keep delta well below 1/{least}."
+        )
+        hooks.note(f"delta is {config.privacy.delta:g}, the default; privacy.delta changes it.{of}")
     for caveat in weak_claims(config, parts.rules, parts.num_records):
         hooks.note(f"warning: {caveat}")
     if config.privacy.noise_multiplier is None:

@@ -1,9 +1,13 @@
-"""Whether a finished run's model is worth less than what is known without features."""
+"""Whether a finished run's model is worth less than what is known without features, or has hardly been trained.
+
+All of it is seen in what the run evaluated for its owner, on raw test records: nothing is computed from a record here.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 # What to say of them, where a model is worse than the baseline; the first that a result has counts.
@@ -14,6 +18,71 @@ MEANS: Final = {
     "rmse": "what it expects means nothing",
 }
 FEWER: Final = 10  # times smaller is the step that is proposed
+MORE: Final = 3  # times larger
+FEWEST: Final = 5  # evaluations, of which half being alike says something
+STEPS: Final = ("local_lr", "lr", "eta_0")
+
+
+def too_small_a_step(
+    result: Mapping[str, Any], scores: Sequence[float | None], algorithm: Mapping[str, Any]
+) -> str | None:
+    """A note where a model says one class of every test record, or scored like a constant one for half of the
+    rounds; else None.
+
+    It is no remedy where training went away from where it began: `worse_than_baseline` has another.
+
+    Args:
+        result: as in `result.json`. scores: of its evaluations, in their order. algorithm: as there.
+    """
+    key = _step(algorithm)
+    if key is None or _went_too_far(result):
+        return None
+    seen = []
+    if _says_one_class(_found(result).get("model", {}).get("confusion_matrix")):
+        seen.append("the model says the same class of every test record")
+    alike = _constant(scores, _of_baseline(result))
+    if len(scores) >= FEWEST and 2 * alike >= len(scores):
+        seen.append(f"the score was that of a constant model in {alike} of {len(scores)} evaluations")
+    if not seen:
+        return None
+    step = algorithm[key]
+    return f"{', and '.join(seen)}: the step may be too small. Try --set algorithm.{key}={MORE * step:.2g}"
+
+
+def _says_one_class(confusion: Sequence[Sequence[int]] | None) -> bool:
+    """Whether all predictions are alike though records are not; rows are what records are, columns what is said."""
+    if not confusion:
+        return False
+    return sum(map(any, confusion)) > 1 and sum(map(any, zip(*confusion, strict=True))) == 1
+
+
+def _of_baseline(result: Mapping[str, Any]) -> list[float]:
+    """Its scores, of all test records and in the mean over silos, as evaluations have it."""
+    measures = result.get("measures") or {}
+    tables = [_found(result), *(measures.get("silos") or {}).values()]
+    pooled, *silos = ((one.get("baseline") or {}).get(measures.get("ranked_by")) for one in tables)
+    known = [score for score in silos if score is not None]
+    return [*([] if pooled is None else [pooled]), *([math.fsum(known) / len(known)] if known else [])]
+
+
+def _constant(scores: Sequence[float | None], baseline: Sequence[float]) -> int:
+    """The evaluations whose score is the baseline's, or those up to the first that changed it; the more of both.
+
+    Later ones that are alike are none: training may have converged.
+    """
+    known = [score for score in scores if score is not None]
+    same = sum(any(math.isclose(score, one) for one in baseline) for score in known)
+    return max(same, sum(1 for _ in itertools.takewhile(lambda score: score == known[0], known)))
+
+
+def _found(result: Mapping[str, Any]) -> Mapping[str, Any]:
+    measures = result.get("measures") or {}
+    return measures.get("pooled") or measures.get("mean_of_silos") or {}
+
+
+def _step(algorithm: Mapping[str, Any]) -> str | None:
+    """The option that is a step size, where one is given."""
+    return next((key for key in STEPS if isinstance(algorithm.get(key), int | float)), None)
 
 
 def worse_than_baseline(result: Mapping[str, Any], algorithm: Mapping[str, Any]) -> str | None:
@@ -24,20 +93,31 @@ def worse_than_baseline(result: Mapping[str, Any], algorithm: Mapping[str, Any])
     Args:
         result: as in `result.json`. algorithm: options of the configuration, {name: value}.
     """
-    measures = result.get("measures") or {}
-    found = measures.get("pooled") or measures.get("mean_of_silos") or {}
+    if (judged := _judged(result)) is None:
+        return None
+    name, value, known = judged
+    if value <= known:
+        return None
+    return (
+        f"the model's {name.replace('_', ' ')} {value:.3g} is worse than that of a baseline without features, "
+        f"{known:.3g}: {MEANS[name]}. {_mend(value, _untrained(name, result), algorithm)}"
+    )
+
+
+def _judged(result: Mapping[str, Any]) -> tuple[str, float, float] | None:
+    """(measure, the model's, the baseline's), of the first of `MEANS` that both have."""
+    found = _found(result)
     model, baseline = found.get("own_models", found.get("model", {})), found.get("baseline", {})
-    for name, means in MEANS.items():
-        value, known = model.get(name), baseline.get(name)
-        if value is None or known is None:
-            continue
-        if value <= known:
-            return None
-        return (
-            f"the model's {name.replace('_', ' ')} {value:.3g} is worse than that of a baseline without features, "
-            f"{known:.3g}: {means}. {_mend(value, _untrained(name, result), algorithm)}"
-        )
+    for name in MEANS:
+        if model.get(name) is not None and baseline.get(name) is not None:
+            return name, model[name], baseline[name]
     return None
+
+
+def _went_too_far(result: Mapping[str, Any]) -> bool:
+    """Whether the model is worse than a baseline, and than before its first round."""
+    judged = _judged(result)
+    return judged is not None and judged[1] > max(judged[2], _untrained(judged[0], result))
 
 
 def _untrained(measure: str, result: Mapping[str, Any]) -> float:
@@ -49,7 +129,7 @@ def _untrained(measure: str, result: Mapping[str, Any]) -> float:
 
 def _mend(value: float, untrained: float, algorithm: Mapping[str, Any]) -> str:
     """Training that went away from where it began took steps too large; one that did not may have gone too short."""
-    key = next((key for key in ("local_lr", "lr", "eta_0") if isinstance(algorithm.get(key), int | float)), None)
+    key = _step(algorithm)
     if key is None:
         return "Other step sizes, fewer features or a larger epsilon may help."
     if value <= untrained:

@@ -37,6 +37,8 @@ from dpfl_plugin.tuning.price import Price, configured, price
 LEDGER: Final = "ledger.jsonl"
 PLAN: Final = "tuning.json"
 SCHEMA: Final = 1
+OF_RECORDS: Final = ("records: ", "silos have ", "delta is ", "warning: privacy.")
+"""How notes begin that are the same of every candidate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,20 @@ class Standing:
         """Whether nothing is left to do of it up to there."""
         ended = self.status in ("done", "budget_exhausted", "failed")
         return ended or (until is not None and self.paused >= until)
+
+
+class _Once:
+    """A reporter that is told once what all candidates have to say of the same records."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self._reporter, self._said = reporter, set[str]()
+        self.detail, self.start, self.evaluated = reporter.detail, reporter.start, reporter.evaluated
+        self.ticked, self.end = reporter.ticked, reporter.end
+
+    def note(self, text: str) -> None:
+        if text not in self._said or not text.startswith(OF_RECORDS):
+            self._reporter.note(text)
+        self._said.add(text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,6 +268,7 @@ def carry_out(
         TrainingError: no candidate is left. As `run_session`.
     """
     write_plan(tuning)
+    reporter = _Once(reporter)
     alive = [tuning.standing(candidate) for candidate in tuning.file.candidates]
     lost: list[Standing] = []
     places = tuning.price.places

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 
 import dpfl_plugin as dpfl
@@ -87,3 +90,30 @@ def test_a_configuration_has_the_modules_of_its_own_folder_or_is_refused(tmp_pat
     assert str(folders[0] / "nets.py") in str(error.value) and str(folders[1] / "nets.py") in str(error.value)
     assert "Rename one" in str(error.value) and not (folders[1] / "runs").exists()
     assert len(list(made["c"].run().model.parameters())) == 1
+
+
+def test_records_of_a_program_are_checked_planned_accounted_audited_and_run_as_a_file(tmp_path, monkeypatch):
+    """The experiment of a federation gives the numbers of `dpfl.train`, which reads no file."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(120, 3))
+    frame = pd.DataFrame(rows, columns=["a", "b", "c"]).assign(site=["x", "y"] * 60, label=(rows[:, 0] > 0).astype(int))
+    federation = dpfl.Federation.from_frame(frame, silo="site", classes=[0, 1], test_fraction=0.25)
+    given = {"algorithm": dpfl.FedAvg(local_steps=2, local_lr=0.5), "privacy": dpfl.Privacy(epsilon=3, delta=1e-3)}
+    mine = federation.experiment(**given, rounds=3)
+    run = dpfl.train(federation, **given, rounds=3, out="trained", progress=False)
+    checked = dpfl.check(mine)
+    assert checked.num_records == (45, 45) and checked.noise_multiplier == run.result["noise_multiplier"]
+    answer = dpfl.plan(mine)
+    assert answer["value"] == run.result["noise_multiplier"] and "command" not in answer
+    rows = {(row["view"], row["accountant"]): row["epsilon"] for row in dpfl.account(mine)}
+    assert rows["server, worst case", "PLD"] == pytest.approx(run.epsilon)
+    assert dpfl.audit(mine, canaries=20, rounds=1).consistent
+    again = mine.with_(seed=0, out="again").run(progress=False)
+    assert again.result["model_sha256"] == run.result["model_sha256"]
+    folder = mine.path.parent
+    del mine, again
+    gc.collect()
+    assert not folder.exists()
+    with pytest.raises(ConfigError, match="roundz"):
+        federation.experiment(**given, roundz=3)

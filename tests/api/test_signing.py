@@ -176,7 +176,7 @@ def test_what_proves_nothing_is_not_to_be_signed(finished: Path, tmp_path: Path)
 
     cases = [
         ({"guarantee": "none: no noise was added"}, "no noise was added.*nothing to sign"),
-        ({"mechanism__secure": False}, "was a simulation"),
+        ({"mechanism__secure": False}, r"was a simulation.*secure: true in the file.*Privacy\(secure=True\) in Python"),
         ({"views__server__epsilon": 0.1}, "views.server.epsilon is 0.1, and ledger.jsonl holds releases"),
         ({"views__third_party__epsilon": 0.1}, "views.third_party.epsilon is 0.1, and ledger.jsonl holds"),
         ({"views__server__delta": 1e-9}, "views.server.delta is 1e-09"),

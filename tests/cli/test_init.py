@@ -177,3 +177,21 @@ def test_the_quickstart_runs_and_can_be_run_again(tmp_path, monkeypatch):
         assert set(part["runs"]) == {variant.label for variant in load(ROOT / f"configs/{name}.yaml").variants}
     assert {path.parent.name for path in tmp_path.glob("runs/*/*/result.json")} == ids  # nothing was run again
     assert [path for path, _ in drawn] == 2 * [tmp_path / "runs" / "quickstart.png"]
+
+
+def test_a_step_that_is_too_small_is_told_of(tmp_path, measured):
+    """By what the run evaluated: a model that says one class of all, where classes are unequal."""
+    assert dpfl("init", tmp_path / "project").code == 0
+    path = tmp_path / "project" / "run.yaml"
+    text = path.read_text()
+    assert "step is too small" in text and "too large" in text
+    words = ("run", path, "--out", tmp_path / "runs")
+    assert "too small" not in dpfl(*words).out
+    for file in (tmp_path / "project" / "data").glob("*.csv"):
+        header, *rows = file.read_text().splitlines()
+        few = [row for n, row in enumerate(rows) if row.endswith("healthy") or n % 20 == 0]
+        file.write_text("\n".join([header, *few]) + "\n")
+    done = dpfl(*words, "--set", "algorithm.local_lr=0.0001")
+    said = " ".join(done.out.split())
+    assert "note: the model says the same class of every test record, and the score was that of a constant" in said
+    assert "Try --set algorithm.local_lr=0.0003" in said

@@ -113,7 +113,8 @@ def test_what_is_solved_for_fits_and_more_does_not(tmp_path: Path, solve: str, v
     answer = plan(path, "--epsilon", 3.0, "--delta", 1e-4, "--solve", solve, "--view", view)
     assert answer["asked"] == {"epsilon": 3.0, "delta": 1e-4, "view": view}
     *repeated, last = answer["set"]
-    assert repeated == ["privacy.epsilon=3.0", "privacy.delta=0.0001", f"privacy.budget_view={view}"]
+    budget = ["privacy.epsilon=3.0", "privacy.delta=0.0001", f"privacy.budget_view={view}"]
+    assert repeated == (budget[1:2] if solve == "sigma" else budget)
     key, _, value = last.partition("=")
     more = {"sigma": 0.999 * answer["value"], "rounds": answer["value"] + 1, "steps": answer["value"] + 1}
     name = {"server": "server, worst case", "third_party": "third party"}[view]
@@ -138,10 +139,7 @@ def test_the_rate_with_next_to_the_least_noise(tmp_path: Path) -> None:
     least = min(one["noise"] for one in answer["tried"])
     best = next(one for one in answer["tried"] if one["noise"] <= 1.1 * least)
     assert answer["value"] == best["rate"]
-    assert answer["set"] == [
-        f"privacy.record_rate={best['rate']}",
-        f"privacy.noise_multiplier={best['noise_multiplier']:g}",
-    ]
+    assert answer["set"] == [f"privacy.record_rate={best['rate']}"]
     assert answer["epsilon"]["server"] <= 2.0
     again = plan(path, "--set", f"privacy.record_rate={best['rate']}")
     assert again["value"] == best["noise_multiplier"]
@@ -271,10 +269,48 @@ def test_much_noise_is_told_of(tmp_path: Path) -> None:
     assert much["value"] > 100 and "is above 100" in much["warning"]
 
 
-def test_what_does_not_fit_is_not_called_solved(tmp_path: Path) -> None:
-    done = dpfl("plan", write(tmp_path), "--epsilon", 0.01, "--solve", "rounds")
-    assert done.code == 0 and "not even 1 fits epsilon 0.01" in done.out
+@pytest.mark.parametrize(("solve", "key"), [("rounds", "rounds"), ("steps", "local_steps"), ("cap", "participations")])
+@pytest.mark.parametrize("view", ["server", "third_party"])
+def test_what_does_not_fit_is_refused_with_what_would(tmp_path: Path, solve: str, key: str, view: str) -> None:
+    """The noise and the budget that are named fit, and a little less of either does not."""
+    path = write(tmp_path, {"silo_rate": 0.5})
+    words = ("plan", path, "--solve", solve, "--view", view)
+    asked = (*words, "--epsilon", 0.01)
+    done = dpfl(*asked)
+    one_message(done, f"{key}=1 is the least", "nothing fits epsilon 0.01", "--epsilon", "Raise")
     assert "Solved for" not in done.out and "dpfl run" not in done.out
+    noise, epsilon = (
+        float(re.search(pattern, done.err)[1])  # type: ignore[index]
+        for pattern in (r"Raise privacy.noise_multiplier to ([0-9.]+)", r"the budget to ([0-9.]+)")
+    )
+    for factor, code in ((1.0, 0), (0.99, 2)):
+        assert dpfl(*asked, "--set", f"privacy.noise_multiplier={factor * noise}").code == code
+        assert dpfl(*words, "--epsilon", factor * epsilon).code == code
+
+
+def test_a_command_names_the_budget_or_the_noise_as_its_file_does(tmp_path: Path) -> None:
+    by_budget = write(tmp_path, {"privacy": {"epsilon": 2.0, "noise_multiplier": None}}, name="budget.yaml")
+    by_noise = write(tmp_path, {"privacy": {"epsilon": None, "noise_multiplier": 4.0}}, name="noise.yaml")
+    by_both = write(tmp_path, {"privacy": {"epsilon": 3.0, "noise_multiplier": 4.0}}, name="both.yaml")
+    value = plan(by_budget)["value"]
+    assert plan(by_budget)["set"] == [] and plan(by_budget, "--epsilon", 2)["set"] == ["privacy.epsilon=2.0"]
+    assert plan(by_noise, "--epsilon", 2)["set"] == [f"privacy.noise_multiplier={value:g}"]
+    # A budget of the file's own would end the run.
+    assert plan(by_both, "--epsilon", 2)["set"] == ["privacy.epsilon=2.0", f"privacy.noise_multiplier={value:g}"]
+    assert plan(by_budget, "--solve", "rate")["set"][0].startswith("privacy.record_rate=")
+    assert len(plan(by_budget, "--solve", "rate")["set"]) == 1
+    for path in (by_budget, by_noise, by_both):
+        result = dpfl(*plan(path, "--epsilon", 2)["command"][1:], "--out", tmp_path / path.stem, "--json").json
+        assert result["noise_multiplier"] == value and result["epsilon"]["server"]["worst_case_epsilon"] <= 2
+
+
+def test_no_two_columns_have_one_name(tmp_path: Path) -> None:
+    path = write(tmp_path, {"privacy": {"epsilon": 2.0}, "silo_rate": 0.5})
+    named = {"sigma": "noise_multiplier", "rounds": "rounds", "steps": "local_steps", "cap": "max_participations"}
+    for solve, name in named.items():
+        heading = dpfl("plan", path, "--epsilon", 50, "--solve", solve).out.splitlines()[0]
+        assert heading.count(" rounds ") == 1 and name in heading and "sigma" not in heading
+    assert "at most 10% above the least" in " ".join(dpfl("plan", path, "--solve", "rate").out.split())
 
 
 def test_a_table_for_people(tmp_path: Path) -> None:
@@ -282,6 +318,7 @@ def test_a_table_for_people(tmp_path: Path) -> None:
     done = dpfl("plan", write(tmp_path, {"privacy": {"epsilon": 2.0}, "variants": variants}))
     assert done.code == 0 and "open: not private" in done.out and max(map(len, done.out.splitlines()[:5])) <= 100
     values = re.findall(r"--set privacy.noise_multiplier=([0-9.]+)", done.out)
+    assert "noise_multiplier" in done.out.splitlines()[0] and "sigma" not in done.out
     assert len(values) == 2 and float(values[0]) < float(values[1])
 
 

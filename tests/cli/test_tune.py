@@ -71,11 +71,11 @@ def test_a_secure_tuning_that_nothing_disturbs_repeats_nothing(tmp_path: Path) -
     for one in result["ranking"]:
         assert not Ledger.open(Path(one["folder"]) / "ledger.jsonl", append=False).notes
     refused = dpfl("statement", config.parent / "out")
-    one_message(refused, f"Give that of the winner, {result['winner']['folder']},")
+    one_message(refused, "Give that of the winner, whose statement", f"dpfl statement {result['winner']['folder']}")
     signed = dpfl("statement", result["winner"]["folder"])
     assert signed.code == 0 and "one of 4 candidates of a tuning" in signed.out, signed.err
     moved = (config.parent / "out").rename(tmp_path / "moved")
-    one_message(dpfl("statement", moved), f"Give that of the winner, {moved}/")
+    one_message(dpfl("statement", moved), f"dpfl statement {moved}/")
 
 
 @pytest.fixture(scope="module")
@@ -266,6 +266,25 @@ def test_python_has_the_same(tmp_path: Path, whole: tuple[Path, dict[str, Any]])
         found.winner.result["model_sha256"] == dpfl_python.Run.open(whole[1]["winner"]["folder"]).result["model_sha256"]
     )
     assert "guarantee of the winner" in found.statement and found.winner.status == "done"
+
+
+def test_a_tuning_says_what_differs_and_the_winners_score_and_no_note_twice(tmp_path: Path, measured: None) -> None:
+    uneven = {"data": {"partition": {"name": "quantity_skew", "alpha": 0.5, "min_records": 8}}}
+    out = tmp_path / "out"
+    config = config_of(tmp_path, **uneven, privacy={**TUNE["privacy"], "sampler": "fixed", "delta": None})
+    done = dpfl("tune", config, "--out", out)
+    assert done.code == 0, done.err
+    assert done.err.count("silos have ") == done.err.count("delta is ") == 1
+    result = json.loads((out / "result.json").read_text())
+    winner = dpfl_python.Run.open(result["winner"]["folder"])
+    assert f"The winner on its test records: accuracy {winner.accuracy:.4f}, AUC " in done.out
+    assert "test records:" not in (out / "tuning.md").read_text()
+    rows = dpfl("account", out / "ledger.jsonl", "--json").json
+    labels = [label for label in rows if not label.startswith("total")]
+    assert sorted(label.partition(",")[0] for label in labels) == sorted(one["label"] for one in result["ranking"])
+    folder = result["winner"]["folder"]
+    one_message(dpfl("predict", out, "new.csv"), f"dpfl predict {folder} new.csv")
+    one_message(dpfl("export", out, tmp_path / "made"), f"dpfl export {folder} {tmp_path / 'made'}")
 
 
 def test_another_tuning_in_the_same_folder_is_refused(whole: tuple[Path, dict[str, Any]]) -> None:

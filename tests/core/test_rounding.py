@@ -19,9 +19,17 @@ def test_never_below_and_never_far_above(bound: float) -> None:
     assert exact <= Decimal(digits(bound, 6)) <= exact * (1 + Decimal("1e-5"))
 
 
-@pytest.mark.parametrize(("bound", "text"), [(1.42502, "1.426"), (2.0, "2.000"), (0.1, "0.100"), (4.9832, "4.984")])
+@pytest.mark.parametrize(
+    ("bound", "text"), [(1.42502, "1.426"), (2.0, "2.000"), (0.1, "0.100"), (4.9832, "4.984"), (0.0123, "0.013")]
+)
 def test_places(bound: float, text: str) -> None:
     assert places(bound, 3) == text
+
+
+@pytest.mark.parametrize("bound", [1e-6, 1.234e-6, 9.99e-4, 0.00501])
+def test_a_small_bound_keeps_its_size(bound: float) -> None:
+    assert bound <= float(places(bound, 3)) <= 1.1 * bound
+    assert places(0.0, 3) == "0.000"
 
 
 @pytest.mark.parametrize(

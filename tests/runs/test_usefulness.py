@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dpfl_plugin.runs.usefulness import worse_than_baseline
+from dpfl_plugin.runs.usefulness import too_small_a_step, worse_than_baseline
 
 
 def result(
@@ -39,3 +39,48 @@ def result(
 def test_the_warning_and_its_remedy(found: dict[str, Any], algorithm: dict[str, Any], parts: list[str]) -> None:
     said = worse_than_baseline(found, algorithm)
     assert (said is None) == (not parts) and all(part in str(said) for part in parts), said
+
+
+CONSTANT = {"confusion_matrix": [[30, 0], [19, 0]], "log_loss": 0.66}
+TRAINED = {"confusion_matrix": [[25, 5], [9, 10]], "log_loss": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("model", "scores", "parts"),
+    [
+        (CONSTANT, [0.6, 0.61], ["same class of every test record", "--set algorithm.local_lr=0.3"]),
+        (
+            TRAINED,
+            [0.61] * 11 + [0.61 + 0.01 * n for n in range(1, 10)],
+            ["constant model in 11 of 20 evaluations", "=0.3"],
+        ),
+        (CONSTANT, [0.61] * 20, ["every test record, and the score was that of a constant model in 20 of 20"]),
+        (TRAINED, [0.61] * 9 + [0.61 + 0.01 * n for n in range(1, 12)], []),
+        (TRAINED, [0.61, 0.7] * 10, ["constant model in 10 of 20"]),
+        (TRAINED, [0.6, 0.7] * 10, []),
+        (TRAINED, [0.61, 0.7, 0.8] + [0.9] * 17, []),  # it converged
+        (TRAINED, [0.6, 0.6], []),
+        (TRAINED, [None] * 20, []),
+        # Every test record is of the class that is said.
+        ({"confusion_matrix": [[49, 0], [0, 0]], "log_loss": 0.1}, [0.9, 1.0], []),
+        # No worse than before the first round, ln 2.
+        ({**CONSTANT, "log_loss": 0.69}, [], ["same class"]),
+        # Worse than a baseline, and than that: that has a warning of its own, of a step that is too large.
+        ({**CONSTANT, "log_loss": 3.0}, [0.6] * 20, []),
+        ({}, [], []),
+    ],
+)
+def test_a_model_that_stayed_where_it_began_asks_for_a_larger_step(
+    model: dict[str, Any], scores: list[float | None], parts: list[str]
+) -> None:
+    found = result(model, {"log_loss": 0.68, "accuracy": 0.61})
+    found["measures"]["ranked_by"] = "accuracy"
+    said = too_small_a_step(found, scores, {"local_lr": 0.1})
+    assert (said is None) == (not parts) and all(part in str(said) for part in parts), said
+    assert too_small_a_step(found, scores, {"name": "mine"}) is None
+
+
+def test_evaluations_are_means_over_silos_and_so_is_the_baseline_that_they_are_compared_with() -> None:
+    found = result(TRAINED, {"log_loss": 0.68, "accuracy": 0.61})
+    found["measures"] |= {"ranked_by": "accuracy", "silos": {n: {"baseline": {"accuracy": n}} for n in (0.5, 0.7)}}
+    assert "in 3 of 6" in str(too_small_a_step(found, [0.4, 0.6] * 3, {"lr": 1.0}))
