@@ -23,7 +23,10 @@ STYLES = {"without noise": ("#D55E00", "-"), "with noise": ("#0072B2", "-")}
 BOUND, CHANCE = "#000000", "#888888"
 _LEAST = 1e-3
 MOST_COLUMNS = 30
-NUMBERS = "Numbers: correlation with the record (1: recovered up to brightness and contrast). Each has its own scale."
+NUMBERS = (
+    "Numbers: correlation with the record (1: recovered{}); in brackets what a guess, other records of the silo, gets."
+)
+SCALE = "Each {} has its own scale, from its least number ({}) to its largest ({})."
 
 
 def membership(measured: Mapping[str, Membership], title: str, delta: float) -> Figure:
@@ -85,17 +88,18 @@ def inversion(
     if some.batch is not None:
         counts.append(len(some.batch.originals))
         groups.append(f"one message, the mean gradient of {counts[1]} records")
-    figure, axes = _grid(1 + len(inverted), counts, title, "" if size else _strips(columns))
+    figure, axes = _grid(1 + len(inverted), counts, title, _legend(columns, picture=size is not None))
     for which, group in enumerate(groups):
         first = sum(counts[:which])
         cells = axes[:, first : first + counts[which]]
         for column, original in enumerate(_columns(some, which)[0]):
             _draw(cells[0, column], original, size)
         for row, one in enumerate(inverted.values(), start=1):
-            _, found, correlations = _columns(one, which)
-            for column, (features, correlation) in enumerate(zip(found, correlations, strict=True)):
+            _, found, reached = _columns(one, which)
+            for column, (features, (correlation, guess)) in enumerate(zip(found, reached, strict=True)):
                 _draw(cells[row, column], features, size)
-                cells[row, column].set_xlabel(f"{correlation:.2f}", fontsize=8, labelpad=2)
+                by_guess = "" if math.isnan(guess) else f" ({guess:.2f})"
+                cells[row, column].set_xlabel(f"{correlation:.2f}{by_guess}", fontsize=8, labelpad=2)
         left, right = cells[0, 0].get_position(), cells[0, -1].get_position()
         middle = (left.x0 + right.x1) / 2
         figure.text(middle, right.y1 + 0.02, group, ha="center", va="bottom", fontsize=9)
@@ -104,18 +108,20 @@ def inversion(
     return shown(figure)
 
 
-def _strips(columns: Sequence[str]) -> str:
-    """What the colours of a strip are."""
+def _legend(columns: Sequence[str], *, picture: bool) -> list[str]:
+    """What numbers and colours are, in lines."""
+    if picture:
+        return [NUMBERS.format(" up to brightness and contrast"), SCALE.format("picture", "white", "black")]
     named = ", ".join(columns[:MOST_COLUMNS]) + ", ..." * (len(columns) > MOST_COLUMNS)
-    return "Strips, from left to right: " + (named or "the features in their order")
+    strips = "Strips, from left to right: " + (named or "the features in their order")
+    return [*textwrap.wrap(strips, 110), NUMBERS.format(""), SCALE.format("strip", "dark blue", "yellow")]
 
 
-def _grid(rows: int, counts: list[int], title: str, strips: str) -> tuple[Any, Any]:
+def _grid(rows: int, counts: list[int], title: str, lines: Sequence[str]) -> tuple[Any, Any]:
     """(figure, axes (rows, sum of counts)) of small squares, with a gap between groups of columns."""
     from matplotlib.figure import Figure
 
-    lines = textwrap.wrap(strips, 110)
-    cell, label, above, below = 0.62, 1.15, 0.85, 0.5 + 0.14 * len(lines)  # inches
+    cell, label, above, below = 0.86, 1.15, 0.85, 0.36 + 0.14 * len(lines)  # inches
     ratios = [1.0] * counts[0] + ([0.4] + [1.0] * counts[1] if len(counts) > 1 else [])
     width, height = max(6.4, label + cell * sum(ratios) + 0.1), above + below + 0.82 * rows
     figure = Figure(figsize=(width, height))
@@ -137,7 +143,7 @@ def _grid(rows: int, counts: list[int], title: str, strips: str) -> tuple[Any, A
     figure.text(
         0.5,
         0.1 / height,
-        "\n".join([*lines, NUMBERS]),
+        "\n".join(lines),
         ha="center",
         va="bottom",
         fontsize=8,
@@ -146,14 +152,14 @@ def _grid(rows: int, counts: list[int], title: str, strips: str) -> tuple[Any, A
     return figure, axes
 
 
-def _columns(one: Inversion, which: int) -> tuple[list[Tensor], list[Tensor], list[float]]:
-    """(originals, reconstructions, correlations) of the single messages (0) or of the batch (1)."""
+def _columns(one: Inversion, which: int) -> tuple[list[Tensor], list[Tensor], list[tuple[float, float]]]:
+    """(originals, reconstructions, their correlations and a guess's) of the single messages (0) or of the batch (1)."""
     parts = one.single if which == 0 else (one.batch,)
     known = [part for part in parts if part is not None]
     return (
         [row for part in known for row in part.originals],
         [row for part in known for row in part.found],
-        [value for part in known for value in part.correlations.tolist()],
+        [pair for part in known for pair in zip(part.correlations.tolist(), part.guesses.tolist(), strict=True)],
     )
 
 

@@ -44,6 +44,7 @@ WITHOUT_NOISE: Final = (
     "privacy.clip=flat",
     "privacy.epsilon=null",
 )
+FEW_NUMBERS: Final = 8  # of a record; correlations over fewer are large by chance
 SIMULATION: Final = (
     "A simulation by you, who hold all records: no run folder is written, no budget is charged. The pictures show "
     "records of the silo as they are: keep them where the records may be kept."
@@ -283,6 +284,7 @@ def _plain_inversion(one: Inversion) -> dict[str, Any]:
         "batch_of_1": {
             "correlations": [float(message.correlations[0]) for message in one.single],
             "relative_errors": [float(message.errors[0]) for message in one.single],
+            "correlations_of_guesses": [_or_none(message.guesses[0]) for message in one.single],
         },
         "batch": None
         if one.batch is None
@@ -290,9 +292,14 @@ def _plain_inversion(one: Inversion) -> dict[str, Any]:
             "records": len(one.batch.originals),
             "correlations": one.batch.correlations.tolist(),
             "relative_errors": one.batch.errors.tolist(),
+            "correlations_of_guesses": list(map(_or_none, one.batch.guesses)),
             "correlation_of_other_records": one.batch.control,
         },
     }
+
+
+def _or_none(value: Any) -> float | None:
+    return None if math.isnan(value) else float(value)
 
 
 def _notes(report: AttackReport) -> list[str]:
@@ -321,11 +328,33 @@ def _notes(report: AttackReport) -> list[str]:
             "inversion: 1 is the record itself. If records that were not in the batch reach as much, nothing was read "
             "off the message; 0.000 means that the message gave no estimate."
         )
+        lines += _of_guesses(report.inversion)
     if report.inversion_refused:
         lines.append(f"inversion was not tried: {report.inversion_refused}")
     if any(float(one.bound.tpr(FPR)) < one.tpr.value or one.bound.auc() < one.auc.value for one in measured.values()):
         lines.append("a value above the bound: chance, if its interval reaches below; if more seeds confirm it, a bug.")
     return [*lines, "a failed attack proves nothing, as a better one may come; the bound does.", SIMULATION]
+
+
+def _of_guesses(inverted: Mapping[str, Inversion]) -> list[str]:
+    """Where inversion told no more than a guess; and that few numbers correlate by chance."""
+    lines = [
+        "inversion: a guess is as many other records of the silo, drawn at random, as the message gave estimates; the "
+        "best of them counts, as for the attack."
+    ]
+    lines += [
+        f"inversion {setting}, {name}: no more than a guess."
+        for setting, one in inverted.items()
+        for name, (value, more) in one.against_guesses.items()
+        if not more and not math.isnan(value)
+    ]
+    count = next(iter(inverted.values())).num_features
+    if count < FEW_NUMBERS:
+        lines.append(
+            f"inversion: records have {count} numbers, and correlations over so few are large by chance: look at the "
+            "difference from a guess alone."
+        )
+    return lines
 
 
 def _seeds(count: int) -> str:
@@ -344,11 +373,16 @@ def _rows(report: AttackReport) -> list[list[str]]:
     rows = [[*row, *limit] for row, limit in zip(rows, [bounds[:1], bounds[1:]], strict=True)]
     if inverted:
         single = [f"{one.correlation_single:.3f}" for one in inverted.values()]
-        rows.append(["inversion: correlation with the record, batch of 1", *single])
+        guesses = [[f"{value:.3f}" for value, _ in one.against_guesses.values()] for one in inverted.values()]
+        first, *more = [
+            ["  what a guess gets", *(v.replace("nan", "-") for v in of)] for of in zip(*guesses, strict=True)
+        ]
+        rows += [["inversion: correlation with the record, batch of 1", *single], first]
         whole = [one.batch for one in inverted.values() if one.batch is not None]
         if whole:
             count = len(whole[0].originals)
             rows.append([f"inversion: the same, batch of {count}", *(f"{b.correlations.mean():.3f}" for b in whole)])
+            rows += more
             rows.append(["inversion: with records that were not in that batch", *(f"{b.control:.3f}" for b in whole)])
     return rows
 

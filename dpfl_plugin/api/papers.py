@@ -37,6 +37,7 @@ from dpfl_plugin.sweeps.supervisor import DONE, FAILED, INTERRUPTED, Stop, Super
 Tell = Callable[[str], None]
 FEW: Final = 4
 COMPUTING: Final = ("dpfl_plugin.published.", "dpfl_plugin.theorems.", "dpfl_plugin.tuning.")
+DRAWING: Final = ("pages", "pictures", "pictures_of_tables", "tables", "verdicts", "fewer", "index")  # of published
 """Rooms of which a table that takes no run may use something."""
 
 
@@ -121,7 +122,7 @@ def reproduce(
 
     Args:
         paper: a name of `papers`. figure, table: its number; both None: everything.
-        quick: fewer seeds and rounds: minutes, the direction of the result.
+        quick: fewer seeds, places or rounds: minutes, the direction of the result.
         seeds: with all rounds, of these of its seeds only; those of another call with the same ``out`` are not run
             again when all are asked for. Empty: all.
         out: folder of runs, numbers (JSON), pages and pictures.
@@ -217,7 +218,7 @@ def _computed(paper: Paper, item: Item) -> Numbers:
     assert item.computed is not None
     table = item.computed()
     # What is imported for a table, of papers too: it may compute it.
-    drawing = (pages.__name__, pictures.__name__)
+    drawing = tuple(f"dpfl_plugin.published.{name}" for name in DRAWING)
     loaded = [name for name in sys.modules if name.startswith(COMPUTING) and name not in drawing]
     own = [name.removeprefix("dpfl_plugin.") for name in loaded]
     code = numbers_of.code_here(*own, imported=True)

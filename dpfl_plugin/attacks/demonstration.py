@@ -157,7 +157,7 @@ class Inversion:
     @property
     def num_features(self) -> int:
         """Numbers of a record."""
-        return int(self.single[0].originals.shape[1])
+        return self.single[0].originals[0].numel()
 
 
 def inversion(config: Config, base: Path, silo: int) -> tuple[Inversion, Inversion | None]:
