@@ -195,12 +195,15 @@ def _views(changes: Values) -> int:
 
 
 def page(cells: Cells, seeds: int) -> str:
-    """The table of every data set, and what they say together."""
+    """What the cells say together, and the table of every data set."""
     names = list(dict.fromkeys(name for name, _, _ in cells))
     chosen = " ".join(f'"{name}"' if " " in name else name for name in names)
     counts = sorted({_views(options_of(name)[option]) for name, option, _ in cells if option})
     images = f"--images --views {' '.join(map(str, counts))} " if names[0] in IMAGES else ""
-    parts = [f"{seeds} seeds. Command: `python -m benchmarks.better {images}--data {chosen} --seeds {seeds} --write`."]
+    parts = [verdict(cells, seeds)]
+    parts.append(
+        f"{seeds} seeds. Command: `python -m benchmarks.better {images}--data {chosen} --seeds {seeds} --write`."
+    )
     factors = [cell.factor for cell in cells.values()]
     ends = sum(not LIMITS[0] < factor / FACTOR < factor * FACTOR < LIMITS[1] for factor in factors)
     parts.append(
@@ -213,7 +216,8 @@ def page(cells: Cells, seeds: int) -> str:
             pairs = [(cells[name, option, epsilon], cells[name, "", epsilon]) for epsilon in EPSILONS]
             rows.append([f"`{option}`", *(_gain(cell, of, seeds) for cell, of in pairs)])
         parts.append(f"**{name}**\n\n" + table(["", *(f"epsilon {epsilon:g}" for epsilon in EPSILONS)], rows))
-    return "\n\n".join([*parts, verdict(cells, seeds)])
+    parts.append("With \\*: told apart from 0 (95 %) in that cell; of many cells some are so by chance.")
+    return "\n\n".join(parts)
 
 
 def verdict(cells: Cells, seeds: int) -> str:
@@ -229,8 +233,7 @@ def verdict(cells: Cells, seeds: int) -> str:
         how = "not told apart from 0" if not told_apart(gap, error, seeds) else "helps" if gap > 0 else "harms"
         points = f"{100 * gap:+.1f} ± {100 * error:.1f} points"
         lines.append(f"* `{option}`: {how}, {points} in the mean of {len(mine)} cells.")
-    marked = "With \\*: told apart from 0 (95 %) in that cell; of many cells some are so by chance."
-    return "\n".join([f"{marked} All cells together:", "", *lines])
+    return "\n".join(["All cells together:", "", *lines])
 
 
 def _level(cell: Cell) -> str:

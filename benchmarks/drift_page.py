@@ -14,7 +14,21 @@ from benchmarks.algorithms import save
 from benchmarks.pages import ROOT, put
 from benchmarks.planning import printed
 from benchmarks.table import table
-from dpfl_plugin.evidence.drift_control import FILE, SKEWS, WORTH, Cell, Gap, Numbers, gap, numbers, ranked
+from dpfl_plugin.evidence.drift_control import (
+    FILE,
+    SKEWS,
+    Cell,
+    Gap,
+    Numbers,
+    Place,
+    advice,
+    best_of,
+    count,
+    families,
+    gap,
+    numbers,
+    pays,
+)
 
 if TYPE_CHECKING:
     from benchmarks import drift
@@ -99,21 +113,11 @@ def _said(g: Gap) -> str:
     return f"{100 * g.mean:+.1f} ± {100 * g.error:.1f}{' *' if g.told_apart else ''}"
 
 
-def best_of(cell: Cell, names: Sequence[str]) -> str:
-    return max(names, key=lambda name: cell.methods[name].mean)
-
-
-def families(found: Numbers) -> tuple[list[str], list[str]]:
-    """(FedAvg and its variants, SCAFFOLD and its variants)."""
-    plain = [name for name in found.methods if name.startswith("FedAvg")]
-    return plain, [name for name in found.methods if name not in plain]
-
-
 def gaps(cell: Cell, found: Numbers) -> list[Gap]:
     """SCAFFOLD against FedAvg, against FedAvg's averaged models, its momentum; and the best against the best."""
-    plain, controlled = families(found)
+    plain, controlled = families(found.methods)
     against = [gap([cell], SCAFFOLD, name) for name in FEDAVG[:3]]
-    return [*against, gap([cell], best_of(cell, controlled), best_of(cell, plain))]
+    return [*against, gap([cell], best_of([cell], controlled), best_of([cell], plain))]
 
 
 COLUMNS: Final = (
@@ -146,16 +150,25 @@ def _accuracies(found: Numbers) -> str:
 
 
 def _recommended(found: Numbers) -> str:
+    """By the rule of the command: what `advice` says of a run in each cell."""
     rows = []
     for cell in found.cells:
-        best, level = ranked([cell], list(found.methods))
-        first = next(name for name in found.methods if name == best or name in level)
-        rows.append(
-            [cell.skew, *_where(cell), first, _said(gap([cell], first, "FedAvg")) if first != "FedAvg" else "0", best]
-        )
-    return table(
-        ["silos", "silo_rate", "local steps", "epsilon", "begin with", "ahead of FedAvg", "most accurate"], rows
-    )
+        axes = ("skew", "silo_rate", "local_steps", "epsilon")
+        said = advice([Place(axis, (getattr(cell, axis),)) for axis in axes], found)
+        gain = "0" if said.method == "FedAvg" else _said(said.gain)
+        lead = "0" if said.best == said.method else _said(said.behind)
+        rows.append([cell.skew, *_where(cell), said.method, gain, said.best, lead])
+    header = [
+        "silos",
+        "silo_rate",
+        "local steps",
+        "epsilon",
+        "begin with",
+        "ahead of FedAvg",
+        "most accurate",
+        "its lead",
+    ]
+    return table(header, rows, words=("begin with", "most accurate"))
 
 
 def _range(values: Sequence[Gap]) -> str:
@@ -167,17 +180,14 @@ def _range(values: Sequence[Gap]) -> str:
 
 def verdict(against_plain: Sequence[Gap], best_against_best: Sequence[Gap]) -> str:
     """What most of some cells say; a difference counts where it is told apart, and half a point or more."""
-
-    def count(values: Sequence[Gap], sign: int) -> int:
-        return sum(g.told_apart and sign * g.mean >= WORTH for g in values)
-
     half = len(best_against_best) / 2
-    ahead, behind = count(best_against_best, 1), count(best_against_best, -1)
-    if ahead >= half and not behind:
-        return "use SCAFFOLD"
+    behind = count(best_against_best, -1)
+    if pays(best_against_best):
+        return "SCAFFOLD"
     if count(against_plain, 1) >= half:
-        return f"not plain FedAvg; averaged or with momentum it is level{' or ahead' if behind else ''}"
-    return "leave SCAFFOLD" if max(behind, count(against_plain, -1)) >= half else "nothing to win"
+        return f"FedAvg, averaged or with momentum: level with SCAFFOLD{' or ahead of it' if behind else ''}"
+    worse = max(behind, count(against_plain, -1)) >= half
+    return f"FedAvg: SCAFFOLD {'loses accuracy' if worse else 'gains nothing'}"
 
 
 def _statement(found: Numbers) -> str:
@@ -187,7 +197,8 @@ def _statement(found: Numbers) -> str:
         columns = list(zip(*here, strict=True))
         said = verdict(columns[0], columns[-1])
         rows.append([f"`{skew}`: {found.data[skew]}", f"{rate:g}", said, *map(_range, (columns[0], columns[-1]))])
-    return table(["silos", "silo_rate", "", COLUMNS[0], COLUMNS[-1]], rows)
+    header = ["silos", "silo_rate", "begin with", COLUMNS[0], COLUMNS[-1]]
+    return table(header, rows, words=header[2:])
 
 
 def _origin(found: Numbers) -> str:
@@ -199,10 +210,12 @@ def _origin(found: Numbers) -> str:
 
 
 def example() -> str:
-    """What the command prints, less which package measured it."""
+    """What the command prints, less which source measured it."""
     with contextlib.chdir(ROOT):
         lines = printed(EXAMPLE).splitlines()
-    return "\n".join(["```", f"$ {EXAMPLE}", *(line for line in lines if not line.startswith("measured with")), "```"])
+    return "\n".join(
+        ["```", f"$ {EXAMPLE}", *(line for line in lines if not line.startswith("Numbers measured")), "```"]
+    )
 
 
 def parts(found: Numbers) -> dict[str, Callable[[], str]]:

@@ -1,4 +1,7 @@
-"""`python -m benchmarks.quickstart`: the quickstart over seeds; writes the tables of docs/start.md, and the picture."""
+"""`python -m benchmarks.quickstart`: the quickstart over seeds; writes the tables of docs/start.md, and the picture.
+
+`--picture` draws the picture of the tables as they are, and runs nothing.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,20 @@ import statistics
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 from typer.testing import CliRunner
 
 from benchmarks.pages import ROOT, put
 from dpfl_plugin.api import quickstart, quickstart_picture
 from dpfl_plugin.cli.main import app
+from dpfl_plugin.config.load import load
 
 # Those of `dpfl quickstart` and others, none of which step sizes, clipping and rounds were chosen on.
 SEEDS = {quickstart.HOSPITALS: [*range(5), *range(1000, 1015)], quickstart.TWO_LABELS: range(8)}
+
+PAGE: Final = "docs/start.md"
+PICTURE: Final = ROOT / "docs" / "pictures" / "quickstart.png"
 
 
 def run(config: Path, seeds: int, out: Path, changes: Sequence[str] = ()) -> dict[str, list[dict]]:
@@ -59,15 +67,42 @@ def shown(part: quickstart.Part) -> str:
     return "\n".join([*lines, "", *(f"* {line}" for line in quickstart.remarks(part))])
 
 
+def kept(name: str) -> quickstart.Part:
+    """A part with means, standard deviations and epsilons of its table in docs/start.md, for the picture."""
+    plan = load(ROOT / "configs" / f"{name}.yaml")
+    text = (ROOT / PAGE).read_text().split(f"<!-- {name} table: begin -->")[1].split("\n\n")[0]
+    header, _, *lines = ([cell.strip() for cell in line.strip("| ").split("|")] for line in text.strip().splitlines())
+    found = {cells[0]: dict(zip(header, cells, strict=True)) for cells in lines}
+    part = quickstart.Part(name, plan.variants[0].config.description, {}, (), (0, 0, 0))
+    for one in plan.variants:
+        cells = found[one.label]
+        row = part.rows[one.label] = quickstart.Row()
+        measure = row.auc if "AUC" in cells else row.accuracy
+        mean, deviation = (float(number) for number in cells.get("AUC", cells["accuracy"]).split(" ± "))
+        measure += _with(mean, deviation, len(SEEDS[name]))
+        row.own = [(0.0, 0.0)] * bool(cells.get("own (shared)"))
+        row.epsilon = None if cells["epsilon"] == "none" else float(cells["epsilon"])
+    return part
+
+
+def _with(mean: float, deviation: float, count: int) -> list[float]:
+    """So many numbers, an even count, of this mean and standard deviation."""
+    away = deviation * ((count - 1) / count) ** 0.5
+    return [mean + away, mean - away] * (count // 2)
+
+
 def main() -> None:
-    argparse.ArgumentParser(description=__doc__).parse_args()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--picture", action="store_true", help="draw the picture of the tables as they are")
+    if parser.parse_args().picture:
+        return quickstart_picture.draw(PICTURE, [kept(name) for name in SEEDS])
     parts = []
     with tempfile.TemporaryDirectory() as folder:
         for name, seeds in SEEDS.items():
             config = ROOT / "configs" / f"{name}.yaml"
             parts.append(quickstart.measured(config, seeds, [f"out={folder}"], tell=print))
-            put("docs/start.md", f"{name} table", shown(parts[-1]))
-    quickstart_picture.draw(ROOT / "docs" / "pictures" / "quickstart.png", parts)
+            put(PAGE, f"{name} table", shown(parts[-1]))
+    return quickstart_picture.draw(PICTURE, parts)
 
 
 if __name__ == "__main__":

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table in columns of equal width: the first aligned left, the others right."""
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[str] = ()) -> str:
+    """A Markdown table in columns of equal width: the first and those headed by ``words`` go left, others right."""
     widths = [max(len(line[column]) for line in (header, *rows)) for column in range(len(header))]
-    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
-    return "\n".join(_line(line, widths) for line in (header, rule, *rows))
+    left = [place == 0 or name in words for place, name in enumerate(header)]
+    rule = ["-" * w if of_words else "-" * (w - 1) + ":" for w, of_words in zip(widths, left, strict=True)]
+    return "\n".join(_line(line, widths, left) for line in (header, rule, *rows))
 
 
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    padded = [cells[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(cells[1:], widths[1:], strict=True))]
+def _line(cells: Sequence[str], widths: Sequence[int], left: Sequence[bool]) -> str:
+    aligned = zip(cells, widths, left, strict=True)
+    padded = [cell.ljust(width) if of_words else cell.rjust(width) for cell, width, of_words in aligned]
     return f"| {' | '.join(padded)} |"

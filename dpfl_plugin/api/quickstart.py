@@ -51,9 +51,20 @@ WHY_NONE: Final = (
     "and all hospitals draw their noise from one seed."
 )
 AVERAGES: Final = (
-    "Averaging the global models is a second remedy, which costs neither privacy nor traffic nor state. Try it first; "
-    "where it does not help, drift control may."
+    "Averaging the global models is a second remedy, which costs neither privacy nor traffic nor state. DP-SCAFFOLD is "
+    "worth its traffic where silos hold few of the labels and only some take part in a round, as here; otherwise begin "
+    "with DP-FedAvg and averaged models, or momentum where all take part (docs/drift.md)."
 )
+NOT_SHOWN_HERE: Final = (
+    "These few seeds of a small data set do not tell DP-SCAFFOLD from averaged models: more seeds of a larger one do "
+    "(docs/drift.md)."
+)
+MORE_SEEDS: Final = (
+    "{seeds} seeds are too few to tell small differences apart. The table with {more} seeds is in docs/start.md, What "
+    "the quickstart shows; python -m benchmarks.quickstart makes it."
+)
+TABLE_SEEDS: Final[Mapping[str, int]] = {HOSPITALS: 20, TWO_LABELS: 8}
+"""Of the tables in docs/start.md."""
 TUNED: Final = "Step sizes, clipping and rounds are the best of those tried, on seeds that are not shown."
 
 
@@ -296,12 +307,15 @@ def _mean(pairs: Sequence[tuple[float, float]], place: int) -> str:
 
 def remarks(part: Part) -> list[str]:
     """What the numbers say, and what they do not."""
-    what = "AUC" if part.measure == "AUC" else "accuracy"
-    found = [f"{line} ({what}, 95 % interval over seeds)" for line in part.differences()]
+    differences = part.differences()
+    found = [f"{line} ({part.measure}, 95 % interval over seeds)" for line in differences]
+    seeds, more = max(len(row.shown) for row in part.rows.values()), TABLE_SEEDS.get(part.name, 0)
+    few = [MORE_SEEDS.format(seeds=seeds, more=more)] * (seeds < more and any(SAME in line for line in differences))
     if part.name == HOSPITALS:
-        wins = any("DP-SCAFFOLD: " in line and line.endswith(WORSE) for line in part.differences())
-        return [*found, ALONE, *([] if wins else [DRIFT_IS_NOT_ALL]), TUNED, WHY_NONE]
-    return [*found, AVERAGES, TUNED]
+        wins = any("DP-SCAFFOLD: " in line and line.endswith(WORSE) for line in differences)
+        return [*found, *few, ALONE, *([] if wins else [DRIFT_IS_NOT_ALL]), TUNED, WHY_NONE]
+    same = any(line.startswith("DP-SCAFFOLD against DP-FedAvg, averaged: ") and SAME in line for line in differences)
+    return [*found, *few, AVERAGES, *([NOT_SHOWN_HERE] * same), TUNED]
 
 
 def spread(numbers: Sequence[float]) -> str:

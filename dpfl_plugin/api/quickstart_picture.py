@@ -34,7 +34,7 @@ def figure(parts: Sequence[Part]) -> Figure:
     """Bars from guessing upwards, with standard deviations over seeds, a panel for each part."""
     from matplotlib.figure import Figure
 
-    found = Figure(figsize=(8, 0.5 + sum(0.9 + 0.33 * len(part.rows) for part in parts)), layout="constrained")
+    found = Figure(figsize=(8, 0.5 + sum(1.05 + 0.33 * len(part.rows) for part in parts)), layout="constrained")
     heights = [1.6 + 0.6 * len(part.rows) for part in parts]
     axes = found.subplots(len(parts), 1, squeeze=False, gridspec_kw={"height_ratios": heights})[:, 0]
     for axis, part in zip(axes, parts, strict=True):
@@ -54,11 +54,17 @@ def _panel(axis: Any, part: Part) -> None:
     axis.set_yticks(range(len(part.rows)), list(part.rows), fontsize=9)
     axis.invert_yaxis()
     axis.set_xlim(floor, 1.0)
-    axis.set_xlabel(MEASURES[part.measure], fontsize=8)
+    axis.set_xlabel(f"{MEASURES[part.measure]}\n{_bars(part)}", fontsize=8)
     axis.set_title(part.title, fontsize=10, loc="left")
     axis.spines[["top", "right"]].set_visible(False)
     axis.grid(axis="x", alpha=0.3)
     axis.set_axisbelow(True)
+
+
+def _bars(part: Part) -> str:
+    seeds = max(len(row.shown) for row in part.rows.values())
+    spread = f"bar and number: mean over {seeds} seeds; line: ± one standard deviation over seeds"
+    return spread if seeds > 1 else "one seed"
 
 
 def _colour(row: Row) -> str:

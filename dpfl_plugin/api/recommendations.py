@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -9,6 +10,7 @@ from dpfl_plugin.api.plans import Answer
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.errors import ArgumentError, nearest, require_argument
 from dpfl_plugin.evidence.drift_control import (
+    PAGE,
     PLAIN,
     SKEWS,
     Advice,
@@ -22,10 +24,12 @@ from dpfl_plugin.evidence.drift_control import (
 )
 from dpfl_plugin.runs.plan_request import Question
 
-__all__ = ["SKEWS", "recommendations"]
+__all__ = ["PAGE", "PLAIN", "SKEWS", "recommendations"]
 
 WORDS: Final = "; ".join(f"{name}, {what}" for name, what in SKEWS.items())
 MEASURED_LABELS, MEASURED_ALPHA, ALIKE_ALPHA = 2, 0.5, 10.0
+MEASURED_ROUNDS: Final = {0.2: 40, 1.0: 20}
+"""By silo_rate."""
 
 
 def recommendations(question: Question, skew: str | None = None) -> dict[str, Answer]:
@@ -51,13 +55,16 @@ def _answer(config: Config, question: Question, skew: str | None, found: Numbers
     at = {"silo_rate": config.silo_rate, "local_steps": _local_steps(config), "epsilon": _epsilon(config, question)}
     differ = skew_of(config, skew)
     places = [differ, *(place(axis, value, found.levels(axis, differ.levels)) for axis, value in at.items())]
-    advised = advice(places, found, _not_measured(config, found))
+    advised = advice(places, found, _not_measured(config, differ, places[1], found))
     options = found.methods[advised.method]
     return {
+        "measured_on": [found.data[str(one)] for one in differ.levels],
+        "data_sets": _data_sets(differ, found),
         "recommended": advised.method,
         "set": [f"algorithm.{key}={value}" for key, value in options.items()],
         "gain_over_fedavg": asdict(advised.gain) | {"told_apart": advised.gain.told_apart},
         "best": advised.best,
+        "best_ahead_of_recommended": asdict(advised.behind) | {"told_apart": advised.behind.told_apart},
         "level_with_the_best": list(advised.level),
         "remarks": list(advised.remarks),
         "outside": list(advised.outside),
@@ -65,6 +72,7 @@ def _answer(config: Config, question: Question, skew: str | None, found: Numbers
         "methods": _methods(advised, found),
         "measured": found.setting,
         "origin": found.origin(),
+        "sources": found.sources_and_this(),
     }
 
 
@@ -156,13 +164,30 @@ def _epsilon(config: Config, question: Question) -> float:
     return epsilon
 
 
-def _not_measured(config: Config, found: Numbers) -> list[str]:
-    """What of a configuration is unlike all that was measured, beside the axes of the sweep."""
-    said, silos = [], config.data.num_silos
+def _data_sets(differ: Place, found: Numbers) -> list[str]:
+    return list(dict.fromkeys(found.data[str(one)].split(",")[0] for one in differ.levels))
+
+
+def _not_measured(config: Config, differ: Place, rate: Place, found: Numbers) -> list[str]:
+    """What of a configuration is unlike what was measured, beside the axes of the sweep."""
+    names = _data_sets(differ, found)
+    block, silos, rounds = config.data.dataset, config.data.num_silos, config.rounds
+    measured_silos = {count for one in differ.levels for count in re.findall(r"(\d+) silos", found.data[str(one)])}
+    measured_rounds = {MEASURED_ROUNDS[float(one)] for one in rate.levels}
+    said = []
+    if block.name not in {name.lower() for name in names}:
+        said.append(
+            f"data set {block.name or block.module}, with its columns, classes and records: "
+            f"measured on {' and '.join(names)}"
+        )
+    if str(silos) not in measured_silos:
+        yours = "the number of silos, which is that of the data" if silos is None else f"{silos} silos"
+        said.append(f"{yours}: measured with {' and '.join(sorted(measured_silos))}")
+    if rounds not in measured_rounds:
+        yours = "the number of rounds" if rounds is None else f"{rounds} rounds"
+        said.append(f"{yours}: measured with {' and '.join(map(str, sorted(measured_rounds)))}")
     if config.model.name != "softmax":
         said.append(f"model {config.model.name or config.model.module}: measured with softmax on fixed features")
-    if silos is not None and not min(found.silos) / 2 <= silos <= 2 * max(found.silos):
-        said.append(f"{silos} silos: measured with {' and '.join(map(str, found.silos))}")
     if config.privacy.unit == "person":
         said.append("privacy.unit person: measured with unit: record")
     if config.augmentation is not None:

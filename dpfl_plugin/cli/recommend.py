@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import sys
-from typing import Final
 
 from rich.console import Console
 from rich.table import Table
 
 from dpfl_plugin.api.plans import Answer, Question, check_recommend
-from dpfl_plugin.api.recommendations import recommendations
+from dpfl_plugin.api.recommendations import PAGE, PLAIN, recommendations
 from dpfl_plugin.cli import fitting
 from dpfl_plugin.cli.account import WIDTH
 from dpfl_plugin.runs.folder import to_json
-
-PAGE: Final = "docs/drift.md"
-PLAIN: Final = "FedAvg"
 
 
 def plan_method(
@@ -44,36 +40,45 @@ def _show(labels: str, answer: Answer) -> None:
     def say(text: str) -> None:
         console.print(text, soft_wrap=True, markup=False)
 
-    say(f"{labels}: begin with {answer['recommended']}: {' '.join(f'--set {one}' for one in answer['set'])}")
-    say(_why(answer))
+    say(f"Measured on {'; and on '.join(answer['measured_on'])}; not a prediction for your data.")
+    say(f"Setting: {answer['measured']}")
+    for remark in answer["outside"]:
+        say(f"not measured: {remark}.")
     for remark in answer["remarks"]:
         say(f"between measurements: {remark}.")
-    for remark in answer["outside"]:
-        say(f"not measured: {remark}. The nearest is shown; take it as a guess.")
+    say(f"{labels}: begin with {answer['recommended']}: {' '.join(f'--set {one}' for one in answer['set'])}")
+    say(_why(answer))
     fitting.show(console, _table(answer))
     shown = [name for name in answer["methods"] if name in (answer["recommended"], PLAIN)]
     for cell in answer["cells"]:
         at = ", ".join(f"{key} {cell[key]}" for key in ("skew", "silo_rate", "local_steps"))
         found = "; ".join(f"{name} {cell['accuracy'][name]:.3f}" for name in shown)
         say(f"  {at}, epsilon {cell['epsilon']:g} ({cell['seeds']} seeds): {found}")
-    say(f"{answer['measured']} Each method had its own best step size, which is not yours: tune it.")
-    say(f"{answer['origin']}. All of it: {PAGE}.")
+    say("Each method had its own best step size, which is not yours: tune it.")
+    say(f"Numbers {answer['origin']}. All of them: {PAGE}; --json names the sources.")
 
 
 def _why(answer: Answer) -> str:
-    level = [name for name in answer["level_with_the_best"] if name != answer["recommended"]]
-    if answer["recommended"] == answer["best"]:
-        return "It is the most accurate" + (
-            f", and simpler than what is level with it: {'; '.join(level)}." if level else "."
+    first, best, near = answer["recommended"], answer["best"], answer["level_with_the_best"]
+    level = [name for name in near if name != first]
+    if first == best:
+        return "It was the most accurate" + (
+            f", and is simpler than what was level with it: {'; '.join(level)}." if level else "."
         )
-    others = f"; so are: {'; '.join(level)}" if level else ""
-    return f"It is the simplest that is level with the most accurate, {answer['best']}{others}."
+    if first in near:
+        others = f"; so were: {'; '.join(level)}" if level else ""
+        return f"It is the simplest that was level with the most accurate, {best}{others}."
+    ahead = answer["best_ahead_of_recommended"]
+    return (
+        f"The most accurate here, {best}, was {100 * ahead['mean']:.1f} ± {100 * ahead['error']:.1f} points ahead "
+        "of it; with silos like these drift control gained too little, or not often enough, to be advised."
+    )
 
 
 def _table(answer: Answer) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("method", no_wrap=True)
-    table.add_column("accuracy", justify="right", no_wrap=True)
+    table.add_column(f"accuracy on {' and '.join(answer['data_sets'])}", justify="right", no_wrap=True)
     table.add_column("points ahead of FedAvg", justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
     for name, row in answer["methods"].items():

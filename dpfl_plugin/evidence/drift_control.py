@@ -11,7 +11,7 @@ import itertools
 import json
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any, Final
@@ -24,6 +24,7 @@ from dpfl_plugin.runs.environment import package_sha256
 
 FILE: Final = "drift_control.json"
 COMMAND: Final = "python -m benchmarks.drift"
+PAGE: Final = "docs/drift.md"
 SKEWS: Final[Mapping[str, str]] = {
     "labels": "each silo has few of the classes",
     "shares": "silos have the classes in unequal shares",
@@ -116,12 +117,14 @@ class Numbers:
         return sorted(set.intersection(*each))
 
     def origin(self) -> str:
-        """Which package measured this; and that it is another one than this, where it is."""
-        said = f"measured with dpfl_plugin {self.version} (source {', '.join(s[:12] for s in self.sources)})"
-        here = package_sha256()
-        if self.version == dpfl_plugin.__version__ and self.sources == (here,):
-            return said
-        return f"{said}; this is {dpfl_plugin.__version__} (source {here[:12]}): {COMMAND} measures anew"
+        """Which package measured this, in a few words."""
+        here = self.version == dpfl_plugin.__version__ and self.sources == (package_sha256(),)
+        return f"measured by {'' if here else 'an earlier source of '}this package ({self.version})"
+
+    def sources_and_this(self) -> dict[str, Any]:
+        """Version and digest of the sources that measured it and of this package, and the command that repeats it."""
+        this = {"version": dpfl_plugin.__version__, "source": package_sha256()}
+        return {"version": self.version, "sources": list(self.sources), "this_package": this, "command": COMMAND}
 
 
 @functools.cache
@@ -145,9 +148,41 @@ def ranked(cells: Sequence[Cell], methods: Sequence[str]) -> tuple[str, list[str
 
     Both in the order of ``methods``.
     """
-    best = max(methods, key=lambda name: statistics.fmean(cell.methods[name].mean for cell in cells))
+    best = best_of(cells, methods)
     gaps = {name: gap(cells, best, name) for name in methods if name != best}
     return best, [name for name, g in gaps.items() if not g.told_apart or g.mean < WORTH]
+
+
+def best_of(cells: Sequence[Cell], names: Sequence[str]) -> str:
+    """The most accurate in the mean of some cells."""
+    return max(names, key=lambda name: statistics.fmean(cell.methods[name].mean for cell in cells))
+
+
+def families(methods: Iterable[str]) -> tuple[list[str], list[str]]:
+    """(FedAvg and its variants, those with drift control)."""
+    names = list(methods)
+    return [n for n in names if n.startswith(PLAIN)], [n for n in names if not n.startswith(PLAIN)]
+
+
+def count(gaps: Sequence[Gap], sign: int) -> int:
+    """How many are told apart from 0, and `WORTH` or more in the direction of ``sign``."""
+    return sum(g.told_apart and sign * g.mean >= WORTH for g in gaps)
+
+
+def pays(best_against_best: Sequence[Gap]) -> bool:
+    """The rule by which drift control is advised: its best variant is told apart from FedAvg's best, and ahead by
+    `WORTH` or more, in half of the places or more, and behind by as much in none."""
+    return 2 * count(best_against_best, 1) >= len(best_against_best) > 0 and not count(best_against_best, -1)
+
+
+def best_against_best(cells: Sequence[Cell], methods: Iterable[str]) -> list[Gap]:
+    """The best variant with drift control against the best of FedAvg, for each number of local steps and epsilon."""
+    plain, controlled = families(methods)
+    if not controlled:
+        return []
+    places = dict.fromkeys((cell.local_steps, cell.epsilon) for cell in cells)
+    groups = [[cell for cell in cells if (cell.local_steps, cell.epsilon) == place] for place in places]
+    return [gap(group, best_of(group, controlled), best_of(group, plain)) for group in groups]
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,15 +227,17 @@ class Advice:
     """What the cells around a run favour.
 
     Attributes:
-        method: the cheapest of the best and what is level with it.
-        best: the most accurate in the mean; level: what is level with that.
-        gain: of the method over plain FedAvg.
+        method: the simplest that is level with the best of its family; SCAFFOLD's where that `pays` with such silos,
+            whatever local steps and epsilon, else FedAvg's.
+        best: the most accurate of all in the mean; level: what is level with that.
+        gain: of the method over plain FedAvg. behind: how far ``best`` is ahead of the method.
     """
 
     method: str
     best: str
     level: tuple[str, ...]
     gain: Gap
+    behind: Gap
     cells: tuple[Cell, ...]
     remarks: tuple[str, ...]
     outside: tuple[str, ...]
@@ -220,13 +257,27 @@ def advice(places: Sequence[Place], found: Numbers, outside: Sequence[str] = ())
     if len(cells) < math.prod(map(len, levels.values())):  # the sweep is not done
         outside = [*outside, "some of the cells around it, of which there are fewer below"]
     best, level = ranked(cells, tuple(found.methods))
-    method = next(name for name in found.methods if name == best or name in level)
+    method = _simplest(cells, _family(levels, found))
     return Advice(
         method=method,
         best=best,
         level=tuple(level),
         gain=gap(cells, method, PLAIN),
+        behind=gap(cells, best, method),
         cells=cells,
         remarks=tuple(one.remark for one in places if one.remark and not one.outside),
         outside=(*(one.remark for one in places if one.outside), *outside),
     )
+
+
+def _family(levels: Mapping[str, Sequence[float | str]], found: Numbers) -> list[str]:
+    """The variants to choose from, by how silos differ and how many take part."""
+    silos = {axis: within for axis, within in levels.items() if axis in ("skew", "silo_rate")}
+    like = [c for c in found.cells if all(getattr(c, axis) in within for axis, within in silos.items())]
+    plain, controlled = families(found.methods)
+    return controlled if pays(best_against_best(like, found.methods)) else plain
+
+
+def _simplest(cells: Sequence[Cell], names: Sequence[str]) -> str:
+    best, level = ranked(cells, names)
+    return next(name for name in names if name == best or name in level)

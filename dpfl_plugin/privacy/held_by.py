@@ -54,5 +54,5 @@ def what_left(said: Mapping[str, Any]) -> str:
     held_by: HeldBy | None = said.get("held_by")
     if held_by is not None and held_by in _LEFT_WHAT:
         return _LEFT.format(what=_LEFT_WHAT[held_by]) + "as not covered."
-    handed_on = "Every release had its noise, and was in the ledger, before it was handed on."
+    handed_on = "Noise was added to every release, and the release charged to the ledger, before it was handed on."
     return handed_on if held_by else f"{handed_on} Where the records were held meanwhile is not recorded here."

@@ -45,13 +45,13 @@ def test_one_run_shows_both_methods_of_a_path() -> None:
 @pytest.mark.parametrize(
     ("against_plain", "best_against_best", "said"),
     [
-        ([0.1, 0.1], [0.05, 0.0], "use SCAFFOLD"),
-        ([0.1, 0.1], [0.004, 0.004], "not plain FedAvg; averaged or with momentum it is level"),
-        ([0.1, 0.1], [0.05, -0.05], "not plain FedAvg; averaged or with momentum it is level or ahead"),
-        ([-0.1, -0.1], [-0.05, 0.0], "leave SCAFFOLD"),
-        ([0.1, 0.1], [0.0, 0.0], "not plain FedAvg; averaged or with momentum it is level"),
-        ([-0.1, 0.0], [0.0, 0.0], "leave SCAFFOLD"),
-        ([0.0, 0.0], [0.0, 0.0], "nothing to win"),
+        ([0.1, 0.1], [0.05, 0.0], "SCAFFOLD"),
+        ([0.1, 0.1], [0.004, 0.004], "FedAvg, averaged or with momentum: level with SCAFFOLD"),
+        ([0.1, 0.1], [0.05, -0.05], "FedAvg, averaged or with momentum: level with SCAFFOLD or ahead of it"),
+        ([-0.1, -0.1], [-0.05, 0.0], "FedAvg: SCAFFOLD loses accuracy"),
+        ([0.1, 0.1], [0.0, 0.0], "FedAvg, averaged or with momentum: level with SCAFFOLD"),
+        ([-0.1, 0.0], [0.0, 0.0], "FedAvg: SCAFFOLD loses accuracy"),
+        ([0.0, 0.0], [0.0, 0.0], "FedAvg: SCAFFOLD gains nothing"),
     ],
 )
 def test_what_cells_say_is_what_half_of_them_say(

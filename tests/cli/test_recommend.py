@@ -11,8 +11,10 @@ import pytest
 import yaml
 
 import dpfl_plugin as api
+from benchmarks import drift
+from dpfl_plugin.api.recommendations import MEASURED_ROUNDS
 from dpfl_plugin.config.load import load
-from dpfl_plugin.evidence.drift_control import Cell, numbers
+from dpfl_plugin.evidence.drift_control import Cell, Place, advice, gap, numbers
 from tests.cli.command import dpfl
 
 CONFIG: dict[str, Any] = {
@@ -77,11 +79,56 @@ def test_silos_of_the_data_are_not_counted_but_asked_for(tmp_path: Path) -> None
     refused = dpfl("plan", path, "--recommend")
     assert refused.code == 2 and "--skew is missing" in refused.err and "private" in refused.err
     answer = recommended(path, "--skew", "source", "--set", "model=mlp", "--set", "data.num_silos=1000")
+    assert answer["data_sets"] == ["FEMNIST"]
     assert [c["skew"] for c in answer["cells"]] == ["source"]
     assert answer["cells"][0]["local_steps"] == max(c.local_steps for c in numbers().cells if c.skew == "source")
-    assert [text.split()[0] for text in answer["outside"]] == ["local_steps", "model", "1000"]
+    assert [text.split()[0] for text in answer["outside"]] == ["local_steps", "data", "1000", "model"]
     said = dpfl("plan", path, "--recommend", "--skew", "source")
     assert "not measured: local_steps 200 is above all" in said.out and numbers().origin() in said.out
+
+
+def test_what_was_measured_is_said_before_any_accuracy(tmp_path: Path) -> None:
+    """Of tables at their sites: on which data, that it predicts nothing for these, and what was not measured."""
+    table = {"dataset": {"name": "csv", "files": "silos/*.csv", "label_column": "ill"}, "partition": "natural"}
+    path = tmp_path / "tables.yaml"
+    path.write_text(yaml.safe_dump({**CONFIG, "data": table, "rounds": 30}))
+    for skew, data in (("shares", "MNIST"), ("source", "FEMNIST")):
+        said = dpfl("plan", path, "--recommend", "--skew", skew).out
+        before, after = said.split("begin with", 1)
+        assert before.startswith(f"Measured on {data}, ") and "not a prediction for your data" in before
+        for unlike in (
+            "data set csv, with its columns, classes and records",
+            "the number of silos",
+            "30 rounds: measured",
+        ):
+            assert f"not measured: {unlike}" in before
+        assert f"accuracy on {data}" in after
+        assert not any(source[:12] in said for source in numbers().sources)
+    answer = recommended(path, "--skew", "shares")
+    assert answer["sources"]["sources"] == list(numbers().sources) and len(answer["outside"]) == 3
+
+
+def test_rounds_are_those_of_the_benchmark() -> None:
+    for rate, rounds in MEASURED_ROUNDS.items():
+        assert {drift.Cell("labels", rate, 5, 8.0).config(path, 1.0, 0).rounds for path in drift.PATHS} == {rounds}
+    assert set(numbers().levels("silo_rate", ["labels"])) == set(MEASURED_ROUNDS)
+
+
+def test_drift_control_is_advised_where_it_pays_with_such_silos_whatever_steps_and_epsilon() -> None:
+    """In every cell that was measured: the rule that docs/drift.md states, of the silos and not of the one cell."""
+    found = numbers()
+    for cell in found.cells:
+        like = [c for c in found.cells if (c.skew, c.silo_rate) == (cell.skew, cell.silo_rate)]
+        ahead = behind = 0
+        for one in like:
+            best = sorted(one.methods, key=lambda name: one.methods[name].mean, reverse=True)
+            plain, controlled = (next(n for n in best if n.startswith("FedAvg") == kind) for kind in (True, False))
+            g = gap([one], controlled, plain)
+            ahead += g.told_apart and g.mean >= 0.005
+            behind += g.told_apart and g.mean <= -0.005
+        axes = ("skew", "silo_rate", "local_steps", "epsilon")
+        said = advice([Place(axis, (getattr(cell, axis),)) for axis in axes], found)
+        assert said.method.startswith("SCAFFOLD") == (2 * ahead >= len(like) and not behind)
 
 
 @pytest.mark.parametrize(

@@ -65,25 +65,35 @@ def test_the_cheapest_of_what_is_level_with_the_best_is_advised(spread: float) -
 
 
 def test_between_two_cells_their_mean_decides() -> None:
-    low = cell({"FedAvg": [0.6] * 5, "other": [0.5] * 5})
-    high = cell({"FedAvg": [0.5] * 5, "other": [0.9] * 5}, epsilon=8.0)
+    low = cell({"FedAvg": [0.6] * 5, "FedAvg, averaged": [0.5] * 5})
+    high = cell({"FedAvg": [0.5] * 5, "FedAvg, averaged": [0.9] * 5}, epsilon=8.0)
     assert [advice([place("epsilon", e, [1.0, 8.0])], made(low, high)).method for e in (1.0, 3.0, 8.0)] == [
         "FedAvg",
-        "other",
-        "other",
+        "FedAvg, averaged",
+        "FedAvg, averaged",
     ]
-    assert ranked([low, high], ["FedAvg", "other"]) == ("other", [])
+    assert ranked([low, high], ["FedAvg", "FedAvg, averaged"]) == ("FedAvg, averaged", [])
+
+
+def test_drift_control_that_loses_somewhere_is_advised_nowhere() -> None:
+    """Ahead at one epsilon, behind at the other: with such silos it does not pay, and how far it is ahead is said."""
+    low, high = cell({"FedAvg": [0.6] * 5, "S": [0.5] * 5}), cell({"FedAvg": [0.5] * 5, "S": [0.9] * 5}, epsilon=8.0)
+    said = advice([Place("epsilon", (8.0,))], made(low, high))
+    assert (said.method, said.best, said.level) == ("FedAvg", "S", ()) and said.behind.mean == pytest.approx(0.4)
+    assert advice([Place("epsilon", (8.0,))], made(high)).method == "S"
 
 
 def test_numbers_of_another_package_say_so() -> None:
     here = dataclasses.replace(numbers(), version=dpfl_plugin.__version__, sources=(package_sha256(),))
-    assert "this is" not in here.origin() and package_sha256()[:12] in here.origin()
+    assert "earlier" not in here.origin() and here.sources_and_this()["sources"] == [package_sha256()]
     for other in ({"version": "0.0.9"}, {"sources": ("f" * 64,)}, {"sources": (package_sha256(), "f" * 64)}):
-        said = dataclasses.replace(here, **other).origin()
-        assert f"this is {dpfl_plugin.__version__} (source {package_sha256()[:12]})" in said
-        assert drift_control.COMMAND in said
+        changed = dataclasses.replace(here, **other)
+        assert "an earlier source of this package" in changed.origin()
+        said = changed.sources_and_this()
+        assert said["this_package"] == {"version": dpfl_plugin.__version__, "source": package_sha256()}
+        assert (said["version"], said["command"]) == (changed.version, drift_control.COMMAND)
     with mock.patch.object(drift_control, "package_sha256", return_value="e" * 64):
-        assert "this is" in here.origin()
+        assert "earlier" in here.origin()
 
 
 def test_the_shipped_numbers_are_whole_cells() -> None:
