@@ -23,6 +23,13 @@ _CALLED: Final = {
     "algorithm": "the algorithm",
     "backbone": "the backbone",
 }
+RESUME: Final = "Call dpfl.train with the same objects, the same out and resume=True."
+USE: Final = (
+    "The model cannot be used without them, and no command has them. Run the program that trained it again, unchanged "
+    "and with the same out (in a notebook, call dpfl.train with the same objects and the same out): nothing is trained "
+    "again, and dpfl.predict(run, ...), run.model and run.export(folder) work there. The weights are in "
+    "model.safetensors. A function of an imported module, as the loss or to make the model, is found without this."
+)
 _held: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
 
@@ -52,11 +59,17 @@ def is_given(path: str | None, kind: str) -> bool:
     return path is not None and path.startswith(f"{MODULE}:{kind}_")
 
 
-def check_all(values: Any) -> None:
-    """Raise MissingError unless all objects that a configuration's values name are here; the message names each."""
+def check_all(values: Any, *, records: bool = True) -> None:
+    """Raise MissingError unless all objects that a configuration's values name are here; the message names each.
+
+    Args:
+        records: whether to train; a finished run's model is used without its records.
+    """
     missing = sorted({name for name in _named(values) if name not in _held})
+    if not records:
+        missing = [name for name in missing if not name.startswith("data_")]
     if missing:
-        raise _missing(missing)
+        raise _missing(missing, RESUME if records else USE)
 
 
 def _named(values: Any) -> Iterator[str]:
@@ -72,11 +85,11 @@ def _named(values: Any) -> Iterator[str]:
             yield from _named(value)
 
 
-def _missing(names: list[str]) -> MissingError:
+def _missing(names: list[str], advice: str = RESUME) -> MissingError:
     listed = " and ".join(f"{_CALLED[name.partition('_')[0]]} ({name})" for name in names)
     return MissingError(
         f"{listed}: given in Python as objects, which no file holds and which this process does not have, or not with "
-        "the same values. Call dpfl.train with the same objects, the same out and resume=True."
+        f"the same values. {advice}"
     )
 
 

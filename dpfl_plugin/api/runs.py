@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from dpfl_plugin import given
+from dpfl_plugin import given, own_folders
 from dpfl_plugin.api import plots
 from dpfl_plugin.api.pandas_frames import pandas_for
 from dpfl_plugin.config.load import base_of, load
@@ -175,17 +175,19 @@ class Run:
         """The final model, in eval mode on the CPU; a new one at each call. Of a simulation it is not to be published.
 
         Raises:
-            DataError: its file is missing or damaged; ConfigError: the code or data that it is built from are missing.
+            DataError: its file is missing or damaged; ConfigError: the code that it is built from is missing, or, of a
+                run by an earlier version, the records.
         """
         from dpfl_plugin.api.training import trained_model
+        from dpfl_plugin.runs.predictions import shape_of
 
+        config, base = self.config, base_of(self._files.config)
+        told = self._shape is not None or self.result.get("inputs") is not None
+        given.check_all(config.model_dump(), records=not told)
+        own_folders.look_in(base)
         if self._shape is None:
-            from dpfl_plugin.runs.setting import federate
-
-            given.check_all(self.config.model_dump())
-            records = federate(self.config, base_of(self._files.config))
-            self._shape = records.feature_shape, records.num_classes
-        return trained_model(self._files, self.config, *self._shape, Outcome.of_result(self.result))
+            self._shape = shape_of(config, base, self.result)
+        return trained_model(self._files, config, *self._shape, Outcome.of_result(self.result))
 
     def export(self, folder: str | Path, *, onnx: bool = False) -> Path:
         """Write the model for other programs into a new folder; see `dpfl_plugin.api.exports.export`."""

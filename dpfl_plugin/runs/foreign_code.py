@@ -73,7 +73,8 @@ def named_plugins(config: Config) -> tuple[list[object], list[object]]:
     """(what makes a release, what makes the records) of a configuration's plugins; loaded, not made.
 
     With each the name of the module where it was found: what is found there may be of another module, or of this
-    package, and changed there.
+    package, and changed there. Records that a program gave are left out: no code of theirs counts, and they need not
+    be here.
 
     Raises:
         PluginError: one of them cannot be loaded.
@@ -92,7 +93,8 @@ def named_plugins(config: Config) -> tuple[list[object], list[object]]:
         found += _at(config.loss, "loss")
     if config.engine != "auto":
         found += _registered("engines", config.engine)
-    made = [*_named("datasets", data.dataset), *_named("partitioners", data.partition)]
+    made = [] if given.is_given(data.dataset.module, "data") else _named("datasets", data.dataset)
+    made += _named("partitioners", data.partition)
     for step in data.preprocess:
         if isinstance(factory := step.options.get("factory"), str):  # of a backbone
             made += _at(factory, "data.preprocess")

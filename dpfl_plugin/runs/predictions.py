@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from dpfl_plugin import own_folders, registry
+from dpfl_plugin import given, own_folders, registry
 from dpfl_plugin.config.load import base_of, load, run_id
 from dpfl_plugin.config.schema import Config
 from dpfl_plugin.core.outcomes import CLASSES, Outcome
@@ -37,7 +37,7 @@ from dpfl_plugin.runs.integrity import check_kept
 from dpfl_plugin.runs.naming import check_shown
 from dpfl_plugin.runs.plugins import model_block
 from dpfl_plugin.runs.result import finished_result
-from dpfl_plugin.runs.setting import steps_of
+from dpfl_plugin.runs.setting import federate, steps_of
 
 FILES: Final = ("csv", "npz", tables.NAME)
 """Data sets of users' own files."""
@@ -69,6 +69,7 @@ class Trained:
             ConfigError: it is no folder of a finished run, or was made with different code.
             DataError: its files are damaged.
             UnsupportedError: what a record is, or how it was preprocessed, is not in the folder.
+            MissingError: a Python program gave an object, other than its records, that is not here.
         """
         folder = RunFolder(path)
         if not folder.config.exists():
@@ -94,6 +95,7 @@ class Trained:
                 f"{folder.config} is not what this run was made with: its id would be {run_id(config)}, not "
                 f"{result['id']}. Restore it from a copy."
             )
+        given.check_all(config.model_dump(), records=False)
         facts = checkpoint.load_facts(folder.checkpoint)
         notes = [] if facts is None else check_shown(folder, config, facts, environment.package_sha256())
         _check_steps(config)
@@ -352,12 +354,7 @@ def predict(trained: Trained, asked: Asked) -> Predictions:
     silo = Silo(x[:1].copy(), labels[:1].copy(), x, labels)
     names = trained.labels or tuple(map(str, range(num_classes)))
     outcome = trained.outcome
-    asked_for = replace(trained.inputs, backbones=())
-    federation = Federation(
-        [silo], num_classes, trained.inputs.shape, inputs=asked_for, class_names=names, outcome=outcome
-    )
-    steps = without_cache(steps_of(config))
-    preprocess(federation, steps, trained.base, MORE_STEPS)
+    federation = _preprocessed(config, trained.base, trained.inputs, outcome, silo, names)
     check_backbones(trained, () if federation.inputs is None else federation.inputs.backbones)
     outputs = _outputs(trained, silo.test_x, federation)
     if outcome.kind != "classes":
@@ -370,6 +367,41 @@ def predict(trained: Trained, asked: Asked) -> Predictions:
         int((predicted == silo.test_y)[known].sum()),
         int(known.sum()),
     )
+
+
+def shape_of(config: Config, base: Path, result: Mapping[str, Any]) -> tuple[tuple[int, ...], int]:
+    """(shape of a record's features, number of classes) of a run's model, after preprocessing.
+
+    No records are read where the result says what they were: steps are taken with a made-up one.
+
+    Args:
+        base: where relative paths in the configuration start.
+
+    Raises:
+        ConfigError, DataError: of a run by an earlier version the records are missing; or a file that preprocessing
+            names is.
+    """
+    if (found := result.get("inputs")) is None:
+        records = federate(config, base)
+        return records.feature_shape, records.num_classes
+    inputs = _inputs(found)
+    x, y = np.zeros((1, *inputs.shape), np.float32), np.zeros(1, np.int64)
+    silo = Silo(x, y, x.copy(), y.copy())
+    made = _preprocessed(config, base, inputs, Outcome.of_result(result), silo, inputs.classes)
+    return made.feature_shape, made.num_classes
+
+
+def _preprocessed(
+    config: Config, base: Path, inputs: Inputs, outcome: Outcome, silo: Silo, names: tuple[str, ...]
+) -> Federation:
+    """A federation of this silo alone, after all steps; its records change in place. ``names``: of classes."""
+    asked_for = replace(inputs, backbones=())
+    federation = Federation(
+        [silo], inputs.num_classes, inputs.shape, inputs=asked_for, class_names=names, outcome=outcome
+    )
+    steps = without_cache(steps_of(config))
+    preprocess(federation, steps, base, MORE_STEPS)
+    return federation
 
 
 def check_backbones(trained: Trained, found: tuple[str, ...]) -> None:
