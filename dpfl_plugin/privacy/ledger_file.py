@@ -193,7 +193,7 @@ class LedgerFile:
             return
         file = self._file
         try:
-            if self._usable and self._process == this_process():
+            if self._unsynced and self._usable and self._process == this_process():
                 self.sync()
         finally:
             self._file, self._usable = None, False
