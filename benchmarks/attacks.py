@@ -56,6 +56,8 @@ def rows(result: dict[str, Any]) -> str:
     for name, key in (("one record", "batch_of_1"), ("8 records", "batch")):
         values = [result["inversion"][setting][key]["correlations"] for setting in settings]
         lines.append([f"correlation, {name}", *(f"{sum(some) / len(some):.3f}" for some in values), ""])
+        guesses = [result["inversion"][setting][key]["correlations_of_guesses"] for setting in settings]
+        lines.append(["what a guess gets", *(f"{sum(some) / len(some):.3f}" for some in guesses), ""])
     controls = [result["inversion"][setting]["batch"]["correlation_of_other_records"] for setting in settings]
     lines.append(["the same, records of no message", *(f"{value:.3f}" for value in controls), ""])
     bound = f"bound at epsilon {noisy['epsilon']:.2f}, delta {noisy['delta']:g}"

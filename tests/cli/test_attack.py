@@ -117,7 +117,9 @@ def test_the_pages_table_says_what_was_measured(tmp_path: Path) -> None:
     noisy = result["membership"]["with noise"]
     for number in (noisy["auc"]["value"], noisy["auc"]["low"], noisy["auc_bound"], noisy["tpr_bound"]):
         assert f"{number:.3f}" in text
-    assert "24 members, 6 others, 1 seeds" in text and len(text.splitlines()) == 7
+    guesses = result["inversion"]["with noise"]["batch"]["correlations_of_guesses"]
+    assert f"{sum(guesses) / len(guesses):.3f}" in text.splitlines()[-2]
+    assert "24 members, 6 others, 1 seeds" in text and len(text.splitlines()) == 9
 
 
 def test_which_features_are_images() -> None:
