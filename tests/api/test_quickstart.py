@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks import quickstart as table
 from dpfl_plugin.api import quickstart
 from dpfl_plugin.api.quickstart import Part, Row, auc, difference, measured, rows
 from dpfl_plugin.api.quickstart_picture import figure
@@ -107,3 +108,9 @@ def test_what_was_interrupted_goes_on(tmp_path):
         measured(path, [0], [f"out={tmp_path / 'runs'}"], tell=told.append, stop=lambda: True)
     part = measured(path, [0], [f"out={tmp_path / 'runs'}"], tell=told.append)
     assert [len(row.accuracy) for row in part.rows.values()] == [1, 1]
+
+
+def test_the_seeds_that_the_footer_speaks_of_are_those_of_the_pages_tables() -> None:
+    assert {name: len(seeds) for name, seeds in table.SEEDS.items()} == quickstart.TABLE_SEEDS
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    assert f"over {quickstart.TABLE_SEEDS[quickstart.HOSPITALS]} seeds" in readme

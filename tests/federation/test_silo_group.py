@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from dpfl_plugin.algorithms.scaffold import Scaffold
+from dpfl_plugin.core.vectors import Vectors
 from dpfl_plugin.federation.silo_group import SiloGroup
+from dpfl_plugin.gradients.base import Records
 from tests.quadratics import Lab, Quadratic, its_own_loss, rules, silo
 
 CENTRES = (0.0, 1.0, 5.0)
@@ -35,20 +37,25 @@ def test_a_silos_state_and_release_do_not_depend_on_who_is_advanced_with_it() ->
     assert torch.equal(one.server["model"], three.server["model"])
 
 
-def test_rows_of_states_are_in_the_order_of_ids_whatever_the_order_of_the_records() -> None:
-    here = lab()
-    backwards = {silo: here.silos[silo] for silo in (2, 0, 1)}
-    states = {"control": torch.arange(3.0, dtype=torch.float64).unsqueeze(1)}
-    host = SiloGroup(
-        model=Quadratic([3.0]),
+def group(here: Lab, model: Quadratic, records: dict[int, Records], states: Vectors) -> SiloGroup:
+    """Silos with these records, trained and tested on."""
+    return SiloGroup(
+        model=model,
         loss=its_own_loss,
         algorithm=here.algorithm,
         rules=here.rules,
         engine=here.host.engine,
-        train=backwards,
-        test=backwards,
+        train=records,
+        test=records,
         states=states,
     )
+
+
+def test_rows_of_states_are_in_the_order_of_ids_whatever_the_order_of_the_records() -> None:
+    here = lab()
+    backwards = {silo: here.silos[silo] for silo in (2, 0, 1)}
+    states = {"control": torch.arange(3.0, dtype=torch.float64).unsqueeze(1)}
+    host = group(here, Quadratic([3.0]), backwards, states)
     assert host.ids == [0, 1, 2] and torch.equal(host.states["control"], states["control"])
     for number, centre in enumerate(CENTRES):
         assert host.train[number].features[0].tolist() == [2.0, centre]
@@ -77,16 +84,7 @@ def test_what_an_evaluation_writes_to_parameters_changes_neither_the_model_nor_w
     """Else a model that is released would depend on records of tests, which no release reads."""
     here, model = lab(), torch.tensor([3.0], dtype=torch.float64)
     records = dict(enumerate(here.silos))
-    host = SiloGroup(
-        model=Shrinks([3.0]),
-        loss=its_own_loss,
-        algorithm=here.algorithm,
-        rules=here.rules,
-        engine=here.host.engine,
-        train=records,
-        test=records,
-        states=here.host.states,
-    )
+    host = group(here, Shrinks([3.0]), records, here.host.states)
     found = host.evaluate(model, False)
     assert model.tolist() == [3.0]
     assert [one.train_loss for one in found.values()] == pytest.approx([(1.5 - centre) ** 2 for centre in CENTRES])
