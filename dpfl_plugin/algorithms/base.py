@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, dataclass_transform, runtime_checkable
@@ -200,8 +201,16 @@ def in_sums(algorithm: Algorithm) -> bool:
     released as it is, and nothing else. Only then has what a model tells of a silo the noise of all of a round.
 
     The second an algorithm says itself, by a true attribute ``sends_releases_alone``; without one it is not believed.
+    Nor is one whose class has another `local_update` or `aggregate` than the class that says so.
     """
-    return bool(getattr(algorithm, "sends_releases_alone", False)) and not algorithm.init_silos(torch.zeros(1), 1)
+    order = {name: place for place, kind in reversed([*enumerate(type(algorithm).__mro__)]) for name in vars(kind)}
+    said = order.get("sends_releases_alone", math.inf)
+    of_this = all(said <= order.get(name, -1) for name in ("local_update", "aggregate"))
+    return (
+        of_this
+        and bool(getattr(algorithm, "sends_releases_alone", False))
+        and not algorithm.init_silos(torch.zeros(1), 1)
+    )
 
 
 @runtime_checkable

@@ -21,6 +21,7 @@ class FedProx(FedAvg):
         mu: of the proximal term, at least 0; 0 is FedAvg.
     """
 
+    sends_releases_alone: ClassVar[bool] = True  # fedexp is refused
     sends_squares: ClassVar[bool] = False  # the pull shortens what earlier steps' noise adds to an update
 
     mu: float

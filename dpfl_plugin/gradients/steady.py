@@ -12,12 +12,13 @@ whoever's code it is: torch's own Embedding writes to them, if it is told to.
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import operator
 import types
 import zlib
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, Generic, Protocol
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from torch import Tensor, nn
 
 from dpfl_plugin.errors import ChangedError
 from dpfl_plugin.gradients.base import Loss
+from dpfl_plugin.gradients.persons import MeanLoss
 from dpfl_plugin.gradients.precision import products
 from dpfl_plugin.models.attributes import describe
 from dpfl_plugin.models.fixed import fixed_tensors
@@ -34,7 +36,8 @@ _OF_USERS: Final = ("torch.fx", "torch.jit")  # classes of torch's that are made
 # Not all of torch's: observers of quantisation keep what they saw, and a parametrised layer has a class of torch's over
 # a user's.
 _LAYERS: Final = ("torch.nn.modules.", "dpfl_plugin.", "opacus.")
-_BASES: Final = frozenset({"builtins", "typing", "abc"})
+_BASES: Final = (object, Generic, Protocol, abc.ABC)
+_OF_PYTHON: Final = frozenset({"typing", "typing_extensions", "functools", "dataclasses"})  # wrappers, no more
 _NAMESPACES: Final = (
     "torch",
     "torch.nn.functional",
@@ -58,9 +61,30 @@ PARAMETERS: Final = "the parameters that it was asked at"
 
 def keeps_nothing(model: nn.Module, loss: Loss) -> bool:
     """Whether all code of a model and its loss is torch's, Opacus' or this package's, and nobody put anything in."""
-    inner = getattr(loss, "loss", loss)  # of the mean over a person's records
+    inner = _inner(loss)
     of_loss = _layers_are_known(inner) if isinstance(inner, nn.Module) else _is_known_code(inner)
-    return of_loss and _layers_are_known(model)
+    return of_loss and _layers_are_known(model) and _torch_is_its_own()
+
+
+def _inner(loss: Loss) -> Any:
+    """The loss of one record, where it is of the mean over a person's. What any other keeps as ``loss`` is not all."""
+    return loss.loss if type(loss) is MeanLoss else loss
+
+
+def _torch_is_its_own() -> bool:
+    """Whether nobody put a function of their own into torch before, or hooks on all layers."""
+    if any(hooks for name, hooks in vars(nn.modules.module).items() if name.startswith("_global_")):
+        return False
+    places = (torch, torch.nn.functional, torch.Tensor, torch.linalg, torch.special)
+    return all(_is_ours(value) for place in places for value in vars(place).values())
+
+
+def _is_ours(value: Any) -> bool:
+    """Whether a value is no function, or one of torch's, Opacus', this package's or Python's typing."""
+    if not isinstance(value, types.FunctionType):
+        return True
+    written = _written_in(value)
+    return written in _OF_PYTHON or _is_known(written)
 
 
 def _layers_are_known(module: nn.Module) -> bool:
@@ -68,16 +92,19 @@ def _layers_are_known(module: nn.Module) -> bool:
 
 
 def _is_known_layer(layer: nn.Module) -> bool:
-    """Whether all its classes are, and nothing of somebody else's was put in: a function, such as an activation or a
-    method of this one layer; a hook; a tensor of a class of its own."""
-    classes = type(layer).__mro__
-    functions = [value for value in vars(layer).values() if callable(value) and not isinstance(value, nn.Module)]
-    tensors = [tensor for held in _held(layer) for tensor in held.values() if tensor is not None]
+    """Whether all its classes are, by what they say and by the code of their methods, and nothing of somebody else's
+    was put in: a function, such as an activation or a method of this one layer; a layer that is none of its layers; a
+    hook; a tensor of a class of its own."""
+    classes = [kind for kind in type(layer).__mro__ if kind not in _BASES]
+    held = vars(layer).values()
+    functions = [value for value in held if callable(value) and not isinstance(value, nn.Module)]
+    tensors = [tensor for of in _held(layer) for tensor in of.values()] + [v for v in held if isinstance(v, Tensor)]
     return (
-        all(kind.__module__ in _BASES or kind.__module__.startswith(_LAYERS) for kind in classes)
+        all(kind.__module__.startswith(_LAYERS) and all(map(_is_ours, vars(kind).values())) for kind in classes)
         and all(map(_is_known_code, functions))
+        and not any(isinstance(value, nn.Module) for value in held)
         and not any(getattr(layer, hooks, None) for hooks in _HOOKS)
-        and all(type(tensor).__module__.startswith("torch") for tensor in tensors)
+        and all(tensor is None or _is_known(type(tensor).__module__) for tensor in tensors)
     )
 
 
@@ -286,7 +313,7 @@ def _written_in(function: Any) -> str:
 
 def _functions(model: nn.Module, loss: Loss) -> list[_Functions]:
     """Of `_NAMESPACES`, and of torch's own classes of layers, whose `forward` is called."""
-    inner = getattr(loss, "loss", loss)
+    inner = _inner(loss)
     layers = [*model.modules(), *(inner.modules() if isinstance(inner, nn.Module) else ())]
     classes = {one for layer in layers for one in type(layer).__mro__ if one.__module__.startswith("torch.nn.modules.")}
     places = [*_NAMESPACES, *sorted(f"{one.__module__}.{one.__qualname__}" for one in classes - {nn.Module})]

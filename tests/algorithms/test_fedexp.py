@@ -170,3 +170,11 @@ def test_who_says_that_only_sums_of_releases_are_seen_sends_what_was_released_an
 
 def test_an_algorithm_that_says_nothing_is_not_believed_to_send_releases_alone():
     assert not in_sums(SimpleNamespace(init_silos=lambda model, num_silos: {}))
+
+
+def test_what_an_algorithm_says_of_its_uploads_is_not_believed_of_another_that_is_made_of_it():
+    class Remembers(FedAvg):
+        def local_update(self, down, silos, oracle, plan):
+            return super().local_update(down, silos, oracle, plan)
+
+    assert not in_sums(Remembers(local_steps=2, local_lr=0.1))

@@ -22,6 +22,7 @@ from dpfl_plugin import PrivateOracle, registry
 from dpfl_plugin.errors import ChangedError, DpflError
 from dpfl_plugin.gradients.base import Engine, Records
 from dpfl_plugin.gradients.losses import cross_entropy
+from dpfl_plugin.gradients.persons import MeanLoss
 from dpfl_plugin.gradients.steady import Steady, keeps_nothing
 from dpfl_plugin.runtimes.in_process import InProcess
 from tests.cli.command import charges, run, write
@@ -285,6 +286,18 @@ def replaced_loss() -> nn.Module:
     return loss
 
 
+class Around(nn.Module):
+    """Its own code, with a loss of torch's inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loss = nn.CrossEntropyLoss(reduction="none")
+
+    def forward(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        found: Tensor = self.loss(outputs, labels)
+        return found
+
+
 def compiled_loss() -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -302,6 +315,7 @@ def compiled_loss() -> Any:
         (lambda: torch.no_grad()(own_loss), False),
         (lambda: functools.partial(own_loss), False),
         (compiled_loss, False),
+        (Around, False),
         (hooked_loss, False),
         (replaced_loss, False),
         (lambda: nn.Sequential(nn.Flatten(), Quiet()), False),
@@ -345,6 +359,22 @@ def with_a_tensor_of_its_own() -> nn.Module:
     return layer
 
 
+def made_by_exec() -> nn.Module:
+    """A class that says that it is Python's own."""
+    names: dict[str, Any] = {"Linear": nn.Linear}
+    exec("class Own(Linear):\n    def forward(self, x):\n        return x", names)
+    made: nn.Module = names["Own"](3, 3)
+    return made
+
+
+def with_a_layer_put_in() -> nn.Module:
+    """Where `modules` does not list it."""
+    layer = nn.TransformerEncoderLayer(8, 2, 8)
+    del layer.activation
+    object.__setattr__(layer, "activation", Quiet())
+    return layer
+
+
 @pytest.mark.parametrize(
     ("make_layer", "known"),
     [
@@ -358,11 +388,26 @@ def with_a_tensor_of_its_own() -> nn.Module:
         (patched, False),
         (with_a_tensor_of_its_own, False),
         (MinMaxObserver, False),
+        (made_by_exec, False),
+        (with_a_layer_put_in, False),
     ],
 )
 def test_whose_code_of_a_layer_keeps_nothing(make_layer: Callable[[], nn.Module], known: bool) -> None:
     """Of every class that a layer is of, and of what was put in; torch's observers do keep what they saw."""
     assert keeps_nothing(nn.Sequential(make_layer()), cross_entropy) == known
+
+
+def test_torch_that_was_patched_before_is_not_taken_for_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = nn.Sequential(nn.Linear(4, 3), nn.ReLU())
+    assert keeps_nothing(net, cross_entropy) and keeps_nothing(net, MeanLoss(cross_entropy))
+    for owner, name in ((functional, "relu"), (nn.ReLU, "forward"), (torch.Tensor, "tanh")):
+        with monkeypatch.context() as patched:
+            patched.setattr(owner, name, lambda *given: given[-1])
+            assert not keeps_nothing(net, cross_entropy), name
+    handle = nn.modules.module.register_module_forward_hook(lambda *given: None)
+    assert not keeps_nothing(net, cross_entropy)
+    handle.remove()
+    assert keeps_nothing(net, cross_entropy)
 
 
 @pytest.mark.parametrize("name", ["bookkeeping", "opacus"])

@@ -1096,9 +1096,36 @@ CLIPPING = (
         "a-layer-below-torchs-class",
         "a user's layer to which weight_norm gave a class of torch's is taken for torch's",
         "gradients/steady.py",
-        "classes = type(layer).__mro__",
-        "classes = type(layer).__mro__[-2:]",
+        "classes = [kind for kind in type(layer).__mro__ if kind not in _BASES]",
+        "classes = [nn.Module]",
         (STEADY + "::test_whose_code_of_a_layer_keeps_nothing",),
+    ),
+    Mutant(
+        "a-loss-around-torchs",
+        "a user's loss that has one of torch's inside, named loss, is not looked at",
+        "gradients/steady.py",
+        "return loss.loss if type(loss) is MeanLoss else loss",
+        'return getattr(loss, "loss", loss)',
+        (STEADY + "::test_whose_code_of_a_loss_keeps_nothing",),
+    ),
+    Mutant(
+        "torch-that-was-patched-before",
+        "a function that a user put into torch before the run is taken for torch's",
+        "gradients/steady.py",
+        "and _layers_are_known(model) and _torch_is_its_own()",
+        "and _layers_are_known(model)",
+        (STEADY + "::test_torch_that_was_patched_before_is_not_taken_for_its_own",),
+    ),
+    Mutant(
+        "outsider-of-a-users-algorithm",
+        "an algorithm made of FedAvg, with uploads of its own, is believed to send releases alone",
+        "algorithms/base.py",
+        "        of_this\n        and bool",
+        "        True\n        and bool",
+        (
+            "tests/algorithms/test_fedexp.py"
+            "::test_what_an_algorithm_says_of_its_uploads_is_not_believed_of_another_that_is_made_of_it",
+        ),
     ),
     Mutant(
         "a-function-in-a-layer-of-torchs",
