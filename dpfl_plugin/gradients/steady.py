@@ -46,6 +46,8 @@ _NAMESPACES: Final = (
     "torch.special",
     "torch.nn.Module",
 )
+# What libraries add to torch's classes, by names that neither torch nor Python looks up.
+_ADDED: Final = frozenset({"smart_apply"})  # by transformers, with the first model that it makes
 _HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 CHANGED: Final = (
@@ -100,12 +102,17 @@ def _is_known_layer(layer: nn.Module) -> bool:
     functions = [value for value in held if callable(value) and not isinstance(value, nn.Module)]
     tensors = [tensor for of in _held(layer) for tensor in of.values()] + [v for v in held if isinstance(v, Tensor)]
     return (
-        all(kind.__module__.startswith(_LAYERS) and all(map(_is_ours, vars(kind).values())) for kind in classes)
+        all(map(_is_known_class, classes))
         and all(map(_is_known_code, functions))
         and not any(isinstance(value, nn.Module) for value in held)
         and not any(getattr(layer, hooks, None) for hooks in _HOOKS)
         and all(tensor is None or _is_known(type(tensor).__module__) for tensor in tensors)
     )
+
+
+def _is_known_class(kind: type) -> bool:
+    methods = (value for name, value in vars(kind).items() if name not in _ADDED)
+    return kind.__module__.startswith(_LAYERS) and all(map(_is_ours, methods))
 
 
 def _is_known(module: str) -> bool:
