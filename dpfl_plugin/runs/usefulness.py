@@ -40,7 +40,8 @@ def too_small_a_step(
     seen = []
     if _says_one_class(_found(result).get("model", {}).get("confusion_matrix")):
         seen.append("the model says the same class of every test record")
-    alike = _constant(scores, _of_baseline(result))
+    measures = result.get("measures") or {}
+    alike = _constant(scores, _of_baseline(result), higher_is_better=measures.get("higher_is_better", True))
     if len(scores) >= FEWEST and 2 * alike >= len(scores):
         seen.append(f"the score was that of a constant model in {alike} of {len(scores)} evaluations")
     if not seen:
@@ -65,14 +66,17 @@ def _of_baseline(result: Mapping[str, Any]) -> list[float]:
     return [*([] if pooled is None else [pooled]), *([math.fsum(known) / len(known)] if known else [])]
 
 
-def _constant(scores: Sequence[float | None], baseline: Sequence[float]) -> int:
-    """The evaluations whose score is the baseline's, or those up to the first that changed it; the more of both.
+def _constant(scores: Sequence[float | None], baseline: Sequence[float], *, higher_is_better: bool) -> int:
+    """The evaluations whose score is the baseline's, or, where the first is worse than that, those up to the first that
+    changed it; the more of both.
 
-    Later ones that are alike are none: training may have converged.
+    Later ones that are alike are none, nor are better ones: training may have converged.
     """
     known = [score for score in scores if score is not None]
     same = sum(any(math.isclose(score, one) for one in baseline) for score in known)
-    return max(same, sum(1 for _ in itertools.takewhile(lambda score: score == known[0], known)))
+    stayed = sum(1 for _ in itertools.takewhile(lambda score: score == known[0], known))
+    worse = stayed and any(known[0] < one if higher_is_better else known[0] > one for one in baseline)
+    return max(same, stayed if worse else 0)
 
 
 def _found(result: Mapping[str, Any]) -> Mapping[str, Any]:

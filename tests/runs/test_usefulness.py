@@ -58,6 +58,8 @@ TRAINED = {"confusion_matrix": [[25, 5], [9, 10]], "log_loss": 0.5}
         (TRAINED, [0.61] * 9 + [0.61 + 0.01 * n for n in range(1, 12)], []),
         (TRAINED, [0.61, 0.7] * 10, ["constant model in 10 of 20"]),
         (TRAINED, [0.6, 0.7] * 10, []),
+        (TRAINED, [0.39] * 11 + [0.7] * 9, ["constant model in 11 of 20"]),  # of a rarer class
+        (TRAINED, [0.9] * 20, []),  # from the first round on, which no constant model is
         (TRAINED, [0.61, 0.7, 0.8] + [0.9] * 17, []),  # it converged
         (TRAINED, [0.6, 0.6], []),
         (TRAINED, [None] * 20, []),
